@@ -303,7 +303,7 @@ class JaxEngine(Engine):
     ) -> list[Tensor]:
         step: Callable[..., list[Tensor]] = partial(own_test_step, self.model)
         if self._split is not None:
-            step = exchange_in_float32(step, self._split)
+            step = exchange_in_float32(step, self._split, self.model.trainable_variables)
         return step((weights, frozen, metrics), self._batch(source, row))
 
     def _evaluate_loop(

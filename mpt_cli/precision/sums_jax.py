@@ -13,14 +13,14 @@ Where layers are divided over devices as well (the mesh has an axis beside that 
 a divided axis has parts on several devices, of activations or of their gradients. XLA decides which products those are,
 after tracing: so each product and sum in half precision has a result in float32 there, and is rounded where it is used,
 which is behind XLA's sum over devices. What is only added to its like, as the slopes of several layers of one input,
-is rounded after that, so that it goes between devices once. Where nothing is divided, the rounding is the end of the
-product's kernel. Not followed are convolutions, which cuDNN gives in the dtype of what they are given, and loops that
-have no gradient (`jax.lax.while_loop`).
+is rounded after that, so that it goes between devices once. Products with a weight that is divided along an axis that
+they do not sum along are left as they are: each device has whole sums of these. Not followed are convolutions, which
+cuDNN gives in the dtype of what they are given, and loops without a gradient (`jax.lax.while_loop`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
@@ -38,7 +38,7 @@ HALF = ("float16", "bfloat16")
 CONVOLUTION = "conv_general_dilated"
 PRODUCTS = ("dot_general", "ragged_dot_general", CONVOLUTION)
 SCATTERS = ("scatter-add", "scatter_add")
-CAST, SUM = "convert_element_type", "reduce_sum"
+CAST, SUM, TRANSPOSE = "convert_element_type", "reduce_sum", "transpose"
 LINEAR = {"add_any", "add", "sub", "neg", "mul", "div", "transpose", "reshape", "squeeze", "expand_dims", "copy", "pad",
           "copy_p", "concatenate", "select_n", "slice", "dynamic_slice", "rev", "broadcast_in_dim", SUM}  # fmt: skip
 PLACED = {"transpose", "reshape", "squeeze", "expand_dims", "copy", "add", "add_any"}  # may be rounded after it
@@ -66,6 +66,12 @@ class BatchSplit:
         """Whether devices share the work on an example: the mesh has more than the axis of the batch."""
         return bool(self.mesh.size > self.size)
 
+    def gives_whole_sums(self, divided: Sequence[str | None], summed: Sequence[int]) -> bool:
+        """Whether each device has whole sums of a product of a weight, whose axes are `divided` by these of the mesh,
+        along the `summed` ones of its axes: all that can divide the sums divides the columns."""
+        columns = {axis for index, axis in enumerate(divided) if index not in summed}
+        return {*self.mesh.axis_names} - {self.axis} <= columns
+
     def gradient_place(self, variable: Any) -> NamedSharding:
         """Where the gradient of a variable is added up: divided as that is, but not along the axis of the batch, by
         which products would be divided before their sum as well."""
@@ -83,7 +89,7 @@ def sum_in_float32(function: Callable[..., Any], split: BatchSplit, variables: S
     def summed(*given: Any) -> Any:
         traced, shapes = jax.make_jaxpr(function, return_shape=True)(*given)
         wanted = [place == 1 for place, part in enumerate(shapes) for _ in jax.tree.leaves(part)]
-        values = _rewritten(traced, given, split, wanted)
+        values = _rewritten(traced, given, _Rewriter.of(split, traced, variables), wanted)
         places = map(split.gradient_place, variables)
         values = [jax.lax.with_sharding_constraint(value, next(places)) if flag else value
                   for value, flag in zip(values, wanted, strict=True)]  # fmt: skip
@@ -92,25 +98,31 @@ def sum_in_float32(function: Callable[..., Any], split: BatchSplit, variables: S
     return summed
 
 
-def exchange_in_float32(function: Callable[..., Any], split: BatchSplit) -> Callable[..., Any]:
-    """`function(*others, batch)`, without gradients, with what divided layers exchange added up in float32."""
+def exchange_in_float32(
+    function: Callable[..., Any], split: BatchSplit, variables: Sequence[Any]
+) -> Callable[..., Any]:  # fmt: skip
+    """`function(state, batch)`, without gradients, with what divided layers exchange added up in float32.
+
+    `state` begins with the values of `variables`.
+    """
     if not split.divides_layers:
         return function
 
     def exchanged(*given: Any) -> Any:
         traced, shapes = jax.make_jaxpr(function, return_shape=True)(*given)
-        values = _rewritten(traced, given, split, [False] * len(traced.jaxpr.outvars))
+        wanted = [False] * len(traced.jaxpr.outvars)
+        values = _rewritten(traced, given, _Rewriter.of(split, traced, variables), wanted)
         return jax.tree.unflatten(jax.tree.structure(shapes), values)
 
     return exchanged
 
 
-def _rewritten(traced: Any, given: Sequence[Any], split: BatchSplit, wanted: Sequence[bool]) -> list[Tensor]:
+def _rewritten(traced: Any, given: Sequence[Any], rewriter: "_Rewriter", wanted: Sequence[bool]) -> list[Tensor]:
     """The outputs of a traced program, in its dtypes but for the `wanted` ones; the last of what it is given is the
     batch."""
     data = [index == len(given) - 1 for index, part in enumerate(given) for _ in jax.tree.leaves(part)]
-    values = _Rewriter(split).evaluate(traced.jaxpr, [*traced.consts, *jax.tree.leaves(given)],
-                                       [False] * len(traced.consts) + data, wanted)  # fmt: skip
+    values = rewriter.evaluate(traced.jaxpr, [*traced.consts, *jax.tree.leaves(given)],
+                               [False] * len(traced.consts) + data, wanted)  # fmt: skip
     return _rounded_but(values, traced.jaxpr.outvars, wanted)
 
 
@@ -129,9 +141,19 @@ def _is_variable(atom: Any) -> bool:
 @dataclass(frozen=True)
 class _Rewriter:
     """Evaluates a jaxpr with the values that it is given, of which those on the way to a gradient, and between layers
-    that are divided, may be float32 where the jaxpr has half precision; all else gets them rounded as ever."""
+    that are divided, may be float32 where the jaxpr has half precision; all else gets them rounded as ever. `divided`
+    are, of variables of jaxprs that are weights or casts and transposes of them, the axes of the mesh by their own."""
 
     split: BatchSplit
+    divided: dict[Any, tuple[str | None, ...] | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, split: BatchSplit, traced: Any, variables: Sequence[Any]) -> "_Rewriter":
+        """For a program whose first inputs are the values of `variables`."""
+        if not split.divides_layers:
+            return cls(split)
+        return cls(split, {v: tuple(split.axes_of(each))
+                           for v, each in zip(traced.jaxpr.invars, variables, strict=False)})  # fmt: skip
 
     def evaluate(
         self, jaxpr: Any, values: Sequence[Tensor], data: Sequence[bool], wanted: Sequence[bool]
@@ -150,8 +172,26 @@ class _Rewriter:
             given = [read(atom) for atom in each.invars]
             flags = [_is_variable(atom) and atom in depends for atom in each.invars]
             marked = [v in way for v in each.outvars]
+            self._follow_weights(each)
             known.update(zip(each.outvars, self._results(each, given, flags, marked), strict=True))
         return [read(v) for v in jaxpr.outvars]
+
+    def _follow_weights(self, each: Equation) -> None:
+        axes = [self.divided.get(atom) if _is_variable(atom) else None for atom in each.invars]
+        if each.primitive.name in CALLS:
+            # one jaxpr may be called with other weights, too
+            self.divided.update(zip(each.params[CALLS[each.primitive.name]].jaxpr.invars, axes, strict=True))
+        elif each.primitive.name in (CAST, TRANSPOSE):
+            own = axes[0]
+            order = each.params.get("permutation", range(len(own or ())))
+            self.divided[each.outvars[0]] = own and tuple(own[index] for index in order)
+
+    def _gives_whole_sums(self, each: Equation) -> bool:
+        """Whether it is a product with a weight of which each device has whole sums."""
+        summed = each.params["dimension_numbers"][0] if each.primitive.name == "dot_general" else ()
+        sides = [(self.divided.get(atom), axes) for atom, axes in zip(each.invars, summed, strict=False)
+                 if _is_variable(atom)]  # fmt: skip
+        return any(own is not None and self.split.gives_whole_sums(own, axes) for own, axes in sides)
 
     def _results(self, each: Equation, given: list[Tensor], data: list[bool], wanted: list[bool]) -> list[Tensor]:
         """Of an operation; of one that has operations inside, with those rewritten."""
@@ -179,7 +219,7 @@ class _Rewriter:
         if not self.split.divides_layers:
             return _as_it_is(each, rounded)
         if name in PRODUCTS and name != CONVOLUTION:
-            return _wide_product(each, rounded)
+            return _as_it_is(each, rounded) if self._gives_whole_sums(each) else _wide_product(each, rounded)
         if name == SUM or (name in PLACED and all(map(_is_wide, given, each.invars))):
             return _as_it_is(each, [_widened(value) for value in given])
         return _as_it_is(each, rounded)
