@@ -19,7 +19,7 @@ from mpt_cli.engine.distribution import Distribution, undistributed
 from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, summarise_error
 from mpt_cli.plan.device import Device, check_compiler
 from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettings, Settings
-from mpt_cli.training.program import SettingsProgram
+from mpt_cli.training.program import Program, SettingsProgram
 
 if TYPE_CHECKING:
     from mpt_cli.training.assembly import Assembly
@@ -99,18 +99,23 @@ def check_plan(settings: Settings, devices: int) -> None:
         problems.append(Problem("--devices", rule, devices))
     elif batch % parts:
         problems.append(Problem("trainer.batch_size", f"must be a multiple of the {parts} devices it is split over.",
-                                batch))  # fmt: skip
+                                batch, f"For example {-(-batch // parts) * parts}."))  # fmt: skip
     if problems:
         raise ConfigError(problems)
 
 
 def prepare_compiler(settings: Settings, target: CompileTarget) -> Platform:
     """Have Keras imported on JAX's CPU, with the compiler for GPUs beside it where `target` is one."""
+    admit_compiler(target)
+    plain = undistributed(settings)
+    return prepare_backend(replace(plain, backend=replace(plain.backend, device=CPU, compile_cache=None)))
+
+
+def admit_compiler(target: CompileTarget) -> None:
+    """Have JAX take the compiler for GPUs where `target` is one; ConfigError where it is not installed."""
     if target.device is not None:
         check_compiler()
         os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # JAX looks for a driver otherwise
-    plain = undistributed(settings)
-    return prepare_backend(replace(plain, backend=replace(plain.backend, device=CPU, compile_cache=None)))
 
 
 @dataclass(frozen=True)
@@ -157,14 +162,20 @@ class Planned:
 
 def assemble_for(settings: Settings, target: CompileTarget, platform: Platform) -> Planned:
     """The run of `settings` with everything but values; ConfigError where the model can't be built or traced."""
+    return assemble_program(SettingsProgram(undistributed(settings)), settings.distribute, target, platform)
+
+
+def assemble_program(
+    program: Program, wanted: DistributeSettings, target: CompileTarget, platform: Platform
+) -> Planned:  # fmt: skip
+    """As `assemble_for`, of any program, distributed as `wanted`."""
     from mpt_cli.plan.lowering import PlannedEngine
     from mpt_cli.precision.keras_internals import large_variables_without_values
     from mpt_cli.training.assembly import Hardware, assemble
 
-    program = SettingsProgram(undistributed(settings))
     data = program.load_data()
     with large_variables_without_values(MOST_REAL_ELEMENTS), answering_for(target), tracing_errors():
-        distribution = target.distribution(settings.distribute)
+        distribution = target.distribution(wanted)
         parts = assemble(program, platform, data, Hardware(distribution, PlannedEngine))
     return Planned(target, parts)
 

@@ -154,6 +154,8 @@ UP, DOWN = {".*up/kernel": [None, "model"]}, {".*down/kernel": ["model", None]}
 KINDS = {
     "dense": ((12,), lambda: [L.Dense(5, "relu"), L.Dense(16, "gelu", name="up"), L.Dense(8, name="down")], UP | DOWN),
     "activations": ((12,), lambda: [L.Dense(5), L.Dense(16, name="up"), L.LayerNormalization(), L.Dense(8)], UP),
+    "outputs twice": ((12,), lambda: [L.Dense(16, "relu", name="up"), L.Dense(8, name="again")],
+                      UP | {".*again/kernel": [None, "model"]}),
     "rematerialised": ((12,), lambda: [L.Dense(5), L.Dense(16, "gelu", name="up"), L.Dense(8, name="down")], UP | DOWN),
     "condition": ((12,), lambda: [L.Dense(16, name="up"), Chosen()], UP | {".*chosen/kernel": ["model", None]}),
     "attention": ((5, 12), lambda: [L.Dense(8), SelfAttention()],
@@ -162,7 +164,7 @@ KINDS = {
     "recurrent": ((5, 12), lambda: [L.Dense(8), L.LSTM(16, return_sequences=True), L.GRU(16)],
                   {".*(lstm|gru).*/kernel": [None, "model"], ".*recurrent_kernel": ["model", None]}),
 }  # fmt: skip
-LONG = {"attention", "recurrent", "rematerialised", "condition"}  # take longest to compile
+LONG = {"attention", "recurrent", "rematerialised", "condition", "outputs twice"}  # take longest to compile
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.long] * (kind in LONG)) for kind in KINDS])
