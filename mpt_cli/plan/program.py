@@ -6,7 +6,6 @@ can be used; our own loop, whether it runs on a CPU) builds what it would build 
 """
 
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,7 +15,7 @@ from unittest import mock
 
 from mpt_cli.engine.backend import Platform, prepare_backend
 from mpt_cli.engine.distribution import Distribution, undistributed
-from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, summarise_error
+from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, summarise_error, tracing_problem
 from mpt_cli.plan.device import Device, check_compiler
 from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettings, Settings
 from mpt_cli.training.program import Program, SettingsProgram
@@ -88,7 +87,7 @@ def check_plan(settings: Settings, devices: int) -> None:
     if settings.backend.name != "jax":
         rule = "TensorFlow compiles for a GPU only where one is; JAX does so anywhere."
         problems.append(Problem("backend.name", rule, settings.backend.name, "Use backend=jax, which trains the same "
-                                "recipe."))  # fmt: skip
+                                "recipe; for a model in Python, KERAS_BACKEND=jax."))  # fmt: skip
     if settings.trainer.jit_compile is False:
         rule = "must be auto or true: what is planned is the compiled program."
         problems.append(Problem("trainer.jit_compile", rule, False))
@@ -205,9 +204,7 @@ def tracing_errors() -> Iterator[None]:
     except MptError:
         raise
     except Exception as error:
+        if (problem := tracing_problem("model", error)) is not None:
+            raise ConfigError(problem) from error
         told = summarise_error(error)
-        if re.search("Concretization|TracerBool|TracerArray|TracerInteger", type(error).__name__):
-            rule = f"its step can't be traced: it asks for a value that is known only while it runs ({told[:200]})."
-            remedy = "Use keras.ops.where or keras.ops.cond in place of an if, and no NumPy inside `call`."
-            raise ConfigError(Problem("model", rule, None, remedy)) from error
         raise UserCodeError(f"The model could not be compiled for planning: {told[:400]}") from error
