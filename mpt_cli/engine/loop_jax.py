@@ -38,7 +38,7 @@ from mpt_cli.precision.finite import all_finite
 from mpt_cli.precision.keras_fit import metrics_of
 from mpt_cli.precision.own_step import metric_variables
 from mpt_cli.precision.step_jax import TrainState, assign, cond, own_test_step, train_step
-from mpt_cli.precision.sums_jax import BatchSplit
+from mpt_cli.precision.sums_jax import BatchSplit, exchange_in_float32
 from mpt_cli.telemetry.records import LoggedSteps, StopLimits
 
 if TYPE_CHECKING:
@@ -301,7 +301,10 @@ class JaxEngine(Engine):
     def _evaluate_step(
         self, weights: list[Tensor], frozen: list[Tensor], metrics: list[Tensor], source: Any, row: Tensor
     ) -> list[Tensor]:
-        return own_test_step(self.model, (weights, frozen, metrics), self._batch(source, row))
+        step: Callable[..., list[Tensor]] = partial(own_test_step, self.model)
+        if self._split is not None:
+            step = exchange_in_float32(step, self._split, self.model.trainable_variables)
+        return step((weights, frozen, metrics), self._batch(source, row))
 
     def _evaluate_loop(
         self, weights: list[Tensor], frozen: list[Tensor], metrics: list[Tensor], source: Any, batch_indices: Tensor,

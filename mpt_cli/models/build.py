@@ -22,7 +22,7 @@ from keras import layers, ops
 
 from mpt_cli.data.examples import RAGGED
 from mpt_cli.data.paths import damage_of
-from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError, did_you_mean
+from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError, did_you_mean, tracing_problem
 from mpt_cli.precision.keras_fit import has_own_train_step
 from mpt_cli.precision.keras_internals import inner_layers
 from mpt_cli.precision.own_step import can_be_called
@@ -124,6 +124,8 @@ def check_fit(model: keras.Model, shapes: Shapes, key: str) -> keras.Model:
             key, "the model must take the data's examples.", shapes.input_shape,
             f"The data gives {shapes}. Keras says: {plain_message(error)}")) from error
     except Exception as error:
+        if (problem := tracing_problem(key, error)) is not None:
+            raise ConfigError(problem) from error
         message = f"{key}: calling the model raised {type(error).__name__}: {plain_message(error)}"
         raise UserCodeError(message) from error
     if shapes.num_classes is not None and not own_step and not shapes.targets_as_given:

@@ -7,8 +7,10 @@ faster than its operations at the peak of their dtype, nor than its bytes at the
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
+from mpt_cli.engine.backend import Platform
 from mpt_cli.errors import ConfigError
 from mpt_cli.plan.device import Device, load_device
 from mpt_cli.plan.hlo import parse_module
@@ -17,7 +19,9 @@ from mpt_cli.plan.program import (
     CompileTarget,
     Memory,
     Planned,
+    admit_compiler,
     assemble_for,
+    assemble_program,
     batch_parts,
     check_plan,
     prepare_compiler,
@@ -27,6 +31,7 @@ from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings, is_mixed
 from mpt_cli.sweep.block import Block
 from mpt_cli.sweep.overrides import read_grid
+from mpt_cli.training.program import Program
 
 TILE = 8  # elements: matrix units multiply float16 in tiles of that many or multiples
 LAUNCH_SECONDS = 2e-6  # assumed for the host to start a kernel; nobody measured it here
@@ -152,16 +157,51 @@ def plan(words: Sequence[str], request: PlanRequest, say: Say = lambda text: Non
     """
     device = load_device(request.device)
     target = CompileTarget(device, request.devices)
-    found = [(overrides, settings_of(each)) for overrides, each in combinations_of(words)]
+    found = [(overrides, divisible_batch(settings_of(each), each, request.devices))
+             for overrides, each in combinations_of(words)]  # fmt: skip
     problems = []
-    for _, settings in found:
+    for _, (settings, _) in found:
         try:
             check_plan(settings, request.devices)
         except ConfigError as error:
             problems += [problem for problem in error.problems if problem not in problems]
     if problems:
         raise ConfigError(problems)
-    return device, [_plan_one(overrides, settings, target, request, say) for overrides, settings in found]
+    plans = []
+    for overrides, (settings, notes) in found:
+        of_settings = _Configuration(overrides, settings, partial(assemble_for, target=target))
+        made = _plan_one(of_settings, prepare_compiler(settings, target), target, request, say)
+        plans.append(replace(made, warnings=[*made.warnings, *notes]))
+    return device, plans
+
+
+def plan_program(
+    program: Program, request: PlanRequest, say: Say = lambda text: None
+) -> tuple[Device, Plan]:  # fmt: skip
+    """As `plan`, of a program of objects whose backend is there already, over devices that each have all of it."""
+    device = load_device(request.device)
+    target = CompileTarget(device, request.devices)
+    check_plan(program.settings, request.devices)
+    admit_compiler(target)
+
+    def assembled(settings: Settings, platform: Platform) -> Planned:
+        return assemble_program(program.with_settings(settings), settings.distribute, target, platform)
+
+    of_program = _Configuration({}, program.settings, assembled)
+    return device, _plan_one(of_program, program.prepare_backend(), target, request, say)
+
+
+def divisible_batch(settings: Settings, words: Sequence[str], devices: int) -> tuple[Settings, list[str]]:
+    """`settings`, with the batch of a recipe for one device rounded up to what the `devices` divide, where `words` name
+    none; and what is said of that."""
+    batch = settings.trainer.batch_size
+    named = any(word.lstrip("+").startswith("trainer.batch_size=") for word in words)
+    if named or settings.distribute.name != "none" or devices < 1 or batch % devices == 0:
+        return settings, []
+    rounded = -(-batch // devices) * devices
+    note = (f"trainer.batch_size={rounded} was planned, the {batch} of the configuration rounded up to what {devices} "
+            "devices divide.")  # fmt: skip
+    return replace(settings, trainer=replace(settings.trainer, batch_size=rounded)), [note]
 
 
 def settings_of(words: Sequence[str]) -> Settings:
@@ -180,13 +220,22 @@ def combinations_of(words: Sequence[str]) -> Iterator[tuple[dict[str, str], list
         yield {key: point.values[key] for key in grid.varied}, list(point.words)
 
 
+@dataclass(frozen=True)
+class _Configuration:
+    """What is planned, with what puts its run together under settings that may have another batch."""
+
+    overrides: dict[str, str]
+    settings: Settings
+    assembled: Callable[..., Planned]
+
+
 def _plan_one(
-    overrides: dict[str, str], settings: Settings, target: CompileTarget, request: PlanRequest, say: Say
+    configuration: _Configuration, platform: Platform, target: CompileTarget, request: PlanRequest, say: Say
 ) -> Plan:
-    platform = prepare_compiler(settings, target)
+    overrides, settings = configuration.overrides, configuration.settings
     name = ", ".join(f"{key}={value}" for key, value in overrides.items()) or settings.recipe
     say(f"compiling {name} for {target.count} x {request.device}")
-    planned = assemble_for(settings, target, platform)
+    planned = configuration.assembled(settings, platform=platform)
     found = read_plan(planned, planned.compile(), planned.compile_plain())
     found = replace(found, overrides=overrides)
     if not request.find_batch:
@@ -195,7 +244,7 @@ def _plan_one(
     def compiled(batch_size: int) -> bool:
         say(f"compiling {name} for a batch of {batch_size}")
         larger = replace(settings, trainer=replace(settings.trainer, batch_size=batch_size))
-        again = assemble_for(larger, target, platform)
+        again = configuration.assembled(larger, platform=platform)
         return read_plan(again, again.compile(), None).fits
 
     parts = batch_parts(settings, target.count)

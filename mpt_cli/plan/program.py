@@ -6,7 +6,6 @@ can be used; our own loop, whether it runs on a CPU) builds what it would build 
 """
 
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,10 +15,10 @@ from unittest import mock
 
 from mpt_cli.engine.backend import Platform, prepare_backend
 from mpt_cli.engine.distribution import Distribution, undistributed
-from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, summarise_error
+from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, summarise_error, tracing_problem
 from mpt_cli.plan.device import Device, check_compiler
 from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettings, Settings
-from mpt_cli.training.program import SettingsProgram
+from mpt_cli.training.program import Program, SettingsProgram
 
 if TYPE_CHECKING:
     from mpt_cli.training.assembly import Assembly
@@ -88,7 +87,7 @@ def check_plan(settings: Settings, devices: int) -> None:
     if settings.backend.name != "jax":
         rule = "TensorFlow compiles for a GPU only where one is; JAX does so anywhere."
         problems.append(Problem("backend.name", rule, settings.backend.name, "Use backend=jax, which trains the same "
-                                "recipe."))  # fmt: skip
+                                "recipe; for a model in Python, KERAS_BACKEND=jax."))  # fmt: skip
     if settings.trainer.jit_compile is False:
         rule = "must be auto or true: what is planned is the compiled program."
         problems.append(Problem("trainer.jit_compile", rule, False))
@@ -99,18 +98,23 @@ def check_plan(settings: Settings, devices: int) -> None:
         problems.append(Problem("--devices", rule, devices))
     elif batch % parts:
         problems.append(Problem("trainer.batch_size", f"must be a multiple of the {parts} devices it is split over.",
-                                batch))  # fmt: skip
+                                batch, f"For example {-(-batch // parts) * parts}."))  # fmt: skip
     if problems:
         raise ConfigError(problems)
 
 
 def prepare_compiler(settings: Settings, target: CompileTarget) -> Platform:
     """Have Keras imported on JAX's CPU, with the compiler for GPUs beside it where `target` is one."""
+    admit_compiler(target)
+    plain = undistributed(settings)
+    return prepare_backend(replace(plain, backend=replace(plain.backend, device=CPU, compile_cache=None)))
+
+
+def admit_compiler(target: CompileTarget) -> None:
+    """Have JAX take the compiler for GPUs where `target` is one; ConfigError where it is not installed."""
     if target.device is not None:
         check_compiler()
         os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # JAX looks for a driver otherwise
-    plain = undistributed(settings)
-    return prepare_backend(replace(plain, backend=replace(plain.backend, device=CPU, compile_cache=None)))
 
 
 @dataclass(frozen=True)
@@ -157,14 +161,20 @@ class Planned:
 
 def assemble_for(settings: Settings, target: CompileTarget, platform: Platform) -> Planned:
     """The run of `settings` with everything but values; ConfigError where the model can't be built or traced."""
+    return assemble_program(SettingsProgram(undistributed(settings)), settings.distribute, target, platform)
+
+
+def assemble_program(
+    program: Program, wanted: DistributeSettings, target: CompileTarget, platform: Platform
+) -> Planned:  # fmt: skip
+    """As `assemble_for`, of any program, distributed as `wanted`."""
     from mpt_cli.plan.lowering import PlannedEngine
     from mpt_cli.precision.keras_internals import large_variables_without_values
     from mpt_cli.training.assembly import Hardware, assemble
 
-    program = SettingsProgram(undistributed(settings))
     data = program.load_data()
     with large_variables_without_values(MOST_REAL_ELEMENTS), answering_for(target), tracing_errors():
-        distribution = target.distribution(settings.distribute)
+        distribution = target.distribution(wanted)
         parts = assemble(program, platform, data, Hardware(distribution, PlannedEngine))
     return Planned(target, parts)
 
@@ -194,9 +204,7 @@ def tracing_errors() -> Iterator[None]:
     except MptError:
         raise
     except Exception as error:
+        if (problem := tracing_problem("model", error)) is not None:
+            raise ConfigError(problem) from error
         told = summarise_error(error)
-        if re.search("Concretization|TracerBool|TracerArray|TracerInteger", type(error).__name__):
-            rule = f"its step can't be traced: it asks for a value that is known only while it runs ({told[:200]})."
-            remedy = "Use keras.ops.where or keras.ops.cond in place of an if, and no NumPy inside `call`."
-            raise ConfigError(Problem("model", rule, None, remedy)) from error
         raise UserCodeError(f"The model could not be compiled for planning: {told[:400]}") from error

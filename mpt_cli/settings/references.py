@@ -21,7 +21,15 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 import mpt_cli
-from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, did_you_mean, summarise_error
+from mpt_cli.errors import (
+    ConfigError,
+    MptError,
+    Problem,
+    UserCodeError,
+    did_you_mean,
+    summarise_error,
+    tracing_problem,
+)
 from mpt_cli.settings.search_path import expanded
 
 SHORT_NAMES = {"mse": "mean_squared_error", "mae": "mean_absolute_error", "mape": "mean_absolute_percentage_error",
@@ -307,6 +315,8 @@ def call_user(
     except MptError:
         raise
     except _USERS_FAULTS as error:
+        if (problem := tracing_problem(key, error)) is not None:
+            raise ConfigError(problem) from error
         raise error_class(f"{key}: {_name(function)} raised {summarise_error(error)}.") from error
 
 

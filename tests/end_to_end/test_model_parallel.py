@@ -46,7 +46,7 @@ distribute:
     .*down/kernel: [model, null]
 """
 SQUARE = "distribute.mesh={data: 2, model: 2}"
-# activations in float16 are rounded before parts of them are added up, 2**-11 in each of some 30 steps
+# parts of sums are added up in another order, and activations in float16 fall 2**-11 apart in each of some 30 steps
 ABOUT = {"rel": 0.02}
 
 

@@ -239,3 +239,24 @@ def test_a_recipe_with_its_own_modules_is_run_and_resumed_from_other_folders(tmp
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert summary["steps_seen"] == summary["applied_steps"] == 6
+
+
+class ConcretizationTypeError(Exception):
+    """As JAX calls the one for a value that is asked for while a program is traced."""
+
+
+@pytest.mark.parametrize("where", ["calling", "building"])
+def test_a_model_that_asks_for_a_value_while_it_is_traced_is_told_what_to_use(build, where, monkeypatch):
+    """Keras says more of what a `call` raises, which JAX's errors do not let it: an AttributeError hides them."""
+    monkeypatch.setattr("builtins.ConcretizationTypeError", ConcretizationTypeError, raising=False)
+    asks = """
+    try:
+        raise ConcretizationTypeError("Abstract tracer value")
+    except ConcretizationTypeError:
+        raise AttributeError("no _error_repr") from None
+"""
+    called = f"class Net(keras.Model):\n  def call(self, x):{asks}\n\ndef build():\n    return Net()"
+    words = (r"model.builder: its step can't be traced: it asks for a value .* \(ConcretizationTypeError: Abstract "
+             r"tracer value\)\. Use keras.ops.where")  # fmt: skip
+    with pytest.raises(ConfigError, match=words):
+        build(called if where == "calling" else f"def build():{asks}")

@@ -11,7 +11,16 @@ from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
 from mpt_cli.plan import device as module
 from mpt_cli.plan.device import FOLDER, Device, check_compiler, device_names, load_device
-from mpt_cli.plan.plan import LAUNCH_SECONDS, PlanRequest, bound_of, combinations_of, largest_batch, plan, settings_of
+from mpt_cli.plan.plan import (
+    LAUNCH_SECONDS,
+    PlanRequest,
+    bound_of,
+    combinations_of,
+    divisible_batch,
+    largest_batch,
+    plan,
+    settings_of,
+)
 from mpt_cli.plan.program import check_plan
 from mpt_cli.plan.work import Collective, Kernel, Product, Step, layer_of
 from mpt_cli.settings import load_settings
@@ -120,9 +129,21 @@ def test_all_that_keeps_a_run_from_being_planned_is_said_at_once():
         "backend.name", "trainer.jit_compile", "trainer.batch_size"]  # fmt: skip
     assert "JAX does so anywhere" in str(caught.value) and "Use backend=jax" in str(caught.value)
     assert "must be auto or true: what is planned is the compiled program" in str(caught.value)
-    assert "must be a multiple of the 8 devices it is split over" in str(caught.value)
+    assert "must be a multiple of the 8 devices it is split over. Received: 60. For example 64." in str(caught.value)
     with pytest.raises(ConfigError, match=r"--devices: must be at least 1. Received: 0"):
         check_plan(load_settings(["conf=digits_mlp", "backend=jax"]), 0)
+
+
+@pytest.mark.slow
+def test_the_batch_of_a_recipe_is_rounded_up_to_what_devices_divide_unless_it_is_named():
+    words = ["conf=gpt2_small_synthetic"]
+    settings, (note,) = divisible_batch(settings_of(words), words, 8)
+    assert settings.trainer.batch_size == 8
+    assert note == "trainer.batch_size=8 was planned, the 4 of the configuration rounded up to what 8 devices divide."
+    for words, devices in ((["trainer.batch_size=60"], 8), (["distribute=data_parallel", "distribute.devices=8"], 8),
+                           ([], 4)):  # fmt: skip
+        given = settings_of(["conf=digits_mlp", *words])
+        assert divisible_batch(given, words, devices) == (given, [])
 
 
 @pytest.mark.slow

@@ -3,9 +3,12 @@ goes between devices and to the host. `make test-gpu-program` has the compiler f
 
 import importlib.util
 
+import keras
+import numpy as np
 import pytest
 from backends import only_on
 
+import mpt_cli as mpt
 from mpt_cli.plan.device import PLUGINS
 from mpt_cli.plan.plan import Plan, PlanRequest, plan
 
@@ -17,6 +20,13 @@ pytestmark = [
 ]
 GPT = ["conf=gpt2_small_synthetic", "seed=0", "data.examples=64", "optimizer.schedule.warmup_steps=1",
        "trainer.batch_size=8"]  # fmt: skip
+LAYOUT = {".*(query|key|value)/kernel": "[null, model, null]", ".*(query|key|value)/bias": "[model, null]",
+          ".*attention_output/kernel": "[model, null, null]", ".*mlp_1/kernel": "[null, model]",
+          ".*mlp_1/bias": "[model]", ".*mlp_2/kernel": "[model, null]", ".*embedding/embeddings": "[model, null]",
+          ".*head/kernel": "[null, model]"}  # fmt: skip
+PATTERNS = ", ".join(f"'{pattern}': {axes}" for pattern, axes in LAYOUT.items())
+DIVIDED = [*GPT, "data.num_classes=50304", "distribute=model_parallel", "distribute.mesh={data: 2, model: 4}",
+           f"distribute.layout={{{PATTERNS}}}"]  # fmt: skip
 
 
 def plans_of(*words: str, device: str = "h100", devices: int = 1) -> list[Plan]:
@@ -87,16 +97,50 @@ def test_eight_devices_sum_every_gradient_once_and_in_float32(recipe):
 
 def test_a_divided_transformer_has_a_share_on_each_device_and_sums_its_gradients_in_float32():
     """Between the 4 devices of a group go 4 sums of activations a block, as Megatron-LM has them (Shoeybi et al. 2019,
-    arXiv:1909.08053), and one for the head, in float16; gradients are added up over the halves of the batch."""
-    words = [*GPT, "model.layers=2", "data.num_classes=50304"]
-    layout = {".*(query|key|value)/kernel": "[null, model, null]", ".*(query|key|value)/bias": "[model, null]",
-              ".*attention_output/kernel": "[model, null, null]", ".*mlp_1/kernel": "[null, model]",
-              ".*mlp_1/bias": "[model]", ".*mlp_2/kernel": "[model, null]", ".*embedding/embeddings": "[model, null]",
-              ".*head/kernel": "[null, model]"}  # fmt: skip
-    patterns = ", ".join(f"'{pattern}': {axes}" for pattern, axes in layout.items())
-    found = plans_of(*words, "distribute=model_parallel", "distribute.mesh={data: 2, model: 4}",
-                     f"distribute.layout={{{patterns}}}", devices=8)[0]  # fmt: skip
+    arXiv:1909.08053), and one for the head, in float32 as the gradients, which are added up over the halves of the
+    batch. In float16 goes what is looked up in the table of the embedding: each row of one device, and zeros of the
+    others."""
+    found = plans_of(*DIVIDED, "model.layers=2", devices=8)[0]
     sums = {each.dtype: each.elements for each in found.traffic if each.opcode == "all-reduce"}
-    assert sums["float16"] == (4 * 2 + 1) * 4 * 1024 * 768
-    assert sums["float32"] >= found.parameters / 4 and not found.host_transfers
+    activations = 4 * 1024 * 768
+    assert sums["float16"] == activations
+    assert sums["float32"] >= found.parameters / 4 + (4 * 2 + 1) * activations and not found.host_transfers
     assert found.memory.arguments == pytest.approx(found.parameters / 4 * 3 * 4, rel=0.05)  # with two moments
+
+
+@pytest.mark.parametrize("words", [GPT, DIVIDED], ids=["data_parallel", "model_parallel"])
+def test_a_head_in_chunks_sums_its_gradients_over_devices_once(words):
+    """The loops over chunks exchange no more than what devices have parts of: where words are divided, a few numbers a
+    token forward and the slopes of the chunk's tokens backward, which without chunks are sent at once."""
+    words = [*words, "model.layers=1", "policy.head=float32", "trainer.loss_chunk_tokens"]
+    (whole,), (chunked,) = (plans_of(*words[:-1], f"{words[-1]}={count}", devices=8) for count in ("null", 256))
+    sums = [sum(each.elements for each in found.traffic if each.opcode == "all-reduce") for found in (whole, chunked)]
+    tokens = 4 * 1024  # of half a batch
+    assert sums[0] <= sums[1] <= sums[0] + 4 * tokens
+    assert {each.opcode for each in chunked.traffic} <= {"all-reduce", "all-gather"} and not chunked.unknown_loops
+    assert chunked.memory.temporaries < 0.85 * whole.memory.temporaries
+
+
+def test_a_model_of_ones_own_is_planned_as_it_is():
+    layers = keras.layers
+    inputs = keras.Input((16, 16, 3))
+    x = layers.Conv2D(32, 3, strides=2, padding="same", name="patches", dtype="mixed_float16")(inputs)
+    x = layers.Reshape((64, 32))(x)
+    x = x + layers.MultiHeadAttention(4, 8, name="attention", dtype="mixed_float16")(x, x)
+    model = keras.Model(inputs, layers.Dense(8, name="head")(layers.GlobalAveragePooling1D()(x)))
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    before = model.get_weights()
+    x, y = np.zeros((32, 16, 16, 3), "float32"), np.zeros(32, "int32")
+    (found,) = mpt.plan(model, x, y, device="h100", devices=8, batch_size=16, quiet=True)
+    assert (found.batch_size, found.devices, found.parameters) == (16, 8, model.count_params())
+    assert set(found.product_flops) == {"float16", "tf32"} and [island.name for island in found.islands] == ["head"]
+    sums = {each.dtype: each.elements for each in found.traffic if each.opcode == "all-reduce"}
+    assert set(sums) == {"float32"} and sums["float32"] >= found.parameters
+    assert all((old == new).all() for old, new in zip(before, model.get_weights(), strict=True))
+
+
+def test_a_recipe_for_one_device_is_planned_for_eight_with_a_batch_that_they_divide(tmp_path):
+    (tmp_path / "sixty.yaml").write_text("defaults: [digits_mlp, _self_]\ntrainer: {batch_size: 60}\n")
+    found = plans_of(f"conf={tmp_path}/sixty.yaml", "seed=0", devices=8)[0]
+    assert found.batch_size == 64
+    assert "trainer.batch_size=64 was planned, the 60 of the configuration rounded up" in found.warnings[-1]

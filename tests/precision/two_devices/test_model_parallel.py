@@ -109,8 +109,8 @@ def share(variable) -> float:
 
 def assert_same(found, expected, policy: str = "float32") -> None:
     """Products of divided weights are added up in another order: 1e-7 a step in float32. Activations and their
-    gradients in float16 are rounded before parts of them are added up: 2**-11 of gradients of about 0.1, in each of 7
-    steps at a rate of 0.1."""
+    gradients in float16 may then be rounded to the next number: 2**-11 of gradients of about 0.1, in each of 7 steps at
+    a rate of 0.1."""
     least = 3e-4 if policy == "mixed_float16" else 2e-5
     assert found.keys() == expected.keys()
     for name, value in found.items():
