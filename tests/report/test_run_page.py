@@ -1,9 +1,11 @@
 """Pages of runs: one, several, many, failed."""
 
 import html
+import io
 import json
 import re
 import shlex
+from unittest.mock import patch
 
 import pytest
 from page_checks import check_page
@@ -172,6 +174,18 @@ def test_the_files_beside_the_page_are_whole_pictures_of_their_own():
     assert drawing.svg.startswith("<?xml") and 'fill="#fff"' in drawing.svg and "currentColor" not in drawing.svg
     assert drawing.png.startswith(b"\x89PNG") and "<title id=\"p-title\">&lt;Loss&gt;</title>" in drawing.inline
     assert drawing == draw(drawing.picture)
+
+
+def test_a_picture_is_drawn_once_as_svg_and_once_as_png_which_are_what_savefig_writes():
+    from matplotlib.figure import Figure
+
+    figures, own = [], Figure.draw
+    with patch.object(Figure, "draw", lambda figure, renderer: (figures.append(figure), own(figure, renderer))):
+        drawing = draw(Picture("p", "Loss", "loss", [Curve("a", [1, 2], [1.0, 2.0])]))
+    assert len(figures) == 2
+    png = io.BytesIO()
+    figures[0].savefig(png, format="png", dpi=160, facecolor="white", metadata={"Software": None})
+    assert drawing.png == png.getvalue()
 
 
 def test_cells_are_escaped_and_named():
