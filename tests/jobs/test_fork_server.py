@@ -13,7 +13,7 @@ import pytest
 from test_executor import gone, is_alive
 
 from mpt_cli.cli import main
-from mpt_cli.jobs.executor import Command, Handle, LocalExecutor, Share, module_command
+from mpt_cli.jobs.executor import Command, ForkingHandle, Handle, LocalExecutor, Share, module_command
 from mpt_cli.jobs.fork_server import IS_POSSIBLE, ForkServer
 from mpt_cli.reproduce.resume_proof import first_difference
 from mpt_cli.runs.directory import RunDirectory
@@ -159,7 +159,8 @@ def test_what_it_leaves_open_is_written_though_no_object_is_taken_down(executor,
     assert (places / "log").read_text() == (f"{words}\n" if words else "")
 
 
-def test_one_that_is_ended_before_it_began_never_begins(executor, places, tmp_path):
+def test_one_that_is_ended_before_it_began_never_begins(executor, places, tmp_path, monkeypatch):
+    monkeypatch.setattr(ForkingHandle, "begin", lambda handle: None)  # as where its server still imports
     handle = executor.start(command(places, "facts", tmp_path / "found"))
     handle.terminate()
     assert handle.poll() == -15 and handle.has_begun
@@ -299,3 +300,13 @@ def test_a_recipe_whose_backend_was_changed_since_runs_on_the_other(places, tmp_
     with LocalExecutor() as executor:
         assert ended(executor.start(command(places, "mpt_cli", "train", *words))) == 0
     assert told(tmp_path / "run" / "environment.json")["backend"].startswith("tensorflow")
+
+
+def test_what_a_server_forks_that_has_forked_before_begins_before_anyone_looks(places, executor, tmp_path, monkeypatch):
+    monkeypatch.setattr("mpt_cli.jobs.executor._FORK_SECONDS", 60)  # however busy the machine is
+    assert ended(executor.start(command(places, "facts", tmp_path / "first"))) == 7
+    handle, deadline = executor.start(command(places, "facts", tmp_path / "second")), time.monotonic() + 60
+    while not (tmp_path / "second.how").exists():  # its last words
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert ended(handle) == 7
