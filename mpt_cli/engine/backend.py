@@ -3,6 +3,7 @@
 The first place that imports a framework, and only inside functions.
 """
 
+import atexit
 import importlib.util
 import os
 import re
@@ -16,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from mpt_cli.engine.compile_cache import use_compile_cache
-from mpt_cli.engine.distribution import ProcessInfo, check_device_count, connect, find_process_info
+from mpt_cli.engine.distribution import ProcessInfo, check_device_count, connect, find_process_info, is_connected
 from mpt_cli.errors import (
     ConfigError,
     DataError,
@@ -91,6 +92,14 @@ def import_ahead(name: str) -> None:
 def imported_ahead() -> str | None:
     """The backend that this process, or the one that it was forked from, has imported so."""
     return _imported_ahead[-1] if _imported_ahead else None
+
+
+def leave_standing() -> None:
+    """For a process that ends without taking down its objects: JAX, where it is connected to no other process, need not
+    clear its caches and devices at the end, which takes 0.05 CPU seconds after a short run."""
+    clean_up = getattr(sys.modules.get("jax._src.api"), "clean_up", None)
+    if clean_up is not None and not is_connected():
+        atexit.unregister(clean_up)
 
 
 ONEDNN = "TF_ENABLE_ONEDNN_OPTS"

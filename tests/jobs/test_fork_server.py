@@ -76,6 +76,17 @@ threading.Thread(target=wait).start()
 if sys.argv[2]:
     sys.exit(sys.argv[2])
 """
+STANDS = """
+import io, sys
+import jax
+
+class Last(io.TextIOWrapper):
+    def flush(self):  # which is done when all else is
+        super().write(str(jax.devices()[0] is device))
+        super().flush()
+
+last, device = Last(open(sys.argv[1], "wb")), jax.devices()[0]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +96,7 @@ def places(tmp_path_factory):
     (folder / "facts.py").write_text(FACTS)
     (folder / "waits.py").write_text(WAITS)
     (folder / "ends.py").write_text(ENDS)
+    (folder / "stands.py").write_text(STANDS)
     return folder
 
 
@@ -310,3 +322,8 @@ def test_what_a_server_forks_that_has_forked_before_begins_before_anyone_looks(p
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert ended(handle) == 7
+
+
+def test_what_jax_holds_is_not_taken_down_at_the_end(places, executor, tmp_path):
+    assert ended(executor.start(command(places, "stands", tmp_path / "found"))) == 0
+    assert (tmp_path / "found").read_text() == "True"
