@@ -10,10 +10,13 @@ import re
 import resource
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 from typing import Any
 
 from mpt_cli.engine.compile_cache import use_compile_cache
@@ -83,10 +86,37 @@ def import_ahead(name: str) -> None:
     check_installed(name)
     os.environ["KERAS_BACKEND"] = name
     _keep_quiet()
-    import keras  # noqa: F401
+    with _imported_when_used(_FOR_PICTURES):
+        import keras  # noqa: F401
 
     importlib.import_module(name)
     _imported_ahead.append(name)
+
+
+_FOR_PICTURES = ("matplotlib.pyplot", "matplotlib.patches")  # Keras imports them for its galleries
+
+
+@contextmanager
+def _imported_when_used(names: Container[str]) -> Iterator[None]:
+    """What is imported in here of these modules is executed where an attribute of it is first asked for: pyplot takes
+    0.3 CPU seconds. For modules alone that contain no others, which would be found before their package was there."""
+    finder = _WhenUsed(names)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+@dataclass
+class _WhenUsed(MetaPathFinder):
+    names: Container[str]
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path, target) if name in self.names else None
+        if spec is not None and spec.loader is not None:
+            spec.loader = importlib.util.LazyLoader(spec.loader)
+        return spec
 
 
 def imported_ahead() -> str | None:

@@ -87,6 +87,16 @@ class Last(io.TextIOWrapper):
 
 last, device = Last(open(sys.argv[1], "wb")), jax.devices()[0]
 """
+DRAWS = """
+import json, sys
+before = "matplotlib.figure" in sys.modules
+import matplotlib.patches, matplotlib.pyplot as plt
+plt.switch_backend("agg")
+figure, axes = plt.subplots()
+axes.add_patch(matplotlib.patches.Rectangle((0, 0), 1, 1))
+from keras.src.visualization import plot_image_gallery
+json.dump([before, len(axes.patches), plot_image_gallery.plt is plt], open(sys.argv[1], "w"))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +107,7 @@ def places(tmp_path_factory):
     (folder / "waits.py").write_text(WAITS)
     (folder / "ends.py").write_text(ENDS)
     (folder / "stands.py").write_text(STANDS)
+    (folder / "draws.py").write_text(DRAWS)
     return folder
 
 
@@ -327,3 +338,8 @@ def test_what_a_server_forks_that_has_forked_before_begins_before_anyone_looks(p
 def test_what_jax_holds_is_not_taken_down_at_the_end(places, executor, tmp_path):
     assert ended(executor.start(command(places, "stands", tmp_path / "found"))) == 0
     assert (tmp_path / "found").read_text() == "True"
+
+
+def test_what_keras_imports_for_pictures_is_there_once_it_is_used(places, executor, tmp_path):
+    assert ended(executor.start(command(places, "draws", tmp_path / "found"))) == 0
+    assert told(tmp_path / "found") == [False, 1, True]
