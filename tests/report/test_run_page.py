@@ -5,6 +5,8 @@ import io
 import json
 import re
 import shlex
+import subprocess
+import sys
 from unittest.mock import patch
 
 import pytest
@@ -186,6 +188,21 @@ def test_a_picture_is_drawn_once_as_svg_and_once_as_png_which_are_what_savefig_w
     png = io.BytesIO()
     figures[0].savefig(png, format="png", dpi=160, facecolor="white", metadata={"Software": None})
     assert drawing.png == png.getvalue()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", ["", "No pictures: matplotlib is not installed."])
+def test_matplotlib_is_imported_ahead_where_it_is_there(missing):
+    program = f"""
+import sys, threading
+from mpt_cli.report import picture
+picture.missing_matplotlib = lambda: {missing!r}
+picture.import_ahead()
+[thread.join() for thread in threading.enumerate() if thread is not threading.main_thread()]
+print("matplotlib.figure" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (f"{not missing}\n", "")
 
 
 def test_cells_are_escaped_and_named():
