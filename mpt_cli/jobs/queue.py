@@ -135,11 +135,13 @@ class Queue(Generic[Subject]):
         with Interruption() as interruption, hangup_as_termination():
             try:
                 while self.running or self._has_next():
-                    self._tick()
                     if interruption.requested is not None:
                         self._source, self._next = iter(()), None
                         self._stop_all()
-                    self._start_what_fits()  # in the place of what has just ended, before anything is waited for
+                    self._start_what_fits()
+                    self._tick()
+                    if interruption.requested is None:
+                        self._start_what_fits()  # in the place of what has just ended, before anything is waited for
                     if self.running:
                         time.sleep(self.executor.poll_seconds)
             except KeyboardInterrupt:
