@@ -279,7 +279,7 @@ def missing_matplotlib() -> str:
     return missing_extra("matplotlib", "plots", "No pictures")
 
 
-def import_ahead() -> None:
+def import_matplotlib_ahead() -> None:
     """matplotlib, beside what this process does or waits for: it takes 0.3 seconds, and pictures follow at the end.
     Where it can't be imported, that is said when they are drawn."""
     if not missing_matplotlib():

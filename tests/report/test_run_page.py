@@ -197,7 +197,7 @@ def test_matplotlib_is_imported_ahead_where_it_is_there(missing):
 import sys, threading
 from mpt_cli.report import picture
 picture.missing_matplotlib = lambda: {missing!r}
-picture.import_ahead()
+picture.import_matplotlib_ahead()
 [thread.join() for thread in threading.enumerate() if thread is not threading.main_thread()]
 print("matplotlib.figure" in sys.modules)
 """
