@@ -15,6 +15,7 @@ from mpt_cli.engine.backend import prepare_backend
 from mpt_cli.errors import OK, DataError
 from mpt_cli.runs.directory import note_holder, read_json, take_lock, write_json
 from mpt_cli.runs.expectations import own_expectations
+from mpt_cli.runs.provenance import code_state
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.limits import open_to_append
 from mpt_cli.settings.overrides import keys_given
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class Group:
-    """The jobs of one process. `first` are the settings of the first, of which those of the others differ in numbers.
+    """The jobs of one process. `first` are the settings of the first, of which those of the others differ in numbers;
+    `code` is what git said of it when the process began, which imports it once for all.
 
     `ends` are exit code and seconds of those that have ended, by their names; they stand in a file at once.
     """
@@ -38,6 +40,7 @@ class Group:
     file: GroupFile
     first: Settings
     ensemble: "Ensemble"
+    code: dict[str, Any]
     ends: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def train(self, member: Member) -> None:
@@ -59,7 +62,7 @@ class Group:
         settings = replace(with_numbers(self.first, member.numbers), run_dir=member.run_dir, resume="auto")
         others = [other.name for other in self.file.members if other is not member]
         own = replace(settings, expect=own_expectations(settings.expect, keys_given(member.command)))
-        return MemberProgram(own, ensemble=self.ensemble, companions=others)
+        return MemberProgram(own, ensemble=self.ensemble, companions=others, code=self.code)
 
 
 def train_together(file: GroupFile) -> int:
@@ -72,7 +75,7 @@ def train_together(file: GroupFile) -> int:
         prepare_backend(settings if settings.seed is not None else replace(settings, seed=0))
         from mpt_cli.engine.ensemble import Ensemble
 
-        group = Group(file, settings, Ensemble(len(file.members), file.at_once))
+        group = Group(file, settings, Ensemble(len(file.members), file.at_once), code_state())
         works = [lambda member=member: group.train(member) for member in file.members]
         group.ensemble.run(works, lambda: interruption.requested is not None)
     return SIGNAL_EXIT_CODES[interruption.requested] if interruption.requested else OK

@@ -249,7 +249,7 @@ def _environment(start: Start, session: "Session", command_line: Sequence[str]) 
         seed=settings.seed, dataset_fingerprint=parts.data.fingerprint, policy=settings.policy.name,
         distribute=settings.distribute.name, emulated=backend.emulated_operations(),
     )  # fmt: skip
-    environment = collect_environment(facts, list(command_line) or None)
+    environment = collect_environment(facts, list(command_line) or None, start.program.code)
     attempt = {
         "attempt": start.attempt, "started_at": environment["started_at"], "command_line": environment["command_line"],
         "from_step": start.position[0], "earlier_seconds": session.trainer.stopwatch.earlier_seconds,

@@ -261,6 +261,7 @@ class LocalExecutor:
     def _start(self, command: Command[Any], share: Share, lock: TextIO | None = None) -> Handle:
         self._left = {group for group in self._left if not end_zombies(group)}
         if self._servers is not None and (forking := self._servers.fork(self, command, share, lock)) is not None:
+            forking.begin()
             return forking
         return self.start_process(command, share, lock)
 
@@ -313,6 +314,7 @@ def _environment(command: Command[Any], share: Share) -> dict[str, str]:
     return {**os.environ, **command.environment, **share.variables}
 
 
+_FORK_SECONDS = 0.25  # for a fork of a server that is ready: on an idle machine it takes 0.01
 _MOST_SERVERS = 2  # one for each backend: an idle one takes memory
 
 
@@ -485,9 +487,17 @@ class ForkingHandle:
         self._handle: LocalHandle | None = None
         self._code: int | None = None
 
+    def begin(self) -> None:
+        """At once where its server forks already, which takes some milliseconds: less than until the next look."""
+        if self._birth.server.has_forked:
+            self._meet(_FORK_SECONDS)
+
     def poll(self) -> int | None:
         if self._handle is None and self._code is None:
-            self._meet()
+            try:
+                self._meet()
+            except CannotStart as error:
+                raise Lost(f"it could not be started: {error}") from error
         return self._code if self._handle is None else self._handle.poll()
 
     def terminate(self) -> None:
@@ -496,29 +506,26 @@ class ForkingHandle:
     def kill(self) -> None:
         self._end(signal.SIGKILL)
 
-    def _meet(self) -> None:
+    def _meet(self, timeout_seconds: float = 0.0) -> None:
         try:
-            pid = self._birth.pid()
+            pid = self._birth.pid(timeout_seconds)
         except ServerLost:
             self._executor.lose(self._birth.server)
             self._start_anew()
             return
         if pid is not None:
             self._take_over(pid)
-            self._let_go()
 
     def _take_over(self, pid: int) -> None:
         try:
             self._handle = self._executor.take_over(ForkedProcess(pid), self._lock)
-        except CannotStart as error:
-            raise Lost(f"it could not be started: {error}") from error
-        self._birth.begin(self._invocation)
+            self._birth.begin(self._invocation)
+        finally:
+            self._let_go()
 
     def _start_anew(self) -> None:
         try:
             self._handle = self._executor.start_process(self._command, self._share, self._lock)
-        except CannotStart as error:
-            raise Lost(f"it could not be started: {error}") from error
         finally:
             self._let_go()
 

@@ -314,8 +314,11 @@ def _leave(code: object) -> None:
     """End as Python does at this `code` of SystemExit, but for taking down each object, which for those that were there
     before the fork copies their memory first: a sixth of the CPU time of a short job. What is still open is written.
     """
+    from mpt_cli.engine.backend import leave_standing
+
     if code is not None and not isinstance(code, int):
         print(code, file=sys.stderr)
+    leave_standing()
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the end of Python does
     atexit._run_exitfuncs()
     files = [each for each in gc.get_objects() if issubclass(type(each), _WRITERS)]  # asking no proxy for its class

@@ -140,7 +140,10 @@ class Queue(Generic[Subject]):
                         self._stop_all()
                     self._start_what_fits()
                     self._tick()
-                    time.sleep(self.executor.poll_seconds)
+                    if interruption.requested is None:
+                        self._start_what_fits()  # in the place of what has just ended, before anything is waited for
+                    if self.running:
+                        time.sleep(self.executor.poll_seconds)
             except KeyboardInterrupt:
                 pass
             except MptError:  # of an observer: what runs can't help it, and may save

@@ -11,8 +11,11 @@ import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from html import escape
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from threading import Thread
+from typing import TYPE_CHECKING, Any, cast
 
 from mpt_cli.errors import missing_extra
 from mpt_cli.telemetry.format import format_count
@@ -276,6 +279,13 @@ def missing_matplotlib() -> str:
     return missing_extra("matplotlib", "plots", "No pictures")
 
 
+def import_matplotlib_ahead() -> None:
+    """matplotlib, beside what this process does or waits for: it takes 0.3 seconds, and pictures follow at the end.
+    Where it can't be imported, that is said when they are drawn."""
+    if not missing_matplotlib():
+        Thread(target=partial(import_module, "matplotlib.figure"), daemon=True).start()
+
+
 def draw_all(pictures: Sequence[Picture]) -> list[Drawing]:
     """Each of them; none where there is no matplotlib, which is said on standard error, and by the page."""
     if pictures and (missing := missing_matplotlib()):
@@ -290,13 +300,31 @@ def draw(picture: Picture) -> Drawing:
 
     with rc_context(_matplotlib_style()):
         figure = _figure(picture)
-        text, png = io.StringIO(), io.BytesIO()
-        figure.savefig(text, format="svg", metadata={"Date": None})
-        figure.savefig(png, format="png", dpi=_PNG_DPI, facecolor="white", metadata={"Software": None})
-    svg = _with_accessible_names(_without_metadata(text.getvalue()), picture)
+        text, png = _svg_text(figure), _png_bytes(figure)
+    svg = _with_accessible_names(_without_metadata(text), picture)
     paper = re.sub(r"(<svg[^>]*>)", r'\1<rect width="100%" height="100%" fill="#fff"/>', svg, count=1)
     file = '<?xml version="1.0" encoding="utf-8"?>\n' + paper.replace(_INK, _PAPER_INK)
-    return Drawing(picture, svg.replace(_INK, "currentColor"), file, png.getvalue())
+    return Drawing(picture, svg.replace(_INK, "currentColor"), file, png)
+
+
+def _svg_text(figure: "Figure") -> str:
+    """By its canvas itself: `savefig` draws everything twice, the first time for nothing."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    text, canvas = io.StringIO(), cast(Any, FigureCanvasSVG)(figure)
+    canvas.print_svg(text, metadata={"Date": None})
+    return text.getvalue()
+
+
+def _png_bytes(figure: "Figure") -> bytes:
+    """On white paper, which the figure has from now on."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure.set_dpi(_PNG_DPI)
+    figure.set_facecolor("white")
+    png, canvas = io.BytesIO(), cast(Any, FigureCanvasAgg)(figure)
+    canvas.print_png(png, metadata={"Software": None})
+    return png.getvalue()
 
 
 def _matplotlib_style() -> dict[Any, Any]:

@@ -5,7 +5,7 @@ inside functions: a program exists before the backend is chosen.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -41,6 +41,11 @@ class Program(ABC):
     def companions(self) -> Sequence[str]:
         """What those other runs are called."""
         return ()
+
+    @property
+    def code(self) -> Mapping[str, Any] | None:
+        """What git says of the code, where it was asked for all runs of this process at once."""
+        return None
 
     @property
     def callbacks(self) -> Sequence[Any]:
@@ -163,6 +168,7 @@ class MemberProgram(SettingsProgram):
 
     ensemble: "Ensemble | None" = None
     companions: Sequence[str] = ()
+    code: Mapping[str, Any] | None = None
 
     def load_data(self) -> "DataSet":
         """As the run before has loaded it, where it had the same seed: all else that decides the data is the same."""

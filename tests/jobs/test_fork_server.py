@@ -13,7 +13,7 @@ import pytest
 from test_executor import gone, is_alive
 
 from mpt_cli.cli import main
-from mpt_cli.jobs.executor import Command, Handle, LocalExecutor, Share, module_command
+from mpt_cli.jobs.executor import Command, ForkingHandle, Handle, LocalExecutor, Share, module_command
 from mpt_cli.jobs.fork_server import IS_POSSIBLE, ForkServer
 from mpt_cli.reproduce.resume_proof import first_difference
 from mpt_cli.runs.directory import RunDirectory
@@ -76,6 +76,27 @@ threading.Thread(target=wait).start()
 if sys.argv[2]:
     sys.exit(sys.argv[2])
 """
+STANDS = """
+import io, sys
+import jax
+
+class Last(io.TextIOWrapper):
+    def flush(self):  # which is done when all else is
+        super().write(str(jax.devices()[0] is device))
+        super().flush()
+
+last, device = Last(open(sys.argv[1], "wb")), jax.devices()[0]
+"""
+DRAWS = """
+import json, sys
+before = "matplotlib.figure" in sys.modules
+import matplotlib.patches, matplotlib.pyplot as plt
+plt.switch_backend("agg")
+figure, axes = plt.subplots()
+axes.add_patch(matplotlib.patches.Rectangle((0, 0), 1, 1))
+from keras.src.visualization import plot_image_gallery
+json.dump([before, len(axes.patches), plot_image_gallery.plt is plt], open(sys.argv[1], "w"))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +106,8 @@ def places(tmp_path_factory):
     (folder / "facts.py").write_text(FACTS)
     (folder / "waits.py").write_text(WAITS)
     (folder / "ends.py").write_text(ENDS)
+    (folder / "stands.py").write_text(STANDS)
+    (folder / "draws.py").write_text(DRAWS)
     return folder
 
 
@@ -159,7 +182,8 @@ def test_what_it_leaves_open_is_written_though_no_object_is_taken_down(executor,
     assert (places / "log").read_text() == (f"{words}\n" if words else "")
 
 
-def test_one_that_is_ended_before_it_began_never_begins(executor, places, tmp_path):
+def test_one_that_is_ended_before_it_began_never_begins(executor, places, tmp_path, monkeypatch):
+    monkeypatch.setattr(ForkingHandle, "begin", lambda handle: None)  # as where its server still imports
     handle = executor.start(command(places, "facts", tmp_path / "found"))
     handle.terminate()
     assert handle.poll() == -15 and handle.has_begun
@@ -299,3 +323,23 @@ def test_a_recipe_whose_backend_was_changed_since_runs_on_the_other(places, tmp_
     with LocalExecutor() as executor:
         assert ended(executor.start(command(places, "mpt_cli", "train", *words))) == 0
     assert told(tmp_path / "run" / "environment.json")["backend"].startswith("tensorflow")
+
+
+def test_what_a_server_forks_that_has_forked_before_begins_before_anyone_looks(places, executor, tmp_path, monkeypatch):
+    monkeypatch.setattr("mpt_cli.jobs.executor._FORK_SECONDS", 60)  # however busy the machine is
+    assert ended(executor.start(command(places, "facts", tmp_path / "first"))) == 7
+    handle, deadline = executor.start(command(places, "facts", tmp_path / "second")), time.monotonic() + 60
+    while not (tmp_path / "second.how").exists():  # its last words
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert ended(handle) == 7
+
+
+def test_what_jax_holds_is_not_taken_down_at_the_end(places, executor, tmp_path):
+    assert ended(executor.start(command(places, "stands", tmp_path / "found"))) == 0
+    assert (tmp_path / "found").read_text() == "True"
+
+
+def test_what_keras_imports_for_pictures_is_there_once_it_is_used(places, executor, tmp_path):
+    assert ended(executor.start(command(places, "draws", tmp_path / "found"))) == 0
+    assert told(tmp_path / "found") == [False, 1, True]

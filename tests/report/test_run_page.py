@@ -1,9 +1,13 @@
 """Pages of runs: one, several, many, failed."""
 
 import html
+import io
 import json
 import re
 import shlex
+import subprocess
+import sys
+from unittest.mock import patch
 
 import pytest
 from page_checks import check_page
@@ -172,6 +176,33 @@ def test_the_files_beside_the_page_are_whole_pictures_of_their_own():
     assert drawing.svg.startswith("<?xml") and 'fill="#fff"' in drawing.svg and "currentColor" not in drawing.svg
     assert drawing.png.startswith(b"\x89PNG") and "<title id=\"p-title\">&lt;Loss&gt;</title>" in drawing.inline
     assert drawing == draw(drawing.picture)
+
+
+def test_a_picture_is_drawn_once_as_svg_and_once_as_png_which_are_what_savefig_writes():
+    from matplotlib.figure import Figure
+
+    figures, own = [], Figure.draw
+    with patch.object(Figure, "draw", lambda figure, renderer: (figures.append(figure), own(figure, renderer))):
+        drawing = draw(Picture("p", "Loss", "loss", [Curve("a", [1, 2], [1.0, 2.0])]))
+    assert len(figures) == 2
+    png = io.BytesIO()
+    figures[0].savefig(png, format="png", dpi=160, facecolor="white", metadata={"Software": None})
+    assert drawing.png == png.getvalue()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", ["", "No pictures: matplotlib is not installed."])
+def test_matplotlib_is_imported_ahead_where_it_is_there(missing):
+    program = f"""
+import sys, threading
+from mpt_cli.report import picture
+picture.missing_matplotlib = lambda: {missing!r}
+picture.import_matplotlib_ahead()
+[thread.join() for thread in threading.enumerate() if thread is not threading.main_thread()]
+print("matplotlib.figure" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (f"{not missing}\n", "")
 
 
 def test_cells_are_escaped_and_named():

@@ -59,6 +59,29 @@ def test_a_job_that_fails_or_is_killed_leaves_the_others_alone(tmp_path):
     assert [record.endings[number].exit_code for number in range(4)] == [2, 0, -9, 0]
 
 
+class AtOnce:
+    """An executor whose commands have ended by the first look at them; it notes what is done with it, in order."""
+
+    poll_seconds = 0.25
+
+    def __init__(self, did: list[str]) -> None:
+        self.did, self.has_begun = did, True
+
+    def start(self, command, share):
+        self.did.append(command.name)
+        return self
+
+    def poll(self):
+        return 0
+
+
+def test_the_next_job_begins_as_soon_as_one_is_seen_to_have_ended(tmp_path, monkeypatch):
+    did, record = [], Record()
+    monkeypatch.setattr("mpt_cli.jobs.queue.time.sleep", lambda seconds: did.append(f"waited {seconds}"))
+    Queue(Limits(), AtOnce(did), record).run([stub_work(tmp_path, number) for number in (1, 2)])
+    assert did == ["001-stub", "002-stub", "waited 0.25"] and len(record.endings) == 2
+
+
 @pytest.mark.slow
 def test_jobs_at_a_time_are_kept_to_cores_of_their_own_and_the_parent_is_not(tmp_path):
     """What they may run on when they begin; the cores of a job that has ended go to the next."""

@@ -31,6 +31,15 @@ def statuses(found) -> dict[int, str]:
 
 
 @pytest.mark.slow
+def test_what_pictures_take_is_imported_while_jobs_run(stubs, tmp_path, monkeypatch):
+    imported = []
+    monkeypatch.setattr("mpt_cli.sweep.run.import_matplotlib_ahead", lambda: imported.append(started(tmp_path / "s")))
+    assert stubs.start(["conf=digits_mlp", "seed=0,1", "sweep_dir=s"])[1] == 0
+    stubs.resume(tmp_path / "s")  # nothing is left to run
+    assert imported == [[]]  # before the first had begun
+
+
+@pytest.mark.slow
 def test_twelve_jobs_of_which_three_go_wrong(stubs, tmp_path):
     stubs.manners = {2: "raises", 5: "overflows", 9: "killed"}
     stubs.values = {7: 0.9, 8: 0.8, 10: 0.3, 11: 0.3, 12: 0.3}

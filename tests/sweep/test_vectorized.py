@@ -1,6 +1,8 @@
 """Jobs of a sweep that train together: which may, that each is the run that it would be alone, and what ends them."""
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -171,11 +173,14 @@ MEMBERS = {  # one that skips nothing, one that overflows at first, one of anoth
 
 
 def train_group(folder: Path, at_once: bool | None) -> dict[str, int]:
-    """Exit codes of the members, trained together in `folder`."""
+    """Exit codes of the members, trained together in `folder`, with a git that notes each of its calls."""
+    (folder / "git").write_text(f"#!/bin/sh\necho $* >> {folder}/calls\nexec {shutil.which('git')} \"$@\"\n")
+    (folder / "git").chmod(0o755)
     members = [Member(name, WORDS, numbers, *(str(folder / f"{name}{end}") for end in ("", ".log", ".lock")))
                for name, numbers in MEMBERS.items()]  # fmt: skip
     write_json(folder / "group.json", asdict(GroupFile(members, str(folder / "ends.json"), at_once)))
-    done = run_program("mpt_cli.together", str(folder / "group.json"), backend="jax", cwd=folder, timeout=300)
+    done = run_program("mpt_cli.together", str(folder / "group.json"), backend="jax", cwd=folder, timeout=300,
+                       PATH=f"{folder}:{os.environ['PATH']}")  # fmt: skip
     assert done.returncode == 0, done.stderr
     return {name: end["exit_code"] for name, end in read_json(folder / "ends.json")["jobs"].items()}
 
@@ -200,6 +205,9 @@ def test_each_is_the_run_that_it_would_be_alone(tmp_path):
         assert (folder / "broken" / "events.jsonl").read_text() == (tmp_path / "broken" / "events.jsonl").read_text()
         attempt = read_json(folder / "loud" / "environment.json")["attempts"][0]
         assert attempt["vectorized_with"] == ["quiet", "seeded", "broken"]
+        assert (folder / "calls").read_text().count("rev-parse") == 2  # of the working directory and of mpt, once
+        said = [read_json(folder / name / "environment.json")["git"] for name in codes]
+        assert {"working_directory", "mpt"} == said[0].keys() and said.count(said[0]) == 4
 
 
 @pytest.mark.long
