@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+import keras
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,6 +36,10 @@ class FlowEngine(Protocol):
 
 
 EVERY_STEPS, MOST_SHARE = 2000, 0.01  # of an interval that adapts
+# What compiling the first sample takes, in seconds of a core for each layer (98 layers of a residual MLP: 14.6 and 9.1 s
+# on an Intel Xeon). So many are always had; more than that, up to this share of the run.
+COMPILE_SECONDS = {"jax": 0.15, "tensorflow": 0.09}
+FREE_SECONDS, MOST_FIRST_SHARE = 3.0, 0.05
 
 
 class Look(NamedTuple):
@@ -48,14 +53,18 @@ class GradientSampler:
     """Takes samples every `every_steps` steps, and one at `FIRST_SAMPLE_STEP`, each at the next line of the log.
 
     Each is three to five passes outside of the training loop, compiled once. With `most_share` one is left out where it
-    would take more than this share of the time since the one before. One that fails (a model that can't be called
-    without side effects, too little memory) is reported through `say`, and no other is tried.
+    would take more than this share of the time since the one before, and the first where compiling it, which takes
+    about `compile_seconds`, is too much for a run as short. One that fails (a model that can't be called without side
+    effects, too little memory) is reported through `say`, and no other is tried.
     """
 
     def __init__(
-        self, engine: FlowEngine, every_steps: int, say: Callable[[str], None], most_share: float | None = None
-    ) -> None:
+        self, engine: FlowEngine, every_steps: int, say: Callable[[str], None], most_share: float | None = None,
+        compile_seconds: float = 0.0,
+    ) -> None:  # fmt: skip
         self.engine, self.every_steps, self.say, self.most_share = engine, every_steps, say, most_share
+        self.compile_seconds = compile_seconds
+        self._is_said = False
         self._works = True
         self._ended_at = -math.inf  # of the latest
         self._passes, self._pass_seconds = 0, math.inf  # of the latest, and of the quickest: the first ones compile
@@ -69,12 +78,24 @@ class GradientSampler:
         lines = [-(-at // log_every_steps) * log_every_steps for at in wanted if at]
         return min(line for line in lines if line > step)
 
-    @property
-    def is_affordable(self) -> bool:
-        """Whether the next sample takes no more of the time than it may."""
-        if self.most_share is None or self._passes == 0:
+    def is_affordable(self, step: int, run_seconds: float) -> bool:
+        """Whether the next sample, at this step, takes no more of the time than it may, in a run that is to take
+        `run_seconds` in all."""
+        if self.most_share is None:
             return True
+        if self._ended_at == -math.inf:
+            return self._may_compile(step, run_seconds)
         return self._passes * self._pass_seconds <= self.most_share * (time.monotonic() - self._ended_at)
+
+    def _may_compile(self, step: int, run_seconds: float) -> bool:
+        if self.compile_seconds <= max(FREE_SECONDS, MOST_FIRST_SHARE * run_seconds):
+            return True
+        if not self._is_said:
+            self.say(f"step {step}: a sample of the gradients would take about {self.compile_seconds:.0f} s to "
+                     f"compile, over {MOST_FIRST_SHARE:.0%} of a run as short, and is left out "
+                     f"(trainer.gradient_health_every_steps={self.every_steps} takes it)")  # fmt: skip
+            self._is_said = True
+        return False
 
     def take(self, piece: Piece, step: int, scale: float) -> Look | None:
         """What the last batch of `piece` shows at this loss scale; None where that can't be had."""
@@ -104,11 +125,14 @@ class GradientSampler:
         return self.engine.flow_map()
 
 
-def build_sampler(engine: FlowEngine, every_steps: int | str, say: Callable[[str], None]) -> GradientSampler:
-    """With an interval that adapts where `every_steps` is auto, exactly so many steps otherwise."""
+def build_sampler(
+    engine: FlowEngine, every_steps: int | str, say: Callable[[str], None], layers: int
+) -> GradientSampler:
+    """For a model of so many `layers`, with an interval that adapts where `every_steps` is auto, exactly so many steps
+    otherwise."""
     if isinstance(every_steps, int):
         return GradientSampler(engine, every_steps, say)
-    return GradientSampler(engine, EVERY_STEPS, say, MOST_SHARE)
+    return GradientSampler(engine, EVERY_STEPS, say, MOST_SHARE, COMPILE_SECONDS[keras.backend.backend()] * layers)
 
 
 def sample_gradients(engine: FlowEngine, source: Any, row: NDArray[np.int32], position: tuple[int, float]) -> Look:

@@ -135,6 +135,10 @@ class Stopwatch:
         """Of the whole run: compiling, validating and saving included, loading the data not."""
         return self.earlier_seconds + (0.0 if self._began is None else time.perf_counter() - self._began)
 
+    def expected_run_seconds(self, steps_to_come: int) -> float:
+        """`run_seconds` once so many steps more are done; as they are where nobody knows yet how long one takes."""
+        return self.run_seconds + steps_to_come * (self._step_seconds or 0.0)
+
     def position(self) -> dict[str, float]:
         """The totals, for a checkpoint."""
         return {"run_seconds": self.run_seconds, "timed_seconds": self.seconds, "timed_examples": self.examples,

@@ -21,6 +21,7 @@ from mpt_cli.errors import BAD_CONFIG, DataError, Problem
 from mpt_cli.precision import Policy, head_layers
 from mpt_cli.precision.keras_internals import configured_rate
 from mpt_cli.precision.own_step import has_own_compute_loss, optimizers_of, own_steps, trained_by
+from mpt_cli.precision.policy import parts_of
 from mpt_cli.settings.references import Reference
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import OwnOptimizer
@@ -221,7 +222,7 @@ def _add_what_was_asked_for(parts: Assembly, runner: Trainer, may_sample: bool) 
     every = trainer.gradient_health_every_steps
     runner.takes_gradients = every is not None and may_sample
     if every is not None and may_sample and is_rounded(parts.model):
-        runner.sampler = build_sampler(parts.engine, every, telemetry.message)
+        runner.sampler = build_sampler(parts.engine, every, telemetry.message, len(parts_of(parts.model)))
     own = own_steps(parts.model)
     if process_info is None and (own is None or not own.optimizers):
         runner.fault_search = FaultSearch(parts.engine, telemetry.message)

@@ -194,6 +194,13 @@ class Trainer:
     def _steps_left(self) -> int | None:
         return None if self.plan.max_steps is None else max(0, self.plan.max_steps - self.ledger.seen)
 
+    def _steps_to_come(self) -> int:
+        """Of the phase, where nothing ends it early; 0 where nobody knows how long an epoch is."""
+        epochs = self._length() - self._epochs_of_phase(self.progress.epochs_completed)
+        steps = max(0, epochs * (self.train_feed.steps or 0) - self.progress.step_in_epoch)
+        left = self._steps_left()
+        return steps if left is None else min(left, steps) if self.train_feed.steps else left
+
     def _run_epoch(self) -> None:
         self._start_epoch()
         while not self._must_stop() and not self._is_cut_short():
@@ -310,7 +317,9 @@ class Trainer:
         """Only at the regular lines of the log, so that it depends on neither the calls nor a resumption; nor where it
         would take too much of the time."""
         step, every = self.ledger.seen, self.plan.log_every_steps
-        if self.sampler is None or self.sampler.next_due(step - 1, every) != step or not self.sampler.is_affordable:
+        if self.sampler is None or self.sampler.next_due(step - 1, every) != step:
+            return None
+        if not self.sampler.is_affordable(step, self.stopwatch.expected_run_seconds(self._steps_to_come())):
             return None
         self.telemetry.progress(step, self.progress.epoch, "sampling gradients")
         return self._sample(self.sampler)

@@ -12,7 +12,7 @@ from keras import layers, ops
 from mpt_cli.data.examples import Examples
 from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.feed import Piece
-from mpt_cli.engine.gradient_samples import GradientSampler, Look
+from mpt_cli.engine.gradient_samples import GradientSampler, Look, build_sampler
 from mpt_cli.engine.loop import build_engine
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.gradients import Float16Attention
@@ -296,6 +296,18 @@ def test_a_sample_waits_until_it_is_a_small_share_of_the_time(monkeypatch):
     sampler.take(Piece(None, np.zeros((1, 4), np.int32), 1), 5, 1.0)
     sampler._passes, sampler._pass_seconds = 3, 2.0  # as after three passes of two seconds
     clock[0] += 599.0
-    assert not sampler.is_affordable
+    assert not sampler.is_affordable(10, 10_000.0)
     clock[0] += 1.0
-    assert sampler.is_affordable
+    assert sampler.is_affordable(10, 10_000.0)
+
+
+def test_a_first_sample_of_a_deep_model_waits_for_a_run_long_enough_to_pay_for_its_compile():
+    said = []
+    deep, flat = (build_sampler(None, "auto", said.append, layers) for layers in (98, 20))  # type: ignore[arg-type]
+    assert flat.is_affordable(100, 1.0) and not said
+    needed = {"jax": 98 * 0.15, "tensorflow": 98 * 0.09}[keras.backend.backend()]
+    assert not deep.is_affordable(100, needed / 0.05 - 1) and not deep.is_affordable(2000, 1.0)
+    assert said == [f"step 100: a sample of the gradients would take about {needed:.0f} s to compile, over 5% of a run "
+                    "as short, and is left out (trainer.gradient_health_every_steps=2000 takes it)"]  # fmt: skip
+    assert deep.is_affordable(100, needed / 0.05 + 1)
+    assert build_sampler(None, 2000, pytest.fail, 98).is_affordable(100, 0.0)  # type: ignore[arg-type]
