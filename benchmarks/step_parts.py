@@ -29,6 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,9 @@ from benchmarks.speed_cell import MODELS, build_cell, warm_up
 RESULTS = Path(__file__).parent / "results"
 PARTS = ("choice", "scaling", "check", "skip", "whole step", "engine", "mpt")
 COLUMNS = ("backend", "model", "policy", "bare loop, CPU ms a step", *PARTS, "mpt over the bare loop", "by the clock")
-LEGEND = ("Each part adds that much to the CPU time of a step, in percent of the bare loop's: medians over rounds in which "
-          "all take turns, so that parts below 2 % may be noise. The last two columns are speeds: above 1 mpt is faster.")
+LEGEND = ("Each part adds that much to the CPU time of a step, in percent of the bare loop's: medians over rounds in "
+          "which all take turns, so that parts of 1 to 3 % may be noise. The last two columns are speeds: above 1 mpt "
+          "is faster.")  # fmt: skip
 Turn = Callable[[int], float]
 
 
@@ -69,12 +71,15 @@ def build_turns(cell: Any) -> dict[str, Turn]:
     chosen = chosen_loop(engine_session.trainer.engine)
     model = keras_model(cell)
     scaling = engine_session.assembly.scaling
+    skips = {}
+    if not scaling.applies_overflows:
+        skips["skip"] = loop_turn(cell, wrapped_model(cell, scaling, "skip"), chosen)
     return {
         "bare loop": bare_turn(cell),
         "choice": loop_turn(cell, model, chosen),
         "scaling": loop_turn(cell, wrapped_model(cell, scaling, "apply", looks=False), chosen),
         "check": loop_turn(cell, wrapped_model(cell, scaling, "apply"), chosen),
-        **({} if scaling.applies_overflows else {"skip": loop_turn(cell, wrapped_model(cell, scaling, "skip"), chosen)}),
+        **skips,
         "whole step": loop_turn(cell, whole_step_model(cell, scaling), chosen),
         "engine": engine_turn(engine_session),
         "mpt": mpt_turn(cell, file_telemetry(cell)),
@@ -202,7 +207,7 @@ def wanted(words: argparse.Namespace) -> list[tuple[str, str, str]]:
     backends, policies = words.backends.split(","), words.policies.split(",")
     if words.models is None:
         return [found for found in missed() if found[0] in backends and found[2] in policies]
-    return [(backend, model, policy) for backend in backends for model in words.models.split(";") for policy in policies]
+    return [*product(backends, words.models.split(";"), policies)]
 
 
 def run(names: list[tuple[str, str, str]], how: dict[str, Any]) -> dict[str, Any]:
