@@ -174,10 +174,10 @@ FLOAT_BITS = {form.float: form for form in (
 
 def _bits_of(values: Tensor) -> FloatBits | None:
     """None where floats are compared as such: of another dtype, or not on a CPU."""
-    return FLOAT_BITS.get(keras.backend.standardize_dtype(values.dtype)) if _on_cpu() else None
+    return FLOAT_BITS.get(keras.backend.standardize_dtype(values.dtype)) if on_cpu() else None
 
 
-def _on_cpu() -> bool:
+def on_cpu() -> bool:
     """On a GPU the pass is one kernel in any case, and TensorFlow's maximum of integers is the host's."""
     if keras.backend.backend() == "jax":
         import jax
