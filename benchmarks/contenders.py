@@ -138,13 +138,14 @@ class ScaleLog(keras.callbacks.Callback):  # type: ignore[misc]
         self._file.close()
 
 
-def keras_model(cell: Cell) -> Any:
+def keras_model(cell: Cell, optimizer: Any = None) -> Any:
     """The same model, compiled as a user of Keras would: Keras wraps the optimizer under mixed_float16 itself."""
     model = build_under_policy(cell.settings, cell.data)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    optimizer: Any = keras.optimizers.Adam(1e-3)
-    if cell.settings.policy.name == "mixed_float16":
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    if optimizer is None:
+        optimizer = keras.optimizers.Adam(1e-3)
+        if cell.settings.policy.name == "mixed_float16":
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     model.compile(optimizer, loss, metrics=["accuracy"], auto_scale_loss=False)
     return model
 
@@ -166,12 +167,17 @@ def fit_turn(cell: Cell, *callbacks: Any, jit_compile: bool | None = None) -> Tu
 
 def bare_turn(cell: Cell) -> Turn:
     """The fastest way we know to run Keras's own `train_step` over resident data: the limit."""
+    return loop_turn(cell, keras_model(cell))
+
+
+def loop_turn(cell: Cell, model: Any, name: str | None = None) -> Turn:
+    """A bare loop over the model's `train_step`: that of this name, or the fastest."""
     if keras.backend.backend() == "tensorflow":
         from benchmarks.bare_tensorflow import loops
     else:
         from benchmarks.bare_jax import loops
-    model = keras_model(cell)
-    run_steps = fastest(loops(model, *cell.arrays), cell)
+    found = loops(model, *cell.arrays)
+    run_steps = fastest(found, cell) if name is None else found[name]
     rng = np.random.default_rng(0)
 
     def run(epochs: int) -> float:

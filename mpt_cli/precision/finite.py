@@ -1,5 +1,6 @@
 """Are gradients finite, how large are they, and if they are not finite, what is wrong with them."""
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -9,7 +10,8 @@ import keras
 from keras import ops
 
 SMALL_ELEMENTS = 2**12
-LARGE_ELEMENTS, BLOCK_ELEMENTS = 2**16, 2**13  # 256 KiB of float32, from where passes cost; 32 KiB, within a cache
+LARGE_ELEMENTS = 2**16  # 256 KiB of float32, from where passes cost
+BLOCK_ELEMENTS, BLOCKS_AT_ONCE = 2**13, 2  # 32 KiB of float32, within a cache; so many in a turn of the loop over them
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 Tensor = Any
 Cond = Callable[[Tensor, Callable[[], Any], Callable[[], Any]], Any]
@@ -103,23 +105,31 @@ def unscale(gradients: list[Tensor], variables: list[Any], scale: Tensor | None)
 def magnitude(gradient: Tensor) -> Tensor:
     """float32 scalar: the largest magnitude in a gradient, inf where it holds inf or nan, 0 where it is empty.
 
-    One pass says whether it is finite, whether it is all zero and how large it is. A maximum, not `all` of `isfinite`,
-    is what XLA vectorises on a CPU: 36 against 131 microseconds for 300,000 elements.
+    One pass says whether it is finite, whether it is all zero and how large it is.
     """
-    values = dense(gradient)
-    form = FLOAT_BITS.get(keras.backend.standardize_dtype(values.dtype)) if _on_cpu() else None
-    if form is None:
-        return ops.cast(ops.max(_sizes(values), initial=0), "float32")
-    is_long = keras.backend.backend() == "jax" and is_large(values)
-    largest = ops.max(_block_sizes(ops.reshape(values, (-1,)), form) if is_long else form.sizes(values), initial=0)
-    # an integer of a nan is above that of inf
-    found = reinterpret(ops.cast(ops.minimum(largest, form.infinity), form.integer), values.dtype)
-    return ops.cast(found, "float32")
+    return _largest_of([dense(gradient)])
+
+
+def _largest_of(arrays: list[Tensor]) -> Tensor:
+    """`magnitude` of all of them; 0 where there is none."""
+    in_blocks, sizes = dict[FloatBits, list[Tensor]](), [ops.zeros((), "float32")]
+    for values in arrays:
+        form = _bits_of(values)
+        if form is None:
+            sizes.append(ops.cast(ops.max(_sizes(values), initial=0), "float32"))
+        elif _is_read_in_blocks(values):
+            in_blocks.setdefault(form, []).append(form.sizes_by_place(values))
+        else:
+            sizes.append(form.magnitude(ops.max(form.sizes(values), initial=0)))
+    for form, found in in_blocks.items():  # of each place in one maximum, since XLA takes that of a block one by one
+        sizes.append(form.magnitude(ops.max(functools.reduce(ops.maximum, found))))
+    return ops.max(ops.stack(sizes))
 
 
 class FloatBits(NamedTuple):
     """How a float's bits are read as an integer: without their sign those of a larger magnitude are the larger one."""
 
+    float: str
     integer: str
     infinity: int
 
@@ -129,14 +139,45 @@ class FloatBits(NamedTuple):
         all_but_sign = 2**15 - 1 if self.integer == "int16" else 2**31 - 1
         return ops.bitwise_and(reinterpret(values, self.integer), ops.cast(all_but_sign, self.integer))
 
+    def sizes_by_place(self, values: Tensor) -> Tensor:
+        """The largest size at each place of a block, over all blocks of `values`, of which there is one at least.
 
-FLOAT_BITS = {
-    "float16": FloatBits("int16", 0x7C00), "bfloat16": FloatBits("int16", 0x7F80),
-    "float32": FloatBits("int32", 0x7F800000),
-}  # fmt: skip
+        One pass over memory. Of a whole array XLA on a CPU writes the sizes to memory, and takes their maximum one
+        by one: 0.18 instead of 0.016 ms for 262,144 elements, 3.2 instead of 0.5 for 3,200,000.
+        """
+        flat = ops.reshape(values, (-1,))
+        blocks = min(flat.shape[0] // BLOCK_ELEMENTS, BLOCKS_AT_ONCE)
+        elements = blocks * BLOCK_ELEMENTS
+        last = flat.shape[0] - elements  # the last turn reaches back for what it lacks
+
+        def larger(turn: Tensor, largest: Tensor) -> Tensor:
+            start = ops.minimum(turn * elements, last)
+            for block in range(blocks):
+                part = ops.slice(flat, (start + block * BLOCK_ELEMENTS,), (BLOCK_ELEMENTS,))
+                largest = ops.maximum(largest, self.sizes(part))
+            return largest
+
+        turns = math.ceil(flat.shape[0] / elements)
+        return ops.fori_loop(0, turns, larger, ops.zeros((BLOCK_ELEMENTS,), self.integer))
+
+    def magnitude(self, size: Tensor) -> Tensor:
+        """The float32 of a size; inf for that of a nan, an integer above that of inf."""
+        found = ops.cast(ops.minimum(size, self.infinity), self.integer)
+        return ops.cast(reinterpret(found, self.float), "float32")
 
 
-def _on_cpu() -> bool:
+FLOAT_BITS = {form.float: form for form in (
+    FloatBits("float16", "int16", 0x7C00), FloatBits("bfloat16", "int16", 0x7F80),
+    FloatBits("float32", "int32", 0x7F800000),
+)}  # fmt: skip
+
+
+def _bits_of(values: Tensor) -> FloatBits | None:
+    """None where floats are compared as such: of another dtype, or not on a CPU."""
+    return FLOAT_BITS.get(keras.backend.standardize_dtype(values.dtype)) if on_cpu() else None
+
+
+def on_cpu() -> bool:
     """On a GPU the pass is one kernel in any case, and TensorFlow's maximum of integers is the host's."""
     if keras.backend.backend() == "jax":
         import jax
@@ -147,24 +188,25 @@ def _on_cpu() -> bool:
     return not tf.config.list_logical_devices("GPU")
 
 
+def _is_read_in_blocks(values: Tensor) -> bool:
+    """Where XLA compiles them, and one block is full: else each block of each turn would be an operation."""
+    if None in values.shape or math.prod(values.shape) < BLOCK_ELEMENTS:
+        return False
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return isinstance(values, jax.core.Tracer)
+    import tensorflow as tf
+
+    return tf.__internal__.get_enclosing_xla_context() is not None
+
+
 def _sizes(values: Tensor) -> Tensor:
     """The magnitude of each element; inf where it is inf or nan, and nowhere else once it is float32."""
     size = ops.abs(values)
     infinite = ops.cast(float("inf"), size.dtype)
     shown = ops.minimum(size, FLOAT32_MAX) if keras.backend.standardize_dtype(size.dtype) == "float64" else size
     return ops.where(size < infinite, shown, infinite)  # nan compares as false; XLA's maximum would lose it
-
-
-def _block_sizes(values: Tensor, form: FloatBits) -> Tensor:
-    """The largest of `form.sizes` at each place of a block, over all blocks of a long vector: one pass over memory,
-    where XLA writes the sizes of all to memory and reads them again."""
-
-    def larger(block: Tensor, largest: Tensor) -> Tensor:
-        start = ops.minimum(block * BLOCK_ELEMENTS, values.shape[0] - BLOCK_ELEMENTS)
-        return ops.maximum(largest, form.sizes(ops.slice(values, (start,), (BLOCK_ELEMENTS,))))
-
-    count = math.ceil(values.shape[0] / BLOCK_ELEMENTS)
-    return ops.fori_loop(0, count, larger, ops.zeros((BLOCK_ELEMENTS,), form.integer))
 
 
 def all_finite(gradients: list[Tensor]) -> Tensor:
@@ -214,8 +256,7 @@ def sum_duplicates(gradient: Tensor) -> Tensor:
 
 
 def _largest(gradients: list[Tensor]) -> Tensor:
-    sizes = [magnitude(pack.values) for pack in _packed(gradients)]
-    return ops.max(ops.stack(sizes)) if sizes else ops.zeros((), "float32")
+    return _largest_of([pack.values for pack in _packed(gradients)])
 
 
 class _Pack(NamedTuple):

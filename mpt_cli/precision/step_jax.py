@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import keras
 
 from mpt_cli.precision.chunked_head import labels_at_head
-from mpt_cli.precision.finite import Measured, describe_gradients, is_large, unscale
+from mpt_cli.precision.finite import Measured, describe_gradients, is_large, on_cpu, unscale
 from mpt_cli.precision.gradients.layer_scales import at_layer_scales
 from mpt_cli.precision.keras_fit import (
     ForwardOrder,
@@ -135,13 +135,15 @@ def stateless_apply(
     own_by_name = dict(zip(state.by_name, own, strict=False))  # a trace comes last
     scale, variables, measured = own_by_name["scale"], gradients.variables, gradients.measured
 
+    applies_all = optimizer.on_overflow == "apply"
+
     def use() -> tuple[list[Tensor], list[Tensor]]:
-        grads = gradients.values
+        grads, slots = gradients.values, _after_all(inner, measured) if applies_all else inner
         if not gradients.unscaled:
             grads = _unscale(optimizer, grads, variables, scale)
-        return _inner_stateless_apply(optimizer, (inner, own_by_name["tally"]), grads, variables, values)
+        return _inner_stateless_apply(optimizer, (slots, own_by_name["tally"]), grads, variables, values)
 
-    if optimizer.on_overflow == "apply":
+    if applies_all:
         (new_values, new_inner), applied = use(), measured.finite | True
     else:
         skipped = _inner_after_skip(optimizer, inner)
@@ -172,6 +174,19 @@ def _unscale(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: li
         return divided
     whole = unscale(grads, variables, None)
     return [one if one is not None and is_large(one) else other for one, other in zip(whole, divided, strict=True)]
+
+
+def _after_all(inner_values: list[Tensor], measured: Measured) -> list[Tensor]:
+    """The same, of which learning rate and count of steps are told only once every gradient is known, on a CPU.
+
+    So XLA sees that the backward pass has read each weight before it is updated, and updates it in place. A loop would
+    else copy, in each step, all weights that gradients pass through (two layers of 1,024: 5.8 instead of 5.3 CPU
+    milliseconds a step). Where a step may be skipped the condition sees to that.
+    """
+    if not on_cpu():
+        return inner_values
+    known = measured.largest != -1  # always: of "at least 0" XLA knows that itself
+    return [jnp.where(known, value, jnp.zeros_like(value)) if jnp.ndim(value) == 0 else value for value in inner_values]
 
 
 def _inner_after_skip(optimizer: "LossScaleOptimizer", inner_values: list[Tensor]) -> list[Tensor]:

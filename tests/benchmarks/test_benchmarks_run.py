@@ -25,8 +25,10 @@ ROOT = Path(__file__).parents[2]
         (["-m", "benchmarks.compile_time", "--quick"], "| variables | many | jax, XLA | 10 |"),
         (["-m", "benchmarks.lost_updates", "--quick"], "| bfloat16 | 0.01 | stochastically |"),
         (["-m", "benchmarks.short_runs", "--quick"], "| wide MLP | float32 | jax | 1 |"),
+        (["-m", "benchmarks.step_parts", "--quick"], "| jax | digits MLP | mixed_float16 |"),
     ],
-    ids=["startup", "speed", "sweep", "vectorized", "telemetry", "compile_time", "lost_updates", "short_runs"],
+    ids=["startup", "speed", "sweep", "vectorized", "telemetry", "compile_time", "lost_updates", "short_runs",
+         "step_parts"],
 )
 def test_benchmark_runs(words: list[str], expected: str) -> None:
     done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=300)

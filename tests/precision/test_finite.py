@@ -9,6 +9,7 @@ import pytest
 from mpt_cli.precision import LossScaleOptimizer, finite
 from mpt_cli.precision.finite import FLOAT32_MAX, all_finite, describe_gradients, magnitude, measure
 from tests.backends import BACKEND, MODES, compiled
+from tests.hlo import optimized_program
 
 SIZES = (1, 3, 8, 17, 64, 1001)
 
@@ -38,17 +39,41 @@ def test_it_is_the_largest_magnitude_of_either_sign(mode: str) -> None:
     assert float(of(keras.ops.convert_to_tensor(np.float32([FLOAT32_MAX, 1.0])))) == FLOAT32_MAX
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_long_ones_are_read_to_their_last_element(dtype: str, monkeypatch) -> None:
-    monkeypatch.setattr(finite, "LARGE_ELEMENTS", 64)
-    monkeypatch.setattr(finite, "BLOCK_ELEMENTS", 16)  # JAX on a CPU reads so many at a time
+    monkeypatch.setattr(finite, "BLOCK_ELEMENTS", 16)  # XLA on a CPU reads so many at a time
     of = compiled(magnitude, "xla")
-    for size in (64, 65, 79):
-        for place in (0, 15, 16, size - 2, size - 1):
+    for size in (16, 31, 33, 64, 79):
+        for place in (0, 15, size - 2, size - 1):
             for value, expected in ((-3.5, 3.5), (np.nan, np.inf), (-np.inf, np.inf)):
                 values = np.full(size, 0.25)
                 values[place] = value
                 assert float(of(keras.ops.convert_to_tensor(values, dtype))) == expected
+
+
+@pytest.mark.slow
+def test_one_bad_element_among_long_and_short_ones_of_two_dtypes_is_seen(monkeypatch) -> None:
+    monkeypatch.setattr(finite, "BLOCK_ELEMENTS", 16)
+    monkeypatch.setattr(finite, "SMALL_ELEMENTS", 4)
+    of = compiled(lambda *gradients: measure(list(gradients), [None] * len(gradients)).largest, "xla")
+    shapes = ((40,), (3, 8), (5,), (2,), (17,))
+    dtypes = ("float32", "float32", "float32", "float32", "float16")
+    for bad in range(len(shapes)):
+        for value, expected in ((8.0, 8.0), (np.nan, np.inf)):
+            arrays = [np.full(shape, 0.5) for shape in shapes]
+            arrays[bad].flat[-1] = value
+            tensors = [keras.ops.convert_to_tensor(a, d) for a, d in zip(arrays, dtypes, strict=True)]
+            assert float(of(*tensors)) == expected
+
+
+@pytest.mark.parametrize("size", [20_000, 100_001])
+def test_xla_writes_no_copy_of_a_long_one(size: int) -> None:
+    """As 32-bit integers, whose maximum it would then take one by one: ten times the time of the pass."""
+    text = optimized_program(magnitude, keras.ops.ones((size,)))
+
+    assert f"f32[{size}]" in text
+    assert f"s32[{size}]" not in text
 
 
 @pytest.mark.parametrize("mode", MODES)

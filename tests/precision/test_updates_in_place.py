@@ -1,0 +1,50 @@
+"""On a CPU XLA updates weights in place in a loop over steps."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from mpt_cli.precision import LossScaleOptimizer
+from mpt_cli.precision.keras_fit import keep_skips_whole
+from mpt_cli.precision.scale_rules.fixed import NoScale
+from tests.backends import BACKEND
+from tests.hlo import optimized_program
+
+X, Y = np.ones((4, 9), "float32"), np.ones((4, 3), "float32")
+
+
+def loop_on_jax(model: Any) -> tuple[Callable[..., Any], list[Any]]:
+    import jax
+
+    lists = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables,
+             model.metrics_variables)  # fmt: skip
+    state = tuple([v.value for v in variables] for variables in lists)
+    return lambda state: jax.lax.fori_loop(0, 5, lambda _, now: model.train_step(now, (X, Y))[1], state), [state]
+
+
+def loop_on_tensorflow(model: Any) -> tuple[Callable[..., Any], list[Any]]:
+    import tensorflow as tf
+
+    def body(step: Any) -> tuple[Any]:
+        model.train_step((tf.constant(X), tf.constant(Y)))
+        return (step + 1,)
+
+    return lambda steps: tf.while_loop(lambda step: step < steps, body, (0,)), [tf.constant(5)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [keras.optimizers.Adam, keras.optimizers.SGD], ids=["adam", "sgd"])
+def test_no_weight_is_copied_because_the_backward_pass_reads_it(optimizer: type) -> None:
+    layers = [keras.layers.Dense(72, "relu"), keras.layers.Dense(72, "relu"), keras.layers.Dense(3)]
+    model = keras.Sequential([keras.Input((9,)), *layers])
+    model.compile(LossScaleOptimizer(optimizer(), rule=NoScale(), on_overflow="apply"), "mse")
+    keep_skips_whole(model)._symbolic_build(data_batch=(X, Y))
+    loop, given = loop_on_jax(model) if BACKEND == "jax" else loop_on_tensorflow(model)
+
+    lines = optimized_program(loop, *given).splitlines()
+
+    assert any("= f32[72,72]" in line for line in lines)
+    assert not [line for line in lines if "= f32[72,72]" in line and " copy(%get-tuple-element" in line]
