@@ -36,8 +36,8 @@ class FlowEngine(Protocol):
 
 
 EVERY_STEPS, MOST_SHARE = 2000, 0.01  # of an interval that adapts
-# What compiling the first sample takes, in seconds of a core for each layer (98 layers of a residual MLP: 14.6 and 9.1 s
-# on an Intel Xeon). So many are always had; more than that, up to this share of the run.
+# What compiling the first sample takes, in seconds of a core for each layer (a residual MLP of 98 layers: 14.6 and
+# 9.1 s on an Intel Xeon). So many are always had; more than that, up to this share of the run.
 COMPILE_SECONDS = {"jax": 0.15, "tensorflow": 0.09}
 FREE_SECONDS, MOST_FIRST_SHARE = 3.0, 0.05
 

@@ -9,7 +9,7 @@ import pytest
 
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.keras_fit import keep_skips_whole
-from mpt_cli.precision.scale_rules.fixed import NoScale
+from mpt_cli.precision.scale_rules import NoScale
 from tests.backends import BACKEND
 from tests.hlo import optimized_program
 
