@@ -77,6 +77,17 @@ class MptError(Exception):
     exit_code = BUG
 
 
+LONGEST_RECEIVED = 500  # characters of a value in a message; what was received is where it was written
+
+
+def _shortened(text: str) -> str:
+    """
+    >>> _shortened("x" * 600)[495:]
+    'xxxxx… (600 characters)'
+    """
+    return text if len(text) <= LONGEST_RECEIVED else f"{text[:LONGEST_RECEIVED]}… ({len(text):,} characters)"
+
+
 @dataclass(frozen=True)
 class Problem:
     """One fault of a configuration: what must hold at `key`, what was received, what to do about it."""
@@ -87,7 +98,7 @@ class Problem:
     remedy: str = ""
 
     def __str__(self) -> str:
-        received = "" if self.received is None else f" Received: {self.received!r}."
+        received = "" if self.received is None else f" Received: {_shortened(repr(self.received))}."
         remedy = f" {self.remedy}" if self.remedy else ""
         return f"{self.key}: {self.rule}{received}{remedy}"
 

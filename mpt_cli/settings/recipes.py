@@ -15,7 +15,7 @@ from mpt_cli.errors import ConfigError, Problem, did_you_mean
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.beside import NAMING, Beside, file_beside
 from mpt_cli.settings.key import format_type
-from mpt_cli.settings.limits import MOST_RECIPES, read_yaml_text
+from mpt_cli.settings.limits import MOST_RECIPES, few_interpolations, read_yaml_text
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import (
     CHOOSING_KEYS,
@@ -26,7 +26,7 @@ from mpt_cli.settings.schema import (
     chosen_variant,
     emptied_paths,
     find_key,
-    remedy_for,
+    no_such_key,
     sections,
     variant_class,
 )
@@ -291,7 +291,8 @@ def _take_searchpath(content: dict[str, Any], recipe: Recipe) -> list[Path]:
         recipe.problems.append(Problem("hydra.searchpath", "must be a list of folders.", given))
         return []
     try:
-        return [find_folder(text, "hydra.searchpath", recipe.path.parent) for text in OmegaConf.create(given)]
+        with few_interpolations():
+            return [find_folder(text, "hydra.searchpath", recipe.path.parent) for text in OmegaConf.create(given)]
     except OmegaConfBaseException as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         recipe.problems.append(Problem("hydra.searchpath", f"cannot be resolved: {reason}.", given))
@@ -462,7 +463,7 @@ def _sound_sections(content: dict[str, Any], problems: list[Problem]) -> dict[st
             remedy = f"Write `{section}: {{{rest}: …}}`; with points it stands on the command line."
             problems.append(Problem(name, "must be nested in a YAML file.", value, remedy))
         elif find_key(name) is None:
-            problems.append(Problem(name, "there is no such key.", value, remedy_for(name)))
+            problems.append(no_such_key(name, value, problems))
         elif _fits(name, value, problems):
             body[name] = value
     return body
