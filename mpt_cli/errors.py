@@ -146,13 +146,17 @@ def printable_tree(tree: Any) -> Any:
     return printable(tree) if isinstance(tree, str) else tree
 
 
+# signs that end a line or turn the rest of it around, so that it reads as something else: Unicode's bidi embeddings,
+# overrides and isolates
+TURNING = (*range(0x2028, 0x202F), *range(0x2066, 0x206A))
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 _CONTROL |= {code: f"\\u{code:04x}" for code in range(0xD800, 0xE000)}  # halves of a character, which no file can hold
+_CONTROL |= {code: f"\\u{code:04x}" for code in TURNING}
 
 
 def printable(text: str) -> str:
-    """The text as a terminal may have it: without secrets, and control codes, which could move its cursor or colour
-    what follows, written out.
+    """The text as a terminal may have it: without secrets, and control codes, which could move its cursor, colour what
+    follows or turn it around, written out.
 
     >>> printable("a\x1b[31mb")
     'a\\\\x1b[31mb'

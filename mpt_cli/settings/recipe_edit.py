@@ -20,7 +20,6 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.settings.limits import quick_loader
 from mpt_cli.settings.schema import choosing_key
 
 _MARKERS = (yaml.DocumentStartToken, yaml.DocumentEndToken, yaml.DirectiveToken)
@@ -51,7 +50,7 @@ def lines_of(text: str) -> dict[tuple[str, ...], int]:
     >>> lines_of("a:\\n  b: [{c: 1}]\\n")
     {('a',): 1, ('a', 'b'): 2, ('a', 'b', '0'): 2, ('a', 'b', '0', 'c'): 2}
     """
-    return dict(_places_in(yaml.compose(text, Loader=quick_loader()), ()))
+    return dict(_places_in(yaml.compose(text, Loader=yaml.SafeLoader), ()))
 
 
 def _places_in(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:

@@ -253,7 +253,7 @@ def read_recipe(path: Path, reading: _Reading | None = None, chosen: dict[str, s
     `chosen` are files of the project's own groups (`experiment=x`), which come last where no list names the group.
     """
     reading = reading or _Reading(chosen=dict(chosen or {}))
-    content, recipe = load_mapping(path), Recipe(path, package=reading.package, projects=project_of(path))
+    content, recipe = _load_recipe(path), Recipe(path, package=reading.package, projects=project_of(path))
     recipe.searchpath, recipe.sweep = _take_searchpath(content, recipe), content.pop("sweep", None)
     here = replace(reading, seen=(*reading.seen, path.resolve()))
     with searching(recipe.searchpath, recipe.projects):
@@ -299,6 +299,18 @@ def _take_searchpath(content: dict[str, Any], recipe: Recipe) -> list[Path]:
     except ConfigError as error:
         recipe.problems += error.problems
     return []
+
+
+def _load_recipe(path: Path) -> dict[str, Any]:
+    """As `load_mapping`. Of a file that neither has the name of a YAML file nor any key of ours nothing is shown, its
+    lines least of all: it may be /etc/shadow.
+    """
+    content = load_mapping(path)
+    known = ("defaults", "hydra", "sweep", *sections())
+    if path.suffix in (".yaml", ".yml") or any(name in known or find_key(name) for name in content):
+        return content
+    remedy = "`mpt list keys` shows what may stand in it; its name should end in .yaml."
+    raise ConfigError(Problem("conf", f"{path} must be a recipe, and has no key of one.", None, remedy))
 
 
 def load_mapping(path: Path) -> dict[str, Any]:

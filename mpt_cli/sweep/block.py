@@ -302,7 +302,7 @@ def _checked(
         if not rules[name].holds(value):
             remedy = did_you_mean(str(value), rules[name].names)
             problems.append(Problem(f"{place}.{name}", rules[name].says, value, remedy))
-    return found
+    return {name: value for name, value in found.items() if rules[name].holds(value)}
 
 
 def _read_search(block: Block, content: Mapping[str, Any]) -> None:

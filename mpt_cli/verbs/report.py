@@ -41,6 +41,8 @@ class _Outputs(Generic[R]):
 
 def run_report(arguments: argparse.Namespace) -> int:
     paths = [expanded(path) for path in arguments.directories]
+    if any("\0" in path for path in arguments.directories):
+        raise DataError("the path of a directory must hold no NUL.")
     if arguments.out:
         check_replaceable(Path(arguments.out))
     kinds = [_kind_of(path) for path in paths]
