@@ -307,7 +307,7 @@ def _load_recipe(path: Path) -> dict[str, Any]:
     """
     content = load_mapping(path)
     known = ("defaults", "hydra", "sweep", *sections())
-    if path.suffix in (".yaml", ".yml") or any(name in known or find_key(name) for name in content):
+    if _is_named_as_yaml(path) or any(name in known or find_key(name) for name in content):
         return content
     remedy = "`mpt list keys` shows what may stand in it; its name should end in .yaml."
     raise ConfigError(Problem("conf", f"{path} must be a recipe, and has no key of one.", None, remedy))
@@ -323,7 +323,7 @@ def load_mapping(path: Path) -> dict[str, Any]:
         # OmegaConf's way of reading: duplicate keys are errors, 1e-3 is a number
         content = OmegaConf.to_container(OmegaConf.load(StringIO(read_yaml_text(path))), resolve=False)
     except yaml.YAMLError as error:
-        raise ConfigError(Problem("conf", f"{path} is not valid YAML: {_one_line(error)}.")) from error
+        raise ConfigError(Problem("conf", f"{path} is not valid YAML: {_reason(error, path)}.")) from error
     except OmegaConfBaseException as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise ConfigError(Problem(error.full_key or "conf", f"cannot be read: {reason}.", str(path))) from error
@@ -335,6 +335,18 @@ def load_mapping(path: Path) -> dict[str, Any]:
         remedy = "`model: {name: mlp}` is the shortest recipe, with all else by default; mpt copy gives one to edit."
         raise ConfigError(Problem("conf", f"{path} must hold keys, and it is empty or all comments.", None, remedy))
     return {str(name): value for name, value in content.items()}
+
+
+def _is_named_as_yaml(path: Path) -> bool:
+    return path.suffix in (".yaml", ".yml")
+
+
+def _reason(error: Any, path: Path) -> str:
+    """What the parser says, with the piece of text that it stands at; of a file that may be none of ours, its line."""
+    mark = getattr(error, "problem_mark", None)
+    if _is_named_as_yaml(path) or mark is None:
+        return _one_line(error)
+    return f"{error.problem} in line {mark.line + 1}"
 
 
 def _one_line(error: Exception) -> str:

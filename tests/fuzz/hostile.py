@@ -206,6 +206,8 @@ CORPUS = (
     of_run(".lock", FIFO, "train", f"resume={RUN}", "trainer.epochs=9"),
     recipe('description: "a\\ud800b"\n'), Case(("check", "conf=/etc/shadow")), Case(("report", "conf=\0")),
     Case(("report", "\ud800")),
+    Case(("report", SWEEP), {f"{SWEEP}/sweep.json": b'{"schema_version": 1, "objective": ["x"], "jobs": [], '
+        b'"varied": [], "recipe": "x", "duplicates": []}'}),
     *(recipe(f"sweep: {{{part}}}\n", "show") for part in ("seeds: x", "jobs: []", "search: {trials: x}",
         "stop: {timeout_seconds: x}")),
     recipe("vars: {" + "".join(f"a{n}: '{f'${{vars.a{n + 1}}}' * 2}', " for n in range(40)) + "a40: x}\n"),
