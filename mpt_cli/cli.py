@@ -120,8 +120,11 @@ def _run(arguments: list[str]) -> int:
         print(_top_parser().format_help(), file=sys.stderr)
         return BAD_CONFIG
     verb, rest = arguments[0], arguments[1:]
+    if verb == "--version":  # argparse would hide that it can't be written
+        print(f"mpt {__version__}")
+        return OK
     if verb.startswith("-"):
-        _top_parser().parse_args([verb])  # --help and --version end here
+        _top_parser().parse_args([verb])  # --help ends here
     if verb not in VERBS:
         _top_parser().error(_unknown_verb(verb))
     check_variables()

@@ -78,6 +78,17 @@ class MptError(Exception):
     exit_code = BUG
 
 
+LONGEST_RECEIVED = 500  # characters of a value in a message; what was received is where it was written
+
+
+def _shortened(text: str) -> str:
+    """
+    >>> _shortened("x" * 600)[495:]
+    'xxxxx… (600 characters)'
+    """
+    return text if len(text) <= LONGEST_RECEIVED else f"{text[:LONGEST_RECEIVED]}… ({len(text):,} characters)"
+
+
 @dataclass(frozen=True)
 class Problem:
     """One fault of a configuration: what must hold at `key`, what was received, what to do about it."""
@@ -88,7 +99,7 @@ class Problem:
     remedy: str = ""
 
     def __str__(self) -> str:
-        received = "" if self.received is None else f" Received: {self.received!r}."
+        received = "" if self.received is None else f" Received: {_shortened(repr(self.received))}."
         remedy = f" {self.remedy}" if self.remedy else ""
         return f"{self.key}: {self.rule}{received}{remedy}"
 
@@ -153,13 +164,17 @@ def printable_tree(tree: Any) -> Any:
     return printable(tree) if isinstance(tree, str) else tree
 
 
+# signs that end a line or turn the rest of it around, so that it reads as something else: Unicode's bidi embeddings,
+# overrides and isolates
+TURNING = (*range(0x2028, 0x202F), *range(0x2066, 0x206A))
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 _CONTROL |= {code: f"\\u{code:04x}" for code in range(0xD800, 0xE000)}  # halves of a character, which no file can hold
+_CONTROL |= {code: f"\\u{code:04x}" for code in TURNING}
 
 
 def printable(text: str) -> str:
-    """The text as a terminal may have it: without secrets, and control codes, which could move its cursor or colour
-    what follows, written out.
+    """The text as a terminal may have it: without secrets, and control codes, which could move its cursor, colour what
+    follows or turn it around, written out.
 
     >>> printable("a\x1b[31mb")
     'a\\\\x1b[31mb'

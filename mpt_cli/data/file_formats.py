@@ -9,6 +9,7 @@ import platform
 import sysconfig
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -48,7 +49,7 @@ def _read_npz(file: Path) -> dict[str, Array]:
             raise DataError(f"data.path: {file} holds a single array. Save x and y together: np.savez(path, x=x, y=y).")
         with archive:
             return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError) as error:
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, AttributeError) as error:
         raise DataError(f"data.path: {file} can't be read as .npz: {_npz_reason(error)}") from error
 
 
@@ -216,7 +217,7 @@ def _read_csv(file: Path, separator: str) -> CsvTable:
 
 
 def _check_csv_rows(file: Path, names: list[str], rows: list[tuple[int, list[str]]]) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise DataError(f"data.path: {file} has two columns named {twice[0]!r}. Is its first line the header?")
     if not rows:

@@ -191,6 +191,7 @@ ENVIRONMENT: dict[str, Any] = {  # the types of what is read of environment.json
 }  # fmt: skip
 
 
+_MACHINE: dict[str, Any] = {"gpus": list[dict[str, Any]]}
 ATTEMPT: dict[str, Any] = {  # and of each of the attempts in it
     "attempt": int, "started_at": str, "command_line": list[str] | None, "from_step": int, "earlier_seconds": float,
     "changes": dict[str, Any], "without_effect": list[str],
@@ -211,7 +212,7 @@ def format_environment(environment: Mapping[str, Any]) -> str:
     versions = [f"{name} {version}" for name, version in environment.get("versions", {}).items()
                 if name in ("tensorflow", "keras", "jax", "numpy")]  # fmt: skip
     machine = environment.get("machine", {})
-    gpus = [gpu["name"] for gpu in machine.get("gpus", [])]
+    gpus = [] if misfit(_MACHINE, machine) else [str(gpu.get("name")) for gpu in machine.get("gpus", [])]
     return ", ".join([f"Python {environment.get('python')}", *versions, *gpus, str(machine.get("cpu"))])
 
 

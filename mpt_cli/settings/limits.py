@@ -11,6 +11,7 @@ import re
 import stat
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -62,23 +63,29 @@ class Limit:
 
 
 MOST_BYTES = Limit("YAML_BYTES", 2**20, "bytes of a YAML file")
-MOST_VALUES = Limit("YAML_VALUES", 20_000, "values of a YAML file, each use of an alias counted")
+MOST_VALUES = Limit("YAML_VALUES", 10_000, "values of a YAML file, each use of an alias counted, and a "
+                    "text as one for each 1,000 characters")  # fmt: skip
 DEEPEST = Limit("DEPTH", 50, "lists and mappings within each other, in a file or a word", highest=200)
 _FRAMES = 20  # of Python's stack that composing takes for each; twelve were counted, and what calls it needs some
 LONGEST_WORD = Limit("WORD_LENGTH", 100_000, "characters of a word of the command line")
+LONGEST_TEXT = Limit("TEXT_LENGTH", 20_000, "characters of a text in a YAML file")
 MOST_DIGITS = Limit("DIGITS", 400, "digits of a number in a word; a float64 has 309 before its point", highest=4000)
 MOST_RECIPES = Limit("RECIPES", 50, "recipes that one starts from, all of theirs counted")
+MOST_INTERPOLATIONS = Limit("INTERPOLATIONS", 2_000, "values with `${…}` that are resolved, each as often as others "
+                            "refer to it")  # fmt: skip
 LONGEST_EXPRESSION = Limit("EXPRESSION_LENGTH", 1_000, "characters of an expression in `${eval:…}`")
 MOST_BITS = Limit("EXPRESSION_BITS", 1_024, "bits of a whole number in an expression", highest=13_000)
 MOST_RANGE_VALUES = Limit("RANGE_VALUES", 100_000, "values of a `range()` of a sweep, each of which becomes a word")
 MOST_JOBS = Limit("JOBS", 10_000, "jobs of a sweep; checking so many takes a quarter of an hour")
 MOST_FILE_BYTES = Limit("FILE_BYTES", 2**26, "bytes of a file of a run that is read as a whole (JSON, logs)")
 LONGEST_LINE = Limit("LINE_BYTES", 2**24, "bytes of a line of a run's JSON lines")
-MOST_PROBLEMS = Limit("PROBLEMS", 50, "problems listed in one message; `--json` lists all")
+MOST_PROBLEMS = Limit("PROBLEMS", 50, "problems listed in one message, those of unknown keys with the nearest name; "
+                      "`--json` lists all")  # fmt: skip
 PATIENCE_SECONDS = Limit("PIPE_SECONDS", 10, "seconds until something is to be written into a pipe that is read")
 LIMITS = {each.variable: each for each in (
-    MOST_BYTES, MOST_VALUES, DEEPEST, LONGEST_WORD, MOST_DIGITS, MOST_RECIPES, LONGEST_EXPRESSION, MOST_BITS,
-    MOST_RANGE_VALUES, MOST_JOBS, MOST_FILE_BYTES, LONGEST_LINE, MOST_PROBLEMS, PATIENCE_SECONDS,
+    MOST_BYTES, MOST_VALUES, DEEPEST, LONGEST_WORD, LONGEST_TEXT, MOST_DIGITS, MOST_RECIPES, MOST_INTERPOLATIONS,
+    LONGEST_EXPRESSION, MOST_BITS, MOST_RANGE_VALUES, MOST_JOBS, MOST_FILE_BYTES, LONGEST_LINE, MOST_PROBLEMS,
+    PATIENCE_SECONDS,
 )}  # fmt: skip
 
 
@@ -234,6 +241,32 @@ def read_yaml_text(path: Path) -> str:
     return text
 
 
+@contextmanager
+def few_interpolations() -> Iterator[None]:
+    """Within it OmegaConf resolves no more than MOST_INTERPOLATIONS; beyond them it raises its error for one that can't
+    be resolved. Of forty values of which each names the next one twice, the first would never be there.
+
+    It parses a text each time that it resolves it, and nothing else of it can be counted.
+    """
+    from omegaconf import base, grammar_parser
+    from omegaconf.errors import InterpolationResolutionError
+
+    parse, most, count = grammar_parser.parse, MOST_INTERPOLATIONS.value, 0
+
+    def parse_counted(value: str, *more: Any, **named: Any) -> Any:
+        nonlocal count
+        count += value.count("${")
+        if count > most:
+            raise InterpolationResolutionError(f"there are more than {most:,} `${{…}}`. {MOST_INTERPOLATIONS.remedy}")
+        return parse(value, *more, **named)
+
+    base.parse = parse_counted  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        base.parse = parse  # type: ignore[attr-defined]
+
+
 def quick_loader() -> Any:
     """PyYAML's safe loader as far as it is written in C, a tenth of the other's time, where it was built so."""
     import yaml
@@ -252,8 +285,12 @@ class _Count:
     def problem(self, events: Iterator[Any]) -> str | None:
         import yaml
 
-        deepest, most_values = _deepest(), MOST_VALUES.value
+        deepest, most_values, longest = _deepest(), MOST_VALUES.value, LONGEST_TEXT.value
         for event in events:
+            if isinstance(event, yaml.ScalarEvent) and len(event.value) > longest:
+                return f"must hold no text of more than {longest:,} characters. {LONGEST_TEXT.remedy}"
+            if isinstance(event, yaml.ScalarEvent) and "${" in event.value and _depth(event.value) > deepest:
+                return f"must hold no `${{…}}` with more than {deepest} brackets within each other. {DEEPEST.remedy}"
             if isinstance(event, yaml.ScalarEvent) and event.value and not self.open and not self.values:
                 return "must hold keys and values at its top level."  # OmegaConf would take a text for a key
             if isinstance(event, yaml.AliasEvent) and event.anchor in [anchor for anchor, _ in self.open]:
@@ -271,8 +308,9 @@ class _Count:
         if isinstance(event, yaml.AliasEvent):
             self.values += self.sizes.get(event.anchor, 1)
         elif isinstance(event, yaml.ScalarEvent):
-            self.values += 1
-            self.sizes[event.anchor] = 1
+            size = 1 + len(event.value) // 1000
+            self.values += size
+            self.sizes[event.anchor] = size
         elif isinstance(event, yaml.CollectionStartEvent):
             self.open.append((event.anchor, self.values))
             self.values += 1

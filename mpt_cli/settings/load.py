@@ -32,7 +32,7 @@ from mpt_cli import plugins, redaction
 from mpt_cli.errors import ConfigError, Problem, printable
 from mpt_cli.settings.checks import check_combinations, read_expect
 from mpt_cli.settings.key import BadValue, Key, format_type, read_key, read_value
-from mpt_cli.settings.limits import LONGEST_EXPRESSION, MOST_BITS, read_yaml_text
+from mpt_cli.settings.limits import LONGEST_EXPRESSION, MOST_BITS, few_interpolations, read_yaml_text
 from mpt_cli.settings.overrides import (
     ParsedOverrides,
     escape_interpolation,
@@ -59,7 +59,7 @@ from mpt_cli.settings.schema import (
     chosen_variant,
     find_key,
     logger_class,
-    remedy_for,
+    no_such_key,
     unknown_key_problem,
     variant_class,
 )
@@ -119,8 +119,11 @@ def compose_tree(
         choices = {group: name for group, name in choices.items() if _can_be_taken(group, name, problems)}
         sound_bodies = [body for body in bodies if _can_be_composed(choices, body, problems)]
         trial = _compose(choices, sound_bodies, [])
-        composed = _compose(choices, sound_bodies, [text for text in overrides if _can_be_set(trial, text, problems)])
-    tree = {name: _resolved(composed, name, name, problems) for name in map(str, composed)}
+        with few_interpolations():
+            sound = [text for text in overrides if _can_be_set(trial, text, problems)]
+        composed = _compose(choices, sound_bodies, sound)
+    with few_interpolations():
+        tree = {name: _resolved(composed, name, name, problems) for name in map(str, composed)}
     for group, choice in choices.items():  # a file of the project may imply which it is, as `builder:` does
         key = choosing_key(group)
         if key is not None and isinstance(tree.get(group), dict):
@@ -266,8 +269,9 @@ def _build_section(
         read = _value_of if key.section is None else _read_sections
         values[declared.name] = read(key, given.get(declared.name, key.default), problems, known)
     unknown = [name for name in given if name not in values and f"{prefix}{name}" not in known]
-    found = (_unknown_problem(cls, f"{prefix}{name}", given, given[name]) for name in unknown)
-    problems.extend(problem for problem in found if problem is not None)
+    for name in unknown:
+        problem = _unknown_problem(cls, f"{prefix}{name}", given, given[name], problems)
+        problems.extend([problem] if problem is not None else [])
     return cls(**values)
 
 
@@ -295,11 +299,13 @@ def _read_sections(key: Key, value: Any, problems: list[Problem], known: set[str
     ]
 
 
-def _unknown_problem(cls: type, path: str, given: dict[str, Any], value: Any) -> Problem | None:
+def _unknown_problem(
+    cls: type, path: str, given: dict[str, Any], value: Any, earlier: list[Problem]
+) -> Problem | None:
     """A key of another variant is told apart from one that nothing has."""
     key = find_key(path)
     if key is None or not key.variants:
-        return Problem(path, "there is no such key.", value, remedy_for(path))
+        return no_such_key(path, value, earlier)
     section = path.partition(".")[0]
     chosen = chosen_variant(section, given)
     if issubclass(cls, LossScaleSettings):

@@ -216,7 +216,7 @@ def _take_override(override: Override, result: ParsedOverrides) -> None:
         result.problems.append(Problem(key, "must not be the name of a folder with group files too.", line, remedy))
     elif is_own_group(key):
         result.own_groups[key] = str(override.value())
-    elif problem := unknown_key_problem(key, override.value()) or _sink_problem(key, override.value()):
+    elif problem := unknown_key_problem(key, override.value(), result.problems) or _sink_problem(key, override.value()):
         result.problems.append(problem)
     else:
         emptied = [path for path in emptied_paths(key, override.value()) if _PATH.fullmatch(path)]

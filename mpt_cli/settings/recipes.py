@@ -15,7 +15,7 @@ from mpt_cli.errors import ConfigError, Problem, did_you_mean
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.beside import NAMING, Beside, file_beside
 from mpt_cli.settings.key import format_type
-from mpt_cli.settings.limits import MOST_RECIPES, read_yaml_text
+from mpt_cli.settings.limits import MOST_RECIPES, few_interpolations, read_yaml_text
 from mpt_cli.settings.schema import (
     CHOOSING_KEYS,
     VARIANTS,
@@ -25,7 +25,7 @@ from mpt_cli.settings.schema import (
     chosen_variant,
     emptied_paths,
     find_key,
-    remedy_for,
+    no_such_key,
     sections,
     variant_class,
 )
@@ -252,7 +252,7 @@ def read_recipe(path: Path, reading: _Reading | None = None, chosen: dict[str, s
     `chosen` are files of the project's own groups (`experiment=x`), which come last where no list names the group.
     """
     reading = reading or _Reading(chosen=dict(chosen or {}))
-    content, recipe = load_mapping(path), Recipe(path, package=reading.package, projects=project_of(path))
+    content, recipe = _load_recipe(path), Recipe(path, package=reading.package, projects=project_of(path))
     recipe.searchpath, recipe.sweep = _take_searchpath(content, recipe), content.pop("sweep", None)
     here = replace(reading, seen=(*reading.seen, path.resolve()))
     with searching(recipe.searchpath, recipe.projects):
@@ -290,13 +290,26 @@ def _take_searchpath(content: dict[str, Any], recipe: Recipe) -> list[Path]:
         recipe.problems.append(Problem("hydra.searchpath", "must be a list of folders.", given))
         return []
     try:
-        return [find_folder(text, "hydra.searchpath", recipe.path.parent) for text in OmegaConf.create(given)]
+        with few_interpolations():
+            return [find_folder(text, "hydra.searchpath", recipe.path.parent) for text in OmegaConf.create(given)]
     except OmegaConfBaseException as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         recipe.problems.append(Problem("hydra.searchpath", f"cannot be resolved: {reason}.", given))
     except ConfigError as error:
         recipe.problems += error.problems
     return []
+
+
+def _load_recipe(path: Path) -> dict[str, Any]:
+    """As `load_mapping`. Of a file that neither has the name of a YAML file nor any key of ours nothing is shown, its
+    lines least of all: it may be /etc/shadow.
+    """
+    content = load_mapping(path)
+    known = ("defaults", "hydra", "sweep", *sections())
+    if _is_named_as_yaml(path) or any(name in known or find_key(name) for name in content):
+        return content
+    remedy = "`mpt list keys` shows what may stand in it; its name should end in .yaml."
+    raise ConfigError(Problem("conf", f"{path} must be a recipe, and has no key of one.", None, remedy))
 
 
 def load_mapping(path: Path) -> dict[str, Any]:
@@ -309,7 +322,7 @@ def load_mapping(path: Path) -> dict[str, Any]:
         # OmegaConf's way of reading: duplicate keys are errors, 1e-3 is a number
         content = OmegaConf.to_container(OmegaConf.load(StringIO(read_yaml_text(path))), resolve=False)
     except yaml.YAMLError as error:
-        raise ConfigError(Problem("conf", f"{path} is not valid YAML: {_one_line(error)}.")) from error
+        raise ConfigError(Problem("conf", f"{path} is not valid YAML: {_reason(error, path)}.")) from error
     except OmegaConfBaseException as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise ConfigError(Problem(error.full_key or "conf", f"cannot be read: {reason}.", str(path))) from error
@@ -321,6 +334,18 @@ def load_mapping(path: Path) -> dict[str, Any]:
         remedy = "`model: {name: mlp}` is the shortest recipe, with all else by default; mpt copy gives one to edit."
         raise ConfigError(Problem("conf", f"{path} must hold keys, and it is empty or all comments.", None, remedy))
     return {str(name): value for name, value in content.items()}
+
+
+def _is_named_as_yaml(path: Path) -> bool:
+    return path.suffix in (".yaml", ".yml")
+
+
+def _reason(error: Any, path: Path) -> str:
+    """What the parser says, with the piece of text that it stands at; of a file that may be none of ours, its line."""
+    mark = getattr(error, "problem_mark", None)
+    if _is_named_as_yaml(path) or mark is None:
+        return _one_line(error)
+    return f"{error.problem} in line {mark.line + 1}"
 
 
 def _one_line(error: Exception) -> str:
@@ -461,7 +486,7 @@ def _sound_sections(content: dict[str, Any], problems: list[Problem]) -> dict[st
             remedy = f"Write `{section}: {{{rest}: …}}`; with points it stands on the command line."
             problems.append(Problem(name, "must be nested in a YAML file.", value, remedy))
         elif find_key(name) is None:
-            problems.append(Problem(name, "there is no such key.", value, remedy_for(name)))
+            problems.append(no_such_key(name, value, problems))
         elif _fits(name, value, problems):
             body[name] = value
     return body

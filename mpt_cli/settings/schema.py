@@ -5,7 +5,7 @@ Below the sections: the same as a flat table of dotted paths, and which key a pa
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field, is_dataclass, make_dataclass, replace
 from functools import cache
@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Optional, Union, get_type_hints
 from mpt_cli import plugins
 from mpt_cli.errors import Problem, nearest
 from mpt_cli.settings.key import INDEX, REQUIRED, Key, class_keys, key
+from mpt_cli.settings.limits import MOST_PROBLEMS
 from mpt_cli.settings.variants import (
     DATA,
     GIVEN,
@@ -395,8 +396,8 @@ def variants_of(section: str) -> dict[str, type]:
     return found
 
 
-def unknown_key_problem(path: str, value: Any) -> Problem | None:
-    """A problem when no variant has a key `path`, None when one does."""
+def unknown_key_problem(path: str, value: Any, earlier: Sized = ()) -> Problem | None:
+    """A problem when no variant has a key `path`, None when one does; `earlier` as in `no_such_key`."""
     if find_key(path) or mapping_of(path):
         return None
     if _is_section(path):
@@ -404,7 +405,15 @@ def unknown_key_problem(path: str, value: Any) -> Problem | None:
     holder = path.rpartition(".")[0]
     if find_key(holder):
         return Problem(path, f"there is no such key; {holder} has no keys inside.", value)
-    return Problem(path, "there is no such key.", value, remedy_for(path))
+    return no_such_key(path, value, earlier)
+
+
+def no_such_key(path: str, value: Any, earlier: Sized) -> Problem:
+    """`earlier` are the problems that are told before it. Beyond those that a message lists none gets a remedy: to
+    compare one name with all keys takes a thousandth of a second, and a file may hold thousands.
+    """
+    is_listed = len(earlier) < MOST_PROBLEMS.value
+    return Problem(path, "there is no such key.", value, remedy_for(path) if is_listed else "")
 
 
 FARTHEST = 3  # letters too many or too few in a name of another section: callbacks is not max_rollbacks
@@ -446,6 +455,7 @@ def _scalar_problem(path: str, value: Any) -> Problem:
     return Problem(path, "must be a section with keys of its own.", value, f"Did you mean {first}={value}?")
 
 
+@cache
 def sections() -> dict[str, type]:
     """Each section of Settings and its dataclass (the shared base where it has variants)."""
     hints = get_type_hints(Settings).items()

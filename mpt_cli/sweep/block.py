@@ -302,7 +302,7 @@ def _checked(
         if not rules[name].holds(value):
             remedy = did_you_mean(str(value), rules[name].names)
             problems.append(Problem(f"{place}.{name}", rules[name].says, value, remedy))
-    return found
+    return {name: value for name, value in found.items() if rules[name].holds(value)}
 
 
 def _read_search(block: Block, content: Mapping[str, Any]) -> None:
@@ -315,7 +315,8 @@ def _read_search(block: Block, content: Mapping[str, Any]) -> None:
         block.problems.append(Problem(place, "must map keys to their values.", space))
         return
     for key, values in (space or {}).items():
-        problems = [replace(problem, key=f"{place}.{key}", received=None) for problem in _unknown(str(key))]
+        unknown = _unknown(str(key), block.problems)
+        problems = [replace(problem, key=f"{place}.{key}", received=None) for problem in unknown]
         word = f"{key}={values}" if isinstance(values, str) else _joined(_assignment(str(key), values).words or ("",))
         if values in ([], None):
             problems.append(Problem(f"{place}.{key}", "must have at least one value."))
@@ -400,16 +401,16 @@ def _assignments(place: str, content: Any, problems: list[Problem]) -> list[Assi
         grid = read_grid([f"{key}={values}"]) if isinstance(values, str) else Grid([_assignment(str(key), values)])
         problems += [replace(problem, key=f"{place}.{problem.key}") for problem in grid.problems]
         found += [part for part in grid.assignments if part.words]
-        problems += [replace(problem, key=f"{place}.{key}", received=None) for problem in _unknown(str(key))]
+        problems += [replace(problem, key=f"{place}.{key}", received=None) for problem in _unknown(str(key), problems)]
         if values == []:
             problems.append(Problem(f"{place}.{key}", "must have at least one value."))
     return found
 
 
-def _unknown(key: str) -> list[Problem]:
+def _unknown(key: str, earlier: list[Problem]) -> list[Problem]:
     """What is wrong with the name of a key: told also where nothing is swept, by `mpt check`."""
     name = key.lstrip("+~")
-    problem = None if name == "conf" or "@" in name or is_own_group(name) else unknown_key_problem(name, {})
+    problem = None if name == "conf" or "@" in name or is_own_group(name) else unknown_key_problem(name, {}, earlier)
     return [problem] if problem else []
 
 

@@ -171,7 +171,7 @@ class SweepDirectory:
 
     def read_plan(self) -> tuple[SweepPlan, dict[str, Any]]:
         """The plan, and what else stands beside it; DataError when it is damaged."""
-        facts = read_json(self.plan_json)
+        facts = read_json(self.plan_json, _PLAN)
         try:
             jobs = [_read_job(entry) for entry in facts["jobs"]]
             duplicates = [(entry["overrides"], entry["same_as"]) for entry in facts["duplicates"]]
@@ -189,6 +189,12 @@ class SweepDirectory:
             return Ending(**{name: value for name, value in found.items() if name in Ending.__dataclass_fields__})
         except (DataError, TypeError):
             return None
+
+
+_PLAN = {  # the types of what stands beside the jobs
+    "objective": str | None, "command_line": list[str], "search": dict[str, Any],
+    "grown_by": list[list[str]],
+}  # fmt: skip
 
 
 def _read_job(entry: Any) -> Job:

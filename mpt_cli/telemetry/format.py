@@ -5,6 +5,7 @@ import math
 from numbers import Integral, Real
 from typing import Any
 
+from mpt_cli.errors import TURNING
 from mpt_cli.redaction import without_secrets
 from mpt_cli.telemetry.records import GradientSample, Spike
 
@@ -171,8 +172,8 @@ def strict_json(value: Any, indent: int | None = None) -> str:
     return without_secrets(text).translate(_ESCAPED)
 
 
-# what a terminal obeys and JSON may have bare, and halves of a character, which no file can hold
-_ESCAPED = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *range(0xD800, 0xE000))}
+# what a terminal obeys and JSON may have bare, what turns a line around, and halves of a character, which no file holds
+_ESCAPED = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *TURNING, *range(0xD800, 0xE000))}
 
 
 def _finite_json(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """`report`: one page of a run, of several overlaid, of sweeps or of a comparison."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ class _Outputs(Generic[R]):
 
 def run_report(arguments: argparse.Namespace) -> int:
     paths = [expanded(path) for path in arguments.directories]
+    for path in paths:
+        _check_possible(path)
     if arguments.out:
         check_replaceable(Path(arguments.out))
     kinds = [_kind_of(path) for path in paths]
@@ -52,6 +55,16 @@ def run_report(arguments: argparse.Namespace) -> int:
         raise ConfigError(Problem("--objective", "is for a sweep or a comparison.", arguments.objective))
     report(paths, arguments)
     return OK
+
+
+def _check_possible(path: Path) -> None:
+    """DataError for what no file can be called."""
+    try:
+        if b"\0" not in os.fsencode(path):
+            return
+    except UnicodeEncodeError:
+        pass
+    raise DataError("the path of a directory must be valid UTF-8 and hold no NUL.")
 
 
 def _kind_of(path: Path) -> tuple[SweepDirectory, Report] | None:

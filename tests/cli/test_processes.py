@@ -75,7 +75,7 @@ def test_a_full_disk_behind_standard_output_is_no_bug(tmp_path) -> None:
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 3
     assert done.stderr == "mpt list: what it has to say can't be written: No space left on device\n"
-    for words, unbuffered in (("--help", "1"), ("train --help", "")):
+    for words, unbuffered in (("--help", "1"), ("--version", "1"), ("train --help", "")):
         environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
         command = f"{sys.executable} -m mpt_cli {words} > /dev/full"
         done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True)

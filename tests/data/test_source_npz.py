@@ -128,6 +128,19 @@ def test_missing_empty_folder_and_forbidden(path, tmp_path):
         load(tmp_path)
 
 
+@pytest.mark.parametrize(("place", "value", "reason"), [
+    (10, 99, "compression method is not supported"), (8, 1, "is encrypted, password required")])
+def test_an_archive_that_is_packed_in_another_way(path, place, value, reason):
+    np.savez(path, x=X, y=Y)
+    content = bytearray(path.read_bytes())
+    start = content.index(b"PK\x01\x02")  # of the first entry in the directory, whose header lies two bytes on
+    content[start + place] = value
+    content[place - 2] = value
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=rf"set\.npz can't be read as \.npz: .*{reason}.*Is it complete\?"):
+        load(path)
+
+
 def test_forbidden(path, monkeypatch):
     np.savez(path, x=X, y=Y)
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may read anything, so chmod proves nothing

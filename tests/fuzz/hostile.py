@@ -20,20 +20,25 @@ TAKEN = f"${{oc.env:{SECRET_NAME}}}"
 
 @dataclass(frozen=True)
 class Case:
-    """`files` are contents by path: bytes, or one of FIFO, FOLDER, LOOP, GONE."""
+    """`files` are contents by path: bytes, or one of FIFO, FOLDER, LOOP, GONE, ELSEWHERE; `stdin` comes by a pipe."""
 
     words: tuple[str, ...]
     files: dict[str, bytes | str] = field(default_factory=dict)
+    stdin: bytes = b"seed: 1\n"
 
 
 HUGE = "1" + "0" * 400  # an integer beyond float's range
 FIFO, FOLDER, LOOP, GONE = "a pipe", "a folder", "a link to itself", "gone"
+ELSEWHERE = "a link to a file elsewhere"  # which stays as it is
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
 )
 TEXTS = (
-    "", " ", "\0", "a\0b", "\x1b[31mred", "\x9b2J", "\udcff", "\ud800", "über", "\u202egnp", "~", "~nosuch/x", "-",
+    "", " ", "\0", "a\0b", "\x1b[31mred", "\x9b2J", "\udcff", "\ud800", "über", "\u202egnp",
+    "\u2066x\u2069", "e\u0301" * 9, "\u200b", "\ufeffa", "\u2028",
+    "\U000e0041", "\ufffe",
+    "~", "~nosuch/x", "-",
     "--", "=",
     "null", "true", "nan", "inf", "-inf", "1e400", "-0", "9" * 4000, "0x10", "1_000", "2**10", "2**99999", "2**2**99",
     "x" * 5000,
@@ -74,6 +79,25 @@ _OPTIONS = ("--json", "--quiet", "--untrusted", "--config-dir", "--config-dir=."
             "-x", "--multirun",
             "--nosuch", "--=", "-", "--", "-\x1b[31m", "--\x1b[31mred", "-n", "--epochs", "-1", "--device",
             "h100")  # fmt: skip
+_VALUED_OPTIONS = ("--junit", "--history", "--output", "--out", "--write", "--device", "--devices", "--tolerance",
+                   "--timeout", "--rtol", "--retries", "-n", "-j", "--trials", "--sampler", "--sampler-seed",
+                   "--pruner", "--seeds", "--objective", "--at-steps", "--batches", "--phase", "--step", "--at",
+                   "--split", "-k", "--tag", "--config-dir", "--resume", "--vectorize", "-m")  # fmt: skip
+_NUMBERS = ("0", "-1", "1e9", "nan", "inf", "-inf", "9" * 400, "1_0", "٣", "0x1", "2**99999", "1,2,x", "1000000000")
+_DEFAULTS = (
+    "_self_", "_self_@x", "override model: mlp", "optimizer@a.b: sgd", "/model: mlp", "model/x: y", "optional x: y",
+    "hydra/launcher: joblib", "../../x", "/etc/passwd", "pkg://os", "file:///etc", "https://host/x", "./x", "./x.yaml",
+    "digits_mlp", "digits_mlp@trainer", "model: [mlp, cnn]", "model: null", "${x}: y", "model: ${x}", "~model", "?",
+    "optimizer: ${oc.env:HOME}", "model: \u202emlp", "", "-", "a: {b: c}", "[model: mlp]", "null", "7",
+)  # fmt: skip
+_FOLDERS = ("/", "/proc", "/dev", "pkg://", "pkg://os", "pkg://os.path", "pkg://mpt_cli/../..", "pkg://..", "file://",
+            "file:///proc/self", ".", "..", "~", "~nosuch", "a\0b", "x" * 300, TAKEN, "${..}", "${1}${1}", "conf",
+            "https://host/x", "\x1b[31m", "recipes/digits_mlp.yaml")  # fmt: skip
+_SWEPT = ("grid", "zip", "exclude", "conditional", "search", "search.space", "objectives", "stop", "launcher", "seeds",
+          "jobs", "sweep_dir", "search.trials", "search.sampler", "grid.seed", "grid.loss_scale.initial_scale",
+          "search.space.optimizer.learning_rate", "stop.patience", "conditional.0.when", "launcher.name",
+          "nosuch")  # fmt: skip
+_EXPECTED = ("min", "max", "value", "tolerance", "rtol", "atol", "nosuch")
 _LOOKERS = (
     "watch run",
     "watch run --json",
@@ -180,19 +204,34 @@ CORPUS = (
       for verb in ("watch", "report")),
     *(of_run("report.html", kind, "report", RUN) for kind in (FIFO, LOOP, FOLDER)),
     of_run(".lock", FIFO, "train", f"resume={RUN}", "trainer.epochs=9"),
+    recipe('description: "a\\ud800b"\n'), Case(("check", "conf=/etc/shadow")), Case(("report", "conf=\0")),
+    Case(("report", "\ud800")),
+    Case(("report", SWEEP), {f"{SWEEP}/sweep.json": b'{"schema_version": 1, "objective": ["x"], "jobs": [], '
+        b'"varied": [], "recipe": "x", "duplicates": []}'}),
+    *(recipe(f"sweep: {{{part}}}\n", "show") for part in ("seeds: x", "jobs: []", "search: {trials: x}",
+        "stop: {timeout_seconds: x}")),
+    recipe("vars: {" + "".join(f"a{n}: '{f'${{vars.a{n + 1}}}' * 2}', " for n in range(40)) + "a40: x}\n"),
+    recipe("hydra: {searchpath: [" + "".join(f"'${{{n + 1}}}${{{n + 1}}}', " for n in range(40)) + "x]}\n"),
+    *(recipe(f"description: '{opened * 60}x{'}' * 60}'\n") for opened in ("${", "${oc.env:")),
+    recipe("seed: ${seed}\n"), recipe("description: '\u202egnp'\ntrainer: {epochs: \"\\u2028\"}\n", "check", "--json"),
+    recipe("trainer:\n" + "".join(f"  epoch{n}: 1\n" for n in range(1500)), "sweep", "--dry-run", "seed=1,2"),
+    *(of_run("environment.json", b'{"schema_version": 1, "machine": {"gpus": %s}}' % gpus, verb, RUN)
+      for gpus in (b'["x"]', b"3", b"[{}]") for verb in ("report", "watch")),
+    *(of_run(name, ELSEWHERE, "report", RUN) for name in ("report.html", "summary.json", "metrics.jsonl")),
     *(of_run(name, kind, *verb.split()) for kind in (FIFO, LOOP)
       for name in ("config.yaml", "summary.json", "metrics.jsonl", "header.json", ".lock") for verb in ("watch run",
           "report run")),
 )  # fmt: skip
 
 
-EVEN, QUICK = (9, 7, 7, 7, 60, 10, 5), (5, 4, 3, 2, 76, 10, 2)  # how often each of the ways below
+EVEN, QUICK = (9, 7, 7, 7, 60, 10, 5, 7, 3), (5, 4, 3, 2, 76, 10, 2, 2, 1)  # how often each of the ways below
 
 
 def drawn(seed: int, count: int, shelf: Path, mix: tuple[int, ...]) -> Iterator[Case]:
     """The same cases for the same seed; `shelf` holds the directories of a run and of a sweep. QUICK has fewer of those
     in which Hydra composes, which takes a tenth of a second."""
-    ways = (_words, _broken_recipe, _grown_recipe, _run_gone_on_with, _run_looked_at, _damaged_sweep, _strange_project)
+    ways = (_words, _broken_recipe, _grown_recipe, _run_gone_on_with, _run_looked_at, _damaged_sweep, _strange_project,
+            _strange_blocks, _piped_recipe)  # fmt: skip
     for number in range(count):
         draw = random.Random(f"{seed}/{number}")
         yield draw.choices(ways, mix)[0](draw, shelf)
@@ -202,6 +241,8 @@ def _words(draw: random.Random, shelf: Path) -> Case:
     words = draw.choice(CALLS).split(" ")
     for _ in range(draw.randrange(4)):
         words.append(draw.choice(_OPTIONS) if draw.random() < 0.25 else _word(draw))
+    if draw.random() < 0.3:
+        words += [draw.choice(_VALUED_OPTIONS), draw.choice((*TEXTS, *_NUMBERS))]
     if draw.random() < 0.6:
         words.insert(draw.randrange(1, len(words) + 1), "conf=" + draw.choice(("digits_mlp", "digits_cnn", *TEXTS)))
     return Case(tuple(mutated_text(draw, word) if draw.random() < 0.1 else word for word in words))
@@ -262,6 +303,40 @@ def _grown_recipe(draw: random.Random, shelf: Path) -> Case:
     return grown(tree, _call(draw))
 
 
+def _strange_blocks(draw: random.Random, shelf: Path) -> Case:
+    """Sound YAML with what only recipes have: other recipes and groups they start from, folders, variables, a sweep,
+    expectations."""
+    tree: dict[str, Any] = {"vars": {"a": draw.choice(VALUES), "b": "${vars.a}${vars.c}", "c": draw.choice(TEXTS)}}
+    if draw.random() < 0.4:
+        tree["defaults"] = [_entry(draw) for _ in range(draw.randrange(1, 4))]
+    if draw.random() < 0.3:
+        tree["hydra"] = {"searchpath": [draw.choice(_FOLDERS) for _ in range(draw.randrange(1, 3))]}
+    for _ in range(draw.randrange(3)):
+        put(tree, f"sweep.{draw.choice(_SWEPT)}", draw.choice((*VALUES, ["x", 1], {"seed": "range(3)"}, {"seed": [1]})))
+    for _ in range(draw.randrange(2)):
+        metric = draw.choice(("loss", "val_loss", *TEXTS))
+        put(tree, "expect", {metric: {draw.choice(_EXPECTED): draw.choice(VALUES), "value": draw.choice(VALUES)}})
+    words = (*_call(draw), *draw.choice(((), (), ("trainer.epochs=${vars.a}",), ("optimizer=${vars.c}",))))
+    return grown(tree, words)
+
+
+def _entry(draw: random.Random) -> Any:
+    """Of a defaults list: a text, or a group and its choice."""
+    text = draw.choice(_DEFAULTS)
+    group, colon, choice = text.partition(": ")
+    return {group: draw.choice((choice, draw.choice(VALUES)))} if colon else draw.choice((text, draw.choice(VALUES)))
+
+
+def _piped_recipe(draw: random.Random, shelf: Path) -> Case:
+    """`conf=-`, and what comes through the pipe."""
+    made = draw.choice((_broken_recipe, _grown_recipe, _strange_blocks))(draw, shelf)
+    content = next(iter(made.files.values()))
+    assert isinstance(content, bytes)
+    words = draw.choice(("check conf=-", "show conf=-", "show --json conf=-", "train conf=-", "sweep conf=- --dry-run",
+                         "check conf=- conf=-", "compare conf=-", "copy -"))  # fmt: skip
+    return Case(tuple(words.split()), {}, content)
+
+
 def grown(tree: dict[str, Any], words: tuple[str, ...]) -> Case:
     content = json.dumps(tree).encode()  # which is YAML too
     return Case((*words, "./x.yaml" if words[0] == "reproduce" else "conf=./x.yaml"), {"x.yaml": content})
@@ -301,14 +376,14 @@ def _damage(draw: random.Random, shelf: Path, folder: str) -> tuple[str, bytes |
     path = draw.choice(sorted(path for path in (shelf / folder).rglob("*") if path.is_file()))
     name = path.relative_to(shelf).as_posix()
     if draw.random() < 0.15:
-        return name, draw.choice((FIFO, FOLDER, LOOP, GONE))
+        return name, draw.choice((FIFO, FOLDER, LOOP, GONE, ELSEWHERE))
     content = path.read_bytes()
     if path.suffix in (".json", ".jsonl") and draw.random() < 0.7:
-        return name, _other_values(draw, content)
+        return name, other_values(draw, content)
     return name, mutated_bytes(draw, content)
 
 
-def _other_values(draw: random.Random, content: bytes) -> bytes:
+def other_values(draw: random.Random, content: bytes) -> bytes:
     """JSON that parses, one line or all of it, with values of other kinds in it."""
     lines = content.splitlines() if content.count(b"\n{") else [content]
     at = draw.randrange(len(lines) or 1)
@@ -319,6 +394,9 @@ def _other_values(draw: random.Random, content: bytes) -> bytes:
     for _ in range(draw.randrange(1, 3)):
         tree = other_value(draw, tree)
     written = json.dumps(tree)  # NaN and Infinity too, as no strict writer would
+    if draw.random() < 0.1:  # a name twice, of which the last one counts
+        written = written.replace("{", f"{{{json.dumps(draw.choice(TEXTS))}: 1, ", 1)
+        written = written[:-1] + f', "schema_version": 1, "step": {json.dumps(draw.choice(VALUES))}}}'
     return b"\n".join(
         [
             *lines[:at],

@@ -8,7 +8,9 @@ What it finds is shown as a `Case`, which goes to CORPUS of hostile.py.
 """
 
 import io
+import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -22,19 +24,25 @@ from pathlib import Path
 from typing import Any
 
 import hostile
+import numpy as np
 import pytest
-from hostile import CORPUS, EVEN, QUICK, RUN, SECRET, SECRET_NAME, SWEEP, Case, drawn, grown, put
+from hostile import CORPUS, EVEN, QUICK, RUN, SECRET, SECRET_NAME, SWEEP, Case, drawn, grown, mutated_bytes, put
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from mpt_cli import redaction
 from mpt_cli.cli import main
+from mpt_cli.data.load import load_data
+from mpt_cli.errors import MptError
 from mpt_cli.jobs.queue import Ending
 from mpt_cli.precision import DynamicScale
 from mpt_cli.report import run_page
+from mpt_cli.reproduce.history import judge, read_entries
 from mpt_cli.runs.directory import header_dict, write_json
 from mpt_cli.settings.schema import all_keys
+from mpt_cli.settings.variants import Csv, DataSettings, Images, Npz, Text
 from mpt_cli.sweep import report as sweep_report
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.plan import make_plan
@@ -62,7 +70,8 @@ READING = (
     "compare",
     "plan",
 )
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # and what turns a line around
+NOT_MINE = b"seed: 3\n"
 
 
 class Reached(BaseException):
@@ -152,7 +161,7 @@ def answer(case: Case, folder: Path) -> Answer:
     streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2)]
     kept = os.getcwd(), sys.stdout, sys.stderr, sys.stdin, list(sys.path)
     os.chdir(folder)
-    sys.stdout, sys.stderr, sys.stdin = *streams, io.TextIOWrapper(io.BytesIO(b"seed: 1\n"), "utf-8")
+    sys.stdout, sys.stderr, sys.stdin = *streams, io.TextIOWrapper(io.BytesIO(case.stdin), "utf-8")
     redaction._known = redaction._Known()
     try:
         with guarded(folder):
@@ -229,6 +238,9 @@ def lay(case: Case, shelf: Path, folder: Path) -> None:
             (path / "inside").mkdir(parents=True)
         elif content == hostile.LOOP:
             path.symlink_to(path.name)
+        elif content == hostile.ELSEWHERE:
+            (folder / "elsewhere").write_bytes(NOT_MINE)
+            path.symlink_to(folder / "elsewhere")
 
 
 def faults(case: Case, shelf: Path, folder: Path) -> list[str]:
@@ -266,6 +278,8 @@ def _of_words(case: Case, given: Answer) -> list[str]:
 def _of_files(case: Case, given: Answer, folder: Path, before: set[Path]) -> list[str]:
     found, verb = [], next(iter(case.words), "")
     asked = verb in ("train", "copy", "verify-resume", "run") or "--out" in case.words
+    if (folder / "elsewhere").exists() and (folder / "elsewhere").read_bytes() != NOT_MINE:
+        found.append("it writes through a link")
     outside = [path for path in given.written if not Path(path).is_relative_to(folder)]
     if outside and not asked:
         found.append(f"it writes {outside[0]}")
@@ -291,7 +305,7 @@ def shown(case: Case) -> str:
         name: content if len(content) < 2000 else f"{content[:300]!r}… ({len(content)})"
         for name, content in case.files.items()
     }
-    return f"{Case(tuple(word[:500] for word in case.words))}\n{files}"
+    return f"{Case(tuple(word[:500] for word in case.words), {}, case.stdin)}\n{files}"
 
 
 @pytest.mark.parametrize("number", range(len(CORPUS)))
@@ -307,6 +321,56 @@ def test_drawn_cases_are_answered(shard: int, shelf: Path, tmp_path: Path) -> No
         if each := faults(case, shelf, tmp_path / "case"):
             found.append(f"{number}: {each[0]}\n{shown(case)}")
     assert not found, f"seed {SEED}, {len(found)} of them:\n" + "\n\n".join(found[:20])
+
+
+def sound_data(folder: Path) -> dict[str, DataSettings]:
+    """A file of each kind, made in this folder, and how it is read."""
+    drawn_ = np.random.default_rng(1)
+    np.savez_compressed(folder / "a.npz", x=drawn_.random((20, 4), "float32"), y=np.arange(20) % 2)
+    (folder / "a.csv").write_text("a,b,kind\n" + "".join(f"{n},{n * 0.5},{'xy'[n % 2]}\n" for n in range(20)))
+    (folder / "a.txt").write_text("It was a dark and stormy night. " * 30)
+    for kind in ("cat", "dog"):
+        (folder / "images" / kind).mkdir(parents=True)
+        Image.fromarray(drawn_.integers(0, 255, (6, 6, 3), "uint8")).save(folder / "images" / kind / "1.png")
+        Image.fromarray(drawn_.integers(0, 255, (6, 6, 3), "uint8")).save(folder / "images" / kind / "2.jpg")
+    here = str(folder)
+    return {
+        "a.npz": Npz(path=f"{here}/a.npz"), "a.csv": Csv(path=f"{here}/a.csv", target="kind"),
+        "a.txt": Text(path=f"{here}/a.txt", sequence_length=8),
+        **{f"images/cat/{name}": Images(path=f"{here}/images", image_size=[4, 4]) for name in ("1.png", "2.jpg")},
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_data_files_that_are_damaged_are_read_or_named(tmp_path: Path) -> None:
+    sound, found = sound_data(tmp_path), []
+    for number in range(CASES // 5):
+        draw = random.Random(f"data {SEED}/{number}")
+        name = draw.choice(sorted(sound))
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(mutated_bytes(draw, whole))
+        try:
+            with guarded(tmp_path):
+                load_data(sound[name], 0)
+        except (MptError, MemoryError):
+            pass
+        except BaseException as error:
+            found.append(f"{number}: {name}: {type(error).__name__}: {error}")
+        (tmp_path / name).write_bytes(whole)
+    assert not found, "\n".join(found)
+
+
+def test_lines_of_a_history_that_are_no_entries_are_named() -> None:
+    entry = {"history_version": 1, "recipe": "x", "words": [], "kind": "CPU", "passed": True, "seconds": 1.0,
+             "figures": {"loss": 1.0}, "versions": {}, "machine": {}}  # fmt: skip
+    whole = (json.dumps(entry) + "\n").encode() * 4
+    for number in range(CASES // 5):
+        draw = random.Random(f"history {SEED}/{number}")
+        text = mutated_bytes(draw, whole) if draw.random() < 0.3 else hostile.other_values(draw, whole)
+        entries, faults = read_entries(text.decode("utf-8", "backslashreplace"))
+        for one in entries:
+            judge(one, entries).line("x")
+        assert all(isinstance(fault, str) for fault in faults)
 
 
 _scalars = st.one_of(

@@ -15,6 +15,13 @@ import pytest
 from backends import only_on
 
 from mpt_cli.cli import main
+from mpt_cli.errors import DataError
+from mpt_cli.jobs.queue import Ending
+from mpt_cli.reproduce.history import History
+from mpt_cli.sweep import report as sweep_report
+from mpt_cli.sweep.directory import SweepDirectory
+from mpt_cli.sweep.plan import make_plan
+from mpt_cli.sweep.run import Options, plan_facts
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import Spike
 
@@ -85,7 +92,8 @@ DAMAGES = {
 READ = ["config.yaml", "environment.json", "header.json", "summary.json", "metrics.jsonl", "events.jsonl",
         "preprocessing.json"]  # fmt: skip
 RESUMED = ["config.yaml", "environment.json", "console.log", "summary.json", "metrics.jsonl", "events.jsonl",
-           "metrics.csv", "spikes.jsonl", "checkpoints/step-000000023.json", "checkpoints/step-000000023.npz"]
+           "metrics.csv", "spikes.jsonl", "layers.jsonl", "checkpoints/step-000000023.json",
+           "checkpoints/step-000000023.npz"]
 OF_RESUMED = ["truncated", "flipped", "directory", "deep", "types", "pipe", "unreadable"]
 
 
@@ -98,6 +106,7 @@ def run(tmp_path_factory) -> Path:
     assert main(["train", *words, f"run_dir={folder}", "--quiet"]) == 0
     assert (folder / "events.jsonl").stat().st_size > 0
     jump = Spike(9, 1, 9, 40.0, 2.0, 3.0, (2.0, 2.5), True, 0.001, 1024.0, (3, 1, 2))
+    (folder / "layers.jsonl").write_text('{"schema_version": 1, "step": 10}\n')
     (folder / "spikes.jsonl").write_text(strict_json({**vars(jump), "schema_version": 1, "attempt": 1}) + "\n")
     return folder
 
@@ -133,8 +142,9 @@ def without_access_to_all() -> Iterator[None]:
         call("capset", before)
 
 
-def check(capfd, *words: str) -> int:
-    """The exit code, which is one of those that are documented, within the time and without a traceback."""
+def check(capfd, *words: str, is_table: bool = False) -> int:
+    """The exit code, which is one of those that are documented, within the time and without a traceback. What went
+    wrong is said on standard error, or in the table of jobs."""
 
     def too_long(*_) -> None:
         raise TimeoutError(f"{words} goes on after {SECONDS} s")
@@ -151,7 +161,7 @@ def check(capfd, *words: str) -> int:
     said = captured.out + captured.err
     assert code in (0, 2, 3, 4, 143), said  # 143: of a run that left no end
     assert "Traceback" not in said and "\x1b" not in said
-    assert code in (0, 143) or captured.err.strip(), "it ends without a word"
+    assert code in (0, 143) or (said if is_table else captured.err).strip(), "it ends without a word"
     return code
 
 
@@ -174,7 +184,8 @@ def test_a_file_of_a_hundred_megabytes_is_not_read(copy, capfd, name, code):
 @pytest.mark.long
 @pytest.mark.parametrize("damage", ["truncated", "directory", "deep", "types", "control codes", "pipe", "unreadable"])
 def test_a_page_says_what_is_missing(copy, capfd, damage):
-    for name in [*READ, "spikes.jsonl"]:
+    (copy / "postmortem.json").write_text('{"schema_version": 1}')
+    for name in [*READ, "spikes.jsonl", "layers.jsonl", "postmortem.json"]:
         whole = (copy / name).read_bytes()
         DAMAGES[damage](copy / name)
         check(capfd, "report", str(copy))
@@ -223,3 +234,46 @@ def test_permissions_hold_in_these_tests(tmp_path):
     unreadable(tmp_path / "file")
     with without_access_to_all(), pytest.raises(PermissionError):
         (tmp_path / "file").read_text()
+
+
+SWEEP_FILES = ["sweep.json", "logs/002-seed-1.json", "002-seed-1/summary.json", "002-seed-1/environment.json"]
+
+
+@pytest.fixture(scope="module")
+def swept(run: Path, tmp_path_factory) -> Path:
+    """A sweep of two jobs that has ended, each of them the run."""
+    words = ["conf=digits_mlp", "seed=0,1"]
+    plan, sweep = make_plan(words), SweepDirectory(tmp_path_factory.mktemp("swept") / "sweep")
+    sweep.path.mkdir()
+    sweep.write_plan(plan, plan_facts(["mpt", "sweep", *words], Options()))
+    for job in plan.jobs:
+        shutil.copytree(run, sweep.path / job.name, ignore=shutil.ignore_patterns("checkpoints", "model.keras"))
+        sweep.write_ending(job, Ending(0, 1.5))
+    return sweep.path
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SWEEP_FILES)
+def test_a_sweep_is_shown_and_gone_on_with_from_what_is_whole(swept, tmp_path, capfd, name, monkeypatch):
+    monkeypatch.setattr(sweep_report, "pictures", lambda found: [])  # which take most of the time
+    for damage in DAMAGES:
+        copy = Path(shutil.copytree(swept, tmp_path / damage))
+        DAMAGES[damage](copy / name)
+        for words in (["watch", "--json"], ["report"], ["sweep", "--dry-run", "--resume"]):
+            code = check(capfd, *words, str(copy), is_table=True)
+            assert name != "sweep.json" or damage == "control codes" or code != 0, (words, damage)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_history_tells_which_of_its_lines_are_none_or_why_it_can_not_be_read(tmp_path, damage):
+    entry = {"history_version": 1, "recipe": "x", "words": [], "kind": "CPU", "passed": True, "figures": {"loss": 1.0},
+             "versions": {}, "machine": {}, "schema_version": 1}  # fmt: skip
+    path = tmp_path / "history.jsonl"
+    path.write_text((strict_json(entry) + "\n") * 3)
+    DAMAGES[damage](path)
+    with without_access_to_all():
+        if damage in ("directory", "loop", "pipe", "unreadable"):
+            with pytest.raises(DataError, match=r"history\.jsonl"):
+                History(path, 1)
+        else:
+            assert History(path, 1).fault == ""

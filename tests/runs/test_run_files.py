@@ -54,9 +54,9 @@ def test_a_summary_that_cannot_be_used_says_why(tmp_path: Path, text: str | None
 
 
 def test_what_no_file_or_terminal_should_get_is_written_out(tmp_path: Path) -> None:
-    write_json(tmp_path / "x.json", {"text": "half \ud800, code \x9b2J"})
-    assert "half \\ud800, code \\u009b2J" in (tmp_path / "x.json").read_text()
-    assert read_json(tmp_path / "x.json")["text"] == "half \ud800, code \x9b2J"
+    write_json(tmp_path / "x.json", {"text": "half \ud800, code \x9b2J, turned \u202e"})
+    assert "half \\ud800, code \\u009b2J, turned \\u202e" in (tmp_path / "x.json").read_text()
+    assert read_json(tmp_path / "x.json")["text"] == "half \ud800, code \x9b2J, turned \u202e"
 
 
 def test_every_json_file_has_its_schema_version(tmp_path: Path) -> None:

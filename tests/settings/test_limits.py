@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import omegaconf
 import pytest
 
 from mpt_cli import settings
@@ -13,7 +14,7 @@ from mpt_cli.errors import ConfigError
 from mpt_cli.jobs.launchers import RayLauncher
 from mpt_cli.report.history import read_history
 from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.settings import search_path
+from mpt_cli.settings import schema, search_path
 from mpt_cli.settings.limits import (
     DEEPEST,
     LONGEST_EXPRESSION,
@@ -29,18 +30,24 @@ from mpt_cli.settings.limits import (
     read_yaml_text,
     word_problem,
 )
-from mpt_cli.settings.load import evaluate
+from mpt_cli.settings.load import evaluate, load_settings
+from mpt_cli.sweep.block import read_block
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
 )
-MANY = "must hold at most 20,000 values. MPT_MAX_YAML_VALUES=… in the environment allows more."
+MANY = "must hold at most 10,000 values. MPT_MAX_YAML_VALUES=… in the environment allows more."
 FILES = {
     "model: {kwargs: {a: " + "[" * 300 + "]" * 300 + "}}": "must not be nested deeper than 50 lists and mappings. "
                                                            "MPT_MAX_DEPTH=… in the environment allows more.",
     "model:\n  kwargs: &k {a: *k}\n": "must not hold itself: &k contains *k.",
     LAUGHS: MANY,
-    "".join(f"k{number}: 1\n" for number in range(20_001)): MANY,
+    f"a: &a {'x' * 19_999}\nb: [{','.join(['*a'] * 499)}]\n": MANY,
+    f"description: {'x' * 20_001}\n": "must hold no text of more than 20,000 characters. MPT_MAX_TEXT_LENGTH=… in the "
+                                      "environment allows more.",
+    f"description: '{'${' * 51}x{'}' * 51}'\n": "must hold no `${…}` with more than 50 brackets within each other. "
+                                                "MPT_MAX_DEPTH=… in the environment allows more.",
+    "".join(f"k{number}: 1\n" for number in range(10_001)): MANY,
     "root:x:0:0:root:/root\nbin:x:1:1:bin:/bin\n": "must hold keys and values at its top level.",
     "- 1\n": "must hold keys and values at its top level.",
     "#" * (2**20 + 1): "must be at most 1 MiB of YAML. Received: '1,048,577 bytes'. MPT_MAX_YAML_BYTES=… in the "
@@ -56,6 +63,21 @@ def test_a_file_that_is_no_recipe_is_refused_without_showing_it(text, rule, tmp_
     assert capsys.readouterr().err == f"mpt check: conf: {tmp_path}/x.yaml {rule}\n"
 
 
+def test_of_a_file_without_any_key_of_a_recipe_no_line_is_shown(tmp_path, capsys):
+    (tmp_path / "shadow").write_text("root:$6$abc:19000:::\nsync:*:1:::\n")
+    assert main(["check", f"conf={tmp_path}/shadow"]) == 2
+    assert capsys.readouterr().err == (
+        f"mpt check: conf: {tmp_path}/shadow must be a recipe, and has no key of one. `mpt list keys` shows what may "
+        "stand in it; its name should end in .yaml.\n")  # fmt: skip
+    (tmp_path / "shadow").write_text("root: 1\nsync:$6$abc: a: 3\n")
+    assert main(["check", f"conf={tmp_path}/shadow"]) == 2
+    assert capsys.readouterr().err == (
+        f"mpt check: conf: {tmp_path}/shadow is not valid YAML: mapping values are not allowed here in line 2.\n")
+    (tmp_path / "shadow").write_text("seed: 3\nsede: 4\n")
+    assert main(["check", f"conf={tmp_path}/shadow"]) == 2
+    assert "sede: there is no such key. Received: 4. Did you mean seed?" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_what_is_just_within_the_limits_is_read(tmp_path):
     (tmp_path / "x.yaml").write_text(f"a: {'[' * (DEEPEST.usual - 1)}{']' * (DEEPEST.usual - 1)}\n")
@@ -63,7 +85,7 @@ def test_what_is_just_within_the_limits_is_read(tmp_path):
     (tmp_path / "y.yaml").write_text(f"a: [{','.join('1' * (MOST_VALUES.usual - 3))}]\n")
     read_yaml_text(tmp_path / "y.yaml")
     (tmp_path / "y.yaml").write_text(f"a: [{','.join('1' * (MOST_VALUES.usual - 2))}]\n")
-    with pytest.raises(ConfigError, match=r"must hold at most 20,000 values\."):
+    with pytest.raises(ConfigError, match=r"must hold at most 10,000 values\."):
         read_yaml_text(tmp_path / "y.yaml")
 
 
@@ -195,6 +217,50 @@ def test_many_problems_are_shown_in_part(tmp_path, monkeypatch, capsys):
     assert len(capsys.readouterr().err.splitlines()) == 1001
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["", "trainer:", "phases:\n-", "sweep:\n  grid:"])
+def test_of_thousands_of_unknown_keys_those_that_are_listed_get_the_nearest_name(place, tmp_path, monkeypatch):
+    compared = []
+    monkeypatch.setattr(schema, "nearest", lambda name, _: compared.append(name))
+    indent = "    " if place else ""
+    (tmp_path / "x.yaml").write_text(f"{place}\n" + "".join(f"{indent}epoch{n}: 1\n" for n in range(1000)))
+    with pytest.raises(ConfigError) as caught:
+        (read_block if "sweep" in place else load_settings)([f"conf={tmp_path}/x.yaml"])
+    problems = caught.value.problems
+    assert len(problems) >= 1000 and len(set(compared)) <= 2 * MOST_PROBLEMS.usual
+    assert [problem.remedy == "" for problem in problems].index(True) >= MOST_PROBLEMS.usual
+
+
+def test_what_was_received_is_shown_in_part(capsys):
+    assert main(["check", "conf=digits_mlp", f"seed={'x' * 1000}"]) == 2
+    assert capsys.readouterr().err == (
+        f"mpt check: seed: must be a whole number. Received: 'xx{'x' * 497}… (1,002 characters).\n")  # fmt: skip
+
+
+INTERPOLATED = {
+    "each the next one twice": "".join(f"  a{n}: '{f'${{vars.a{n + 1}}}' * 2}'\n" for n in range(40)) + "  a40: x\n",
+    "each the next one": "".join(f"  a{n}: '${{vars.a{n + 1}}}'\n" for n in range(300)),
+    "one a thousand times": f"  a0: '{'${vars.a1}' * 1000}'\n  a1: '${{seed}}'\n  a2: '${{vars.a0}}'\n",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lines", INTERPOLATED.values(), ids=INTERPOLATED)
+def test_values_made_of_others_too_many_times_are_refused(lines, tmp_path, capsys):
+    (tmp_path / "x.yaml").write_text(f"vars:\n{lines}")
+    assert main(["check", f"conf={tmp_path}/x.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert "cannot be resolved: there are more than 2,000 `${…}`. MPT_MAX_INTERPOLATIONS=… in the environment" in said
+    assert omegaconf.base.parse is omegaconf.grammar_parser.parse
+
+
+def test_folders_made_of_others_too_many_times_are_refused(tmp_path, capsys):
+    doubled = ",".join(f"'${{{number + 1}}}${{{number + 1}}}'" for number in range(30))
+    (tmp_path / "x.yaml").write_text(f"hydra: {{searchpath: [{doubled}, x]}}\n")
+    assert main(["check", f"conf={tmp_path}/x.yaml"]) == 2
+    assert "hydra.searchpath: cannot be resolved: there are more than 2,000 `${…}`." in capsys.readouterr().err
+
+
 def test_a_damaged_file_of_a_run_is_a_sentence(tmp_path, capsys):
     (tmp_path / "summary.json").write_text("[" * 100_000)
     (tmp_path / "config.yaml").write_text("recipe: x\n")
@@ -219,12 +285,12 @@ def test_the_exit_code_tells_it_where_nothing_else_can(tmp_path):
 def test_the_environment_alone_raises_a_limit(tmp_path, monkeypatch, capsys):
     deep, many, large = (tmp_path / f"{name}.yaml" for name in ("deep", "many", "large"))
     deep.write_text(f"a: {'[' * 60}{']' * 60}\n")
-    many.write_text(f"a: [{','.join('1' * 20_001)}]\n")
+    many.write_text(f"a: [{','.join('1' * 10_001)}]\n")
     large.write_text("#" * MOST_BYTES.usual + "\na: 1\n")
     for path in (deep, many, large):
         with pytest.raises(ConfigError, match="in the environment allows more"):
             read_yaml_text(path)
-    for limit, value in ((DEEPEST, "61"), (MOST_VALUES, "20004"), (MOST_BYTES, str(2**21))):
+    for limit, value in ((DEEPEST, "61"), (MOST_VALUES, "10004"), (MOST_BYTES, str(2**21))):
         monkeypatch.setenv(limit.variable, value)
     for path in (deep, many, large):
         assert read_yaml_text(path)

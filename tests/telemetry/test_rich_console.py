@@ -11,8 +11,8 @@ from mpt_cli.telemetry.console.live import LiveConsole, NotebookConsole
 from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole, StreamLines
 from mpt_cli.telemetry.records import Event
 
-EVIL = "\x1b]0;evil\x9b2J"
-SHOWN = "\\x1b]0;evil\\x9b2J"
+EVIL = "\x1b]0;evil\x9b2J\u202e"
+SHOWN = "\\x1b]0;evil\\x9b2J\\u202e"
 
 
 @pytest.mark.parametrize("size", ["0", "²", "-5", "x", "9" * 30, "1000000000"])
