@@ -11,12 +11,13 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mpt_cli.errors import ConfigError, Problem, did_you_mean, install_command
+from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean, install_command
 from mpt_cli.jobs.capacity import GPU_VARIABLES, THREAD_VARIABLES, core_shares, fitting_workers, thread_environment
 from mpt_cli.jobs.executor import Executor, LocalExecutor
 from mpt_cli.redaction import REDACTED, note_passwords
 from mpt_cli.settings.key import as_whole, read_number
 from mpt_cli.settings.limits import set_variables
+from mpt_cli.telemetry.records import misfit
 
 PREFIX = "launcher."
 _SBATCH = "sbatch."
@@ -234,20 +235,30 @@ def choose_launcher(name: str, overrides: Sequence[str]) -> Launcher:
 
 def launcher_from_facts(facts: Mapping[str, Any], say: Callable[[str], None] = lambda sentence: None) -> Launcher:
     """The one that a sweep was started with, from its sweep.json; its package is looked for again."""
+    launcher = recorded_launcher(facts)
     if (facts.get("launcher") or {}).get("name") == _GONE:
         say(f"This sweep was begun with --launcher {_GONE}, which is gone: its jobs run as processes of this machine, "
             "as they did.")  # fmt: skip
-    launcher = recorded_launcher(facts)
     launcher.check_package()
     return launcher
 
 
 def recorded_launcher(facts: Mapping[str, Any]) -> Launcher:
-    """The one in a sweep.json, which need not be one that can be used here."""
+    """The one in a sweep.json, which need not be one that can be used here; DataError where that is damaged."""
     found = facts.get("launcher")
-    if found is None or found["name"] == _GONE:
+    if found is None:
         return LocalLauncher()
-    return LAUNCHERS[found["name"]](**found["settings"])
+    name = found.get("name") if isinstance(found, dict) else None
+    if name == _GONE:
+        return LocalLauncher()
+    kind, settings = LAUNCHERS.get(str(name)), found.get("settings") if isinstance(found, dict) else None
+    if kind is None or not isinstance(settings, dict) or not _takes(kind, settings):
+        raise DataError(f"sweep.json is damaged: launcher must not be {str(found)[:200]}.")
+    return kind(**settings)
+
+
+def _takes(kind: type[Launcher], settings: dict[str, Any]) -> bool:
+    return set(settings) <= {each.name for each in fields(kind)} and misfit(kind, settings) is None
 
 
 def split_launcher_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -137,9 +137,11 @@ def json_object(line: str, is_whole: bool = False) -> dict[str, Any] | None:
     sampled = [value for name, value in found.items() if name.startswith("gradient_") and value is not None]
     if any(as_number(value) is None for value in sampled):
         return None
-    return found if misfit(record, found, required_fields(record) if is_whole else ()) is None else None
+    wrong = misfit(_OF_ANY_LINE, found) or misfit(record, found, required_fields(record) if is_whole else ())
+    return found if wrong is None else None
 
 
+_OF_ANY_LINE = {"attempt": int, "seconds": float | None}
 MOST_LOST = 0.1  # of the values of a layer, before its sample is marked
 OF_THE_STEP = ("learning_rate", "loss_scale", "examples_per_second", "skipped_steps")
 _NO_CURVES = {"step", "epoch", "epoch_end", "step_in_epoch", "schema_version", "attempt", "scale_counter", "seconds",

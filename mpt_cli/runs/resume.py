@@ -21,7 +21,7 @@ from mpt_cli.settings.recipes import load_mapping
 from mpt_cli.settings.schema import MODEL_PARALLEL, PolicySettings, Settings
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.settings.variants import RULES, Builder, DataSettings, Loader, ModelSettings, mode_settings
-from mpt_cli.telemetry.records import Event, Summary, misfit, record_of
+from mpt_cli.telemetry.records import Event, Summary, misfit, record_of, required_fields
 from mpt_cli.training.checkpoint import Checkpoint
 
 # What decides the variables, the examples or their order can't change in the middle of a run.
@@ -285,6 +285,8 @@ def events_before(run: RunDirectory, step: int, epochs_completed: int) -> list[E
     """The events that `truncate_telemetry` would leave; nothing is changed. DataError for a damaged file."""
     names = Event.__dataclass_fields__
     _, kept = _kept_lines(run.events_jsonl, _before(step, epochs_completed))
+    if wrong := next(filter(None, (misfit(Event, event, required_fields(Event)) for _, event in kept)), None):
+        raise _damaged(run.events_jsonl, wrong)
     return [Event(**{name: value for name, value in event.items() if name in names}) for _, event in kept]
 
 
@@ -304,10 +306,14 @@ def _kept_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> tuple[int
         contents = [json.loads(line) for line in whole]
         kept = [(line, content) for line, content in zip(whole, contents, strict=True) if keep(content)]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{path} is damaged: {error}. Take out the damaged line, or start a new run.") from error
+        raise _damaged(path, error) from error
     if wrong := next(filter(None, (misfit(record_of(line), line) for _, line in kept)), None):
-        raise DataError(f"{path} is damaged: {wrong}. Take out the damaged line, or start a new run.")
+        raise _damaged(path, wrong)
     return len(whole), kept
+
+
+def _damaged(path: Path, why: Any) -> DataError:
+    return DataError(f"{path} is damaged: {why}. Take out the damaged line, or start a new run.")
 
 
 def _truncate_csv(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
@@ -315,7 +321,7 @@ def _truncate_csv(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
     try:
         kept = [line for line, row in zip(lines[1:], csv.DictReader(lines), strict=True) if keep(row)]
     except (ValueError, KeyError, TypeError, csv.Error) as error:
-        raise DataError(f"{path} is damaged: {error}. Take out the damaged line, or start a new run.") from error
+        raise _damaged(path, error) from error
     if len(kept) + 1 < len(lines):
         write_atomic(path, "".join([*lines[:1], *kept]))
 

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, Dict, List, Optional, Union, get_type_hints
 
 from mpt_cli import plugins
-from mpt_cli.errors import Problem, nearest
+from mpt_cli.errors import Problem, did_you_mean, nearest
 from mpt_cli.settings.key import INDEX, REQUIRED, Key, class_keys, key
 from mpt_cli.settings.limits import MOST_PROBLEMS
 from mpt_cli.settings.variants import (
@@ -356,6 +356,10 @@ def variant_class(section: str, name: str) -> type:
         return GIVEN[section]
     if section == "loss_scale":
         return mode_settings(name)
+    if section not in plugins.GROUPS:
+        names = [*VARIANTS[section]]
+        raise plugins.PluginError(f"its name must be one of {', '.join(names)}. Received: {name!r}. "
+                                  f"{did_you_mean(name, names)}".rstrip())  # fmt: skip
     base = sections()[section]
     return _checked(plugins.load_plugin(plugins.GROUPS[section], name, base), name, _METHODS[section])
 

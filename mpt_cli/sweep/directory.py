@@ -192,8 +192,8 @@ class SweepDirectory:
 
 
 _PLAN = {  # the types of what stands beside the jobs
-    "objective": str | None, "command_line": list[str], "search": dict[str, Any],
-    "grown_by": list[list[str]],
+    "objective": str | None, "command_line": list[str], "search": dict[str, Any], "varied": list[str],
+    "grown_by": list[list[str]], "launcher": dict[str, Any] | None,
 }  # fmt: skip
 
 

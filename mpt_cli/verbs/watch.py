@@ -3,6 +3,7 @@ directory are read, what is new in them and whether anything more is to come, an
 """
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -345,7 +346,8 @@ class RunClock:
         attempt = int(line.get("attempt", 1))
         if is_new := attempt != self._attempt:
             self.begin(attempt)
-        self._seconds, self._at = float(line.get("seconds") or 0.0), time.monotonic()
+        seconds = float(line.get("seconds") or 0.0)
+        self._seconds, self._at = seconds if math.isfinite(seconds) else 0.0, time.monotonic()
         return is_new
 
 

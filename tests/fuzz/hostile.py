@@ -217,6 +217,18 @@ CORPUS = (
     recipe("trainer:\n" + "".join(f"  epoch{n}: 1\n" for n in range(1500)), "sweep", "--dry-run", "seed=1,2"),
     *(of_run("environment.json", b'{"schema_version": 1, "machine": {"gpus": %s}}' % gpus, verb, RUN)
       for gpus in (b'["x"]', b"3", b"[{}]") for verb in ("report", "watch")),
+    Case(("check", "conf=digits_mlp", "optimizer=odd"), {"conf/optimizer/odd.yaml": b"name: ad\n"}),
+    *(of_run("metrics.jsonl", json.dumps({"step": 1, "epoch": 1, "loss": 1.0, "learning_rate": 0.1, "loss_scale": 1.0,
+        "scale_counter": 0, "skipped_steps": 0, "consecutive_skips": 0, "applied_steps": 1,
+        "examples_per_second": 1.0, **odd}).encode() + b"\n", "watch", RUN)
+      for odd in ({"seconds": "null"}, {"seconds": "NaN"}, {"seconds": [1]}, {"attempt": "|"}, {"attempt": None})),
+    of_run("events.jsonl", b'{"step": 1, "epoch": 1, "kind": "overflow", "scale_after": 1.0}\n', "train",
+           f"resume={RUN}", "trainer.epochs=9"),
+    *(Case(("sweep", "--resume", SWEEP, "seed=9", "--dry-run"), {f"{SWEEP}/sweep.json": json.dumps({
+        "schema_version": 1, "jobs": [], "varied": [], "recipe": "digits_mlp", "duplicates": [],
+        "command_line": ["mpt", "sweep", "conf=digits_mlp", "seed=0,1"], **odd}).encode()})
+      for odd in ({"launcher": -1}, {"launcher": TAKEN}, {"launcher": {"name": []}}, {"varied": 5e-324},
+          {"launcher": {"name": "ray", "settings": {"num_cpus": "x"}}})),
     *(of_run(name, ELSEWHERE, "report", RUN) for name in ("report.html", "summary.json", "metrics.jsonl")),
     *(of_run(name, kind, *verb.split()) for kind in (FIFO, LOOP)
       for name in ("config.yaml", "summary.json", "metrics.jsonl", "header.json", ".lock") for verb in ("watch run",
