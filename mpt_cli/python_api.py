@@ -348,7 +348,8 @@ def _copied_program(what: Sequence[Any], trainer: dict[str, Any], policy: str | 
 
 
 def _given_program(
-    name: str, what: Sequence[Any], trainer: dict[str, Any], policy: str | None, loss_scale: Any
+    name: str, what: Sequence[Any], trainer: dict[str, Any], policy: str | None, loss_scale: Any,
+    settings: Mapping[str, Any] | None = None,
 ) -> "ModelProgram":
     """A compiled model with its data, of which the function `name` says something."""
     from mpt_cli.training import model_program as given
@@ -363,20 +364,23 @@ def _given_program(
     arguments = given.DataArguments(*arrays)
     given.check_targets(model, arguments)
     data, size = given.read_given(arguments), _batch_size(trainer["batch_size"], arguments.x)
-    asked = Asked(policy, loss_scale, tree={"trainer": {**trainer, "batch_size": size, "save_model": False}})
+    tree = {"trainer": {**trainer, "batch_size": size, "save_model": False}}
+    asked = Asked(policy, loss_scale, tree=tree, more=settings or {})
     return given.ModelProgram(given_settings(model, asked), model, data, policy)
 
 
 def plan(
     *what: Any, device: str, devices: int = 1, find_largest_batch: bool = False, quiet: bool = False,
     sample_weight: Any = None, batch_size: int | None = None, policy: str | None = None, loss_scale: Any = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> list[Plan]:
     """Plans for GPUs that are not here, compiled and not run: of a model, or as `mpt plan` with these overrides.
 
     `what` is a compiled model and its data, `plan(model, x, y)`, with `sample_weight` where `fit` gets it, or
     `plan(model, dataset)`; or overrides, texts or mappings, with a plan of each configuration. The model stays as it
     is: what is planned is a copy without values, under `policy`, else in its own dtypes. `batch_size` (32), of all
-    devices together, `policy` and `loss_scale` are for a model, and those of `fit`.
+    devices together, `policy`, `loss_scale` and `settings`, as in {"trainer.loss_chunk_tokens": 1024}, are for a model,
+    and those of `fit`.
 
     `device` is a name of `mpt plan --device`, as in "h100". Memory is in bytes of one device, work in operations of
     one step. With overrides it prepares JAX's backend as a run does, so Keras must not be loaded on another one; a
@@ -384,14 +388,15 @@ def plan(
     """
     _check_least(devices=(devices, 1))
     request, say = PlanRequest(device, devices, find_largest_batch), _teller(quiet)
-    of_model = (sample_weight, batch_size, policy, loss_scale)
+    of_model = (sample_weight, batch_size, policy, loss_scale, settings)
     if not (what and hasattr(what[0], "compile")):
         if any(each is not None for each in of_model):
-            raise ConfigError(Problem("sample_weight, batch_size, policy, loss_scale", "are for a model; among "
-                                      "overrides they are written as in policy=mixed_float16."))  # fmt: skip
+            raise ConfigError(Problem("sample_weight, batch_size, policy, loss_scale, settings", "are for a model; "
+                                      "among overrides they are written as in policy=mixed_float16."))  # fmt: skip
         return make_plans(_as_words(what), request, say)[1]
     what = what if sample_weight is None else (*what, sample_weight)
-    program = _given_program("plan", what, {"batch_size": batch_size}, policy, loss_scale)
+    _check_arguments(settings, ())
+    program = _given_program("plan", what, {"batch_size": batch_size}, policy, loss_scale, settings)
     from mpt_cli.training.model_program import PlannedModelProgram
 
     copied = PlannedModelProgram(program.settings, program.model, program.data, program.policy)

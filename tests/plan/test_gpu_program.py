@@ -137,6 +137,9 @@ def test_a_model_of_ones_own_is_planned_as_it_is():
     sums = {each.dtype: each.elements for each in found.traffic if each.opcode == "all-reduce"}
     assert set(sums) == {"float32"} and sums["float32"] >= found.parameters
     assert all((old == new).all() for old, new in zip(before, model.get_weights(), strict=True))
+    half = {"policy": "mixed_float16", "settings": {"policy.head": "mixed_float16"}}
+    (found,) = mpt.plan(model, x, y, device="h100", quiet=True, **half)
+    assert set(found.product_flops) == {"float16"} and not found.islands
 
 
 def test_a_recipe_for_one_device_is_planned_for_eight_with_a_batch_that_they_divide(tmp_path):
