@@ -51,6 +51,7 @@ def summarise_error(error: BaseException) -> str:
 
 
 OK, BUG, BAD_CONFIG, BAD_DATA, NUMERICAL, MISMATCH, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
+EXIT_CODES = (OK, BUG, BAD_CONFIG, BAD_DATA, NUMERICAL, MISMATCH, INTERRUPTED, TERMINATED)
 
 
 def install_command(extra: str) -> str:
@@ -179,4 +180,9 @@ def printable(text: str) -> str:
     >>> printable("a\x1b[31mb")
     'a\\\\x1b[31mb'
     """
-    return without_secrets(text).translate(_CONTROL)
+    return without_control(without_secrets(text))
+
+
+def without_control(text: str) -> str:
+    """The text with control codes written out."""
+    return text.translate(_CONTROL)

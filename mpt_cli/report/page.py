@@ -1,6 +1,6 @@
 """A page: its template filled in, and its place on disk with the pictures beside it.
 
-The HTML stands in templates/, which escape whatever they are given.
+The HTML stands in templates/, which escape whatever they are given; control codes are written out.
 """
 
 import re
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpt_cli import __version__
-from mpt_cli.errors import DataError
+from mpt_cli.errors import DataError, without_control
 from mpt_cli.report.picture import TABLE_TITLES, Drawing, missing_matplotlib
 from mpt_cli.report.tables import HtmlColumn, HtmlRow, HtmlTable
 from mpt_cli.runs.directory import write_atomic
@@ -39,10 +39,11 @@ class Figure:
 def render_page(template: str, title: str, drawings: Sequence[Drawing], **values: Any) -> str:
     """The whole file, from a template that extends page.html; it gets the `drawings` as `figures`."""
     filled = {"footnote": "", "no_pictures": missing_matplotlib(), **values}
-    return _environment().get_template(template).render(
+    page = _environment().get_template(template).render(
         title=title, figures=[_figure(drawing) for drawing in drawings], version=__version__,
         made_at=time.strftime("%Y-%m-%d %H:%M"), light=LIGHT_PAGE, dark=DARK_PAGE, **filled,
     )  # fmt: skip
+    return without_control(page)
 
 
 @cache

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, ClassVar, Self, TextIO, get_type_hints
 
-from mpt_cli.errors import DataError
+from mpt_cli.errors import EXIT_CODES, DataError
 from mpt_cli.plugins import PluginError
 from mpt_cli.precision.scale_rules import RuleState, ScaleRule
 from mpt_cli.settings.limits import open_to_append, read_file, remove_file
@@ -123,8 +123,12 @@ def read_json(path: Path, record: type | Mapping[str, Any] | None = None) -> dic
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """The content of summary.json as a dict, which a later field doesn't break."""
-    return read_json(path, Summary)
+    """The content of summary.json as a dict, which a later field doesn't break; DataError where it is damaged, also by
+    an exit code that no run has."""
+    found = read_json(path, Summary)
+    if "exit_code" in found and found["exit_code"] not in EXIT_CODES:
+        raise DataError(f"{path} is damaged: exit_code must not be {found['exit_code']}.")
+    return found
 
 
 DEFAULT_PARENT = "runs"

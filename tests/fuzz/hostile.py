@@ -130,6 +130,15 @@ def of_run(name: str, content: bytes | str, *words: str) -> Case:
 _STARTED_TWICE = {
     f"r{number}.yaml": f"defaults: [./r{number + 1}.yaml, ./r{number + 1}.yaml]\n".encode() for number in range(15)
 }
+def _summary(**strange: Any) -> bytes:
+    return json.dumps({
+        "schema_version": 1, "status": "finished", "exit_code": 0, "explanation": "", "verdict": "healthy",
+        "steps_seen": 90, "applied_steps": 90, "skipped_steps": 0, "final_loss_scale": 1.0, "min_loss_scale": 1.0,
+        "max_loss_scale": 1.0, "metrics": {}, "best_metrics": {}, "examples_per_second": 1.0, "peak_memory_bytes": 1,
+        "seconds": 1.0, "recipe": "x", "run_dir": "x", **strange,
+    }).encode()  # fmt: skip
+
+
 CORPUS = (
     *(Case(("sweep", "conf=digits_mlp", "--dry-run", f"seed={value}"))
       for value in ("range(0,3,0)", "range(1e9)", "range(1e400)", "2**range(8,99999999999)", "9" * 10_000)),
@@ -196,10 +205,7 @@ CORPUS = (
     Case(("report", SWEEP), {f"{SWEEP}/001-seed-0/summary.json": b'{"schema_version": 1, "exit_code": 0}'}),
     Case(("sweep", "--resume", SWEEP, "seed=9", "--dry-run"),
         {f"{SWEEP}/002-seed-1/environment.json": b'{"schema_version": 1, "attempts": [{"earlier_seconds": "math"}]}'}),
-    *(of_run("summary.json", json.dumps({"schema_version": 1, "status": "finished", "exit_code": 0, "explanation": "",
-        "verdict": "healthy", "steps_seen": 90, "applied_steps": 90, "skipped_steps": 0, "final_loss_scale": 1.0,
-        "min_loss_scale": 1.0, "max_loss_scale": 1.0, "metrics": {}, "best_metrics": {}, "examples_per_second": 1.0,
-        "peak_memory_bytes": 1, "seconds": 1.0, "recipe": "x", "run_dir": "x", **strange}).encode(), verb, RUN)
+    *(of_run("summary.json", _summary(**strange), verb, RUN)
       for strange in ({"seconds": math.nan}, {"seconds": math.inf}, {"examples_per_second": "NaN"}, {"seconds": "NaN"})
       for verb in ("watch", "report")),
     *(of_run("report.html", kind, "report", RUN) for kind in (FIFO, LOOP, FOLDER)),
@@ -229,6 +235,10 @@ CORPUS = (
         "command_line": ["mpt", "sweep", "conf=digits_mlp", "seed=0,1"], **odd}).encode()})
       for odd in ({"launcher": -1}, {"launcher": TAKEN}, {"launcher": {"name": []}}, {"varied": 5e-324},
           {"launcher": {"name": "ray", "settings": {"num_cpus": "x"}}})),
+    *(Case((verb, SWEEP), {f"{SWEEP}/002-seed-1/summary.json": _summary(verdict="\u202egnp")})
+      for verb in ("report", "watch")),
+    *(of_run("summary.json", _summary(exit_code=code), verb, RUN)
+      for code in (-1, 77, 10**6) for verb in ("watch", "report")),
     *(of_run(name, ELSEWHERE, "report", RUN) for name in ("report.html", "summary.json", "metrics.jsonl")),
     *(of_run(name, kind, *verb.split()) for kind in (FIFO, LOOP)
       for name in ("config.yaml", "summary.json", "metrics.jsonl", "header.json", ".lock") for verb in ("watch run",
