@@ -246,12 +246,9 @@ def launcher_from_facts(facts: Mapping[str, Any], say: Callable[[str], None] = l
 def recorded_launcher(facts: Mapping[str, Any]) -> Launcher:
     """The one in a sweep.json, which need not be one that can be used here; DataError where that is damaged."""
     found = facts.get("launcher")
-    if found is None:
+    if found is None or found.get("name") == _GONE:
         return LocalLauncher()
-    name = found.get("name") if isinstance(found, dict) else None
-    if name == _GONE:
-        return LocalLauncher()
-    kind, settings = LAUNCHERS.get(str(name)), found.get("settings") if isinstance(found, dict) else None
+    kind, settings = LAUNCHERS.get(str(found.get("name"))), found.get("settings")
     if kind is None or not isinstance(settings, dict) or not _takes(kind, settings):
         raise DataError(f"sweep.json is damaged: launcher must not be {str(found)[:200]}.")
     return kind(**settings)

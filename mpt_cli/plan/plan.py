@@ -28,6 +28,7 @@ from mpt_cli.plan.program import (
 )
 from mpt_cli.plan.work import Buffer, Kernel, Product, Step, largest_buffers, read_step, uneven
 from mpt_cli.settings.load import load_settings
+from mpt_cli.settings.overrides import keys_given
 from mpt_cli.settings.schema import Settings, is_mixed
 from mpt_cli.sweep.block import Block
 from mpt_cli.sweep.overrides import read_grid
@@ -175,9 +176,7 @@ def plan(words: Sequence[str], request: PlanRequest, say: Say = lambda text: Non
     return device, plans
 
 
-def plan_program(
-    program: Program, request: PlanRequest, say: Say = lambda text: None
-) -> tuple[Device, Plan]:  # fmt: skip
+def plan_program(program: Program, request: PlanRequest, say: Say = lambda text: None) -> tuple[Device, Plan]:
     """As `plan`, of a program of objects whose backend is there already, over devices that each have all of it."""
     device = load_device(request.device)
     target = CompileTarget(device, request.devices)
@@ -195,8 +194,8 @@ def divisible_batch(settings: Settings, words: Sequence[str], devices: int) -> t
     """`settings`, with the batch of a recipe for one device rounded up to what the `devices` divide, where `words` name
     none; and what is said of that."""
     batch = settings.trainer.batch_size
-    named = any(word.lstrip("+").startswith("trainer.batch_size=") for word in words)
-    if named or settings.distribute.name != "none" or devices < 1 or batch % devices == 0:
+    is_free = settings.distribute.name == "none" and "trainer.batch_size" not in keys_given(words)
+    if not is_free or devices < 1 or batch % devices == 0:
         return settings, []
     rounded = -(-batch // devices) * devices
     note = (f"trainer.batch_size={rounded} was planned, the {batch} of the configuration rounded up to what {devices} "

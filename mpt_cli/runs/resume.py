@@ -5,7 +5,7 @@ cut back to the checkpoint.
 import csv
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -284,9 +284,7 @@ def truncate_telemetry(run: RunDirectory, step: int, epochs_completed: int) -> l
 def events_before(run: RunDirectory, step: int, epochs_completed: int) -> list[Event]:
     """The events that `truncate_telemetry` would leave; nothing is changed. DataError for a damaged file."""
     names = Event.__dataclass_fields__
-    _, kept = _kept_lines(run.events_jsonl, _before(step, epochs_completed))
-    if wrong := next(filter(None, (misfit(Event, event, required_fields(Event)) for _, event in kept)), None):
-        raise _damaged(run.events_jsonl, wrong)
+    _, kept = _kept_lines(run.events_jsonl, _before(step, epochs_completed), required_fields(Event))
     return [Event(**{name: value for name, value in event.items() if name in names}) for _, event in kept]
 
 
@@ -298,8 +296,11 @@ def _before(step: int, epochs_completed: int) -> Callable[[dict[str, Any]], bool
     return is_before
 
 
-def _kept_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> tuple[int, list[tuple[str, dict[str, Any]]]]:
-    """How many whole lines there are, and those that stay, each with its content. A partial last line counts as none.
+def _kept_lines(
+    path: Path, keep: Callable[[dict[str, Any]], bool], required: Sequence[str] = ()
+) -> tuple[int, list[tuple[str, dict[str, Any]]]]:
+    """How many whole lines there are, and those that stay, each with its content, which has the `required` fields. A
+    partial last line counts as none.
     """
     whole = _whole_lines(path)
     try:
@@ -307,7 +308,7 @@ def _kept_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> tuple[int
         kept = [(line, content) for line, content in zip(whole, contents, strict=True) if keep(content)]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _damaged(path, error) from error
-    if wrong := next(filter(None, (misfit(record_of(line), line) for _, line in kept)), None):
+    if wrong := next(filter(None, (misfit(record_of(line), line, required) for _, line in kept)), None):
         raise _damaged(path, wrong)
     return len(whole), kept
 

@@ -196,10 +196,12 @@ class Trainer:
 
     def _steps_to_come(self) -> int:
         """Of the phase, where nothing ends it early; 0 where nobody knows how long an epoch is."""
+        left, steps = self._steps_left(), self.train_feed.steps
+        if steps is None:
+            return left or 0
         epochs = self._length() - self._epochs_of_phase(self.progress.epochs_completed)
-        steps = max(0, epochs * (self.train_feed.steps or 0) - self.progress.step_in_epoch)
-        left = self._steps_left()
-        return steps if left is None else min(left, steps) if self.train_feed.steps else left
+        in_epochs = max(0, epochs * steps - self.progress.step_in_epoch)
+        return in_epochs if left is None else min(left, in_epochs)
 
     def _run_epoch(self) -> None:
         self._start_epoch()
