@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-import keras
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,6 +24,10 @@ LARGEST_SCALE = 2.0**126
 class FlowEngine(Protocol):
     """What a sample needs of the engine of a backend."""
 
+    @property
+    def compiles_flows(self) -> bool:
+        """Whether the first pass of each kind has to be compiled."""
+
     def flow(self, source: Any, row: NDArray[np.int32], scale: float, in_float32: bool) -> Flow:
         """What flows in a training step of one batch under this loss scale; nothing in the model changes."""
 
@@ -36,10 +39,10 @@ class FlowEngine(Protocol):
 
 
 EVERY_STEPS, MOST_SHARE = 2000, 0.01  # of an interval that adapts
-# What compiling the first sample takes, in seconds of a core for each layer (a residual MLP of 98 layers: 14.6 and
-# 9.1 s on an Intel Xeon). So many are always had; more than that, up to this share of the run.
-COMPILE_SECONDS = {"jax": 0.15, "tensorflow": 0.09}
-FREE_SECONDS, MOST_FIRST_SHARE = 3.0, 0.05
+# What compiling the first sample takes on JAX, in seconds of a core, and for each layer (on an Intel Xeon a wide MLP:
+# 1.0, a separable CNN: 3.9, a residual MLP of 98 layers: 12 to 15 s). It may be up to this share of the run.
+COMPILE_SECONDS, COMPILE_SECONDS_PER_LAYER = 0.5, 0.15
+MOST_FIRST_SHARE = 0.05
 
 
 class Look(NamedTuple):
@@ -88,7 +91,7 @@ class GradientSampler:
         return self._passes * self._pass_seconds <= self.most_share * (time.monotonic() - self._ended_at)
 
     def _may_compile(self, step: int, run_seconds: float) -> bool:
-        if self.compile_seconds <= max(FREE_SECONDS, MOST_FIRST_SHARE * run_seconds):
+        if self.compile_seconds <= MOST_FIRST_SHARE * run_seconds:
             return True
         if not self._is_said:
             self.say(f"step {step}: a sample of the gradients would take about {self.compile_seconds:.0f} s to "
@@ -132,7 +135,8 @@ def build_sampler(
     otherwise."""
     if isinstance(every_steps, int):
         return GradientSampler(engine, every_steps, say)
-    return GradientSampler(engine, EVERY_STEPS, say, MOST_SHARE, COMPILE_SECONDS[keras.backend.backend()] * layers)
+    compile_seconds = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * layers if engine.compiles_flows else 0.0
+    return GradientSampler(engine, EVERY_STEPS, say, MOST_SHARE, compile_seconds)
 
 
 def sample_gradients(engine: FlowEngine, source: Any, row: NDArray[np.int32], position: tuple[int, float]) -> Look:

@@ -171,6 +171,11 @@ class Engine(ABC):
     def batch(self, source: Any, row: NDArray[np.int32]) -> Any:
         """`(x, y, sample_weight)` of these examples, on the device."""
 
+    @property
+    @abstractmethod
+    def compiles_flows(self) -> bool:
+        """Whether the first `flow` of each kind is compiled, which takes as long as hundreds of them."""
+
     @abstractmethod
     def flow(self, source: Any, row: NDArray[np.int32], scale: float, in_float32: bool) -> Flow:
         """What flows in a training step of one batch under this loss scale; nothing in the model changes.

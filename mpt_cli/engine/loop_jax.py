@@ -160,6 +160,10 @@ class JaxEngine(Engine):
     def batch(self, source: Any, row: Any) -> Any:
         return self._batch(source, self.to_device(row))
 
+    @property
+    def compiles_flows(self) -> bool:
+        return self.jit_compile
+
     def flow(self, source: Any, row: Any, scale: float, in_float32: bool) -> Flow:
         model = self.model
         lists = model.trainable_variables, model.non_trainable_variables, model.metrics_variables

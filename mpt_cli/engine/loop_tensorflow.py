@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -53,10 +54,7 @@ class TensorFlowEngine(Engine):
         self._compiled.clear()
         self._make_training()
         self._evaluate = self._loop(self._evaluate_loop)
-        # not XLA, which keeps float32 between the operations it fuses: nothing would be seen to underflow there
-        self._flows = {
-            in_float32: tf.function(partial(self._flow_of, in_float32), autograph=False) for in_float32 in (False, True)
-        }
+        self._flows = {in_float32: self._traced_flow(in_float32) for in_float32 in (False, True)}
         self._all_finite = self._function(self._weights_all_finite)
         self._reset = tf.function(self._reset_metrics, autograph=False)  # eagerly, each variable is a call of its own
         self._results = tf.function(self._keras_metrics, autograph=False)
@@ -133,11 +131,22 @@ class TensorFlowEngine(Engine):
     def batch(self, source: Any, row: Any) -> Any:
         return _batch(source, tf.convert_to_tensor(row))
 
+    @property
+    def compiles_flows(self) -> bool:
+        return self.strategy is not None
+
     def flow(self, source: Any, row: Any, scale: float, in_float32: bool) -> Flow:
-        with self._called(GRADIENTS, (*row.shape, in_float32)):
+        with self._called(GRADIENTS, (*row.shape, in_float32)) if self.compiles_flows else nullcontext():
             found = self._flows[in_float32](source, tf.convert_to_tensor(row), tf.constant(scale, tf.float32))
             parts, weights, norm = (array.numpy() for array in found[:3])
             return Flow(parts, weights, norm, found.gradients)
+
+    def _traced_flow(self, in_float32: bool) -> Callable[..., Flow]:
+        """Eagerly but where replicas meet in it: to trace it takes as long as ten passes (24 residual blocks: 3.1 s and
+        0.3 s), of which a run makes a few. Never by XLA, which keeps float32 between the operations it fuses: nothing
+        would be seen to underflow there."""
+        flow = partial(self._flow_of, in_float32)
+        return tf.function(flow, autograph=False) if self.compiles_flows else flow
 
     def _flow_of(self, in_float32: bool, source: Any, row: Tensor, scale: Tensor) -> Flow:
         """On several replicas that of the first, before gradients are added up: there they are flushed or not."""

@@ -301,13 +301,18 @@ def test_a_sample_waits_until_it_is_a_small_share_of_the_time(monkeypatch):
     assert sampler.is_affordable(10, 10_000.0)
 
 
-def test_a_first_sample_of_a_deep_model_waits_for_a_run_long_enough_to_pay_for_its_compile():
+def test_a_first_sample_that_is_compiled_waits_for_a_run_long_enough_to_pay_for_it():
+    class Compiled:
+        compiles_flows = True
+
     said = []
-    deep, flat = (build_sampler(None, "auto", said.append, layers) for layers in (98, 20))  # type: ignore[arg-type]
-    assert flat.is_affordable(100, 1.0) and not said
-    needed = {"jax": 98 * 0.15, "tensorflow": 98 * 0.09}[keras.backend.backend()]
-    assert not deep.is_affordable(100, needed / 0.05 - 1) and not deep.is_affordable(2000, 1.0)
-    assert said == [f"step 100: a sample of the gradients would take about {needed:.0f} s to compile, over 5% of a run "
-                    "as short, and is left out (trainer.gradient_health_every_steps=2000 takes it)"]  # fmt: skip
+    deep, flat = (build_sampler(Compiled(), "auto", said.append, layers) for layers in (98, 4))  # type: ignore[arg-type]
+    needed = 0.5 + 98 * 0.15
+    assert flat.is_affordable(100, 22.1) and not flat.is_affordable(100, 21.9)
+    assert said.pop() == ("step 100: a sample of the gradients would take about 1 s to compile, over 5% of a run as "
+                          "short, and is left out (trainer.gradient_health_every_steps=2000 takes it)")  # fmt: skip
+    assert not deep.is_affordable(100, needed / 0.05 - 1) and not deep.is_affordable(2000, 1.0) and len(said) == 1
     assert deep.is_affordable(100, needed / 0.05 + 1)
-    assert build_sampler(None, 2000, pytest.fail, 98).is_affordable(100, 0.0)  # type: ignore[arg-type]
+    assert build_sampler(Compiled(), 2000, pytest.fail, 98).is_affordable(100, 0.0)  # type: ignore[arg-type]
+    Compiled.compiles_flows = False
+    assert build_sampler(Compiled(), "auto", pytest.fail, 98).is_affordable(100, 0.0)  # type: ignore[arg-type]
