@@ -1,6 +1,9 @@
 """The estimator held against what can be run here: the CPU's program of a run, compiled from shapes, on JAX."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -59,10 +62,20 @@ def test_no_weight_is_allocated():
 @pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from Linux")
 def test_the_memory_is_what_a_run_takes():
+    """In a process of its own, that gives back what it frees: rooms left over from other tests would hold the step."""
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": os.pathsep.join(sys.path)}
+    code = "from test_program_on_cpu import print_peaks; print_peaks()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True,
+                          cwd=Path(__file__).parent)  # fmt: skip
+    measured, planned = map(int, done.stdout.split()[-2:])
+    assert measured == pytest.approx(planned, rel=0.1)
+
+
+def print_peaks() -> None:
     """Beside what the first step of a process takes whatever its size: its threads and their room, pages of code."""
     small, wide = planned_on_cpu([*WIDE, "model.hidden_units=[256,256]"]), planned_on_cpu(WIDE)
     _peak_of_a_step(small)
-    assert _peak_of_a_step(wide) == pytest.approx(wide.compile().memory.peak, rel=0.15)
+    print(_peak_of_a_step(wide), wide.compile().memory.peak)
 
 
 def _peak_of_a_step(planned) -> int:
