@@ -39,8 +39,8 @@ class FlowEngine(Protocol):
 
 
 EVERY_STEPS, MOST_SHARE = 2000, 0.01  # of an interval that adapts
-# What compiling the first sample takes on JAX, in seconds of a core, and for each layer (on an Intel Xeon a wide MLP:
-# 1.0, a separable CNN: 3.9, a residual MLP of 98 layers: 12 to 15 s). It may be up to this share of the run.
+# What compiling the first sample takes, in seconds of a core, and for each layer (on JAX and an Intel Xeon a wide
+# MLP: 1.0, a separable CNN: 3.9, a residual MLP of 98 layers: 12 to 15 s). It may be up to this share of the run.
 COMPILE_SECONDS, COMPILE_SECONDS_PER_LAYER = 0.5, 0.15
 MOST_FIRST_SHARE = 0.05
 

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from mpt_cli.data.examples import Ragged
@@ -30,6 +31,7 @@ from mpt_cli.engine.probes import ReplicaSinks
 from mpt_cli.precision.finite import all_finite
 from mpt_cli.precision.keras_fit import StepRecord
 from mpt_cli.precision.own_step import optimizers_of
+from mpt_cli.precision.policy import layers_of
 from mpt_cli.precision.step_tensorflow import own_test_step, train_step
 from mpt_cli.telemetry.records import LoggedSteps, StopLimits
 
@@ -133,7 +135,7 @@ class TensorFlowEngine(Engine):
 
     @property
     def compiles_flows(self) -> bool:
-        return self.strategy is not None
+        return self.strategy is not None or any(isinstance(layer, keras.layers.RNN) for layer in layers_of(self.model))
 
     def flow(self, source: Any, row: Any, scale: float, in_float32: bool) -> Flow:
         with self._called(GRADIENTS, (*row.shape, in_float32)) if self.compiles_flows else nullcontext():
@@ -142,9 +144,9 @@ class TensorFlowEngine(Engine):
             return Flow(parts, weights, norm, found.gradients)
 
     def _traced_flow(self, in_float32: bool) -> Callable[..., Flow]:
-        """Eagerly but where replicas meet in it: to trace it takes as long as ten passes (24 residual blocks: 3.1 s and
-        0.3 s), of which a run makes a few. Never by XLA, which keeps float32 between the operations it fuses: nothing
-        would be seen to underflow there."""
+        """Eagerly but where replicas meet in it or a layer goes through time steps one by one: to trace it takes as long
+        as ten passes (24 residual blocks: 3.1 s and 0.3 s), of which a run makes a few. Never by XLA, which keeps
+        float32 between the operations it fuses: nothing would be seen to underflow there."""
         flow = partial(self._flow_of, in_float32)
         return tf.function(flow, autograph=False) if self.compiles_flows else flow
 
