@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+import keras
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,10 +25,6 @@ LARGEST_SCALE = 2.0**126
 class FlowEngine(Protocol):
     """What a sample needs of the engine of a backend."""
 
-    @property
-    def compiles_flows(self) -> bool:
-        """Whether the first pass of each kind has to be compiled."""
-
     def flow(self, source: Any, row: NDArray[np.int32], scale: float, in_float32: bool) -> Flow:
         """What flows in a training step of one batch under this loss scale; nothing in the model changes."""
 
@@ -40,9 +37,10 @@ class FlowEngine(Protocol):
 
 EVERY_STEPS, MOST_SHARE = 2000, 0.01  # of an interval that adapts
 # What compiling the first sample takes, in seconds of a core, and for each layer (on JAX and an Intel Xeon a wide
-# MLP: 1.0, a separable CNN: 3.9, a residual MLP of 98 layers: 12 to 15 s). It may be up to this share of the run.
+# MLP: 1.0, a separable CNN: 3.9, a residual MLP of 98 layers: 12 to 15 s). It may be up to this share of the run, or
+# what a short run on JAX takes less than `fit`.
 COMPILE_SECONDS, COMPILE_SECONDS_PER_LAYER = 0.5, 0.15
-MOST_FIRST_SHARE = 0.05
+MOST_FIRST_SHARE, FREE_SECONDS = 0.05, {"tensorflow": 0.0, "jax": 1.5}
 
 
 class Look(NamedTuple):
@@ -67,7 +65,7 @@ class GradientSampler:
     ) -> None:  # fmt: skip
         self.engine, self.every_steps, self.say, self.most_share = engine, every_steps, say, most_share
         self.compile_seconds = compile_seconds
-        self._is_said = False
+        self.left_out: float | None = None  # the seconds that compiling would have taken, where that was too much
         self._works = True
         self._ended_at = -math.inf  # of the latest
         self._passes, self._pass_seconds = 0, math.inf  # of the latest, and of the quickest: the first ones compile
@@ -81,24 +79,18 @@ class GradientSampler:
         lines = [-(-at // log_every_steps) * log_every_steps for at in wanted if at]
         return min(line for line in lines if line > step)
 
-    def is_affordable(self, step: int, run_seconds: float) -> bool:
-        """Whether the next sample, at this step, takes no more of the time than it may, in a run that is to take
+    def is_affordable(self, run_seconds: float) -> bool:
+        """Whether the next sample takes no more of the time than it may, in a run that is to take
         `run_seconds` in all."""
         if self.most_share is None:
             return True
         if self._ended_at == -math.inf:
-            return self._may_compile(step, run_seconds)
+            self.left_out = self.compile_seconds if self._is_too_dear(run_seconds) else None
+            return self.left_out is None
         return self._passes * self._pass_seconds <= self.most_share * (time.monotonic() - self._ended_at)
 
-    def _may_compile(self, step: int, run_seconds: float) -> bool:
-        if self.compile_seconds <= MOST_FIRST_SHARE * run_seconds:
-            return True
-        if not self._is_said:
-            self.say(f"step {step}: a sample of the gradients would take about {self.compile_seconds:.0f} s to "
-                     f"compile, over {MOST_FIRST_SHARE:.0%} of a run as short, and is left out "
-                     f"(trainer.gradient_health_every_steps={self.every_steps} takes it)")  # fmt: skip
-            self._is_said = True
-        return False
+    def _is_too_dear(self, run_seconds: float) -> bool:
+        return self.compile_seconds > max(FREE_SECONDS[keras.backend.backend()], MOST_FIRST_SHARE * run_seconds)
 
     def take(self, piece: Piece, step: int, scale: float) -> Look | None:
         """What the last batch of `piece` shows at this loss scale; None where that can't be had."""
@@ -129,13 +121,13 @@ class GradientSampler:
 
 
 def build_sampler(
-    engine: FlowEngine, every_steps: int | str, say: Callable[[str], None], layers: int
+    engine: FlowEngine, every_steps: int | str, say: Callable[[str], None], compiled_layers: int
 ) -> GradientSampler:
-    """For a model of so many `layers`, with an interval that adapts where `every_steps` is auto, exactly so many steps
-    otherwise."""
+    """With an interval that adapts where `every_steps` is auto, exactly so many steps otherwise. So many layers are to
+    be compiled for the first sample, none where a pass of `engine` needs no compiling."""
     if isinstance(every_steps, int):
         return GradientSampler(engine, every_steps, say)
-    compile_seconds = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * layers if engine.compiles_flows else 0.0
+    compile_seconds = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * compiled_layers if compiled_layers else 0.0
     return GradientSampler(engine, EVERY_STEPS, say, MOST_SHARE, compile_seconds)
 
 

@@ -144,8 +144,8 @@ class TensorFlowEngine(Engine):
             return Flow(parts, weights, norm, found.gradients)
 
     def _traced_flow(self, in_float32: bool) -> Callable[..., Flow]:
-        """Eagerly but where replicas meet in it or a layer goes through time steps one by one: to trace it takes as long
-        as ten passes (24 residual blocks: 3.1 s and 0.3 s), of which a run makes a few. Never by XLA, which keeps
+        """Eagerly but where replicas meet in it or a layer goes through time steps one by one: to trace it takes as
+        long as ten passes (24 residual blocks: 3.1 s and 0.3 s), of which a run makes a few. Never by XLA, which keeps
         float32 between the operations it fuses: nothing would be seen to underflow there."""
         flow = partial(self._flow_of, in_float32)
         return tf.function(flow, autograph=False) if self.compiles_flows else flow

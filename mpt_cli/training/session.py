@@ -222,7 +222,8 @@ def _add_what_was_asked_for(parts: Assembly, runner: Trainer, may_sample: bool) 
     every = trainer.gradient_health_every_steps
     runner.takes_gradients = every is not None and may_sample
     if every is not None and may_sample and is_rounded(parts.model):
-        runner.sampler = build_sampler(parts.engine, every, telemetry.message, len(parts_of(parts.model)))
+        compiled_layers = len(parts_of(parts.model)) if parts.engine.compiles_flows else 0
+        runner.sampler = build_sampler(parts.engine, every, telemetry.message, compiled_layers)
     own = own_steps(parts.model)
     if process_info is None and (own is None or not own.optimizers):
         runner.fault_search = FaultSearch(parts.engine, telemetry.message)

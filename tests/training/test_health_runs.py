@@ -189,7 +189,8 @@ TOO_FEW = "of the gradient elements were flushed to zero"
 def test_a_net_that_underflows_is_called_what_it_is(tmp_path, words, status, verdict, explanation):
     run_dir = tmp_path / "run"
     common = [word for word in TINY if "hidden_units" not in word and "input_shape" not in word]
-    words = [*common, *UNDERFLOWS, "policy=mixed_float16", "data.input_shape=[8]", "trainer.epochs=11", *words]
+    words = [*common, *UNDERFLOWS, "policy=mixed_float16", "data.input_shape=[8]", "trainer.epochs=11",
+             "trainer.gradient_health_every_steps=2000", *words]  # fmt: skip
     summary = training_run.train(load_settings([*words, f"run_dir={run_dir}"]))
 
     assert (summary.status, summary.verdict) == (status, verdict), summary.explanation

@@ -296,23 +296,19 @@ def test_a_sample_waits_until_it_is_a_small_share_of_the_time(monkeypatch):
     sampler.take(Piece(None, np.zeros((1, 4), np.int32), 1), 5, 1.0)
     sampler._passes, sampler._pass_seconds = 3, 2.0  # as after three passes of two seconds
     clock[0] += 599.0
-    assert not sampler.is_affordable(10, 10_000.0)
+    assert not sampler.is_affordable(10_000.0)
     clock[0] += 1.0
-    assert sampler.is_affordable(10, 10_000.0)
+    assert sampler.is_affordable(10_000.0)
 
 
 def test_a_first_sample_that_is_compiled_waits_for_a_run_long_enough_to_pay_for_it():
-    class Compiled:
-        compiles_flows = True
+    def sampler(layers, every="auto"):
+        return build_sampler(None, every, pytest.fail, layers)  # type: ignore[arg-type]
 
-    said = []
-    deep, flat = (build_sampler(Compiled(), "auto", said.append, layers) for layers in (98, 4))  # type: ignore[arg-type]
-    needed = 0.5 + 98 * 0.15
-    assert flat.is_affordable(100, 22.1) and not flat.is_affordable(100, 21.9)
-    assert said.pop() == ("step 100: a sample of the gradients would take about 1 s to compile, over 5% of a run as "
-                          "short, and is left out (trainer.gradient_health_every_steps=2000 takes it)")  # fmt: skip
-    assert not deep.is_affordable(100, needed / 0.05 - 1) and not deep.is_affordable(2000, 1.0) and len(said) == 1
-    assert deep.is_affordable(100, needed / 0.05 + 1)
-    assert build_sampler(Compiled(), 2000, pytest.fail, 98).is_affordable(100, 0.0)  # type: ignore[arg-type]
-    Compiled.compiles_flows = False
-    assert build_sampler(Compiled(), "auto", pytest.fail, 98).is_affordable(100, 0.0)  # type: ignore[arg-type]
+    flat, deep, needed = sampler(10), sampler(98), 0.5 + 98 * 0.15
+    assert flat.is_affordable(40.1) and flat.left_out is None
+    assert not flat.is_affordable(39.9) and flat.left_out == 2.0
+    assert not deep.is_affordable(needed / 0.05 - 1) and deep.left_out == needed
+    assert deep.is_affordable(needed / 0.05 + 1)
+    assert sampler(6).is_affordable(1.0) == (BACKEND == "jax")
+    assert sampler(98, every=2000).is_affordable(0.0) and sampler(0).is_affordable(0.0)

@@ -17,6 +17,7 @@ NETS = Path(__file__).parents[1] / "diagnose" / "nets.py"
 WORDS = [
     "conf=digits_mlp", f"backend={BACKEND}", f"model.builder={NETS}:stretched", "trainer.save_model=false", "seed=1",
     "optimizer.epsilon=1e-20", "optimizer.learning_rate=0.005", "trainer.epochs=20", "logger=quiet", "expect={}",
+    "trainer.gradient_health_every_steps=2000",
 ]  # fmt: skip
 LAYERS = "loss_scale.layer_scales={middle: 2**16, to_low: 2**22, low: 2**38}"
 
