@@ -143,7 +143,7 @@ class TensorFlowEngine(Engine):
             parts, weights, norm = (array.numpy() for array in found[:3])
             return Flow(parts, weights, norm, found.gradients)
 
-    def _traced_flow(self, in_float32: bool) -> Callable[..., Flow]:
+    def _traced_flow(self, in_float32: bool) -> Any:
         """Eagerly but where replicas meet in it or a layer goes through time steps one by one: to trace it takes as
         long as ten passes (24 residual blocks: 3.1 s and 0.3 s), of which a run makes a few. Never by XLA, which keeps
         float32 between the operations it fuses: nothing would be seen to underflow there."""

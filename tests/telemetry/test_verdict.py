@@ -388,8 +388,8 @@ RISING = LossTrend(0.31, 4, 9, (0.4, 0.45, 0.52))
      "for their data 60% of the time (30.0 s), so a quicker device gains little: let the loader do less for each "
      "example, or do it once and keep the result."),
     (replace(CLEAN, sample_left_out=12.4), "All 1,000 steps were applied at scale 32768. Whether half precision "
-     "flushed gradients is not known: compiling the first sample of them, about 12.4 s, was too much for a run as short "
-     "(trainer.gradient_health_every_steps=2000 takes it)."),
+     "flushed gradients is not known: compiling the first sample of them, about 12.4 s, was too much for a run as "
+     "short (trainer.gradient_health_every_steps=2000 takes it)."),
 ])  # fmt: skip
 def test_a_good_verdict_says_what_is_worth_a_word(signs: Signs, words: str) -> None:
     assert judge(signs) == (v.HEALTHY, words)
