@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mpt_cli.diagnose.display import print_labelled
+from mpt_cli.diagnose.report import print_labelled
 from mpt_cli.plan.device import Device
 from mpt_cli.plan.plan import LAUNCH_SECONDS, Plan
 from mpt_cli.report.tables import plain_lines, text_columns
