@@ -31,7 +31,7 @@ from mpt_cli.precision.gradients import (
     share_subnormal,
 )
 from mpt_cli.precision.scale_rules import DynamicScale
-from mpt_cli.report.tables import plain_lines, text_columns
+from mpt_cli.report.tables import plain_lines, print_labelled, text_columns
 from mpt_cli.runs.directory import write_atomic
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.beside import Moved, move_recipe
@@ -399,25 +399,6 @@ def _resolved(tree: Any, path: tuple[str, ...]) -> Any:
     for name in path:
         tree = tree.get(name) if isinstance(tree, dict) else None
     return tree
-
-
-LABEL_WIDTH = 9
-
-
-def print_labelled(rows: Sequence[tuple[str, str]], console: Console) -> None:
-    """Label and text; a label that stands for several lines is said once."""
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True, min_width=LABEL_WIDTH, style="dim")
-    grid.add_column(overflow="fold")
-    before = ""
-    for label, text in rows:
-        if console.is_terminal:
-            grid.add_row("" if label == before else label, Text(text))
-        else:
-            console.out(f"{label:<{LABEL_WIDTH}}  {text}")
-        before = label
-    if console.is_terminal:
-        console.print(grid)
 
 
 LEGEND = """max 2^: exponent of the largest; ×S: share flushed to zero at loss scale S;

@@ -8,10 +8,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mpt_cli.diagnose.report import print_labelled
 from mpt_cli.plan.device import Device
 from mpt_cli.plan.plan import LAUNCH_SECONDS, Plan
-from mpt_cli.report.tables import plain_lines, text_columns
+from mpt_cli.report.tables import plain_lines, print_labelled, text_columns
 from mpt_cli.telemetry.format import format_bytes, format_fraction, format_seconds
 
 MOST_LINES = 6  # of each kind of detail; `--json` has all

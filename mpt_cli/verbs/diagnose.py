@@ -204,7 +204,7 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
     if arguments.json:
         print_json(content)
     else:
-        from mpt_cli.diagnose.report import print_labelled
+        from mpt_cli.report.tables import print_labelled
 
         rows.append(("file", str(directory.diagnosis_json)))
         print_labelled(rows, PrintableConsole(sys.stdout))
