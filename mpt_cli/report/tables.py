@@ -1,5 +1,5 @@
-"""Rows of any kind as a table: aligned lines, Markdown, a table for the terminal, for a page; rows of a label and a text;
-and rows as CSV.
+"""Rows of any kind as a table: aligned lines, Markdown, a table for the terminal, for a page; rows of a label and a
+text; and rows as CSV.
 """
 
 import csv

@@ -434,7 +434,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
         content = {"device": device.description, "memory": format_bytes(device.memory_bytes), "ran": False}
         print_json({**content, "plans": [each.as_dict() for each in plans]})
         return OK
-    from mpt_cli.plan.display import print_plans
+    from mpt_cli.plan.plan import print_plans
     from mpt_cli.telemetry.console import PrintableConsole
 
     print_plans(device, plans, PrintableConsole(sys.stdout))
