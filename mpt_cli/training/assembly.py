@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from mpt_cli.data.build import warn_of_float_labels
 from mpt_cli.data.examples import RAGGED, Batch, DataSet, Examples, Rows, Stream, map_arrays
 from mpt_cli.data.load import has_targets_as_given, load_data_of_run
-from mpt_cli.data.prepare import warn_of_float_labels
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.distribution import Distribution, build_distribution
 from mpt_cli.engine.faults import Injector, build_injector, slowed, warn_of_fault
