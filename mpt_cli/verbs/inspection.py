@@ -111,7 +111,7 @@ def _sinks() -> list[dict[str, str]]:
 
 
 def _describe_sink(plugin: plugins.Plugin) -> str:
-    from mpt_cli.telemetry.setup import load_sink
+    from mpt_cli.telemetry.sinks import load_sink
 
     try:
         load_sink(plugin.name)

@@ -23,8 +23,7 @@ from mpt_cli.telemetry.ledger import (
     StepRecords,
     loss_bound,
 )
-from mpt_cli.telemetry.records import GradientSample, Spike
-from mpt_cli.telemetry.sinks import spike_from
+from mpt_cli.telemetry.records import GradientSample, Spike, spike_from
 
 NAN, INF = math.nan, math.inf
 
