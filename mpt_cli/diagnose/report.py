@@ -34,9 +34,9 @@ from mpt_cli.precision.scale_rules import DynamicScale
 from mpt_cli.report.tables import plain_lines, print_labelled, text_columns
 from mpt_cli.runs.directory import write_atomic
 from mpt_cli.settings import load_settings
-from mpt_cli.settings.beside import Moved, move_recipe
 from mpt_cli.settings.recipe_edit import RecipeText
 from mpt_cli.settings.recipes import keys_left
+from mpt_cli.settings.relative_references import MovedReferences, move_recipe
 from mpt_cli.settings.schema import choosing_key
 from mpt_cli.settings.search_path import conf_override, expanded, find_recipe
 from mpt_cli.telemetry.format import format_fraction, format_scale
@@ -343,7 +343,7 @@ def write_recipe_copy(target: str, overrides: list[str], found: Diagnosis) -> No
     for group, choice in given.choices.items():
         if group != "loss_scale" or found.settings.loss_scale.rule_class.scales:
             choose_with_keys(recipe, group, str(choice.name), found)
-    moved = Moved(None, path)
+    moved = MovedReferences(None, path)
     for key, value in _changed_keys(given.overrides, found).items():
         recipe.set(key, moved.override(key, value))
     recipe.text = _headline(found) + recipe.text
