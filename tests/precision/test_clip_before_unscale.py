@@ -115,7 +115,8 @@ class Processing(keras.Sequential):
             loss = self.compute_loss(x, y, self(x, training=True))
             scaled = self.optimizer.get_scaled_loss(loss) if by_hand else self.optimizer.scale_loss(loss)
         gradients = self.process(tape.gradient(scaled, self.trainable_variables), self.optimizer)
-        self.optimizer.apply(gradients, self.trainable_variables)
+        said = {"unscaled": True} if self.process is unscaled_by_method else {}
+        self.optimizer.apply(gradients, self.trainable_variables, **said)
         return {"loss": loss}
 
     def jax_step(self, state, data):
