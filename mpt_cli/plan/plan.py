@@ -19,7 +19,6 @@ from rich.text import Text
 from mpt_cli.engine.backend import Platform
 from mpt_cli.errors import ConfigError
 from mpt_cli.plan.device import Device, load_device
-from mpt_cli.plan.hlo import parse_module
 from mpt_cli.plan.program import (
     Compiled,
     CompileTarget,
@@ -32,7 +31,7 @@ from mpt_cli.plan.program import (
     check_plan,
     prepare_compiler,
 )
-from mpt_cli.plan.work import Buffer, Kernel, Product, Step, largest_buffers, read_step, uneven
+from mpt_cli.plan.work import Buffer, Kernel, Product, Step, largest_buffers, parse_module, read_step, uneven
 from mpt_cli.report.tables import plain_lines, print_labelled, text_columns
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.overrides import keys_given
