@@ -224,15 +224,9 @@ def _between_jax(closed: Any) -> Between | None:
 def _function_of_equations(
     closed: Any, equations: Sequence[Any], used: Sequence[Any], results: Sequence[Any]
 ) -> Callable[[Arrays], Arrays]:
-    import jax
     from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
     jaxpr = closed.jaxpr
     cut_out = Jaxpr(jaxpr.constvars, [*used], [*results], [*equations], debug_info=jaxpr.debug_info)
     call = jaxpr_as_fun(ClosedJaxpr(cut_out, closed.consts))
-
-    def function(arrays: Arrays) -> Arrays:
-        with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            return [np.asarray(each) for each in call(*arrays)]
-
-    return function
+    return lambda arrays: [np.asarray(each) for each in call(*arrays)]

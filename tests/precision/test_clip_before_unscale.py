@@ -1,9 +1,11 @@
 """Which train_steps clip gradients that are still multiplied by the loss scale."""
 
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
-from backends import BACKEND
+from backends import BACKEND, assert_passes_on_jax, only_on
 from keras import ops
 
 from mpt_cli.precision import LossScaleOptimizer
@@ -162,6 +164,30 @@ def test_no_other_treatment_of_gradients_is_taken_for_one(process):
     assert not clips(process)
 
 
+class TwoNetworks(keras.Model):
+    """Of two optimizers, each with a network of its own, the gradients of the second are clipped."""
+
+    def train_step(self, data):
+        import tensorflow as tf
+
+        for optimizer, network, process in ((self.first, self.one, as_they_are), (self.second, self.two, to_norm_of_1)):
+            with tf.GradientTape() as tape:
+                loss = ops.mean(network(data[0]))
+                scaled = optimizer.scale_loss(loss)
+            weights = network.trainable_variables
+            optimizer.apply(process(tape.gradient(scaled, weights), optimizer), weights)
+        return {"loss": loss}
+
+
+@only_on("tensorflow")
+def test_of_several_optimizers_it_is_said_which():
+    model = TwoNetworks()
+    model.one, model.two = (keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]) for _ in range(2))
+    model.first, model.second = (LossScaleOptimizer(keras.optimizers.SGD(0.1)) for _ in range(2))
+    _, uses = trace_train_step(model, {"first": model.first, "second": model.second}, BATCH, [])
+    assert {name: use.clips for name, use in uses.items()} == {"first": False, "second": True}
+
+
 def test_what_can_t_be_called_out_of_its_place_ends_no_run(monkeypatch):
     def refuse(*_):
         raise RuntimeError("no kernel")
@@ -179,3 +205,9 @@ def test_what_is_a_bound_is_told_by_small_and_large_gradients(function, found):
     with np.errstate(over="ignore"):
         assert bounds_large_ones_alone(function, [(3, 2), ()]) is found
     assert not bounds_large_ones_alone(function, [(2**13, 2**13), (1,)])  # too many to be called with
+
+
+@pytest.mark.slow
+@only_on("tensorflow")
+def test_on_jax():
+    assert_passes_on_jax(Path(__file__))
