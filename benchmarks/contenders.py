@@ -17,8 +17,8 @@ import numpy as np
 from mpt_cli.data.examples import DataSet, Examples
 from mpt_cli.engine.backend import Platform
 from mpt_cli.settings.schema import Settings
-from mpt_cli.telemetry.setup import build_telemetry
 from mpt_cli.telemetry.sink import Telemetry, TelemetryFiles
+from mpt_cli.telemetry.sinks import build_telemetry
 from mpt_cli.training.assembly import build_under_policy
 from mpt_cli.training.checkpoint import CheckpointStore
 from mpt_cli.training.program import SettingsProgram

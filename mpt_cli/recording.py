@@ -33,8 +33,8 @@ from mpt_cli.signals import format_end, signal_of
 from mpt_cli.telemetry.health import GOOD_VERDICTS, STOPPED, HealthRules, Stop, describe_unmoved, judge
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
 from mpt_cli.telemetry.records import RunHeader, Scaling, Summary
-from mpt_cli.telemetry.setup import build_telemetry
 from mpt_cli.telemetry.signs import EventTally, observe
+from mpt_cli.telemetry.sinks import build_telemetry
 from mpt_cli.telemetry.spelling import RECORDER, Spelling
 from mpt_cli.training.outcome import Conclusion, Outcome, conclude_unfinished, counted, status_of, status_of_error
 from mpt_cli.training.progress import Progress

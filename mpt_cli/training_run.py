@@ -41,8 +41,8 @@ from mpt_cli.settings.overrides import keys_given
 from mpt_cli.settings.schema import Settings
 from mpt_cli.signals import ForcedEnd, at_forced_end
 from mpt_cli.telemetry.records import Summary
-from mpt_cli.telemetry.setup import build_telemetry, check_logger
 from mpt_cli.telemetry.sink import Sink, Telemetry
+from mpt_cli.telemetry.sinks import build_telemetry, check_logger
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, NoStore
 from mpt_cli.training.outcome import Outcome, summarise, summarise_cut, summarise_failure, unwritten
 from mpt_cli.training.program import Program, SettingsProgram

@@ -19,7 +19,6 @@ from mpt_cli.compare.comparison import (
     Quality,
     format_rule,
 )
-from mpt_cli.compare.footprint import TILE
 from mpt_cli.errors import DataError
 from mpt_cli.machine import cpu_features
 from mpt_cli.report.history import RunHistory, read_history
@@ -44,6 +43,8 @@ from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import write_tables
 from mpt_cli.telemetry.format import format_bytes, format_count, format_number, format_share, format_signed
 from mpt_cli.telemetry.records import as_number
+
+TILE = 8  # tensor cores multiply in tiles: a float16 dimension that is no multiple of 8 leaves part of them idle
 
 
 def doubts(found: Comparison) -> list[str]:

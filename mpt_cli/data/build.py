@@ -1,6 +1,9 @@
-"""From the arrays or the stream of a source to a DataSet: split, standardising, description, fingerprint."""
+"""From whatever arrays or stream a source returned to a DataSet: dtypes, what is to be predicted, and the one check
+that all pass; split, standardising, description, fingerprint.
+"""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -8,27 +11,379 @@ import numpy as np
 
 from mpt_cli.data.examples import (
     Array,
+    Arrays,
     DataSet,
     Examples,
     Rows,
     Stream,
+    all_arrays,
+    as_rows,
     draw_examples,
     fingerprint_arrays,
     leaves,
     map_arrays,
+    on_values,
     split_examples,
-)
-from mpt_cli.data.prepare import (
-    TargetSpec,
-    divisors,
-    is_one_hot,
-    labels_from_one_hot,
-    prepare_examples,
-    read_target,
-    to_numbers,
 )
 from mpt_cli.errors import DataError
 from mpt_cli.settings.variants import DataSettings
+
+_INT32 = np.iinfo(np.int32)
+_PIXEL_MAX = 255
+
+
+def to_numbers(examples: Examples, where: str, scale_pixels: bool = True) -> Examples:
+    """Inputs as float32 or int32, targets as float32 or int64, weights as float32.
+
+    uint8 inputs are pixels: `scale_pixels` divides them by 255, else they stay as they are. Other integers are tokens.
+    bool becomes 0 and 1. A float64 that float32 can't hold becomes inf, which `check_examples` reports. Text among the
+    inputs becomes UTF-8 bytes; ragged and sparse inputs become Rows. DataError for other objects, complex numbers, and
+    text, ragged and sparse tensors in targets.
+    """
+    x = map_arrays(lambda a: _as_input(a, f"{where}: x"), examples.x)
+    y = map_arrays(lambda a: _as_array(a, f"{where}: y"), examples.y)
+    weight = map_arrays(lambda a: _as_array(a, f"{where}: sample_weight"), examples.sample_weight)
+    return Examples(
+        _map_named(lambda a, name: on_values(_input_array, a, name, scale_pixels), x, f"{where}: x"),
+        _map_named(_target_array, y, f"{where}: y"),
+        map_arrays(lambda a: _target_array(a, where).astype(np.float32), weight),
+    )
+
+
+def divisors(x: Arrays) -> dict[str, Any]:
+    """What `to_numbers` divides raw inputs by, as DataSet.preprocessing says it; empty where no input is uint8."""
+    pixels = {name: _PIXEL_MAX for name, array in leaves(x, "x") if _dtype_of(array) == np.uint8}
+    return {"divided_by": pixels} if pixels else {}
+
+
+def _dtype_of(array: Any) -> Any:
+    return array.dtype if hasattr(array, "dtype") else np.asarray(array).dtype
+
+
+def _map_named(function: Any, arrays: Arrays, name: str) -> Arrays:
+    names = iter([name for name, _ in leaves(arrays, name)])
+    return map_arrays(lambda a: function(a, next(names)), arrays)
+
+
+def _as_input(value: Any, name: str) -> Any:
+    found = as_rows(value, name)
+    value = value if found is None else found
+    return on_values(lambda each: _as_array(each, name, takes_text=True), value)
+
+
+def _as_array(value: Any, name: str, takes_text: bool = False) -> Array:
+    if isinstance(value, Rows) or as_rows(value, name) is not None:
+        raise DataError(f"{name} must be dense: only inputs may be ragged or sparse. Make it dense in the loader.")
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{name} is not an array of numbers: {error}") from error
+    if array.dtype.name == "bfloat16" or array.dtype.name.startswith("float8"):
+        return array.astype(np.float32)
+    if takes_text and (text := _as_text(array)) is not None:
+        return text
+    if array.dtype.kind not in "fiub":
+        raise DataError(f"{name} must hold numbers. Received: dtype {array.dtype}.")
+    return array
+
+
+def _as_text(array: Array) -> Array | None:
+    """Bytes of UTF-8; None for what is no text."""
+    if array.dtype.kind == "O" and array.size and all(isinstance(each, (str, bytes)) for each in array.flat):
+        array = np.array([each if isinstance(each, bytes) else each.encode() for each in array.flat]).reshape(
+            array.shape)  # fmt: skip
+    if array.dtype.kind == "U":
+        return np.char.encode(array, "utf-8")
+    return array if array.dtype.kind == "S" else None
+
+
+def _input_array(array: Array, name: str, scale_pixels: bool) -> Array:
+    if array.dtype.kind == "S" or (array.dtype == np.uint8 and not scale_pixels):
+        return array
+    if array.dtype == np.uint8:
+        return np.divide(array, np.float32(_PIXEL_MAX), dtype=np.float32)
+    if array.dtype.kind in "fb":
+        return _to_float32(array)
+    if array.size and (array.min() < _INT32.min or array.max() > _INT32.max):
+        raise DataError(f"{name} has integers beyond 32 bits; the largest is {array.max()}. "
+                        "Tokens are small integers; make measurements floats.")
+    return array.astype(np.int32, copy=False)
+
+
+def _target_array(array: Array, name: str) -> Array:
+    return _to_float32(array) if array.dtype.kind == "f" else array.astype(np.int64)
+
+
+def _to_float32(array: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32, copy=False)
+
+
+MOST_LIKELY_CLASSES = 20  # whole float targets below this are more likely labels than numbers
+# of the sources that go by dtype
+_TAKE_FOR_LABELS = {"npz": "data.task=classification", "loader": "data.num_classes={classes}"}
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """What is predicted. `given`: the number of classes was said, so that not every class has to occur. `as_given`:
+    what the targets mean is the user's loss to know, so that nothing is asked of them."""
+
+    task: str
+    num_classes: int | None
+    given: bool = False
+    as_given: bool = False
+
+
+def read_target(parts: list[Examples], task: str, num_classes: int | None, as_given: bool = False) -> TargetSpec:
+    """The task and number of classes of targets as `to_numbers` leaves them; `task` "auto" decides by dtype.
+
+    Integers are labels, floats a regression; one-hot rows (n, k), k > 1, are labels. Targets in a dict or tuple are
+    task "other": only the user knows what they mean. So are targets that are not there. Of those `as_given` task and
+    number of classes are what they look like.
+    """
+    if as_given:
+        return _target_as_given(parts, task, num_classes)
+    y = parts[0].y
+    if not isinstance(y, np.ndarray):
+        return TargetSpec("other", num_classes, given=True)
+    if task == "auto":
+        labels = y.dtype.kind in "iu" or is_one_hot(y) or (num_classes is not None and y.ndim == 1)
+        task = "classification" if labels else "regression"
+    if task == "regression":
+        outputs = y.shape[-1] if y.ndim > 1 else 1
+        if num_classes not in (None, outputs):
+            raise DataError(f"data.num_classes={num_classes}, but the targets are no labels: float, shape {y.shape}.")
+        return TargetSpec(task, outputs)
+    if num_classes is not None:
+        return TargetSpec(task, num_classes, given=True)
+    return TargetSpec(task, max(_count_classes(part.y) for part in parts))
+
+
+def _target_as_given(parts: list[Examples], task: str, num_classes: int | None) -> TargetSpec:
+    y = parts[0].y
+    if not isinstance(y, np.ndarray):
+        return TargetSpec("other", num_classes, True, True)
+    columns = y.shape[-1] if y.ndim > 1 else 1
+    flags = y.ndim == 2 and columns > 1 and y.dtype.kind in "iu" and y.size > 0 and y.min() >= 0 and y.max() <= 1
+    if task == "auto":
+        task = "classification" if y.dtype.kind in "iu" or is_one_hot(y) else "regression"
+    if num_classes is None:
+        of_rows = task == "regression" or flags or is_one_hot(y)
+        num_classes = columns if of_rows else max(_count_classes(part.y) for part in parts)
+    return TargetSpec(task, num_classes, True, True)
+
+
+def labels_from_one_hot(examples: Examples) -> Examples:
+    """The same examples with labels (n,) in place of one-hot rows (n, k); others as they are.
+
+    Token sequences that happen to be one-hot are told by their input: integers of the same shape.
+    """
+    if not is_one_hot(examples.y):
+        return examples
+    x = examples.x
+    if isinstance(x, np.ndarray) and x.dtype.kind == "i" and x.shape == examples.y.shape:
+        return examples
+    return replace(examples, y=examples.y.argmax(axis=1))
+
+
+def is_one_hot(y: Arrays) -> bool:
+    """Whether each row of a matrix is zeros and a single one."""
+    if not isinstance(y, np.ndarray) or y.ndim != 2 or y.shape[1] < 2 or not len(y):
+        return False
+    first = y[0]
+    return bool(first.sum() == 1 and first.max() == 1  # cheap: settles nearly all matrices that aren't one-hot
+                and ((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all())
+
+
+def final_targets(y: Arrays, target: TargetSpec) -> Arrays:
+    """Checked targets in their final dtype and shape: int32 (n,) or (n, T), float32 (n, k); of those as given only the
+    dtype changes, to int32."""
+    if target.task == "other" or target.as_given:
+        return map_arrays(lambda a: a.astype(np.int32) if a.dtype == np.int64 else a, y)
+    if target.task == "regression":
+        return _as_column(y.astype(np.float32, copy=False))
+    return (y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y).astype(np.int32)
+
+
+def warn_of_float_labels(data: DataSet, settings: DataSettings) -> list[str]:
+    """A warning where a regression was read off float targets that look like class labels: 0.0, 1.0, …"""
+    if data.targets_as_given:
+        return []  # the loss that the user named knows
+    by_dtype = getattr(settings, "task", "auto") == "auto" and settings.name in _TAKE_FOR_LABELS
+    if data.task != "regression" or not by_dtype or not isinstance(data.train, Examples):
+        return []
+    y = data.train.y
+    lowest, largest = y.min(), y.max()
+    if not (lowest >= 0 and largest < MOST_LIKELY_CLASSES and (y == np.trunc(y)).all()):
+        return []
+    key = _TAKE_FOR_LABELS[settings.name].format(classes=int(largest) + 1)
+    return [f"data: y is float, so this is a regression, though its values are whole numbers from {lowest:g} to "
+            f"{largest:g}. If they are class labels, set {key} or make y integer."]
+
+
+def _as_column(y: Array) -> Array:
+    return y[:, None] if y.ndim == 1 else y
+
+
+def _count_classes(y: Array) -> int:
+    """Largest label + 1; of targets that aren't labels anything, as the check refuses them."""
+    if not y.size:
+        return 0
+    largest = y.max()
+    return int(largest) + 1 if np.isfinite(largest) else 0
+
+
+def check_examples(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> None:
+    """DataError, with all problems at once, unless the examples can be trained on.
+
+    `where` opens the message: the file, or the key that names the source. Targets are as `to_numbers` left them. A
+    single batch may have weights that are all zero, a whole set may not.
+    """
+    problems = shape_problems(examples, is_batch) or [
+        *value_problems(examples, target.as_given), *label_problems(examples.y, target)]  # fmt: skip
+    weights = leaves(examples.sample_weight, "sample_weight")
+    if not problems and not is_batch and weights and not any(weight.any() for _, weight in weights):
+        problems = ["sample_weight is all zeros, so nothing would be learned"]
+    if problems:
+        raise DataError(f"{where}: " + "; ".join(problems) + ".")
+
+
+def shape_problems(examples: Examples, is_batch: bool = False) -> list[str]:
+    """Arrays without examples, without dimensions, or of different lengths.
+
+    Those of a batch whose targets are not one array may differ in length: a `train_step` knows what to do with a batch
+    of labelled and one of other examples.
+    """
+    arrays = all_arrays(examples)
+    flat = [f"{name} is a single number, not an array" for name, array in arrays if array.ndim == 0]
+    empty = [f"{name} is empty: shape {array.shape}" for name, array in arrays if array.ndim and array.size == 0]
+    if flat or empty:
+        return flat + empty
+    lengths = {name: len(array) for name, array in arrays}
+    if len(set(lengths.values())) > 1 and not (is_batch and not isinstance(examples.y, np.ndarray)):
+        return ["the numbers of examples differ: " + ", ".join(f"{name} {n:,}" for name, n in lengths.items())]
+    return [problem for name, weight in leaves(examples.sample_weight, "sample_weight")
+            for problem in _weight_problems(name, weight)]  # fmt: skip
+
+
+def value_problems(examples: Examples, may_lack_targets: bool = False) -> list[str]:
+    """NaN and inf in inputs, targets and weights: how many, and where the first one is. With `may_lack_targets` NaN
+    among targets is left to `missing_targets`."""
+    lacking = missing_targets(examples) if may_lack_targets else []
+    return [problem for name, array in all_arrays(examples) for problem in _not_finite(name, array)
+            if problem not in lacking]  # fmt: skip
+
+
+def missing_targets(examples: Examples) -> list[str]:
+    """NaN among targets, as some have them for what is not known."""
+    nan = {"NaN": np.isnan}
+    return [problem for name, array in leaves(examples.y, "y") for problem in _not_finite(name, array, nan)]
+
+
+def label_problems(y: Array, target: TargetSpec) -> list[str]:
+    """Labels that aren't 0 … num_classes-1; none for other tasks."""
+    if target.task != "classification" or target.as_given:
+        return []
+    if not np.isfinite(y).all():
+        return []  # already reported, and nothing below holds for NaN
+    if y.dtype.kind == "f" and not (y == np.trunc(y)).all():
+        return [f"class labels must be whole numbers; y has {_first_where(y, y != np.trunc(y))}"]
+    return _range_problems(y, target)
+
+
+def _range_problems(y: Array, target: TargetSpec) -> list[str]:
+    classes, lowest, largest = int(target.num_classes or 0), int(y.min()), int(y.max())
+    if lowest < 0:
+        return [f"class labels start at 0; y has {_first_where(y, y < 0)}"]
+    if largest >= classes:
+        return [f"{classes} classes have labels 0 to {classes - 1}; y has {_first_where(y, y >= classes)}"]
+    if target.given:
+        return []
+    if largest == 0:
+        return ["all labels are 0, so there is nothing to tell apart"]
+    if lowest > 0:
+        return [f"class labels start at 0; the lowest here is {lowest}: number the classes from 0"]
+    return _gap_problems(y, largest)
+
+
+def _gap_problems(y: Array, largest: int) -> list[str]:
+    """A label of a million with three classes is an identifier; taken at its word it makes a head of a million."""
+    if y.ndim > 1 or largest < 1000:
+        return []
+    distinct = len(np.unique(y))
+    if largest < 10 * distinct:
+        return []
+    return [f"labels run up to {largest:,} but only {distinct:,} of them occur: number the classes from 0 without gaps"]
+
+
+_KINDS = {"NaN": np.isnan, "infinite (or beyond float32)": np.isinf}
+
+
+def _not_finite(name: str, array: Array, kinds: Mapping[str, Any] = _KINDS) -> list[str]:
+    if array.dtype.kind != "f" or (np.isfinite(array.min()) and np.isfinite(array.max())):
+        return []  # min and max pass NaN on, so that no mask as large as the array is needed
+    if isinstance(array, Rows):
+        name, array = f"{name} (its values, row after row)", array.values
+    found = []
+    for word, is_so in kinds.items():
+        mask = is_so(array)
+        count = int(mask.sum())
+        if count:
+            first = ", ".join(str(place) for place in np.argwhere(mask)[0])
+            found.append(f"{name} has {count:,} value{'s' * (count > 1)} that {'are' if count > 1 else 'is'} {word}, "
+                         f"first at [{first}]")
+    return found
+
+
+def _weight_problems(name: str, weight: Array) -> list[str]:
+    if (weight < 0).any():
+        return [f"{name} must not be negative; it has {_first_where(weight, weight < 0)}"]
+    return []
+
+
+def _first_where(array: Array, mask: Array) -> str:
+    place = tuple(int(index) for index in np.argwhere(mask)[0])
+    return f"{array[place]:g} at [{', '.join(map(str, place))}]"
+
+
+def prepare_examples(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> Examples:
+    """Examples as `to_numbers` left them, checked and with their targets in final form."""
+    check_examples(examples, target, where, is_batch)
+    return replace(examples, y=final_targets(examples.y, target))
+
+
+def weighted_by_class(data: Examples | Stream, weights: dict[int, float]) -> Any:
+    """The same with a weight for each example by its class, as Keras's `class_weight`; classes left out have 1.
+
+    Targets are class numbers, or rows of which the largest entry says the class. DataError where there is more than one
+    target, or where there are weights already.
+    """
+    if isinstance(data, Stream):
+        return data.mapped(lambda batch, number: _weighted(batch, weights))
+    return _weighted(data, weights)
+
+
+def _weighted(examples: Examples, weights: dict[int, float]) -> Examples:
+    if not isinstance(examples.y, np.ndarray):
+        raise DataError("trainer.class_weight needs one target whose classes it can weight. Give sample weights.")
+    if examples.sample_weight is not None:
+        raise DataError("trainer.class_weight and sample weights of the data can't be used together. Multiply them in "
+                        "the loader.")
+    return Examples(examples.x, examples.y, class_factors(examples.y, weights))
+
+
+def class_factors(y: Array, weights: Mapping[int, float]) -> Array:
+    """The weight of the class of each target, float32; 1 for a class that `weights` leave out.
+
+    >>> class_factors(np.array([[0, 1], [1, 0]]), {1: 5.0}).tolist()
+    [5.0, 1.0]
+    """
+    if y.ndim > 1:
+        y = y.argmax(axis=-1) if y.shape[-1] > 1 else y[..., 0]
+    classes, inverse = np.unique(np.round(y).astype(np.int64), return_inverse=True)
+    factors = np.array([weights.get(int(each), 1.0) for each in classes], np.float32)
+    return factors[inverse].reshape(y.shape)
 
 
 def describe(title: str, train: Examples | Stream, validation: Examples | Stream | None, shape: Any, target: TargetSpec,

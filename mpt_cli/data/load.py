@@ -15,10 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.data.build import RawArrays, RawStream, build_data_set, build_stream_set, shape_text
+from mpt_cli.data.build import (
+    RawArrays,
+    RawStream,
+    build_data_set,
+    build_stream_set,
+    missing_targets,
+    shape_text,
+    weighted_by_class,
+)
 from mpt_cli.data.examples import Array, BatchStream, DataSet, Examples, Stream, as_rows, in_epochs_of
 from mpt_cli.data.file_formats import load_csv, load_images, load_npz, load_text
-from mpt_cli.data.prepare import missing_targets, weighted_by_class
 from mpt_cli.data.streams import (
     as_arrays,
     as_tf_dataset,

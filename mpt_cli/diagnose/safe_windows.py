@@ -13,7 +13,16 @@ from keras import ops
 
 from mpt_cli.engine.flow import Flow, FlowMap
 from mpt_cli.engine.loop import StepWrapper
-from mpt_cli.engine.probes import GRADIENT, Counts, Probes, Tensor, owners_of_weights, weights_of
+from mpt_cli.engine.probes import (
+    GRADIENT,
+    Counts,
+    Probes,
+    Tensor,
+    count_weights,
+    in_layers,
+    owners_of_weights,
+    weights_of,
+)
 from mpt_cli.precision.finite import gradient_factor
 from mpt_cli.precision.gradients import (
     EXPONENT_BIAS,
@@ -27,8 +36,9 @@ from mpt_cli.precision.gradients import (
     share_flushed,
     share_overflow,
 )
-from mpt_cli.precision.gradients.layer_scales import layer_scales
-from mpt_cli.precision.keras_internals import inner_layers
+from mpt_cli.precision.gradients.layer_scales import at_layer_scales, layer_scales
+from mpt_cli.precision.keras_internals import inner_layers, predict_in_training, training_loss
+from mpt_cli.precision.optimizer import backend_step
 from mpt_cli.precision.policy import name_of, parts_of
 from mpt_cli.telemetry.records import LayerSample
 
@@ -85,13 +95,125 @@ def build_pass(model: Any, probes: Probes, options: PassOptions = PassOptions())
     float16 is rounded where the layers round it, also between fused operations: TensorFlow's kernels do so, JAX is
     told to. With `jit_compile` TensorFlow uses XLA, and JAX leaves XLA the freedom that training leaves it.
     """
-    if keras.backend.backend() == "tensorflow":
-        from mpt_cli.diagnose.passes_tensorflow import TensorFlowPass
+    kind = TensorFlowPass if keras.backend.backend() == "tensorflow" else JaxPass
+    return kind(model, probes, options)
 
-        return TensorFlowPass(model, probes, options)
-    from mpt_cli.diagnose.passes_jax import JaxPass
 
-    return JaxPass(model, probes, options)
+class TensorFlowPass:
+    """A `GradientPass`. Whatever the pass writes into variables is put back at its end."""
+
+    def __init__(self, model: Any, probes: Probes, options: PassOptions) -> None:
+        import tensorflow as tf
+
+        self.model, self.probes, self.optimizer = model, probes, options.optimizer
+        self._step = options.step_wrapper(self._pass) if options.step_wrapper else self._pass
+        self._run = tf.function(self._scaled_pass, autograph=False, jit_compile=options.jit_compile)
+        self._scale: Tensor = None  # of the pass that is being traced
+
+    def __call__(self, batch: Any, scale: float = 1.0) -> Counted:
+        loss, sinks, weights, updates = self._run(batch, ops.convert_to_tensor(scale, "float32"))
+        moved = None if self.optimizer is None else updates.numpy()
+        return Counted((float(loss),), sinks.numpy(), weights.numpy(), moved)
+
+    def _scaled_pass(self, batch: Any, scale: Tensor) -> Any:
+        self._scale = scale
+        return self._step(self.model, batch)
+
+    def _pass(self, model: Any, batch: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        import tensorflow as tf
+
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        weights = weights_of(model)
+        touched = [*model.non_trainable_variables, *model.metrics_variables]
+        before = _read(touched)
+        sinks = self.probes.sinks()
+        with self.probes.installed(sinks), tf.GradientTape() as tape:
+            tape.watch(sinks)
+            with at_layer_scales(model):
+                y_pred = predict_in_training(model, x)
+            loss = ops.cast(training_loss(model, x, y, y_pred, weight), "float32")
+            scaled = (loss if model.optimizer is None else model.optimizer.scale_loss(loss)) * self._scale
+        found = tape.gradient(scaled, [*weights, *sinks])
+        gradients, counts = found[: len(weights)], found[len(weights) :]
+        updates = self._updates([*weights], gradients)
+        known = [ops.zeros_like(v) if g is None else g for v, g in zip(weights, gradients, strict=True)]
+        counts = [ops.zeros_like(sink) if c is None else c for sink, c in zip(sinks, counts, strict=True)]
+        _write(touched, before)
+        return loss, ops.stack(counts), count_weights(in_layers(model, known)), updates
+
+    def _updates(self, weights: list[Any], gradients: list[Tensor]) -> Tensor:
+        if self.optimizer is None:
+            return ops.zeros((0, 3), "float32")
+        touched = [*weights, *self.optimizer.variables]
+        before = _read(touched)
+        self.optimizer.apply(gradients, weights)
+        updates = count_updates(before[: len(weights)], _read(weights))
+        _write(touched, before)
+        return updates
+
+
+def _read(variables: list[Any]) -> list[Tensor]:
+    return [ops.copy(variable.value) for variable in variables]
+
+
+def _write(variables: list[Any], values: list[Tensor]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+class JaxPass:
+    """A `GradientPass`: a pure function of the variables' values, so that there is nothing to put back."""
+
+    def __init__(self, model: Any, probes: Probes, options: PassOptions) -> None:
+        import jax
+
+        self.model, self.probes, self.optimizer = model, probes, options.optimizer
+        self._step = options.step_wrapper(self._pass) if options.step_wrapper else self._pass
+        self._scale: Tensor = None  # of the pass that is being traced
+        # XLA otherwise keeps float32 between the operations it fuses, and nothing would be seen to underflow there
+        precision: dict[str, Any] = {} if options.jit_compile else {"xla_allow_excess_precision": False}
+        self._run = jax.jit(self._scaled_pass, compiler_options=precision)
+
+    def __call__(self, batch: Any, scale: float = 1.0) -> Counted:
+        import jax
+
+        model = self.model
+        rule = self.optimizer or model.optimizer
+        own = [] if rule is None else rule.variables
+        lists = (model.trainable_variables, model.non_trainable_variables, own, model.metrics_variables)
+        state = backend_step().TrainState(*([variable.value for variable in variables] for variables in lists))
+        loss, sinks, weights, updates = jax.device_get(self._run(state, batch, np.float32(scale)))
+        return Counted((float(loss),), sinks, weights, None if self.optimizer is None else updates)
+
+    def _scaled_pass(self, state: Any, batch: Any, scale: Tensor) -> Any:
+        self._scale = scale
+        return self._step(self.model, state, batch)
+
+    def _pass(self, model: Any, state: Any, batch: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        import jax
+
+        weights, frozen, own, metrics = state
+        given = keras.utils.unpack_x_y_sample_weight(batch)
+
+        def scaled_loss(weights: list[Tensor], sinks: list[Tensor]) -> tuple[Tensor, Tensor]:
+            with self.probes.installed(sinks), at_layer_scales(model):
+                scaled, (loss, *_) = model.compute_loss_and_updates(
+                    weights, frozen, metrics, *given, training=True, optimizer_variables=own
+                )
+            return ops.cast(scaled, "float32") * self._scale, ops.cast(loss, "float32")
+
+        differentiated = jax.value_and_grad(scaled_loss, argnums=(0, 1), has_aux=True)
+        (_, loss), (gradients, sinks) = differentiated(weights, self.probes.sinks())
+        moved = {id(variable) for variable in weights_of(model)}
+        chosen = [id(variable) in moved for variable in model.trainable_variables]
+        counts = count_weights(in_layers(model, [g for g, is_it in zip(gradients, chosen, strict=True) if is_it]))
+        return loss, ops.stack(sinks), counts, self._updates(own, gradients, weights)
+
+    def _updates(self, own: list[Tensor], gradients: list[Tensor], weights: list[Tensor]) -> Tensor:
+        if self.optimizer is None:
+            return ops.zeros((0, 3), "float32")
+        moved, _ = self.optimizer.stateless_apply(own, gradients, weights)
+        return count_updates(weights, moved)
 
 
 def count_updates(before: list[Tensor], after: list[Tensor]) -> Tensor:

@@ -21,9 +21,11 @@ import keras
 import numpy as np
 from keras import ops
 
+from mpt_cli.precision.clip_before_unscale import GradientPath
 from mpt_cli.precision.keras_fit import state_to_keep
 from mpt_cli.precision.keras_internals import own_trainable_variables
 from mpt_cli.precision.optimizer import LossScaleOptimizer, backend_step
+from mpt_cli.precision.scale_state import ScaleState
 
 Tensor = Any
 COLUMNS = ("loss_scale", "applied_steps", "skipped_steps")  # of each further optimizer, as NAME/ATTRIBUTE
@@ -58,11 +60,18 @@ def can_be_called(model: Any) -> bool:
 
 @dataclass
 class OptimizerUse:
-    """What a traced step did with one optimizer: how often it scaled a loss and applied, and to which variables."""
+    """What a traced step did with one optimizer: how often it scaled a loss and applied, and to which variables.
+
+    `handed` are the gradients that the optimizer is to divide by the scale, and `clips` says whether the step had
+    clipped them by then. `is_unscaled` where the latest were divided by the step itself.
+    """
 
     scaled: int = 0
     applied: int = 0
     variables: list[Any] = field(default_factory=list)
+    handed: list[Any] = field(default_factory=list)
+    is_unscaled: bool = False
+    clips: bool = False
 
     def add(self, variables: list[Any]) -> None:
         known = {id(variable) for variable in self.variables}
@@ -90,6 +99,7 @@ class OwnSteps:
     updates_per_step: int = 1  # of the first optimizer
     scales_losses: bool = False
     drawn: tuple[str, ...] = ()  # operations of the step that draw by a state which nobody can save
+    clipped: tuple[str, ...] = ()  # optimizers whose gradients the step clips before they are unscaled
 
     @property
     def further(self) -> dict[str, LossScaleOptimizer]:
@@ -239,13 +249,18 @@ def trace_train_step(
     Put into `drawn` are operations of TensorFlow that draw numbers by a state of their own. Symbolic:
     nothing is computed, no variable changes. What the step raises is raised.
     """
-    uses = {name: OptimizerUse() for name in optimizers}
+    uses, path, jaxprs = {name: OptimizerUse() for name in optimizers}, GradientPath(), list[Any]()
     with ExitStack() as stack:
+        stack.enter_context(path.noted())
         for name, optimizer in optimizers.items():
-            stack.enter_context(_watched(optimizer, uses[name]))
+            stack.enter_context(_watched(optimizer, uses[name], path))
         if keras.backend.backend() == "tensorflow":
-            return backend_step().trace(model.train_step, batch, drawn), uses
-        return backend_step().trace(model, model.train_step, batch, with_optimizer=True), uses
+            logs = backend_step().trace(model.train_step, batch, drawn)
+        else:
+            logs = backend_step().trace(model, model.train_step, batch, True, jaxprs)
+    for use in uses.values():
+        use.clips, use.handed = path.clips(use.handed, *jaxprs), []
+    return logs, uses
 
 
 def trace_test_step(model: Any, batch: Any) -> Any:
@@ -256,27 +271,46 @@ def trace_test_step(model: Any, batch: Any) -> Any:
 
 
 @contextmanager
-def _watched(optimizer: LossScaleOptimizer, use: OptimizerUse) -> Iterator[None]:
-    """Inside, `optimizer` counts what it is asked for and updates nothing."""
+def _watched(optimizer: LossScaleOptimizer, use: OptimizerUse, path: GradientPath) -> Iterator[None]:
+    """Inside, `optimizer` counts what it is asked for and updates nothing. Its scale is a variable."""
 
     def scale(loss: Any) -> Any:
-        use.scaled += 1
+        use.scaled, use.is_unscaled = use.scaled + 1, False
+        return path.scaled(loss)
+
+    def scale_by_hand(loss: Any) -> Any:
+        use.scaled, use.is_unscaled = use.scaled + 1, True
         return loss
 
-    def apply(grads: Any, trainable_variables: Any = None) -> None:
+    def unscale(grads: Any) -> list[Any]:
+        use.is_unscaled = True
+        return list(grads)
+
+    def hand(grads: Any, unscaled: bool | None) -> None:
+        if not (use.is_unscaled if unscaled is None else unscaled):
+            use.handed += path.handed(grads)
+
+    def apply(grads: Any, trainable_variables: Any = None, unscaled: bool | None = None) -> None:
+        hand(grads, unscaled)
         use.add(list(trained_by(optimizer) if trainable_variables is None else trainable_variables))
 
-    def stateless_apply(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> tuple[Any, Any]:
+    def stateless_apply(
+        optimizer_variables: Any, grads: Any, trainable_variables: Any, unscaled: bool | None = None
+    ) -> tuple[Any, Any]:
+        hand(grads, unscaled)
         use.add(trained_by(optimizer))
         return trainable_variables, optimizer_variables
 
-    replaced = {"scale_loss": scale, "get_scaled_loss": scale, "get_unscaled_gradients": list, "apply": apply,
-                "stateless_apply": stateless_apply}  # fmt: skip
+    replaced = {"scale_loss": scale, "get_scaled_loss": scale_by_hand, "get_unscaled_gradients": unscale,
+                "apply": apply, "stateless_apply": stateless_apply}  # fmt: skip
+    state = optimizer.scale_state
     try:
+        optimizer.scale_state = state or ScaleState(optimizer.rule)
         for name, function in replaced.items():
             setattr(optimizer, name, function)
         yield
     finally:
+        optimizer.scale_state = state
         for name in replaced:
             delattr(optimizer, name)
 

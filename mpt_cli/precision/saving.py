@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from mpt_cli.precision.keras_internals import decay_exclusions, own_trainable_variables
 from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, LogMaxScale, NoScale, ScaleRule, find_installed_rule
 from mpt_cli.precision.scale_state import ScaleState
-from mpt_cli.precision.tf_keras_api import UnscaledFlag
 
 if TYPE_CHECKING:
-    from mpt_cli.precision.optimizer import LossScaleOptimizer
+    from mpt_cli.precision.optimizer import LossScaleOptimizer, UnscaledFlag
 
 RULES: dict[str, Any] = {rule.__name__: rule for rule in (FixedScale, NoScale, DynamicScale, LogMaxScale)}
 
@@ -47,7 +46,7 @@ class InnerSavingMixin:
     _count_skipped_steps: bool
     _rounding_seed: int | None
     _loss_was_scaled: bool
-    _unscaled: UnscaledFlag
+    _unscaled: "UnscaledFlag"
     _copied: "CopiedState | None"
     _rule: ScaleRule
 

@@ -33,6 +33,7 @@ from mpt_cli.precision.keras_internals import (
     training_loss,
     unscale_loss_for_distribution,
 )
+from mpt_cli.precision.optimizer import UnscaledFlag
 from mpt_cli.precision.own_step import OwnSteps, own_steps
 from mpt_cli.precision.scale_state import (
     TRACE_START,
@@ -45,7 +46,6 @@ from mpt_cli.precision.scale_state import (
     scaled_statistics,
     start_of_step,
 )
-from mpt_cli.precision.tf_keras_api import UnscaledFlag
 
 if TYPE_CHECKING:
     from mpt_cli.precision.optimizer import LossScaleOptimizer

@@ -19,8 +19,17 @@ from mpt_cli.settings.limits import LONGEST_LINE, open_file, quick_loader, read_
 from mpt_cli.settings.search_path import explicit_path, shell_command
 from mpt_cli.settings.variants import PYTHON
 from mpt_cli.telemetry.format import format_count
-from mpt_cli.telemetry.records import GROWTH, OVERFLOW, Spike, Summary, as_number, misfit, record_of, required_fields
-from mpt_cli.telemetry.sinks import spike_from
+from mpt_cli.telemetry.records import (
+    GROWTH,
+    OVERFLOW,
+    Spike,
+    Summary,
+    as_number,
+    misfit,
+    record_of,
+    required_fields,
+    spike_from,
+)
 
 _TAIL_BYTES = 8192
 

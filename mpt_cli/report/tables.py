@@ -1,4 +1,6 @@
-"""Rows of any kind as a table: aligned lines, Markdown, a table for the terminal, for a page; and rows as CSV."""
+"""Rows of any kind as a table: aligned lines, Markdown, a table for the terminal, for a page; rows of a label and a
+text; and rows as CSV.
+"""
 
 import csv
 import io
@@ -8,6 +10,7 @@ from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -64,6 +67,25 @@ def rich_table(columns: Sequence[TableColumn[R]], rows: Iterable[R], style: Call
     for row in rows:
         table.add_row(*map(Text, _cells(columns, row)), style=style(row))
     return table
+
+
+LABEL_WIDTH = 9
+
+
+def print_labelled(rows: Sequence[tuple[str, str]], console: Console) -> None:
+    """Label and text; a label that stands for several lines is said once."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, min_width=LABEL_WIDTH, style="dim")
+    grid.add_column(overflow="fold")
+    before = ""
+    for label, text in rows:
+        if console.is_terminal:
+            grid.add_row("" if label == before else label, Text(text))
+        else:
+            console.out(f"{label:<{LABEL_WIDTH}}  {text}")
+        before = label
+    if console.is_terminal:
+        console.print(grid)
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:

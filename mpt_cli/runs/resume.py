@@ -14,10 +14,10 @@ from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.redaction import REDACTED
 from mpt_cli.runs.directory import RunDirectory, default_parent, read_summary, write_atomic
 from mpt_cli.runs.provenance import flatten, known_environment
-from mpt_cli.settings.beside import is_same_function
 from mpt_cli.settings.limits import read_file
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.recipes import load_mapping
+from mpt_cli.settings.relative_references import is_same_function
 from mpt_cli.settings.schema import MODEL_PARALLEL, PolicySettings, Settings
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.settings.variants import RULES, Builder, DataSettings, Loader, ModelSettings, mode_settings

@@ -13,9 +13,9 @@ from typing import Any
 
 from mpt_cli.errors import ConfigError, Problem, did_you_mean
 from mpt_cli.plugins import PluginError
-from mpt_cli.settings.beside import NAMING, Beside, file_beside
 from mpt_cli.settings.key import format_type
 from mpt_cli.settings.limits import MOST_RECIPES, few_interpolations, read_yaml_text
+from mpt_cli.settings.relative_references import NAMING, RelativeReferences, file_beside
 from mpt_cli.settings.schema import (
     CHOOSING_KEYS,
     VARIANTS,
@@ -262,12 +262,12 @@ def read_recipe(path: Path, reading: _Reading | None = None, chosen: dict[str, s
             recipe.parts += [] if None in recipe.parts else [None]
             for group in list(here.chosen):
                 _add_packaged(recipe, _Entry(group, [here.chosen.pop(group)]), here)
-    beside = Beside(path)
-    recipe.sweep = beside.sweep(recipe.sweep)
+    references = RelativeReferences(path)
+    recipe.sweep = references.sweep(recipe.sweep)
     for name in reversed([part for part in reading.package.split(".") if part]):
         content = {name: content}
-    recipe.body = beside.body(_sound_sections(content, recipe.problems))
-    recipe.notes = beside.notes
+    recipe.body = references.body(_sound_sections(content, recipe.problems))
+    recipe.notes = references.notes
     known = {**recipe.choices, **recipe.overriding}
     take_choices(recipe.body, known, recipe.problems)
     recipe.choices |= {group: choice for group, choice in known.items() if group not in recipe.overriding}
@@ -613,10 +613,10 @@ def bodies_of_groups(choices: dict[str, str], notes: list[str]) -> list[dict[str
     for group in [group for group in choices if group in NAMING]:
         written, meant = dict[str, Any](), dict[str, Any]()
         for path, content in readable_files_of(group, choices[group]):
-            beside = Beside(path)
+            references = RelativeReferences(path)
             written = _merged(written, content)
-            meant = _merged(meant, {**content, **beside.section(group, content)})
-            notes += beside.notes
+            meant = _merged(meant, {**content, **references.section(group, content)})
+            notes += references.notes
         if changed := {key: value for key, value in meant.items() if value != written[key]}:
             bodies.append({group: changed})
     return bodies

@@ -1,7 +1,8 @@
 """The values that pass between trainer and telemetry: plain frozen data.
 
 The trainer makes records and events, console and files show them; limits and logged steps tell a call where to end.
-What stands in a file of a run is held against the types of its record here: it may be damaged, or hostile.
+What stands in a file of a run is held against the types of its record here, and read back from its line: it may be
+damaged, or hostile.
 """
 
 from collections.abc import Mapping, Sequence
@@ -441,3 +442,54 @@ def _fits(hint: Any, value: Any) -> bool:
     if origin in (tuple, list):
         return isinstance(value, list | tuple) and all(_fits(arguments[0], part) for part in value)
     return True
+
+
+GRADIENT_FIELDS = tuple(field.name for field in fields(GradientSample) if field.name not in ("step", "faults"))
+
+
+def snapshot_fields(snapshot: Snapshot) -> dict[str, Any]:
+    """The snapshot as one flat dict: its own fields, the sample of the gradients as `gradient_*` (None where there is
+    none), then the metrics by name (a field's name wins)."""
+    own = {**vars(snapshot)}
+    metrics, sample = own.pop("metrics"), own.pop("gradients")
+    if snapshot.phase is None:
+        del own["phase"]  # there is only one
+    own |= {f"gradient_{name}": None if sample is None else getattr(sample, name) for name in GRADIENT_FIELDS}
+    return {**own, **{name: value for name, value in metrics.items() if name not in own}}
+
+
+_OWN_FIELDS = frozenset(field.name for field in fields(Snapshot)) - {"metrics", "gradients"}
+_OF_THE_LINE = frozenset(("seconds", "schema_version", "attempt", *(f"gradient_{name}" for name in GRADIENT_FIELDS)))
+
+
+def snapshot_from(line: Mapping[str, Any]) -> Snapshot:
+    """The snapshot that a line of metrics.jsonl tells of; nan and infinities are texts there."""
+    own = {name: line[name] for name in _OWN_FIELDS if name in line}
+    names = [name for name in line if name not in _OWN_FIELDS and name not in _OF_THE_LINE]
+    metrics = {name: number for name in names if (number := as_number(line[name])) is not None}
+    numbers: dict[str, Any] = {name: float(value) if isinstance(value, str) else value for name, value in own.items()}
+    return Snapshot(**numbers, metrics=metrics, gradients=_sample_from(line))
+
+
+def _sample_from(line: Mapping[str, Any]) -> GradientSample | None:
+    found = {name: line.get(f"gradient_{name}") for name in GRADIENT_FIELDS}
+    if found["norm"] is None:
+        return None
+    return GradientSample(line["step"], **{name: None if value is None else float(value)
+                                           for name, value in found.items()})  # type: ignore[arg-type]  # fmt: skip
+
+
+def event_from(line: Mapping[str, Any]) -> Event:
+    """The event that a line of events.jsonl tells of."""
+    names = Event.__dataclass_fields__
+    found = {name: value for name, value in line.items() if name in names}
+    return Event(**{**found, "scale_before": float(line["scale_before"]), "scale_after": float(line["scale_after"])})
+
+
+def spike_from(line: Mapping[str, Any]) -> Spike:
+    """The spike that a line of spikes.jsonl tells of."""
+    found: dict[str, Any] = {name: line[name] for name in Spike.__dataclass_fields__ if name in line}
+    found |= {name: float(value) for name, value in found.items() if isinstance(value, str) and name != "no_examples"}
+    examples = found.get("examples")
+    return Spike(**{**found, "losses_before": tuple(map(float, found["losses_before"])),
+                    "examples": None if examples is None else tuple(examples)})  # fmt: skip

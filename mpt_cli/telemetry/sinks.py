@@ -1,6 +1,8 @@
-"""Sinks that write. Files: metrics.jsonl and its like, the record other programs read, and metrics.csv, the same as a
-table; they grow by whole lines alone, so that a killed run leaves them readable. And scalars by their names for
-programs that draw curves, all optional extras: TensorBoard, MLflow, Weights & Biases.
+"""Sinks that write, and which of them, with which console, a run has: from its settings and from where its output goes.
+
+Files: metrics.jsonl and its like, the record other programs read, and metrics.csv, the same as a table; they grow by
+whole lines alone, so that a killed run leaves them readable. And scalars by their names for programs that draw curves,
+all optional extras: TensorBoard, MLflow, Weights & Biases.
 
 What a tracker's own variables ask for goes first: with MLFLOW_TRACKING_URI lines go to that server, with
 WANDB_MODE=online to wandb's. Trackers can't take points back: a resumed run is a run of its own there, and the steps a
@@ -8,208 +10,100 @@ rollback repeats are there twice. metrics.jsonl is the record.
 """
 
 import csv
-import errno
 import importlib.util
 import io
 import os
 import socket
+import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from mpt_cli import plugins
 from mpt_cli.errors import ConfigError, DataError, Problem, install_command
 from mpt_cli.redaction import note_passwords
+from mpt_cli.settings.schema import LoggerSettings, check_sink_key
+from mpt_cli.telemetry.console import PrintableConsole
+from mpt_cli.telemetry.console.live import LiveConsole, NotebookConsole, notebook_update
+from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole, StreamLines
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import (
+    GRADIENT_FIELDS,
     SCHEMA_VERSION,
     Event,
-    GradientSample,
     LayerSample,
     RunHeader,
     Snapshot,
     Spike,
     Summary,
-    as_number,
+    snapshot_fields,
 )
-from mpt_cli.telemetry.sink import Sink
-
-FLUSH_SECONDS = 1.0  # how old a line may get before it is in the file
-EPOCH_SECONDS = 0.1  # epochs shorter than this share a write
-FLUSH_LINES = 256
-TAIL_READ_BYTES = 4096
-MOST_WAITING_BYTES = 64 * 2**20
+from mpt_cli.telemetry.sink import LineFile, Sink, Telemetry, TelemetryFiles
 
 
-class LineFile:
-    """Appends lines, buffered; each flush is one `write` of whole lines to a file opened for appending.
-
-    A line is given as a function, which is asked for the text when it is written: many at a time take less of a core
-    whose caches are full of the model than one by one between two calls into the compiled loop.
-
-    A process killed at any moment loses at most the last second and leaves at most one partial line at the end, which
-    opening the file again takes away.
-
-    When the file can't be written the lines wait in memory, `write_error` says why, and each later flush tries again: a
-    disk that is full for a while costs nothing. DataError when the file can't be opened, when `flush` or `close` is
-    called all the same, and when too much waits.
-
-    With `when_needed` there is no file before the first line, and opening it is a part of writing to it.
-    """
-
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic, when_needed: bool = False) -> None:
-        self.path = path
-        self._clock = clock
-        self._when_needed = when_needed
-        self._descriptor = -1
-        self._lines: list[Callable[[], str]] = []
-        self._unwritten = b""  # lines a write did not take
-        self._flushed_at = clock()
-        self._epoch_ended_at = float("-inf")
-        self.write_error: str | None = None
-        self.open()
-
-    def open(self) -> None:
-        """Append to the file as it is now; also after `close`, when somebody else may have changed it."""
-        if self._when_needed:
-            return
-        try:
-            self._open()
-        except OSError as error:
-            raise _cannot_write(self.path, error) from error
-
-    def _open(self) -> None:
-        repair_tail(self.path)
-        self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-
-    def add(self, line: Callable[[], str]) -> None:
-        self._lines.append(line)
-        if len(self._lines) >= FLUSH_LINES and self.write_error is None:
-            self._try()
-
-    def poll(self, now: bool = False) -> None:
-        """Flush when the oldest line may have waited long enough, or `now`; cheap enough for every step."""
-        if (self._lines or self._unwritten) and (now or self._clock() - self._flushed_at >= FLUSH_SECONDS):
-            self._try()
-
-    def poll_line(self, ends_epoch: bool) -> None:
-        """`poll` after a line; now where it `ends_epoch`, unless one ended only just before."""
-        now = ends_epoch and self._clock() - self._epoch_ended_at >= EPOCH_SECONDS
-        if now:
-            self._epoch_ended_at = self._clock()
-        self.poll(now)
-
-    def flush(self) -> None:
-        """Everything into the file now, or DataError."""
-        data = b"".join([self._unwritten, *(line().encode() + b"\n" for line in self._lines)])
-        self._flushed_at, self._lines = self._clock(), []
-        try:
-            if data and self._descriptor < 0 and self._when_needed:
-                self._open()
-            while data:
-                data = data[os.write(self._descriptor, data) :]
-            self.write_error = None
-        except OSError as error:
-            self.write_error = f"{self.path.name} can't be written: {error.strerror}"
-            raise _cannot_write(self.path, error) from error
-        finally:
-            self._unwritten = data
-
-    def _try(self) -> None:
-        try:
-            self.flush()
-        except DataError:
-            if len(self._unwritten) > MOST_WAITING_BYTES:
-                raise
-
-    def close(self) -> None:
-        try:
-            self.flush()
-        finally:
-            if self._descriptor >= 0:
-                os.close(self._descriptor)
-                self._descriptor = -1
+def check_logger(logger: LoggerSettings) -> None:
+    """ConfigError where a sink was asked for that can't be had; before a run directory exists."""
+    if logger.tensorboard:
+        check_tensorboard()
+    for name in ("mlflow", "wandb"):
+        if getattr(logger, name):
+            check_tracker(name)
+    _installed_sinks(logger)
 
 
-def repair_tail(path: Path) -> int:
-    """Cut a partial last line (one without a line end) off the file; returns how many bytes went. No file: 0."""
-    if not path.exists():
-        return 0
-    if path.is_fifo():
-        raise OSError(errno.EINVAL, "it is a pipe", str(path))
-    with path.open("r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        end = size
-        while end > 0:
-            start = max(0, end - TAIL_READ_BYTES)
-            file.seek(start)
-            found = file.read(end - start).rfind(b"\n")
-            if found >= 0:
-                end = start + found + 1
-                break
-            end = start
-        if end < size:
-            file.truncate(end)
-    return size - end
+def build_telemetry(files: TelemetryFiles, logger: LoggerSettings, stream: TextIO | None = None) -> Telemetry:
+    """All sinks of a run. The console goes to `stream`, by default standard output (`--json` passes standard error)."""
+    check_logger(logger)
+    lines = JsonlSink(files.metrics_jsonl, files.events_jsonl, files.layers_jsonl, files.spikes_jsonl)
+    sinks: list[Sink] = [lines, ConsoleLog(files.console_log)]
+    if logger.csv:
+        sinks.append(CsvSink(files.metrics_csv))
+    if logger.tensorboard:
+        sinks.append(TensorBoardSink(files.tensorboard))
+    if logger.mlflow:
+        sinks.append(MlflowSink(files.mlflow))
+    if logger.wandb:
+        sinks.append(WandbSink(files.wandb))
+    sinks += [sink(files.metrics_jsonl.with_name(name)) for name, sink in _installed_sinks(logger).items()]
+    return Telemetry([*sinks, *console_sinks(logger.console, stream or sys.stdout)])
 
 
-def _cannot_write(path: Path, error: OSError) -> DataError:
-    return DataError(f"{path} can't be written: {error.strerror}. Check free space and permissions, or set run_dir.")
+def _installed_sinks(logger: LoggerSettings) -> dict[str, Any]:
+    """The sinks of other packages that are switched on; each is called with its own path in the run directory."""
+    own = {declared.name for declared in fields(LoggerSettings)}
+    names = [declared.name for declared in fields(logger) if declared.name not in own]
+    return {name: load_sink(name) for name in names if getattr(logger, name)}
 
 
-GRADIENT_FIELDS = tuple(field.name for field in fields(GradientSample) if field.name not in ("step", "faults"))
+def load_sink(name: str) -> Any:
+    """The sink that another package has under this name; ConfigError where it can't be used."""
+    try:
+        check_sink_key(f"logger.{name}")
+        return plugins.load_plugin(plugins.SINKS, name, Sink)
+    except plugins.PluginError as error:
+        raise ConfigError(Problem(f"logger.{name}", f"can't be used: {error}", True)) from error
 
 
-def snapshot_fields(snapshot: Snapshot) -> dict[str, Any]:
-    """The snapshot as one flat dict: its own fields, the sample of the gradients as `gradient_*` (None where there is
-    none), then the metrics by name (a field's name wins)."""
-    own = {**vars(snapshot)}
-    metrics, sample = own.pop("metrics"), own.pop("gradients")
-    if snapshot.phase is None:
-        del own["phase"]  # there is only one
-    own |= {f"gradient_{name}": None if sample is None else getattr(sample, name) for name in GRADIENT_FIELDS}
-    return {**own, **{name: value for name, value in metrics.items() if name not in own}}
+def console_sinks(mode: str, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> list[Sink]:
+    """`auto` is live in a notebook, and in a terminal that can move its cursor and show the characters; else plain."""
+    if mode == "quiet":
+        return []
+    if mode == "auto" and stream is sys.stdout and (update := notebook_update()) is not None:
+        return [NotebookConsole(update, clock)]
+    if mode == "live" or (mode == "auto" and _is_live_terminal(stream)):
+        return [LiveConsole(PrintableConsole(stream, force_terminal=True), clock)]
+    lines = StreamLines(stream)
+    return [PlainConsole(lines, clock, bars=lines.has_bars)]
 
 
-_OWN_FIELDS = frozenset(field.name for field in fields(Snapshot)) - {"metrics", "gradients"}
-_OF_THE_LINE = frozenset(("seconds", "schema_version", "attempt", *(f"gradient_{name}" for name in GRADIENT_FIELDS)))
-
-
-def snapshot_from(line: Mapping[str, Any]) -> Snapshot:
-    """The snapshot that a line of metrics.jsonl tells of; nan and infinities are texts there."""
-    own = {name: line[name] for name in _OWN_FIELDS if name in line}
-    names = [name for name in line if name not in _OWN_FIELDS and name not in _OF_THE_LINE]
-    metrics = {name: number for name in names if (number := as_number(line[name])) is not None}
-    numbers: dict[str, Any] = {name: float(value) if isinstance(value, str) else value for name, value in own.items()}
-    return Snapshot(**numbers, metrics=metrics, gradients=_sample_from(line))
-
-
-def _sample_from(line: Mapping[str, Any]) -> GradientSample | None:
-    found = {name: line.get(f"gradient_{name}") for name in GRADIENT_FIELDS}
-    if found["norm"] is None:
-        return None
-    return GradientSample(line["step"], **{name: None if value is None else float(value)
-                                           for name, value in found.items()})  # type: ignore[arg-type]  # fmt: skip
-
-
-def event_from(line: Mapping[str, Any]) -> Event:
-    """The event that a line of events.jsonl tells of."""
-    names = Event.__dataclass_fields__
-    found = {name: value for name, value in line.items() if name in names}
-    return Event(**{**found, "scale_before": float(line["scale_before"]), "scale_after": float(line["scale_after"])})
-
-
-def spike_from(line: Mapping[str, Any]) -> Spike:
-    """The spike that a line of spikes.jsonl tells of."""
-    found: dict[str, Any] = {name: line[name] for name in Spike.__dataclass_fields__ if name in line}
-    found |= {name: float(value) for name, value in found.items() if isinstance(value, str) and name != "no_examples"}
-    examples = found.get("examples")
-    return Spike(**{**found, "losses_before": tuple(map(float, found["losses_before"])),
-                    "examples": None if examples is None else tuple(examples)})  # fmt: skip
+def _is_live_terminal(stream: TextIO) -> bool:
+    dumb = os.environ.get("TERM", "").lower() in ("", "dumb", "unknown")
+    return stream.isatty() and not dumb and (stream.encoding or "").lower().replace("-", "") == "utf8"
 
 
 class JsonlSink(Sink):

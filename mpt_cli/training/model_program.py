@@ -12,9 +12,8 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.data.build import input_dtype, input_dtypes, input_shape, max_abs_input
+from mpt_cli.data.build import class_factors, input_dtype, input_dtypes, input_shape, max_abs_input
 from mpt_cli.data.examples import DataSet, Examples, Stream, fingerprint_arrays, leaves, map_arrays, on_values
-from mpt_cli.data.prepare import class_factors
 from mpt_cli.data.streams import (
     as_arrays,
     as_tf_dataset,

@@ -106,7 +106,9 @@ def prepare_own_steps(
         getattr(settings.data, "validation_fraction", None), "Give it a test_step, or set data.validation_fraction=0."))
     if trains:
         _check_logs(model, "train_step", logs)
-    set_own_steps(model, replace(build_own_steps(used, logs, test_logs if tests else None, uses), drawn=tuple(drawn)))
+    clipped = [name for name in used if uses[name].clips and scaling.scales]
+    own = build_own_steps(used, logs, test_logs if tests else None, uses)
+    set_own_steps(model, replace(own, drawn=tuple(drawn), clipped=tuple(clipped)))
 
 
 def _first_tested(settings: Settings, model: Any, data: DataSet) -> Any:

@@ -56,14 +56,14 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
         found, content = _measure(settings, request, directory, say)
     files = [str(file) for file in directory.files if file.exists()]  # no pictures without matplotlib
     if arguments.write:
-        from mpt_cli.diagnose.advice import write_recipe_copy
+        from mpt_cli.diagnose.report import write_recipe_copy
 
         write_recipe_copy(arguments.write, arguments.overrides, found)
         files.append(arguments.write)
     if arguments.json:
         print_json(content)
     else:
-        from mpt_cli.diagnose.display import print_diagnosis
+        from mpt_cli.diagnose.report import print_diagnosis
 
         print_diagnosis(found, files, PrintableConsole(sys.stdout))
     return OK
@@ -77,10 +77,9 @@ def _measure(
     float16 = replace(settings.policy, name="mixed_float16")  # is examined whatever the policy of the run
     set_import_variables(replace(settings, policy=float16))
     platform = prepare_backend(settings)  # chooses the backend: before anything that imports Keras
-    from mpt_cli.diagnose.advice import diagnosis_content
     from mpt_cli.diagnose.diagnosis import diagnose
-    from mpt_cli.diagnose.display import write_pictures
     from mpt_cli.diagnose.examination import ExaminationRequest
+    from mpt_cli.diagnose.report import diagnosis_content, write_pictures
 
     found = diagnose(SettingsProgram(settings), platform, ExaminationRequest(*request), say)
     content = {**diagnosis_content(found), "directory": str(directory.path)}
@@ -205,7 +204,7 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
     if arguments.json:
         print_json(content)
     else:
-        from mpt_cli.diagnose.display import print_labelled
+        from mpt_cli.report.tables import print_labelled
 
         rows.append(("file", str(directory.diagnosis_json)))
         print_labelled(rows, PrintableConsole(sys.stdout))

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from mpt_cli import plugins
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
 from mpt_cli.redaction import watched_environment
-from mpt_cli.settings.beside import move_recipe
 from mpt_cli.settings.checks import object_keys
 from mpt_cli.settings.json_schema import MODELINE, SCHEMA_FILE, TITLE, json_schema, key_fields
 from mpt_cli.settings.key import REQUIRED, Key, class_keys, format_range
 from mpt_cli.settings.limits import MOST_BYTES, open_file, read_file
 from mpt_cli.settings.recipes import load_mapping, read_recipe
 from mpt_cli.settings.references import imported_names
+from mpt_cli.settings.relative_references import move_recipe
 from mpt_cli.settings.schema import (
     VARIANTS,
     LoggerSettings,
@@ -111,7 +111,7 @@ def _sinks() -> list[dict[str, str]]:
 
 
 def _describe_sink(plugin: plugins.Plugin) -> str:
-    from mpt_cli.telemetry.setup import load_sink
+    from mpt_cli.telemetry.sinks import load_sink
 
     try:
         load_sink(plugin.name)
@@ -434,7 +434,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
         content = {"device": device.description, "memory": format_bytes(device.memory_bytes), "ran": False}
         print_json({**content, "plans": [each.as_dict() for each in plans]})
         return OK
-    from mpt_cli.plan.display import print_plans
+    from mpt_cli.plan.plan import print_plans
     from mpt_cli.telemetry.console import PrintableConsole
 
     print_plans(device, plans, PrintableConsole(sys.stdout))

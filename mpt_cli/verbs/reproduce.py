@@ -16,8 +16,15 @@ from mpt_cli.jobs.fork_server import start_anew_unless
 from mpt_cli.reproduce.collection import Selection, collect, names_run, raise_problems
 from mpt_cli.reproduce.history import History
 from mpt_cli.reproduce.output import ReproduceReport, ResultPrinter, check_junit, write_for_github, write_junit
-from mpt_cli.reproduce.reproduction import Reproduction, RerunLimits, create_output_folder, reproduce, update_recipes
-from mpt_cli.reproduce.resume_proof import ResumeProof, verify_resume
+from mpt_cli.reproduce.reproduction import (
+    Reproduction,
+    RerunLimits,
+    ResumeProof,
+    create_output_folder,
+    reproduce,
+    update_recipes,
+    verify_resume,
+)
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.telemetry.sink import Sink

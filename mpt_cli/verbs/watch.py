@@ -24,10 +24,9 @@ from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import conf_override, expanded, shell_command
 from mpt_cli.telemetry.console.plain import PlainConsole
 from mpt_cli.telemetry.format import format_count, format_whole_seconds, strict_json
-from mpt_cli.telemetry.records import RunHeader, Summary, misfit, required_fields
-from mpt_cli.telemetry.setup import console_sinks
+from mpt_cli.telemetry.records import RunHeader, Summary, event_from, misfit, required_fields, snapshot_from
 from mpt_cli.telemetry.sink import Sink, reminders
-from mpt_cli.telemetry.sinks import event_from, snapshot_from
+from mpt_cli.telemetry.sinks import console_sinks
 from mpt_cli.verbs.arguments import SHOWN_EPOCHS
 
 if TYPE_CHECKING:

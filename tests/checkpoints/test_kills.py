@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpt_cli.reproduce.resume_proof import first_difference
+from mpt_cli.reproduce.reproduction import first_difference
 from mpt_cli.runs.directory import RunDirectory, read_summary
 from mpt_cli.training.checkpoint import name_of
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from preloaded import mpt, run_program, start_mpt
 
-from mpt_cli.reproduce.resume_proof import first_difference
+from mpt_cli.reproduce.reproduction import first_difference
 from mpt_cli.runs.directory import RunDirectory, read_summary
 
 STEPS = 92

@@ -4,7 +4,7 @@ import pytest
 
 from mpt_cli import trained_model, training_run
 from mpt_cli.cli import main
-from mpt_cli.compare.footprint import measure_runs
+from mpt_cli.compare.run import measure_runs
 from mpt_cli.settings import load_settings, resolved_yaml
 from mpt_cli.settings.schema import DistributeSettings, Settings
 

@@ -13,7 +13,7 @@ from mpt_cli.precision import DynamicScale
 from mpt_cli.runs.directory import RunDirectory, header_dict, write_atomic, write_json, write_summary
 from mpt_cli.settings.schema import LoggerSettings
 from mpt_cli.telemetry.records import Event, RunHeader, Scaling, Snapshot, Summary
-from mpt_cli.telemetry.setup import build_telemetry
+from mpt_cli.telemetry.sinks import build_telemetry
 
 STEPS, QUIET = 10, LoggerSettings(console="quiet")
 

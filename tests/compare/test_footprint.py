@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from mpt_cli.compare.footprint import activation_bytes, uneven_layers
+from mpt_cli.compare.run import activation_bytes, uneven_layers
 
 
 class Net(keras.Model):

@@ -4,16 +4,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpt_cli.data.build import RawArrays, build_data_set
-from mpt_cli.data.examples import Examples
-from mpt_cli.data.prepare import (
+from mpt_cli.data.build import (
+    RawArrays,
     TargetSpec,
+    build_data_set,
     labels_from_one_hot,
     prepare_examples,
     read_target,
     to_numbers,
     warn_of_float_labels,
 )
+from mpt_cli.data.examples import Examples
 from mpt_cli.settings.variants import Loader, Npz, TFRecord
 
 

@@ -7,9 +7,9 @@ import keras
 import numpy as np
 import pytest
 
+from mpt_cli.data.build import weighted_by_class
 from mpt_cli.data.examples import BatchStream, DataSet, Examples, Reading, Stream, in_epochs_of
 from mpt_cli.data.load import load_data, load_data_of_run
-from mpt_cli.data.prepare import weighted_by_class
 from mpt_cli.data.streams import as_examples, open_batches
 from mpt_cli.errors import ConfigError, DataError, UserCodeError
 from mpt_cli.settings.load import load_settings

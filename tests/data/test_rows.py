@@ -6,8 +6,8 @@ import scipy.sparse
 import tensorflow as tf
 from jax.experimental import sparse as jax_sparse
 
+from mpt_cli.data.build import TargetSpec, check_examples, to_numbers
 from mpt_cli.data.examples import Examples, Ragged, Sparse, as_rows, fingerprint_arrays, joined
-from mpt_cli.data.prepare import TargetSpec, check_examples, to_numbers
 from mpt_cli.data.streams import as_arrays
 from mpt_cli.errors import DataError
 

@@ -11,8 +11,8 @@ from backends import only_on
 from examined import PLATFORM, diagnosed, net_settings
 
 from mpt_cli.data.load import load_data
-from mpt_cli.diagnose.advice import config_lines, sentences
 from mpt_cli.diagnose.examination import Examination, ExaminationRequest, RunStepper
+from mpt_cli.diagnose.report import config_lines, sentences
 from mpt_cli.errors import ConfigError, NumericalError
 from mpt_cli.training.assembly import assemble
 from mpt_cli.training.checkpoint import collect_state

@@ -3,7 +3,7 @@
 import pytest
 from examined import diagnosed
 
-from mpt_cli.diagnose.advice import config_lines, diagnosis_content, sentences
+from mpt_cli.diagnose.report import config_lines, diagnosis_content, sentences
 
 
 def said(found, label):

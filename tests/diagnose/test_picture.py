@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mpt_cli.diagnose.display import scale_title
+from mpt_cli.diagnose.report import scale_title
 from mpt_cli.precision.gradients import gradient_statistics
 
 

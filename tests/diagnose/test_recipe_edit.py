@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from mpt_cli.diagnose.advice import choose_with_keys
+from mpt_cli.diagnose.report import choose_with_keys
 from mpt_cli.settings.recipe_edit import RecipeText
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import recipe_paths

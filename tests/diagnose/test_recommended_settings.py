@@ -87,7 +87,7 @@ def by_name(faults: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.long
 @pytest.mark.parametrize("net", BLAMED)
 def test_the_recommended_setting_trains_within_a_point_of_float32(net, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("mpt_cli.diagnose.display.write_pictures", lambda *_: None)
+    monkeypatch.setattr("mpt_cli.diagnose.report.write_pictures", lambda *_: None)
     mine = tmp_path / "mine.yaml"
     files = ["--out", str(tmp_path / "d"), "--write", str(mine), "--batches", str(BATCHES), "--json"]
     assert main(["diagnose", *words(net, "policy=mixed_float16"), *files]) == 0
@@ -109,7 +109,7 @@ def test_the_recommended_setting_trains_within_a_point_of_float32(net, tmp_path,
 @pytest.mark.long
 @pytest.mark.parametrize("scaling", ["none", "dynamic"])
 def test_scales_for_layers_train_within_a_point_of_float32(scaling, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("mpt_cli.diagnose.display.write_pictures", lambda *_: None)
+    monkeypatch.setattr("mpt_cli.diagnose.report.write_pictures", lambda *_: None)
     mine, rates = tmp_path / "mine.yaml", ["optimizer.epsilon=1e-20", "optimizer.learning_rate=5e-3"]
     files = ["--out", str(tmp_path / "d"), "--write", str(mine), "--batches", str(BATCHES), "--json"]
     usual = [word for word in words("stretched") if word != "loss_scale=none" and not word.startswith("optimizer.")]

@@ -16,7 +16,7 @@ from backends import ROOT
 from preloaded import mpt, run_program, start_mpt
 
 from mpt_cli.cli import main
-from mpt_cli.reproduce.resume_proof import first_difference
+from mpt_cli.reproduce.reproduction import first_difference
 from mpt_cli.runs.directory import RunDirectory, read_summary
 
 PATIENCE_SECONDS = 120.0

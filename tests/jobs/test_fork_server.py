@@ -15,7 +15,7 @@ from test_executor import gone, is_alive
 from mpt_cli.cli import main
 from mpt_cli.jobs.executor import Command, ForkingHandle, Handle, LocalExecutor, Share, module_command
 from mpt_cli.jobs.fork_server import IS_POSSIBLE, ForkServer
-from mpt_cli.reproduce.resume_proof import first_difference
+from mpt_cli.reproduce.reproduction import first_difference
 from mpt_cli.runs.directory import RunDirectory
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not IS_POSSIBLE, reason="Linux alone makes orphans one's own")]

@@ -12,8 +12,7 @@ import pytest
 from backends import assert_passes_on_jax, only_on
 
 from mpt_cli.errors import ConfigError, UserCodeError
-from mpt_cli.plan.display import details
-from mpt_cli.plan.plan import read_plan
+from mpt_cli.plan.plan import details, read_plan
 from mpt_cli.plan.program import CompileTarget, assemble_for, prepare_compiler, tracing_errors
 from mpt_cli.settings import load_settings
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from mpt_cli.plan.hlo import parse_module
-from mpt_cli.plan.work import largest_buffers, read_step
+from mpt_cli.plan.work import largest_buffers, parse_module, read_step
 
 # The lines are as XLA prints them.
 # ruff: noqa: E501

@@ -11,8 +11,8 @@ from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.jobs.executor import Command, Executor
 from mpt_cli.jobs.queue import Ending
-from mpt_cli.reproduce import resume_proof as module
-from mpt_cli.reproduce.resume_proof import first_difference, verify_resume
+from mpt_cli.reproduce import reproduction as module
+from mpt_cli.reproduce.reproduction import first_difference, verify_resume
 from mpt_cli.runs.directory import RunDirectory, write_json
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 

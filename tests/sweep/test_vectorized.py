@@ -16,7 +16,7 @@ from preloaded import mpt, run_program
 from mpt_cli.cli import main
 from mpt_cli.jobs.executor import Command, Share
 from mpt_cli.jobs.queue import Ending, Observer, Running
-from mpt_cli.reproduce.resume_proof import first_difference
+from mpt_cli.reproduce.reproduction import first_difference
 from mpt_cli.runs.directory import RunDirectory, read_json, write_json
 from mpt_cli.settings import load_settings
 from mpt_cli.sweep.directory import SweepDirectory, read_results

@@ -13,8 +13,8 @@ from mpt_cli.telemetry import sink
 from mpt_cli.telemetry.console.live import LiveConsole
 from mpt_cli.telemetry.console.plain import PlainConsole
 from mpt_cli.telemetry.records import Event
-from mpt_cli.telemetry.setup import build_telemetry, console_sinks
 from mpt_cli.telemetry.sink import Sink, Telemetry, TelemetryFiles
+from mpt_cli.telemetry.sinks import build_telemetry, console_sinks
 
 
 class Recorder(Sink):

@@ -9,8 +9,8 @@ from strict import lines
 
 from mpt_cli.telemetry.console.plain import Narrator, PlainConsole
 from mpt_cli.telemetry.records import Event
-from mpt_cli.telemetry.sink import Telemetry
-from mpt_cli.telemetry.sinks import CsvSink, JsonlSink, LineFile, TensorBoardSink
+from mpt_cli.telemetry.sink import LineFile, Telemetry
+from mpt_cli.telemetry.sinks import CsvSink, JsonlSink, TensorBoardSink
 
 BACK = Event(10, 1, "rollback", 4.0, 2.0, cause="loss_scale.max_consecutive_skips", from_step=30)
 

@@ -9,8 +9,8 @@ import pytest
 from strict import lines
 
 from mpt_cli.errors import DataError
-from mpt_cli.telemetry import sinks
-from mpt_cli.telemetry.sinks import LineFile, repair_tail
+from mpt_cli.telemetry import sink
+from mpt_cli.telemetry.sink import LineFile, repair_tail
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ def test_lines_reach_the_file_within_a_second_of_polling(tmp_path: Path, clock) 
 
 def test_many_lines_are_written_without_waiting(tmp_path: Path, clock) -> None:
     file = LineFile(tmp_path / "a", clock)
-    for _ in range(sinks.FLUSH_LINES - 1):
+    for _ in range(sink.FLUSH_LINES - 1):
         file.add(lambda: "x")
     assert file.path.stat().st_size == 0
     file.add(lambda: "x")
-    assert file.path.stat().st_size == 2 * sinks.FLUSH_LINES
+    assert file.path.stat().st_size == 2 * sink.FLUSH_LINES
 
 
 def test_the_end_of_an_epoch_is_in_the_file_at_once_unless_epochs_are_very_short(tmp_path: Path, clock) -> None:
@@ -117,7 +117,7 @@ def test_lines_wait_while_the_disk_is_full_and_come_in_order_without_a_gap(tmp_p
 
 
 def test_more_than_can_wait_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sinks, "MOST_WAITING_BYTES", 10)
+    monkeypatch.setattr(sink, "MOST_WAITING_BYTES", 10)
     file = LineFile(Path("/dev/full"))
     file.add(lambda: "short")
     file.poll(now=True)
@@ -142,7 +142,7 @@ def test_a_folder_in_the_way_is_named(tmp_path: Path) -> None:
 KILLED = """
 import sys
 from pathlib import Path
-from mpt_cli.telemetry.sinks import LineFile
+from mpt_cli.telemetry.sink import LineFile
 from mpt_cli.telemetry.format import strict_json
 file = LineFile(Path(sys.argv[1]))
 step = 0

@@ -9,7 +9,7 @@ import pytest
 from mpt_cli.telemetry.console.live import REFRESH_SECONDS, SHOWN_LINES, NotebookConsole, notebook_update
 from mpt_cli.telemetry.console.plain import PlainConsole
 from mpt_cli.telemetry.records import Event
-from mpt_cli.telemetry.setup import console_sinks
+from mpt_cli.telemetry.sinks import console_sinks
 
 
 @pytest.fixture

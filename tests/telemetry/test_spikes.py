@@ -9,10 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpt_cli.telemetry.format import strict_json
-from mpt_cli.telemetry.ledger import INT_FIELDS, Ledger, LedgerOptions, StepRecords
-from mpt_cli.telemetry.records import GradientSample, Spike
-from mpt_cli.telemetry.sinks import spike_from
-from mpt_cli.telemetry.spikes import APART, EARLY, LEAST, LOG_MADS, MADS, WINDOW, SpikeWatch, loss_bound
+from mpt_cli.telemetry.ledger import (
+    APART,
+    EARLY,
+    INT_FIELDS,
+    LEAST,
+    LOG_MADS,
+    MADS,
+    WINDOW,
+    Ledger,
+    LedgerOptions,
+    SpikeWatch,
+    StepRecords,
+    loss_bound,
+)
+from mpt_cli.telemetry.records import GradientSample, Spike, spike_from
 
 NAN, INF = math.nan, math.inf
 

@@ -7,8 +7,7 @@ import pytest
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.settings.schema import LoggerSettings
 from mpt_cli.telemetry.records import Event
-from mpt_cli.telemetry.setup import check_logger
-from mpt_cli.telemetry.sinks import TensorBoardSink
+from mpt_cli.telemetry.sinks import TensorBoardSink, check_logger
 
 
 def _scalars(folder: Path, tag: str) -> list[tuple[int, float]]:

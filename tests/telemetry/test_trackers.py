@@ -14,9 +14,8 @@ from mpt_cli import redaction
 from mpt_cli.errors import ConfigError, DataError, printable
 from mpt_cli.settings.schema import LoggerSettings
 from mpt_cli.telemetry.records import Event, GradientSample, RunHeader
-from mpt_cli.telemetry.setup import check_logger
 from mpt_cli.telemetry.sink import Telemetry
-from mpt_cli.telemetry.sinks import MlflowSink, WandbSink
+from mpt_cli.telemetry.sinks import MlflowSink, WandbSink, check_logger
 
 RISE = Event(12, 1, "growth", 16384.0, 32768.0)
 SAMPLE = GradientSample(30, 0.25, 0.125, 0.5, None)

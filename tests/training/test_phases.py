@@ -12,7 +12,7 @@ from backends import BACKEND, ROOT
 
 from mpt_cli import training_run
 from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.reproduce.resume_proof import first_difference
+from mpt_cli.reproduce.reproduction import first_difference
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.schema import PhaseSettings, Settings

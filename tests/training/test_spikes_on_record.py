@@ -11,7 +11,7 @@ from mpt_cli import training_run
 from mpt_cli.cli import main
 from mpt_cli.engine.feed import BatchPlan
 from mpt_cli.report.run import Run, load_run
-from mpt_cli.reproduce.resume_proof import first_difference, verify_resume
+from mpt_cli.reproduce.reproduction import first_difference, verify_resume
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings import load_settings
 from mpt_cli.training.program import SettingsProgram

@@ -44,8 +44,7 @@ from mpt_cli.telemetry.records import (
     Summary,
 )
 from mpt_cli.telemetry.signs import THIRD_TIME, EventTally, Signs, is_at_floor, may_still_settle
-from mpt_cli.telemetry.sink import Sink, reminders
-from mpt_cli.telemetry.sinks import LineFile
+from mpt_cli.telemetry.sink import LineFile, Sink, reminders
 
 LABEL_WIDTH = 13
 

@@ -12,7 +12,7 @@ from mpt_cli.data.examples import Examples
 from mpt_cli.engine.distribution import build_distribution
 from mpt_cli.engine.feed import BatchPlan, build_feed
 from mpt_cli.engine.loop import build_engine
-from mpt_cli.plan.hlo import parse_module
+from mpt_cli.plan.work import parse_module
 from mpt_cli.precision import LossScaleOptimizer, Policy
 from mpt_cli.precision.gradients import Float16Attention
 from mpt_cli.settings.schema import DistributeSettings, Settings, TrainerSettings

@@ -44,7 +44,7 @@ def module_folders(path: Path) -> list[Path]:
 
 
 @dataclass
-class Beside:
+class RelativeReferences:
     """What the file at `path` means by the functions it names: those of the modules in its `module_folders` where there
     are such, written as the path of the file, which is found from everywhere. `notes` say which of two was taken.
     """
@@ -145,7 +145,7 @@ def is_same_function(one: str, other: str) -> bool:
     return len(names) == len(files) == 1 and None not in files
 
 
-class Moved(Beside):
+class MovedReferences(RelativeReferences):
     """What names in the file at `path` are to be, so that the same file at `target` means the same by them; None: those
     of a command line.
 
@@ -154,7 +154,7 @@ class Moved(Beside):
 
     def __init__(self, path: Path | None, target: Path) -> None:
         super().__init__(path or target)
-        self.there = Beside(target)
+        self.there = RelativeReferences(target)
         if path is None:
             self.folders = []
 
@@ -211,7 +211,7 @@ def move_recipe(recipe: "RecipeText", path: Path, target: Path) -> None:
     """Edit the text of the recipe at `path` so that at `target` it means the same modules, recipes and folders."""
     if path.resolve().parent == target.resolve().parent:
         return
-    content, moved = recipe.content(), Moved(path, target)
+    content, moved = recipe.content(), MovedReferences(path, target)
     after = moved.body({**content, "sweep": moved.sweep(content.get("sweep"))})
     if isinstance(content.get("defaults"), list):
         after["defaults"] = [moved.default(entry) for entry in content["defaults"]]

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from mpt_cli.cli import main
-from mpt_cli.settings.beside import Moved, module_folders, move_recipe
 from mpt_cli.settings.load import load_settings, load_with_recipe
 from mpt_cli.settings.recipe_edit import RecipeText
+from mpt_cli.settings.relative_references import MovedReferences, module_folders, move_recipe
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import CONFIG_DIR
 from tests.preloaded import ENVIRONMENT, mpt
@@ -192,7 +192,7 @@ def test_a_module_of_the_working_directory_keeps_its_name_unless_another_hides_i
     assert "builder: own:build" in moved(source, folder / "tuned" / "mine.yaml")
     write(folder / "tuned" / "own.py", "# another\n")
     assert "builder: ../work/own.py:build" in moved(source, folder / "tuned" / "mine.yaml")
-    words = Moved(None, folder / "tuned" / "mine.yaml")
+    words = MovedReferences(None, folder / "tuned" / "mine.yaml")
     assert words.override(["model", "builder"], "own:build") == "../work/own.py:build"
     assert words.override(["trainer", "loss", "price"], "own:f") == "../work/own.py:f"
     assert words.override(["optimizer", "kwargs", "inner"], "own:f") == "own:f"  # a text
