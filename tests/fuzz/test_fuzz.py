@@ -314,7 +314,7 @@ def test_what_once_broke_it_is_answered(number: int, shelf: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize("shard", [0, *(pytest.param(shard, marks=pytest.mark.long) for shard in range(1, SHARDS))])
 def test_drawn_cases_are_answered(shard: int, shelf: Path, tmp_path: Path) -> None:
     found = []
     for number, case in enumerate(drawn(SEED * SHARDS + shard, (CASES - DRAWN_BY_HYPOTHESIS) // SHARDS, shelf, MIX)):
