@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-import keras
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,10 +36,9 @@ class FlowEngine(Protocol):
 
 EVERY_STEPS, MOST_SHARE = 2000, 0.01  # of an interval that adapts
 # What compiling the first sample takes, in seconds of a core, and for each layer (on JAX and an Intel Xeon a wide
-# MLP: 1.0, a separable CNN: 3.9, a residual MLP of 98 layers: 12 to 15 s). It may be up to this share of the run, or
-# what a short run on JAX takes less than `fit`.
+# MLP: 1.0, a separable CNN: 3.9, a residual MLP of 98 layers: 12 to 15 s). It may be up to this share of the run.
 COMPILE_SECONDS, COMPILE_SECONDS_PER_LAYER = 0.5, 0.15
-MOST_FIRST_SHARE, FREE_SECONDS = 0.05, {"tensorflow": 0.0, "jax": 1.5}
+MOST_FIRST_SHARE = 0.05
 
 
 class Look(NamedTuple):
@@ -90,7 +88,7 @@ class GradientSampler:
         return self._passes * self._pass_seconds <= self.most_share * (time.monotonic() - self._ended_at)
 
     def _is_too_dear(self, run_seconds: float) -> bool:
-        return self.compile_seconds > max(FREE_SECONDS[keras.backend.backend()], MOST_FIRST_SHARE * run_seconds)
+        return self.compile_seconds > MOST_FIRST_SHARE * run_seconds
 
     def take(self, piece: Piece, step: int, scale: float) -> Look | None:
         """What the last batch of `piece` shows at this loss scale; None where that can't be had."""

@@ -310,5 +310,4 @@ def test_a_first_sample_that_is_compiled_waits_for_a_run_long_enough_to_pay_for_
     assert not flat.is_affordable(39.9) and flat.left_out == 2.0
     assert not deep.is_affordable(needed / 0.05 - 1) and deep.left_out == needed
     assert deep.is_affordable(needed / 0.05 + 1)
-    assert sampler(6).is_affordable(1.0) == (BACKEND == "jax")
     assert sampler(98, every=2000).is_affordable(0.0) and sampler(0).is_affordable(0.0)
