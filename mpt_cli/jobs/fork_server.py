@@ -130,6 +130,11 @@ class Birth:
         self._is_awaited = True
         _adoption.begin()
 
+    @property
+    def descriptor(self) -> int:
+        """What can be read once `pid` has something to say."""
+        return self._link.fileno()
+
     def pid(self, timeout_seconds: float | None = 0.0) -> int | None:
         """The process, once it is a child of this one; None while it is not. ServerLost where there will be none."""
         if not select.select([self._link], [], [], timeout_seconds)[0]:
