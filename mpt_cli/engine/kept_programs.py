@@ -170,7 +170,8 @@ def _where_it_runs() -> str:
     keras_is = keras.config.floatx(), keras.config.epsilon(), keras.config.image_data_format()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     code = [_state_of(Path(str(package.__file__)).parent) for package in (mpt_cli, keras, jax)]
-    return repr((versions, told, keras_is, cores, str(jax.devices()), os.environ.get("XLA_FLAGS"), code))
+    variables = sorted(item for item in os.environ.items() if item[0].startswith(("KERAS_", "XLA_")))
+    return repr((versions, told, keras_is, cores, str(jax.devices()), variables, code))
 
 
 def _state_of(folder: Path) -> str:
