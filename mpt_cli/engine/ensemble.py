@@ -129,7 +129,7 @@ class Ensemble:
         steps = own_steps(engine.model)
         if steps is not None and steps.optimizers:
             return "its train_step is its own"
-        if self.leader is not None and _form(engine.model) != _form(self.leader.model):
+        if self.leader is not None and form_of(engine.model) != form_of(self.leader.model):
             return "its variables have not the names, shapes and dtypes of those of the first"
         return ""
 
@@ -178,7 +178,8 @@ class Ensemble:
             call.trained = each
 
 
-def _form(model: Any) -> list[Any]:
+def form_of(model: Any) -> list[Any]:
+    """The names, shapes and dtypes of the variables that are state of a step, in its order."""
     lists = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables,
              metric_variables(model))  # fmt: skip
     return [[(v.path, tuple(v.shape), str(v.dtype)) for v in variables] for variables in lists]

@@ -43,6 +43,7 @@ from mpt_cli.telemetry.records import LoggedSteps, StopLimits
 
 if TYPE_CHECKING:
     from mpt_cli.engine.ensemble import Ensemble
+    from mpt_cli.engine.kept_programs import KeptPrograms
 
 Tensor = Any
 
@@ -103,6 +104,14 @@ class JaxEngine(Engine):
         alone: all of these are arguments. What they find when they are traced (names, probes) is shared with them."""
         for name in _SHARED:
             setattr(self, name, getattr(leader, name))
+
+    def keep_programs(self, kept: "KeptPrograms") -> None:
+        """Have the steps found where earlier runs left them, until something that is part of them changes. What is
+        found when training is traced (names) is kept with it."""
+        for name in ("_train_many", "_train_one"):
+            setattr(self, name, kept.function(name, getattr(self, name), (self._names, self._metric_names)))
+        for name in ("_evaluate_many", "_evaluate_one"):
+            setattr(self, name, kept.function(name, getattr(self, name)))
 
     def keep(self, arrays: Any) -> Any:
         return self.to_device(arrays) if self.ensemble is None else self.ensemble.keep(arrays, self.to_device)

@@ -111,7 +111,10 @@ class CannotStart(Exception):
 
 
 class Handle(Protocol):
-    """A command that was started. Used from one thread; nothing here waits for longer than a library's own call."""
+    """A command that was started. Used from one thread; nothing here waits for longer than a library's own call.
+
+    One of this machine has a `descriptor` too, which can be read once `poll` has something new.
+    """
 
     @property
     def has_begun(self) -> bool:
@@ -425,6 +428,11 @@ class LocalHandle:
         self, process: "subprocess.Popen[bytes] | ForkedProcess", guard: Guard | None, left: set[int]
     ) -> None:  # fmt: skip
         self._process, self._guard, self._left = process, guard, left
+        self._seen_by = _pidfd(process.pid)
+
+    @property
+    def descriptor(self) -> int | None:
+        return self._seen_by
 
     @property
     def pid(self) -> int:
@@ -437,6 +445,7 @@ class LocalHandle:
                 self._guard.remove(-self.pid)
             self._process.wait()
             self._left.add(self.pid)
+            self._close()
         return self._process.returncode
 
     def terminate(self) -> None:
@@ -456,6 +465,11 @@ class LocalHandle:
         while not self._has_ended():
             time.sleep(LocalExecutor.poll_seconds)
 
+    def _close(self) -> None:
+        if self._seen_by is not None:
+            os.close(self._seen_by)
+            self._seen_by = None
+
     def _has_ended(self) -> bool:
         if not hasattr(os, "waitid"):  # macOS, with a Python before 3.13
             return self._process.poll() is not None
@@ -468,6 +482,14 @@ class LocalHandle:
     def _signal_group(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
+
+
+def _pidfd(pid: int) -> int | None:
+    """What can be read once the process has ended; None where the system has no such thing, or no more of them."""
+    if hasattr(os, "pidfd_open"):
+        with suppress(OSError):
+            return os.pidfd_open(pid)
+    return None
 
 
 class ForkingHandle:
@@ -486,6 +508,13 @@ class ForkingHandle:
         self._lock = None if lock is None else os.fdopen(os.dup(lock.fileno()), "a", encoding="utf-8")
         self._handle: LocalHandle | None = None
         self._code: int | None = None
+
+    @property
+    def descriptor(self) -> int | None:
+        """Before it has begun that of its birth."""
+        if self._handle is not None:
+            return self._handle.descriptor
+        return self._birth.descriptor if self._code is None else None
 
     def begin(self) -> None:
         """At once where its server forks already, which takes some milliseconds: less than until the next look."""
@@ -556,6 +585,10 @@ class SuccessorHandle:
     @property
     def has_begun(self) -> bool:
         return self._handle is not None
+
+    @property
+    def descriptor(self) -> int | None:
+        return getattr(self._handle, "descriptor", None)
 
     def poll(self) -> int | None:
         if self._handle is not None:

@@ -57,8 +57,9 @@ from mpt_cli.sweep.samplers import (
     settings_from_facts,
     words_of_search,
 )
-from mpt_cli.sweep.vectorized import Groups, group_jobs, group_lines, job_path, numbers_of
+from mpt_cli.sweep.vectorized import Groups, group_jobs, group_lines, job_path
 from mpt_cli.telemetry.records import misfit
+from mpt_cli.training.same_program import numbers_of
 
 GRID = GridSettings()
 Launch = Callable[[Job, Path], Sequence[str]]

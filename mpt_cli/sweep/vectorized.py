@@ -14,29 +14,9 @@ from mpt_cli.jobs.queue import Ending, Observer, Running
 from mpt_cli.runs.directory import read_json, write_json
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.schema import Settings
-from mpt_cli.settings.variants import Schedule
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.plan import Job, SettingsLoader, with_value
-
-SEED, RATE, SCALE, GROWTH = "seed", "optimizer.learning_rate", "loss_scale.initial_scale", "loss_scale.growth_steps"
-_MODES = ("auto", "dynamic", "fixed", "none")  # what another mode computes with is not known
-
-
-def numbers_of(settings: Settings) -> dict[str, Any]:
-    """What is state of the compiled step, or of no account to it: all else must be the same in jobs of one program.
-
-    >>> numbers_of(Settings(seed=3))["seed"]
-    3
-    """
-    scale, optimizer = settings.loss_scale, settings.optimizer
-    found: dict[str, Any] = {}
-    if settings.model.name != "builder":  # which may draw constants of the model
-        found[SEED] = settings.seed
-    if optimizer.schedule == Schedule() and isinstance(optimizer.learning_rate, int | float):
-        found[RATE] = optimizer.learning_rate
-    if scale.mode in _MODES:
-        found |= {key: getattr(scale, name) for key in (SCALE, GROWTH) if hasattr(scale, name := key.split(".")[1])}
-    return found
+from mpt_cli.training.same_program import GROWTH, RATE, SCALE, SEED, numbers_of, why_alone
 
 
 def with_numbers(settings: Settings, numbers: Mapping[str, Any]) -> Settings:
@@ -44,24 +24,6 @@ def with_numbers(settings: Settings, numbers: Mapping[str, Any]) -> Settings:
     for key, value in numbers.items():
         settings = with_value(settings, key.split("."), value)
     return settings
-
-
-def why_alone(settings: Settings) -> str:
-    """Why a job must have a process of its own; empty where it need not."""
-    trainer, logger, fault = settings.trainer, settings.logger, settings.fault
-    reasons = {
-        f"backend={settings.backend.name}: it is for jax": settings.backend.name != "jax",
-        f"distribute={settings.distribute.name}": settings.distribute.name != "none",
-        "trainer.jit_compile=false": trainer.jit_compile is False,
-        "trainer.callbacks": bool(trainer.callbacks),
-        "trainer.reduce_on_plateau": trainer.reduce_on_plateau.patience is not None,
-        "trainer.on_unhealthy=rollback": trainer.on_unhealthy == "rollback",
-        "phases": bool(settings.phases),
-        "fault": fault.kind != "none" or fault.slow_storage_seconds > 0,
-        "logger.mlflow": logger.mlflow,
-        "logger.wandb": logger.wandb,
-    }
-    return ", ".join(reason for reason, holds in reasons.items() if holds)
 
 
 def group_jobs(jobs: Iterable[tuple[Job, Settings]], most: int) -> tuple[list[list[Job]], list[str]]:

@@ -20,7 +20,7 @@ from mpt_cli.runs.directory import RunDirectory
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not IS_POSSIBLE, reason="Linux alone makes orphans one's own")]
 FACTS = """
-import atexit, json, os, signal, sys
+import atexit, gc, json, os, signal, sys
 atexit.register(print, "at its end", file=sys.stderr)
 handlers = {s.name: str(signal.getsignal(s)) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE)}
 opened = {name: os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")[:-1]}
@@ -29,7 +29,7 @@ json.dump({
     "handlers": handlers, "leads": os.getpgid(0) == os.getpid(), "parent": os.getppid(), "opened": opened,
     "cores": sorted(os.sched_getaffinity(0)), "flags": str(sys.flags), "mask": os.umask(0o22),
     "blocked": str(signal.pthread_sigmask(signal.SIG_BLOCK, [])), "spec": __spec__.name,
-    "session": os.getsid(0), "streams": [
+    "session": os.getsid(0), "collects": gc.isenabled(), "streams": [
         (s.fileno(), s.encoding, s.errors, s.newlines, s.line_buffering, s.write_through, s.seekable())
         for s in (sys.stdin, sys.stdout, sys.stderr)],
     "ignored": sorted(s.name for s in signal.valid_signals() if signal.getsignal(s) == signal.SIG_IGN),
@@ -304,6 +304,9 @@ def test_forked_jobs_come_to_the_same_bits_and_keep_their_programs(backend, star
         if folder == "forked":
             (programs,) = (tmp_path / "programs").iterdir()
             assert [*programs.iterdir()]
+            steps = {path: path.stat().st_mtime_ns for path in programs.glob("step-*-cache")}
+            assert bool(steps) == (backend == "jax")
+    assert {path: path.stat().st_mtime_ns for path in programs.glob("step-*-cache")} == steps  # as the others left them
     pairs = [(tmp_path / "fresh" / path.name, path) for path in sorted((tmp_path / "forked").glob("00*"))]
     assert len(pairs) == 2
     for fresh, forked in pairs:

@@ -82,6 +82,16 @@ def test_the_next_job_begins_as_soon_as_one_is_seen_to_have_ended(tmp_path, monk
     assert did == ["001-stub", "002-stub", "waited 0.25"] and len(record.endings) == 2
 
 
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux alone shows the end of a process by a descriptor")
+@pytest.mark.slow
+def test_the_end_of_a_process_is_seen_at_once_however_seldom_anyone_looks(tmp_path, monkeypatch):
+    monkeypatch.setattr(LocalExecutor, "poll_seconds", 60)
+    opened, began = len(os.listdir("/proc/self/fd")), time.monotonic()
+    record, _ = run_queue([stub_work(tmp_path, number, "good") for number in range(3)])
+    assert [record.endings[number].exit_code for number in range(3)] == [0, 0, 0]
+    assert time.monotonic() - began < 60 and len(os.listdir("/proc/self/fd")) == opened
+
+
 @pytest.mark.slow
 def test_jobs_at_a_time_are_kept_to_cores_of_their_own_and_the_parent_is_not(tmp_path):
     """What they may run on when they begin; the cores of a job that has ended go to the next."""
