@@ -113,7 +113,7 @@ def wrapped_model(cell: Any, scaling: Any, on_overflow: str, looks: bool = True)
 
 
 def whole_step_model(cell: Any, scaling: Any) -> Any:
-    from mpt_cli.precision.keras_fit import keep_skips_whole
+    from mpt_cli.precision.train_step import keep_skips_whole
 
     return keep_skips_whole(wrapped_model(cell, scaling, "apply" if scaling.applies_overflows else "skip"))
 

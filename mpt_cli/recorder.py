@@ -18,11 +18,10 @@ from mpt_cli.engine.backend import running_platform
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_own_train_step, keep_skips_whole
 from mpt_cli.precision.finite import all_finite
-from mpt_cli.precision.keras_fit import check_replicas
 from mpt_cli.precision.keras_internals import optimizer_values_in_fit
 from mpt_cli.precision.optimizer import backend_step
-from mpt_cli.precision.own_step import optimizers_in, unwrapped
 from mpt_cli.precision.scale_state import count_of
+from mpt_cli.precision.train_step import check_replicas, optimizers_in, unwrapped
 from mpt_cli.python_api import Asked, given_settings
 from mpt_cli.recording import NO_LOSS, Recording, Subject, policy_on_record, scaling_on_record
 from mpt_cli.report.run import Run

@@ -21,8 +21,8 @@ from mpt_cli.engine.backend import memory_in_use, peak_memory, running_platform
 from mpt_cli.engine.weight_watch import WeightWatch
 from mpt_cli.errors import NUMERICAL, summarise_error
 from mpt_cli.precision import LossScaleOptimizer
-from mpt_cli.precision.own_step import unwrapped
 from mpt_cli.precision.scale_state import StepRows
+from mpt_cli.precision.train_step import unwrapped
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, header_dict, write_atomic, write_json, write_summary
 from mpt_cli.runs.provenance import FrameworkFacts, collect_environment

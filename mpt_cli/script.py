@@ -25,10 +25,10 @@ from mpt_cli.errors import NUMERICAL, OK
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_own_train_step
 from mpt_cli.precision.finite import unscale
 from mpt_cli.precision.keras_internals import own_trainable_variables
-from mpt_cli.precision.own_step import optimizers_in, unwrapped
 from mpt_cli.precision.policy import global_policy
 from mpt_cli.precision.scale_rules import ScaleRule
 from mpt_cli.precision.scale_state import ScaleState
+from mpt_cli.precision.train_step import optimizers_in, unwrapped
 from mpt_cli.recorder import Recorder
 from mpt_cli.recording import RING_ROWS, Drain, LoopRecording, Subject, policy_on_record, scaling_on_record
 from mpt_cli.report.run import Run

@@ -233,7 +233,7 @@ def export_model(trained: TrainedModel, kind: str, output: Path) -> None:
 
 def _check_exportable(model: Any, trained: TrainedModel, kind: str) -> None:
     """ConfigError for what Keras has no way to write."""
-    from mpt_cli.precision.own_step import can_be_called
+    from mpt_cli.precision.train_step import can_be_called
 
     name = type(model).__name__
     if not can_be_called(model):

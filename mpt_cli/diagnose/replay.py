@@ -23,8 +23,8 @@ from mpt_cli.precision import has_own_train_step, layers_of
 from mpt_cli.precision.finite import gradient_factor
 from mpt_cli.precision.gradients import INFS, NANS, largest_exponent
 from mpt_cli.precision.keras_internals import inner_layers
-from mpt_cli.precision.own_step import optimizers_of
 from mpt_cli.precision.policy import name_of, parts_of
+from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.provenance import known_environment
 from mpt_cli.settings.schema import Settings

@@ -19,8 +19,8 @@ import numpy as np
 from mpt_cli.data.examples import DataSet, Examples
 from mpt_cli.engine.loop import BatchIndices, LoopControl, LoopResult
 from mpt_cli.engine.loop_jax import JaxEngine
-from mpt_cli.precision.own_step import metric_variables, own_steps
 from mpt_cli.precision.step_jax import TrainState
+from mpt_cli.precision.train_step import metric_variables, own_steps
 
 Trained = tuple[TrainState, LoopResult]
 

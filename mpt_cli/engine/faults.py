@@ -25,7 +25,7 @@ from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import layers_of
 from mpt_cli.precision.gradients import scale_gradient
 from mpt_cli.precision.keras_internals import calls_through, predict_in_training
-from mpt_cli.precision.own_step import OwnSteps, optimizers_of, own_steps
+from mpt_cli.precision.train_step import OwnSteps, optimizers_of, own_steps
 from mpt_cli.settings.schema import FaultSettings
 from mpt_cli.telemetry.records import FORWARD_PASS, OVERFLOW, Event
 

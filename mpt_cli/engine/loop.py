@@ -14,7 +14,7 @@ from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.flow import Flow, FlowCounter, FlowMap, Updates, count_updates
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import LossScaleOptimizer, StepRecord, layers_of
-from mpt_cli.precision.own_step import OwnSteps, metric_variables, optimizers_of, own_steps
+from mpt_cli.precision.train_step import OwnSteps, metric_variables, optimizers_of, own_steps
 from mpt_cli.telemetry.ledger import FLOAT_FIELDS, INT_FIELDS, StepRecords
 from mpt_cli.telemetry.records import LoggedSteps, StopLimits, StreakCounts
 

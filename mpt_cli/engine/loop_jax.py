@@ -35,10 +35,9 @@ from mpt_cli.engine.loop import (
     update_streaks,
 )
 from mpt_cli.precision.finite import all_finite
-from mpt_cli.precision.keras_fit import metrics_of
-from mpt_cli.precision.own_step import metric_variables
 from mpt_cli.precision.step_jax import TrainState, assign, cond, own_test_step, train_step
 from mpt_cli.precision.sums_jax import BatchSplit, exchange_in_float32
+from mpt_cli.precision.train_step import metric_variables, metrics_of
 from mpt_cli.telemetry.records import LoggedSteps, StopLimits
 
 if TYPE_CHECKING:

@@ -29,10 +29,9 @@ from mpt_cli.engine.loop import (
 )
 from mpt_cli.engine.probes import ReplicaSinks
 from mpt_cli.precision.finite import all_finite
-from mpt_cli.precision.keras_fit import StepRecord
-from mpt_cli.precision.own_step import optimizers_of
 from mpt_cli.precision.policy import layers_of
 from mpt_cli.precision.step_tensorflow import own_test_step, train_step
+from mpt_cli.precision.train_step import StepRecord, optimizers_of
 from mpt_cli.telemetry.records import LoggedSteps, StopLimits
 
 Tensor = Any

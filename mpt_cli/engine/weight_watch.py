@@ -21,7 +21,7 @@ from mpt_cli.engine.flow import pure_loss
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.finite import is_overwritten
 from mpt_cli.precision.keras_internals import slots_of
-from mpt_cli.precision.own_step import trained_by
+from mpt_cli.precision.train_step import trained_by
 from mpt_cli.telemetry.records import UnmovedWeights
 
 PICKED = 64  # rows of a kernel that are looked at, and elements of each, evenly spaced

@@ -23,9 +23,8 @@ from keras import layers, ops
 from mpt_cli.data.examples import RAGGED
 from mpt_cli.data.paths import damage_of
 from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError, did_you_mean, tracing_problem
-from mpt_cli.precision.keras_fit import has_own_train_step
 from mpt_cli.precision.keras_internals import inner_layers
-from mpt_cli.precision.own_step import can_be_called
+from mpt_cli.precision.train_step import can_be_called, has_own_train_step
 from mpt_cli.settings.references import call_user, load_function
 from mpt_cli.settings.schema import PhaseSettings, Settings
 from mpt_cli.settings.variants import CNN, MLP, Builder, ModelSettings, ResNet, Saved, Transformer

@@ -13,9 +13,8 @@ from mpt_cli.engine.feed import Piece
 from mpt_cli.engine.loop import LoopControl
 from mpt_cli.engine.loop_jax import JaxEngine
 from mpt_cli.precision.chunked_head import labels_at_head
-from mpt_cli.precision.keras_fit import packed
-from mpt_cli.precision.own_step import metric_variables
 from mpt_cli.precision.step_jax import TrainState
+from mpt_cli.precision.train_step import metric_variables, packed
 from mpt_cli.telemetry.records import LoggedSteps, StopLimits
 from mpt_cli.training.loss_and_optimizer import copied_optimizer
 

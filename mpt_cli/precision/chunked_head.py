@@ -19,7 +19,6 @@ from mpt_cli.precision.gradients.chunked_crossentropy import (
     token_scores,
     without_class,
 )
-from mpt_cli.precision.keras_fit import has_own_train_step
 from mpt_cli.precision.keras_internals import (
     LayerCall,
     calls_through,
@@ -29,8 +28,8 @@ from mpt_cli.precision.keras_internals import (
     metric_functions_through,
     value_as_kept,
 )
-from mpt_cli.precision.own_step import has_own_compute_loss, has_own_test_step
 from mpt_cli.precision.policy import head_layers
+from mpt_cli.precision.train_step import has_own_compute_loss, has_own_test_step, has_own_train_step
 
 if TYPE_CHECKING:
     from mpt_cli.precision.sums_jax import BatchSplit

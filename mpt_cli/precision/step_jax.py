@@ -12,17 +12,7 @@ import keras
 from mpt_cli.precision.chunked_head import labels_at_head
 from mpt_cli.precision.finite import Measured, describe_gradients, is_large, on_cpu, unscale
 from mpt_cli.precision.gradients.layer_scales import at_layer_scales
-from mpt_cli.precision.keras_fit import (
-    ForwardOrder,
-    StepRecord,
-    let_through,
-    metrics_of,
-    packed,
-    state_to_keep,
-    traced_record,
-)
 from mpt_cli.precision.keras_internals import updated_metrics
-from mpt_cli.precision.own_step import OwnSteps, own_steps
 from mpt_cli.precision.scale_state import (
     TRACE_START,
     StepStart,
@@ -35,6 +25,17 @@ from mpt_cli.precision.scale_state import (
     start_of_step,
 )
 from mpt_cli.precision.sums_jax import BatchSplit, sum_in_float32
+from mpt_cli.precision.train_step import (
+    ForwardOrder,
+    OwnSteps,
+    StepRecord,
+    let_through,
+    metrics_of,
+    own_steps,
+    packed,
+    state_to_keep,
+    traced_record,
+)
 
 if TYPE_CHECKING:
     from mpt_cli.precision.optimizer import LossScaleOptimizer

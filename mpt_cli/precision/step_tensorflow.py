@@ -14,16 +14,6 @@ import tensorflow as tf
 from mpt_cli.precision.chunked_head import labels_at_head
 from mpt_cli.precision.finite import Measured, describe_gradients, is_overwritten, is_sparse, on_cpu, unscale
 from mpt_cli.precision.gradients.layer_scales import at_layer_scales
-from mpt_cli.precision.keras_fit import (
-    ForwardOrder,
-    StepRecord,
-    combined,
-    let_through,
-    metrics_of,
-    packed,
-    state_to_keep,
-    traced_record,
-)
 from mpt_cli.precision.keras_internals import (
     build_for_batch,
     lacks_variables,
@@ -34,7 +24,6 @@ from mpt_cli.precision.keras_internals import (
     unscale_loss_for_distribution,
 )
 from mpt_cli.precision.optimizer import UnscaledFlag
-from mpt_cli.precision.own_step import OwnSteps, own_steps
 from mpt_cli.precision.scale_state import (
     TRACE_START,
     ScaleState,
@@ -45,6 +34,18 @@ from mpt_cli.precision.scale_state import (
     rows_of_step,
     scaled_statistics,
     start_of_step,
+)
+from mpt_cli.precision.train_step import (
+    ForwardOrder,
+    OwnSteps,
+    StepRecord,
+    combined,
+    let_through,
+    metrics_of,
+    own_steps,
+    packed,
+    state_to_keep,
+    traced_record,
 )
 
 if TYPE_CHECKING:

@@ -47,9 +47,9 @@ from mpt_cli.precision.operations import (
     trace_forward,
     trace_step,
 )
-from mpt_cli.precision.own_step import can_be_called, optimizers_in, optimizers_of, own_steps
 from mpt_cli.precision.policy import parts_of
 from mpt_cli.precision.rounded_weights import rounded_variables
+from mpt_cli.precision.train_step import can_be_called, optimizers_in, optimizers_of, own_steps
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings, TrainerSettings
 from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training.loss_and_optimizer import (

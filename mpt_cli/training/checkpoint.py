@@ -391,7 +391,7 @@ def _dtype_name(variable: Any) -> str:
 
 
 def _variables(model: Any) -> dict[str, Any]:
-    from mpt_cli.precision.own_step import (  # imports Keras, as this file must not
+    from mpt_cli.precision.train_step import (  # imports Keras, as this file must not
         metric_variables,
         optimizers_of,
         scale_variables,

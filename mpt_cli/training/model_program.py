@@ -28,8 +28,8 @@ from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.models.build import freeze_layers
 from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, has_own_train_step, layers_of
 from mpt_cli.precision.keras_internals import compiled_loss_weights
-from mpt_cli.precision.own_step import can_be_called, has_own_compute_loss, optimizers_in, unwrapped
 from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule
+from mpt_cli.precision.train_step import can_be_called, has_own_compute_loss, optimizers_in, unwrapped
 from mpt_cli.settings.schema import FLOAT_POLICIES, PolicySettings, Settings
 from mpt_cli.settings.variants import GivenModel, GivenOptimizer
 from mpt_cli.telemetry.spelling import FIT, Spelling

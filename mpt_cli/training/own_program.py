@@ -13,7 +13,7 @@ from mpt_cli.engine.feed import first_batch
 from mpt_cli.errors import ConfigError, Problem, UserCodeError
 from mpt_cli.models.build import plain_message
 from mpt_cli.precision import LossScaleOptimizer, has_own_train_step
-from mpt_cli.precision.own_step import (
+from mpt_cli.precision.train_step import (
     OptimizerUse,
     build_own_steps,
     can_be_called,

@@ -19,8 +19,8 @@ from mpt_cli.engine.xla import try_xla
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.models.build import put_back_flags, set_trained, trained_flags
 from mpt_cli.precision import LossScaleOptimizer
-from mpt_cli.precision.own_step import optimizers_in, optimizers_of, scale_variables, trained_by, unwrapped
 from mpt_cli.precision.rounded_weights import rounded_variables
+from mpt_cli.precision.train_step import optimizers_in, optimizers_of, scale_variables, trained_by, unwrapped
 from mpt_cli.settings.schema import PhaseSettings, Settings
 from mpt_cli.settings.variants import OptimizerSettings
 from mpt_cli.telemetry.records import PHASE, Event, Scaling

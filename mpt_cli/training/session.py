@@ -20,8 +20,8 @@ from mpt_cli.engine.xla import try_xla
 from mpt_cli.errors import BAD_CONFIG, DataError, Problem
 from mpt_cli.precision import Policy, head_layers
 from mpt_cli.precision.keras_internals import configured_rate
-from mpt_cli.precision.own_step import has_own_compute_loss, optimizers_of, own_steps, trained_by
 from mpt_cli.precision.policy import parts_of
+from mpt_cli.precision.train_step import has_own_compute_loss, optimizers_of, own_steps, trained_by
 from mpt_cli.settings.references import Reference
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import OwnOptimizer

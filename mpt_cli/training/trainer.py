@@ -15,7 +15,7 @@ from mpt_cli.engine.feed import Feed, Piece
 from mpt_cli.engine.gradient_samples import GradientSampler
 from mpt_cli.engine.loop import TRAINING, Engine
 from mpt_cli.engine.weight_watch import WeightWatch, gradients_of_batch
-from mpt_cli.precision.own_step import optimizers_of
+from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.signals import Interruption
 from mpt_cli.telemetry.health import HealthRules, Stop, describe_unmoved
 from mpt_cli.telemetry.ledger import Ledger, StepRecords

@@ -10,7 +10,7 @@ from keras import ops
 
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.clip_before_unscale import bounds_large_ones_alone
-from mpt_cli.precision.own_step import trace_train_step
+from mpt_cli.precision.train_step import trace_train_step
 
 BATCH = (np.ones((4, 3), np.float32), np.ones((4, 1), np.float32))
 

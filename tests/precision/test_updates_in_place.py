@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mpt_cli.precision import LossScaleOptimizer
-from mpt_cli.precision.keras_fit import keep_skips_whole
 from mpt_cli.precision.scale_rules import NoScale
+from mpt_cli.precision.train_step import keep_skips_whole
 from tests.backends import BACKEND
 from tests.hlo import optimized_program
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 
-from mpt_cli.precision.keras_fit import packed
 from mpt_cli.precision.operations import (
     BACKWARD,
     CAST,
@@ -22,8 +21,8 @@ from mpt_cli.precision.operations import (
     marked,
     part_in,
 )
-from mpt_cli.precision.own_step import metric_variables
 from mpt_cli.precision.step_jax import TrainState, train_step
+from mpt_cli.precision.train_step import metric_variables, packed
 
 CALLS = {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "shard_map",
          "custom_vjp_call", "custom_vjp_call_jaxpr", "scan"}  # fmt: skip

@@ -1,0 +1,600 @@
+"""A training step as a whole: what it reports, the float state that a skip puts back, in Keras's own `fit` a step in
+which a skip is whole and a callback that records the scale and the tally; and models that bring a `train_step` or
+`test_step` of their own: which optimizers the step uses, whether it scales its loss, and what it reports. The steps
+themselves are run by `step_tensorflow` and `step_jax`.
+
+Nothing is trained to find out about a model's own step: it is traced once with optimizers that only look.
+
+What an overflow does to such a step is one rule for any number of optimizers. Each optimizer skips its own update alone
+and moves its own scale; what it trains is its own affair. What all share, the float state that no optimizer trains
+(statistics of normalisation, moving averages) and the metrics, is put back at the end of the step when any of them
+skipped: a forward pass that overflowed may have poisoned it. A second update in the same step that reads such state (a
+frozen discriminator's moving statistics) meets it and skips too; the next step is clean. A step counts as applied when
+all its optimizers applied.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from types import MethodType
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+from numpy.typing import NDArray
+
+from mpt_cli.precision.clip_before_unscale import GradientPath
+from mpt_cli.precision.keras_internals import (
+    calls_through,
+    loss_tracker,
+    optimizer_values_in_fit,
+    own_trainable_variables,
+    untracked_variables,
+)
+from mpt_cli.precision.optimizer import LossScaleOptimizer, backend_step
+from mpt_cli.precision.policy import layers_of
+from mpt_cli.precision.scale_state import TALLY, ScaleState, outcome_code
+
+Tensor = Any
+
+
+class StepRecord(NamedTuple):
+    """What one step reports, as scalars on the device; telemetry is made of it.
+
+    `loss` is the unscaled loss, float32; `scale_before` made this step's gradients, `scale_after` makes the next
+    step's; `finite` is a boolean; `counter` counts applied steps since the scale changed; the last five are the
+    `finite.GradientDefects` of the step. Where a model's own step uses several optimizers, `optimizers` has the record
+    of each, and the other fields are those of all: `combined`.
+    """
+
+    loss: Tensor
+    scale_before: Tensor
+    scale_after: Tensor
+    learning_rate: Tensor
+    finite: Tensor
+    counter: Tensor
+    nan: Tensor
+    inf: Tensor
+    nearest: Tensor
+    holds_inf: Tensor
+    zero: Tensor
+    optimizers: "tuple[StepRecord, ...]" = ()
+    is_let_through: Tensor | None = None  # applied though it was not finite (`ScaleRule.lets_through_after`)
+
+    def applied(self, whatever: bool = False) -> Tensor:
+        """Whether the gradients were used; `whatever` they were, where the optimizer uses all."""
+        used = ops.logical_or(self.finite, whatever)
+        return used if self.is_let_through is None else ops.logical_or(used, self.is_let_through)
+
+    @property
+    def outcome(self) -> Tensor:
+        """`outcome_code` of the step."""
+        let_through = False if self.is_let_through is None else self.is_let_through
+        return outcome_code(self.finite, let_through)
+
+
+def let_through(optimizer: LossScaleOptimizer, finite: Tensor, applied: Tensor) -> Tensor | None:
+    """For a record of its step; None where the optimizer's rule lets nothing through."""
+    if optimizer.rule.lets_through_after is None:
+        return None
+    return ops.logical_and(ops.logical_not(finite), applied)
+
+
+def traced_record(
+    trace: Tensor, loss: Tensor, scales: tuple[Tensor, Tensor], learning_rate: Tensor, counter: Tensor
+) -> StepRecord:
+    """The record of one optimizer in a step that is not ours, from `ScaleState.trace`; `scales` before and after."""
+    return StepRecord(
+        loss=loss, scale_before=scales[0], scale_after=scales[1], learning_rate=learning_rate,
+        finite=ops.equal(trace[1], 1), counter=counter, nan=trace[2], inf=trace[3], nearest=trace[4],
+        holds_inf=trace[5], zero=trace[6],
+    )  # fmt: skip
+
+
+def combined(records: list[StepRecord]) -> StepRecord:
+    """One record for the step of several optimizers: finite where all are, scale and rate those of the first."""
+    first = records[0]
+    if len(records) == 1:
+        return first
+    finite = ops.all(ops.stack([record.finite for record in records]))
+    applied = ops.all(ops.stack([record.applied() for record in records]))
+    return first._replace(
+        is_let_through=ops.logical_and(ops.logical_not(finite), applied),
+        finite=finite,
+        nan=sum(record.nan for record in records), inf=sum(record.inf for record in records),
+        zero=ops.min(ops.stack([record.zero for record in records])), optimizers=tuple(records),
+    )  # fmt: skip
+
+
+class ForwardOrder:
+    """In which order a step calls the layers of its model, seen while the step is traced: a compiled step pays nothing.
+
+    The order in which a model holds its variables need not be that in which it uses them.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._layers = layers_of(model)
+        self._called: list[int] = []
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Around the forward pass."""
+        with calls_through(self._layers, self._noting):
+            yield
+
+    def _noting(self, index: int, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted_call(*arguments: Any, **named: Any) -> Any:
+            if index not in self._called:
+                self._called.append(index)
+            return call(*arguments, **named)
+
+        return noted_call
+
+    def ranks(self, variables: Sequence[Any]) -> list[int]:
+        """For each variable the place of the innermost layer that holds it, by its first call: what comes back wrong
+        to any use of a shared layer spoils its gradient, and that of all layers before. -1 for those of no such layer.
+        """
+        found: dict[int, tuple[int, int]] = {}
+        for place, index in enumerate(self._called):
+            own = self._layers[index].trainable_variables
+            for variable in own:
+                found[id(variable)] = min(found.get(id(variable), (len(own), place)), (len(own), place))
+        return [found[id(variable)][1] if id(variable) in found else -1 for variable in variables]
+
+
+def packed(batch: Any) -> Any:
+    """A batch `(x, y, sample_weight)` as Keras's `fit` hands it to a step: without what is not there."""
+    return keras.utils.pack_x_y_sample_weight(*keras.utils.unpack_x_y_sample_weight(batch))
+
+
+def state_to_keep(model: Any) -> list[Any]:
+    """Non-trainable float variables that a skipped step must leave alone (BatchNormalization's statistics, the states
+    of a stateful RNN, …).
+
+    Seed generators hold integers and move on: repeating a dropout mask helps nobody.
+    """
+    variables = [*model.non_trainable_variables, *untracked_variables(model)]
+    return [v for v in variables if keras.backend.is_float_dtype(v.dtype)]
+
+
+def keep_skips_whole(model: Any) -> Any:
+    """Make Keras's own `fit` leave the whole of `model` alone in a skipped step; returns `model`.
+
+    The model must be compiled with `mpt_cli.precision.LossScaleOptimizer`. Works for Sequential, functional,
+    subclassed and loaded models on both backends; a model that is saved and loaded needs it again. In an epoch without
+    any applied step the loss and all metrics are nan. Raises ValueError for another optimizer, a model without
+    trainable weights once it is trained, one with a `train_step` of its own, which would be replaced, and on several
+    replicas of a `tf.distribute` strategy one compiled with XLA or several steps per execution, where Keras's `fit`
+    fails with any optimizer.
+
+    >>> import keras
+    >>> from mpt_cli.precision import LossScaleOptimizer
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+    >>> model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    >>> model = keep_skips_whole(model)
+    >>> history = model.fit(keras.ops.ones((4, 2)) * float("inf"), keras.ops.ones((4, 1)), verbose=0)
+    >>> bool(keras.ops.all(keras.ops.isfinite(model.layers[0].moving_mean))), int(model.optimizer.skipped_steps)
+    (True, 1)
+    """
+    if has_own_train_step(model):
+        raise ValueError(f"{type(model).__name__} has a train_step of its own, which this would replace.")
+    if not getattr(model, "compiled", False) or not isinstance(model.optimizer, LossScaleOptimizer):
+        raise ValueError(f"{type(model).__name__} must be compiled with mpt_cli.precision.LossScaleOptimizer first.")
+    if keras.backend.backend() == "tensorflow":
+        check_replicas(model)
+        model.train_step = MethodType(_train_step_tensorflow, model)
+    else:
+        model.train_step = MethodType(_train_step_jax, model)
+    model.get_metrics_result = MethodType(_metrics_or_nan, model)
+    model.train_function = None  # made anew by the next `fit`
+    return model
+
+
+def check_replicas(model: Any) -> None:
+    """ValueError for what Keras's `fit` can't do on several replicas; its own errors come from inside TensorFlow."""
+    strategy = getattr(model, "distribute_strategy", None)
+    replicas = 1 if strategy is None else strategy.num_replicas_in_sync
+    for name, wanted in (("jit_compile", False), ("steps_per_execution", 1)):
+        if replicas > 1 and getattr(model, name) != wanted:
+            raise ValueError(f"Keras's `fit` on {replicas} replicas works with `{name}={wanted}` only. Received: "
+                             f"{name}={getattr(model, name)}. Compile the model with {name}={wanted}.")
+
+
+def _train_step_tensorflow(model: Any, data: Any) -> dict[str, Tensor]:
+    logs: dict[str, Tensor] = backend_step().train_step(model, data)[0]
+    return logs
+
+
+def _train_step_jax(model: Any, state: Any, data: Any) -> tuple[dict[str, Tensor], Any]:
+    logs, new_state, _ = backend_step().train_step(model, backend_step().TrainState(*state), data, _batch_split())
+    return logs, tuple(new_state)
+
+
+def _batch_split() -> Any:
+    """On JAX: the devices that Keras splits a batch over, as a `BatchSplit`; None where it splits none."""
+    from mpt_cli.precision.sums_jax import BatchSplit
+
+    distribution = keras.distribution.distribution()
+    if not isinstance(distribution, keras.distribution.DataParallel) or distribution.device_mesh.devices.size == 1:
+        return None
+    return BatchSplit(distribution.device_mesh.backend_mesh, distribution.batch_dim_name)
+
+
+def metrics_of(model: Any) -> dict[str, Tensor]:
+    """The metrics so far, as the model's class gives them."""
+    return dict(type(model).get_metrics_result(model))
+
+
+def _metrics_or_nan(model: Any) -> dict[str, Tensor]:
+    """What Keras reads at the end of an epoch: a mean over nothing is 0, which would look like the best epoch of all.
+
+    Not what it shows after a batch, where `TerminateOnNaN` would take a skipped first batch for the end.
+    """
+    none_applied = keras.ops.equal(loss_tracker(model).count, 0)
+    return {
+        name: keras.ops.where(none_applied, float("nan"), keras.ops.cast(value, "float32"))
+        for name, value in metrics_of(model).items()
+    }
+
+
+def has_own_train_step(model: Any) -> bool:
+    """Whether the model's class overrides Keras's `train_step`.
+
+    >>> has_own_train_step(keras.Sequential())
+    False
+    """
+    return bool(type(model).train_step is not keras.Model.train_step)
+
+
+class ScaleHistory(keras.callbacks.Callback):  # type: ignore[misc]
+    """Loss scale and tally of steps after each call of the train function.
+
+    `history` maps `loss_scale` (float32) and the tally (`seen, applied, skipped, consecutive_skips, growths,
+    backoffs`, int32) to arrays with one entry per call: per batch, or per `steps_per_execution` batches, of which
+    `seen` tells which. At the end of an epoch `loss_scale` and `skipped_steps` (of all steps so far) stand in its logs
+    too, for `History`, `CSVLogger` and the callbacks after this one.
+
+    Values stay on the device until the end of the epoch, or until `history` is read. Keras on JAX keeps the state
+    inside `fit`, where an optimizer that the caller kept can't be read, and writes all of it back each time a
+    callback touches `self.model`; here two small arrays are copied on the device.
+
+    Raises ValueError for a model that is not compiled with `mpt_cli.precision.LossScaleOptimizer`.
+
+    >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    >>> model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8.0), "mse")
+    >>> scales = ScaleHistory()
+    >>> x = np.float32([[1.0], [np.inf], [1.0]])
+    >>> _ = model.fit(x, np.ones((3, 1)), batch_size=1, shuffle=False, verbose=0, callbacks=[scales])
+    >>> scales.history["loss_scale"].tolist(), scales.history["skipped"].tolist()
+    ([8.0, 4.0, 4.0], [0, 1, 1])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pending: list[tuple[Tensor, Tensor]] = []
+        self._scales: list[float] = []
+        self._tallies: list[list[int]] = []
+
+    def set_model(self, model: Any) -> None:
+        if not isinstance(getattr(model, "optimizer", None), LossScaleOptimizer):
+            raise ValueError(f"{type(model).__name__} must be compiled with mpt_cli.precision.LossScaleOptimizer to "
+                             f"have a loss scale. Received: optimizer={getattr(model, 'optimizer', None)!r}.")
+        super().set_model(model)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._pending.append(_copy_on_device(self._model))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        history = self.history
+        if logs is not None and self._scales:
+            logs["loss_scale"], logs["skipped_steps"] = float(history["loss_scale"][-1]), int(history["skipped"][-1])
+
+    @property
+    def history(self) -> dict[str, NDArray[Any]]:
+        """What was recorded so far, as NumPy arrays by name."""
+        for scale, tally in self._pending:
+            self._scales.append(float(scale))
+            self._tallies.append(ops.convert_to_numpy(tally).tolist())
+        self._pending.clear()
+        tallies = np.asarray(self._tallies, "int32").reshape(-1, len(TALLY))
+        counts = {name: tallies[:, index] for index, name in enumerate(TALLY)}
+        return {"loss_scale": np.asarray(self._scales, "float32"), **counts}
+
+
+def _copy_on_device(model: Any) -> tuple[Tensor, Tensor]:
+    """Copies of scale and tally: the next step may overwrite, or on JAX delete, what it is given."""
+    state = model.optimizer.scale_state
+    inside_fit = optimizer_values_in_fit(model)
+    if inside_fit is None:
+        return ops.copy(state.by_name["scale"]), ops.copy(state.by_name["tally"])
+    by_name = dict(zip(state.by_name, inside_fit, strict=False))
+    return ops.copy(by_name["scale"]), ops.copy(by_name["tally"])
+
+
+COLUMNS = ("loss_scale", "applied_steps", "skipped_steps")  # of each further optimizer, as NAME/ATTRIBUTE
+
+
+def has_own_test_step(model: Any) -> bool:
+    """Whether the model's class overrides Keras's `test_step`.
+
+    >>> has_own_test_step(keras.Sequential())
+    False
+    """
+    return bool(type(model).test_step is not keras.Model.test_step)
+
+
+def has_own_compute_loss(model: Any) -> bool:
+    """Whether the model's class overrides Keras's `compute_loss`.
+
+    >>> has_own_compute_loss(keras.Sequential())
+    False
+    """
+    return bool(type(model).compute_loss is not keras.Model.compute_loss)
+
+
+def can_be_called(model: Any) -> bool:
+    """Whether the model's class has a `call`; one that lives by its `train_step` alone need not.
+
+    >>> can_be_called(keras.Sequential())
+    True
+    """
+    return getattr(type(model), "call", None) is not keras.Model.call
+
+
+@dataclass
+class OptimizerUse:
+    """What a traced step did with one optimizer: how often it scaled a loss and applied, and to which variables.
+
+    `handed` are the gradients that the optimizer is to divide by the scale, and `clips` says whether the step had
+    clipped them by then. `is_unscaled` where the latest were divided by the step itself.
+    """
+
+    scaled: int = 0
+    applied: int = 0
+    variables: list[Any] = field(default_factory=list)
+    handed: list[Any] = field(default_factory=list)
+    is_unscaled: bool = False
+    clips: bool = False
+
+    def add(self, variables: list[Any]) -> None:
+        known = {id(variable) for variable in self.variables}
+        self.variables += [variable for variable in variables if id(variable) not in known]
+        self.applied += 1
+
+
+@dataclass(frozen=True)
+class OwnSteps:
+    """What the loop knows of a model's own steps.
+
+    `optimizers` by the attribute of the model that holds each; the first is the one whose scale is shown as the run's.
+    `train_names` and `test_names` are the names of what the steps report, `loss` first: `train_loss` and `test_loss`
+    say which value that is. Empty where Keras's own step runs. `train_log` and `test_log` hold the latest values,
+    float32 of the length of the names, `train_log` only of steps that were applied.
+    """
+
+    optimizers: dict[str, LossScaleOptimizer]
+    train_names: tuple[str, ...]
+    test_names: tuple[str, ...]
+    train_loss: str
+    test_loss: str
+    train_log: Any
+    test_log: Any
+    updates_per_step: int = 1  # of the first optimizer
+    scales_losses: bool = False
+    drawn: tuple[str, ...] = ()  # operations of the step that draw by a state which nobody can save
+    clipped: tuple[str, ...] = ()  # optimizers whose gradients the step clips before they are unscaled
+
+    @property
+    def further(self) -> dict[str, LossScaleOptimizer]:
+        """All optimizers but the first."""
+        return dict(list(self.optimizers.items())[1:])
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The logs, which the compiled loop carries along beside the metrics."""
+        return [self.train_log, self.test_log]
+
+    def train_values(self, logs: dict[str, Tensor]) -> Tensor:
+        """What a train_step returned as a vector in the order of `train_names`."""
+        logs = flat_logs(logs)
+        values = [as_number(logs[self.train_loss]), *_others(logs)]
+        for optimizer in self.further.values():
+            values += [optimizer.loss_scale, optimizer.applied_steps, optimizer.skipped_steps]
+        return ops.stack([ops.cast(value, "float32") for value in values])
+
+    def test_values(self, logs: dict[str, Tensor]) -> Tensor:
+        """What a test_step returned as a vector in the order of `test_names`."""
+        logs = flat_logs(logs)
+        return ops.stack([as_number(logs[self.test_loss]), *_others(logs)])
+
+    def shared_state(self, model: Any) -> list[Any]:
+        """The float variables that no optimizer trains and that a skipped step must leave alone."""
+        trained = {id(v) for optimizer in self.optimizers.values() for v in trained_by(optimizer)}
+        return [v for v in state_to_keep(model) if id(v) not in trained]
+
+
+def own_steps(model: Any) -> OwnSteps | None:
+    """What `set_own_steps` was told of `model`; None for a model whose steps are Keras's."""
+    found = getattr(model, "_mpt_own_steps", None)
+    return found if isinstance(found, OwnSteps) else None
+
+
+def set_own_steps(model: Any, own: OwnSteps) -> None:
+    """From now on the compiled loop runs the steps of `model` itself."""
+    model._mpt_own_steps = own
+
+
+def optimizers_of(model: Any) -> dict[str, LossScaleOptimizer]:
+    """The optimizers that train a compiled model, by the attributes that hold them."""
+    own = own_steps(model)
+    return own.optimizers if own is not None and own.optimizers else {"optimizer": model.optimizer}
+
+
+def metric_variables(model: Any) -> list[Any]:
+    """The variables of the metrics, and the logs of a model with steps of its own."""
+    own = own_steps(model)
+    return [*model.metrics_variables, *(own.variables if own is not None else [])]
+
+
+def trained_by(optimizer: LossScaleOptimizer) -> list[Any]:
+    """The variables a built optimizer was built for."""
+    return own_trainable_variables(optimizer)
+
+
+def scale_variables(optimizer: LossScaleOptimizer) -> dict[str, keras.Variable]:
+    """The variables behind the loss scale of a built optimizer, by name."""
+    return {} if optimizer.scale_state is None else optimizer.scale_state.by_name
+
+
+def as_number(value: Tensor) -> Tensor:
+    """float32 scalar of a reported value; the mean of one that is an array."""
+    return ops.mean(ops.cast(value, "float32"))
+
+
+def flat_logs(logs: Any) -> dict[str, Tensor]:
+    """Logs with those of a metric that has several results among the others, as Keras's `fit` shows them.
+
+    Raises ValueError for logs that are no dict or empty.
+
+    >>> flat_logs({"loss": 1.0, "compile_metrics": {"accuracy": 0.5}})
+    {'loss': 1.0, 'accuracy': 0.5}
+    """
+    if not isinstance(logs, dict) or not logs:
+        raise ValueError("must return a dict with a value to go by, such as {'loss': loss}. Received: "
+                         f"{logs if logs is None or isinstance(logs, dict) else type(logs).__name__}.")
+    flat: dict[str, Tensor] = {}
+    for name, value in logs.items():
+        flat.update(flat_logs(value) if isinstance(value, dict) and value else {name: value})
+    return flat
+
+
+def _others(logs: dict[str, Tensor]) -> list[Tensor]:
+    return [as_number(value) for name, value in logs.items() if name != "loss"]
+
+
+def log_names(logs: dict[str, Any]) -> tuple[tuple[str, ...], str]:
+    """The names in which `logs` are reported, `loss` first, and which of them the loss is.
+
+    The value called `loss`; else the first with loss in its name; else the first. ValueError of `flat_logs`.
+
+    >>> log_names({"d_loss": 1.0, "g_loss": 2.0})
+    (('loss', 'd_loss', 'g_loss'), 'd_loss')
+    """
+    logs = flat_logs(logs)
+    loss = next((name for name in ("loss", *logs) if "loss" in name and name in logs), next(iter(logs)))
+    return ("loss", *(name for name in logs if name != "loss")), loss
+
+
+def build_own_steps(
+    optimizers: dict[str, LossScaleOptimizer], train_logs: Any, test_logs: Any, uses: dict[str, OptimizerUse]
+) -> OwnSteps:
+    """`OwnSteps` with its variables, for what `trace_train_step` and `trace_test_step` gave (None: no such step).
+
+    ValueError of `log_names`.
+    """
+    train_names, train_loss = log_names(train_logs) if train_logs is not None else ((), "")
+    test_names, test_loss = log_names(test_logs) if test_logs is not None else ((), "")
+    train_names += tuple(f"{column}/{name}" for name in list(optimizers)[1:] for column in COLUMNS)
+    train_log, test_log = (
+        keras.Variable(np.full(max(len(names), 1), np.nan, "float32"), trainable=False, name=f"{kind}_log")
+        for kind, names in (("train", train_names), ("test", test_names))
+    )
+    updates = next((uses[name].applied for name in optimizers), 1)
+    scales = any(uses[name].scaled for name in optimizers)
+    return OwnSteps(optimizers, train_names, test_names, train_loss, test_loss, train_log, test_log, updates, scales)
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """The optimizer inside a wrapper of ours or of Keras's, else itself."""
+    return optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
+
+
+def optimizers_in(model: Any) -> Iterator[tuple[str, Any, Callable[[Any], None]]]:
+    """Each optimizer that is an attribute of `model`, or in a list or dict that is one: name, optimizer, setter.
+
+    The attribute `optimizer` comes last: where others are used, it is often there by default only.
+    """
+    attributes = sorted(vars(model).items(), key=lambda item: item[0] == "optimizer")
+    for name, value in attributes:
+        if isinstance(value, keras.optimizers.Optimizer):
+            yield name, value, partial(setattr, model, name)
+        elif isinstance(value, (list, dict)) and not name.startswith("_"):  # those are Keras's own books
+            for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+                if isinstance(inner, keras.optimizers.Optimizer):
+                    yield f"{name}.{key}", inner, partial(value.__setitem__, key)
+
+
+def trace_train_step(
+    model: Any, optimizers: dict[str, LossScaleOptimizer], batch: Any, drawn: list[str]
+) -> tuple[Any, dict[str, OptimizerUse]]:
+    """What the model's own train_step returns for a batch like this, and how it uses the optimizers.
+
+    Put into `drawn` are operations of TensorFlow that draw numbers by a state of their own. Symbolic:
+    nothing is computed, no variable changes. What the step raises is raised.
+    """
+    uses, path, jaxprs = {name: OptimizerUse() for name in optimizers}, GradientPath(), list[Any]()
+    with ExitStack() as stack:
+        stack.enter_context(path.noted())
+        for name, optimizer in optimizers.items():
+            stack.enter_context(_watched(optimizer, uses[name], path))
+        if keras.backend.backend() == "tensorflow":
+            logs = backend_step().trace(model.train_step, batch, drawn)
+        else:
+            logs = backend_step().trace(model, model.train_step, batch, True, jaxprs)
+    for use in uses.values():
+        use.clips, use.handed = path.clips(use.handed, *jaxprs), []
+    return logs, uses
+
+
+def trace_test_step(model: Any, batch: Any) -> Any:
+    """What the model's test_step returns for a batch like this; nothing is computed."""
+    if keras.backend.backend() == "tensorflow":
+        return backend_step().trace(model.test_step, batch)
+    return backend_step().trace(model, model.test_step, batch, with_optimizer=False)
+
+
+@contextmanager
+def _watched(optimizer: LossScaleOptimizer, use: OptimizerUse, path: GradientPath) -> Iterator[None]:
+    """Inside, `optimizer` counts what it is asked for and updates nothing. Its scale is a variable."""
+
+    def scale(loss: Any) -> Any:
+        use.scaled, use.is_unscaled = use.scaled + 1, False
+        return path.scaled(loss)
+
+    def scale_by_hand(loss: Any) -> Any:
+        use.scaled, use.is_unscaled = use.scaled + 1, True
+        return loss
+
+    def unscale(grads: Any) -> list[Any]:
+        use.is_unscaled = True
+        return list(grads)
+
+    def hand(grads: Any, unscaled: bool | None) -> None:
+        if not (use.is_unscaled if unscaled is None else unscaled):
+            use.handed += path.handed(grads)
+
+    def apply(grads: Any, trainable_variables: Any = None, unscaled: bool | None = None) -> None:
+        hand(grads, unscaled)
+        use.add(list(trained_by(optimizer) if trainable_variables is None else trainable_variables))
+
+    def stateless_apply(
+        optimizer_variables: Any, grads: Any, trainable_variables: Any, unscaled: bool | None = None
+    ) -> tuple[Any, Any]:
+        hand(grads, unscaled)
+        use.add(trained_by(optimizer))
+        return trainable_variables, optimizer_variables
+
+    replaced = {"scale_loss": scale, "get_scaled_loss": scale_by_hand, "get_unscaled_gradients": unscale,
+                "apply": apply, "stateless_apply": stateless_apply}  # fmt: skip
+    state = optimizer.scale_state
+    try:
+        optimizer.scale_state = state or ScaleState(optimizer.rule)
+        for name, function in replaced.items():
+            setattr(optimizer, name, function)
+        yield
+    finally:
+        optimizer.scale_state = state
+        for name in replaced:
+            delattr(optimizer, name)
