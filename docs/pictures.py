@@ -12,7 +12,7 @@ from rich.console import Console
 
 from mpt_cli.report.history import read_history
 from mpt_cli.report.picture import draw
-from mpt_cli.report.run_pictures import run_pictures
+from mpt_cli.report.run_page import run_pictures
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.telemetry.console.live import LiveConsole
 from mpt_cli.verbs.watch import ConsoleAudience, RunClock, RunFollower, _show_news

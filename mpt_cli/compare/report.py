@@ -24,8 +24,7 @@ from mpt_cli.machine import cpu_features
 from mpt_cli.report.history import RunHistory, read_history
 from mpt_cli.report.page import footnote, render_page, write_page
 from mpt_cli.report.picture import Drawing, draw_all
-from mpt_cli.report.run_page import run_on_page
-from mpt_cli.report.run_pictures import run_pictures
+from mpt_cli.report.run_page import run_on_page, run_pictures
 from mpt_cli.report.tables import (
     HtmlColumn,
     HtmlRow,

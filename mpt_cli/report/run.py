@@ -9,8 +9,7 @@ from typing import Any
 from mpt_cli.errors import ConfigError, Problem, missing_extra
 from mpt_cli.report.history import RunHistory, read_history, read_lines, read_spikes
 from mpt_cli.report.picture import draw, draw_all
-from mpt_cli.report.run_page import headline, outcome_facts
-from mpt_cli.report.run_pictures import run_pictures
+from mpt_cli.report.run_page import headline, outcome_facts, run_pictures
 from mpt_cli.runs.directory import RunDirectory, read_json
 from mpt_cli.telemetry.records import Spike
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import DataError
-from mpt_cli.report import run_pictures
 from mpt_cli.report.history import RunHistory, read_history
 from mpt_cli.report.page import footnote, render_page, write_page
 from mpt_cli.report.picture import Curve, Drawing, Picture, draw_all
+from mpt_cli.report.run_page import run_pictures
 from mpt_cli.report.tables import (
     ColouredText,
     HtmlColumn,
@@ -368,7 +368,7 @@ def pictures(found: SweepResults) -> list[Picture]:
     key = _horizontal_key(found)
     own = [_front_picture(found, place) for place in range(1, len(found.objectives))]
     own += [] if key is None else [_objective_picture(found, key), _skips_picture(found, key)]
-    return [*(picture for picture in own if picture.curves), *run_pictures.run_pictures(run_stories(found))]
+    return [*(picture for picture in own if picture.curves), *run_pictures(run_stories(found))]
 
 
 def run_stories(found: SweepResults) -> list[RunHistory]:

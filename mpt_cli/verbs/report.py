@@ -14,8 +14,7 @@ from mpt_cli.compare.report import comparison_dict, print_comparison, write_comp
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
 from mpt_cli.report.history import RunHistory, jumps_sentence, read_history
 from mpt_cli.report.page import check_replaceable
-from mpt_cli.report.run_page import headline, write_run_page
-from mpt_cli.report.run_pictures import BLOCKS, LETTERS, exponent_lines
+from mpt_cli.report.run_page import BLOCKS, LETTERS, exponent_lines, headline, write_run_page
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.search_path import expanded, shell_command
 from mpt_cli.sweep.directory import Joint, SweepDirectory, read_joint, read_results

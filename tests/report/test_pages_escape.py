@@ -12,8 +12,7 @@ from run_files import POSTMORTEM, overflow, step_line, write_run
 from mpt_cli.report.history import read_history
 from mpt_cli.report.page import render_page
 from mpt_cli.report.picture import Curve, Picture, draw
-from mpt_cli.report.run_page import Failure, RunOnPage, run_page, write_run_page
-from mpt_cli.report.run_pictures import run_pictures
+from mpt_cli.report.run_page import Failure, RunOnPage, run_page, run_pictures, write_run_page
 from mpt_cli.report.tables import ColouredText, HtmlColumn, HtmlRow, HtmlTable
 
 EVIL = "<script>alert('1')</script>\"&"

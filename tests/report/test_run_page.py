@@ -17,8 +17,7 @@ from mpt_cli.report.history import read_history
 from mpt_cli.report.page import render_page
 from mpt_cli.report.picture import Curve, Picture, draw
 from mpt_cli.report.run import load_run
-from mpt_cli.report.run_page import run_page, write_run_page
-from mpt_cli.report.run_pictures import LETTERS, exponent_lines, run_pictures
+from mpt_cli.report.run_page import LETTERS, exponent_lines, run_page, run_pictures, write_run_page
 from mpt_cli.report.tables import HtmlColumn, HtmlRow, HtmlTable
 from mpt_cli.telemetry.palette import CURVE_COLOURS, DARK_PAGE, LIGHT_PAGE, curve_styles
 
