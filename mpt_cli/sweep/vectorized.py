@@ -119,7 +119,7 @@ class Groups(Observer[Job]):
         ends.unlink(missing_ok=True)
         write_json(together, asdict(GroupFile(members, str(ends.resolve()))))
         command = replace(first, name=f"{first.name} and {len(others)} more in its process",
-                          arguments=module_command("mpt_cli.together", str(together.resolve())))  # fmt: skip
+                          arguments=module_command("mpt_cli.vectorized_runs", str(together.resolve())))  # fmt: skip
         self._members[command.name] = [*commands]
         return command
 

@@ -179,7 +179,7 @@ def train_group(folder: Path, at_once: bool | None) -> dict[str, int]:
     members = [Member(name, WORDS, numbers, *(str(folder / f"{name}{end}") for end in ("", ".log", ".lock")))
                for name, numbers in MEMBERS.items()]  # fmt: skip
     write_json(folder / "group.json", asdict(GroupFile(members, str(folder / "ends.json"), at_once)))
-    done = run_program("mpt_cli.together", str(folder / "group.json"), backend="jax", cwd=folder, timeout=300,
+    done = run_program("mpt_cli.vectorized_runs", str(folder / "group.json"), backend="jax", cwd=folder, timeout=300,
                        PATH=f"{folder}:{os.environ['PATH']}")  # fmt: skip
     assert done.returncode == 0, done.stderr
     return {name: end["exit_code"] for name, end in read_json(folder / "ends.json")["jobs"].items()}

@@ -1,5 +1,6 @@
-"""Several jobs of a sweep in one process, as `mpt sweep --vectorize` starts it (`python -m mpt_cli.together FILE`):
-each a run like any other, with directory, record and exit code of its own, by compiled programs that they share.
+"""Several jobs of a sweep in one process, as `mpt sweep --vectorize` starts it (`python -m mpt_cli.vectorized_runs
+FILE`): each a run like any other, with directory, record and exit code of its own, by compiled programs that
+they share.
 """
 
 import sys
