@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from mpt_cli.reproduce.resume_proof import first_difference
+from mpt_cli.reproduce.reproduction import first_difference
 from preloaded import run_program
 
 from mpt_cli.runs.directory import RunDirectory
