@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from mpt_cli.reproduce.reproduction import first_difference
 from preloaded import run_program
 
+from mpt_cli.reproduce.reproduction import first_difference
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings import load_settings
 from mpt_cli.sweep.plan import with_value
