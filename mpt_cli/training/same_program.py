@@ -26,7 +26,8 @@ def numbers_of(settings: Settings) -> dict[str, Any]:
     """
     scale, optimizer = settings.loss_scale, settings.optimizer
     found: dict[str, Any] = {}
-    if settings.model.name != "builder":  # which may draw constants of the model
+    # a builder may draw constants of the model, and the seed of stochastic rounding is one of the step
+    if settings.model.name != "builder" and not settings.policy.stochastic_rounding:
         found[SEED] = settings.seed
     if optimizer.schedule == Schedule() and isinstance(optimizer.learning_rate, int | float):
         found[RATE] = optimizer.learning_rate

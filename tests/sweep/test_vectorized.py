@@ -72,6 +72,11 @@ def test_a_seed_parts_models_of_a_builder_which_may_draw_constants():
     assert grouped(own, [replace(own, seed=seed) for seed in (0, 1)])[0] == [[1], [2]]
 
 
+def test_a_seed_parts_models_whose_weights_are_rounded_by_it():
+    own = load_settings(["conf=digits_mlp", "backend=jax", "policy=float16", "policy.stochastic_rounding=true"])
+    assert grouped(own, [replace(own, seed=seed) for seed in (0, 1)])[0] == [[1], [2]]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "why"),

@@ -90,6 +90,11 @@ def test_a_learning_rate_that_a_schedule_begins_with_decides_it(settings):
     assert what_decides_the_step(scheduled) != what_decides_the_step(changed(scheduled, "optimizer.learning_rate", 0.5))
 
 
+def test_a_seed_that_weights_are_rounded_by_decides_it(settings):
+    rounded = changed(changed(settings, "policy.name", "float16"), "policy.stochastic_rounding", True)
+    assert what_decides_the_step(changed(rounded, "seed", 7)) not in (None, what_decides_the_step(rounded))
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [("trainer.loss", "nets:loss"), ("trainer.metrics", [{"object": "nets:Share"}]), ("model.name", "builder"),
