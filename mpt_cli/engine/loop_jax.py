@@ -233,9 +233,9 @@ class JaxEngine(Engine):
         metrics = [jnp.where(control.resets > 0, new, old) for new, old in zip(fresh, state.metrics, strict=True)]
         steps = len(batch_indices)
         records = LoopRecords(
-            floats=jnp.zeros((steps, row_lengths(self.model)[0])),
+            floats=jnp.zeros((steps, row_lengths(self.model)[0]), "float32"),
             ints=jnp.zeros((steps, row_lengths(self.model)[1]), "int32"),
-            metrics=jnp.zeros((steps, *self._metric_vector(fresh).shape)),
+            metrics=jnp.zeros((steps, *self._metric_vector(fresh).shape), "float32"),
         )
         return Carry(jnp.int32(0), state._replace(metrics=metrics), records, control.streaks)
 

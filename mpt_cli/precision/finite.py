@@ -342,7 +342,8 @@ def _describe_packs(packs: list[_Pack], ranks: Sequence[int]) -> tuple[Tensor, .
     is_bad = ops.sum(nan) + ops.sum(inf) > 0
     of_packs = ops.convert_to_tensor([ranks[index] for index in indices], dtype="int32")
     holds_inf = ops.cast(ops.any(ops.logical_and(inf > 0, of_packs == ops.take(of_packs, place))), "int32")
-    return ops.sum(nan), ops.sum(inf), ops.where(is_bad, found, -1), holds_inf
+    # cast, as sums of int32 are int64 where JAX computes in float64
+    return *(ops.cast(ops.sum(counts), "int32") for counts in (nan, inf)), ops.where(is_bad, found, -1), holds_inf
 
 
 def _inverse(order: list[int]) -> list[int]:

@@ -285,3 +285,17 @@ def test_a_run_on_jax_does_not_load_tensorflow(tmp_path):
     done = run_program(str(program), *words, backend="jax", cwd=tmp_path, timeout=300)
     assert done.stdout.splitlines()[-1] == "False 0", done.stderr
     assert (tmp_path / "r" / "model.keras").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_a_model_in_float64_trains_and_skips_what_is_not_finite(tmp_path, backend):
+    """JAX then makes new arrays and sums of integers in 64 bits; the records of a step keep theirs."""
+    words = ["conf=digits_mlp", f"backend={backend}", "policy=float64", "loss_scale=dynamic", "fault=overflow",
+             "fault.at_steps=[5]", "trainer.max_steps=30", "run_dir=run"]  # fmt: skip
+    done = mpt("train", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [(event["kind"], event["step"]) for event in events] == [("overflow", 5)] and events[0]["nan"] > 0
+    assert summary["skipped_steps"] == 1 and summary["metrics"]["loss"] < 2.5
