@@ -7,9 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Generic, Protocol, Self, TextIO, TypeVar
@@ -29,6 +30,7 @@ from mpt_cli.jobs.fork_server import (
 from mpt_cli.machine import visible_gpus
 from mpt_cli.runs.directory import note_holder, read_holder, take_lock
 from mpt_cli.settings.limits import open_to_append
+from mpt_cli.signals import handled_by
 
 Subject = TypeVar("Subject")
 
@@ -652,6 +654,14 @@ class Answer:
         return found
 
 
+@contextmanager
+def _signals_kept() -> Iterator[list[int]]:
+    """Those that come while a process is started: raised there, they would leave it running, known to nobody."""
+    kept: list[int] = []
+    with handled_by(kept.append) if threading.current_thread() is threading.main_thread() else nullcontext():
+        yield kept
+
+
 def call(
     arguments: Sequence[str], timeout_seconds: float, cwd: Path | None = None,
     environment: Mapping[str, str] | None = None,
@@ -660,14 +670,17 @@ def call(
     killed with all it started.
     """
     try:
-        process = subprocess.Popen(
-            arguments, cwd=cwd, env={**os.environ, **(environment or {})}, process_group=0, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+        with _signals_kept() as kept:
+            process = subprocess.Popen(
+                arguments, cwd=cwd, env={**os.environ, **(environment or {})}, process_group=0, text=True,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )  # fmt: skip
     except OSError as error:
         return Answer(None, why=str(error))
     with process:
         try:
+            for number in kept:
+                signal.raise_signal(number)
             stdout, stderr = process.communicate(timeout=timeout_seconds)
         except BaseException as error:
             with suppress(ProcessLookupError, PermissionError):

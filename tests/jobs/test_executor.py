@@ -172,6 +172,21 @@ def test_a_helper_ends_where_ctrl_c_interrupts_the_wait_for_it(tmp_path):
     assert gone([int((tmp_path / "pid").read_text())])
 
 
+def test_a_helper_that_ctrl_c_meets_at_its_start_is_not_left_running(monkeypatch):
+    started, popen = [], subprocess.Popen
+
+    def interrupted(*arguments, **named):
+        started.append(popen(*arguments, **named))
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)  # where it would be raised
+        return started[-1]
+
+    monkeypatch.setattr("mpt_cli.jobs.executor.subprocess.Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        call(["sleep", "60"], 30.0)
+    assert gone([started[0].pid])
+
+
 @pytest.mark.parametrize(("number", "error", "code"), [(signal.SIGINT, KeyboardInterrupt, None),
                                                        (signal.SIGTERM, SystemExit, 143)])  # fmt: skip
 def test_a_signal_ends_the_one_command_first_and_then_this_program(tmp_path, number, error, code):
