@@ -219,5 +219,5 @@ def test_two_hundred_jobs_of_a_second_leave_the_parent_as_it_was(tmp_path):
     assert [record.endings[number].exit_code for number in range(200)] == [0] * 200 and record.most_running == 20
     later = held[len(held) // 4 :]
     assert max(kilobytes for kilobytes, _, _ in later) - held[len(held) // 4][0] < 2048
-    assert max(files for _, files, _ in held) - before[1] <= 1
+    assert max(files for _, files, _ in held) - before[1] <= 21 and look()[1] <= before[1]  # one shows the end of each
     assert max(children for _, _, children in held) - before[2] <= 20
