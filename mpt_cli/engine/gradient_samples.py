@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from mpt_cli.engine.feed import Piece
 from mpt_cli.engine.flow import Flow, FlowMap, Updates
+from mpt_cli.telemetry.format import format_seconds
 from mpt_cli.telemetry.records import UPDATES, WEIGHT_GRADIENTS, GradientSample, LayerSample
 
 FIRST_SAMPLE_STEP = 100  # so that a short run has a sample too
@@ -63,7 +64,7 @@ class GradientSampler:
     ) -> None:  # fmt: skip
         self.engine, self.every_steps, self.say, self.most_share = engine, every_steps, say, most_share
         self.compile_seconds = compile_seconds
-        self.left_out: float | None = None  # the seconds that compiling would have taken, where that was too much
+        self._is_said = False
         self._works = True
         self._ended_at = -math.inf  # of the latest
         self._passes, self._pass_seconds = 0, math.inf  # of the latest, and of the quickest: the first ones compile
@@ -77,18 +78,25 @@ class GradientSampler:
         lines = [-(-at // log_every_steps) * log_every_steps for at in wanted if at]
         return min(line for line in lines if line > step)
 
-    def is_affordable(self, run_seconds: float) -> bool:
-        """Whether the next sample takes no more of the time than it may, in a run that is to take
+    def is_affordable(self, step: int, run_seconds: float) -> bool:
+        """Whether the next sample, at this step, takes no more of the time than it may, in a run that is to take
         `run_seconds` in all."""
         if self.most_share is None:
             return True
         if self._ended_at == -math.inf:
-            self.left_out = self.compile_seconds if self._is_too_dear(run_seconds) else None
-            return self.left_out is None
+            return self._may_compile(step, run_seconds)
         return self._passes * self._pass_seconds <= self.most_share * (time.monotonic() - self._ended_at)
 
-    def _is_too_dear(self, run_seconds: float) -> bool:
-        return self.compile_seconds > MOST_FIRST_SHARE * run_seconds
+    def _may_compile(self, step: int, run_seconds: float) -> bool:
+        if self.compile_seconds <= MOST_FIRST_SHARE * run_seconds:
+            return True
+        if not self._is_said:
+            seconds = format_seconds(self.compile_seconds)
+            self.say(f"step {step}: whether half precision flushes gradients is not looked at: compiling the first "
+                     f"sample of them takes about {seconds}, over {MOST_FIRST_SHARE:.0%} of a run as short "
+                     f"(trainer.gradient_health_every_steps={self.every_steps} takes it)")  # fmt: skip
+            self._is_said = True
+        return False
 
     def take(self, piece: Piece, step: int, scale: float) -> Look | None:
         """What the last batch of `piece` shows at this loss scale; None where that can't be had."""

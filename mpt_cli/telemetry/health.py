@@ -456,16 +456,8 @@ def _remark_let_through(signs: Signs) -> str | None:
             "loss_scale.let_through_after says: look at the weights before you trust them.")  # fmt: skip
 
 
-def _remark_sample(signs: Signs) -> str | None:
-    if signs.sample_left_out is None or signs.flushed_share is not None:
-        return None
-    return (f"Whether half precision flushed gradients is not known: compiling the first sample of them, about "
-            f"{format_seconds(signs.sample_left_out)}, was too much for a run as short "
-            "(trainer.gradient_health_every_steps=2000 takes it).")  # fmt: skip
-
-
 # what a good verdict adds where it holds
-REMARKS = (_remark_let_through, _remark_late_skips, _remark_rising_loss, _remark_input, _remark_sample)
+REMARKS = (_remark_let_through, _remark_late_skips, _remark_rising_loss, _remark_input)
 
 
 def _explain_no_scale(signs: Signs) -> str:

@@ -209,7 +209,6 @@ class Signs:
     unmoved: UnmovedWeights | None = None  # as of the latest look; None where weights move
     sample_step: int = 0
     sample_is_new: bool = False  # whether that was after the last step
-    sample_left_out: float | None = None  # seconds to compile the first, where that was too much for a run as short
     streaks: StreakCounts[int] = NO_STREAKS  # after the last step
     peaks: StreakCounts[int] = NO_STREAKS  # the highest of the last call
     peak_skip_rate: float = 0.0  # likewise, over `window_steps` steps

@@ -145,7 +145,7 @@ class Trainer:
         return observe(
             self.ledger, self.telemetry.tally, self.health.scaling, progress.metrics, val_loss=progress.val_loss,
             input_seconds=watch.input_seconds, step_seconds=watch.seconds, unmoved=self.unmoved_weights,
-            sample_left_out=None if self.sampler is None else self.sampler.left_out, spelling=self.health.spelling,
+            spelling=self.health.spelling,
         )  # fmt: skip
 
     @property
@@ -321,7 +321,7 @@ class Trainer:
         step, every = self.ledger.seen, self.plan.log_every_steps
         if self.sampler is None or self.sampler.next_due(step - 1, every) != step:
             return None
-        if not self.sampler.is_affordable(self.stopwatch.expected_run_seconds(self._steps_to_come())):
+        if not self.sampler.is_affordable(step, self.stopwatch.expected_run_seconds(self._steps_to_come())):
             return None
         self.telemetry.progress(step, self.progress.epoch, "sampling gradients")
         return self._sample(self.sampler)

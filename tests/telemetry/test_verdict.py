@@ -387,9 +387,6 @@ RISING = LossTrend(0.31, 4, 9, (0.4, 0.45, 0.52))
     (replace(CLEAN, input_seconds=30.0, step_seconds=20.0), "All 1,000 steps were applied at scale 32768. Steps waited "
      "for their data 60% of the time (30.0 s), so a quicker device gains little: let the loader do less for each "
      "example, or do it once and keep the result."),
-    (replace(CLEAN, sample_left_out=12.4), "All 1,000 steps were applied at scale 32768. Whether half precision "
-     "flushed gradients is not known: compiling the first sample of them, about 12.4 s, was too much for a run as "
-     "short (trainer.gradient_health_every_steps=2000 takes it)."),
 ])  # fmt: skip
 def test_a_good_verdict_says_what_is_worth_a_word(signs: Signs, words: str) -> None:
     assert judge(signs) == (v.HEALTHY, words)
@@ -401,7 +398,6 @@ def test_a_good_verdict_says_what_is_worth_a_word(signs: Signs, words: str) -> N
     _skipping([500], FIXED_CLEAN, unprovoked_steps=(500,)),  # a fixed scale never settles
     replace(CLEAN, val_loss=LossTrend(0.31, 7, 9, (0.31, 0.45, 0.52))),  # two epochs may be chance
     replace(CLEAN, val_loss=LossTrend(0.31, 4, 9, (0.4, 0.32, 0.52))),  # it came back to the lowest
-    replace(CLEAN, sample_left_out=12.4, flushed_share=0.0),  # one was taken before
     replace(CLEAN, input_seconds=4.0, step_seconds=1.0),  # too short to matter
     replace(CLEAN, input_seconds=30.0, step_seconds=70.0),
 ])  # fmt: skip

@@ -296,18 +296,22 @@ def test_a_sample_waits_until_it_is_a_small_share_of_the_time(monkeypatch):
     sampler.take(Piece(None, np.zeros((1, 4), np.int32), 1), 5, 1.0)
     sampler._passes, sampler._pass_seconds = 3, 2.0  # as after three passes of two seconds
     clock[0] += 599.0
-    assert not sampler.is_affordable(10_000.0)
+    assert not sampler.is_affordable(10, 10_000.0)
     clock[0] += 1.0
-    assert sampler.is_affordable(10_000.0)
+    assert sampler.is_affordable(10, 10_000.0)
 
 
 def test_a_first_sample_that_is_compiled_waits_for_a_run_long_enough_to_pay_for_it():
-    def sampler(layers, every="auto"):
-        return build_sampler(None, every, pytest.fail, layers)  # type: ignore[arg-type]
+    said = []
 
-    flat, deep, needed = sampler(10), sampler(98), 0.5 + 98 * 0.15
-    assert flat.is_affordable(40.1) and flat.left_out is None
-    assert not flat.is_affordable(39.9) and flat.left_out == 2.0
-    assert not deep.is_affordable(needed / 0.05 - 1) and deep.left_out == needed
-    assert deep.is_affordable(needed / 0.05 + 1)
-    assert sampler(98, every=2000).is_affordable(0.0) and sampler(0).is_affordable(0.0)
+    def sampler(layers, every="auto", say=pytest.fail):
+        return build_sampler(None, every, say, layers)  # type: ignore[arg-type]
+
+    assert sampler(10).is_affordable(100, 40.1)
+    deep, needed = sampler(98, say=said.append), 0.5 + 98 * 0.15
+    assert not deep.is_affordable(100, needed / 0.05 - 1) and not deep.is_affordable(2000, 1.0)
+    assert said == ["step 100: whether half precision flushes gradients is not looked at: compiling the first sample "
+                    f"of them takes about {needed:.1f} s, over 5% of a run as short "
+                    "(trainer.gradient_health_every_steps=2000 takes it)"]  # fmt: skip
+    assert deep.is_affordable(100, needed / 0.05 + 1)
+    assert sampler(98, every=2000).is_affordable(100, 0.0) and sampler(0).is_affordable(100, 0.0)
