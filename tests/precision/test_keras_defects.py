@@ -47,14 +47,14 @@ def measure() -> dict[str, list[str]]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @only_on("tensorflow")
 @pytest.mark.parametrize("defect", TABLE)
 def test_keras_shows_the_defect_and_mpt_does_not(measured, defect):
     assert tuple(measured[defect]) == TABLE[defect]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @only_on("tensorflow")
 def test_the_table_has_every_row_that_is_measured(measured):
     assert list(measured) == list(TABLE)

@@ -71,7 +71,7 @@ def test_nan_while_the_scales_of_two_networks_come_down_is_no_bug(tmp_path):
     assert "third time" not in said and "bug of the model" not in said.partition("verdict")[2]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("words", "optimizer"), [
     (GAN, "d_optimizer"), (SEMI_SUPERVISED, "optimizer"),
 ] if BACKEND == "tensorflow" else [((), None)])  # fmt: skip

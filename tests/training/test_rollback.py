@@ -97,7 +97,7 @@ def test_it_goes_back_to_the_checkpoint_before_the_trouble(tmp_path):
     check_record(run_dir, 80)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_resumed_run_keeps_its_lower_rates(tmp_path):
     words = [*TOO_HIGH, *ROLLBACK, "optimizer.schedule.name=cosine"]
     whole, whole_dir = train(tmp_path / "whole", *words)

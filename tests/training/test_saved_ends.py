@@ -77,7 +77,7 @@ def test_a_run_that_begins_again_has_no_best_epoch_of_the_past(tmp_path: Path) -
     assert (summary.exit_code, summary.applied_steps, store.steps("best-")) == (OK, 80, [])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_fingerprint_of_the_weights_is_of_every_bit_of_a_deterministic_run(tmp_path: Path) -> None:
     first, again, other, free = (
         train(tmp_path / str(number), *words)[0]

@@ -28,7 +28,7 @@ def trained(*words):
     return training_run.train(load_settings([*WORDS, *words, f"run_dir={run_dir}"])), run_dir
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_scale_for_all_leaves_it_far_behind_float32():
     float32, found = trained("policy=float32")[0], trained()[0]
     assert float32.applied_steps == float32.steps_seen == found.steps_seen == 460
@@ -36,10 +36,8 @@ def test_one_scale_for_all_leaves_it_far_behind_float32():
     assert found.metrics["val_accuracy"] < float32.metrics["val_accuracy"] - 0.2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", [
-    "dynamic", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("fixed", "logmax")),
-])
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["dynamic", "fixed", "logmax"])
 def test_with_scales_for_layers_it_trains_as_in_float32(mode):
     """Within a point of accuracy; a step that is skipped moves the loss by a hundredth."""
     words = ["loss_scale.initial_scale=2**9", f"loss_scale={mode}"]
@@ -53,7 +51,7 @@ def test_with_scales_for_layers_it_trains_as_in_float32(mode):
         (run_dir / "header.json").read_text())["loss_scale"]  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_samples_are_of_what_float16_holds_in_the_layer():
     """The gradients of `low` lie far below what float16 holds: in the layer next to none is flushed, or small."""
     flushed = {}

@@ -181,7 +181,7 @@ def values(model) -> list[np.ndarray]:
 
 @only_on("tensorflow")
 class TestWhereXlaFails:
-    @pytest.mark.slow
+    @pytest.mark.long
     @pytest.mark.parametrize("always", [True, False])
     def test_the_steps_run_as_without_xla(self, always):
         engine, feeds = engine_and_feeds(model_with(Unknown(always)), True)
