@@ -40,6 +40,15 @@ def _normalized(name: str) -> str:
     return name.lower().replace("-", "_").replace(" ", "_")
 
 
+def first_line(error: BaseException) -> str:
+    """Of what it says, its class where it says nothing.
+
+    >>> first_line(ValueError("must be 3.\\nReceived: 4")), first_line(KeyError())
+    ('must be 3.', 'KeyError')
+    """
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def summarise_error(error: BaseException) -> str:
     """Its class and the first line of what it says, without a full stop; the class alone where it says nothing.
 

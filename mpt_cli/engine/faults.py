@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from mpt_cli.data.examples import Array, Batch, DataSet, Examples, Stream
 from mpt_cli.engine.feed import Piece
-from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.errors import ConfigError, Problem, first_line
 from mpt_cli.precision import layers_of
 from mpt_cli.precision.gradients import scale_gradient
 from mpt_cli.precision.keras_internals import calls_through, predict_in_training
@@ -298,8 +298,7 @@ class FaultSearch:
             found = find_forward_fault(self.engine.model, self.engine.batch(piece.source, piece.batch_indices[place]))
         except Exception as error:  # a look must never end what it looks at
             self._works = False
-            reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
-            self.say(f"the layer can't be looked for here ({reason[0][:200]}); training goes on without")
+            self.say(f"the layer can't be looked for here ({first_line(error)[:200]}); training goes on without")
             return event
         if found is None:
             return event

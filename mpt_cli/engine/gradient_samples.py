@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from mpt_cli.engine.feed import Piece
 from mpt_cli.engine.flow import Flow, FlowMap, Updates
+from mpt_cli.errors import first_line
 from mpt_cli.telemetry.format import format_seconds
 from mpt_cli.telemetry.records import UPDATES, WEIGHT_GRADIENTS, GradientSample, LayerSample
 
@@ -52,10 +53,11 @@ class Look(NamedTuple):
 class GradientSampler:
     """Takes samples every `every_steps` steps, and one at `FIRST_SAMPLE_STEP`, each at the next line of the log.
 
-    Each is three to five passes outside of the training loop, compiled once. With `most_share` one is left out where it
-    would take more than this share of the time since the one before, and the first where compiling it, which takes
-    about `compile_seconds`, is too much for a run as short. One that fails (a model that can't be called without side
-    effects, too little memory) is reported through `say`, and no other is tried.
+    Each is three to five passes outside of the training loop, compiled once where the engine compiles them. With
+    `most_share` one is left out where it would take more than this share of the time since the one before, and the
+    first where compiling it, which takes about `compile_seconds`, is too much for a run as short. One that fails (a
+    model that can't be called without side effects, too little memory) is reported through `say`, and no other is
+    tried.
     """
 
     def __init__(
@@ -106,8 +108,7 @@ class GradientSampler:
             return sample_gradients(self, piece.source, row, (step, scale))
         except Exception as error:  # a look must never end what it looks at
             self._works = False
-            reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
-            self.say(f"gradients can't be sampled here ({reason[0][:200]}); training goes on without")
+            self.say(f"gradients can't be sampled here ({first_line(error)[:200]}); training goes on without")
             return None
         finally:
             self._ended_at = time.monotonic()

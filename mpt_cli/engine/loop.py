@@ -174,7 +174,7 @@ class Engine(ABC):
     @property
     @abstractmethod
     def compiles_flows(self) -> bool:
-        """Whether the first `flow` of each kind is compiled, which takes as long as hundreds of them."""
+        """Whether the first `flow` of each kind is compiled, which takes far longer than a later one."""
 
     @abstractmethod
     def flow(self, source: Any, row: NDArray[np.int32], scale: float, in_float32: bool) -> Flow:

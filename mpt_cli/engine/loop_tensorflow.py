@@ -55,7 +55,7 @@ class TensorFlowEngine(Engine):
         self._compiled.clear()
         self._make_training()
         self._evaluate = self._loop(self._evaluate_loop)
-        self._flows = {in_float32: self._traced_flow(in_float32) for in_float32 in (False, True)}
+        self._flows = {in_float32: self._flow_function(in_float32) for in_float32 in (False, True)}
         self._all_finite = self._function(self._weights_all_finite)
         self._reset = tf.function(self._reset_metrics, autograph=False)  # eagerly, each variable is a call of its own
         self._results = tf.function(self._keras_metrics, autograph=False)
@@ -142,7 +142,7 @@ class TensorFlowEngine(Engine):
             parts, weights, norm = (array.numpy() for array in found[:3])
             return Flow(parts, weights, norm, found.gradients)
 
-    def _traced_flow(self, in_float32: bool) -> Any:
+    def _flow_function(self, in_float32: bool) -> Any:
         """Eagerly but where replicas meet in it or a layer goes through time steps one by one: to trace it takes as
         long as ten passes (24 residual blocks: 3.1 s and 0.3 s), of which a run makes a few. Never by XLA, which keeps
         float32 between the operations it fuses: nothing would be seen to underflow there."""

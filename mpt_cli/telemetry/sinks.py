@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from mpt_cli import plugins
-from mpt_cli.errors import ConfigError, DataError, Problem, install_command
+from mpt_cli.errors import ConfigError, DataError, Problem, first_line, install_command
 from mpt_cli.redaction import note_passwords
 from mpt_cli.settings.schema import LoggerSettings, check_sink_key
 from mpt_cli.telemetry.console import PrintableConsole
@@ -387,8 +387,7 @@ class _Tracker(Sink, ABC):
         try:
             yield
         except Exception as error:  # each tracker has a family of its own
-            reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
-            raise DataError(f"{self.package} could not take what it was given: {reason[0]}. Set "
+            raise DataError(f"{self.package} could not take what it was given: {first_line(error)}. Set "
                             f"logger.{self.package}=false to go on without it.") from error
 
     @abstractmethod

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpt_cli.data.streams import random_state_kept
-from mpt_cli.errors import DataError, summarise_error
+from mpt_cli.errors import DataError, first_line, summarise_error
 from mpt_cli.models.build import plain_message
 from mpt_cli.precision.keras_internals import inner_layers, tensorflow_left_out
 from mpt_cli.precision.policy import layers_of
@@ -156,9 +156,8 @@ def load_weights(model: Any, path: Path) -> None:
             warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")  # the file holds none
             model.load_weights(path)
     except Exception as error:
-        first = str(error).strip().splitlines()[:1] or [type(error).__name__]
-        raise DataError(f"{path} does not fit the model that the run's configuration makes now: {first[0]} Bring back "
-                        "the code and the data of then.") from error
+        raise DataError(f"{path} does not fit the model that the run's configuration makes now: {first_line(error)} "
+                        "Bring back the code and the data of then.") from error
 
 
 def adapted_layers(model: Any) -> list[dict[str, Any]]:

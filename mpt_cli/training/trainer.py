@@ -15,6 +15,7 @@ from mpt_cli.engine.feed import Feed, Piece
 from mpt_cli.engine.gradient_samples import GradientSampler
 from mpt_cli.engine.loop import TRAINING, Engine
 from mpt_cli.engine.weight_watch import WeightWatch, gradients_of_batch
+from mpt_cli.errors import first_line
 from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.signals import Interruption
 from mpt_cli.telemetry.health import HealthRules, Stop, describe_unmoved
@@ -362,9 +363,8 @@ class Trainer:
             batch = self.engine.batch(piece.source, piece.batch_indices[piece.count - 1])
             return gradients_of_batch(self.engine.model, batch, self.ledger.scale)
         except Exception as error:  # a look must never end what it looks at
-            reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
             self.telemetry.message(f"some weights have not moved, and whether they have gradients can't be told here "
-                                   f"({reason[0][:200]}); training goes on")  # fmt: skip
+                                   f"({first_line(error)[:200]}); training goes on")  # fmt: skip
             return {}
 
     def _log(self, metrics: dict[str, float]) -> None:
