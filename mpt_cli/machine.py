@@ -14,6 +14,11 @@ CPU_INFO = Path("/proc/cpuinfo")
 PRECISION_FEATURES = ("f16c", "avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16")
 
 
+def cores_of_process() -> int:
+    """Cores that this process may run on; a container's limit of CPU time is no part of it."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def machine_facts() -> dict[str, Any]:
     """What environment.json and `mpt doctor` say about the machine."""
     return {
@@ -21,7 +26,7 @@ def machine_facts() -> dict[str, Any]:
         "machine": platform.machine(),
         "cpu": cpu_model(),
         "cpu_cores": os.cpu_count(),
-        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "usable_cores": cores_of_process(),
         "cpu_precision_features": cpu_features(),
         "memory_bytes": memory_bytes(),
         "gpus": nvidia_gpus(),

@@ -30,7 +30,7 @@ from mpt_cli.errors import (
     install_command,
     summarise_error,
 )
-from mpt_cli.machine import cpu_features, visible_gpus
+from mpt_cli.machine import cores_of_process, cpu_features, visible_gpus
 from mpt_cli.settings.references import place_in_user_code
 from mpt_cli.settings.schema import Settings
 from mpt_cli.signals import unheard
@@ -356,8 +356,7 @@ def _tensorflow_platform(gpus: list[Any]) -> Platform:
 def _platform(backend: str, gpus: list[str]) -> Platform:
     if gpus:
         return Platform(backend, f"{len(gpus)} x {gpus[0]}" if len(gpus) > 1 else gpus[0], tuple(gpus), len(gpus))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return Platform(backend, f"CPU ({cores} cores)", ("CPU",), 0)
+    return Platform(backend, f"CPU ({cores_of_process()} cores)", ("CPU",), 0)
 
 
 def memory_in_use() -> int | None:

@@ -231,10 +231,20 @@ def _read_checksums(folder: Path) -> dict[str, _Checksum]:
 
 
 def _write_checksums(folder: Path, sound: Mapping[str, _Checksum]) -> None:
-    """Anew, whole or not at all. What another run notes meanwhile may be lost: it is compiled again."""
-    temporary = folder / f".{CHECKSUMS}.{os.getpid()}"
-    temporary.write_text("".join(checksum.line(name) for name, checksum in sound.items()), encoding="utf-8")
-    os.replace(temporary, folder / CHECKSUMS)
+    """Anew. What another run notes meanwhile may be lost: it is compiled again."""
+    text = "".join(checksum.line(name) for name, checksum in sound.items())
+    write_whole(folder / CHECKSUMS, text.encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Whole or not at all, and nothing beside it; not forced to disk, as all that is here can be made again."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _earliest_at_work(folder: Path) -> float:

@@ -24,6 +24,8 @@ import numpy as np
 from jax._src import compilation_cache
 
 import mpt_cli
+from mpt_cli.engine.compile_cache import write_whole
+from mpt_cli.machine import cores_of_process
 from mpt_cli.settings.limits import open_file
 
 SUFFIX = "-cache"  # as the names of JAX's own, which the checksums of the folder are of
@@ -118,16 +120,14 @@ def _load(path: Path) -> tuple[Callable[..., Any], list[list[str]]] | None:
 
 
 def _save(path: Path, program: Any, keys: list[str], found: list[list[str]]) -> None:
-    """Whole or not at all, and not where JAX keeps no code of it: then the next run traces it as this one did."""
+    """Not where JAX keeps no code of it: then the next run traces it as this one did."""
     with suppress(Exception), io.BytesIO() as content:
         if len(keys) != 1 or program._params.const_args:  # more than the arguments would be needed to call it
             return
         arguments, in_tree = jax.tree.flatten(program.args_info)
         parts = found, program._executable._unloaded_executable, in_tree, arguments, program.out_tree
         _Pickler(content, program.runtime_executable(), keys[0]).dump(parts)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_bytes(content.getvalue())
-        os.replace(temporary, path)
+        write_whole(path, content.getvalue())
 
 
 class _Pickler(pickle.Pickler):
@@ -168,10 +168,8 @@ def _where_it_runs() -> str:
     versions = platform.python_version(), jax.__version__, keras.__version__, np.__version__
     told = {name: repr(value) for name, value in jax.config.values.items() if not name.startswith(_OF_NO_ACCOUNT)}
     keras_is = keras.config.floatx(), keras.config.epsilon(), keras.config.image_data_format()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    code = [_state_of(Path(str(package.__file__)).parent) for package in (mpt_cli, keras, jax)]
     variables = sorted(item for item in os.environ.items() if item[0].startswith(("KERAS_", "XLA_")))
-    return repr((versions, told, keras_is, cores, str(jax.devices()), variables, code))
+    return repr((versions, told, keras_is, cores_of_process(), str(jax.devices()), variables, _CODE))
 
 
 def _state_of(folder: Path) -> str:
@@ -187,3 +185,7 @@ def _files(folder: str) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
                 yield from _files(entry.path)
             elif entry.name.endswith(".py"):
                 yield entry, entry.stat()
+
+
+# when it was imported, which in a forked job its server has done: what is edited later is not what runs here
+_CODE = [_state_of(Path(str(package.__file__)).parent) for package in (mpt_cli, keras, jax)]

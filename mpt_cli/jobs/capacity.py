@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mpt_cli.machine import memory_bytes
+from mpt_cli.machine import cores_of_process, memory_bytes
 
 JOB_BYTES = 3 * 2**29  # 1.5 GiB: a small TensorFlow job was measured at 1.05 GB
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS",
@@ -17,7 +17,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 def usable_cores() -> int:
     """Cores this process may use, a container's limit included."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = cores_of_process()
     quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
     if quota.isdigit() and period.strip().isdigit():
         cores = min(cores, max(1, int(quota) // int(period)))
