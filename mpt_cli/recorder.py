@@ -31,11 +31,11 @@ from mpt_cli.telemetry.health import NextCheck, Stop
 from mpt_cli.telemetry.records import NEVER, RunHeader, Scaling
 from mpt_cli.telemetry.spelling import RECORDER, SCALED_RECORDER, Spelling
 from mpt_cli.training.assembly import warn_of_half_head
+from mpt_cli.training.author_compiled import loss_not_scaled_problem
 from mpt_cli.training.callbacks import metrics_in, why_ended
 from mpt_cli.training.loss_and_optimizer import describe_scaling, warn_of_scaling, wrap_optimizer
 from mpt_cli.training.model_program import described_model, rule_of
 from mpt_cli.training.outcome import Conclusion
-from mpt_cli.training.own_program import loss_not_scaled_problem
 
 LEAST_CAPACITY = 256  # rows of the ring: at the usual 50 steps between two looks it never goes round
 NO_RESUME = "checkpoints: Keras's fit can't be gone on with in the middle of an epoch (mpt.fit can)"

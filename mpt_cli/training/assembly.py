@@ -52,20 +52,20 @@ from mpt_cli.precision.rounded_weights import rounded_variables
 from mpt_cli.precision.train_step import can_be_called, optimizers_in, optimizers_of, own_steps
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings, TrainerSettings
 from mpt_cli.telemetry.records import Scaling
-from mpt_cli.training.loss_and_optimizer import (
-    build_loss_and_metrics,
-    describe_scaling,
-    resolve_scaling,
-    warn_of_learning_rate,
-    warn_of_scaling,
-)
-from mpt_cli.training.own_program import (
+from mpt_cli.training.author_compiled import (
     check_author_compiled,
     is_compiled,
     optimizers_used,
     prepare_own_steps,
     prepare_own_test,
     wrap_author_optimizers,
+)
+from mpt_cli.training.loss_and_optimizer import (
+    build_loss_and_metrics,
+    describe_scaling,
+    resolve_scaling,
+    warn_of_learning_rate,
+    warn_of_scaling,
 )
 from mpt_cli.training.phases import Phases
 from mpt_cli.training.saving import load_initial_weights, warn_of_saving
