@@ -30,7 +30,7 @@ from mpt_cli.errors import (
     install_command,
     summarise_error,
 )
-from mpt_cli.machine import cores_of_process, cpu_features, visible_gpus
+from mpt_cli.machine import cores_of_process, cpu_features, keep_freed_memory, visible_gpus
 from mpt_cli.settings.references import place_in_user_code
 from mpt_cli.settings.schema import Settings
 from mpt_cli.signals import unheard
@@ -306,6 +306,8 @@ def _jax(settings: Settings) -> Platform:
     names = [device.device_kind for device in devices if device.platform != "cpu"]
     check_device_count(settings, len(names))
     _replace_attention(on_cpu=not names)
+    if not names:
+        keep_freed_memory()
     return replace(_platform(f"jax {jax.__version__}, keras {keras.__version__}", names), process_info=process_info)
 
 
