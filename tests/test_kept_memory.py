@@ -32,7 +32,7 @@ def faults(before: str, **variables: str) -> int:
 
 
 def test_what_is_freed_is_used_again():
-    """An array of 64 MiB has 16,384 pages: without, each of ten costs them anew, or one of 2 MiB where huge pages are."""
+    """An array of 64 MiB has 16,384 pages: without, each of ten costs them anew, or huge ones."""
     assert faults(KEEPS.format(True)) < 10
     assert faults("") >= 10
 
