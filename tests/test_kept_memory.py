@@ -19,7 +19,6 @@ for _ in range(10):
     bytearray(2**26)
 print(faults() - before)
 """
-PAGES = 2**26 // 4096
 KEEPS = "from mpt_cli.machine import keep_freed_memory\nassert keep_freed_memory() is {}"
 
 
@@ -44,8 +43,7 @@ def test_what_the_user_has_set_stays(name):
 
 
 @pytest.mark.slow
-def test_a_run_on_jax_keeps_it_and_says_nothing(tmp_path):
-    """The run's own process, asked after its end."""
+def test_a_run_on_jax_keeps_it_and_one_on_tensorflow_does_not():
     program = """
 import mpt_cli.machine as machine, mpt_cli.engine.backend as backend
 kept = []
