@@ -4,7 +4,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import keras
 from keras import ops
@@ -247,12 +247,24 @@ def sum_duplicates(gradient: Tensor) -> Tensor:
     wide = divide(gradient, None)
     if keras.backend.backend() == "jax":
         return wide.sum_duplicates(nse=wide.nse).data
-    order = ops.argsort(wide.indices)
-    places = ops.take(wide.indices, order)
+    return _in_tensorflow(_added_up)(dense(wide), wide.indices)
+
+
+@functools.cache
+def _in_tensorflow(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`function`, traced once for all arguments of a form: each of twenty embeddings would else trace it twice."""
+    import tensorflow as tf
+
+    return cast(Callable[..., Tensor], tf.function(function, autograph=False))
+
+
+def _added_up(rows: Tensor, places: Tensor) -> Tensor:
+    order = ops.argsort(places)
+    places = ops.take(places, order)
     count = ops.shape(places)[0]
     begins = ops.cast(places[1:] != places[:-1], "int32")
     groups = ops.concatenate([ops.zeros((1,), "int32"), ops.cumsum(begins)])[:count]
-    return ops.segment_sum(ops.take(dense(wide), order, axis=0), groups, num_segments=count)
+    return ops.segment_sum(ops.take(rows, order, axis=0), groups, num_segments=count)
 
 
 def _largest(gradients: list[Tensor]) -> Tensor:

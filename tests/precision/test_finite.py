@@ -208,6 +208,17 @@ def test_sums_of_float16_rows_are_those_in_float32():
     assert keras.ops.convert_to_numpy(finite.sum_duplicates(gradient)).ravel().tolist() == [60000.0, 120000.0, 0.0]
 
 
+@pytest.mark.skipif(BACKEND == "jax", reason="JAX adds up rows itself")
+def test_adding_up_rows_is_traced_once_for_gradients_of_one_form():
+    rows = np.float32([[1.0, 2, 3, 4, 5, 6, 7]] * 3)  # of a width that no other test has
+    adds = finite._in_tensorflow(finite._added_up)
+    before = adds.experimental_get_tracing_count()
+    sums = [finite.sum_duplicates(sparse(rows * factor, places, (9, 7)))
+            for factor, places in ((1, [8, 2, 8]), (2, [0, 0, 0]), (3, [5, 4, 3]))]
+    assert adds.experimental_get_tracing_count() == before + 1
+    assert [keras.ops.convert_to_numpy(s)[:, 0].tolist() for s in sums] == [[1.0, 2, 0], [6.0, 0, 0], [3.0, 3, 3]]
+
+
 def test_a_sum_that_overflows_is_told_with_its_variable():
     gradient = sparse(np.float32([[3e38], [3e38], [1.0]]), [1, 1, 0], (4, 1))
     bad = finite.describe_non_finite([keras.ops.ones((2,)), None, gradient], range(3))
