@@ -37,7 +37,7 @@ class LoopRecords(NamedTuple):
 
 class LoopResult(NamedTuple):
     """What a call leaves on the device: how many steps were `done`, their records, the `metric_vector` after them and
-    whether the weights are finite."""
+    whether the weights are finite, None where that is looked up when it is asked for."""
 
     done: Any
     records: LoopRecords
@@ -224,7 +224,8 @@ class Engine(ABC):
 
     def weights_are_finite(self) -> bool:
         """Whether no trainable weight holds inf or nan."""
-        return bool(self._check_weights() if self._latest is None else self._latest.result.weights_are_finite)
+        known = None if self._latest is None else self._latest.result.weights_are_finite
+        return bool(self._check_weights() if known is None else known)
 
     def forget(self) -> None:
         """The model's variables were assigned from outside: what the last call said of them no longer holds."""

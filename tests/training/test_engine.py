@@ -156,8 +156,12 @@ def test_metrics_start_anew():
 
 
 @pytest.mark.slow
-def test_what_it_says_of_the_weights_is_of_the_last_call_until_they_are_assigned_from_outside():
+@pytest.mark.parametrize("in_a_row", [False, pytest.param(True, marks=pytest.mark.skipif(
+    keras.backend.backend() != "jax", reason="TensorFlow always loops on the device"))])  # fmt: skip
+def test_what_it_says_of_the_weights_is_of_the_last_call_until_they_are_assigned_from_outside(in_a_row):
     run = tiny_run(tiny_data(8))
+    if in_a_row:
+        run.engine._loops_on_device = False  # as for convolutions on a CPU
     run.epochs(1)
     assert run.engine.weights_are_finite()
     kernel = run.model.trainable_variables[0]
