@@ -17,9 +17,8 @@ import keras
 from mpt_cli.engine.backend import running_platform
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_own_train_step, keep_skips_whole
-from mpt_cli.precision.finite import all_finite
+from mpt_cli.precision.finite import are_finite
 from mpt_cli.precision.keras_internals import optimizer_values_in_fit
-from mpt_cli.precision.optimizer import backend_step
 from mpt_cli.precision.scale_state import count_of
 from mpt_cli.precision.train_step import check_replicas, optimizers_in, unwrapped
 from mpt_cli.python_api import Asked, given_settings
@@ -191,7 +190,6 @@ class _FitRecording(Recording):
         self.watch, self._is_announced = _Watch(), False
         self.no_loss = NO_LOSS + ("JAX tells it to no one" if keras.backend.backend() == "jax" else
                                   "the train_step does not hand it to optimizer.scale_loss")  # fmt: skip
-        self.all_finite = backend_step().compiled(all_finite)
         self.open(quiet=bool(recorder.params.get("verbose")))
         self.watch.ask_again(0, self.health.next_check(self.signs()))
         self.watch_weights()
@@ -299,8 +297,7 @@ class _FitRecording(Recording):
 
     def finish_epoch(self, logs: Mapping[str, Any]) -> None:
         self._look()
-        values = [variable.value for variable in self.variables]
-        self.obey(self.health.check_epoch(replace(self.signs(), weights_are_finite=bool(self.all_finite(values)))))
+        self.obey(self.health.check_epoch(replace(self.signs(), weights_are_finite=are_finite(self.variables))))
         metrics = metrics_in(logs)
         self.watch_weights()  # now at the latest the model is built
         if self.weight_watch is not None and self.weight_watch.is_due(self.ledger.seen):

@@ -14,6 +14,7 @@ from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.flow import Flow, FlowCounter, FlowMap, Updates, count_updates
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import LossScaleOptimizer, StepRecord, layers_of
+from mpt_cli.precision.finite import are_finite
 from mpt_cli.precision.train_step import OwnSteps, metric_variables, optimizers_of, own_steps
 from mpt_cli.telemetry.ledger import FLOAT_FIELDS, INT_FIELDS, StepRecords
 from mpt_cli.telemetry.records import LoggedSteps, StopLimits, StreakCounts
@@ -36,13 +37,11 @@ class LoopRecords(NamedTuple):
 
 
 class LoopResult(NamedTuple):
-    """What a call leaves on the device: how many steps were `done`, their records, the `metric_vector` after them and
-    whether the weights are finite, None where that is looked up when it is asked for."""
+    """What a call leaves on the device: how many steps were `done`, their records, the `metric_vector` after them."""
 
     done: Any
     records: LoopRecords
     metrics: Any
-    weights_are_finite: Any
 
 
 class LoopCall:
@@ -71,8 +70,8 @@ class Engine(ABC):
     compilation serves every count. The results do not depend on how steps are divided into calls.
 
     Each call into a compiled function costs the host about as much as a step of a small model, so the training call
-    also does what is wanted around it: it resets the metrics before it where that was asked for, and says after it
-    whether the weights are finite.
+    also does what is wanted around it: it resets the metrics before it where that was asked for, and says after it what
+    they are.
     """
 
     def __init__(self, model: Any, jit_compile: bool) -> None:
@@ -224,8 +223,7 @@ class Engine(ABC):
 
     def weights_are_finite(self) -> bool:
         """Whether no trainable weight holds inf or nan."""
-        known = None if self._latest is None else self._latest.result.weights_are_finite
-        return bool(self._check_weights() if known is None else known)
+        return are_finite(self.model.trainable_variables)
 
     def forget(self) -> None:
         """The model's variables were assigned from outside: what the last call said of them no longer holds."""
@@ -242,10 +240,6 @@ class Engine(ABC):
     @abstractmethod
     def _compute_metrics(self) -> Any:
         """`metric_vector` of the model's metrics as they are."""
-
-    @abstractmethod
-    def _check_weights(self) -> Any:
-        """Boolean scalar on the device."""
 
     @abstractmethod
     def _clear_metrics(self) -> None:

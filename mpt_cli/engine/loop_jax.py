@@ -34,7 +34,6 @@ from mpt_cli.engine.loop import (
     row_lengths,
     update_streaks,
 )
-from mpt_cli.precision.finite import all_finite
 from mpt_cli.precision.step_jax import TrainState, assign, cond, own_test_step, train_step
 from mpt_cli.precision.sums_jax import BatchSplit, exchange_in_float32
 from mpt_cli.precision.train_step import metric_variables, metrics_of
@@ -49,7 +48,7 @@ Tensor = Any
 
 # of an engine, where it trains beside others: what is compiled, and what is found when it is traced
 _SHARED = ("_train_many", "_train_one", "_evaluate_many", "_evaluate_one", "_flows", "_begin", "_end", "_results",
-           "_all_finite", "_fresh", "_compiled", "_names", "_metric_names", "_counters")  # fmt: skip
+           "_fresh", "_compiled", "_names", "_metric_names", "_counters")  # fmt: skip
 
 
 class Carry(NamedTuple):
@@ -91,7 +90,6 @@ class JaxEngine(Engine):
         self._begin = jax.jit(lambda *given: self._first_carry(*given), donate_argnums=0)
         self._end = jax.jit(lambda metrics: self._metric_vector(metrics))
         self._results = jax.jit(lambda values: self._keras_metrics(values))
-        self._all_finite = jax.jit(lambda values: all_finite(values))
         self._fresh = jax.jit(lambda: self._fresh_metrics(), out_shardings=self._everywhere)
 
     def _make_training(self) -> None:
@@ -161,13 +159,6 @@ class JaxEngine(Engine):
 
     def _compute_metrics(self) -> Tensor:
         return self._results([v.value for v in metric_variables(self.model)])
-
-    def _check_weights(self) -> Tensor:
-        values = [variable.value for variable in self.model.trainable_variables]
-        if jax.default_backend() == "cpu" and all(value.is_fully_addressable for value in values):
-            # numpy reads them where they are; to compile it took 0.9 s for the 157 variables of a MobileNet
-            return all(bool(np.isfinite(np.asarray(value)).all()) for value in values)
-        return self._all_finite(values)
 
     def batch(self, source: Any, row: Any) -> Any:
         return self._batch(source, self.to_device(row))
@@ -274,10 +265,6 @@ class JaxEngine(Engine):
         divided = any(axis is not None for axis in axes)
         return NamedSharding(self._distribution.mesh, PartitionSpec(*axes)) if divided else self._everywhere
 
-    def _look_back(self, state: TrainState) -> tuple[Tensor, Tensor]:
-        """The last two fields of a `LoopResult`."""
-        return self._metric_vector(state.metrics), all_finite(state.trainable)
-
     def train_at_once(
         self, states: list[TrainState], source: Any, batch_indices: Tensor, packed: Tensor
     ) -> list[tuple[TrainState, LoopResult]]:
@@ -297,7 +284,7 @@ class JaxEngine(Engine):
             self._first_carry(state, batch_indices, packed),
         )
         state = self._in_place(carry.state)
-        return state, LoopResult(carry.i, carry.records, *self._look_back(state))
+        return state, LoopResult(carry.i, carry.records, self._metric_vector(state.metrics))
 
     def _train_in_a_row(
         self, control: LoopControl, state: TrainState, source: Any, batch_indices: Tensor, packed: Tensor
@@ -312,7 +299,7 @@ class JaxEngine(Engine):
             done += sure
             if done < control.count:
                 streaks = np.asarray(carry.streaks)
-        return carry.state, LoopResult(done, carry.records, self._end(carry.state.metrics), None)
+        return carry.state, LoopResult(done, carry.records, self._end(carry.state.metrics))
 
     def _evaluate_step(
         self, weights: list[Tensor], frozen: list[Tensor], metrics: list[Tensor], source: Any, row: Tensor

@@ -28,7 +28,6 @@ from mpt_cli.engine.loop import (
     update_streaks,
 )
 from mpt_cli.engine.probes import ReplicaSinks
-from mpt_cli.precision.finite import all_finite
 from mpt_cli.precision.policy import layers_of
 from mpt_cli.precision.step_tensorflow import own_test_step, train_step
 from mpt_cli.precision.train_step import StepRecord, optimizers_of
@@ -56,12 +55,8 @@ class TensorFlowEngine(Engine):
         self._make_training()
         self._evaluate = self._loop(self._evaluate_loop)
         self._flows = {in_float32: self._flow_function(in_float32) for in_float32 in (False, True)}
-        self._all_finite = self._function(self._weights_all_finite)
         self._reset = tf.function(self._reset_metrics, autograph=False)  # eagerly, each variable is a call of its own
         self._results = tf.function(self._keras_metrics, autograph=False)
-
-    def _function(self, function: Callable[..., Any]) -> Any:
-        return tf.function(function, jit_compile=self.jit_compile, autograph=False)
 
     def _loop(self, function: Callable[..., Any]) -> Any:
         def make() -> Any:
@@ -126,9 +121,6 @@ class TensorFlowEngine(Engine):
     def _compute_metrics(self) -> Tensor:
         return self._results()
 
-    def _check_weights(self) -> Tensor:
-        return self._all_finite()
-
     def batch(self, source: Any, row: Any) -> Any:
         return _batch(source, tf.convert_to_tensor(row))
 
@@ -189,7 +181,7 @@ class TensorFlowEngine(Engine):
         done, _, *arrays = tf.while_loop(lambda i, streaks, *_: control.go_on(i, streaks), body,
                                          (tf.constant(0), control.streaks, *arrays), parallel_iterations=1)
         records = LoopRecords(*(array.stack() for array in arrays))
-        return LoopResult(done, records, self._metric_vector(), self._weights_all_finite())
+        return LoopResult(done, records, self._metric_vector())
 
     def _metric_vector(self) -> Tensor:
         if self.own is not None and self.own.train_names:
@@ -209,9 +201,6 @@ class TensorFlowEngine(Engine):
         for log in self.own.variables if self.own is not None else ():
             log.assign(tf.fill(log.shape, float("nan")))
         return tf.constant(0)
-
-    def _weights_all_finite(self) -> Tensor:
-        return all_finite([variable.value for variable in self.model.trainable_variables])
 
     def _evaluate_loop(self, source: Any, batch_indices: Tensor, count: Tensor) -> Tensor:
         def body(i: Tensor) -> tuple[Tensor]:

@@ -3,10 +3,11 @@
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import keras
+import numpy as np
 from keras import ops
 
 SMALL_ELEMENTS = 2**12
@@ -214,6 +215,28 @@ def all_finite(gradients: list[Tensor]) -> Tensor:
     return _largest([g for g in gradients if g is not None]) < float("inf")
 
 
+def are_finite(variables: Iterable[Any]) -> bool:
+    """Whether no variable holds inf or nan, for the host.
+
+    On a CPU numpy reads them: to compile that took 0.9 s for the 157 of a MobileNet on JAX.
+    """
+    if on_cpu():
+        return all(bool(np.isfinite(ops.convert_to_numpy(variable.value)).all()) for variable in variables)
+    return bool(_compiled(all_finite)([variable.value for variable in variables]))
+
+
+@functools.cache
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function of arrays as one program, traced once for all arguments of a form; without XLA on TensorFlow."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return cast(Callable[..., Tensor], jax.jit(function))
+    import tensorflow as tf
+
+    return cast(Callable[..., Tensor], tf.function(function, autograph=False))
+
+
 def measure(gradients: list[Tensor], variables: list[Any]) -> Measured:
     """`Measured` of `gradients`, which may hold None (no gradient) and IndexedSlices, of `variables`."""
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
@@ -247,15 +270,7 @@ def sum_duplicates(gradient: Tensor) -> Tensor:
     wide = divide(gradient, None)
     if keras.backend.backend() == "jax":
         return wide.sum_duplicates(nse=wide.nse).data
-    return _in_tensorflow(_added_up)(dense(wide), wide.indices)
-
-
-@functools.cache
-def _in_tensorflow(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`function`, traced once for all arguments of a form: each of twenty embeddings would else trace it twice."""
-    import tensorflow as tf
-
-    return cast(Callable[..., Tensor], tf.function(function, autograph=False))
+    return _compiled(_added_up)(dense(wide), wide.indices)  # each of twenty embeddings would else trace it twice
 
 
 def _added_up(rows: Tensor, places: Tensor) -> Tensor:

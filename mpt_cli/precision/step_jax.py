@@ -353,9 +353,3 @@ def trace(
     if not (isinstance(result, tuple) and len(result) == 2 and len(result[1]) == len(given)):
         raise ValueError(f"must return its logs and a state of {len(given)} parts, as Keras's does on JAX.")
     return result[0]
-
-
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of arrays as one program."""
-    program: Callable[..., Any] = jax.jit(function)
-    return program

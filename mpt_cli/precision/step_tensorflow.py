@@ -452,9 +452,3 @@ def trace(step: Callable[[Any], Any], batch: Any, drawn: list[str] | None = None
         nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
         drawn += sorted({node.op for node in nodes if _DRAWS.match(node.op)})
     return result[0]
-
-
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of tensors as one graph, without XLA: op by op it takes ten times as long."""
-    graph: Callable[..., Any] = tf.function(function)
-    return graph

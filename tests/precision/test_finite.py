@@ -208,10 +208,21 @@ def test_sums_of_float16_rows_are_those_in_float32():
     assert keras.ops.convert_to_numpy(finite.sum_duplicates(gradient)).ravel().tolist() == [60000.0, 120000.0, 0.0]
 
 
+@pytest.mark.parametrize("is_cpu", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_variables_are_finite_unless_one_holds_inf_or_nan(monkeypatch, dtype, is_cpu):
+    variables = [keras.Variable(np.ones(shape, "float32"), dtype=dtype) for shape in ((3, 2), (), (0,))]
+    monkeypatch.setattr(finite, "on_cpu", lambda: is_cpu)
+    assert finite.are_finite(variables) and finite.are_finite([])
+    for bad in (np.inf, -np.inf, np.nan):
+        variables[0].assign([[1, 1], [1, bad], [1, 1]])
+        assert not finite.are_finite(variables)
+
+
 @pytest.mark.skipif(BACKEND == "jax", reason="JAX adds up rows itself")
 def test_adding_up_rows_is_traced_once_for_gradients_of_one_form():
     rows = np.float32([[1.0, 2, 3, 4, 5, 6, 7]] * 3)  # of a width that no other test has
-    adds = finite._in_tensorflow(finite._added_up)
+    adds = finite._compiled(finite._added_up)
     before = adds.experimental_get_tracing_count()
     sums = [finite.sum_duplicates(sparse(rows * factor, places, (9, 7)))
             for factor, places in ((1, [8, 2, 8]), (2, [0, 0, 0]), (3, [5, 4, 3]))]
