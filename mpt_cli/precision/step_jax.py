@@ -13,6 +13,7 @@ from mpt_cli.precision.chunked_head import labels_at_head
 from mpt_cli.precision.finite import Measured, describe_gradients, is_large, on_cpu, unscale
 from mpt_cli.precision.gradients.layer_scales import at_layer_scales
 from mpt_cli.precision.keras_internals import updated_metrics
+from mpt_cli.precision.looked_up_rows import looks_up, only_rows, with_rows
 from mpt_cli.precision.scale_state import (
     TRACE_START,
     StepStart,
@@ -250,10 +251,14 @@ def _keras_train_step(
     if split is not None:
         gradient = sum_in_float32(gradient, split, model.trainable_variables)
     order = ForwardOrder(model)
+    given = weights, frozen, metrics, own, (x, y, weight)
     with order.noted(), at_layer_scales(model):
-        (_, (loss, y_pred, new_frozen, new_metrics)), grads = gradient(weights, frozen, metrics, own, (x, y, weight))
+        # of several devices' gradients a row may be on another one
+        result, rows = with_rows(gradient, *given) if split is None and looks_up(model) else (gradient(*given), None)
+    (_, (loss, y_pred, new_frozen, new_metrics)), grads = result
     with _scope(optimizer.variables, own):
-        measured = optimizer.measure(grads, model.trainable_variables)
+        seen = grads if rows is None else list(map(only_rows, grads, rows))
+        measured = optimizer.measure(seen, model.trainable_variables)
     finite = measured.finite
     gradients = StepGradients(grads, model.trainable_variables, measured, loss=loss)
     new_weights, new_own = stateless_apply(optimizer, own, gradients, weights)

@@ -8,7 +8,7 @@ from backends import ROOT, only_on, parts
 from preloaded import run_program
 
 HERE = Path(__file__).parent
-OF_MAKE_TEST = ("test_optimizer_steps.py", "test_skips_whole.py", "test_finite.py")
+OF_MAKE_TEST = ("test_optimizer_steps.py", "test_skips_whole.py", "test_finite.py", "test_looked_up_rows.py")
 pytestmark = [pytest.mark.slow, only_on("tensorflow")]
 
 
