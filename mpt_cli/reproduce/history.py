@@ -45,7 +45,7 @@ _ENTRY = {
     **{name: ENVIRONMENT[name] for name in ("versions", "machine")},
 }  # fmt: skip
 _KEPT = ("mpt", "python", "versions", "backend", "jit_compile", "policy", "devices", "git")  # of environment.json
-_OF_THE_MACHINE = ("os", "cpu", "usable_cores", "memory_bytes", "gpus")
+_OF_THE_MACHINE = ("os", "cpu", "cpu_precision_features", "usable_cores", "memory_bytes", "gpus")
 Entry = dict[str, Any]
 
 
@@ -259,7 +259,7 @@ def entry_of(result: Reproduction, rate: float, jobs: int) -> Entry:
         "reference_rate": rate,  # rounds of the reference loop per second, around the run
         "seconds": summary.get("seconds"),  # as in summary.json
         "kind": kind_of(environment, jobs),  # of machine: only runs of the same kind are held against each other
-        # os, cpu, usable_cores, memory_bytes, gpus
+        # os, cpu, cpu_precision_features, usable_cores, memory_bytes, gpus
         "machine": {name: machine.get(name) for name in _OF_THE_MACHINE},
         # of packages; as in environment.json, and so are, where it has them, mpt, python, backend, jit_compile, policy,
         # devices and git
@@ -271,13 +271,17 @@ def entry_of(result: Reproduction, rate: float, jobs: int) -> Entry:
 def kind_of(environment: Mapping[str, Any], jobs: int) -> str:
     """Machines on which a recipe should come to the same, as far as it ever does, whatever the versions.
 
-    >>> machine = {"cpu": "EPYC", "usable_cores": 2, "gpus": []}
+    A virtual machine may call CPUs of several generations by one name; their instructions tell them apart.
+
+    >>> machine = {"cpu": "EPYC", "cpu_precision_features": ["f16c", "avx2"], "usable_cores": 2, "gpus": []}
     >>> kind_of({"machine": machine, "backend": "jax 0.10.0, keras 3.15.1", "devices": ["CPU"]}, 1)
-    'EPYC, 2 cores, jax on CPU, 1 at a time'
+    'EPYC with f16c avx2, 2 cores, jax on CPU, 1 at a time'
     """
     machine = environment.get("machine") or {}
     gpus = [gpu["name"] for gpu in machine.get("gpus") or []]
     devices = " and ".join(environment.get("devices") or "?")
     backend = f"{str(environment.get('backend')).partition(' ')[0]} on {devices}"
     cores = f"{machine.get('usable_cores')} cores"
-    return ", ".join([str(machine.get("cpu")), cores, *gpus, backend, f"{jobs} at a time"])
+    features = machine.get("cpu_precision_features")
+    cpu = f"{machine.get('cpu')} with {' '.join(features)}" if features else str(machine.get("cpu"))
+    return ", ".join([cpu, cores, *gpus, backend, f"{jobs} at a time"])

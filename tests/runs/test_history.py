@@ -24,7 +24,7 @@ from mpt_cli.reproduce.history import (
 )
 from mpt_cli.settings import load_settings, resolved_yaml
 
-MACHINE = {"os": "Linux", "cpu": "EPYC", "usable_cores": 2, "gpus": []}
+MACHINE = {"os": "Linux", "cpu": "EPYC", "cpu_precision_features": ["avx2"], "usable_cores": 2, "gpus": []}
 FILE = Path("history.jsonl")
 
 
@@ -58,7 +58,7 @@ def test_a_run_is_a_line_with_its_figures_and_where_they_come_from(outcome, caps
     assert (entry["recipe"], entry["words"], entry["passed"]) == ("./mine.yaml", ["conf=./mine.yaml"], True)
     assert (entry["examples_per_second"], entry["reference_rate"], entry["versions"]) == (5000, 100, {"keras": "3.15"})
     assert entry["git"]["working_directory"]["commit"] == "c0ffee" and entry["machine"]["cpu"] == "EPYC"
-    assert entry["kind"] == "EPYC, 2 cores, jax on CPU, 1 at a time"
+    assert entry["kind"] == "EPYC with avx2, 2 cores, jax on CPU, 1 at a time"
     said = capsys.readouterr().out
     assert "./mine.yaml: 0 passed before it on this kind of machine; a drift is told from 3 on" in said
 

@@ -34,7 +34,9 @@ def other_numbers(run: Path) -> str:
     backend = found["backend"].split()[0]
     packages = ("keras", "numpy", *(("jax", "jaxlib") if backend == "jax" else ("tensorflow",)))
     here = {name: version(name) for name in packages}
-    machine = {name: machine_facts()[name] for name in ("machine", "cpu", "usable_cores")}
+    # a virtual machine may call CPUs of several generations by one name
+    of_the_machine = "machine", "cpu", "cpu_precision_features", "usable_cores"
+    machine = {name: machine_facts()[name] for name in of_the_machine}
     there = {name: found["versions"][name] for name in here}, {name: found["machine"][name] for name in machine}
     return "" if (here, machine) == there else f"{run.name} was made with {there}, this is {(here, machine)}"
 
