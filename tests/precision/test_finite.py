@@ -234,3 +234,18 @@ def test_a_sum_that_overflows_is_told_with_its_variable():
     gradient = sparse(np.float32([[3e38], [3e38], [1.0]]), [1, 1, 0], (4, 1))
     bad = finite.describe_non_finite([keras.ops.ones((2,)), None, gradient], range(3))
     assert [int(number) for number in bad] == [0, 1, 2, 1]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_weights_are_read_where_they_are(dtype: str) -> None:
+    layer = keras.layers.Dense(3, dtype=dtype)
+    layer.build((None, 4))
+    assert finite.are_finite(layer.variables)
+    for bad in (np.nan, np.inf, -np.inf):
+        values = np.zeros((4, 3))
+        values[2, 1] = bad
+        layer.kernel.assign(values)
+        assert not finite.are_finite(layer.variables)
+    layer.kernel.assign(np.full((4, 3), FLOAT32_MAX if dtype == "float32" else 6e4))
+    assert finite.are_finite(layer.variables)
+    assert finite.are_finite([keras.Variable(np.int32([1, 2])), keras.Variable(True, dtype="bool")])
