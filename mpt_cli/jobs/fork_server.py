@@ -334,22 +334,20 @@ def _leave(code: object) -> None:
 
 
 def main(backend: str, control: int) -> None:
-    from mpt_cli.engine.backend import import_ahead
+    from mpt_cli.engine.backend import import_ahead, import_that_stays
     from mpt_cli.runs.provenance import installed_packages
     from mpt_cli.settings.load import compose_ahead
     from mpt_cli.settings.overrides import parse_override
 
-    gc.disable()  # nearly all that an import makes stays: looking for garbage among it took a quarter of the CPU time
-    import_ahead(backend)
-    for module in _PRELOADED:
-        importlib.import_module(module.format(backend=backend))
-    if backend == "jax":
-        importlib.import_module("mpt_cli.engine.kept_programs")  # which notes the code as it was imported
-    parse_override("seed=0")  # the first takes five times as long as others
-    compose_ahead()
-    installed_packages()  # of which each job makes a note, and reads what has changed
-    gc.freeze()
-    gc.enable()
+    with import_that_stays():
+        import_ahead(backend)
+        for module in _PRELOADED:
+            importlib.import_module(module.format(backend=backend))
+        if backend == "jax":
+            importlib.import_module("mpt_cli.engine.kept_programs")  # which notes the code as it was imported
+        parse_override("seed=0")  # the first takes five times as long as others
+        compose_ahead()
+        installed_packages()  # of which each job makes a note, and reads what has changed
     if not _is_fit():
         os._exit(1)
     _become(_serve(socket.socket(fileno=control)))
