@@ -260,9 +260,9 @@ def keras_import(name: str) -> Iterator[None]:
 
 @contextmanager
 def import_that_stays() -> Iterator[None]:
-    """Around an import in a process of mpt's own. Nearly all of its objects, 760,000 for TensorFlow, stay until the end,
-    so they are never looked through for garbage: not while they are made, later, nor as Python ends. That takes 2 of the
-    10 CPU seconds of a short run on TensorFlow, and 1 on JAX.
+    """Around an import in a process of mpt's own. Nearly all of its objects, 760,000 for TensorFlow, stay until the
+    end, so they are never looked through for garbage: not while they are made, later, nor as Python ends. That takes 2
+    of the 10 CPU seconds of a short run on TensorFlow, and 1 on JAX.
     """
     collects = gc.isenabled()
     gc.disable()

@@ -74,8 +74,13 @@ class BatchPlan:
         """Steps of an epoch over `data`; None where a stream does not know its length."""
         if isinstance(data, BatchStream):
             return data.steps
-        examples = len(data) if isinstance(data, Examples) else data.examples
+        examples = _count(data)
         return None if examples is None else self.steps_of(examples)
+
+    def has_only_whole_batches(self, data: Examples | Stream) -> bool:
+        """Whether no batch of `data` is smaller than the others, where that is known ahead."""
+        examples = None if isinstance(data, BatchStream) else _count(data)
+        return examples is not None and self.rest_of(examples) == 0
 
     def examples_of(self, examples: int, epoch: int, step: int) -> NDArray[np.int32]:
         """Those of the `step` (from 1) of `epoch`, of so many `examples` in all."""
@@ -267,6 +272,10 @@ class ChunkFeed:
         source = self.engine.to_device(_joined(batches, slots * size) if len(sizes) == 1 else batches[0])
         batch_indices = np.arange(slots * size, dtype=np.int32).reshape(slots, size)
         return Piece(source, batch_indices, count)
+
+
+def _count(data: Examples | Stream) -> int | None:
+    return len(data) if isinstance(data, Examples) else data.examples
 
 
 def _length(batch: Batch) -> int:

@@ -83,6 +83,7 @@ class Engine(ABC):
         self.compiling: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
         self._compiled: set[tuple[Any, ...]] = set()
         self._was_evaluated = False  # since the last training step
+        self.trains_in_whole_batches = False  # whether no batch to train on is known to be smaller than the others
         self._counters: dict[bool, FlowCounter] = {}  # of the model as it is, and with every layer in float32
 
     @property

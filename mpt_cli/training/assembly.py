@@ -454,6 +454,7 @@ def _feeds(settings: Settings, data: DataSet, engine: Engine, devices: int) -> t
     capacity = call_capacity(trainer, resident)
     plan = BatchPlan(trainer.batch_size, capacity, trainer.drop_remainder, trainer.shuffle, settings.seed, devices)
     train_feed = build_feed(slowed(data.train, settings.fault.slow_storage_seconds), engine, plan, resident)
+    engine.trains_in_whole_batches = plan.has_only_whole_batches(data.train)
     if isinstance(data.train, Stream) and data.train.endless and trainer.max_steps is None:
         raise ConfigError(Problem("trainer.max_steps", "must be given for a dataset that never ends."))
     if train_feed.steps == 0:

@@ -245,3 +245,27 @@ def test_without_xla_one_program_serves_the_smaller_last_batch_too(resident):
     assert (run.ledger.seen, run.ledger.applied) == (12, 12)
     assert run.engine._train.experimental_get_tracing_count() == 1
     assert not run.engine.compiles(TRAINING, (4, 4)) and not run.engine.compiles(TRAINING, (1, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BACKEND == "jax", reason="a matter of tf.function")
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize(("examples", "drop", "lengths"), [(24, False, [4]), (22, True, [4]), (22, False, [None])])
+def test_whole_batches_alone_make_a_program_for_their_length(examples, drop, lengths, resident, monkeypatch):
+    from mpt_cli.engine import loop_tensorflow
+
+    found, batch_of = [], loop_tensorflow._batch
+
+    def noted(source, rows):
+        batch = batch_of(source, rows)
+        found.append(batch[0].shape[0])
+        return batch
+
+    run, plan = tiny_run(tiny_data(examples)), BatchPlan(4, 2, drop)
+    run.feed = build_feed(tiny_data(examples), run.engine, plan, resident)
+    run.engine.trains_in_whole_batches = plan.has_only_whole_batches(tiny_data(examples))
+    monkeypatch.setattr(loop_tensorflow, "_batch", noted)
+    run.epochs(2)
+    steps = 2 * plan.steps_of(examples)
+    assert found == lengths and (run.ledger.seen, run.ledger.applied) == (steps, steps)
+    assert run.engine._train.experimental_get_tracing_count() == 1

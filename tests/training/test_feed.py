@@ -80,6 +80,13 @@ def test_every_feed_gives_the_batches_of_the_plan(
         assert known == [part.tolist() for part in parts[: len(expected)]]
 
 
+@given(st.integers(1, 40), st.integers(1, 9), st.booleans())
+def test_batches_are_whole_where_the_feed_gives_one_length(count, batch_size, drop_remainder):
+    plan, data = BatchPlan(batch_size, 3, drop_remainder), examples(count)
+    lengths = {len(batch[1]) for batch in batches(ResidentFeed(data, HostEngine(), plan))}
+    assert plan.has_only_whole_batches(data) is (lengths <= {batch_size})
+
+
 def test_the_order_is_new_each_epoch_and_the_same_each_time():
     plan = BatchPlan(4, 2, shuffle=True, seed=1)
     first, again, second = plan.order(50, 1), plan.order(50, 1), plan.order(50, 2)
