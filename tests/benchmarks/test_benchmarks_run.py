@@ -26,9 +26,10 @@ ROOT = Path(__file__).parents[2]
         (["-m", "benchmarks.lost_updates", "--quick"], "| bfloat16 | 0.01 | stochastically |"),
         (["-m", "benchmarks.short_runs", "--quick"], "| wide MLP | float32 | jax | 1 |"),
         (["-m", "benchmarks.step_parts", "--quick"], "| jax | digits MLP | mixed_float16 |"),
+        (["-m", "benchmarks.check_before_update", "--quick"], "| 10 | "),
     ],
     ids=["startup", "speed", "sweep", "vectorized", "telemetry", "compile_time", "lost_updates", "short_runs",
-         "step_parts"],
+         "step_parts", "check_before_update"],
 )
 def test_benchmark_runs(words: list[str], expected: str) -> None:
     done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=300)
