@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.growth import machine
+from benchmarks.on_gpu.children import error_line
 from benchmarks.speed_cell import OWN_MODELS, own_model_words
 from mpt_cli.engine.backend import import_variables
 from mpt_cli.settings import load_settings
@@ -72,7 +73,7 @@ def run_process(command: list[str], settings: Settings) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         return {"error": f"not done after {SECONDS} s"}
     if done.returncode:
-        return {"error": (done.stderr.strip().splitlines() or ["no output"])[-1]}
+        return {"error": error_line(done.stderr)}
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {"cpu": round(cpu, 2), "wall": round(time.monotonic() - started, 2)}
@@ -109,13 +110,18 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = [columns, tuple("---" for _ in columns)]
     for row in rows:
         names = row["model"], row["policy"], row["backend"], str(row["epochs"])
-        if "ratio" not in row:
-            lines.append((*names, row["mpt"].get("error", ""), "", row["fit"].get("error", ""), "", "", "", ""))
-            continue
-        figures = [f"{row[who][key]:.1f}" for who in ("mpt", "fit") for key in ("cpu", "wall")]
-        ratios = [f"{row['ratio'][key]:.2f}" for key in ("cpu", "wall")]
-        lines.append((*names, *figures, *ratios, "met" if is_met(row) else "missed"))
+        figures = [text for who in ("mpt", "fit") for text in _seconds(row[who])]
+        judged = ("", "", "")
+        if "ratio" in row:
+            judged = (*(f"{row['ratio'][key]:.2f}" for key in ("cpu", "wall")), "met" if is_met(row) else "missed")
+        lines.append((*names, *figures, *judged))
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _seconds(one: dict[str, Any]) -> tuple[str, str]:
+    if "error" in one:
+        return "fails: " + one["error"].replace("|", " "), ""
+    return f"{one['cpu']:.1f}", f"{one['wall']:.1f}"
 
 
 def merged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -38,7 +38,7 @@ def run_child(module: str, task: dict[str, Any], deadline: Deadline) -> dict[str
     except subprocess.TimeoutExpired:
         return {"error": "ended: it took longer than the time that was left"}
     if done.returncode:
-        return {"error": _last_line(done.stderr)}
+        return {"error": error_line(done.stderr)}
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -50,7 +50,7 @@ def run_python(words: list[str], deadline: Deadline, cwd: Path = ROOT) -> subpro
                           timeout=deadline.left())  # fmt: skip
 
 
-def _last_line(words: str) -> str:
-    """The last line that is not a remark of JAX's about its shortened traceback."""
+def error_line(words: str) -> str:
+    """What a process that failed wrote last of an error, without JAX's remark about its shortened traceback."""
     lines = [line for line in words.strip().splitlines() if "Error" in line or "error" in line]
     return (lines or words.strip().splitlines() or ["no output"])[-1][:300]

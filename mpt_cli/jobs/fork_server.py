@@ -339,7 +339,7 @@ def main(backend: str, control: int) -> None:
     from mpt_cli.settings.load import compose_ahead
     from mpt_cli.settings.overrides import parse_override
 
-    with import_that_stays():
+    with import_that_stays(backend):
         import_ahead(backend)
         for module in _PRELOADED:
             importlib.import_module(module.format(backend=backend))
