@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,13 @@ def keep_freed_memory(of_threads: bool = False) -> bool:
         return False
     chosen = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: _KEPT_BYTES, **({_M_ARENA_MAX: 1} if of_threads else {})}
     return all(mallopt(option, value) == 1 for option, value in chosen.items())
+
+
+def give_back_freed_memory() -> None:
+    """What is free now in the heap goes back to the system, such as what loading data took: 0.3 ms after an import of
+    Keras. Nothing without glibc."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def has_gpu_devices() -> bool:

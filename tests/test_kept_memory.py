@@ -56,6 +56,29 @@ def test_what_the_user_has_set_stays(name):
     assert faults(KEEPS.format("", False), **{name: value}) >= 10
 
 
+HOLE = """
+import re
+from mpt_cli.machine import give_back_freed_memory, keep_freed_memory
+def resident():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+assert keep_freed_memory()
+below, above = bytearray(2**28), bytearray(2**20)
+for place in range(0, 2**28, 4096):
+    below[place] = 1
+del below
+kept = resident()
+give_back_freed_memory()
+print(kept - resident())
+"""
+
+
+def test_what_is_free_between_others_is_given_back_when_asked():
+    """As what loading data took, below the data: it would stay with the process to its end."""
+    environment = {name: value for name, value in os.environ.items() if name not in MALLOC_VARIABLES}
+    done = subprocess.run([sys.executable, "-c", HOLE], env=environment, capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 0.9 * 2**28
+
+
 PREPARES = """
 {before}
 import mpt_cli.machine as machine, mpt_cli.engine.backend as backend
