@@ -39,10 +39,10 @@ def table(report: dict[str, Any]) -> str:
 LEGEND = (
     "Ratios of steps per second, batch 64, above 1 where mpt is faster: medians over rounds in which all contenders "
     "take turns. The bare loop is the fastest compiled loop over Keras's own `train_step` with data on the device. "
-    "Telemetry is its share of mpt's time. Memory is the peak of a process of its own, beside `fit` as Keras compiles "
-    "it by itself and, on TensorFlow, beside `fit` with `jit_compile=True`. PyTorch Lightning (`32-true`, `16-mixed`, "
-    "`bf16-mixed`; no metrics) does not take turns: it runs in its own process right after the cell's, so its ratio is "
-    "that of two medians taken up to a minute apart."
+    "Telemetry is its share of mpt's time. Memory is the peak of a process of its own without programs kept from an "
+    "earlier run, beside `fit` as Keras compiles it by itself and, on TensorFlow, beside `fit` with "
+    "`jit_compile=True`. PyTorch Lightning (`32-true`, `16-mixed`, `bf16-mixed`; no metrics) does not take turns: it "
+    "runs in its own process right after the cell's, so its ratio is that of two medians taken up to a minute apart."
 )
 
 
