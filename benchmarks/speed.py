@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.beside_lightning import lightning_versions, measure_lightning
+from benchmarks.on_gpu.children import error_line
 from benchmarks.speed_cell import MODELS, RECIPES
 from benchmarks.speed_table import judge, readme_table, table
 from mpt_cli.machine import cpu_features, cpu_model
@@ -50,7 +51,7 @@ def child(task: dict[str, Any], module: str = "benchmarks.speed_cell", python: s
     except subprocess.TimeoutExpired:
         return {"error": f"not done after {CHILD_SECONDS:.0f} s"}
     if done.returncode:
-        return {"error": (done.stderr.strip().splitlines() or ["no output"])[-1]}
+        return {"error": error_line(done.stderr)}
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
