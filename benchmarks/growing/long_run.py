@@ -26,7 +26,7 @@ FILES = ("metrics.jsonl", "metrics.csv", "events.jsonl", "console.log", "checkpo
 LOG_EVERY = 50
 
 
-def watch(backend: str, steps: int, folder: Path, seconds: float, every_seconds: float = 0.5) -> dict[str, Any]:
+def watch(backend: str, steps: int, folder: Path, seconds: float, every_seconds: float) -> dict[str, Any]:
     """Samples over the run, and what grows by how much; `error` where it didn't end well in time."""
     recipe, run_dir = folder / "long_run.yaml", folder / f"run-{backend}"
     recipe.write_text(RECIPE)
@@ -39,8 +39,10 @@ def watch(backend: str, steps: int, folder: Path, seconds: float, every_seconds:
             time.sleep(every_seconds)
         in_time = process.poll() is not None
         process.terminate()
-    if not samples or (process.returncode and in_time):
+    if process.returncode and in_time:
         return {"backend": backend, "error": f"exit code {process.returncode}"}
+    if not samples:
+        return {"backend": backend, "error": f"no step was seen in {time.monotonic() - started:.0f} s"}
     return {"backend": backend, "asked_steps": steps, "in_time": in_time, **_growth(samples, run_dir)}
 
 

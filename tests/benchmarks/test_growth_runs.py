@@ -39,4 +39,4 @@ def test_quick_run_measures_data_variables_and_a_long_run() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "not reached" not in done.stdout
     assert "| jax | 30 |" in done.stdout
-    assert "jax: 2,000 steps of a model" in done.stdout
+    assert "jax: 20,000 steps of a model" in done.stdout
