@@ -47,7 +47,7 @@ test-keras: $(VENV)-oldest/.dev $(VENV)-newest/.dev
 	$(VENV)-newest/bin/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 test-gpu-program: $(VENV)-gpu/.dev
-	KERAS_BACKEND=jax JAX_PLATFORMS=cpu $(VENV)-gpu/bin/python -m pytest tests/plan -m "long or not long"
+	KERAS_BACKEND=jax JAX_PLATFORMS=cpu $(VENV)-gpu/bin/python -m pytest -n 2 --dist worksteal tests/plan -m "long or not long"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check mpt_cli tests benchmarks docs .ci
@@ -99,7 +99,7 @@ $(VENV)-audit/bin/pip-audit:
 # JAX with the compiler for NVIDIA's GPUs, and no TensorFlow; it needs no GPU.
 $(VENV)-gpu/.dev: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip --disable-pip-version-check -q install -c constraints.txt -e ".[gpu-plan]" pytest hypothesis
+	$(@D)/bin/pip --disable-pip-version-check -q install -c constraints.txt -e ".[gpu-plan]" pytest pytest-xdist hypothesis
 	@touch $@
 
 # Keras of another version with all the rest as it is pinned; the two share nothing with each other nor with .venv.

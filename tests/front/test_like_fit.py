@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from backends import QUICKLY_COMPILED
 from preloaded import run_program
 
 PROGRAM = str(Path(__file__).with_name("like_fit.py"))
@@ -12,7 +13,8 @@ TOLERANCE = 10 * 2.0**-20
 
 
 def check(tmp_path: Path, backend: str, *names: str) -> list[str]:
-    done = run_program(PROGRAM, *names, backend=backend, cwd=tmp_path, timeout=500.0)
+    variables = QUICKLY_COMPILED if backend == "jax" else {}
+    done = run_program(PROGRAM, *names, backend=backend, cwd=tmp_path, timeout=500.0, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     for kind in found:
