@@ -64,14 +64,20 @@ def parts(folder: Path, count: int, first: tuple[str, ...] = ()) -> list[Any]:
     return quick + slow
 
 
-def assert_passes_on_jax(*paths: Path, only: str = "not long", timeout_seconds: float = 900.0) -> None:
-    """Run the tests under `paths` with these marks in a process of their own on JAX.
+def assert_passes_on_jax(*paths: Path, only: str = "not long") -> None:
+    """`assert_passes` on JAX."""
+    assert_passes("jax", *paths, only=only)
+
+
+def assert_passes(backend: str, *paths: Path, only: str = "not long", flags: str = "", **variables: str) -> None:
+    """Run the tests under `paths` with these marks in a process of their own, with `flags` for XLA as well.
 
     Fails with their output, also when none of them ran.
     """
     words = ["-p", "no:cacheprovider", "-m", only, *map(str, paths)]
-    done = run_program("pytest", *words, backend="jax", cwd=ROOT, timeout=timeout_seconds, **QUICKLY_COMPILED)
-    assert done.returncode == 0 and " passed" in done.stdout, f"on JAX:\n{done.stdout}\n{done.stderr}"
+    variables |= {**QUICKLY_COMPILED, "XLA_FLAGS": f"{QUICKLY_COMPILED['XLA_FLAGS']} {flags}".strip()}
+    done = run_program("pytest", *words, backend=backend, cwd=ROOT, timeout=900.0, **variables)
+    assert done.returncode == 0 and " passed" in done.stdout, f"on {backend}:\n{done.stdout}\n{done.stderr}"
 
 
 def compiled(function: Callable[..., Any], mode: str) -> Callable[..., Any]:

@@ -27,7 +27,7 @@ from mpt_cli.settings.search_path import expanded
 LEAST_FREE_BYTES = 2**30
 LARGEST_CACHE_BYTES = 2 * 2**30  # beyond this the programs that were not used for longest go
 CHECKSUMS = "checksums"  # of the programs, a line each as `_Checksum` has it
-_LINE = re.compile(r"^([0-9a-f]{64}) (\d+ \d+ \d+ \d+) (.+)$", re.MULTILINE)  # of it
+_LINE = re.compile(r"^([0-9a-f]{64}) (\d+ \d+ \d+ \d+) (.+)$", re.MULTILINE)  # such a line
 _KEPT_AS = "with checksums"  # folders of before have none, and runs of before write none
 PACKAGES = {"tensorflow": ("tensorflow", "tensorflow-cpu"), "jax": ("jaxlib",)}
 
@@ -83,7 +83,7 @@ def _prepare_folder(folder: Path) -> str | None:
         return f"everybody may write into {folder} (chmod o-w closes it)"
     if shutil.disk_usage(folder).free < LEAST_FREE_BYTES:
         return f"the disk of {folder} is nearly full"
-    found = files_of(folder)
+    found = entries_of(folder)
     _drop_unfinished(folder, found)
     _drop_damaged(folder, found)
     drop_oldest(folder, found, LARGEST_CACHE_BYTES)
@@ -91,7 +91,7 @@ def _prepare_folder(folder: Path) -> str | None:
     return None
 
 
-def files_of(folder: Path) -> dict[str, os.stat_result]:
+def entries_of(folder: Path) -> dict[str, os.stat_result]:
     """What is in it by name, without following links. One look serves all that is checked before a run: a look for each
     check took 0.2 CPU seconds of every start where 5,000 programs are kept; now it is 0.05 in all.
     """
@@ -112,7 +112,7 @@ def cache_folder(chosen: str, backend: str) -> Path:
     return around / f"{backend}-{_package_version(backend)}-{_processor()}"
 
 
-def drop_oldest(folder: Path, found: dict[str, os.stat_result], largest_bytes: int) -> None:
+def drop_oldest(folder: Path, found: Mapping[str, os.stat_result], largest_bytes: int) -> None:
     """Delete the least recently used of the files that were found until the others take at most `largest_bytes`."""
     files = _leavings(found)
     total = sum(status.st_size for status in files.values())
@@ -120,7 +120,7 @@ def drop_oldest(folder: Path, found: dict[str, os.stat_result], largest_bytes: i
         return
     for name in sorted(files, key=lambda name: max(files[name].st_atime, files[name].st_mtime)):
         (folder / name).unlink(missing_ok=True)
-        total -= found.pop(name).st_size
+        total -= files[name].st_size
         if total <= largest_bytes:
             return
 

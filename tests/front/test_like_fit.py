@@ -13,8 +13,7 @@ TOLERANCE = 10 * 2.0**-20
 
 
 def check(tmp_path: Path, backend: str, *names: str) -> list[str]:
-    variables = QUICKLY_COMPILED if backend == "jax" else {}
-    done = run_program(PROGRAM, *names, backend=backend, cwd=tmp_path, timeout=500.0, **variables)
+    done = run_program(PROGRAM, *names, backend=backend, cwd=tmp_path, timeout=500.0, **QUICKLY_COMPILED)
     assert done.returncode == 0, done.stdout + done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     for kind in found:

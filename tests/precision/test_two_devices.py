@@ -1,28 +1,23 @@
 """Starts the tests of `two_devices`, whose devices must be split before anything else runs, and all of this on JAX."""
 
-import os
 from pathlib import Path
 
 import pytest
-from backends import ROOT, only_on, parts
-from preloaded import run_program
+from backends import assert_passes, only_on, parts
 
 HERE = Path(__file__).parent
 OF_MAKE_TEST = ("test_optimizer_steps.py", "test_skips_whole.py", "test_finite.py", "test_looked_up_rows.py")
 pytestmark = [pytest.mark.slow, only_on("tensorflow")]
 
 
-def assert_passes(backend: str, *paths: Path, only: str = "not long", devices: int = 2) -> None:
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"  # JAX reads them once
-    variables = {"JAX_PLATFORMS": "cpu", "MPT_TWO_DEVICES": "1", "XLA_FLAGS": flags}
-    words = ["-p", "no:cacheprovider", "-m", only, *map(str, paths)]
-    done = run_program("pytest", *words, backend=backend, cwd=ROOT, timeout=900, **variables)
-    assert done.returncode == 0 and " passed" in done.stdout, f"on {backend}:\n{done.stdout}\n{done.stderr}"
+def assert_passes_on_devices(backend: str, *paths: Path, only: str = "not long", devices: int = 2) -> None:
+    flags = f"--xla_force_host_platform_device_count={devices}"  # JAX reads them once
+    assert_passes(backend, *paths, only=only, flags=flags, MPT_TWO_DEVICES="1")
 
 
 @pytest.mark.long
 def test_two_replicas_on_tensorflow():
-    assert_passes("tensorflow", HERE / "two_devices")
+    assert_passes_on_devices("tensorflow", HERE / "two_devices")
 
 
 @pytest.mark.parametrize(("files", "only"), [
@@ -31,7 +26,7 @@ def test_two_replicas_on_tensorflow():
 ])
 def test_this_folder_and_two_devices_on_jax(files, only):
     """Without `gradients`, which runs itself on JAX."""
-    assert_passes("jax", *files, only=only)
+    assert_passes_on_devices("jax", *files, only=only)
 
 
 @pytest.mark.long
@@ -39,4 +34,4 @@ def test_this_folder_and_two_devices_on_jax(files, only):
 @pytest.mark.parametrize(("file", "devices"), [("test_float32_sums.py", 8), ("test_sums_between_layers.py", 8),
                                                ("test_sharded_slots.py", 4), ("test_model_parallel.py", 4)])
 def test_more_devices_on_jax(file, devices, only):
-    assert_passes("jax", HERE / "two_devices" / file, only=only, devices=devices)
+    assert_passes_on_devices("jax", HERE / "two_devices" / file, only=only, devices=devices)

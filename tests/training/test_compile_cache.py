@@ -17,7 +17,7 @@ from backends import only_on
 from preloaded import ENVIRONMENT, mpt
 
 from mpt_cli.engine import compile_cache
-from mpt_cli.engine.compile_cache import cache_folder, drop_oldest, files_of, use_compile_cache
+from mpt_cli.engine.compile_cache import cache_folder, drop_oldest, entries_of, use_compile_cache
 from mpt_cli.settings import load_settings
 
 KILLED = 2**22 + 1  # beyond the largest process number of Linux
@@ -115,7 +115,7 @@ def test_what_others_left_in_the_folder_is_no_error(tmp_path: Path, folder: Path
     number_of_no_process.write_text("")
     assert use_compile_cache(settings(str(tmp_path)), {}) is None and not number_of_no_process.exists()
     (folder / "program").write_bytes(b"1")
-    drop_oldest(folder, files_of(folder), 0)
+    drop_oldest(folder, entries_of(folder), 0)
     assert (folder / "a folder").is_dir() and not (folder / "program").exists()
 
 
@@ -133,7 +133,7 @@ def test_the_files_not_used_for_longest_go_first(folder: Path) -> None:
     for age, name in enumerate(("new", "old", "oldest")):
         (folder / name).write_bytes(bytes(100))
         os.utime(folder / name, (1000 - age, 1000 - age))
-    drop_oldest(folder, files_of(folder), 250)
+    drop_oldest(folder, entries_of(folder), 250)
     assert {path.name for path in folder.iterdir()} == {"new", "old"}
 
 
