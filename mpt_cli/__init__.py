@@ -12,13 +12,14 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from mpt_cli.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from mpt_cli.precision import LossScaleOptimizer, Policy
     from mpt_cli.python_api import compare, diagnose, fit, plan, sweep
     from mpt_cli.recorder import Recorder
     from mpt_cli.report.run import Run, load_run
 
-__version__ = "0.2.0"
 __all__ = [
     "LossScaleOptimizer",
     "Policy",

@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Sequence
 from typing import TextIO
 
-from mpt_cli import __version__
 from mpt_cli.errors import (
     BAD_CONFIG,
     BAD_DATA,
@@ -27,6 +26,7 @@ from mpt_cli.settings.search_path import config_directories, has_working_directo
 from mpt_cli.signals import SIGNAL_EXIT_CODES, format_end, raised_signal, signal_of
 from mpt_cli.verbs import Parser, check_hydra_options, load_verb, take_config_directories, verb_parser
 from mpt_cli.verbs.arguments import LISTED_VERBS, VERBS
+from mpt_cli.version import __version__
 
 EXIT_CODES = """exit codes: 0 done, 1 a bug in mpt, 2 bad configuration or usage, 3 data or files, 4 numerical failure,
             5 expectation not met, 130 interrupted, 143 terminated; mpt run: also the script's own"""

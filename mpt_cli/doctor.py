@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-import mpt_cli
 from mpt_cli.errors import BAD_DATA, OK, install_command
 from mpt_cli.jobs.executor import call, module_command
 from mpt_cli.machine import machine_facts
@@ -24,6 +23,7 @@ from mpt_cli.runs.directory import DEFAULT_PARENT
 from mpt_cli.runs.provenance import NAMED_PACKAGES, installed_packages
 from mpt_cli.telemetry.format import format_bytes
 from mpt_cli.telemetry.records import SCHEMA_VERSION
+from mpt_cli.version import __version__
 
 DEFAULT_BACKEND = "tensorflow"
 BACKENDS = (DEFAULT_BACKEND, "jax")
@@ -102,7 +102,7 @@ def doctor(measure: bool = True) -> DoctorReport:
     backends = [_examine_backend(name, measure) for name in BACKENDS]
     return DoctorReport(
         versions={
-            "mpt": mpt_cli.__version__,
+            "mpt": __version__,
             "python": sys.version.split()[0],
             **{name: packages[name] for name in NAMED_PACKAGES if name in packages},
         },

@@ -11,13 +11,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpt_cli import __version__
 from mpt_cli.errors import DataError, without_control
 from mpt_cli.report.picture import TABLE_TITLES, Drawing, missing_matplotlib
 from mpt_cli.report.tables import HtmlColumn, HtmlRow, HtmlTable
 from mpt_cli.runs.directory import write_atomic
 from mpt_cli.settings.limits import open_file, read_file
 from mpt_cli.telemetry.palette import DARK_PAGE, LIGHT_PAGE
+from mpt_cli.version import __version__
 
 if TYPE_CHECKING:
     from jinja2 import Environment

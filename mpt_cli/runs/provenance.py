@@ -16,11 +16,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import mpt_cli
 from mpt_cli.errors import DataError
 from mpt_cli.machine import machine_facts
 from mpt_cli.runs.directory import RunDirectory, read_json
 from mpt_cli.telemetry.records import misfit
+from mpt_cli.version import __version__
 
 GIT_SECONDS = 5.0  # a run must not wait for a slow file system
 # A checkout's own configuration may name programs to run; recording a commit must start none of them.
@@ -77,7 +77,7 @@ class FrameworkFacts:
 
 def code_state() -> dict[str, Any]:
     """The `git_state` of the working directory and of mpt."""
-    return {"working_directory": git_state(Path.cwd()), "mpt": git_state(Path(mpt_cli.__file__).parent)}
+    return {"working_directory": git_state(Path.cwd()), "mpt": git_state(Path(__file__).parents[1])}
 
 
 def collect_environment(
@@ -86,7 +86,7 @@ def collect_environment(
     """The content of environment.json; `command_line` is by default that of this process, `code` the `code_state`."""
     packages = installed_packages()
     return {
-        "mpt": mpt_cli.__version__,
+        "mpt": __version__,
         "python": sys.version.split()[0],
         "versions": {name: packages[name] for name in NAMED_PACKAGES if name in packages},
         "backend": facts.backend,

@@ -20,7 +20,6 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
-import mpt_cli
 from mpt_cli.errors import (
     ConfigError,
     MptError,
@@ -251,7 +250,7 @@ def _takes(function: Callable[..., Any], kwargs: dict[str, Any], arguments: int)
 
 
 _USERS_FAULTS = (Exception, SystemExit)  # a builder that calls sys.exit(0) must not end a run as done
-_OUR_FILES = str(Path(mpt_cli.__file__).parent)
+_OUR_FILES = str(Path(__file__).parents[1])
 
 
 def load_function(reference: str, key: str) -> Callable[..., Any]:

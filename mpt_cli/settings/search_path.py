@@ -24,7 +24,6 @@ from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 
-import mpt_cli
 from mpt_cli import plugins
 from mpt_cli.errors import ConfigError, Problem, did_you_mean
 from mpt_cli.settings.limits import MOST_BYTES, PATIENCE_SECONDS, open_file
@@ -80,7 +79,7 @@ def recipes_directory() -> Path:
 
 
 def _shipped(name: str) -> Path:
-    package = Path(mpt_cli.__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     inside = package / name
     return inside if inside.is_dir() else package.parent / name
 
