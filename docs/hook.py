@@ -21,7 +21,6 @@ from mkdocs.exceptions import PluginError
 from mpt_cli.cli import EXIT_CODES
 from mpt_cli.jobs.launchers import LAUNCHERS
 from mpt_cli.jobs.queue import Ending
-from mpt_cli.reproduce.history import entry_of
 from mpt_cli.settings.json_schema import json_schema
 from mpt_cli.settings.key import REQUIRED, Key, format_range, format_type
 from mpt_cli.settings.limits import LIMITS
@@ -44,7 +43,7 @@ RECORDS = {
 }  # fmt: skip
 CONTENTS: dict[str, list[Callable[..., Any]]] = {
     "sweep.json": [plan_facts, SearchSettings.facts, start_sweep, grow_sweep, SweepDirectory.write_plan, plan_dict],
-    "results.json": [results_dict], "configuration": [configuration_dict], "job": [job_dict], "history": [entry_of],
+    "results.json": [results_dict], "configuration": [configuration_dict], "job": [job_dict],
 }  # fmt: skip
 KERAS_CALLS = r"_|on_|set_model$|call$|compute_output_spec$|get_config$"
 _MARK = re.compile(r"^<!-- generated: (\w+) ?(\S*) -->$", re.M)

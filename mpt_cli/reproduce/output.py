@@ -1,10 +1,6 @@
-"""What `mpt reproduce` shows and writes: progress, a table of expected, got and verdict, JUnit XML for CI, and on
-GitHub annotations and a summary of the job.
-"""
+"""What `mpt reproduce` shows and writes: progress, a table of expected, got and verdict, and JUnit XML for CI."""
 
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 from xml.etree import ElementTree
@@ -12,12 +8,11 @@ from xml.etree import ElementTree
 from rich.table import Table
 from rich.text import Text
 
-from mpt_cli.errors import DataError, printable
+from mpt_cli.errors import DataError
 from mpt_cli.jobs.capacity import fewer_cores, usable_cores
 from mpt_cli.redaction import without_secrets
 from mpt_cli.report.tables import plain_lines, text_columns
 from mpt_cli.reproduce.collection import Collection
-from mpt_cli.reproduce.history import History, Judgement
 from mpt_cli.reproduce.reproduction import Reproduction
 from mpt_cli.runs.directory import write_atomic
 from mpt_cli.runs.provenance import cores_of, format_environment
@@ -114,30 +109,6 @@ class ResultPrinter:
             self.line(f"    and {len(result.differences) - MOST_DIFFERENCES} more, in environment.json")
 
 
-@dataclass(frozen=True)
-class ReproduceReport:
-    """What was asked for and what became of it. A drift is a warning, or with `fails_on_drift` an error."""
-
-    found: Collection
-    results: Sequence[Reproduction] = ()
-    history: History | None = None
-    fails_on_drift: bool = False
-    is_dry_run: bool = False
-
-    def judgement(self, result: Reproduction) -> Judgement | None:
-        """What the history says of the run."""
-        return self.history.findings.get(result.child.run.path) if self.history else None
-
-    @property
-    def drifted(self) -> list[tuple[Reproduction, Judgement]]:
-        judged = [(result, self.judgement(result)) for result in self.results]
-        return [(result, judgement) for result, judgement in judged if judgement and judgement.drifts]
-
-    @property
-    def history_lines(self) -> list[str]:
-        return self.history.lines(self.results) if self.history else []
-
-
 def check_junit(path: Path) -> None:
     """Its folder is there from now on; DataError where the file can't be written, before the runs take their time."""
     try:
@@ -150,69 +121,49 @@ def check_junit(path: Path) -> None:
         raise DataError(f"{path} can't be written: {error.strerror}. Give another --junit.") from error
 
 
-def write_junit(path: Path, outcome: ReproduceReport) -> None:
-    """DataError where the file can't be written. What did not run stands in it as skipped, with the reason; what can't
-    be read, and a run that left no summary, as an error.
+def write_junit(path: Path, found: Collection, results: Sequence[Reproduction], is_dry_run: bool = False) -> None:
+    """Write a suite for each run. What did not run stands in it as skipped, with the reason; what can't be read, and a
+    run that left no summary, as an error. DataError where the file can't be written.
     """
     root = ElementTree.Element("testsuites", name="mpt reproduce")
-    for result in outcome.results:
-        _add_suite(root, result, outcome)
-    for name, reason in outcome.found.left_out.items():
-        _add_case(root, name, "skipped", reason)
-    for error in outcome.found.errors:
-        _add_case(root, error.name, "error", str(error))
-    why = "nothing ran: --dry-run" if outcome.is_dry_run else "not run: another failed before it"
-    for target in outcome.found.targets[len(outcome.results) :]:
-        _add_case(root, target.name, "skipped", why)
+    for result in results:
+        _add_suite(root, result)
+    why = "nothing ran: --dry-run" if is_dry_run else "not run: another failed before it"
+    left_out = {**found.left_out, **{target.name: why for target in found.targets[len(results) :]}}
+    unread = [(name, "skipped", reason) for name, reason in left_out.items()]
+    for name, kind, message in [*unread, *((error.name, "error", str(error)) for error in found.errors)]:
+        suite = _suite(root, name, 1, **{"errors" if kind == "error" else kind: 1})
+        case = ElementTree.SubElement(suite, "testcase", classname=name, name="run")
+        ElementTree.SubElement(case, kind, message=_printable(message))
     ElementTree.indent(root)
     text = ElementTree.tostring(root, encoding="unicode", xml_declaration=False)
     write_atomic(path, f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n')
 
 
-def _add_case(root: ElementTree.Element, name: str, kind: str, message: str) -> None:
-    """A suite of one case, which did not run."""
-    counts = {"failures": "0", "errors": str(int(kind == "error")), "skipped": str(int(kind == "skipped"))}
-    suite = ElementTree.SubElement(root, "testsuite", {"name": name, "tests": "1", **counts})
-    case = ElementTree.SubElement(suite, "testcase", classname=name, name="run")
-    ElementTree.SubElement(case, kind, message=_printable(message))
+def _suite(root: ElementTree.Element, name: str, tests: int, **counts: int) -> ElementTree.Element:
+    numbers = {"tests": tests, "failures": 0, "errors": 0, "skipped": 0, **counts}
+    return ElementTree.SubElement(root, "testsuite", {"name": name, **{key: str(n) for key, n in numbers.items()}})
 
 
-def _add_suite(root: ElementTree.Element, result: Reproduction, outcome: ReproduceReport) -> None:
-    name, child, judgement = result.target.name, result.child, outcome.judgement(result)
-    missed = sum(not check.passed for check in result.checks)
-    history = judgement.line(name) if judgement else ""
-    has_drifted = judgement is not None and bool(judgement.drifts)
-    is_failed_by_it = has_drifted and outcome.fails_on_drift
-    kind = "error" if child.fault else "failure"
-    counts = {"tests": len(result.checks), "failures": 0, "errors": 0, "skipped": 0, f"{kind}s": missed}
-    counts = {**counts, "tests": counts["tests"] + is_failed_by_it, "failures": counts["failures"] + is_failed_by_it}
-    seconds = str((child.summary or {}).get("seconds", 0.0))
-    suite = ElementTree.SubElement(
-        root, "testsuite", {"name": name, "time": seconds, **{key: str(count) for key, count in counts.items()}}
-    )
+def _add_suite(root: ElementTree.Element, result: Reproduction) -> None:
+    """A failure is of what was expected; an error, of a run that came to nothing to hold it against."""
+    name, child = result.target.name, result.child
+    missed = [check for check in result.checks if not check.passed]
+    kind, type_ = ("error", "no summary") if child.fault else ("failure", "mismatch")
+    suite = _suite(root, name, len(result.checks), **{f"{kind}s": len(missed)})
+    suite.set("time", str((child.summary or {}).get("seconds", 0.0)))
     properties = ElementTree.SubElement(suite, "properties")
-    for key, value in {**_properties(result), **({"history": history} if history else {})}.items():
+    for key, value in _properties(result).items():
         ElementTree.SubElement(properties, "property", name=key, value=_printable(value))
     for index, check in enumerate(result.checks):  # the run is the first case's time, and a look at its summary theirs
-        case = ElementTree.SubElement(
-            suite, "testcase", classname=name, name=check.name, time="0" if index else seconds
-        )
+        time = "0" if index else suite.get("time", "0")
+        case = ElementTree.SubElement(suite, "testcase", classname=name, name=check.name, time=time)
         if not check.passed:
+            verdict = ElementTree.SubElement(case, kind, message=_printable(str(check)), type=type_)
             details = [str(check), f"run: {child.run.path}", child.words, *result.differences]
-            _add_verdict(case, kind, str(check), details)
-    if is_failed_by_it:
-        case = ElementTree.SubElement(suite, "testcase", classname=name, name="history", time="0")
-        _add_verdict(case, "failure", history, [history, f"run: {child.run.path}"])
-    said = [*([_said(result)] if missed else []), *([history] if has_drifted else [])]
-    if said:
-        ElementTree.SubElement(suite, "system-out").text = _printable("\n".join(said))
-
-
-def _add_verdict(case: ElementTree.Element, kind: str, message: str, details: Sequence[str]) -> None:
-    """A failure is of what was expected; an error, of a run that came to nothing to hold it against."""
-    type_ = {"failure": "mismatch", "error": "no summary"}[kind]
-    verdict = ElementTree.SubElement(case, kind, message=_printable(message), type=type_)
-    verdict.text = _printable("\n".join(details))
+            verdict.text = _printable("\n".join(details))
+    if missed:
+        ElementTree.SubElement(suite, "system-out").text = _printable(_last_lines(result))
 
 
 def _properties(result: Reproduction) -> dict[str, str]:
@@ -226,8 +177,8 @@ def _properties(result: Reproduction) -> dict[str, str]:
     return {name: str(value) for name, value in found.items() if value not in (None, "")}
 
 
-def _said(result: Reproduction) -> str:
-    """The last lines of the run's console."""
+def _last_lines(result: Reproduction) -> str:
+    """Of the run's console."""
     try:
         text = read_file(result.child.run.console_log, errors="replace")
     except OSError:
@@ -235,66 +186,6 @@ def _said(result: Reproduction) -> str:
     return "\n".join(text.splitlines()[-MOST_LINES:])
 
 
-def write_for_github(outcome: ReproduceReport, stream: TextIO) -> None:
-    """Annotations on the recipes that failed or drifted where GitHub's Actions run this, and a summary of the job in
-    Markdown.
-    """
-    if os.environ.get("GITHUB_ACTIONS") == "true":
-        for line in _annotations(outcome):
-            print(printable(line), file=stream)
-    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        try:
-            with Path(summary).open("a", encoding="utf-8") as file:
-                file.write(printable(_markdown(outcome)))
-        except OSError as error:
-            raise DataError(f"GITHUB_STEP_SUMMARY={summary} can't be written: {error.strerror}.") from error
-
-
-def _annotations(outcome: ReproduceReport) -> list[str]:
-    """
-    >>> from mpt_cli.reproduce.collection import Unreadable
-    >>> _annotations(ReproduceReport(Collection(errors=[Unreadable("a,b.yaml", [])])))
-    ['::error file=a%2Cb.yaml,title=mpt reproduce a%2Cb.yaml::']
-    """
-    failed = [(result.target, [str(check) for check in result.checks if not check.passed])
-              for result in outcome.results if not result.passed]  # fmt: skip
-    found = [_annotation("error", target.recipe, target.name, "\n".join(lines)) for target, lines in failed]
-    found += [_annotation("error", None, error.name, str(error)) for error in outcome.found.errors]
-    found += [f"::warning title=mpt reproduce::{_escaped(result.target.name)} passed at attempt "
-              f"{result.attempts}: flaky" for result in outcome.results if result.is_flaky]  # fmt: skip
-    kind = "error" if outcome.fails_on_drift else "warning"
-    found += [_annotation(kind, result.target.recipe, result.target.name, judgement.line(result.target.name))
-              for result, judgement in outcome.drifted]  # fmt: skip
-    return found
-
-
-def _annotation(kind: str, file: Path | None, name: str, text: str) -> str:
-    """`file` None: what is named is one."""
-    return (f"::{kind} file={_escaped(str(file or Path(name)), ':,')},title=mpt reproduce {_escaped(name, ':,')}"
-            f"::{_escaped(text)}")  # fmt: skip
-
-
-def _escaped(text: str, also: str = "") -> str:
-    """As commands of a workflow are written: line breaks, and in properties colons and commas, by their codes."""
-    for sign in "%\r\n" + also:
-        text = text.replace(sign, f"%{ord(sign):02X}")
-    return text
-
-
-def _markdown(outcome: ReproduceReport) -> str:
-    rows = [
-        (result.target.name, check.name, check.expected, check.got_text, "ok" if check.passed else "**missed**")
-        for result in outcome.results
-        for check in result.checks
-    ]
-    rows += [(error.name, "", "", str(error), "**error**") for error in outcome.found.errors]
-    cells = [" | ".join(cell.replace("|", "\\|").replace("\n", "<br>") for cell in row) for row in rows]
-    lines = ["### mpt reproduce", "", "| run | what | expected | got | |", "|---|---|---|---|---|"]
-    said = [f"- {line}" for line in outcome.history_lines]
-    return "\n".join([*lines, *(f"| {row} |" for row in cells), "", *([*said, ""] if said else []), ""])
-
-
 def _printable(text: str) -> str:
     """XML has no control characters, which the last words of a broken run may hold."""
-    text = without_secrets(text)
-    return "".join(sign if sign.isprintable() or sign == "\n" else "?" for sign in text)
+    return "".join(sign if sign.isprintable() or sign == "\n" else "?" for sign in without_secrets(text))

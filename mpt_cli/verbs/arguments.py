@@ -359,10 +359,8 @@ _REPRODUCE_EXAMPLES = """examples:
   mpt reproduce ./mine.yaml --update            run it with 3 seeds (or as many as `seeds:` says), and write into the
                                                 expect: block what they missed, or the block itself
   mpt reproduce digits_mlp seed=7               with changes
-  mpt reproduce --all --history history.jsonl   keeps what each came to, and says what drifted against its last runs
 
-exit code: 0 all came out as expected; 2 a recipe can't be read (the others ran); 5 an expectation was missed, or with
---fail-on-drift a figure drifted"""
+exit code: 0 all came out as expected; 2 a recipe can't be read (the others ran); 5 an expectation was missed"""
 
 
 def configure_reproduce(parser: argparse.ArgumentParser) -> None:
@@ -388,10 +386,6 @@ def configure_reproduce(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="runs at the same time; default: 1")
     add_fresh_processes(parser)
     parser.add_argument("--junit", metavar="FILE", help="write the verdicts as JUnit XML, for CI")
-    parser.add_argument("--history", metavar="FILE", help="add a line of JSON for each run of a recipe: metrics, speed "
-                        "beside a reference loop, memory, versions, commit, machine; and say what drifted against the "
-                        "last ten that passed on this kind of machine")  # fmt: skip
-    parser.add_argument("--fail-on-drift", action="store_true", help="exit code 5 where a figure drifted")
     parser.add_argument("--output", metavar="DIR", help="where the runs go; default: runs/reproduce/TIME-ID")
     parser.add_argument("--update", action="store_true", help="write missed expectations into the recipe files")
     add_json(parser)

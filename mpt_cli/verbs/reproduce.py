@@ -9,13 +9,11 @@ import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, DataError, Problem
+from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, Problem
 from mpt_cli.jobs.fork_server import start_anew_unless
 from mpt_cli.reproduce.collection import Selection, collect, names_run, raise_problems
-from mpt_cli.reproduce.history import History
-from mpt_cli.reproduce.output import ReproduceReport, ResultPrinter, check_junit, write_for_github, write_junit
+from mpt_cli.reproduce.output import ResultPrinter, check_junit, write_junit
 from mpt_cli.reproduce.reproduction import (
     Reproduction,
     RerunLimits,
@@ -26,7 +24,6 @@ from mpt_cli.reproduce.reproduction import (
     verify_resume,
 )
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.search_path import expanded
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.training_run import Reporters, train, with_drawn_seed
 from mpt_cli.verbs import print_json, say
@@ -38,29 +35,18 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
         check_junit(Path(arguments.junit))
     printer = ResultPrinter(sys.stderr if arguments.json else sys.stdout)
     results: list[Reproduction] = []
-    history: History | None = None
     if arguments.dry_run:
         printer.start(found)
         printer.list_targets(found)
     elif found.targets:
-        if arguments.history:
-            history = History(expanded(arguments.history), arguments.jobs, drift_fails=arguments.fail_on_drift)
         folder = create_output_folder(arguments.output)
         printer.start(found)
-
-        def tell(result: Reproduction) -> None:
-            printer.tell(result)
-            if history:
-                history.note(result)
-
-        results = reproduce(found.targets, folder, _plan(arguments), tell)
+        limits = RerunLimits(arguments.jobs, arguments.timeout, arguments.retries, arguments.exitfirst,
+                             arguments.fresh_processes)  # fmt: skip
+        results = reproduce(found.targets, folder, limits, printer.tell)
         printer.finish(results)
-    outcome = ReproduceReport(found, results, history, arguments.fail_on_drift, arguments.dry_run)
-    for line in outcome.history_lines:
-        printer.line(line)
     if arguments.junit:
-        write_junit(Path(arguments.junit), outcome)
-    write_for_github(outcome, sys.stderr if arguments.json else sys.stdout)
+        write_junit(Path(arguments.junit), found, results, arguments.dry_run)
     if not found.targets and found.errors:
         raise_problems(found.errors)
     if not found.targets:
@@ -73,26 +59,13 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
         errors = [{"name": error.name, "problems": [vars(each) for each in error.problems]} for error in found.errors]
         print_json({"passed": not missed and not errors, "left_out": found.left_out, "errors": errors,
                     "targets": [target.name for target in found.targets],
-                    "results": [_as_dict(result, outcome) for result in results]})  # fmt: skip
+                    "results": [result.as_dict() for result in results]})  # fmt: skip
     is_met = update_recipes(results, _tell) if arguments.update else not missed
-    if history and history.fault:
-        raise DataError(history.fault)
-    is_met = is_met and not (outcome.fails_on_drift and outcome.drifted)
     return BAD_CONFIG if found.errors else OK if is_met else MISMATCH
 
 
 def _tell(text: str) -> None:
     say(text, sys.stderr)
-
-
-def _as_dict(result: Reproduction, outcome: ReproduceReport) -> dict[str, Any]:
-    judgement = outcome.judgement(result)
-    return {**result.as_dict(), **({"history": judgement.as_dict()} if judgement else {})}
-
-
-def _plan(arguments: argparse.Namespace) -> RerunLimits:
-    return RerunLimits(arguments.jobs, arguments.timeout, arguments.retries, arguments.exitfirst,
-                       arguments.fresh_processes)  # fmt: skip
 
 
 def _read_request(arguments: argparse.Namespace) -> Selection:
@@ -111,9 +84,6 @@ def _problems(arguments: argparse.Namespace, names: list[str], has_run: bool) ->
         (arguments.rtol >= 0, Problem("--rtol", "must be at least 0.", arguments.rtol)),
         (arguments.retries >= 0, Problem("--retries", "must be at least 0.", arguments.retries)),
         (arguments.timeout is None or arguments.timeout > 0, Problem("--timeout", "must be > 0.", arguments.timeout)),
-        (bool(arguments.history) or not arguments.fail_on_drift,
-         Problem("--fail-on-drift", "is for a history: give --history FILE too.")),
-        (not (arguments.history and arguments.dry_run), Problem("--history", "must be left out with --dry-run.")),
         (not (arguments.update and arguments.dry_run), Problem("--dry-run", "must be left out with --update.")),
         (not (arguments.update and has_run),
          Problem("--update", "rewrites recipes; a run directory is a record and stays as it is.")),

@@ -79,7 +79,7 @@ _OPTIONS = ("--json", "--quiet", "--untrusted", "--config-dir", "--config-dir=."
             "-x", "--multirun",
             "--nosuch", "--=", "-", "--", "-\x1b[31m", "--\x1b[31mred", "-n", "--epochs", "-1", "--device",
             "h100")  # fmt: skip
-_VALUED_OPTIONS = ("--junit", "--history", "--output", "--out", "--write", "--device", "--devices", "--tolerance",
+_VALUED_OPTIONS = ("--junit", "--output", "--out", "--write", "--device", "--devices", "--tolerance",
                    "--timeout", "--rtol", "--retries", "-n", "-j", "--trials", "--sampler", "--sampler-seed",
                    "--pruner", "--seeds", "--objective", "--at-steps", "--batches", "--phase", "--step", "--at",
                    "--split", "-k", "--tag", "--config-dir", "--resume", "--vectorize", "-m")  # fmt: skip
@@ -130,6 +130,8 @@ def of_run(name: str, content: bytes | str, *words: str) -> Case:
 _STARTED_TWICE = {
     f"r{number}.yaml": f"defaults: [./r{number + 1}.yaml, ./r{number + 1}.yaml]\n".encode() for number in range(15)
 }
+
+
 def _summary(**strange: Any) -> bytes:
     return json.dumps({
         "schema_version": 1, "status": "finished", "exit_code": 0, "explanation": "", "verdict": "healthy",

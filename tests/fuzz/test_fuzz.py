@@ -8,7 +8,6 @@ What it finds is shown as a `Case`, which goes to CORPUS of hostile.py.
 """
 
 import io
-import json
 import os
 import random
 import re
@@ -39,7 +38,6 @@ from mpt_cli.errors import MptError
 from mpt_cli.jobs.queue import Ending
 from mpt_cli.precision import DynamicScale
 from mpt_cli.report import run_page
-from mpt_cli.reproduce.history import judge, read_entries
 from mpt_cli.runs.directory import header_dict, write_json
 from mpt_cli.settings.schema import all_keys
 from mpt_cli.settings.variants import Csv, DataSettings, Images, Npz, Text
@@ -358,19 +356,6 @@ def test_data_files_that_are_damaged_are_read_or_named(tmp_path: Path) -> None:
             found.append(f"{number}: {name}: {type(error).__name__}: {error}")
         (tmp_path / name).write_bytes(whole)
     assert not found, "\n".join(found)
-
-
-def test_lines_of_a_history_that_are_no_entries_are_named() -> None:
-    entry = {"history_version": 1, "recipe": "x", "words": [], "kind": "CPU", "passed": True, "seconds": 1.0,
-             "figures": {"loss": 1.0}, "versions": {}, "machine": {}}  # fmt: skip
-    whole = (json.dumps(entry) + "\n").encode() * 4
-    for number in range(CASES // 5):
-        draw = random.Random(f"history {SEED}/{number}")
-        text = mutated_bytes(draw, whole) if draw.random() < 0.3 else hostile.other_values(draw, whole)
-        entries, faults = read_entries(text.decode("utf-8", "backslashreplace"))
-        for one in entries:
-            judge(one, entries).line("x")
-        assert all(isinstance(fault, str) for fault in faults)
 
 
 _scalars = st.one_of(

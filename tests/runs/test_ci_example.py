@@ -37,22 +37,20 @@ def test_both_install_one_package_and_run_what_mpt_has(name) -> None:
     install, *runs = commands(name)
     assert install == ["pip", "install", "$MPT_PACKAGE"]
     parsed = [verb_parser(words[1]).parse_intermixed_args(words[2:]) for words in runs]
-    assert [(each.given, each.dry_run, each.retries, each.history) for each in parsed] == [
-        (["recipes"], True, 0, None), (["recipes"], False, 1, "history.jsonl")
+    assert [(each.given, each.dry_run, each.retries) for each in parsed] == [
+        (["recipes"], True, 0), (["recipes"], False, 1)
     ]  # fmt: skip
     assert commands(name)[1:] == commands("reproduce.yml")[1:]
 
 
-def test_the_history_and_what_was_compiled_are_kept_between_jobs(monkeypatch) -> None:
+def test_what_was_compiled_is_kept_between_jobs(monkeypatch) -> None:
     job, steps = read("reproduce.gitlab-ci.yml"), read("reproduce.yml")["jobs"]["reproduce"]["steps"]
     monkeypatch.setenv("XDG_CACHE_HOME", job["variables"]["XDG_CACHE_HOME"].replace("$CI_PROJECT_DIR", "/builds/mine"))
     assert cache_folder("auto", "tensorflow").is_relative_to("/builds/mine/.cache/mpt")
-    assert job["reproduce"]["cache"]["paths"] == ["history.jsonl", ".cache/mpt"]
+    assert job["reproduce"]["cache"]["paths"] == [".cache/mpt"]
     monkeypatch.delenv("XDG_CACHE_HOME")
     (cache,) = [step["with"] for step in steps if step.get("uses", "").startswith("actions/cache")]
-    history, programs = cache["path"].split()
-    assert history == "history.jsonl"
-    assert cache_folder("auto", "tensorflow").is_relative_to(Path(programs).expanduser())
+    assert cache_folder("auto", "tensorflow").is_relative_to(Path(cache["path"]).expanduser())
 
 
 def test_nothing_is_asked_of_the_repository_but_recipes() -> None:

@@ -15,9 +15,7 @@ import pytest
 from backends import only_on
 
 from mpt_cli.cli import main
-from mpt_cli.errors import DataError
 from mpt_cli.jobs.queue import Ending
-from mpt_cli.reproduce.history import History
 from mpt_cli.sweep import report as sweep_report
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.plan import make_plan
@@ -262,18 +260,3 @@ def test_a_sweep_is_shown_and_gone_on_with_from_what_is_whole(swept, tmp_path, c
         for words in (["watch", "--json"], ["report"], ["sweep", "--dry-run", "--resume"]):
             code = check(capfd, *words, str(copy), is_table=True)
             assert name != "sweep.json" or damage == "control codes" or code != 0, (words, damage)
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_history_tells_which_of_its_lines_are_none_or_why_it_can_not_be_read(tmp_path, damage):
-    entry = {"history_version": 1, "recipe": "x", "words": [], "kind": "CPU", "passed": True, "figures": {"loss": 1.0},
-             "versions": {}, "machine": {}, "schema_version": 1}  # fmt: skip
-    path = tmp_path / "history.jsonl"
-    path.write_text((strict_json(entry) + "\n") * 3)
-    DAMAGES[damage](path)
-    with without_access_to_all():
-        if damage in ("directory", "loop", "pipe", "unreadable"):
-            with pytest.raises(DataError, match=r"history\.jsonl"):
-                History(path, 1)
-        else:
-            assert History(path, 1).fault == ""
