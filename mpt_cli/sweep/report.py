@@ -222,7 +222,7 @@ def print_results(found: SweepResults, screen: Screen, page: Path | None = None)
         screen.say(line)
     front = [_line("front", front_sentence(found))] if found.front else []
     said = [*objective_lines(found), *best_lines(found), *front, *failure_lines(found)]
-    own = None if found.parts or not found.sweep.report_html.exists() else found.sweep.report_html
+    own = found.sweep.report_html if found.sweep.report_html.exists() else None
     for line in [*said, *([_line("files", str(page or own))] if page or own else [])]:
         screen.say(line)
 
@@ -284,7 +284,7 @@ def seeds_command(found: SweepResults) -> str:
     wanted = FEWEST_SEEDS if len(found.ranked[0].finished) == 1 else found.lead.seeds
     if not found.lead.together or wanted is None:
         return ""
-    return "; ".join(_command_with_seeds(each, wanted) for each in found.parts or [found.sweep])
+    return _command_with_seeds(found.sweep, wanted)
 
 
 def _command_with_seeds(sweep: SweepDirectory, count: int) -> str:
@@ -321,7 +321,7 @@ def failure_lines(found: SweepResults) -> list[str]:
 
 def again_command(found: SweepResults) -> str:
     """What runs the jobs that are not good, and no others."""
-    return "; ".join(shell_command("sweep", "--resume", each.path) for each in found.parts or [found.sweep])
+    return shell_command("sweep", "--resume", found.sweep.path)
 
 
 def _line(title: str, text: str) -> str:

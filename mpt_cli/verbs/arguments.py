@@ -331,7 +331,6 @@ _REPORT_EXAMPLES = """examples:
   mpt report runs/digits_cnn/RUN                    report.html in it, and its pictures in report_pictures/
   mpt report runs/digits_mlp/* --out all.html       runs overlaid
   mpt report sweeps/digits_mlp/SWEEP --objective best_metrics.val_accuracy
-  mpt report sweeps/digits_mlp/FIRST sweeps/digits_mlp/SECOND      ranked together, and what differs between them
   mpt report compares/digits_cnn/COMPARE
 
 A run that is still going on, was killed or has damaged files gets a page that says what is missing."""

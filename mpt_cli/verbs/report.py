@@ -1,4 +1,4 @@
-"""`report`: one page of a run, of several overlaid, of sweeps or of a comparison."""
+"""`report`: one page of a run, of several overlaid, of a sweep or of a comparison."""
 
 import argparse
 import os
@@ -17,7 +17,7 @@ from mpt_cli.report.page import check_replaceable
 from mpt_cli.report.run_page import BLOCKS, LETTERS, exponent_lines, headline, write_run_page
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.search_path import expanded, shell_command
-from mpt_cli.sweep.directory import Joint, SweepDirectory, read_joint, read_results
+from mpt_cli.sweep.directory import SweepDirectory, read_results
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import print_results, results_dict, write_results, write_sweep_page
 from mpt_cli.telemetry.console import terminal_columns
@@ -45,11 +45,8 @@ def run_report(arguments: argparse.Namespace) -> int:
         _check_possible(path)
     if arguments.out:
         check_replaceable(Path(arguments.out))
-    kinds = [_kind_of(path) for path in paths]
-    kind = kinds[0] if len(paths) == 1 else None
+    kind = _kind_of(paths[0]) if len(paths) == 1 else None
     report = _report_runs if kind is None else kind[1]
-    if len(paths) > 1 and all(each is not None and each[1] is _report_sweep for each in kinds):
-        report = _report_joint
     if report is _report_runs and arguments.objective:
         raise ConfigError(Problem("--objective", "is for a sweep or a comparison.", arguments.objective))
     report(paths, arguments)
@@ -89,23 +86,6 @@ def _report_sweep(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
     found = read_results(SweepDirectory.open(paths[0]), arguments.objective)
     show = partial(print_results, page=Path(arguments.out) if arguments.out else None)
     _write_and_show(found, _Outputs(write_sweep_page, write_results, results_dict, show), arguments)
-
-
-def _report_joint(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
-    page = Path(arguments.out or PAGE)
-
-    def show(joint: Joint, screen: Screen) -> None:
-        print_results(joint.found, screen)
-        for number, line in enumerate(joint.differences):
-            screen.say(f"{'' if number else 'differs':<11}{line}")
-        screen.say(f"{'page':<11}{page}")
-
-    ways = _Outputs[Joint](
-        lambda joint, path: write_sweep_page(joint.found, path), lambda joint: write_sweep_page(joint.found, page),
-        lambda joint: {**results_dict(joint.found), "sweeps": [str(each.path) for each in joint.found.parts],
-                       "differences": joint.differences}, show,
-    )  # fmt: skip
-    _write_and_show(read_joint(paths, arguments.objective), ways, arguments)
 
 
 def _report_compare(paths: Sequence[Path], arguments: argparse.Namespace) -> None:

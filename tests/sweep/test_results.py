@@ -17,7 +17,7 @@ from mpt_cli.cli import main
 from mpt_cli.report.history import latest_line, settled_step
 from mpt_cli.report.tables import plain_lines
 from mpt_cli.sweep import report
-from mpt_cli.sweep.directory import last_sentence, read_joint, read_results
+from mpt_cli.sweep.directory import last_sentence, read_results
 from mpt_cli.sweep.paired import read_lead
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import best_lines, columns, narrow, pictures, write_results
@@ -80,32 +80,6 @@ def test_several_objectives_have_a_front_in_table_files_and_picture(stubs, tmp_p
     assert "growth_steps 2; growth_steps 3; growth_steps 1\n" in shown and "Front: 3 of 4" in page
     assert main(["sweep", *words[:2], "--objective", "loss,loss:max", "--dry-run"]) == 2
     assert main(["compare", "conf=digits_mlp", "--objective", "loss,val_loss"]) == 2
-
-
-@pytest.mark.slow
-def test_sweeps_are_ranked_together_and_what_differs_is_said(stubs, tmp_path, capsys):
-    """The second trains with another batch size, which no word of it says."""
-    stubs.values = {1: 0.5, 2: 0.6, 3: 0.7, 4: 0.8}
-    stubs.start(["conf=digits_mlp", "seed=0,1", "loss_scale.initial_scale=256,512", "sweep_dir=a"])
-    stubs.values = {1: 0.5, 2: 0.95, 3: 0.61, 4: 0.97}
-    second = ["seed=1,2", "loss_scale.initial_scale=512,1024", "trainer.shuffle=true", "sweep_dir=b"]
-    stubs.start(["conf=digits_mlp", *second])
-    stubs.start(["conf=digits_mlp", "seed=1", "loss_scale.initial_scale=512,2048", "trainer.epochs=2,3", "sweep_dir=c"])
-    for folder, text in (("a", "recipe: stub\n"), ("b", "recipe: stub\ntrainer: {batch_size: 7}\n")):
-        for path in (tmp_path / folder).glob("*/config.yaml"):
-            path.write_text(text)
-    capsys.readouterr()
-    assert main(["report", "a", "b", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["sweeps"] == ["a", "b"] and len(found["jobs"]) == 8
-    assert found["best"]["name"] == "b/004-seed-2_initial_scale-1024"
-    assert found["varied"] == ["seed", "loss_scale.initial_scale", "trainer.shuffle"]
-    assert "b: trainer.batch_size: 64 -> 7" in found["differences"]
-    assert main(["report", "a", "a", "c", "--out", "all.html"]) == 0
-    shown = capsys.readouterr().out
-    assert "differs    a: 4 of its jobs ran in a sweep before it too, 4 with the same metrics\n" in shown
-    assert "c: trainer.epochs is varied in it, and not in a\n" in shown and "c: seed is not varied in it\n" in shown
-    assert shown.endswith("page       all.html\n") and "Sweep a and a and c" in (tmp_path / "all.html").read_text()
 
 
 @pytest.mark.slow
@@ -179,15 +153,6 @@ def test_with_one_seed_none_is_called_best(stubs):
     assert words == ["mpt", "sweep", "--resume", "s", "seed=range(3)"]
     found, _ = stubs.resume(Path("s"), words[4:])
     assert [len(row.finished) for row in found.configurations] == [3, 3, 3] and len(started(Path("s"))) == 6
-
-
-@pytest.mark.slow
-def test_of_several_sweeps_each_is_given_more_seeds(stubs):
-    stubs.start(["conf=digits_mlp", "trainer.epochs=1,2", "sweep_dir=a"])
-    stubs.start(["conf=digits_mlp", "trainer.epochs=3", "sweep_dir=b"])
-    found = read_joint([Path("a"), Path("b")]).found
-    assert best_lines(found)[3].strip() == (
-        "mpt sweep --resume a 'seed=range(3)'; mpt sweep --resume b 'seed=range(3)'")  # fmt: skip
 
 
 def test_seeds_of_one_configuration_have_no_best(stubs):
@@ -434,7 +399,7 @@ def test_a_plan_can_not_name_places_outside_of_its_sweep(field, value, said, stu
     plan["jobs"][1][field] = value
     (tmp_path / "s" / "sweep.json").write_text(json.dumps(plan))
     before = sorted(tmp_path.rglob("*"))
-    for words in (["report", "s"], ["report", "s", "s"], ["watch", "s"], ["sweep", "--resume", "s"]):
+    for words in (["report", "s"], ["watch", "s"], ["sweep", "--resume", "s"]):
         assert main(words) == 3
         assert capsys.readouterr().err == f"mpt {words[0]}: s/sweep.json is damaged: {said}.\n"
     assert sorted(tmp_path.rglob("*")) == before

@@ -17,7 +17,7 @@ from mpt_cli.sweep.run import train_command
 
 
 def test_the_command_that_goes_on_with_a_sweep() -> None:
-    found = SimpleNamespace(sweep=SweepDirectory(Path("my sweep")), parts=[])
+    found = SimpleNamespace(sweep=SweepDirectory(Path("my sweep")))
     assert shlex.split(again_command(found)) == ["mpt", "sweep", "--resume", "my sweep"]
 
 
