@@ -27,8 +27,7 @@ class Diagnosis:
 
     `window` is safe at every point. It is None where nothing flows in float16, and empty where gradients drift out of
     every window or no scale fits all layers. `keep_in_float32` are layers without which a scale was found: `points`,
-    `window`, `recommended` and `trials` are then of the model with these in float32, or with `layer_scales`, which are
-    there where no scale fits all layers as they are and each bears one. `highest_safe` is the power of two
+    `window`, `recommended` and `trials` are then of the model with these in float32. `highest_safe` is the power of two
     that real float16 passes bear, None where none near the predicted one did; they were made at `verified_step`.
     `layer_samples` are what such passes left of each layer at the scale found, and `faults` the layers that do not
     train so as in float32: then no window is safe, and where values overflow in the forward pass no scale recommended.
@@ -44,7 +43,6 @@ class Diagnosis:
     recommended: float | None
     verified_step: int
     keep_in_float32: list[str] = field(default_factory=list)
-    layer_scales: dict[str, float] = field(default_factory=dict)
     trials: list[ScaleTrial] = field(default_factory=list)
     highest_safe: int | None = None
     phase: int = 1  # that was measured
@@ -121,8 +119,7 @@ def diagnose(
     for step in sorted({examination.first_step + each for each in request.at_steps}):
         say(f"measuring {request.batches} batches at step {step}" + (" after training up to it" if step else ""))
         examination.measure_at(step)
-    found = _with_layer_scales(examination, say) if request.scales_layers else None
-    return found or _mended(examination, _verified(examination, _keep_some_in_float32(examination, [], say), say), say)
+    return _mended(examination, _verified(examination, _keep_some_in_float32(examination, [], say), say), say)
 
 
 def _check_phase(settings: Settings, request: ExaminationRequest) -> None:
@@ -142,57 +139,6 @@ def _check_steps(request: ExaminationRequest, parts: Assembly) -> None:
             f"phase {request.phase}", "give another --phase")  # fmt: skip
         raise ConfigError(Problem("--at-steps", f"must be at most the {steps} steps of {what}.", last,
                                   f"Lower it, or {remedy}."))
-
-
-def _with_layer_scales(examination: Examination, say: Callable[[str], None]) -> Diagnosis | None:
-    """With a scale of its own for each layer that needs one, where no scale fits all; None where one does, and where
-    real passes don't bear it out."""
-    own, windows = examination.layer_scales, [point.window for point in examination.points()]
-    is_needed = any(window is not None and window.empty for window in windows)
-    factors = layer_factors(examination.needed_windows()) if is_needed else {}
-    if not factors:
-        return None
-    say(f"no scale fits all layers; trying again with {format_factors(factors)} beside it")
-    try:
-        examination.scale_layers(own | {name: factor * examination.factor_of(name) for name, factor in factors.items()})
-        found = _verified(examination, [], say)
-        if found.is_verified:
-            return found
-    except ValueError as error:
-        say(f"it can't have them: {error}")
-    examination.scale_layers(own)
-    return None
-
-
-def format_factors(factors: Mapping[str, float]) -> str:
-    """
-    >>> format_factors({"net/low": 2.0**38, "net/high": 0.5})
-    'net/low 2^38, net/high 2^-1'
-    """
-    return ", ".join(f"{name} 2^{int(log2(factor))}" for name, factor in factors.items())
-
-
-def layer_factors(windows: Mapping[str, SafeScales]) -> dict[str, float]:
-    """Factors for the layers that the scale which is safe for most of them does not suit, so that one does; none where
-    a layer bears no scale at all.
-
-    >>> layer_factors({"a": SafeScales(30, 60), "b": SafeScales(0, 20), "c": SafeScales(5, 22)})
-    {'a': 4294967296.0}
-    """
-    if any(window.empty for window in windows.values()):
-        return {}
-    _, others = layers_without_scale(windows)
-    common = common_window([window for name, window in windows.items() if name not in others])
-    if common is None:
-        return {}
-    powers = {name: _power_into(common, windows[name]) for name in others}
-    return {name: 2.0**power for name, power in powers.items()} if all(abs(p) <= 64 for p in powers.values()) else {}
-
-
-def _power_into(common: SafeScales, window: SafeScales) -> int:
-    """Which leaves the scales of `common` as they are, with as much room on both sides, where that can be."""
-    least, most = window.lowest_power - common.lowest_power, window.highest_power - common.highest_power
-    return (least + most) // 2 if least <= most else most
 
 
 def _keep_some_in_float32(examination: Examination, kept: list[str], say: Callable[[str], None]) -> list[str]:
@@ -272,7 +218,7 @@ def _verified(examination: Examination, kept: list[str], say: Callable[[str], No
     overflows = OVERFLOWED in faults.values() or any(not trial.loss_is_finite for trial in verifier.trials())
     return Diagnosis(
         settings, examination.platform, examination.policy, examination.request.batches, points, window,
-        None if overflows else recommended, binding.step, kept, examination.chosen_factors, verifier.trials(), highest,
+        None if overflows else recommended, binding.step, kept, verifier.trials(), highest,
         examination.request.phase, rows, faults,
     )  # fmt: skip
 

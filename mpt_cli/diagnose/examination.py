@@ -2,7 +2,7 @@
 training.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +20,6 @@ from mpt_cli.diagnose.safe_windows import (
     ReferenceGradients,
     Verifier,
     add_up,
-    as_held,
     build_pass,
     common_window,
     holds_non_finite,
@@ -35,7 +34,6 @@ from mpt_cli.models.build import set_trained
 from mpt_cli.precision import Policy, apply_policy, computes_in_float16, has_own_train_step
 from mpt_cli.precision.finite import is_overwritten
 from mpt_cli.precision.gradients import SafeScales
-from mpt_cli.precision.gradients.layer_scales import factors_by_layer, set_layer_scales
 from mpt_cli.precision.keras_internals import names_as_in_a_fresh_process
 from mpt_cli.precision.policy import name_of, parts_of
 from mpt_cli.settings.schema import PolicySettings, Settings
@@ -85,12 +83,8 @@ class RunStepper:
 
     def train_step(self) -> bool:
         """Train the next step, of the next epoch where this one is at its end; whether its gradients were finite."""
-        return bool(self.train_recorded().finite[0])
-
-    def train_recorded(self) -> StepRecords:
-        """The record of the next step, which is trained."""
         self.begin()
-        return self._train(1)
+        return bool(self._train(1).finite[0])
 
     def peek_batches(self, count: int, whole: bool = True) -> list[Any]:
         """The next `count` batches as `(x, y, sample_weight)` on the device; the run then still has them before it.
@@ -216,13 +210,11 @@ def _as_in_a_fresh_process() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ExaminationRequest:
-    """What to measure: after which steps of a phase, and on how many batches each time. `phase` counts from 1.
-    `scales_layers` says whether the run may give layers scales of their own."""
+    """What to measure: after which steps of a phase, and on how many batches each time. `phase` counts from 1."""
 
     at_steps: tuple[int, ...] = (0,)
     batches: int = 8
     phase: int = 1
-    scales_layers: bool = True
 
 
 @dataclass(frozen=True)
@@ -264,7 +256,6 @@ class Examination:
         self.parts = assemble(program, platform, program.load_data())
         self.data = self.parts.data
         self.policy = examined_policy(settings, self.parts.model)
-        self.layer_scales = dict(settings.loss_scale.layer_scales)
         self._stepper = RunStepper(self.parts)
         self._stepper.begin_phase(request.phase - 1)
         self.first_step = self._stepper.step  # of the run, before the first of the phase
@@ -309,38 +300,6 @@ class Examination:
         self._build_examined()
         self._trace_examined(self._binding().batches[0])
 
-    def scale_layers(self, factors: Mapping[str, float]) -> None:
-        """Examine the model with these `loss_scale.layer_scales` from now on; ValueError where it can't have them."""
-        self.layer_scales = dict(factors)
-        set_layer_scales(self._examined, factors)
-        self._examined_pass = build_pass(self._examined, self._examined_probes)
-
-    def factor_of(self, name: str) -> float:
-        """That which the layer has so far."""
-        return (factors_by_layer(self._examined) or {}).get(name, 1.0)
-
-    @property
-    def chosen_factors(self) -> dict[str, float]:
-        """The factors that the run itself does not have, by the paths of layers."""
-        own = self.settings.loss_scale.layer_scales
-        return {name: factor for name, factor in self.layer_scales.items() if own.get(name) != factor}
-
-    def needed_windows(self) -> dict[str, SafeScales]:
-        """The scales that each layer bears by itself at all points: its own gradients, and those that it hands on to
-        the layers whose outputs it takes."""
-        places = {name_of(part): index for index, part in enumerate(parts_of(self._examined))}
-        found: dict[str, list[SafeScales | None]] = {}
-        for layers in (point.layers for point in self.points()):
-            for layer in layers:
-                found.setdefault(layer.name, []).append(layer.window)
-                takers = self._probes.consumers.get(places[layer.name], set())
-                handed = None if layer.activations is None else layer.activations.window
-                for taker in layers:
-                    if places[taker.name] in takers and taker.window is not None:
-                        found.setdefault(taker.name, []).append(handed)
-        windows = {name: common_window(each) for name, each in found.items()}
-        return {name: window for name, window in windows.items() if window is not None}
-
     def layers_around(self, names: Sequence[str], sent_back: Sequence[str]) -> list[str]:
         """The layers among `names`, those that take an output of `sent_back`, and those around their plain operations.
 
@@ -364,7 +323,7 @@ class Examination:
         binding = self._binding()
         restore_weights(self._shadow, binding.weights)
         copy_weights(self._shadow, self._examined)
-        wanted = ReferenceGradients(self._point(binding).layers, as_held(self._examined, binding.counted))
+        wanted = ReferenceGradients(self._point(binding).layers, binding.counted)
         return Verifier(self._examined_pass, binding.batches, wanted)
 
     def look_at_layers(self, verifier: Verifier, scale: float) -> tuple[list[LayerSample], dict[str, str]]:
@@ -381,13 +340,12 @@ class Examination:
         return min((measured for measured in self._measured if measured.batches), key=highest)
 
     def _point(self, measured: _Measurement) -> ExaminedPoint:
-        counted = as_held(self._examined, measured.counted)
+        counted = measured.counted
         layers = ExaminedModel(self._examined, self._examined_probes.dtypes).layer_ranges(self._probes, counted)
         return ExaminedPoint(measured.step, float(np.mean(counted.losses)), measured.loss_scale, layers)
 
     def _build_examined(self) -> None:
         self._examined = self._in_phase(build_examined(self.program, self.policy, self.data))
-        set_layer_scales(self._examined, self.layer_scales)
         self._examined_probes = Probes(parts_of(self._examined), values=True)
         self._examined_pass = build_pass(self._examined, self._examined_probes)
 

@@ -8,13 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import nan
 from pathlib import Path
 from typing import Any, Self
 
 from mpt_cli.engine.distribution import undistributed
 from mpt_cli.errors import ConfigError, DataError, Problem
-from mpt_cli.runs.directory import RunDirectory, make_empty, read_summary, remove_empty, write_atomic
+from mpt_cli.runs.directory import RunDirectory, make_empty, remove_empty, write_atomic
 from mpt_cli.settings.limits import read_file
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded
@@ -41,21 +40,20 @@ class OverflowEvent:
     borders: tuple[int, ...] = ()  # the last step of each phase that was over by then
     layer: str | None = None  # nearest to the fault, as the run itself found it
     optimizer: str | None = None  # whose gradients they were; None where it is the only one, or its search came after
-    overflowed: bool = True  # false for a step that went well as far as events tell
 
 
 def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent | None:
-    """The last step of the run that overflowed, or the given one, which need not have; None where no step did,
-    ConfigError where the run has no such step."""
+    """The last step of the run that overflowed, or the given one; None where no step did, ConfigError where another
+    step did."""
     events = _read_events(run.events_jsonl)
     found = [line for line in events if line.get("kind") == OVERFLOW]
-    if not found and step is None:
+    if not found:
         return None
     chosen = [line for line in found if step is None or line["step"] == step]
     if not chosen:
-        assert step is not None
-        check_step(run, step)
-        return OverflowEvent(step, nan, None, None, _borders(events, step), overflowed=False)
+        steps = [line["step"] for line in found]
+        remedy = f"Without --step the last of them, {steps[-1]}, is looked into."
+        raise ConfigError(Problem("--step", f"must be a step that overflowed: {_few(steps)}.", step, remedy))
     last = chosen[-1]  # of the last attempt; of several optimizers the first may have spoilt the others
     line = next(line for line in chosen if all(line.get(key) == last.get(key) for key in ("step", "attempt")))
     borders = _borders(events, line["step"])
@@ -63,26 +61,12 @@ def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent | None:
                          line.get("layer"), line.get("optimizer"))
 
 
+def _few(steps: list[int]) -> str:
+    return ", ".join(map(str, steps[:8])) + (f", and {len(steps) - 8} more" if len(steps) > 8 else "")
+
+
 def _borders(events: list[dict[str, Any]], step: int) -> tuple[int, ...]:
     return tuple(event["step"] - 1 for event in events if event.get("kind") == PHASE and event["step"] <= step)
-
-
-def check_step(run: RunDirectory, step: int) -> None:
-    """ConfigError where the run has no step of this number; of one that has not ended, as far as its log tells."""
-    last = read_summary(run.summary_json)["steps_seen"] if run.summary_json.exists() else _last_logged(run)
-    if step > last:
-        raise ConfigError(Problem("--step", f"must be a step of the run, whose last is {last}.", step))
-
-
-def _last_logged(run: RunDirectory) -> int:
-    path = run.metrics_jsonl
-    try:
-        lines = read_file(path, limit=None).split("\n")[:-1] if path.exists() else []
-        return int(json.loads(lines[-1])["step"]) if lines else 0
-    except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror}.") from error
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise DataError(f"{path} is damaged: {error}.") from error
 
 
 def _read_events(path: Path) -> list[dict[str, Any]]:

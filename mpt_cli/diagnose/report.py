@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mpt_cli.diagnose.diagnosis import Diagnosis, ScaleBounds, format_factors
+from mpt_cli.diagnose.diagnosis import Diagnosis, ScaleBounds
 from mpt_cli.diagnose.examination import ExaminedPoint
 from mpt_cli.diagnose.safe_windows import GradientCounts, LayerRange, LostUpdates, ScaleTrial, power_of_two_below
 from mpt_cli.precision.gradients import (
@@ -56,9 +56,6 @@ def sentences(found: Diagnosis) -> list[tuple[str, str]]:
     if found.keep_in_float32:
         rows.append(("float32", "no scale fits all layers as they are. Keep in float32: "
                      + ", ".join(found.keep_in_float32)))  # fmt: skip
-    if found.layer_scales:
-        rows.append(("layers", "no scale fits all layers as they are. Scales of their own beside it (loss_scale."
-                     f"layer_scales): {format_factors(found.layer_scales)}"))  # fmt: skip
     rows += [("layers", text) for text in _faults(found)]
     rows += [("scale", text) for text in _recommendation(found)]
     rows += [("verified", _verified(trial)) for trial in found.trials]
@@ -81,7 +78,6 @@ def config_keys(found: Diagnosis) -> dict[tuple[str, ...], str]:
     """The same as keys with their values in YAML: a power of two is written as such."""
     keys: dict[tuple[str, ...], str] = {}
     keys.update({("policy", "overrides", name): "float32" for name in found.keep_in_float32})
-    keys.update({("loss_scale", "layer_scales", name): format_power(its) for name, its in found.layer_scales.items()})
     if found.recommended is not None:
         bounds = ScaleBounds.of(found.settings.loss_scale.rule)
         keys["loss_scale", "initial_scale"] = format_power(found.recommended)
@@ -253,7 +249,6 @@ def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
         "safe_window": _window_content(found.window, found.is_safe),
         "drifts": found.drifts,
         "keep_in_float32": found.keep_in_float32,
-        "layer_scales": found.layer_scales,
         "config": config_lines(found),
         "verification": {
             "step": found.verified_step,
@@ -375,8 +370,6 @@ def _changed_keys(overrides: list[str], found: Diagnosis) -> dict[tuple[str, ...
 
 
 def _write_checked(path: Path, recipe: RecipeText, found: Diagnosis) -> None:
-    if found.layer_scales and not found.settings.loss_scale.rule_class.scales:
-        recipe.choose("loss_scale", DynamicScale.mode)
     draft = path.with_name(f".{path.stem}.draft.yaml")
     write_atomic(draft, recipe.text)
     try:

@@ -3,7 +3,7 @@ Each is one forward and backward pass that counts gradients through probes aroun
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Protocol
 
@@ -23,7 +23,6 @@ from mpt_cli.engine.probes import (
     owners_of_weights,
     weights_of,
 )
-from mpt_cli.precision.finite import gradient_factor
 from mpt_cli.precision.gradients import (
     EXPONENT_BIAS,
     INFS,
@@ -36,7 +35,6 @@ from mpt_cli.precision.gradients import (
     share_flushed,
     share_overflow,
 )
-from mpt_cli.precision.gradients.layer_scales import at_layer_scales, layer_scales
 from mpt_cli.precision.keras_internals import inner_layers, predict_in_training, training_loss
 from mpt_cli.precision.optimizer import backend_step
 from mpt_cli.precision.policy import name_of, parts_of
@@ -129,8 +127,7 @@ class TensorFlowPass:
         sinks = self.probes.sinks()
         with self.probes.installed(sinks), tf.GradientTape() as tape:
             tape.watch(sinks)
-            with at_layer_scales(model):
-                y_pred = predict_in_training(model, x)
+            y_pred = predict_in_training(model, x)
             loss = ops.cast(training_loss(model, x, y, y_pred, weight), "float32")
             scaled = (loss if model.optimizer is None else model.optimizer.scale_loss(loss)) * self._scale
         found = tape.gradient(scaled, [*weights, *sinks])
@@ -196,7 +193,7 @@ class JaxPass:
         given = keras.utils.unpack_x_y_sample_weight(batch)
 
         def scaled_loss(weights: list[Tensor], sinks: list[Tensor]) -> tuple[Tensor, Tensor]:
-            with self.probes.installed(sinks), at_layer_scales(model):
+            with self.probes.installed(sinks):
                 scaled, (loss, *_) = model.compute_loss_and_updates(
                     weights, frozen, metrics, *given, training=True, optimizer_variables=own
                 )
@@ -345,20 +342,6 @@ def _updates(row: Counts) -> LostUpdates | None:
     if not moved:
         return None  # a learning rate of 0, as at the first step of a warm-up
     return LostUpdates(int(moved), float(row[LOST_FLOAT16]) / moved, float(row[LOST_BFLOAT16]) / moved)
-
-
-def as_held(examined: Any, counted: Counted) -> Counted:
-    """What the float32 model has, as large as the layers of the examined one hold it: some have a scale of their own.
-    """
-    scales = layer_scales(examined)
-    if scales is None:
-        return counted
-    sinks, weights = counted.sinks.copy(), counted.weights.copy()
-    for place, factor in enumerate(scales.factors):
-        sinks[place, GRADIENT] = _shifted(sinks[place, GRADIENT], int(np.log2(factor)))
-    for place, variable in enumerate(weights_of(examined)):
-        weights[place] = _shifted(weights[place], int(np.log2(gradient_factor(variable))))
-    return replace(counted, sinks=sinks, weights=weights)
 
 
 def layer_samples(places: FlowMap, examined: Counted, shadow: Counted, scale: float) -> list[LayerSample]:

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice, pairwise
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,7 +15,6 @@ from mpt_cli.errors import ConfigError, DataError, printable, printable_tree
 from mpt_cli.runs.directory import RunDirectory, read_json
 from mpt_cli.runs.provenance import ENVIRONMENT
 from mpt_cli.settings.limits import LONGEST_LINE, open_file, quick_loader, read_yaml_text
-from mpt_cli.settings.search_path import explicit_path, shell_command
 from mpt_cli.settings.variants import PYTHON
 from mpt_cli.telemetry.format import format_count
 from mpt_cli.telemetry.records import (
@@ -84,17 +82,10 @@ def read_spikes(run: RunDirectory, tell_damaged: Callable[[bool], None] = lambda
     return spikes
 
 
-def look_into(run: RunDirectory, spikes: Sequence[Spike]) -> str:
-    """The command that trains the step with the largest of these jumps again."""
-    return shell_command("diagnose", explicit_path(run.path), "--step", str(max(spikes, key=attrgetter("size")).step))
-
-
-def jumps_sentence(run: RunDirectory, spikes: Sequence[Spike]) -> str:
-    """At which steps the loss jumped, and what to do about it; there is one at least."""
+def jumps_sentence(spikes: Sequence[Spike]) -> str:
+    """At which steps the loss jumped; there is one at least."""
     steps = ", ".join(format_count(spike.step) for spike in spikes[:8]) + (", …" if len(spikes) > 8 else "")
-    further = "spikes.jsonl has what is known of each" if is_of_program(run) else (
-        f"{look_into(run, spikes)} looks into the largest jump")  # fmt: skip
-    return f"the loss jumped at step {steps}; {further}"
+    return f"the loss jumped at step {steps}; spikes.jsonl has the examples of each batch"
 
 
 def is_of_program(run: RunDirectory) -> bool:

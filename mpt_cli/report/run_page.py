@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.report.history import MOST_LOST, OF_THE_STEP, RunHistory, Series, flatten, look_into
+from mpt_cli.report.history import MOST_LOST, OF_THE_STEP, RunHistory, Series, flatten
 from mpt_cli.report.page import footnote, render_page, write_page
 from mpt_cli.report.picture import Curve, Drawing, Heat, Picture, buckets_for, draw_all, thin, thin_marks
 from mpt_cli.report.tables import ColouredText, HtmlColumn, HtmlRow, HtmlTable
@@ -294,8 +294,8 @@ def _spikes(story: RunHistory) -> HtmlTable | None:
 
 
 def _commands(story: RunHistory) -> list[str]:
-    """The command the run was started by, and those that repeat it and the one that looks into where its loss
-    jumped; of a Python program's run those that read it."""
+    """The command the run was started by, and those that repeat it; of a Python program's run those that
+    read it."""
     if story.config.get("model.name") == PYTHON:
         script = story.config.get("model.command") or []
         again = [shell_command(*map(str, script))] if isinstance(script, list) and script else []
@@ -305,7 +305,6 @@ def _commands(story: RunHistory) -> list[str]:
         *([shell_command(*map(str, words[1:]))] if isinstance(words, list) and words else []),
         shell_command("train", conf_override(story.run.config_yaml)),
         shell_command("reproduce", explicit_path(story.run.path)),
-        *([look_into(story.run, story.spikes)] if story.spikes else []),
     ]
 
 

@@ -227,8 +227,7 @@ _DIAGNOSE_EXAMPLES = """examples:
   mpt diagnose conf=digits_mlp policy=mixed_float16 --write mine.yaml    then: mpt train conf=./mine.yaml
   mpt diagnose conf=digits_resnet backend=jax --json > diagnosis.json
   mpt diagnose runs/overflow/RUN                  the layer that overflowed last in that run
-  mpt diagnose runs/overflow/RUN --step 7         at that step; of one that went well, where its loss, gradients and
-                                                  updates jumped
+  mpt diagnose runs/overflow/RUN --step 7         the layer that overflowed at that step
 
 It writes runs/RECIPE/diagnose-TIME/ with diagnosis.json, gradients.png and gradients.svg."""
 

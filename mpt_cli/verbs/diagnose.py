@@ -2,21 +2,20 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpt_cli.diagnose.preparation import (
     DiagnosisDirectory,
-    OverflowEvent,
     check_write_path,
     find_overflow,
     on_one_device,
 )
-from mpt_cli.engine.backend import Platform, prepare_backend, set_import_variables
+from mpt_cli.engine.backend import prepare_backend, set_import_variables
 from mpt_cli.errors import MISMATCH, OK, ConfigError, DataError, Problem, printable_tree
-from mpt_cli.report.history import is_of_program, jumps_sentence, read_spikes
+from mpt_cli.report.history import is_of_program
 from mpt_cli.report.picture import missing_matplotlib
 from mpt_cli.runs.directory import RunDirectory, default_parent, read_json
 from mpt_cli.runs.resume import stored_settings
@@ -25,9 +24,8 @@ from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import conf_override, expanded, recipe_paths, shell_command
 from mpt_cli.settings.variants import GivenModel
 from mpt_cli.telemetry.console import PrintableConsole
-from mpt_cli.telemetry.format import describe_examples, describe_spike
 from mpt_cli.telemetry.health import GOOD_VERDICTS
-from mpt_cli.telemetry.records import Spike, Summary
+from mpt_cli.telemetry.records import Summary
 from mpt_cli.training.program import SettingsProgram
 from mpt_cli.training_run import with_drawn_seed
 from mpt_cli.verbs import print_json, say
@@ -47,12 +45,11 @@ def run_diagnose(arguments: argparse.Namespace) -> int:
 
 def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     steps = _read_steps(arguments.at_steps)
-    whole = load_settings(arguments.overrides)
-    settings = with_drawn_seed(on_one_device(whole, say))
+    settings = with_drawn_seed(on_one_device(load_settings(arguments.overrides), say))
     check_write_path(arguments.write)
     with DiagnosisDirectory.making(arguments.out, default_parent(settings.recipe)) as directory:
         phase = 1 if arguments.phase is None else arguments.phase
-        request = steps, arguments.batches or 8, phase, whole.distribute.name != "mirrored"
+        request = steps, arguments.batches or 8, phase
         found, content = _measure(settings, request, directory, say)
     files = [str(file) for file in directory.files if file.exists()]  # no pictures without matplotlib
     if arguments.write:
@@ -70,7 +67,7 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
 
 
 def _measure(
-    settings: Settings, request: tuple[tuple[int, ...], int, int, bool], directory: DiagnosisDirectory,
+    settings: Settings, request: tuple[tuple[int, ...], int, int], directory: DiagnosisDirectory,
     say: Callable[[str], None],
 ) -> "tuple[Diagnosis, dict[str, Any]]":  # fmt: skip
     """What was found, also as the content of the files, which are written."""
@@ -97,11 +94,10 @@ def _say_no_overflow(run: RunDirectory, run_dir: str, arguments: argparse.Namesp
     verdict = _bad_verdict(run)
     conclusion = "" if verdict else ", so no layer is bad"
     text = f"no step of {run_dir} overflowed{conclusion}; {measures} measures how far away an overflow is"
-    spikes = read_spikes(run)
-    rows = [text, *verdict, *(text for _, text in _spike_rows(run, spikes))]
+    rows = [text, *verdict]
     if arguments.json:
         print_json({"status": "ok", "kind": "overflow", "run_dir": run_dir, "step": None, "layer": None,
-                    "spikes": [asdict(spike) for spike in spikes], "explanation": rows})  # fmt: skip
+                    "explanation": rows})  # fmt: skip
     else:
         for row in rows:
             say(row)
@@ -116,15 +112,6 @@ def _bad_verdict(run: RunDirectory) -> list[str]:
         return []
     verdict = summary.get("verdict")
     return [] if verdict in (None, *GOOD_VERDICTS) else [f"{verdict}: {summary.get('explanation', '')}"]
-
-
-def _spike_rows(run: RunDirectory, spikes: Sequence[Spike], step: int | None = None) -> list[tuple[str, str]]:
-    """What the run noted of jumps of its loss: of the `step` looked into, and else which to look into."""
-    here = next((spike for spike in spikes if spike.step == step), None)
-    if here is not None:
-        return [("noted", f"{describe_spike(here)}; the run's own note"),
-                ("examples", describe_examples(here, most=64))]  # fmt: skip
-    return [("loss", jumps_sentence(run, spikes))] if spikes and step is None else []
 
 
 def _progress_printer(arguments: argparse.Namespace) -> Callable[[str], None]:
@@ -195,11 +182,12 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
     settings = on_one_device(stored, say)
     with DiagnosisDirectory.making(arguments.out, run.path) as directory:
         platform = prepare_backend(settings)
-        content, rows = _look_again(run, settings, platform, overflow, say)
-        spikes = read_spikes(run)
+        from mpt_cli.diagnose.replay import examine_overflow, overflow_content, overflow_sentences, replay
+
+        replayed = replay(run, settings, platform, overflow, say)
+        found = examine_overflow(replayed)
+        content, rows = overflow_content(replayed, found), overflow_sentences(replayed, found)
         content["directory"] = str(directory.path)
-        content["spikes"] = [asdict(spike) for spike in spikes]
-        rows += _spike_rows(run, spikes, arguments.step)
         directory.write(content)
     if arguments.json:
         print_json(content)
@@ -209,18 +197,3 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
         rows.append(("file", str(directory.diagnosis_json)))
         print_labelled(rows, PrintableConsole(sys.stdout))
     return OK if content["status"] == "ok" else MISMATCH
-
-
-def _look_again(
-    run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Callable[[str], None]
-) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """The step trained again: what was seen, as content of the file and as rows for a person."""
-    from mpt_cli.diagnose import replay as replays
-
-    if not overflow.overflowed:
-        replayed = replays.replay(run, settings, platform, overflow, say, replays.LEAD)
-        step = replays.examine_step(replayed)
-        return replays.step_content(replayed, step), replays.step_sentences(replayed, step)
-    replayed = replays.replay(run, settings, platform, overflow, say)
-    found = replays.examine_overflow(replayed)
-    return replays.overflow_content(replayed, found), replays.overflow_sentences(replayed, found)

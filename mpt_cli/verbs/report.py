@@ -118,7 +118,7 @@ def _report_runs(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
         print_json({"page": str(page), "runs": runs})
         return
     for story in stories:
-        jumps = [jumps_sentence(story.run, story.spikes)] if story.spikes else []
+        jumps = [jumps_sentence(story.spikes)] if story.spikes else []
         unseen = [f"not recorded: {sentence}" for sentence in story.not_recorded]
         say("\n  ".join([f"{story.label}: {headline(story)}", *jumps, *story.gaps, *unseen]))
     if len(stories) == 1 and sys.stdout.isatty():

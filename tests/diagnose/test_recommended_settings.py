@@ -104,20 +104,3 @@ def test_the_recommended_setting_trains_within_a_point_of_float32(net, tmp_path,
     reached = accuracy(tmp_path / "recommended", f"conf={mine}")
     reference = accuracy(tmp_path / "float32", *words(net, "policy=float32"))
     assert reference > 0.9 and abs(reached - reference) <= POINT
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("scaling", ["none", "dynamic"])
-def test_scales_for_layers_train_within_a_point_of_float32(scaling, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("mpt_cli.diagnose.report.write_pictures", lambda *_: None)
-    mine, rates = tmp_path / "mine.yaml", ["optimizer.epsilon=1e-20", "optimizer.learning_rate=5e-3"]
-    files = ["--out", str(tmp_path / "d"), "--write", str(mine), "--batches", str(BATCHES), "--json"]
-    usual = [word for word in words("stretched") if word != "loss_scale=none" and not word.startswith("optimizer.")]
-    assert main(["diagnose", *usual, *rates, f"loss_scale={scaling}", "policy=mixed_float16", *files]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["keep_in_float32"] == [] and [*found["layer_scales"]] == ["net/low", "net/to_low"]
-    recommended = load_settings([f"conf={mine}"]).loss_scale
-    assert recommended.layer_scales == found["layer_scales"] and recommended.rule_class.scales
-    reached = accuracy(tmp_path / "recommended", f"conf={mine}")
-    reference = accuracy(tmp_path / "float32", *usual, *rates, "policy=float32")
-    assert reference > 0.8 and abs(reached - reference) <= POINT

@@ -69,7 +69,7 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory, words: list[str]) -> Run:
     return trained(tmp_path_factory.mktemp("poisoned") / "r", words, *rhythm)
 
 
-def test_the_examples_of_a_poisoned_batch_are_named_and_trained_again(poisoned, tmp_path, capsys):
+def test_the_examples_of_a_poisoned_batch_are_named(poisoned, tmp_path, capsys):
     """Four labels of 640 are a thousand times as large."""
     assert poisoned.summary["applied_steps"] == 160
     first, second = poisoned.spikes
@@ -81,21 +81,11 @@ def test_the_examples_of_a_poisoned_batch_are_named_and_trained_again(poisoned, 
         assert (spike.learning_rate, spike.loss_scale) == (pytest.approx(0.01), 8.0)
     log = poisoned.directory.console_log.read_text()
     assert "step 71: the loss jumped to" in log
-    worst = max(poisoned.spikes, key=lambda spike: (spike.loss - spike.median) / (spike.bound - spike.median)).step
     capsys.readouterr()
-    assert main(["diagnose", str(poisoned.path)]) == 0
-    said = capsys.readouterr().out
-    assert f"the loss jumped at step 71, 151; mpt diagnose {poisoned.path} --step {worst} looks into" in said
-    assert main(["diagnose", str(poisoned.path), "--step", "71", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["loss_jumps"] and found["losses"][-1] == pytest.approx(first.loss, rel=1e-6)
-    assert found["losses"][:-1] == pytest.approx(first.losses_before[-4:], rel=1e-6)
-    assert found["spikes"][0]["examples"] == [*range(560, 568)]
     assert main(["report", str(poisoned.path), "--out", str(tmp_path / "page.html")]) == 0
-    assert f"the loss jumped at step 71, 151; mpt diagnose {poisoned.path} --step {worst}" in capsys.readouterr().out
+    assert "the loss jumped at step 71, 151; spikes.jsonl has the examples" in capsys.readouterr().out
     page = (tmp_path / "page.html").read_text()
     assert "jump of one step" in page and "560, 561, 562, 563, 564, 565, 566, 567" in page
-    assert f"--step {worst}" in page
 
 
 @pytest.mark.parametrize("more", [
