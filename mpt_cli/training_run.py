@@ -249,14 +249,13 @@ def _environment(start: Start, session: "Session", command_line: Sequence[str]) 
         seed=settings.seed, dataset_fingerprint=parts.data.fingerprint, policy=settings.policy.name,
         distribute=settings.distribute.name, emulated=backend.emulated_operations(),
     )  # fmt: skip
-    environment = collect_environment(facts, list(command_line) or None, start.program.code)
+    environment = collect_environment(facts, list(command_line) or None)
     attempt = {
         "attempt": start.attempt, "started_at": environment["started_at"], "command_line": environment["command_line"],
         "from_step": start.position[0], "earlier_seconds": session.trainer.stopwatch.earlier_seconds,
         "changes": start.changes, "without_effect": _without_effect(start, session),
     }  # fmt: skip
-    beside = {"vectorized_with": [*start.program.companions]} if start.program.companions else {}
-    return {**environment, "attempts": [*past_attempts(start.run), {**attempt, **beside}]}
+    return {**environment, "attempts": [*past_attempts(start.run), attempt]}
 
 
 def _write_record(start: Start, session: "Session", environment: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "mpt_cli"
 ROOMS = ("version", "redaction", "errors", "plugins", "signals", "machine", "precision", "settings", "data", "models",
          "telemetry", "engine", "training", "runs", "jobs", "doctor", "report", "sweep", "reproduce", "compare",
          "diagnose", "plan", "training_run", "trained_model", "python_api", "recording", "recorder", "script_text",
-         "script", "verbs", "cli", "vectorized_runs", "__main__")  # fmt: skip
+         "script", "verbs", "cli", "__main__")  # fmt: skip
 STARTS_PROCESSES = re.compile(
     r"subprocess|multiprocessing|pty|concurrent\.futures\.ProcessPool|os\.(exec|fork|spawn|posix_spawn|system|popen)"
 )

@@ -439,12 +439,6 @@ def has_targets_as_given(settings: DataSettings) -> bool:
     return SOURCES.get(settings.name, load_installed) in _READ_BY_DTYPE
 
 
-def is_read_alike(settings: DataSettings) -> bool:
-    """Whether what is loaded can serve several runs: a source of ours, whose arrays nobody changes. A function of the
-    user's may count how often it is called."""
-    return settings.name in SOURCES and SOURCES[settings.name] is not load_loader
-
-
 def load_data_for_builder(settings: Settings) -> DataSet:
     """`load_data_of_run`; where the targets can't be those of `loss: auto`, as they came, with the error `refused`: a
     builder may return a model that comes compiled, whose own loss knows what they are."""

@@ -139,7 +139,7 @@ class ResidentFeed:
     def __init__(self, data: Examples, engine: Engine, plan: BatchPlan) -> None:
         self.plan, self.examples = plan, len(data)
         self.steps = plan.steps_per_epoch(data)
-        self._source = engine.keep(data.as_batch())
+        self._source = engine.to_device(data.as_batch())
         self._order = np.zeros(0, np.int32)
         self._next = 0
 

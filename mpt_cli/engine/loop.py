@@ -109,10 +109,6 @@ class Engine(ABC):
     def to_device(self, arrays: Any) -> Any:
         """Examples `(x, y, sample_weight)` of NumPy arrays, moved to the device."""
 
-    def keep(self, arrays: Any) -> Any:
-        """`to_device`, of what stays there for the whole run."""
-        return self.to_device(arrays)
-
     @abstractmethod
     def train(
         self,

@@ -8,7 +8,7 @@ way no step waits for the host: even their number and their records stay on the 
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,16 +39,7 @@ from mpt_cli.precision.sums_jax import BatchSplit, exchange_in_float32
 from mpt_cli.precision.train_step import metric_variables, metrics_of
 from mpt_cli.telemetry.records import LoggedSteps, StopLimits
 
-if TYPE_CHECKING:
-    from mpt_cli.engine.ensemble import Ensemble
-    from mpt_cli.engine.kept_programs import KeptPrograms
-
 Tensor = Any
-
-
-# of an engine, where it trains beside others: what is compiled, and what is found when it is traced
-_SHARED = ("_train_many", "_train_one", "_evaluate_many", "_evaluate_one", "_flows", "_begin", "_end", "_results",
-           "_fresh", "_compiled", "_names", "_metric_names", "_counters")  # fmt: skip
 
 
 class Carry(NamedTuple):
@@ -69,7 +60,6 @@ class JaxEngine(Engine):
     ) -> None:  # fmt: skip
         mesh = distribution.mesh
         super().__init__(model, jit_compile)
-        self.ensemble: Ensemble | None = None  # the runs whose programs and data are those of this one too
         axis, self._distribution = distribution.batch_axis, distribution
         self._split = None if axis is None else BatchSplit(mesh, axis, distribution.axes_of)
         step = train_step if self._split is None else partial(train_step, split=self._split)
@@ -96,23 +86,6 @@ class JaxEngine(Engine):
         self._train_many = self._compile(lambda *given: self._train_loop(*given), donate_argnums=0)
         self._train_one = self._compile(lambda *given: self._train_step(*given), donate_argnums=0)
 
-    def share_programs(self, leader: "JaxEngine") -> None:
-        """Call the functions of `leader`, whose model and optimizer differ from its own in the values of variables
-        alone: all of these are arguments. What they find when they are traced (names, probes) is shared with them."""
-        for name in _SHARED:
-            setattr(self, name, getattr(leader, name))
-
-    def keep_programs(self, kept: "KeptPrograms") -> None:
-        """Have the steps found where earlier runs left them, until something that is part of them changes. What is
-        found when training is traced (names) is kept with it."""
-        for name in ("_train_many", "_train_one"):
-            setattr(self, name, kept.function(name, getattr(self, name), (self._names, self._metric_names)))
-        for name in ("_evaluate_many", "_evaluate_one"):
-            setattr(self, name, kept.function(name, getattr(self, name)))
-
-    def keep(self, arrays: Any) -> Any:
-        return self.to_device(arrays) if self.ensemble is None else self.ensemble.keep(arrays, self.to_device)
-
     def to_device(self, arrays: Any) -> Any:
         return jax.tree.map(lambda a: replicate_array(a, self._everywhere), arrays)
 
@@ -130,8 +103,6 @@ class JaxEngine(Engine):
         state = TrainState(*([v.value for v in variables] for variables in lists))
         control = LoopControl.of(count, self._take_reset(), logged, stop_limits)
         run = self._train_many if self._loops_on_device else partial(self._train_in_a_row, control)
-        if self.ensemble is not None and self.ensemble.at_once:
-            run = self.ensemble.train
         given = batch_indices, control.pack()
         if not (self._loops_on_device and self._everywhere is None):  # else the one call moves them, which takes less
             given = self.to_device(given)
@@ -264,15 +235,6 @@ class JaxEngine(Engine):
     def _sharding(self, axes: tuple[str | None, ...]) -> Any:
         divided = any(axis is not None for axis in axes)
         return NamedSharding(self._distribution.mesh, PartitionSpec(*axes)) if divided else self._everywhere
-
-    def train_at_once(
-        self, states: list[TrainState], source: Any, batch_indices: Tensor, packed: Tensor
-    ) -> list[tuple[TrainState, LoopResult]]:
-        """`_train_loop` for several states, each with its own indices and control; one that has done its steps stays
-        as it is while others go on."""
-        stacked = jax.tree.map(lambda *values: jnp.stack(values), *states)
-        found = jax.vmap(self._train_loop, in_axes=(0, None, 0, 0))(stacked, source, batch_indices, packed)
-        return [jax.tree.map(lambda array, place=place: array[place], found) for place in range(len(states))]
 
     def _train_loop(
         self, state: TrainState, source: Any, batch_indices: Tensor, packed: Tensor

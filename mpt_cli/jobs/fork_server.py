@@ -343,8 +343,6 @@ def main(backend: str, control: int) -> None:
         import_ahead(backend)
         for module in _PRELOADED:
             importlib.import_module(module.format(backend=backend))
-        if backend == "jax":
-            importlib.import_module("mpt_cli.engine.kept_programs")  # which notes the code as it was imported
         parse_override("seed=0")  # the first takes five times as long as others
         compose_ahead()
         installed_packages()  # of which each job makes a note, and reads what has changed

@@ -75,15 +75,8 @@ class FrameworkFacts:
     emulated: Sequence[str] = ()  # operations that the device lacks and others stand for
 
 
-def code_state() -> dict[str, Any]:
-    """The `git_state` of the working directory and of mpt."""
-    return {"working_directory": git_state(Path.cwd()), "mpt": git_state(Path(__file__).parents[1])}
-
-
-def collect_environment(
-    facts: FrameworkFacts, command_line: Sequence[str] | None = None, code: Mapping[str, Any] | None = None
-) -> dict[str, Any]:  # fmt: skip
-    """The content of environment.json; `command_line` is by default that of this process, `code` the `code_state`."""
+def collect_environment(facts: FrameworkFacts, command_line: Sequence[str] | None = None) -> dict[str, Any]:
+    """The content of environment.json; `command_line` is by default that of this process."""
     packages = installed_packages()
     return {
         "mpt": __version__,
@@ -100,7 +93,7 @@ def collect_environment(
         "command_line": list(sys.argv if command_line is None else command_line),
         "working_directory": str(Path.cwd()),
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "git": code_state() if code is None else {**code},
+        "git": {"working_directory": git_state(Path.cwd()), "mpt": git_state(Path(__file__).parents[1])},
         "machine": machine_facts(),
         "variables": recorded_variables(os.environ),
         "packages": packages,

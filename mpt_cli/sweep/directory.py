@@ -113,14 +113,6 @@ class SweepDirectory:
     def ending_json(self, job: Job) -> Path:
         return self.path / "logs" / f"{job.name}.json"
 
-    def group_json(self, first: Job) -> Path:
-        """What the process of several jobs is told, by the first of them."""
-        return self.path / "logs" / f"{first.name}.group.json"
-
-    def group_ends_json(self, first: Job) -> Path:
-        """With which exit code, and after how many seconds, each of these jobs ended."""
-        return self.path / "logs" / f"{first.name}.ends.json"
-
     def standing(self, job: Job) -> Standing:
         """Whether the job still runs for a sweep that was killed, and what it came to."""
         return Standing(self._lock(job), lambda: self._recorded(job).get("exit_code"))

@@ -183,7 +183,7 @@ class SweepPlan:
     """What a sweep will run. `duplicates` are (overrides, number of the same job).
 
     `trials` is how many jobs a search is to have (several for a trial with several seeds), of which only those begun
-    are in `jobs`; 0 where these are all. `settings` are those of the jobs, by name, where they were loaded to make it.
+    are in `jobs`; 0 where these are all.
     """
 
     varied: list[str]
@@ -191,7 +191,6 @@ class SweepPlan:
     recipe: str
     duplicates: list[tuple[dict[str, str], int]] = field(default_factory=list)
     trials: int = 0
-    settings: dict[str, Settings] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def missing(self) -> int:
@@ -410,7 +409,6 @@ def _distinct(varied: list[str], points: Sequence[Point], loaded: list[tuple[lis
     jobs: list[Job] = []
     duplicates: list[tuple[dict[str, str], int]] = []
     first: dict[str, int] = {}
-    known: dict[str, Settings] = {}
     for (words, settings), point in zip(loaded, points, strict=True):
         overrides = {key: point.values[key] for key in varied if key in point.values}
         number = first.setdefault(_configuration(settings), len(jobs) + 1)
@@ -419,10 +417,9 @@ def _distinct(varied: list[str], points: Sequence[Point], loaded: list[tuple[lis
         else:
             jobs.append(Job(number, job_name(number, overrides), overrides, words, wanted_gpus(settings),
                             framework=framework_of(settings)))  # fmt: skip
-            known[jobs[-1].name] = settings
     recipes = {settings.recipe for _, settings in loaded}
     recipe = recipes.pop() if len(recipes) == 1 else "several"
-    return SweepPlan(varied, jobs, recipe, duplicates, settings=known)
+    return SweepPlan(varied, jobs, recipe, duplicates)
 
 
 def plan_dict(plan: SweepPlan) -> dict[str, Any]:

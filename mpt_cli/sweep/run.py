@@ -1,6 +1,5 @@
 """The story of a sweep on one screen: overrides in, processes run, results on disk."""
 
-import math
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,6 @@ from mpt_cli.jobs.queue import Limits, Observer, Queue
 from mpt_cli.machine import visible_gpus
 from mpt_cli.report.picture import import_matplotlib_ahead
 from mpt_cli.settings.overrides import format_override
-from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import CONFIG_DIR, check_no_pipe, expanded
 from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES
 from mpt_cli.sweep.block import read_block, with_more_values
@@ -38,7 +36,6 @@ from mpt_cli.sweep.directory import (
 from mpt_cli.sweep.median_stopping import MedianStopping
 from mpt_cli.sweep.plan import (
     Job,
-    SettingsLoader,
     SweepPlan,
     choose_objectives,
     grow_plan,
@@ -57,9 +54,7 @@ from mpt_cli.sweep.samplers import (
     settings_from_facts,
     words_of_search,
 )
-from mpt_cli.sweep.vectorized import Groups, group_jobs, group_lines, job_path
 from mpt_cli.telemetry.records import misfit
-from mpt_cli.training.same_program import numbers_of
 
 GRID = GridSettings()
 Launch = Callable[[Job, Path], Sequence[str]]
@@ -80,12 +75,10 @@ class Options:
     timeout_seconds: float | None = None
     objective: str | None = None
     stop_behind_median: bool | None = None
-    vectorize: int | None = None  # the most jobs that share a process and its compiled programs
     grace_seconds: float = GRACE_SECONDS
     launch: Launch = field(default=train_command)
     launcher: Launcher = field(default_factory=LocalLauncher)
     is_fresh: bool = False
-    known: Mapping[str, Settings] = field(default_factory=dict)  # of jobs, by name: settings that are loaded already
 
     def filled(self, said: Mapping[str, Any]) -> Self:
         """With what is said elsewhere of the fields of which these say nothing."""
@@ -96,22 +89,9 @@ class Options:
         count = most or len(jobs)
         has_pool = not self.launcher.gives_gpus and any(job.gpus for job in jobs)
         gpus = visible_gpus(environ) if has_pool else []
-        processes = math.ceil(count / (self.vectorize or 1))
-        workers = max(1, min(self.workers or self.launcher.workers(processes, len(gpus)), count))
+        workers = max(1, min(self.workers or self.launcher.workers(count, len(gpus)), count))
         cores = self.launcher.core_shares(workers)
         return Limits(workers, gpus, cores, self.timeout_seconds, self.grace_seconds)
-
-    def check_vectorize(self, facts: Mapping[str, Any]) -> None:
-        """ConfigError where `vectorize` can't go with the rest, `facts` being those of the sweep: what chooses or ends
-        a job by itself, or starts it elsewhere."""
-        beside = {"of a search": "search" in facts, "with --stop-behind-median": self.stop_behind_median,
-                  "with --timeout": self.timeout_seconds is not None,
-                  f"with --launcher {self.launcher.name}": not isinstance(self.launcher, LocalLauncher)}  # fmt: skip
-        if self.vectorize is not None:
-            rules = [f"can't train jobs {what} together." for what, holds in beside.items() if holds]
-            rules += ["must be >= 2."] if self.vectorize < 2 else []
-            if problems := [Problem("--vectorize", rule, self.vectorize) for rule in rules]:
-                raise ConfigError(problems)
 
     def environment_of_jobs(self, workers: int) -> dict[str, str]:
         """The variables that give each of several jobs at a time its share, and the folders it finds its files in."""
@@ -146,7 +126,6 @@ def start_sweep(
     block, kind = read_block(own), kind or choose_kind(own)
     kind.check()
     options = options.filled({**block.limits, "objective": block.objective})
-    options.check_vectorize(kind.facts(own))
     plan = kind.make_plan(own, options, screen.say)
     sweep = SweepDirectory.create(path or block.sweep_dir, plan.recipe)
     with sweep.lock():
@@ -156,7 +135,7 @@ def start_sweep(
             **kind.facts(own),
         }
         begin(sweep, plan, facts, options)
-        return _run(sweep, replace(options, known=plan.settings), screen)
+        return _run(sweep, options, screen)
 
 
 def dry_run(overrides: Sequence[str], options: Options, kind: SamplerSettings) -> tuple[dict[str, Any], list[str]]:
@@ -187,7 +166,6 @@ def resume_sweep(
     the sweep's own of that key.
     """
     sweep = SweepDirectory.open(path)
-    options.check_vectorize(sweep.read_plan()[1])
     if words:
         with sweep.lock():
             grow_sweep(sweep, words, options, screen)
@@ -221,7 +199,6 @@ def dry_run_of_resume(
     plan = _grown(plan, facts, words, options)[0] if words else plan
     settings_from_facts(facts).check()
     seeds = facts.get("search", {}).get("seeds", 1)
-    options.check_vectorize(facts)
     if trials is not None:
         _check_search(facts, trials)
         plan = replace(plan, trials=trials * seeds)
@@ -229,9 +206,8 @@ def dry_run_of_resume(
     left = [result.job for result in results]
     begun = [standing_line(sweep, result) for result in results if _has_begun(sweep, result)]
     shown = replace(plan, jobs=left, duplicates=[])
-    together = group_lines(left, options.vectorize) if options.vectorize else []
     more = [f"and {plan.missing // seeds} more trials"] if plan.missing else []
-    return {**plan_dict(shown), "trials": plan.missing // seeds}, [*plan_lines(shown), *begun, *together, *more]
+    return {**plan_dict(shown), "trials": plan.missing // seeds}, [*plan_lines(shown), *begun, *more]
 
 
 def grow_sweep(sweep: SweepDirectory, words: Sequence[str], options: Options, screen: Screen) -> None:
@@ -381,11 +357,9 @@ def run_jobs(
     import_matplotlib_ahead()
     options = replace(options, is_fresh=options.is_fresh or count == 1)
     with options.launcher.executor(limits.workers, sweep.path / "logs") as executor, progress:
-        groups = Groups(sweep, [progress, sampler, *observers])
-        commands = _commands(sweep, left, sampler, options)
-        if options.vectorize is not None:
-            commands = _grouped(groups, [*commands], options, screen)
-        stopped_by = Queue(limits, executor, groups.record, [groups]).run(commands)
+        queue = Queue(limits, executor, lambda command, ending: sweep.write_ending(command.subject, ending),
+                      [progress, sampler, *observers])  # fmt: skip
+        stopped_by = queue.run(_commands(sweep, left, sampler, options))
     if stopped_by is None and (why := sampler.why_fewer(wanted)):
         screen.say(why)
     return stopped_by
@@ -399,20 +373,6 @@ def _commands(
     earlier = [make_command(sweep, job, options, cwd) for job in left]
     new: Iterator[Command[Job]] = (make_command(sweep, job, options, cwd) for job in sampler.new_jobs())
     return chain(earlier, new)
-
-
-def _grouped(
-    groups: Groups, commands: Sequence[Command[Job]], options: Options, screen: Screen
-) -> list[Command[Job]]:  # fmt: skip
-    by_name = {command.name: command for command in commands}
-    load = SettingsLoader()
-    settings = {name: options.known.get(name) or load(command.subject.words) for name, command in by_name.items()}
-    most = options.vectorize or 1
-    found, lines = group_jobs([(command.subject, settings[command.name]) for command in commands], most)
-    for line in lines:
-        screen.say(line)
-    numbers = {name: numbers_of(each) for name, each in settings.items()}
-    return [groups.combine([by_name[job.name] for job in group], numbers) for group in found]
 
 
 def exit_code(stopped_by: signal.Signals | None, results: Sequence[JobResult]) -> int:
@@ -434,7 +394,8 @@ def make_command(sweep: SweepDirectory, job: Job, options: Options, cwd: Path) -
     earlier = sweep.read_ending(job)
     sweep.ending_json(job).unlink(missing_ok=True)  # from here on the job counts as not run
     attempt = earlier.attempt + 1 if earlier else 1
-    arguments = options.launch(job, job_path(sweep, job, cwd))
+    run_dir = (sweep.path if cwd == Path.cwd() else sweep.path.resolve()) / job.name
+    arguments = options.launch(job, run_dir)
     return Command(job.name, arguments, job, sweep.log(job), cwd, job.environment, job.gpus, attempt,
                    standing=sweep.standing(job), framework=None if options.is_fresh else job.framework)  # fmt: skip
 

@@ -31,7 +31,6 @@ from mpt_cli.sweep.plan import (
     plan_dict,
     plan_lines,
 )
-from mpt_cli.sweep.vectorized import group_lines
 
 if TYPE_CHECKING:
     from mpt_cli.sweep.run import Options
@@ -179,10 +178,8 @@ class GridSettings(SamplerSettings):
         return make_plan(overrides, say, options.launcher.is_here, options.objective, read_block(overrides))
 
     def dry_run(self, overrides: Sequence[str], options: "Options") -> tuple[dict[str, Any], list[str]]:
-        options.check_vectorize({})
         plan = self.make_plan(overrides, options)
-        together = group_lines(plan.jobs, options.vectorize) if options.vectorize else []
-        return plan_dict(plan), [*plan_lines(plan), *together]
+        return plan_dict(plan), plan_lines(plan)
 
     def facts(self, overrides: Sequence[str]) -> dict[str, Any]:
         return {}
@@ -237,7 +234,6 @@ class SearchSettings(SamplerSettings):
         return SweepPlan([*space.keys, *(["seed"] if space.seeds else [])], [], settings.recipe)
 
     def dry_run(self, overrides: Sequence[str], options: "Options") -> tuple[dict[str, Any], list[str]]:
-        options.check_vectorize(self.facts(overrides))
         self.make_plan(overrides, options, lambda sentence: None)
         space = read_space(words_of_search(overrides))
         width = max(map(len, space.keys))

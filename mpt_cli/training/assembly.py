@@ -179,16 +179,12 @@ def _assemble(program: "Program", platform: Platform, data: DataSet, hardware: H
     injector = build_injector(settings.fault, model, data, distribution.replicas)
     wrapper = injector.wrap_step if injector else None
     engine = hardware.build_engine(model, jit.jit_compile, distribution, wrapper)
-    if program.ensemble is not None:
-        program.ensemble.join(engine)
     train_feed, validation_feed, resident = _feeds(settings, data, engine, distribution.replicas)
     compiled, phases = is_compiled(model), Phases(settings, model, scaling, train_feed.steps, distribution)
     with distribution.scope():
         first = put_to_training(settings, model, data, phases, injector)
         if settings.model.weights is not None:
             warnings += load_initial_weights(model, settings.model.weights, settings.model.skip_mismatch)
-    if program.ensemble is not None and (why := program.ensemble.adopt(engine)):
-        warnings.append(f"--vectorize: the run is trained by a program of its own: {why}.")
     warnings += [*shuffle_check(data.train, first), *warn_of_own_steps(model), *warn_of_no_head(settings, model),
                  *_warn_of_what_is_left(chosen)]
     warnings += warn_of_saving(model) if settings.trainer.save_model else []

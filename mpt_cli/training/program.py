@@ -5,7 +5,7 @@ inside functions: a program exists before the backend is chosen.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,7 +18,6 @@ from mpt_cli.telemetry.spelling import RECIPE, Spelling
 
 if TYPE_CHECKING:
     from mpt_cli.data.examples import DataSet
-    from mpt_cli.engine.ensemble import Ensemble
 
 
 @dataclass(frozen=True)
@@ -31,21 +30,6 @@ class Program(ABC):
     def repeatable(self) -> bool:
         """Whether the settings say it all."""
         return True
-
-    @property
-    def ensemble(self) -> "Ensemble | None":
-        """The runs of this process that its engine shares programs with."""
-        return None
-
-    @property
-    def companions(self) -> Sequence[str]:
-        """What those other runs are called."""
-        return ()
-
-    @property
-    def code(self) -> Mapping[str, Any] | None:
-        """What git says of the code, where it was asked for all runs of this process at once."""
-        return None
 
     @property
     def callbacks(self) -> Sequence[Any]:
@@ -160,20 +144,3 @@ class SettingsProgram(Program):
     @property
     def model_name(self) -> str:
         return self.settings.model.name
-
-
-@dataclass(frozen=True)
-class MemberProgram(SettingsProgram):
-    """A program of settings that is trained beside others, in one process and by the same compiled programs."""
-
-    ensemble: "Ensemble | None" = None
-    companions: Sequence[str] = ()
-    code: Mapping[str, Any] | None = None
-
-    def load_data(self) -> "DataSet":
-        """As the run before has loaded it, where it had the same seed: all else that decides the data is the same."""
-        from mpt_cli.data.load import is_read_alike
-
-        if self.ensemble is None or not is_read_alike(self.settings.data):
-            return super().load_data()
-        return self.ensemble.data_of(self.settings.seed, super().load_data)

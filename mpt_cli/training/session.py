@@ -63,7 +63,6 @@ from mpt_cli.training.outcome import Outcome, build_postmortem
 from mpt_cli.training.phases import PhaseChange, average_weights, check_phase, end_training, enter_phase
 from mpt_cli.training.program import Program
 from mpt_cli.training.progress import Progress
-from mpt_cli.training.same_program import keep_programs
 from mpt_cli.training.saving import adapted_layers, put_adapted, save_trained
 from mpt_cli.training.trainer import Trainer, TrainingPlan
 
@@ -184,7 +183,6 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
         check_same_data(data.fingerprint)
     with framework_errors(platform.process_info is not None), telemetry.busy("building the model"):
         parts = assemble(program, platform, data)
-        keep_programs(parts)
     rules = _ledger_options(parts)
     trainer = settings.trainer
     steps_per_call = trainer.steps_per_execution if isinstance(trainer.steps_per_execution, int) else None

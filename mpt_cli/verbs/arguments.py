@@ -164,7 +164,6 @@ examples:
   mpt sweep conf=./mine.yaml seed=0,1    with the sweep: block of the recipe: grid, zip, conditional, exclude or search,
                                          seeds, objectives, stop, jobs, launcher; overrides and options win
   mpt report mine                    table and page again
-  mpt sweep conf=digits_mlp backend=jax 'loss_scale.initial_scale=2**range(8,24)' --vectorize 16
   mpt sweep conf=digits_mlp 'optimizer.learning_rate=tag(log,interval(1e-4,1e-1))' optimizer.name=adam,sgd \\
       'loss_scale.initial_scale=2**int(interval(8,24))' --trials 30      a search, each trial by what came before
   mpt sweep conf=digits_mlp policy=float32,mixed_float16 trainer.batch_size=32,256 \\
@@ -198,9 +197,6 @@ def configure_sweep(parser: argparse.ArgumentParser) -> None:
                         "them: ranked by the first, and with the front of those that none beats in all")  # fmt: skip
     parser.add_argument("--stop-behind-median", action=argparse.BooleanOptionalAction, help="end a job whose objective "
                         "is far behind the median of at least 3 others at the same step")  # fmt: skip
-    parser.add_argument("--vectorize", type=int, metavar="K", help="on JAX, train up to K jobs in one process by "
-                        "one compiled program, which differ in initial_scale, growth_steps, learning rate and seed "
-                        "alone; the others have a process each")  # fmt: skip
     parser.add_argument("--trials", type=int, metavar="N", help="search: N points, each with values chosen by Optuna, "
                         "a job each, or one for each of several seeds; with --resume, so many in all")  # fmt: skip
     parser.add_argument("--sampler", choices=tuple(SAMPLERS), help="how a search chooses, as Optuna calls it; "

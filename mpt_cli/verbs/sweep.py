@@ -31,7 +31,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     _check_sweep(arguments, words)
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
     options = Options(arguments.jobs, arguments.timeout, arguments.objective, arguments.stop_behind_median,
-                      arguments.vectorize, launcher=_launcher(arguments, words, launcher_words, screen),
+                      launcher=_launcher(arguments, words, launcher_words, screen),
                       is_fresh=arguments.fresh_processes)  # fmt: skip
     if arguments.dry_run:
         return _dry_run(arguments, words, options)

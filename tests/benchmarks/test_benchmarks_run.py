@@ -20,7 +20,6 @@ ROOT = Path(__file__).parents[2]
         (["-m", "benchmarks.startup", "--quick"], "mpt --help"),
         (["-m", "benchmarks.speed", "--quick"], "| jax | digits MLP |"),
         (["-m", "benchmarks.sweep", "--quick", "--hydra-multirun"], "20 jobs of 0.1 s, 4 at a time"),
-        (["-m", "benchmarks.vectorized", "--quick"], "of the CPU time target 0.1"),
         (["-m", "benchmarks.telemetry", "--quick"], "| jax | digits MLP |"),
         (["-m", "benchmarks.compile_time", "--quick"], "| variables | many | jax, XLA | 10 |"),
         (["-m", "benchmarks.lost_updates", "--quick"], "| bfloat16 | 0.01 | stochastically |"),
@@ -28,7 +27,7 @@ ROOT = Path(__file__).parents[2]
         (["-m", "benchmarks.step_parts", "--quick"], "| jax | digits MLP | mixed_float16 |"),
         (["-m", "benchmarks.check_before_update", "--quick"], "| 10 | "),
     ],
-    ids=["startup", "speed", "sweep", "vectorized", "telemetry", "compile_time", "lost_updates", "short_runs",
+    ids=["startup", "speed", "sweep", "telemetry", "compile_time", "lost_updates", "short_runs",
          "step_parts", "check_before_update"],
 )
 def test_benchmark_runs(words: list[str], expected: str) -> None:

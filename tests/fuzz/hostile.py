@@ -82,7 +82,7 @@ _OPTIONS = ("--json", "--quiet", "--untrusted", "--config-dir", "--config-dir=."
 _VALUED_OPTIONS = ("--junit", "--output", "--out", "--write", "--device", "--devices", "--tolerance",
                    "--timeout", "--rtol", "--retries", "-n", "-j", "--trials", "--sampler", "--sampler-seed",
                    "--pruner", "--seeds", "--objective", "--at-steps", "--batches", "--phase", "--step", "--at",
-                   "--split", "-k", "--tag", "--config-dir", "--resume", "--vectorize", "-m")  # fmt: skip
+                   "--split", "-k", "--tag", "--config-dir", "--resume", "-m")  # fmt: skip
 _NUMBERS = ("0", "-1", "1e9", "nan", "inf", "-inf", "9" * 400, "1_0", "٣", "0x1", "2**99999", "1,2,x", "1000000000")
 _DEFAULTS = (
     "_self_", "_self_@x", "override model: mlp", "optimizer@a.b: sgd", "/model: mlp", "model/x: y", "optional x: y",

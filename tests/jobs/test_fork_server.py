@@ -197,12 +197,6 @@ def test_a_module_that_changed_is_read_anew(executor, places, tmp_path):
         assert ended(executor.start(command(places, "changing"))) == code
 
 
-def test_the_code_that_steps_are_kept_of_is_noted_before_a_job_begins(executor, places):
-    """What is edited after a server has imported it is not what its jobs run."""
-    (places / "noted.py").write_text("import sys; sys.exit(5 + ('mpt_cli.engine.kept_programs' in sys.modules))")
-    assert ended(executor.start(command(places, "noted"))) == 6
-
-
 def servers_of(executor: LocalExecutor) -> list[int]:
     assert executor._servers is not None
     return [server.process.pid for server in executor._servers._running.values()]

@@ -104,13 +104,6 @@ def test_without_a_checkout_or_without_git_there_is_no_state(tmp_path: Path, mon
     assert git_state(Path(__file__).parent) is None
 
 
-def test_what_git_said_before_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    known = {"working_directory": {"commit": "a", "modified": False, "diff_hash": None}, "mpt": None}
-    assert collect_environment(FACTS, ["mpt"], known)["git"] == known
-    assert collect_environment(FACTS, ["mpt"])["git"] == {"working_directory": None, "mpt": None}
-
-
 def test_a_machine_without_nvidia_smi_has_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert machine.nvidia_gpus() == []

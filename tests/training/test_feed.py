@@ -18,9 +18,6 @@ class HostEngine:
     def to_device(self, arrays: Any) -> Any:
         return arrays
 
-    def keep(self, arrays: Any) -> Any:
-        return self.to_device(arrays)
-
 
 def examples(count: int, kind: str = "array", weighted: bool = False) -> Examples:
     """Example i holds the number i in every leaf, so that a batch says which examples it is made of."""
