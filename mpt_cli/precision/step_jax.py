@@ -340,10 +340,8 @@ def own_test_step(
     return [*new, metrics[count], own.test_values(logs)]
 
 
-def trace(
-    model: Any, step: Callable[..., Any], batch: Any, with_optimizer: bool, jaxprs: list[Any] | None = None
-) -> Any:  # fmt: skip
-    """What a stateless step of a model gives for a batch like this, as shapes and dtypes; its jaxpr goes into `jaxprs`.
+def trace(model: Any, step: Callable[..., Any], batch: Any, with_optimizer: bool) -> Any:
+    """What a stateless step of a model gives for a batch like this, as shapes and dtypes.
 
     Raises ValueError where it does not return (logs, state) with a state of as many parts as it was given.
     """
@@ -352,9 +350,7 @@ def trace(
         parts.insert(2, model.optimizer.variables)
     given = tuple([jax.ShapeDtypeStruct(tuple(v.shape), v.dtype) for v in variables] for variables in parts)
     spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jax.dtypes.canonicalize_dtype(a.dtype)), packed(batch))
-    jaxpr, result = jax.make_jaxpr(step, return_shape=True)(given, spec)
-    if jaxprs is not None:
-        jaxprs.append(jaxpr)
+    result: Any = jax.eval_shape(step, given, spec)
     if not (isinstance(result, tuple) and len(result) == 2 and len(result[1]) == len(given)):
         raise ValueError(f"must return its logs and a state of {len(given)} parts, as Keras's does on JAX.")
     return result[0]

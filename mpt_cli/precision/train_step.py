@@ -25,7 +25,6 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
-from mpt_cli.precision.clip_before_unscale import GradientPath
 from mpt_cli.precision.keras_internals import (
     calls_through,
     loss_tracker,
@@ -345,18 +344,11 @@ def can_be_called(model: Any) -> bool:
 
 @dataclass
 class OptimizerUse:
-    """What a traced step did with one optimizer: how often it scaled a loss and applied, and to which variables.
-
-    `handed` are the gradients that the optimizer is to divide by the scale, and `clips` says whether the step had
-    clipped them by then. `is_unscaled` where the latest were divided by the step itself.
-    """
+    """What a traced step did with one optimizer: how often it scaled a loss and applied, and to which variables."""
 
     scaled: int = 0
     applied: int = 0
     variables: list[Any] = field(default_factory=list)
-    handed: list[Any] = field(default_factory=list)
-    is_unscaled: bool = False
-    clips: bool = False
 
     def add(self, variables: list[Any]) -> None:
         known = {id(variable) for variable in self.variables}
@@ -384,7 +376,6 @@ class OwnSteps:
     updates_per_step: int = 1  # of the first optimizer
     scales_losses: bool = False
     drawn: tuple[str, ...] = ()  # operations of the step that draw by a state which nobody can save
-    clipped: tuple[str, ...] = ()  # optimizers whose gradients the step clips before they are unscaled
 
     @property
     def further(self) -> dict[str, LossScaleOptimizer]:
@@ -534,17 +525,14 @@ def trace_train_step(
     Put into `drawn` are operations of TensorFlow that draw numbers by a state of their own. Symbolic:
     nothing is computed, no variable changes. What the step raises is raised.
     """
-    uses, path, jaxprs = {name: OptimizerUse() for name in optimizers}, GradientPath(), list[Any]()
+    uses = {name: OptimizerUse() for name in optimizers}
     with ExitStack() as stack:
-        stack.enter_context(path.noted())
         for name, optimizer in optimizers.items():
-            stack.enter_context(_watched(optimizer, uses[name], path))
+            stack.enter_context(_watched(optimizer, uses[name]))
         if keras.backend.backend() == "tensorflow":
             logs = backend_step().trace(model.train_step, batch, drawn)
         else:
-            logs = backend_step().trace(model, model.train_step, batch, True, jaxprs)
-    for use in uses.values():
-        use.clips, use.handed = path.clips(use.handed, *jaxprs), []
+            logs = backend_step().trace(model, model.train_step, batch, True)
     return logs, uses
 
 
@@ -556,37 +544,23 @@ def trace_test_step(model: Any, batch: Any) -> Any:
 
 
 @contextmanager
-def _watched(optimizer: LossScaleOptimizer, use: OptimizerUse, path: GradientPath) -> Iterator[None]:
+def _watched(optimizer: LossScaleOptimizer, use: OptimizerUse) -> Iterator[None]:
     """Inside, `optimizer` counts what it is asked for and updates nothing. Its scale is a variable."""
 
     def scale(loss: Any) -> Any:
-        use.scaled, use.is_unscaled = use.scaled + 1, False
-        return path.scaled(loss)
-
-    def scale_by_hand(loss: Any) -> Any:
-        use.scaled, use.is_unscaled = use.scaled + 1, True
+        use.scaled += 1
         return loss
 
-    def unscale(grads: Any) -> list[Any]:
-        use.is_unscaled = True
-        return list(grads)
-
-    def hand(grads: Any, unscaled: bool | None) -> None:
-        if not (use.is_unscaled if unscaled is None else unscaled):
-            use.handed += path.handed(grads)
-
     def apply(grads: Any, trainable_variables: Any = None, unscaled: bool | None = None) -> None:
-        hand(grads, unscaled)
         use.add(list(trained_by(optimizer) if trainable_variables is None else trainable_variables))
 
     def stateless_apply(
         optimizer_variables: Any, grads: Any, trainable_variables: Any, unscaled: bool | None = None
     ) -> tuple[Any, Any]:
-        hand(grads, unscaled)
         use.add(trained_by(optimizer))
         return trainable_variables, optimizer_variables
 
-    replaced = {"scale_loss": scale, "get_scaled_loss": scale_by_hand, "get_unscaled_gradients": unscale,
+    replaced = {"scale_loss": scale, "get_scaled_loss": scale, "get_unscaled_gradients": list,
                 "apply": apply, "stateless_apply": stateless_apply}  # fmt: skip
     state = optimizer.scale_state
     try:

@@ -324,12 +324,8 @@ def warn_of_own_steps(model: Any) -> list[str]:
     drawn = [f"model: the train_step of {type(model).__name__} draws by tf.random ({', '.join(own.drawn)}), whose "
              "state is in no checkpoint: a resumed run draws other numbers. keras.random with a SeedGenerator of the "
              "model goes on as it was."] if own.drawn else []  # fmt: skip
-    clipped = [f"model: the train_step of {type(model).__name__} clips gradients before self.{name} divides them by "
-               "the loss scale, so that a bound of c acts as one of c / loss scale. Leave it to the optimizer "
-               "(global_clipnorm=c, clipnorm=c or clipvalue=c), which clips after the division."
-               for name in own.clipped]  # fmt: skip
     return [f"model: {type(model).__name__} has a train_step of its own, which is called; its gradients are not "
-            f"sampled.{reported}{several}", *drawn, *clipped]
+            f"sampled.{reported}{several}", *drawn]
 
 
 def choose_for(model: Any, policy: Policy, data: DataSet, batch_size: int) -> None:

@@ -106,9 +106,8 @@ def prepare_own_steps(
         getattr(settings.data, "validation_fraction", None), "Give it a test_step, or set data.validation_fraction=0."))
     if trains:
         _check_logs(model, "train_step", logs)
-    clipped = [name for name in used if uses[name].clips and scaling.scales]
     own = build_own_steps(used, logs, test_logs if tests else None, uses)
-    set_own_steps(model, replace(own, drawn=tuple(drawn), clipped=tuple(clipped)))
+    set_own_steps(model, replace(own, drawn=tuple(drawn)))
 
 
 def _first_tested(settings: Settings, model: Any, data: DataSet) -> Any:

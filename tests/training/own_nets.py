@@ -28,7 +28,7 @@ def _tensorflow_step(self, data):
         y_pred = self(x, training=True)
         loss = self.compute_loss(x=x, y=y, y_pred=y_pred)
         scaled = self.optimizer.scale_loss(loss) if self.scales else loss
-    gradients = self.clipped(tape.gradient(scaled, self.trainable_variables))
+    gradients = tape.gradient(scaled, self.trainable_variables)
     self.optimizer.apply(gradients, self.trainable_variables)
     for metric in self.metrics:
         metric.update_state(loss) if metric.name == "loss" else metric.update_state(y, y_pred)
@@ -48,7 +48,7 @@ def _jax_step(self, state, data):
             return self.optimizer.scale_loss(loss) if self.scales else loss, (loss, y_pred, fixed)
 
     (_, (loss, y_pred, fixed)), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained, fixed)
-    trained, of_optimizer = self.optimizer.stateless_apply(of_optimizer, self.clipped(gradients), trained)
+    trained, of_optimizer = self.optimizer.stateless_apply(of_optimizer, gradients, trained)
     logs, new_metrics = {}, []
     for metric in self.metrics:
         own = of_metrics[len(new_metrics) : len(new_metrics) + len(metric.variables)]
@@ -66,22 +66,10 @@ class Own(keras.Model):
     scales = True
     train_step = _jax_step if JAX else _tensorflow_step
 
-    def clipped(self, gradients):
-        return gradients
-
 
 @keras.saving.register_keras_serializable("own")
 class Unscaled(Own):
     scales = False
-
-
-@keras.saving.register_keras_serializable("own")
-class Clipping(Own):
-    """Before its optimizer divides by the scale."""
-
-    def clipped(self, gradients):
-        factor = ops.minimum(1.0, 1.0 / ops.sqrt(sum(ops.sum(ops.square(each)) for each in gradients)))
-        return [each * factor for each in gradients]
 
 
 @keras.saving.register_keras_serializable("own")

@@ -99,18 +99,6 @@ def test_of_an_overflow_in_an_own_step_the_layer_is_the_one_that_the_run_noted(w
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "warned"),
-    [(["model.kwargs={kind: Clipping}"], 1), (["model.kwargs={kind: Clipping}", "loss_scale=none"], 0), ([], 0)],
-)
-def test_a_step_that_clips_before_its_gradients_are_unscaled_is_told_so(words, warned, tmp_path):
-    said = " ".join(train(tmp_path, *words, "trainer.max_steps=1").split())
-    assert said.count("the train_step of Clipping clips gradients before self.optimizer divides them by the loss "
-                      "scale, so that a bound of c acts as one of c / loss scale. Leave it to the optimizer") == warned
-    assert summary(tmp_path)["applied_steps"] == 1 and said.count("clips gradients") == warned
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
     ("words", "code", "said"),
     [
         (["model.kwargs={kind: Unscaled}"], 2, "Unscaled.train_step applies gradients of a loss that it does not"),
