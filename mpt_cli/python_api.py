@@ -379,7 +379,7 @@ def plan(
     `what` is a compiled model and its data, `plan(model, x, y)`, with `sample_weight` where `fit` gets it, or
     `plan(model, dataset)`; or overrides, texts or mappings, with a plan of each configuration. The model stays as it
     is: what is planned is a copy without values, under `policy`, else in its own dtypes. `batch_size` (32), of all
-    devices together, `policy`, `loss_scale` and `settings`, as in {"trainer.loss_chunk_tokens": 1024}, are for a model,
+    devices together, `policy`, `loss_scale` and `settings`, as in {"trainer.batch_size": 64}, are for a model,
     and those of `fit`.
 
     `device` is a name of `mpt plan --device`, as in "h100". Memory is in bytes of one device, work in operations of

@@ -24,7 +24,6 @@ from mpt_cli.engine.probes import (
     owners_of_weights,
     weights_of,
 )
-from mpt_cli.precision.chunked_head import labels_at_head
 from mpt_cli.precision.finite import dense, is_overwritten
 from mpt_cli.precision.gradients import EXPONENT_BIAS, INFS, NANS, SUBNORMALS, ZEROS, largest_exponent
 from mpt_cli.precision.gradients.layer_scales import at_layer_scales
@@ -66,7 +65,7 @@ def pure_loss(model: Any, state: Sequence[list[Tensor]], batch: Any) -> Tensor:
     for group, values in zip(variables, state, strict=True):
         # not as an argument, which casts each value to the dtype of its variable
         scope.state_mapping.update({id(v): value for v, value in zip(group, values, strict=True)})
-    with scope, labels_at_head(model, y):
+    with scope:
         with at_layer_scales(model):
             y_pred = predict_in_training(model, x, forward)
         loss = training_loss(model, x, y, y_pred, weight)

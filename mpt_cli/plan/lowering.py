@@ -12,7 +12,6 @@ from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.feed import Piece
 from mpt_cli.engine.loop import LoopControl
 from mpt_cli.engine.loop_jax import JaxEngine
-from mpt_cli.precision.chunked_head import labels_at_head
 from mpt_cli.precision.step_jax import TrainState
 from mpt_cli.precision.train_step import metric_variables, packed
 from mpt_cli.telemetry.records import LoggedSteps, StopLimits
@@ -55,8 +54,7 @@ class PlannedEngine(JaxEngine):
         def step(carry: tuple[Any, TrainState]) -> tuple[Any, TrainState]:
             i, state = carry
             batch = self._batch(source, batch_indices[i])
-            with labels_at_head(self.model, batch[1], self._split):
-                _, new = self.model.train_step(tuple(list(part) for part in self._in_place(state)), packed(batch))
+            _, new = self.model.train_step(tuple(list(part) for part in self._in_place(state)), packed(batch))
             return i + 1, self._in_place(TrainState(*(list(part) for part in new)))
 
         count = LoopControl.unpack(packed_control).count

@@ -11,16 +11,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import keras
-from keras.src.backend import set_keras_mask
 from keras.src.backend.common import global_state
-from keras.src.backend.common.variables import AutocastScope
 from keras.src.losses.loss import unscale_loss_for_distribution
 from keras.src.saving.keras_saveable import KerasSaveable
 from keras.src.utils import naming
 from keras.src.utils.module_utils import tensorflow as lazy_tensorflow
 
-# as they are: see `scale_state`, `chunked_crossentropy` and `step_tensorflow`
-__all__ = ["KerasSaveable", "set_keras_mask", "unscale_loss_for_distribution"]
+# as they are: see `scale_state` and `step_tensorflow`
+__all__ = ["KerasSaveable", "unscale_loss_for_distribution"]
 Tensor = Any
 
 
@@ -41,30 +39,6 @@ def training_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -
 def build_for_batch(model: Any, batch: Any) -> None:
     """Make the variables of layers, losses and metrics from the shapes of `batch`, without computing anything."""
     model._symbolic_build(data_batch=batch)
-
-
-def compiled_metrics(model: Any) -> list[Any]:
-    """The metrics of a model's `compile`, each a metric of its own; none before they are built."""
-    compiled = model._compile_metrics
-    return [] if compiled is None else list(compiled.metrics)
-
-
-def function_of_metric(metric: Any) -> tuple[Any, dict[str, Any]]:
-    """The function of targets and predictions whose mean a metric is, and its arguments; None for another metric."""
-    return getattr(metric, "_fn", None), dict(getattr(metric, "_fn_kwargs", {}))
-
-
-def metric_functions_through(
-    metrics: Sequence[Any], wrap: Callable[[int, Callable[..., Any]], Callable[..., Any]]
-) -> AbstractContextManager[None]:
-    """Inside, each of `metrics` is the mean of `wrap(its index, its function)`."""
-    return _methods_through([(metric, "_fn") for metric in metrics], wrap)
-
-
-def value_as_kept(variable: Any) -> Tensor:
-    """The value of a variable in its own dtype, also where a layer's call would have it cast."""
-    with AutocastScope(None):
-        return variable.value
 
 
 def lacks_variables(model: Any) -> bool:

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from mpt_cli.precision.chunked_head import labels_at_head
 from mpt_cli.precision.finite import Measured, describe_gradients, is_large, on_cpu, unscale
 from mpt_cli.precision.gradients.layer_scales import at_layer_scales
 from mpt_cli.precision.keras_internals import updated_metrics
@@ -231,13 +230,6 @@ def train_step(
     steps = own_steps(model)
     if steps is not None and steps.optimizers:
         return _own_train_step(model, steps, state, data)
-    with labels_at_head(model, keras.utils.unpack_x_y_sample_weight(data)[1], split):
-        return _keras_train_step(model, state, data, split)
-
-
-def _keras_train_step(
-    model: Any, state: TrainState, data: Any, split: BatchSplit | None
-) -> tuple[dict[str, Tensor], TrainState, StepRecord]:
     weights, frozen, own, metrics = state
     x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
     optimizer = model.optimizer
@@ -333,8 +325,7 @@ def own_test_step(
     weights, frozen, metrics = state
     own, count = own_steps(model), len(model.metrics_variables)
     if own is None or not own.test_names:
-        with labels_at_head(model, keras.utils.unpack_x_y_sample_weight(data)[1]):
-            _, (_, _, new) = model.test_step((weights, frozen, metrics[:count]), data)
+        _, (_, _, new) = model.test_step((weights, frozen, metrics[:count]), data)
         return [*new, *metrics[count:]]
     logs, (_, _, new) = model.test_step((weights, frozen, metrics[:count]), packed(data))
     return [*new, metrics[count], own.test_values(logs)]

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from mpt_cli.precision.chunked_head import labels_at_head
 from mpt_cli.precision.finite import Measured, describe_gradients, is_overwritten, is_sparse, on_cpu, unscale
 from mpt_cli.precision.gradients.layer_scales import at_layer_scales
 from mpt_cli.precision.keras_internals import (
@@ -307,11 +306,6 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
     if own is not None and own.optimizers:
         return _own_train_step(model, own, data)
     _build(model, data)
-    with labels_at_head(model, keras.utils.unpack_x_y_sample_weight(data)[1]):
-        return _keras_train_step(model, data)
-
-
-def _keras_train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
     x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
     optimizer, variables = model.optimizer, model.trainable_weights
     kept = [v.value for v in state_to_keep(model)]
@@ -427,8 +421,7 @@ def own_test_step(model: Any, data: Any) -> None:
     """A test_step of the model, whose result is noted where the model reports its own."""
     own = own_steps(model)
     if own is None or not own.test_names:
-        with labels_at_head(model, keras.utils.unpack_x_y_sample_weight(data)[1]):
-            model.test_step(data)
+        model.test_step(data)
     else:
         own.test_log.assign(own.test_values(model.test_step(packed(data))))
 

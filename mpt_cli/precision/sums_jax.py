@@ -29,8 +29,6 @@ import jax.numpy as jnp
 from jax.extend.core import Var
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mpt_cli.precision.gradients.chunked_crossentropy import SUMS_TOKENS
-
 Tensor = Any
 Equation = Any
 
@@ -196,7 +194,7 @@ class _Rewriter:
     def _results(self, each: Equation, given: list[Tensor], data: list[bool], wanted: list[bool]) -> list[Tensor]:
         """Of an operation; of one that has operations inside, with those rewritten."""
         name, rounded = each.primitive.name, _rounded_but(given, each.invars)
-        if _sums_tokens(each) or not (any(wanted) or self.split.divides_layers):
+        if not (any(wanted) or self.split.divides_layers):
             return _as_it_is(each, rounded)
         if name in CALLS:
             inner = each.params[CALLS[name]]
@@ -370,15 +368,9 @@ def _way_to(jaxpr: Any, data: set[Any], outputs: Iterable[Any]) -> set[Any]:
     return way
 
 
-def _sums_tokens(each: Equation) -> bool:
-    return each.primitive.name in CALLS and each.params.get("name") == SUMS_TOKENS
-
-
 def _sums_examples(each: Equation, data: set[Any]) -> bool:
     """Whether this is where examples are added up: a product of two things that are made of them, a sum over an axis
     that is more than one long, rows added to the places that examples name, and what adds them up in float32 itself."""
-    if _sums_tokens(each):
-        return True
     name, of_data = each.primitive.name, [_is_variable(v) and v in data for v in each.invars]
     if name == SUM:
         return any(each.invars[0].aval.shape[axis] > 1 for axis in each.params["axes"])

@@ -525,22 +525,6 @@ def check_loss_weights(settings: Settings) -> Iterator[Problem]:
         yield Problem("trainer.loss_weights", f"must name outputs that have a loss, not {unknown[0]}.", None, remedy)
 
 
-def check_loss_chunk_tokens(settings: Settings) -> Iterator[Problem]:
-    """Only the cross-entropy of integer labels is computed in chunks, from logits and not on mirrored replicas."""
-    trainer, key = settings.trainer, "trainer.loss_chunk_tokens"
-    if trainer.loss_chunk_tokens is None:
-        return
-    loss = trainer.loss.get("object") if isinstance(trainer.loss, dict) else trainer.loss
-    if not (isinstance(loss, str) and canonical_name(loss) in map(canonical_name, ("auto", SPARSE_CROSSENTROPY))):
-        yield Problem(key, f"needs trainer.loss auto or {SPARSE_CROSSENTROPY}.", trainer.loss_chunk_tokens)
-    if trainer.from_logits is False:
-        yield Problem(key, "must be left out with trainer.from_logits=false: what is not there are logits.",
-                      trainer.loss_chunk_tokens)
-    if settings.distribute.name == "mirrored":
-        yield Problem(key, "must be left out with distribute=mirrored.", trainer.loss_chunk_tokens,
-                      "Use one device, or distribute=data_parallel on JAX.")
-
-
 SPARSE_CROSSENTROPY = "sparse_categorical_crossentropy"
 
 
@@ -641,7 +625,6 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
     (check_own_optimizer, ("optimizer.object",)),
     (check_objects, ("trainer.loss", "trainer.metrics", "trainer.weighted_metrics", "optimizer.schedule")),
     (check_loss_weights, ("trainer.loss", "trainer.loss_weights")),
-    (check_loss_chunk_tokens, ("trainer.loss", "trainer.loss_chunk_tokens", "trainer.from_logits", "distribute.name")),
     (check_class_weight, ("trainer.class_weight",)),
     (check_callbacks, ("trainer.callbacks", "trainer.early_stopping", "trainer.reduce_on_plateau")),
     (check_steps_per_execution, ("trainer.steps_per_execution",)),

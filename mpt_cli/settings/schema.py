@@ -174,9 +174,6 @@ class TrainerSettings:
     loss_weights: Any = key(None, "factor of each output's loss, as a mapping or list; null = 1")
     from_logits: Union[bool, str] = key("auto", "auto: whether the head has no softmax/sigmoid",
                                         choices=("auto", True, False))
-    loss_chunk_tokens: Optional[int] = key(
-        None, "most tokens whose logits exist at a time in the crossentropy of labels, for large vocabularies; null = "
-        "those of a whole batch", at_least=1)
     metrics: Any = key(["auto"], "metrics beside the loss, named as `loss` is; auto: accuracy or mean absolute error")
     weighted_metrics: Any = key([], "metrics that sample weights count in, named as `metrics` are")
     class_weight: Any = key(None, "factor of the loss of each class, as in {0: 1, 1: 5}; a class left out has 1")

@@ -33,7 +33,6 @@ from mpt_cli.precision import (
     head_layers,
     layers_of,
 )
-from mpt_cli.precision.chunked_head import check_chunked_head, chunked_loss
 from mpt_cli.precision.gradients.layer_scales import set_layer_scales
 from mpt_cli.precision.keras_internals import add_losses_in_float32, build_for_batch
 from mpt_cli.precision.operations import (
@@ -236,7 +235,6 @@ def put_to_training(
         optimizers = {"optimizer": phases.build_optimizer()}
         compile_model(settings, model, data, optimizers["optimizer"])
     first = build_metrics(model, data.train, settings.trainer.batch_size)
-    check_chunked_loss(settings, model)
 
     def take_up(optimizers: dict[str, LossScaleOptimizer]) -> None:
         prepare_own_steps(settings, model, optimizers, data, first, phases.scaling)
@@ -256,24 +254,7 @@ def put_to_evaluation(settings: Settings, model: Any, data: DataSet, examples: E
     if not is_compiled(model):
         compile_model(settings, model, data, None)
     batch = build_metrics(model, examples, settings.trainer.batch_size)
-    check_chunked_loss(settings, model)
     prepare_own_test(model, batch)
-
-
-def check_chunked_loss(settings: Settings, model: Any) -> None:
-    """ConfigError where the logits of `model` must exist whole, though its loss or the settings say that they don't."""
-    asked = settings.trainer.loss_chunk_tokens
-    key = "trainer.loss" if asked is None else "trainer.loss_chunk_tokens"
-    try:
-        found = chunked_loss(model)
-        if found is not None:
-            check_chunked_head(model)
-    except ValueError as error:
-        raise ConfigError(Problem(key, str(error), asked)) from error
-    if asked is not None and found is None:
-        raise ConfigError(Problem(key, "has no effect: the model has a loss of its own.", asked,
-                                  "Leave it out, or compile the model with "
-                                  "mpt_cli.precision.gradients.ChunkedCrossentropy."))  # fmt: skip
 
 
 def warn_of_no_head(settings: Settings, model: Any) -> list[str]:

@@ -44,7 +44,7 @@ def check_author_compiled(settings: Settings, model: Any) -> None:
     changed = [f"optimizer.{f.name}" for f in fields(plain) if getattr(optimizer, f.name) != getattr(plain, f.name)]
     changed += ["optimizer.name"] if optimizer.name != "adam" else []
     trainer, usual = settings.trainer, type(settings.trainer)()
-    changed += [f"trainer.{name}" for name in ("loss", "metrics", "loss_chunk_tokens")
+    changed += [f"trainer.{name}" for name in ("loss", "metrics")
                 if getattr(trainer, name) != getattr(usual, name)]
     problems = [
         Problem(key, "has no effect: the model comes compiled, with an optimizer, a loss and metrics of its own.",

@@ -17,7 +17,6 @@ from keras.optimizers import schedules
 
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import LossScaleOptimizer, Policy, computes_in_float16, head_layers
-from mpt_cli.precision.gradients import ChunkedCrossentropy
 from mpt_cli.precision.gradients.layer_scales import layer_scales
 from mpt_cli.precision.keras_internals import call_behind, configured_rate
 from mpt_cli.settings.references import (
@@ -41,7 +40,6 @@ NEED_PROBABILITIES = (
 )  # and have no from_logits of their own
 ACCURACY_OF_LOSS = {
     keras.losses.SparseCategoricalCrossentropy: keras.metrics.SparseCategoricalAccuracy,
-    ChunkedCrossentropy: keras.metrics.SparseCategoricalAccuracy,
     keras.losses.CategoricalCrossentropy: keras.metrics.CategoricalAccuracy,
     keras.losses.CategoricalFocalCrossentropy: keras.metrics.CategoricalAccuracy,
     keras.losses.CategoricalHinge: keras.metrics.CategoricalAccuracy,
@@ -191,19 +189,7 @@ def _build_loss(value: Any, trainer: TrainerSettings, context: _LossContext) -> 
                                   True))
     else:
         _check_probabilities(kind, context)
-    if trainer.loss_chunk_tokens is not None:
-        return _chunked_loss(kind, kwargs, trainer.loss_chunk_tokens, context)
     return call_user(kind, context.key, **kwargs)
-
-
-def _chunked_loss(kind: Any, kwargs: dict[str, Any], chunk_tokens: int, context: _LossContext) -> Any:
-    if kind is not keras.losses.SparseCategoricalCrossentropy:
-        raise ConfigError(Problem("trainer.loss_chunk_tokens", f"must be left out with {kind.__name__}: only the "
-                                  "crossentropy of labels of two classes or more is computed in chunks.", chunk_tokens))
-    if not kwargs.pop("from_logits"):
-        raise ConfigError(Problem("trainer.loss_chunk_tokens", "must be left out with a model that gives "
-                                  "probabilities.", chunk_tokens, "End it with the Dense that gives logits."))
-    return call_user(ChunkedCrossentropy, context.key, chunk_tokens=chunk_tokens, **kwargs)
 
 
 def _own_loss(built: Any, context: _LossContext) -> Any:

@@ -66,20 +66,6 @@ def test_gpt2_fits_an_h100_and_its_bound_is_below_that_of_float32(gpt):
     assert set(float32.product_flops) == {"tf32"}
 
 
-def test_in_chunks_the_logits_of_gpt2_never_exist_whole():
-    """One product more than the three of a head, all in float16, of sizes that fill the tiles of matrix units."""
-    head = [*GPT, "model.layers=1", "policy.head=mixed_float16"]
-    (whole,), (chunked,) = (plans_of(*head, f"trainer.loss_chunk_tokens={count}") for count in ("null", 1024))
-    tokens, words = 8 * 1024, 50257
-    assert max(buffer.bytes for buffer in whole.buffers) >= 2 * tokens * words
-    assert all(buffer.bytes < 2 * tokens * words / 2 for buffer in chunked.buffers)
-    assert chunked.memory.temporaries < 0.8 * whole.memory.temporaries
-    more = chunked.product_flops["float16"] - whole.product_flops["float16"]
-    assert more == pytest.approx(2 * tokens * words * 768, rel=0.01)
-    assert set(chunked.product_flops) == {"float16"} and not chunked.islands and not chunked.unknown_loops
-    assert any("head" in size for size in whole.uneven) and not any("head" in size for size in chunked.uneven)
-
-
 def test_a_v100_has_no_tf32():
     found = plans_of("conf=digits_mlp", "seed=0", device="v100")[0]
     assert set(found.product_flops) == {"float16", "float32"}
@@ -106,19 +92,6 @@ def test_a_divided_transformer_has_a_share_on_each_device_and_sums_its_gradients
     assert sums["float16"] == activations
     assert sums["float32"] >= found.parameters / 4 + (4 * 2 + 1) * activations and not found.host_transfers
     assert found.memory.arguments == pytest.approx(found.parameters / 4 * 3 * 4, rel=0.05)  # with two moments
-
-
-@pytest.mark.parametrize("words", [GPT, DIVIDED], ids=["data_parallel", "model_parallel"])
-def test_a_head_in_chunks_sums_its_gradients_over_devices_once(words):
-    """The loops over chunks exchange no more than what devices have parts of: where words are divided, a few numbers a
-    token forward and the slopes of the chunk's tokens backward, which without chunks are sent at once."""
-    words = [*words, "model.layers=1", "policy.head=float32", "trainer.loss_chunk_tokens"]
-    (whole,), (chunked,) = (plans_of(*words[:-1], f"{words[-1]}={count}", devices=8) for count in ("null", 256))
-    sums = [sum(each.elements for each in found.traffic if each.opcode == "all-reduce") for found in (whole, chunked)]
-    tokens = 4 * 1024  # of half a batch
-    assert sums[0] <= sums[1] <= sums[0] + 4 * tokens
-    assert {each.opcode for each in chunked.traffic} <= {"all-reduce", "all-gather"} and not chunked.unknown_loops
-    assert chunked.memory.temporaries < 0.85 * whole.memory.temporaries
 
 
 def test_a_model_of_ones_own_is_planned_as_it_is():

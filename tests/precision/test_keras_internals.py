@@ -16,8 +16,6 @@ from mpt_cli.precision import keras_internals as internals
 PACKAGE = Path(internals.__file__).parents[1]
 FILE = Path(internals.__file__)
 MODULES = {
-    "keras.src.backend": ("set_keras_mask",),
-    "keras.src.backend.common.variables": ("AutocastScope",),
     "keras.src.backend.common.global_state": ("get_global_attribute", "set_global_attribute"),
     "keras.src.losses.loss": ("unscale_loss_for_distribution",),
     "keras.src.saving.keras_saveable": ("KerasSaveable",),
@@ -41,7 +39,6 @@ SET_IN_CODE = {  # attributes of instances: the class in whose source they are s
         "_model_variables_moving_average", "_variables",
         "_learning_rate",  # the schedule itself: the public `learning_rate` is its present value
     ),
-    "keras.src.metrics.reduction_metrics.MeanMetricWrapper": ("_fn", "_fn_kwargs"),
     "keras.src.ops.operation.Operation": ("_inbound_nodes",),
     "keras.src.ops.node.Node": ("_keras_history",),
     "keras.src.backend.common.variables.Variable": ("_value", "_initializer", "_path", "_layout"),

@@ -1,6 +1,5 @@
 """Custom gradients for mixed precision, on TensorFlow and JAX, usable without the rest of mpt."""
 
-from mpt_cli.precision.gradients.chunked_crossentropy import ChunkedCrossentropy, chunked_crossentropy
 from mpt_cli.precision.gradients.custom_gradients import (
     Float32CategoricalCrossentropy,
     Float32SparseCategoricalCrossentropy,
@@ -37,14 +36,12 @@ __all__ = [
     "SINK_SIZE",
     "SUBNORMALS",
     "ZEROS",
-    "ChunkedCrossentropy",
     "Float16Attention",
     "Float32CategoricalCrossentropy",
     "Float32SparseCategoricalCrossentropy",
     "GradientProbe",
     "Rounding",
     "SafeScales",
-    "chunked_crossentropy",
     "define_gradient",
     "float32_categorical_crossentropy",
     "float32_sparse_categorical_crossentropy",

@@ -11,7 +11,7 @@ from backends import only_on
 from mpt_cli.plan.plan import read_plan
 from mpt_cli.plan.program import CompileTarget, assemble_for, prepare_compiler
 from mpt_cli.precision import LossScaleOptimizer, Policy, keep_skips_whole
-from mpt_cli.precision.gradients import ChunkedCrossentropy, Float16Attention
+from mpt_cli.precision.gradients import Float16Attention
 from mpt_cli.settings import load_settings
 
 pytestmark = only_on("jax")
@@ -162,35 +162,3 @@ def test_the_loop_of_a_run_adds_up_all_gradients_in_float32():
     found = read_plan(planned, planned.compile(), None)
     sums = {each.dtype: each.elements for each in found.traffic if each.opcode == "all-reduce"}
     assert sums["float32"] >= found.parameters and not sums.keys() & {"float16", "bfloat16"}
-
-
-def test_a_head_in_chunks_has_the_gradients_of_one_device(mesh):
-    count, random = 2 * len(jax.devices()), np.random.default_rng(0)
-    with Policy("mixed_float16").scope():
-        keras.utils.set_random_seed(0)
-        model = keras.Sequential([keras.Input((4,), dtype="int32"), L.Embedding(20, 8), L.Dense(20)])
-    model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8.0), ChunkedCrossentropy(3),
-                  auto_scale_loss=False)  # fmt: skip
-    model.optimizer.build(model.trainable_variables)
-    batch = (*(random.integers(0, 20, (count, 4)).astype("int32") for _ in "xy"), None)
-    text, changes = stepped(model, batch, mesh)
-    summed = summed_elements(text)
-    assert not summed.keys() & {"f16", "bf16"} and summed["f32"] >= model.count_params()
-    _, on_one_device = stepped(model, batch, None)
-    for change, expected in zip(changes, on_one_device, strict=True):
-        np.testing.assert_allclose(change, expected, rtol=0, atol=8 * 2.0**-11 * np.abs(expected).max())
-
-
-def test_the_gradient_of_a_head_in_chunks_is_added_up_over_devices_once():
-    settings = load_settings([
-        "conf=gpt2_small_synthetic", "backend=jax", "policy.head=mixed_float16", "model.layers=1", "model.width=32",
-        "model.heads=2", "data.input_shape=[16]", "data.num_classes=300", "data.examples=64", "trainer.batch_size=16",
-        "optimizer.schedule.warmup_steps=2", "trainer.loss_chunk_tokens=8",
-    ])  # fmt: skip
-    target = CompileTarget(None, len(jax.devices()))
-    planned = assemble_for(settings, target, prepare_compiler(settings, target))
-    found = read_plan(planned, planned.compile(), None)
-    sums = {each.dtype: each.elements for each in found.traffic if each.opcode == "all-reduce"}
-    assert not sums.keys() & {"float16", "bfloat16"}
-    assert found.parameters <= sums["float32"] < 1.1 * found.parameters
-    assert found.unknown_loops == 0 and {each.opcode for each in found.traffic} == {"all-reduce"}
