@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from mpt_cli.engine import backend
 from mpt_cli.engine.distribution import broadcast_from_rank0, undistributed
-from mpt_cli.errors import BAD_DATA, OK, DataError
+from mpt_cli.errors import DataError
 from mpt_cli.runs.directory import (
-    KeptDirectory,
+    DirectoryGuard,
     RunDirectory,
     header_dict,
     summary_dict,
@@ -44,14 +44,13 @@ from mpt_cli.telemetry.records import Summary
 from mpt_cli.telemetry.sink import Sink, Telemetry
 from mpt_cli.telemetry.sinks import build_telemetry, check_logger
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, NoStore
-from mpt_cli.training.outcome import Outcome, summarise, summarise_cut, summarise_failure, unwritten
+from mpt_cli.training.outcome import summarise, summarise_cut, summarise_failure, unwritten
 from mpt_cli.training.program import Program, SettingsProgram
 
 if TYPE_CHECKING:
     from mpt_cli.training.assembly import BuildCheck
     from mpt_cli.training.session import Session
 
-LOST_DIRECTORY = "Its directory was removed or moved while it trained, and made again: checkpoints of before are lost."
 BUILT_ALONE = "distribute: the model was built on one device, and its split over several processes was not tried"
 
 
@@ -160,9 +159,9 @@ def _train_from(start: Start, command_line: Sequence[str], reporters: Reporters)
             header = session.header(start.run.path, start.attempt)
             write_json(start.run.header_json, header_dict(header))
             telemetry.start(header)
-            kept = KeptDirectory(start.run, telemetry)
-            telemetry.sinks = (kept, *telemetry.sinks)
-            return _run(session, kept, telemetry)
+            guard = DirectoryGuard(start.run)
+            telemetry.sinks = (guard, *telemetry.sinks)
+            return _run(session, guard, telemetry)
 
 
 def _cut_short(session: "Session", run: RunDirectory, telemetry: Telemetry, end: ForcedEnd) -> None:
@@ -271,22 +270,22 @@ def _write_record(start: Start, session: "Session", environment: dict[str, Any])
     write_atomic(start.run.config_yaml, resolved_yaml(again))
 
 
-def _run(session: "Session", kept: KeptDirectory, telemetry: Telemetry) -> Summary:
-    run = kept.run
+def _run(session: "Session", guard: DirectoryGuard, telemetry: Telemetry) -> Summary:
+    run = guard.run
     try:
         outcome = session.fit()
-        kept.flush()
+        guard.flush()
         outcome = session.finish(outcome, run.model_keras)
         if outcome.stop is not None:
             write_json(run.postmortem_json, session.postmortem(outcome.stop))
     except BaseException as error:
         summary = summarise_failure(session, run.path, error)
         with suppress(DataError):  # what ended the run matters more
-            if kept.is_there:
+            if guard.is_there:
                 write_summary(run.summary_json, summary)
         telemetry.finish(summary)
         raise
-    summary = _summarised(session, kept, outcome)
+    summary = summarise(session, run.path, outcome)
     try:
         telemetry.flush()  # a summary says that the record is whole
         write_summary(run.summary_json, summary)
@@ -297,11 +296,4 @@ def _run(session: "Session", kept: KeptDirectory, telemetry: Telemetry) -> Summa
         for line in expectation_lines(summary_dict(summary), session.assembly.settings.expect):
             telemetry.message(line)
     telemetry.finish(summary)
-    return summary
-
-
-def _summarised(session: "Session", kept: KeptDirectory, outcome: Outcome) -> Summary:
-    summary = summarise(session, kept.run.path, outcome)
-    if kept.was_lost and summary.exit_code == OK:
-        return replace(summary, exit_code=BAD_DATA, explanation=f"{summary.explanation} {LOST_DIRECTORY}".strip())
     return summary

@@ -19,7 +19,6 @@ from mpt_cli.runs.expectations import check_names
 from mpt_cli.runs.provenance import ENVIRONMENT
 from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings import load_settings
-from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import (
     SUFFIXES,
@@ -221,8 +220,6 @@ def _of_run(run: RunDirectory, overrides: list[str], rtol: float) -> ReproduceTa
     settings = load_settings(words)
     check_repeatable(settings, str(run.path))
     expect = expected_of(read_summary(run.summary_json), rtol)
-    if settings.trainer.jit_compile == "auto":  # as earlier versions wrote it: what it came to then
-        words.append(format_override("trainer.jit_compile", str(stored_settings(run).trainer.jit_compile).lower()))
     environment = read_json(run.environment_json, ENVIRONMENT)
     return ReproduceTarget(run.path.name, words, expect, environment=environment, framework=framework_of(settings))
 

@@ -1,9 +1,5 @@
 """The run directory: the only place that knows the file names in it, how files are written there (whole or not at all)
 and read, and what a run tells those who look at it from outside: which process writes, and what it announced.
-
-A directory that is removed, or moved away, while its run goes on is noticed within a second, and made again from what
-this process still holds, so that nothing which is trained is lost. A file that is removed stays as long as a process
-has it open: the files of the record are held open from the start.
 """
 
 import fcntl
@@ -29,7 +25,7 @@ from mpt_cli.settings.variants import mode_settings
 from mpt_cli.signals import ForcedEnd, Interruption, at_forced_end, raise_for
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import SCHEMA_VERSION, RunHeader, Scaling, Summary, misfit, required_fields
-from mpt_cli.telemetry.sink import Sink, Telemetry, TelemetryFiles
+from mpt_cli.telemetry.sink import Sink, TelemetryFiles
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -300,8 +296,8 @@ class RunDirectory:
         return self.path / "preprocessing.json"
 
     def adapted_layers(self) -> list[dict[str, Any]]:
-        """What the layers of the run's model were adapted to; empty where there are none, or an earlier version wrote
-        the run. DataError where the file is damaged."""
+        """What the layers of the run's model were adapted to; empty where there are none.
+        DataError where the file is damaged."""
         path = self.preprocessing_json
         return list(read_json(path).get("adapted_layers", [])) if path.is_file() else []
 
@@ -534,20 +530,18 @@ def _rule_from(mode: str, numbers: Mapping[str, Any]) -> ScaleRule:
 
 
 DIRECTORY_LOOK_SECONDS = 1.0
-MOST_HELD_FILES, LARGEST_HELD_BYTES = 64, 2**26
 
 
-class KeptDirectory(Sink):
-    """To be the first sink of `telemetry`: what the others write then, and a checkpoint after `flush`, has a place.
+class DirectoryGuard(Sink):
+    """Ends a run whose directory is removed or moved away: DataError within a second, and before anything is saved.
 
-    DataError where something else stands at the directory's path, and where it can't be made again.
+    To be the first sink of `telemetry`, so that nothing is written at the path before this has looked.
     """
 
-    def __init__(self, run: RunDirectory, telemetry: Telemetry, clock: Callable[[], float] = time.monotonic) -> None:
-        self.run, self.telemetry, self.was_lost = run, telemetry, False
+    def __init__(self, run: RunDirectory, clock: Callable[[], float] = time.monotonic) -> None:
+        self.run = run
         self._clock, self._looked_at = clock, clock()
-        self._held = ExitStack()
-        self._hold()
+        self._folder = os.open(run.path, os.O_RDONLY | os.O_CLOEXEC)  # open, so that no other gets its number
 
     @property
     def is_there(self) -> bool:
@@ -564,63 +558,9 @@ class KeptDirectory(Sink):
     def flush(self) -> None:
         """Look, whenever the latest look was."""
         self._looked_at = self._clock()
-        if self.is_there:
-            return
-        if self.run.path.exists():
-            raise DataError(f"{self.run.path} is not the directory any more that this run began in{self._where()}. "
-                            "Nothing in the present one was changed; the run ends here.")  # fmt: skip
-        self._make_again()
+        if not self.is_there:
+            raise DataError(f"{self.run.path} is gone: it was removed or moved while the run wrote into it. The run "
+                            "ends here; start it again, or move the directory back and resume it.")  # fmt: skip
 
     def close(self) -> None:
-        self._held.close()
-
-    def _hold(self) -> None:
-        folder = self.run.path
-        self._folder = self._open(folder)
-        self._files = {path.relative_to(folder): self._open(path) for path in self._record()}
-
-    def _record(self) -> list[Path]:
-        """The files of the run but for checkpoints, which are large and follow one another."""
-        checkpoints = self.run.checkpoints
-        found = [path for path in sorted(self.run.path.rglob("*"))
-                 if path.is_file() and path.name != LOCK_FILE and checkpoints not in path.parents]  # fmt: skip
-        return [path for path in found if path.stat().st_size <= LARGEST_HELD_BYTES][:MOST_HELD_FILES]
-
-    def _open(self, path: Path) -> int:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._held.callback(os.close, descriptor)
-        return descriptor
-
-    def _where(self) -> str:
-        """Where the directory of before is now.
-
-        Its name as the kernel knows it, which says so where it is deleted.
-        """
-        name = os.readlink(f"/proc/self/fd/{self._folder}")
-        return ", which was removed" if name.endswith(" (deleted)") else f", which is {name} now"
-
-    def _make_again(self) -> None:
-        path, where = self.run.path, self._where()
-        self.was_lost = True
-        try:
-            self.telemetry.move_files(self._restore)
-        except OSError as error:
-            raise DataError(f"{path} is gone{where}, and can't be made again: {error.strerror}.") from error
-        self.telemetry.message(f"{path} is gone{where}: made again, with the record so far; checkpoints of before, and "
-                               "what other programs had put there, are not in it")  # fmt: skip
-
-    def _restore(self) -> None:
-        for name, descriptor in self._files.items():
-            target = self.run.path / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(_whole(descriptor))
-        with self._held:  # of the directory before
-            self._held = ExitStack()
-            self._held.enter_context(self.run.lock())
-            self._hold()
-
-
-def _whole(descriptor: int) -> bytes:
-    with open(os.dup(descriptor), "rb") as file:
-        file.seek(0)
-        return file.read()
+        os.close(self._folder)

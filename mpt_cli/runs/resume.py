@@ -77,17 +77,10 @@ def _to_go_on_with(run: RunDirectory) -> RunDirectory:
 
 
 def stored_settings(run: RunDirectory, given: Settings | None = None) -> Settings:
-    """The settings the run was made with. Secrets, which its record leaves out, are those of the `given` ones.
-
-    Earlier versions wrote `trainer.jit_compile: auto` as it was given; environment.json has what it came to.
-    """
+    """The settings the run was made with. Secrets, which its record leaves out, are those of the `given` ones."""
     from mpt_cli.settings import load_settings
 
-    settings = load_settings([f"conf={run.config_yaml}", *(_given_again(run, given) if given else ())])
-    resolved = known_environment(run).get("jit_compile")
-    if settings.trainer.jit_compile == "auto" and isinstance(resolved, bool):
-        return replace(settings, trainer=replace(settings.trainer, jit_compile=resolved))
-    return settings
+    return load_settings([f"conf={run.config_yaml}", *(_given_again(run, given) if given else ())])
 
 
 def _given_again(run: RunDirectory, given: Settings) -> list[str]:

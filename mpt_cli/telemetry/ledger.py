@@ -139,13 +139,11 @@ class SpikeWatch:
         return {**vars(self), "window": self.window.tolist()}
 
     def resume(self, position: dict[str, Any]) -> None:
-        """Go on from what `position` gave, also after a round trip through strict JSON; what an older version did not
-        keep is as at the beginning, until the next look."""
+        """Go on from what `position` gave, also after a round trip through strict JSON."""
         self.window = np.array([float(loss) for loss in position["window"]], np.float32)
         for each in fields(self):
-            if each.name != "window" and each.name in position:
+            if each.name != "window":
                 setattr(self, each.name, type(getattr(self, each.name))(position[each.name]))
-        self.low_bound = float(position.get("low_bound", self.bound))
 
     def absorb(self, seen: int, losses: NDArray[Any], applied: NDArray[np.bool_], most: int) -> list[Jump]:
         """Take in the losses of the next steps, `seen` of them before; the jumps, as long as they are the first `most`.
@@ -398,10 +396,8 @@ class Ledger:
         return {**kept, "sample": sample, "window": self.window.astype(int).tolist(), "watch": self.watch.position()}
 
     def resume(self, position: dict[str, Any]) -> None:
-        """Go on from what `position` gave, also after a round trip through strict JSON; what an older version counted
-        besides is passed over."""
-        for name in {f.name for f in fields(self)} & set(position):
-            value = position[name]
+        """Go on from what `position` gave, also after a round trip through strict JSON."""
+        for name, value in position.items():
             if name == "window":
                 self.window = np.asarray(value, bool)
             elif name == "watch":

@@ -59,9 +59,6 @@ class Sink:
     def rewind(self, step: int, skipped_steps: int) -> None:
         """Go on in them: the run is back at `step`, with so many skipped steps before it."""
 
-    def reopen(self) -> None:
-        """Go on in them after `suspend`, where nothing was cut off."""
-
     def message(self, text: str) -> None:
         """A sentence for the person watching."""
 
@@ -170,14 +167,6 @@ class Telemetry:
         self.tally.add(self.cut_files(step, epochs_completed))
         for sink in self.sinks:
             sink.rewind(step, len(self.tally.skip_steps))
-
-    def move_files(self, move: Callable[[], None]) -> None:
-        """Let go of the files while `move` makes others at their paths, and go on in those."""
-        for sink in self.sinks:
-            sink.suspend()
-        move()
-        for sink in self.sinks:
-            sink.reopen()
 
     def message(self, text: str) -> None:
         for sink in self.sinks:

@@ -169,9 +169,6 @@ class JsonlSink(Sink):
             file.close()
 
     def rewind(self, step: int, skipped_steps: int) -> None:
-        self.reopen()
-
-    def reopen(self) -> None:
         for file in self._files:
             file.open()
 
@@ -227,9 +224,6 @@ class CsvSink(Sink):
         self._file.close()
 
     def rewind(self, step: int, skipped_steps: int) -> None:
-        self.reopen()
-
-    def reopen(self) -> None:
         self._file.open()
 
     def close(self) -> None:

@@ -266,7 +266,7 @@ def end_training(parts: "Assembly", trainer: Trainer) -> bool:
 
 def check_phase(phases: Phases, checkpoint: Checkpoint) -> int:
     """The phase, from 0, that `checkpoint` is of; DataError where the run has no such phase (any more)."""
-    index = int(checkpoint.position["progress"].get("phase", 0))
+    index = int(checkpoint.position["progress"]["phase"])
     if index >= len(phases.all):
         raise DataError(f"the checkpoint of step {checkpoint.step} is of phase {index + 1}, and the run has "
                         f"{len(phases.all)}. Give it the phases of then, or start a new run.")

@@ -48,12 +48,11 @@ class Progress:
 
     @classmethod
     def from_position(cls, position: dict[str, Any]) -> Self:
-        """Back from strict JSON, where nan is a text; an earlier version did not note the course of `val_loss`."""
+        """Back from strict JSON, where nan is a text."""
         numbers = {
             name: {metric: float(value) for metric, value in position[name].items()} for name in ("metrics", "best")
         }
-        trend = {"val_loss": LossTrend.from_position(position["val_loss"])} if "val_loss" in position else {}
-        return cls(**{**position, **numbers, **trend})
+        return cls(**{**position, **numbers, "val_loss": LossTrend.from_position(position["val_loss"])})
 
     def begin_phase(self, applied: int) -> None:
         """The next phase begins, with a new epoch; one that a callback has ended in its middle counts as completed."""
@@ -148,7 +147,7 @@ class Stopwatch:
         """Go on from what `position` gave."""
         self.earlier_seconds, self.seconds = position["run_seconds"], position["timed_seconds"]
         self.examples = int(position["timed_examples"])
-        self.input_seconds = position.get("input_seconds", 0.0)  # an earlier version did not time it
+        self.input_seconds = position["input_seconds"]
         self._window = (self.examples, self.seconds)
 
     @contextmanager

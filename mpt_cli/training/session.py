@@ -518,8 +518,7 @@ def restore_scale(parts: Assembly, checkpoint: Checkpoint, rollbacks: Sequence[E
     state.scale.assign(scale)
     if _is_same_mode(parts, checkpoint):
         saved = {name: checkpoint.arrays.get(f"{SCALE_PREFIX}{name}") for name in state.by_name}
-        # checkpoints of earlier versions have only this one number
-        before = checkpoint.position.get("scaling_numbers", checkpoint.position)
+        before = checkpoint.position["scaling_numbers"]
         for name, value in parts.scaling.rule.resumed_state(saved, before).items():
             state.by_name[name].assign(value)
     return scale

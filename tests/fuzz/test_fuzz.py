@@ -36,23 +36,19 @@ from mpt_cli.cli import main
 from mpt_cli.data.load import load_data
 from mpt_cli.errors import MptError
 from mpt_cli.jobs.queue import Ending
-from mpt_cli.precision import DynamicScale
 from mpt_cli.report import run_page
-from mpt_cli.runs.directory import header_dict, write_json
 from mpt_cli.settings.schema import all_keys
 from mpt_cli.settings.variants import Csv, DataSettings, Images, Npz, Text
 from mpt_cli.sweep import report as sweep_report
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.plan import make_plan
 from mpt_cli.sweep.run import Options, plan_facts
-from mpt_cli.telemetry.records import RunHeader, Scaling
 
 CASES, SEED, SHARDS = int(os.environ.get("FUZZ_CASES", 1000)), int(os.environ.get("FUZZ_SEED", 0)), 4
 DRAWN_BY_HYPOTHESIS = CASES // 40
 MIX = QUICK if CASES <= 1000 else EVEN
 CODES = (0, 2, 3, 4, 5, 130, 143)
 CPU_SECONDS, SECONDS = 10.0, 60.0  # 5 s of work are asked for; a machine may be busy
-WHOLE_RUN = Path(__file__).parents[1] / "fixtures" / "version_0_1_0" / "whole_tensorflow"
 FRAMEWORKS = ("keras", "tensorflow", "jax", "torch", "ray", "submitit", "optuna")
 READING = (
     "check",
@@ -183,11 +179,8 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directories of a whole run and of a whole sweep, without what is large."""
     shelf = tmp_path_factory.mktemp("shelf")
     run = shelf / RUN
-    shutil.copytree(WHOLE_RUN, run, ignore=shutil.ignore_patterns("report*", "best-*"))
-    header = RunHeader("digits_mlp", "made up", str(run), "mixed_float16", "dynamic from 32768", "mlp", "100 examples",
-        "sgd", "none",
-                       "cpu", "none", 5, 18, 90, scaling=Scaling(DynamicScale(2.0**15, 400)))  # fmt: skip
-    write_json(run / "header.json", header_dict(header))
+    words = ["conf=digits_mlp", "trainer.epochs=1", "logger.csv=true", f"run_dir={run}", "--quiet"]
+    subprocess.run([sys.executable, "-m", "mpt_cli", "train", *words], check=True)
     words = ["conf=digits_mlp", "seed=0,1"]
     plan, sweep = make_plan(words), SweepDirectory(shelf / SWEEP)
     sweep.path.mkdir()
@@ -199,7 +192,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def surroundings() -> Iterator[None]:
+def surroundings(shelf: Path) -> Iterator[None]:
     """A secret in the environment, pages without pictures, which take most of the time, no other process, and
     no waiting for the disk."""
     with pytest.MonkeyPatch.context() as patch:

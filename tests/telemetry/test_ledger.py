@@ -260,12 +260,6 @@ def test_the_share_of_forward_overflows_is_that_of_the_latest_skips():
     assert (signs.forward_share(3), signs.forward_share(9)) == (2 / 3, 0.5)
 
 
-def test_a_position_of_an_older_version_may_hold_more():
-    ledger = Ledger(LedgerOptions())
-    ledger.resume({"seen": 9, "window": [0, 1], "forward": [1, 0]})
-    assert (ledger.seen, ledger.window.tolist(), hasattr(ledger, "forward")) == (9, [False, True], False)
-
-
 def test_a_record_is_read_by_names():
     block = StepRecords(
         np.array([[0.5, 8.0, 4.0, 0.1]], np.float32), np.array([[0, 7, 3, 2, 1, 1, 1]], np.int32), {}
