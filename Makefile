@@ -58,7 +58,7 @@ types: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.speed
-	$(BIN)/python -m benchmarks.sweep
+	$(BIN)/python -m benchmarks.short_runs
 
 recipes: $(VENV)/.dev
 	$(BIN)/mpt reproduce --all -j 2

@@ -4,7 +4,6 @@ A contender takes a number of epochs, trains on from where it stands and returns
 first, compiling epoch are the caller's to leave out.
 """
 
-import csv
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,8 +18,9 @@ from mpt_cli.engine.backend import Platform
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.sink import Telemetry, TelemetryFiles
 from mpt_cli.telemetry.sinks import build_telemetry
-from mpt_cli.training.assembly import build_under_policy
+from mpt_cli.training.assembly import build_under_policy, compile_model
 from mpt_cli.training.checkpoint import CheckpointStore
+from mpt_cli.training.loss_and_optimizer import build_optimizer
 from mpt_cli.training.program import SettingsProgram
 from mpt_cli.training.session import Session, prepare
 
@@ -115,42 +115,18 @@ class TrainingTime(keras.callbacks.Callback):  # type: ignore[misc]
         self.seconds = time.perf_counter() - self._started
 
 
-class ScaleLog(keras.callbacks.Callback):  # type: ignore[misc]
-    """What a user would write to see the loss scale and the skips: a line of CSV per batch."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path, self.skips, self.scale = path, 0, 0.0
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self._file = self.path.open("a", newline="")
-        self._writer = csv.writer(self._file)
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if keras.backend.backend() == "jax":
-            self.model.jax_state_sync()
-        scale = float(getattr(self.model.optimizer, "dynamic_scale", 1.0))
-        self.skips += scale < self.scale
-        self.scale = scale
-        self._writer.writerow([batch, logs["loss"], scale, self.skips])
-
-    def on_train_end(self, logs: Any = None) -> None:
-        self._file.close()
-
-
-def keras_model(cell: Cell, optimizer: Any = None) -> Any:
+def keras_model(cell: Cell) -> Any:
     """The same model, compiled as a user of Keras would: Keras wraps the optimizer under mixed_float16 itself."""
     model = build_under_policy(cell.settings, cell.data)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    if optimizer is None:
-        optimizer = keras.optimizers.Adam(1e-3)
-        if cell.settings.policy.name == "mixed_float16":
-            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    optimizer = keras.optimizers.Adam(1e-3)
+    if cell.settings.policy.name == "mixed_float16":
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     model.compile(optimizer, loss, metrics=["accuracy"], auto_scale_loss=False)
     return model
 
 
-def fit_turn(cell: Cell, *callbacks: Any, jit_compile: bool | None = None) -> Turn:
+def fit_turn(cell: Cell, jit_compile: bool | None = None) -> Turn:
     """Plain `model.fit` over NumPy arrays; with None Keras chooses whether XLA compiles."""
     model, clock = keras_model(cell), TrainingTime()
     if jit_compile is not None:
@@ -158,8 +134,8 @@ def fit_turn(cell: Cell, *callbacks: Any, jit_compile: bool | None = None) -> Tu
     x, y = cell.arrays
 
     def run(epochs: int) -> float:
-        model.fit(x, y, batch_size=cell.settings.trainer.batch_size, epochs=epochs, verbose=0,
-                  callbacks=[clock, *callbacks])  # fmt: skip
+        batch_size = cell.settings.trainer.batch_size
+        model.fit(x, y, batch_size=batch_size, epochs=epochs, verbose=0, callbacks=[clock])
         return clock.seconds
 
     return run
@@ -167,17 +143,26 @@ def fit_turn(cell: Cell, *callbacks: Any, jit_compile: bool | None = None) -> Tu
 
 def bare_turn(cell: Cell) -> Turn:
     """The fastest way we know to run Keras's own `train_step` over resident data: the limit."""
-    return loop_turn(cell, keras_model(cell))
+    return loop_turn(cell, fastest(bare_loops(cell, keras_model(cell)), cell))
 
 
-def loop_turn(cell: Cell, model: Any, name: str | None = None) -> Turn:
-    """A bare loop over the model's `train_step`: that of this name, or the fastest."""
+def plain_turn(cell: Cell, xla: bool = True) -> Turn:
+    """The same with the settings' own optimizer and without a choice: on the device, on TensorFlow with XLA or not."""
+    model = build_under_policy(cell.settings, cell.data)
+    compile_model(cell.settings, model, cell.data, build_optimizer(cell.settings.optimizer, None))
+    loops = bare_loops(cell, model)
+    return loop_turn(cell, loops.get("device loop") or loops["XLA" if xla else "no XLA"])
+
+
+def bare_loops(cell: Cell, model: Any) -> dict[str, Callable[[Any], None]]:
     if keras.backend.backend() == "tensorflow":
         from benchmarks.bare_tensorflow import loops
     else:
         from benchmarks.bare_jax import loops
-    found = loops(model, *cell.arrays)
-    run_steps = fastest(found, cell) if name is None else found[name]
+    return loops(model, *cell.arrays)
+
+
+def loop_turn(cell: Cell, run_steps: Callable[[Any], None]) -> Turn:
     rng = np.random.default_rng(0)
 
     def run(epochs: int) -> float:
@@ -218,9 +203,7 @@ def fastest(loops: dict[str, Callable[[Any], None]], cell: Cell) -> Callable[[An
 
 CONTENDERS: dict[str, Callable[[Cell], Turn]] = {
     "mpt": lambda cell: mpt_turn(cell, file_telemetry(cell)),
-    "mpt, no telemetry": lambda cell: mpt_turn(cell, Telemetry([])),
     "fit": fit_turn,
     "fit, XLA": lambda cell: fit_turn(cell, jit_compile=True),
-    "fit, scale logged": lambda cell: fit_turn(cell, ScaleLog(cell.folder / "scale.csv")),
     "bare loop": bare_turn,
 }

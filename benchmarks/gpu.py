@@ -5,7 +5,7 @@
     python -m benchmarks.gpu --dry-run                                      # tiny sizes on the CPU, writes nothing
 
 ResNet-50 and a GPT-2-small-sized transformer on synthetic input, as `mpt train` runs them: a process per backend,
-model and policy. Needs a GPU, Keras and one backend; PyTorch Lightning is measured beside it where it is installed.
+model and policy. Needs a GPU, Keras and one backend.
 Each cell is written into gpu.json and gpu.md as it is done (`--results DIR`, by default benchmarks/results), so that a
 run that is cut short keeps what it has; what `--minutes` has no room for is left out and said.
 """
@@ -30,7 +30,7 @@ from benchmarks.on_gpu.report import add_shares, judge, markdown
 from mpt_cli.machine import machine_facts
 
 CHECK_MINUTES = 2.0  # kept back for the checks
-NAMES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "keras", "tensorflow", "torch", "lightning")
+NAMES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "keras", "tensorflow")
 NOTES = [
     "A step is timed over whole epochs of mpt's own training loop: data on the device, the loss scale, records, "
     "telemetry files and epoch ends; median of 3 rounds in which the contenders of a process take turns. Kernels need "
@@ -80,7 +80,7 @@ def new_report(chosen: argparse.Namespace) -> dict[str, Any]:
         "device": gpus[0]["name"] if gpus else "no NVIDIA GPU", "driver": gpus[0]["driver"] if gpus else "none",
         "versions": {name: metadata.version(name) for name in NAMES if _is_installed(name)},
         "backends": chosen.backend.split(","), "models": chosen.models.split(","), "words": chosen.words, "sizes": {},
-        "tf32": {}, "rows": [], "lightning": {}, "checks": [], "notes": NOTES,
+        "tf32": {}, "rows": [], "checks": [], "notes": NOTES,
     }  # fmt: skip
 
 
@@ -99,19 +99,6 @@ def add_cell(report: dict[str, Any], task: dict[str, Any], found: dict[str, Any]
         f"{found['training_flops_per_example'] / 1e9:.4g} GFLOP per example, {found['steps_per_epoch']} steps per epoch"
     )
     report["rows"] += found["rows"]
-
-
-def measure_lightning(report: dict[str, Any], chosen: argparse.Namespace, deadline: Deadline) -> None:
-    missing = [name for name in ("torch", "lightning") if not importlib.util.find_spec(name)]
-    for task in tasks(argparse.Namespace(**{**vars(chosen), "policies": "mixed_float16"})):
-        if task["backend"] != report["backends"][0]:
-            continue
-        for compiled in (True, False):
-            own = {**task, "compiled": compiled, "warm_up": 2 if chosen.dry_run else 12,
-                   "steps": 2 if chosen.dry_run else 60}  # fmt: skip
-            why = {"error": f"{' and '.join(missing)} not installed"}
-            found = why if missing else run_child("benchmarks.on_gpu.lightning_cell", own, deadline)
-            report["lightning"][f"{task['model']}, {'compiled' if compiled else 'plain'}"] = found
 
 
 def finish(report: dict[str, Any], chosen: argparse.Namespace) -> None:
@@ -139,7 +126,6 @@ def measure(chosen: argparse.Namespace, folder: Path) -> dict[str, Any]:
             add_cell(report, task, found)
             print(*(task[key] for key in ("backend", "model", "policy")), found.get("error", "done"), file=sys.stderr)
             finish(report, chosen)
-    measure_lightning(report, chosen, deadline)
     for backend in [] if chosen.no_checks else report["backends"]:
         report["checks"] += check_runs(backend, folder, checks_end, 2 if chosen.dry_run else 4)
     finish(report, chosen)

@@ -4,7 +4,7 @@
     python -m benchmarks.growth --quick      # a moment of each, writes nothing
 
 A process per section and backend, which measures one size after the other until `--seconds` are over; what it did not
-reach is said. Figures go to results/growth.json and growth.md, pictures to results/growth/. About eight minutes.
+reach is said. Figures go to results/growth.json and growth.md. About eight minutes.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from benchmarks.growing.fits import end_exponent
 from benchmarks.growing.long_run import watch
 from benchmarks.growing.series import SECTIONS, measure_series
 from benchmarks.growing.table import markdown
-from mpt_cli.machine import cpu_model
+from mpt_cli.machine import cpu_features, cpu_model
 
 RESULTS = Path(__file__).parent / "results"
 RUN_SECONDS = 240.0
@@ -61,7 +61,8 @@ def machine() -> dict[str, Any]:
     names = [name for name in ("tensorflow", "jax", "keras", "numpy") if importlib.util.find_spec(name)]
     return {
         "date": datetime.now(UTC).date().isoformat(), "cpu": cpu_model(), "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(), "versions": {name: metadata.version(name) for name in names},
+        "cpu_features": cpu_features(), "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in names},
     }  # fmt: skip
 
 
@@ -72,9 +73,6 @@ def main() -> int:
     report = measure(chosen)
     print(markdown(report))
     if not chosen.quick:
-        from benchmarks.growing.plots import draw_all
-
-        draw_all(report, chosen.results / "growth")
         (chosen.results / "growth.json").write_text(json.dumps(report, indent=2) + "\n")
         (chosen.results / "growth.md").write_text(markdown(report))
     failed = [one for series in report["sections"].values() for one in series if not one["points"]]

@@ -1,50 +1,43 @@
 """How fast mpt trains beside Keras's own `fit` and the bare compiled loop: `make bench`.
 
-    python -m benchmarks.speed [--repeats 4] [--text FILE] [--torch-python PATH] [--backends tensorflow,jax]
+    python -m benchmarks.speed [--repeats 4] [--text FILE] [--backends tensorflow,jax]
         [--models "digits MLP;LSTM"] [--quick | --memory | --readme]
 
-Twelve models on two backends, under float32 and mixed_float16, the recipes among them also under mixed_bfloat16 and
-with more contenders; a process for each, in which the contenders of `contenders` take turns and all have what mpt sets
-before TensorFlow is imported: float16 without oneDNN on a CPU where that has no kernels for it. Read the ratios:
-machines differ, and other work on this one slows all contenders alike. Where torch and lightning are installed,
-here or in the environment of the Python that `--torch-python` names, PyTorch Lightning follows each recipe in a
-process of its own. Writes results/speed.json and results/speed.md, of which one backend, or some models, alone replace
-their own rows. `--quick` runs one cell for a moment and writes nothing: it only shows that the script works.
-`--memory` measures only the memory of the rows that results/speed.json has. `--readme` measures nothing: it prints
-README's table from that file.
+Twelve models on two backends, under float32 and mixed_float16, the recipes among them also under mixed_bfloat16; a
+process for each, in which the contenders of `contenders` take turns and all have what mpt sets before TensorFlow is
+imported: float16 without oneDNN on a CPU where that has no kernels for it. Read the ratios: machines differ, and other
+work on this one slows all contenders alike. Writes results/speed.json and results/speed.md, of which one backend, or
+some models, alone replace their own rows. `--quick` runs one cell for a moment and writes nothing: it only shows that
+the script works. `--memory` measures only the memory of the rows that results/speed.json has. `--readme` measures
+nothing: it prints the table of docs/explanation/speed.md from that file.
 """
 
 import argparse
-import importlib.util
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.beside_lightning import lightning_versions, measure_lightning
+from benchmarks.growth import machine
 from benchmarks.on_gpu.children import error_line
 from benchmarks.speed_cell import MODELS, RECIPES
 from benchmarks.speed_table import judge, readme_table, table
-from mpt_cli.machine import cpu_features, cpu_model
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 BACKENDS = ["tensorflow", "jax"]
 POLICIES = ["float32", "mixed_float16", "mixed_bfloat16"]  # the last one of recipes only
-CONTENDERS = ["fit", "bare loop", "mpt, no telemetry", "fit, scale logged"]  # beside mpt; the last two of recipes only
+CONTENDERS = ["fit", "bare loop"]  # beside mpt
 CHILD_SECONDS = 600.0
 
 
-def child(task: dict[str, Any], module: str = "benchmarks.speed_cell", python: str = sys.executable) -> dict[str, Any]:
+def child(task: dict[str, Any]) -> dict[str, Any]:
     """The result of one process, or why there is none."""
-    command = [python, "-m", module, json.dumps(task)]
+    command = [sys.executable, "-m", "benchmarks.speed_cell", json.dumps(task)]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=CHILD_SECONDS)
@@ -56,15 +49,12 @@ def child(task: dict[str, Any], module: str = "benchmarks.speed_cell", python: s
     return result
 
 
-def measure_speed(tasks: list[dict[str, Any]], torch_python: str | None) -> list[dict[str, Any]]:
-    """A row per backend, model and policy; `torch_python` runs Lightning, None where it is not installed."""
+def measure_speed(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row per backend, model and policy."""
     rows: list[dict[str, Any]] = []
     for task in tasks:
         started = time.monotonic()
-        added = task_rows(task)
-        if torch_python and task["model"] in RECIPES:
-            measure_lightning(added, task, lambda own: child(own, "benchmarks.lightning_cell", torch_python))
-        rows += added
+        rows += task_rows(task)
         print(f"{task['backend']}, {task['model']}: {time.monotonic() - started:.0f} s", file=sys.stderr)
     return rows
 
@@ -110,20 +100,11 @@ def note_peaks(row: dict[str, Any], found: dict[str, dict[str, Any]]) -> None:
         row["memory_over_fit_with_xla"] = peaks["mpt"] / peaks["fit, XLA"]
 
 
-def machine() -> dict[str, Any]:
-    names = ("tensorflow", "jax", "keras", "numpy")
-    return {
-        "date": datetime.now(UTC).date().isoformat(), "cpu": cpu_model(), "cores": len(os.sched_getaffinity(0)),
-        "cpu_features": cpu_features(), "python": platform.python_version(),
-        "versions": {name: metadata.version(name) for name in names if importlib.util.find_spec(name)},
-    }  # fmt: skip
-
-
 def plan(backends: list[str], models: list[str], repeats: int, text: str | None) -> list[dict[str, Any]]:
-    common = {"turn_seconds": 0.4, "repeats": repeats, "text": text}
-    asked = {model: (POLICIES, CONTENDERS) if model in RECIPES else (POLICIES[:2], CONTENDERS[:2]) for model in models}
-    return [{"backend": backend, "model": model, "policies": policies, "contenders": contenders, **common}
-            for backend in backends for model, (policies, contenders) in asked.items()]  # fmt: skip
+    common = {"contenders": CONTENDERS, "turn_seconds": 0.4, "repeats": repeats, "text": text}
+    asked = {model: POLICIES if model in RECIPES else POLICIES[:2] for model in models}
+    return [{"backend": backend, "model": model, "policies": policies, **common}
+            for backend in backends for model, policies in asked.items()]  # fmt: skip
 
 
 def quick_plan() -> list[dict[str, Any]]:
@@ -135,8 +116,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--text", help="text for the transformer instead of the source of Python's standard library")
-    parser.add_argument("--torch-python", default=sys.executable, metavar="PATH",
-                        help="the Python that has torch and lightning, if not this one")  # fmt: skip
     parser.add_argument("--backends", default=",".join(BACKENDS))
     parser.add_argument("--models", default=";".join(MODELS), help="some of them, between semicolons")
     parser.add_argument("--quick", action="store_true")
@@ -149,17 +128,16 @@ def main() -> None:
     if words.memory:
         measure_memory_again(words.models.split(";"))
         return
-    torch_versions = lightning_versions(words.torch_python)
     load_before = os.getloadavg()[0]
     backends = words.backends.split(",")
     tasks = quick_plan() if words.quick else plan(backends, words.models.split(";"), words.repeats, words.text)
-    rows = measure_speed(tasks, words.torch_python if torch_versions else None)
+    rows = measure_speed(tasks)
     if not words.quick:
         measure_memory(rows)
     for row in rows:
         row["targets"] = judge(row)
     load = {backend: {"before": load_before, "after": os.getloadavg()[0]} for backend in backends}
-    report = {**machine(), "torch_versions": torch_versions, "load_average": load, "cells": rows}
+    report = {**machine(), "load_average": load, "cells": rows}
     if not words.quick:
         report = with_other_backends(report)
         write(report)

@@ -67,7 +67,7 @@ def own_model_words(model: str, **more: Any) -> list[str]:
     ]  # fmt: skip
 
 
-RECIPES = {  # those that PyTorch Lightning is measured on as well
+RECIPES = {
     "digits MLP": ["conf=digits_mlp"],
     "digits CNN": ["conf=digits_cnn", "data.limit=900"],  # so that a turn of the slowest policy stays within a second
     "character transformer": ["conf=char_transformer", "data.limit=512", "data.sequence_length=32"],

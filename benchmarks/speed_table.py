@@ -2,9 +2,8 @@
 
 from typing import Any
 
-COLUMNS = ("backend", "model", "policy", "mpt, steps/s", "over `fit`", "over `fit` that logs the scale",
-           "over bare loop", "the same in CPU time", "telemetry", "memory over `fit`", "over Lightning",
-           "missed")  # fmt: skip
+COLUMNS = ("backend", "model", "policy", "mpt, steps/s", "over `fit`", "over bare loop", "the same in CPU time",
+           "telemetry", "memory over `fit`", "missed")  # fmt: skip
 MLP_OVER_FIT, OVER_FIT, OVER_BARE_LOOP, TELEMETRY, MEMORY = 2.5, 1.0, 0.9, 0.01, 1.1
 
 
@@ -26,8 +25,7 @@ def judge(row: dict[str, Any]) -> dict[str, bool]:
 
 def table(report: dict[str, Any]) -> str:
     """Markdown: the machine, a row per cell, how to read it."""
-    named = report["versions"] | report["torch_versions"]
-    versions = ", ".join(f"{name} {version}" for name, version in named.items())
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     loads = "; ".join(f"{backend} {load['before']:.1f} and {load['after']:.1f}"
                       for backend, load in report["load_average"].items())  # fmt: skip
     title = (f"{report['date']}, {report['cpu']} with {report['cores']} cores, Python {report['python']}, {versions}; "
@@ -41,8 +39,7 @@ LEGEND = (
     "take turns. The bare loop is the fastest compiled loop over Keras's own `train_step` with data on the device. "
     "Telemetry is its share of mpt's time. Memory is the peak of a process of its own without programs kept from an "
     "earlier run, beside `fit` as Keras compiles it by itself and, on TensorFlow, beside `fit` with "
-    "`jit_compile=True`. PyTorch Lightning (`32-true`, `16-mixed`, `bf16-mixed`; no metrics) does not take turns: it "
-    "runs in its own process right after the cell's, so its ratio is that of two medians taken up to a minute apart."
+    "`jit_compile=True`."
 )
 
 
@@ -51,20 +48,12 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     if "error" in row:
         return (*names, f"not possible: {row['error']}", *[""] * (len(COLUMNS) - 4))
     rate, bare, cpu = row["steps_per_second"]["mpt"], row["over_bare_loop"]["mpt"], row["cpu_time"]["over_bare_loop"]
-    logging = row["steps_per_second"].get("fit, scale logged")
-    logged = f"{rate / logging:.2f}" if logging else ""
     memory = f"{row['memory_over_fit']:.2f}" if "memory_over_fit" in row else ""
     if "memory_over_fit_with_xla" in row:
         memory += f" ({row['memory_over_fit_with_xla']:.2f} with XLA)"
     missed = "; ".join(name for name, met in row["targets"].items() if not met) or "none"
-    return (*names, f"{rate:.0f}", f"{row['over_fit']['mpt']:.2f}", logged, f"{bare:.2f}", f"{cpu['mpt']:.2f}",
-            f"{row['telemetry_share']:.2%}", memory, beside_lightning(row), missed)  # fmt: skip
-
-
-def beside_lightning(row: dict[str, Any]) -> str:
-    if "lightning" not in row:
-        return "not installed"
-    return f"{row['over_lightning']:.2f}" if "over_lightning" in row else f"not possible: {row['lightning']['error']}"
+    return (*names, f"{rate:.0f}", f"{row['over_fit']['mpt']:.2f}", f"{bare:.2f}", f"{cpu['mpt']:.2f}",
+            f"{row['telemetry_share']:.2%}", memory, missed)  # fmt: skip
 
 
 README_COLUMNS = ("model, policy", "TensorFlow: over `fit`", "over the bare loop", "telemetry", "JAX: over `fit`",

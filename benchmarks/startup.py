@@ -12,17 +12,14 @@ beyond the framework's import. Writes results/startup.json. `--quick` runs one c
 import argparse
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 
-from mpt_cli.machine import cpu_model
+from benchmarks.growth import machine
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "startup.json"
@@ -105,13 +102,7 @@ def main() -> None:
         print(f"{name:<60}{row['median']:7.2f} s median {row['least']:7.2f} s least   {verdict}")
     if words.quick:
         return
-    names = ("tensorflow", "jax", "keras", "hydra-core", "rich")
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({
-        "date": datetime.now(UTC).date().isoformat(), "cpu": cpu_model(), "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(), "versions": {name: metadata.version(name) for name in names},
-        "cpu_seconds": results,
-    }, indent=2) + "\n")  # fmt: skip
+    RESULTS.write_text(json.dumps({**machine(), "cpu_seconds": results}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def measure(task: dict[str, Any], value: float, folder: Path) -> dict[str, Any]:
     from mpt_cli.engine.backend import prepare_backend
 
     platform = prepare_backend(settings)
-    from benchmarks.contenders import Cell, file_telemetry, mpt_turn
+    from benchmarks.contenders import Cell, file_telemetry, mpt_turn, plain_turn
     from mpt_cli.data.load import load_data
 
     started = time.perf_counter()
@@ -82,7 +82,7 @@ def measure(task: dict[str, Any], value: float, folder: Path) -> dict[str, Any]:
     telemetry.close()
     point["anonymous_bytes"] = anonymous_bytes()
     if task["section"] == "variables":
-        plain = timed(plain_turn(cell, jit), cell)
+        plain = timed(plain_turn(cell, xla=jit != "false"), cell)
         point |= {"plain_step_seconds": plain["step_seconds"], "plain_compile_seconds": plain["compile_seconds"],
                   "over_plain": point["step_seconds"] / plain["step_seconds"]}  # fmt: skip
     return point
@@ -94,33 +94,6 @@ def timed(turn: "Turn", cell: "Cell") -> dict[str, Any]:
     epochs = max(1, round(0.2 / turn(1)))
     seconds = [turn(epochs) / (epochs * cell.steps) for _ in range(3)]
     return {"step_seconds": statistics.median(seconds), "compile_seconds": compiling}
-
-
-def plain_turn(cell: "Cell", jit: str) -> "Turn":
-    """Keras's own train_step with the same optimizer in a compiled loop over resident data."""
-    import numpy as np
-
-    from benchmarks.contenders import permuted
-    from mpt_cli.training.assembly import build_under_policy, compile_model
-    from mpt_cli.training.loss_and_optimizer import build_optimizer
-
-    if cell.settings.backend.name == "tensorflow":
-        from benchmarks.bare_tensorflow import loops
-    else:
-        from benchmarks.bare_jax import loops
-    model = build_under_policy(cell.settings, cell.data)
-    compile_model(cell.settings, model, cell.data, build_optimizer(cell.settings.optimizer, None))
-    built = loops(model, *cell.arrays)
-    run_steps = built.get("device loop") or built["no XLA" if jit == "false" else "XLA"]
-    rng = np.random.default_rng(0)
-
-    def turn(epochs: int) -> float:
-        started = time.perf_counter()
-        for _ in range(epochs):
-            run_steps(permuted(rng, cell))
-        return time.perf_counter() - started
-
-    return turn
 
 
 def anonymous_bytes() -> int | None:

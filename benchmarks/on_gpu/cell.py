@@ -9,7 +9,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,27 +73,11 @@ class Contenders:
         self.flops, self.steps, self.parameters = training_flops(model), steps, model.count_params()
 
     def _plain(self) -> "dict[str, Turn]":
-        import numpy as np
-
-        from benchmarks.contenders import Cell, permuted
+        from benchmarks.contenders import Cell, plain_turn
         from mpt_cli.data.load import load_data
-        from mpt_cli.training.assembly import build_under_policy, compile_model
-        from mpt_cli.training.loss_and_optimizer import build_optimizer
 
-        settings = self.settings
-        data = load_data(settings.data, settings.seed or 0)
-        model = build_under_policy(settings, data)
-        compile_model(settings, model, data, build_optimizer(settings.optimizer, None))
-        cell, rng = Cell(settings, self.platform, data, self.folder), np.random.default_rng(0)
-        run_steps = _device_loop(settings.backend.name)(model, *cell.arrays)
-
-        def turn(epochs: int) -> float:
-            started = time.perf_counter()
-            for _ in range(epochs):
-                run_steps(permuted(rng, cell))
-            return time.perf_counter() - started
-
-        return {"plain Keras": turn}
+        data = load_data(self.settings.data, self.settings.seed or 0)
+        return {"plain Keras": plain_turn(Cell(self.settings, self.platform, data, self.folder))}
 
 
 def _turn(session: "Session", telemetry: Any) -> "Turn":
@@ -110,16 +93,6 @@ def _turn(session: "Session", telemetry: Any) -> "Turn":
         return time.perf_counter() - started
 
     return run
-
-
-def _device_loop(backend: str) -> Callable[..., Callable[[Any], None]]:
-    if backend == "tensorflow":
-        from benchmarks.bare_tensorflow import loops
-
-        return lambda *given: loops(*given)["XLA"]
-    from benchmarks.bare_jax import loops as jax_loops
-
-    return lambda *given: jax_loops(*given)["device loop"]
 
 
 def measure(task: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -24,12 +24,11 @@ def judge(report: dict[str, Any]) -> list[dict[str, Any]]:
         for model in report["models"]:
             rows = [row for row in report["rows"] if (row["backend"], row["model"]) == (backend, model)]
             found = {(row["policy"], row["scaling"]): row for row in rows if "error" not in row}
-            lightning = report["lightning"].get(f"{model}, compiled", {})
-            verdicts += [{"backend": backend, "model": model, **verdict} for verdict in _judge_model(found, lightning)]
+            verdicts += [{"backend": backend, "model": model, **verdict} for verdict in _judge_model(found)]
     return verdicts
 
 
-def _judge_model(found: dict[tuple[str, str], Any], lightning: dict[str, Any]) -> list[dict[str, Any]]:
+def _judge_model(found: dict[tuple[str, str], Any]) -> list[dict[str, Any]]:
     half, bfloat = found.get(("mixed_float16", "dynamic")), found.get(("mixed_bfloat16", "none"))
     single = found.get(("float32", "none"))
     verdicts = [
@@ -37,9 +36,6 @@ def _judge_model(found: dict[tuple[str, str], Any], lightning: dict[str, Any]) -
                  half and single and single["step_seconds"] / half["step_seconds"], least=SPEEDUP),
         _verdict(f"loss scaling and telemetry at most {OVER_BFLOAT16 - 1:.0%} over mixed_bfloat16",
                  half and bfloat and half["step_seconds"] / bfloat["step_seconds_no_telemetry"], most=OVER_BFLOAT16),
-        _verdict("not slower than Lightning with torch.compile",
-                 half and "error" not in lightning and lightning and
-                 lightning["step_seconds"] / half["step_seconds"], least=1.0),
     ]  # fmt: skip
     if half and "tokens_per_second" in half:
         share = _verdict(f"mixed_float16 at least {SHARE_OF_PEAK:.0%} of peak", half.get("share_of_peak"),
@@ -56,14 +52,13 @@ def _verdict(target: str, value: Any, least: float | None = None, most: float | 
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """All of it: the machine, a row per measurement, scaling's cost, Lightning, the checks, the targets, the notes."""
+    """All of it: the machine, a row per measurement, scaling's cost, the checks, the targets, the notes."""
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     sizes = "; ".join(f"{name}: {words}" for name, words in report["sizes"].items())
     parts = [f"{report['date']}, {report['device']}, driver {report['driver']}, Python {report['python']}, {versions}.",
              f"Sizes: {sizes}."]  # fmt: skip
     parts.append(_table(TITLES, [_cells(row) for row in report["rows"]]))
     parts.append(_table(("cost of", "model", "backend", "step over that"), _costs(report)))
-    parts.append(_table(("Lightning", "precision", "ms per step", "examples/s", "peak memory"), _lightning(report)))
     parts.append(_table(("check on the device", "backend", "", "seen"), [
         (row["check"], row["backend"], "holds" if row["holds"] else "FAILS", row["seen"]) for row in report["checks"]
     ]))  # fmt: skip
@@ -103,15 +98,6 @@ def _costs(report: dict[str, Any]) -> list[tuple[str, ...]]:
                 seconds = base.get("step_seconds_no_telemetry", base["step_seconds"])
                 lines.append((f"dynamic scaling, {policy}", model, backend, f"{silent / seconds:.3f} {other}"))
     return lines
-
-
-def _lightning(report: dict[str, Any]) -> list[tuple[str, ...]]:
-    return [
-        (name, f"not measured: {row['error']}", "", "", "") if "error" in row else
-        (name, row["precision"], f"{1e3 * row['step_seconds']:.2f}", f"{row['examples_per_second']:,.0f}",
-         _gib(row["peak_bytes"]))
-        for name, row in report["lightning"].items()
-    ]  # fmt: skip
 
 
 def _gib(count: float | None) -> str:

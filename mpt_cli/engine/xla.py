@@ -56,8 +56,8 @@ def xla_pays(steps: int, variables: int, numbers: int) -> bool:
     """Whether `steps` on a CPU save more than XLA takes to compile them, in CPU seconds.
 
     Compiling takes XLA 2.5 s and 0.04 s per trainable variable more than going without it; a step saves 8 ns per number
-    of `numbers_per_step`, which no longer passes through memory from each operation to the next. Measured by
-    `python -m benchmarks.compile_time` on 2 cores: 2 to 5 s for 6 to 38 variables and 6 to 10 for 164; 5 to 17 ns for
+    of `numbers_per_step`, which no longer passes through memory from each operation to the next. Measured on
+    2 cores: 2 to 5 s for 6 to 38 variables and 6 to 10 for 164; 5 to 17 ns for
     Dense layers, with and without normalization, and transformers, more for recurrent layers.
 
     >>> xla_pays(steps=420, variables=6, numbers=9_000 + 8_200)  # a small MLP for 15 epochs of 28 steps

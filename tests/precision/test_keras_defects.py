@@ -1,6 +1,6 @@
 """Every known defect of Keras's own loss scaling: its class shows it, ours does not. One row, one defect.
 
-`benchmarks/defects.py` measures; its functions say what exactly is done. One process runs them all.
+`keras_defects.py` measures; its functions say what exactly is done. One process runs them all.
 """
 
 import json
@@ -41,7 +41,7 @@ def measured(made_once) -> dict[str, list[str]]:
 
 
 def measure() -> dict[str, list[str]]:
-    program = str(ROOT / "benchmarks" / "defects.py")
+    program = str(Path(__file__).with_name("keras_defects.py"))
     done = run_program(program, "--json", backend="tensorflow", cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -1,7 +1,7 @@
 """What goes wrong with Keras 3's own loss scaling, beside the same program with `mpt_cli.precision`, in numbers.
 
-    python benchmarks/defects.py          # a table, about half a minute on two CPU cores
-    python benchmarks/defects.py --json   # the same for machines; the test suite checks every cell
+    python tests/precision/keras_defects.py          # a table, about half a minute on two CPU cores
+    python tests/precision/keras_defects.py --json   # the same for machines; the test suite checks every cell
 
 Every row is one function, run with `ours=False` and with `ours=True`. TensorFlow, on two logical CPUs.
 """
