@@ -193,7 +193,7 @@ def _grid() -> Schema:
 def _search() -> Schema:
     return _closed({
         "trials": _described("how many points; must be given, here or as --trials", _COUNT, example=20),
-        "sampler": _described("how Optuna chooses; gp needs scipy and torch, cmaes the package cmaes",
+        "sampler": _described("how Optuna chooses; gp needs torch, cmaes the package cmaes",
                               _named(SAMPLERS), "tpe", "random"),
         "sampler_seed": _described("of what the sampler draws; with jobs: 1 the same search again",
                                    {"type": "integer", "minimum": 0}, 0, 1),

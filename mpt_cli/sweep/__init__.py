@@ -4,6 +4,6 @@
 """
 
 # of a search, with what each needs besides Optuna; here, so that `mpt sweep --help` starts without the rest of the room
-SAMPLERS = {"tpe": (), "random": (), "gp": ("scipy", "torch"), "cmaes": ("cmaes",), "nsgaii": ()}
+SAMPLERS = {"tpe": (), "random": (), "gp": ("torch",), "cmaes": ("cmaes",), "nsgaii": ()}
 ONLY_OF_A_NEW_SEARCH = "is for a new search: give --trials too, and no --resume."
 PRUNERS = ("none", "median", "asha", "hyperband")

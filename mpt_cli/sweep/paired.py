@@ -11,13 +11,14 @@ each answered wrongly in at most LEVEL of the cases, at any number of seeds:
 
 Several configurations are held against the one that has come out first, so that the level is shared among the
 comparisons (Bonferroni): each of them may have been the first by chance.
+
+scipy, which takes most of a second to import, is imported where something is computed.
 """
 
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Self
 
 LEVEL = 0.05
@@ -53,110 +54,66 @@ class PairedDifference:
 
     @property
     def mean(self) -> float:
-        return math.fsum(self.differences) / self.seeds
+        return statistics.fmean(self.differences)
 
     @property
     def deviation(self) -> float | None:
         """Of the sample, n - 1; None for one seed, which shows no spread."""
-        if self.seeds == 1:
-            return None
-        mean = self.mean
-        return math.sqrt(math.fsum((each - mean) ** 2 for each in self.differences) / (self.seeds - 1))
-
-    @property
-    def has_known_spread(self) -> bool:
-        """Not with one seed; nor where all differences are the same, as accuracies over few examples may be: they come
-        in steps, and the spread is anything below one.
-        """
-        return self.deviation is not None and self.deviation > self.resolution
+        return None if self.seeds == 1 else statistics.stdev(self.differences)
 
     def interval(self, confidence: float = 1 - LEVEL) -> tuple[float, float] | None:
-        """Of the mean difference, by Student's t; None where the spread is not known."""
-        if not self.has_known_spread:
+        """Of the mean difference, by Student's t. None where the spread is not known: with one seed, or where all
+        differences are the same, as accuracies over few examples may be: they come in steps.
+        """
+        if self.deviation is None or self.deviation <= self.resolution:
             return None
-        assert self.deviation is not None
-        half = t_quantile((1 + confidence) / 2, self.seeds - 1) * self.deviation / math.sqrt(self.seeds)
-        return self.mean - half, self.mean + half
+        from scipy import stats
+
+        error = self.deviation / math.sqrt(self.seeds)
+        low, high = stats.t.interval(confidence, self.seeds - 1, self.mean, error)
+        return float(low), float(high)
 
     @property
     def is_zero_left_out(self) -> bool:
         """Whether the mean differs from 0, shown at the level."""
         level = LEVEL / self.comparisons
-        if not self.has_known_spread:
-            return abs(self.mean) > self.resolution and _sign_tells(self.seeds, level / 2)
-        low, high = self.interval(1 - level) or (-math.inf, math.inf)
-        return low > 0 or high < 0
+        if (interval := self.interval(1 - level)) is None:
+            return abs(self.mean) > self.resolution and self._sign_tells("two-sided", level)
+        return interval[0] > 0 or interval[1] < 0
 
     def is_within(self, margin: float) -> bool:
         """Whether the mean is nearer to 0 than the margin, shown at the level."""
-        if not self.has_known_spread:
-            return abs(self.mean) < margin - self.resolution and _sign_tells(self.seeds, LEVEL)
-        low, high = self.interval(1 - 2 * LEVEL) or (-math.inf, math.inf)
-        return -margin < low and high < margin
+        if (interval := self.interval(1 - 2 * LEVEL)) is None:
+            return abs(self.mean) < margin - self.resolution and self._sign_tells("greater", LEVEL)
+        return -margin < interval[0] and interval[1] < margin
+
+    def _sign_tells(self, alternative: str, level: float) -> bool:
+        """Whether as many differences on one side are a proof by themselves, whatever their spread."""
+        from scipy import stats
+
+        return float(stats.binomtest(self.seeds, self.seeds, alternative=alternative).pvalue) <= level
 
     def seeds_to_decide(self, margin: float | None = None) -> int | None:
         """How many seeds would show the one or the other in POWER of the cases, if mean and spread are as they look.
 
-        Without a margin only a difference counts. None where the spread is not known, or MOST_SEEDS would not do.
+        Without a margin only a difference counts. None where the spread is not known, or MOST_SEEDS would not do. The
+        spread is taken for known, so that a few seeds look a little more powerful than they are.
         """
-        if not self.has_known_spread:
+        if self.interval() is None:
             return None
-        return next((count for count in range(self.seeds + 1, MOST_SEEDS + 1)
-                     if self._power(count, margin) >= POWER), None)  # fmt: skip
+        import numpy as np
+        from scipy import stats
 
-    def _power(self, seeds: int, margin: float | None) -> float:
-        """Of the likelier verdict. The spread is taken for known, so that it is a little too high for few seeds."""
-        error = (self.deviation or 0.0) / math.sqrt(seeds)
+        counts = np.arange(self.seeds + 1, MOST_SEEDS + 1)
+        error = (self.deviation or 0.0) / np.sqrt(counts)
         shift = abs(self.mean) / error
-        differs = _normal(shift - t_quantile(1 - LEVEL / self.comparisons / 2, seeds - 1))
-        if margin is None:
-            return differs
-        limit = t_quantile(1 - LEVEL, seeds - 1)
-        equal = _normal(margin / error - shift - limit) + _normal(margin / error + shift - limit) - 1
-        return max(differs, equal)
-
-
-def _sign_tells(seeds: int, level: float) -> bool:
-    """Whether as many differences on one side are a proof by themselves, whatever their spread (the sign test)."""
-    return 0.5**seeds <= level
-
-
-def _normal(value: float) -> float:
-    return statistics.NormalDist().cdf(value)
-
-
-def t_probability(value: float, freedom: int) -> float:
-    """Of Student's t below `value`, for a whole number of degrees of freedom: the finite series of M. Abramowitz and
-    I. A. Stegun, "Handbook of Mathematical Functions", 26.7.3 and 26.7.4.
-
-    >>> round(t_probability(12.7062, 1), 5), round(t_probability(-2.0, 2), 5)
-    (0.975, 0.09175)
-    """
-    angle = math.atan(value / math.sqrt(freedom))
-    sine, cosine = math.sin(angle), math.cos(angle)
-    is_odd = freedom % 2 == 1
-    term, total = (cosine, 0.0) if is_odd else (1.0, 0.0)
-    for step in range(2 + is_odd, freedom + 1, 2):
-        total += term
-        term *= cosine * cosine * (step - 1) / step
-    share = 2 / math.pi * (angle + sine * total) if is_odd else sine * total
-    return (1 + share) / 2
-
-
-@cache
-def t_quantile(probability: float, freedom: int) -> float:
-    """The value below which Student's t is with `probability`, above 0.5.
-
-    >>> round(t_quantile(0.975, 1), 4), round(t_quantile(0.95, 9), 4)
-    (12.7062, 1.8331)
-    """
-    low, high = 0.0, 1.0
-    while t_probability(high, freedom) < probability:
-        low, high = high, 2 * high
-    while high - low > 1e-10 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_probability(middle, freedom) < probability else (low, middle)
-    return (low + high) / 2
+        power = stats.norm.cdf(shift - stats.t.isf(LEVEL / self.comparisons / 2, counts - 1))
+        if margin is not None:
+            limit = stats.t.isf(LEVEL, counts - 1)
+            equal = [stats.norm.cdf(margin / error + side - limit) for side in (-shift, shift)]
+            power = np.maximum(power, sum(equal) - 1)
+        enough = counts[power >= POWER]
+        return int(enough[0]) if len(enough) else None
 
 
 @dataclass(frozen=True)

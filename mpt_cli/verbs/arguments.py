@@ -200,7 +200,7 @@ def configure_sweep(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trials", type=int, metavar="N", help="search: N points, each with values chosen by Optuna, "
                         "a job each, or one for each of several seeds; with --resume, so many in all")  # fmt: skip
     parser.add_argument("--sampler", choices=tuple(SAMPLERS), help="how a search chooses, as Optuna calls it; "
-                        "default: tpe, whose first 10 are random. gp needs scipy and torch, cmaes a package of that "
+                        "default: tpe, whose first 10 are random. gp needs torch, cmaes a package of that "
                         "name")  # fmt: skip
     parser.add_argument("--pruner", choices=PRUNERS, help="of a search: end jobs whose objective is "
                         "behind what others had at the end of the same epoch; default: none")  # fmt: skip
@@ -332,9 +332,9 @@ A run that is still going on, was killed or has damaged files gets a page that s
 
 
 def configure_report(parser: argparse.ArgumentParser) -> None:
-    """One page of a run, of several runs overlaid, of sweeps or of a comparison: opens from disk, needs no network."""
+    """One page of a run, of several runs overlaid, of a sweep or of a comparison: opens from disk, needs no network."""
     parser.add_argument("directories", nargs="+", metavar="RUN|SWEEP|COMPARE", help="what mpt train, sweep or compare "
-                        "wrote; of several, all their runs in one page, and sweeps are ranked together")  # fmt: skip
+                        "wrote; of several, all their runs in one page")  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help=f"where the page goes; default: {PAGE} in the directory, of "
                         f"several {PAGE} here")  # fmt: skip
     parser.add_argument("--objective", metavar="NAME[:min|:max]", help="rank a sweep, or compare, by something else")

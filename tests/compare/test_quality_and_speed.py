@@ -5,10 +5,9 @@ import math
 
 import numpy as np
 import pytest
-from scipy.special import stdtrit
 
 from mpt_cli.compare.comparison import StepTime, compare_quality, format_rule, speed_up, step_time
-from mpt_cli.sweep.paired import POWER, PairedDifference, t_quantile
+from mpt_cli.sweep.paired import POWER, PairedDifference
 from mpt_cli.sweep.plan import Objective
 
 ACCURACY, LOSS = Objective("val_accuracy", falls=False), Objective("val_loss", falls=True)
@@ -95,12 +94,6 @@ def test_an_effect_that_is_there_is_found_with_as_many_seeds_as_are_said():
     assert wanted == 8  # ((0.84162 + 2.3646) * 0.025495 / 0.03) ** 2 = 7.42, where 2.3646 is t of 7 at 0.975
     deviation = PairedDifference(differences).deviation
     assert shares(wanted, -0.03, deviation)["worse"] == pytest.approx(POWER, abs=0.05)
-
-
-@pytest.mark.parametrize("freedom", [1, 2, 3, 9, 200])
-def test_quantiles_of_t_are_those_of_scipy(freedom):
-    for probability in (0.9, 0.95, 0.975, 0.9995):
-        assert t_quantile(probability, freedom) == pytest.approx(stdtrit(freedom, probability), rel=1e-8)
 
 
 def test_the_step_time_is_the_median_of_the_logged_speeds(tmp_path):
