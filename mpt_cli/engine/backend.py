@@ -20,7 +20,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from mpt_cli.engine.compile_cache import use_compile_cache
+from mpt_cli.engine.compile_cache import CACHE_FAULT, use_compile_cache
 from mpt_cli.engine.distribution import ProcessInfo, check_device_count, connect, find_process_info, is_connected
 from mpt_cli.errors import (
     ConfigError,
@@ -456,8 +456,9 @@ def framework_errors(several_processes: bool) -> Iterator[None]:
 
 def _explain_framework_error(text: str, several_processes: bool) -> MptError | None:
     first = text.strip().splitlines()[0][:200] if text.strip() else ""
-    if "xla_compile_cache" in text:  # the disk has filled up since the start
-        return DataError(f"A compiled program can't be kept: {first}. Make room, or set backend.compile_cache=null.")
+    if CACHE_FAULT.search(text):
+        return DataError(f"A compiled program can't be kept or read: {first}. Make room, delete the folder of compiled "
+                         "programs, or set backend.compile_cache=null.")
     if found := _UNSUPPORTED.search(text):
         return ConfigError(Problem(
             "policy", f"JAX has no products of {found[1]} on a {found[2]}, which attention needs there.", None,

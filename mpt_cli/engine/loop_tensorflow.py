@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from mpt_cli.data.examples import Ragged
+from mpt_cli.engine.compile_cache import CACHE_FAULT
 from mpt_cli.engine.flow import Flow, pure_loss
 from mpt_cli.engine.loop import (
     EVALUATION,
@@ -289,7 +290,7 @@ def _obstacle(function: Any, *arguments: Any) -> str | None:
     try:
         function(*arguments)
     except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.InternalError) as error:
-        if "xla_compile_cache" in error.message:  # the place where programs are kept: XLA has compiled it
+        if CACHE_FAULT.search(error.message):  # XLA has compiled it
             raise
         return describe_obstacle(error.message)
     return None

@@ -304,9 +304,6 @@ def test_forked_jobs_come_to_the_same_bits_and_keep_their_programs(backend, star
         if folder == "forked":
             (programs,) = (tmp_path / "programs").iterdir()
             assert [*programs.iterdir()]
-            steps = {path: path.stat().st_mtime_ns for path in programs.glob("step-*-cache")}
-            assert bool(steps) == (backend == "jax")
-    assert {path: path.stat().st_mtime_ns for path in programs.glob("step-*-cache")} == steps  # as the others left them
     pairs = [(tmp_path / "fresh" / path.name, path) for path in sorted((tmp_path / "forked").glob("00*"))]
     assert len(pairs) == 2
     for fresh, forked in pairs:
