@@ -5,7 +5,7 @@ Nothing here may import Keras: `training.backend.prepare_backend`, which chooses
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +15,10 @@ from mpt_cli.engine.distribution import undistributed
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.runs.directory import RunDirectory, make_empty, remove_empty, write_atomic
 from mpt_cli.settings.limits import read_file
+from mpt_cli.settings.overrides import recipes_named
+from mpt_cli.settings.recipes import names_left_behind
 from mpt_cli.settings.schema import Settings
-from mpt_cli.settings.search_path import expanded
+from mpt_cli.settings.search_path import expanded, find_recipe, is_shipped
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import OVERFLOW, PHASE, SCHEMA_VERSION, Event, misfit, required_fields
 
@@ -128,8 +130,10 @@ class DiagnosisDirectory:
         write_atomic(self.diagnosis_json, strict_json({"schema_version": SCHEMA_VERSION, **content}, indent=2) + "\n")
 
 
-def check_write_path(target: str | None) -> None:
-    """DataError where the file exists or can't be made, before anything is measured; nothing is left of the trial."""
+def check_write_path(target: str | None, words: Sequence[str]) -> None:
+    """DataError where the file exists or can't be made, before anything is measured; nothing is left of the trial.
+    ConfigError where the recipe of these words names what a copy there would not find.
+    """
     if target is None:
         return
     path = expanded(target)
@@ -142,6 +146,10 @@ def check_write_path(target: str | None) -> None:
         raise DataError(f"{path} exists already. Nothing was changed; give another --write.") from error
     except OSError as error:
         raise DataError(f"{path} can't be written: {error.strerror}. Give another --write.") from error
+    for source in map(find_recipe, recipes_named(words)):
+        if left := [] if is_shipped(source) else names_left_behind(source, path):
+            rule = f"must be beside {source}, which names {', '.join(left)} from there."
+            raise ConfigError(Problem("--write", rule, target, f"Use --write {source.parent / path.name}."))
 
 
 def _now() -> str:

@@ -36,7 +36,6 @@ from mpt_cli.runs.directory import write_atomic
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.recipe_edit import RecipeText
 from mpt_cli.settings.recipes import keys_left
-from mpt_cli.settings.relative_references import MovedReferences, move_recipe
 from mpt_cli.settings.schema import choosing_key
 from mpt_cli.settings.search_path import conf_override, expanded, find_recipe
 from mpt_cli.telemetry.format import format_fraction, format_scale
@@ -323,8 +322,7 @@ def _trial_content(trial: ScaleTrial) -> dict[str, Any]:
 
 
 def write_recipe_copy(target: str, overrides: list[str], found: Diagnosis) -> None:
-    """The recipe that `overrides` name, changed by them and by the recommendation, as a file that loads and means the
-    same modules, recipes and folders, wherever it lies.
+    """The recipe that `overrides` name, changed by them and by the recommendation, as a file that loads.
 
     A loss scale that they turn off is left out, as the recommendation replaces it.
     """
@@ -334,13 +332,11 @@ def write_recipe_copy(target: str, overrides: list[str], found: Diagnosis) -> No
     assert given.conf is not None, "settings were loaded from it"
     source, path = find_recipe(given.conf), expanded(target)
     recipe = RecipeText(source.read_text(encoding="utf-8"))
-    move_recipe(recipe, source, path)
     for group, choice in given.choices.items():
         if group != "loss_scale" or found.settings.loss_scale.rule_class.scales:
             choose_with_keys(recipe, group, str(choice.name), found)
-    moved = MovedReferences(None, path)
     for key, value in _changed_keys(given.overrides, found).items():
-        recipe.set(key, moved.override(key, value))
+        recipe.set(key, value)
     recipe.text = _headline(found) + recipe.text
     _write_checked(path, recipe, found)
 
@@ -348,7 +344,7 @@ def write_recipe_copy(target: str, overrides: list[str], found: Diagnosis) -> No
 def choose_with_keys(recipe: RecipeText, group: str, name: str, found: Diagnosis) -> None:
     """The choice, and what it says of keys that the recipe has as well; keys it has no use for go."""
     recipe.choose(group, name)
-    section = recipe.section(group)
+    section = recipe.content().get(group) or {}
     left = keys_left(group, name, section)
     resolved = asdict(found.settings)[group]
     for key in section.keys() - left.keys() - {choosing_key(group)}:

@@ -9,16 +9,16 @@ import ast
 import math
 import operator
 import os
-import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -81,14 +81,7 @@ from mpt_cli.settings.variants import LossScaleSettings
 
 def resolved_yaml(settings: Settings) -> str:
     """Every key with its value, without a defaults list; `conf=THAT_FILE` gives an equal Settings."""
-    parts = _escape_texts(asdict(settings)).items()
-    return "".join(_yaml_of_part(pickle.dumps({name: part})) for name, part in parts)
-
-
-@lru_cache(maxsize=64)
-def _yaml_of_part(pickled: bytes) -> str:
-    """Runs that share a process differ in few of theirs, and all together take 0.01 CPU seconds."""
-    return OmegaConf.to_yaml(OmegaConf.create(pickle.loads(pickled)))
+    return OmegaConf.to_yaml(OmegaConf.create(_escape_texts(asdict(settings))))
 
 
 def _escape_texts(value: Any) -> Any:
@@ -406,8 +399,6 @@ def _with_places(
     """With file and line, where what is wrong stands in a file that the command line does not name: one of a group of
     the project, or a recipe that others start from.
     """
-    from mpt_cli.settings.recipe_edit import lines_of  # whose library only a fault needs
-
     # each file once, however many problems
     lines, files_of_group = cache(lambda file: lines_of(read_yaml_text(file))), cache(readable_files_of)
     given_keys = keys_given(given.overrides)
@@ -423,6 +414,26 @@ def _with_places(
         return problem
 
     return [with_place(problem) for problem in problems]
+
+
+def lines_of(text: str) -> dict[tuple[str, ...], int]:
+    """Return the number of the line, from 1, of each key and each entry of a list, by the names on the way to it.
+
+    >>> lines_of("a:\\n  b: [{c: 1}]\\n")
+    {('a',): 1, ('a', 'b'): 2, ('a', 'b', '0'): 2, ('a', 'b', '0', 'c'): 2}
+    """
+    return dict(_places_in(yaml.compose(text, Loader=yaml.SafeLoader), ()))
+
+
+def _places_in(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
+    parts: list[tuple[str, Any, Any]] = []
+    if isinstance(node, yaml.MappingNode):
+        parts = [(str(key.value), part, key.start_mark) for key, part in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        parts = [(str(number), part, part.start_mark) for number, part in enumerate(node.value)]
+    for name, part, mark in parts:
+        yield (*path, name), mark.line + 1
+        yield from _places_in(part, (*path, name))
 
 
 def _is_within(path: Sequence[str], key: str) -> bool:

@@ -15,7 +15,7 @@ from mpt_cli.errors import ConfigError, Problem, did_you_mean
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.key import format_type
 from mpt_cli.settings.limits import MOST_RECIPES, few_interpolations, read_yaml_text
-from mpt_cli.settings.relative_references import NAMING, RelativeReferences, file_beside
+from mpt_cli.settings.relative_references import NAMING, RelativeReferences, file_beside, find_file, module_folders
 from mpt_cli.settings.schema import (
     CHOOSING_KEYS,
     VARIANTS,
@@ -334,6 +334,30 @@ def load_mapping(path: Path) -> dict[str, Any]:
         remedy = "`model: {name: mlp}` is the shortest recipe, with all else by default; mpt copy gives one to edit."
         raise ConfigError(Problem("conf", f"{path} must hold keys, and it is empty or all comments.", None, remedy))
     return {str(name): value for name, value in content.items()}
+
+
+_FROM_ANYWHERE = ("/", "~", "${", "pkg://")
+
+
+def names_left_behind(source: Path, target: Path) -> list[str]:
+    """Return what the recipe at `source` names relative to itself and a copy at `target` would not find: functions,
+    recipes and folders.
+    """
+    content, there = load_mapping(source), module_folders(target)
+    found = RelativeReferences(source)
+    found.body(content)
+    found.sweep(content.get("sweep"))
+    names = [name for name, file in found.located.items() if find_file(name, there)[1] != file]
+    if source.resolve().parent == target.resolve().parent:
+        return names
+    defaults, hydra = content.get("defaults"), content.get("hydra")
+    entries = [entry for entry in defaults if isinstance(entry, str)] if isinstance(defaults, list) else []
+    beside = [entry for entry in entries if entry.removeprefix("optional ").startswith(".")
+              or (entry != "_self_" and file_beside(source.parent, entry) is not None)]  # fmt: skip
+    searched = hydra.get("searchpath") if isinstance(hydra, dict) else None
+    folders = [str(text) for text in searched or () if not str(text).removeprefix("file://").startswith(_FROM_ANYWHERE)]
+    return [*beside, *folders, *names]
+
 
 
 def _is_named_as_yaml(path: Path) -> bool:

@@ -1,12 +1,12 @@
-"""What a recipe or a group file means by the functions, recipes and folders that it names relative to itself: found
-beside it or in its project, and written anew where the recipe is written to another folder.
+"""What a recipe or a group file means by the functions and recipes that it names relative to itself: found beside it
+or in its project.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings.references import form_problem
@@ -19,9 +19,6 @@ from mpt_cli.settings.search_path import (
     is_shipped,
     own_conf_directories,
 )
-
-if TYPE_CHECKING:
-    from mpt_cli.settings.recipe_edit import RecipeText
 
 # what names Python objects in a recipe: by section, the keys whose values are names or hold them
 NAMING = {"model": ("builder",), "data": ("loader",), "optimizer": ("name", "object", "kwargs", "schedule"),
@@ -46,11 +43,13 @@ def module_folders(path: Path) -> list[Path]:
 @dataclass
 class RelativeReferences:
     """What the file at `path` means by the functions it names: those of the modules in its `module_folders` where there
-    are such, written as the path of the file, which is found from everywhere. `notes` say which of two was taken.
+    are such, written as the path of the file, which is found from everywhere. `notes` say which of two was taken,
+    `located` the file of each name that has one.
     """
 
     path: Path
     notes: list[str] = field(default_factory=list)
+    located: dict[str, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.folders = module_folders(self.path)
@@ -99,8 +98,11 @@ class RelativeReferences:
 
     def name(self, key: str, reference: str) -> str:
         """The reference, by the path of its file where that is neither in the working directory nor found there."""
-        folder, theirs = self.find(reference)
-        if theirs is None or folder.resolve() == _working_directory():
+        folder, theirs = find_file(reference, self.folders)
+        if theirs is None:
+            return reference
+        self.located[reference] = theirs
+        if folder.resolve() == _working_directory():
             return reference
         here = _file_here(reference)
         if here is not None and here.read_bytes() != theirs.read_bytes():
@@ -109,10 +111,11 @@ class RelativeReferences:
                               "one and is not taken")  # fmt: skip
         return f"{theirs}:{reference.rpartition(':')[2]}"
 
-    def find(self, reference: str) -> tuple[Path, Path | None]:
-        """The first folder with a file that is meant, and that file; None where there is none."""
-        found = ((folder, file_of(reference, folder)) for folder in self.folders)
-        return next((each for each in found if each[1] is not None), (self.path.parent, None))
+
+def find_file(reference: str, folders: Sequence[Path]) -> tuple[Path, Path | None]:
+    """Return the first folder with a file that is meant, and that file; None where there is none."""
+    found = ((folder, file_of(reference, folder)) for folder in folders)
+    return next((each for each in found if each[1] is not None), (folders[0], None))
 
 
 def _working_directory() -> Path | None:
@@ -145,57 +148,6 @@ def is_same_function(one: str, other: str) -> bool:
     return len(names) == len(files) == 1 and None not in files
 
 
-class MovedReferences(RelativeReferences):
-    """What names in the file at `path` are to be, so that the same file at `target` means the same by them; None: those
-    of a command line.
-
-    A module of the working directory keeps its name where that still means it: it is looked for there as well.
-    """
-
-    def __init__(self, path: Path | None, target: Path) -> None:
-        super().__init__(path or target)
-        self.there = RelativeReferences(target)
-        if path is None:
-            self.folders = []
-
-    def override(self, path: Sequence[str], value: Any) -> Any:
-        """The value that a command line gives to the key at this path."""
-        is_named = ".".join(path[:2]) in _NAMING_KEYS and ("kwargs" not in path or path[-1] in ("kwargs", "object"))
-        return self.value(".".join(path[:-1]), {path[-1]: value})[path[-1]] if is_named else value
-
-    def name(self, key: str, reference: str) -> str:
-        _, file = self.find(reference)
-        _, there = self.there.find(reference)
-        is_kept = there == file if file else there in (None, _file_here(reference))
-        meant = file or _file_here(reference)
-        if is_kept or meant is None:
-            return reference
-        return f"{_relative(meant, self.there.path)}:{reference.rpartition(':')[2]}"
-
-    def default(self, entry: Any) -> Any:
-        """An entry of the defaults list: a file beside the recipe is named from the target."""
-        if not isinstance(entry, str) or entry == "_self_":
-            return entry
-        optional, name = ("optional ", entry.split()[-1]) if entry.startswith("optional ") else ("", entry.strip())
-        if name.startswith("."):
-            return f"{optional}{_relative(self.path.parent / name, self.there.path)}"
-        file = file_beside(self.path.parent, name)
-        return entry if file is None else f"{optional}{_relative(file, self.there.path)}"
-
-    def folder(self, text: Any) -> Any:
-        """A folder of `hydra.searchpath`."""
-        prefix = "file://" if isinstance(text, str) and text.startswith("file://") else ""
-        if not isinstance(text, str) or text.removeprefix(prefix).startswith(("/", "~", "${", "pkg://")):
-            return text
-        return f"{prefix}{_relative(self.path.parent / text.removeprefix(prefix), self.there.path)}"
-
-
-def _relative(file: Path, target: Path) -> str:
-    """Its path from the folder of `target`, which begins with a point."""
-    path = os.path.relpath(file.resolve(), target.resolve().parent)
-    return path if path.startswith(".") else f"./{path}"
-
-
 def file_beside(folder: Path, name: str) -> Path | None:
     """The recipe that a bare name in a defaults list means as in Hydra, in this folder; None where it is that of a
     recipe."""
@@ -205,29 +157,3 @@ def file_beside(folder: Path, name: str) -> Path | None:
         beside = [folder / f"{name.removeprefix('/')}{suffix}" for suffix in ("", *SUFFIXES)]
         return next((path for path in beside if path.is_file()), None)
     return None
-
-
-def move_recipe(recipe: "RecipeText", path: Path, target: Path) -> None:
-    """Edit the text of the recipe at `path` so that at `target` it means the same modules, recipes and folders."""
-    if path.resolve().parent == target.resolve().parent:
-        return
-    content, moved = recipe.content(), MovedReferences(path, target)
-    after = moved.body({**content, "sweep": moved.sweep(content.get("sweep"))})
-    if isinstance(content.get("defaults"), list):
-        after["defaults"] = [moved.default(entry) for entry in content["defaults"]]
-    if isinstance(content.get("hydra"), dict) and isinstance(content["hydra"].get("searchpath"), list):
-        after["hydra"] = {**content["hydra"], "searchpath": [*map(moved.folder, content["hydra"]["searchpath"])]}
-    for place, value in _differences(content, after):
-        recipe.set(place, value)
-
-
-def _differences(before: Any, after: Any, place: Sequence[str | int] = ()) -> Iterator[tuple[Sequence[str | int], Any]]:
-    """The innermost places where two trees of YAML differ, with what the second has there."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        for name in before:
-            yield from _differences(before[name], after[name], (*place, name))
-    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        for index, (old, new) in enumerate(zip(before, after, strict=True)):
-            yield from _differences(old, new, (*place, index))
-    elif before != after:
-        yield place, after

@@ -46,7 +46,7 @@ def run_diagnose(arguments: argparse.Namespace) -> int:
 def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     steps = _read_steps(arguments.at_steps)
     settings = with_drawn_seed(on_one_device(load_settings(arguments.overrides), say))
-    check_write_path(arguments.write)
+    check_write_path(arguments.write, arguments.overrides)
     with DiagnosisDirectory.making(arguments.out, default_parent(settings.recipe)) as directory:
         phase = 1 if arguments.phase is None else arguments.phase
         request = steps, arguments.batches or 8, phase

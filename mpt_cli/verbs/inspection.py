@@ -16,9 +16,8 @@ from mpt_cli.settings.checks import object_keys
 from mpt_cli.settings.json_schema import MODELINE, SCHEMA_FILE, TITLE, json_schema, key_fields
 from mpt_cli.settings.key import REQUIRED, Key, class_keys, format_range
 from mpt_cli.settings.limits import MOST_BYTES, open_file, read_file
-from mpt_cli.settings.recipes import load_mapping, read_recipe
+from mpt_cli.settings.recipes import names_left_behind, read_recipe
 from mpt_cli.settings.references import imported_names
-from mpt_cli.settings.relative_references import move_recipe
 from mpt_cli.settings.schema import (
     VARIANTS,
     LoggerSettings,
@@ -207,23 +206,12 @@ def run_copy(arguments: argparse.Namespace) -> int:
         remedy = recipe_remedy(arguments.recipe)
         raise ConfigError(Problem("RECIPE", "no recipe has this name.", arguments.recipe, remedy))
     target = _destination_file(arguments.destination, source.name)
-    lines = _write_copy(target, _content_for(target, source), arguments.schema)
+    left = [] if is_shipped(source) else names_left_behind(source, target)
+    lines = _write_copy(target, _content(source), arguments.schema)
+    if left:
+        lines.append(f"it names {', '.join(left)}, which it does not find there: they lie where {source} names them")
     say("\n".join([f"{target}: {shell_command('train', conf_override(target))}", *lines]))
     return OK
-
-
-def _content_for(target: Path, source: Path) -> bytes:
-    """That of a recipe; one of the project's names what lies beside it from where the copy is."""
-    content = _content(source)
-    if is_shipped(source):
-        return content
-    from mpt_cli.settings.recipe_edit import RecipeText
-
-    load_mapping(source)  # which says what is wrong with it
-    recipe = RecipeText(content.decode("utf-8"))
-    before = recipe.text
-    move_recipe(recipe, source, target)
-    return recipe.text.encode() if recipe.text != before else content
 
 
 def _content(recipe: Path) -> bytes:

@@ -1,17 +1,15 @@
-"""Modules, recipes and folders that a recipe or a group file names relative to itself: found from everywhere, and still
-meant where the recipe is written to another folder."""
+"""Modules, recipes and folders that a recipe or a group file names relative to itself: found from everywhere, and named
+where a copy would not find them."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from mpt_cli.cli import main
-from mpt_cli.settings.load import load_settings, load_with_recipe
-from mpt_cli.settings.recipe_edit import RecipeText
-from mpt_cli.settings.relative_references import MovedReferences, module_folders, move_recipe
-from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.load import load_settings
+from mpt_cli.settings.recipes import names_left_behind
+from mpt_cli.settings.relative_references import module_folders
 from mpt_cli.settings.search_path import CONFIG_DIR
 from tests.preloaded import ENVIRONMENT, mpt
 
@@ -148,76 +146,35 @@ def project(folder: Path) -> Path:
     return project
 
 
-def moved(source: Path, target: Path) -> str:
-    recipe = RecipeText(source.read_text())
-    move_recipe(recipe, source, target)
-    target.parent.mkdir(exist_ok=True)
-    return write(target, recipe.text).read_text()
+def test_what_a_copy_would_not_find_is_known(project: Path, folder: Path) -> None:
+    left = ["./base.yaml", "plain", "optional ./no_such.yaml", "../shared", "file://../shared", "net:build",
+            "parts/slow.py:Slow"]  # fmt: skip
+    assert names_left_behind(project / "mine.yaml", project / "again.yaml") == []
+    found = names_left_behind(project / "mine.yaml", folder / "tuned" / "mine.yaml")
+    assert found == [*left, "net:one", "net:two"]
 
 
-def meant(path: Path) -> tuple[Settings, object]:
-    settings, recipe = load_with_recipe([f"conf={path}"])
-    return replace(settings, recipe=""), recipe.sweep_block()
-
-
-@pytest.mark.slow
-def test_a_recipe_in_another_folder_means_the_same(project, folder) -> None:
-    text = moved(project / "mine.yaml", folder / "tuned" / "deep.yaml")
-    assert meant(folder / "tuned" / "deep.yaml") == meant(project / "mine.yaml")
-    changed = {"- ./base.yaml": "- ../project/base.yaml", "- plain": "- ../project/plain.yaml",
-               "optional ./no_such.yaml": "optional ../project/no_such.yaml",
-               "builder: net:build": "builder: ../project/net.py:build",
-               "object: parts/slow.py:Slow": "object: ../project/parts/slow.py:Slow",
-               "{object: net:build}": "{object: ../project/net.py:build}",
-               "'net:one,net:two'": "['../project/net.py:one', '../project/net.py:two']"}  # fmt: skip
-    expected = TEXT
-    for old, new in changed.items():
-        expected = expected.replace(old, new)
-    assert text == expected  # comments and all else as they were
-
-
-@pytest.mark.slow
-def test_a_recipe_a_folder_deeper_names_the_folders_above(project) -> None:
-    text = moved(project / "mine.yaml", project / "tuned" / "deep.yaml")
-    assert meant(project / "tuned" / "deep.yaml") == meant(project / "mine.yaml")
-    written = yaml.safe_load(text)
-    assert written["hydra"]["searchpath"] == ["../../shared", "file://../../shared", "pkg://mpt_cli"]
-    assert written["model"]["builder"] == "../net.py:build"
-    assert moved(project / "mine.yaml", project / "again.yaml") == TEXT  # in the same folder nothing changes
-
-
-def test_a_module_of_the_working_directory_keeps_its_name_unless_another_hides_it(folder) -> None:
-    source = write(folder / "project" / "mine.yaml", "model: {builder: own:build}\n")
-    own = write(folder / "work" / "own.py")
-    assert "builder: own:build" in moved(source, folder / "tuned" / "mine.yaml")
-    write(folder / "tuned" / "own.py", "# another\n")
-    assert "builder: ../work/own.py:build" in moved(source, folder / "tuned" / "mine.yaml")
-    words = MovedReferences(None, folder / "tuned" / "mine.yaml")
-    assert words.override(["model", "builder"], "own:build") == "../work/own.py:build"
-    assert words.override(["trainer", "loss", "price"], "own:f") == "../work/own.py:f"
-    assert words.override(["optimizer", "kwargs", "inner"], "own:f") == "own:f"  # a text
-    assert words.override(["optimizer", "kwargs", "inner", "object"], "own:f") == "../work/own.py:f"
-    assert words.override(["data", "path"], "own:f") == "own:f"
-    assert own.is_file()
-
-
-@pytest.mark.slow
-def test_a_copy_of_a_recipe_of_the_projects_own_means_the_same(folder, capsys) -> None:
+def test_a_copy_names_what_the_recipe_does_and_says_what_it_does_not_find(folder, capsys) -> None:
     work = folder / "work"
-    write(work / "recipes" / "mine.yaml", "defaults: [./base.yaml]  # more\nmodel: {builder: net:build}\n")
+    text = "defaults: [./base.yaml]  # more\nmodel: {builder: net:build}\n"
+    source = write(work / "recipes" / "mine.yaml", text)
     write(work / "recipes" / "base.yaml", "seed: 3\n")
     write(work / "recipes" / "net.py")
-    assert main(["copy", "mine", ".", "--no-schema"]) == 0 and capsys.readouterr().out
-    assert Path("mine.yaml").read_text() == (
-        "defaults: [./recipes/base.yaml]  # more\nmodel: {builder: ./recipes/net.py:build}\n"
-    )
-    settings = load_settings(["conf=./mine.yaml"])
-    assert (settings.seed, settings.model.builder) == (3, "./recipes/net.py:build")
+    assert main(["copy", "mine", ".", "--no-schema"]) == 0
+    said = capsys.readouterr().out.splitlines()[1]
+    assert said == ("it names ./base.yaml, net:build, which it does not find there: they lie where recipes/mine.yaml "
+                    "names them")  # fmt: skip
+    assert Path("mine.yaml").read_text() == source.read_text() == text
+    assert main(["copy", "mine", "recipes/again.yaml", "--no-schema"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert main(["diagnose", "conf=mine", "--write", "tuned.yaml"]) == 2
+    assert "--write: must be beside recipes/mine.yaml, which names ./base.yaml, net:build from there." in (
+        capsys.readouterr().err)  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_project_s_model_is_trained_from_another_folder_and_its_diagnosis_from_a_third(folder) -> None:
+def test_a_project_s_model_and_its_diagnosis_are_trained_from_another_folder(folder) -> None:
     project, words = folder / "project", ["data=synthetic", "trainer.max_steps=2", "policy=mixed_float16"]
     write(project / "conf" / "model" / "mine.yaml", "builder: net:build\n")
     write(project / "mine.yaml", "defaults: [{data: synthetic}]\nmodel: {builder: net:build}\n")
@@ -227,11 +184,10 @@ def test_a_project_s_model_is_trained_from_another_folder_and_its_diagnosis_from
     assert done.returncode == 0, done.stderr
     stored = yaml.safe_load((folder / "work" / "run" / "config.yaml").read_text())
     assert stored["model"]["builder"] == f"{project / 'net.py'}:build"
-    (folder / "tuned").mkdir()
     done = mpt("diagnose", "conf=./mine.yaml", *words[2:], "--batches", "1", "--out", "d", "--write",
-               "../tuned/x.yaml", cwd=project)  # fmt: skip
+               "x.yaml", cwd=project)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    done = mpt("train", "conf=../tuned/x.yaml", "trainer.max_steps=2", "run_dir=tuned", cwd=folder / "work")
+    done = mpt("train", "conf=../project/x.yaml", "trainer.max_steps=2", "run_dir=tuned", cwd=folder / "work")
     assert done.returncode == 0, done.stderr
     summary = yaml.safe_load((folder / "work" / "tuned" / "summary.json").read_text())
     assert summary["applied_steps"] == summary["steps_seen"] == 2
