@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mpt_cli.compare.run import CompareSettings, start_compare
 from mpt_cli.diagnose.preparation import on_one_device
 from mpt_cli.errors import ConfigError, Problem, did_you_mean
-from mpt_cli.plan.plan import Plan, PlanRequest, plan_program
+from mpt_cli.plan.plan import Plan, plan_program
 from mpt_cli.plan.plan import plan as make_plans
 from mpt_cli.report.run import Run, load_run
 from mpt_cli.settings.checks import check_combinations
@@ -370,7 +370,7 @@ def _given_program(
 
 
 def plan(
-    *what: Any, device: str, devices: int = 1, find_largest_batch: bool = False, quiet: bool = False,
+    *what: Any, device: str, devices: int = 1, quiet: bool = False,
     sample_weight: Any = None, batch_size: int | None = None, policy: str | None = None, loss_scale: Any = None,
     settings: Mapping[str, Any] | None = None,
 ) -> list[Plan]:
@@ -387,17 +387,17 @@ def plan(
     model must be one of Keras on JAX. ConfigError for what can't be compiled for it.
     """
     _check_least(devices=(devices, 1))
-    request, say = PlanRequest(device, devices, find_largest_batch), _teller(quiet)
+    say = _teller(quiet)
     of_model = (sample_weight, batch_size, policy, loss_scale, settings)
     if not (what and hasattr(what[0], "compile")):
         if any(each is not None for each in of_model):
             raise ConfigError(Problem("sample_weight, batch_size, policy, loss_scale, settings", "are for a model; "
                                       "among overrides they are written as in policy=mixed_float16."))  # fmt: skip
-        return make_plans(_as_words(what), request, say)[1]
+        return make_plans(_as_words(what), device, devices, say)
     what = what if sample_weight is None else (*what, sample_weight)
     _check_arguments(settings, ())
     program = _given_program("plan", what, {"batch_size": batch_size}, policy, loss_scale, settings)
     from mpt_cli.training.model_program import PlannedModelProgram
 
     copied = PlannedModelProgram(program.settings, program.model, program.data, program.policy)
-    return [plan_program(copied, request, say)[1]]
+    return [plan_program(copied, device, devices, say)]

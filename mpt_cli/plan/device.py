@@ -6,7 +6,6 @@ beside the GPU; what is computed, in which dtype and in how much memory, does no
 """
 
 import importlib.util
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -14,30 +13,32 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from mpt_cli.errors import ConfigError, Problem, did_you_mean, install_command
 from mpt_cli.settings.key import read_number
 from mpt_cli.settings.limits import read_yaml_text
 from mpt_cli.settings.search_path import expanded
 
-LARGEST_FIGURE = 1e9  # in the units of a data sheet; far more than any has
 FOLDER = Path(__file__).parent / "devices"
 PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
-CUDNN = (9, 10, 0)  # for which XLA chooses among cuDNN's convolutions
-_SHARE_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
-JAX_SHARE = 0.75  # of a GPU's memory is what JAX's allocator takes at most where XLA_PYTHON_CLIENT_MEM_FRACTION is not
+_LARGEST_FIGURE = 1e9  # in the units of a data sheet; far more than any has
+_SHARE_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # of a GPU's memory: what JAX's allocator takes at most
 _TARGET = """
 gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
   shared_memory_per_core: {shared_core} shared_memory_per_block_optin: {shared_block}
-  threads_per_core_limit: {threads} core_count: {cores} fpus_per_core: {lanes}
+  threads_per_core_limit: {device.threads_per_multiprocessor} core_count: {device.multiprocessors}
+  fpus_per_core: {device.lanes_per_multiprocessor}
   block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  memory_bandwidth: {bandwidth} l2_cache_size: {l2} clock_rate_ghz: {clock} device_memory_size: {memory}
-  cuda_compute_capability {{ major: {major} minor: {minor} }}
+  memory_bandwidth: {bandwidth} l2_cache_size: {l2} clock_rate_ghz: {device.clock_ghz}
+  device_memory_size: {device.memory_bytes}
+  cuda_compute_capability {{ major: {version[0]} minor: {version[1]} }}
   registers_per_core_limit: 65536 registers_per_block_limit: 65536
 }}
 platform_name: "CUDA"
-dnn_version_info {{ major: {cudnn[0]} minor: {cudnn[1]} patch: {cudnn[2]} }}
-device_description_str: "{description}"
+dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+device_description_str: "{device.description}"
 """
 
 
@@ -80,16 +81,6 @@ class Device:
         """Whether its matrix units take float32 as tf32."""
         return "tf32" in self.matrix_units
 
-    @property
-    def bytes_per_second(self) -> float:
-        """Between the GPU and its memory."""
-        return self.memory_gb_per_second * 1e9
-
-    @property
-    def link_bytes_per_second(self) -> float:
-        """Out of one GPU to the others."""
-        return self.link_gb_per_second * 1e9
-
     def flops_per_second(self, dtype: str) -> float:
         """The peak for products of `dtype`; one without units of its own is computed in float32.
 
@@ -108,12 +99,10 @@ class Device:
 
     def target_config(self) -> str:
         """The description that XLA compiles for, a text proto `stream_executor.GpuTargetConfigProto`."""
-        major, minor = _version(self.compute_capability)
         return _TARGET.format(
-            shared_core=self.shared_kib_per_multiprocessor * 1024, shared_block=self.shared_kib_per_block * 1024,
-            threads=self.threads_per_multiprocessor, cores=self.multiprocessors, lanes=self.lanes_per_multiprocessor,
-            bandwidth=int(self.bytes_per_second), l2=self.l2_cache_kib * 1024, clock=self.clock_ghz,
-            memory=self.memory_bytes, major=major, minor=minor, cudnn=CUDNN, description=self.description,
+            device=self, shared_core=self.shared_kib_per_multiprocessor * 1024, l2=self.l2_cache_kib * 1024,
+            shared_block=self.shared_kib_per_block * 1024, bandwidth=int(self.memory_gb_per_second * 1e9),
+            version=_version(self.compute_capability),
         )  # fmt: skip
 
     def chips(self, count: int) -> list[Any]:
@@ -125,16 +114,15 @@ class Device:
         return list(found.devices)
 
 
-def _version(text: str) -> tuple[int, int]:
-    major, _, minor = text.partition(".")
-    return int(major), int(minor or 0)
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")))
 
 
 def _jax_share() -> float:
     """Three quarters, or XLA_PYTHON_CLIENT_MEM_FRACTION; ConfigError where that is no share."""
     given = os.environ.get(_SHARE_VARIABLE, "")
-    share = read_number(given) if given else JAX_SHARE
-    if share is None or not 0 < share < math.inf:
+    share = read_number(given) if given else 0.75
+    if share is None or not _is_positive(share):
         raise ConfigError(Problem(_SHARE_VARIABLE, "must be a number above 0: a share of the GPU's memory.", given))
     return share
 
@@ -160,17 +148,14 @@ def load_device(word: str) -> Device:
     if word.lower() not in device_names():
         path = expanded(word)
         if not path.is_file():
-            known = ", ".join(device_names())
             own = f"Or give a file of your own with the keys of {FOLDER / 'h100.yaml'}: --device ./mine.yaml"
             remedy = " ".join(filter(None, [did_you_mean(word, device_names()), own]))
-            raise ConfigError(Problem("--device", f"must be one of {known}.", word, remedy))
+            raise ConfigError(Problem("--device", f"must be one of {', '.join(device_names())}.", word, remedy))
     _jax_share()  # said before anything is compiled
     return _read(path)
 
 
 def _read(path: Path) -> Device:
-    import yaml
-
     try:
         content = yaml.safe_load(read_yaml_text(path))
     except yaml.YAMLError as error:
@@ -179,41 +164,37 @@ def _read(path: Path) -> Device:
     if not isinstance(content, dict):
         raise ConfigError(Problem("--device", f"{path} must hold keys and values: {', '.join(kinds)}."))
     problems = [Problem(f"{path}: {name}", "is missing.") for name in kinds if name not in content]
-    problems += [Problem(f"{path}: {name}", "is no key of a device.", None, did_you_mean(str(name), kinds))
-                 for name in content if name not in kinds]  # fmt: skip
-    problems += [problem for name, kind in kinds.items() if name in content
-                 if (problem := _problem(path, name, kind, content[name])) is not None]  # fmt: skip
+    for name, value in content.items():
+        if name not in kinds:
+            problems.append(Problem(f"{path}: {name}", "is no key of a device.", None, did_you_mean(str(name), kinds)))
+        elif rule := _broken_rule(name, kinds[name], value):
+            problems.append(Problem(f"{path}: {name}", rule, value))
     if problems:
         raise ConfigError(problems)
     return Device(path.stem, **{**content, "matrix_units": tuple(content["matrix_units"])})
 
 
-def _problem(path: Path, name: str, kind: Any, value: Any) -> Problem | None:
-    """What is wrong with one value of a file, None where nothing is."""
+def _broken_rule(name: str, kind: Any, value: Any) -> str | None:
+    """What must hold of one value of a file and does not; None where it does."""
     if name == "compute_capability":
-        right, rule = _is_version(value), 'must be a version in quotes, as "9.0".'
-    elif name == "description":
-        right, rule = isinstance(value, str) and '"' not in value and "\n" not in value, "must be one line of text."
-    elif name == "teraflops":
-        right = isinstance(value, dict) and "float32" in value and all(map(_is_positive, value.values()))
-        rule = "must be numbers above 0 by dtype, float32 among them."
-    elif name == "matrix_units":
-        right, rule = isinstance(value, list) and all(isinstance(each, str) for each in value), "must be dtypes."
-    else:
-        right = _is_positive(value) and (kind is float or isinstance(value, int))
-        rule = f"must be a {'number' if kind is float else 'whole number'} above 0."
-    figures = value.values() if isinstance(value, dict) else [value]
-    if right and any(isinstance(each, (int, float)) and each > LARGEST_FIGURE for each in figures):
-        right, rule = False, f"must be at most {LARGEST_FIGURE:,.0f}."
-    return None if right else Problem(f"{path}: {name}", rule, value)
+        is_version = isinstance(value, str) and re.fullmatch(r"[0-9]{1,3}\.[0-9]{1,3}", value)
+        return None if is_version else 'must be a version in quotes, as "9.0".'
+    if name == "description":
+        is_line = isinstance(value, str) and not re.search('["\n]', value)
+        return None if is_line else "must be one line of text."
+    if name == "teraflops":
+        are_peaks = isinstance(value, dict) and "float32" in value and all(map(_is_positive, value.values()))
+        return None if are_peaks else "must be numbers above 0 by dtype, float32 among them."
+    if name == "matrix_units":
+        are_names = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        return None if are_names else "must be dtypes."
+    if _is_positive(value) and (kind is float or isinstance(value, int)):
+        return None
+    return f"must be a {'number' if kind is float else 'whole number'} above 0, at most {_LARGEST_FIGURE:,.0f}."
 
 
 def _is_positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
-
-
-def _is_version(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"[0-9]{1,3}\.[0-9]{1,3}", value) is not None
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= _LARGEST_FIGURE
 
 
 def check_compiler() -> None:

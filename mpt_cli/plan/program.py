@@ -1,24 +1,22 @@
 """The training loop of a run, compiled from shapes for GPUs that are not here: the one that `mpt train` would call.
 
 Nothing of the model is allocated: its large variables have no values, and the loop is lowered for abstract arrays.
-While the program is traced, JAX answers for the device it is for, so that what asks (Keras, whether cuDNN's attention
-can be used; our own loop, whether it runs on a CPU) builds what it would build there.
+While the program is traced, JAX answers for the device it is for.
 """
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 from mpt_cli.engine.backend import Platform, prepare_backend
 from mpt_cli.engine.distribution import Distribution, undistributed
 from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, summarise_error, tracing_problem
 from mpt_cli.plan.device import Device, check_compiler
 from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettings, Settings
-from mpt_cli.training.program import Program, SettingsProgram
+from mpt_cli.training.program import Program
 
 if TYPE_CHECKING:
     from mpt_cli.training.assembly import Assembly
@@ -55,10 +53,11 @@ class CompileTarget:
     device: Device | None
     count: int = 1
 
-    @property
-    def platform(self) -> str:
-        """JAX's name for it."""
-        return CPU if self.device is None else "gpu"
+    def answering(self) -> AbstractContextManager[None]:
+        """While a program is traced inside, JAX answers for these devices."""
+        from mpt_cli.precision.jax_internals import answering_for_gpu
+
+        return nullcontext() if self.device is None else answering_for_gpu(self.device.at_least)
 
     def distribution(self, wanted: DistributeSettings) -> Distribution:
         """A batch is split over them, and as far as `wanted` says so what belongs to the model; all else is on each."""
@@ -75,15 +74,11 @@ class CompileTarget:
         return Distribution(self.count, mesh=jax.sharding.Mesh(chips, ("batch",)), shards_slots=shards)
 
 
-def batch_parts(settings: Settings, devices: int) -> int:
-    """Over how many of the `devices` of a plan a batch is split."""
-    return settings.distribute.mesh[BATCH_AXIS] if settings.distribute.name == MODEL_PARALLEL else devices
-
-
 def check_plan(settings: Settings, devices: int) -> None:
     """ConfigError, with all problems, for settings of which no GPU program can be compiled here."""
-    problems, batch, parts = [], settings.trainer.batch_size, batch_parts(settings, devices)
-    in_mesh = settings.distribute.device_count if settings.distribute.name == MODEL_PARALLEL else devices
+    problems, batch, wanted = [], settings.trainer.batch_size, settings.distribute
+    is_divided = wanted.name == MODEL_PARALLEL
+    in_mesh, parts = (wanted.device_count, wanted.mesh[BATCH_AXIS]) if is_divided else (devices, devices)
     if settings.backend.name != "jax":
         rule = "TensorFlow compiles for a GPU only where one is; JAX does so anywhere."
         problems.append(Problem("backend.name", rule, settings.backend.name, "Use backend=jax, which trains the same "
@@ -94,7 +89,7 @@ def check_plan(settings: Settings, devices: int) -> None:
     if devices < 1:
         problems.append(Problem("--devices", "must be at least 1.", devices))
     elif in_mesh != devices:
-        rule = f"must be {in_mesh}, the devices of distribute.mesh={settings.distribute.mesh}."
+        rule = f"must be {in_mesh}, the devices of distribute.mesh={wanted.mesh}."
         problems.append(Problem("--devices", rule, devices))
     elif batch % parts:
         problems.append(Problem("trainer.batch_size", f"must be a multiple of the {parts} devices it is split over.",
@@ -114,7 +109,7 @@ def admit_compiler(target: CompileTarget) -> None:
     """Have JAX take the compiler for GPUs where `target` is one; ConfigError where it is not installed."""
     if target.device is not None:
         check_compiler()
-        os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # JAX looks for a driver otherwise
+        os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # its plugin for CUDA looks for a driver otherwise
 
 
 @dataclass(frozen=True)
@@ -126,30 +121,14 @@ class Planned:
 
     def lower(self) -> Any:
         """The loop of the run as JAX traced it, to be compiled: a `jax.stages.Lowered`."""
-        return self._lowered(lambda engine: engine.lower_training(self._piece(engine)))
+        engine: Any = self.parts.engine
+        with self.target.answering(), self.parts.policy.scope(), tracing_errors():
+            piece = self.parts.train_feed.empty_piece()
+            return engine.lower_training(replace(piece, batch_indices=engine.to_device(piece.batch_indices)))
 
     def compile(self) -> Compiled:
         """The loop of the run."""
-        return self._compiled(self.lower())
-
-    def compile_plain(self) -> Compiled | None:
-        """The loop of Keras's own step, without loss scaling, skips, records and streaks; None where the model has a
-        step of its own, which can't be had without them."""
-        engine: Any = self.parts.engine
-        if engine.own is not None and engine.own.optimizers:
-            return None
-        return self._compiled(self._lowered(lambda engine: engine.lower_plain_training(self._piece(engine))))
-
-    def _piece(self, engine: Any) -> Any:
-        piece = self.parts.train_feed.empty_piece()
-        return replace(piece, batch_indices=engine.to_device(piece.batch_indices))
-
-    def _lowered(self, lower: Callable[[Any], Any]) -> Any:
-        with answering_for(self.target), self.parts.policy.scope(), tracing_errors():
-            return lower(self.parts.engine)
-
-    def _compiled(self, lowered: Any) -> Compiled:
-        began = time.perf_counter()
+        lowered, began = self.lower(), time.perf_counter()
         with tracing_errors():
             compiled = lowered.compile()
         stats = compiled.memory_analysis()
@@ -159,41 +138,17 @@ class Planned:
         return Compiled(compiled.as_text(), memory, time.perf_counter() - began)
 
 
-def assemble_for(settings: Settings, target: CompileTarget, platform: Platform) -> Planned:
-    """The run of `settings` with everything but values; ConfigError where the model can't be built or traced."""
-    return assemble_program(SettingsProgram(undistributed(settings)), settings.distribute, target, platform)
-
-
-def assemble_program(
-    program: Program, wanted: DistributeSettings, target: CompileTarget, platform: Platform
-) -> Planned:  # fmt: skip
-    """As `assemble_for`, of any program, distributed as `wanted`."""
+def assemble_program(program: Program, target: CompileTarget, platform: Platform) -> Planned:
+    """The run with everything but values; ConfigError where the model can't be built or traced."""
     from mpt_cli.plan.lowering import PlannedEngine
     from mpt_cli.precision.keras_internals import large_variables_without_values
     from mpt_cli.training.assembly import Hardware, assemble
 
-    data = program.load_data()
-    with large_variables_without_values(MOST_REAL_ELEMENTS), answering_for(target), tracing_errors():
-        distribution = target.distribution(wanted)
-        parts = assemble(program, platform, data, Hardware(distribution, PlannedEngine))
+    data, wanted = program.load_data(), program.settings.distribute
+    with large_variables_without_values(MOST_REAL_ELEMENTS), target.answering(), tracing_errors():
+        hardware = Hardware(target.distribution(wanted), PlannedEngine)
+        parts = assemble(program.with_settings(undistributed(program.settings)), platform, data, hardware)
     return Planned(target, parts)
-
-
-@contextmanager
-def answering_for(target: CompileTarget) -> Iterator[None]:
-    """Inside, JAX and what asks it answer for the target: its platform, cuDNN's attention, float16 products."""
-    import jax
-
-    with ExitStack() as stack:
-        if target.device is not None:
-            device = target.device
-            attention: Any = jax.nn.dot_product_attention
-            original = getattr(attention, "original", attention)  # without our emulation for CPUs
-            stack.enter_context(mock.patch.object(jax.nn, "dot_product_attention", original))
-            stack.enter_context(mock.patch.object(jax, "default_backend", lambda: target.platform))
-            stack.enter_context(mock.patch("jax._src.cudnn.fused_attention_stablehlo.check_compute_capability",
-                                           device.at_least))  # fmt: skip
-        yield
 
 
 @contextmanager
@@ -206,5 +161,4 @@ def tracing_errors() -> Iterator[None]:
     except Exception as error:
         if (problem := tracing_problem("model", error)) is not None:
             raise ConfigError(problem) from error
-        told = summarise_error(error)
-        raise UserCodeError(f"The model could not be compiled for planning: {told[:400]}") from error
+        raise UserCodeError(f"The model could not be compiled for planning: {summarise_error(error)[:400]}") from error

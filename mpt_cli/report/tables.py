@@ -69,6 +69,16 @@ def rich_table(columns: Sequence[TableColumn[R]], rows: Iterable[R], style: Call
     return table
 
 
+def print_table(
+    columns: Sequence[TableColumn[R]], rows: Sequence[R], console: Console, style: Callable[[R], str] = lambda row: ""
+) -> None:
+    """A table in a terminal; piped, aligned plain lines as wide as they need to be."""
+    if console.is_terminal:
+        console.print(rich_table(columns, rows, style))
+    else:
+        console.out("\n".join(plain_lines(columns, rows)), highlight=False)
+
+
 LABEL_WIDTH = 9
 
 

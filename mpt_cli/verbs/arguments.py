@@ -248,7 +248,7 @@ _PLAN_EXAMPLES = """examples:
   mpt plan conf=gpt2_small_synthetic --device h100
   mpt plan conf=gpt2_small_synthetic --device h100 policy=float32,mixed_float16,mixed_bfloat16
   mpt plan conf=gpt2_small_synthetic --device h100 --devices 8 trainer.batch_size=32
-  mpt plan conf=resnet50_synthetic --device a100 --largest-batch
+  mpt plan conf=resnet50_synthetic --device a100 trainer.batch_size=64,128,256
   mpt plan conf=./mine.yaml --device ./my_gpu.yaml --json > plan.json
 
 It needs no GPU, but the extra gpu-plan (3 GB) with XLA's compiler for NVIDIA's. What is compiled is the loop that
@@ -261,8 +261,6 @@ def configure_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="GPU", help="a100, a6000, b200, h100, h200, v100, or a file of your own")
     parser.add_argument("--devices", type=int, default=1, metavar="N", help="how many of them train it together, each "
                         "on its share of a batch (data_parallel); default: 1")  # fmt: skip
-    parser.add_argument("--largest-batch", action="store_true", help="also look for the largest batch that fits, which "
-                        "compiles the program several times")  # fmt: skip
     add_json(parser)
     parser.epilog = _PLAN_EXAMPLES
 

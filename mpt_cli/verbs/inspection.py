@@ -413,17 +413,16 @@ def run_plan(arguments: argparse.Namespace) -> int:
         names = ", ".join(device_names())
         raise ConfigError(Problem("--device", f"must be given: one of {names}, or a file.", None, "For example "
                                   "--device h100."))  # fmt: skip
-    from mpt_cli.plan.plan import PlanRequest, plan
+    from mpt_cli.plan.device import load_device
+    from mpt_cli.plan.plan import plan, print_plans
+    from mpt_cli.telemetry.console import PrintableConsole
     from mpt_cli.telemetry.format import format_bytes
 
-    request = PlanRequest(arguments.device, arguments.devices, arguments.largest_batch)
-    device, plans = plan(arguments.overrides, request, lambda text: say(text, sys.stderr))
+    device = load_device(arguments.device)
+    plans = plan(arguments.overrides, arguments.device, arguments.devices, lambda text: say(text, sys.stderr))
     if arguments.json:
         content = {"device": device.description, "memory": format_bytes(device.memory_bytes), "ran": False}
         print_json({**content, "plans": [each.as_dict() for each in plans]})
-        return OK
-    from mpt_cli.plan.plan import print_plans
-    from mpt_cli.telemetry.console import PrintableConsole
-
-    print_plans(device, plans, PrintableConsole(sys.stdout))
+    else:
+        print_plans(device, plans, PrintableConsole(sys.stdout))
     return OK

@@ -11,28 +11,18 @@ from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
 from mpt_cli.plan import device as module
 from mpt_cli.plan.device import FOLDER, Device, check_compiler, device_names, load_device
-from mpt_cli.plan.plan import (
-    LAUNCH_SECONDS,
-    PlanRequest,
-    bound_of,
-    combinations_of,
-    divisible_batch,
-    largest_batch,
-    plan,
-    settings_of,
-)
+from mpt_cli.plan.plan import bound_of, combinations_of, plan, settings_of
 from mpt_cli.plan.program import check_plan
-from mpt_cli.plan.work import Collective, Kernel, Product, Step, layer_of
+from mpt_cli.plan.work import Collective, Kernel, Product, Shape, Step
 from mpt_cli.settings import load_settings
 from mpt_cli.verbs import verb_parser
 
-LAYER = layer_of("")
 ROUND = replace(load_device("h100"), teraflops={"float16": 100.0, "float32": 10.0}, memory_gb_per_second=1000.0,
                 link_gb_per_second=100.0)  # fmt: skip
 
 
 def kernel(flops: float, moved: int, dtype: str = "float16") -> Kernel:
-    return Kernel(LAYER, (Product(dtype, flops, (8, 8, 8), LAYER),), {}, moved)
+    return Kernel((Product(dtype, flops, "dense"),), moved)
 
 
 def test_a_kernel_is_bound_by_its_arithmetic_or_by_its_bytes():
@@ -42,13 +32,8 @@ def test_a_kernel_is_bound_by_its_arithmetic_or_by_its_bytes():
     assert bound.step == pytest.approx(0.015) and bound.by == "compute"
 
 
-def test_many_small_kernels_are_bound_by_their_launches():
-    bound = bound_of(Step([kernel(1.0, 8)] * 1000), ROUND, 1)
-    assert bound.step == pytest.approx(1000 * LAUNCH_SECONDS) and bound.by == "kernel launches"
-
-
 def test_a_sum_over_devices_goes_round_the_ring_twice():
-    step = Step([kernel(1.0, 8)], [Collective("all-reduce", "float32", 10**9, 4 * 10**9, LAYER)])
+    step = Step([kernel(1.0, 8)], [Collective("all-reduce", Shape("f32", (10**9,)))])
     bound = bound_of(step, ROUND, 8)
     assert bound.links == pytest.approx(2 * 7 / 8 * 4e9 / 100e9)
     assert bound.step == bound.links and bound.by == "links between devices"
@@ -94,13 +79,11 @@ def test_a_device_of_ones_own(tmp_path):
     ("multiprocessors: 132", "multiprocesors: 132", "multiprocessors: is missing.\n.*multiprocesors: is no key of a "
      "device. Did you mean multiprocessors?"),
     ('"9.0"', "9.0", r'compute_capability: must be a version in quotes, as "9.0". Received: 9.0'),
-    ("memory_gib: 80", "memory_gib: .nan", "memory_gib: must be a number above 0. Received: nan"),
-    ("l2_cache_kib: 51200", "l2_cache_kib: 1.5", "l2_cache_kib: must be a whole number above 0. Received: 1.5"),
+    ("memory_gib: 80", "memory_gib: .nan", "memory_gib: must be a number above 0, at most .* Received: nan"),
+    ("l2_cache_kib: 51200", "l2_cache_kib: 1.5", "l2_cache_kib: must be a whole number above 0.* Received: 1.5"),
     ("float32: 67, ", "", "teraflops: must be numbers above 0 by dtype, float32 among them."),
     ("matrix_units: [float8, float16, bfloat16, tf32, float64]", "matrix_units: 3", "matrix_units: must be dtypes."),
-    ('"9.0"', '"9.²"', r'compute_capability: must be a version in quotes, as "9.0". Received: .9.².'),
-    ("memory_gib: 80", "memory_gib: 1.0e+308", "memory_gib: must be at most 1,000,000,000. Received: 1e\\+308"),
-    ("float32: 67, ", "float32: 1.0e+300, ", "teraflops: must be at most 1,000,000,000."),
+    ("memory_gib: 80", "memory_gib: 1.0e+308", "memory_gib: must be .* at most 1,000,000,000. Received: 1e\\+308"),
     ("description: NVIDIA H100 80GB HBM3", "description: 3", "description: must be one line of text."),
 ])  # fmt: skip
 def test_a_wrong_file_of_a_device_is_told_what_is_wrong(old, new, words, tmp_path):
@@ -135,18 +118,6 @@ def test_all_that_keeps_a_run_from_being_planned_is_said_at_once():
 
 
 @pytest.mark.slow
-def test_the_batch_of_a_recipe_is_rounded_up_to_what_devices_divide_unless_it_is_named():
-    words = ["conf=gpt2_small_synthetic"]
-    settings, (note,) = divisible_batch(settings_of(words), words, 8)
-    assert settings.trainer.batch_size == 8
-    assert note == "trainer.batch_size=8 was planned, the 4 of the configuration rounded up to what 8 devices divide."
-    for words, devices in ((["trainer.batch_size=60"], 8), (["distribute=data_parallel", "distribute.devices=8"], 8),
-                           ([], 4)):  # fmt: skip
-        given = settings_of(["conf=digits_mlp", *words])
-        assert divisible_batch(given, words, devices) == (given, [])
-
-
-@pytest.mark.slow
 def test_a_plan_is_for_the_devices_of_the_mesh_over_which_a_model_is_divided():
     words = ["conf=digits_mlp", "backend=jax", "distribute=model_parallel", "distribute.mesh={data: 2, model: 4}",
              "distribute.layout={.*kernel: [null, model]}"]  # fmt: skip
@@ -159,10 +130,10 @@ def test_a_plan_is_for_the_devices_of_the_mesh_over_which_a_model_is_divided():
 
 def test_what_goes_between_devices_counts_the_group_that_it_is_among():
     device = load_device("h100")
-    whole, pair = (Step([kernel(1.0, 8)], [Collective("all-reduce", "float32", 10**9, 4 * 10**9, LAYER, devices)])
+    whole, pair = (Step([kernel(1.0, 8)], [Collective("all-reduce", Shape("f32", (10**9,)), devices)])
                    for devices in (None, 2))  # fmt: skip
-    assert bound_of(whole, device, 8).links == pytest.approx(2 * 4e9 * 7 / 8 / device.link_bytes_per_second)
-    assert bound_of(pair, device, 8).links == pytest.approx(4e9 / device.link_bytes_per_second)
+    assert bound_of(whole, device, 8).links == pytest.approx(2 * 4e9 * 7 / 8 / (device.link_gb_per_second * 1e9))
+    assert bound_of(pair, device, 8).links == pytest.approx(4e9 / (device.link_gb_per_second * 1e9))
 
 
 def test_the_commands_of_the_guide_can_be_planned():
@@ -178,12 +149,12 @@ def test_the_commands_of_the_guide_can_be_planned():
 
 def test_tensorflow_is_refused_where_it_was_asked_for():
     with pytest.raises(ConfigError, match=r"TensorFlow compiles for a GPU only where one is"):
-        plan(["conf=digits_mlp", "backend=tensorflow"], PlanRequest("h100"))
+        plan(["conf=digits_mlp", "backend=tensorflow"], "h100")
 
 
 def test_the_words_are_those_of_a_grid():
     with pytest.raises(ConfigError, match=r"policy: must agree with policy=float32. Received: 'mixed_float16'"):
-        plan(["conf=digits_mlp", "policy=float32", "policy=mixed_float16"], PlanRequest("h100"))
+        plan(["conf=digits_mlp", "policy=float32", "policy=mixed_float16"], "h100")
 
 
 def test_the_compiler_is_an_extra(monkeypatch):
@@ -191,18 +162,6 @@ def test_the_compiler_is_an_extra(monkeypatch):
     with pytest.raises(ConfigError, match=r"the compiler for NVIDIA's GPUs is not installed; it needs no GPU. pip "
                        r"install 'mpt-cli\[gpu-plan\]'"):
         check_compiler()
-
-
-@pytest.mark.parametrize(("most", "start", "multiple", "found"), [(1000, 8, 8, 896), (7, 8, 1, 7), (0, 8, 1, None)])
-def test_the_largest_batch_is_found_by_halving(most, start, multiple, found):
-    asked = []
-
-    def fits(batch: int) -> bool:
-        asked.append(batch)
-        return batch <= most
-
-    assert largest_batch(fits, start, fits(start), multiple) == found
-    assert len(asked) < 14 and all(batch % multiple == 0 for batch in asked)
 
 
 def test_the_verb_needs_a_device(capsys):

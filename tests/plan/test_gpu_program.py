@@ -1,5 +1,5 @@
-"""What the programs of runs hold on GPUs that are not here: which dtypes are multiplied, what loss scaling adds, what
-goes between devices and to the host. `make test-gpu-program` has the compiler for it."""
+"""What the programs of runs hold on GPUs that are not here: which dtypes are multiplied, what goes between devices.
+`make test-gpu-program` has the compiler for it."""
 
 import importlib.util
 
@@ -10,7 +10,7 @@ from backends import only_on
 
 import mpt_cli as mpt
 from mpt_cli.plan.device import PLUGINS
-from mpt_cli.plan.plan import Plan, PlanRequest, plan
+from mpt_cli.plan.plan import Plan, plan
 
 pytestmark = [
     pytest.mark.long,
@@ -30,7 +30,7 @@ DIVIDED = [*GPT, "data.num_classes=50304", "distribute=model_parallel", "distrib
 
 
 def plans_of(*words: str, device: str = "h100", devices: int = 1) -> list[Plan]:
-    return plan(words, PlanRequest(device, devices))[1]
+    return plan(words, device, devices)
 
 
 @pytest.fixture(scope="module")
@@ -45,18 +45,6 @@ def test_gpt2_multiplies_in_float16_but_for_its_head(gpt):
     assert gpt.product_flops["tf32"] == pytest.approx(6 * tokens * words * width, rel=0.001)
     attention = 12 * tokens * 1024 * width * (4 + 10) / 2  # cuDNN's repeats a product backward
     assert gpt.product_flops["float16"] == pytest.approx(6 * tokens * 12 * 12 * width**2 + 2 * attention, rel=0.05)
-
-
-def test_no_step_waits_for_a_transfer_to_the_host(gpt):
-    assert not gpt.host_transfers and gpt.host_reads <= 1
-
-
-def test_loss_scaling_and_records_add_little_to_gpt2(gpt):
-    """What is added is one pass over the gradients, which must be over before the first weight is touched."""
-    assert gpt.extra is not None
-    assert gpt.extra.bytes <= 0.06 * gpt.extra.plain_bytes and gpt.extra.kernels <= 0.1 * gpt.extra.plain_kernels
-    assert gpt.extra.memory <= 0.02 * gpt.memory.peak
-    assert not any(move.name == "copies" and move.amount > 1e6 for move in gpt.moves)  # no branch that copies weights
 
 
 def test_gpt2_fits_an_h100_and_its_bound_is_below_that_of_float32(gpt):
@@ -78,7 +66,7 @@ def test_eight_devices_sum_every_gradient_once_and_in_float32(recipe):
     assert {traffic.dtype for traffic in found.traffic if traffic.opcode == "all-reduce"} == {"float32"}
     assert found.product_flops["float16"] > 0.5 * sum(found.product_flops.values())
     elements = sum(traffic.elements for traffic in found.traffic if traffic.opcode == "all-reduce")
-    assert elements == pytest.approx(found.parameters - 0, abs=64) and not found.host_transfers
+    assert elements == pytest.approx(found.parameters, abs=64)
 
 
 def test_a_divided_transformer_has_a_share_on_each_device_and_sums_its_gradients_in_float32():
@@ -90,7 +78,7 @@ def test_a_divided_transformer_has_a_share_on_each_device_and_sums_its_gradients
     sums = {each.dtype: each.elements for each in found.traffic if each.opcode == "all-reduce"}
     activations = 4 * 1024 * 768
     assert sums["float16"] == activations
-    assert sums["float32"] >= found.parameters / 4 + (4 * 2 + 1) * activations and not found.host_transfers
+    assert sums["float32"] >= found.parameters / 4 + (4 * 2 + 1) * activations
     assert found.memory.arguments == pytest.approx(found.parameters / 4 * 3 * 4, rel=0.05)  # with two moments
 
 
@@ -113,10 +101,3 @@ def test_a_model_of_ones_own_is_planned_as_it_is():
     half = {"policy": "mixed_float16", "settings": {"policy.head": "mixed_float16"}}
     (found,) = mpt.plan(model, x, y, device="h100", quiet=True, **half)
     assert set(found.product_flops) == {"float16"} and not found.islands
-
-
-def test_a_recipe_for_one_device_is_planned_for_eight_with_a_batch_that_they_divide(tmp_path):
-    (tmp_path / "sixty.yaml").write_text("defaults: [digits_mlp, _self_]\ntrainer: {batch_size: 60}\n")
-    found = plans_of(f"conf={tmp_path}/sixty.yaml", "seed=0", devices=8)[0]
-    assert found.batch_size == 64
-    assert "trainer.batch_size=64 was planned, the 60 of the configuration rounded up" in found.warnings[-1]

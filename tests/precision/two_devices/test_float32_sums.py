@@ -9,10 +9,11 @@ import pytest
 from backends import only_on
 
 from mpt_cli.plan.plan import read_plan
-from mpt_cli.plan.program import CompileTarget, assemble_for, prepare_compiler
+from mpt_cli.plan.program import CompileTarget, assemble_program, prepare_compiler
 from mpt_cli.precision import LossScaleOptimizer, Policy, keep_skips_whole
 from mpt_cli.precision.gradients import Float16Attention
 from mpt_cli.settings import load_settings
+from mpt_cli.training.program import SettingsProgram
 
 pytestmark = only_on("jax")
 if keras.backend.backend() == "jax":
@@ -158,7 +159,7 @@ def test_what_is_finite_on_each_device_is_finite_in_the_sum_and_whole(numbers, e
 def test_the_loop_of_a_run_adds_up_all_gradients_in_float32():
     settings = load_settings(["conf=digits_mlp", "backend=jax", "policy=mixed_float16", "trainer.batch_size=32"])
     target = CompileTarget(None, len(jax.devices()))
-    planned = assemble_for(settings, target, prepare_compiler(settings, target))
-    found = read_plan(planned, planned.compile(), None)
+    planned = assemble_program(SettingsProgram(settings), target, prepare_compiler(settings, target))
+    found = read_plan(planned, planned.compile())
     sums = {each.dtype: each.elements for each in found.traffic if each.opcode == "all-reduce"}
     assert sums["float32"] >= found.parameters and not sums.keys() & {"float16", "bfloat16"}

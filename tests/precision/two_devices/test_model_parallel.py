@@ -14,13 +14,14 @@ from mpt_cli.engine.distribution import Distribution, build_distribution
 from mpt_cli.engine.feed import BatchPlan, build_feed
 from mpt_cli.engine.loop import build_engine
 from mpt_cli.plan.plan import read_plan
-from mpt_cli.plan.program import CompileTarget, assemble_for, prepare_compiler
+from mpt_cli.plan.program import CompileTarget, assemble_program, prepare_compiler
 from mpt_cli.precision import LossScaleOptimizer, Policy
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.schema import DistributeSettings, Settings, TrainerSettings
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.training.assembly import build_metrics
 from mpt_cli.training.checkpoint import collect_state, restore_state
+from mpt_cli.training.program import SettingsProgram
 
 pytestmark = only_on("jax")
 DEVICES = 1
@@ -225,8 +226,8 @@ def test_a_plan_has_a_share_of_what_is_divided_and_the_traffic_of_its_products()
     plans = []
     for given in (words, [*words, *divided]):
         settings, target = load_settings(given), CompileTarget(None, DEVICES)
-        planned = assemble_for(settings, target, prepare_compiler(settings, target))
-        plans.append(read_plan(planned, planned.compile(), None))
+        planned = assemble_program(SettingsProgram(settings), target, prepare_compiler(settings, target))
+        plans.append(read_plan(planned, planned.compile()))
     whole, shared = plans
     kernels = (64 * 256 + 256 * 256) * 3 * 4  # bytes in float32, with two moments
     spared = whole.memory.arguments - shared.memory.arguments
