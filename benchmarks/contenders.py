@@ -21,8 +21,8 @@ from mpt_cli.telemetry.sinks import build_telemetry
 from mpt_cli.training.assembly import build_under_policy, compile_model
 from mpt_cli.training.checkpoint import CheckpointStore
 from mpt_cli.training.loss_and_optimizer import build_optimizer
-from mpt_cli.training.program import SettingsProgram
 from mpt_cli.training.session import Session, prepare
+from mpt_cli.training.settings_program import SettingsProgram
 
 Turn = Callable[[int], float]
 

@@ -27,7 +27,8 @@ from mpt_cli.sweep.report import results_dict
 from mpt_cli.sweep.run import Options, place_of, split_overrides, start_sweep
 from mpt_cli.telemetry.records import RunHeader, Summary
 from mpt_cli.telemetry.sink import Sink
-from mpt_cli.training.program import Program, SettingsProgram
+from mpt_cli.training.program import Program
+from mpt_cli.training.settings_program import SettingsProgram
 from mpt_cli.training_run import Reporters, train_program, with_drawn_seed
 
 if TYPE_CHECKING:

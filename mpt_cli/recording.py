@@ -36,8 +36,8 @@ from mpt_cli.telemetry.records import RunHeader, Scaling, Summary
 from mpt_cli.telemetry.signs import EventTally, observe
 from mpt_cli.telemetry.sinks import build_telemetry
 from mpt_cli.telemetry.spelling import RECORDER, Spelling
-from mpt_cli.training.outcome import Conclusion, Outcome, conclude_unfinished, counted, status_of, status_of_error
-from mpt_cli.training.progress import Progress
+from mpt_cli.training.outcome import Conclusion, conclude_unfinished, counted, status_of, status_of_error
+from mpt_cli.training.progress import Outcome, Progress
 
 APPLIED = {  # keys that act in what is only recorded, or are known of it, by section; None: all of them
     "policy": ("name", "stochastic_rounding"), "loss_scale": None, "model": ("name", "class_name", "command"),

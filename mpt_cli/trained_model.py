@@ -23,8 +23,8 @@ from mpt_cli.settings.references import load_function
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import conf_override, shell_command
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, restore_weights
-from mpt_cli.training.program import SettingsProgram
 from mpt_cli.training.progress import Progress
+from mpt_cli.training.settings_program import SettingsProgram
 
 
 def evaluate(

@@ -44,8 +44,9 @@ from mpt_cli.telemetry.records import Summary
 from mpt_cli.telemetry.sink import Sink, Telemetry
 from mpt_cli.telemetry.sinks import build_telemetry, check_logger
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, NoStore
-from mpt_cli.training.outcome import summarise, summarise_cut, summarise_failure, unwritten
-from mpt_cli.training.program import Program, SettingsProgram
+from mpt_cli.training.outcome import build_postmortem, summarise, summarise_cut, summarise_failure, unwritten
+from mpt_cli.training.program import Program
+from mpt_cli.training.settings_program import SettingsProgram
 
 if TYPE_CHECKING:
     from mpt_cli.training.assembly import BuildCheck
@@ -277,7 +278,7 @@ def _run(session: "Session", guard: DirectoryGuard, telemetry: Telemetry) -> Sum
         guard.flush()
         outcome = session.finish(outcome, run.model_keras)
         if outcome.stop is not None:
-            write_json(run.postmortem_json, session.postmortem(outcome.stop))
+            write_json(run.postmortem_json, build_postmortem(session.trainer, session.assembly.model, outcome.stop))
     except BaseException as error:
         summary = summarise_failure(session, run.path, error)
         with suppress(DataError):  # what ended the run matters more

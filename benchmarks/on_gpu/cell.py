@@ -52,8 +52,8 @@ class Contenders:
         from benchmarks.contenders import Cell, file_telemetry
         from mpt_cli.telemetry.sink import Telemetry
         from mpt_cli.training.checkpoint import CheckpointStore
-        from mpt_cli.training.program import SettingsProgram
         from mpt_cli.training.session import prepare
+        from mpt_cli.training.settings_program import SettingsProgram
 
         settings = replace(self.settings, loss_scale=replace(self.settings.loss_scale, mode=scaling))
         silent = Telemetry([])

@@ -151,7 +151,7 @@ def measure_runs(paths: Sequence[str]) -> dict[str, Any]:
 def _footprint(settings: Settings, platform: Any) -> dict[str, Any]:
     """Bytes of weights, optimizer and a whole batch's activations, and what may stand in the way of speed."""
     from mpt_cli.training.assembly import assemble
-    from mpt_cli.training.program import SettingsProgram
+    from mpt_cli.training.settings_program import SettingsProgram
 
     program = SettingsProgram(undistributed(settings))
     parts = assemble(program, platform, program.load_data())

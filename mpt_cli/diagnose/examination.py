@@ -43,7 +43,7 @@ from mpt_cli.telemetry.records import LayerSample
 from mpt_cli.training.assembly import Assembly, assemble, build_metrics
 from mpt_cli.training.checkpoint import Arrays, collect_weights, restore_weights
 from mpt_cli.training.loss_and_optimizer import build_optimizer, copied_optimizer
-from mpt_cli.training.phases import enter_phase
+from mpt_cli.training.phase_change import enter_phase
 from mpt_cli.training.program import Program
 
 

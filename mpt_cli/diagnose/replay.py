@@ -30,9 +30,10 @@ from mpt_cli.settings.search_path import conf_override, shell_command
 from mpt_cli.telemetry.format import format_number, format_scale
 from mpt_cli.training.assembly import Assembly, assemble
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, collect_state, restore_state
-from mpt_cli.training.phases import check_phase, enter_phase
-from mpt_cli.training.program import SettingsProgram
+from mpt_cli.training.phase_change import enter_phase
+from mpt_cli.training.phases import check_phase
 from mpt_cli.training.saving import put_adapted
+from mpt_cli.training.settings_program import SettingsProgram
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ from mpt_cli.settings.schema import Settings, is_mixed
 from mpt_cli.sweep.block import Block
 from mpt_cli.sweep.overrides import read_grid
 from mpt_cli.telemetry.format import format_bytes, format_fraction, format_seconds
-from mpt_cli.training.program import Program, SettingsProgram
+from mpt_cli.training.program import Program
+from mpt_cli.training.settings_program import SettingsProgram
 
 Say = Callable[[str], None]
 

@@ -1,8 +1,8 @@
 """How a run ends: its summary, verdict and exit code, and what it looked like inside."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from signal import SIGINT, SIGTERM, Signals
+from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from mpt_cli.telemetry.ledger import Ledger
 from mpt_cli.telemetry.records import Summary
 from mpt_cli.telemetry.signs import Signs
 from mpt_cli.training.checkpoint import fingerprint_weights
-from mpt_cli.training.progress import Progress
+from mpt_cli.training.progress import Outcome, Progress
 
 if TYPE_CHECKING:
     from mpt_cli.training.session import Session
@@ -23,23 +23,6 @@ if TYPE_CHECKING:
 
 
 _STATUSES: dict[int, str] = {SIGINT: "interrupted", SIGTERM: "terminated"}
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How `fit` ended: `stop` by a health rule, `signal` by a signal, neither when it finished.
-
-    `ended_early` is why a callback ended it before its last epoch; empty where none did.
-    """
-
-    progress: Progress
-    stop: Stop | None = None
-    signal: Signals | None = None
-    ended_early: str = ""
-
-    @property
-    def finished(self) -> bool:
-        return self.stop is None and self.signal is None
 
 
 def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:

@@ -5,9 +5,11 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from signal import Signals
 from typing import Any, Self
 
 from mpt_cli.settings.references import canonical_name
+from mpt_cli.telemetry.health import Stop
 from mpt_cli.telemetry.signs import LossTrend
 
 MONITORED = ("val_accuracy", "val_loss", "accuracy", "loss")  # by default the first of these that a run has
@@ -204,3 +206,20 @@ class Stopwatch:
         if seconds:
             self._window_rate = examples / seconds
         return self._window_rate
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How `fit` ended: `stop` by a health rule, `signal` by a signal, neither when it finished.
+
+    `ended_early` is why a callback ended it before its last epoch; empty where none did.
+    """
+
+    progress: Progress
+    stop: Stop | None = None
+    signal: Signals | None = None
+    ended_early: str = ""
+
+    @property
+    def finished(self) -> bool:
+        return self.stop is None and self.signal is None

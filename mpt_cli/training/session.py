@@ -59,10 +59,10 @@ from mpt_cli.training.loss_and_optimizer import (
     describe_scaling,
     set_learning_rate,
 )
-from mpt_cli.training.outcome import Outcome, build_postmortem
-from mpt_cli.training.phases import PhaseChange, average_weights, check_phase, end_training, enter_phase
+from mpt_cli.training.phase_change import PhaseChange, average_weights, end_training, enter_phase
+from mpt_cli.training.phases import check_phase
 from mpt_cli.training.program import Program
-from mpt_cli.training.progress import Progress
+from mpt_cli.training.progress import Outcome, Progress
 from mpt_cli.training.saving import adapted_layers, put_adapted, save_trained
 from mpt_cli.training.trainer import Trainer, TrainingPlan
 
@@ -110,10 +110,6 @@ class Session:
             with trainer.telemetry.busy("saving the model") if outcome.signal is None else nullcontext():
                 save_trained(model, model_path)
         return outcome
-
-    def postmortem(self, stop: Stop) -> dict[str, Any]:
-        """The content of the post-mortem of a run that a health rule ended."""
-        return build_postmortem(self.trainer, self.assembly.model, stop)
 
     def resume(self, checkpoint: Checkpoint, adapted: list[dict[str, Any]]) -> list[str]:
         """Put everything back as it was at `checkpoint`, and layers to what they were `adapted` to, so that a run is

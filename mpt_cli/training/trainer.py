@@ -25,8 +25,7 @@ from mpt_cli.telemetry.signs import Signs, observe
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training.callbacks import TEST_BATCH_HOOKS, Callbacks
 from mpt_cli.training.checkpoint import Checkpointer
-from mpt_cli.training.outcome import Outcome
-from mpt_cli.training.progress import Progress, Stopwatch
+from mpt_cli.training.progress import Outcome, Progress, Stopwatch
 
 NO_CALLBACKS = Callbacks()
 

@@ -26,7 +26,7 @@ from mpt_cli.settings.variants import GivenModel
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.health import GOOD_VERDICTS
 from mpt_cli.telemetry.records import Summary
-from mpt_cli.training.program import SettingsProgram
+from mpt_cli.training.settings_program import SettingsProgram
 from mpt_cli.training_run import with_drawn_seed
 from mpt_cli.verbs import print_json, say
 

@@ -8,7 +8,7 @@ from mpt_cli.data.paths import check_present
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.variants import Csv, Digits, Images, Loader, Npz, Synthetic, Text, TFRecord
-from mpt_cli.training.program import SettingsProgram
+from mpt_cli.training.settings_program import SettingsProgram
 from mpt_cli.training_run import train
 
 

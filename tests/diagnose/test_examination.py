@@ -15,7 +15,7 @@ from mpt_cli.diagnose.report import config_lines, sentences
 from mpt_cli.errors import ConfigError, NumericalError
 from mpt_cli.training.assembly import assemble
 from mpt_cli.training.checkpoint import collect_state
-from mpt_cli.training.program import SettingsProgram
+from mpt_cli.training.settings_program import SettingsProgram
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from mpt_cli.diagnose.safe_windows import GradientCounts
 from mpt_cli.precision.gradients import INFS, share_flushed
 from mpt_cli.settings.variants import LossScaleSettings
 from mpt_cli.training.assembly import assemble
-from mpt_cli.training.program import SettingsProgram
+from mpt_cli.training.settings_program import SettingsProgram
 
 # gradients below the gate lie 2**power under those above it
 NETS = {"sequential": -14, "functional": -12, "subclassed": -15}

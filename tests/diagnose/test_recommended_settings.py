@@ -21,7 +21,7 @@ from mpt_cli.diagnose.examination import RunStepper
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.training.assembly import assemble
-from mpt_cli.training.program import SettingsProgram
+from mpt_cli.training.settings_program import SettingsProgram
 
 BATCHES = 2
 POINT = 0.01  # of the accuracy: 3 of 360 examples

@@ -19,8 +19,8 @@ def main() -> None:
     settings = load_settings(sys.argv[1:])
     platform = prepare_backend(settings)
     from mpt_cli.training.checkpoint import NoStore
-    from mpt_cli.training.program import SettingsProgram
     from mpt_cli.training.session import prepare
+    from mpt_cli.training.settings_program import SettingsProgram
 
     elsewhere = threads_that_exchange()
     telemetry = Telemetry([])

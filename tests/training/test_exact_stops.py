@@ -21,7 +21,7 @@ from mpt_cli.telemetry.records import Scaling
 from mpt_cli.telemetry.signs import EventTally, observe
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training.checkpoint import collect_state, restore_state
-from mpt_cli.training.outcome import Outcome
+from mpt_cli.training.progress import Outcome
 from mpt_cli.training.trainer import Trainer, TrainingPlan
 
 STEPS = 30  # an epoch of batches of 4

@@ -15,7 +15,7 @@ from mpt_cli.settings import load_settings
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training import session
 from mpt_cli.training.checkpoint import NoStore
-from mpt_cli.training.program import SettingsProgram
+from mpt_cli.training.settings_program import SettingsProgram
 
 TABLE = [
     ("x/xla_compile_cache__1.pb; No space left", False, DataError, r"can't be kept or read: x/.*compile_cache=null"),

@@ -14,7 +14,7 @@ from mpt_cli.report.run import Run, load_run
 from mpt_cli.reproduce.reproduction import first_difference, verify_resume
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings import load_settings
-from mpt_cli.training.program import SettingsProgram
+from mpt_cli.training.settings_program import SettingsProgram
 
 pytestmark = pytest.mark.slow
 POISONED = range(560, 564)

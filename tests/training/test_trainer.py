@@ -18,7 +18,7 @@ from mpt_cli.telemetry.health import HealthRules
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
 from mpt_cli.telemetry.records import LoggedSteps, Scaling, StopLimits
 from mpt_cli.telemetry.sink import Sink, Telemetry
-from mpt_cli.training.outcome import Outcome
+from mpt_cli.training.progress import Outcome
 from mpt_cli.training.trainer import Trainer, TrainingPlan
 
 

@@ -13,7 +13,7 @@ from mpt_cli.plan.program import CompileTarget, assemble_program, prepare_compil
 from mpt_cli.precision import LossScaleOptimizer, Policy, keep_skips_whole
 from mpt_cli.precision.gradients import Float16Attention
 from mpt_cli.settings import load_settings
-from mpt_cli.training.program import SettingsProgram
+from mpt_cli.training.settings_program import SettingsProgram
 
 pytestmark = only_on("jax")
 if keras.backend.backend() == "jax":

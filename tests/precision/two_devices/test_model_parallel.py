@@ -21,7 +21,7 @@ from mpt_cli.settings.schema import DistributeSettings, Settings, TrainerSetting
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.training.assembly import build_metrics
 from mpt_cli.training.checkpoint import collect_state, restore_state
-from mpt_cli.training.program import SettingsProgram
+from mpt_cli.training.settings_program import SettingsProgram
 
 pytestmark = only_on("jax")
 DEVICES = 1

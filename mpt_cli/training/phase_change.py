@@ -1,0 +1,97 @@
+"""The change from one phase of a run to the next, and what ends the training in each."""
+
+
+import keras
+
+from mpt_cli.engine.xla import try_xla
+from mpt_cli.precision.train_step import optimizers_of, trained_by
+from mpt_cli.telemetry.records import PHASE, Event
+from mpt_cli.training.assembly import Assembly
+from mpt_cli.training.checkpoint import collect_weights
+from mpt_cli.training.loss_and_optimizer import set_learning_rate
+from mpt_cli.training.trainer import Trainer
+
+
+def enter_phase(parts: Assembly, index: int, trainer: Trainer | None = None) -> None:
+    """`Phases.enter` with all that hangs on the optimizer; nothing where the run is in that phase."""
+    if index == parts.phases.index:
+        return
+    with parts.distribution.scope():
+        parts.phases.enter(index)
+    parts.engine.rebuild()
+    if trainer is not None:
+        trainer.ledger.name_variables({name: tuple(v.path for v in trained_by(optimizer))
+                                       for name, optimizer in optimizers_of(parts.model).items()})  # fmt: skip
+        for stopwatch in (trainer.stopwatch, trainer.validation_stopwatch):
+            stopwatch.forget_programs()
+
+
+class PhaseChange:
+    """Ends a phase and begins the next. The checkpoint before it is of the phase that ends: a run that is killed at the
+    border makes the change when it goes on."""
+
+    def __init__(self, parts: Assembly, trainer: Trainer) -> None:
+        self.parts, self.trainer = parts, trainer
+
+    def __call__(self) -> None:
+        """To be called between two epochs."""
+        parts, trainer = self.parts, self.trainer
+        trainer.checkpointer.save(trainer.progress, trainer.ledger)
+        ended = trainer.callbacks.ended
+        average_weights(parts, trainer)
+        end_training(parts, trainer)
+        trainer.progress.begin_phase(trainer.ledger.applied)
+        enter_phase(parts, trainer.progress.phase, trainer)
+        trainer.watch_weights()
+        self._lower_rate()
+        self._report(ended)
+        self._compile_ahead()
+        trainer.callbacks.begin_again()
+
+    def _lower_rate(self) -> None:
+        """As rollbacks have lowered it in the phases before."""
+        rollbacks, phases = len(self.trainer.telemetry.tally.rollbacks), self.parts.phases
+        if rollbacks:
+            factor = self.parts.settings.trainer.rollback_learning_rate_factor**rollbacks
+            set_learning_rate(self.parts.optimizer, phases.optimizer_settings, phases.schedule_steps, factor)
+
+    def _report(self, ended: str) -> None:
+        phases, trainer = self.parts.phases, self.trainer
+        number, scale = phases.index + 1, trainer.ledger.scale
+        if ended:
+            trainer.telemetry.message(f"phase {number - 1} ends early, in epoch {trainer.progress.epoch}: {ended}")
+        line = phases.lines[phases.index]
+        trainer.telemetry.events([
+            Event(trainer.ledger.seen + 1, trainer.progress.epoch + 1, PHASE, scale, scale, phase=number, cause=line)
+        ])  # fmt: skip
+        trainer.telemetry.message(f"phase {number}/{len(phases.all)}: {line}")
+
+    def _compile_ahead(self) -> None:
+        """The steps of the phase, where XLA compiles on TensorFlow: what it can't compile runs without it from here."""
+        parts = self.parts
+        if keras.backend.backend() != "tensorflow" or not parts.engine.jit_compile:
+            return
+        may_leave = parts.settings.trainer.jit_compile == "auto"
+        jit = try_xla(parts.engine, (parts.train_feed, parts.validation_feed), may_leave)
+        if not jit.jit_compile:
+            self.trainer.telemetry.message(f"no XLA from here on ({jit.reason})")
+
+
+def average_weights(parts: Assembly, trainer: Trainer) -> bool:
+    """Where the optimizer keeps moving averages, make them the weights; whether there are some to take."""
+    applied = trainer.ledger.applied > trainer.progress.applied_before_phase
+    if not (applied and parts.settings.optimizer.use_ema):
+        return False
+    parts.optimizer.finalize_variable_values(parts.model.trainable_variables)
+    return True
+
+
+def end_training(parts: Assembly, trainer: Trainer) -> bool:
+    """Call `on_train_end`; returns whether that changed the weights, as EarlyStopping does that restores them."""
+    callbacks, model = trainer.callbacks, parts.model
+    if not callbacks.wants("on_train_end"):
+        return False
+    before = collect_weights(model)
+    callbacks.call("on_train_end", logs=trainer.progress.metrics)
+    after = collect_weights(model)
+    return any(before[name].tobytes() != after[name].tobytes() for name in before)
