@@ -29,7 +29,7 @@ DEFAULT_BACKEND = "tensorflow"
 BACKENDS = (DEFAULT_BACKEND, "jax")
 BUSY_SHARE = 0.25  # of the cores; chosen, not measured: a load that is left from mpt itself is mostly below
 OPTIONAL_PACKAGES = {  # package -> what it is for, and the extra that has it, if one does
-    "tensorflow": ("backend=tensorflow, data=tfrecord, mpt export --format savedmodel", "tensorflow"),
+    "tensorflow": ("backend=tensorflow, mpt export --format savedmodel", "tensorflow"),
     "jax": ("backend=jax", "jax"), "jax_cuda12_plugin": ("mpt plan", "gpu-plan"),
     "matplotlib": ("the pictures of report, sweep, compare and diagnose", "plots"),
     "tensorboard": ("logger.tensorboard=true", "tensorboard"), "mlflow": ("logger.mlflow=true", "mlflow"),

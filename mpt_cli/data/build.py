@@ -460,7 +460,7 @@ class RawArrays:
 
     `title` names them in messages and in the description, `note` ends the description. `validation` is a set of the
     source's own. `in_order`: the examples follow one another (text) or are random anyhow (synthetic): the last ones
-    are held out and nothing is copied. `standardise`: which columns of x, and with it a regression's targets.
+    are held out and nothing is copied. `standardise`: the columns of x, and a regression's targets.
     `keep_targets`: they stay as they came (but for float64 and int64), for a loss that the user named.
     `scale_pixels`: uint8 inputs are divided by 255; else they stay as they are, as Keras's `fit` leaves them.
     `preprocessing` as in DataSet; standardising and the scaling of uint8 add to it.
@@ -472,7 +472,7 @@ class RawArrays:
     task: str = "auto"
     num_classes: int | None = None
     in_order: bool = False
-    standardise: Array | None = None
+    standardise: bool = False
     note: str = ""
     preprocessing: dict[str, Any] = field(default_factory=dict)
     keep_targets: bool = False
@@ -492,14 +492,10 @@ def build_data_set(raw: RawArrays, settings: DataSettings, seed: int) -> DataSet
     else:
         train, validation = split_examples(train, settings.validation_fraction, seed, raw.in_order)
         places, _ = split_examples(places, settings.validation_fraction, seed, raw.in_order)
-    done = _divisors(raw, raw.train.x) | raw.preprocessing
+    done = (divisors(raw.train.x) if raw.scale_pixels else {}) | raw.preprocessing
     drawn = replace(raw, train=train, validation=validation, preprocessing=done)
-    drawn = drawn if raw.standardise is None else _standardise(drawn, raw.standardise, target)
+    drawn = _standardise(drawn, target) if raw.standardise else drawn
     return replace(_described(drawn, target), rows=places.x)
-
-
-def _divisors(raw: "RawArrays | RawStream", x: Any) -> dict[str, Any]:
-    return divisors(x) if raw.scale_pixels else {}
 
 
 def _prepare_sets(raw: RawArrays) -> tuple[list[Examples], TargetSpec]:
@@ -525,15 +521,14 @@ def _check_alike(parts: list[Examples], title: str) -> None:
                         "or a dict.")
 
 
-def _standardise(raw: RawArrays, columns: Array, target: TargetSpec) -> RawArrays:
+def _standardise(raw: RawArrays, target: TargetSpec) -> RawArrays:
     """Columns to mean 0 and deviation 1 by the training split alone; regression targets too, with a note of both."""
     mean, deviation = _moments(raw.train.x)
-    mean, deviation = np.where(columns, mean, 0), np.where(columns, deviation, 1)
-    done, note = {"inputs": _with_moments(raw, "inputs", mean, deviation, columns)}, raw.note
+    done, note = {"inputs": _with_moments(raw, "inputs", mean, deviation)}, raw.note
     y_mean, y_deviation = np.zeros(1), np.ones(1)
     if target.task == "regression":
         y_mean, y_deviation = _moments(raw.train.y)
-        done["targets"] = _with_moments(raw, "targets", y_mean, y_deviation, np.ones(len(y_mean), bool))
+        done["targets"] = _with_moments(raw, "targets", y_mean, y_deviation)
         note = "; ".join(filter(None, [note, f"targets standardised by mean {_numbers(y_mean)} and deviation "
                                        f"{_numbers(y_deviation)}, metrics are in standard deviations"]))
 
@@ -546,11 +541,11 @@ def _standardise(raw: RawArrays, columns: Array, target: TargetSpec) -> RawArray
                    preprocessing=raw.preprocessing | done)
 
 
-def _with_moments(raw: RawArrays, key: str, mean: Array, deviation: Array, columns: Array) -> list[dict[str, Any]]:
-    """What the source tells of each column, and what the column was standardised by where it was."""
-    told = raw.preprocessing.get(key) or [{} for _ in columns]
-    return [entry | ({"mean": float(middle), "deviation": float(spread)} if scaled else {})
-            for entry, middle, spread, scaled in zip(told, mean, deviation, columns, strict=True)]
+def _with_moments(raw: RawArrays, key: str, mean: Array, deviation: Array) -> list[dict[str, Any]]:
+    """What the source tells of each column, and what the column was standardised by."""
+    told = raw.preprocessing.get(key) or [{}] * len(mean)
+    return [entry | {"mean": float(middle), "deviation": float(spread)}
+            for entry, middle, spread in zip(told, mean, deviation, strict=True)]
 
 
 def _moments(array: Array) -> tuple[Array, Array]:
@@ -580,52 +575,40 @@ _FIRST_BATCH = 32
 
 @dataclass(frozen=True)
 class RawStream:
-    """Streams, or a stream and validation arrays, as a source found them."""
+    """Streams, or a stream and validation arrays, as a source found them; inputs stay as they are, uint8 too."""
 
     title: str
     train: Stream
     validation: Stream | Examples | None
-    task: str = "auto"
     num_classes: int | None = None
     note: str = ""
-    preprocessing: dict[str, Any] = field(default_factory=dict)
     keep_targets: bool = False
-    scale_pixels: bool = True
 
 
 def build_stream_set(raw: RawStream) -> DataSet:
     """DataSet whose description and fingerprint rest on the first batch; DataError where that can't be trained on."""
-    found = _first_batch(raw.train, raw.title)
-    first = to_numbers(found, raw.title, raw.scale_pixels)
+    found = raw.train.first(_FIRST_BATCH)
+    if found is None:
+        raise DataError(f"{raw.title}: there are no examples.")
+    first = to_numbers(found, raw.title, scale_pixels=False)
     target = _stream_target(first, raw)
     first = _prepare_batch(first, target, raw.title, is_batch=True)
-    validation = raw.validation
+    validation, held_out = raw.validation, f"{raw.title} (validation)"
     if isinstance(validation, Examples):
-        numbers = to_numbers(validation, raw.title, raw.scale_pixels)
-        validation = _prepare_batch(numbers, target, f"{raw.title} (validation)")
+        validation = _prepare_batch(to_numbers(validation, raw.title, scale_pixels=False), target, held_out)
     elif validation is not None:
-        validation = _checked_stream(validation, target, replace(raw, title=f"{raw.title} (validation)"))
-    train = _checked_stream(raw.train, target, raw)
+        validation = _checked_stream(validation, target, held_out)
+    train = _checked_stream(raw.train, target, raw.title)
     shape = input_shape(first.x)
     text = describe(raw.title, train, validation, shape, target, raw.note)
-    return DataSet(train, validation, target.task, shape, input_dtype(first.x), target.num_classes,
-                   _stream_fingerprint(text, first), text, max_abs_input([first]),
-                   f"the description and the first {len(first)} examples", _divisors(raw, found.x) | raw.preprocessing,
+    fingerprint = hashlib.sha256(f"{text}\n{fingerprint_arrays([first])[0]}".encode()).hexdigest()
+    return DataSet(train, validation, target.task, shape, input_dtype(first.x), target.num_classes, fingerprint, text,
+                   max_abs_input([first]), f"the description and the first {len(first)} examples", {},
                    input_dtypes(first.x), raw.keep_targets)
 
 
-def _stream_fingerprint(text: str, first: Examples) -> str:
-    return hashlib.sha256(f"{text}\n{fingerprint_arrays([first])[0]}".encode()).hexdigest()
-
-
-def _first_batch(stream: Stream, title: str) -> Examples:
-    if (batch := stream.first(_FIRST_BATCH)) is None:
-        raise DataError(f"{title}: there are no examples.")
-    return batch
-
-
 def _stream_target(first: Examples, raw: RawStream) -> TargetSpec:
-    target = read_target([first], raw.task, raw.num_classes, raw.keep_targets)
+    target = read_target([first], "auto", raw.num_classes, raw.keep_targets)
     if raw.keep_targets and raw.num_classes is None and not is_one_hot(first.y):
         return replace(target, num_classes=target.num_classes if target.task == "regression" else None)
     if target.task == "classification" and raw.num_classes is None and not raw.keep_targets:
@@ -635,15 +618,14 @@ def _stream_target(first: Examples, raw: RawStream) -> TargetSpec:
 
 def _prepare_batch(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> Examples:
     labels = target.task == "classification" and not target.as_given
-    labelled = labels_from_one_hot(examples) if labels else examples
-    return prepare_examples(labelled, target, where, is_batch)
+    return prepare_examples(labels_from_one_hot(examples) if labels else examples, target, where, is_batch)
 
 
-def _checked_stream(stream: Stream, target: TargetSpec, raw: RawStream) -> Stream:
+def _checked_stream(stream: Stream, target: TargetSpec, title: str) -> Stream:
     """The stream with each batch in final dtypes; a bad one raises DataError with its number."""
 
     def checked(batch: Examples, number: int) -> Examples:
-        place = f"{raw.title}, batch {number}"
-        return _prepare_batch(to_numbers(batch, place, raw.scale_pixels), target, place, is_batch=True)
+        place = f"{title}, batch {number}"
+        return _prepare_batch(to_numbers(batch, place, scale_pixels=False), target, place, is_batch=True)
 
     return stream.mapped(checked)

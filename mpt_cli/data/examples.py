@@ -388,9 +388,9 @@ class DataSet:
     that the user named, and are in the form they came in; `refused` is why they are not those of `loss: auto`.
 
     `preprocessing` is what was done to the raw values, as JSON, for who feeds the trained model: `inputs` and `targets`
-    in the model's order, each with its `name` and the `mean` and `deviation` it was standardised by, or with the text
-    that it `equals` (1) or doesn't (0); `divided_by` for each input x, x['image'], …; the names of `classes` and the
-    `characters` in the order of their numbers; how an `image` is read. `warnings` is what the header tells of the data.
+    in the model's order, each with its `name` and the `mean` and `deviation` it was standardised by; `divided_by` for
+    each input x, x['image'], …; the names of `classes` and the `characters` in the order of their numbers. `warnings`
+    is what the header tells of the data.
 
     `rows` are the places, from 0, that the examples to train on had in the source; None where they are as they came.
     """

@@ -1,29 +1,23 @@
-"""Data in files of the user's: NumPy .npz with x and y, CSV with a header line, plain text by its characters, and
-a folder of images with one sub-folder per class.
-"""
+"""Data in files of the user's: NumPy .npz with x and y, CSV with a header line, plain text by its characters."""
 
 import codecs
 import csv
-import hashlib
+import math
 import platform
 import sysconfig
 import zipfile
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mpt_cli.data.build import RawArrays, RawStream, build_data_set, build_stream_set, shown_classes
-from mpt_cli.data.examples import WHOLE_BYTES, Array, DataSet, Examples, Stream, draw_examples, split_examples
-from mpt_cli.data.paths import readable_file, readable_files, readable_folder, visible_files
+from mpt_cli.data.build import RawArrays, build_data_set, shown_classes
+from mpt_cli.data.examples import Array, DataSet, Examples
+from mpt_cli.data.paths import readable_file, readable_files
 from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
 from mpt_cli.settings.search_path import expanded
-from mpt_cli.settings.variants import Csv, Images, Npz, Text
+from mpt_cli.settings.variants import Csv, Npz, Text
 
 
 def load_npz(settings: Npz, seed: int, keep_targets: bool = False) -> DataSet:
@@ -66,166 +60,90 @@ def _npz_array(name: str, arrays: dict[str, Array], file: Path) -> Array:
     return arrays[name]
 
 
-_MISSING = {"", "na", "n/a", "nan", "null", "none", "?", "-"}
-_MOST_TEXTS = 1000  # distinct texts in a one-hot column; more is a name or an identifier
 _MOST_CLASSES = 20  # distinct whole numbers that `task: auto` takes for classes
-_MOSTLY = 0.9  # share of numbers from which a column counts as numeric with stray text in it
-
-
-@dataclass(frozen=True)
-class CsvColumn:
-    """float64 (n, 1) of a numeric column, (n, k) of zeros and ones of a text column; `inputs` tells what each is."""
-
-    values: Array
-    numeric: bool
-    inputs: list[dict[str, Any]]
-
-
-def read_column(name: str, cells: list[str], lines: list[int]) -> CsvColumn:
-    """DataError for missing or infinite numbers, stray text among numbers, and too many distinct texts."""
-    numbers = _column_numbers(name, cells, lines)
-    if numbers is not None:
-        return CsvColumn(numbers[:, None], True, [{"name": name}])
-    texts, codes = np.unique(np.array(cells), return_inverse=True)
-    if len(texts) > _MOST_TEXTS:
-        raise DataError(f"column {name!r} has {len(texts):,} different texts, too many to encode one by one. "
-                        "Remove it from the file.")
-    return CsvColumn((codes[:, None] == np.arange(len(texts))).astype(np.float64), False,
-                  [{"name": name, "equals": text} for text in texts.tolist()])
-
-
-def read_target_column(name: str, cells: list[str], lines: list[int],
-                       task: str) -> tuple[Array, str, list[str] | None]:
-    """Targets, task, and the names of the classes where it is classification.
-
-    Classes are the distinct values in sorted order. `task` auto: text is classification, and so are whole numbers of
-    which at most 20, and at most half as many as rows, are distinct.
-    """
-    numbers = _column_numbers(name, cells, lines)
-    if task == "auto":
-        task = "classification" if numbers is None or _few_whole(numbers) else "regression"
-    if task == "regression":
-        if numbers is None:
-            raise DataError(f"data.target: column {name!r} holds text, which data.task=regression can't predict.")
-        return numbers, task, None
-    if numbers is not None and (numbers != np.trunc(numbers)).any():
-        raise DataError(f"data.target: column {name!r} holds numbers that aren't whole; use data.task=regression.")
-    missing = [line for line, cell in zip(lines, cells, strict=True) if not cell]
-    if missing:
-        raise DataError(f"data.target: column {name!r} has {len(missing):,} empty values, first in line {missing[0]}.")
-    return _column_classes(name, np.array(cells) if numbers is None else numbers)
-
-
-def _column_classes(name: str, values: Array) -> tuple[Array, str, list[str]]:
-    kinds, codes = np.unique(values, return_inverse=True)
-    if len(kinds) < 2:
-        raise DataError(f"data.target: column {name!r} has the same value in every row.")
-    return codes, "classification", [kind if isinstance(kind, str) else str(int(kind)) for kind in kinds.tolist()]
-
-
-def _few_whole(numbers: Array) -> bool:
-    distinct = len(np.unique(numbers))
-    return bool((numbers == np.trunc(numbers)).all()) and distinct <= min(_MOST_CLASSES, len(numbers) / 2)
-
-
-def _column_numbers(name: str, cells: list[str], lines: list[int]) -> Array | None:
-    """The cells as float64, None where the column is text."""
-    try:
-        values: Array = np.array(cells).astype(np.float64)
-    except ValueError:
-        values = np.array([_number(cell) for cell in cells])
-    bad = ~np.isfinite(values)
-    if not bad.any():
-        return values
-    strange = [cell for cell, is_bad in zip(cells, bad, strict=True) if is_bad and cell.lower() not in _MISSING]
-    numeric = len(cells) - int(bad.sum())
-    if strange and all(_is_text(cell) for cell in strange) and numeric < _MOSTLY * len(cells):
-        return None
-    if not numeric and not strange:
-        raise DataError(f"column {name!r} is empty in every row.")
-    first = int(bad.argmax())
-    raise DataError(f"column {name!r} holds numbers, but {int(bad.sum()):,} of its values are missing, infinite or "
-                    f"text, first {cells[first]!r} in line {lines[first]}. Fill or remove these rows.")
-
-
-def _number(cell: str) -> float:
-    try:
-        return float(cell)
-    except ValueError:
-        return float("nan")
-
-
-def _is_text(cell: str) -> bool:
-    return np.isnan(_number(cell)) and cell.lower() not in _MISSING
-
-
-@dataclass(frozen=True)
-class CsvTable:
-    """Cells of a file by column, and the line each row ends on, for messages."""
-
-    columns: dict[str, list[str]]
-    lines: list[int]
 
 
 def load_csv(settings: Csv, seed: int) -> DataSet:
-    """x float32 (n, columns), text columns as one column per distinct text; the target as `settings.task` says."""
+    """x float32 (n, columns), standardised; the target's classes are its distinct values in sorted order.
+
+    `task` auto: text is classification, and so are whole numbers of which at most 20, and at most half as many as rows,
+    are distinct. Text in any other column is for a loader to encode.
+    """
     file = readable_file(settings.path)
-    table = _read_csv(file, _separator(settings.separator))
-    if settings.target not in table.columns:
-        raise DataError(f"data.target: {file} has no column {settings.target!r}. It has: {', '.join(table.columns)}. "
-                        f"{did_you_mean(settings.target, table.columns)}".rstrip())
-    target = table.columns.pop(settings.target)
-    if not table.columns:
+    columns, lines = _read_csv(file, settings.separator)
+    if settings.target not in columns:
+        raise DataError(f"data.target: {file} has no column {settings.target!r}. It has: {', '.join(columns)}. "
+                        f"{did_you_mean(settings.target, columns)}".rstrip())
+    y, task, classes = _read_target(settings.target, columns.pop(settings.target), lines, settings.task)
+    if not columns:
         raise DataError(f"data.path: {file} has no column beside the target {settings.target!r}.")
-    y, task, classes = read_target_column(settings.target, target, table.lines, settings.task)
-    columns = [read_column(name, cells, table.lines) for name, cells in table.columns.items()]
-    numeric = np.concatenate([np.full(column.values.shape[1], column.numeric) for column in columns])
-    x = np.concatenate([column.values for column in columns], axis=1)
-    done = {"inputs": [entry for column in columns for entry in column.inputs]} | _predicted_column(
-        settings.target, classes
-    )
+    x = np.stack([_numbers(name, cells, lines) for name, cells in columns.items()], axis=1)
+    done: dict[str, Any] = {"inputs": [{"name": name} for name in columns]}
+    done |= {"targets": [{"name": settings.target}]} if classes is None else {"classes": classes}
     note = f"classes of {settings.target}: {shown_classes(classes)}" if classes else ""
     return build_data_set(RawArrays(file.name, Examples(x, y), None, task, len(classes) if classes else None,
-                              standardise=numeric, note=note, preprocessing=done), settings, seed)
+                                    standardise=True, note=note, preprocessing=done),
+                          settings, seed)  # fmt: skip
 
 
-def _predicted_column(name: str, classes: list[str] | None) -> dict[str, Any]:
-    return {"targets": [{"name": name}]} if classes is None else {"classes": classes}
-
-
-def _separator(text: str) -> str:
-    separator = "\t" if text == "\\t" else text
+def _read_csv(file: Path, separator: str) -> tuple[dict[str, list[str]], list[int]]:
+    """The cells of each column, and the line that each row ends on, for messages."""
+    separator = "\t" if separator == "\\t" else separator
     if len(separator) != 1 or separator in '"\r\n':
-        raise ConfigError(Problem("data.separator", "must be one character.", text, "For tabs write \\t."))
-    return separator
-
-
-def _read_csv(file: Path, separator: str) -> CsvTable:
+        raise ConfigError(Problem("data.separator", "must be one character.", separator, "For tabs write \\t."))
     try:
         with file.open(newline="", encoding="utf-8-sig") as stream:
             reader = csv.reader(stream, delimiter=separator, strict=True)
-            header = next(reader, [])
+            names = [name.strip() for name in next(reader, [])]
             rows = [(reader.line_num, row) for row in reader if row]
     except UnicodeDecodeError as error:
         raise DataError(f"data.path: {file} is not UTF-8 text ({error.reason} at byte {error.start}).") from error
     except csv.Error as error:
         raise DataError(f"data.path: {file}, line {reader.line_num}, can't be read as CSV: {error}.") from error
-    names = [name.strip() for name in header]
-    _check_csv_rows(file, names, rows)
-    cells = {name: [row[place].strip() for _, row in rows] for place, name in enumerate(names)}
-    return CsvTable(cells, [line for line, _ in rows])
-
-
-def _check_csv_rows(file: Path, names: list[str], rows: list[tuple[int, list[str]]]) -> None:
-    twice = sorted(name for name, count in Counter(names).items() if count > 1)
-    if twice:
-        raise DataError(f"data.path: {file} has two columns named {twice[0]!r}. Is its first line the header?")
+    if len(set(names)) < len(names):
+        raise DataError(f"data.path: {file} has two columns of one name. Is its first line the header?")
     if not rows:
         raise DataError(f"data.path: {file} has a header line and no rows.")
     for line, row in rows:
         if len(row) != len(names):
             raise DataError(f"data.path: {file}, line {line}, has {len(row)} values; the header has {len(names)}. "
                             "Is data.separator right, and is the file complete?")
+    columns = {name: [row[place].strip() for _, row in rows] for place, name in enumerate(names)}
+    return columns, [line for line, _ in rows]
+
+
+def _numbers(name: str, cells: list[str], lines: list[int]) -> Array:
+    for line, cell in zip(lines, cells, strict=True):
+        if not _is_number(cell):
+            raise DataError(f"column {name!r} must hold finite numbers. Received: {cell!r} in line {line}. Fill or "
+                            "remove such rows; encode text in a data.loader.")
+    return np.array(cells, np.float64)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return math.isfinite(float(cell))
+    except ValueError:
+        return False
+
+
+def _read_target(name: str, cells: list[str], lines: list[int], task: str) -> tuple[Array, str, list[str] | None]:
+    """Targets, task, and the names of the classes where it is classification."""
+    if task == "regression":
+        return _numbers(name, cells, lines), task, None
+    if "" in cells:
+        raise DataError(f"data.target: column {name!r} has an empty value in line {lines[cells.index('')]}.")
+    numeric = all(map(_is_number, cells))
+    values = np.array(cells, np.float64 if numeric else None)
+    whole = not numeric or bool((values == np.trunc(values)).all())
+    kinds, codes = np.unique(values, return_inverse=True)
+    if task == "auto" and numeric and not (whole and len(kinds) <= min(_MOST_CLASSES, len(cells) / 2)):
+        return values, "regression", None
+    if not whole:
+        raise DataError(f"data.target: column {name!r} holds numbers that aren't whole; use data.task=regression.")
+    if len(kinds) < 2:
+        raise DataError(f"data.target: column {name!r} has the same value in every row.")
+    return codes, "classification", [str(int(kind)) if numeric else str(kind) for kind in kinds.tolist()]
 
 
 _MOST_UNREADABLE = 0.05  # share of replacement characters beyond which a file isn't taken for text
@@ -304,126 +222,3 @@ def _decode_text(data: bytes, file: Path) -> tuple[str, int]:
 
 def _code_points(text: str) -> Array:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-
-
-IMAGE_MEMORY_BYTES = 2**30  # decoded float32 images beyond this are read from the files in every epoch
-_IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
-_IMAGE_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-
-
-@dataclass(frozen=True)
-class ImageFolder:
-    """Image files with their labels; labels count the class folders in sorted order."""
-
-    path: Path
-    files: list[Path]
-    labels: Array
-    classes: list[str]
-    ignored: int
-
-
-def load_images(settings: Images, seed: int) -> DataSet:
-    """float32 0 … 1 (height, width, channels) in memory, or a stream where that would take over IMAGE_MEMORY_BYTES.
-
-    The first frame of each file, turned upright, resized without keeping its proportions. The fingerprint is over
-    names and bytes of the files, not the pixels, which differ a little between versions of the decoder.
-    """
-    if len(settings.image_size) != 2:
-        raise ConfigError(Problem("data.image_size", "must be [height, width].", settings.image_size))
-    folder = _scan(readable_folder(settings.path))
-    decode = _decoder(settings)
-    decoded_bytes = len(folder.files) * int(np.prod(settings.image_size)) * settings.channels * 4
-    if decoded_bytes > IMAGE_MEMORY_BYTES:
-        data = build_stream_set(_streams(folder, decode, settings, seed))
-    else:
-        x = np.stack(list(_in_parallel(decode, folder.files)))
-        raw = RawArrays(_title(folder), Examples(x, folder.labels), None, "classification", len(folder.classes),
-                  note=_note(folder), preprocessing=_preprocessing(folder, settings),
-                  scale_pixels=settings.scale_pixels is not False)  # fmt: skip
-        data = build_data_set(raw, settings, seed)
-    fingerprint, of = _files_fingerprint(folder, f"{data.description} {settings.image_size} {seed}")
-    return replace(data, fingerprint=fingerprint, fingerprint_of=of)
-
-
-def _streams(folder: ImageFolder, decode: Callable[[Path], Array], settings: Images, seed: int) -> RawStream:
-    indices = np.arange(len(folder.files))
-    chosen = draw_examples(Examples(indices, indices), settings.limit, seed)
-    train, validation = split_examples(chosen, settings.validation_fraction, seed)
-
-    def stream(part: Examples) -> Stream:
-        def opened(batch_size: int, shuffle_seed: int | None) -> Iterator[Examples]:
-            order = part.x if shuffle_seed is None else np.random.default_rng(shuffle_seed).permutation(part.x)
-            for start in range(0, len(order), batch_size):
-                rows = order[start:start + batch_size]
-                x = np.stack(list(_in_parallel(decode, [folder.files[row] for row in rows])))
-                yield Examples(x, folder.labels[rows])
-        return Stream(opened, len(part))
-
-    return RawStream(_title(folder), stream(train), None if validation is None else stream(validation),
-                     "classification", len(folder.classes), _note(folder), _preprocessing(folder, settings),
-                     scale_pixels=settings.scale_pixels is not False)  # fmt: skip
-
-
-def _scan(path: Path) -> ImageFolder:
-    names = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    if len(names) < 2:
-        raise DataError(f"data.path: {path} needs a sub-folder of images for each class, two or more. "
-                        f"Received: {', '.join(names) or 'none'}.")
-    found = {name: visible_files(path / name) for name in names}
-    images = {name: [file for file in files if file.suffix.lower() in _IMAGE_SUFFIXES] for name, files in found.items()}
-    empty = [name for name, files in images.items() if not files]
-    if empty:
-        raise DataError(f"data.path: no images in {', '.join(str(path / name) for name in empty)}. "
-                        f"Known are {', '.join(sorted(_IMAGE_SUFFIXES))}.")
-    labels = np.repeat(np.arange(len(names)), [len(files) for files in images.values()])
-    files = [file for part in images.values() for file in part]
-    return ImageFolder(path, files, labels, names, sum(map(len, found.values())) - len(files))
-
-
-def _decoder(settings: Images) -> Callable[[Path], Array]:
-    from PIL import Image, ImageOps
-
-    height, width = settings.image_size
-
-    def decode(file: Path) -> Array:
-        """uint8 (height, width, channels)."""
-        try:
-            with Image.open(file) as image:
-                if image.mode[0] in "IF":
-                    raise DataError(f"{file} has {image.mode} pixels, deeper than 8 bit. Convert it to 8 bit first.")
-                upright = ImageOps.exif_transpose(image).convert(_IMAGE_MODES[settings.channels])
-                pixels = np.asarray(upright.resize((width, height), Image.Resampling.BILINEAR))
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise DataError(f"data.path: {file} can't be read as an image: {error}.") from error
-        return pixels.reshape(height, width, settings.channels)
-
-    return decode
-
-
-def _in_parallel(decode: Callable[[Path], Array], files: list[Path]) -> Iterator[Array]:
-    """Decoded in order; decoders let other threads run."""
-    with ThreadPoolExecutor() as pool:
-        yield from pool.map(decode, files)
-
-
-def _files_fingerprint(folder: ImageFolder, settings_text: str) -> tuple[str, str]:
-    whole = sum(file.stat().st_size for file in folder.files) <= WHOLE_BYTES
-    digest = hashlib.sha256(settings_text.encode())
-    for file in folder.files:
-        digest.update(f"{file.relative_to(folder.path).as_posix()} {file.stat().st_size};".encode())
-        digest.update(file.read_bytes() if whole else b"")
-    return digest.hexdigest(), f"names, sizes{' and bytes' * whole} of the files"
-
-
-def _preprocessing(folder: ImageFolder, settings: Images) -> dict[str, Any]:
-    image = {"mode": _IMAGE_MODES[settings.channels], "size": list(settings.image_size), "resize": "bilinear"}
-    return {"image": image, "classes": folder.classes}
-
-
-def _title(folder: ImageFolder) -> str:
-    return f"images in {folder.path.name}"
-
-
-def _note(folder: ImageFolder) -> str:
-    other = f"; {folder.ignored:,} other files ignored" if folder.ignored else ""
-    return f"classes: {shown_classes(folder.classes)}{other}"

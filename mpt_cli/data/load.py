@@ -25,17 +25,17 @@ from mpt_cli.data.build import (
     weighted_by_class,
 )
 from mpt_cli.data.examples import Array, BatchStream, DataSet, Examples, Stream, as_rows, in_epochs_of
-from mpt_cli.data.file_formats import load_csv, load_images, load_npz, load_text
+from mpt_cli.data.file_formats import load_csv, load_npz, load_text
 from mpt_cli.data.streams import (
     as_arrays,
     as_tf_dataset,
+    call_seeded,
     is_batch_source,
     is_tf_dataset,
-    load_tfrecord,
     open_batches,
     open_tf_batches,
     read_tf_dataset,
-    tensorflow_seeded,
+    seed_tensorflow,
     warn_of_workers,
 )
 from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError
@@ -66,25 +66,12 @@ def load_tabular(settings: Tabular, seed: int) -> DataSet:
     raw = {"scaled": False} if settings.dataset == "diabetes" else {}
     table = getattr(datasets, f"load_{settings.dataset}")(**raw)
     task = "regression" if settings.dataset in _REGRESSION else "classification"
-    columns = np.ones(table.data.shape[1], bool)
-    return build_data_set(
-        RawArrays(
-            settings.dataset,
-            Examples(table.data, table.target),
-            task=task,
-            standardise=columns,
-            preprocessing=_column_names(table, task),
-        ),
-        settings,
-        seed,
-    )
-
-
-def _column_names(table: Any, task: str) -> dict[str, Any]:
     targets = [str(name) for name in table.get("target_names", ["target"])]  # diabetes doesn't name its one
-    inputs = [{"name": str(name)} for name in table.feature_names]
-    return {"inputs": inputs} | (
-        {"classes": targets} if task == "classification" else {"targets": [{"name": name} for name in targets]})
+    names: dict[str, Any] = {"inputs": [{"name": str(name)} for name in table.feature_names]}
+    names |= {"classes": targets} if task == "classification" else {"targets": [{"name": name} for name in targets]}
+    read = RawArrays(settings.dataset, Examples(table.data, table.target), task=task, standardise=True,
+                     preprocessing=names)  # fmt: skip
+    return build_data_set(read, settings, seed)
 
 
 _FASHION = ("train-labels-idx1-ubyte.gz", "train-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz",
@@ -328,8 +315,7 @@ def _loader_stream_set(returned: Returned, train: Examples | Stream, validation:
     notes = ["" if settings.limit is None else f"the first {settings.limit:,} examples",
              "its own batches" + (", no validation" if validation is None else "") if own else ""]  # fmt: skip
     note = "; ".join(filter(None, notes))
-    data = build_stream_set(RawStream(title, train, validation, "auto", _num_classes(settings), note,
-                                      keep_targets=returned.keep_targets, scale_pixels=False))  # fmt: skip
+    data = build_stream_set(RawStream(title, train, validation, _num_classes(settings), note, returned.keep_targets))
     return replace(data, warnings=warn_of_workers(train, validation))
 
 
@@ -364,11 +350,11 @@ def _loader_arguments(function: Callable[..., Any], settings: Loader, seed: int)
 
 
 def _read_returned(returned: Returned, settings: DataSettings) -> tuple[Examples | Stream, Examples | Stream | None]:
-    value, title = returned.call(), returned.title
+    value, title = call_seeded(returned.call, returned.seed), returned.title
 
     def again(place: int | None) -> Any:
-        with tensorflow_seeded(returned.seed):
-            made = returned.call()
+        seed_tensorflow(returned.seed)
+        made = returned.call()
         return made if place is None else made[place]
 
     def read(part: Any, place: int | None, where: str) -> Examples | Stream:
@@ -378,6 +364,8 @@ def _read_returned(returned: Returned, settings: DataSettings) -> tuple[Examples
             return open_tf_batches(part, None if place == 1 else lambda: again(place), where)
         return _read_part(part, where, settings)
 
+    if isinstance(value, list) and len(value) == 2 and all(map(is_tf_dataset, value)):
+        value = tuple(value)  # as Keras's own ..._from_directory(subset="both") returns them
     if not isinstance(value, tuple) or not value:
         return read(value, None, title), None
     pair = len(value) == 2 and (value[1] is None or all(_is_part(part) for part in value))
@@ -407,8 +395,7 @@ def _read_part(value: Any, title: str, settings: DataSettings) -> Examples | Str
 # Each takes its own settings class; `settings.data.DATA` has the same names.
 SOURCES: dict[str, Callable[..., DataSet]] = {
     "digits": load_digits, "tabular": load_tabular, "text": load_text, "synthetic": load_synthetic,
-    "keras": load_keras_set, "npz": load_npz, "csv": load_csv, "images": load_images, "tfrecord": load_tfrecord,
-    "loader": load_loader,
+    "keras": load_keras_set, "npz": load_npz, "csv": load_csv, "loader": load_loader,
 }
 
 
@@ -427,8 +414,7 @@ def load_data(settings: DataSettings, seed: int, keep_targets: bool = False) -> 
     """
     load: Callable[..., DataSet] = SOURCES.get(settings.name, load_installed)
     try:
-        with tensorflow_seeded(seed):
-            return load(settings, seed, keep_targets) if load in _READ_BY_DTYPE else load(settings, seed)
+        return load(settings, seed, keep_targets) if load in _READ_BY_DTYPE else load(settings, seed)
     except MemoryError as error:
         raise DataError(f"data: {settings.name} takes more memory than there is ({str(error) or 'it is full'}). "
                         "Take fewer examples, or let a data.loader return a tf.data.Dataset or a generator.") from error

@@ -2,7 +2,6 @@
 Imports no NumPy.
 """
 
-import glob
 import os
 import zipfile
 import zlib
@@ -13,7 +12,7 @@ from mpt_cli.settings.checks import object_keys
 from mpt_cli.settings.references import imported_names, missing_problem
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded
-from mpt_cli.settings.variants import Builder, Csv, DataSettings, Images, Loader, Npz, Saved, Text, TFRecord
+from mpt_cli.settings.variants import Builder, Csv, DataSettings, Loader, Npz, Saved, Text
 
 
 def readable_file(path: str, key: str = "data.path") -> Path:
@@ -30,42 +29,19 @@ def readable_file(path: str, key: str = "data.path") -> Path:
     return file
 
 
-def readable_folder(path: str, key: str = "data.path") -> Path:
-    """The path of a folder that can be listed; DataError otherwise."""
-    folder = expanded(path)
-    if not folder.exists():
-        raise DataError(f"{key}: there is no folder {folder}. {_nearest_name(folder)}".rstrip())
-    if not folder.is_dir():
-        raise DataError(f"{key}: {folder} is a file where a folder is needed.")
-    if not os.access(folder, os.R_OK | os.X_OK):
-        raise DataError(f"{key}: {folder} can't be listed: permission denied.")
-    return folder
-
-
 def readable_files(path: str) -> list[Path]:
-    """The one file, or all visible files of a folder; DataError where there is none."""
-    if not expanded(path).is_dir():
+    """The one file, or all files of a folder, sorted, without those whose name or folder starts with a dot; DataError
+    where there is none."""
+    folder = expanded(path)
+    if not folder.is_dir():
         return [readable_file(path)]
-    files = visible_files(readable_folder(path))
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise DataError(f"data.path: {folder} can't be listed: permission denied.")
+    files = sorted(file for file in folder.rglob("*")
+                   if file.is_file() and not any(part.startswith(".") for part in file.relative_to(folder).parts))
     if not files:
         raise DataError(f"data.path: the folder {path} holds no files.")
     return files
-
-
-def matching_files(path: str) -> list[Path]:
-    """The files that a path, a folder or a glob pattern means, each with something in it; DataError otherwise."""
-    if not any(mark in path for mark in "*?["):
-        return [readable_file(str(file)) for file in readable_files(path)]
-    names = sorted(glob.glob(str(expanded(path)), recursive=True))
-    if not names:
-        raise DataError(f"data.path: no file matches {path}.")
-    return [readable_file(name) for name in names]
-
-
-def visible_files(folder: Path) -> list[Path]:
-    """All files below a folder, sorted by path, without those whose name or folder starts with a dot."""
-    return sorted(path for path in folder.rglob("*")
-                  if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts))
 
 
 def _nearest_name(path: Path) -> str:
@@ -97,10 +73,6 @@ def check_present(settings: DataSettings) -> None:
             raise ConfigError(problem)
     elif isinstance(settings, Npz | Csv):
         readable_file(settings.path)
-    elif isinstance(settings, Images):
-        readable_folder(settings.path)
-    elif isinstance(settings, TFRecord):
-        matching_files(settings.path)
     elif isinstance(settings, Text) and settings.path is not None:
         readable_files(settings.path)
 

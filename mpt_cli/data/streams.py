@@ -1,6 +1,6 @@
-"""Examples that come batch by batch. tf.data.Datasets, as arrays where they are small and as streams otherwise,
-TFRecord files among them, and TensorFlow's own seed; TensorFlow is imported only inside functions. And batches that the
-source itself makes: `keras.utils.PyDataset` and generators, read in one thread and exactly again.
+"""Examples that come batch by batch. tf.data.Datasets, as arrays where they are small and as streams otherwise;
+TensorFlow is imported only inside functions. And batches that the source itself makes: `keras.utils.PyDataset` and
+generators, read in one thread and exactly again.
 
 Both of these may draw from Python's and NumPy's global generators. In here those begin at what the seed of the run and
 the place of the batch say, and are put back afterwards: so a run that is resumed sees the batches that it would have
@@ -10,21 +10,16 @@ seen.
 import math
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from inspect import isgenerator
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from mpt_cli.data.build import RawArrays, RawStream, build_data_set, build_stream_set
 from mpt_cli.data.examples import (
     BatchStream,
-    DataSet,
     Examples,
     Reading,
     Rows,
@@ -34,62 +29,30 @@ from mpt_cli.data.examples import (
     joined,
     leaves,
 )
-from mpt_cli.data.paths import matching_files
-from mpt_cli.errors import DataError, MptError, UserCodeError, did_you_mean, install_command, summarise_error
-from mpt_cli.settings.variants import TFRecord
-
-_TENSORFLOW = "tensorflow"
+from mpt_cli.errors import DataError, MptError, UserCodeError, summarise_error
 
 
-@contextmanager
-def tensorflow_seeded(seed: int) -> Iterator[None]:
-    """In here TensorFlow draws by `seed`, from now on where it is loaded, else from the end of its import on.
+def call_seeded(call: Callable[[], Any], seed: int) -> Any:
+    """What a function of the user's returns, with TensorFlow drawing by `seed`.
 
-    A `dataset.shuffle(n)` without a seed takes one from TensorFlow's when it is made, which is in a function of the
-    user's that may import TensorFlow itself. Nothing is imported where nobody else does.
+    A `dataset.shuffle(n)` without a seed takes one from TensorFlow's when it is made. A function that imported
+    TensorFlow itself, unseeded, and returns such a dataset is called again.
     """
-    if (tensorflow := sys.modules.get(_TENSORFLOW)) is not None:
+    was_loaded = seed_tensorflow(seed)
+    returned = call()
+    parts = returned if isinstance(returned, (tuple, list)) else (returned,)
+    if was_loaded or not any(map(is_tf_dataset, parts)):
+        return returned
+    seed_tensorflow(seed)
+    return call()
+
+
+def seed_tensorflow(seed: int) -> bool:
+    """Whether it is loaded; nothing is imported where nobody did."""
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None:
         tensorflow.random.set_seed(seed)
-        yield
-        return
-    finder = _SeedingFinder(seed)
-    sys.meta_path.insert(0, finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
-
-
-class _SeedingFinder(MetaPathFinder):
-    """Finds TensorFlow as the others do, and seeds it."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != _TENSORFLOW:
-            return None
-        found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next(filter(None, found), None)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _SeedingLoader(spec.loader, self.seed)
-        return spec
-
-
-class _SeedingLoader(Loader):
-    def __init__(self, loader: Loader, seed: int) -> None:
-        self.loader, self.seed = loader, seed
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self.loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        assert module.__spec__ is not None
-        module.__spec__.loader = module.__loader__ = self.loader  # as if nothing had been between
-        self.loader.exec_module(module)
-        module.random.set_seed(self.seed)
+    return tensorflow is not None
 
 
 ElementShape = tuple[int | None, ...]
@@ -337,92 +300,6 @@ def _memory_bytes(part: Examples) -> int:
     """Size as it will be in memory: inputs that are pixels grow fourfold to float32."""
     arrays = [array for _, array in leaves((part.x, part.y), "")]
     return sum(array.nbytes * max(1, 4 // array.dtype.itemsize) for array in arrays)
-
-
-def load_tfrecord(settings: TFRecord, seed: int) -> DataSet:
-    """Arrays, or of large files a stream, whose validation examples are then taken at even distances.
-
-    uint8 inputs are bytes features, the others float or int64 lists. DataError without TensorFlow.
-    """
-    try:
-        import tensorflow as tf
-    except ImportError as error:
-        raise DataError(f"data.name=tfrecord needs TensorFlow. Install it ({install_command('tensorflow')}), or "
-                        "convert the files to .npz.") from error
-    title = f"TFRecord {settings.path}"
-    records = tf.data.TFRecordDataset([str(file) for file in matching_files(settings.path)])
-    dataset = records.map(_record_parser(settings, _target_feature(records, settings, title)),
-                          num_parallel_calls=tf.data.AUTOTUNE)
-    task = "regression" if settings.num_classes is None else "classification"
-    found = read_tf_dataset(TfDataset(dataset, False, title))
-    if isinstance(found, Examples):
-        raw = RawArrays(title, found, None, task, settings.num_classes, scale_pixels=settings.scale_pixels is not False)
-        return build_data_set(raw, settings, seed)
-    train, validation = _split_stream(dataset, settings, title)
-    return build_stream_set(RawStream(title, train, validation, task, settings.num_classes,
-                                      scale_pixels=settings.scale_pixels is not False))  # fmt: skip
-
-
-def _target_feature(records: Any, settings: TFRecord, title: str) -> tuple[str, int]:
-    """Kind ("float_list" or "int64_list") and length of the target, read off the first record."""
-    import tensorflow as tf
-
-    try:
-        first = next(iter(records.take(1).as_numpy_iterator()), None)
-        example = None if first is None else tf.train.Example.FromString(first)
-    except Exception as error:  # DataLossError, or protobuf's DecodeError, which has no public name
-        raise DataError(f"{title} is damaged or no TFRecord of tf.train.Example: {str(error).splitlines()[0]}"
-                        ) from error
-    if example is None:
-        raise DataError(f"{title}: there are no records.")
-    features = example.features.feature
-    for key, name in (("data.x", settings.x), ("data.y", settings.y)):
-        if name not in features:
-            raise DataError(f"{key}: records have no feature {name!r}. They have: {', '.join(sorted(features))}. "
-                            f"{did_you_mean(name, features)}".rstrip())
-    kind = features[settings.y].WhichOneof("kind")
-    if kind not in ("float_list", "int64_list"):
-        raise DataError(f"data.y: the feature {settings.y!r} must hold numbers. Received: {kind}.")
-    return kind, len(getattr(features[settings.y], kind).value)
-
-
-def _record_parser(settings: TFRecord, outputs: tuple[str, int]) -> Any:
-    import tensorflow as tf
-
-    kind, length = outputs
-    shape = list(settings.input_shape)
-    pixels = settings.dtype == "uint8"
-    scalar = settings.num_classes is not None and length == 1
-    features = {
-        settings.x: tf.io.FixedLenFeature([], tf.string) if pixels else tf.io.FixedLenFeature(shape, settings.dtype),
-        settings.y: tf.io.FixedLenFeature([] if scalar else [length],
-                                          tf.float32 if kind == "float_list" else tf.int64),
-    }
-
-    def parse(record: Any) -> tuple[Any, Any]:
-        values = tf.io.parse_single_example(record, features)
-        x = values[settings.x]
-        return tf.reshape(tf.io.decode_raw(x, tf.uint8), shape) if pixels else x, values[settings.y]
-
-    return parse
-
-
-def _split_stream(dataset: Any, settings: TFRecord, title: str) -> tuple[Stream, Stream | None]:
-    """Of each 1000 examples the share that `validation_fraction` says, evenly spread: no need to know how many."""
-    fraction = settings.validation_fraction
-    taken = dataset if settings.limit is None else dataset.take(settings.limit)
-    if fraction == 0:
-        return open_tf_stream(TfDataset(taken, False, title), None), None
-    share = max(1, round(fraction * 1000))
-
-    def part(held_out: bool) -> Stream:
-        def belongs(place: Any, _: Any) -> Any:
-            return (((place + 1) * share) // 1000 > (place * share) // 1000) == held_out
-
-        rows = taken.enumerate().filter(belongs).map(lambda _, element: element)
-        return open_tf_stream(TfDataset(rows, False, title), None)
-
-    return part(False), part(True)
 
 
 def as_arrays(value: Any) -> Any:

@@ -15,7 +15,6 @@ from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettin
 from mpt_cli.settings.variants import (
     PYTHON,
     Builder,
-    Images,
     KerasDataset,
     Loader,
     OptimizerSettings,
@@ -35,8 +34,6 @@ def check_synthetic(settings: Settings) -> Iterator[Problem]:
     elif isinstance(data, Synthetic) and data.task == "tokens" and len(data.input_shape) != 1:
         rule = "must be [sequence_length] with data.task=tokens."
         yield Problem("data.input_shape", rule, data.input_shape)
-    if isinstance(data, Images) and len(data.image_size) != 2:
-        yield Problem("data.image_size", "must be [height, width].", data.image_size)
 
 
 def check_keras_dataset(settings: Settings) -> Iterator[Problem]:

@@ -171,7 +171,7 @@ class Npz(PixelSettings):
 
 @dataclass
 class Csv(DataSettings):
-    """A CSV file with a header line; numeric columns are standardised, text columns one-hot encoded."""
+    """A CSV file of numbers with a header line; columns are standardised."""
 
     name: str = "csv"
     path: str = key(REQUIRED, "the CSV file")
@@ -179,29 +179,6 @@ class Csv(DataSettings):
     task: str = key("auto", "auto: text or few whole numbers is classification",
                     choices=("auto", "classification", "regression"))
     separator: str = key(",", "between columns")
-
-
-@dataclass
-class Images(PixelSettings):
-    """A folder with one sub-folder of images per class."""
-
-    name: str = "images"
-    path: str = key(REQUIRED, "the folder")
-    image_size: List[int] = key([64, 64], "height and width the images are resized to", at_least=1)
-    channels: int = key(3, "colour channels", choices=(1, 3, 4))
-
-
-@dataclass
-class TFRecord(PixelSettings):
-    """TFRecord files of tf.train.Example with fixed-length features (needs TensorFlow installed)."""
-
-    name: str = "tfrecord"
-    path: str = key(REQUIRED, "a file, a folder or a glob pattern")
-    x: str = key("x", "name of the input feature")
-    y: str = key("y", "name of the target feature")
-    input_shape: List[int] = key(REQUIRED, "shape of one input")
-    dtype: str = key("float32", "what the input feature holds", choices=("float32", "int64", "uint8"))
-    num_classes: Optional[int] = key(None, "number of classes; null = regression", at_least=1)
 
 
 @dataclass
@@ -217,7 +194,7 @@ class Loader(DataSettings):
 
 DATA = {
     "digits": Digits, "tabular": Tabular, "text": Text, "synthetic": Synthetic, "keras": KerasDataset, "npz": Npz,
-    "csv": Csv, "images": Images, "tfrecord": TFRecord, "loader": Loader,
+    "csv": Csv, "loader": Loader,
 }
 
 

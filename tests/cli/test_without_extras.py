@@ -90,10 +90,6 @@ def test_what_needs_tensorflow_names_its_extra(mpt, tmp_path):
     install = "pip install 'mpt-cli[tensorflow]'"
     done = mpt("train", *TINY, without=without)
     assert done.returncode == 2 and f"tensorflow is not installed. Received: 'tensorflow'. {install}" in done.stderr
-    (tmp_path / "a.tfrecord").write_bytes(b"not looked at")
-    data = ["data=tfrecord", f"data.path={tmp_path / 'a.tfrecord'}", "data.input_shape=[4]", "data.num_classes=2"]
-    done = mpt("train", "conf=digits_mlp", "backend=jax", *data, without=without)
-    assert done.returncode == 3 and f"data.name=tfrecord needs TensorFlow. Install it ({install})" in done.stderr
     for found in (done, mpt("sweep", *TINY, "seed=1,2", without=without)):
         assert found.returncode != 0 and "Traceback" not in found.stderr
 

@@ -15,7 +15,7 @@ from mpt_cli.data.build import (
     warn_of_float_labels,
 )
 from mpt_cli.data.examples import Examples
-from mpt_cli.settings.variants import Loader, Npz, TFRecord
+from mpt_cli.settings.variants import Loader, Npz, Tabular
 
 
 def x_of(x):
@@ -129,7 +129,7 @@ def test_float_zeros_and_ones_are_a_regression_that_says_so():
     (ZEROS_AND_ONES.astype(int), Npz(path="x"), "auto", None),
     (ZEROS_AND_ONES, Npz(path="x", task="regression"), "regression", None),
     (ZEROS_AND_ONES, Loader(loader="a:b", num_classes=2), "auto", 2),
-    (ZEROS_AND_ONES, TFRecord(path="x", input_shape=[2]), "regression", None),
+    (ZEROS_AND_ONES, Tabular(), "regression", None),
 ])
 def test_what_is_no_label_and_what_was_asked_for_goes_without_a_word(y, settings, task, num_classes):
     assert warnings_of(y, settings, task, num_classes) == []

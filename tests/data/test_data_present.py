@@ -7,7 +7,7 @@ import pytest
 from mpt_cli.data.paths import check_present
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.settings import load_settings
-from mpt_cli.settings.variants import Csv, Digits, Images, Loader, Npz, Synthetic, Text, TFRecord
+from mpt_cli.settings.variants import Csv, Digits, Loader, Npz, Synthetic, Text
 from mpt_cli.training.settings_program import SettingsProgram
 from mpt_cli.training_run import train
 
@@ -23,7 +23,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "source",
     [Digits(), Synthetic(), Text(), Text(path="measured.csv"), Csv(path="measured.csv"), Npz(path="measured.csv"),
-     Images(path="folder"), TFRecord(path="meas*"), Loader(loader="loaders:load", path="nowhere"),
+     Loader(loader="loaders:load", path="nowhere"),
      Loader(loader="./loaders.py:load"), Loader(loader="keras.datasets.mnist:load_data")],
 )  # fmt: skip
 def test_what_is_there_is_sound(source) -> None:
@@ -35,9 +35,7 @@ def test_what_is_there_is_sound(source) -> None:
     [
         (Csv(path="mesured.csv"), "data.path: there is no file mesured.csv. Did you mean measured.csv?"),
         (Npz(path="folder"), "data.path: folder is a folder where a file is needed."),
-        (Images(path="measured.csv"), "data.path: measured.csv is a file where a folder is needed."),
         (Text(path="folder"), "data.path: the folder folder holds no files."),
-        (TFRecord(path="*.tfrecord"), "data.path: no file matches *.tfrecord."),
     ],
 )
 def test_a_path_without_files_is_said_as_loading_would(source, words) -> None:

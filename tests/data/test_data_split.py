@@ -106,21 +106,21 @@ def test_problems_of_the_validation_set_say_so():
 
 
 def test_columns_are_standardised_by_the_training_split_alone():
-    train = Examples(np.array([[0.0, 5.0, 0], [4.0, 5.0, 1]]), np.array([10.0, 30.0]))
-    held_out = Examples(np.array([[6.0, 6.0, 1]]), np.array([40.0]))
-    raw = RawArrays("it", train, held_out, "regression", standardise=np.array([True, True, False]), note="more")
+    train = Examples(np.array([[0.0, 5.0], [4.0, 5.0]]), np.array([10.0, 30.0]))
+    held_out = Examples(np.array([[6.0, 6.0]]), np.array([40.0]))
+    raw = RawArrays("it", train, held_out, "regression", standardise=True, note="more")
     data = build(raw)
-    assert data.train.x.tolist() == [[-1, 0, 0], [1, 0, 1]]  # mean 2, deviation 2; a constant column by deviation 1
-    assert data.validation.x.tolist() == [[2, 1, 1]]
+    assert data.train.x.tolist() == [[-1, 0], [1, 0]]  # mean 2, deviation 2; a constant column by deviation 1
+    assert data.validation.x.tolist() == [[2, 1]]
     assert (data.train.y.tolist(), data.validation.y.tolist()) == ([[-1], [1]], [[2]])
     assert data.description.endswith("1 target; more; targets standardised by mean 20 and deviation 10, metrics are in "
                                      "standard deviations")
-    assert data.preprocessing == {"inputs": [{"mean": 2, "deviation": 2}, {"mean": 5, "deviation": 1}, {}],
+    assert data.preprocessing == {"inputs": [{"mean": 2, "deviation": 2}, {"mean": 5, "deviation": 1}],
                                   "targets": [{"mean": 20, "deviation": 10}]}
 
 
 def test_labels_are_not_standardised():
-    raw = RawArrays("it", numbered(4), numbered(4), standardise=np.array([True]))
+    raw = RawArrays("it", numbered(4), numbered(4), standardise=True)
     assert build(raw).train.y.tolist() == [0, 1, 0, 1]
 
 

@@ -1,11 +1,14 @@
 """Loaders of the user's, from a file in the working directory."""
 
+import json
 import sys
 import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
+from preloaded import mpt
 
 from mpt_cli.data import streams
 from mpt_cli.data.examples import Stream
@@ -16,6 +19,17 @@ from mpt_cli.settings.variants import Loader
 
 ARRAYS = "import numpy as np\nx, y = np.arange(40.0).reshape(20, 2), np.arange(20) % 4\n"
 DATASET = ARRAYS + "import tensorflow as tf\nd = tf.data.Dataset.from_tensor_slices((x, y))\n"
+
+
+SHUFFLED = """import numpy as np
+
+
+def load():
+    import tensorflow as tf
+
+    x = np.arange(960, dtype="float32").reshape(320, 3) / 960
+    return tf.data.Dataset.from_tensor_slices((x, np.arange(320) % 2)).shuffle(320)
+"""
 
 
 @pytest.fixture
@@ -244,3 +258,57 @@ def test_for_a_loss_of_keras_s_they_may_not(returning):
         loaded_for("mse", "x, z", returning)
     with pytest.raises(DataError, match=r"^data, batch 1: y has 2 values that are NaN, first at \[1\]\.$"):
         list(loaded_for("mse", "batched", returning).train.batches(8, 1, 0, shuffle=False))
+
+
+def test_a_folder_of_images_through_keras_s_own_reader(tmp_path):
+    for kind, name in enumerate(("cat", "dog")):
+        for number in range(4):
+            pixels = np.full((6, 6, 3), 100 * kind + number, "uint8")
+            (tmp_path / name).mkdir(exist_ok=True)
+            tf.io.write_file(str(tmp_path / name / f"{number}.png"), tf.io.encode_png(pixels))
+    kwargs = {"directory": str(tmp_path), "image_size": [4, 4], "batch_size": 2, "seed": 1, "verbose": False}
+    split = {"validation_split": 0.25, "subset": "both"}
+    data = load_data(Loader(loader="keras.utils:image_dataset_from_directory", num_classes=2, kwargs=kwargs | split), 0)
+
+    assert (data.input_shape, data.input_dtype, data.num_classes) == ((4, 4, 3), "float32", 2)
+    batches = list(data.train.batches(1, 1, 0, shuffle=False))
+    assert [len(batch.x) for batch in batches] == [2, 2, 2]
+    assert [round(batch.x.max() / 101) for batch in batches] == [int(batch.y.max()) for batch in batches]
+    assert sum(len(batch.x) for batch in data.validation.batches(1, 1, 0, shuffle=False)) == 2
+
+
+def test_a_shuffle_without_a_seed_is_drawn_by_that_of_the_run(monkeypatch):
+    """Also where the loader is the first to import TensorFlow."""
+
+    def call():
+        sys.modules["tensorflow"] = tf
+        return tf.data.Dataset.range(100).shuffle(100), None
+
+    def drawn(seed, loaded):
+        with monkeypatch.context() as patch:
+            if not loaded:
+                tf.random.set_seed(None)
+                patch.delitem(sys.modules, "tensorflow")
+            return [int(each) for each in streams.call_seeded(call, seed)[0]]
+
+    assert drawn(7, loaded=True) == drawn(7, loaded=False) != drawn(8, loaded=False)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_run_on_jax_whose_loader_shuffles_repeats_and_resumes(tmp_path):
+    (tmp_path / "mine.py").write_text(SHUFFLED)
+
+    def train(*words):
+        done = mpt("train", "--quiet", *words, cwd=tmp_path, backend="jax")
+        assert done.returncode == 0, done.stderr
+        run = tmp_path / words[-1].partition("=")[2]
+        summary = json.loads((run / "summary.json").read_text())
+        return {"metrics": summary["metrics"], "steps": summary["applied_steps"],
+                "data": json.loads((run / "environment.json").read_text())["dataset_fingerprint"]}  # fmt: skip
+
+    words = ["conf=digits_mlp", "model.hidden_units=[16]", "backend=jax", "data.loader=mine.py:load"]
+    whole = train(*words, "trainer.epochs=2", "run_dir=whole")
+    assert whole["steps"] == 8 and train(*words, "trainer.epochs=2", "run_dir=again") == whole
+    train(*words, "trainer.epochs=1", "run_dir=parted")
+    assert train("trainer.epochs=2", "resume=parted") == whole

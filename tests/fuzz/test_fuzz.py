@@ -29,7 +29,6 @@ from hostile import CORPUS, EVEN, QUICK, RUN, SECRET, SECRET_NAME, SWEEP, Case, 
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from mpt_cli import redaction
 from mpt_cli.cli import main
@@ -38,7 +37,7 @@ from mpt_cli.errors import MptError
 from mpt_cli.jobs.queue import Ending
 from mpt_cli.report import run_page
 from mpt_cli.settings.schema import all_keys
-from mpt_cli.settings.variants import Csv, DataSettings, Images, Npz, Text
+from mpt_cli.settings.variants import Csv, DataSettings, Npz, Text
 from mpt_cli.sweep import report as sweep_report
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.plan import make_plan
@@ -320,15 +319,10 @@ def sound_data(folder: Path) -> dict[str, DataSettings]:
     np.savez_compressed(folder / "a.npz", x=drawn_.random((20, 4), "float32"), y=np.arange(20) % 2)
     (folder / "a.csv").write_text("a,b,kind\n" + "".join(f"{n},{n * 0.5},{'xy'[n % 2]}\n" for n in range(20)))
     (folder / "a.txt").write_text("It was a dark and stormy night. " * 30)
-    for kind in ("cat", "dog"):
-        (folder / "images" / kind).mkdir(parents=True)
-        Image.fromarray(drawn_.integers(0, 255, (6, 6, 3), "uint8")).save(folder / "images" / kind / "1.png")
-        Image.fromarray(drawn_.integers(0, 255, (6, 6, 3), "uint8")).save(folder / "images" / kind / "2.jpg")
     here = str(folder)
     return {
         "a.npz": Npz(path=f"{here}/a.npz"), "a.csv": Csv(path=f"{here}/a.csv", target="kind"),
         "a.txt": Text(path=f"{here}/a.txt", sequence_length=8),
-        **{f"images/cat/{name}": Images(path=f"{here}/images", image_size=[4, 4]) for name in ("1.png", "2.jpg")},
     }  # fmt: skip
 
 

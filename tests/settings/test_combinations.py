@@ -195,8 +195,6 @@ _WRONG = [
      "data.input_shape: must be [sequence_length] with data.task=tokens. Received: [2, 3]."),
     (["data=synthetic", "data.input_shape=[]"],
      "data.input_shape: must have at least one entry. Received: []."),
-    (["data=images", "data.path=x", "data.image_size=[3]"],
-     "data.image_size: must be [height, width]. Received: [3]."),
     (["data=keras", "data.vocabulary=9"],
      "data.vocabulary: must be left out with data.dataset=mnist: only imdb uses it. Received: 9."),
     (["expect.val_accuracy.mn=0.9"],

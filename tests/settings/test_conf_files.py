@@ -20,8 +20,6 @@ _NEEDED = {
     ("model", "saved"): ["model.path=a.keras"],
     ("data", "npz"): ["data.path=a"],
     ("data", "csv"): ["data.path=a", "data.target=b"],
-    ("data", "images"): ["data.path=a"],
-    ("data", "tfrecord"): ["data.path=a", "data.input_shape=[1]"],
     ("data", "loader"): ["data.loader=a:b"],
     ("optimizer", "object"): ["optimizer.object=a:b"],
     ("policy", "float16"): ["optimizer=sgd"],
