@@ -300,8 +300,7 @@ class _FitRecording(Recording):
         self.obey(self.health.check_epoch(replace(self.signs(), weights_are_finite=are_finite(self.variables))))
         metrics = metrics_in(logs)
         self.watch_weights()  # now at the latest the model is built
-        if self.weight_watch is not None and self.weight_watch.is_due(self.ledger.seen):
-            self.look_at_weights()
+        self.look_at_weights()
         self.progress.record(metrics)
         self.progress.epochs_completed = self.progress.epoch
         self.snapshot(metrics, epoch_end=True)

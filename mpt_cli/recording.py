@@ -177,14 +177,14 @@ class Recording(ABC):
                        spelling=self.subject.spelling)  # fmt: skip
 
     def watch_weights(self) -> None:
-        """From here on see whether they move, as far as the optimizer's own variables tell it."""
+        """From here on see whether they move."""
         if self.weight_watch is None and self.optimizer.built:
             self.weight_watch = WeightWatch([self.optimizer], int(self.optimizer.seen_steps) - self.offset)
 
     def look_at_weights(self) -> None:
         """Where they can be read."""
         watch, ledger = self.weight_watch, self.ledger
-        if watch is not None and (found := watch.news(ledger.seen, ledger.learning_rate)) is not None:
+        if watch is not None and (found := watch.look(ledger.learning_rate)) is not None:
             self.telemetry.message(f"step {ledger.seen}: {self.health.spell(describe_unmoved(found))}")
 
     def obey(self, stop: Stop | None) -> bool:
@@ -240,12 +240,10 @@ class Recording(ABC):
         """With a line of the log for the last steps, however few they are."""
         if self.ledger.seen > self.logged:
             self.snapshot({})
-        watch = self.weight_watch
         summary = Summary(
             **ending._asdict(), **counted(self.ledger, self.progress), examples_per_second=None,
             peak_memory_bytes=peak_memory(), seconds=time.perf_counter() - self.began,
             recipe=self.settings.recipe, run_dir=str(self.run.path), repeatable=False, not_recorded=self.missing,
-            unmoved_weights=None if watch is None or watch.found is None else watch.found.layers,
             ended_early=ended_early,
         )  # fmt: skip
         self.telemetry.finish(summary)

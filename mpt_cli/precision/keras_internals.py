@@ -127,22 +127,6 @@ def own_trainable_variables(holder: Any) -> list[Any]:
     return list(holder._trainable_variables)
 
 
-def slots_of(optimizer: Any) -> list[list[Any]]:
-    """For each weight that an optimizer was built for those of its variables that have one number for each of it, which
-    follow its gradients: not moving averages of the weight itself, and none of Adafactor, which makes them of those of
-    whole rows and columns. No public name says whose a variable is."""
-    weights = optimizer._trainable_variables
-    if isinstance(optimizer, keras.optimizers.Adafactor):
-        return [[] for _ in weights]
-    others = [weights, getattr(optimizer, "_model_variables_moving_average", None), optimizer._variables]
-    lists = [value for value in vars(optimizer).values() if isinstance(value, list) and len(value) == len(weights)]
-    lists = [value for value in lists if all(value is not other for other in others)]
-    own = [[of_all[place] for of_all in lists if isinstance(of_all[place], keras.Variable)]
-           for place in range(len(weights))]  # fmt: skip
-    return [[slot for slot in slots if tuple(slot.shape) == tuple(weight.shape)]
-            for slots, weight in zip(own, weights, strict=True)]  # fmt: skip
-
-
 def configured_rate(optimizer: Any) -> Any:
     """The learning rate of an optimizer: a schedule as such, of which the public property gives the present value."""
     rate = optimizer._learning_rate

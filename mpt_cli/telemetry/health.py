@@ -324,30 +324,26 @@ def _ends_dead(signs: Signs) -> str | None:
 
 
 def describe_unmoved(found: UnmovedWeights) -> str:
-    """What weights stay as they were, why, and what to do.
+    """That no weight has changed, why, and what to do.
 
-    >>> describe_unmoved(UnmovedWeights({"a": 1.0, "b": 0.75}, False, 0, 1e-9))[:75]
-    'At least 75.0% of the weights of 2 layers (a, b) are bit for bit what they '
+    >>> describe_unmoved(UnmovedWeights(0, 1e-9))[:53]
+    'Not one bit of any kernel has changed since the start'
     """
     since = f"step {format_count(found.since_step)}" if found.since_step else "the start"
-    least = format_fraction(min(found.layers.values()))
-    which = f"Not one bit of any kernel (up to 4,096 elements of each) has changed since {since}"
-    if not found.is_whole:
-        which = (f"{'At least ' if len(found.layers) > 1 else ''}{least} of the weights of "
-                 f"{_name_layers([*found.layers])} are bit for bit what they were at {since}")  # fmt: skip
-    return (f"{which}, though the gradients are not 0: at learning rate {found.learning_rate:g} updates are "
-            "less than half a unit in the last place of the weights (2^-25 to 2^-24 of one in float32) and are rounded "
-            "away. Raise optimizer.learning_rate, unless the targets were met from the start.")  # fmt: skip
+    return (f"Not one bit of any kernel has changed since {since}: at learning rate {found.learning_rate:g} updates "
+            "are less than half a unit in the last place of the weights (2^-25 to 2^-24 of one in float32) and are "
+            "rounded away, or the gradients are 0. Raise optimizer.learning_rate, unless the targets were met from the "
+            "start.")
 
 
 def _ends_as_it_began(signs: Signs) -> str | None:
-    return describe_unmoved(signs.unmoved) if signs.unmoved is not None and signs.unmoved.is_whole else None
+    return None if signs.unmoved is None else describe_unmoved(signs.unmoved)
 
 
 def _ends_unmoved(signs: Signs) -> str | None:
     layers = signs.layers_that(UNMOVED)
     if not layers:
-        return None if signs.unmoved is None else describe_unmoved(signs.unmoved)
+        return None
     return (f"Next to none of the updates of {_name_layers(layers)} changed a weight{_format_sampled(signs)}: what is "
             "less than half a unit in the last place of a weight in half precision is rounded away. policy="
             "mixed_bfloat16 and mixed_float16 keep weights in float32.")  # fmt: skip

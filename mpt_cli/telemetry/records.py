@@ -216,12 +216,8 @@ class GradientSample:
 
 @dataclass(frozen=True)
 class UnmovedWeights:
-    """Layers whose kernels stay as they are: of each the share of the elements of float32 or float64 weights that had a
-    gradient and are bit for bit what they were after step `since_step`. `is_whole` says that nothing that was looked at
-    has changed in any kernel; `learning_rate` is the highest that was met."""
+    """No kernel that was looked at has changed by a bit since `since_step`, at this learning rate."""
 
-    layers: dict[str, float]
-    is_whole: bool
     since_step: int
     learning_rate: float
 
@@ -332,7 +328,6 @@ class Summary:
     weights_fingerprint: str | None = None  # of the model's variables at the end, of a deterministic run
     layer_scales: dict[str, float] | None = None  # path -> factor, of layers whose gradients have a scale of their own
     repeatable: bool = True  # whether config.yaml says it all; not of a run with objects of a Python program
-    unmoved_weights: dict[str, float] | None = None  # layer -> share of its kernels' elements that no update moved
     not_recorded: list[str] = field(default_factory=list)  # what a Recorder or `mpt run` could not see, in sentences
 
 

@@ -132,7 +132,6 @@ def _summary(session: "Session", run_dir: Path, ending: Conclusion) -> Summary:
         rollbacks=len(trainer.telemetry.tally.rollbacks),
         gradients=None if ledger.sample is None else asdict(ledger.sample),
         layer_scales=factors_by_layer(session.assembly.model),
-        unmoved_weights=None if trainer.unmoved_weights is None else trainer.unmoved_weights.layers,
         phases_completed=trainer.phases_completed, repeatable=session.assembly.program.repeatable,
     )  # fmt: skip
 

@@ -15,7 +15,6 @@ from mpt_cli.engine.distribution import ProcessGroup, check_same_data
 from mpt_cli.engine.faults import FaultSearch
 from mpt_cli.engine.flow import is_rounded
 from mpt_cli.engine.gradient_samples import build_sampler
-from mpt_cli.engine.weight_watch import ALL_MOVED
 from mpt_cli.engine.xla import try_xla
 from mpt_cli.errors import BAD_CONFIG, DataError, Problem
 from mpt_cli.machine import give_back_freed_memory
@@ -218,7 +217,6 @@ def _add_what_was_asked_for(parts: Assembly, runner: Trainer, may_sample: bool) 
     """Samples of the gradients, rollbacks, other processes, and word of what compiles."""
     trainer, telemetry, process_info = parts.settings.trainer, runner.telemetry, parts.platform.process_info
     every = trainer.gradient_health_every_steps
-    runner.takes_gradients = every is not None and may_sample
     if every is not None and may_sample and is_rounded(parts.model):
         compiled_layers = len(parts_of(parts.model)) if parts.engine.compiles_flows else 0
         runner.sampler = build_sampler(parts.engine, every, telemetry.message, compiled_layers)
@@ -361,7 +359,7 @@ def restore(parts: Assembly, trainer: Trainer, checkpoint: Checkpoint) -> bool:
     if trainer.sampler is None or before != parts.scaling.mode or other_fixed:
         trainer.ledger.sample = None  # it says nothing of gradients that are not computed or scaled as then
     trainer.logged_step = 0
-    trainer.watch_weights(checkpoint.position.get("weight_watch", ALL_MOVED))
+    trainer.watch_weights(has_moved=checkpoint.position.get("has_moved", True))
     factor = settings.trainer.rollback_learning_rate_factor ** len(rollbacks)
     has_callbacks = trainer.callbacks and "callbacks" in checkpoint.position
     if has_callbacks:
@@ -395,7 +393,7 @@ class PositionBeside:
     def __call__(self) -> tuple[dict[str, Any], Arrays]:
         """More of its position, and arrays of callbacks."""
         watch = self.trainer.weight_watch
-        watched = {} if watch is None else {"weight_watch": watch.position()}
+        watched = {} if watch is None else {"has_moved": watch.has_moved}
         if not self.trainer.callbacks:
             return watched, {}
         parts, rollbacks = self.parts, self.trainer.telemetry.tally.rollbacks

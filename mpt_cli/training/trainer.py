@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from signal import Signals
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +13,12 @@ from mpt_cli.engine.faults import FaultSearch
 from mpt_cli.engine.feed import Feed, Piece
 from mpt_cli.engine.gradient_samples import GradientSampler
 from mpt_cli.engine.loop import TRAINING, Engine
-from mpt_cli.engine.weight_watch import WeightWatch, gradients_of_batch
-from mpt_cli.errors import first_line
+from mpt_cli.engine.weight_watch import WeightWatch
 from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.signals import Interruption
 from mpt_cli.telemetry.health import HealthRules, Stop, describe_unmoved
 from mpt_cli.telemetry.ledger import Ledger, StepRecords
-from mpt_cli.telemetry.records import GradientSample, LoggedSteps, Snapshot, UnmovedWeights
+from mpt_cli.telemetry.records import GradientSample, LoggedSteps, Snapshot
 from mpt_cli.telemetry.signs import Signs, observe
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training.callbacks import TEST_BATCH_HOOKS, Callbacks
@@ -71,7 +69,6 @@ class Trainer:
         self.source_rows: NDArray[np.int64] | None = None  # of each training example, where it was in the source
         self.process_group: ProcessGroup | None = None  # where several processes train, whose calls must be the same
         self.weight_watch: WeightWatch | None = None  # None before the first step, and of several processes
-        self.takes_gradients = False  # whether it may, outside of the training loop
         self._stop: Stop | None = None
 
     def fit(self) -> Outcome:
@@ -144,23 +141,16 @@ class Trainer:
         watch, progress = self.stopwatch, self.progress
         return observe(
             self.ledger, self.telemetry.tally, self.health.scaling, progress.metrics, val_loss=progress.val_loss,
-            input_seconds=watch.input_seconds, step_seconds=watch.seconds, unmoved=self.unmoved_weights,
-            spelling=self.health.spelling,
+            input_seconds=watch.input_seconds, step_seconds=watch.seconds, spelling=self.health.spelling,
+            unmoved=None if self.weight_watch is None else self.weight_watch.found,
         )  # fmt: skip
 
-    @property
-    def unmoved_weights(self) -> UnmovedWeights | None:
-        """Which weights stay as they are, as of the latest look; None where they move."""
-        return None if self.weight_watch is None else self.weight_watch.found
-
-    def watch_weights(self, position: dict[str, Any] | None = None) -> None:
-        """See whether they move from here on, the beginning of a phase say; `position`: of a run that goes on."""
-        if self.process_group is not None:
-            return
-        before, optimizers = self.weight_watch, optimizers_of(self.engine.model).values()
-        self.weight_watch = WeightWatch([*optimizers], self.ledger.seen, position)
-        if position is None and before is not None:
-            self.weight_watch.any_moved = before.any_moved
+    def watch_weights(self, has_moved: bool = False) -> None:
+        """See whether they move from here on, the beginning of a phase say, unless they have by now."""
+        if self.process_group is None:
+            has_moved = has_moved or (self.weight_watch is not None and self.weight_watch.has_moved)
+            optimizers = [*optimizers_of(self.engine.model).values()]
+            self.weight_watch = WeightWatch(optimizers, self.ledger.seen, has_moved)
 
     def _is_over(self) -> bool:
         is_last = self.progress.phase == len(self.plan.lengths) - 1
@@ -333,7 +323,7 @@ class Trainer:
         self.ledger.take_mean_loss()  # the next line's mean must not reach back into this epoch
         metrics = self._of_applied(self.engine.metrics())
         is_last = self._epochs_of_phase(self.progress.epoch) == self._length() or self._is_cut_short()
-        self._look_at_weights(is_last)
+        self._look_at_weights()
         if is_last or self.progress.epoch % self.plan.validate_every_epochs == 0:
             if (validated := self.validate(self.callbacks)) is None:
                 return  # what is left of the epoch is done when the run goes on
@@ -346,25 +336,10 @@ class Trainer:
             self.progress.epochs_completed, self.progress.step_in_epoch = self.progress.epoch, 0
             self.checkpointer.save_if_due(self.progress, self.ledger)
 
-    def _look_at_weights(self, is_last: bool) -> None:
+    def _look_at_weights(self) -> None:
         watch, ledger = self.weight_watch, self.ledger
-        if watch is None or not (is_last or watch.is_due(ledger.seen)):
-            return
-        if (found := watch.news(ledger.seen, ledger.learning_rate, self._gradients)) is not None:
+        if watch is not None and (found := watch.look(ledger.learning_rate)) is not None:
             self.telemetry.message(f"step {ledger.seen}: {self.health.spell(describe_unmoved(found))}")
-
-    def _gradients(self) -> dict[int, Any]:
-        """Of the last batch, the first time and where that can be had."""
-        piece, self.takes_gradients, may = self.last_piece, False, self.takes_gradients
-        if piece is None or not may:
-            return {}
-        try:
-            batch = self.engine.batch(piece.source, piece.batch_indices[piece.count - 1])
-            return gradients_of_batch(self.engine.model, batch, self.ledger.scale)
-        except Exception as error:  # a look must never end what it looks at
-            self.telemetry.message(f"some weights have not moved, and whether they have gradients can't be told here "
-                                   f"({first_line(error)[:200]}); training goes on")  # fmt: skip
-            return {}
 
     def _log(self, metrics: dict[str, float]) -> None:
         self.logged_step = self.ledger.seen

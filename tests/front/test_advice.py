@@ -54,7 +54,7 @@ def texts(mode: str, spelling: Spelling) -> list[str]:
     base = Signs(scaling, 1000, 1000, scale=2.0**15, loss=0.5, spelling=spelling)
     found = [base.spell(text) for name, cause in CAUSES.items() if mode not in NOT_IN.get(name, ())
              for text in (cause.advise(base), cause.explain(base))]  # fmt: skip
-    unmoved = UnmovedWeights({"a": 0.75}, False, 0, 1e-9)
+    unmoved = UnmovedWeights(0, 1e-9)
     others = [
         replace(base, val_loss=LossTrend(0.31, 4, 9, (0.4, 0.45, 0.52))), replace(base, unmoved=unmoved),
         replace(base, faults={"a": "dead"}), replace(base, faults={"a": "unmoved"}),

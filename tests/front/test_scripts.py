@@ -541,8 +541,7 @@ def test_a_loop_whose_updates_are_all_lost_is_no_success(tmp_path):
     done = mpt("run", "run_dir=run", "loss_scale.initial_scale=8", "lost.py", cwd=tmp_path)
     run = load_run(tmp_path / "run")
     assert (done.returncode, run.verdict, run.summary["applied_steps"]) == (4, "never trained", 60), done.stderr
-    assert run.explanation.startswith("Not one bit of any kernel (up to 4,096 elements of each) has changed since ")
-    assert run.summary["unmoved_weights"] == {"low": 1.0}
+    assert run.explanation.startswith("Not one bit of any kernel has changed since ")
 
 
 OWN = """

@@ -136,21 +136,6 @@ def test_layers_inside_are_found_at_every_depth_or_right_inside():
     assert [layer.name for layer in internals.tracked_layers(wrapper)] == ["wrapped"]
 
 
-@pytest.mark.parametrize(("name", "options", "count"), [
-    ("SGD", {}, 0), ("SGD", {"momentum": 0.5}, 1), ("SGD", {"use_ema": True}, 0), ("Lion", {}, 1), ("Adam", {}, 2),
-    ("Adam", {"amsgrad": True, "gradient_accumulation_steps": 2, "use_ema": True}, 4), ("Adagrad", {}, 1),
-    ("RMSprop", {"momentum": 0.5, "centered": True}, 3), ("Adadelta", {}, 2), ("Adafactor", {}, 0), ("Lamb", {}, 2),
-])  # fmt: skip
-def test_the_variables_of_an_optimizer_for_a_weight_are_found_but_for_averages_of_itself(name, options, count):
-    weights = [keras.Variable(np.ones(shape, "float32"), name=each) for each, shape in (("a", (3, 2)), ("b", (2,)))]
-    optimizer = getattr(keras.optimizers, name)(0.5, **options)
-    optimizer.build(weights)
-    found = internals.slots_of(optimizer)
-    assert len(found[0]) == count and all(slot.shape == (3, 2) for slot in found[0])
-    assert all(slot.shape == (2,) for slot in found[1]) and all(slot.name[-7:] != "average" for slot in found[0])
-    assert not {id(slot) for slot in found[0]} & {id(each) for each in weights}
-
-
 def test_own_variables_leave_out_those_of_the_layers_inside():
     model = compiled()
     [inside] = [layer for layer in internals.inner_layers(model) if layer.name == "inside"]
