@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from contextlib import chdir, closing
+from contextlib import chdir
 from io import StringIO
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from mpt_cli.report.picture import draw
 from mpt_cli.report.run_page import run_pictures
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.telemetry.console.live import LiveConsole
-from mpt_cli.verbs.watch import ConsoleAudience, RunClock, RunFollower, _show_news
+from mpt_cli.verbs.watch import RunConsole, RunFollower
 
 PICTURES = Path(__file__).resolve().parent / "pictures"
 CONSOLE_WIDTH = 108
@@ -47,14 +47,10 @@ def write(name: str, svg: str) -> None:
 def console_picture(run: RunDirectory) -> str:
     """What the console of a finished run shows, as `mpt watch` shows it again."""
     screen = Console(record=True, width=CONSOLE_WIDTH, height=60, file=StringIO(), color_system="truecolor")
-    clock, follower = RunClock(), RunFollower(run)
-    with closing(LiveConsole(screen, clock)) as sink:
-        audience = ConsoleAudience(run, sink, clock)
-        header, summary = follower.new_header(), follower.summary()
-        assert header is not None and summary is not None
-        audience.header(header)
-        _show_news(follower.news(), audience)
-        audience.end(summary)
+    console = RunConsole(run)
+    console.sink = LiveConsole(screen, console.clock)
+    for kind, content in RunFollower(run).records():
+        console.show(kind, content)
     svg = screen.export_svg(title="mpt train conf=digits_cnn loss_scale.initial_scale=2**22", unique_id="mpt")
     return re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.S)  # they are fetched from another host
 

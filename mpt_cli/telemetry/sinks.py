@@ -97,8 +97,7 @@ def console_sinks(mode: str, stream: TextIO, clock: Callable[[], float] = time.m
         return [NotebookConsole(update, clock)]
     if mode == "live" or (mode == "auto" and _is_live_terminal(stream)):
         return [LiveConsole(PrintableConsole(stream, force_terminal=True), clock)]
-    lines = StreamLines(stream)
-    return [PlainConsole(lines, clock, bars=lines.has_bars)]
+    return [PlainConsole(StreamLines(stream), clock)]
 
 
 def _is_live_terminal(stream: TextIO) -> bool:

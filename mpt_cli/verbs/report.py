@@ -122,7 +122,7 @@ def _report_runs(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
         unseen = [f"not recorded: {sentence}" for sentence in story.not_recorded]
         say("\n  ".join([f"{story.label}: {headline(story)}", *jumps, *story.gaps, *unseen]))
     if len(stories) == 1 and sys.stdout.isatty():
-        shades = BLOCKS if StreamLines(sys.stdout).has_bars else LETTERS
+        shades = BLOCKS if StreamLines(sys.stdout).has_blocks else LETTERS
         for line in exponent_lines(stories[0], terminal_columns(), shades):
             say(line)
     say(f"page  {page}")

@@ -14,7 +14,7 @@ from preloaded import start_mpt
 from written_run import STEPS, main
 
 from mpt_cli.runs.directory import Holder, RunDirectory, header_from, read_holder, write_atomic
-from mpt_cli.verbs.watch import LineTail, News
+from mpt_cli.verbs.watch import LineTail
 
 WRITER = Path(__file__).with_name("written_run.py")
 ROOT = Path(__file__).parents[2]
@@ -227,12 +227,6 @@ def test_lines_are_given_out_once_and_what_was_cut_off_is_noticed(tmp_path) -> N
     assert tail.look() == (True, [json.loads(_line(2, again=True))])
     write_atomic(path, path.read_text())  # the same lines in a new file
     assert tail.look() == (False, [])
-
-
-def test_events_come_before_the_line_that_their_step_lies_under() -> None:
-    news = News(False, [{"step": 10}, {"step": 20, "epoch_end": True}], [{"step": 3}, {"step": 12}, {"step": 25}])
-    assert [(kind, line["step"]) for kind, line in news.in_order()] == [
-        ("event", 3), ("interval", 10), ("event", 12), ("epoch", 20), ("event", 25)]  # fmt: skip
 
 
 def test_the_holder_is_known_while_it_holds_and_after_it_was_killed(tmp_path) -> None:

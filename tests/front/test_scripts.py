@@ -14,10 +14,8 @@ from preloaded import mpt, run_program, start_mpt
 from mpt_cli.cli import main
 from mpt_cli.errors import DataError
 from mpt_cli.report.run import load_run
-from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import find_run
 from mpt_cli.settings.schema import Settings
-from mpt_cli.verbs.watch import header_of_config
 
 HEAD = """
 import sys, numpy as np, keras
@@ -466,13 +464,6 @@ def test_a_recorded_run_can_not_be_gone_on_with(short_run):
     settings = Settings(resume=str(short_run[0] / "run"))
     with pytest.raises(DataError, match=r"run can't be gone on with: it was recorded while a program of its own"):
         find_run(settings)
-
-
-@pytest.mark.slow
-def test_a_script_can_be_watched_before_it_announces_what_it_trains(short_run):
-    header = header_of_config(RunDirectory(short_run[0] / "run"))
-    assert (header["epochs"], header["policy"]) == (1, "mixed_float16")
-    assert header["scaling"]["numbers"]["initial_scale"] == 8.0
 
 
 @pytest.mark.slow

@@ -27,14 +27,12 @@ warning      float16 is slow here
 
         step 1: gradients overflowed (inf in dense/kernel), step skipped, scale 32768 → 16384: normal while the scale \
 settles; 1 of 1 steps so far
-                                learning                    grows
- epoch  step    loss  accuracy      rate    scale  changes     in  skipped  examples/s    time
-0.00/3    30  0.5000    0.8750      0.25   16384        ▂▁     28        3       1,234
+                                                            val_            learning
+  epoch     loss    scale  skipped  accuracy  val_loss  accuracy  grows in      rate     step  examples/s     time
+ 0.00/3   0.5000    16384        3    0.8750                            28      0.25       30       1,234
         step 32: gradients overflowed (inf in dense/kernel), step skipped, scale 16384 → 8192: the scale had settled \
 before; 4 of 32 steps so far
-                                    val_  learning                    grows
- epoch  step    loss  accuracy  accuracy      rate    scale  changes     in  skipped  examples/s    time
-   1/3    40  0.5000              0.9375      0.25   16384       ▃▂▁     28        3       1,234   4.0 s
+    1/3   0.5000    16384        3                        0.9375        28      0.25       40       1,234    4.0 s
 resumed from step 0
 
 verdict      warm-up skips only
@@ -92,8 +90,8 @@ def test_intervals_are_told_every_five_seconds_later_every_minute(console, writt
 def test_a_loss_among_the_metrics_is_not_told_twice(console, written, header, snapshot) -> None:
     console.start(header)
     console.snapshot(replace(snapshot, epoch_end=True, metrics={"loss": 0.5, "val_loss": 0.25}))
-    assert written[-2].split()[:4] == ["epoch", "step", "loss", "val_loss"]
-    assert written[-1].split()[:4] == ["1/3", "30", "0.5000", "0.2500"]
+    assert written[-2].split()[:6] == ["epoch", "loss", "scale", "skipped", "accuracy", "val_loss"]
+    assert written[-1].split()[:5] == ["1/3", "0.5000", "16384", "3", "0.2500"]
 
 
 def test_events_still_pending_when_a_run_breaks_off_are_told(console, written, header) -> None:

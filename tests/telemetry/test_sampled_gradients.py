@@ -1,15 +1,12 @@
 """A sample of the gradients on its way into every file and onto the screen."""
 
 import csv
-import io
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from strict import lines
 
-from mpt_cli.telemetry.console.live import LiveConsole, RunPosition, screen
 from mpt_cli.telemetry.console.plain import PlainConsole, final_rows, sample_sentence
 from mpt_cli.telemetry.records import GradientSample
 from mpt_cli.telemetry.sinks import CsvSink, JsonlSink, TensorBoardSink
@@ -61,19 +58,6 @@ def test_an_interval_line_tells_it_once(header, snapshot, clock) -> None:
         console.snapshot(snapshot)
     assert [line.split()[0] for line in written[-4:]] == ["0.00/3", "0.00/3", "step", "0.00/3"]
     assert sum("flushed to 0 12.5%" in line for line in written) == 1
-
-
-@pytest.mark.parametrize(("width", "rows"), [(40, 14), (80, 7), (140, 5)])
-def test_the_live_area_keeps_it_at_every_width(header, snapshot, width: int, rows: int) -> None:
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    live = LiveConsole(console)
-    live._header = header
-    live.snapshot(replace(snapshot, gradients=SAMPLE))
-    live.snapshot(replace(snapshot, step=40))
-    console.print(screen(header, RunPosition(step=40, phase=""), live._snapshot, width))
-    text = console.file.getvalue()
-    assert "flushed to 0 12.5%" in " ".join(text.split()) and "head-room 2^9" in " ".join(text.split())
-    assert max(len(line) for line in text.splitlines()) <= width and len(text.splitlines()) <= rows
 
 
 def test_the_end_of_the_run_tells_it_in_full(summary) -> None:

@@ -11,10 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
+from rich.text import Text
+
 from mpt_cli.errors import NUMERICAL, printable
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import conf_override, shell_command
-from mpt_cli.telemetry.console.table import BARS, EpochTable, Extent, Line, own_metrics, plain
+from mpt_cli.telemetry.console.table import EpochTable, own_metrics
 from mpt_cli.telemetry.format import (
     format_bytes,
     format_count,
@@ -27,7 +29,6 @@ from mpt_cli.telemetry.format import (
     format_whole_seconds,
 )
 from mpt_cli.telemetry.health import BEYOND, CAUSES, CHRONIC_SHARE, CHRONIC_SKIPS, COLLAPSED, FORWARD, IN_DOUBT, NAN
-from mpt_cli.telemetry.palette import WARNING_STYLE
 from mpt_cli.telemetry.records import (
     CEILING,
     DECLINE,
@@ -47,6 +48,7 @@ from mpt_cli.telemetry.signs import THIRD_TIME, EventTally, Signs, is_at_floor, 
 from mpt_cli.telemetry.sink import LineFile, Sink, reminders
 
 LABEL_WIDTH = 13
+INDENT = 8  # of a sentence between rows: to the right of the epochs, whose column stays free for the eye
 
 
 def header_rows(header: RunHeader) -> list[tuple[str, str]]:
@@ -347,7 +349,7 @@ def _format_bad_values(event: Event) -> str:
 
 class EpochConsole(Sink, ABC):
     """What every console keeps, wherever it shows it: the table of epochs, the sentences beside it, and since when the
-    epoch runs. A subclass says how lines are shown, and how wide they may be.
+    epoch runs.
     """
 
     def __init__(self, narrator: Narrator, clock: Callable[[], float]) -> None:
@@ -356,22 +358,24 @@ class EpochConsole(Sink, ABC):
         self._epoch_started_at = clock()
 
     @property
-    def _extent(self) -> Extent:
-        """A file or a pipe has no width; the heading comes again for those who read it in pages."""
-        return Extent()
+    def _width(self) -> int | None:
+        """How many characters a row may have; a file or a pipe has no width."""
+        return None
 
     @abstractmethod
-    def _print(self, lines: Sequence[Line]) -> None:
-        """Shows them, below what was shown before."""
+    def _print_rows(self, lines: Sequence[Text]) -> None:
+        """Show lines of the table below what was shown before."""
 
-    def _begin(self, header: RunHeader, table: EpochTable) -> None:
-        self._table = table
+    @abstractmethod
+    def _print_beside(self, sentence: str) -> None:
+        """Show a sentence between two rows."""
+
+    def _begin(self, header: RunHeader) -> None:
+        self._table = EpochTable(header)
         self._epoch_started_at = self._clock()
         self._narrator.start(header)
 
     def events(self, events: Sequence[Event]) -> None:
-        if self._table is not None:
-            self._table.add(events)
         self._narrator.add(events)
         self._tell()
 
@@ -383,19 +387,18 @@ class EpochConsole(Sink, ABC):
         self._epoch_started_at = self._clock()
 
     def _end_epoch(self, snapshot: Snapshot) -> None:
-        assert self._table is not None
         now = self._clock()
         self._tell(at_once=True)
-        self._print(self._table.row(snapshot, now - self._epoch_started_at, self._extent))
+        self._print_row(snapshot, now - self._epoch_started_at)
         self._epoch_started_at = now
+
+    def _print_row(self, snapshot: Snapshot, seconds: float | None = None) -> None:
+        assert self._table is not None
+        self._print_rows(self._table.row(snapshot, seconds, self._width))
 
     def _tell(self, at_once: bool = False) -> None:
         for sentence in self._narrator.sentences(at_once):
             self._print_beside(sentence)
-
-    def _print_beside(self, sentence: str) -> None:
-        alone: list[Line] = [[(sentence, WARNING_STYLE)]]
-        self._print(alone if self._table is None else self._table.beside(sentence, self._extent))
 
 
 SHORTEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 5.0, 60.0
@@ -406,15 +409,12 @@ class PlainConsole(EpochConsole):
     """Writes each line through `write_line` as soon as it is due.
 
     Every epoch gets its row of the table, with all columns. Intervals get one at most every five seconds, later every
-    minute, and so do overflows. `bars` says whether what is written may hold those of the changes of the scale.
+    minute, and so do overflows.
     """
 
-    def __init__(
-        self, write_line: Callable[[str], None], clock: Callable[[], float] = time.monotonic, bars: bool = True
-    ) -> None:
+    def __init__(self, write_line: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(Narrator(SHORTEST_WAIT_SECONDS, clock), clock)
         self._write_line = write_line
-        self._bars = bars
         self._started_at = clock()
         self._interval_told_at = float("-inf")
         self._sample: GradientSample | None = None  # the latest, until it is told
@@ -431,7 +431,7 @@ class PlainConsole(EpochConsole):
             self._write([f"{doing} took {format_seconds(seconds)}"])
 
     def start(self, header: RunHeader) -> None:
-        self._begin(header, EpochTable(header, self._bars, within=True))
+        self._begin(header)
         self._started_at = self._clock()
         self._write(labelled_lines(header_rows(header)))
         self._write([""])
@@ -446,9 +446,8 @@ class PlainConsole(EpochConsole):
         if snapshot.epoch_end:
             self._end_epoch(snapshot)
         elif now - self._interval_told_at >= self._wait_seconds(now):
-            assert self._table is not None
             self._interval_told_at = now
-            self._print(self._table.row(snapshot, None, self._extent))
+            self._print_row(snapshot)
             self._tell_sample()
 
     def message(self, text: str) -> None:
@@ -471,8 +470,11 @@ class PlainConsole(EpochConsole):
             self._print_beside(sample_sentence(self._sample))
             self._sample = None
 
-    def _print(self, lines: Sequence[Line]) -> None:
-        self._write([plain(line) for line in lines])
+    def _print_rows(self, lines: Sequence[Text]) -> None:
+        self._write([line.plain.rstrip() for line in lines])
+
+    def _print_beside(self, sentence: str) -> None:
+        self._write([f"{'':{INDENT}}{sentence}"])
 
     def _wait_seconds(self, now: float) -> float:
         return min(max(WAIT_SHARE * (now - self._started_at), SHORTEST_WAIT_SECONDS), LONGEST_WAIT_SECONDS)
@@ -499,10 +501,10 @@ class StreamLines:
         return self._open
 
     @property
-    def has_bars(self) -> bool:
-        """Whether its encoding has the characters for the changes of the scale."""
+    def has_blocks(self) -> bool:
+        """Whether its encoding has the characters that pictures are drawn of."""
         try:
-            return bool(BARS.encode(self._stream.encoding or "utf-8"))
+            return bool("▁█".encode(self._stream.encoding or "utf-8"))
         except UnicodeEncodeError:
             return False
 
@@ -542,10 +544,6 @@ class ConsoleLog(PlainConsole):
     def suspend(self) -> None:
         super().suspend()
         self._file.flush()
-
-    def reopen(self) -> None:
-        self._file.close()
-        self._file.open()
 
     def close(self) -> None:
         try:
