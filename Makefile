@@ -11,7 +11,7 @@ help:
 	@echo "make train      train a small CNN on scans of digits (under a minute of training on 2 CPU cores)"
 	@echo "make test       the suite without the long tests; make test-fast: the quick part"
 	@echo "make test-long  what is left: kills, random examples, recipes, benchmarks; make test-all: both in one"
-	@echo "make fuzz       20,000 hostile words, recipes and files of runs (half an hour); make test and test-long have 1,000"
+	@echo "make fuzz       5,000 hostile words, recipes and files of runs each; make test has 300"
 	@echo "make audit      known vulnerabilities of what is pinned (asks a service on the network)"
 	@echo "make test-keras the quick part on the oldest Keras that pyproject allows, and on the newest there is"
 	@echo "make test-gpu-program  programs compiled for GPUs that are not here (an environment of 3 GB to download)"
@@ -40,7 +40,7 @@ audit: $(VENV)-audit/bin/pip-audit
 	$< --strict --no-deps --disable-pip -r constraints.txt
 
 fuzz: $(VENV)/.dev
-	FUZZ_CASES=20000 $(PYTEST) tests/fuzz
+	FUZZ_CASES=5000 $(PYTEST) tests/fuzz
 
 test-keras: $(VENV)-oldest/.dev $(VENV)-newest/.dev
 	$(VENV)-oldest/bin/python -m pytest -n 2 --dist worksteal -m "not slow"

@@ -23,7 +23,6 @@ from mpt_cli.jobs.launchers import LAUNCHERS
 from mpt_cli.jobs.queue import Ending
 from mpt_cli.settings.json_schema import json_schema
 from mpt_cli.settings.key import REQUIRED, Key, format_range, format_type
-from mpt_cli.settings.limits import LIMITS
 from mpt_cli.settings.schema import AUTO_FLOAT16, VARIANTS, choosing_key, key_versions, sections
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.plan import plan_dict
@@ -187,13 +186,6 @@ def exit_codes() -> str:
     return "\n".join(["| code | meaning |", "|---|---|", *(f"| {code} | {words} |" for code, words in told)])
 
 
-def limits() -> str:
-    """A table of how much is read of what comes from outside, with the variables that set it otherwise."""
-    rows = [f"| `{each.variable}` | {each.usual:,} | {each.highest or ''} | {_cell(each.meaning)} |"
-            for each in LIMITS.values()]  # fmt: skip
-    return "\n".join(["", "| variable | usual | at most | of what |", "|---|---|---|---|", *rows, ""])
-
-
 def record(file: str) -> str:
     """The fields of one of the files in a run directory: those of the dataclass that is written there."""
     cls = RECORDS[file]
@@ -297,5 +289,5 @@ class AsMarkdown(griffe.Extension):
 
 GENERATED: dict[str, Callable[..., str]] = {
     "keys": keys, "run_keys": run_keys, "sweep": sweep, "launchers": launchers, "verbs": verbs,
-    "exit_codes": exit_codes, "limits": limits, "record": record, "content": content, "python": python, "file": file,
+    "exit_codes": exit_codes, "record": record, "content": content, "python": python, "file": file,
 }  # fmt: skip

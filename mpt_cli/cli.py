@@ -21,7 +21,7 @@ from mpt_cli.errors import (
     did_you_mean,
     printable,
 )
-from mpt_cli.settings.limits import MOST_PROBLEMS, check_variables
+from mpt_cli.settings.limits import MOST_PROBLEMS
 from mpt_cli.settings.search_path import config_directories, has_working_directory
 from mpt_cli.signals import SIGNAL_EXIT_CODES, format_end, raised_signal, signal_of
 from mpt_cli.verbs import Parser, check_hydra_options, load_verb, take_config_directories, verb_parser
@@ -127,7 +127,6 @@ def _run(arguments: list[str]) -> int:
         _top_parser().parse_args([verb])  # --help ends here
     if verb not in VERBS:
         _top_parser().error(_unknown_verb(verb))
-    check_variables()
     folders, parser = list[str](), verb_parser(verb)
     if verb != "run":  # what stands behind the script is the script's own
         folders, rest = take_config_directories(rest)
@@ -158,22 +157,14 @@ def _unknown_verb(verb: str) -> str:
 def _message(verb: str, error: MptError) -> str:
     """The error's sentences; several problems one to a line, and the user's own exception with its traceback."""
     if isinstance(error, ConfigError) and (count := len(error.problems)) > 1:
-        shown = _most_problems()
-        more = [f"… and {count - shown:,} more ({MOST_PROBLEMS.variable}=… shows more)"] if count > shown else []
-        return "\n  ".join([f"mpt {verb}: {count:,} problems:", *map(str, error.problems[:shown]), *more])
+        more = [f"… and {count - MOST_PROBLEMS:,} more"] if count > MOST_PROBLEMS else []
+        return "\n  ".join([f"mpt {verb}: {count:,} problems:", *map(str, error.problems[:MOST_PROBLEMS]), *more])
     text = f"mpt {verb}: {error}"
     if isinstance(error, UserCodeError) and error.__cause__ is not None:
         from mpt_cli.settings.references import user_traceback
 
         text += "\n\n" + user_traceback(error.__cause__)
     return text
-
-
-def _most_problems() -> int:
-    try:
-        return MOST_PROBLEMS.value
-    except ConfigError:  # one of the problems
-        return MOST_PROBLEMS.usual
 
 
 def _tolerate_narrow_encodings() -> None:

@@ -74,7 +74,7 @@ def _borders(events: list[dict[str, Any]], step: int) -> tuple[int, ...]:
 def _read_events(path: Path) -> list[dict[str, Any]]:
     """A partial last line is left out: the run may have been killed, or be running."""
     try:
-        found = [json.loads(line) for line in read_file(path, limit=None).split("\n")[:-1]]
+        found = [json.loads(line) for line in read_file(path, None).split("\n")[:-1]]
         wrong = next(filter(None, (misfit(Event, line, required_fields(Event)) for line in found)), None)
     except OSError as error:
         raise DataError(f"{path} can't be read: {error.strerror}.") from error

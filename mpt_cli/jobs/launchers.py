@@ -16,7 +16,6 @@ from mpt_cli.jobs.capacity import GPU_VARIABLES, THREAD_VARIABLES, core_shares, 
 from mpt_cli.jobs.executor import Executor, LocalExecutor
 from mpt_cli.redaction import REDACTED, note_passwords
 from mpt_cli.settings.key import as_whole, read_number
-from mpt_cli.settings.limits import set_variables
 from mpt_cli.telemetry.records import misfit
 
 PREFIX = "launcher."
@@ -84,10 +83,8 @@ class Launcher(ABC):
         return thread_environment(workers, environment) if self.is_here else {}
 
     def inherited_variables(self) -> dict[str, str]:
-        """What a job that the launcher starts must be given of this process's environment: the limits of what is read,
-        and the GPUs the user shows."""
-        gpus = {} if self.gives_gpus else {name: os.environ[name] for name in GPU_VARIABLES if name in os.environ}
-        return {**set_variables(), **gpus}
+        """What a job that the launcher starts must be given of this process's environment: the GPUs the user shows."""
+        return {} if self.gives_gpus else {name: os.environ[name] for name in GPU_VARIABLES if name in os.environ}
 
     @abstractmethod
     def executor(self, workers: int, folder: Path) -> Executor:

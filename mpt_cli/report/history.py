@@ -38,7 +38,7 @@ def read_lines(path: Path, tell_damaged: Callable[[bool], None] = lambda _: None
     `tell_damaged` is called for each other line, with whether it is too long to be read, but not for a last one without
     an end, which may be being written.
     """
-    most = LONGEST_LINE.value
+    most = LONGEST_LINE
     try:
         with open_file(path) as file:
             for raw in _cut_lines(file, most):
@@ -273,7 +273,7 @@ def _read_spikes(story: RunHistory) -> None:
 def _note_damage(story: RunHistory, path: Path, lost: list[bool]) -> None:
     """`lost` has whether it was too long for each line that was not read."""
     if lost:
-        why = f" A line may have {LONGEST_LINE.value:,} bytes. {LONGEST_LINE.remedy}" if any(lost) else ""
+        why = f" A line may have {LONGEST_LINE:,} bytes." if any(lost) else ""
         text = f"{path.name}: {len(lost)} damaged line{'s were' if len(lost) > 1 else ' was'} left out."
         story.gaps.append(text + why)
 

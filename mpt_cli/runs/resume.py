@@ -324,7 +324,7 @@ def _whole_lines(path: Path) -> list[str]:
     if not path.exists():
         return []
     try:
-        text = read_file(path, limit=None)
+        text = read_file(path, None)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is damaged: {error}. Bring it back, or start a new run.") from error
     return [line + "\n" for line in text.split("\n")[:-1]]

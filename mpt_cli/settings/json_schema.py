@@ -154,7 +154,7 @@ def _sweep() -> Schema:
         **grid, "search": {**_search(), "description": "points chosen by what came before, with Optuna (extra optuna); "
                            f"without {', '.join(grid)}"},
         "seeds": _described("runs of each point, from the recipe's seed on; their mean ranks it; without it one run, "
-                            "with the recipe's seed", {**_COUNT, "maximum": MOST_JOBS.usual}, example=3),
+                            "with the recipe's seed", {**_COUNT, "maximum": MOST_JOBS}, example=3),
         "objectives": _described("what ranks the points, a metric or a number of summary.json, NAME:min or NAME:max "
                                  "where its name does not tell; the first of several ranks; without it the first of "
                                  "val_accuracy, val_loss, accuracy, loss that most runs have", _one_or_more(name),

@@ -33,7 +33,7 @@ from mpt_cli import plugins, redaction
 from mpt_cli.errors import ConfigError, Problem, printable
 from mpt_cli.settings.checks import check_combinations, read_expect
 from mpt_cli.settings.key import BadValue, Key, format_type, read_key, read_value
-from mpt_cli.settings.limits import LONGEST_EXPRESSION, MOST_BITS, few_interpolations, read_yaml_text
+from mpt_cli.settings.limits import read_yaml_text
 from mpt_cli.settings.overrides import (
     ParsedOverrides,
     escape_interpolation,
@@ -113,11 +113,9 @@ def compose_tree(
         choices = {group: name for group, name in choices.items() if _can_be_taken(group, name, problems)}
         sound_bodies = [body for body in bodies if _can_be_composed(choices, body, problems)]
         trial = _compose(choices, sound_bodies, [])
-        with few_interpolations():
-            sound = [text for text in overrides if _can_be_set(trial, text, problems)]
+        sound = [text for text in overrides if _can_be_set(trial, text, problems)]
         composed = _compose(choices, sound_bodies, sound)
-    with few_interpolations():
-        tree = {name: _resolved(composed, name, name, problems) for name in map(str, composed)}
+    tree = {name: _resolved(composed, name, name, problems) for name in map(str, composed)}
     for group, choice in choices.items():  # a file of the project may imply which it is, as `builder:` does
         key = choosing_key(group)
         if key is not None and isinstance(tree.get(group), dict):
@@ -234,7 +232,7 @@ def _resolved(node: DictConfig | ListConfig, name: Any, path: str, problems: lis
 
 def _first_line(error: BaseException) -> str:
     if isinstance(error, RecursionError):
-        return "it starts from a file that starts from it"
+        return "it refers to itself, or starts from a file that starts from it"
     return str(error).strip().splitlines()[0].rstrip(".")
 
 
@@ -520,6 +518,7 @@ def _with_folder(problem: Problem, choice: GroupChoice, recipe: Recipe) -> Probl
     return problem if folder is None else replace(problem, remedy=f"{folder} has one: write --config-dir {folder}.")
 
 
+LONGEST_EXPRESSION, MOST_BITS = 1_000, 1_024  # letters of an expression, bits of a whole number in it
 Number = int | float
 _OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -538,8 +537,8 @@ def evaluate(text: Any) -> Number:
     (342, 0.004)
     """
     written = str(text)
-    if len(written) > (most := LONGEST_EXPRESSION.value):
-        raise ValueError(f"an expression must have at most {most:,} letters. {LONGEST_EXPRESSION.remedy.rstrip('.')}")
+    if len(written) > LONGEST_EXPRESSION:
+        raise ValueError(f"an expression must have at most {LONGEST_EXPRESSION:,} letters")
     try:
         return _value(ast.parse(written.strip(), mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError) as error:
@@ -565,16 +564,16 @@ def _value(node: ast.AST) -> Number:
 
 
 def _combined(combine: Callable[[Any, Any], Any], left: Number, right: Number) -> Number:
-    if combine is operator.pow and isinstance(left, int) and left.bit_length() * abs(right) > 2 * MOST_BITS.value:
-        raise ValueError(f"{left}**{right} is too large. {MOST_BITS.remedy.rstrip('.')}")
+    if combine is operator.pow and isinstance(left, int) and left.bit_length() * abs(right) > 2 * MOST_BITS:
+        raise ValueError(f"{left}**{right} is too large")
     return _checked(combine(left, right))
 
 
 def _checked(value: Any) -> Number:
     if isinstance(value, complex):
         raise ValueError("a complex number is no value")
-    if isinstance(value, int) and value.bit_length() > MOST_BITS.value:
-        raise ValueError(f"a number of so many digits is no value. {MOST_BITS.remedy.rstrip('.')}")
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        raise ValueError("a number of so many digits is no value")
     found: Number = value
     return found
 

@@ -41,6 +41,8 @@ def parse_override(text: str) -> Override:
     parser = OverridesParser.create()
     try:
         override = parser.parse_override(text)
+    except ValueError as error:
+        raise HydraException("it has a number of thousands of digits") from error
     except HydraException:
         if (plain := _names_unquoted(text)) == text:
             raise
@@ -182,7 +184,8 @@ def _syntax_problem(text: str, error: HydraException) -> Problem:
         return Problem(key, "cannot be read.", value, f"Write a power as {value.replace('^', '**')}.")
     reason = str(error).splitlines()[0]
     quoted = "{}=\"{}\"".format(key, value.replace('"', '\\"'))
-    return Problem(key, f"cannot be read: {reason}.", value, f"Text with special signs is written '{quoted}'.")
+    remedy = f"Text with special signs is written '{quoted}'." if len(quoted) < 200 else ""
+    return Problem(key, f"cannot be read: {reason}.", value, remedy)
 
 
 def _no_value_remedy(text: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from mpt_cli.errors import ConfigError, Problem, did_you_mean
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.key import format_type
-from mpt_cli.settings.limits import MOST_RECIPES, few_interpolations, read_yaml_text
+from mpt_cli.settings.limits import read_yaml_text
 from mpt_cli.settings.relative_references import NAMING, RelativeReferences, file_beside, find_file, module_folders
 from mpt_cli.settings.schema import (
     CHOOSING_KEYS,
@@ -290,8 +290,7 @@ def _take_searchpath(content: dict[str, Any], recipe: Recipe) -> list[Path]:
         recipe.problems.append(Problem("hydra.searchpath", "must be a list of folders.", given))
         return []
     try:
-        with few_interpolations():
-            return [find_folder(text, "hydra.searchpath", recipe.path.parent) for text in OmegaConf.create(given)]
+        return [find_folder(text, "hydra.searchpath", recipe.path.parent) for text in OmegaConf.create(given)]
     except OmegaConfBaseException as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         recipe.problems.append(Problem("hydra.searchpath", f"cannot be resolved: {reason}.", given))
@@ -488,9 +487,6 @@ def _add_read(recipe: Recipe, path: Path, reading: _Reading, name: str) -> None:
         recipe.problems.append(Problem("defaults", "a recipe must not start from itself.", name))
     elif any(path.resolve() == base.path.resolve() for base in recipe.bases):
         recipe.problems.append(Problem("defaults", "a recipe must be listed once.", name))
-    elif max(len(reading.seen), sum(len(base.chain()) for base in recipe.bases)) > (most := MOST_RECIPES.value):
-        rule = f"a recipe must start from at most {most} others, all of theirs counted."
-        raise ConfigError(Problem("defaults", rule, name, MOST_RECIPES.remedy))
     else:
         recipe.parts.append(read_recipe(path, reading))
 

@@ -414,7 +414,7 @@ def no_such_key(path: str, value: Any, earlier: Sized) -> Problem:
     """`earlier` are the problems that are told before it. Beyond those that a message lists none gets a remedy: to
     compare one name with all keys takes a thousandth of a second, and a file may hold thousands.
     """
-    is_listed = len(earlier) < MOST_PROBLEMS.value
+    is_listed = len(earlier) < MOST_PROBLEMS
     return Problem(path, "there is no such key.", value, remedy_for(path) if is_listed else "")
 
 

@@ -26,11 +26,12 @@ from pathlib import Path
 
 from mpt_cli import plugins
 from mpt_cli.errors import ConfigError, Problem, did_you_mean
-from mpt_cli.settings.limits import MOST_BYTES, PATIENCE_SECONDS, open_file
+from mpt_cli.settings.limits import MOST_BYTES, open_file
 
 CONFIG_DIR = "MPT_CONFIG_DIR"  # folders with colons between them
 STDIN = "-"
 SUFFIXES = (".yaml", ".yml")
+PATIENCE_SECONDS = 10  # until something is to be written into a pipe that is read
 
 
 def expanded(path: str | Path) -> Path:
@@ -242,7 +243,7 @@ def _are_equal(first: Path, second: Path) -> bool:
 
 def _content(path: Path) -> bytes:
     with open_file(path) as file:
-        return file.read(MOST_BYTES.value + 1)
+        return file.read(MOST_BYTES + 1)
 
 
 def is_shipped(path: Path) -> bool:
@@ -319,7 +320,7 @@ def _read_pipe(name: str) -> Path:
     if name == STDIN and (sys.stdin is None or sys.stdin.isatty()):
         raise ConfigError(Problem("conf", "standard input must be a file or a pipe.", STDIN, "cat x.yaml | mpt …"))
     try:
-        file.write_bytes(sys.stdin.buffer.read(MOST_BYTES.value + 1) if name == STDIN else _piped(name))
+        file.write_bytes(sys.stdin.buffer.read(MOST_BYTES + 1) if name == STDIN else _piped(name))
     except OSError as error:
         raise ConfigError(Problem("conf", f"{name} cannot be read: {error.strerror}.")) from error
     return file
@@ -328,7 +329,7 @@ def _read_pipe(name: str) -> Path:
 def _piped(name: str) -> bytes:
     """What a pipe brings, no more than is read. OSError where nobody opens its other end."""
     with open(os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as pipe:
-        waits_until, content, most = time.monotonic() + PATIENCE_SECONDS.value, b"", MOST_BYTES.value
+        waits_until, content, most = time.monotonic() + PATIENCE_SECONDS, b"", MOST_BYTES
         while len(content) <= most:
             part = pipe.read(most)  # None: somebody is there and has not written; nothing: nobody, or no more
             if not part and part is not None and (content or time.monotonic() > waits_until):
@@ -337,8 +338,7 @@ def _piped(name: str) -> bytes:
             if not part:
                 time.sleep(0.01)
         if not content:
-            longer = f"{PATIENCE_SECONDS.variable}=… waits longer"
-            raise OSError(errno.EPIPE, f"nobody wrote into this pipe in {PATIENCE_SECONDS.value} s ({longer})")
+            raise OSError(errno.EPIPE, f"nobody wrote into this pipe in {PATIENCE_SECONDS} s")
         return content[: most + 1]
 
 

@@ -252,9 +252,9 @@ def _read(content: Any) -> Block:
     problems = block.problems
     plain = _checked("sweep", content, _PLAIN, problems, others=PARTS)
     block.seeds, block.jobs, block.sweep_dir = (plain.get(name) for name in ("seeds", "jobs", "sweep_dir"))
-    if (block.seeds or 0) > (most := MOST_JOBS.value):  # they would fill the memory
-        rule = f"must be at most {most:,}, as many jobs as a sweep may have."
-        problems.append(Problem("sweep.seeds", rule, block.seeds, MOST_JOBS.remedy))
+    if (block.seeds or 0) > MOST_JOBS:  # they would fill the memory
+        rule = f"must be at most {MOST_JOBS:,}, as many jobs as a sweep may have."
+        problems.append(Problem("sweep.seeds", rule, block.seeds))
         block.seeds = None
     stop = _checked("sweep.stop", _section("sweep.stop", content.get("stop"), problems), _STOP, problems)
     block.timeout_seconds, block.stop_behind_median = stop.get("timeout_seconds"), stop.get("behind_median")

@@ -208,12 +208,12 @@ def make_plan(
     """
     grid = read_grid(words)
     spanned = (block or Block()).with_words(grid, first_seed(words) if block and block.seeds else 0)
-    count, most = spanned.most_points, MOST_JOBS.value
+    count = spanned.most_points
     problems = grid.problems + check_known(spanned)
-    if count > most:
-        problems.append(Problem("sweep", f"must be at most {most:,} jobs.", f"{count:,}", MOST_JOBS.remedy))
+    if count > MOST_JOBS:
+        problems.append(Problem("sweep", f"must be at most {MOST_JOBS:,} jobs.", f"{count:,}"))
     if problems:
-        raise ConfigError(problems + ([] if count > most else _problems_of_the_rest(grid)))
+        raise ConfigError(problems + ([] if count > MOST_JOBS else _problems_of_the_rest(grid)))
     if count >= 100:
         tell(f"checking {count:,} configurations")
     points = list(spanned.points())

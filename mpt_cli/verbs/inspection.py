@@ -217,7 +217,7 @@ def run_copy(arguments: argparse.Namespace) -> int:
 def _content(recipe: Path) -> bytes:
     try:
         with open_file(recipe) as file:
-            return file.read(MOST_BYTES.value)
+            return file.read(MOST_BYTES)
     except OSError as error:
         raise DataError(f"{recipe} cannot be read: {error.strerror}.") from error
 

@@ -129,7 +129,8 @@ def test_where_the_working_directory_has_another_it_is_said(folder, monkeypatch,
 def test_group_files_that_start_from_one_another_are_refused_in_a_sentence(folder, messages) -> None:
     for one, other in (("a", "b"), ("b", "a")):
         write(folder / "work" / "conf" / "trainer" / f"{one}.yaml", f"defaults: [{other}]\nepochs: 1\n")
-    said = "trainer: a cannot be composed: it starts from a file that starts from it."
+    said = ("trainer: a cannot be composed: it refers to itself, or starts from a file that starts "
+            "from it.")  # fmt: skip
     assert messages("conf=digits_mlp", "trainer=a") == [said]
 
 

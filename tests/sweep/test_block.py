@@ -109,7 +109,7 @@ def test_a_block_is_inherited_and_no_run_reads_it() -> None:
         ("  objectives: [1]\n", "sweep.objectives: must be names, as --objective takes them. Received: [1]."),
         ("  seeds: 0\n", "sweep.seeds: must be a whole number >= 1. Received: 0."),
         ("  seeds: 1000000000000\n", "sweep.seeds: must be at most 10,000, as many jobs as a sweep may have. Received: "
-                                      "1000000000000. MPT_MAX_JOBS=… in the environment allows more."),
+                                      "1000000000000."),
         ("  grid: {seed: [1]}\n  exclude: [{sed: 1}]\n", "sweep.exclude: must name keys that the sweep gives, not sed. "
                                                          "Did you mean seed?"),
         ("  grid: {seed: [1, 2]}\n  exclude: [{seed: 1}, {seed: 2}]\n", "sweep.exclude: must leave at least one job."),

@@ -54,7 +54,7 @@ def test_a_seed_of_null_is_drawn_and_stands_in_the_command():
 
 
 def test_more_jobs_than_could_be_meant_are_refused():
-    rule = r"sweep: must be at most 10,000 jobs\. Received: '100,000,000'\. MPT_MAX_JOBS="
+    rule = r"sweep: must be at most 10,000 jobs\. Received: '100,000,000'\."
     with pytest.raises(ConfigError, match=rule):
         make_plan(["conf=digits_mlp", "seed=range(1000)", "model=mlp,cnn", "trainer.epochs=range(50000)"])
 
