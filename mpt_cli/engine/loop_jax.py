@@ -35,7 +35,6 @@ from mpt_cli.engine.loop import (
     update_streaks,
 )
 from mpt_cli.precision.step_jax import TrainState, assign, cond, own_test_step, train_step
-from mpt_cli.precision.sums_jax import BatchSplit, exchange_in_float32
 from mpt_cli.precision.train_step import metric_variables, metrics_of
 from mpt_cli.telemetry.records import LoggedSteps, StopLimits
 
@@ -61,9 +60,7 @@ class JaxEngine(Engine):
         mesh = distribution.mesh
         super().__init__(model, jit_compile)
         axis, self._distribution = distribution.batch_axis, distribution
-        self._split = None if axis is None else BatchSplit(mesh, axis, distribution.axes_of)
-        step = train_step if self._split is None else partial(train_step, split=self._split)
-        self._step = step_wrapper(step) if step_wrapper else step
+        self._step = step_wrapper(train_step) if step_wrapper else train_step
         self._batch_place = None if mesh is None else NamedSharding(mesh, PartitionSpec(axis))
         self._everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
         self._loops_on_device = jit_compile and (jax.default_backend() != "cpu" or not convolves(model))
@@ -266,10 +263,7 @@ class JaxEngine(Engine):
     def _evaluate_step(
         self, weights: list[Tensor], frozen: list[Tensor], metrics: list[Tensor], source: Any, row: Tensor
     ) -> list[Tensor]:
-        step: Callable[..., list[Tensor]] = partial(own_test_step, self.model)
-        if self._split is not None:
-            step = exchange_in_float32(step, self._split, self.model.trainable_variables)
-        return step((weights, frozen, metrics), self._batch(source, row))
+        return own_test_step(self.model, (weights, frozen, metrics), self._batch(source, row))
 
     def _evaluate_loop(
         self, weights: list[Tensor], frozen: list[Tensor], metrics: list[Tensor], source: Any, batch_indices: Tensor,

@@ -12,7 +12,6 @@ import keras
 from mpt_cli.precision.finite import Measured, describe_gradients, is_large, on_cpu, unscale
 from mpt_cli.precision.gradients.layer_scales import at_layer_scales
 from mpt_cli.precision.keras_internals import updated_metrics
-from mpt_cli.precision.looked_up_rows import looks_up, only_rows, with_rows
 from mpt_cli.precision.scale_state import (
     TRACE_START,
     StepStart,
@@ -24,7 +23,6 @@ from mpt_cli.precision.scale_state import (
     scaled_statistics,
     start_of_step,
 )
-from mpt_cli.precision.sums_jax import BatchSplit, sum_in_float32
 from mpt_cli.precision.train_step import (
     ForwardOrder,
     OwnSteps,
@@ -223,10 +221,12 @@ class TrainState(NamedTuple):
     metrics: list[Tensor]
 
 
-def train_step(
-    model: Any, state: TrainState, data: Any, split: BatchSplit | None = None
-) -> tuple[dict[str, Tensor], TrainState, StepRecord]:
-    """Metrics so far, new state and record of one batch, whose examples may be split over several devices."""
+def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tensor], TrainState, StepRecord]:
+    """Metrics so far, new state and record of one batch.
+
+    Where its examples are split over devices, XLA adds up their gradients in the dtype of each layer, so that a sum
+    which is beyond float16 on one device is so on several. What follows sees the sum: one decision for all devices.
+    """
     steps = own_steps(model)
     if steps is not None and steps.optimizers:
         return _own_train_step(model, steps, state, data)
@@ -240,17 +240,12 @@ def train_step(
         return model.compute_loss_and_updates(weights, frozen, metrics, *data, training=True, optimizer_variables=own)
 
     gradient = jax.value_and_grad(scaled_loss, has_aux=True)
-    if split is not None:
-        gradient = sum_in_float32(gradient, split, model.trainable_variables)
     order = ForwardOrder(model)
     given = weights, frozen, metrics, own, (x, y, weight)
     with order.noted(), at_layer_scales(model):
-        # of several devices' gradients a row may be on another one
-        result, rows = with_rows(gradient, *given) if split is None and looks_up(model) else (gradient(*given), None)
-    (_, (loss, y_pred, new_frozen, new_metrics)), grads = result
+        (_, (loss, y_pred, new_frozen, new_metrics)), grads = gradient(*given)
     with _scope(optimizer.variables, own):
-        seen = grads if rows is None else list(map(only_rows, grads, rows))
-        measured = optimizer.measure(seen, model.trainable_variables)
+        measured = optimizer.measure(grads, model.trainable_variables)
     finite = measured.finite
     gradients = StepGradients(grads, model.trainable_variables, measured, loss=loss)
     new_weights, new_own = stateless_apply(optimizer, own, gradients, weights)

@@ -207,18 +207,8 @@ def _train_step_tensorflow(model: Any, data: Any) -> dict[str, Tensor]:
 
 
 def _train_step_jax(model: Any, state: Any, data: Any) -> tuple[dict[str, Tensor], Any]:
-    logs, new_state, _ = backend_step().train_step(model, backend_step().TrainState(*state), data, _batch_split())
+    logs, new_state, _ = backend_step().train_step(model, backend_step().TrainState(*state), data)
     return logs, tuple(new_state)
-
-
-def _batch_split() -> Any:
-    """On JAX: the devices that Keras splits a batch over, as a `BatchSplit`; None where it splits none."""
-    from mpt_cli.precision.sums_jax import BatchSplit
-
-    distribution = keras.distribution.distribution()
-    if not isinstance(distribution, keras.distribution.DataParallel) or distribution.device_mesh.devices.size == 1:
-        return None
-    return BatchSplit(distribution.device_mesh.backend_mesh, distribution.batch_dim_name)
 
 
 def metrics_of(model: Any) -> dict[str, Tensor]:
