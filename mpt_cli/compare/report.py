@@ -22,18 +22,16 @@ from mpt_cli.compare.comparison import (
 from mpt_cli.errors import DataError
 from mpt_cli.machine import cpu_features
 from mpt_cli.report.history import RunHistory, read_history
-from mpt_cli.report.page import footnote, render_page, write_page
-from mpt_cli.report.picture import Drawing, draw_all
+from mpt_cli.report.page import render_page, write_page
 from mpt_cli.report.run_page import run_on_page, run_pictures
 from mpt_cli.report.tables import (
-    HtmlColumn,
-    HtmlRow,
-    HtmlTable,
+    PageTable,
     TableColumn,
     csv_text,
     markdown_table,
     plain_lines,
     rich_table,
+    text_table,
 )
 from mpt_cli.settings.search_path import shell_command
 from mpt_cli.sweep.directory import GOOD, INTERRUPTED, NOT_RUN
@@ -331,7 +329,7 @@ def columns(found: Comparison) -> list[TableColumn[Entry]]:
         TableColumn("memory", lambda entry: _bytes_cell(entry.most("peak_memory_bytes"))),
         TableColumn("weights", lambda entry: _bytes_cell(entry.footprint.get("weights_bytes"))),
         TableColumn("activations", lambda entry: _bytes_cell(entry.footprint.get("activations_bytes"))),
-        TableColumn("verdict", lambda entry: entry_verdict(found, entry), is_number=False),
+        TableColumn("verdict", lambda entry: entry_verdict(found, entry), is_number=False, wraps=True),
     ]
 
 
@@ -439,10 +437,8 @@ _METHOD = (
 
 
 def write_compare_page(found: Comparison, path: Path) -> None:
-    """The page at `path`, with its pictures beside it."""
-    stories = run_stories(found)
-    drawings = draw_all(run_pictures(stories)) if stories else []
-    write_page(path, compare_page(found, stories, drawings, footnote(path, drawings)), drawings)
+    """The page at `path`."""
+    write_page(path, compare_page(found, run_stories(found)))
 
 
 def run_stories(found: Comparison) -> list[RunHistory]:
@@ -458,35 +454,23 @@ def run_stories(found: Comparison) -> list[RunHistory]:
     return stories
 
 
-def compare_page(
-    found: Comparison, stories: Sequence[RunHistory], drawings: Sequence[Drawing], note: str = ""
-) -> str:  # fmt: skip
+def compare_page(found: Comparison, stories: Sequence[RunHistory]) -> str:
     """The whole page as text."""
     return render_page(
         "compare.html",
         f"Comparison {found.directory.path.name}",
-        drawings,
+        run_pictures(stories),
         verdict=overall(found),
         kind="bad" if any(entry.failed for entry in found.entries) else "",
-        entries=_entries_table(found),
+        entries=PageTable("Each precision beside its baseline", columns(found), found.entries,
+                          lambda entry: "bad" if entry.failed else ""),
         sentences=sentences(found),
-        method=HtmlTable("The columns", [HtmlColumn("column"), HtmlColumn("what it is", wraps=True)],
-                         [HtmlRow(pair) for pair in _METHOD]),
+        method=text_table("The columns", ("column", "what it is"), _METHOD),
         runs=[run_on_page(story) for story in stories],
         unstarted=_unstarted(found),
         command=" ".join(map(str, found.facts.get("command_line", []))),
         job_commands=[job.job.command for job in found.results],
-        footnote=note,
     )  # fmt: skip
-
-
-def _entries_table(found: Comparison) -> HtmlTable:
-    wanted = columns(found)
-    heads = [HtmlColumn(column.title, column.is_number, wraps=column.title == "verdict") for column in wanted]
-    rows = [
-        HtmlRow([column.cell(entry) for column in wanted], "bad" if entry.failed else "") for entry in found.entries
-    ]
-    return HtmlTable("Each precision beside its baseline", heads, rows)
 
 
 def _unstarted(found: Comparison) -> list[dict[str, str]]:

@@ -5,7 +5,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, islice, pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -142,11 +142,11 @@ def json_object(line: str, is_whole: bool = False) -> dict[str, Any] | None:
 
 
 _OF_ANY_LINE = {"attempt": int, "seconds": float | None}
-MOST_LOST = 0.1  # of the values of a layer, before its sample is marked
 OF_THE_STEP = ("learning_rate", "loss_scale", "examples_per_second", "skipped_steps")
 _NO_CURVES = {"step", "epoch", "epoch_end", "step_in_epoch", "schema_version", "attempt", "scale_counter", "seconds",
               "consecutive_skips", "applied_steps", "phase"}  # fmt: skip
 LATEST_EVENTS = 30
+_OF_A_LAYER = {"step", "layer", "kind", "dtype", "flushed", "subnormal", "overflowed"}
 MOST_SPIKES = 1000  # as many as a run may keep
 
 
@@ -166,17 +166,6 @@ class Series:
 
 
 @dataclass
-class LayerCourse:
-    """One kind of tensor of a layer over its samples: the exponent at the middle of its values in float32, and the
-    steps at which half precision lost more than `MOST_LOST` of them. `latest` counts those of the last sample by their
-    exponents."""
-
-    middles: Series = field(default_factory=Series)
-    lost: list[float] = field(default_factory=list)
-    latest: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass
 class RunHistory:
     """What is known of a run. `steps` are lines within epochs by field, `epochs` those at the ends of epochs.
 
@@ -193,7 +182,7 @@ class RunHistory:
     steps: dict[str, Series] = field(default_factory=dict)
     epochs: dict[str, Series] = field(default_factory=dict)
     scale: Series = field(default_factory=Series)
-    layers: dict[str, dict[str, LayerCourse]] = field(default_factory=dict)  # by kind, then by layer or weight
+    layers: list[dict[str, Any]] = field(default_factory=list)  # lines of the latest sample
     skips: "array[int]" = field(default_factory=lambda: array("q"))
     bad_steps: "array[int]" = field(default_factory=lambda: array("q"))  # not finite and applied all the same
     spikes: list[Spike] = field(default_factory=list)
@@ -319,18 +308,11 @@ def _read_events(story: RunHistory) -> None:
 
 def _read_layers(story: RunHistory) -> None:
     for line in _lines_noting_damage(story, story.run.layers_jsonl):
-        step, exponents = as_number(line.get("step")), line.get("exponents")
-        if step is None or not exponents or not sum(exponents) > 0:
+        if not line.keys() >= _OF_A_LAYER:
             continue
-        of_kind = story.layers.setdefault(str(line.get("kind")), {})
-        course = of_kind.setdefault(str(line.get("variable") or line.get("layer")), LayerCourse())
-        counted = list(accumulate(exponents))
-        middle = next(place for place, count in enumerate(counted) if 2 * count >= counted[-1])
-        lowest = line.get("lowest_exponent") or 0
-        course.middles.add(step, lowest + middle)
-        course.latest = {lowest + place: count for place, count in enumerate(exponents)}
-        shares = [as_number(line.get(name)) or 0.0 for name in ("flushed", "overflowed")]
-        course.lost += [step] if max(shares) > MOST_LOST else []
+        if story.layers and story.layers[-1]["step"] != line["step"]:
+            story.layers = []
+        story.layers.append(line)
 
 
 def _take_event(story: RunHistory, event: dict[str, Any], step: int, scales: tuple[float, float]) -> None:

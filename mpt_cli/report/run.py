@@ -8,7 +8,7 @@ from typing import Any
 
 from mpt_cli.errors import ConfigError, Problem, missing_extra
 from mpt_cli.report.history import RunHistory, read_history, read_lines, read_spikes
-from mpt_cli.report.picture import draw, draw_all
+from mpt_cli.report.picture import draw, drawable
 from mpt_cli.report.run_page import headline, outcome_facts, run_pictures
 from mpt_cli.runs.directory import RunDirectory, read_json
 from mpt_cli.telemetry.records import Spike
@@ -103,7 +103,7 @@ class Run:
         paths = []
         for picture in run_pictures([self._story()]):
             paths.append(self.path / f"{picture.name}.svg")
-            paths[-1].write_text(draw(picture).svg, encoding="utf-8")
+            paths[-1].write_text(draw(picture, on_paper=True), encoding="utf-8")
         return paths
 
     def _story(self) -> RunHistory:
@@ -117,7 +117,7 @@ class Run:
         story = self._story()
         rows = "".join(_row(*fact) for fact in outcome_facts(story))
         wanted = [picture for picture in run_pictures([story]) if _is_shown(picture.name)]
-        drawings = "".join(f'<div style="max-width:640px">{drawing.inline}</div>' for drawing in draw_all(wanted))
+        drawings = "".join(f'<div style="max-width:640px">{draw(picture)}</div>' for picture in drawable(wanted))
         explanation = html.escape(str(story.summary.get("explanation", "")))
         return f"<div><strong>{html.escape(headline(story))}</strong><p>{explanation}</p><table>{rows}</table>" \
                f"{drawings}<small>{html.escape(str(self.path))}</small></div>"  # fmt: skip

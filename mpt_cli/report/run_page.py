@@ -1,19 +1,17 @@
-"""The page of one run, or of several overlaid: verdict, outcome, pictures, what went wrong, events, configuration; and
-which pictures a run has, or several runs overlaid.
+"""The page of one run, or of several overlaid: verdict, outcome, pictures, what went wrong, events, layers and
+configuration; and which pictures a run has, or several runs overlaid.
 """
 
 import math
-from array import array
-from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.report.history import MOST_LOST, OF_THE_STEP, RunHistory, Series, flatten
-from mpt_cli.report.page import footnote, render_page, write_page
-from mpt_cli.report.picture import Curve, Drawing, Heat, Picture, buckets_for, draw_all, thin, thin_marks
-from mpt_cli.report.tables import ColouredText, HtmlColumn, HtmlRow, HtmlTable
+from mpt_cli.report.history import OF_THE_STEP, RunHistory, Series, flatten
+from mpt_cli.report.page import render_page, write_page
+from mpt_cli.report.picture import Curve, Picture
+from mpt_cli.report.tables import PageTable, TableColumn, text_table
 from mpt_cli.runs.provenance import format_environment
 from mpt_cli.settings.search_path import conf_override, explicit_path, shell_command
 from mpt_cli.settings.variants import PYTHON
@@ -21,15 +19,16 @@ from mpt_cli.telemetry.format import (
     describe_examples,
     format_bytes,
     format_count,
+    format_fraction,
     format_number,
     format_scale,
     format_seconds,
     format_share,
 )
 from mpt_cli.telemetry.health import GOOD_VERDICTS
-from mpt_cli.telemetry.palette import CURVE_COLOURS, MOST_DISTINCT, CurveStyle, curve_styles
+from mpt_cli.telemetry.palette import CURVE_COLOURS, MOST_DISTINCT, CurveStyle, distinct_style
 from mpt_cli.telemetry.records import ACTIVATION_GRADIENTS, ACTIVATIONS, UPDATES, WEIGHT_GRADIENTS, as_number
-from mpt_cli.training.progress import MONITORED, falls
+from mpt_cli.training.progress import MONITORED
 
 _MOST_RANGES = 300
 _NOT_COMPARED = ("expect", "description", "recipe")
@@ -70,13 +69,12 @@ def format_skipped(story: RunHistory) -> str:
 
 def outcome_facts(story: RunHistory) -> list[tuple[str, str]]:
     """The summary, field by field; of a run without one, what its lines tell."""
-    metrics, best = story.summary.get("metrics", {}), story.summary.get("best_metrics", {})
     pairs = [("recipe", str(story.config.get("recipe", "-"))), ("steps", format_count(story.last_step)),
              ("skipped steps", format_skipped(story)), ("loss scale", format_scale_range(story))]  # fmt: skip
-    for name, value in metrics.items():
-        reached = as_number(best.get(name))
-        note = f" (best {format_number(reached)})" if reached is not None else ""
-        pairs.append((name, format_number(as_number(value)) + note))
+    best = story.summary.get("best_metrics", {})
+    for name in story.summary.get("metrics", {}):
+        note = f" (best {format_metric(story, 'best_metrics', name)})" if as_number(best.get(name)) is not None else ""
+        pairs.append((name, format_metric(story, "metrics", name) + note))
     return [*pairs, *cost_facts(story)]
 
 
@@ -89,16 +87,9 @@ def cost_facts(story: RunHistory) -> list[tuple[str, str]]:
     ]
 
 
-def usual_metric(stories: Sequence[RunHistory]) -> str:
-    """The first usual metric that a run has."""
-    found = [story.summary.get("metrics", {}) for story in stories]
-    return next((name for name in MONITORED if any(name in metrics for metrics in found)), "loss")
-
-
 def format_metric(story: RunHistory, group: str, name: str) -> str:
     """A metric of the summary; `group` is metrics or best_metrics."""
-    value = as_number(story.summary.get(group, {}).get(name))
-    return format_number(value)
+    return format_number(as_number(story.summary.get(group, {}).get(name)))
 
 
 def format_step_ranges(steps: Sequence[int]) -> str:
@@ -141,30 +132,18 @@ def environment_facts(story: RunHistory) -> list[tuple[str, str]]:
 
 
 def format_value(value: Any) -> str:
-    """A value of the configuration or of a record."""
+    """A value of the configuration or of a record; nothing of None."""
     number = as_number(value) if isinstance(value, float) else None
-    return f"{number:.6g}" if number is not None and math.isfinite(number) else str(value)
+    return "" if value is None else f"{number:.6g}" if number is not None and math.isfinite(number) else str(value)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong in a run. `weights` are all its variables, `batch` the last one it was given."""
+    """What went wrong in a run. `arrays` are those of its last batch and its variables."""
 
     explanation: str
     facts: list[tuple[str, str]]
-    batch: HtmlTable | None
-    weights: HtmlTable | None
-    weights_sentence: str
-    has_spoiled_weights: bool
-
-
-@dataclass(frozen=True)
-class EventsOnPage:
-    """How many events of each kind, every step that was skipped or not finite, and the latest events one by one."""
-
-    counts: str
-    steps: str
-    table: HtmlTable
+    arrays: list[PageTable[Any]]
 
 
 @dataclass(frozen=True)
@@ -174,26 +153,28 @@ class RunOnPage:
     label: str
     name: str
     gaps: list[str]
+    not_recorded: list[str]
     outcome: list[tuple[str, str]]
     failure: Failure | None
-    events: EventsOnPage | None
-    spikes: HtmlTable | None
+    event_counts: str
+    skipped_steps: str
+    events: PageTable[Any] | None
+    spikes: PageTable[Any] | None
+    layers: PageTable[Any] | None
     configuration: str
     environment: list[tuple[str, str]]
     commands: list[str]
-    not_recorded: list[str] = field(default_factory=list)
-
-    @property
-    def has_configuration(self) -> bool:
-        """Or an environment."""
-        return bool(self.configuration or self.environment)
 
 
 def run_on_page(story: RunHistory) -> RunOnPage:
     """Everything a page tells of one run but its pictures."""
+    skipped = f"Skipped steps: {format_step_ranges(story.skips)}" if story.skips else ""
+    if story.bad_steps:
+        skipped = f"Steps with gradients that were not finite, applied: {format_step_ranges(story.bad_steps)}"
     return RunOnPage(
-        story.label, story.run.path.name, story.gaps, outcome_facts(story), _failure(story), _events(story),
-        _spikes(story), story.config_text, environment_facts(story), _commands(story), story.not_recorded,
+        story.label, story.run.path.name, story.gaps, story.not_recorded, outcome_facts(story), _failure(story),
+        ", ".join(f"{count:,} {kind}" for kind, count in story.kinds.items()), skipped, _events(story),
+        _spikes(story), _layers(story), story.config_text, environment_facts(story), _commands(story),
     )  # fmt: skip
 
 
@@ -204,98 +185,91 @@ def _failure(story: RunHistory) -> Failure | None:
     found = story.postmortem
     pairs = [("exit code", str(story.summary.get("exit_code"))), ("verdict", story.verdict)]
     if found:
-        checkpoint = found.get("checkpoint_step")
+        checkpoint, scale = found.get("checkpoint_step"), as_number(found.get("loss_scale"))
         pairs += [
             ("rule", str(found.get("rule", "-"))),
             ("what to do", str(found.get("remedy", "-"))),
             ("stopped at step", f"{format_count(found.get('step', 0))}, epoch {found.get('epoch', '-')}"),
             ("checkpoint before it", "none" if checkpoint is None else f"step {format_count(checkpoint)}"),
-            ("loss scale", _format_saved_scale(found.get("loss_scale"))),
+            ("loss scale", "none" if scale is None else format_scale(scale)),
         ]
     variables = {name: numbers for layer in found.get("layers") or [] for name, numbers in layer["variables"].items()}
-    spoiled = [name for name, numbers in variables.items() if _is_spoiled(numbers)]
-    return Failure(
-        str(story.summary.get("explanation", "")),
-        pairs,
-        _numbers_table(f"The last batch of {story.label}", found.get("last_batch") or {}),
-        _numbers_table(f"Variables of {story.label}", variables),
-        f"{len(spoiled)} of {len(variables)} variables hold nan or inf" if spoiled else "All weights are finite",
-        bool(spoiled),
-    )
+    spoiled = sum(map(_is_spoiled, variables.items()))
+    arrays = [
+        _arrays_table(f"The last batch of {story.label}", found.get("last_batch") or {}),
+        _arrays_table(f"Weights of {story.label}: {spoiled or 'none'} of {len(variables)} hold nan or inf", variables),
+    ]
+    return Failure(str(story.summary.get("explanation", "")), pairs, [table for table in arrays if table.rows])
 
 
-_ARRAY_COLUMNS = [
-    *map(HtmlColumn, ("array", "shape", "dtype")),
-    *(HtmlColumn(title, is_number=True) for title in ("min", "max", "nan", "inf")),
-]
+Array = tuple[str, dict[str, Any]]  # its name and what is known of it
 
 
-def _numbers_table(caption: str, arrays: dict[str, dict[str, Any]]) -> HtmlTable | None:
-    rows = [_numbers_row(name, numbers) for name, numbers in arrays.items()]
-    return HtmlTable(caption, _ARRAY_COLUMNS, rows) if rows else None
+def _arrays_table(caption: str, arrays: dict[str, dict[str, Any]]) -> PageTable[Array]:
+    columns: list[TableColumn[Array]] = [
+        TableColumn("array", lambda array: array[0], is_number=False),
+        TableColumn("shape", lambda array: " × ".join(map(str, array[1].get("shape", []))) or "scalar", False),
+        *(_field_column(name, name != "dtype") for name in ("dtype", "min", "max", "nan", "inf")),
+    ]
+    return PageTable(caption, columns, [*arrays.items()], lambda array: "bad" if _is_spoiled(array) else "")
 
 
-def _numbers_row(name: str, numbers: dict[str, Any]) -> HtmlRow:
-    shape = " × ".join(map(str, numbers.get("shape", []))) or "scalar"
-    rest = [format_value(numbers.get(field, "-")) for field in ("dtype", "min", "max", "nan", "inf")]
-    return HtmlRow([name, shape, *rest], "bad" if _is_spoiled(numbers) else "")
+def _field_column(name: str, is_number: bool) -> TableColumn[Array]:
+    return TableColumn(name, lambda array: format_value(array[1].get(name, "-")), is_number)
 
 
-def _is_spoiled(numbers: dict[str, Any]) -> bool:
-    return bool(numbers.get("nan") or numbers.get("inf"))
+def _is_spoiled(array: Array) -> bool:
+    return bool(array[1].get("nan") or array[1].get("inf"))
 
 
-def _format_saved_scale(value: Any) -> str:
-    return format_scale(float(value)) if value is not None else "none"
-
-
-_EVENT_COLUMNS = [
-    HtmlColumn("step", is_number=True),
-    HtmlColumn("kind"),
-    *(HtmlColumn(title, is_number=True) for title in ("scale before", "scale after", "nan", "inf")),
-    HtmlColumn("variable or cause", wraps=True),
-]
-
-
-def _events(story: RunHistory) -> EventsOnPage | None:
+def _events(story: RunHistory) -> PageTable[Any] | None:
     if not story.kinds:
         return None
-    steps = f"Skipped steps: {format_step_ranges(story.skips)}" if story.skips else ""
-    if story.bad_steps:
-        steps = f"Steps with gradients that were not finite, applied: {format_step_ranges(story.bad_steps)}"
-    rows = [_event_row(event) for event in story.latest_events]
+    names = ("step", "scale_before", "scale_after", "nan", "inf")
+    rows = [[str(event.get("kind")), format_value(event.get("variable") or event.get("layer") or event.get("cause")),
+             *(format_value(event.get(name)) for name in names)] for event in story.latest_events]  # fmt: skip
     total = sum(story.kinds.values())
     title = f"The latest {len(rows)} of {total:,} events" if total > len(rows) else f"All {total} events"
-    return EventsOnPage(
-        ", ".join(f"{count:,} {kind}" for kind, count in story.kinds.items()),
-        steps,
-        HtmlTable(f"{title} of {story.label}", _EVENT_COLUMNS, rows),
-    )
+    titles = ("kind", "variable or cause", "step", "scale before", "scale after", "nan", "inf")
+    return text_table(f"{title} of {story.label}", titles, rows, numbers=5)
 
 
-def _event_row(event: dict[str, Any]) -> HtmlRow:
-    shown = [event.get(name) for name in ("step", "kind", "scale_before", "scale_after", "nan", "inf")]
-    return HtmlRow(["" if value is None else format_value(value) for value in
-                [*shown, event.get("variable") or event.get("layer") or event.get("cause")]])  # fmt: skip
-
-
-_SPIKE_COLUMNS = [
-    *(HtmlColumn(title, is_number=True) for title in ("step", "epoch", "loss", "median before", "scale", "rate")),
-    HtmlColumn("examples", wraps=True),
-]
-
-
-def _spikes(story: RunHistory) -> HtmlTable | None:
-    rows = [HtmlRow([format_count(spike.step), str(spike.epoch), format_number(spike.loss), format_number(spike.median),
-                     format_scale(spike.loss_scale), format_value(spike.learning_rate),
-                     describe_examples(spike)]) for spike in story.spikes]  # fmt: skip
+def _spikes(story: RunHistory) -> PageTable[Any] | None:
+    rows = [[describe_examples(spike), format_count(spike.step), str(spike.epoch), format_number(spike.loss),
+             format_number(spike.median), format_scale(spike.loss_scale), format_value(spike.learning_rate)]
+            for spike in story.spikes]  # fmt: skip
     title = f"Steps of {story.label} whose loss jumped, with what it was before; examples as the source numbers them"
-    return HtmlTable(title, _SPIKE_COLUMNS, rows) if rows else None
+    titles = ("examples", "step", "epoch", "loss", "median before", "scale", "rate")
+    return text_table(title, titles, rows, numbers=6) if rows else None
+
+
+_KINDS = {ACTIVATIONS: "outputs", ACTIVATION_GRADIENTS: "gradients of outputs", WEIGHT_GRADIENTS: "gradients",
+          UPDATES: "updates"}  # fmt: skip
+_MOST_LAYERS = 60
+
+
+def _layers(story: RunHistory) -> PageTable[Any] | None:
+    """The latest sample: where the values of each layer lie in float32, and what half precision makes of them."""
+    found = sorted(story.layers, key=lambda line: -max(line["flushed"], line["overflowed"]))
+    rows = [[str(line.get("variable") or line["layer"]), _KINDS.get(line["kind"], line["kind"]), line["dtype"],
+             _exponents(line), *(format_fraction(line[name]) for name in ("flushed", "subnormal", "overflowed"))]
+            for line in found[:_MOST_LAYERS]]  # fmt: skip
+    if not rows:
+        return None
+    more = f"the {_MOST_LAYERS} of {len(found)} that lose most" if len(found) > _MOST_LAYERS else "by what they lose"
+    scaled = "; gradients are of the scaled loss" if story.has_scale else ""
+    title = f"Layers of {story.label} at step {format_count(found[0]['step'])}, {more}{scaled}"
+    titles = ("layer or weight", "values", "dtype", "magnitudes", "flushed", "subnormal", "overflowed")
+    return text_table(title, titles, rows, numbers=3)
+
+
+def _exponents(line: dict[str, Any]) -> str:
+    lowest, exponents = line.get("lowest_exponent"), line.get("exponents") or ()
+    return "all 0" if lowest is None else f"2^{lowest} … 2^{lowest + len(exponents)}"
 
 
 def _commands(story: RunHistory) -> list[str]:
-    """The command the run was started by, and those that repeat it; of a Python program's run those that
-    read it."""
+    """The command the run was started by, and those that repeat it; of a Python program's run those that read it."""
     if story.config.get("model.name") == PYTHON:
         script = story.config.get("model.command") or []
         again = [shell_command(*map(str, script))] if isinstance(script, list) and script else []
@@ -309,68 +283,54 @@ def _commands(story: RunHistory) -> list[str]:
 
 
 def write_run_page(stories: Sequence[RunHistory], path: Path) -> None:
-    """The page at `path`, with its pictures beside it."""
-    drawings = draw_all(run_pictures(stories))
-    write_page(path, run_page(stories, drawings, footnote(path, drawings)), drawings)
+    """The page at `path`."""
+    write_page(path, run_page(stories, run_pictures(stories)))
 
 
-def run_page(stories: Sequence[RunHistory], drawings: Sequence[Drawing], footnote: str = "") -> str:
+def run_page(stories: Sequence[RunHistory], pictures: Sequence[Picture]) -> str:
     """The whole page as text. Its lead is the verdict; of several runs, how many ended how."""
-    title = f"Run {stories[0].label}" if len(stories) == 1 else f"{len(stories)} runs"
-    statuses = [story.status for story in stories]
-    counted = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
-    values: dict[str, Any] = {
-        "headline": f"{len(stories)} runs: {counted}.",
-        "sentence": "",
-        "kind": "good" if all(story.is_good for story in stories) else "warn",
-        "endings": _endings_table(stories),
-        "differences": _differences_table(stories),
-    }
+    runs = [run_on_page(story) for story in stories]
     if len(stories) == 1:
         [story] = stories
         explanation = str(story.summary.get("explanation", ""))
-        values = {"headline": headline(story), "sentence": explanation, "kind": severity(story)}
-    runs = [run_on_page(story) for story in stories]
-    return render_page("run.html", title, drawings, runs=runs, footnote=footnote, **values)
+        return render_page("run.html", f"Run {story.label}", pictures, runs=runs, headline=headline(story),
+                           sentence=explanation, kind=severity(story))  # fmt: skip
+    statuses = [story.status for story in stories]
+    counted = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
+    kind = "good" if all(story.is_good for story in stories) else "warn"
+    return render_page("run.html", f"{len(stories)} runs", pictures, runs=runs, sentence="", kind=kind,
+                       headline=f"{len(stories)} runs: {counted}.", endings=_endings_table(stories),
+                       differences=_differences_table(stories))  # fmt: skip
 
 
-def _endings_table(stories: Sequence[RunHistory]) -> HtmlTable:
-    name = usual_metric(stories)
-    numbers = (name, f"best {name}", "skipped", "loss scale", "examples/s", "memory", "time")
-    columns = [
-        *map(HtmlColumn, ("run", "status", "verdict")),
-        *(HtmlColumn(title, is_number=True) for title in numbers),
+def _endings_table(stories: Sequence[RunHistory]) -> PageTable[RunHistory]:
+    metrics = [story.summary.get("metrics", {}) for story in stories]
+    name = next((name for name in MONITORED if any(name in found for found in metrics)), "loss")
+    rows: list[TableColumn[RunHistory]] = [
+        TableColumn("run", lambda story: story.label, is_number=False),
+        TableColumn("status", lambda story: story.status, is_number=False),
+        TableColumn("verdict", lambda story: story.verdict, is_number=False),
+        TableColumn(name, lambda story: format_metric(story, "metrics", name)),
+        TableColumn(f"best {name}", lambda story: format_metric(story, "best_metrics", name)),
+        TableColumn("skipped", format_skipped),
+        TableColumn("loss scale", format_scale_range),
+        TableColumn("examples/s", lambda story: cost_facts(story)[0][1]),
+        TableColumn("memory", lambda story: cost_facts(story)[1][1]),
+        TableColumn("time", lambda story: cost_facts(story)[2][1]),
     ]
-    rows = [
-        HtmlRow(
-            [
-                story.label,
-                ColouredText(story.status, severity(story)),
-                story.verdict,
-                format_metric(story, "metrics", name),
-                format_metric(story, "best_metrics", name),
-                format_skipped(story),
-                format_scale_range(story),
-                *(value for _, value in cost_facts(story)),
-            ]
-        )
-        for story in stories
-    ]
-    return HtmlTable("How each run ended", columns, rows)
+    return PageTable("How each run ended", rows, stories, severity)
 
 
-def _differences_table(stories: Sequence[RunHistory]) -> HtmlTable | None:
+def _differences_table(stories: Sequence[RunHistory]) -> PageTable[Any] | None:
     """Nothing where the configurations are the same."""
     keys = differing_keys(stories)
-    columns = [HtmlColumn("run"), *map(HtmlColumn, keys)]
-    rows = [HtmlRow([story.label, *(format_value(story.config.get(key, "-")) for key in keys)]) for story in stories]
-    return HtmlTable("Keys whose values are not the same in all runs", columns, rows) if keys else None
+    rows = [[story.label, *(format_value(story.config.get(key, "-")) for key in keys)] for story in stories]
+    return text_table("Keys whose values are not the same in all runs", ("run", *keys), rows) if keys else None
 
 
 SKIP_WINDOWS = 60
 FEWEST_WINDOW_STEPS = 10
-_NO_METRICS = (*OF_THE_STEP, "memory_bytes")
-_OF_GRADIENTS = "gradient_"  # how the sampled figures about gradients begin
+_MOST_MARKS = 1000  # of skipped steps: those that fall on one place share it
 _GRADIENTS = {
     "gradient_headroom_doublings": ("Gradient head-room", "doublings of the scale left"),
     "gradient_flushed_share": ("Gradients flushed to zero", "share of elements, %"),
@@ -382,78 +342,48 @@ _LOG_SPAN = 50.0  # what spans more than this is easier to read on a logarithmic
 
 
 def run_pictures(stories: Sequence[RunHistory]) -> list[Picture]:
-    """Every picture that these runs have the data for, loss first."""
-    found: list[Picture] = []
-    for name in metric_names(stories):
-        found += _metric_pictures(stories, name)
-    found += [*_scale_pictures(stories), *_gradient_pictures(stories)]
-    found += _layer_pictures(stories)
-    rate = _overlay(stories, "throughput", "Throughput", "examples per second", "examples_per_second")
-    found += [rate] if rate else []
-    rate = _overlay(stories, "learning-rate", "Learning rate", "learning rate", "learning_rate")
-    found += [rate] if rate and any(min(curve.ys) < max(curve.ys) for curve in rate.curves) else []
-    end = max((story.last_step for story in stories), default=0) or None
-    return [_finished(picture, end, len(stories)) for picture in found]
-
-
-def _finished(picture: Picture, end: float | None, runs: int) -> Picture:
-    """With what all pictures of these runs share."""
-    is_mixed = runs > MOST_DISTINCT and not picture.lanes
-    note = f"In colour: the best, the failed and the worst. {picture.note}".strip() if is_mixed else picture.note
-    return replace(picture, x_end=end, is_of_several=runs > 1, note=note)
+    """Every picture that these runs have the data for, loss first; of many runs, of the first ones."""
+    shown = stories[:MOST_DISTINCT]
+    found = [picture for name in metric_names(shown) for picture in _metric_pictures(shown, name)]
+    found += [*_scale_pictures(shown), *_skip_pictures(shown)]
+    for name, (title, y_label) in _GRADIENTS.items():
+        found += _overlay(shown, name, title, y_label)
+    found += _overlay(shown, "examples_per_second", "Throughput", "examples per second")
+    rates = _overlay(shown, "learning_rate", "Learning rate", "learning rate")
+    found += [rate for rate in rates if any(min(curve.ys) < max(curve.ys) for curve in rate.curves)]
+    more = f" Of the first {len(shown)} of {len(stories)} runs." if len(stories) > len(shown) else ""
+    return [replace(picture, note=f"{picture.note}{more}".strip()) for picture in found]
 
 
 def metric_names(stories: Sequence[RunHistory]) -> list[str]:
     """Losses and metrics without their val_* twins, the loss first."""
     found = [name for story in stories for name in [*story.steps, *story.epochs]]
-    own = [name for name in found if name not in _NO_METRICS and not _is_of_gradients(name)]
+    own = [name for name in found if name not in (*OF_THE_STEP, "memory_bytes", *_GRADIENTS)]
     return sorted(dict.fromkeys(name.removeprefix("val_") for name in own), key=lambda name: name != "loss")
-
-
-def _is_of_gradients(name: str) -> bool:
-    return name.startswith(_OF_GRADIENTS)
-
-
-def highlighted(stories: Sequence[RunHistory]) -> list[int]:
-    """Of runs too many to tell apart, those worth a colour: the best five, those that failed, the worst."""
-    metrics = [story.summary.get("metrics", {}) for story in stories]
-    name = next((usual for usual in MONITORED if any(usual in found for found in metrics)), "")
-    values = {index: float(found.get(name, math.nan)) for index, found in enumerate(metrics)}
-    good = [index for index in values if stories[index].is_good and math.isfinite(values[index])]
-    good.sort(key=lambda index: values[index], reverse=not falls(name))
-    failed = [index for index in values if not stories[index].is_good]
-    return list(dict.fromkeys([*good[:5], *failed[:5], *good[-1:]]))
 
 
 def _metric_pictures(stories: Sequence[RunHistory], name: str) -> list[Picture]:
     """Training and validation in one picture for a single run, in one each for several."""
-    words, slug = name.replace("_", " "), _slug(name)
-    if len(stories) == 1:
-        curves = [
-            *_curve_of(stories[0], name, "training", CurveStyle(CURVE_COLOURS[0])),
-            *_curve_of(stories[0], f"val_{name}", "validation", CurveStyle(CURVE_COLOURS[1], "--", marker="o")),
-        ]
-        curves += _spike_marks(stories[0]) if name == "loss" and curves else []
-        return [_metric_picture(slug, words.capitalize(), words, curves)] if curves else []
-    found = []
-    for prefix, part in (("val_", "validation"), ("", "training")):
-        curves = _curves(stories, f"{prefix}{name}")
-        if curves:
-            title = f"{words.capitalize()} in {part}"
-            found.append(_metric_picture(f"{part}-{slug}", title, f"{prefix}{name}", curves))
-    return found
+    words = name.replace("_", " ")
+    if len(stories) > 1:
+        return [_metric_picture(f"{part} {name}", f"{words.capitalize()} in {part}", f"{prefix}{name}", curves)
+                for prefix, part in (("val_", "validation"), ("", "training"))
+                if (curves := _curves(stories, f"{prefix}{name}"))]  # fmt: skip
+    [story] = stories
+    looks = {"training": (name, CurveStyle()), "validation": (f"val_{name}", CurveStyle(CURVE_COLOURS[1], "--", "o"))}
+    curves = [Curve(part, series.xs, series.ys, look) for part, (key, look) in looks.items()
+              if (series := _series(story, key)) is not None]  # fmt: skip
+    if name == "loss" and story.spikes:  # which the mean of many steps hides
+        curves.append(Curve("jump of one step", [float(spike.step) for spike in story.spikes],
+                            [spike.loss for spike in story.spikes], CurveStyle(CURVE_COLOURS[3], "", "x")))  # fmt: skip
+    return [_metric_picture(name, words.capitalize(), words, curves)]
 
 
-def _spike_marks(story: RunHistory) -> list[Curve]:
-    """The loss of each step at which it jumped, which the mean of many steps hides."""
-    xs, ys = [float(spike.step) for spike in story.spikes], [spike.loss for spike in story.spikes]
-    return [Curve("jump of one step", xs, ys, CurveStyle(CURVE_COLOURS[3], "", marker="x"))] if xs else []
-
-
-def _metric_picture(slug: str, title: str, y_label: str, curves: list[Curve]) -> Picture:
-    lost = sum(not math.isfinite(y) for curve in curves for y in curve.ys)
-    note = "Marks × at the top: a value that was not finite." if lost else ""
-    return Picture(slug, title, y_label, curves, log_base=_log_base(curves) if "loss" in slug else None, note=note)
+def _metric_picture(name: str, title: str, y_label: str, curves: list[Curve]) -> Picture:
+    is_lost = any(not math.isfinite(y) for curve in curves for y in curve.ys)
+    note = "Marks × at the top: a value that was not finite." if is_lost else ""
+    base = _log_base(curves) if "loss" in name else None
+    return Picture(slug(name), title, y_label, curves, log_base=base, note=note)
 
 
 def _log_base(curves: Sequence[Curve]) -> int | None:
@@ -463,75 +393,34 @@ def _log_base(curves: Sequence[Curve]) -> int | None:
 
 
 def _curves(stories: Sequence[RunHistory], name: str) -> list[Curve]:
-    own = curve_styles(len(stories), highlighted(stories))
-    return [curve for story, look in zip(stories, own, strict=True)
-            for curve in _curve_of(story, name, story.label, look, len(stories))]  # fmt: skip
-
-
-def _curve_of(story: RunHistory, name: str, label: str, look: CurveStyle, count: int = 1) -> list[Curve]:
-    series = _series(story, name)
-    return [_thinned(series, label, look, count)] if series is not None else []
+    return [Curve(story.label, series.xs, series.ys, distinct_style(place)) for place, story in enumerate(stories)
+            if (series := _series(story, name)) is not None]  # fmt: skip
 
 
 def _series(story: RunHistory, name: str) -> Series | None:
-    """The loss line by line; metrics, which within an epoch are running means, at the ends of epochs.
-
-    Of a run so short that it has no more lines than epochs, both.
-    """
+    """The loss line by line, where there are more lines than epochs; metrics, which within an epoch are running means,
+    at the ends of epochs."""
     lines, ends = story.steps.get(name), story.epochs.get(name)
     if lines is None or ends is None:
         return lines or ends
-    if name != "loss" and name not in OF_THE_STEP:
-        return ends
-    return lines if len(lines) > len(ends) else _merged(lines, ends)
-
-
-def _merged(lines: Series, ends: Series) -> Series:
-    """Where both have a value of a step, that of the line."""
-    values = dict(zip(ends.xs, ends.ys, strict=True)) | dict(zip(lines.xs, lines.ys, strict=True))
-    xs = sorted(values)
-    return Series(array("d", xs), array("d", [values[x] for x in xs]))
-
-
-def _thinned(series: Series, label: str, look: CurveStyle, count: int) -> Curve:
-    xs, ys = thin(series.xs, series.ys, buckets_for(count))
-    return Curve(label, xs, ys, look)
+    return lines if name in ("loss", *OF_THE_STEP) and len(lines) > len(ends) else ends
 
 
 def _scale_pictures(stories: Sequence[RunHistory]) -> list[Picture]:
-    scaled = [story for story in stories if story.has_scale and len(story.scale)]
-    if not scaled:
-        return []
-    own = curve_styles(len(stories), highlighted(stories))
-    curves = [_thinned(story.scale, story.label if len(stories) > 1 else "loss scale", look, len(stories))
-              for story, look in zip(stories, own, strict=True) if story in scaled]  # fmt: skip
-    if len(stories) > 1:
-        return [Picture("loss-scale", "Loss scale", "loss scale", curves, log_base=2), *_skip_pictures(stories)]
-    story, total = stories[0], len(stories[0].skips)
-    rug = thin_marks(story.skips, story.last_step)
-    note = f"{total:,} skipped step{'s are' if total != 1 else ' is'} marked at the bottom." if total else ""
-    scale = Picture("loss-scale", "Loss scale", "loss scale", curves, log_base=2, rug=rug,
-                    rug_label="skipped step" if total else "", note=note)  # fmt: skip
-    return [scale, *_skip_pictures(stories)]
+    labels = [story.label for story in stories] if len(stories) > 1 else ["loss scale"]
+    curves = [Curve(labels[place], story.scale.xs, story.scale.ys, distinct_style(place))
+              for place, story in enumerate(stories) if story.has_scale]  # fmt: skip
+    skips = stories[0].skips if len(stories) == 1 and curves else ()
+    marks = {int(_MOST_MARKS * step / max(stories[0].last_step, 1)): step for step in skips}
+    note = f"{len(skips):,} skipped step{'s are' if len(skips) != 1 else ' is'} marked at the bottom." if skips else ""
+    scale = Picture("loss-scale", "Loss scale", "loss scale", curves, log_base=2, skips=[*marks.values()], note=note)
+    return [scale] if curves else []
 
 
 def _skip_pictures(stories: Sequence[RunHistory]) -> list[Picture]:
-    """The share of steps skipped over the run; of several runs also where each skip was, a lane for each run."""
-    skipping = [story for story in stories if story.skips]
-    if not skipping:
-        return []
-    own = dict(zip((id(story) for story in stories), curve_styles(len(stories), highlighted(stories)), strict=True))
-    rates = [Curve(story.label, *skip_rate(story.skips, story.last_step), own[id(story)]) for story in skipping]
-    rate = Picture("skip-rate", "Skip rate", "skipped steps, %", rates, from_zero=True)
-    if len(stories) == 1:
-        return [rate]
-    lanes = [
-        Curve(story.label, thin_marks(story.skips, story.last_step), [], CurveStyle(CURVE_COLOURS[1], "", marker="|"))
-        for story in skipping
-    ]
-    lanes = [Curve(lane.label, lane.xs, [float(place)] * len(lane.xs), lane.look) for place, lane in enumerate(lanes)]
-    names = [story.label for story in skipping]
-    return [Picture("skips", "Skipped steps", "run", lanes, lanes=names, note="A mark for each skipped step."), rate]
+    curves = [Curve(story.label, *skip_rate(story.skips, story.last_step), distinct_style(place))
+              for place, story in enumerate(stories) if story.skips]  # fmt: skip
+    return [Picture("skip-rate", "Skip rate", "skipped steps, %", curves, from_zero=True)] if curves else []
 
 
 def skip_rate(skips: Sequence[int], last_step: int) -> tuple[list[float], list[float]]:
@@ -549,117 +438,19 @@ def skip_rate(skips: Sequence[int], last_step: int) -> tuple[list[float], list[f
     return [x for span in spans for x in span], [rate for rate in rates for _ in range(2)]
 
 
-def _gradient_pictures(stories: Sequence[RunHistory]) -> list[Picture]:
-    """One for each figure about the gradients that was sampled in one of the runs."""
-    found = [_overlay(stories, _slug(name), title, y_label, name) for name, (title, y_label) in _GRADIENTS.items()]
-    return [_gradient_picture(picture) for picture in found if picture is not None]
-
-
-_OF_LAYERS = {
-    ACTIVATIONS: "Outputs of layers",
-    ACTIVATION_GRADIENTS: "Gradients of layers' outputs",
-    WEIGHT_GRADIENTS: "Gradients of weights",
-    UPDATES: "Updates of weights",
-}
-_MOST_LAYERS, _MOST_SAMPLES = 40, 60
-
-
-def _layer_pictures(stories: Sequence[RunHistory]) -> list[Picture]:
-    """Of a single run: where the values of each layer lay at each sample, against what float16 holds."""
-    if len(stories) != 1:
+def _overlay(stories: Sequence[RunHistory], name: str, title: str, y_label: str) -> list[Picture]:
+    """One picture of what was logged at steps; none where no run has it."""
+    factor = 100.0 if "%" in y_label else 1.0
+    curves = [replace(curve, ys=[factor * y for y in curve.ys]) for curve in _curves(stories, name)]
+    if not any(map(math.isfinite, (y for curve in curves for y in curve.ys))):
         return []
-    story = stories[0]
-    return [_layer_picture(story, kind, title) for kind, title in _OF_LAYERS.items() if story.layers.get(kind)]
+    base = _log_base(curves) if name == "gradient_norm" else None
+    return [Picture(slug(name), title, y_label, curves, log_base=base, from_zero="%" in y_label)]
 
 
-def _layer_picture(story: RunHistory, kind: str, title: str) -> Picture:
-    courses = story.layers[kind]
-    kept = sorted(courses, key=lambda name: len(courses[name].lost), reverse=True)[:_MOST_LAYERS]
-    steps = sorted({step for course in courses.values() for step in course.middles.xs})
-    steps = steps[:: -(-len(steps) // _MOST_SAMPLES)]
-    rows = [(name, course) for name, course in courses.items() if name in kept]
-    curves = [Curve(name, *_at(course.middles, steps)) for name, course in rows]
-    marks = [(float(step), row) for row, (_, course) in enumerate(rows) for step in course.lost if step in steps]
-    note = f"Colour: the middle exponent of the values in float32. × over {MOST_LOST:.0%} are lost."
-    note += " Gradients are of the scaled loss." if "gradients" in kind and story.has_scale else ""
-    note += f" The {len(kept)} of {len(courses)} that lose most." if len(kept) < len(courses) else ""
-    scale = story.scale if "gradients" in kind and story.has_scale else None
-    line = None if scale is None else Curve("loss scale", steps, [_value_at(scale, step) for step in steps])
-    return Picture(f"layers-{_slug(kind)}", title, "exponent of 2", curves, note=note, heat=Heat(steps, marks, line))
-
-
-def _at(series: Series, steps: Sequence[float]) -> tuple[list[float], list[float]]:
-    """The values at these of the steps, where there are some."""
-    known = dict(zip(series.xs, series.ys, strict=True))
-    return [step for step in steps if step in known], [known[step] for step in steps if step in known]
-
-
-def _value_at(series: Series, step: float) -> float:
-    """The last one up to a step, of a course whose first is at 0."""
-    return series.ys[max(0, bisect_right(series.xs, step) - 1)]
-
-
-BLOCKS, LETTERS = " ▁▂▃▄▅▆▇█", " .:-=+*%#"  # from none to most; the second where the first can't be shown
-# what float16 makes of values, from which exponent on, and how many exponents have room: those beyond share the last
-_ZONES = (("flushed", -33, 8), ("subnormal", -25, 11), ("normal", -14, 30), ("over", 16, 4))
-_LEAST_WIDTH = 72  # below which two exponents share a place
-
-
-def exponent_lines(story: RunHistory, width: int, shades: str = BLOCKS) -> list[str]:
-    """The latest sample as text: a line for each layer, in which the height at an exponent of 2 says how many of its
-    values in float32 lie there, within what float16 flushes to 0, holds in fewer bits, holds, and can't hold.
-
-    Layers whose values were all 0 have no line.
+def slug(name: str) -> str:
     """
-    courses = [course for kind in story.layers.values() for course in kind.values()]
-    last, each = max((course.middles.xs[-1] for course in courses), default=0.0), 1 if width >= _LEAST_WIDTH else 2
-    names = max(8, width - sum(-(-room // each) + 1 for _, _, room in _ZONES))
-    lines: list[str] = []
-    for kind, title in _OF_LAYERS.items():
-        rows = {name: course for name, course in story.layers.get(kind, {}).items() if course.middles.xs[-1] == last}
-        if not rows:
-            continue
-        scaled = ", of the scaled loss" if "gradients" in kind and story.has_scale else ""
-        lines.append(f"{title} after step {format_count(last)}{scaled}")
-        zones = [word[: -(-room // each)].ljust(-(-room // each)) for word, _, room in _ZONES]
-        lines.append(f"{'':{names}}|{'|'.join(zones)}".rstrip())
-        for name, course in [*rows.items()][:_MOST_LAYERS]:
-            short = name if len(name) <= names else f"…{name[len(name) - names + 1:]}"
-            lines.append(f"{short:<{names}}|{_heights(course.latest, each, shades)}".rstrip())
-        lines += [f"and {len(rows) - _MOST_LAYERS} more, on the page"] if len(rows) > _MOST_LAYERS else []
-    return lines
-
-
-def _heights(counts: dict[int, int], each: int, shades: str) -> str:
-    (_, lowest, _), (_, highest, room) = _ZONES[0], _ZONES[-1]
-    places: dict[tuple[int, int], int] = {}
-    for exponent, count in counts.items():
-        held = min(max(exponent, lowest), highest + room - 1)
-        zone = max(place for place, (_, first, _) in enumerate(_ZONES) if first <= held)
-        place = zone, (held - _ZONES[zone][1]) // each
-        places[place] = places.get(place, 0) + max(0, count)
-    most, steps = max(places.values()), len(shades) - 1
-    return "|".join(
-        "".join(shades[math.ceil(steps * places.get((zone, place), 0) / most)] for place in range(-(-wide // each)))
-        for zone, (_, _, wide) in enumerate(_ZONES)
-    )
-
-
-def _gradient_picture(picture: Picture) -> Picture:
-    """Shares as per cent, norms on a logarithmic axis, head-room with the line at which the next doubling overflows."""
-    if "%" in picture.y_label:
-        percent = [replace(curve, ys=[100 * y for y in curve.ys]) for curve in picture.curves]
-        return replace(picture, curves=percent, from_zero=True)
-    if "norm" in picture.name:
-        return replace(picture, log_base=_log_base(picture.curves))
-    return replace(picture, levels={"no room left": 0.0})
-
-
-def _overlay(stories: Sequence[RunHistory], slug: str, title: str, y_label: str, name: str) -> Picture | None:
-    curves = _curves(stories, name)
-    is_drawn = any(any(map(math.isfinite, curve.ys)) for curve in curves)
-    return Picture(slug, title, y_label, curves) if is_drawn else None
-
-
-def _slug(name: str) -> str:
+    >>> slug("val_Top 5")
+    'val-top-5'
+    """
     return "".join(letter if letter.isalnum() else "-" for letter in name.lower())

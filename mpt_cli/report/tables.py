@@ -1,11 +1,11 @@
-"""Rows of any kind as a table: aligned lines, Markdown, a table for the terminal, for a page; rows of a label and a
-text; and rows as CSV.
+"""Rows of any kind as a table: aligned lines, Markdown, CSV, a table for the terminal or for a page; and rows of a
+label and a text.
 """
 
 import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
@@ -19,11 +19,12 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class TableColumn(Generic[R]):
-    """A title and the text of its cells; numbers stand to the right."""
+    """A title and the text of its cells; numbers stand to the right, and long texts of a page are wrapped."""
 
     title: str
     cell: Callable[[R], str]
     is_number: bool = True
+    wraps: bool = False
 
 
 def text_columns(titles: Sequence[str]) -> list[TableColumn[Sequence[str]]]:
@@ -116,39 +117,17 @@ def _cells(columns: Sequence[TableColumn[R]], row: R) -> list[str]:
 
 
 @dataclass(frozen=True)
-class HtmlColumn:
-    """The title of a column, and how its cells stand."""
-
-    title: str
-    is_number: bool = False
-    wraps: bool = False
-
-    @property
-    def kind(self) -> str:
-        """The class of its cells in the stylesheet."""
-        return "number" if self.is_number else "wrap" if self.wraps else ""
-
-
-@dataclass(frozen=True)
-class ColouredText:
-    """A text on a page; `kind` is good, bad or warn."""
-
-    text: str
-    kind: str
-
-
-@dataclass(frozen=True)
-class HtmlRow:
-    """The first cell names the row; `kind` is best, bad or nothing."""
-
-    cells: Sequence[str | ColouredText]
-    kind: str = ""
-
-
-@dataclass(frozen=True)
-class HtmlTable:
-    """What the template of a table takes; a row has as many cells as there are columns."""
+class PageTable(Generic[R]):
+    """What the template of a table takes. The first cell names its row, whose `kind` is best, good, bad or nothing."""
 
     caption: str
-    columns: Sequence[HtmlColumn]
-    rows: Sequence[HtmlRow]
+    columns: Sequence[TableColumn[R]]
+    rows: Sequence[R]
+    kind: Callable[[R], str] = lambda row: ""
+
+
+def text_table(caption: str, titles: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> PageTable[Any]:
+    """Of rows whose cells are texts already; the last `numbers` columns stand to the right."""
+    columns = text_columns(titles)
+    right = [replace(column, is_number=True) for column in columns[len(columns) - numbers :]]
+    return PageTable(caption, [*columns[: len(columns) - numbers], *right], rows)

@@ -11,14 +11,11 @@ from typing import Any
 
 from mpt_cli.errors import DataError
 from mpt_cli.report.history import RunHistory, read_history
-from mpt_cli.report.page import footnote, render_page, write_page
-from mpt_cli.report.picture import Curve, Drawing, Picture, draw_all
+from mpt_cli.report.page import render_page, write_page
+from mpt_cli.report.picture import Curve, Picture
 from mpt_cli.report.run_page import run_pictures
 from mpt_cli.report.tables import (
-    ColouredText,
-    HtmlColumn,
-    HtmlRow,
-    HtmlTable,
+    PageTable,
     TableColumn,
     csv_text,
     markdown_table,
@@ -440,19 +437,17 @@ def _picture(name: str, title: str, y_label: str, values: _Values) -> Picture:
             label = "" if is_search else _label(result, key, SEED)
             series.setdefault(label, {}).setdefault(x, []).append(y)
     drawn = [curve for place, (label, points) in enumerate(sorted(series.items()))
-             for curve in _means_and_points(label or "mean", points, distinct_style(place))]  # fmt: skip
-    if is_search:
-        drawn = [replace(curve, label="trials", is_part=False) for curve in drawn if curve.is_part]
+             for curve in _means_and_points("" if is_search else label or "mean", points, distinct_style(place))]
     base = _log_base(key, sorted({x for points in series.values() for x in points}))
     return Picture(name, title, y_label, drawn, x_label=key, log_base_x=base, from_zero=name == "skipped")
 
 
 def _means_and_points(label: str, points: dict[float, list[float]], look: CurveStyle) -> list[Curve]:
+    """No line through trials, which have no label."""
     xs = sorted(points)
-    means = Curve(label, xs, [sum(points[x]) / len(points[x]) for x in xs], look)
     jobs = [(x, y) for x in xs for y in points[x]]
-    alone = CurveStyle(look.colour, "", marker="o")
-    return [means, Curve(label, [x for x, _ in jobs], [y for _, y in jobs], alone, is_part=True)]
+    alone = Curve("", [x for x, _ in jobs], [y for _, y in jobs], CurveStyle(look.colour, "", marker="o"))
+    return [*([Curve(label, xs, [sum(points[x]) / len(points[x]) for x in xs], look)] if label else []), alone]
 
 
 def _label(result: JobResult, *left_out: str) -> str:
@@ -466,19 +461,18 @@ def _log_base(key: str, xs: Sequence[float]) -> int | None:
 
 
 def write_sweep_page(found: SweepResults, path: Path) -> None:
-    """The page at `path`, with its pictures beside it."""
-    drawings = draw_all(pictures(found))
-    write_page(path, sweep_page(found, drawings, footnote(path, drawings)), drawings)
+    """The page at `path`."""
+    write_page(path, sweep_page(found, pictures(found)))
 
 
-def sweep_page(found: SweepResults, drawings: Sequence[Drawing], note: str = "") -> str:
+def sweep_page(found: SweepResults, pictures: Sequence[Picture]) -> str:
     """The whole page as text."""
     best, count = found.best, len(found.results)
     title = "Best" if found.lead.is_shown else "First"
     return render_page(
         "sweep.html",
         f"Sweep {found.sweep.path.name}",
-        drawings,
+        pictures,
         headline="No job finished." if best is None else f"{title}: {best.job.name}, {_reached(found, best)}",
         kind="bad" if best is None else "good" if found.lead.is_shown else "",
         counts=f"{'' if best is None else lead_sentence(found) + ' '}{counts_sentence(found)}",
@@ -489,15 +483,11 @@ def sweep_page(found: SweepResults, drawings: Sequence[Drawing], note: str = "")
         failures=_failures(found),
         again=again_command(found),
         jobs=_jobs_table(found),
-        footnote=note,
     )
 
 
-def _configurations_table(found: SweepResults) -> HtmlTable:
-    wanted = columns(found)
-    heads = [HtmlColumn(column.title, column.is_number) for column in wanted]
-    rows = [HtmlRow([column.cell(row) for column in wanted], _row_kind(row)) for row in found.configurations]
-    return HtmlTable("Configurations in order of their rank", heads, rows)
+def _configurations_table(found: SweepResults) -> PageTable[Configuration]:
+    return PageTable("Configurations in order of their rank", columns(found), found.configurations, _row_kind)
 
 
 def _row_kind(row: Configuration) -> str:
@@ -513,18 +503,16 @@ def _failures(found: SweepResults) -> list[dict[str, str]]:
     ]  # fmt: skip
 
 
-def _jobs_table(found: SweepResults) -> HtmlTable:
-    heads = [HtmlColumn("job"), HtmlColumn("status"), HtmlColumn(found.objective.name, True), HtmlColumn("time", True),
-             HtmlColumn("command", wraps=True)]  # fmt: skip
-    rows = [_job_row(found, result) for result in found.results]
-    return HtmlTable(f"All {len(found.results)} jobs with their commands", heads, rows)
-
-
-def _job_row(found: SweepResults, result: JobResult) -> HtmlRow:
-    seconds = "-" if result.seconds is None else format_seconds(result.seconds)
-    status = ColouredText(result.status, "good" if result.is_good else "bad")
-    value = format_number(found.objective.value(result.summary))
-    return HtmlRow([result.job.name, status, value, seconds, result.job.command])
+def _jobs_table(found: SweepResults) -> PageTable[JobResult]:
+    wanted: list[TableColumn[JobResult]] = [
+        TableColumn("job", lambda result: result.job.name, is_number=False),
+        TableColumn("status", lambda result: result.status, is_number=False),
+        TableColumn(found.objective.name, lambda result: format_number(found.objective.value(result.summary))),
+        TableColumn("time", lambda result: "-" if result.seconds is None else format_seconds(result.seconds)),
+        TableColumn("command", lambda result: result.job.command, is_number=False, wraps=True),
+    ]
+    title = f"All {len(found.results)} jobs with their commands"
+    return PageTable(title, wanted, found.results, lambda result: "" if result.is_good else "bad")
 
 
 _NUMBERS = ("steps_seen", "skipped_steps", "final_loss_scale", "min_loss_scale", "max_loss_scale",

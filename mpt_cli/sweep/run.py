@@ -15,7 +15,6 @@ from mpt_cli.jobs.executor import Command, mpt_command
 from mpt_cli.jobs.launchers import Launcher, LocalLauncher, choose_launcher
 from mpt_cli.jobs.queue import Limits, Observer, Queue
 from mpt_cli.machine import visible_gpus
-from mpt_cli.report.picture import import_matplotlib_ahead
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import CONFIG_DIR, check_no_pipe, expanded
 from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES
@@ -354,7 +353,6 @@ def run_jobs(
     share = format_machine_share(example[0], limits, options)
     screen.say(f"{sampler.format_count(count)}, {share}, in {sweep.path}")
     progress = SweepProgress(screen, sweep, count, limits.workers)
-    import_matplotlib_ahead()
     options = replace(options, is_fresh=options.is_fresh or count == 1)
     with options.launcher.executor(limits.workers, sweep.path / "logs") as executor, progress:
         queue = Queue(limits, executor, lambda command, ending: sweep.write_ending(command.subject, ending),

@@ -2,7 +2,6 @@
 paper.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 # After Okabe and Ito's palette for the colour-blind, without its light tones: each has a contrast of 3 or more both to
@@ -17,18 +16,14 @@ WARNING_STYLE = "yellow"  # of the console, in the terminal's own colours: a ski
 
 @dataclass(frozen=True)
 class CurveStyle:
-    """`style` is matplotlib's, empty for points alone. A look that is `quiet` has no entry in the legend."""
+    """`style` is matplotlib's, empty for points alone."""
 
-    colour: str | None = CURVE_COLOURS[0]  # None: the ink of the page
+    colour: str = CURVE_COLOURS[0]
     style: str = "-"
-    width: float = 1.6
-    alpha: float = 1.0
     marker: str = ""
-    quiet: bool = False
 
 
 PLAIN_STYLE = CurveStyle()
-QUIET_STYLE = CurveStyle(None, "-", 0.8, 0.35, quiet=True)
 
 
 def distinct_style(index: int) -> CurveStyle:
@@ -36,24 +31,6 @@ def distinct_style(index: int) -> CurveStyle:
     return CurveStyle(
         CURVE_COLOURS[index % len(CURVE_COLOURS)], LINE_STYLES[index // len(CURVE_COLOURS) % len(LINE_STYLES)]
     )
-
-
-def curve_styles(count: int, stressed: Sequence[int] = ()) -> list[CurveStyle]:
-    """One for each of `count` curves. Where they are too many to tell apart, only the `stressed` ones stand out.
-
-    >>> len({look.colour for look in curve_styles(6)}), sum(look.quiet for look in curve_styles(50, stressed=[0, 7]))
-    (6, 48)
-    """
-    if count <= MOST_DISTINCT:
-        return [distinct_style(index) for index in range(count)]
-    vivid = CURVE_COLOURS[:-1]  # among quiet lines the grey would be one of them
-    places = {index: place for place, index in enumerate(list(stressed)[:MOST_DISTINCT])}
-    return [
-        CurveStyle(vivid[places[index] % len(vivid)], LINE_STYLES[places[index] // len(vivid)])
-        if index in places
-        else QUIET_STYLE
-        for index in range(count)
-    ]
 
 
 # Contrast of every text colour to its background is at least 4.5 in both schemes; a test reckons it out.

@@ -321,7 +321,7 @@ def configure_watch(parser: argparse.ArgumentParser) -> None:
 
 
 _REPORT_EXAMPLES = """examples:
-  mpt report runs/digits_cnn/RUN                    report.html in it, and its pictures in report_pictures/
+  mpt report runs/digits_cnn/RUN                    report.html in it
   mpt report runs/digits_mlp/* --out all.html       runs overlaid
   mpt report sweeps/digits_mlp/SWEEP --objective best_metrics.val_accuracy
   mpt report compares/digits_cnn/COMPARE

@@ -14,14 +14,12 @@ from mpt_cli.compare.report import comparison_dict, print_comparison, write_comp
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
 from mpt_cli.report.history import RunHistory, jumps_sentence, read_history
 from mpt_cli.report.page import check_replaceable
-from mpt_cli.report.run_page import BLOCKS, LETTERS, exponent_lines, headline, write_run_page
+from mpt_cli.report.run_page import headline, write_run_page
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.search_path import expanded, shell_command
 from mpt_cli.sweep.directory import SweepDirectory, read_results
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import print_results, results_dict, write_results, write_sweep_page
-from mpt_cli.telemetry.console import terminal_columns
-from mpt_cli.telemetry.console.plain import StreamLines
 from mpt_cli.verbs import print_json, say
 from mpt_cli.verbs.arguments import PAGE
 
@@ -121,10 +119,6 @@ def _report_runs(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
         jumps = [jumps_sentence(story.spikes)] if story.spikes else []
         unseen = [f"not recorded: {sentence}" for sentence in story.not_recorded]
         say("\n  ".join([f"{story.label}: {headline(story)}", *jumps, *story.gaps, *unseen]))
-    if len(stories) == 1 and sys.stdout.isatty():
-        shades = BLOCKS if StreamLines(sys.stdout).has_blocks else LETTERS
-        for line in exponent_lines(stories[0], terminal_columns(), shades):
-            say(line)
     say(f"page  {page}")
 
 

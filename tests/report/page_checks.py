@@ -60,8 +60,8 @@ def _check_names(page: Page) -> None:
     assert page.elements[[tag for tag, _ in page.elements].index("body") + 1][1]["class"] == "skip-link"
     for link in page.all("a"):
         assert link["href"][1:] in ids
-    for picture in page.all("svg"):
-        assert picture["role"] == "img" and picture["aria-labelledby"] in ids and picture["aria-describedby"] in ids
+    pictures = [attributes for _, attributes in page.elements if attributes.get("role") == "img"]
+    assert len(pictures) == len(page.all("svg")) and all(picture["aria-label"] for picture in pictures)
     assert len(page.all("caption")) == len(page.all("table")) and len(page.all("figcaption")) == len(page.all("figure"))
     assert len(page.all("summary")) == len(page.all("details"))
     assert all(head["scope"] in ("col", "row") for head in page.all("th"))

@@ -13,16 +13,16 @@ from mpt_cli.report.history import read_history
 from mpt_cli.report.page import render_page
 from mpt_cli.report.picture import Curve, Picture, draw
 from mpt_cli.report.run_page import Failure, RunOnPage, run_page, run_pictures, write_run_page
-from mpt_cli.report.tables import ColouredText, HtmlColumn, HtmlRow, HtmlTable
+from mpt_cli.report.tables import PageTable, TableColumn, text_table
 
-EVIL = "<script>alert('1')</script>\"&"
+EVIL = "<script>alert('1')</script>\"&$x^2$"
 SHOWN = "&lt;script&gt;alert(&#39;1&#39;)"  # as it stands in the text of a page
-TABLE = HtmlTable(EVIL, [HtmlColumn(EVIL), HtmlColumn(EVIL, is_number=True)],
-                  [HtmlRow([EVIL, EVIL]), HtmlRow([EVIL, ColouredText(EVIL, "bad")], "bad")])  # fmt: skip
-PICTURE = Picture("p", EVIL, EVIL, [Curve(EVIL, [1, 2], [1.0, 2.0])], x_label=EVIL, note=EVIL, is_of_several=True,
-                  levels={EVIL: 1.5})  # fmt: skip
-FAILURE = Failure(EVIL, [(EVIL, EVIL)], TABLE, TABLE, EVIL, False)
-RUN = RunOnPage(EVIL, EVIL, [EVIL], [(EVIL, EVIL)], FAILURE, None, TABLE, EVIL, [(EVIL, EVIL)], [EVIL])
+TABLE = PageTable(EVIL, [TableColumn(EVIL, str, False), TableColumn(EVIL, str)], [EVIL, EVIL], lambda row: "bad")
+PICTURE = Picture("p", EVIL, EVIL, [Curve(EVIL, [1, 2], [1.0, 2.0]), Curve(f"2 {EVIL}", [1, 2], [1.0, 3.0])],
+                  x_label=EVIL, note=EVIL)  # fmt: skip
+FAILURE = Failure(EVIL, [(EVIL, EVIL)], [TABLE])
+RUN = RunOnPage(EVIL, EVIL, [EVIL], [EVIL], [(EVIL, EVIL)], FAILURE, EVIL, EVIL, TABLE, TABLE, TABLE, EVIL,
+                [(EVIL, EVIL)], [EVIL])  # fmt: skip
 
 
 def check_escaped(text: str) -> Page:
@@ -51,9 +51,9 @@ def story(tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_page_of_a_run_escapes_all_that_it_shows(story):
-    text = run_page([story], [draw(picture) for picture in run_pictures([story])], EVIL)
+    text = run_page([story], run_pictures([story]))
     check_escaped(text)
-    for shown in (f"<dd>{SHOWN}", f"<dt>val_{SHOWN}", f"<td>{SHOWN}", f"<h1>Run {SHOWN}", f'<td class="wrap">{SHOWN}',
+    for shown in (f"<dd>{SHOWN}", f"<dt>val_{SHOWN}", f"<td>{SHOWN}", f"<h1>Run {SHOWN}", f"<th scope=\"row\">{SHOWN}",
                   f"<p>{SHOWN}", f'<span class="bad">{SHOWN}', f"<pre>recipe: |-\n  {SHOWN}", f"{SHOWN}"):
         assert shown in text, shown  # fmt: skip
 
@@ -61,7 +61,7 @@ def test_the_page_of_a_run_escapes_all_that_it_shows(story):
 @pytest.mark.slow
 def test_the_page_of_several_runs_escapes_all_that_it_shows(story):
     other = replace(story, config={**story.config, EVIL: EVIL})
-    text = run_page([story, other], [draw(picture) for picture in run_pictures([story, other])])
+    text = run_page([story, other], run_pictures([story, other]))
     check_escaped(text)
     assert f"<h3><span>{SHOWN}" in text and f'<th scope="col">{SHOWN}' in text
     check_escaped(run_page([story, other] * 4, []))
@@ -70,9 +70,9 @@ def test_the_page_of_several_runs_escapes_all_that_it_shows(story):
 def test_the_page_of_a_sweep_escapes_all_that_it_shows():
     failure = dict.fromkeys(("name", "status", "reason", "command"), EVIL)
     text = render_page(
-        "sweep.html", EVIL, [draw(PICTURE)], headline=EVIL, kind="good", counts=EVIL, best_command=[EVIL],
+        "sweep.html", EVIL, [PICTURE], headline=EVIL, kind="good", counts=EVIL, best_command=[EVIL],
         seeds_command=EVIL,
-        configurations=TABLE, left_out=EVIL, failures=[failure], again=EVIL, jobs=TABLE, footnote=EVIL,
+        configurations=TABLE, left_out=EVIL, failures=[failure], again=EVIL, jobs=TABLE,
     )  # fmt: skip
     check_escaped(text)
     assert text.count(SHOWN) > 20 and f"<caption>{SHOWN}" in text and f"<figcaption>{SHOWN}" in text
@@ -80,15 +80,15 @@ def test_the_page_of_a_sweep_escapes_all_that_it_shows():
 
 def test_the_page_of_a_comparison_escapes_all_that_it_shows():
     text = render_page(
-        "compare.html", EVIL, [draw(PICTURE)], verdict=EVIL, kind="", entries=TABLE, sentences=[EVIL], method=TABLE,
-        runs=[RUN, RUN], unstarted=[{"name": EVIL, "reason": EVIL}], command=EVIL, job_commands=[EVIL], footnote=EVIL,
+        "compare.html", EVIL, [PICTURE], verdict=EVIL, kind="", entries=TABLE, sentences=[EVIL], method=TABLE,
+        runs=[RUN, RUN], unstarted=[{"name": EVIL, "reason": EVIL}], command=EVIL, job_commands=[EVIL],
     )  # fmt: skip
     check_escaped(text)
     assert f"<li><span>{SHOWN}" in text and f"<strong>{SHOWN}" in text
 
 
 def test_a_key_may_be_broken_after_its_dots_and_stays_text():
-    table = HtmlTable("t", [HtmlColumn("a.b_c<x>")], [])
+    table = text_table("t", ["a.b_c<x>"], [])
     text = render_page("sweep.html", "T", [], headline="", kind="", counts="", best_command=[], seeds_command="",
                        configurations=table, left_out="", failures=[], again="", jobs=table)  # fmt: skip
     assert '<th scope="col">a.<wbr>b_<wbr>c&lt;x&gt;</th>' in text
@@ -103,4 +103,9 @@ def test_without_matplotlib_the_page_says_what_is_missing(tmp_path, monkeypatch,
     assert capsys.readouterr().err == missing + "\n"
     text = path.read_text()
     assert f"<p>{missing.replace(chr(39), '&#39;')}</p>" in text and check_page(text).all("svg") == []
-    assert not (tmp_path / "run" / "report_pictures").exists()
+
+
+def test_names_in_a_picture_are_text_and_no_formula():
+    svg = draw(PICTURE)
+    assert svg.count("alert('1')&lt;/script&gt;\"&amp;$x^2$</text>") == 4  # two axes, two curves
+    assert "<script" not in svg and draw(PICTURE, on_paper=True).startswith("<?xml")

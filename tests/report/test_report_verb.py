@@ -1,11 +1,10 @@
 """`mpt report` as a command."""
 
 import json
-import sys
 
 import pytest
 from page_checks import check_page
-from run_files import write_lines, write_run
+from run_files import write_run
 
 from mpt_cli.cli import main
 
@@ -25,20 +24,6 @@ def test_one_run_gets_its_page_into_its_directory(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_terminal_shows_the_latest_sample_too(tmp_path, capsys, monkeypatch):
-    write_lines(write_run(tmp_path / "run") / "layers.jsonl", [
-        {"step": 20, "loss_scale": 1.0, "layer": "low", "kind": "activations", "dtype": "float16", "values": 1,
-         "flushed": 0.0, "subnormal": 0.0, "overflowed": 0.0, "kept_sum": 1.0, "lowest_exponent": -2, "exponents": [3]},
-    ])  # fmt: skip
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main(["report", "run"]) == 0
-    _, title, _, low, page = capsys.readouterr().out.splitlines()
-    assert (title, page) == ("Outputs of layers after step 20", "page  run/report.html")
-    assert low.startswith("low ") and low.index("█") == 23 + 9 + 12 + 1 + 12 and "\x1b" not in low
-
-
-@pytest.mark.slow
 def test_several_runs_get_one_page_and_json_says_what_is_missing(tmp_path, capsys):
     write_run(tmp_path / "a" / "run")
     (write_run(tmp_path / "b" / "run") / "summary.json").unlink()
@@ -47,7 +32,7 @@ def test_several_runs_get_one_page_and_json_says_what_is_missing(tmp_path, capsy
     assert found["page"] == "all.html" and [run["label"] for run in found["runs"]] == ["a/run", "b/run"]
     assert found["runs"][1]["missing"] == ["There is no summary.json: the run is still going on, or was killed."]
     check_page((tmp_path / "all.html").read_text())
-    assert (tmp_path / "all_pictures" / "training-loss.png").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "b", "all.html"}
 
 
 def test_what_is_no_run_is_a_sentence(tmp_path, capsys):
@@ -65,25 +50,9 @@ def test_nothing_that_is_not_ours_is_overwritten(tmp_path, capsys):
     (tmp_path / "mine.html").write_text("<p>mine")
     assert main(["report", "run", "--out", "mine.html"]) == 3
     assert "mine.html exists and is no page of mpt. Nothing was changed" in capsys.readouterr().err
-    assert (tmp_path / "mine.html").read_text() == "<p>mine" and not (tmp_path / "mine_pictures").exists()
+    assert (tmp_path / "mine.html").read_text() == "<p>mine"
     assert main(["report", "run", "--out", "run"]) == 3
     assert "run is a folder. Give the name of a file" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_pictures_of_the_page_that_was_there_go_and_other_files_stay(tmp_path):
-    for name in ("one", "two"):
-        write_run(tmp_path / name)
-    assert main(["report", "one", "two", "--out", "both.html"]) == 0
-    folder = tmp_path / "both_pictures"
-    assert {path.name for path in folder.iterdir()} >= {"training-loss.svg", "training-loss.png", "skips.png"}
-    (folder / "mine.png").write_text("mine")
-    (folder / "skips.txt").write_text("mine")
-    assert main(["report", "one", "--out", "both.html"]) == 0
-    shown = {picture["aria-labelledby"].removesuffix("-title")
-             for picture in check_page((tmp_path / "both.html").read_text()).all("svg")}  # fmt: skip
-    assert {path.name for path in folder.iterdir()} == {"mine.png", "skips.txt"} | {
-        f"{name}.{kind}" for name in shown for kind in ("svg", "png")}  # fmt: skip
 
 
 def test_an_objective_is_not_for_runs(tmp_path, capsys):

@@ -500,14 +500,6 @@ class StreamLines:
         """Whether anybody reads, as far as is known."""
         return self._open
 
-    @property
-    def has_blocks(self) -> bool:
-        """Whether its encoding has the characters that pictures are drawn of."""
-        try:
-            return bool("▁█".encode(self._stream.encoding or "utf-8"))
-        except UnicodeEncodeError:
-            return False
-
     def __call__(self, line: str) -> None:
         if not self._open:
             return
