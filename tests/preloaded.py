@@ -3,30 +3,31 @@
     done = mpt("train", "conf=digits_mlp", "run_dir=r", cwd=tmp_path)
     process = start_mpt("train", "conf=digits_mlp", cwd=tmp_path)
 
-A fork server of the package's own for each backend is started when it is first asked for. Where a verb does not import
+A server (`preloaded_server`) for each backend is started when it is first asked for. Where a verb does not import
 Keras, or a variable or word matters before Keras is imported, a fresh Python is started as ever. All processes of a
 server have the same hashes of strings: what must not hang on them takes `fresh`.
 """
 
 import atexit
+import json
 import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from mpt_cli.engine.backend import ONEDNN
-from mpt_cli.jobs.fork_server import ForkedProcess, ForkServer, Invocation
 from mpt_cli.machine import cpu_features
 
+SERVER = str(Path(__file__).with_name("preloaded_server.py"))
 FRAMEWORK_VERBS = {"train", "run", "evaluate", "export", "diagnose"}  # others import Keras in their own processes
 _READ_AT_IMPORT = re.compile(
     r"(KERAS|TF|JAX|XLA|PYTHON|OMP|MKL|OPENBLAS|CUDA|NVIDIA|GRPC)_\w*|PYTHON\w+|HOME|XDG_CACHE_HOME|LC_ALL"
@@ -87,41 +88,30 @@ def run_program(program: str, *words: str, backend: str, cwd: Path | str, timeou
     return _ended(start_program(program, *words, backend=backend, cwd=cwd, **variables), timeout)
 
 
-@dataclass
 class Forked:
     """A process that a server has forked, with the part of Popen's interface that tests use."""
 
-    args: Sequence[str]
-    process: ForkedProcess
-    stdout: IO[str]
-    stderr: IO[str]
-    _read: dict[int, str] = field(default_factory=dict)
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        return self.process.returncode
+    def __init__(self, args: Sequence[str], link: int, stdout: int, stderr: int) -> None:
+        self.args = args
+        self._link, self.stdout, self.stderr = (os.fdopen(each, encoding="utf-8") for each in (link, stdout, stderr))
+        self.pid = int(self._link.readline())
+        self.returncode: int | None = None
+        self._read: dict[int, str] = {}
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""
-        return self.process.poll()
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """The exit code when it has ended; TimeoutExpired where it has not after `timeout` seconds."""
-        if self.poll() is None:
-            descriptor = os.pidfd_open(self.pid)
-            try:
-                has_ended = bool(select.select([descriptor], [], [], timeout)[0])
-            finally:
-                os.close(descriptor)
-            if not has_ended:
+        if self.returncode is None:
+            if not select.select([self._link], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-        code = self.process.wait()
-        assert code is not None
-        return code
+            with self._link:
+                self.returncode = int(self._link.readline())
+        return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """All that it writes until both streams are closed and it has ended."""
@@ -154,31 +144,34 @@ class Forked:
         self.send_signal(signal.SIGTERM)
 
 
-_SERVERS: dict[tuple[str, str], ForkServer] = {}
+_SERVERS: dict[tuple[str, str], socket.socket] = {}
 
 
-def _server(backend: str, library: str) -> ForkServer:
+def _server(backend: str, library: str) -> socket.socket:
     """One for each library that is preloaded, as the loader of programs knows it, none for an empty name."""
     if (backend, library) not in _SERVERS:
-        preload = {"LD_PRELOAD": library} if library else {}
-        server = ForkServer(backend, {**ENVIRONMENT, "KERAS_BACKEND": backend, **preload})
-        _SERVERS[backend, library] = server
-        atexit.register(server.close)
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = {**ENVIRONMENT, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "GRPC_VERBOSITY": "ERROR"}
+        environment |= {"LD_PRELOAD": library} if library else {}
+        process = subprocess.Popen([sys.executable, "-P", SERVER, backend, str(theirs.fileno())], env=environment,
+                                   cwd="/", process_group=0, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.DEVNULL)  # fmt: skip
+        theirs.close()
+        _SERVERS[backend, library] = control
+        atexit.register(process.kill)
     return _SERVERS[backend, library]
 
 
 def _start(
     backend: str, program: str, words: Sequence[str], cwd: Path | str, environment: Mapping[str, str]
 ) -> Forked:  # fmt: skip
-    out, err = os.pipe(), os.pipe()
-    given = [os.open(cwd, os.O_RDONLY | os.O_DIRECTORY), os.open(os.devnull, os.O_RDONLY), out[1], err[1]]
-    birth = _server(backend, environment.get("LD_PRELOAD", "")).fork(given[0], given[1:])
+    link, out, err = os.pipe(), os.pipe(), os.pipe()
+    is_file = program.endswith(".py")
+    folder = Path(cwd).absolute()
+    request = {"program": program, "words": list(words), "cwd": str(folder), "environment": dict(environment),
+               "place": str(Path(program).parent if is_file else folder)}  # fmt: skip
+    given = [link[1], os.open(os.devnull, os.O_RDONLY), out[1], err[1]]
+    socket.send_fds(_server(backend, environment.get("LD_PRELOAD", "")), [json.dumps(request).encode()], given)
     for descriptor in given:
         os.close(descriptor)
-    is_file = program.endswith(".py")
-    pid = birth.pid(None)
-    assert pid is not None
-    place = Path(program).parent if is_file else Path(cwd).absolute()
-    birth.begin(Invocation(program, list(words), dict(environment), places=[str(place)]))
-    command = [sys.executable, *([] if is_file else ["-m"]), program, *words]
-    return Forked(command, ForkedProcess(pid), open(out[0], encoding="utf-8"), open(err[0], encoding="utf-8"))
+    return Forked([sys.executable, *([] if is_file else ["-m"]), program, *words], link[0], out[0], err[0])

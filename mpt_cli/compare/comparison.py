@@ -11,7 +11,6 @@ import secrets
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -341,27 +340,9 @@ def busy_core_seconds() -> float | None:
 
 
 def _own_seconds() -> float:
-    """Processor time of this process, of the jobs that have ended and of what else it has started, as a server that
-    jobs are forked from.
-    """
+    """Processor time of this process and of the jobs that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_CHILDREN, resource.RUSAGE_SELF)]
-    return sum(each.ru_utime + each.ru_stime for each in used) + sum(map(_busy_ticks, _children())) / _TICKS
-
-
-_TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def _children() -> list[str]:
-    with suppress(OSError):
-        return [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
-    return []
-
-
-def _busy_ticks(pid: str) -> int:
-    """Of the process and of those it has waited for."""
-    with suppress(OSError):
-        return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
-    return 0
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 _PRECISION_KEYS = ("policy", "loss_scale")

@@ -3,7 +3,6 @@
 The first place that imports a framework, and only inside functions.
 """
 
-import atexit
 import gc
 import importlib.util
 import os
@@ -11,7 +10,7 @@ import re
 import resource
 import sys
 import tempfile
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
@@ -21,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from mpt_cli.engine.compile_cache import CACHE_FAULT, use_compile_cache
-from mpt_cli.engine.distribution import ProcessInfo, check_device_count, connect, find_process_info, is_connected
+from mpt_cli.engine.distribution import ProcessInfo, check_device_count, connect, find_process_info
 from mpt_cli.errors import (
     ConfigError,
     DataError,
@@ -77,23 +76,6 @@ def prepare_backend(settings: Settings) -> Platform:
     return replace(found, notices=(*_no_kernels(settings), *([] if not_kept is None else [not_kept])))
 
 
-_imported_ahead: list[str] = []
-
-
-def import_ahead(name: str) -> None:
-    """Import Keras on this backend, for runs in processes forked from this one; no device is touched. What
-    `prepare_backend` sets later takes effect there: what TensorFlow reads once, it reads when it first computes.
-    """
-    check_installed(name)
-    os.environ["KERAS_BACKEND"] = name
-    _keep_quiet()
-    with _imported_when_used(_FOR_PICTURES):
-        import keras  # noqa: F401
-
-    importlib.import_module(name)
-    _imported_ahead.append(name)
-
-
 _FOR_PICTURES = ("matplotlib.pyplot", "matplotlib.patches")  # Keras imports them for its galleries
 
 
@@ -120,19 +102,6 @@ class _WhenUsed(MetaPathFinder):
         return spec
 
 
-def imported_ahead() -> str | None:
-    """The backend that this process, or the one that it was forked from, has imported so."""
-    return _imported_ahead[-1] if _imported_ahead else None
-
-
-def leave_standing() -> None:
-    """For a process that ends without taking down its objects: JAX, where it is connected to no other process, need not
-    clear its caches and devices at the end, which takes 0.05 CPU seconds after a short run."""
-    clean_up = getattr(sys.modules.get("jax._src.api"), "clean_up", None)
-    if clean_up is not None and not is_connected():
-        atexit.unregister(clean_up)
-
-
 ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 
 
@@ -155,18 +124,6 @@ def set_import_variables(settings: Settings) -> None:
     """`import_variables`, where TensorFlow has not read them yet."""
     if "tensorflow" not in sys.modules:
         os.environ.update(import_variables(settings, os.environ))
-
-
-def framework_of(settings: Settings) -> str:
-    """The backend, and behind it the variables that it is to be imported with, for `jobs.executor.Command`, which is
-    forked only where no GPU is to be seen.
-
-    >>> framework_of(Settings())
-    'tensorflow'
-    """
-    without_gpu = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    found = import_variables(settings, without_gpu)
-    return " ".join([settings.backend.name, *(f"{name}={value}" for name, value in found.items())])
 
 
 def _no_kernels(settings: Settings) -> Iterator[str]:
@@ -316,8 +273,6 @@ def _jax(settings: Settings) -> Platform:
     import keras
 
     process_info = find_process_info(settings)
-    if imported_ahead():
-        read_variables()
     if settings.policy.name == "float64":
         jax.config.update("jax_enable_x64", True)  # otherwise JAX computes in float32 and only warns
     if settings.distribute.name != "none" and settings.distribute.device_count:
@@ -332,20 +287,6 @@ def _jax(settings: Settings) -> Platform:
     if not names:
         keep_freed_memory()
     return replace(_platform(f"jax {jax.__version__}, keras {keras.__version__}", names), process_info=process_info)
-
-
-_JAX_VARIABLES: dict[str, Callable[[str], Any]] = {  # which `_set_variables` may set
-    "JAX_PLATFORMS": str, "JAX_COMPILATION_CACHE_DIR": str, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": float,
-    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": int,
-}  # fmt: skip
-
-
-def read_variables() -> None:
-    """Have JAX read them again where it was imported before they were set."""
-    jax = sys.modules.get("jax")
-    for name, read in _JAX_VARIABLES.items():
-        if jax is not None and name in os.environ:
-            jax.config.update(name.lower(), read(os.environ[name]))
 
 
 def _replace_attention(on_cpu: bool) -> None:

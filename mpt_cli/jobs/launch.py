@@ -45,7 +45,7 @@ def launch(settings: Settings, arguments: Sequence[str]) -> int:
         processes: list[LocalHandle] = []
         try:
             for command in commands:
-                processes.append(executor.start_process(command))
+                processes.append(executor.start(command))
             with handled_by(processes[0].send_signal), hangup_as_termination():
                 return _wait(processes, log_of_others)
         except CannotStart as error:

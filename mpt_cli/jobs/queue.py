@@ -1,6 +1,5 @@
 """The queue: so many commands at a time, with time-outs, grace and signals; one that fails leaves the others alone."""
 
-import select
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,11 +45,6 @@ class Running(Generic[Subject]):
     @property
     def seconds(self) -> float:
         return time.monotonic() - self._started_at
-
-    @property
-    def descriptor(self) -> int | None:
-        """What can be read once there is something to see of it; None where nothing can show that."""
-        return getattr(self._handle, "descriptor", None)
 
     def stop(self, cause: str) -> None:
         """Ask once: `mpt train` saves a checkpoint and ends."""
@@ -144,12 +138,9 @@ class Queue(Generic[Subject]):
                     if interruption.requested is not None:
                         self._source, self._next = iter(()), None
                         self._stop_all()
-                    self._start_what_fits()
                     self._tick()
-                    if interruption.requested is None:
-                        self._start_what_fits()  # in the place of what has just ended, before anything is waited for
-                    if self.running:
-                        self._await_news()
+                    self._start_what_fits()
+                    time.sleep(self.executor.poll_seconds)
             except KeyboardInterrupt:
                 pass
             except MptError:  # of an observer: what runs can't help it, and may save
@@ -158,17 +149,6 @@ class Queue(Generic[Subject]):
             finally:
                 self._kill_all()
         return interruption.requested
-
-    def _await_news(self) -> None:
-        """Until it is time for the next look, or something that runs shows earlier that there is something to see."""
-        descriptors = [each.descriptor for each in self.running if each.descriptor is not None]
-        if not descriptors:
-            time.sleep(self.executor.poll_seconds)
-            return
-        shown = select.poll()
-        for descriptor in descriptors:
-            shown.register(descriptor, select.POLLIN)
-        shown.poll(1000 * self.executor.poll_seconds)
 
     def _end_all(self) -> None:
         self._source, self._next = iter(()), None

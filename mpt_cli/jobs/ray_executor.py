@@ -27,9 +27,7 @@ class CommandActor:
     """Runs a command in a process of Ray's, on whatever machine that is, and ends with it."""
 
     def __init__(self, command: Command[None]) -> None:
-        self._executor = LocalExecutor()
-        self._executor.__enter__()
-        self._handle = self._executor.start(command)
+        self._handle = LocalExecutor().start(command)
 
     def poll(self) -> int | None:
         return self._handle.poll()
@@ -142,7 +140,7 @@ class RayExecutor:
         wanted = self._launcher
         environment = {**wanted.inherited_variables(), **command.environment, **share.variables}
         own = replace(
-            command, subject=None, standing=None, log=command.log and command.log.resolve(), environment=environment,
+            command, subject=None, log=command.log and command.log.resolve(), environment=environment,
             cwd=(command.cwd or Path()).resolve(), attempt=1,
         )  # fmt: skip
         actor = self._ray.remote(CommandActor).options(

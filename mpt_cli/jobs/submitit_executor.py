@@ -14,7 +14,7 @@ from submitit.core import utils
 from submitit.helpers import DelayedSubmission
 
 from mpt_cli.errors import TERMINATED
-from mpt_cli.jobs.executor import CannotStart, Command, Guard, LocalExecutor, LocalHandle, Lost, Share
+from mpt_cli.jobs.executor import CannotStart, Command, LocalExecutor, LocalHandle, Lost, Share
 from mpt_cli.jobs.launchers import SubmititLauncher
 from mpt_cli.signals import GRACE_SECONDS, handled_by, held_back
 
@@ -43,10 +43,8 @@ class RemoteCommand:
         if self.stop.exists():  # it was called off while it waited
             return TERMINATED
         with handled_by(self._note_termination, (signal.SIGTERM,)):
-            # Slurm ends what a job leaves behind; here the handle does it
-            executor = LocalExecutor(is_guarded=False)
             with held_back(signal.SIGUSR2):  # which Slurm sends to every process of a job, and is for submitit
-                self._handle = executor.start_process(self.command)
+                self._handle = LocalExecutor().start(self.command)
             self.began.write_text(str(self._handle.pid))
             return self._wait(self._handle)
 
@@ -94,7 +92,6 @@ class SlurmHandle:
 
     job: "submitit.Job[int]"
     remote: RemoteCommand
-    guard: Guard
     _asked_at: float | None = None
     _done_at: float | None = None
     _code: int | None = None
@@ -105,7 +102,6 @@ class SlurmHandle:
 
     def poll(self) -> int | None:
         if self._code is None and self._is_done() and self._has_result():
-            self.guard.remove(self.job.job_id)
             self._code = self._outcome()
         return self._code
 
@@ -169,23 +165,19 @@ class SubmititLocalHandle(SlurmHandle):
 
 
 class SubmititExecutor:
-    """Hands each command to submitit. Where this process is killed, its jobs are ended all the same."""
+    """Hands each command to submitit. The jobs are the cluster's: where this process is killed, they go on."""
 
     def __init__(self, launcher: SubmititLauncher, folder: Path) -> None:
         self._launcher, self._folder = launcher, folder
         self.poll_seconds = 0.2 if launcher.is_here else 1.0
-        self._guard: Guard | None = None
 
     def __enter__(self) -> Self:
-        self._guard = Guard(*(("kill", "-s", "TERM") if self._launcher.is_here else ("scancel",)))
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._guard is not None
-        self._guard.close()
+        pass
 
     def start(self, command: Command[Any], share: Share) -> SlurmHandle:
-        assert self._guard is not None, "used outside of its with statement"
         remote = self._remote(command, share)
         folder = self._folder / command.name
         handle = SubmititLocalHandle if self._launcher.is_here else SlurmHandle
@@ -198,15 +190,14 @@ class SubmititExecutor:
                 job = executor.submit(remote)
         except (OSError, utils.FailedSubmissionError, utils.FailedJobError) as error:  # the last is sbatch's own
             raise CannotStart(str(error).strip().splitlines()[-1]) from error
-        self._guard.add(job.job_id)
-        return handle(job, remote, self._guard)
+        return handle(job, remote)
 
     def _remote(self, command: Command[Any], share: Share) -> RemoteCommand:
         """It goes by whole paths: where it runs, another directory may be the current one."""
         assert command.log is not None
         log = command.log.resolve()
         own = replace(
-            command, subject=None, standing=None, log=log, cwd=(command.cwd or Path()).resolve(), attempt=1,
+            command, subject=None, log=log, cwd=(command.cwd or Path()).resolve(), attempt=1,
             environment=own_environment(self._launcher.inherited_variables(), command, share),
         )  # fmt: skip
         remote = RemoteCommand(own, log.with_suffix(".began"), log.with_suffix(".stop"))

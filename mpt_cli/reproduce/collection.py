@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.data.load import missing_keras_files
-from mpt_cli.engine.backend import framework_of
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.machine import nvidia_gpus
 from mpt_cli.runs.directory import RunDirectory, read_json, read_summary
@@ -45,7 +44,7 @@ NOT_OF_SETTINGS = "was trained by a program of its own, which no configuration r
 @dataclass(frozen=True)
 class ReproduceTarget:
     """What to run and what to expect. `environment` is that of the run to repeat, `recipe` the file of a recipe,
-    `seeds` with how many seeds it is to run, `framework` its backend.
+    `seeds` with how many seeds it is to run.
     """
 
     name: str
@@ -56,7 +55,6 @@ class ReproduceTarget:
     tags: tuple[str, ...] = ()
     seed: int | None = None
     seeds: int = 1
-    framework: str | None = None
 
 
 @dataclass(frozen=True)
@@ -204,7 +202,7 @@ def _is_of_run(file: Path) -> bool:
 
 def _of_recipe(word: str, words: list[str], settings: Settings) -> ReproduceTarget:
     return ReproduceTarget(word, words, settings.expect, recipe=find_recipe(word), tags=tuple(settings.tags),
-                           seed=settings.seed, seeds=settings.seeds, framework=framework_of(settings))  # fmt: skip
+                           seed=settings.seed, seeds=settings.seeds)  # fmt: skip
 
 
 def expected_of(summary: dict[str, Any], rtol: float) -> dict[str, Any]:
@@ -221,7 +219,7 @@ def _of_run(run: RunDirectory, overrides: list[str], rtol: float) -> ReproduceTa
     check_repeatable(settings, str(run.path))
     expect = expected_of(read_summary(run.summary_json), rtol)
     environment = read_json(run.environment_json, ENVIRONMENT)
-    return ReproduceTarget(run.path.name, words, expect, environment=environment, framework=framework_of(settings))
+    return ReproduceTarget(run.path.name, words, expect, environment=environment)
 
 
 def _within_rtol(value: Any, rtol: float) -> Any:

@@ -85,15 +85,13 @@ class FinishedProcess:
 
 
 def run_command(
-    verb: str, overrides: list[str], run: RunDirectory, log: Path, as_in: Mapping[str, Any] | None = None,
-    framework: str | None = None,
+    verb: str, overrides: list[str], run: RunDirectory, log: Path, as_in: Mapping[str, Any] | None = None
 ) -> Command[RunDirectory]:  # fmt: skip
     """`mpt VERB overrides…` on the run directory, quietly; what it has to say goes to `log`. It has as many threads and
     cores as the run had whose environment.json is `as_in`: one thread adds up in another order than several.
     """
     words, facts = mpt_command(verb, "--quiet", *overrides), as_in or {}
-    return Command(log.stem, words, run, log, environment=thread_variables(facts), framework=framework,
-                   cores=cores_of(facts))  # fmt: skip
+    return Command(log.stem, words, run, log, environment=thread_variables(facts), cores=cores_of(facts))
 
 
 def read_finished(command: Command[RunDirectory], ending: Ending) -> FinishedProcess:
@@ -166,14 +164,13 @@ def _default_output_folder() -> Path:
 @dataclass(frozen=True)
 class RerunLimits:
     """How targets are run: `jobs` at a time, each for so long at most, those that fail again up to `retries` times, and
-    none after the first that failed; with `is_fresh` each as a Python that imports its framework by itself.
+    none after the first that failed.
     """
 
     jobs: int = 1
     timeout_seconds: float | None = None
     retries: int = 0
     stops_at_failure: bool = False
-    is_fresh: bool = False
 
 
 def reproduce(
@@ -183,7 +180,6 @@ def reproduce(
 
     After Ctrl-C no run is begun, and what it broke off is not judged; what --exitfirst left is not in the result.
     """
-    plan = replace(plan, is_fresh=plan.is_fresh or len(targets) == 1)
     results = _run_once(dict(enumerate(targets, 1)), folder, plan, 1, tell)
     for attempt in range(2, plan.retries + 2):
         failed = {number: result.target for number, result in results.items() if not result.passed}
@@ -215,10 +211,8 @@ def _run_once(
                 yield command
 
     with tempfile.TemporaryDirectory() as logs, LocalExecutor() as executor:
-        chosen = {number: replace(target, framework=None) if plan.is_fresh else target
-                  for number, target in targets.items()}  # fmt: skip
         commands = {number: _target_command(number, target, folder, Path(logs), attempt)
-                    for number, target in chosen.items()}  # fmt: skip
+                    for number, target in targets.items()}  # fmt: skip
         numbers = {command.name: number for number, command in commands.items()}
         limits = Limits(workers=plan.jobs, timeout_seconds=plan.timeout_seconds)
         stopped_by = Queue(limits, executor, record).run(until_a_failure())
@@ -233,7 +227,7 @@ def _target_command(
     retry = f"-retry{attempt - 1}" if attempt > 1 else ""
     run = RunDirectory(folder / f"{number}-{stem}{retry}")  # unique also where a recipe is given twice
     overrides = [*target.words, format_override("run_dir", str(run.path))]
-    return run_command("train", overrides, run, logs / f"{run.path.name}.log", target.environment, target.framework)
+    return run_command("train", overrides, run, logs / f"{run.path.name}.log", target.environment)
 
 
 def _judge(target: ReproduceTarget, child: FinishedProcess) -> Reproduction:
@@ -452,11 +446,10 @@ class ResumeProof:
     folder: Path
 
 
-def verify_resume(words: list[str], folder: Path, step: int | None, framework: str | None = None) -> ResumeProof:
+def verify_resume(words: list[str], folder: Path, step: int | None) -> ResumeProof:
     """Run once whole, and once killed at `step` (None: a random one) and resumed; compare everything.
 
-    The killed run saves at two thirds of the way to where it is killed, so that steps are lost and done again. The
-    three processes may be forked from one that holds the `framework`.
+    The killed run saves at two thirds of the way to where it is killed, so that steps are lost and done again.
     ConfigError where the run is too short or `step` isn't in it; DataError where a run fails by itself.
     """
     whole, killed = RunDirectory(folder / "whole"), RunDirectory(folder / "killed")
@@ -464,7 +457,7 @@ def verify_resume(words: list[str], folder: Path, step: int | None, framework: s
 
         def run(verb: str, overrides: list[str], directory: RunDirectory, log: str) -> FinishedProcess:
             own = [*overrides, format_override("run_dir", str(directory.path))]
-            command = run_command(verb, own, directory, Path(place) / log, framework=framework)
+            command = run_command(verb, own, directory, Path(place) / log)
             return read_finished(command, run_one(command, executor))
 
         steps = _steps_of(_check_succeeded(run("train", words, whole, "whole.log")), step)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from mpt_cli.errors import BAD_DATA, BUG, NUMERICAL, OK, TERMINATED, ConfigError, DataError
-from mpt_cli.jobs.executor import Standing
 from mpt_cli.jobs.queue import Ending
 from mpt_cli.report.history import read_lines, settled_step
 from mpt_cli.runs.directory import LOCK_FILE, RunDirectory, default_parent, read_json, read_summary, write_json
@@ -112,28 +111,6 @@ class SweepDirectory:
 
     def ending_json(self, job: Job) -> Path:
         return self.path / "logs" / f"{job.name}.json"
-
-    def standing(self, job: Job) -> Standing:
-        """Whether the job still runs for a sweep that was killed, and what it came to."""
-        return Standing(self._lock(job), lambda: self._recorded(job).get("exit_code"))
-
-    def _lock(self, job: Job) -> Path:
-        return self.path / "logs" / f"{job.name}.lock"
-
-    def _recorded(self, job: Job) -> dict[str, Any]:
-        """The summary of the process that was started last; none where that left none, or only one before it."""
-        lock, path = self._lock(job), self.run(job).summary_json
-        try:
-            is_of_before = lock.exists() and path.stat().st_mtime_ns < lock.stat().st_mtime_ns
-            return {} if is_of_before else read_summary(path)
-        except (OSError, DataError):
-            return {}
-
-    def catch_up(self, job: Job) -> None:
-        """Writes the ending of a job that came to it when no sweep was there to hear of it, as after `kill -9`."""
-        summary = self._recorded(job)
-        if summary and self.read_ending(job) is None and not self.standing(job).is_held:
-            self.write_ending(job, Ending(summary["exit_code"], summary["seconds"]))
 
     def set_aside(self, job: Job) -> None:
         """Moves the run directory of a failed attempt to earlier/: the job starts afresh, and nothing is lost."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from mpt_cli.data.paths import check_run_present
-from mpt_cli.engine.backend import framework_of
 from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
 from mpt_cli.runs.expectations import reportable
 from mpt_cli.settings import load_settings
@@ -152,8 +151,7 @@ _PLAIN_NUMBER = re.compile(r"([a-z_]+(?:\.[a-z_]+)*)=(-?\d[\d.]{0,9}(?:e-?\d{1,2
 
 @dataclass(frozen=True)
 class Job:
-    """One run of the sweep. `overrides` are the varied keys with their values, `gpus` how many it wants at most,
-    `framework` its backend.
+    """One run of the sweep. `overrides` are the varied keys with their values, `gpus` how many it wants at most.
 
     `environment` is its share of the machine's cores. It stays the job's own, also when a sweep is resumed with another
     number of jobs at a time.
@@ -165,7 +163,6 @@ class Job:
     words: list[str]
     gpus: int = 1
     environment: dict[str, str] = field(default_factory=dict)
-    framework: str | None = None
 
     @property
     def command(self) -> str:
@@ -415,8 +412,7 @@ def _distinct(varied: list[str], points: Sequence[Point], loaded: list[tuple[lis
         if number <= len(jobs):
             duplicates.append((overrides, number))
         else:
-            jobs.append(Job(number, job_name(number, overrides), overrides, words, wanted_gpus(settings),
-                            framework=framework_of(settings)))  # fmt: skip
+            jobs.append(Job(number, job_name(number, overrides), overrides, words, wanted_gpus(settings)))
     recipes = {settings.recipe for _, settings in loaded}
     recipe = recipes.pop() if len(recipes) == 1 else "several"
     return SweepPlan(varied, jobs, recipe, duplicates)
@@ -426,7 +422,7 @@ def plan_dict(plan: SweepPlan) -> dict[str, Any]:
     """The jobs for --json, each with its command."""
     return {
         # those known so far: number, name, overrides (of the varied keys), words, gpus (at most), environment (its
-        # share of the cores), framework, command
+        # share of the cores), command
         "jobs": [{**asdict(job), "command": job.command} for job in plan.jobs],
     }
 

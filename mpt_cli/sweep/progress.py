@@ -168,8 +168,6 @@ def standing_line(sweep: SweepDirectory, result: JobResult) -> str:
 def _standing(sweep: SweepDirectory, result: JobResult) -> tuple[str, str]:
     if result.is_good:
         return result.status, format_ending(result)
-    if sweep.standing(result.job).is_held:
-        return RUNNING, "begun by a sweep that is gone; its end is waited for"
     why = f"{result.status}: {result.reason}" if result.reason else ""
     steps = CheckpointStore(sweep.run(result.job).checkpoints).steps()
     if steps and result.status != FAILED:

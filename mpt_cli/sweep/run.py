@@ -66,9 +66,7 @@ def train_command(job: Job, run_dir: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Options:
-    """How a sweep is run; `launch` gives the command of a job's process, `launcher` is the place where it runs. With
-    `is_fresh` each is a Python of its own, forked from none that holds its framework already.
-    """
+    """How a sweep is run; `launch` gives the command of a job's process, `launcher` is the place where it runs."""
 
     workers: int | None = None
     timeout_seconds: float | None = None
@@ -77,7 +75,6 @@ class Options:
     grace_seconds: float = GRACE_SECONDS
     launch: Launch = field(default=train_command)
     launcher: Launcher = field(default_factory=LocalLauncher)
-    is_fresh: bool = False
 
     def filled(self, said: Mapping[str, Any]) -> Self:
         """With what is said elsewhere of the fields of which these say nothing."""
@@ -289,12 +286,15 @@ def begin(sweep: SweepDirectory, plan: SweepPlan, facts: dict[str, Any], options
 
 def jobs_left(sweep: SweepDirectory, plan: SweepPlan, screen: Screen) -> list[Job]:
     """What is not good yet; what a failed job left behind is set aside. Where any has begun, `screen` is told of each
-    what it came to, or where it goes on."""
-    for job in plan.jobs:
-        sweep.catch_up(job)
+    what it came to, or where it goes on. DataError where one still runs, as on a cluster after the sweep was killed."""
     results = [read_job(sweep, job) for job in plan.jobs]
     for result in results if any(_has_begun(sweep, result) for result in results) else []:
         screen.say(standing_line(sweep, result))
+    for result in results:
+        run = sweep.run(result.job)
+        if not result.is_good and run.lock_file.exists():
+            with run.lock():
+                pass
     for result in results:
         if result.status == FAILED:
             sweep.set_aside(result.job)
@@ -353,7 +353,6 @@ def run_jobs(
     share = format_machine_share(example[0], limits, options)
     screen.say(f"{sampler.format_count(count)}, {share}, in {sweep.path}")
     progress = SweepProgress(screen, sweep, count, limits.workers)
-    options = replace(options, is_fresh=options.is_fresh or count == 1)
     with options.launcher.executor(limits.workers, sweep.path / "logs") as executor, progress:
         queue = Queue(limits, executor, lambda command, ending: sweep.write_ending(command.subject, ending),
                       [progress, sampler, *observers])  # fmt: skip
@@ -393,9 +392,7 @@ def make_command(sweep: SweepDirectory, job: Job, options: Options, cwd: Path) -
     sweep.ending_json(job).unlink(missing_ok=True)  # from here on the job counts as not run
     attempt = earlier.attempt + 1 if earlier else 1
     run_dir = (sweep.path if cwd == Path.cwd() else sweep.path.resolve()) / job.name
-    arguments = options.launch(job, run_dir)
-    return Command(job.name, arguments, job, sweep.log(job), cwd, job.environment, job.gpus, attempt,
-                   standing=sweep.standing(job), framework=None if options.is_fresh else job.framework)  # fmt: skip
+    return Command(job.name, options.launch(job, run_dir), job, sweep.log(job), cwd, job.environment, job.gpus, attempt)
 
 
 def plan_facts(command_line: Sequence[str], options: Options) -> dict[str, Any]:

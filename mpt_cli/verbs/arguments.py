@@ -82,12 +82,6 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
 
-def add_fresh_processes(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--fresh-processes", action="store_true", help="start a Python of its own for each job; "
-                        "default: several jobs on this machine's CPU are forked from a process that has imported "
-                        "Keras")  # fmt: skip
-
-
 def add_fail_on_verdict(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--fail-on-verdict", action="store_true", help=f"exit with 4 also where the run came to its "
                         f"end and {what} neither healthy nor warm-up skips only, chronic overflow say")  # fmt: skip
@@ -211,7 +205,6 @@ def configure_sweep(parser: argparse.ArgumentParser) -> None:
         choices=tuple(LAUNCHERS),
         help="where the jobs run, each a process as ever; default: local, and with --resume as before",
     )
-    add_fresh_processes(parser)
     parser.add_argument("--resume", metavar="SWEEP_DIR", help="run what is missing or failed in an earlier sweep")
     parser.add_argument("--json", action="store_true", help="print results.json; progress to stderr")
     parser.add_argument("--quiet", action="store_true", help="print no progress and no table")
@@ -292,7 +285,6 @@ def configure_compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--objective", metavar="NAME[:min|:max]", help="the metric that is quality; default: the first "
                         "of val_accuracy, val_loss, accuracy, loss that the runs have")  # fmt: skip
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end a job after this long")
-    add_fresh_processes(parser)
     parser.add_argument("--resume", metavar="COMPARE_DIR", help="run what is missing or failed in an earlier one")
     parser.add_argument("--json", action="store_true", help="print results.json; progress to stderr")
     parser.add_argument("--quiet", action="store_true", help="print no progress and no table")
@@ -376,7 +368,6 @@ def configure_reproduce(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rtol", type=float, default=0.0, help="how far a metric may be from that of an earlier run, "
                         "as a share of it; default: 0. Counters must always be equal")  # fmt: skip
     parser.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="runs at the same time; default: 1")
-    add_fresh_processes(parser)
     parser.add_argument("--junit", metavar="FILE", help="write the verdicts as JUnit XML, for CI")
     parser.add_argument("--output", metavar="DIR", help="where the runs go; default: runs/reproduce/TIME-ID")
     parser.add_argument("--update", action="store_true", help="write missed expectations into the recipe files")
@@ -393,7 +384,6 @@ def configure_verify_resume(parser: argparse.ArgumentParser) -> None:
     """Prove that a killed run goes on as if nothing had happened: run it whole, run it killed and resumed, compare."""
     add_overrides(parser)
     parser.add_argument("--at", type=int, metavar="STEP", help="the step to kill it at; default: a random one")
-    add_fresh_processes(parser)
     parser.add_argument("--output", metavar="DIR", help="keep both runs here; default: they are thrown away")
     add_json(parser)
     parser.epilog = _VERIFY_RESUME_EXAMPLES

@@ -11,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, Problem
-from mpt_cli.jobs.fork_server import start_anew_unless
 from mpt_cli.reproduce.collection import Selection, collect, names_run, raise_problems
 from mpt_cli.reproduce.output import ResultPrinter, check_junit, write_junit
 from mpt_cli.reproduce.reproduction import (
@@ -41,8 +40,7 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
     elif found.targets:
         folder = create_output_folder(arguments.output)
         printer.start(found)
-        limits = RerunLimits(arguments.jobs, arguments.timeout, arguments.retries, arguments.exitfirst,
-                             arguments.fresh_processes)  # fmt: skip
+        limits = RerunLimits(arguments.jobs, arguments.timeout, arguments.retries, arguments.exitfirst)
         results = reproduce(found.targets, folder, limits, printer.tell)
         printer.finish(results)
     if arguments.junit:
@@ -104,24 +102,20 @@ class KillAt(Sink):
 
 def run_killed(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments.overrides)
-    start_anew_unless(settings.backend.name)
     reporters = Reporters(sys.stderr, [KillAt(arguments.at)])
     return train(settings, ["mpt", "train", *arguments.overrides], reporters).exit_code
 
 
 def run_verify_resume(arguments: argparse.Namespace) -> int:
-    from mpt_cli.engine.backend import framework_of
-
     settings = with_drawn_seed(load_settings(arguments.overrides))
     if (settings.distribute.processes or 1) > 1:
         rule = "must be null or 1 with verify-resume, which kills a run of one process at an exact step."
         raise ConfigError(Problem("distribute.processes", rule, settings.distribute.processes, "Use distribute=none."))
     overrides = [*arguments.overrides, f"seed={settings.seed}"]  # the same for both runs
-    framework = None if arguments.fresh_processes else framework_of(settings)
     if arguments.output:
-        return _print_proof(verify_resume(overrides, Path(arguments.output), arguments.at, framework), arguments)
+        return _print_proof(verify_resume(overrides, Path(arguments.output), arguments.at), arguments)
     with tempfile.TemporaryDirectory(prefix="mpt-verify-resume-") as folder:
-        return _print_proof(verify_resume(overrides, Path(folder), arguments.at, framework), arguments)
+        return _print_proof(verify_resume(overrides, Path(folder), arguments.at), arguments)
 
 
 def _print_proof(proof: ResumeProof, arguments: argparse.Namespace) -> int:

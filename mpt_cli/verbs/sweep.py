@@ -31,8 +31,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     _check_sweep(arguments, words)
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
     options = Options(arguments.jobs, arguments.timeout, arguments.objective, arguments.stop_behind_median,
-                      launcher=_launcher(arguments, words, launcher_words, screen),
-                      is_fresh=arguments.fresh_processes)  # fmt: skip
+                      launcher=_launcher(arguments, words, launcher_words, screen))  # fmt: skip
     if arguments.dry_run:
         return _dry_run(arguments, words, options)
     found, code = (
@@ -92,7 +91,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
 
     _check_compare(arguments)
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
-    options = Options(arguments.jobs or 1, arguments.timeout, arguments.objective, is_fresh=arguments.fresh_processes)
+    options = Options(arguments.jobs or 1, arguments.timeout, arguments.objective)
     if arguments.resume is not None:
         found, code = resume_compare(arguments.resume, options, screen)
     else:

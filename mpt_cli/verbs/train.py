@@ -10,7 +10,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, TextIO
 
 from mpt_cli.errors import NUMERICAL, OK
-from mpt_cli.jobs.fork_server import start_anew_unless
 from mpt_cli.settings.load import load_with_recipe
 from mpt_cli.settings.schema import Settings
 from mpt_cli.verbs import print_json, say
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 def run_train(arguments: argparse.Namespace) -> int:
     overrides = with_configuration_of_run(arguments.overrides)
     settings, recipe = load_with_recipe(overrides)
-    start_anew_unless(settings.backend.name)
     if settings.distribute.name != "none" and (code := _as_one_of_several(settings, arguments, overrides)) is not None:
         return code
     from mpt_cli import training_run  # with what trains: a wrong word is answered before that is loaded

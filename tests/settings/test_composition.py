@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from mpt_cli.settings.key import read_number
-from mpt_cli.settings.load import compose_ahead, load_settings
+from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import conf_directory
 
@@ -178,17 +177,3 @@ def test_a_recipe_to_start_from_may_be_optional(project, monkeypatch) -> None:
     """Hydra has it of groups alone."""
     monkeypatch.chdir(project)
     assert by_mpt(project, ["optional ./base.yaml", "optional ./absent.yaml"], OWN, []).seed == 5
-
-
-@pytest.mark.slow
-def test_composing_ahead_reads_no_file_of_a_project_and_changes_nothing(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    before = load_settings(["conf=digits_mlp"])
-    for name in ("config", "trainer/default", "policy/float32"):
-        path = tmp_path / "conf" / f"{name}.yaml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("{")
-    compose_ahead()
-    (tmp_path / "conf").rename(tmp_path / "other")
-    assert load_settings(["conf=digits_mlp"]) == before
-    assert GlobalHydra.instance().hydra is None

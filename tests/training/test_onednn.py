@@ -3,15 +3,13 @@
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mpt_cli import machine
 from mpt_cli.engine import backend
-from mpt_cli.engine.backend import framework_of, import_variables
-from mpt_cli.jobs.executor import WHOLE_MACHINE, Command, _invocation, module_command
+from mpt_cli.engine.backend import import_variables
 from mpt_cli.settings import load_settings
 from mpt_cli.verbs import diagnose, verb_parser
 
@@ -66,17 +64,6 @@ def test_a_gpu_computes_without_onednn_anyway(cpu) -> None:
     cpu("avx512_fp16")
     assert variables("policy=mixed_float16", environment={"CUDA_VISIBLE_DEVICES": "0"}) == {}
     assert variables("policy=mixed_float16", "backend.device=cpu", environment={"CUDA_VISIBLE_DEVICES": "0"}) == OFF
-
-
-def test_a_job_is_forked_from_a_process_that_was_told_before_its_import(cpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu("avx512_fp16")
-    framework = framework_of(load_settings(["conf=digits_mlp", "policy=mixed_float16"]))
-    assert framework == "tensorflow TF_ENABLE_ONEDNN_OPTS=0"
-    command = Command("job", module_command("mpt_cli", "train"), None, framework=framework)
-    forked = _invocation(command, WHOLE_MACHINE)
-    assert forked is not None and forked.environment["TF_ENABLE_ONEDNN_OPTS"] == "0"
-    plain = _invocation(replace(command, framework="tensorflow"), WHOLE_MACHINE)
-    assert plain is not None and "TF_ENABLE_ONEDNN_OPTS" not in plain.environment
 
 
 def test_what_was_done_is_said_and_what_can_no_longer_be_done(cpu, monkeypatch: pytest.MonkeyPatch) -> None:
