@@ -6,7 +6,7 @@ import importlib.util
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -212,16 +212,6 @@ class RayLauncher(Launcher):
 
 
 LAUNCHERS: dict[str, type[Launcher]] = {kind.name: kind for kind in (LocalLauncher, SubmititLauncher, RayLauncher)}
-_GONE = "joblib"
-
-
-def read_launcher_name(name: str) -> str:
-    """For argparse, which looks itself whether there is a launcher of that name; ConfigError for one that is gone."""
-    if name == _GONE:
-        remedy = "Leave it out: -j N runs N jobs at a time as processes of this machine, which is all that joblib did."
-        raise ConfigError(Problem("--launcher", f"must be {', '.join([*LAUNCHERS][:-1])} or ray.", name, remedy))
-    return name
-
 
 def choose_launcher(name: str, overrides: Sequence[str]) -> Launcher:
     """ConfigError when a setting is wrong, a package is missing, or there is no Slurm here."""
@@ -230,20 +220,10 @@ def choose_launcher(name: str, overrides: Sequence[str]) -> Launcher:
     return launcher
 
 
-def launcher_from_facts(facts: Mapping[str, Any], say: Callable[[str], None] = lambda sentence: None) -> Launcher:
-    """The one that a sweep was started with, from its sweep.json; its package is looked for again."""
-    launcher = recorded_launcher(facts)
-    if (facts.get("launcher") or {}).get("name") == _GONE:
-        say(f"This sweep was begun with --launcher {_GONE}, which is gone: its jobs run as processes of this machine, "
-            "as they did.")  # fmt: skip
-    launcher.check_package()
-    return launcher
-
-
 def recorded_launcher(facts: Mapping[str, Any]) -> Launcher:
     """The one in a sweep.json, which need not be one that can be used here; DataError where that is damaged."""
     found = facts.get("launcher")
-    if found is None or found.get("name") == _GONE:
+    if found is None:
         return LocalLauncher()
     kind, settings = LAUNCHERS.get(str(found.get("name"))), found.get("settings")
     if kind is None or not isinstance(settings, dict) or not _takes(kind, settings):

@@ -35,12 +35,12 @@ class Running(Generic[Subject]):
 
     def __init__(self, command: Command[Subject], handle: Handle, share: Share) -> None:
         self.command, self.share = command, share
+        self.cause: str | None = None
         self._handle = handle
         self._started_at = time.monotonic()
         self._has_begun = self._is_killed = False
         self._asked_at: float | None = None
         self._limit_seconds: float | None = None
-        self.cause: str | None = None
 
     @property
     def seconds(self) -> float:
@@ -58,22 +58,16 @@ class Running(Generic[Subject]):
             self._is_killed = True
             self._handle.kill()
 
-    def keep_time(self, timeout_seconds: float | None, grace_seconds: float) -> None:
-        """Ends it when its time is over, and kills it when it has not ended in the time it was given to."""
-        if not self._has_begun:
-            self._look_whether_it_began()
-        elif timeout_seconds is not None and self.seconds > timeout_seconds and self._asked_at is None:
-            self._limit_seconds = timeout_seconds
-            self.stop("timeout")
-        if self._asked_at is not None and time.monotonic() - self._asked_at > grace_seconds:
-            self.kill()
-
-    def _look_whether_it_began(self) -> None:
-        if self._handle.has_begun:
+    def look(self, limits: "Limits") -> Ending | None:
+        """How it ended; None while it runs. End it when its time is over, and kill it when the grace is over too."""
+        if not self._has_begun and self._handle.has_begun:
             self._has_begun, self._started_at = True, time.monotonic()
-
-    def look(self) -> Ending | None:
-        """How it ended; None while it runs."""
+        timeout = limits.timeout_seconds
+        if timeout is not None and self._has_begun and self.seconds > timeout and self._asked_at is None:
+            self._limit_seconds = timeout
+            self.stop("timeout")
+        if self._asked_at is not None and time.monotonic() - self._asked_at > limits.grace_seconds:
+            self.kill()
         try:
             code = self._handle.poll()
         except Lost as lost:
@@ -81,8 +75,7 @@ class Running(Generic[Subject]):
         return None if code is None else self.ending(code)
 
     def ending(self, code: int, note: str = "") -> Ending:
-        seconds = round(self.seconds, 3)
-        return Ending(code, seconds, self.cause, self._limit_seconds, self.command.attempt, note)
+        return Ending(code, round(self.seconds, 3), self.cause, self._limit_seconds, self.command.attempt, note)
 
 
 class Observer(Generic[Subject]):
@@ -136,26 +129,21 @@ class Queue(Generic[Subject]):
             try:
                 while self.running or self._has_next():
                     if interruption.requested is not None:
-                        self._source, self._next = iter(()), None
                         self._stop_all()
-                    self._tick()
+                    self._look()
                     self._start_what_fits()
                     time.sleep(self.executor.poll_seconds)
             except KeyboardInterrupt:
                 pass
             except MptError:  # of an observer: what runs can't help it, and may save
-                self._end_all()
+                self._stop_all()
+                while self.running:
+                    self._look()
+                    time.sleep(self.executor.poll_seconds)
                 raise
             finally:
                 self._kill_all()
         return interruption.requested
-
-    def _end_all(self) -> None:
-        self._source, self._next = iter(()), None
-        self._stop_all()
-        while self.running:
-            self._tick()
-            time.sleep(self.executor.poll_seconds)
 
     def _has_next(self) -> bool:
         if self._next is None:
@@ -194,20 +182,17 @@ class Queue(Generic[Subject]):
         if share.cores in self.limits.cores:
             self.free_cores.append(share.cores)
 
-    def _tick(self) -> None:
-        for running in self.running:
-            running.keep_time(self.limits.timeout_seconds, self.limits.grace_seconds)
+    def _look(self) -> None:
         for running in list(self.running):
-            ending = running.look()
-            if ending is not None:
-                self._end(running, ending)
+            self._end(running, running.look(self.limits))
         for observer in self.observers:
             observer.tick(self.running)
 
-    def _end(self, running: Running[Subject], ending: Ending) -> None:
-        self.running.remove(running)
-        self._take_back(running.share)
-        self._tell_end(running.command, ending)
+    def _end(self, running: Running[Subject], ending: Ending | None) -> None:
+        if ending is not None:
+            self.running.remove(running)
+            self._take_back(running.share)
+            self._tell_end(running.command, ending)
 
     def _tell_end(self, command: Command[Subject], ending: Ending) -> None:
         self.record(command, ending)
@@ -215,6 +200,7 @@ class Queue(Generic[Subject]):
             observer.ended(command, ending)
 
     def _stop_all(self) -> None:
+        self._source, self._next = iter(()), None
         for running in self.running:
             running.stop("interrupt")
 
@@ -225,9 +211,7 @@ class Queue(Generic[Subject]):
         while self.running:
             is_over = time.monotonic() > deadline
             for running in list(self.running):
-                ending = running.look() or (running.ending(-signal.SIGKILL) if is_over else None)
-                if ending is not None:
-                    self._end(running, ending)
+                self._end(running, running.look(self.limits) or (running.ending(-signal.SIGKILL) if is_over else None))
             time.sleep(LocalExecutor.poll_seconds)
 
 

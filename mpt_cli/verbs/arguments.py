@@ -178,7 +178,7 @@ exit code: 0 when every job is good; 4 when those that failed did so numerically
 
 def configure_sweep(parser: argparse.ArgumentParser) -> None:
     """Many runs of one command line: every combination of the values given, each in a process of its own, ranked."""
-    from mpt_cli.jobs.launchers import LAUNCHERS, read_launcher_name  # they read keys, which other verbs' help does not
+    from mpt_cli.jobs.launchers import LAUNCHERS  # they read keys, which other verbs' help does not
 
     add_overrides(parser)
     parser.epilog = _SWEEP_EXAMPLES
@@ -201,7 +201,6 @@ def configure_sweep(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sampler-seed", type=int, metavar="N", help="default 0; with -j 1 the same search again")
     parser.add_argument(
         "--launcher",
-        type=read_launcher_name,
         choices=tuple(LAUNCHERS),
         help="where the jobs run, each a process as ever; default: local, and with --resume as before",
     )

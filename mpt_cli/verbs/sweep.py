@@ -6,7 +6,7 @@ import sys
 from mpt_cli.errors import OK, ConfigError, Problem
 from mpt_cli.jobs.launchers import (
     Launcher,
-    launcher_from_facts,
+    recorded_launcher,
     split_launcher_overrides,
 )
 from mpt_cli.sweep import ONLY_OF_A_NEW_SEARCH
@@ -31,7 +31,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     _check_sweep(arguments, words)
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
     options = Options(arguments.jobs, arguments.timeout, arguments.objective, arguments.stop_behind_median,
-                      launcher=_launcher(arguments, words, launcher_words, screen))  # fmt: skip
+                      launcher=_launcher(arguments, words, launcher_words))  # fmt: skip
     if arguments.dry_run:
         return _dry_run(arguments, words, options)
     found, code = (
@@ -53,9 +53,11 @@ def _kind(arguments: argparse.Namespace, words: list[str]) -> SamplerSettings:
     return choose_kind(split_overrides(words)[0], said)
 
 
-def _launcher(arguments: argparse.Namespace, words: list[str], settings: list[str], screen: Screen) -> Launcher:
+def _launcher(arguments: argparse.Namespace, words: list[str], settings: list[str]) -> Launcher:
     if arguments.resume is not None and arguments.launcher is None and not settings:
-        return launcher_from_facts(SweepDirectory.open(arguments.resume).read_plan()[1], screen.say)
+        launcher = recorded_launcher(SweepDirectory.open(arguments.resume).read_plan()[1])
+        launcher.check_package()
+        return launcher
     return place_of(split_overrides(words)[0], arguments.launcher, settings)
 
 

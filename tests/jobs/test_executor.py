@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpt_cli.jobs.executor import CannotStart, Command, Guard, LocalExecutor, call, module_command, mpt_command
+from mpt_cli.jobs.executor import CannotStart, Command, LocalExecutor, call, module_command, mpt_command
 from mpt_cli.jobs.queue import run_one
 from mpt_cli.signals import handled_by, held_back
 
@@ -61,80 +61,32 @@ def test_what_runs_ends_when_the_process_that_started_it_is_killed(tmp_path):
     assert gone(pids)
 
 
-def test_the_guard_ends_what_was_added_and_not_removed_and_nothing_once_it_is_called_off(tmp_path):
-    for ends, name in ((lambda guard: guard._input.close(), "killed"), (lambda guard: guard.close(), "closed")):
-        guard = Guard("sh", "-c", f'echo "$1" >> {tmp_path / name}', "sh")
-        for number in (7, 77, 777):
-            guard.add(number)
-        guard.remove(77)
-        ends(guard)
-        guard._process.wait()
-    assert (tmp_path / "killed").read_text() == "7\n777\n"
-    assert not (tmp_path / "closed").exists()
-
-
-SHOWN = """
-import json, os, sys
-print(json.dumps([dict(os.environ), os.getcwd(), os.getpgid(0) == os.getpid(), os.listdir("/proc/self/fd"), sys.argv]),
-      file=sys.stderr)
-"""
-
-
-def test_what_is_guarded_runs_as_it_would_without(tmp_path):
-    said = []
-    for is_guarded in (True, False):
-        command = Command("one", [sys.executable, "-c", SHOWN, "a b"], None, tmp_path / str(is_guarded), cwd=tmp_path,
-                          environment={"A.B": "c"})  # fmt: skip
-        with LocalExecutor(is_guarded) as executor:
-            handle = executor.start(command)
-            handle.wait_ended()
-            assert handle.poll() == 0
-        said.append(json.loads((tmp_path / str(is_guarded)).read_text()))
-    assert said[0] == said[1]
-    assert said[0][0]["A.B"] == "c" and said[0][2] is True and said[0][4] == ["-c", "a b"]
-
-
-def test_what_is_guarded_ignores_no_signal_that_it_would_not_without(capfd):
-    for is_guarded in (True, False):
-        with LocalExecutor(is_guarded) as executor:
-            handle = executor.start(Command("one", ["grep", "^Sig", "/proc/self/status"], None, is_heard=True))
-            handle.wait_ended()
-            assert handle.poll() == 0
-    lines = capfd.readouterr().out.splitlines()
-    assert lines and lines[: len(lines) // 2] == lines[len(lines) // 2 :]
-
-
 @pytest.mark.parametrize(("program", "said"), [
     ("/no/such/program", "[Errno 2] No such file or directory: '/no/such/program'"),
     ("/etc/passwd", "[Errno 13] Permission denied: '/etc/passwd'"),
 ])  # fmt: skip
-def test_what_can_not_be_started_is_said_and_guarded_no_more(program, said, tmp_path):
+def test_what_can_not_be_started_is_said(program, said):
+    with LocalExecutor() as executor, pytest.raises(CannotStart) as caught:
+        executor.start(Command("one", [program], None))
+    assert str(caught.value) == said
+
+
+SHOWN = """
+import json, os, sys
+ignored = [line for line in open("/proc/self/status") if line.startswith("SigIgn")]
+print(json.dumps([os.environ["A.B"], os.getcwd(), os.getpgid(0) == os.getpid(), sys.argv, ignored]), file=sys.stderr)
+"""
+
+
+def test_a_command_has_its_folder_log_and_environment_a_group_of_its_own_and_ignores_no_signal(tmp_path):
+    command = Command("one", [sys.executable, "-c", SHOWN, "a b"], None, tmp_path / "log", cwd=tmp_path,
+                      environment={"A.B": "c"})  # fmt: skip
     with LocalExecutor() as executor:
-        executor._guard.close()
-        executor._guard = Guard("sh", "-c", f'echo "$1" >> {tmp_path}/left', "sh")
-        with pytest.raises(CannotStart) as caught:
-            executor.start(Command("one", [program], None))
-        assert str(caught.value) == said
-        executor._guard._input.close()  # as where this process is killed
-        executor._guard._process.wait()
-        executor._guard = None
-        assert not (tmp_path / "left").exists()
-
-
-def test_a_process_whose_lock_can_not_be_written_is_ended_and_that_is_said(tmp_path):
-    with LocalExecutor() as executor, open("/dev/full", "a") as lock:
-        command = Command("one", ["sh", "-c", f"echo $$ > {tmp_path}/pid; sleep 60"], None)
-        with pytest.raises(CannotStart, match=r"^its lock file can't be written: "):
-            executor.start_process(command, lock=lock)
-    assert not (tmp_path / "pid").exists() or gone([int((tmp_path / "pid").read_text() or 2**30)])
-
-
-def test_the_guard_is_gone_with_its_executor():
-    with LocalExecutor() as executor:
-        assert executor._guard is not None
-        pid = executor._guard._process.pid
-        assert is_alive(pid)
-    assert not Path(f"/proc/{pid}").exists()
+        handle = executor.start(command)
+        handle.wait_ended()
+        assert handle.poll() == 0
+    python = "SigIgn:\t0000000001001000\n"  # Python itself ignores SIGPIPE and SIGXFSZ
+    assert json.loads((tmp_path / "log").read_text()) == ["c", str(tmp_path), True, ["-c", "a b"], [python]]
 
 
 def test_an_ended_process_is_asked_for_its_code_as_often_as_one_likes():
@@ -170,21 +122,6 @@ def test_a_helper_ends_where_ctrl_c_interrupts_the_wait_for_it(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         call(["sh", "-c", "echo $$ > pid; sleep 60"], 30.0, tmp_path)
     assert gone([int((tmp_path / "pid").read_text())])
-
-
-def test_a_helper_that_ctrl_c_meets_at_its_start_is_not_left_running(monkeypatch):
-    started, popen = [], subprocess.Popen
-
-    def interrupted(*arguments, **named):
-        started.append(popen(*arguments, **named))
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.01)  # where it would be raised
-        return started[-1]
-
-    monkeypatch.setattr("mpt_cli.jobs.executor.subprocess.Popen", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        call(["sleep", "60"], 30.0)
-    assert gone([started[0].pid])
 
 
 @pytest.mark.parametrize(("number", "error", "code"), [(signal.SIGINT, KeyboardInterrupt, None),

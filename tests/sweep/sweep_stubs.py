@@ -94,18 +94,9 @@ def begun_sweep(folder: Path, count: int, *arguments: str) -> "subprocess.Popen[
     return process
 
 
-def kill_sweep(pid: int, with_guard: bool) -> None:
-    """As `kill -9`; also of the process that ends the jobs with the sweep, so that they go on."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    commands = {int(child): Path("/proc", child, "cmdline") for child in children}
-    guards = [child for child, path in commands.items() if path.exists() and path.read_bytes().startswith(b"sh\0-c\0")]
-    for number in [*(guards if with_guard else []), pid]:
-        os.kill(number, signal.SIGKILL)
-
-
 def kill_and_go_on(folder: Path, kills: int, jobs: int) -> int:
-    """A sweep that is killed at random times, every other time without an end of its jobs, and at once gone on with;
-    the exit code of the last one, which is left alone. Each is a fork of this process, which has no threads.
+    """A sweep that is killed at random times and at once gone on with; the exit code of the last one, which is left
+    alone. Each is a fork of this process, which has no threads.
     """
     chance = random.Random(0)
     stubs = Stubs(dict.fromkeys(range(1, jobs + 1), "once"), {n: chance.uniform(0.05, 1.0) for n in range(1, jobs + 1)})
@@ -118,6 +109,6 @@ def kill_and_go_on(folder: Path, kills: int, jobs: int) -> int:
             os._exit(code)
         if number < kills:
             time.sleep(chance.uniform(0.1, 1.0) + (2.0 if number == 0 else 0.0))
-            kill_sweep(pid, with_guard=bool(number % 2))
+            os.kill(pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return code

@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
-from sweep_stubs import begun_sweep, kill_sweep, signal_when, started
+from sweep_stubs import begun_sweep, signal_when, started
 
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
-from mpt_cli.jobs.executor import Command, Lost, Share, SuccessorHandle
-from mpt_cli.jobs.launchers import Launcher, LocalLauncher, choose_launcher, launcher_from_facts
+from mpt_cli.jobs.executor import Command, Lost, Share
+from mpt_cli.jobs.launchers import Launcher, choose_launcher, recorded_launcher
 from mpt_cli.jobs.queue import Limits, Queue
 from mpt_cli.sweep.directory import SweepDirectory
 
@@ -81,7 +81,7 @@ def test_ctrl_c_ends_the_jobs_of_submitit_and_resume_runs_them_there_again(stubs
     assert (code, [result.status for result in found.results]) == (130, ["interrupted", "not run"])
     assert found.results[0].summary["status"] == "terminated" and none_is_left(tmp_path)
     stubs.manners = {}
-    again = launcher_from_facts(SweepDirectory.open(tmp_path / "s").read_plan()[1])
+    again = recorded_launcher(SweepDirectory.open(tmp_path / "s").read_plan()[1])
     assert again == launcher("submitit")
     _, code = stubs.resume(tmp_path / "s", launcher=again)
     assert code == 0 and [name[:3] for name in started(tmp_path / "s")] == ["001", "002"]
@@ -134,56 +134,16 @@ def test_a_lost_job_ends_as_one_that_goes_on():
     assert ending.note == "the job was lost. submitit's job 77 ended as NODE_FAIL"
 
 
-def test_a_sweep_that_was_begun_with_joblib_goes_on_here_and_says_so(stubs, tmp_path, capsys, monkeypatch):
-    stubs.start(["conf=digits_mlp", "seed=0,1", "sweep_dir=s"])
-    plan = tmp_path / "s" / "sweep.json"
-    facts = json.loads(plan.read_text())
-    assert facts["launcher"] is None
-    plan.write_text(json.dumps({**facts, "launcher": {"name": "joblib", "settings": {}}}))
-    assert main(["sweep", "--resume", "s"]) == 0
-    first, *others = capsys.readouterr().out.splitlines()
-    assert first == ("This sweep was begun with --launcher joblib, which is gone: its jobs run as processes of this "
-                     "machine, as they did.")  # fmt: skip
-    assert "s: nothing is left to run" in others
-    assert launcher_from_facts(json.loads(plan.read_text())) == LocalLauncher()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("name", "manner"), [("local", "deaf"), ("submitit", "hangs")])
-def test_the_jobs_of_a_sweep_that_is_killed_end_and_are_run_again(stubs, tmp_path, name, manner):
-    """Here they are killed too; submitit's are asked to save."""
-    sweep = begun_sweep(tmp_path, 2, manner, name, *HERE.get(name, []))
+@pytest.mark.slow
+def test_the_jobs_of_a_sweep_that_is_killed_end_and_are_run_again(stubs, tmp_path):
+    sweep = begun_sweep(tmp_path, 2, "deaf", "local")
     assert len(processes_of(tmp_path / "s", "stub_job.py")) == 2
     sweep.kill()
     sweep.wait()
     assert none_is_left(tmp_path / "s")
-    summaries = list((tmp_path / "s").glob("*/summary.json"))
-    assert len(summaries) == (0 if name == "local" else 2)
-    _, code = stubs.resume(tmp_path / "s", launcher=launcher(name))
+    assert not list((tmp_path / "s").glob("*/summary.json"))
+    _, code = stubs.resume(tmp_path / "s")
     assert code == 0 and len(started(tmp_path / "s")) == 2
-
-
-@pytest.mark.slow
-def test_a_job_that_outlived_its_sweep_is_watched_to_its_end_and_not_run_again(stubs, tmp_path):
-    sweep = begun_sweep(tmp_path, 2, "once", "local")
-    kill_sweep(sweep.pid, with_guard=True)
-    sweep.wait()
-    found, code = stubs.resume(tmp_path / "s")
-    assert code == 0 and [result.status for result in found.results] == ["finished", "finished"]
-    assert started(tmp_path / "s") == [] and "failed" not in stubs.said
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_the_jobs_that_outlived_an_earlier_sweep(stubs, tmp_path, monkeypatch):
-    is_watched, poll = threading.Event(), SuccessorHandle.poll
-    monkeypatch.setattr(SuccessorHandle, "poll", lambda self: is_watched.set() or poll(self))
-    sweep = begun_sweep(tmp_path, 2, "hangs", "local")
-    kill_sweep(sweep.pid, with_guard=True)
-    sweep.wait()
-    threading.Thread(target=lambda: is_watched.wait(60) and os.kill(os.getpid(), signal.SIGINT), daemon=True).start()
-    found, code = stubs.resume(tmp_path / "s", grace_seconds=20.0)
-    assert code == 130 and {result.status for result in found.results} == {"interrupted"}
-    assert none_is_left(tmp_path / "s") and len(list((tmp_path / "s").glob("*/summary.json"))) == 2
 
 
 @pytest.mark.long
@@ -215,8 +175,6 @@ def test_a_timeout_counts_from_where_a_job_begins(stubs, tmp_path):
         (["--launcher", "submitit", "launcher.timeout_min=0"], "launcher.timeout_min: must be a whole number > 0."),
         (["--launcher", "submitit", "launcher.cluster=local", "launcher.qos=high"],
          "launcher.qos: is for launcher.cluster=slurm. Received: 'high'."),
-        (["--launcher", "joblib"], "--launcher: must be local, submitit or ray. Received: 'joblib'. Leave it out: -j N "
-         "runs N jobs at a time as processes of this machine, which is all that joblib did."),
         (["launcher.cluster=local"], "launcher.cluster: is for another launcher than local."),
     ],
 )  # fmt: skip

@@ -14,7 +14,7 @@ from sweep_stubs import STUB
 
 from mpt_cli import redaction
 from mpt_cli.errors import ConfigError
-from mpt_cli.jobs.launchers import RayLauncher, launcher_from_facts
+from mpt_cli.jobs.launchers import RayLauncher, recorded_launcher
 from mpt_cli.sweep.run import train_command
 
 
@@ -86,7 +86,7 @@ def test_an_address_with_a_password_has_to_be_given_again(monkeypatch):
     facts = {"launcher": RayLauncher("ray://me:pa55-pa55@host:1").facts}
     recorded = json.loads(redaction.without_secrets(json.dumps(facts)))
     with pytest.raises(ConfigError) as caught:
-        launcher_from_facts(recorded)
+        recorded_launcher(recorded).check_package()
     assert str(caught.value) == (
         "launcher.address: is not in the record as it was, which holds no passwords. Received: "
         "'ray://me:<redacted>@host:1'. Give it again: --launcher ray launcher.address=…"
