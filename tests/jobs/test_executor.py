@@ -116,6 +116,7 @@ def test_a_helper_past_its_time_is_killed_with_what_it_started(tmp_path):
 def test_a_helper_ends_where_ctrl_c_interrupts_the_wait_for_it(tmp_path):
     def interrupt() -> None:
         wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        time.sleep(0.3)  # until it is waited for
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()

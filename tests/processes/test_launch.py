@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.jobs import guarded_start, launch
+from mpt_cli.jobs import launch
 from mpt_cli.settings import load_settings
 
 TWO = ["conf=digits_mlp", "backend=jax", "distribute=data_parallel", "distribute.processes=2"]
@@ -98,10 +98,6 @@ import time
 from mpt_cli.jobs import executor
 executor.LocalHandle = lambda *_: time.sleep(100)
 """  # between the start of the first and all that is done about it
-LATE = """
-from mpt_cli.jobs import guarded_start
-guarded_start.PATH = "late.py"
-"""  # each is a second old when it tells of itself
 
 
 @pytest.mark.slow
@@ -112,20 +108,6 @@ def test_a_launcher_that_is_killed_leaves_no_orphans(moment: str, count: int) ->
     launcher.kill()
     launcher.wait()
     assert wait_for(lambda: [pid for pid in started if name_of(pid) != "sleep"], count) == started
-
-
-@pytest.mark.slow
-def test_nor_one_that_had_not_told_of_itself(tmp_path: Path) -> None:
-    late = f"import time\nopen('begun', 'w').close()\ntime.sleep(1)\n{Path(guarded_start.__file__).read_text()}"
-    (tmp_path / "late.py").write_text(late)
-    command = [sys.executable, "-c", LAUNCHER.format(LATE), *TWO]
-    launcher = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=tmp_path)
-    wait_for(lambda: [0] if (tmp_path / "begun").exists() else [], 1)
-    started = [pid for pid in children_of(launcher.pid) if name_of(pid) != "sh"]
-    launcher.kill()
-    launcher.wait()
-    assert len(started) == 1 and name_of(started[0]) not in ("", "sleep")
-    wait_for(lambda: [pid for pid in started if name_of(pid) == ""], 1)
 
 
 def children_of(pid: int) -> list[int]:

@@ -101,7 +101,7 @@ def test_the_job_of_a_sweep_that_is_killed_goes_on(slurm, tmp_path):
     sweep.kill()
     sweep.wait()
     assert ended(slurm) and not (slurm / "cancelled.txt").exists()
-    assert len(list((tmp_path / "s").glob("*/summary.json"))) == 1
+    assert list((tmp_path / "s").glob("*/summary.json"))
 
 
 @pytest.mark.slow
