@@ -57,7 +57,7 @@ def prepare_backend(settings: Settings) -> Platform:
     name = settings.backend.name
     check_installed(name)
     not_kept = _set_variables(settings)
-    with unheard(f"importing {name}", may_raise=False):
+    with unheard(f"importing {name}"):
         with keras_import(name), _quiet_import(), _imported_when_used(_FOR_PICTURES):
             import keras
         with _quiet_import():

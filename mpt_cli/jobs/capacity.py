@@ -3,7 +3,7 @@
 import itertools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from mpt_cli.machine import cores_of_process, memory_bytes
@@ -41,10 +41,6 @@ def fitting_workers(jobs: int, gpus: int) -> int:
     return max(1, min(limits))
 
 
-def threads_per_job(workers: int) -> int:
-    return max(1, usable_cores() // workers)
-
-
 def thread_environment(workers: int, environment: Mapping[str, str]) -> dict[str, str]:
     """Variables that give each of several jobs its share of the cores; what the user has set stays as it is.
 
@@ -52,7 +48,7 @@ def thread_environment(workers: int, environment: Mapping[str, str]) -> dict[str
     """
     if workers <= 1:
         return {}
-    threads = str(threads_per_job(workers))
+    threads = str(max(1, usable_cores() // workers))
     return {name: threads for name in THREAD_VARIABLES if name not in environment}
 
 
@@ -94,32 +90,25 @@ class GpuPool:
 
     names: Sequence[str]
     workers: int
-    load: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.load = dict.fromkeys(self.names, 0)
 
-    @property
-    def most_per_gpu(self) -> int:
-        return max(1, -(-self.workers // max(1, len(self.names))))
-
     def take(self, count: int) -> list[str] | None:
         """Up to `count` GPUs, None while too few are free. Where there are no GPUs, every job gets none."""
-        wanted = min(count, len(self.names))
-        free = sorted((name for name in self.names if self.load[name] < self.most_per_gpu), key=self.load.__getitem__)
+        wanted, most = min(count, len(self.names)), max(1, -(-self.workers // max(1, len(self.names))))
+        free = sorted((name for name in self.names if self.load[name] < most), key=self.load.__getitem__)[:wanted]
         if len(free) < wanted:
             return None
-        for name in free[:wanted]:
+        for name in free:
             self.load[name] += 1
-        return free[:wanted]
+        return free
 
     def give_back(self, names: Sequence[str]) -> None:
         for name in names:
             self.load[name] -= 1
 
-
-def gpu_environment(pool: GpuPool, names: Sequence[str]) -> dict[str, str]:
-    """What shows a job its GPUs and no others; nothing where the machine has none."""
-    if not pool.names:
-        return {}
-    return dict(zip(GPU_VARIABLES, (",".join(names) or "-1", "PCI_BUS_ID"), strict=True))
+    def variables(self, names: Sequence[str]) -> dict[str, str]:
+        """What shows a job these GPUs and no others; nothing where the machine has none."""
+        values = (",".join(names) or "-1", "PCI_BUS_ID")
+        return dict(zip(GPU_VARIABLES, values, strict=True)) if self.names else {}

@@ -11,14 +11,26 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 Subject = TypeVar("Subject")
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Share:
+    """What of the machine a command has to itself. No cores: it may use them all. `variables` show it its GPUs."""
+
+    gpus: Sequence[str] = ()
+    cores: frozenset[int] = frozenset()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+WHOLE_MACHINE = Share()
 
 
 @dataclass(frozen=True)
@@ -42,17 +54,11 @@ class Command(Generic[Subject]):
     is_heard: bool = False
     cores: int | None = None
 
-
-@dataclass(frozen=True)
-class Share:
-    """What of the machine a command has to itself. No cores: it may use them all. `variables` show it its GPUs."""
-
-    gpus: Sequence[str] = ()
-    cores: frozenset[int] = frozenset()
-    variables: Mapping[str, str] = field(default_factory=dict)
-
-
-WHOLE_MACHINE = Share()
+    def elsewhere(self, inherited: Mapping[str, str], share: Share) -> "Command[None]":
+        """As it is handed to another machine: whole paths, and of this one's environment what is `inherited`."""
+        environment = {**inherited, **self.environment, **share.variables}
+        return replace(cast("Command[None]", self), subject=None, log=self.log and self.log.resolve(),
+                       cwd=(self.cwd or Path()).resolve(), attempt=1, environment=environment)  # fmt: skip
 
 
 def mpt_command(verb: str, *overrides: str) -> list[str]:

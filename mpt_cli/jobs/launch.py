@@ -21,7 +21,7 @@ from mpt_cli.errors import BAD_DATA, OK, ConfigError, DataError, Problem
 from mpt_cli.jobs.executor import CannotStart, Command, Handle, LocalExecutor, LocalHandle, mpt_command
 from mpt_cli.machine import visible_gpus
 from mpt_cli.settings.schema import Settings
-from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES, handled_by, hangup_as_termination, signal_name
+from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES, handled_by, signal_name
 
 
 def must_launch(settings: Settings) -> bool:
@@ -46,7 +46,7 @@ def launch(settings: Settings, arguments: Sequence[str]) -> int:
         try:
             for command in commands:
                 processes.append(executor.start(command))
-            with handled_by(processes[0].send_signal), hangup_as_termination():
+            with handled_by(processes[0].send_signal):
                 return _wait(processes, log_of_others)
         except CannotStart as error:
             raise DataError(f"process {len(processes)} of {count} could not be started: {error}") from error

@@ -35,9 +35,6 @@ class Launcher(ABC):
 
     def check(self) -> None:
         """ConfigError where it can't be used here."""
-        self.check_package()
-
-    def check_package(self) -> None:
         if importlib.util.find_spec(self.package) is None:
             remedy = install_command(self.extra)
             raise ConfigError(Problem("--launcher", f"{self.package} is not installed.", self.name, remedy))
@@ -100,8 +97,8 @@ class LocalLauncher(Launcher):
     facts = None
     words = ()
 
-    def check_package(self) -> None:
-        """It needs none."""
+    def check(self) -> None:
+        """It needs nothing."""
 
     def core_shares(self, workers: int) -> list[frozenset[int]]:
         return core_shares(workers)
@@ -145,18 +142,14 @@ class SubmititLauncher(Launcher):
         if self.cluster not in ("slurm", "local"):
             raise ConfigError(Problem("launcher.cluster", "must be slurm or local.", self.cluster))
         if self.is_here:
-            self._check_local()
+            problems = [Problem(f"launcher.{key}", "is for launcher.cluster=slurm.", value)
+                        for key in _ONLY_OF_SLURM if (value := getattr(self, key))]  # fmt: skip
+            if problems:
+                raise ConfigError(problems)
         elif missing := [program for program in _PROGRAMS if shutil.which(program) is None]:
             remedy = "Start the sweep on a machine of the cluster, or try it out here with launcher.cluster=local."
             rule = f"must have Slurm on this machine: there is no {', '.join(missing)}."
             raise ConfigError(Problem("launcher.cluster", rule, self.cluster, remedy))
-
-    def _check_local(self) -> None:
-        given, default = asdict(self), asdict(SubmititLauncher())
-        problems = [Problem(f"launcher.{key}", "is for launcher.cluster=slurm.", given[key])
-                    for key in _ONLY_OF_SLURM if given[key] != default[key]]  # fmt: skip
-        if problems:
-            raise ConfigError(problems)
 
     def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
         """As many threads as it was given cores, where that is said."""
@@ -186,8 +179,8 @@ class RayLauncher(Launcher):
     def __post_init__(self) -> None:
         note_passwords(self.cluster_address or "")  # before it is written or said
 
-    def check_package(self) -> None:
-        super().check_package()
+    def check(self) -> None:
+        super().check()
         if self.address is not None and REDACTED in self.address:
             rule = "is not in the record as it was, which holds no passwords."
             remedy = "Give it again: --launcher ray launcher.address=…"
@@ -226,13 +219,10 @@ def recorded_launcher(facts: Mapping[str, Any]) -> Launcher:
     if found is None:
         return LocalLauncher()
     kind, settings = LAUNCHERS.get(str(found.get("name"))), found.get("settings")
-    if kind is None or not isinstance(settings, dict) or not _takes(kind, settings):
+    is_whole = kind is not None and isinstance(settings, dict) and {each.name for each in fields(kind)} >= {*settings}
+    if kind is None or not is_whole or misfit(kind, settings) is not None:
         raise DataError(f"sweep.json is damaged: launcher must not be {str(found)[:200]}.")
     return kind(**settings)
-
-
-def _takes(kind: type[Launcher], settings: dict[str, Any]) -> bool:
-    return set(settings) <= {each.name for each in fields(kind)} and misfit(kind, settings) is None
 
 
 def split_launcher_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:

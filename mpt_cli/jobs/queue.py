@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 from mpt_cli.errors import TERMINATED, MptError
-from mpt_cli.jobs.capacity import GpuPool, fewer_cores, gpu_environment
+from mpt_cli.jobs.capacity import GpuPool, fewer_cores
 from mpt_cli.jobs.executor import CannotStart, Command, Executor, Handle, LocalExecutor, Lost, Share, Subject
-from mpt_cli.signals import GRACE_SECONDS, Interruption, hangup_as_termination, raise_for
+from mpt_cli.signals import GRACE_SECONDS, Interruption, raise_for
 
 KILL_SECONDS = 5.0  # for the news of an end that was forced: a cluster may be slow to tell
 
@@ -125,7 +125,7 @@ class Queue(Generic[Subject]):
         A second Ctrl-C kills it.
         """
         self._source = iter(commands)
-        with Interruption() as interruption, hangup_as_termination():
+        with Interruption() as interruption:
             try:
                 while self.running or self._has_next():
                     if interruption.requested is not None:
@@ -156,7 +156,7 @@ class Queue(Generic[Subject]):
             if gpus is None:
                 return
             command, self._next = self._next, None
-            self._start(command, Share(gpus, self._take_cores(command), gpu_environment(self.pool, gpus)))
+            self._start(command, Share(gpus, self._take_cores(command), self.pool.variables(gpus)))
 
     def _take_cores(self, command: Command[Subject]) -> frozenset[int]:
         """The next free share, or as many cores as the command may use; none at all where it may use them all."""

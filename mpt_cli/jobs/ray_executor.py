@@ -7,7 +7,6 @@ import signal
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
@@ -138,16 +137,11 @@ class RayExecutor:
 
     def start(self, command: Command[Any], share: Share) -> RayHandle:
         wanted = self._launcher
-        environment = {**wanted.inherited_variables(), **command.environment, **share.variables}
-        own = replace(
-            command, subject=None, log=command.log and command.log.resolve(), environment=environment,
-            cwd=(command.cwd or Path()).resolve(), attempt=1,
-        )  # fmt: skip
         actor = self._ray.remote(CommandActor).options(
             num_cpus=wanted.num_cpus, num_gpus=wanted.num_gpus, max_restarts=_RESTARTS, max_task_retries=-1,
             memory=None if wanted.memory_gb is None else int(wanted.memory_gb * 2**30),
         )  # fmt: skip
-        return RayHandle(self._ray, actor.remote(own))
+        return RayHandle(self._ray, actor.remote(command.elsewhere(wanted.inherited_variables(), share)))
 
 
 def _token() -> ExitStack:

@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,7 +41,7 @@ class RemoteCommand:
     def __call__(self) -> int:
         if self.stop.exists():  # it was called off while it waited
             return TERMINATED
-        with handled_by(self._note_termination, (signal.SIGTERM,)):
+        with handled_by(self._note_termination):
             with held_back(signal.SIGUSR2):  # which Slurm sends to every process of a job, and is for submitit
                 self._handle = LocalExecutor().start(self.command)
             self.began.write_text(str(self._handle.pid))
@@ -101,7 +100,7 @@ class SlurmHandle:
         return self.remote.began.exists()
 
     def poll(self) -> int | None:
-        if self._code is None and self._is_done() and self._has_result():
+        if self._code is None and self._is_done():
             self._code = self._outcome()
         return self._code
 
@@ -115,13 +114,12 @@ class SlurmHandle:
         self.terminate()
 
     def _is_done(self) -> bool:
+        """And has left its result, or never will."""
         asks = self._asked_at is not None and time.monotonic() - self._asked_at > _ASK_SECONDS
         if asks:
             self._asked_at = time.monotonic()
-        return bool(self.job.done(force_check=asks))
-
-    def _has_result(self) -> bool:
-        """Or never will have one."""
+        if not self.job.done(force_check=asks):
+            return False
         self._done_at = self._done_at or time.monotonic()
         return self.job.paths.result_pickle.exists() or time.monotonic() - self._done_at > _RESULT_SECONDS
 
@@ -153,16 +151,6 @@ class SubmititLocalHandle(SlurmHandle):
     def _is_done(self) -> bool:
         return bool(self.job.done())
 
-    def _has_result(self) -> bool:
-        return True
-
-    def _outcome(self) -> int:
-        try:
-            return super()._outcome()
-        except Lost:
-            self.kill()  # submitit's own time was over, or someone killed what had started the command
-            raise
-
 
 class SubmititExecutor:
     """Hands each command to submitit. The jobs are the cluster's: where this process is killed, they go on."""
@@ -178,46 +166,37 @@ class SubmititExecutor:
         pass
 
     def start(self, command: Command[Any], share: Share) -> SlurmHandle:
+        folder, is_here = self._folder / command.name, self._launcher.is_here
         remote = self._remote(command, share)
-        folder = self._folder / command.name
-        handle = SubmititLocalHandle if self._launcher.is_here else SlurmHandle
         try:
             folder.mkdir(parents=True, exist_ok=True)
             executor = submitit.AutoExecutor(folder=folder, cluster=self._launcher.cluster)
-            executor.update_parameters(**parameters(self._launcher, command.name))
+            executor.update_parameters(**self._parameters(command.name))
             # submitit's processes here are in our group: what the terminal sends must not end them before their job
-            with held_back(*((signal.SIGINT, signal.SIGHUP) if self._launcher.is_here else ())):
+            with held_back(*((signal.SIGINT, signal.SIGHUP) if is_here else ())):
                 job = executor.submit(remote)
         except (OSError, utils.FailedSubmissionError, utils.FailedJobError) as error:  # the last is sbatch's own
             raise CannotStart(str(error).strip().splitlines()[-1]) from error
-        return handle(job, remote)
+        return (SubmititLocalHandle if is_here else SlurmHandle)(job, remote)
 
     def _remote(self, command: Command[Any], share: Share) -> RemoteCommand:
         """It goes by whole paths: where it runs, another directory may be the current one."""
         assert command.log is not None
-        log = command.log.resolve()
-        own = replace(
-            command, subject=None, log=log, cwd=(command.cwd or Path()).resolve(), attempt=1,
-            environment=own_environment(self._launcher.inherited_variables(), command, share),
-        )  # fmt: skip
-        remote = RemoteCommand(own, log.with_suffix(".began"), log.with_suffix(".stop"))
+        own = command.elsewhere(self._launcher.inherited_variables(), share)
+        remote = RemoteCommand(own, command.log.resolve().with_suffix(".began"),
+                               command.log.resolve().with_suffix(".stop"))  # fmt: skip
         for path in (remote.began, remote.stop):  # of an earlier attempt
             path.unlink(missing_ok=True)
         return remote
 
-
-def own_environment(inherited: Mapping[str, str], command: Command[Any], share: Share) -> dict[str, str]:
-    """What a command needs besides the environment of the machine it runs on; the last word is the queue's."""
-    return {**inherited, **command.environment, **share.variables}
-
-
-def parameters(launcher: SubmititLauncher, name: str) -> dict[str, Any]:
-    """The settings as submitit calls them; None stands for what Slurm does by default."""
-    if launcher.is_here:
-        return {"timeout_min": launcher.timeout_min}
-    return {
-        "timeout_min": launcher.timeout_min, "cpus_per_task": launcher.cpus_per_task,
-        "gpus_per_node": launcher.gpus_per_node, "mem_gb": launcher.mem_gb, "name": name,
-        "slurm_partition": launcher.partition, "slurm_account": launcher.account, "slurm_qos": launcher.qos,
-        "slurm_constraint": launcher.constraint, "slurm_additional_parameters": launcher.sbatch or None,
-    }  # fmt: skip
+    def _parameters(self, name: str) -> dict[str, Any]:
+        """The settings as submitit calls them; None stands for what Slurm does by default."""
+        launcher = self._launcher
+        if launcher.is_here:
+            return {"timeout_min": launcher.timeout_min}
+        return {
+            "timeout_min": launcher.timeout_min, "cpus_per_task": launcher.cpus_per_task,
+            "gpus_per_node": launcher.gpus_per_node, "mem_gb": launcher.mem_gb, "name": name,
+            "slurm_partition": launcher.partition, "slurm_account": launcher.account, "slurm_qos": launcher.qos,
+            "slurm_constraint": launcher.constraint, "slurm_additional_parameters": launcher.sbatch or None,
+        }  # fmt: skip

@@ -39,7 +39,6 @@ UNIMPORTANT_KEYS = (
     "expect.",
     "logger.",
     "backend.compile_cache",
-    "backend.compile_timeout",
 )
 
 

@@ -223,8 +223,6 @@ class BackendSettings:
     memory_growth: bool = key(True, "take GPU memory as needed instead of all of it")
     compile_cache: Optional[str] = key("auto", "folder for compiled programs, so that the next run starts sooner; "
                                        "auto = in the user's cache folder, null = none")
-    compile_timeout: Optional[float] = key(None, "seconds after which a compilation, with the call it is for, ends the "
-                                           "run; null = never", above=0)
 
 
 @dataclass

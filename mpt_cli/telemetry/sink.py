@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from mpt_cli.errors import DataError, printable
-from mpt_cli.signals import TimeLimit, unheard
+from mpt_cli.signals import unheard
 from mpt_cli.telemetry.format import describe_spike
 from mpt_cli.telemetry.records import Event, LayerSample, RunHeader, Snapshot, Spike, Summary
 from mpt_cli.telemetry.signs import EventTally
@@ -173,7 +173,7 @@ class Telemetry:
             sink.message(printable(text))
 
     @contextmanager
-    def busy(self, doing: str, limit: TimeLimit | None = None, hint: str = "") -> Iterator[None]:
+    def busy(self, doing: str, hint: str = "") -> Iterator[None]:
         """Around what may take long without a word: the sinks are told, and a signal in here is answered though the
         main thread does not hear it (`signals.unheard`)."""
         started, is_over = time.monotonic(), threading.Event()
@@ -181,7 +181,7 @@ class Telemetry:
             sink.begin_phase(doing)
         threading.Thread(target=self._remind, args=(doing, hint, is_over), daemon=True).start()
         try:
-            with unheard(doing, limit):
+            with unheard(doing):
                 yield
         finally:
             is_over.set()

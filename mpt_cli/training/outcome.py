@@ -59,13 +59,12 @@ def summarise_failure(session: "Session", run_dir: Path, error: BaseException) -
 
 def summarise_cut(session: "Session", run_dir: Path, end: ForcedEnd) -> Summary:
     """The summary of a run that was ended from outside of its loop, and goes on from the checkpoint before."""
-    status = "failed" if end.number is None else _STATUSES[end.number]
-    explanation = f"It was {end.reason}." if end.number else end.reason
+    explanation = f"It was {end.reason}."
     if (seen := session.trainer.ledger.seen) > 0:
         saved = session.trainer.checkpointer.saved_step
         lost = f", {seen - (saved or 0)} steps are lost" if seen != saved else ""
         explanation += f" {'Nothing was' if saved is None else f'Step {saved} is'} saved{lost}."
-    ending = conclude_unfinished((status, end.exit_code), session.trainer.signs(), explanation)
+    ending = conclude_unfinished((_STATUSES[end.number], end.exit_code), session.trainer.signs(), explanation)
     return _summary(session, run_dir, ending)
 
 

@@ -16,7 +16,7 @@ from mpt_cli.engine.faults import FaultSearch
 from mpt_cli.engine.flow import is_rounded
 from mpt_cli.engine.gradient_samples import build_sampler
 from mpt_cli.engine.xla import try_xla
-from mpt_cli.errors import BAD_CONFIG, DataError, Problem
+from mpt_cli.errors import DataError
 from mpt_cli.machine import give_back_freed_memory
 from mpt_cli.precision import Policy, head_layers
 from mpt_cli.precision.keras_internals import configured_rate
@@ -25,7 +25,6 @@ from mpt_cli.precision.train_step import has_own_compute_loss, optimizers_of, ow
 from mpt_cli.settings.references import Reference
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import OwnOptimizer
-from mpt_cli.signals import ForcedEnd, TimeLimit
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.health import HealthRules, Stop
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
@@ -232,15 +231,9 @@ def _add_what_was_asked_for(parts: Assembly, runner: Trainer, may_sample: bool) 
 
 
 def _compiling(parts: Assembly, telemetry: Telemetry, function: str) -> AbstractContextManager[None]:
-    backend = parts.settings.backend
-    seconds, may_go_without = backend.compile_timeout, backend.name == "tensorflow" and parts.jit_compile
+    may_go_without = parts.settings.backend.name == "tensorflow" and parts.jit_compile
     hint = "trainer.jit_compile=false starts without compiling" if may_go_without else ""
-    limit = None if seconds is None else TimeLimit(seconds, ForcedEnd(BAD_CONFIG, str(Problem(
-        "backend.compile_timeout", f"compiling {function} took longer than this many seconds.", seconds,
-        "Raise it, build a model of fewer or repeated layers, or keep what is compiled for the next run "
-        f"(backend.compile_cache=auto){', or start without compiling (trainer.jit_compile=false)' * may_go_without}.",
-    ))))  # fmt: skip
-    return telemetry.busy(f"compiling {function}", limit, hint)
+    return telemetry.busy(f"compiling {function}", hint)
 
 
 def _describe_policy(settings: Settings, model: Any) -> str:

@@ -56,7 +56,7 @@ def _kind(arguments: argparse.Namespace, words: list[str]) -> SamplerSettings:
 def _launcher(arguments: argparse.Namespace, words: list[str], settings: list[str]) -> Launcher:
     if arguments.resume is not None and arguments.launcher is None and not settings:
         launcher = recorded_launcher(SweepDirectory.open(arguments.resume).read_plan()[1])
-        launcher.check_package()
+        launcher.check()
         return launcher
     return place_of(split_overrides(words)[0], arguments.launcher, settings)
 

@@ -120,26 +120,6 @@ def test_a_second_ctrl_c_ends_a_compilation_at_once(tmp_path):
     check_whole_or_gone(tmp_path / "r", signal.SIGINT)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("backend", "remedy"), [("tensorflow", ", or start without compiling (trainer.jit_compile=false)"), ("jax", "")]
-)
-def test_a_compilation_beyond_its_limit_ends_the_run_with_what_to_change(backend, remedy, tmp_path):
-    (tmp_path / "parts.py").write_text(PARTS)
-    done = mpt("train", *DEEP, f"backend={backend}", "run_dir=r", "backend.compile_timeout=1.5", cwd=tmp_path)
-    sentence = (
-        "backend.compile_timeout: compiling the training step took longer than this many seconds. Received: 1.5. "
-        "Raise it, build a model of fewer or repeated layers, or keep what is compiled for the next run "
-        f"(backend.compile_cache=auto){remedy}.")  # fmt: skip
-    assert (done.returncode, done.stderr.strip()) == (2, f"mpt: {sentence}")
-    if backend == "tensorflow":  # which compiles before the run starts
-        assert not (tmp_path / "r").exists()
-        return
-    summary = summary_of(tmp_path / "r")
-    assert (summary["exit_code"], summary["status"], summary["explanation"]) == (2, "failed", sentence)
-    assert (summary["applied_steps"], summary["steps_seen"]) == (0, 0)
-
-
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -13,7 +13,7 @@ import pytest
 
 from mpt_cli.jobs.executor import CannotStart, Command, LocalExecutor, call, module_command, mpt_command
 from mpt_cli.jobs.queue import run_one
-from mpt_cli.signals import handled_by, held_back
+from mpt_cli.signals import held_back
 
 PARENT = """
 import sys, time
@@ -137,18 +137,6 @@ def test_a_signal_ends_the_one_command_first_and_then_this_program(tmp_path, num
     with pytest.raises(error) as caught, LocalExecutor() as executor:
         run_one(Command("one", ["sh", "-c", script], None, cwd=tmp_path), executor)
     assert (tmp_path / "saved").exists() and getattr(caught.value, "code", None) == code
-
-
-def test_a_signal_that_is_ignored_stays_so(monkeypatch):
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    heard = []
-    try:
-        with handled_by(heard.append):
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGTERM)
-        assert heard == [signal.SIGTERM] and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.slow

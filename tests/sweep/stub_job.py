@@ -45,8 +45,6 @@ def main(manner: str, run_dir: Path, value: float) -> None:
               explanation="Stopped: every step was skipped.", metrics={})  # fmt: skip
         sys.exit(4)
     if manner == "once":
-        if (run_dir / "summary.json").exists():
-            (run_dir.parent / "twice.txt").write_text(run_dir.name)
         time.sleep(value)
     if manner == "killed":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -17,7 +17,6 @@ from mpt_cli.jobs.capacity import (
     fewer_cores,
     fitting_workers,
     thread_environment,
-    threads_per_job,
 )
 from mpt_cli.jobs.executor import LocalExecutor
 from mpt_cli.jobs.queue import Limits, Queue
@@ -40,7 +39,6 @@ def test_jobs_at_a_time_fit_cores_memory_and_gpus(monkeypatch, jobs, gpus, memor
 
 def test_cores_are_divided_and_what_the_user_set_stays(monkeypatch):
     monkeypatch.setattr(capacity, "usable_cores", lambda: 8)
-    assert threads_per_job(3) == 2
     own = thread_environment(3, {"OMP_NUM_THREADS": "5"})
     assert own["TF_NUM_INTRAOP_THREADS"] == "2" and "OMP_NUM_THREADS" not in own
     assert thread_environment(1, {}) == {}

@@ -50,7 +50,7 @@ class Cluster:
         return question()
 
     def kill(self, handle: Any) -> None:
-        handle.actor._executor.__exit__()
+        handle.actor.kill()
 
 
 def stub_of_train(job: Any, run_dir: Path) -> list[str]:
@@ -86,7 +86,7 @@ def test_an_address_with_a_password_has_to_be_given_again(monkeypatch):
     facts = {"launcher": RayLauncher("ray://me:pa55-pa55@host:1").facts}
     recorded = json.loads(redaction.without_secrets(json.dumps(facts)))
     with pytest.raises(ConfigError) as caught:
-        recorded_launcher(recorded).check_package()
+        recorded_launcher(recorded).check()
     assert str(caught.value) == (
         "launcher.address: is not in the record as it was, which holds no passwords. Received: "
         "'ray://me:<redacted>@host:1'. Give it again: --launcher ray launcher.address=…"
