@@ -299,7 +299,7 @@ def _teller(quiet: bool) -> Callable[[str], None]:
 
 
 def diagnose(
-    *what: Any, sample_weight: Any = None, at_steps: Sequence[int] = (0,), batches: int = 8, phase: int = 1,
+    *what: Any, sample_weight: Any = None, at_steps: Sequence[int] = (0,), batches: int = 8,
     quiet: bool = False, epochs: int = 1, batch_size: int | None = None, policy: str | None = None,
     loss_scale: Any = None,
 ) -> "Diagnosis":  # fmt: skip
@@ -315,7 +315,7 @@ def diagnose(
     counts of steps of training, 0 before the first; `batches` are measured at each. ConfigError and DataError for what
     can't be measured.
     """
-    _check_least(batches=(batches, 1), phase=(phase, 1), at_steps=(min(at_steps, default=-1), 0))
+    _check_least(batches=(batches, 1), at_steps=(min(at_steps, default=-1), 0))
     say = _teller(quiet)
     is_model = bool(what) and not isinstance(what[0], (str, Mapping))
     if sample_weight is not None:
@@ -333,7 +333,7 @@ def diagnose(
     from mpt_cli.diagnose.diagnosis import diagnose as examine
     from mpt_cli.diagnose.examination import ExaminationRequest
 
-    return examine(program, platform, ExaminationRequest(tuple(at_steps), batches, phase), say)
+    return examine(program, platform, ExaminationRequest(tuple(at_steps), batches), say)
 
 
 def _copied_program(what: Sequence[Any], trainer: dict[str, Any], policy: str | None, loss_scale: Any) -> Program:

@@ -45,7 +45,6 @@ class Diagnosis:
     keep_in_float32: list[str] = field(default_factory=list)
     trials: list[ScaleTrial] = field(default_factory=list)
     highest_safe: int | None = None
-    phase: int = 1  # that was measured
     layer_samples: list[LayerSample] = field(default_factory=list)
     faults: dict[str, str] = field(default_factory=dict)
     mended: dict[str, str] = field(default_factory=dict)
@@ -109,36 +108,25 @@ def diagnose(
     NumericalError where the loss or its gradients are not finite in float32.
     """
     settings = program.settings
-    _check_phase(settings, request)
-    say(f"{settings.recipe}: building it three times, as it is, in float32 and in float16")
+    say(f"{settings.recipe}: building it and a copy to be measured")
     if settings.phases:
-        say(f"phase {request.phase} of {len(settings.phases)} is measured" + (
-            ", after training those before it" if request.phase > 1 else "; --phase N measures another"))
+        say(f"the first phase of {len(settings.phases)} is measured")
     examination = Examination(program, platform, request)
     _check_steps(request, examination.parts)
-    for step in sorted({examination.first_step + each for each in request.at_steps}):
+    for step in sorted({*request.at_steps}):
         say(f"measuring {request.batches} batches at step {step}" + (" after training up to it" if step else ""))
         examination.measure_at(step)
     return _mended(examination, _verified(examination, _keep_some_in_float32(examination, [], say), say), say)
 
 
-def _check_phase(settings: Settings, request: ExaminationRequest) -> None:
-    count = len(settings.phases) or 1
-    if not 1 <= request.phase <= count:
-        rule = f"must be 1 to {count}." if settings.phases else "must be left out: the run has no phases."
-        raise ConfigError(Problem("--phase", rule, request.phase))
-
-
 def _check_steps(request: ExaminationRequest, parts: Assembly) -> None:
-    """Those of the run, or of the phase that is measured."""
+    """Those of the run, or of its first phase."""
     last, phases, steps = max(request.at_steps), parts.settings.phases, parts.total_steps
     if phases and parts.train_feed.steps is not None:
-        steps = phases[request.phase - 1].epochs * parts.train_feed.steps
+        steps = phases[0].epochs * parts.train_feed.steps
     if steps is not None and last > steps:
-        what, remedy = ("the run", "raise trainer.epochs") if not phases else (
-            f"phase {request.phase}", "give another --phase")  # fmt: skip
-        raise ConfigError(Problem("--at-steps", f"must be at most the {steps} steps of {what}.", last,
-                                  f"Lower it, or {remedy}."))
+        what = "the first phase" if phases else "the run"
+        raise ConfigError(Problem("--at-steps", f"must be at most the {steps} steps of {what}.", last))
 
 
 def _keep_some_in_float32(examination: Examination, kept: list[str], say: Callable[[str], None]) -> list[str]:
@@ -201,7 +189,7 @@ def _verified(examination: Examination, kept: list[str], say: Callable[[str], No
     window = common_window([point.window for point in points])
     if window is None:
         return Diagnosis(settings, examination.platform, examination.policy, examination.request.batches, points, None,
-                         None, points[0].step, kept, phase=examination.request.phase)  # fmt: skip
+                         None, points[0].step, kept)  # fmt: skip
     binding = examination.binding_point()
     bounds = ScaleBounds.of(settings.loss_scale.rule)
     predicted = binding.window if window.empty else window
@@ -218,8 +206,7 @@ def _verified(examination: Examination, kept: list[str], say: Callable[[str], No
     overflows = OVERFLOWED in faults.values() or any(not trial.loss_is_finite for trial in verifier.trials())
     return Diagnosis(
         settings, examination.platform, examination.policy, examination.request.batches, points, window,
-        None if overflows else recommended, binding.step, kept, verifier.trials(), highest,
-        examination.request.phase, rows, faults,
+        None if overflows else recommended, binding.step, kept, verifier.trials(), highest, rows, faults,
     )  # fmt: skip
 
 

@@ -1,9 +1,6 @@
-"""A run, its float32 shadow and the model examined in float16 side by side: measured at chosen steps of its
-training.
-"""
+"""A run and a copy of its model side by side: measured in float32 and in float16 at chosen steps of its training."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,36 +11,27 @@ from mpt_cli.data.examples import DataSet
 from mpt_cli.data.streams import random_state_kept
 from mpt_cli.diagnose.safe_windows import (
     Counted,
-    ExaminedModel,
+    GradientPass,
     LayerRange,
-    PassOptions,
-    ReferenceGradients,
     Verifier,
     add_up,
-    build_pass,
     common_window,
     holds_non_finite,
-    layer_samples,
+    layer_ranges,
 )
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.feed import Piece
-from mpt_cli.engine.flow import FlowMap
-from mpt_cli.engine.probes import Probes
+from mpt_cli.engine.flow import FlowCounter, FlowMap
 from mpt_cli.errors import ConfigError, NumericalError, Problem
-from mpt_cli.models.build import set_trained
-from mpt_cli.precision import Policy, apply_policy, computes_in_float16, has_own_train_step
+from mpt_cli.precision import computes_in_float16, has_own_train_step
 from mpt_cli.precision.finite import is_overwritten
 from mpt_cli.precision.gradients import SafeScales
 from mpt_cli.precision.keras_internals import names_as_in_a_fresh_process
 from mpt_cli.precision.policy import name_of, parts_of
 from mpt_cli.settings.schema import PolicySettings, Settings
-from mpt_cli.settings.variants import PYTHON
 from mpt_cli.telemetry.ledger import StepRecords
 from mpt_cli.telemetry.records import LayerSample
 from mpt_cli.training.assembly import Assembly, assemble, build_metrics
-from mpt_cli.training.checkpoint import Arrays, collect_weights, restore_weights
-from mpt_cli.training.loss_and_optimizer import build_optimizer, copied_optimizer
-from mpt_cli.training.phase_change import enter_phase
 from mpt_cli.training.program import Program
 
 
@@ -55,19 +43,6 @@ class RunStepper:
     step: int = 0
     epoch: int = 0
     step_in_epoch: int = 0
-
-    def begin_phase(self, index: int) -> None:
-        """Train the phases before `index`, from 0, and make the change to it; ConfigError where the length of an epoch
-        is not known."""
-        parts, per_epoch = self.parts, self.parts.train_feed.steps
-        if index and per_epoch is None:
-            raise ConfigError(Problem("--phase", "must be 1 for data whose length only reading tells.", index + 1))
-        while parts.phases.index < index:
-            phase = parts.phases.index
-            self.train_to(self.step + parts.phases.all[phase].epochs * (per_epoch or 0))
-            if parts.settings.optimizer.use_ema:
-                parts.optimizer.finalize_variable_values(parts.model.trainable_variables)
-            enter_phase(parts, phase + 1)
 
     def begin(self) -> None:
         """Stand before the next batch, also after some were looked at."""
@@ -130,91 +105,50 @@ def _whole(batches: list[Any], parts: Assembly) -> list[Any]:
     return [batch for batch in batches if keras.tree.flatten(batch.x)[0].shape[0] == size]
 
 
-FLOAT32 = PolicySettings("float32", head=None)
-
-
-def build_shadow(program: Program, data: DataSet) -> Any:
-    """The model with every layer in float32, whatever the recipe or the model's own code asks for."""
-    settings = program.settings
-    model = build_copy(program, replace(settings, policy=FLOAT32), data)
-    try:
-        model = apply_policy(model, Policy("float32", head=None), everywhere=True)
-    except ValueError as error:
-        raise ConfigError(Problem("model", f"can't be measured in float32: {error}")) from error
-    return _with_loss(program, model, data)
-
-
-def build_examined(program: Program, policy: PolicySettings, data: DataSet) -> Any:
-    """The model as `policy` has it."""
-    return _with_loss(program, build_copy(program, replace(program.settings, policy=policy), data), data)
-
-
 def examined_policy(settings: Settings, model: Any) -> PolicySettings:
     """The policy whose float16 is examined: the run's own, or mixed_float16 where the run has no float16."""
     return settings.policy if computes_in_float16(model) else replace(settings.policy, name="mixed_float16")
 
 
-def build_copy(program: Program, settings: Settings, data: DataSet) -> Any:
-    """The model anew, with layers named as in a fresh process. What the run will still draw at random is unchanged."""
-    with _as_in_a_fresh_process():
-        model = program.build_copy(settings, data)
+def build_copy(program: Program, policy: PolicySettings, data: DataSet) -> Any:
+    """The model anew under `policy`, with its loss, and with layers named as in a fresh process. What the run will
+    still draw at random is unchanged."""
+    settings = program.settings
+    with random_state_kept(), names_as_in_a_fresh_process():
+        model = program.build_copy(replace(settings, policy=policy), data)
     if has_own_train_step(model):
         raise ConfigError(Problem("model", f"{type(model).__name__} has a train_step of its own: the gradients that it "
                                   "takes can't be looked into from outside.", None,
                                   "mpt train records its overflows, and the variable of each."))
+    program.compile_copy(settings, model, data)
+    build_metrics(model, data.train, settings.trainer.batch_size)
     return model
 
 
-def build_update_rule(parts: Assembly, shadow: Any) -> Any:
-    """The run's optimizer for `shadow`, unwrapped; each of its steps is an update, also where the run accumulates."""
-    if parts.settings.optimizer.name == PYTHON:
-        optimizer = copied_optimizer(parts.optimizer.inner_optimizer)
-        optimizer.gradient_accumulation_steps = None
-    else:
-        rule = replace(parts.phases.optimizer_settings, gradient_accumulation_steps=None)
-        optimizer = build_optimizer(rule, parts.phases.schedule_steps)
-    optimizer.build(shadow.trainable_variables)
-    return optimizer
+Weights = list[Any]  # of a model, in the order of its variables, but for the statistics of float8
 
 
-def copy_weights(source: Any, target: Any) -> None:
-    """Weights, statistics and seed generators, by position; the float8 statistics that only one has stay."""
-    _assign([v for v in target.variables if not is_overwritten(v)],
-            [v for v in source.variables if not is_overwritten(v)])  # fmt: skip
+def weights_and_state(model: Any) -> Weights:
+    """Copies of weights, statistics and seed generators."""
+    return [np.asarray(keras.ops.convert_to_numpy(variable.value)) for variable in _variables(model)]
 
 
-def copy_optimizer(source: Any, target: Any) -> None:
-    """Slots, counters and rate of an unwrapped optimizer, but not what it accumulates between updates."""
-    kept = [v for v in source.variables if "gradient_accumulator" not in v.path]
-    if len(kept) == len(target.variables):
-        _assign(target.variables, kept)
+def put_weights(model: Any, weights: Weights) -> None:
+    """What `weights_and_state` gave of another copy, by position."""
+    for variable, value in zip(_variables(model), weights, strict=True):
+        variable.assign(keras.ops.cast(value, variable.dtype))
 
 
-def _assign(targets: list[Any], sources: list[Any]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        # a copy: on JAX the training loop gives its buffers away, and would take them from the target too
-        target.assign(keras.ops.copy(keras.ops.cast(source.value, target.dtype)))
-
-
-def _with_loss(program: Program, model: Any, data: DataSet) -> Any:
-    program.compile_copy(program.settings, model, data)
-    build_metrics(model, data.train, program.settings.trainer.batch_size)
-    return model
-
-
-@contextmanager
-def _as_in_a_fresh_process() -> Iterator[None]:
-    with random_state_kept(), names_as_in_a_fresh_process():
-        yield
+def _variables(model: Any) -> list[Any]:
+    return [variable for variable in model.variables if not is_overwritten(variable)]
 
 
 @dataclass(frozen=True)
 class ExaminationRequest:
-    """What to measure: after which steps of a phase, and on how many batches each time. `phase` counts from 1."""
+    """What to measure: after which steps, and on how many batches each time."""
 
     at_steps: tuple[int, ...] = (0,)
     batches: int = 8
-    phase: int = 1
 
 
 @dataclass(frozen=True)
@@ -243,48 +177,37 @@ class _Measurement:
     loss_scale: float
     counted: Counted
     batches: Sequence[Any]
-    weights: Arrays
+    weights: Weights
 
 
 class Examination:
-    """Trains the run from point to point. The copies have weights of their own: training never notices them."""
+    """Trains the run from point to point. The copy has weights of its own: training never notices it."""
 
     def __init__(self, program: Program, platform: Platform, request: ExaminationRequest) -> None:
-        settings = program.settings
-        assert settings.seed is not None
-        self.program, self.settings, self.platform, self.request = program, settings, platform, request
+        assert program.settings.seed is not None
+        self.program, self.settings, self.platform, self.request = program, program.settings, platform, request
         self.parts = assemble(program, platform, program.load_data())
-        self.data = self.parts.data
-        self.policy = examined_policy(settings, self.parts.model)
+        self.policy = examined_policy(self.settings, self.parts.model)
         self._stepper = RunStepper(self.parts)
-        self._stepper.begin_phase(request.phase - 1)
-        self.first_step = self._stepper.step  # of the run, before the first of the phase
-        self._shadow = self._in_phase(build_shadow(program, self.data))
-        self._probes = Probes(parts_of(self._shadow), values=True)
-        self._rule = build_update_rule(self.parts, self._shadow)
-        self._shadow_pass = build_pass(self._shadow, self._probes, PassOptions(self._rule))
         self._measured: list[_Measurement] = []
         self._build_examined()
-
-    def _in_phase(self, model: Any) -> Any:
-        for index in range(1, self.parts.phases.index + 1):
-            set_trained(model, self.settings.phases[index], f"phases.{index}")
-        return model
+        self._in_float32 = GradientPass(FlowCounter(self._examined, in_float32=True))
+        self._consumers = self._in_float32.counter.probes.consumers
 
     def measure_at(self, step: int) -> None:
         """Train up to `step` of the run and measure there; NumericalError where float32 itself is not finite."""
         self._stepper.train_to(step)
-        copy_weights(self.parts.model, self._shadow)
-        copy_optimizer(self.parts.optimizer.inner_optimizer, self._rule)
+        weights = weights_and_state(self.parts.model)
+        put_weights(self._examined, weights)
         batches = self._stepper.peek_batches(self.request.batches)
-        counted = add_up([self._shadow_pass(batch) for batch in batches])
+        counted = add_up([self._in_float32(batch) for batch in batches])
         _check_finite(counted, step)
         if not self._measured:
             self._trace_examined(batches[0])
         scale = float(self.parts.optimizer.loss_scale) if self.parts.scaling.scales else 1.0
-        self._measured.append(_Measurement(step, scale, counted, batches, collect_weights(self._shadow)))
+        self._measured.append(_Measurement(step, scale, counted, batches, weights))
         binding = self._binding()
-        self._measured = [m if m is binding else replace(m, batches=(), weights={}) for m in self._measured]
+        self._measured = [m if m is binding else replace(m, batches=(), weights=[]) for m in self._measured]
 
     def points(self) -> list[ExaminedPoint]:
         """What was measured so far, seen with the dtypes of the model as it is examined now."""
@@ -296,9 +219,11 @@ class Examination:
 
     def keep_in_float32(self, names: Sequence[str]) -> None:
         """Examine the model with these layers in float32 from now on."""
+        binding = self._binding()
         self.policy = replace(self.policy, overrides={**self.policy.overrides, **dict.fromkeys(names, "float32")})
         self._build_examined()
-        self._trace_examined(self._binding().batches[0])
+        put_weights(self._examined, binding.weights)
+        self._trace_examined(binding.batches[0])
 
     def layers_around(self, names: Sequence[str], sent_back: Sequence[str]) -> list[str]:
         """The layers among `names`, those that take an output of `sent_back`, and those around their plain operations.
@@ -307,12 +232,12 @@ class Examination:
         """
         parts = parts_of(self._examined)
         places = {name_of(part): index for index, part in enumerate(parts)}
-        around = {places[name] for name in names}
-        around |= {taker for name in sent_back for taker in self._probes.consumers.get(places[name], ())}
+        around = {places[name] for name in names if name in places}
+        around |= {taker for name in sent_back if name in places for taker in self._consumers.get(places[name], ())}
         for _ in parts:
             plain = {index for index in around if not isinstance(parts[index], keras.Layer)}
-            makers = {maker for maker, takers in self._probes.consumers.items() if takers & plain}
-            more = makers | {taker for index in plain for taker in self._probes.consumers.get(index, ())}
+            makers = {maker for maker, takers in self._consumers.items() if takers & plain}
+            more = makers | {taker for index in plain for taker in self._consumers.get(index, ())}
             if more <= around:
                 break
             around |= more
@@ -321,16 +246,17 @@ class Examination:
     def verifier(self) -> Verifier:
         """Tries scales with the weights and batches of the binding point."""
         binding = self._binding()
-        restore_weights(self._shadow, binding.weights)
-        copy_weights(self._shadow, self._examined)
-        wanted = ReferenceGradients(self._point(binding).layers, binding.counted)
-        return Verifier(self._examined_pass, binding.batches, wanted)
+        put_weights(self._examined, binding.weights)
+        return Verifier(self._in_float16, binding.batches, self._point(binding).layers, binding.counted)
 
     def look_at_layers(self, verifier: Verifier, scale: float) -> tuple[list[LayerSample], dict[str, str]]:
         """What real passes at a scale that was tried left of each layer, and the layers that do not train so."""
-        places = FlowMap.of(self._examined, self._examined_probes)
-        rows = layer_samples(places, verifier.totals[scale], verifier.reference.counted, scale)
-        return rows, places.faults(rows)
+        rows = verifier.layer_samples(self._places, scale)
+        return rows, self._places.faults(rows)
+
+    @property
+    def _places(self) -> FlowMap:
+        return FlowMap.of(self._examined, self._in_float16.counter.probes)
 
     def _binding(self) -> _Measurement:
         def highest(measured: _Measurement) -> int:
@@ -340,23 +266,20 @@ class Examination:
         return min((measured for measured in self._measured if measured.batches), key=highest)
 
     def _point(self, measured: _Measurement) -> ExaminedPoint:
-        counted = measured.counted
-        layers = ExaminedModel(self._examined, self._examined_probes.dtypes).layer_ranges(self._probes, counted)
-        return ExaminedPoint(measured.step, float(np.mean(counted.losses)), measured.loss_scale, layers)
+        layers = layer_ranges(self._places, self._in_float16.counter.probes, measured.counted)
+        return ExaminedPoint(measured.step, float(np.mean(measured.counted.losses)), measured.loss_scale, layers)
 
     def _build_examined(self) -> None:
-        self._examined = self._in_phase(build_examined(self.program, self.policy, self.data))
-        self._examined_probes = Probes(parts_of(self._examined), values=True)
-        self._examined_pass = build_pass(self._examined, self._examined_probes)
+        self._examined = build_copy(self.program, self.policy, self.parts.data)
+        self._in_float16 = GradientPass(FlowCounter(self._examined, in_float32=False))
 
     def _trace_examined(self, batch: Any) -> None:
         """One pass, which shows in which dtypes the outputs of its layers flow.
 
         ConfigError where the device can't do it: JAX on a CPU has no float16 attention.
         """
-        copy_weights(self._shadow, self._examined)
         try:
-            self._examined_pass(batch)
+            self._in_float16(batch)
         except (ValueError, NotImplementedError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             raise ConfigError(Problem("policy.name", f"can't be computed on this device: {reason}.", self.policy.name,

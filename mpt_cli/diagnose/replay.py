@@ -13,15 +13,16 @@ from numpy.typing import NDArray
 
 from mpt_cli.diagnose.examination import RunStepper
 from mpt_cli.diagnose.preparation import OverflowEvent
-from mpt_cli.diagnose.safe_windows import Counted, PassOptions, build_pass
+from mpt_cli.diagnose.safe_windows import Counted, GradientPass
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.faults import build_injector
+from mpt_cli.engine.flow import FlowCounter
 from mpt_cli.engine.probes import GRADIENT, VALUE, Counts, Probes, owners_of_weights, weights_of
 from mpt_cli.errors import DataError
 from mpt_cli.precision import has_own_train_step
 from mpt_cli.precision.gradients import INFS, NANS, largest_exponent
 from mpt_cli.precision.keras_internals import inner_layers
-from mpt_cli.precision.policy import name_of, parts_of
+from mpt_cli.precision.policy import name_of
 from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.provenance import known_environment
@@ -191,9 +192,9 @@ def _look(replayed: ReplayedRun, batch: Any) -> tuple[float, list[Sighting], boo
     injector = build_injector(parts.settings.fault, model, parts.data, 1)
     step_wrapper = injector.wrap_step if injector else None
     for jit_compile in (True, False) if parts.jit_compile else (False,):
-        probes = Probes(parts_of(model), inputs=True, values=True)
-        counted = build_pass(model, probes, PassOptions(None, jit_compile, step_wrapper))(batch)
-        sightings = [*_forward(model, probes, counted), *_backward(model, probes, counted)]
+        counter = FlowCounter(model, in_float32=False, inputs=True)
+        counted = GradientPass(counter, jit_compile, step_wrapper)(batch)
+        sightings = [*_forward(counter.probes, counted), *_backward(model, counter.probes, counted)]
         if _first(sightings, isfinite(counted.losses[0])) is not None:
             break
     return counted.losses[0], sightings, jit_compile == parts.jit_compile
@@ -205,35 +206,31 @@ def _first(sightings: Sequence[Sighting], loss_is_finite: bool) -> Sighting | No
     return next((seen for phase in phases for seen in sightings if seen.phase == phase and not seen.is_finite), None)
 
 
-def _forward(model: Any, probes: Probes, counted: Counted) -> Iterator[Sighting]:
+def _forward(probes: Probes, counted: Counted) -> Iterator[Sighting]:
     """Of the innermost parts, their inputs and outputs as they were called."""
-    parts, inputs = parts_of(model), counted.sinks[: len(probes.parts), VALUE]
-    outputs = counted.sinks[len(probes.parts) :, VALUE]
-    for index in _innermost(parts, probes):
+    inputs, outputs = np.split(counted.parts[:, VALUE], 2)
+    for index in _innermost(probes):
         for place, counts in ((INPUT, inputs[index]), (OUTPUT, outputs[index])):
-            yield _sighting(FORWARD, parts[index], probes.dtypes.get(index, ""), place, counts)
+            yield _sighting(FORWARD, probes, index, place, counts)
 
 
 def _backward(model: Any, probes: Probes, counted: Counted) -> Iterator[Sighting]:
     """The same backwards: what arrives at an output, then what is made of it for weights and input."""
-    parts, inputs = parts_of(model), counted.sinks[: len(probes.parts), GRADIENT]
-    outputs, owners = counted.sinks[len(probes.parts) :, GRADIENT], owners_of_weights(model)
-    for index in reversed(_innermost(parts, probes)):
-        dtype = probes.dtypes.get(index, "")
+    (inputs, outputs), owners = np.split(counted.parts[:, GRADIENT], 2), owners_of_weights(model)
+    for index in reversed(_innermost(probes)):
         if index in probes.trained:
-            yield _sighting(BACKWARD, parts[index], dtype, OUTPUT, outputs[index])
+            yield _sighting(BACKWARD, probes, index, OUTPUT, outputs[index])
         own = [place for place, owner in enumerate(owners) if owner == index]
         if own:
-            yield _sighting(BACKWARD, parts[index], dtype, WEIGHTS, counted.weights[own].sum(axis=0))
+            yield _sighting(BACKWARD, probes, index, WEIGHTS, counted.weights[own].sum(axis=0))
         if index in probes.trained_inputs:
-            yield _sighting(BACKWARD, parts[index], dtype, INPUT, inputs[index])
+            yield _sighting(BACKWARD, probes, index, INPUT, inputs[index])
 
 
-def _innermost(parts: Sequence[Any], probes: Probes) -> list[int]:
+def _innermost(probes: Probes) -> list[int]:
     """Indices in the order of the calls; a layer made of layers is left to these, unless it has weights of its own."""
-    owning = {index for index in probes.order if not inner_layers(parts[index])}
-    own_weights = {index for index in probes.order if index not in owning and _has_own_weights(parts[index])}
-    return [index for index in probes.order if index in owning | own_weights]
+    parts = probes.parts
+    return [index for index in probes.order if not inner_layers(parts[index]) or _has_own_weights(parts[index])]
 
 
 def _has_own_weights(layer: Any) -> bool:
@@ -241,9 +238,10 @@ def _has_own_weights(layer: Any) -> bool:
     return any(id(v) not in inner for v in layer.trainable_variables)
 
 
-def _sighting(phase: str, part: Any, dtype: str, place: str, counts: Counts) -> Sighting:
-    infs, nans = int(counts[INFS]), int(counts[NANS])
-    return Sighting(phase, name_of(part), type(part).__name__, dtype, place, largest_exponent(counts), infs, nans)
+def _sighting(phase: str, probes: Probes, index: int, place: str, counts: Counts) -> Sighting:
+    part = probes.parts[index]
+    return Sighting(phase, name_of(part), type(part).__name__, probes.dtypes.get(index, ""), place,
+                    largest_exponent(counts), int(counts[INFS]), int(counts[NANS]))  # fmt: skip
 
 
 def _is_number(value: Any) -> bool:

@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from mpt_cli.diagnose.diagnosis import Diagnosis, ScaleBounds
 from mpt_cli.diagnose.examination import ExaminedPoint
-from mpt_cli.diagnose.safe_windows import GradientCounts, LayerRange, LostUpdates, ScaleTrial, power_of_two_below
+from mpt_cli.diagnose.safe_windows import GradientCounts, LayerRange, ScaleTrial, power_of_two_below, share_of_all
 from mpt_cli.precision.gradients import (
     EXPONENT_BIAS,
     INFS,
@@ -31,7 +29,7 @@ from mpt_cli.precision.gradients import (
     share_subnormal,
 )
 from mpt_cli.precision.scale_rules import DynamicScale
-from mpt_cli.report.tables import plain_lines, print_labelled, text_columns
+from mpt_cli.report.tables import print_labelled, print_table, text_columns
 from mpt_cli.runs.directory import write_atomic
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.recipe_edit import RecipeText
@@ -59,7 +57,7 @@ def sentences(found: Diagnosis) -> list[tuple[str, str]]:
     rows += [("scale", text) for text in _recommendation(found)]
     rows += [("verified", _verified(trial)) for trial in found.trials]
     rows += [("edge", text) for text in _edge(found)]
-    return [*rows, ("bfloat16", _bfloat16(found)), *(("updates", text) for text in _updates(found))]
+    return [*rows, ("bfloat16", _bfloat16(found))]
 
 
 def config_lines(found: Diagnosis) -> list[str]:
@@ -191,39 +189,14 @@ def _edge(found: Diagnosis) -> Iterator[str]:
 
 
 def _bfloat16(found: Diagnosis) -> str:
-    counts = [g.counts for layer in found.layers for g in layer.gradients]
-    lost = _share([share_flushed(c, dtype="bfloat16") for c in counts], [float(c[:INFS].sum()) for c in counts])
+    gradients = [g for layer in found.layers for g in layer.gradients]
+    lost = share_of_all(gradients, [share_flushed(g.counts, dtype="bfloat16") for g in gradients])
     return f"mixed_bfloat16 needs no loss scaling: {format_fraction(lost)} flushed, its range is that of float32"
 
 
-def _updates(found: Diagnosis) -> Iterator[str]:
-    """Shares over all weights at the last point at which anything moved; which dtype has to do with it."""
-    for point in reversed(found.points):
-        moving = [layer.updates for layer in point.layers if layer.updates is not None]
-        if not moving:
-            continue
-        sizes = [float(row.moved) for row in moving]
-        lost16 = _share([row.lost_float16 for row in moving], sizes)
-        lost_b = _share([row.lost_bfloat16 for row in moving], sizes)
-        kept = sorted({layer.variable_dtype for layer in point.layers if layer.weights is not None})
-        where = f"weights are {' and '.join(kept)} here"
-        none = ", so none is lost" if kept == ["float32"] else ""
-        if found.settings.policy.stochastic_rounding:
-            none = ", rounded stochastically, which loses none in the mean"
-        yield (f"at step {point.step} rounding would lose {format_fraction(lost16)} of the updates in float16 weights, "
-               f"{format_fraction(lost_b)} in bfloat16 weights; {where}{none}")  # fmt: skip
-        return
-    yield "none: the learning rate is 0 at these steps"
-
-
 def _flushed(layers: Sequence[LayerRange], scale: float) -> float:
-    bound: list[GradientCounts] = [g for layer in layers for g in layer.gradients if g.is_bound]
-    power = float(2.0 ** np.floor(np.log2(scale)))
-    return _share([share_flushed(g.counts, power) for g in bound], [float(g.counts[:INFS].sum()) for g in bound])
-
-
-def _share(shares: Sequence[float], sizes: Sequence[float]) -> float:
-    return float(np.dot(shares, sizes) / max(sum(sizes), 1.0))
+    bound = [g for layer in layers for g in layer.gradients if g.is_bound]
+    return share_of_all(bound, [share_flushed(g.counts, power_of_two_below(scale)) for g in bound])
 
 
 def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
@@ -242,7 +215,6 @@ def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
         "policy": found.policy.name,
         "run_policy": found.settings.policy.name,
         "batches": found.batches,
-        **({"phase": found.phase} if found.settings.phases else {}),
         "loss_scale": found.loss_scale,
         "recommended_initial_scale": found.recommended,
         "safe_window": _window_content(found.window, found.is_safe),
@@ -276,7 +248,7 @@ def _layers_content(layers: Sequence[LayerRange], scales: dict[str, float | None
             "name": layer.name, "kind": layer.kind, "compute_dtype": layer.compute_dtype,
             "variable_dtype": layer.variable_dtype, "safe_window": _window_content(layer.window),
             "activation_gradients": _gradients_content(layer.activations, scales),
-            "weight_gradients": _gradients_content(layer.weights, scales), "updates": _updates_content(layer.updates),
+            "weight_gradients": _gradients_content(layer.weights, scales),
         }
         for layer in layers
     ]  # fmt: skip
@@ -288,19 +260,12 @@ def _gradients_content(found: GradientCounts | None, scales: dict[str, float | N
     counts, known = found.counts, {name: scale for name, scale in scales.items() if scale is not None}
     powers = {name: power_of_two_below(scale) for name, scale in known.items()}
     return {
-        "dtype": found.dtype, "largest_exponent": found.largest_exponent, "values": int(counts[:INFS].sum()),
+        "dtype": found.dtype, "largest_exponent": found.largest_exponent, "values": int(found.values),
         "zeros": int(counts[ZEROS]), "safe_window": _window_content(found.window),
         "flushed": {name: share_flushed(counts, scale) for name, scale in powers.items()},
         "subnormal": {name: share_subnormal(counts, scale) for name, scale in powers.items()},
         "flushed_in_bfloat16": share_flushed(counts, dtype="bfloat16"), "histogram": found.histogram(),
     }  # fmt: skip
-
-
-def _updates_content(found: LostUpdates | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    return {"moved": found.moved, "lost_in_float16_weights": found.lost_float16,
-            "lost_in_bfloat16_weights": found.lost_bfloat16}  # fmt: skip
 
 
 def _check_content(row: LayerSample) -> dict[str, Any]:
@@ -391,8 +356,7 @@ def _resolved(tree: Any, path: tuple[str, ...]) -> Any:
 
 
 LEGEND = """max 2^: exponent of the largest; ×S: share flushed to zero at loss scale S;
-subn.: share subnormal at the run's scale; safe 2^: exponents of safe scales;
-lost %: updates that rounding would lose in float16/bfloat16 weights"""
+subn.: share subnormal at the run's scale; safe 2^: exponents of safe scales"""
 MOST_LAYERS = 40  # on the console; the file has all
 MOST_LAYERS_OF_EACH = 12  # of a model with more only the step that binds the scale is shown
 
@@ -409,13 +373,10 @@ def print_diagnosis(found: Diagnosis, files: Sequence[str], console: Console) ->
 
 
 def _print_point(found: Diagnosis, point: ExaminedPoint, console: Console) -> None:
-    title = f"step {point.step}: gradients of outputs and weights, the worse of the two"
     shown = most_telling(point.layers)
-    titles, rows = _titles(found, point), [_cells(found, point, layer) for layer in shown]
-    if console.is_terminal:
-        console.print(_rich_table(title, titles, rows))
-    else:
-        console.out("\n".join([title, *plain_lines(text_columns(titles), rows)]), highlight=False)
+    console.out(f"step {point.step}: gradients of outputs and weights, the worse of the two", highlight=False)
+    print_table(text_columns(_titles(found, point)), [_cells(found, point, layer) for layer in shown], console,
+                lambda cells: "red" if "none" in cells else "")  # fmt: skip
     console.print(Text(LEGEND, style="dim"), soft_wrap=True)
     if len(shown) < len(point.layers):
         console.print(f"and {len(point.layers) - len(shown)} more layers, which bind less, in diagnosis.json")
@@ -435,7 +396,7 @@ def most_telling(layers: Sequence[LayerRange]) -> list[LayerRange]:
 def _titles(found: Diagnosis, point: ExaminedPoint) -> list[str]:
     """The shares stand for no scaling, the run's own scale and the recommended one, each once."""
     scales = [f"×{_short_scale(scale)}" for scale in _scales(found, point)]
-    return ["layer", "max 2^", *scales, "subn.", "safe 2^", "lost %"]
+    return ["layer", "max 2^", *scales, "subn.", "safe 2^"]
 
 
 def _scales(found: Diagnosis, point: ExaminedPoint) -> list[float]:
@@ -451,10 +412,8 @@ def _cells(found: Diagnosis, point: ExaminedPoint, layer: LayerRange) -> list[st
     now = power_of_two_below(point.loss_scale)
     subnormal = max((share_subnormal(counts, now) for counts in bound), default=None)
     window = _short_window(layer.window) if bound else layer.compute_dtype
-    updates = layer.updates
-    lost = "-" if updates is None else f"{100 * updates.lost_float16:.0f}/{100 * updates.lost_bfloat16:.0f}"
     largest = f"{max(exponents)}" if exponents else "-"
-    return [layer.name, largest, *map(_short_share, flushed), _short_share(subnormal), window, lost]
+    return [layer.name, largest, *map(_short_share, flushed), _short_share(subnormal), window]
 
 
 def _short_window(window: SafeScales | None) -> str:
@@ -474,17 +433,6 @@ def _short_share(share: float | None) -> str:
 def _short_scale(scale: float) -> str:
     power = power_of_two_below(scale)
     return f"2^{int(np.log2(power))}" if power == scale and scale != 1 else f"{scale:g}"
-
-
-def _rich_table(title: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
-                  show_edge=False)  # fmt: skip
-    for name in titles:
-        is_layer = name == "layer"
-        table.add_column(name, justify="left" if is_layer else "right", overflow="fold", no_wrap=not is_layer)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row), style="red" if "none" in row else "")
-    return table
 
 
 FLUSHED_BELOW, NORMAL_FROM, OVERFLOW_FROM = -25, -14, 16  # exponents of float16

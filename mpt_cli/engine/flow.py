@@ -93,9 +93,9 @@ class Flow(NamedTuple):
 class FlowCounter:
     """Counts what flows through `model` in a training step, as it is or with every layer in float32."""
 
-    def __init__(self, model: Any, in_float32: bool) -> None:
+    def __init__(self, model: Any, in_float32: bool, inputs: bool = False) -> None:
         self.model, self.in_float32 = model, in_float32
-        self.probes = Probes(parts_of(model), values=True)
+        self.probes = Probes(parts_of(model), inputs)
 
     @contextmanager
     def installed(self, sinks: Sequence[Tensor]) -> Iterator[None]:

@@ -25,7 +25,7 @@ from mpt_cli.precision.policy import layers_of
 
 Counts = NDArray[np.float32]
 Tensor = Any
-GRADIENT, VALUE = 0, 1  # rows of a sink: counts of the gradient and, where it has a second row, of the value itself
+GRADIENT, VALUE = 0, 1  # rows of a sink: counts of the gradient and of the value itself
 
 
 class Probes:
@@ -36,9 +36,8 @@ class Probes:
     trainable weight. Training computes no gradient for the others, so theirs is not counted.
     """
 
-    def __init__(self, parts: Sequence[Any], inputs: bool = False, values: bool = False) -> None:
+    def __init__(self, parts: Sequence[Any], inputs: bool = False) -> None:
         self.parts, self.inputs = list(parts), inputs
-        self.rows = 2 if values else 1
         self.order: list[int] = []
         self.dtypes: dict[int, str] = {}
         self.consumers: dict[int, set[int]] = {}
@@ -53,7 +52,7 @@ class Probes:
 
     def sinks(self) -> list[Tensor]:
         """Zeros to differentiate by."""
-        return [ops.zeros((self.rows, SINK_SIZE), "float32") for _ in range(self.sink_count)]
+        return [ops.zeros((2, SINK_SIZE), "float32") for _ in range(self.sink_count)]
 
     @contextmanager
     def installed(self, sinks: Sequence[Tensor]) -> Iterator[None]:
@@ -68,13 +67,12 @@ class Probes:
             out_of = sinks[index + len(self.parts) * self.inputs]
             given = _float_tensors((arguments, named))
             is_trained = self._enter(index, given)
-            if into is not None and (self.rows > 1 or is_trained):
+            if into is not None:
                 arguments, named = map_floats(lambda x: insert_probe(x, into), (arguments, named))
                 self._traces.rename(given, _float_tensors((arguments, named)))
             outputs = call(*arguments, **named)
             is_trained = is_trained or bool(getattr(self.parts[index], "trainable_weights", ()))
-            if self.rows > 1 or is_trained:
-                outputs = map_floats(lambda x: insert_probe(x, out_of), outputs)
+            outputs = map_floats(lambda x: insert_probe(x, out_of), outputs)
             self._leave(index, _float_tensors(outputs), is_trained)
             return outputs
 
@@ -132,12 +130,12 @@ class _TensorOrigins:
 
 
 def insert_probe(x: Tensor, sink: Tensor) -> Tensor:
-    """`x` unchanged; the gradient for `sink` counts the gradient of x and, where sink has two rows, x itself."""
+    """`x` unchanged; the gradient for `sink` counts the gradient of x and x itself."""
     return define_gradient(lambda x, sink: x, _sink_gradients)(x, sink)
 
 
 def _sink_gradients(upstream: Tensor, x: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
-    return upstream, count([upstream, x][: sink.shape[0]])
+    return upstream, count([upstream, x])
 
 
 MANY_ELEMENTS = 2**20

@@ -225,8 +225,6 @@ def configure_diagnose(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser)
     parser.add_argument("--at-steps", metavar="N,N…", help="measure after these steps of training; default: 0")
     parser.add_argument("--batches", type=int, metavar="N", help="batches to measure at each step; default: 8")
-    parser.add_argument("--phase", type=int, metavar="N", help="of a recipe with phases: the one to measure, after "
-                        "training those before it; --at-steps counts from its beginning; default: 1")  # fmt: skip
     parser.add_argument("--step", type=int, metavar="N", help="with a run directory: the step to train again; "
                         "default: the last one that overflowed")  # fmt: skip
     parser.add_argument("--write", metavar="FILE", help="write a copy of the recipe with the recommendation in it")

@@ -48,9 +48,7 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
     settings = with_drawn_seed(on_one_device(load_settings(arguments.overrides), say))
     check_write_path(arguments.write, arguments.overrides)
     with DiagnosisDirectory.making(arguments.out, default_parent(settings.recipe)) as directory:
-        phase = 1 if arguments.phase is None else arguments.phase
-        request = steps, arguments.batches or 8, phase
-        found, content = _measure(settings, request, directory, say)
+        found, content = _measure(settings, (steps, arguments.batches or 8), directory, say)
     files = [str(file) for file in directory.files if file.exists()]  # no pictures without matplotlib
     if arguments.write:
         from mpt_cli.diagnose.report import write_recipe_copy
@@ -67,7 +65,7 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
 
 
 def _measure(
-    settings: Settings, request: tuple[tuple[int, ...], int, int], directory: DiagnosisDirectory,
+    settings: Settings, request: tuple[tuple[int, ...], int], directory: DiagnosisDirectory,
     say: Callable[[str], None],
 ) -> "tuple[Diagnosis, dict[str, Any]]":  # fmt: skip
     """What was found, also as the content of the files, which are written."""
@@ -123,8 +121,7 @@ def _progress_printer(arguments: argparse.Namespace) -> Callable[[str], None]:
 def _check(arguments: argparse.Namespace, run_dirs: list[str]) -> None:
     problems = _missing_directories(arguments.overrides)
     for_runs = {"--step": arguments.step}
-    for_recipes = {"--at-steps": arguments.at_steps, "--batches": arguments.batches, "--write": arguments.write,
-                   "--phase": arguments.phase}  # fmt: skip
+    for_recipes = {"--at-steps": arguments.at_steps, "--batches": arguments.batches, "--write": arguments.write}
     for name, value in (for_recipes if run_dirs else for_runs).items():
         if value is not None:
             own = f"a recipe: {_of_configuration(run_dirs[0])}" if run_dirs else ""
