@@ -382,7 +382,7 @@ def _bytes_cell(count: object) -> str:
     return f"{number / size:.1f} {'MiB' if size == 2**20 else 'KiB'}"
 
 
-def print_comparison(found: Comparison, screen: Screen) -> None:
+def print_comparison(found: Comparison, screen: Screen, page: Path | None = None) -> None:
     """In a terminal as many columns as fit; piped, all of them in aligned plain lines."""
     wanted = columns(found)
     if screen.live is not None:
@@ -393,7 +393,7 @@ def print_comparison(found: Comparison, screen: Screen) -> None:
         screen.say(line)
     for line in failure_lines(found):
         screen.say(line, "red")
-    screen.say(f"page  {found.directory.report_html}")
+    screen.say(f"page  {page or found.directory.report_html}")
 
 
 def failure_lines(found: Comparison) -> list[str]:

@@ -358,39 +358,25 @@ def _resolved(tree: Any, path: tuple[str, ...]) -> Any:
 LEGEND = """max 2^: exponent of the largest; ×S: share flushed to zero at loss scale S;
 subn.: share subnormal at the run's scale; safe 2^: exponents of safe scales"""
 MOST_LAYERS = 40  # on the console; the file has all
-MOST_LAYERS_OF_EACH = 12  # of a model with more only the step that binds the scale is shown
 
 
 def print_diagnosis(found: Diagnosis, files: Sequence[str], console: Console) -> None:
-    """At 80 columns and more in a terminal; piped, aligned plain lines as wide as they need to be."""
-    shown = found.points if len(found.layers) <= MOST_LAYERS_OF_EACH else [found.verified_point]
-    for point in shown:
-        _print_point(found, point, console)
-    if len(shown) < len(found.points):
-        console.print("the layers at the other steps are in diagnosis.json", soft_wrap=True)
-    rows = [*sentences(found), *(("config", line) for line in config_lines(found)), *(("file", f) for f in files)]
-    print_labelled(rows, console)
-
-
-def _print_point(found: Diagnosis, point: ExaminedPoint, console: Console) -> None:
-    shown = most_telling(point.layers)
+    """The layers at the step that binds the scale, then what is said of all."""
+    point = found.verified_point
+    narrowest = sorted(point.layers, key=lambda layer: _width(layer.window))[:MOST_LAYERS]  # they bind most
+    kept = {layer.name for layer in narrowest}
+    rows = [_cells(found, point, layer) for layer in point.layers if layer.name in kept]
     console.out(f"step {point.step}: gradients of outputs and weights, the worse of the two", highlight=False)
-    print_table(text_columns(_titles(found, point)), [_cells(found, point, layer) for layer in shown], console,
-                lambda cells: "red" if "none" in cells else "")  # fmt: skip
+    print_table(text_columns(_titles(found, point)), rows, console, lambda cells: "red" if "none" in cells else "")
     console.print(Text(LEGEND, style="dim"), soft_wrap=True)
-    if len(shown) < len(point.layers):
-        console.print(f"and {len(point.layers) - len(shown)} more layers, which bind less, in diagnosis.json")
+    if len(rows) < len(point.layers):
+        console.print(f"and {len(point.layers) - len(rows)} more layers, which bind less, in diagnosis.json")
+    print_labelled([*sentences(found), *(("config", line) for line in config_lines(found)),
+                    *(("file", file) for file in files)], console)  # fmt: skip
 
 
-def most_telling(layers: Sequence[LayerRange]) -> list[LayerRange]:
-    """All, or the MOST_LAYERS with the narrowest windows, in the order in which they are called."""
-
-    def width(layer: LayerRange) -> int:
-        window = layer.window
-        return 300 if window is None else window.highest_power - window.lowest_power
-
-    kept = {layer.name for layer in sorted(layers, key=width)[:MOST_LAYERS]}
-    return [layer for layer in layers if layer.name in kept]
+def _width(window: SafeScales | None) -> int:
+    return 300 if window is None else window.highest_power - window.lowest_power
 
 
 def _titles(found: Diagnosis, point: ExaminedPoint) -> list[str]:

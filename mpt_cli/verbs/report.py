@@ -5,9 +5,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from mpt_cli.compare.comparison import CompareDirectory, read_comparison
 from mpt_cli.compare.report import comparison_dict, print_comparison, write_compare_page, write_comparison
@@ -23,31 +22,39 @@ from mpt_cli.sweep.report import print_results, results_dict, write_results, wri
 from mpt_cli.verbs import print_json, say
 from mpt_cli.verbs.arguments import PAGE
 
-Report = Callable[[Sequence[Path], argparse.Namespace], None]
-R = TypeVar("R")
-
 
 @dataclass(frozen=True)
-class _Outputs(Generic[R]):
-    """How the results of a sweep, or of a comparison, are written and shown."""
+class _Kind:
+    """How the results of a sweep, or of a comparison, are read, written and shown."""
 
-    write_page: Callable[[R, Path], None]
-    write_all: Callable[[R], None]
-    as_dict: Callable[[R], dict[str, Any]]
-    print_table: Callable[[R, Screen], None]
+    directory: type[SweepDirectory]
+    read: Callable[..., Any]
+    write_page: Callable[[Any, Path], None]
+    write_all: Callable[[Any], None]
+    as_dict: Callable[[Any], dict[str, Any]]
+    print_table: Callable[[Any, Screen, Path | None], None]
+
+
+_KINDS = (
+    _Kind(SweepDirectory, read_results, write_sweep_page, write_results, results_dict, print_results),
+    _Kind(CompareDirectory, read_comparison, write_compare_page, write_comparison, comparison_dict, print_comparison),
+)
 
 
 def run_report(arguments: argparse.Namespace) -> int:
     paths = [expanded(path) for path in arguments.directories]
     for path in paths:
         _check_possible(path)
-    if arguments.out:
-        check_replaceable(Path(arguments.out))
+    page = Path(arguments.out) if arguments.out else None
+    if page is not None:
+        check_replaceable(page)
     kind = _kind_of(paths[0]) if len(paths) == 1 else None
-    report = _report_runs if kind is None else kind[1]
-    if report is _report_runs and arguments.objective:
+    if kind is not None:
+        _report_results(kind, paths[0], page, arguments)
+    elif arguments.objective:
         raise ConfigError(Problem("--objective", "is for a sweep or a comparison.", arguments.objective))
-    report(paths, arguments)
+    else:
+        _report_runs(paths, page, arguments)
     return OK
 
 
@@ -61,52 +68,36 @@ def _check_possible(path: Path) -> None:
     raise DataError("the path of a directory must be valid UTF-8 and hold no NUL.")
 
 
-def _kind_of(path: Path) -> tuple[SweepDirectory, Report] | None:
-    """The directory of a sweep or a comparison, and how it is reported; None of a run."""
-    kinds = ((SweepDirectory(path), _report_sweep), (CompareDirectory(path), _report_compare))
-    return next((kind for kind in kinds if kind[0].plan_json.is_file()), None)
+def _kind_of(path: Path) -> _Kind | None:
+    """That of a directory of a sweep or a comparison; None of a run."""
+    return next((kind for kind in _KINDS if kind.directory(path).plan_json.is_file()), None)
 
 
 def sweep_or_comparison(path: Path) -> tuple[SweepDirectory, Callable[[Screen], None]] | None:
     """The directory of a sweep or a comparison, and what prints its results as they stand; None of anything else."""
-
-    def print_sweep(screen: Screen) -> None:
-        print_results(read_results(SweepDirectory(path)), screen)
-
-    def print_compare(screen: Screen) -> None:
-        print_comparison(read_comparison(CompareDirectory(path)), screen)
-
-    kinds = ((SweepDirectory(path), print_sweep), (CompareDirectory(path), print_compare))
-    return next((kind for kind in kinds if kind[0].plan_json.is_file()), None)
+    kind = _kind_of(path)
+    if kind is None:
+        return None
+    directory = kind.directory(path)
+    return directory, lambda screen: kind.print_table(kind.read(directory), screen, None)
 
 
-def _report_sweep(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
-    found = read_results(SweepDirectory.open(paths[0]), arguments.objective)
-    show = partial(print_results, page=Path(arguments.out) if arguments.out else None)
-    _write_and_show(found, _Outputs(write_sweep_page, write_results, results_dict, show), arguments)
-
-
-def _report_compare(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
-    found = read_comparison(CompareDirectory.open(paths[0]), arguments.objective)
-    _write_and_show(found, _Outputs(write_compare_page, write_comparison, comparison_dict, print_comparison), arguments)
-
-
-def _write_and_show(found: R, ways: _Outputs[R], arguments: argparse.Namespace) -> None:
+def _report_results(kind: _Kind, path: Path, page: Path | None, arguments: argparse.Namespace) -> None:
     """The page alone where --out says where, else all files; then the table, or JSON."""
-    if arguments.out:
-        ways.write_page(found, Path(arguments.out))
+    found = kind.read(kind.directory.open(path), arguments.objective)
+    if page is not None:
+        kind.write_page(found, page)
     else:
-        ways.write_all(found)
+        kind.write_all(found)
     if arguments.json:
-        print_json(ways.as_dict(found))
+        print_json(kind.as_dict(found))
     else:
-        ways.print_table(found, Screen(sys.stdout))
+        kind.print_table(found, Screen(sys.stdout), page)
 
 
-def _report_runs(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
+def _report_runs(paths: Sequence[Path], page: Path | None, arguments: argparse.Namespace) -> None:
     stories = _stories([run for path in paths for run in _runs_in(path)])
-    own = paths[0] / PAGE if len(stories) == 1 else Path(PAGE)
-    page = Path(arguments.out) if arguments.out else own
+    page = page or (paths[0] / PAGE if len(stories) == 1 else Path(PAGE))
     write_run_page(stories, page)
     if arguments.json:
         runs = [{"run_dir": str(story.run.path), "label": story.label, "status": story.status,
@@ -126,7 +117,8 @@ def _runs_in(path: Path) -> list[Path]:
     """The run directory itself, or those of the jobs of a sweep or a comparison that began."""
     kind = _kind_of(path)
     if kind is not None:
-        runs = [kind[0].run(job) for job in kind[0].read_plan()[0].jobs]
+        directory = kind.directory(path)
+        runs = [directory.run(job) for job in directory.read_plan()[0].jobs]
         return [run.path for run in runs if run.config_yaml.is_file()]
     if path.is_dir() and not RunDirectory(path).config_yaml.is_file():
         inside = [entry.parent.name for entry in sorted(path.glob(f"*/{RunDirectory(path).config_yaml.name}"))]
