@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NoReturn, Self
@@ -269,25 +269,20 @@ class Interruption:
 
     def __init__(self) -> None:
         self.requested: signal.Signals | None = None
-        self._before: dict[signal.Signals, Any] = {}
-        self._depth = 0
+        self._depth, self._handled = 0, ExitStack()
 
     def __enter__(self) -> Self:
+        if self._depth == 0:
+            self._handled.enter_context(handled_by(self._handle))
         self._depth += 1
-        _main.handlers += 1
-        if self._depth == 1 and threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in heeded()}
         return self
 
     def __exit__(self, *_: object) -> None:
         self._depth -= 1
         if self._depth == 0:
-            for number, handler in self._before.items():
-                signal.signal(number, handler)
-        _main.handlers -= 1
+            self._handled.close()
 
-    def _handle(self, number: int, _: FrameType | None) -> None:
-        _main.is_heard = True
+    def _handle(self, number: int) -> None:
         if self.requested == signal.SIGINT and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = signal.Signals(number)
@@ -301,8 +296,9 @@ def handled_by(handler: Callable[[int], None]) -> Iterator[None]:
         _main.is_heard = True
         handler(number)
 
+    is_main = threading.current_thread() is threading.main_thread()
     _main.handlers += 1
-    before = {number: signal.signal(number, handle) for number in heeded()}
+    before = {number: signal.signal(number, handle) for number in heeded() if is_main}
     try:
         yield
     finally:

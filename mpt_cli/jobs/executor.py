@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -103,36 +104,30 @@ class Handle(Protocol):
         """End it now, with all that it started."""
 
 
-class Executor(Protocol):
+class Executor(ABC):
     """A place where commands run. A context manager."""
 
-    @property
-    def poll_seconds(self) -> float:
-        """Between two looks at what runs."""
+    poll_seconds: float  # between two looks at what runs
 
+    @abstractmethod
     def start(self, command: Command[Any], share: Share) -> Handle:
         """CannotStart where that fails."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_: object) -> None:  # noqa: B027 (most have nothing to close)
+        pass
 
 
-class LocalExecutor:
+class LocalExecutor(Executor):
     """Processes of this machine, each a group of its own, which keeps the terminal's Ctrl-C from it and lets its
     helpers be ended with it. On Linux they end when the thread that started them does, by `kill -9` too.
     """
 
     poll_seconds = 0.05
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
     def start(self, command: Command[Any], share: Share = WHOLE_MACHINE) -> "LocalHandle":
-        environment = {**command.environment, **share.variables}
         with ExitStack() as stack:
             try:
                 streams: dict[str, Any] = {}
@@ -140,18 +135,14 @@ class LocalExecutor:
                     streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
                     if command.log is not None:
                         streams["stderr"] = stack.enter_context(open(command.log, "ab"))
-                return LocalHandle(_popen(command.arguments, command.cwd, environment, share.cores, **streams))
+                process = subprocess.Popen(
+                    command.arguments, cwd=command.cwd, process_group=0,
+                    env={**os.environ, **command.environment, **share.variables},
+                    preexec_fn=partial(_prepare, os.getpid(), share.cores), **streams,
+                )  # fmt: skip
             except (OSError, subprocess.SubprocessError) as error:
                 raise CannotStart(str(error)) from error
-
-
-def _popen(
-    arguments: Sequence[str], cwd: Path | None, environment: Mapping[str, str] | None,
-    cores: frozenset[int] = frozenset(), **streams: Any,
-) -> "subprocess.Popen[Any]":  # fmt: skip
-    """A process in a group of its own, on these cores; all where none are named."""
-    return subprocess.Popen(arguments, cwd=cwd, env={**os.environ, **(environment or {})}, process_group=0,
-                            preexec_fn=partial(_prepare, os.getpid(), cores), **streams)  # fmt: skip
+        return LocalHandle(process)
 
 
 def _prepare(parent: int, cores: frozenset[int]) -> None:
@@ -177,16 +168,22 @@ class LocalHandle:
         return self._process.pid
 
     def poll(self) -> int | None:
-        if self._process.returncode is None and self._has_ended():
-            self.kill()
-            self._process.wait()
+        if self._process.returncode is None and self._process.poll() is not None:
+            self._signal_group(signal.SIGKILL)
         return self._process.returncode
 
+    def wait(self) -> int:
+        while (code := self.poll()) is None:
+            time.sleep(LocalExecutor.poll_seconds)
+        return code
+
     def terminate(self) -> None:
-        self._signal_group(signal.SIGTERM)
+        if self._process.returncode is None:
+            self._signal_group(signal.SIGTERM)
 
     def kill(self) -> None:
-        self._signal_group(signal.SIGKILL)
+        if self._process.returncode is None:
+            self._signal_group(signal.SIGKILL)
 
     def send_signal(self, number: int) -> None:
         """To the process alone."""
@@ -194,24 +191,9 @@ class LocalHandle:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def wait_ended(self) -> None:
-        """Until the process has ended, which `poll` then finds. Fit for a signal handler that interrupts `poll`."""
-        while not self._has_ended():
-            time.sleep(LocalExecutor.poll_seconds)
-
-    def _has_ended(self) -> bool:
-        if not hasattr(os, "waitid"):  # macOS, with a Python before 3.13
-            return self._process.poll() is not None
-        # WNOWAIT leaves the process as a zombie, so that its group can't be anyone else's until `poll` has cleared it
-        try:
-            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:
-            return True
-
     def _signal_group(self, number: signal.Signals) -> None:
-        if self._process.returncode is None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, number)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
 
 
 @dataclass(frozen=True)
@@ -237,19 +219,13 @@ def call(
     environment: Mapping[str, str] | None = None,
 ) -> Answer:  # fmt: skip
     """Run a helper that keeps nothing, and wait for it. Past its time, and where this process is interrupted, it is
-    killed with all it started.
+    killed.
     """
     try:
-        process = _popen(arguments, cwd, environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                         stderr=subprocess.PIPE, text=True)  # fmt: skip
-    except (OSError, subprocess.SubprocessError) as error:
+        done = subprocess.run(arguments, cwd=cwd, env={**os.environ, **(environment or {})}, text=True, check=False,
+                              stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_seconds)  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Answer(None, why=f"no answer within {timeout_seconds:.0f} seconds")
+    except OSError as error:
         return Answer(None, why=str(error))
-    with process:
-        try:
-            stdout, stderr = process.communicate(timeout=timeout_seconds)
-        except BaseException as error:
-            LocalHandle(process).kill()
-            if isinstance(error, subprocess.TimeoutExpired):
-                return Answer(None, why=f"no answer within {timeout_seconds:.0f} seconds")
-            raise
-    return Answer(process.returncode, stdout, stderr)
+    return Answer(done.returncode, done.stdout, done.stderr)

@@ -54,8 +54,7 @@ def launch(settings: Settings, arguments: Sequence[str]) -> int:
             for process in processes:
                 process.kill()
             for process in processes:
-                process.wait_ended()
-                process.poll()
+                process.wait()
 
 
 def _command(

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from mpt_cli.errors import DataError
 from mpt_cli.jobs.capacity import usable_cores
-from mpt_cli.jobs.executor import Command, LocalExecutor, Lost, Share
+from mpt_cli.jobs.executor import Command, Executor, LocalExecutor, Lost, Share
 from mpt_cli.jobs.launchers import RayLauncher
 from mpt_cli.signals import SIGNALS
 
@@ -92,7 +92,7 @@ class RayHandle:
         return self._killed_at is not None and time.monotonic() - self._killed_at > _KILL_SECONDS
 
 
-class RayExecutor:
+class RayExecutor(Executor):
     """This process is a driver of Ray's; what it started there ends with it."""
 
     poll_seconds = 0.1

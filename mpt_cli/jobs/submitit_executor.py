@@ -6,14 +6,14 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import submitit
 from submitit.core import utils
 from submitit.helpers import DelayedSubmission
 
 from mpt_cli.errors import TERMINATED
-from mpt_cli.jobs.executor import CannotStart, Command, LocalExecutor, LocalHandle, Lost, Share
+from mpt_cli.jobs.executor import CannotStart, Command, Executor, LocalExecutor, LocalHandle, Lost, Share
 from mpt_cli.jobs.launchers import SubmititLauncher
 from mpt_cli.signals import GRACE_SECONDS, handled_by, held_back
 
@@ -53,7 +53,8 @@ class RemoteCommand:
         """
         if self._handle is not None:
             self._handle.terminate()
-            self._handle.wait_ended()
+            with suppress(ChildProcessError):  # not `wait`: this interrupts a `poll`, perhaps
+                os.waitid(os.P_PID, self._handle.pid, os.WEXITED | os.WNOWAIT)
         return DelayedSubmission(replace(self))
 
     def _wait(self, handle: LocalHandle) -> int:
@@ -152,18 +153,12 @@ class SubmititLocalHandle(SlurmHandle):
         return bool(self.job.done())
 
 
-class SubmititExecutor:
+class SubmititExecutor(Executor):
     """Hands each command to submitit. The jobs are the cluster's: where this process is killed, they go on."""
 
     def __init__(self, launcher: SubmititLauncher, folder: Path) -> None:
         self._launcher, self._folder = launcher, folder
         self.poll_seconds = 0.2 if launcher.is_here else 1.0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def start(self, command: Command[Any], share: Share) -> SlurmHandle:
         folder, is_here = self._folder / command.name, self._launcher.is_here

@@ -83,8 +83,7 @@ def test_a_command_has_its_folder_log_and_environment_a_group_of_its_own_and_ign
                       environment={"A.B": "c"})  # fmt: skip
     with LocalExecutor() as executor:
         handle = executor.start(command)
-        handle.wait_ended()
-        assert handle.poll() == 0
+        assert handle.wait() == 0
     python = "SigIgn:\t0000000001001000\n"  # Python itself ignores SIGPIPE and SIGXFSZ
     assert json.loads((tmp_path / "log").read_text()) == ["c", str(tmp_path), True, ["-c", "a b"], [python]]
 
@@ -92,7 +91,7 @@ def test_a_command_has_its_folder_log_and_environment_a_group_of_its_own_and_ign
 def test_an_ended_process_is_asked_for_its_code_as_often_as_one_likes():
     with LocalExecutor() as executor:
         handle = executor.start(Command("one", ["sh", "-c", "exit 7"], None))
-        handle.wait_ended()
+        handle.wait()
         assert [handle.poll() for _ in range(3)] == [7, 7, 7]
         handle.kill()  # there is nothing left that it could hit
 
@@ -107,8 +106,8 @@ def test_a_helpers_answer_is_the_last_line_it_said(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_helper_past_its_time_is_killed_with_what_it_started(tmp_path):
-    answer = call(["sh", "-c", "sleep 60 & echo $! > pid; wait"], 0.5, tmp_path)
+def test_a_helper_past_its_time_is_killed(tmp_path):
+    answer = call(["sh", "-c", "echo $$ > pid; exec sleep 60"], 0.5, tmp_path)
     assert (answer.exit_code, answer.why) == (None, "no answer within 0 seconds")
     assert gone([int((tmp_path / "pid").read_text())])
 
@@ -121,7 +120,7 @@ def test_a_helper_ends_where_ctrl_c_interrupts_the_wait_for_it(tmp_path):
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        call(["sh", "-c", "echo $$ > pid; sleep 60"], 30.0, tmp_path)
+        call(["sh", "-c", "echo $$ > pid; exec sleep 60"], 30.0, tmp_path)
     assert gone([int((tmp_path / "pid").read_text())])
 
 
@@ -146,8 +145,7 @@ def test_what_is_held_back_from_a_process_does_not_end_it(tmp_path):
             script = "import sys, time; time.sleep(0.5); sys.exit(5)"
             handle = executor.start(Command("one", [sys.executable, "-S", "-c", script], None))
         handle.send_signal(signal.SIGUSR2)
-        handle.wait_ended()
-        assert handle.poll() == 5
+        assert handle.wait() == 5
     assert signal.SIGUSR2 not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
