@@ -17,31 +17,21 @@ from contextlib import suppress
 
 MODULES = ("mpt_cli.cli", "mpt_cli.verbs.train", "mpt_cli.training_run", "mpt_cli.training.session",
            "sklearn.datasets", "sklearn.preprocessing", "rich.progress")  # fmt: skip
-JAX_VARIABLES = {"JAX_PLATFORMS": str, "JAX_COMPILATION_CACHE_DIR": str,
-                 "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": float,
-                 "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": int}  # fmt: skip
 
 
 def load(backend: str) -> None:
     from mpt_cli.engine.compile_cache import use_compile_cache
     from mpt_cli.settings import load_settings
 
+    # JAX reads the variables as it is imported
     use_compile_cache(load_settings(["conf=digits_mlp", f"backend={backend}"]), os.environ)
     importlib.import_module("keras")
     importlib.import_module(backend)
-    read_jax_variables()
     for name in MODULES:
         with suppress(ImportError):
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # the collector would copy a million objects into each process
-
-
-def read_jax_variables() -> None:
-    """JAX reads them once, when it is imported."""
-    for name, kind in JAX_VARIABLES.items():
-        if "jax" in sys.modules and name in os.environ:
-            sys.modules["jax"].config.update(name.lower(), kind(os.environ[name]))
 
 
 def serve(control: socket.socket) -> tuple[dict, list[int]]:
@@ -87,7 +77,6 @@ def become(request: dict, streams: list[int]) -> None:
         setattr(sys, f"__{name}__", file)
     os.environ.clear()
     os.environ.update(request["environment"])
-    read_jax_variables()
     program, words = request["program"], request["words"]
     sys.argv = [program, *words]
     sys.path.insert(0, request["place"])

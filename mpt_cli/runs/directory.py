@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, ClassVar, Self, TextIO, get_type_hints
+from typing import Any, ClassVar, Self, TextIO, get_type_hints
 
 from mpt_cli.errors import EXIT_CODES, DataError
 from mpt_cli.plugins import PluginError
@@ -208,18 +208,15 @@ class RunDirectory:
                 unknown = " Where it has ended, remove that file." if holder and holder.is_gone is None else ""
                 words = f"another process is writing in {self.path}{named}. Wait for it, or stop it first.{unknown}"
                 raise DataError(words)
-            self._note_holder(file, key)
+            try:
+                note_holder(file, Holder.of(os.getpid()))
+            except OSError as error:
+                raise _cannot_create(self.path, error, key) from error
             self._drop_temporary()
             try:
                 yield
             finally:
                 forget_holder(file)
-
-    def _note_holder(self, file: TextIO, key: str) -> None:
-        try:
-            note_holder(file)
-        except OSError as error:
-            raise _cannot_create(self.path, error, key) from error
 
     def _drop_temporary(self) -> None:
         """What `write_atomic` had begun when its process was killed; nobody else writes here now."""
@@ -417,15 +414,14 @@ class Holder:
         return _start_of(self.pid) != self.started
 
 
-def take_lock(lock_file: IO[Any], wait: bool = False) -> bool:
-    """Whether this process holds the file now, until whoever has it open has closed it or ended; after waiting for
-    whoever has it, where it is to `wait`.
+def take_lock(lock_file: TextIO) -> bool:
+    """Whether this process holds the file now, until whoever has it open has closed it or ended.
 
     Where the file system has no locks, the name in the file says who holds it; of a process of another machine or
     container it can't be known whether it has ended.
     """
     try:
-        fcntl.flock(lock_file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
@@ -434,12 +430,12 @@ def take_lock(lock_file: IO[Any], wait: bool = False) -> bool:
     return True
 
 
-def note_holder(lock_file: TextIO, pid: int | None = None) -> None:
-    """Write the process that holds it into the lock file; by default this one. OSError where it can't be written, which
-    nothing is kept of: the file's own buffer would be tried again when it is closed.
+def note_holder(lock_file: TextIO, holder: Holder) -> None:
+    """Write who holds it into the lock file. OSError where it can't be written, which nothing is kept of: the file's
+    own buffer would be tried again when it is closed.
     """
     forget_holder(lock_file)
-    os.write(lock_file.fileno(), json.dumps(asdict(Holder.of(pid or os.getpid()))).encode())
+    os.write(lock_file.fileno(), json.dumps(asdict(holder)).encode())
 
 
 def forget_holder(lock_file: TextIO) -> None:

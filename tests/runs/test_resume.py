@@ -139,7 +139,7 @@ def test_without_locks_the_name_in_the_file_says_who_writes(monkeypatch: pytest.
         pass
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with run.lock_file.open("a") as file:
-        note_holder(file, other.pid)
+        note_holder(file, Holder.of(other.pid))
     named = rf"another process is writing in here \(process {other.pid} of .*, by its .lock\)"
     with pytest.raises(DataError, match=named), run.lock():
         pass
