@@ -83,7 +83,6 @@ def _unexamined_doubts(found: Comparison) -> list[str]:
     return errors
 
 
-WORTH = 1.1  # times the speed of float32 that the bare device must reach before a run can gain from it
 SHORT_STEP_SECONDS = 0.002  # on a GPU: starting a step's kernels takes about as long
 _CPU_FEATURES = {"float16": ("avx512_fp16", "amx_fp16"), "bfloat16": ("avx512_bf16", "amx_bf16")}
 _MOST_LAYERS = 4
@@ -99,36 +98,11 @@ def reasons(found: Comparison, entry: Entry) -> list[str]:
     dtype = narrow_dtype(entry)
     if dtype is None:
         return []
-    speeds = device_speeds(found, entry, dtype)
-    is_gpu = found.device(entry).get("kind") == "gpu"
-    if speeds and max(speeds.values()) < WORTH:
-        return [_slow_device(speeds, dtype, is_gpu, str(found.device(entry).get("device", "this device")))]
-    return [*_feeding(entry), *(_of_a_gpu(entry, found) if is_gpu else []), *_fast_device(speeds, dtype)]
-
-
-def device_speeds(found: Comparison, entry: Entry, dtype: str) -> dict[str, float]:
-    """How many times as fast as in float32 the bare device multiplies matrices and convolves, as measured."""
-    device = found.device(entry)
-    rows = [row for row in device.get("timings", []) if row["device"] == device.get("kind") and row["dtype"] == dtype]
-    return {str(row["operation"]): float(row["speed_against_float32"]) for row in rows}
-
-
-def _slow_device(speeds: dict[str, float], dtype: str, is_gpu: bool, device: str) -> str:
-    measured = " and ".join(f"{name} at {speed:.2g}×" for name, speed in speeds.items())
-    if is_gpu:
-        return f"{device} has no use of tensor cores for {dtype}: {measured} the speed of float32."
-    features = set(cpu_features()) & set(_CPU_FEATURES[dtype])
-    lacking = " or ".join(_CPU_FEATURES[dtype])
-    why = f"although it has {', '.join(sorted(features))}" if features else f"which has no {lacking}"
-    return f"This CPU, {why}, computes {dtype} no faster: {measured} the speed of float32."
-
-
-def _fast_device(speeds: dict[str, float], dtype: str) -> list[str]:
-    if not speeds:
-        return []
-    measured = " and ".join(f"{name} at {speed:.2g}×" for name, speed in speeds.items())
-    return [f"The bare device is faster in {dtype} ({measured} the speed of float32, on products of its own), so the "
-            "time goes elsewhere: small products, casts, element-wise operations, the update of the weights."]
+    kind = found.device(entry).get("kind")
+    if kind == "cpu" and not set(cpu_features()) & set(_CPU_FEATURES[dtype]):
+        lacking = " or ".join(_CPU_FEATURES[dtype])
+        return [f"This CPU has no {lacking}: it computes {dtype} by way of float32.", *_feeding(entry)]
+    return [*_feeding(entry), *(_of_a_gpu(entry, found) if kind == "gpu" else [])]
 
 
 def _feeding(entry: Entry) -> list[str]:

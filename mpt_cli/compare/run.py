@@ -23,8 +23,7 @@ from mpt_cli.compare.comparison import (
     read_comparison,
     read_workers,
 )
-from mpt_cli.compare.report import TILE, narrow_dtype, write_comparison
-from mpt_cli.doctor import probe_backend
+from mpt_cli.compare.report import TILE, write_comparison
 from mpt_cli.engine.distribution import undistributed
 from mpt_cli.errors import MptError
 from mpt_cli.jobs.executor import call, module_command
@@ -86,7 +85,7 @@ def _run(
 
 
 def _examine(found: Comparison) -> dict[str, Any]:
-    """Footprints of each configuration, one process a backend; where one doesn't pay, the speed of the bare device."""
+    """Footprints of each configuration, one process a backend."""
     groups: dict[str, list[Entry]] = {}
     for entry in found.entries:
         if entry.finished:
@@ -98,18 +97,8 @@ def _examine(found: Comparison) -> dict[str, Any]:
         answer = examine_runs([Path(path) for path in names], Path(found.facts["working_directory"]))
         for path, footprint in answer.pop("runs", {}).items():
             runs[names[path]] = {**footprint, "backend": backend}
-        devices[backend] = {**answer, "timings": _timings(backend, entries, runs)}
+        devices[backend] = answer
     return {"runs": runs, "devices": devices}
-
-
-def _timings(backend: str, entries: Sequence[Entry], footprints: dict[str, Any]) -> list[Any]:
-    """Measured only where it explains something: a 16-bit configuration that surely is no faster."""
-    timed = [entry for entry in entries if entry.speed is not None and not entry.is_disturbed]
-    if any(narrow_dtype(entry) and entry.speed and not entry.speed.is_faster for entry in timed):
-        compiled = any(footprints.get(_first_run(entry).name, {}).get("jit_compile", True) for entry in entries)
-        timings: list[Any] = probe_backend(backend, jit_compile=compiled).get("timings", [])
-        return timings
-    return []
 
 
 def _first_run(entry: Entry) -> Path:

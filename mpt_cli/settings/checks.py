@@ -10,7 +10,13 @@ from typing import Any
 
 from mpt_cli.errors import Problem, did_you_mean
 from mpt_cli.settings.key import default_of, read_number
-from mpt_cli.settings.references import canonical_name, form_problem, named_objects, object_problem
+from mpt_cli.settings.references import (
+    canonical_name,
+    form_problem,
+    named_objects,
+    object_problem,
+    optimizer_arguments,
+)
 from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettings, Settings, is_mixed
 from mpt_cli.settings.variants import (
     PYTHON,
@@ -216,6 +222,20 @@ def check_own_optimizer(settings: Settings) -> Iterator[Problem]:
     optimizer = settings.optimizer
     if isinstance(optimizer, OwnOptimizer) and (problem := form_problem(optimizer.object, "optimizer.object")):
         yield problem
+
+
+def check_optimizer_arguments(settings: Settings) -> Iterator[Problem]:
+    """What can be known of `optimizer.kwargs` before Keras is imported."""
+    optimizer, ours = settings.optimizer, [each.name for each in fields(OptimizerSettings)]
+    known = [] if isinstance(optimizer, OwnOptimizer) else optimizer_arguments(optimizer.name)
+    for name, value in optimizer.kwargs.items() if known else ():
+        key = f"optimizer.kwargs.{name}"
+        if name in ours:
+            yield Problem(key, "must be given as a key of optimizer.", value, f"Write optimizer.{name}.")
+        elif name not in known:
+            others = [each for each in known if each not in ours]
+            remedy = did_you_mean(name, others) or f"It has {', '.join(others)}."
+            yield Problem(key, f"{optimizer.name} has no such argument.", value, remedy)
 
 
 def check_loader(settings: Settings) -> Iterator[Problem]:
@@ -620,6 +640,7 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
     (check_builder, ("model.builder",)),
     (check_loader, ("data.loader",)),
     (check_own_optimizer, ("optimizer.object",)),
+    (check_optimizer_arguments, ("optimizer.name", "optimizer.kwargs")),
     (check_objects, ("trainer.loss", "trainer.metrics", "trainer.weighted_metrics", "optimizer.schedule")),
     (check_loss_weights, ("trainer.loss", "trainer.loss_weights")),
     (check_class_weight, ("trainer.class_weight",)),

@@ -186,7 +186,7 @@ def _grid() -> Schema:
                               _one_or_more(point), example=[{"optimizer": "sgd", "policy": "mixed_bfloat16"}]),
         "conditional": _described("points that have all values of `when` are multiplied by the combinations of `grid`",
                                   _one_or_more(condition), example=[{"when": {"optimizer": "sgd"}, "grid":
-                                                                     {"optimizer.momentum": [0, 0.9]}}]),
+                                                                     {"optimizer.kwargs.momentum": [0, 0.9]}}]),
     }  # fmt: skip
 
 

@@ -672,4 +672,4 @@ def _keys_in_common(section: str, chosen: type) -> set[str]:
     """Modes share all keys of one name, the variants of other sections only those that every one of them has."""
     if issubclass(chosen, LossScaleSettings):
         return chosen.keys_kept()
-    return {declared.name for declared in fields(sections()[section])}
+    return {declared.name for declared in fields(sections()[section])} - {"kwargs"}  # of the class before

@@ -4,6 +4,7 @@
 The names of Keras come from the listing in its files: importing Keras takes seconds.
 """
 
+import ast
 import importlib.util
 import inspect
 import os
@@ -53,6 +54,22 @@ def keras_names(listing: str) -> tuple[str, ...]:
         return ()
     classes = re.findall(r"\b\w+ as ([A-Z]\w*)\b", file.read_text(encoding="utf-8"))
     return tuple(name for name in classes if name not in NOT_TO_BE_NAMED)
+
+
+@cache
+def optimizer_arguments(name: str) -> tuple[str, ...]:
+    """The arguments of a Keras optimizer, read in its file; empty where the installed Keras has it elsewhere.
+
+    >>> optimizer_arguments("sgd")[:3], optimizer_arguments("nothing")
+    (('learning_rate', 'momentum', 'nesterov'), ())
+    """
+    found = find_spec("keras")
+    file = Path(found.origin).parent / "src/optimizers" / f"{name}.py" if found is not None and found.origin else None
+    if file is None or not file.is_file():
+        return ()
+    functions = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+                 if isinstance(node, ast.FunctionDef) and node.name == "__init__"]  # fmt: skip
+    return tuple(each.arg for node in functions[:1] for each in node.args.args if each.arg not in ("self", "name"))
 
 
 def no_such_keras_name(key: str, name: str, names: tuple[str, ...]) -> Problem:

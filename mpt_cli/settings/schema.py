@@ -15,15 +15,16 @@ from mpt_cli import plugins
 from mpt_cli.errors import Problem, did_you_mean, nearest
 from mpt_cli.settings.key import INDEX, REQUIRED, Key, class_keys, key
 from mpt_cli.settings.limits import MOST_PROBLEMS
+from mpt_cli.settings.references import optimizer_arguments
 from mpt_cli.settings.variants import (
     DATA,
     GIVEN,
     MLP,
     MODELS,
     OPTIMIZER_VARIANTS,
+    OPTIMIZERS,
     PYTHON,
     SCALE_MODES,
-    Adam,
     DataSettings,
     Digits,
     LossScaleSettings,
@@ -299,7 +300,7 @@ class Settings:
     loss_scale: LossScaleSettings = field(default_factory=LossScaleSettings)
     model: ModelSettings = field(default_factory=MLP)
     data: DataSettings = field(default_factory=Digits)
-    optimizer: OptimizerSettings = field(default_factory=Adam)
+    optimizer: OptimizerSettings = field(default_factory=OPTIMIZERS["adam"])
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
     backend: BackendSettings = field(default_factory=BackendSettings)
     logger: LoggerSettings = field(default_factory=LoggerSettings)
@@ -425,6 +426,8 @@ def remedy_for(path: str) -> str:
         index = path[listed.index(f".{INDEX}.") + 1 :].partition(".")[0]
         return remedy_for(listed).replace(f".{INDEX}.", f".{index}.")
     section, _, leaf = path.rpartition(".")
+    if section == "optimizer" and any(leaf in optimizer_arguments(name) for name in OPTIMIZERS):
+        return f"Write optimizer.kwargs.{leaf}: it is an argument of the class."
     known = sorted([*all_keys(), *sections()], key=_is_single)  # those of sections in lists first: the others win
     same_leaf = [other for other in known if other.rpartition(".")[2] == leaf]
     if same_leaf := [*filter(_is_single, same_leaf)] or same_leaf:

@@ -242,138 +242,28 @@ class OptimizerSettings:
                                                  "null = at the end only", at_least=1)
     gradient_accumulation_steps: Optional[int] = key(None, "batches whose gradients are averaged into one update, "
                                                        "null = 1", at_least=2)
+    kwargs: Dict[str, Any] = key({}, "other arguments of the class, as in {momentum: 0.9}")
 
 
-@dataclass
-class SGD(OptimizerSettings):
-    name: str = "sgd"
-    learning_rate: float = key(0.01, "step size at the start of the schedule", at_least=0)
-    momentum: float = key(0.0, "0 is plain gradient descent", at_least=0, at_most=1)
-    nesterov: bool = key(False, "Nesterov momentum")
+_CLASSES = {  # of keras.optimizers
+    "sgd": "SGD", "rmsprop": "RMSprop", "adam": "Adam", "adamw": "AdamW", "adadelta": "Adadelta", "adagrad": "Adagrad",
+    "adamax": "Adamax", "adafactor": "Adafactor", "nadam": "Nadam", "ftrl": "Ftrl", "lion": "Lion", "lamb": "Lamb",
+    "muon": "Muon", "schedule_free_adamw": "ScheduleFreeAdamW",
+}  # fmt: skip
+_LEARNING_RATES = {"sgd": 0.01, "schedule_free_adamw": 0.0025}  # where Keras's are not 0.001
+_WEIGHT_DECAYS = {"adamw": 0.004, "muon": 0.004}
 
 
-@dataclass
-class RMSprop(OptimizerSettings):
-    name: str = "rmsprop"
-    rho: float = key(0.9, "weight of the old squared-gradient average", at_least=0, at_most=1)
-    momentum: float = key(0.0, "momentum", at_least=0, at_most=1)
-    epsilon: float = key(1e-7, "added to the denominator", above=0)
-    centered: bool = key(False, "divide by the variance instead of the second moment")
-
-
-@dataclass
-class Adam(OptimizerSettings):
-    name: str = "adam"
-    beta_1: float = key(0.9, "decay of the first moment", at_least=0, below=1)
-    beta_2: float = key(0.999, "decay of the second moment", at_least=0, below=1)
-    epsilon: float = key(1e-7, "added to the denominator", above=0)
-    amsgrad: bool = key(False, "the AMSGrad variant")
-
-
-@dataclass
-class AdamW(Adam):
-    name: str = "adamw"
-    weight_decay: float = key(0.004, "decoupled weight decay; adam is the one without", at_least=0)
-
-
-@dataclass
-class Adadelta(OptimizerSettings):
-    name: str = "adadelta"
-    rho: float = key(0.95, "decay of both averages", at_least=0, at_most=1)
-    epsilon: float = key(1e-7, "added to the denominator", above=0)
-
-
-@dataclass
-class Adagrad(OptimizerSettings):
-    name: str = "adagrad"
-    initial_accumulator_value: float = key(0.1, "where the accumulators start", at_least=0)
-    epsilon: float = key(1e-7, "added to the denominator", above=0)
-
-
-@dataclass
-class Adamax(OptimizerSettings):
-    name: str = "adamax"
-    beta_1: float = key(0.9, "decay of the first moment", at_least=0, below=1)
-    beta_2: float = key(0.999, "decay of the infinity norm", at_least=0, below=1)
-    epsilon: float = key(1e-7, "added to the denominator", above=0)
-
-
-@dataclass
-class Adafactor(OptimizerSettings):
-    name: str = "adafactor"
-    beta_2_decay: float = key(-0.8, "exponent of the second moment's decay", below=0)
-    epsilon_1: float = key(1e-30, "added to squared gradients", above=0)
-    epsilon_2: float = key(1e-3, "smallest parameter scale", above=0)
-    clip_threshold: float = key(1.0, "clipping of the update", above=0)
-    relative_step: bool = key(True, "step size falls with the step count, bounded by learning_rate")
-
-
-@dataclass
-class Nadam(OptimizerSettings):
-    name: str = "nadam"
-    beta_1: float = key(0.9, "decay of the first moment", at_least=0, below=1)
-    beta_2: float = key(0.999, "decay of the second moment", at_least=0, below=1)
-    epsilon: float = key(1e-7, "added to the denominator", above=0)
-
-
-@dataclass
-class Ftrl(OptimizerSettings):
-    name: str = "ftrl"
-    learning_rate_power: float = key(-0.5, "how the rate falls in training, 0 = fixed", at_most=0)
-    initial_accumulator_value: float = key(0.1, "where the accumulators start", at_least=0)
-    l1_regularization_strength: float = key(0.0, "L1 strength", at_least=0)
-    l2_regularization_strength: float = key(0.0, "L2 strength", at_least=0)
-    l2_shrinkage_regularization_strength: float = key(0.0, "L2 shrinkage strength", at_least=0)
-    beta: float = key(0.0, "beta of the paper", at_least=0)
-
-
-@dataclass
-class Lion(OptimizerSettings):
-    name: str = "lion"
-    beta_1: float = key(0.9, "mix of momentum and gradient in the update", above=0, at_most=1)
-    beta_2: float = key(0.99, "decay of the momentum", at_least=0, below=1)
-
-
-@dataclass
-class Lamb(OptimizerSettings):
-    name: str = "lamb"
-    beta_1: float = key(0.9, "decay of the first moment", at_least=0, below=1)
-    beta_2: float = key(0.999, "decay of the second moment", at_least=0, below=1)
-    epsilon: float = key(1e-7, "added to the denominator", above=0)
-
-
-@dataclass
-class Muon(OptimizerSettings):
-    name: str = "muon"
-    weight_decay: Optional[float] = key(0.004, "decoupled weight decay of matrices, null = none", at_least=0)
-    adam_beta_1: float = key(0.9, "decay of the first moment (variables that use Adam)", at_least=0, below=1)
-    adam_beta_2: float = key(0.999, "decay of the second moment (variables that use Adam)", at_least=0, below=1)
-    adam_weight_decay: Optional[float] = key(0.004, "decoupled weight decay of variables that use Adam, null = none",
-                                             at_least=0)
-    adam_lr_ratio: float = key(1.0, "learning rate of variables that use Adam over learning_rate", at_least=0)
-    epsilon: float = key(1e-7, "added to the denominator", above=0)
-    exclude_layers: Optional[List[str]] = key(
-        None, "variables whose path matches one of these patterns use Adam; [head] is advised for Muon")
-    exclude_embeddings: bool = key(True, "embeddings use Adam; so does all that isn't a matrix")
-    muon_a: float = key(3.4445, "first coefficient of the Newton-Schulz polynomial")
-    muon_b: float = key(-4.775, "second coefficient of the Newton-Schulz polynomial")
-    muon_c: float = key(2.0315, "third coefficient of the Newton-Schulz polynomial")
-    momentum: float = key(0.95, "momentum", at_least=0, at_most=1)
-    ns_steps: int = key(5, "Newton-Schulz iterations", at_least=1)
-    nesterov: bool = key(True, "Nesterov momentum")
-    rms_rate: Optional[float] = key(0.2, "scale of the update that lets Muon share Adam's learning rate, null = off",
-                                    above=0)
-
-
-@dataclass
-class ScheduleFreeAdamW(OptimizerSettings):
-    name: str = "schedule_free_adamw"
-    learning_rate: float = key(0.0025, "step size at the start of the schedule", at_least=0)
-    beta_1: float = key(0.9, "weight of the average in the point where gradients are taken", above=0, below=1)
-    beta_2: float = key(0.999, "decay of the second moment", at_least=0, below=1)
-    epsilon: float = key(1e-8, "added to the denominator", above=0)
-    warmup_steps: int = key(0, "updates of linear warm-up of its own; leave schedule.warmup_steps at 0 then",
-                            at_least=0)
+def _of_keras(name: str) -> type[OptimizerSettings]:
+    """The keys of an optimizer of Keras, with its defaults."""
+    declared = {each.name: each for each in fields(OptimizerSettings)}
+    defaults = {"learning_rate": _LEARNING_RATES.get(name, 1e-3), "weight_decay": _WEIGHT_DECAYS.get(name)}
+    changed = [(each, float if name == "adamw" else get_type_hints(OptimizerSettings)[each],  # adam is the one without
+                field(default=default, metadata=dict(declared[each].metadata)))
+               for each, default in defaults.items()]  # fmt: skip
+    namespace = {"__module__": __name__, "__doc__": f"keras.optimizers.{_CLASSES[name]}"}
+    return make_dataclass(_CLASSES[name], [("name", str, name), *changed], bases=(OptimizerSettings,),
+                          namespace=namespace)  # fmt: skip
 
 
 @dataclass
@@ -382,16 +272,11 @@ class OwnOptimizer(OptimizerSettings):
 
     name: str = "object"
     object: str = key(REQUIRED, "module:name, or path/to/file.py:name, of a class, function or optimizer")
-    kwargs: Dict[str, Any] = key({}, "arguments for object")
     learning_rate: Optional[float] = key(  # type: ignore[assignment]
         None, "step size at the start of the schedule, null = as the object has it", at_least=0)
 
 
-OPTIMIZERS = {
-    "sgd": SGD, "rmsprop": RMSprop, "adam": Adam, "adamw": AdamW, "adadelta": Adadelta, "adagrad": Adagrad,
-    "adamax": Adamax, "adafactor": Adafactor, "nadam": Nadam, "ftrl": Ftrl, "lion": Lion, "lamb": Lamb, "muon": Muon,
-    "schedule_free_adamw": ScheduleFreeAdamW,
-}
+OPTIMIZERS = {name: _of_keras(name) for name in _CLASSES}
 OPTIMIZER_VARIANTS = {**OPTIMIZERS, "object": OwnOptimizer}
 
 PYTHON = "python"  # what a record names an object that a Python program gave; no YAML can make it

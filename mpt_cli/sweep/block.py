@@ -3,7 +3,7 @@
     sweep:
       grid: {loss_scale.initial_scale: [2**8, 2**15], policy: glob(mixed_*)}
       zip: {optimizer: [adam, sgd], optimizer.learning_rate: [0.001, 0.1]}
-      conditional: [{when: {optimizer: sgd}, grid: {optimizer.momentum: [0, 0.9]}}]
+      conditional: [{when: {optimizer: sgd}, grid: {optimizer.kwargs.momentum: [0, 0.9]}}]
       exclude: [{policy: mixed_bfloat16, loss_scale.initial_scale: 2**8}]
       seeds: 3
       objectives: [val_accuracy, "seconds:min"]

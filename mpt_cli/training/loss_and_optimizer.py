@@ -20,6 +20,7 @@ from mpt_cli.precision import LossScaleOptimizer, Policy, computes_in_float16, h
 from mpt_cli.precision.gradients.layer_scales import layer_scales
 from mpt_cli.precision.keras_internals import call_behind, configured_rate
 from mpt_cli.settings.references import (
+    Reference,
     build_kwargs,
     build_object,
     call_user,
@@ -29,7 +30,7 @@ from mpt_cli.settings.references import (
     read_object,
 )
 from mpt_cli.settings.schema import TrainerSettings
-from mpt_cli.settings.variants import OPTIMIZERS, LossScaleSettings, OptimizerSettings, OwnOptimizer, Schedule
+from mpt_cli.settings.variants import LossScaleSettings, OptimizerSettings, OwnOptimizer, Schedule
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.records import Scaling
 
@@ -301,21 +302,15 @@ def build_optimizer(settings: OptimizerSettings, total_steps: int | None) -> ker
     """
     if isinstance(settings, OwnOptimizer):
         return _build_own_optimizer(settings, total_steps)
-    arguments = {field.name: getattr(settings, field.name) for field in fields(settings)}
-    del arguments["name"], arguments["schedule"]
-    class_name = OPTIMIZERS[settings.name].__name__
-    kind: Any = getattr(keras.optimizers, class_name, None)
-    if lacking := [class_name] if kind is None else _unknown_arguments(kind, arguments):
-        what = class_name if kind is None else f"{', '.join(lacking)} in {class_name}"
-        raise ConfigError(Problem("optimizer.name", f"Keras {keras.__version__} has no {what}.", settings.name,
-                                  "Choose another, or a newer Keras."))
+    kind = getattr(keras.optimizers, type(settings).__name__, None)
+    if kind is None:
+        raise ConfigError(Problem("optimizer.name", f"Keras {keras.__version__} has no {type(settings).__name__}.",
+                                  settings.name, "Choose another, or a newer Keras."))
+    arguments = {field.name: getattr(settings, field.name) for field in fields(settings)
+                 if field.name not in ("name", "schedule", "kwargs")}  # fmt: skip
+    arguments |= build_kwargs(Reference(settings.name, settings.kwargs), "optimizer", keras.optimizers)
     arguments["learning_rate"] = build_learning_rate(settings.schedule, float(settings.learning_rate), total_steps)
-    return kind(**arguments)
-
-
-def _unknown_arguments(kind: Any, arguments: Iterable[str]) -> list[str]:
-    """Those that `kind` of optimizer does not take: an older Keras computes something else under its name."""
-    return sorted(set(arguments) - set(inspect.signature(kind.__init__).parameters))
+    return call_user(kind, "optimizer.kwargs", **arguments)
 
 
 def _build_own_optimizer(settings: OwnOptimizer, total_steps: int | None) -> keras.optimizers.Optimizer:
@@ -334,7 +329,7 @@ def _build_own_optimizer(settings: OwnOptimizer, total_steps: int | None) -> ker
     optimizer = copied_optimizer(built) if load_named(settings.object, "optimizer.object") is built else built
     for common in fields(OptimizerSettings):
         value = getattr(settings, common.name)
-        if common.name not in ("name", "schedule", "learning_rate") and value != common.default:
+        if common.name not in ("name", "schedule", "learning_rate", "kwargs") and value != common.default:
             setattr(optimizer, common.name, value)
     if settings.learning_rate is not None or settings.schedule != Schedule():
         put_rate(optimizer, _rate_of_own(settings, configured_rate(optimizer), total_steps))

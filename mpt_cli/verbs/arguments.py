@@ -44,7 +44,7 @@ VERBS = {
     "show": Verb("inspection", "the resolved configuration, and which functions it would import"),
     "list": Verb("inspection", "what there is: recipes, models, data, policies, optimizers, keys"),
     "copy": Verb("inspection", "a recipe as a file of your own to edit"),
-    "doctor": Verb("inspection", "versions, devices, what each policy gains here, what is missing"),
+    "doctor": Verb("inspection", "versions, devices, policies, what is missing"),
     "completion": Verb("completion", "the script that completes mpt's words in bash, zsh or fish"),
     "__killed": Verb("reproduce"),
 }
@@ -465,9 +465,7 @@ def configure_copy(parser: argparse.ArgumentParser) -> None:
 
 
 def configure_doctor(parser: argparse.ArgumentParser) -> None:
-    """Examine this machine: versions, devices, what each policy gains here, what is missing and how to get it."""
-    parser.add_argument("--no-measure", action="store_true",
-                        help="leave out the speed of each dtype: some seconds less")
+    """Examine this machine: versions, devices, policies, what is missing and how to get it."""
     add_json(parser)
     parser.epilog = "example:\n  mpt doctor --json > doctor.json"
 

@@ -398,7 +398,7 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     from mpt_cli.doctor import doctor, print_doctor_report
     from mpt_cli.telemetry.console import PrintableConsole
 
-    report = doctor(measure=not arguments.no_measure)
+    report = doctor()
     if arguments.json:
         print_json(report.as_dict())
     else:

@@ -49,7 +49,11 @@ _WRONG = [
     # keys of another variant
     ([_CNN, "model=mlp", "model.filters=[8]"], "model.filters", "model=cnn, model=resnet"),
     ([_CNN, "model.heads=3"], "model.heads", "It belongs to model=transformer."),
-    ([_CNN, "optimizer=sgd", "optimizer.beta_1=0.5"], "optimizer.beta_1", "optimizer=adam"),
+    ([_CNN, "optimizer=sgd", "optimizer.beta_1=0.5"], "optimizer.beta_1",
+     "Write optimizer.kwargs.beta_1: it is an argument of the class."),
+    ([_CNN, "optimizer=sgd", "optimizer.kwargs.beta_1=0.5"], "optimizer.kwargs.beta_1", "It has momentum, nesterov"),
+    ([_CNN, "optimizer.kwargs={beta1: 0.5}"], "optimizer.kwargs.beta1", "Did you mean beta_1?"),
+    ([_CNN, "optimizer.kwargs={learning_rate: 0.5}"], "optimizer.kwargs.learning_rate", "Write optimizer.learning_"),
     ([_CNN, "data.path=x.csv"], "data.path", "data=csv"),
     ([_CNN, "model=mlp", "model.builder=a:b"], "model.builder", "It belongs to model=builder."),
     # unknown choices

@@ -16,8 +16,6 @@ from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.run import Options
 
 STUB = Path(__file__).with_name("stub_run.py")
-TIMINGS = [{"device": "cpu", "operation": name, "dtype": dtype, "seconds": 1.0, "speed_against_float32": speed}
-           for name in ("matmul", "conv") for dtype, speed in (("float16", 0.25), ("bfloat16", 2.0))]  # fmt: skip
 
 
 @dataclass
@@ -60,6 +58,5 @@ def outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Outcomes:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(report, "run_pictures", lambda stories: [])
     monkeypatch.setattr(run, "examine_runs", examine)
-    monkeypatch.setattr(run, "probe_backend", lambda backend, jit_compile: {"timings": TIMINGS})
     monkeypatch.setattr(comparison, "busy_core_seconds", lambda: None)
     return Outcomes()

@@ -35,7 +35,7 @@ def test_a_faster_precision_of_equal_quality_pays_and_a_slower_one_is_explained(
     assert sentences(found)[0].startswith(
         "mixed_float16 does not pay on this device: 0.25× the speed of float32, equal quality (val_accuracy -6.67e-04, "
         "95% interval -0.0045 … +0.0031 over 3 seeds).")  # fmt: skip
-    assert "computes float16 no faster: matmul at 0.25× and conv at 0.25× the speed of float32." in sentences(found)[0]
+    assert "This CPU has no " in sentences(found)[0]
     shown = cells(found, "mixed_bfloat16")
     assert (shown["val_accuracy"], shown["difference"], shown["step"], shown["speed-up"]) == (
         "0.9510", "+0.0010 ± 0.0025", "26.3 ms", "1.9×")  # fmt: skip  # 50 examples at 1900 a second

@@ -16,16 +16,6 @@ from mpt_cli.doctor import (
     probe_backend,
 )
 
-
-def _timings(float16: float, bfloat16: float) -> list[dict[str, Any]]:
-    speeds = {"float32": 1.0, "float16": float16, "bfloat16": bfloat16}
-    return [
-        {"device": "cpu", "operation": operation, "dtype": dtype, "seconds": 1.0, "speed_against_float32": speed}
-        for operation in ("matmul", "conv")
-        for dtype, speed in speeds.items()
-    ]
-
-
 MACHINE = {
     "os": "Linux",
     "cpu": "A CPU",
@@ -35,8 +25,8 @@ MACHINE = {
     "memory_bytes": 2**34,
     "gpus": [],
 }
-WORKING = BackendReport("tensorflow", True, True, None, ["cpu:0"], _timings(0.3, 2.0))
-ABSENT = BackendReport("jax", False, False, "not installed", [], [])
+WORKING = BackendReport("tensorflow", True, True, None, ["cpu:0"], ["float32", "mixed_float16"])
+ABSENT = BackendReport("jax", False, False, "not installed")
 REPORT = DoctorReport(
     versions={"mpt": "1"},
     machine=MACHINE,
@@ -45,27 +35,14 @@ REPORT = DoctorReport(
     runs_parent="/here/runs",
     runs_parent_writable=True,
     terminal={"interactive": False, "type": "xterm", "encoding": "utf-8", "colour": True},
-    load_average=0.4,
 )
 
 
-def test_what_each_policy_gains_is_told_per_device() -> None:
-    texts = [text for _, text in doctor_report_rows(REPORT)]
-    float16 = "cpu mixed_float16: matmul 0.30x, conv 0.30x the speed of float32, "
-    assert float16 + "slower: use it here for memory or for rehearsal" in texts
-    assert "cpu mixed_bfloat16: matmul 2.00x, conv 2.00x the speed of float32, faster" in texts
-    assert "jax, for backend=jax: pip install 'mpt-cli[jax]'" in texts
-    assert ("jax", "not installed") in doctor_report_rows(REPORT)
-
-
-def test_speeds_measured_on_a_busy_machine_are_called_uncertain() -> None:
-    def caveats(report: DoctorReport) -> list[str]:
-        return [text for _, text in doctor_report_rows(report) if "uncertain" in text]
-
-    busy = replace(REPORT, load_average=1.26)
-    said = "uncertain speeds: the machine is busy (load average 1.3 on 2 cores). Measure again when it is quiet"
-    assert caveats(busy) == [said] and busy.as_dict()["load_average"] == 1.26
-    assert not caveats(REPORT) and not caveats(replace(busy, backends=[ABSENT]))
+def test_devices_policies_and_what_is_missing_are_told() -> None:
+    rows = doctor_report_rows(REPORT)
+    assert ("tensorflow", "works on cpu:0; computes under float32, mixed_float16") in rows
+    assert ("jax", "not installed") in rows
+    assert ("missing", "jax, for backend=jax: pip install 'mpt-cli[jax]'") in rows
 
 
 @pytest.mark.parametrize(
@@ -109,13 +86,13 @@ def test_a_gpu_that_the_backend_does_not_see_needs_the_cuda_libraries(monkeypatc
     gpu = {"name": "X", "driver": "1", "memory": "2"}
     monkeypatch.setattr(module, "machine_facts", lambda: {**MACHINE, "gpus": [gpu]})
     answer = {"works": True, "devices": ["cpu:0"]}
-    monkeypatch.setattr(module, "probe_backend", lambda name, measure: answer)
-    assert doctor(measure=False).missing[-1].install == "pip install 'mpt-cli[cuda]'"
+    monkeypatch.setattr(module, "probe_backend", lambda name: answer)
+    assert doctor().missing[-1].install == "pip install 'mpt-cli[cuda]'"
 
 
 def test_every_extra_that_a_key_or_an_option_needs_is_told_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
-    told = {item.name: (item.purpose, item.install) for item in doctor(measure=False).missing}
+    told = {item.name: (item.purpose, item.install) for item in doctor().missing}
     assert set(told) == {
         "jax", "jax_cuda12_plugin", "matplotlib", "mlflow", "onnx", "optuna", "ray", "submitit", "tensorboard",
         "tensorflow", "tf2onnx", "wandb",
@@ -131,15 +108,13 @@ def test_every_extra_that_a_key_or_an_option_needs_is_told_where_it_is_missing(m
 
 @pytest.mark.slow
 def test_a_backend_that_breaks_is_reported_and_breaks_nothing() -> None:
-    found = probe_backend("nonsense", measure=False)
+    found = probe_backend("nonsense")
     assert not found["works"]
     assert "nonsense" in found["error"]
 
 
 @pytest.mark.slow
-def test_the_default_backend_is_probed_and_measured_for_real() -> None:
+def test_the_default_backend_is_examined_for_real() -> None:
     found = probe_backend("tensorflow")
-    assert found["works"], found
-    cpu = [row for row in found["timings"] if row["device"] == "cpu"]
-    assert {(row["operation"], row["dtype"]) for row in cpu} >= {("matmul", "float16"), ("conv", "bfloat16")}
-    assert all(row["seconds"] > 0 for row in cpu)
+    assert found["works"] and found["policies"] == ["float32", "mixed_float16", "mixed_bfloat16"], found
+    assert any("cpu" in device for device in found["devices"])

@@ -21,7 +21,7 @@ PROJECT = {
     "conf/trainer/patient.yaml": "early_stopping: {patience: 5}\nepochs: 30\n",
     "conf/loss_scale/mine.yaml": "defaults: [dynamic]\ninitial_scale: 1024\ngrowth_steps: 7\n",
     "conf/loss_scale/still.yaml": "mode: fixed\ninitial_scale: 64\n",
-    "conf/optimizer/fast.yaml": "name: sgd\nlearning_rate: 0.5\nmomentum: 0.9\n",
+    "conf/optimizer/fast.yaml": "name: sgd\nlearning_rate: 0.5\nkwargs: {momentum: 0.9}\n",
     "conf/experiment/tiny.yaml": "# @package _global_\ntrainer: {epochs: 2}\nseed: 7\n",
     "conf/experiment/big.yaml": "# @package _global_\ndefaults:\n  - tiny\n  - _self_\ntrainer: {batch_size: 256}\n",
     "conf/warmth/warm.yaml": "name: cosine\nwarmup_steps: 9\n",

@@ -6,7 +6,7 @@ import pytest
 
 from mpt_cli.settings import search_path
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.variants import Adam, LossScaleSettings
+from mpt_cli.settings.variants import OPTIMIZERS, LossScaleSettings
 
 
 @pytest.fixture
@@ -21,7 +21,8 @@ def group_file(tmp_path, monkeypatch):
 
 def test_the_schema_fills_what_nobody_gives(group_file, write_recipe) -> None:
     group_file.write_text("name: adam\n")
-    assert load_settings([write_recipe("recipe: own\n")]).optimizer.learning_rate == Adam().learning_rate == 1e-3
+    assert OPTIMIZERS["adam"]().learning_rate == 1e-3
+    assert load_settings([write_recipe("recipe: own\n")]).optimizer.learning_rate == 1e-3
 
 
 def test_a_group_file_wins_over_the_schema(group_file, write_recipe) -> None:

@@ -65,12 +65,12 @@ def test_zipped_keys_take_their_values_together_and_lists_are_values() -> None:
 @pytest.mark.slow
 def test_conditions_multiply_the_points_they_hold_for_and_exclusions_take_points_away() -> None:
     plan = plan_of("  grid: {optimizer: [adam, sgd], loss_scale.initial_scale: [256, 1024]}\n"
-                   "  conditional: [{when: {optimizer: sgd}, grid: {optimizer.momentum: [0.0, 0.9]}}]\n"
+                   "  conditional: [{when: {optimizer: sgd}, grid: {optimizer.kwargs.momentum: [0.0, 0.9]}}]\n"
                    "  exclude: [{optimizer: sgd, loss_scale.initial_scale: 2**8}]\n")  # fmt: skip
     assert points(plan) == ["optimizer=adam initial_scale=256", "optimizer=adam initial_scale=1024",
                             "optimizer=sgd initial_scale=1024 momentum=0.0",
                             "optimizer=sgd initial_scale=1024 momentum=0.9"]  # fmt: skip
-    assert plan.varied == ["optimizer", "loss_scale.initial_scale", "optimizer.momentum"]
+    assert plan.varied == ["optimizer", "loss_scale.initial_scale", "optimizer.kwargs.momentum"]
 
 
 @pytest.mark.slow

@@ -106,11 +106,11 @@ def test_of_jobs_that_differ_in_numbers_two_are_composed_for_each_and_all_are_ch
 @pytest.mark.slow
 def test_what_is_made_of_a_number_is_composed_for_each(composed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.yaml").write_text("optimizer: {epsilon: '${optimizer.learning_rate}'}\n")
+    (tmp_path / "own.yaml").write_text("optimizer: {clipnorm: '${optimizer.learning_rate}'}\n")
     load = plan.SettingsLoader()
     for rate in (0.1, 0.2, 0.3):
         found = load(["conf=./own.yaml", f"optimizer.learning_rate={rate}"]).optimizer
-        assert (found.learning_rate, found.epsilon) == (rate, rate)
+        assert (found.learning_rate, found.clipnorm) == (rate, rate)
     assert len(composed) == 3
 
 
@@ -137,7 +137,7 @@ def test_what_is_made_of_a_number_is_composed_for_each_where_two_of_it_come_to_t
     [
         (["loss_scale.initial_scale"], ["2**8", "512", "1024.0", "1e3", "2**-3"]),
         (["optimizer.learning_rate"], ["1e-3", "0.5", "1", "2e-5"]),
-        (["optimizer=sgd", "optimizer.momentum"], ["0.5", "0.9", "0", "0.25"]),
+        (["optimizer=sgd", "optimizer.kwargs.momentum"], ["0.5", "0.9", "0", "0.25"]),
         (["optimizer.weight_decay"], ["0.1", "0.2", "0.3"]),
         (["trainer.max_steps"], ["3", "4", "5", "6.0"]),
         (["trainer.steps_per_execution"], ["3", "4", "5"]),

@@ -18,7 +18,7 @@ from mpt_cli.settings import load_settings
 RECIPE = """
 model: {name: builder, builder: "own_callbacks:build"}
 data: {name: loader, loader: "own_callbacks:load"}
-optimizer: {name: sgd, learning_rate: 0.1, momentum: 0.9}
+optimizer: {name: sgd, learning_rate: 0.1, kwargs: {momentum: 0.9}}
 trainer: {epochs: 3, batch_size: 8, log_every_steps: 1, checkpoint_every_minutes: null}
 logger: {console: quiet}
 """

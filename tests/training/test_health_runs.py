@@ -166,7 +166,7 @@ def test_what_tells_of_the_end_of_an_attempt_goes_when_the_next_one_begins_and_n
 
 UNDERFLOWS = [
     "model=builder", "model.builder=mpt_cli.models.underflow:build_underflow_net",
-    "model.kwargs={width: 16}", "optimizer.epsilon=1e-12", "trainer.batch_size=64", "data.examples=800",
+    "model.kwargs={width: 16}", "optimizer.kwargs.epsilon=1e-12", "trainer.batch_size=64", "data.examples=800",
 ]  # fmt: skip
 TOO_FEW = "of the gradient elements were flushed to zero"
 

@@ -16,7 +16,7 @@ from mpt_cli.telemetry import health
 NETS = Path(__file__).parents[1] / "diagnose" / "nets.py"
 WORDS = [
     "conf=digits_mlp", f"backend={BACKEND}", f"model.builder={NETS}:stretched", "trainer.save_model=false", "seed=1",
-    "optimizer.epsilon=1e-20", "optimizer.learning_rate=0.005", "trainer.epochs=20", "logger=quiet", "expect={}",
+    "optimizer.kwargs.epsilon=1e-20", "optimizer.learning_rate=0.005", "trainer.epochs=20", "logger=quiet", "expect={}",
     "trainer.gradient_health_every_steps=2000",
 ]  # fmt: skip
 LAYERS = "loss_scale.layer_scales={middle: 2**16, to_low: 2**22, low: 2**38}"
@@ -77,11 +77,11 @@ def test_a_resumed_run_goes_on_to_the_bit():
 @pytest.mark.parametrize(("words", "message"), [
     (["loss_scale.layer_scales={middel: 2}"],
      r"layer_scales: no layer matches the pattern 'middel'\. The model's layers are: .*Did you mean middle\?"),
-    (["policy=float16", "optimizer=sgd", "~optimizer.epsilon", "loss_scale.layer_scales={low: 2}"],
+    (["policy=float16", "optimizer=sgd", "~optimizer.kwargs.epsilon", "loss_scale.layer_scales={low: 2}"],
      r"layer 'net/low' must have weights in float32, .* Use mixed_float16\."),
 ])  # fmt: skip
 def test_what_layers_can_not_have_is_said_before_the_first_step(words, message):
-    kept = [word for word in WORDS if not (word.startswith("optimizer.epsilon") and "optimizer=sgd" in words)]
+    kept = [word for word in WORDS if not (word.startswith("optimizer.kwargs.epsilon") and "optimizer=sgd" in words)]
     kept += [word for word in words if not word.startswith("~")]
     with pytest.raises(ConfigError, match=message):
         training_run.check_build(load_settings(kept))
