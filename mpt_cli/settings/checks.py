@@ -314,16 +314,6 @@ def check_layer_scales(settings: Settings) -> Iterator[Problem]:
                           f"The nearest is {nearest}.")
 
 
-def check_rollback(settings: Settings) -> Iterator[Problem]:
-    trainer = settings.trainer
-    if trainer.on_unhealthy == "rollback":
-        return
-    for name in ("max_rollbacks", "rollback_learning_rate_factor", "rollback_scale_factor"):
-        if getattr(trainer, name) != _default(trainer, name):
-            rule = "must be left out with trainer.on_unhealthy=stop: nothing uses it."
-            yield Problem(f"trainer.{name}", rule, getattr(trainer, name), "Set trainer.on_unhealthy=rollback.")
-
-
 def check_float8(settings: Settings) -> Iterator[Problem]:
     policy = settings.policy
     if policy.float8 and not is_mixed(policy.name):
@@ -434,9 +424,10 @@ def _check_unused_mesh(chosen: DistributeSettings) -> Iterator[Problem]:
 
 def check_several_processes(settings: Settings) -> Iterator[Problem]:
     """What must hold where several processes train one model, whoever started them."""
-    if settings.trainer.on_unhealthy == "rollback":
-        rule = "must be stop with several processes: only the first has the checkpoints to go back to."
-        yield Problem("trainer.on_unhealthy", rule, "rollback", "Resume the run after it has stopped.")
+    if settings.trainer.max_rollbacks:
+        rule = "must be 0 with several processes: only the first has the checkpoints to go back to."
+        yield Problem("trainer.max_rollbacks", rule, settings.trainer.max_rollbacks,
+                      "Resume the run after it has stopped.")  # fmt: skip
     if settings.distribute.shard_optimizer_state:
         rule = "must be false with several processes: the first, which writes checkpoints, would have a share of it."
         yield Problem("distribute.shard_optimizer_state", rule, True, "Use the devices of one process.")
@@ -630,7 +621,6 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
                               "optimizer.gradient_accumulation_steps")),
     (check_skip_window, ("loss_scale.max_skip_rate", "loss_scale.skip_rate_window")),
     (check_layer_scales, ("loss_scale", "distribute.name")),
-    (check_rollback, ("trainer",)),
     (check_float8, ("policy.name", "policy.float8")),
     (check_stochastic_rounding, ("policy", "distribute.name")),
     (check_half_variables, ("policy.name", "policy.stochastic_rounding", "optimizer.name")),

@@ -310,5 +310,5 @@ def key_fields(key: Key) -> dict[str, Any]:
     return {
         "default": None if key.default == REQUIRED else key.default, "required": key.default == REQUIRED,
         "optional": key.is_optional, "range": key.bounds, "choices": list(key.choices), "unit": unit_of(key),
-        "variants": list(key.variants), "schema": _value(key),
+        "variants": list(key.variants), "advanced": key.advanced, "schema": _value(key),
     }  # fmt: skip

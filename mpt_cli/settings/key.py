@@ -69,15 +69,17 @@ def key(
     at_least: float | None = None,
     below: float | None = None,
     at_most: float | None = None,
+    advanced: bool = False,
 ) -> Any:
     """A dataclass field with its meaning and the range or choices it must keep.
 
     `above` and `below` exclude the bound, `at_least` and `at_most` include it. A list is checked element by element. A
-    whole number that `at_most` says nothing of must be one that steps and sizes can be (`values.LARGEST_COUNT`).
-    `None` is allowed where the type says Optional. `settings.checks` does the checking.
+    whole number that `at_most` says nothing of must be one that steps and sizes can be (`LARGEST_COUNT`). `None` is
+    allowed where the type says Optional. Listings show an `advanced` key apart: hardly anyone needs to set it.
     """
     bounds = {"above": above, "at_least": at_least, "below": below, "at_most": at_most}
-    metadata = {"meaning": meaning, "choices": choices, "bounds": {k: v for k, v in bounds.items() if v is not None}}
+    metadata = {"meaning": meaning, "choices": choices, "bounds": {k: v for k, v in bounds.items() if v is not None},
+                "advanced": advanced}  # fmt: skip
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: copy.copy(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -94,6 +96,7 @@ class Key:
     choices: tuple[Any, ...] = ()
     bounds: dict[str, float] = field(default_factory=dict)
     variants: tuple[str, ...] = ()
+    advanced: bool = False
 
     @property
     def options(self) -> tuple[Any, ...]:

@@ -166,7 +166,7 @@ class TrainerSettings:
     steps_per_execution: Union[int, str] = key("auto", "steps per call into the compiled loop: auto or a number ≥ 1",
                                                 at_most=2**16)
     feed: str = key("auto", "resident: data on the device; stream: sent batch by batch; auto decides by size",
-                    choices=("auto", "resident", "stream"))
+                    choices=("auto", "resident", "stream"), advanced=True)
     log_every_steps: int = key(50, "steps between lines in metrics.jsonl", at_least=1)
     validate_every_epochs: int = key(1, "epochs between validations", at_least=1)
     loss: Any = key("auto", "what is minimised: auto (crossentropy of labels, mean squared error of numbers), a Keras "
@@ -179,24 +179,21 @@ class TrainerSettings:
     weighted_metrics: Any = key([], "metrics that sample weights count in, named as `metrics` are")
     class_weight: Any = key(None, "factor of the loss of each class, as in {0: 1, 1: 5}; a class left out has 1")
     max_nonfinite_losses: Optional[int] = key(10, "stop after this many applied steps in a row with a non-finite loss, "
-                                              "null = never", at_least=1)
+                                              "null = never", at_least=1, advanced=True)
     max_zero_gradients: Optional[int] = key(50, "stop after this many applied steps in a row in which every gradient "
-                                            "was exactly 0, null = never", at_least=1)
+                                            "was exactly 0, null = never", at_least=1, advanced=True)
     gradient_health_every_steps: Optional[Union[int, str]] = key(
         "auto", "steps between samples of what half precision loses, layer by layer, where anything is in it, the "
         "first at step 100 at the latest: auto (2000, longer where samples would take over 1 % of the time, none where "
         "compiling the first, on JAX or of recurrent layers, would be over 5 % of the run) or a number ≥ 1; null = "
-        "never")
+        "never", advanced=True)
     keep_spikes: Optional[int] = key(
         10, "jumps of the loss, found by median and median deviation of the steps before, whose examples, scale and "
-        "rate are kept in spikes.jsonl, the first so many; null = none is looked for", at_least=1, at_most=1000)
-    on_unhealthy: str = key("stop", "what a broken health rule does: stop the run, or rollback to the last good "
-                            "checkpoint and go on with lower rates", choices=("stop", "rollback"))
-    max_rollbacks: int = key(3, "rollback: how often at most; the next broken rule stops the run", at_least=1)
-    rollback_learning_rate_factor: float = key(0.5, "rollback: factor of the learning rate each time, under a schedule "
-                                               "too", above=0, at_most=1)
-    rollback_scale_factor: float = key(0.5, "rollback: factor of the loss scale each time, after a rule of loss_scale",
-                                       above=0, at_most=1)
+        "rate are kept in spikes.jsonl, the first so many; null = none is looked for", at_least=1, at_most=1000,
+        advanced=True)
+    max_rollbacks: int = key(0, "how often a broken health rule sends the run back to its last good checkpoint, to go "
+                             "on with half the learning rate (and half the loss scale, after a rule of loss_scale); "
+                             "the next one stops it, as with 0", at_least=0)
     checkpoint_every_steps: Optional[int] = key(None, "steps between checkpoints, null = not by steps", at_least=1)
     checkpoint_every_epochs: Optional[int] = key(None, "epochs between checkpoints, null = not by epochs", at_least=1)
     checkpoint_every_minutes: Optional[float] = key(
@@ -210,7 +207,7 @@ class TrainerSettings:
                          "kwargs: {…}}; {run_dir} in a text of kwargs is the directory of the run")
     early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
     reduce_on_plateau: ReduceOnPlateauSettings = field(default_factory=ReduceOnPlateauSettings)
-    stop_on_nonfinite_weights: bool = key(True, "stop when an epoch ends with inf or nan in the weights")
+    stop_on_nonfinite_weights: bool = key(True, "stop when an epoch ends with inf or nan in the weights", advanced=True)
     save_model: bool = key(True, "write model.keras at the end")
 
 
@@ -417,7 +414,7 @@ def no_such_key(path: str, value: Any, earlier: Sized) -> Problem:
     return Problem(path, "there is no such key.", value, remedy_for(path) if is_listed else "")
 
 
-FARTHEST = 3  # letters too many or too few in a name of another section: callbacks is not max_rollbacks
+FARTHEST = 3  # letters too many or too few in a name of another section: bugcalls is not callbacks
 
 
 def remedy_for(path: str) -> str:

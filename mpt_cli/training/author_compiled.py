@@ -51,9 +51,9 @@ def check_author_compiled(settings: Settings, model: Any) -> None:
                 _value(settings, key), "Leave it out, or let the builder return the model uncompiled.")
         for key in dict.fromkeys(changed)
     ]  # fmt: skip
-    if trainer.on_unhealthy == "rollback":
-        problems.append(Problem("trainer.on_unhealthy", "must not be rollback with a model that comes compiled: the "
-                                "learning rate that a rollback lowers is the author's.", "rollback", "Use stop."))
+    if trainer.max_rollbacks:
+        problems.append(Problem("trainer.max_rollbacks", "must be 0 with a model that comes compiled: the learning "
+                                "rate that a rollback lowers is the author's.", trainer.max_rollbacks))
     if problems:
         raise ConfigError(problems)
 

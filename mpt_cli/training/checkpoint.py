@@ -449,7 +449,7 @@ class CheckpointSchedule:
             raise ConfigError(Problem("trainer.monitor", "must be a metric of the run.", monitor, remedy))
         minutes = settings.checkpoint_every_minutes
         seconds = None if minutes is None else 60.0 * minutes
-        settled_only = settings.on_unhealthy == "rollback"
+        settled_only = settings.max_rollbacks > 0
         return cls(settings.checkpoint_every_steps, settings.checkpoint_every_epochs, seconds, monitor, settled_only)
 
 

@@ -292,6 +292,7 @@ def describe_objects(value: Any) -> str:
 
 
 SCHEDULE_KEY = "optimizer.schedule"
+ROLLBACK_FACTOR = 0.5  # of the learning rate each time; of the loss scale too, after a rule of loss_scale
 
 
 def build_optimizer(settings: OptimizerSettings, total_steps: int | None) -> keras.optimizers.Optimizer:

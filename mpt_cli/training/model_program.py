@@ -75,9 +75,9 @@ class ModelProgram(Program):
 
     def build_model(self, data: DataSet) -> Any:
         """With the plain optimizer of the author's `compile`, which a run puts into loss scaling."""
-        if self.settings.trainer.on_unhealthy == "rollback":
-            rule = "must be stop: the learning rate that a rollback lowers is that of the compiled optimizer."
-            raise ConfigError(Problem("trainer.on_unhealthy", rule, "rollback"))
+        if rollbacks := self.settings.trainer.max_rollbacks:
+            rule = "must be 0: the learning rate that a rollback lowers is that of the compiled optimizer."
+            raise ConfigError(Problem("trainer.max_rollbacks", rule, rollbacks))
         model = under_policy(self.model, self.settings, data, everywhere=self.policy is not None)
         for _, optimizer, put in list(optimizers_in(model)):
             inner = unwrapped(optimizer)

@@ -8,7 +8,7 @@ from mpt_cli.precision.train_step import optimizers_of, trained_by
 from mpt_cli.telemetry.records import PHASE, Event
 from mpt_cli.training.assembly import Assembly
 from mpt_cli.training.checkpoint import collect_weights
-from mpt_cli.training.loss_and_optimizer import set_learning_rate
+from mpt_cli.training.loss_and_optimizer import ROLLBACK_FACTOR, set_learning_rate
 from mpt_cli.training.trainer import Trainer
 
 
@@ -52,7 +52,7 @@ class PhaseChange:
         """As rollbacks have lowered it in the phases before."""
         rollbacks, phases = len(self.trainer.telemetry.tally.rollbacks), self.parts.phases
         if rollbacks:
-            factor = self.parts.settings.trainer.rollback_learning_rate_factor**rollbacks
+            factor = ROLLBACK_FACTOR**rollbacks
             set_learning_rate(self.parts.optimizer, phases.optimizer_settings, phases.schedule_steps, factor)
 
     def _report(self, ended: str) -> None:

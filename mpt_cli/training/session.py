@@ -52,6 +52,7 @@ from mpt_cli.training.checkpoint import (
     restore_state,
 )
 from mpt_cli.training.loss_and_optimizer import (
+    ROLLBACK_FACTOR,
     build_optimizer,
     describe_objects,
     describe_scaling,
@@ -80,7 +81,7 @@ class Session:
             trainer.callbacks.begin(trainer.plan.epochs, trainer.train_feed.steps, trainer.telemetry.message)
             if trainer.weight_watch is None:
                 trainer.watch_weights()
-            if self.assembly.settings.trainer.on_unhealthy == "rollback":
+            if self.assembly.settings.trainer.max_rollbacks:
                 trainer.checkpointer.save(trainer.progress, trainer.ledger)  # there must be one to go back to
             return trainer.fit()
 
@@ -222,7 +223,7 @@ def _add_what_was_asked_for(parts: Assembly, runner: Trainer, may_sample: bool) 
     own = own_steps(parts.model)
     if process_info is None and (own is None or not own.optimizers):
         runner.fault_search = FaultSearch(parts.engine, telemetry.message)
-    if trainer.on_unhealthy == "rollback":
+    if trainer.max_rollbacks:
         runner.recover = Rollback(parts, runner)
     if process_info is not None:
         runner.process_group = ProcessGroup()
@@ -339,7 +340,7 @@ def restore(parts: Assembly, trainer: Trainer, checkpoint: Checkpoint) -> bool:
     What settings may change in between is set again afterwards: the learning rate and the loss scale. Returns whether
     compiled steps have to be made anew. DataError when it is of another model or optimizer.
     """
-    settings, phases, rollbacks = parts.settings, parts.phases, trainer.telemetry.tally.rollbacks
+    phases, rollbacks = parts.phases, trainer.telemetry.tally.rollbacks
     before = str(checkpoint.position["scaling_mode"])
     enter_phase(parts, check_phase(phases, checkpoint), trainer)
     restore_state(parts.model, checkpoint.arrays, other_scaling=before != parts.scaling.mode)
@@ -353,7 +354,7 @@ def restore(parts: Assembly, trainer: Trainer, checkpoint: Checkpoint) -> bool:
         trainer.ledger.sample = None  # it says nothing of gradients that are not computed or scaled as then
     trainer.logged_step = 0
     trainer.watch_weights(has_moved=checkpoint.position.get("has_moved", True))
-    factor = settings.trainer.rollback_learning_rate_factor ** len(rollbacks)
+    factor = ROLLBACK_FACTOR ** len(rollbacks)
     has_callbacks = trainer.callbacks and "callbacks" in checkpoint.position
     if has_callbacks:
         resume_callbacks(trainer.callbacks, checkpoint)
@@ -395,7 +396,7 @@ class PositionBeside:
             rate: Any = None  # the optimizer is not of the settings, which can't have changed it
         else:
             rate = configured_rate(build_optimizer(parts.phases.optimizer_settings, parts.phases.schedule_steps))
-        factor = parts.settings.trainer.rollback_learning_rate_factor ** len(rollbacks)
+        factor = ROLLBACK_FACTOR ** len(rollbacks)
         configured = float(np.float32(rate * factor)) if isinstance(rate, float) else None
         named = {f"{CALLBACK_PREFIX}{name}": array for name, array in arrays.items()}
         return {"callbacks": position, "configured_rate": configured, **watched}, named
@@ -411,7 +412,7 @@ def resume_callbacks(callbacks: Callbacks, checkpoint: Checkpoint) -> None:
 
 
 class Rollback:
-    """What a run does with a broken health rule under `trainer.on_unhealthy=rollback`.
+    """What a run does with a broken health rule under `trainer.max_rollbacks`.
 
     The events of the telemetry are its memory: a run that is killed and resumed counts on and keeps its lower rates.
     """
@@ -456,11 +457,10 @@ class Rollback:
         return replace(event, scale_after=scale_at(self.parts, checkpoint, [*trainer.telemetry.tally.rollbacks, event]))
 
     def _format_message(self, stop: Stop, event: Event) -> str:
-        trainer = self.parts.settings.trainer
         sentence = (
             f"step {event.from_step}: {stop.evidence} (rule {stop.key}). Rollback {self.done} of "
-            f"{trainer.max_rollbacks}: going on at step {event.step}, learning rate "
-            f"{trainer.rollback_learning_rate_factor**self.done:g} of the configured one"
+            f"{self.parts.settings.trainer.max_rollbacks}: going on at step {event.step}, learning rate "
+            f"{ROLLBACK_FACTOR**self.done:g} of the configured one"
         )
         return f"{sentence}, loss scale {format_scale(event.scale_after)}" if self.parts.scaling.scales else sentence
 
@@ -489,7 +489,7 @@ def scale_at(parts: Assembly, checkpoint: Checkpoint, rollbacks: Sequence[Event]
         and (event.step == checkpoint.step or (not rule.moves and event.step < checkpoint.step))
         for event in rollbacks
     )
-    lower = scale * parts.settings.trainer.rollback_scale_factor**lowered
+    lower = scale * ROLLBACK_FACTOR**lowered
     return float(np.float32(max(lower, min(scale, rule.lowest))))
 
 

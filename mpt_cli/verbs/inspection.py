@@ -5,6 +5,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, is_dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -59,8 +60,11 @@ def run_list(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({arguments.kind: entries})
         return OK
-    width = max((len(entry["name"]) for entry in entries), default=0)
-    for entry in entries:
+    width, was_advanced = max((len(entry["name"]) for entry in entries), default=0), False
+    for is_advanced, entry in sorted(((entry.get("advanced", False), entry) for entry in entries), key=itemgetter(0)):
+        if is_advanced and not was_advanced:
+            say("\nadvanced: what hardly anyone needs to set")
+        was_advanced = is_advanced
         lines = [text for text in (entry["description"], entry.get("keys", "")) if text]
         say(f"{entry['name']:<{width}}  " + f"\n{'':<{width}}  ".join(lines))
     return OK

@@ -158,7 +158,7 @@ def test_every_verb_that_takes_a_configuration_refuses_it_alike(verb, mpt) -> No
 def test_every_task_of_a_slurm_step_refuses_what_only_several_processes_cannot_do(index, mpt, monkeypatch) -> None:
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
     monkeypatch.setenv("SLURM_PROCID", str(index))
-    done = mpt("train", _CNN, "backend=jax", "distribute=data_parallel", "trainer.on_unhealthy=rollback", "seed=null")
+    done = mpt("train", _CNN, "backend=jax", "distribute=data_parallel", "trainer.max_rollbacks=3", "seed=null")
     assert (done.code, done.out) == (2, "")
-    assert [line.strip().partition(":")[0] for line in done.err.splitlines()[1:]] == ["trainer.on_unhealthy", "seed"]
+    assert [line.strip().partition(":")[0] for line in done.err.splitlines()[1:]] == ["trainer.max_rollbacks", "seed"]
     assert list(Path.cwd().iterdir()) == []

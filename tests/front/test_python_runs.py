@@ -486,8 +486,8 @@ def test_what_fit_can_not_train_is_said():
         r"batch_size|all arrays must hold the same number": lambda: mpt.fit(net(), x, y[:4]),
         r"class_weight: must not be given beside": lambda: mpt.fit(net(), x, y, class_weight={0: 2.0}, sample_weight=y),
         r"class_weight: is for one label": lambda: mpt.fit(net(), x, np.zeros((100, 3, 1)), class_weight={0: 2.0}),
-        r"trainer\.on_unhealthy: must be stop": lambda: mpt.fit(
-            net(), x, y, settings={**QUIET, "trainer.on_unhealthy": "rollback"}),
+        r"trainer\.max_rollbacks: must be 0": lambda: mpt.fit(
+            net(), x, y, settings={**QUIET, "trainer.max_rollbacks": 1}),
         r"validation_data: must be \(x, y\)": lambda: mpt.fit(net(), x, y, validation_data=x),
         r"validation_split: must be at least 0": lambda: mpt.fit(net(), x, y, validation_split=1.5),
         r"model: must be a keras.Model": lambda: mpt.fit("net", x, y),

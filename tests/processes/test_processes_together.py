@@ -63,8 +63,8 @@ def test_processes_of_one_machine_meet_at_an_address_that_no_other_reaches(meeti
     assert given == {"coordinator_bind_address": bound}
 
 
-ROLLBACK = ("trainer.on_unhealthy: must be stop with several processes: only the first has the checkpoints to go back "
-            "to. Received: 'rollback'. Resume the run after it has stopped.")
+ROLLBACK = ("trainer.max_rollbacks: must be 0 with several processes: only the first has the checkpoints to go back "
+            "to. Received: 3. Resume the run after it has stopped.")
 OTHER_COUNT = ("distribute.processes: must be null or 4, the number of processes that were started. Received: 2. Leave "
                "it out, or start that many tasks.")
 NO_SEED = ("seed: must be a number where 4 processes start by themselves: each would draw another. Received: 'null'. "
@@ -72,10 +72,10 @@ NO_SEED = ("seed: must be a number where 4 processes start by themselves: each w
 
 
 @pytest.mark.parametrize(("words", "messages"), [
-    (["trainer.on_unhealthy=rollback"], [ROLLBACK]),
+    (["trainer.max_rollbacks=3"], [ROLLBACK]),
     (["distribute.processes=2"], [OTHER_COUNT]),
     (["seed=null"], [NO_SEED]),
-    (["trainer.on_unhealthy=rollback", "distribute.processes=1", "seed=null"],
+    (["trainer.max_rollbacks=3", "distribute.processes=1", "seed=null"],
      [ROLLBACK, OTHER_COUNT.replace("Received: 2", "Received: 1"), NO_SEED]),
 ])
 def test_a_task_of_a_slurm_step_says_what_its_settings_lack(words: list[str], messages: list[str]) -> None:

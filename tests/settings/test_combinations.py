@@ -56,9 +56,6 @@ _WRONG = [
     (["loss_scale.layer_scales={low: 2}", "distribute=mirrored"],
      "loss_scale.layer_scales: must be left out with distribute=mirrored. Received: {'low': 2.0}. "
      "Use backend=jax with distribute=data_parallel."),
-    (["trainer.max_rollbacks=5"],
-     "trainer.max_rollbacks: must be left out with trainer.on_unhealthy=stop: nothing uses it. Received: 5. "
-     "Set trainer.on_unhealthy=rollback."),
     (["policy=float32", "policy.float8=true"],
      "policy.float8: must be false with policy.name=float32: float8 works on top of a mixed policy. Received: True. "
      "Use policy=float8_mixed_bfloat16 or float8_mixed_float16."),
@@ -95,9 +92,9 @@ _WRONG = [
     (["backend=jax", "distribute=data_parallel", "distribute.processes=2", "trainer.callbacks=[history]"],
      "trainer.callbacks: must be empty with several processes: each would call them, and all would write the same "
      "files. Received: ['history']. trainer.early_stopping and trainer.reduce_on_plateau work."),
-    (["backend=jax", "distribute=data_parallel", "distribute.processes=2", "trainer.on_unhealthy=rollback"],
-     "trainer.on_unhealthy: must be stop with several processes: only the first has the checkpoints to go back to. "
-     "Received: 'rollback'. Resume the run after it has stopped."),
+    (["backend=jax", "distribute=data_parallel", "distribute.processes=2", "trainer.max_rollbacks=3"],
+     "trainer.max_rollbacks: must be 0 with several processes: only the first has the checkpoints to go back to. "
+     "Received: 3. Resume the run after it has stopped."),
     (["distribute=model_parallel", *_DIVIDED],
      "distribute.name: model_parallel must have backend=jax, here it is tensorflow. Received: 'model_parallel'. Use "
      "backend=jax."),

@@ -17,7 +17,7 @@ WORDS = [
     "conf=digits_mlp", "model.hidden_units=[4]", "data=synthetic", "data.input_shape=[4]", "data.examples=800",
     "policy=mixed_float16", "loss_scale=fixed", "loss_scale.initial_scale=2**15", "trainer.jit_compile=false",
     "trainer.batch_size=4", "trainer.log_every_steps=1", "trainer.epochs=2", "trainer.save_model=false",
-    "trainer.checkpoint_every_steps=20", "trainer.on_unhealthy=rollback", "trainer.gradient_health_every_steps=null",
+    "trainer.checkpoint_every_steps=20", "trainer.max_rollbacks=3", "trainer.gradient_health_every_steps=null",
     "loss_scale.max_consecutive_skips=3", "fault=overflow", "fault.every_steps=3", "fault.at_steps=[50,52]",
     "fault.above_scale=5000", "logger.console=quiet", "logger.csv=true",
 ]  # fmt: skip

@@ -122,7 +122,7 @@ def test_a_callback_that_comes_later_begins_anew_and_more_epochs_go_on(tmp_path)
 def test_a_rollback_takes_the_callbacks_back_too(tmp_path):
     """At step 13 every loss is nan: the run goes back to the checkpoint of step 10, at half the rate that Halving had
     come to, and Halving's count with it."""
-    words = ["trainer.callbacks=[own_callbacks:Halving]", "trainer.on_unhealthy=rollback", "trainer.epochs=4",
+    words = ["trainer.callbacks=[own_callbacks:Halving]", "trainer.max_rollbacks=3", "trainer.epochs=4",
              "trainer.checkpoint_every_steps=10", "trainer.max_nonfinite_losses=1", "fault=nan_loss",
              "fault.at_steps=[13]", "fault.every_steps=null", "trainer.max_rollbacks=1", "loss_scale=none"]  # fmt: skip
     summary, run_dir = train(tmp_path, *words)

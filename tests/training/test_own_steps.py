@@ -107,7 +107,7 @@ def test_of_an_overflow_in_an_own_step_the_layer_is_the_one_that_the_run_noted(w
         (["model.kwargs={kind: Idle}"], 2, "Idle.train_step never calls apply of an optimizer that the model holds"),
         (["model.kwargs={kind: Unscaled}", "loss_scale=none", "fault=nan_loss"], 2, "fault.place: must be data"),
         (["optimizer.learning_rate=0.5"], 2, "optimizer.learning_rate: has no effect: the model comes compiled"),
-        (["trainer.on_unhealthy=rollback"], 2, "must not be rollback with a model that comes compiled"),
+        (["trainer.max_rollbacks=3"], 2, "must be 0 with a model that comes compiled"),
         ([f"distribute={SPLIT}", "distribute.devices=2"], 2, "must be none: Own has a train_step or test_step"),
     ],
 )

@@ -214,7 +214,7 @@ def test_a_rollback_over_the_border_makes_the_change_again(tmp_path):
 
     The fault counts the steps that the optimizer has seen, which a checkpoint has too: it is met a second time."""
     summary = train(
-        tmp_path / "run", TWO, "trainer.on_unhealthy=rollback", "trainer.max_rollbacks=1", "fault.kind=zero",
+        tmp_path / "run", TWO, "trainer.max_rollbacks=3", "trainer.max_rollbacks=1", "fault.kind=zero",
         "fault.at_steps=[11,12,13,14]", "trainer.max_zero_gradients=3", EVERY_STEP,
     )  # fmt: skip
     events = lines(tmp_path / "run", "events")

@@ -14,7 +14,7 @@ from mpt_cli import training_run
 from mpt_cli.precision import DynamicScale, LossScaleOptimizer, ScaleRule
 from mpt_cli.runs.resume import format_changes, unused_changes
 from mpt_cli.settings import load_settings
-from mpt_cli.settings.schema import Settings, TrainerSettings
+from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import RULES, LossScaleSettings
 from mpt_cli.telemetry.records import Event, Scaling, Summary
 from mpt_cli.telemetry.sink import Sink
@@ -22,6 +22,11 @@ from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 from mpt_cli.training.session import restore_scale, scale_at
 
 FIXED = ["loss_scale=fixed", "loss_scale.initial_scale=2**15"]
+@pytest.fixture(autouse=True)
+def a_quarter_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpt_cli.training.session.ROLLBACK_FACTOR", 0.25)
+
+
 SKIPS, NAN = "loss_scale.max_consecutive_skips", "trainer.max_nonfinite_losses"
 
 
@@ -32,7 +37,7 @@ def _rule(mode: str, loss_scale: LossScaleSettings) -> ScaleRule:
 
 
 def _parts(mode: str, loss_scale: LossScaleSettings, optimizer: Any = None) -> Any:
-    settings = Settings(loss_scale=loss_scale, trainer=TrainerSettings(rollback_scale_factor=0.25))
+    settings = Settings(loss_scale=loss_scale)
     return SimpleNamespace(settings=settings, scaling=Scaling(_rule(mode, loss_scale)), optimizer=optimizer)
 
 

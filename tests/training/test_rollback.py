@@ -1,4 +1,4 @@
-"""`trainer.on_unhealthy=rollback`: a run that would stop goes back with lower rates and finishes, or stops then."""
+"""`trainer.max_rollbacks=3`: a run that would stop goes back with lower rates and finishes, or stops then."""
 
 import csv
 import json
@@ -14,9 +14,10 @@ from mpt_cli.errors import NUMERICAL, OK
 from mpt_cli.settings import load_settings
 from mpt_cli.telemetry import health as v
 from mpt_cli.telemetry.sink import Sink
+from mpt_cli.training import session
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
-ROLLBACK = ["trainer.on_unhealthy=rollback", "trainer.checkpoint_every_steps=20", "trainer.steps_per_execution=10"]
+ROLLBACK = ["trainer.max_rollbacks=3", "trainer.checkpoint_every_steps=20", "trainer.steps_per_execution=10"]
 TOO_HIGH = [
     "loss_scale=fixed", "loss_scale.initial_scale=2**15", "fault=overflow", "fault.at_steps=[]", "fault.every_steps=1",
     "fault.above_scale=10000", "loss_scale.max_consecutive_skips=7",
@@ -61,9 +62,9 @@ def test_a_scale_that_is_too_high_is_lowered_until_it_fits(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", [[], ["optimizer.schedule.name=cosine"]], ids=["constant", "cosine"])
-def test_a_learning_rate_that_diverges_is_lowered_under_schedules_too(tmp_path, schedule):
-    words = [*DIVERGES, *schedule, *ROLLBACK, "trainer.rollback_learning_rate_factor=1e-16"]
-    summary, run_dir = train(tmp_path, *words)
+def test_a_learning_rate_that_diverges_is_lowered_under_schedules_too(tmp_path, schedule, monkeypatch):
+    monkeypatch.setattr(session, "ROLLBACK_FACTOR", 1e-16)
+    summary, run_dir = train(tmp_path, *DIVERGES, *schedule, *ROLLBACK)
 
     assert (summary.exit_code, summary.rollbacks) == (OK, 2)
     assert {event["cause"] for event in rollbacks(run_dir)} == {"trainer.max_nonfinite_losses"}

@@ -156,7 +156,7 @@ def test_a_loss_of_nan_is_kept_and_a_run_without_jumps_has_no_file(tmp_path, wor
 @only_on("tensorflow")
 def test_what_a_rollback_undoes_is_no_jump_any_more(tmp_path, words):
     """The loss is lost at step 90 each time; between two rollbacks, and before the end, it is noted once."""
-    more = ["policy=float32", "loss_scale=none", "trainer.on_unhealthy=rollback", "trainer.max_rollbacks=2",
+    more = ["policy=float32", "loss_scale=none", "trainer.max_rollbacks=3", "trainer.max_rollbacks=2",
             "trainer.checkpoint_every_steps=40", "trainer.max_nonfinite_losses=3", "fault=nan_loss",
             "fault.at_steps=[90]", "fault.every_steps=null"]  # fmt: skip
     run = trained(tmp_path / "r", without(words, "policy", "loss_scale"), *more)
