@@ -97,8 +97,9 @@ def _variant_tables(section: str, versions: list[Key]) -> list[str]:
 
 def _table(found: Iterable[Key]) -> list[str]:
     usual_first = sorted(found, key=lambda key: key.advanced)
-    rows = [f"| `{key.path}` | {_code_or_words(key)} | {_default(key)} | {'advanced: ' * key.advanced}{_cell(key.meaning)}"
-            " |" for key in usual_first]  # fmt: skip
+    meanings = {key.path: _cell("advanced: " * key.advanced + key.meaning) for key in usual_first}
+    rows = [f"| `{key.path}` | {_code_or_words(key)} | {_default(key)} | {meanings[key.path]} |"
+            for key in usual_first]  # fmt: skip
     return ["", "| key | takes | default | meaning |", "|---|---|---|---|", *rows, ""]
 
 

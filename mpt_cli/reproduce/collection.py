@@ -21,7 +21,6 @@ from mpt_cli.settings import load_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import (
     SUFFIXES,
-    check_no_pipe,
     expanded,
     explicit_path,
     find_recipe,
@@ -173,7 +172,6 @@ def _read(meant: _Meant, request: Selection) -> tuple[ReproduceTarget, str]:
             return ReproduceTarget(name, [], {}), NOT_OF_SETTINGS
         return _of_run(run, list(request.changes), request.rtol), ""
     words = [f"conf={name}", *request.changes]
-    check_no_pipe(words)
     settings = load_settings(words)
     problems = check_names(settings)
     if problems:

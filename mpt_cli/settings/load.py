@@ -9,7 +9,6 @@ import ast
 import math
 import operator
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass, replace
@@ -21,15 +20,13 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers.oc import env as environment_resolver
 
 from mpt_cli import plugins, redaction
-from mpt_cli.errors import ConfigError, Problem, printable
+from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.checks import check_combinations, read_expect
 from mpt_cli.settings.key import BadValue, Key, format_type, read_key, read_value
 from mpt_cli.settings.limits import read_yaml_text
@@ -64,12 +61,9 @@ from mpt_cli.settings.schema import (
     variant_class,
 )
 from mpt_cli.settings.search_path import (
-    STDIN,
     conf_directory,
-    config_dir_with,
     find_recipe,
     group_files,
-    is_pipe,
     own_conf_directories,
     projects_of_recipes,
     recipe_paths,
@@ -108,12 +102,8 @@ def compose_tree(
     """
     try:
         composed = _compose(choices, bodies, overrides)
-    except (*_FAULTS, TypeError):  # the last where a word leads into a list, which is found out by trying each
-        choices = {group: name for group, name in choices.items() if _can_be_taken(group, name, problems)}
-        sound_bodies = [body for body in bodies if _can_be_composed(choices, body, problems)]
-        trial = _compose(choices, sound_bodies, [])
-        sound = [text for text in overrides if _can_be_set(trial, text, problems)]
-        composed = _compose(choices, sound_bodies, sound)
+    except _FAULTS:
+        composed = _compose_one_by_one(choices, bodies, overrides, problems)
     tree = {name: _resolved(composed, name, name, problems) for name in map(str, composed)}
     for group, choice in choices.items():  # a file of the project may imply which it is, as `builder:` does
         key = choosing_key(group)
@@ -134,7 +124,10 @@ def _compose(choices: dict[str, str], bodies: list[dict[str, Any]], overrides: l
     store.store(name=_PRIMARY, node={"defaults": ["config", *names, "_self_", *chosen]})
     folders = ",".join(format_override("", f"file://{path.resolve()}")[1:] for path in own_conf_directories())
     with _own_hydra():
-        return compose(_PRIMARY, [*overrides, *([f"hydra.searchpath=[{folders}]"] if folders else [])])
+        try:
+            return compose(_PRIMARY, [*overrides, *([f"hydra.searchpath=[{folders}]"] if folders else [])])
+        except TypeError as error:  # of a name where a list has numbers
+            raise ValueError(str(error)) from error
 
 
 @contextmanager
@@ -149,59 +142,31 @@ def _own_hydra() -> Iterator[None]:
         GlobalHydra.instance().hydra = outer
 
 
-def _can_be_taken(group: str, name: str, problems: list[Problem]) -> bool:
-    """Whether a file of a group can be composed: one of the project may name others that are not there."""
-    try:
-        _compose({group: name}, [], [])
-        return True
-    except _FAULTS as error:
-        problems.append(Problem(group, f"{name} cannot be composed: {_first_line(error)}."))
-        return False
+def _compose_one_by_one(
+    choices: dict[str, str], bodies: list[dict[str, Any]], overrides: list[str], problems: list[Problem]
+) -> DictConfig:
+    """Compose with one more file, recipe and override at a time; each that Hydra refuses is a problem and left out."""
+    taken, kept, sound = dict[str, str](), list[dict[str, Any]](), list[str]()
 
-
-def _can_be_composed(choices: dict[str, str], body: dict[str, Any], problems: list[Problem]) -> bool:
-    try:
-        _compose(choices, [body], [])
-        return True
-    except _FAULTS as error:
-        key = getattr(error, "full_key", None) or "conf"
-        problems.append(Problem(key, f"cannot be composed: {_first_line(error)}."))
-        return False
-
-
-def _can_be_set(trial: DictConfig, text: str, problems: list[Problem]) -> bool:
-    """Whether one override can be applied after those before it: tried out on `trial`, as Hydra would do it."""
-    override = OverridesParser.create().parse_override(text)
-    key, value = override.key_or_group, override.value()
-    try:
-        if (problem := _list_problem(trial, override)) is not None:
-            problems.append(problem)
+    def is_sound(key: str, rule: str, *more: Any) -> bool:
+        try:
+            _compose(*more)
+            return True
+        except _FAULTS as error:
+            named = key or getattr(error, "full_key", None) or "conf"
+            problems.append(Problem(named, f"{rule}: {_first_line(error)}."))
             return False
-        if not override.is_delete():
-            OmegaConf.update(trial, key, value, merge=True, force_add=True)
-        elif value is not None or OmegaConf.select(trial, key, throw_on_missing=False) is None:
-            problems.append(Problem(text, "there is nothing to take back: neither recipe nor group file gives it."))
-            return False
-        return True
-    except _FAULTS as error:
-        problems.append(Problem(key, f"cannot be set: {_first_line(error)}.", value))
-        return False
 
-
-def _list_problem(trial: DictConfig, override: Override) -> Problem | None:
-    """A name where a list has numbers, or a part to be taken out of one: OmegaConf and Hydra end in a TypeError."""
-    names = override.key_or_group.split(".")
-    for count, name in enumerate(names[1:], 1):
-        holder = ".".join(names[:count])
-        if not isinstance(OmegaConf.select(trial, holder, throw_on_missing=False), ListConfig):
-            continue
-        if not name.isdecimal():
-            remedy = f"Write {'.'.join([holder, '0', *names[count + 1 :]])} for the first, or give the whole list."
-            return Problem(override.key_or_group, f"{holder} is a list, whose parts have numbers.", None, remedy)
-        if override.is_delete() and count + 1 == len(names):
-            rule = "a part of a list cannot be taken back."
-            return Problem(str(override.input_line), rule, None, f"Give the whole list: {holder}=[…].")
-    return None
+    for group, name in choices.items():
+        if is_sound(group, f"{name} cannot be composed", {group: name}, [], []):
+            taken[group] = name
+    for body in bodies:
+        if is_sound("", "cannot be composed", taken, [*kept, body], []):
+            kept.append(body)
+    for text in overrides:
+        if is_sound(keys_given([text])[0], "cannot be set", taken, kept, [*sound, text]):
+            sound.append(text)
+    return _compose(taken, kept, sound)
 
 
 def _resolved(node: DictConfig | ListConfig, name: Any, path: str, problems: list[Problem]) -> Any:
@@ -328,8 +293,6 @@ def load_with_recipe(overrides: list[str]) -> tuple[Settings, Recipe]:
             settings = _settings_of(recipe, given, problems)
     if problems:
         raise ConfigError(problems)
-    for note in [note for each in recipe.chain() for note in each.notes]:
-        _say_once(note)
     return replace(settings, expect=read_expect(settings.expect)), recipe
 
 
@@ -344,7 +307,7 @@ def interpolations(overrides: list[str]) -> list[str]:
         recipe, problems = _read_recipe(given)
         with searching(recipe.searchpath, recipe.projects):
             choices, _ = _sound_choices(recipe, given, problems)
-            bodies = [*bodies_of_groups(choices, []), *applicable_bodies(recipe, choices, given.choices)]
+            bodies = [*bodies_of_groups(choices), *applicable_bodies(recipe, choices, given.choices)]
             composed = OmegaConf.to_container(_compose(choices, bodies, given.overrides), resolve=False)
     return [text for _, text in _texts(composed) if "${" in text]
 
@@ -358,18 +321,12 @@ def _texts(value: Any, name: Any = None) -> Iterator[tuple[Any, str]]:
         yield name, value
 
 
-@cache
-def _say_once(note: str) -> None:
-    """A sweep reads its recipe for each of its jobs."""
-    print(printable(f"mpt: {note}"), file=sys.stderr)
-
-
 def _settings_of(recipe: Recipe, given: ParsedOverrides, problems: list[Problem]) -> Settings:
     problems += recipe.problems + given.problems
     choices, unsure = _sound_choices(recipe, given, problems)
     if recipe.unreadable:
         unsure |= set(VARIANTS)  # whether a key fits depends on what the recipe would have chosen
-    bodies = [*bodies_of_groups(choices, recipe.notes), *applicable_bodies(recipe, choices, given.choices)]
+    bodies = [*bodies_of_groups(choices), *applicable_bodies(recipe, choices, given.choices)]
     tree = compose_tree(choices, bodies, given.overrides, problems)
     tree.setdefault("recipe", recipe.path.stem)
     for name, text in _texts(tree):
@@ -455,27 +412,17 @@ def _redacted(tree: Any, path: str) -> Iterator[Problem]:
 
 def _read_recipe(given: ParsedOverrides) -> tuple[Recipe, list[Problem]]:
     """The recipe, or an empty one with the reason, so that the other overrides are checked all the same."""
-    path = None
     try:
         if given.conf is None:
             raise ConfigError(_no_recipe())
-        path = find_recipe(given.conf)
-        return _read_with_bases(path, given.own_groups), []
+        return _read_with_bases(find_recipe(given.conf), given.own_groups), []
     except ConfigError as error:
-        is_kept = path is not None and given.conf is not None and is_pipe(given.conf)
-        problems = [_of_pipe(problem, str(path)) for problem in error.problems] if is_kept else error.problems
-        return Recipe(Path("custom"), unreadable=True), problems
-
-
-def _of_pipe(problem: Problem, path: str) -> Problem:
-    """Without the name of the file that keeps what the pipe held, which says nothing to the user."""
-    received = None if problem.received == path else problem.received
-    return replace(problem, rule=problem.rule.replace(path, "standard input or pipe"), received=received)
+        return Recipe(Path("custom"), unreadable=True), error.problems
 
 
 def _no_recipe() -> Problem:
     names = ", ".join(recipe_paths()) or "none is installed"
-    rule = f"must be given: conf=RECIPE or conf=path/to/own.yaml, {STDIN} for standard input."
+    rule = "must be given: conf=RECIPE or conf=path/to/own.yaml."
     return Problem("conf", rule, None, f"Recipes: {names}.")
 
 
@@ -494,18 +441,9 @@ def _sound_choices(recipe: Recipe, given: ParsedOverrides, problems: list[Proble
     chosen = {**recipe.chosen(), **given.choices}
     by_default = [GroupChoice(group, name, group) for group, name in default_choices().items()]
     considered = {**{each.group: each for each in by_default if is_meant_instead(each)}, **chosen}
-    faults = {group: _with_folder(fault, choice, recipe)
-              for group, choice in considered.items() if (fault := choice.problem())}  # fmt: skip
+    faults = {group: fault for group, choice in considered.items() if (fault := choice.problem())}
     problems.extend(faults.values())
     return {group: choice.name for group, choice in chosen.items() if group not in faults}, set(faults)
-
-
-def _with_folder(problem: Problem, choice: GroupChoice, recipe: Recipe) -> Problem:
-    """With what to type where the file that is missing lies in a folder above the recipe."""
-    folder = None
-    if str(choice.name) not in group_files(choice.group):
-        folder = config_dir_with(choice.group, str(choice.name), recipe.path)
-    return problem if folder is None else replace(problem, remedy=f"{folder} has one: write --config-dir {folder}.")
 
 
 LONGEST_EXPRESSION, MOST_BITS = 1_000, 1_024  # letters of an expression, bits of a whole number in it

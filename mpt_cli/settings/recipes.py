@@ -15,7 +15,14 @@ from mpt_cli.errors import ConfigError, Problem, did_you_mean
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.key import format_type
 from mpt_cli.settings.limits import read_yaml_text
-from mpt_cli.settings.relative_references import NAMING, RelativeReferences, file_beside, find_file, module_folders
+from mpt_cli.settings.relative_references import (
+    NAMING,
+    file_beside,
+    find_file,
+    locate,
+    locate_section,
+    module_folders,
+)
 from mpt_cli.settings.schema import (
     CHOOSING_KEYS,
     VARIANTS,
@@ -178,8 +185,8 @@ class Recipe:
     files it takes there, and None for its own keys.
 
     `overriding` are choices that replace others where they stand, `searchpath` the folders that it and its bases add,
-    `projects` those that they lie in, `sweep` what `mpt sweep` is to vary, which no run reads, `notes` what is to be
-    said of the modules it names, `package` the section whose keys its file gives, dotted; empty for all of them.
+    `projects` those that they lie in, `sweep` what `mpt sweep` is to vary, which no run reads, `package` the section
+    whose keys its file gives, dotted; empty for all of them.
     """
 
     path: Path
@@ -190,7 +197,6 @@ class Recipe:
     searchpath: list[Path] = field(default_factory=list)
     projects: list[Path] = field(default_factory=list)
     sweep: Any = None
-    notes: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     package: str = ""
     unreadable: bool = False
@@ -262,12 +268,9 @@ def read_recipe(path: Path, reading: _Reading | None = None, chosen: dict[str, s
             recipe.parts += [] if None in recipe.parts else [None]
             for group in list(here.chosen):
                 _add_packaged(recipe, _Entry(group, [here.chosen.pop(group)]), here)
-    references = RelativeReferences(path)
-    recipe.sweep = references.sweep(recipe.sweep)
     for name in reversed([part for part in reading.package.split(".") if part]):
         content = {name: content}
-    recipe.body = references.body(_sound_sections(content, recipe.problems))
-    recipe.notes = references.notes
+    recipe.body = locate(_sound_sections(content, recipe.problems), path)
     known = {**recipe.choices, **recipe.overriding}
     take_choices(recipe.body, known, recipe.problems)
     recipe.choices |= {group: choice for group, choice in known.items() if group not in recipe.overriding}
@@ -342,11 +345,9 @@ def names_left_behind(source: Path, target: Path) -> list[str]:
     """Return what the recipe at `source` names relative to itself and a copy at `target` would not find: functions,
     recipes and folders.
     """
-    content, there = load_mapping(source), module_folders(target)
-    found = RelativeReferences(source)
-    found.body(content)
-    found.sweep(content.get("sweep"))
-    names = [name for name, file in found.located.items() if find_file(name, there)[1] != file]
+    content, there, found = load_mapping(source), module_folders(target), dict[str, Path]()
+    locate(content, source, found)
+    names = [name for name, file in found.items() if find_file(name, there)[1] != file]
     if source.resolve().parent == target.resolve().parent:
         return names
     defaults, hydra = content.get("defaults"), content.get("hydra")
@@ -625,18 +626,16 @@ def _files_of(
             yield from _files_of(group, entry.removeprefix(f"/{group}/"), own_only, (*seen, choice))
 
 
-def bodies_of_groups(choices: dict[str, str], notes: list[str]) -> list[dict[str, Any]]:
+def bodies_of_groups(choices: dict[str, str]) -> list[dict[str, Any]]:
     """What the project's files of these groups mean by the modules they name, where that is not what they write: to be
-    composed after these files and before the recipes. What is to be said of it is added to `notes`.
+    composed after these files and before the recipes.
     """
     bodies = []
     for group in [group for group in choices if group in NAMING]:
         written, meant = dict[str, Any](), dict[str, Any]()
         for path, content in readable_files_of(group, choices[group]):
-            references = RelativeReferences(path)
             written = _merged(written, content)
-            meant = _merged(meant, {**content, **references.section(group, content)})
-            notes += references.notes
+            meant = _merged(meant, {**content, **locate_section(group, content, path)})
         if changed := {key: value for key, value in meant.items() if value != written[key]}:
             bodies.append({group: changed})
     return bodies

@@ -4,7 +4,6 @@ or in its project.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from mpt_cli.settings.search_path import (
 # what names Python objects in a recipe: by section, the keys whose values are names or hold them
 NAMING = {"model": ("builder",), "data": ("loader",), "optimizer": ("name", "object", "kwargs", "schedule"),
           "trainer": ("loss", "metrics", "weighted_metrics", "callbacks")}  # fmt: skip
-_NAMING_KEYS = frozenset(f"{section}.{key}" for section, keys in NAMING.items() for key in keys)
 
 
 def module_folders(path: Path) -> list[Path]:
@@ -40,91 +38,51 @@ def module_folders(path: Path) -> list[Path]:
     return [path.parent, *projects]
 
 
-@dataclass
-class RelativeReferences:
-    """What the file at `path` means by the functions it names: those of the modules in its `module_folders` where there
-    are such, written as the path of the file, which is found from everywhere. `notes` say which of two was taken,
-    `located` the file of each name that has one.
+def locate(content: dict[str, Any], path: Path, found: dict[str, Path] | None = None) -> dict[str, Any]:
+    """Return the keys of a recipe at `path` with the functions it names written as the path of their file where that is
+    in one of its `module_folders` and not the working directory, so that they are found from everywhere.
+
+    `found` is given the file of each name that has one.
     """
+    return {**content, **{section: {**content[section], **locate_section(section, content[section], path, found)}
+                          for section in NAMING if isinstance(content.get(section), dict)}}  # fmt: skip
 
-    path: Path
-    notes: list[str] = field(default_factory=list)
-    located: dict[str, Path] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.folders = module_folders(self.path)
+def locate_section(
+    section: str, content: dict[str, Any], path: Path, found: dict[str, Path] | None = None
+) -> dict[str, Any]:
+    """Return the keys of a section that name objects, as `locate` writes them."""
+    folders, here = module_folders(path), Path.cwd() if has_working_directory() else None
 
-    def body(self, content: dict[str, Any]) -> dict[str, Any]:
-        """The keys of a recipe, with the names of objects located."""
-        located = dict(content)
-        for section in NAMING:
-            if isinstance(content.get(section), dict):
-                located[section] = {**content[section], **self.section(section, content[section])}
-        return located
-
-    def section(self, name: str, content: dict[str, Any]) -> dict[str, Any]:
-        """The keys of a section that name objects, with these located."""
-        named: dict[str, Any] = self.value(name, {key: content[key] for key in NAMING.get(name, ()) if key in content})
-        return named
-
-    def sweep(self, content: Any) -> Any:
-        """A `sweep:` block, in which keys are dotted and a text may be several values with commas between them."""
-        if isinstance(content, list):
-            return [self.sweep(part) for part in content]
-        if not isinstance(content, dict):
-            return content
-        return {key: self._values(key, part) if key in _NAMING_KEYS else self.sweep(part)
-                for key, part in content.items()}  # fmt: skip
-
-    def _values(self, key: str, value: Any) -> Any:
-        parts = value.split(",") if isinstance(value, str) else []
-        located = [self.value(key, part) for part in parts]
-        if located == parts:
-            return value if parts else self.value(key, value)
-        return located if len(located) > 1 else located[0]
-
-    def value(self, key: str, value: Any) -> Any:
+    def located(value: Any) -> Any:
         """Names, lists and mappings of them; of what an object is called with, only other objects."""
         if isinstance(value, list):
-            return [self.value(key, part) for part in value]
+            return [located(part) for part in value]
         if isinstance(value, dict):
-            return {name: self._arguments(key, part) if name == "kwargs" and isinstance(part, dict) else
-                    self.value(f"{key}.{name}", part) for name, part in value.items()}  # fmt: skip
-        return self.name(key, value) if isinstance(value, str) else value
+            return {name: arguments(part) if name == "kwargs" and isinstance(part, dict) else located(part)
+                    for name, part in value.items()}  # fmt: skip
+        return written(value) if isinstance(value, str) else value
 
-    def _arguments(self, key: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-        return {name: self.value(f"{key}.kwargs.{name}", part) if isinstance(part, dict) and "object" in part else part
+    def arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {name: located(part) if isinstance(part, dict) and "object" in part else part
                 for name, part in kwargs.items()}  # fmt: skip
 
-    def name(self, key: str, reference: str) -> str:
-        """The reference, by the path of its file where that is neither in the working directory nor found there."""
-        folder, theirs = find_file(reference, self.folders)
-        if theirs is None:
+    def written(reference: str) -> str:
+        folder, file = find_file(reference, folders)
+        if file is None:
             return reference
-        self.located[reference] = theirs
-        if folder.resolve() == _working_directory():
-            return reference
-        here = _file_here(reference)
-        if here is not None and here.read_bytes() != theirs.read_bytes():
-            where = "beside the recipe" if folder == self.path.parent else "in the project of the recipe"
-            self.notes.append(f"{key}: {reference} is {theirs}, {where}; {here}, in the working directory, is another "
-                              "one and is not taken")  # fmt: skip
-        return f"{theirs}:{reference.rpartition(':')[2]}"
+        if found is not None:
+            found[reference] = file
+        return reference if folder.resolve() == here else f"{file}:{reference.rpartition(':')[2]}"
+
+    named: dict[str, Any] = located({key: content[key] for key in NAMING.get(section, ()) if key in content})
+    return named
 
 
 def find_file(reference: str, folders: Sequence[Path]) -> tuple[Path, Path | None]:
     """Return the first folder with a file that is meant, and that file; None where there is none."""
     found = ((folder, file_of(reference, folder)) for folder in folders)
     return next((each for each in found if each[1] is not None), (folders[0], None))
-
-
-def _working_directory() -> Path | None:
-    return Path.cwd() if has_working_directory() else None
-
-
-def _file_here(reference: str) -> Path | None:
-    here = _working_directory()
-    return None if here is None else file_of(reference, here)
 
 
 def file_of(reference: str, folder: Path) -> Path | None:

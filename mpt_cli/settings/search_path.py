@@ -7,21 +7,13 @@ named by `--config-dir`, `MPT_CONFIG_DIR` or a recipe's `hydra.searchpath` is on
 recipes themselves, as a folder of Hydra's does.
 """
 
-import atexit
-import errno
 import importlib.util
 import os
 import re
 import shlex
-import shutil
-import stat
-import sys
-import tempfile
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
 from pathlib import Path
 
 from mpt_cli import plugins
@@ -29,9 +21,7 @@ from mpt_cli.errors import ConfigError, Problem, did_you_mean
 from mpt_cli.settings.limits import MOST_BYTES, open_file
 
 CONFIG_DIR = "MPT_CONFIG_DIR"  # folders with colons between them
-STDIN = "-"
 SUFFIXES = (".yaml", ".yml")
-PATIENCE_SECONDS = 10  # until something is to be written into a pipe that is read
 
 
 def expanded(path: str | Path) -> Path:
@@ -118,12 +108,6 @@ def projects_of_recipes(recipes: Sequence[str]) -> list[Path]:
     """The projects of those recipes that are given by their path."""
     paths = [expanded(name_or_path) for name_or_path in recipes]
     return [project for path in paths if os.path.isfile(path) for project in project_of(path)]
-
-
-def config_dir_with(group: str, name: str, recipe: Path) -> Path | None:
-    """The nearest folder above a recipe that has this file of a group and is not searched; None where none has."""
-    above = Path(os.path.realpath(recipe)).parents
-    return next((folder for folder in above if os.path.isfile(folder / "conf" / group / f"{name}.yaml")), None)
 
 
 @contextmanager
@@ -305,67 +289,12 @@ def is_own_group(name: str) -> bool:
     return name not in group_names() and name.isidentifier() and bool(group_files(name))
 
 
-@cache
-def _pipe_folder() -> Path:
-    folder = tempfile.mkdtemp(prefix="mpt-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
-
-
-@cache
-def _read_pipe(name: str) -> Path:
-    """A file with what a pipe held, kept as long as this process lives: a pipe can be read only once."""
-    is_of_a_shell = name.startswith(("/dev/", "/proc/"))  # conf=<(…), whose name is a number
-    file = _pipe_folder() / f"{'stdin' if name == STDIN else 'pipe' if is_of_a_shell else Path(name).stem}.yaml"
-    if name == STDIN and (sys.stdin is None or sys.stdin.isatty()):
-        raise ConfigError(Problem("conf", "standard input must be a file or a pipe.", STDIN, "cat x.yaml | mpt …"))
-    try:
-        file.write_bytes(sys.stdin.buffer.read(MOST_BYTES + 1) if name == STDIN else _piped(name))
-    except OSError as error:
-        raise ConfigError(Problem("conf", f"{name} cannot be read: {error.strerror}.")) from error
-    return file
-
-
-def _piped(name: str) -> bytes:
-    """What a pipe brings, no more than is read. OSError where nobody opens its other end."""
-    with open(os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as pipe:
-        waits_until, content, most = time.monotonic() + PATIENCE_SECONDS, b"", MOST_BYTES
-        while len(content) <= most:
-            part = pipe.read(most)  # None: somebody is there and has not written; nothing: nobody, or no more
-            if not part and part is not None and (content or time.monotonic() > waits_until):
-                break
-            content += part or b""
-            if not part:
-                time.sleep(0.01)
-        if not content:
-            raise OSError(errno.EPIPE, f"nobody wrote into this pipe in {PATIENCE_SECONDS} s")
-        return content[: most + 1]
-
-
-def is_pipe(name_or_path: str) -> bool:
-    """Whether `conf=name_or_path` is read from standard input or a pipe, as `conf=<(…)` of a shell gives it."""
-    try:
-        return name_or_path == STDIN or stat.S_ISFIFO(os.stat(name_or_path).st_mode)
-    except (OSError, ValueError):
-        return False
-
-
-def check_no_pipe(words: Sequence[str]) -> None:
-    """ConfigError where `conf=` is a pipe: what runs it in several processes, or once more later, can't read it."""
-    for word in words:
-        if word.startswith("conf=") and is_pipe(word.removeprefix("conf=")):
-            rule = "must be a file here: a pipe can be read only once, and each run reads its recipe."
-            raise ConfigError(Problem("conf", rule, word.removeprefix("conf=")))
-
-
 def find_recipe(name_or_path: str) -> Path:
-    """The file that `conf=name_or_path` names: a recipe's name, the path of a YAML file, - for standard input, a pipe.
+    """The file that `conf=name_or_path` names: a recipe's name or the path of a YAML file.
 
     ConfigError when there is no such file, and where a recipe of the project has the name of a shipped one and says
     something else: no file that lies about changes what a shipped name does.
     """
-    if is_pipe(name_or_path):
-        return _read_pipe(name_or_path)
     known = recipe_paths()
     if name_or_path in known:
         _check_clash(name_or_path, known[name_or_path])

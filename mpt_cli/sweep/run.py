@@ -16,7 +16,7 @@ from mpt_cli.jobs.launchers import Launcher, LocalLauncher, choose_launcher
 from mpt_cli.jobs.queue import Limits, Observer, Queue
 from mpt_cli.machine import visible_gpus
 from mpt_cli.settings.overrides import format_override
-from mpt_cli.settings.search_path import CONFIG_DIR, check_no_pipe, expanded
+from mpt_cli.settings.search_path import CONFIG_DIR, expanded
 from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES
 from mpt_cli.sweep.block import read_block, with_more_values
 from mpt_cli.sweep.directory import (
@@ -100,7 +100,6 @@ def split_overrides(overrides: Sequence[str], key: str = "sweep_dir") -> tuple[l
     paths = [override.removeprefix(f"{key}=").strip("'\"") for override in overrides if override.startswith(f"{key}=")]
     if len(paths) > 1:
         raise ConfigError(Problem(key, "must be given once.", paths[-1]))
-    check_no_pipe(overrides)
     return [override for override in overrides if not override.startswith(f"{key}=")], paths[0] if paths else None
 
 

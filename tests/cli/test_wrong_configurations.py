@@ -44,7 +44,7 @@ _WRONG = [
     ([_CNN, "hydra.run.dir=x"], "hydra.run.dir", "run_dir"),
     ([_CNN, "optimizer.schedule.warmup=3"], "optimizer.schedule.warmup", "warmup_steps"),
     ([_CNN, "~trainer.epoch"], "trainer.epoch", "Did you mean trainer.epochs?"),
-    ([_CNN, "~optimizer.clipnorm"], "~optimizer.clipnorm", "nothing to take back"),
+    ([_CNN, "~optimizer.clipnorm"], "optimizer.clipnorm", "cannot be set: Could not delete"),
     ([_CNN, "~policy"], "~policy", "cannot be taken away"),
     # keys of another variant
     ([_CNN, "model=mlp", "model.filters=[8]"], "model.filters", "model=cnn, model=resnet"),

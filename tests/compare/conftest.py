@@ -58,5 +58,6 @@ def outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Outcomes:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(report, "run_pictures", lambda stories: [])
     monkeypatch.setattr(run, "examine_runs", examine)
+    monkeypatch.setattr(report, "cpu_features", list)
     monkeypatch.setattr(comparison, "busy_core_seconds", lambda: None)
     return Outcomes()

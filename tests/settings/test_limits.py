@@ -99,14 +99,6 @@ def test_a_nul_in_a_file_is_refused_where_a_text_is_meant(tmp_path, capsys):
     assert "run_dir: must hold no NUL. Received: 'a\\x00b'." in capsys.readouterr().err
 
 
-def test_a_pipe_without_end_is_read_up_to_the_limit(tmp_path, capsys):
-    os.mkfifo(tmp_path / "y.yaml")
-    with subprocess.Popen(["sh", "-c", f"exec yes 'a: 1' > {tmp_path}/y.yaml"]) as endless:
-        assert main(["check", f"conf={tmp_path}/y.yaml"]) == 2
-        endless.wait()  # its reader is gone
-    assert "it must be at most 1,048,576 bytes" in capsys.readouterr().err
-
-
 def test_a_name_that_no_file_can_have_is_a_sentence(tmp_path, capsys):
     (tmp_path / "x.yaml").write_text(f"defaults: [./{'x' * 300}]\n")
     assert main(["check", f"conf={tmp_path}/x.yaml"]) == 3

@@ -6,7 +6,7 @@ import pytest
 
 from mpt_cli.errors import ConfigError
 from mpt_cli.runs.resume import forbidden_changes
-from mpt_cli.settings.load import load_settings, load_with_recipe
+from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
 
 
@@ -88,16 +88,10 @@ def test_a_module_that_is_not_beside_the_recipe_is_what_it_was(written, project)
     assert load_settings(written_beside(project, f"model: {{builder: '{written}'}}")).model.builder == written
 
 
-def test_where_two_modules_of_a_name_differ_it_is_said_once_which_is_taken(project, capsys) -> None:
+def test_a_module_beside_the_recipe_comes_before_one_of_the_working_directory(project) -> None:
     words, ours = written_beside(project, "model: {builder: parts:stack}"), project / "parts.py"
-    Path("parts.py").write_text(ours.read_text())
-    assert load_settings(words).model.builder == f"{ours}:stack" and capsys.readouterr().err == ""
     Path("parts.py").write_text("def stack(): ...\n")
-    assert [load_settings(words).model.builder for _ in range(2)] == [f"{ours}:stack"] * 2
-    assert capsys.readouterr().err == (
-        f"mpt: model.builder: parts:stack is {ours}, beside the recipe; {Path('parts.py').resolve()}, in the working "
-        "directory, is another one and is not taken\n"
-    )
+    assert load_settings(words).model.builder == f"{ours}:stack"
     assert load_settings([*words, "model.builder=parts:stack"]).model.builder == "parts:stack"  # of the command line
 
 
@@ -106,18 +100,14 @@ def test_every_object_of_a_recipe_and_of_those_it_starts_from_is_looked_for_besi
     (project / "sub" / "base.yaml").write_text("data: {loader: own:load, kwargs: {name: own:load}}\n")
     (project / "sub" / "own.py").touch()
     text = ("defaults: [./sub/base.yaml]\nmodel: {builder: parts:stack}\noptimizer: {name: parts:Slow}\ntrainer: "
-            "{loss: {a: parts:f, b: mse}, metrics: [{object: parts:g, kwargs: {f: {object: parts:h}, g: parts:h}}]}\n"
-            "sweep: {grid: {model.builder: ['parts:stack', nets.deep:stack], trainer.loss: 'parts:f,parts:g'}}\n")
+            "{loss: {a: parts:f, b: mse}, metrics: [{object: parts:g, kwargs: {f: {object: parts:h}, g: parts:h}}]}\n")
     (project / "mine.yaml").write_text(text)
-    settings, recipe = load_with_recipe(["conf=../project/mine.yaml"])
-    parts, deep = f"{project}/parts.py", f"{project}/nets/deep.py"
+    settings, parts = load_settings(["conf=../project/mine.yaml"]), f"{project}/parts.py"
     assert (settings.data.loader, settings.data.kwargs) == (f"{project}/sub/own.py:load", {"name": "own:load"})
     assert (settings.model.builder, settings.optimizer.object) == (f"{parts}:stack", f"{parts}:Slow")
     assert settings.trainer.loss == {"a": f"{parts}:f", "b": "mse"}
     kwargs = {"f": {"object": f"{parts}:h"}, "g": "parts:h"}  # what is no object is passed as it is
     assert settings.trainer.metrics == [{"object": f"{parts}:g", "kwargs": kwargs}]
-    assert recipe.sweep_block()["grid"] == {"model.builder": [f"{parts}:stack", f"{deep}:stack"],
-                                            "trainer.loss": [f"{parts}:f", f"{parts}:g"]}  # fmt: skip
 
 
 def test_a_run_goes_on_from_another_folder_that_names_the_module_otherwise(project, monkeypatch) -> None:

@@ -112,19 +112,6 @@ def test_a_group_of_the_projects_own_and_each_section_are_looked_after(folder, m
     assert settings.trainer.callbacks == [f"{net}:Call", "terminate_on_nan"]
 
 
-def test_where_the_working_directory_has_another_it_is_said(folder, monkeypatch, capsys) -> None:
-    project = folder / "project"
-    write(project / "conf" / "model" / "mine.yaml", "builder: here:build\n")
-    here = write(project / "here.py", "def build(): ...\n")
-    write(folder / "work" / "here.py")
-    monkeypatch.setenv(CONFIG_DIR, str(project))
-    assert builder("model=mine") == f"{here}:build"
-    assert capsys.readouterr().err == (
-        f"mpt: model.builder: here:build is {here}, in the project of the recipe; {folder / 'work' / 'here.py'}, in "
-        "the working directory, is another one and is not taken\n"
-    )
-
-
 @pytest.mark.slow
 def test_group_files_that_start_from_one_another_are_refused_in_a_sentence(folder, messages) -> None:
     for one, other in (("a", "b"), ("b", "a")):
@@ -152,7 +139,7 @@ def test_what_a_copy_would_not_find_is_known(project: Path, folder: Path) -> Non
             "parts/slow.py:Slow"]  # fmt: skip
     assert names_left_behind(project / "mine.yaml", project / "again.yaml") == []
     found = names_left_behind(project / "mine.yaml", folder / "tuned" / "mine.yaml")
-    assert found == [*left, "net:one", "net:two"]
+    assert found == left
 
 
 def test_a_copy_names_what_the_recipe_does_and_says_what_it_does_not_find(folder, capsys) -> None:

@@ -1,17 +1,13 @@
 """A project of one's own: group files and recipes beside where one works and in folders that are named."""
 
-import io
 import os
-import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from mpt_cli.cli import main
-from mpt_cli.errors import ConfigError
 from mpt_cli.settings import load_settings, resolved_yaml
-from mpt_cli.settings.search_path import CONFIG_DIR, _read_pipe, conf_directory, recipe_paths, recipes_directory
+from mpt_cli.settings.search_path import CONFIG_DIR, conf_directory, recipe_paths, recipes_directory
 
 MINE = "# for my net\nmode: fixed\ninitial_scale: 128\n"
 RECIPE = "description: of the project\ndefaults: [{loss_scale: mine}, {policy: mixed_float16}]\n"
@@ -122,7 +118,6 @@ def test_a_recipe_finds_the_groups_and_recipes_of_its_project_from_everywhere(fo
         settings = load_settings([word, "experiment=a"] if "near" not in word else [word, "seed=4"])
         assert (settings.loss_scale.initial_scale, settings.trainer.epochs, settings.seed) == (128.0, 7, 4)
     assert load_settings(["conf=far/beside.yaml"]).loss_scale.initial_scale == 128.0
-    assert messages("conf=far/deep/below.yaml")[0].endswith(f"{folder}/far has one: write --config-dir {folder}/far.")
     assert "loss_scale: must be one of" in messages("conf=digits_mlp", "loss_scale=mine")[0]  # of no recipe's project
     write("conf/loss_scale/mine.yaml", MINE)
     assert load_settings(["conf=far/beside.yaml"]).loss_scale.initial_scale == 128.0
@@ -214,34 +209,6 @@ def test_a_group_that_nobody_has(messages) -> None:
     write("own.yaml", "defaults: [_self_, ./own2.yaml, _self_]\nseed: 1\n")
     write("own2.yaml", "seed: 2\n")
     assert messages("conf=own.yaml") == ["defaults: _self_ must stand once."]
-
-
-@pytest.mark.slow
-def test_a_recipe_comes_from_standard_input_or_a_pipe(folder, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"seed: 41\n")))
-    _read_pipe.cache_clear()
-    assert [load_settings(["conf=-"]).seed for _ in range(2)] == [41, 41]
-    assert load_settings(["conf=-"]).recipe == "stdin"
-    os.mkfifo("pipe")
-    writer = threading.Thread(target=lambda: Path("pipe").write_text("seed: 42\n"))
-    writer.start()
-    assert [load_settings(["conf=./pipe"]).seed for _ in range(2)] == [42, 42]
-    writer.join()
-    assert main(["sweep", "conf=-", "seed=1,2"]) == 2
-    assert "conf: must be a file here: a pipe can be read only once" in capsys.readouterr().err
-    for text, said in (("", "must hold keys, and it is empty"), ("a: [1\n", "is not valid YAML"), ("1\n", "must hold")):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-        _read_pipe.cache_clear()
-        assert main(["show", "conf=-"]) == 2
-        shown = capsys.readouterr().err
-        assert f"conf: standard input or pipe {said}" in shown and "stdin.yaml" not in shown
-
-
-def test_standard_input_that_is_a_terminal_is_no_recipe(monkeypatch) -> None:
-    monkeypatch.setattr(sys, "stdin", None)
-    _read_pipe.cache_clear()
-    with pytest.raises(ConfigError, match="standard input must be a file or a pipe"):
-        load_settings(["conf=-"])
 
 
 @pytest.mark.parametrize(
