@@ -27,8 +27,7 @@ from mpt_cli.settings.schema import AUTO_FLOAT16, VARIANTS, choosing_key, key_ve
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.plan import plan_dict
 from mpt_cli.sweep.report import configuration_dict, job_dict, results_dict
-from mpt_cli.sweep.run import grow_sweep, plan_facts, start_sweep
-from mpt_cli.sweep.samplers import SearchSettings
+from mpt_cli.sweep.run import plan_facts
 from mpt_cli.telemetry import records
 from mpt_cli.verbs import verb_parser
 from mpt_cli.verbs.arguments import LISTED_VERBS
@@ -41,7 +40,7 @@ RECORDS = {
     "ending": Ending,
 }  # fmt: skip
 CONTENTS: dict[str, list[Callable[..., Any]]] = {
-    "sweep.json": [plan_facts, SearchSettings.facts, start_sweep, grow_sweep, SweepDirectory.write_plan, plan_dict],
+    "sweep.json": [plan_facts, SweepDirectory.write_plan, plan_dict],
     "results.json": [results_dict], "configuration": [configuration_dict], "job": [job_dict],
 }  # fmt: skip
 KERAS_CALLS = r"_|on_|set_model$|call$|compute_output_spec$|get_config$"

@@ -1,29 +1,22 @@
 """What is compared: the jobs round by round, what sets each configuration apart, and the directory they lie in.
 
-What came of it, read from that directory alone: each configuration beside its baseline, when one result
-equals another, when one step is shorter than another, and whether the machine was quiet enough to tell.
+What came of it, read from that directory alone: each configuration beside its baseline, when one result equals another
+and when one step is shorter than another.
 """
 
 import math
-import os
-import resource
 import secrets
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from mpt_cli.errors import ConfigError, DataError, Problem
-from mpt_cli.jobs.capacity import usable_cores
-from mpt_cli.jobs.executor import Command
-from mpt_cli.jobs.queue import Ending, Observer, Running
 from mpt_cli.report.history import read_lines
-from mpt_cli.runs.directory import read_json, write_json
 from mpt_cli.settings import load_settings
 from mpt_cli.sweep.directory import FINISHED, SEED, JobResult, SweepDirectory, read_job
-from mpt_cli.sweep.overrides import read_grid
+from mpt_cli.sweep.overrides import key_of, read_grid
 from mpt_cli.sweep.paired import PairedDifference
 from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objective, make_plan
 from mpt_cli.telemetry.format import format_number
@@ -35,23 +28,6 @@ class CompareDirectory(SweepDirectory):
 
     verb: ClassVar[str] = "compare"
     noun: ClassVar[str] = "comparison"
-
-    @property
-    def footprints_json(self) -> Path:
-        """Bytes, shapes and the speed of the device: what `examine` found."""
-        return self.path / "footprints.json"
-
-    @property
-    def noise_json(self) -> Path:
-        """How busy other programs kept the cores during each job."""
-        return self.path / "noise.json"
-
-    def read_extra(self, path: Path) -> dict[str, Any]:
-        """One of the two; empty where it is missing or damaged."""
-        try:
-            return read_json(path)
-        except DataError:
-            return {}
 
 
 POLICIES = "policy=float32,mixed_float16,mixed_bfloat16"  # where no word says what is compared
@@ -66,7 +42,6 @@ class Setup:
     overrides: dict[str, str]
     policy: str
     batch_size: int
-    loss_scale: str
 
 
 def make_comparison(words: Sequence[str], seeds: int | None) -> tuple[SweepPlan, list[Setup]]:
@@ -74,14 +49,16 @@ def make_comparison(words: Sequence[str], seeds: int | None) -> tuple[SweepPlan,
 
     Every other round runs backwards, so that a machine that gets slower favours none. ConfigError with all problems.
     """
-    words = [*words] if _varied(words) else [*_without_policy(words), POLICIES]
+    if not any(word.startswith("policy=") for word in words) and not {*read_grid(words).varied} - {SEED}:
+        words = [*words, POLICIES]
     _check(words, seeds)
     plan = make_plan(_with_seeds(words, seeds))
     setups: dict[str, Setup] = {}
     for job in plan.jobs:
         own = without_seed(job)
         if str(own) not in setups:
-            setups[str(own)] = _setup(own, job)
+            settings = load_settings(job.words)
+            setups[str(own)] = Setup(own, settings.policy.description, settings.trainer.batch_size)
     if len(setups) < 2:
         raise ConfigError(Problem("policy", "must have at least two values to compare.", None, f"As in {POLICIES}."))
     return replace(plan, jobs=_in_turns(plan.jobs)), list(setups.values())
@@ -90,14 +67,6 @@ def make_comparison(words: Sequence[str], seeds: int | None) -> tuple[SweepPlan,
 def without_seed(job: Job) -> dict[str, str]:
     """What sets the job's configuration apart from the others."""
     return {key: value for key, value in job.overrides.items() if key != SEED}
-
-
-def _varied(words: Sequence[str]) -> bool:
-    return any(key != SEED for key in read_grid(words).varied) or any(word.startswith("policy=") for word in words)
-
-
-def _without_policy(words: Sequence[str]) -> list[str]:
-    return [word for word in words if not word.startswith("policy=")]
 
 
 def _check(words: Sequence[str], seeds: int | None) -> None:
@@ -117,21 +86,16 @@ def _check(words: Sequence[str], seeds: int | None) -> None:
 
 def _with_seeds(words: Sequence[str], seeds: int | None) -> list[str]:
     """One seed for all configurations, on record. It stands before what is compared and so varies slowest: a round."""
-    own = [word for word in words if word.partition("=")[0].lstrip("+~") == SEED]
+    own = [word for word in words if key_of(word) == SEED]
     rest = [word for word in words if word not in own]
     held = [word for word in rest if not read_grid([word]).varied]
     compared = [word for word in rest if word not in held]
-    if SEED in read_grid(own).varied:
+    if read_grid(own).varied:
         return [*held, *own, *compared]
-    one_of_each = [assignment.words[0] for assignment in read_grid(compared).assignments if assignment.words]
+    one_of_each = [word for axis in read_grid(compared).axes for point in axis[:1] for word in point.words]
     found = load_settings([*held, *one_of_each, *own])
     first = found.seed if found.seed is not None else secrets.randbelow(2**31)
     return [*held, f"seed={','.join(str(first + index) for index in range(seeds or 1))}", *compared]
-
-
-def _setup(overrides: dict[str, str], job: Job) -> Setup:
-    settings = load_settings(job.words)
-    return Setup(overrides, settings.policy.description, settings.trainer.batch_size, settings.loss_scale.mode)
 
 
 def _in_turns(jobs: Sequence[Job]) -> list[Job]:
@@ -140,16 +104,6 @@ def _in_turns(jobs: Sequence[Job]) -> list[Job]:
         rounds.setdefault(job.overrides.get(SEED), []).append(job)
     turns = [members[::-1] if index % 2 else members for index, members in enumerate(rounds.values())]
     return [job for members in turns for job in members]
-
-
-def read_workers(facts: dict[str, Any]) -> int:
-    """How many jobs at a time, from compare.json."""
-    return int(facts.get("workers", 1))
-
-
-def read_setups(facts: dict[str, Any]) -> list[Setup]:
-    """Back from compare.json."""
-    return [Setup(**entry) for entry in facts["setups"]]
 
 
 SHARES = ("acc", "auc", "precision", "recall", "f1", "iou", "dice")  # metrics between 0 and 1
@@ -296,55 +250,6 @@ def speed_up(pairs: Sequence[tuple[StepTime, StepTime]]) -> SpeedUp | None:
     return SpeedUp(statistics.median(factors), min(factors), max(factors), noise)
 
 
-NOISY_SHARE = 0.15  # of the cores; two equal runs beside a busy core differed by more than the policies did
-_STAT = Path("/proc/stat")
-
-
-class NoiseMeter(Observer[Job]):
-    """Measures jobs that run one after another: the time all cores were busy, less what the job used itself.
-
-    Only where this process may use every core of the machine: else what the others do needs not concern it.
-    """
-
-    def __init__(self, directory: CompareDirectory, busy_seconds: "Callable[[], float | None] | None" = None) -> None:
-        self._directory = directory
-        self._shares: dict[str, float] = dict(directory.read_extra(directory.noise_json).get("others_share", {}))
-        self._busy = busy_seconds or busy_core_seconds
-        self._start: tuple[float, float | None, float] = (0.0, None, 0.0)
-
-    def started(self, running: Running[Job]) -> None:
-        self._start = (time.monotonic(), self._busy(), _own_seconds())
-
-    def ended(self, command: Command[Job], ending: Ending) -> None:
-        since, before, own = self._start
-        now = self._busy()
-        elapsed = (time.monotonic() - since) * usable_cores()
-        if before is None or now is None or elapsed <= 0:
-            return
-        share = (now - before - (_own_seconds() - own)) / elapsed
-        self._shares[command.name] = round(min(1.0, max(0.0, share)), 3)
-        write_json(self._directory.noise_json, {"others_share": self._shares})
-
-
-def busy_core_seconds() -> float | None:
-    """Seconds that all cores together have been busy since the machine started; None where that says nothing here."""
-    try:
-        lines = _STAT.read_text().splitlines()
-    except OSError:
-        return None
-    cores = sum(line.startswith("cpu") and line[3:4].isdigit() for line in lines)
-    if cores != usable_cores():
-        return None
-    user, nice, system, _idle, _waiting, *rest = map(int, lines[0].split()[1:8])
-    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
-
-
-def _own_seconds() -> float:
-    """Processor time of this process and of the jobs that have ended."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_CHILDREN, resource.RUSAGE_SELF)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
-
-
 _PRECISION_KEYS = ("policy", "loss_scale")
 
 
@@ -356,11 +261,9 @@ class Entry:
     label: str
     jobs: dict[str, JobResult]
     times: dict[str, StepTime] = field(default_factory=dict)
-    footprint: dict[str, Any] = field(default_factory=dict)
     baseline: "Entry | None" = None  # None for a baseline itself
     quality: Quality | None = None
     speed: SpeedUp | None = None
-    is_disturbed: bool = False  # no round in which both it and its baseline had the cores to themselves
 
     @property
     def finished(self) -> dict[str, JobResult]:
@@ -375,15 +278,11 @@ class Entry:
         """The median over the seeds."""
         return statistics.median(time.seconds for time in self.times.values()) if self.times else None
 
-    def mean(self, group: str, name: str) -> float | None:
-        """Of a metric over the jobs that finished; `group` is metrics or best_metrics."""
-        found = [as_number(job.summary.get(group, {}).get(name)) for job in self.finished.values()]
+    def mean(self, metric: str) -> float | None:
+        """Over the jobs that finished."""
+        found = [as_number(job.summary.get("metrics", {}).get(metric)) for job in self.finished.values()]
         values = [value for value in found if value is not None]
         return statistics.fmean(values) if values else None
-
-    def most(self, name: str) -> float | None:
-        """The highest of a field of the summaries."""
-        return max((value for job in self.jobs.values() if (value := job.number(name)) is not None), default=None)
 
 
 @dataclass(frozen=True)
@@ -394,9 +293,6 @@ class Comparison:
     plan: SweepPlan
     objective: Objective
     entries: list[Entry]
-    facts: dict[str, Any]
-    devices: dict[str, Any]
-    noise: dict[str, float]
 
     @property
     def results(self) -> list[JobResult]:
@@ -408,55 +304,43 @@ class Comparison:
 
     @property
     def workers(self) -> int:
-        return read_workers(self.facts)
+        return int(self.plan.facts["workers"])
 
     @property
     def compared(self) -> list[Entry]:
         """All but the baselines."""
         return [entry for entry in self.entries if entry.baseline is not None]
 
-    @property
-    def noisy_jobs(self) -> dict[str, float]:
-        """Jobs beside which other programs kept the cores busy, with the share those had."""
-        return {name: share for name, share in self.noise.items() if share > NOISY_SHARE}
-
-    def device(self, entry: Entry) -> dict[str, Any]:
-        """What `examine` says of the device that the configuration ran on."""
-        return dict(self.devices.get(entry.footprint.get("backend", ""), {}))
-
 
 def read_comparison(directory: CompareDirectory, objective: str | None = None) -> Comparison:
     """Everything from the directory; DataError where its plan is damaged, ConfigError for an unknown objective."""
-    plan, facts = directory.read_plan()
+    plan = directory.read_plan()
     try:
-        setups = read_setups(facts)
-    except (KeyError, TypeError) as error:
+        setups = [Setup(**entry) for entry in plan.facts["setups"]]
+        tolerance, _ = plan.facts["tolerance"], int(plan.facts["workers"])
+    except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{directory.plan_json} is damaged: {error}.") from error
     results = [read_job(directory, job) for job in plan.jobs]
     finished = [result.summary for result in results if result.status == FINISHED]
-    chosen = choose_objective(objective or facts.get("objective"), finished)
-    extra = directory.read_extra(directory.footprints_json)
-    entries = [_entry(setup, results, extra.get("runs", {})) for setup in setups]
-    noise = directory.read_extra(directory.noise_json).get("others_share", {})
+    chosen = choose_objective(objective or plan.facts["objective"], finished)
+    entries = [_entry(setup, results) for setup in setups]
     for entry in entries:
         entry.baseline = _baseline(entry, entries)
         if entry.baseline is not None:
-            _hold_against(entry, entry.baseline, chosen, facts.get("tolerance"))
-            _time_against(entry, entry.baseline, noise)
-    return Comparison(directory, plan, chosen, entries, facts, extra.get("devices", {}), noise)
+            _hold_against(entry, entry.baseline, chosen, tolerance)
+    return Comparison(directory, plan, chosen, entries)
 
 
-def _entry(setup: Setup, results: list[JobResult], footprints: dict[str, Any]) -> Entry:
-    own = [result for result in results if without_seed(result.job) == setup.overrides]
-    jobs = {result.job.overrides.get(SEED, ""): result for result in own}
+def _entry(setup: Setup, results: list[JobResult]) -> Entry:
+    jobs = {result.job.overrides.get(SEED, ""): result for result in results
+            if without_seed(result.job) == setup.overrides}  # fmt: skip
     label = ", ".join(value if key == "policy" else f"{key.removesuffix('.name')} {value}"
                       for key, value in setup.overrides.items())  # fmt: skip
     times = {
         seed: time for seed, job in jobs.items() if job.status == FINISHED
         and (time := step_time(job.run_dir / "metrics.jsonl", job.number("examples_per_second"), setup.batch_size))
     }  # fmt: skip
-    found: dict[str, Any] = next((footprints[job.job.name] for job in own if job.job.name in footprints), {})
-    return Entry(setup, label or setup.policy, jobs, times, found)
+    return Entry(setup, label or setup.policy, jobs, times)
 
 
 def _baseline(entry: Entry, entries: list[Entry]) -> Entry | None:
@@ -473,6 +357,8 @@ def _hold_against(entry: Entry, baseline: Entry, objective: Objective, tolerance
     pairs = [(base, other) for base, other in values if base is not None and other is not None]
     is_same = all(_are_same(baseline.jobs[seed].summary, entry.jobs[seed].summary) for seed in shared)
     entry.quality = compare_quality(objective, pairs, tolerance, is_same)
+    entry.speed = speed_up([(baseline.times[seed], time) for seed, time in entry.times.items()
+                            if seed in baseline.times])  # fmt: skip
 
 
 def _are_same(baseline: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -481,15 +367,6 @@ def _are_same(baseline: dict[str, Any], other: dict[str, Any]) -> bool:
     values = [(as_number(own[name]), as_number(base.get(name))) for name in own]
     return "loss" in own and all(left is not None and right is not None and math.isclose(left, right, rel_tol=_SAME)
                                  for left, right in values)  # fmt: skip
-
-
-def _time_against(entry: Entry, baseline: Entry, noise: dict[str, float]) -> None:
-    """From the rounds that nothing disturbed, where there are any."""
-    timed = [seed for seed in entry.times if seed in baseline.times]
-    quiet = [seed for seed in timed if not any(noise.get(own.jobs[seed].job.name, 0.0) > NOISY_SHARE
-                                               for own in (entry, baseline))]  # fmt: skip
-    entry.is_disturbed = bool(timed) and not quiet
-    entry.speed = speed_up([(baseline.times[seed], entry.times[seed]) for seed in quiet or timed])
 
 
 def _others(entry: Entry) -> dict[str, str]:

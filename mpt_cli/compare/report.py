@@ -1,6 +1,5 @@
 """What a comparison says. In plain sentences: the verdict, why a narrower precision is no faster, and what to doubt.
-And what it leaves for readers: the table for console and Markdown, results.json, results.csv, results.md and
-report.html.
+And what it leaves for readers: the table, results.json, results.csv and report.html.
 """
 
 from collections.abc import Sequence
@@ -17,116 +16,53 @@ from mpt_cli.compare.comparison import (
     Comparison,
     Entry,
     Quality,
+    SpeedUp,
     format_rule,
 )
 from mpt_cli.errors import DataError
-from mpt_cli.machine import cpu_features
 from mpt_cli.report.history import RunHistory, read_history
 from mpt_cli.report.page import render_page, write_page
 from mpt_cli.report.run_page import run_on_page, run_pictures
-from mpt_cli.report.tables import (
-    PageTable,
-    TableColumn,
-    csv_text,
-    markdown_table,
-    plain_lines,
-    rich_table,
-    text_table,
-)
+from mpt_cli.report.tables import PageTable, TableColumn, csv_text, text_table
+from mpt_cli.runs.provenance import known_environment
 from mpt_cli.settings.search_path import shell_command
 from mpt_cli.sweep.directory import GOOD, INTERRUPTED, NOT_RUN
 from mpt_cli.sweep.paired import MOST_SEEDS
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import write_tables
-from mpt_cli.telemetry.format import format_bytes, format_count, format_number, format_share, format_signed
-from mpt_cli.telemetry.records import as_number
-
-TILE = 8  # tensor cores multiply in tiles: a float16 dimension that is no multiple of 8 leaves part of them idle
+from mpt_cli.telemetry.format import format_bytes, format_number, format_share, format_signed
 
 
 def doubts(found: Comparison) -> list[str]:
     """Sentences; empty where nothing stands against them."""
-    return [*_baseline_doubts(found), *_speed_doubts(found), *_incomplete_doubts(found), *_unexamined_doubts(found)]
-
-
-def _baseline_doubts(found: Comparison) -> list[str]:
-    if any(entry.setup.policy == "float32" for entry in found.entries):
-        return []
-    first = dict.fromkeys(entry.baseline.label for entry in found.compared if entry.baseline)
-    return [f"There is no float32 among them: the first, {', '.join(first)}, is the baseline."]
-
-
-def _speed_doubts(found: Comparison) -> list[str]:
-    if found.workers > 1:
-        return [f"Jobs ran {found.workers} at a time and shared the cores: their step times are not comparable."]
-    if not any(entry.speed for entry in found.compared):
-        return []
-    noisy = ", ".join(f"{name} ({100 * share:.0f}%)" for name, share in found.noisy_jobs.items())
     told = []
-    if noisy:
-        told.append(f"Other programs used part of the cores while these ran, so that their step times are too long: "
-                    f"{noisy}. Compare again on a machine that does nothing else.")  # fmt: skip
-    if found.seeds == 1:
+    if not any(entry.setup.policy == "float32" for entry in found.entries):
+        told.append(f"There is no float32 among them: the first, {_baselines(found)}, is the baseline.")
+    if found.workers > 1:
+        told.append(f"Jobs ran {found.workers} at a time and shared the cores: their step times are not comparable.")
+    elif found.seeds == 1 and any(entry.speed for entry in found.compared):
         told.append("Each was timed once, one after another: --seeds 3 times them in turns, forwards and backwards.")
-    return told
+    partly = [entry for entry in found.entries if entry.failed and entry.finished]
+    return [*told, *(f"{entry.label}: {len(entry.failed)} of {len(entry.jobs)} seeds did not finish; its figures are "
+                     "of the others." for entry in partly)]  # fmt: skip
 
 
-def _incomplete_doubts(found: Comparison) -> list[str]:
-    return [f"{entry.label}: {len(entry.failed)} of {len(entry.jobs)} seeds did not finish; its figures are of the "
-            "others." for entry in found.entries if entry.failed and entry.finished]  # fmt: skip
+def _baselines(found: Comparison) -> str:
+    return ", ".join(dict.fromkeys(entry.baseline.label for entry in found.compared if entry.baseline))
 
 
-def _unexamined_doubts(found: Comparison) -> list[str]:
-    errors = [str(device["error"]) for device in found.devices.values() if "error" in device]
-    errors += [f"{entry.label} could not be examined: {entry.footprint['error']}"
-               for entry in found.entries if "error" in entry.footprint]  # fmt: skip
-    return errors
-
-
-SHORT_STEP_SECONDS = 0.002  # on a GPU: starting a step's kernels takes about as long
 _CPU_FEATURES = {"float16": ("avx512_fp16", "amx_fp16"), "bfloat16": ("avx512_bf16", "amx_bf16")}
-_MOST_LAYERS = 4
 
 
-def narrow_dtype(entry: Entry) -> str | None:
-    """The 16-bit type a configuration computes in."""
-    return next((name for name in ("bfloat16", "float16") if name in entry.setup.policy), None)
-
-
-def reasons(found: Comparison, entry: Entry) -> list[str]:
-    """Sentences, the weightiest first; empty where nothing is known."""
-    dtype = narrow_dtype(entry)
-    if dtype is None:
-        return []
-    kind = found.device(entry).get("kind")
-    if kind == "cpu" and not set(cpu_features()) & set(_CPU_FEATURES[dtype]):
-        lacking = " or ".join(_CPU_FEATURES[dtype])
-        return [f"This CPU has no {lacking}: it computes {dtype} by way of float32.", *_feeding(entry)]
-    return [*_feeding(entry), *(_of_a_gpu(entry, found) if kind == "gpu" else [])]
-
-
-def _feeding(entry: Entry) -> list[str]:
-    if entry.footprint.get("resident") is not False:
-        return []
-    return ["The data is streamed to the device batch by batch: a step that waits for its input is as long in any "
-            "precision."]  # fmt: skip
-
-
-def _of_a_gpu(entry: Entry, found: Comparison) -> list[str]:
-    sentences = []
-    uneven = list(entry.footprint.get("uneven", []))
-    if entry.setup.batch_size % TILE:
-        uneven.insert(0, f"the batch of {entry.setup.batch_size}")
-    if uneven:
-        more = f" and {len(uneven) - _MOST_LAYERS} more" if len(uneven) > _MOST_LAYERS else ""
-        named = ", ".join(uneven[:_MOST_LAYERS])
-        sentences.append(f"Tensor cores want multiples of {TILE}; these are not: {named}{more}.")
-    seconds = entry.step_seconds
-    if seconds is not None and seconds < SHORT_STEP_SECONDS:
-        examples = format_count(entry.setup.batch_size)
-        sentences.append(f"A step takes {1000 * seconds:.2g} ms for {examples} examples: starting its kernels takes as "
-                         "long as computing. Raise trainer.batch_size.")  # fmt: skip
-    return sentences
+def why_slow(found: Comparison, entry: Entry) -> str:
+    """Why a configuration is no faster, as far as the record of its run shows it: empty where it does not."""
+    dtype = next((name for name in ("bfloat16", "float16") if name in entry.setup.policy), None)
+    environment = known_environment(found.directory.run(next(iter(entry.finished.values())).job))
+    is_of_cpu = all(str(device).upper().startswith("CPU") for device in environment.get("devices") or [""])
+    known = (environment.get("machine") or {}).get("cpu_precision_features")
+    if dtype is None or not is_of_cpu or not isinstance(known, list) or {*known} & {*_CPU_FEATURES[dtype]}:
+        return ""
+    return f"The CPU has no instructions for {dtype} ({' or '.join(_CPU_FEATURES[dtype])})."
 
 
 def overall(found: Comparison) -> str:
@@ -135,21 +71,18 @@ def overall(found: Comparison) -> str:
         return "Nothing can be compared: " + _unfinished(found)
     if found.workers > 1:
         return f"Speed was not compared, as jobs ran at the same time. {_qualities(found)}"
-    paying = [entry for entry in found.compared if pays(found, entry)]
+    paying = [entry for entry in found.compared if pays(entry)]
     if paying:
         best = max(paying, key=lambda entry: entry.speed.factor if entry.speed else 0.0)
         assert best.speed is not None
         return f"{best.label} pays: {format_factor(best.speed.factor)} faster at {_quality_kind(best)} quality."
-    unclear = [entry for entry in found.compared if _quality_kind(entry) == UNCLEAR and _is_surely_faster(found, entry)]
+    unclear = [entry for entry in found.compared if _quality_kind(entry) == UNCLEAR and _is_surely_faster(entry)]
     if unclear:
         return " ".join(map(_undecided, unclear))
-    if any(entry.is_disturbed for entry in found.compared):
-        return f"Which is faster can't be told: other programs kept the cores busy. {_qualities(found)}"
-    baselines = ", ".join(dict.fromkeys(entry.baseline.label for entry in found.compared if entry.baseline))
     narrow = ", ".join(entry.label for entry in found.compared if entry.finished)
-    if not any(_is_surely_faster(found, entry) for entry in found.compared):
+    if not any(map(_is_surely_faster, found.compared)):
         return f"On this device none pays ({narrow}): none is faster. {_qualities(found)}"
-    return f"On this device none pays ({narrow}): none is faster at equal quality. Train in {baselines}."
+    return f"On this device none pays ({narrow}): none is faster at equal quality. Train in {_baselines(found)}."
 
 
 def _undecided(entry: Entry) -> str:
@@ -187,7 +120,7 @@ def entry_verdict(found: Comparison, entry: Entry) -> str:
     verdicts = ", ".join(dict.fromkeys(str(job.summary.get("verdict", "")) for job in entry.finished.values()))
     if entry.baseline is None:
         return f"baseline; {verdicts}"
-    speed = "" if entry.speed is None or not _is_timed(found, entry) else f", {_format_speed(entry)}"
+    speed = "" if entry.speed is None or found.workers > 1 else f", {_format_speed(entry.speed)}"
     return f"{_quality_kind(entry)}{speed}; {verdicts}"
 
 
@@ -207,22 +140,17 @@ def format_factor(factor: float) -> str:
     return f"{factor:.0f}×" if factor >= 10 else f"{factor:.1f}×" if factor >= 1 else f"{factor:.2f}×"
 
 
-def pays(found: Comparison, entry: Entry) -> bool:
-    """Whether it is faster at no loss of quality, as far as this can be told."""
-    return _quality_kind(entry) in (EQUAL, BETTER) and _is_surely_faster(found, entry)
+def pays(entry: Entry) -> bool:
+    """Whether it is faster at no loss of quality, where jobs ran one after another."""
+    return _quality_kind(entry) in (EQUAL, BETTER) and _is_surely_faster(entry)
 
 
-def _is_surely_faster(found: Comparison, entry: Entry) -> bool:
-    return _is_timed(found, entry) and entry.speed is not None and entry.speed.is_faster
+def _is_surely_faster(entry: Entry) -> bool:
+    return entry.speed is not None and entry.speed.is_faster
 
 
-def _is_timed(found: Comparison, entry: Entry) -> bool:
-    return found.workers == 1 and not entry.is_disturbed
-
-
-def _format_speed(entry: Entry) -> str:
-    assert entry.speed is not None
-    return "faster" if entry.speed.is_faster else "slower" if entry.speed.is_slower else "as fast"
+def _format_speed(speed: SpeedUp) -> str:
+    return "faster" if speed.is_faster else "slower" if speed.is_slower else "as fast"
 
 
 def _about(found: Comparison, entry: Entry) -> str:
@@ -236,21 +164,20 @@ def _about(found: Comparison, entry: Entry) -> str:
     if not entry.baseline.finished:
         return f"{entry.label} has nothing to be held against: {base} did not finish."
     quality = f"{_quality_kind(entry)} quality{_difference(found, entry)}"
-    if entry.speed is None or not _is_timed(found, entry):
+    if entry.speed is None or found.workers > 1:
         return f"{entry.label}: {quality}; its speed was not judged."
     if entry.speed.is_faster:
-        verb = "pays" if pays(found, entry) else "is faster, but not surely as good"
+        verb = "pays" if pays(entry) else "is faster, but not surely as good"
         return f"{entry.label} {verb}: {format_factor(entry.speed.factor)} the speed of {base} at {quality}."
-    why = " ".join(reasons(found, entry))
-    return f"{entry.label} does not pay on this device: {_format_slow(entry, base)}, {quality}." + (why and f" {why}")
+    slow = _format_slow(entry.speed, base)
+    return f"{entry.label} does not pay on this device: {slow}, {quality}. {why_slow(found, entry)}".rstrip()
 
 
-def _format_slow(entry: Entry, base: str) -> str:
-    assert entry.speed is not None
-    factor = format_factor(entry.speed.factor)
-    if entry.speed.is_slower:
+def _format_slow(speed: SpeedUp, base: str) -> str:
+    factor = format_factor(speed.factor)
+    if speed.is_slower:
         return f"{factor} the speed of {base}"
-    share = format_share(round(1000 * entry.speed.noise), 1000)
+    share = format_share(round(1000 * speed.noise), 1000)
     return f"about as fast as {base} ({factor}, where up to {share} may be chance)"
 
 
@@ -283,7 +210,7 @@ def _unfinished(found: Comparison) -> str:
     return f"{', '.join(failed)} did not finish." if failed else f"no run has {found.objective.name}."
 
 
-SECONDARY = ("best diff.", "memory", "weights")  # left out where the terminal is narrow
+SECONDARY = ("memory",)  # left out where the terminal is narrow
 
 
 def columns(found: Comparison) -> list[TableColumn[Entry]]:
@@ -293,16 +220,12 @@ def columns(found: Comparison) -> list[TableColumn[Entry]]:
     return [
         TableColumn("precision", lambda entry: entry.label, is_number=False),
         *([seeds] if found.seeds > 1 else []),
-        TableColumn(name, lambda entry: format_number(entry.mean("metrics", name))),
+        TableColumn(name, lambda entry: format_number(entry.mean(name))),
         TableColumn("difference", _paired_cell),
-        TableColumn("best", lambda entry: format_number(entry.mean("best_metrics", name))),
-        TableColumn("best diff.", lambda entry: _difference_cell(entry, "best_metrics", name)),
         TableColumn("skipped", _skipped_cell),
         TableColumn("step", _step_cell),
         TableColumn("speed-up", _speed_up_cell),
-        TableColumn("memory", lambda entry: _bytes_cell(entry.most("peak_memory_bytes"))),
-        TableColumn("weights", lambda entry: _bytes_cell(entry.footprint.get("weights_bytes"))),
-        TableColumn("activations", lambda entry: _bytes_cell(entry.footprint.get("activations_bytes"))),
+        TableColumn("memory", lambda entry: format_bytes(_peak_bytes(entry))),
         TableColumn("verdict", lambda entry: entry_verdict(found, entry), is_number=False, wraps=True),
     ]
 
@@ -314,16 +237,6 @@ def _paired_cell(entry: Entry) -> str:
         return "-"
     half = "" if quality.interval is None else f" ± {format_number((quality.interval[1] - quality.interval[0]) / 2)}"
     return f"{format_signed(quality.difference)}{half or ' ± ?'}"
-
-
-def _difference_cell(entry: Entry, group: str, name: str) -> str:
-    """To the baseline, mean against mean."""
-    if entry.baseline is None:
-        return "-"
-    own, base = entry.mean(group, name), entry.baseline.mean(group, name)
-    if own is None or base is None:
-        return "-"
-    return format_signed(own - base)
 
 
 def _skipped_cell(entry: Entry) -> str:
@@ -339,30 +252,22 @@ def _step_cell(entry: Entry) -> str:
 
 
 def _speed_up_cell(entry: Entry) -> str:
-    """The factor, and over several seeds its range; with a ? where other programs kept the cores busy."""
+    """The factor, and over several seeds its range."""
     speed = entry.speed
     if speed is None:
         return "-"
     middle, low, high = (format_factor(factor) for factor in (speed.factor, speed.lowest, speed.highest))
-    return (middle if low == high else f"{middle} ({low} … {high})") + (" ?" if entry.is_disturbed else "")
+    return middle if low == high else f"{middle} ({low} … {high})"
 
 
-def _bytes_cell(count: object) -> str:
-    """With a digit after the point below ten units: here 1.8 and 0.9 MiB are to be told apart."""
-    number = as_number(count)
-    size = next((unit for unit in (2**20, 2**10) if number is not None and unit <= number < 10 * unit), None)
-    if number is None or size is None:
-        return format_bytes(None if number is None else int(number))
-    return f"{number / size:.1f} {'MiB' if size == 2**20 else 'KiB'}"
+def _peak_bytes(entry: Entry) -> int | None:
+    values = [value for job in entry.jobs.values() if (value := job.number("peak_memory_bytes")) is not None]
+    return int(max(values)) if values else None
 
 
 def print_comparison(found: Comparison, screen: Screen, page: Path | None = None) -> None:
     """In a terminal as many columns as fit; piped, all of them in aligned plain lines."""
-    wanted = columns(found)
-    if screen.live is not None:
-        screen.show(rich_table(_narrow(wanted, found.entries, screen.live.width), found.entries, _style))
-    for line in [] if screen.live is not None else plain_lines(wanted, found.entries):
-        screen.say(line)
+    screen.show_table(columns(found), found.entries, lambda entry: "red" if entry.failed else "", SECONDARY)
     for line in ["", overall(found), *(f"- {sentence}" for sentence in sentences(found))]:
         screen.say(line)
     for line in failure_lines(found):
@@ -377,36 +282,14 @@ def failure_lines(found: Comparison) -> list[str]:
     return [*lines, *([f"again  {shell_command('compare', '--resume', found.directory.path)}"] if failed else [])]
 
 
-def markdown(found: Comparison) -> str:
-    """results.md: verdict, table, and what belongs to them."""
-    lines = markdown_table(columns(found), found.entries)
-    points = "\n".join(f"- {sentence}" for sentence in [*sentences(found), *failure_lines(found)])
-    return f"# Comparison {found.directory.path.name}\n\n{overall(found)}\n\n{lines}\n\n{points}\n"
-
-
-def _narrow(wanted: list[TableColumn[Entry]], entries: Sequence[Entry], width: int) -> list[TableColumn[Entry]]:
-    lines = plain_lines(wanted, entries)
-    is_too_wide = max(map(len, lines)) + len(wanted) > width
-    return [column for column in wanted if not (is_too_wide and column.title in SECONDARY)]
-
-
-def _style(entry: Entry) -> str:
-    return "red" if entry.failed else ""
-
-
 _METHOD = (
     ("difference", "to the baseline: the configuration in float32 with the same other values, seed by seed: their mean "
      "± half of its 95% interval (Student's t); ± ? where the seeds show no spread"),
-    ("best diff.", "the same of the best epochs, mean less mean"),
     ("step", "batch size over the median of the speeds logged in the run; compiling is left out"),
-    ("speed-up", "step time of the baseline over that of the configuration, seed by seed: median (lowest … highest); "
-     "with a ? where other programs kept the cores busy"),
+    ("speed-up", "step time of the baseline over that of the configuration, seed by seed: median (lowest … highest)"),
     ("verdict", "equal: two one-sided t tests show the mean difference to be within the tolerance; better or worse: "
      "its 95% interval leaves out 0; unclear: neither is shown"),
     ("memory", "the most in use: of the GPU where there is one, else of the whole process, libraries included"),
-    ("weights", "variables of the model; mixed policies keep them in float32"),
-    ("activations", "outputs of all innermost layers for one batch, in the dtypes they have under the policy, found by "
-     "tracing the built model; a compiler may keep less"),
 )  # fmt: skip
 
 
@@ -442,7 +325,7 @@ def compare_page(found: Comparison, stories: Sequence[RunHistory]) -> str:
         method=text_table("The columns", ("column", "what it is"), _METHOD),
         runs=[run_on_page(story) for story in stories],
         unstarted=_unstarted(found),
-        command=" ".join(map(str, found.facts.get("command_line", []))),
+        command=" ".join(map(str, found.plan.facts["command_line"])),
         job_commands=[job.job.command for job in found.results],
     )  # fmt: skip
 
@@ -454,8 +337,8 @@ def _unstarted(found: Comparison) -> list[dict[str, str]]:
 
 
 def write_comparison(found: Comparison) -> None:
-    """Writes the four files, each whole or not at all."""
-    write_tables(found.directory, comparison_dict(found), results_csv(found), markdown(found))
+    """Writes the three files, each whole or not at all."""
+    write_tables(found.directory, comparison_dict(found), results_csv(found))
     write_compare_page(found, found.directory.report_html)
 
 
@@ -469,8 +352,6 @@ def comparison_dict(found: Comparison) -> dict[str, Any]:
         "seeds": found.seeds,
         "jobs_at_a_time": found.workers,
         "configurations": [_entry_dict(found, entry) for entry in found.entries],
-        "devices": found.devices,
-        "others_share": found.noise,
     }
 
 
@@ -484,27 +365,14 @@ def _entry_dict(found: Comparison, entry: Entry) -> dict[str, Any]:
         "baseline": None if entry.baseline is None else entry.baseline.label,
         "verdict": entry_verdict(found, entry),
         "quality": None if entry.quality is None else asdict(entry.quality),
-        "metrics": {name: entry.mean("metrics", name) for name in names},
-        "best_metrics": {name: entry.mean("best_metrics", name) for name in names},
-        "differences": _differences(entry, list(names)),
+        "metrics": {name: entry.mean(name) for name in names},
         "skipped_steps": sum(int(job.number("skipped_steps") or 0) for job in entry.jobs.values()),
         "step_seconds": entry.step_seconds,
         "speed_up": None if speed is None else {**asdict(speed), "is_faster": speed.is_faster},
-        "peak_memory_bytes": entry.most("peak_memory_bytes"),
-        **{name: entry.footprint.get(name) for name in
-           ("weights_bytes", "optimizer_bytes", "activations_bytes", "uneven", "resident", "jit_compile")},
-        "reasons": reasons(found, entry) if speed is not None and not speed.is_faster else [],
+        "peak_memory_bytes": _peak_bytes(entry),
         "jobs": [{"name": job.job.name, "status": job.status, "exit_code": job.exit_code, "reason": job.reason,
                   "run_dir": str(job.run_dir), "command": job.job.command} for job in entry.jobs.values()],
     }  # fmt: skip
-
-
-def _differences(entry: Entry, names: list[str]) -> dict[str, float | None]:
-    """To the baseline, of every metric."""
-    if entry.baseline is None:
-        return {}
-    pairs = {name: (entry.mean("metrics", name), entry.baseline.mean("metrics", name)) for name in names}
-    return {name: None if own is None or base is None else own - base for name, (own, base) in pairs.items()}
 
 
 def results_csv(found: Comparison) -> str:

@@ -29,8 +29,7 @@ from mpt_cli.plan.work import Collective, Step, parse_module, read_step
 from mpt_cli.report.tables import print_labelled, print_table, text_columns
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings, is_mixed
-from mpt_cli.sweep.block import Block
-from mpt_cli.sweep.overrides import read_grid
+from mpt_cli.sweep.overrides import combinations, read_grid
 from mpt_cli.telemetry.format import format_bytes, format_fraction, format_seconds
 from mpt_cli.training.program import Program
 from mpt_cli.training.settings_program import SettingsProgram
@@ -166,7 +165,7 @@ def combinations_of(words: Sequence[str]) -> Iterator[tuple[dict[str, str], list
     grid = read_grid(words)
     if grid.problems:
         raise ConfigError(grid.problems)
-    for point in Block().with_words(grid).points():
+    for point in combinations(grid.axes):
         yield {key: point.values[key] for key in grid.varied}, list(point.words)
 
 

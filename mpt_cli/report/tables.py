@@ -1,4 +1,4 @@
-"""Rows of any kind as a table: aligned lines, Markdown, CSV, a table for the terminal or for a page; and rows of a
+"""Rows of any kind as a table: aligned lines, CSV, a table for the terminal or for a page; and rows of a
 label and a text.
 """
 
@@ -43,21 +43,6 @@ def plain_lines(columns: Sequence[TableColumn[R]], rows: Iterable[R]) -> list[st
     sides = [str.rjust if column.is_number else str.ljust for column in columns]
     return ["  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)).rstrip()
             for row in table]  # fmt: skip
-
-
-def markdown_table(columns: Sequence[TableColumn[R]], rows: Iterable[R]) -> str:
-    """Lines with no end to the last one; a bar in a cell stays a bar.
-
-    >>> columns = [TableColumn("name", str, is_number=False), TableColumn("letters", lambda s: str(len(s)))]
-    >>> print(markdown_table(columns, ["a|b"]))
-    | name | letters |
-    | --- | ---: |
-    | a\\|b | 3 |
-    """
-    table = [[column.title for column in columns], ["---:" if column.is_number else "---" for column in columns]]
-    table += [_cells(columns, row) for row in rows]
-    escaped = [[cell.replace("|", "\\|") for cell in row] for row in table]
-    return "\n".join(f"| {' | '.join(row)} |" for row in escaped)
 
 
 def rich_table(columns: Sequence[TableColumn[R]], rows: Iterable[R], style: Callable[[R], str]) -> Table:

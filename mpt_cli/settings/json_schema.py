@@ -135,7 +135,7 @@ def _defaults() -> Schema:
 
 
 # of `mpt sweep`, a room below, which has them with what each needs; a test holds the two together
-SAMPLERS = ("tpe", "random", "gp", "cmaes", "nsgaii")
+SAMPLERS = ("tpe", "random", "gp", "cmaes")
 PRUNERS = ("none", "median", "asha", "hyperband")
 LAUNCHERS = ("local", "submitit", "ray")
 
@@ -155,11 +155,11 @@ def _sweep() -> Schema:
                            f"without {', '.join(grid)}"},
         "seeds": _described("runs of each point, from the recipe's seed on; their mean ranks it; without it one run, "
                             "with the recipe's seed", {**_COUNT, "maximum": MOST_JOBS}, example=3),
-        "objectives": _described("what ranks the points, a metric or a number of summary.json, NAME:min or NAME:max "
-                                 "where its name does not tell; the first of several ranks; without it the first of "
-                                 "val_accuracy, val_loss, accuracy, loss that most runs have", _one_or_more(name),
-                                 example=["val_accuracy", "seconds:min"]),
-        "stop": {**_stop(), "description": "when a job is ended early"},
+        "objective": _described("what ranks the points, a metric or a number of summary.json, NAME:min or NAME:max "
+                                "where its name does not tell; without it the first of val_accuracy, val_loss, "
+                                "accuracy, loss that most runs have", name, example="val_accuracy"),
+        "timeout_seconds": _described("ends a job after this long", {"type": "number", "exclusiveMinimum": 0},
+                                      example=600),
         "jobs": _described("at a time, as -j; without it what cores, memory and GPUs allow, 16 on a cluster", _COUNT,
                            example=2),
         "launcher": _described("where jobs run, with its settings", {"anyOf": [_named(LAUNCHERS), launcher]}, "local",
@@ -174,19 +174,13 @@ def _sweep() -> Schema:
 def _grid() -> Schema:
     """The parts of a sweep that no search goes with."""
     point = {"type": "object", "minProperties": 1, "title": "keys with a value each"}
-    condition = {**_closed({"when": point, "grid": _VALUES}, required=["when", "grid"]), "title": "{when, grid}"}
     return {
-        "grid": _described("points: every combination of these values; a list, or text in the grammar of the command "
-                           "line", _VALUES, example={"policy": "glob(mixed_*)", "loss_scale.initial_scale":
-                                                     ["2**8", "2**15"]}),
-        "zip": _described("keys that take their values together, each as many; one axis beside those of the grid",
-                          _one_or_more(_VALUES), example={"optimizer": ["adam", "sgd"],
-                                                          "optimizer.learning_rate": [0.001, 0.1]}),
-        "exclude": _described("points that have all these values are left out, of keys that the sweep gives",
-                              _one_or_more(point), example=[{"optimizer": "sgd", "policy": "mixed_bfloat16"}]),
-        "conditional": _described("points that have all values of `when` are multiplied by the combinations of `grid`",
-                                  _one_or_more(condition), example=[{"when": {"optimizer": "sgd"}, "grid":
-                                                                     {"optimizer.kwargs.momentum": [0, 0.9]}}]),
+        "grid": _described("every combination of these values; a list, or text in the grammar of the command line",
+                           _VALUES, example={"policy": "glob(mixed_*)", "loss_scale.initial_scale": ["2**8", "2**15"]}),
+        "points": _described("keys that take their values together, one mapping for each point; every combination of "
+                             "the grid is run with each of them",
+                             {"type": "array", "items": point, "minItems": 1, "title": "a list of mappings"},
+                             example=[{"optimizer": "adam"}, {"optimizer": "sgd", "optimizer.learning_rate": 0.1}]),
     }  # fmt: skip
 
 
@@ -207,31 +201,17 @@ def _search() -> Schema:
     })  # fmt: skip
 
 
-def _stop() -> Schema:
-    return _closed({
-        "timeout_seconds": _described("ends a job after this long", {"type": "number", "exclusiveMinimum": 0},
-                                      example=600),
-        "behind_median": _described("ends a job whose objective is far behind the median of at least 3 others at its "
-                                    "last two epochs", {"type": "boolean"}, False, True),
-    })  # fmt: skip
-
-
 def _described(text: str, schema: Schema, default: Any = None, example: Any = None) -> Schema:
     found = {**schema, "description": text, **({} if default is None else {"default": default})}
     return {**found, **({} if example is None else {"examples": [example]})}
 
 
-def _closed(properties: Schema, required: Sequence[str] = ()) -> Schema:
-    found: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
-    return {**found, "required": [*required]} if required else found
+def _closed(properties: Schema) -> Schema:
+    return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
 def _named(names: Sequence[str]) -> Schema:
     return {"enum": [*names]}
-
-
-def _one_or_more(schema: Schema) -> Schema:
-    return {"anyOf": [schema, {"type": "array", "items": schema}]}
 
 
 def _choice(group: str) -> Schema:

@@ -1,9 +1,10 @@
 """Many runs of one command line: what to run, how its values are chosen, and what came of it.
 
-`overrides` reads what is varied, a sampler chooses values, `run` is the story, `directory` knows what lies on disk.
+`overrides` and `block` read what is varied, `plan` makes jobs of it, `run` is the story, `directory` knows what lies
+on disk.
 """
 
 # of a search, with what each needs besides Optuna; here, so that `mpt sweep --help` starts without the rest of the room
-SAMPLERS = {"tpe": (), "random": (), "gp": ("torch",), "cmaes": ("cmaes",), "nsgaii": ()}
+SAMPLERS = {"tpe": (), "random": (), "gp": ("torch",), "cmaes": ("cmaes",)}
 ONLY_OF_A_NEW_SEARCH = "is for a new search: give --trials too, and no --resume."
 PRUNERS = ("none", "median", "asha", "hyperband")

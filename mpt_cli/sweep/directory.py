@@ -23,13 +23,7 @@ from mpt_cli.settings.limits import read_file
 from mpt_cli.settings.search_path import expanded, shell_command
 from mpt_cli.signals import SIGNAL_EXIT_CODES, signal_name
 from mpt_cli.sweep.paired import Lead, read_lead
-from mpt_cli.sweep.plan import (
-    Job,
-    Objective,
-    SweepPlan,
-    choose_objectives,
-    plan_dict,
-)
+from mpt_cli.sweep.plan import Job, Objective, Search, SweepPlan, choose_objective, plan_dict
 from mpt_cli.telemetry.format import format_seconds
 from mpt_cli.telemetry.records import misfit
 
@@ -90,10 +84,6 @@ class SweepDirectory:
         return self.path / "results.json"
 
     @property
-    def results_md(self) -> Path:
-        return self.path / "results.md"
-
-    @property
     def report_html(self) -> Path:
         return self.path / "report.html"
 
@@ -121,25 +111,32 @@ class SweepDirectory:
             count = sum(entry.name.startswith(f"{job.name}.") for entry in parent.iterdir())
             old.rename(parent / f"{job.name}.{count + 1}")
 
-    def write_plan(self, plan: SweepPlan, facts: dict[str, Any]) -> None:
+    def write_plan(self, plan: SweepPlan) -> None:
         (self.path / "logs").mkdir(exist_ok=True)
         duplicates = [{"overrides": overrides, "same_as": number} for overrides, number in plan.duplicates]
         content = {
-            **facts,
+            **plan.facts,
             "recipe": plan.recipe,  # its name, or several
             "varied": plan.varied,  # the keys, in their order
+            # of a search: trials, sampler, sampler_seed, pruner, words, and seeds, how many runs a trial has; else null
+            "search": None if plan.search is None else asdict(plan.search),
             **plan_dict(plan),
             "duplicates": duplicates,  # points that were left out: `overrides`, and `same_as`, the number of the job
         }
         write_json(self.plan_json, content)
 
-    def read_plan(self) -> tuple[SweepPlan, dict[str, Any]]:
-        """The plan, and what else stands beside it; DataError when it is damaged."""
+    def read_plan(self) -> SweepPlan:
+        """DataError when it is damaged."""
         facts = read_json(self.plan_json, _PLAN)
         try:
-            jobs = [_read_job(entry) for entry in facts["jobs"]]
-            duplicates = [(entry["overrides"], entry["same_as"]) for entry in facts["duplicates"]]
-            return SweepPlan(facts["varied"], jobs, facts["recipe"], duplicates, wanted_runs(facts)), facts
+            jobs = [_read_job(entry) for entry in facts.pop("jobs")]
+            duplicates = [(entry["overrides"], entry["same_as"]) for entry in facts.pop("duplicates")]
+            search = None if facts["search"] is None else Search(**facts["search"])
+            wrong = misfit(_LIMITS, facts["limits"]) or (misfit(Search, asdict(search)) if search else None)
+            if wrong:
+                raise ValueError(wrong)
+            del facts["search"]
+            return SweepPlan(facts.pop("varied"), jobs, facts.pop("recipe"), duplicates, search, facts)
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{self.plan_json} is damaged: {error}.") from error
 
@@ -155,9 +152,10 @@ class SweepDirectory:
             return None
 
 
+_LIMITS = {"workers": int, "timeout_seconds": float}
 _PLAN = {  # the types of what stands beside the jobs
-    "objective": str | None, "command_line": list[str], "search": dict[str, Any], "varied": list[str],
-    "grown_by": list[list[str]], "launcher": dict[str, Any] | None,
+    "objective": str | None, "command_line": list[str], "search": dict[str, Any] | None, "varied": list[str],
+    "recipe": str, "working_directory": str, "limits": dict[str, Any], "launcher": dict[str, Any] | None,
 }  # fmt: skip
 
 
@@ -172,11 +170,6 @@ def _read_job(entry: Any) -> Job:
     return job
 
 
-def wanted_runs(facts: dict[str, Any]) -> int:
-    """How many jobs a search is to have in all, one for each seed of each trial; 0 for what is none."""
-    return int(facts["search"]["trials"]) * int(facts["search"].get("seeds", 1)) if "search" in facts else 0
-
-
 def _default_path(parent: str, recipe: str) -> Path:
     folder = default_parent(recipe).name
     return Path(parent) / folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
@@ -187,10 +180,7 @@ STOPPED_EARLY, INTERRUPTED, NOT_RUN = "stopped early", "interrupted", "not run"
 GOOD = (FINISHED, STOPPED_EARLY)
 # by the exit code of a job that has saved, or that was lost
 _SIGNALLED = {code: signal_name(number) for number, code in SIGNAL_EXIT_CODES.items()}
-_STOPPED_EARLY = {  # by the cause of its end
-    "median": "its objective was far behind the median of the others at the same step",
-    "pruner": "the pruner of the search ended it: its objective was behind that of others at the same epoch",
-}
+_PRUNED = "the pruner of the search ended it: its objective was behind that of others at the same epoch"
 _BUG_NOTE = "This is a bug in mpt"
 _SPEAKER = re.compile(r"mpt (train|sweep): ")  # the job; in old logs also what stood in for one that ran elsewhere
 
@@ -263,8 +253,8 @@ def _judge(ending: Ending, summary: dict[str, Any], sweep: SweepDirectory, job: 
     code = ending.exit_code
     if code == OK and summary:
         return FINISHED, OK, ""
-    if ending.cause in _STOPPED_EARLY:
-        return STOPPED_EARLY, OK, _STOPPED_EARLY[ending.cause]
+    if ending.cause == "pruner":
+        return STOPPED_EARLY, OK, _PRUNED
     if ending.cause == "interrupt":
         return INTERRUPTED, TERMINATED, f"the {sweep.noun} was interrupted"
     if ending.cause == "timeout":
@@ -336,7 +326,7 @@ class Configuration:
 class SweepResults:
     """A whole sweep as it stands on disk; `configurations` are in order of their rank.
 
-    `complaint` says why they are not ranked by what was asked for. `others` are objectives beside the one that ranks.
+    `complaint` says why they are not ranked by what was asked for.
     """
 
     sweep: SweepDirectory
@@ -345,27 +335,6 @@ class SweepResults:
     results: list[JobResult]
     configurations: list[Configuration]
     complaint: str = ""
-    others: Sequence[Objective] = ()
-
-    @property
-    def objectives(self) -> list[Objective]:
-        return [self.objective, *self.others]
-
-    def means(self, row: Configuration) -> list[float | None]:
-        """What the finished jobs of the configuration came to, by objective; None where one has no such number."""
-        return [mean_of(row.finished, objective) for objective in self.objectives]
-
-    @cached_property
-    def front(self) -> list[Configuration]:
-        """Where there are several objectives, the configurations that no other is as good as in all of them and better
-        than in one (the Pareto front), by rank.
-        """
-        if not self.others:
-            return []
-        keys = [(row, [each.sort_key(mean) for each, mean in zip(self.objectives, self.means(row), strict=True)])
-                for row in self.ranked]  # fmt: skip
-        whole = [(row, key) for row, key in keys if all(map(math.isfinite, key))]
-        return [row for row, key in whole if not any(_dominates(other, key) for _, other in whole)]
 
     @property
     def best(self) -> JobResult | None:
@@ -412,38 +381,21 @@ def mean_of(results: Sequence[JobResult], objective: Objective) -> float | None:
     return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
-def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Both in ascending order, the best first.
-
-    >>> _dominates([1.0, 2.0], [1.0, 3.0]), _dominates([1.0, 2.0], [1.0, 2.0]), _dominates([0.0, 3.0], [1.0, 2.0])
-    (True, False, False)
-    """
-    return one != other and all(mine <= theirs for mine, theirs in zip(one, other, strict=True))
-
-
-def read_results(sweep: SweepDirectory, objective: str | None = None, is_final: bool = False) -> SweepResults:
+def read_results(sweep: SweepDirectory, objective: str | None = None) -> SweepResults:
     """Everything about a sweep from its directory alone; `objective` where not the one it was started with.
 
-    ConfigError for an `objective` that no job reports. Where a sweep ends (`is_final`), and where it is the one on
-    record, the default takes its place.
+    ConfigError for an `objective` that no job reports; where that is the one on record, the default takes its place.
     """
-    plan, facts = sweep.read_plan()
+    plan = sweep.read_plan()
     results = [read_job(sweep, job) for job in plan.jobs]
     finished = [result.summary for result in results if result.status == FINISHED]
     try:
-        chosen, complaint = choose_objectives(objective or facts.get("objective"), finished), ""
+        chosen, complaint = choose_objective(objective or plan.facts["objective"], finished), ""
     except ConfigError as error:
-        if objective and not is_final:
+        if objective:
             raise
-        chosen, complaint = choose_objectives(None, finished), str(error)
-    first, *others = chosen
-    return SweepResults(sweep, plan, first, results, rank(results, first), complaint, others)
-
-
-def check_reported(sweep: SweepDirectory, objective: str | None) -> None:
-    """ConfigError for an objective named anew that none of the finished jobs reports."""
-    if objective is not None:
-        read_results(sweep, objective)
+        chosen, complaint = choose_objective(None, finished), str(error)
+    return SweepResults(sweep, plan, chosen, results, rank(results, chosen), complaint)
 
 
 def rank(results: Sequence[JobResult], objective: Objective) -> list[Configuration]:

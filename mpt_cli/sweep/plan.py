@@ -1,5 +1,6 @@
 """What a sweep runs and ranks by: its jobs, each checked and named, and the objective they must be able to report."""
 
+import importlib.util
 import math
 import re
 import secrets
@@ -7,21 +8,19 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from mpt_cli.data.paths import check_run_present
-from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
+from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean, install_command
 from mpt_cli.runs.expectations import reportable
 from mpt_cli.settings import load_settings
-from mpt_cli.settings.checks import check_combinations, object_keys
-from mpt_cli.settings.key import BadValue, read_number, read_value
+from mpt_cli.settings.key import read_number
 from mpt_cli.settings.limits import MOST_JOBS
-from mpt_cli.settings.load import interpolations
-from mpt_cli.settings.overrides import parse_override
-from mpt_cli.settings.schema import Settings, find_key
+from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
-from mpt_cli.sweep.block import Block, Point, check_known, first_seed
-from mpt_cli.sweep.overrides import Grid, Words, read_grid
+from mpt_cli.sweep import ONLY_OF_A_NEW_SEARCH, SAMPLERS
+from mpt_cli.sweep.block import Block
+from mpt_cli.sweep.overrides import Point, check_space, combinations, read_grid, read_space, varied_keys
 from mpt_cli.training.program import check_repeatable
 from mpt_cli.training.progress import MONITORED, falls
 
@@ -63,28 +62,18 @@ def choose_objective(word: str | None, summaries: Iterable[Mapping[str, Any]]) -
     known = [set(_names(summary)) for summary in summaries]
     if word is None:
         counts = {name: sum(name in names for names in known) for name in MONITORED}
-        return _read(max(counts, key=lambda name: counts[name]))
-    objective = _read(word)
+        word = max(counts, key=lambda name: counts[name])
+        return Objective(word, falls(word))
+    name, colon, direction = word.rpartition(":")
+    if colon and direction not in ("min", "max"):
+        raise ConfigError(Problem("--objective", "must end in :min or :max, or in neither.", word))
+    objective = Objective(name, direction == "min") if colon else Objective(word, falls(word))
     if known and not any(objective.name in names for names in known):
         everything = sorted(set().union(*known))
         listed = f"They have {', '.join(name for name in everything if not name.startswith('metrics.'))}."
         remedy = f"{did_you_mean(objective.name, everything)} {listed}".strip()
         raise ConfigError(Problem("--objective", "must be a number that the jobs report.", objective.name, remedy))
     return objective
-
-
-def choose_objectives(word: str | None, summaries: Iterable[Mapping[str, Any]]) -> list[Objective]:
-    """Those that `word` names with commas between them, the first of which ranks; else the usual one."""
-    known = list(summaries)
-    found = [choose_objective(each, known) for each in (word.split(",") if word else [None])]
-    if len({each.name for each in found}) < len(found):
-        raise ConfigError(Problem("--objective", "must name each objective once.", word))
-    return found
-
-
-def objective_word(objectives: Sequence[Objective]) -> str:
-    """What `choose_objectives` reads as these."""
-    return ",".join(f"{each.name}:{each.direction}" for each in objectives)
 
 
 def check_objective(word: str | None, settings: Sequence[Settings], key: str = "--objective") -> None:
@@ -94,42 +83,18 @@ def check_objective(word: str | None, settings: Sequence[Settings], key: str = "
     """
     summaries = [summary for each in settings if (summary := reportable(each)) is not None]
     try:
-        choose_objectives(word, summaries if len(summaries) == len(settings) else [])
+        choose_objective(word, summaries if len(summaries) == len(settings) else [])
     except ConfigError as error:
         raise ConfigError([replace(problem, key=key) for problem in error.problems]) from None
 
 
 def check_objective_of_block(block: Block, settings: Settings) -> None:
-    """As `check_objective`, for a recipe alone, `settings` being its own: its form where the block varies what decides
-    which numbers there are.
+    """As `check_objective`, for a recipe alone, `settings` being its own: only the form of its name where the block
+    varies what may decide which numbers there are.
     """
-    is_one = not any(map(decides_metrics, [*block.varied, *block.space]))
-    check_objective(block.objective, [settings] if is_one else [], "sweep.objectives")
-
-
-_OF_ANY_METRICS = ("seed", "policy", "loss_scale", "optimizer", "backend", "distribute", "logger", "phases", "trainer")
-_OF_THE_METRICS = ("trainer", "trainer.loss", "trainer.metrics", "trainer.weighted_metrics", "trainer.callbacks")
-
-
-def decides_metrics(key: str) -> bool:
-    """Whether jobs that differ in this key may report other numbers: not where it only says how a model is trained.
-
-    >>> decides_metrics("model.builder"), decides_metrics("trainer.loss"), decides_metrics("trainer.epochs")
-    (True, True, False)
-    """
-    parts = key.split(".")
-    return parts[0] not in _OF_ANY_METRICS or ".".join(parts[:2]) in _OF_THE_METRICS
-
-
-def _read(word: str) -> Objective:
-    if "," in word:
-        raise ConfigError(Problem("--objective", "must be one here; several are for `mpt sweep`.", word))
-    name, colon, direction = word.rpartition(":")
-    if not colon:
-        return Objective(word, falls(word))
-    if direction not in ("min", "max"):
-        raise ConfigError(Problem("--objective", "must end in :min or :max, or in neither.", word))
-    return Objective(name, direction == "min")
+    sections = {key.partition(".")[0] for key in [*varied_keys(block.axes), *block.space]}
+    is_one = sections <= {"seed", "policy", "loss_scale", "optimizer"}
+    check_objective(block.objective, [settings] if is_one else [], "sweep.objective")
 
 
 def _names(summary: Mapping[str, Any]) -> Iterable[str]:
@@ -146,7 +111,6 @@ _NAME_LENGTH = 80
 # One thread adds up in another order than several, and val_loss differed in the fourth digit; of the other variables
 # none changed a bit.
 _OF_THE_RESULT = "TF_NUM_INTRAOP_THREADS"
-_PLAIN_NUMBER = re.compile(r"([a-z_]+(?:\.[a-z_]+)*)=(-?\d[\d.]{0,9}(?:e-?\d{1,2})?|2\*\*-?\d{1,3})")
 
 
 @dataclass(frozen=True)
@@ -176,89 +140,132 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Search:
+    """`trials` points, each with values that Optuna chooses by what came before; `pruner` ends those that are behind.
+
+    `words` are those that span the space; with the same `sampler_seed` one job at a time repeats the search. With
+    several `seeds` a trial is as many jobs, and what it came to is their mean.
+    """
+
+    trials: int
+    sampler: str = "tpe"
+    sampler_seed: int = 0
+    pruner: str | None = None
+    words: list[str] = field(default_factory=list)
+    seeds: int = 1
+
+    def check(self) -> None:
+        """ConfigError where it can't be run here."""
+        if importlib.util.find_spec("optuna") is None:
+            raise ConfigError(Problem("--trials", "optuna is not installed.", None, install_command("optuna")))
+        missing = [name for name in SAMPLERS.get(self.sampler, ()) if importlib.util.find_spec(name) is None]
+        if missing:
+            rule = f"{self.sampler} needs {' and '.join(missing)}, not installed here."
+            raise ConfigError(Problem("--sampler", rule, None, f"pip install {' '.join(missing)}"))
+
+
+@dataclass(frozen=True)
 class SweepPlan:
     """What a sweep will run. `duplicates` are (overrides, number of the same job).
 
-    `trials` is how many jobs a search is to have (several for a trial with several seeds), of which only those begun
-    are in `jobs`; 0 where these are all.
+    Of a `search` those jobs that have begun. `facts` is what else its file holds: how and where it was started.
     """
 
     varied: list[str]
     jobs: list[Job]
     recipe: str
     duplicates: list[tuple[dict[str, str], int]] = field(default_factory=list)
-    trials: int = 0
+    search: Search | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def wanted(self) -> int:
+        """How many jobs there will be in all, of a search one for each seed of each trial."""
+        return self.search.trials * self.search.seeds if self.search else len(self.jobs)
 
     @property
     def missing(self) -> int:
-        return max(0, self.trials - len(self.jobs))
+        return max(0, self.wanted - len(self.jobs))
+
+
+def choose_search(block: Block, said: Mapping[str, Any]) -> Search | None:
+    """A search where the command line (`said`) or the recipe's block says of how many trials, else none."""
+    own = {name: value for name, value in said.items() if value is not None}
+    settings = {**(block.search or {}), **own}
+    problems = []
+    if block.axes and own:
+        rule = "must be left out with grid or points of a recipe's sweep: block."
+        problems = [Problem("--trials", rule, None, "A search has its keys in search.space, or as words.")]
+    elif block.search is not None and "trials" not in settings:
+        problems = [Problem("sweep.search.trials", "must be given, or --trials N.")]
+    elif "trials" not in settings:
+        problems = [Problem(f"--{name.replace('_', '-')}", ONLY_OF_A_NEW_SEARCH, value) for name, value in own.items()]
+    if problems:
+        raise ConfigError(problems)
+    if settings.get("pruner") == "none":
+        settings["pruner"] = None
+    return Search(**settings) if settings else None
 
 
 def make_plan(
-    words: Sequence[str], tell: Callable[[str], None] = lambda sentence: None, is_here: bool = True,
-    objective: str | None = None, block: Block | None = None,
+    words: Sequence[str], block: Block | None = None, objective: str | None = None, is_here: bool = True,
+    say: Callable[[str], None] = lambda sentence: None,
 ) -> SweepPlan:  # fmt: skip
     """The jobs in Hydra's order, the last key varied fastest; ConfigError with the problems of all at once.
 
-    Where the jobs run on this machine (`is_here`) their files must be on it, else DataError; `objective` must be one
-    they can report. `block` is what the recipe varies beside the words.
+    `block` is what the recipe varies beside the words; `objective` must be one that they can report. Where the jobs run
+    on this machine (`is_here`) their files must be on it, else DataError.
     """
-    grid = read_grid(words)
-    spanned = (block or Block()).with_words(grid, first_seed(words) if block and block.seeds else 0)
-    count = spanned.most_points
-    problems = grid.problems + check_known(spanned)
+    grid, block = read_grid(words), block or Block()
+    axes = block.axes_with(grid, words)
+    count = math.prod(map(len, axes))
     if count > MOST_JOBS:
-        problems.append(Problem("sweep", f"must be at most {MOST_JOBS:,} jobs.", f"{count:,}"))
-    if problems:
-        raise ConfigError(problems + ([] if count > MOST_JOBS else _problems_of_the_rest(grid)))
+        grid.problems.append(Problem("sweep", f"must be at most {MOST_JOBS:,} jobs.", f"{count:,}"))
+    if grid.problems:
+        raise ConfigError([*grid.problems, *([] if count > MOST_JOBS else _problems_of_the_rest(grid.problems, axes))])
     if count >= 100:
-        tell(f"checking {count:,} configurations")
-    points = list(spanned.points())
-    if not points:
-        raise ConfigError(Problem("sweep.exclude", "must leave at least one job."))
-    loaded = _load_all([list(point.words) for point in points])
-    key = (block or Block()).key_of_objective(objective)
-    check_objective(objective, [settings for _, settings in loaded], key)
+        say(f"checking {count:,} configurations")
+    loaded = _load_all([*combinations(axes)])
+    settings = [each for _, each in loaded]
+    check_objective(objective, settings, _place_of(objective, block))
     if is_here:
-        check_files([settings for _, settings in loaded])
-    return _distinct(spanned.varied, points, loaded)
+        check_files(settings)
+    return _distinct(varied_keys(axes), loaded)
+
+
+def plan_search(words: Sequence[str], search: Search, block: Block, objective: str | None, is_here: bool) -> SweepPlan:
+    """No job yet. The edges of the space are checked; the configurations inside it by the jobs themselves."""
+    search = replace(search, words=block.words_of_search(words))
+    space = read_space(search.words)
+    settings = check_space(space)
+    if space.seeds and search.pruner:
+        rule = "must be left out with several seeds: what a trial came to is known when all of them have run."
+        raise ConfigError(Problem("--pruner", rule, search.pruner))
+    check_objective(objective, settings, _place_of(objective, block))
+    if is_here:
+        check_files(settings[:1])
+    keys = [*space.keys, *(["seed"] if space.seeds else [])]
+    return SweepPlan(keys, [], settings[0].recipe, search=replace(search, seeds=len(space.seeds) or 1))
+
+
+def _place_of(objective: str | None, block: Block) -> str:
+    """Where it was said."""
+    return "sweep.objective" if objective is not None and objective == block.objective else "--objective"
 
 
 def grow_plan(plan: SweepPlan, more: SweepPlan) -> SweepPlan:
     """The plan with those jobs of `more` whose configuration none of its own has."""
-    load = SettingsLoader()
-    known = {_configuration(load(job.words)) for job in plan.jobs}
-    varied = joint_keys([plan, more])
-    old = [replace(job, overrides=overrides_of(job, varied)) for job in plan.jobs]
-    new: list[Job] = []
-    for job in more.jobs:
-        if _configuration(load(job.words)) not in known:
-            number, overrides = len(old) + len(new) + 1, overrides_of(job, varied)
-            new.append(replace(job, number=number, name=job_name(number, overrides), overrides=overrides))
-    return replace(plan, varied=varied, jobs=[*old, *new])
-
-
-def joint_keys(plans: Sequence[SweepPlan]) -> list[str]:
-    """What these plans vary, each of them or only taken together."""
-    jobs = [job for plan in plans for job in plan.jobs]
-    return list(dict.fromkeys([*(key for plan in plans for key in plan.varied), *_differing(jobs)]))
-
-
-def _differing(jobs: Sequence[Job]) -> list[str]:
-    """The keys that the words of these jobs give differently, or not all of them."""
-    given = [_given_by(job) for job in jobs]
-    keys = dict.fromkeys(key for each in given for key in each)
-    return [key for key in keys if len({each.get(key) for each in given}) > 1]
-
-
-def _given_by(job: Job) -> dict[str, str]:
-    return {word.partition("=")[0].lstrip("+"): word.partition("=")[2] for word in job.words}
-
-
-def overrides_of(job: Job, varied: Sequence[str]) -> dict[str, str]:
-    """Those of the varied keys that the job gives: what was the same for all may differ now."""
-    given = _given_by(job)
-    return {key: job.overrides.get(key, given.get(key, "")) for key in varied if key in job.overrides or key in given}
+    known = {_configuration(load_settings(job.words)) for job in plan.jobs}
+    new = [job for job in more.jobs if _configuration(load_settings(job.words)) not in known]
+    values = [Point(tuple(job.words)).values for job in [*plan.jobs, *new]]
+    keys = dict.fromkeys([*plan.varied, *more.varied, *(key for each in values for key in each)])
+    varied = [key for key in keys if key in plan.varied or len({each.get(key) for each in values}) > 1]
+    jobs = []
+    for number, (job, own) in enumerate(zip([*plan.jobs, *new], values, strict=True), 1):
+        overrides = {key: own[key] for key in varied if key in own}
+        name = job.name if number <= len(plan.jobs) else job_name(number, overrides)
+        jobs.append(replace(job, number=number, name=name, overrides=overrides))
+    return replace(plan, varied=varied, jobs=jobs)
 
 
 def _configuration(settings: Settings) -> str:
@@ -266,156 +273,95 @@ def _configuration(settings: Settings) -> str:
 
 
 def check_files(settings: Sequence[Settings]) -> None:
-    """DataError with what is not there of the data and models of the jobs, ConfigError where a function is missing;
-    what several jobs name is looked for once.
-    """
-    numbers: dict[str, list[int]] = {}
+    """DataError with what is not there of the data and models of the jobs, ConfigError where a function is missing."""
+    met, is_of_data = _Met(len(settings)), True
     for number, each in enumerate(settings, 1):
-        numbers.setdefault(repr((each.data, each.model, *object_keys(each))), []).append(number)
-    problems, is_of_data = list[Problem](), True
-    for of_one in numbers.values():
         try:
-            check_repeatable(settings[of_one[0] - 1])
-            check_run_present(settings[of_one[0] - 1])
+            check_repeatable(each)
+            check_run_present(each)
         except ConfigError as error:
             is_of_data = False
-            problems += [_with_jobs(problem, of_one, len(settings)) for problem in error.problems]
+            met.add(error.problems, number)
         except DataError as error:
             key, _, rule = str(error).partition(": ")
-            problems.append(_with_jobs(Problem(key, rule), of_one, len(settings)))
-    if problems:
-        raise DataError("\n  ".join(map(str, problems))) if is_of_data else ConfigError(problems)
+            met.add([Problem(key, rule)], number)
+    if met.problems:
+        raise DataError("\n  ".join(map(str, met.problems))) if is_of_data else ConfigError(met.problems)
 
 
-def _problems_of_the_rest(grid: Grid) -> list[Problem]:
+def _problems_of_the_rest(known: Sequence[Problem], axes: Sequence[Sequence[Point]]) -> list[Problem]:
     """What else is wrong, besides words that can't be swept."""
-    known = {problem.key for problem in grid.problems}
-    sound = [assignment for assignment in grid.assignments if assignment.words and assignment.key not in known]
+    keys = {problem.key for problem in known}
+    sound = [tuple(point.without(keys) for point in axis) for axis in axes if axis]
     try:
-        _load_all([list(point.words) for point in Block().with_words(Grid(sound)).points()])
+        _load_all([*combinations(sound)])
     except ConfigError as error:
         return error.problems
     return []
 
 
-def _load_all(jobs: list[list[str]]) -> list[tuple[list[str], Settings]]:
-    loaded: list[tuple[list[str], Settings]] = []
-    met: dict[str, tuple[Problem, list[int]]] = {}
-    load = SettingsLoader()
-    for number, words in enumerate(jobs, 1):
+def _load_all(points: Sequence[Point]) -> list[tuple[Point, Settings]]:
+    loaded: list[tuple[Point, Settings]] = []
+    met = _Met(len(points))
+    for number, point in enumerate(points, 1):
         try:
-            loaded.append(_with_seed(words, load(words)))
+            loaded.append(_with_seed(point, load_settings([*point.words])))
         except ConfigError as error:
-            for problem in error.problems:
-                met.setdefault(str(problem), (problem, []))[1].append(number)
-    if met:
-        raise ConfigError([_with_jobs(problem, numbers, len(jobs)) for problem, numbers in met.values()])
+            met.add(error.problems, number)
+    if met.problems:
+        raise ConfigError(met.problems)
     return loaded
 
 
-class SettingsLoader:
-    """Loads the settings of jobs. Hydra takes 0.1 s to compose those of one; where jobs differ in plain numbers alone,
-    two that differ in a key were composed and differ in nothing else, and no interpolation names it, others have their
-    own number under that key.
-    """
+@dataclass
+class _Met:
+    """Problems of jobs, each once, with the numbers of those that have it."""
 
-    def __init__(self) -> None:
-        self._first: dict[Words, Settings] = {}
-        self._independent: dict[Words, set[str]] = {}  # keys of which an interpolation makes no other
-        self._interpolations: dict[Words, str] = {}
+    count: int
+    numbers: dict[str, tuple[Problem, list[int]]] = field(default_factory=dict)
 
-    def __call__(self, words: Sequence[str]) -> Settings:
-        """ConfigError with the problems of these words."""
-        found = {word: match for word in words if (match := _PLAIN_NUMBER.fullmatch(word))}
-        alike = tuple(found[word][1] if word in found else word for word in words)
-        first = self._first.get(alike)
-        changed = {} if first is None else _read_numbers(first, [match.groups() for match in found.values()])
-        if first is None or changed is None or _given_twice(words):
-            settings = load_settings([*words])
-            if self._first.setdefault(alike, settings) is settings:
-                self._interpolations[alike] = " ".join(interpolations([*words]))
-            return settings
-        expected, independent = _with_values(first, changed), self._independent.setdefault(alike, set())
-        if changed.keys() <= independent and not check_combinations(expected, set()):
-            return expected
-        settings = load_settings([*words])
-        if settings == expected:
-            independent.update(key for key in changed if key.rpartition(".")[2] not in self._interpolations[alike])
-        return settings
+    def add(self, problems: Iterable[Problem], number: int) -> None:
+        for problem in problems:
+            self.numbers.setdefault(str(problem), (problem, []))[1].append(number)
+
+    @property
+    def problems(self) -> list[Problem]:
+        return [self._with_jobs(*each) for each in self.numbers.values()]
+
+    def _with_jobs(self, problem: Problem, numbers: list[int]) -> Problem:
+        if len(numbers) == self.count:
+            return problem
+        listed = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
+        where = f"(job{'s' if len(numbers) > 1 else ''} {listed} of {self.count})"
+        return replace(problem, remedy=f"{problem.remedy} {where}".strip())
 
 
-def _given_twice(words: Sequence[str]) -> bool:
-    keys = [word.partition("=")[0].lstrip("+~") for word in words]
-    return len(set(keys)) < len(keys)
-
-
-def _read_numbers(settings: Settings, numbers: Iterable[Sequence[str]]) -> dict[str, Any] | None:
-    """The keys that get another number than they have, with that; None where one is not of the same type, or wrong."""
-    changed = {}
-    for path, text in numbers:
-        key, known = find_key(path), cast(Any, settings)
-        for name in path.split("."):
-            known = getattr(known, name, None)
-        if key is None:  # inside of a mapping of the user's
-            return None
-        try:
-            value = read_value(key, parse_override(f"{path}={text}").value())
-        except BadValue:
-            return None
-        if type(value) is not type(known):
-            return None
-        if value != known:
-            changed[path] = value
-    return changed
-
-
-def _with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
-    for path, value in values.items():
-        settings = with_value(settings, path.split("."), value)
-    return settings
-
-
-def with_value(section: Any, path: Sequence[str], value: Any) -> Any:
-    """The settings, or a section of theirs, with another value under the key at `path`.
-
-    >>> with_value(Settings(), ["optimizer", "learning_rate"], 0.5).optimizer.learning_rate
-    0.5
-    """
-    name, *inside = path
-    return replace(section, **{name: with_value(getattr(section, name), inside, value) if inside else value})
-
-
-def _with_jobs(problem: Problem, numbers: list[int], count: int) -> Problem:
-    """The problem, and in which jobs it is, where it isn't in all of them."""
-    if len(numbers) == count:
-        return problem
-    listed = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
-    where = f"(job{'s' if len(numbers) > 1 else ''} {listed} of {count})"
-    return replace(problem, remedy=f"{problem.remedy} {where}".strip())
-
-
-def _with_seed(words: list[str], settings: Settings) -> tuple[list[str], Settings]:
+def _with_seed(point: Point, settings: Settings) -> tuple[Point, Settings]:
     """A seed of null is drawn here, so that the command on record repeats the job."""
     if settings.seed is not None:
-        return words, settings
+        return point, settings
     seed = secrets.randbelow(2**32)
-    return [*words, f"seed={seed}"], replace(settings, seed=seed)
+    return Point((*point.words, f"seed={seed}")), replace(settings, seed=seed)
 
 
-def _distinct(varied: list[str], points: Sequence[Point], loaded: list[tuple[list[str], Settings]]) -> SweepPlan:
+def _distinct(varied: list[str], loaded: Sequence[tuple[Point, Settings]]) -> SweepPlan:
     jobs: list[Job] = []
     duplicates: list[tuple[dict[str, str], int]] = []
     first: dict[str, int] = {}
-    for (words, settings), point in zip(loaded, points, strict=True):
-        overrides = {key: point.values[key] for key in varied if key in point.values}
+    for point, settings in loaded:
+        values = point.values
+        overrides = {key: values[key] for key in varied if key in values}
         number = first.setdefault(_configuration(settings), len(jobs) + 1)
         if number <= len(jobs):
             duplicates.append((overrides, number))
         else:
-            jobs.append(Job(number, job_name(number, overrides), overrides, words, wanted_gpus(settings)))
+            jobs.append(make_job(number, overrides, point.words, settings))
     recipes = {settings.recipe for _, settings in loaded}
-    recipe = recipes.pop() if len(recipes) == 1 else "several"
-    return SweepPlan(varied, jobs, recipe, duplicates)
+    return SweepPlan(varied, jobs, recipes.pop() if len(recipes) == 1 else "several", duplicates)
+
+
+def make_job(number: int, overrides: dict[str, str], words: Sequence[str], settings: Settings) -> Job:
+    return Job(number, job_name(number, overrides), overrides, [*words], wanted_gpus(settings))
 
 
 def plan_dict(plan: SweepPlan) -> dict[str, Any]:
@@ -428,7 +374,13 @@ def plan_dict(plan: SweepPlan) -> dict[str, Any]:
 
 
 def plan_lines(plan: SweepPlan) -> list[str]:
-    """The jobs with their overrides, as --dry-run lists them."""
+    """The jobs with their overrides, as --dry-run lists them; of a new search its space."""
+    if plan.search is not None and not plan.jobs:
+        space, search = read_space(plan.search.words), plan.search
+        width = max(map(len, space.keys))
+        seeds = f", each with seeds {', '.join(space.seeds)}" if space.seeds else ""
+        how = f"{search.trials} trials, {search.sampler}{f', {search.pruner}' if search.pruner else ''}{seeds}"
+        return [*(f"{dimension.key:<{width}}  {dimension}" for dimension in space.dimensions), how]
     lines = [f"{job.name}  {' '.join(f'{key}={value}' for key, value in job.overrides.items())}".rstrip()
              for job in plan.jobs]  # fmt: skip
     return [*lines, *duplicate_lines(plan), job_count(len(plan.jobs))]

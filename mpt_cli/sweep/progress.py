@@ -1,9 +1,9 @@
 """What a person sees of a sweep while it runs: lines that stay, and in a terminal a live area below them."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -15,6 +15,7 @@ from mpt_cli.errors import printable
 from mpt_cli.jobs.executor import Command
 from mpt_cli.jobs.queue import Ending, Observer, Running
 from mpt_cli.report.history import latest_line
+from mpt_cli.report.tables import TableColumn, plain_lines, rich_table
 from mpt_cli.runs.directory import read_holder
 from mpt_cli.sweep.directory import FAILED, GOOD, JobResult, SweepDirectory, read_job
 from mpt_cli.sweep.plan import Job
@@ -23,6 +24,8 @@ from mpt_cli.telemetry.console.plain import StreamLines
 from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds, format_share
 from mpt_cli.training.checkpoint import CheckpointStore
 from mpt_cli.training.progress import MONITORED
+
+R = TypeVar("R")
 
 
 class Screen:
@@ -43,10 +46,20 @@ class Screen:
         elif self._lines is not None:
             self._lines(printable(line))
 
-    def show(self, table: RenderableType) -> None:
-        """Something rich draws; only in a terminal."""
-        if self.live is not None:
-            self.live.print(table)
+    def show_table(
+        self, columns: Sequence[TableColumn[R]], rows: Sequence[R], style: Callable[[R], str], secondary: Sequence[str]
+    ) -> None:  # fmt: skip
+        """In a terminal without as many of the columns called `secondary`, in this order, as leave room for the rest;
+        piped, all of them in aligned plain lines."""
+        if self.live is None:
+            for line in plain_lines(columns, rows):
+                self.say(line)
+            return
+        for title in secondary:
+            if max(map(len, plain_lines(columns, rows))) + len(columns) < self.live.width:
+                break
+            columns = [column for column in columns if column.title != title]
+        self.live.print(rich_table(columns, rows, style))
 
 
 PLAIN_SECONDS = 30.0  # between lines about running jobs where they can't be changed in place
@@ -201,7 +214,7 @@ class SweepView:
 
     def jobs(self) -> list[JobState]:
         """All that are planned so far."""
-        return [self._state(job) for job in self.sweep.read_plan()[0].jobs]
+        return [self._state(job) for job in self.sweep.read_plan().jobs]
 
     def _state(self, job: Job) -> JobState:
         run = self.sweep.run(job)

@@ -1,10 +1,9 @@
-"""What a sweep leaves for readers: its table on the console, results.json, results.csv and results.md, and report.html
-with its pictures.
+"""What a sweep leaves for readers: its table on the console, results.json and results.csv, and report.html with its
+pictures.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,7 @@ from mpt_cli.report.history import RunHistory, read_history
 from mpt_cli.report.page import render_page, write_page
 from mpt_cli.report.picture import Curve, Picture
 from mpt_cli.report.run_page import run_pictures
-from mpt_cli.report.tables import (
-    PageTable,
-    TableColumn,
-    csv_text,
-    markdown_table,
-    plain_lines,
-    rich_table,
-)
+from mpt_cli.report.tables import PageTable, TableColumn, csv_text
 from mpt_cli.runs.directory import write_atomic, write_json
 from mpt_cli.settings.key import read_number
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
@@ -37,7 +29,6 @@ from mpt_cli.sweep.directory import (
 )
 from mpt_cli.sweep.paired import LEVEL, MOST_SEEDS
 from mpt_cli.sweep.progress import Screen
-from mpt_cli.sweep.samplers import settings_from_facts
 from mpt_cli.telemetry.format import (
     format_bytes,
     format_count,
@@ -54,26 +45,10 @@ SECONDARY = ("seconds", "memory", "max scale", "min scale", "examples/s", "settl
 def columns(found: SweepResults) -> list[TableColumn[Configuration]]:
     """All columns for these results: rank, varied keys, objective, then the numerics and the cost."""
     keys = [TableColumn(_short(key, found.keys), _override(key), is_number=False) for key in found.keys]
-    objective = [TableColumn(found.objective.name, _format_objective)]
-    others = [TableColumn(each.name, partial(_format_other, found, place)) for place, each in enumerate(found.others)]
-    front = [TableColumn("front", partial(_format_front, found), is_number=False)] if others else []
-    numerics = [column for column in _NUMERICS if column.title not in {each.name for each in found.others}]
-    seeds = [TableColumn("n", _format_count)] if found.has_seeds else []
-    behind = [TableColumn("to the first", partial(_format_behind, found))] if found.has_seeds else []
-    return [TableColumn("rank", partial(_format_rank, found)), *keys, *objective, *others, *front, *seeds,
-            *behind, *numerics]  # fmt: skip
-
-
-def narrow(
-    wanted: list[TableColumn[Configuration]], rows: Sequence[Configuration], width: int
-) -> list[TableColumn[Configuration]]:
-    """As many of the columns as fit; what is left out stands in the files."""
-    kept = list(wanted)
-    for title in SECONDARY:
-        if sum(_width(column, rows) + 3 for column in kept) < width:
-            break
-        kept = [column for column in kept if column.title != title]
-    return kept
+    objective = TableColumn(found.objective.name, _format_objective)
+    seeds = [TableColumn("n", _format_count), TableColumn("to the first", partial(_format_behind, found))]
+    return [TableColumn("rank", partial(_format_rank, found)), *keys, objective,
+            *(seeds if found.has_seeds else []), *_NUMERICS]  # fmt: skip
 
 
 def format_verdict(row: Configuration) -> str:
@@ -103,15 +78,6 @@ def _format_objective(row: Configuration) -> str:
     return format_number(row.mean) + (f" ± {format_number(row.deviation)}" if row.deviation is not None else "")
 
 
-def _format_other(found: SweepResults, place: int, row: Configuration) -> str:
-    mean = found.means(row)[place + 1]
-    return "-" if mean is None else format_number(mean)
-
-
-def _format_front(found: SweepResults, row: Configuration) -> str:
-    return "yes" if row in found.front else ""
-
-
 def _format_count(row: Configuration) -> str:
     return str(len(row.results)) if row.is_complete else f"{len(row.finished)} of {len(row.results)}"
 
@@ -136,10 +102,6 @@ def _short(key: str, keys: Sequence[str]) -> str:
     """The last part of a key where no other varied key ends in the same."""
     leaf = key.rpartition(".")[2]
     return leaf if [other.rpartition(".")[2] for other in keys].count(leaf) == 1 else key
-
-
-def _width(column: TableColumn[Configuration], rows: Sequence[Configuration]) -> int:
-    return max(len(column.title), *(len(column.cell(row)) for row in rows)) if rows else len(column.title)
 
 
 def _numbers_of(row: Configuration, name: str) -> list[float]:
@@ -212,15 +174,10 @@ MOST_FAILURES = 20  # on the console; the files have all
 def print_results(found: SweepResults, screen: Screen, page: Path | None = None) -> None:
     """In a terminal as many columns as fit; piped, all of them in aligned plain lines. At the end the `page`, by
     default the sweep's own where it has one."""
-    wanted, rows = columns(found), found.configurations
-    if screen.live is not None:
-        screen.show(rich_table(narrow(wanted, rows, screen.live.width), rows, _style))
-    for line in [] if screen.live is not None else plain_lines(wanted, rows):
-        screen.say(line)
-    front = [_line("front", front_sentence(found))] if found.front else []
-    said = [*objective_lines(found), *best_lines(found), *front, *failure_lines(found)]
-    own = found.sweep.report_html if found.sweep.report_html.exists() else None
-    for line in [*said, *([_line("files", str(page or own))] if page or own else [])]:
+    screen.show_table(columns(found), found.configurations, _style, SECONDARY)
+    page = page or (found.sweep.report_html if found.sweep.report_html.exists() else None)
+    said = [*objective_lines(found), *best_lines(found), *failure_lines(found)]
+    for line in [*said, *([_line("files", str(page))] if page else [])]:
         screen.say(line)
 
 
@@ -277,26 +234,14 @@ def _names(rows: Sequence[Configuration]) -> str:
 
 
 def seeds_command(found: SweepResults) -> str:
-    """What runs as many seeds as may tell the first from the others; empty where it is told, or nothing would."""
+    """What runs as many seeds as may tell the first from the others; empty where it is told, or nothing would, and
+    after a search, which takes no further seeds.
+    """
     wanted = FEWEST_SEEDS if len(found.ranked[0].finished) == 1 else found.lead.seeds
-    if not found.lead.together or wanted is None:
+    if not found.lead.together or wanted is None or found.plan.search is not None:
         return ""
-    return _command_with_seeds(found.sweep, wanted)
-
-
-def _command_with_seeds(sweep: SweepDirectory, count: int) -> str:
-    plan, facts = sweep.read_plan()
-    command = shell_command("sweep", *settings_from_facts(facts).more_seeds(sweep, f"{SEED}=range({count})"))
-    return plan.jobs[0].with_variables(command, CONFIG_DIR) if plan.jobs else command
-
-
-def front_sentence(found: SweepResults) -> str:
-    """Between which configurations the objectives leave the choice."""
-    names = " and ".join(each.name for each in found.objectives)
-    labels = [_label(row.results[0], SEED) or row.results[0].job.name for row in found.front]
-    rest = f" and {len(labels) - MOST_NAMED} more" if len(labels) > MOST_NAMED else ""
-    return (f"{len(labels)} of {len(found.configurations)} configurations, which no other beats in {names}: "
-            f"{'; '.join(labels[:MOST_NAMED])}{rest}")  # fmt: skip
+    command = shell_command("sweep", "--resume", found.sweep.path, f"{SEED}=range({wanted})")
+    return found.plan.jobs[0].with_variables(command, CONFIG_DIR)
 
 
 def failure_lines(found: SweepResults) -> list[str]:
@@ -307,7 +252,7 @@ def failure_lines(found: SweepResults) -> list[str]:
     for result in failed[:MOST_FAILURES]:
         lines += [_line(result.status, f"{result.job.name}: {result.reason}"), _line("", result.job.command)]
     if len(failed) > MOST_FAILURES:
-        lines.append(_line("", f"and {len(failed) - MOST_FAILURES} more, in {found.sweep.results_md}"))
+        lines.append(_line("", f"and {len(failed) - MOST_FAILURES} more, in {found.sweep.results_csv}"))
     missing = found.plan.missing
     if left or missing:
         lines.append(_line("not ended", f"{len(left) + missing} of {len(found.results) + missing} jobs"))
@@ -325,27 +270,13 @@ def _line(title: str, text: str) -> str:
     return f"{title:<11}{text}"
 
 
-def markdown(found: SweepResults) -> str:
-    """results.md: the whole table, the best run and what failed."""
-    table = markdown_table(columns(found), found.configurations)
-    parts = [f"# Sweep {found.sweep.path.name}", counts_sentence(found), table]
-    if found.best is not None:
-        title = "Best" if found.lead.is_shown else "First"
-        parts.append(f"{title}: {found.best.job.name}. {lead_sentence(found)}\n\n    {found.best.job.command}")
-        parts += [f"With more seeds:\n\n    {seeds_command(found)}"] if seeds_command(found) else []
-    parts += [f"{result.job.name} {result.status}: {result.reason or 'the sweep ended before it'}\n\n"
-              f"    {result.job.command}" for result in _not_good(found)]  # fmt: skip
-    return "\n\n".join(parts) + "\n"
-
-
 def counts_sentence(found: SweepResults) -> str:
     """How many jobs ended how, and what they are ranked by."""
     statuses = [result.status for result in found.results]
     counted = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
     better = "the lower the better" if found.objective.falls else "the higher the better"
     sentence = f"{len(statuses)} jobs: {counted}. Ranked by {found.objective.name}, {better}."
-    front = f"Front: {front_sentence(found)}." if found.front else ""
-    return " ".join(part for part in (sentence, front, found.complaint) if part)
+    return f"{sentence} {found.complaint}".rstrip()
 
 
 def _not_good(found: SweepResults) -> list[JobResult]:
@@ -361,10 +292,9 @@ MOST_RUNS = 100  # whose lines are read for a page
 
 
 def pictures(found: SweepResults) -> list[Picture]:
-    """The front of several objectives, objective and skips over the key that is varied in numbers, then the runs."""
+    """Objective and skips over the key that is varied in numbers, then the runs."""
     key = _horizontal_key(found)
-    own = [_front_picture(found, place) for place in range(1, len(found.objectives))]
-    own += [] if key is None else [_objective_picture(found, key), _skips_picture(found, key)]
+    own = [] if key is None else [_objective_picture(found, key), _skips_picture(found, key)]
     return [*(picture for picture in own if picture.curves), *run_pictures(run_stories(found))]
 
 
@@ -390,7 +320,7 @@ def _horizontal_key(found: SweepResults) -> str | None:
 
 
 def _number(result: JobResult, key: str) -> float | None:
-    number = read_number(result.job.overrides.get(key, ""))  # conditional keys are not every job's
+    number = read_number(result.job.overrides.get(key, ""))  # not every point has all keys
     return None if number is None else float(number)
 
 
@@ -400,20 +330,6 @@ def _objective_picture(found: SweepResults, key: str) -> Picture:
 
     title = f"{found.objective.name} over {key.rpartition('.')[2]}"
     return _picture("objective", title, found.objective.name, (found, key, value))
-
-
-def _front_picture(found: SweepResults, place: int) -> Picture:
-    """A point per configuration over the objective at this place, and a line along the front."""
-    curves = []
-    beaten = [row for row in found.ranked if row not in found.front]
-    for number, (label, rows) in enumerate({"front": found.front, "beaten": beaten}.items()):
-        means = [(values[place], values[0]) for values in map(found.means, rows)]
-        points = sorted((x, y) for x, y in means if x is not None and y is not None and math.isfinite(x + y))
-        style = distinct_style(number)
-        look = replace(style, marker="o", style=style.style if label == "front" else "")
-        curves += [Curve(label, [x for x, _ in points], [y for _, y in points], look)] if points else []
-    first, other = found.objective.name, found.objectives[place].name
-    return Picture(f"front-{place}", f"{first} against {other}", first, curves, x_label=other)
 
 
 def _skips_picture(found: SweepResults, key: str) -> Picture:
@@ -429,7 +345,7 @@ _Values = tuple[SweepResults, str, Callable[[JobResult], float | None]]
 def _picture(name: str, title: str, y_label: str, values: _Values) -> Picture:
     """A point per job and a line through the means, a colour for each setting of the other varied keys."""
     found, key, value = values
-    is_search = found.plan.trials > 0  # of which no two jobs are alike in the other keys
+    is_search = found.plan.search is not None  # of which no two jobs are alike in the other keys
     series: dict[str, dict[float, list[float]]] = {}
     for result in found.results:
         x, y = _number(result, key), value(result)
@@ -480,7 +396,7 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture]) -> str:
         seeds_command="" if best is None else seeds_command(found),
         configurations=_configurations_table(found),
         left_out=f"Curves are of the {MOST_RUNS} best of {count} jobs." if count > MOST_RUNS else "",
-        failures=_failures(found),
+        failures=[(result, result.reason or "the sweep ended before it") for result in _not_good(found)],
         again=again_command(found),
         jobs=_jobs_table(found),
     )
@@ -492,15 +408,6 @@ def _configurations_table(found: SweepResults) -> PageTable[Configuration]:
 
 def _row_kind(row: Configuration) -> str:
     return "best" if row.rank == 1 else "" if row.is_complete else "bad"
-
-
-def _failures(found: SweepResults) -> list[dict[str, str]]:
-    """What the page says of each job that is not good."""
-    return [
-        {"name": result.job.name, "status": result.status, "reason": result.reason or "the sweep ended before it",
-         "command": result.job.command}
-        for result in found.results if result.status not in GOOD
-    ]  # fmt: skip
 
 
 def _jobs_table(found: SweepResults) -> PageTable[JobResult]:
@@ -520,16 +427,15 @@ _NUMBERS = ("steps_seen", "skipped_steps", "final_loss_scale", "min_loss_scale",
 
 
 def write_results(found: SweepResults) -> None:
-    """Writes the four files, each whole or not at all."""
-    write_tables(found.sweep, results_dict(found), results_csv(found), markdown(found))
+    """Writes the three files, each whole or not at all."""
+    write_tables(found.sweep, results_dict(found), results_csv(found))
     write_sweep_page(found, found.sweep.report_html)
 
 
-def write_tables(directory: SweepDirectory, results: dict[str, Any], csv: str, markdown: str) -> None:
-    """What is read by programs, by spreadsheets and in a repository."""
+def write_tables(directory: SweepDirectory, results: dict[str, Any], csv: str) -> None:
+    """What is read by programs and by spreadsheets."""
     write_json(directory.results_json, results)
     write_atomic(directory.results_csv, csv)
-    write_atomic(directory.results_md, markdown)
 
 
 def results_dict(found: SweepResults) -> dict[str, Any]:
@@ -539,8 +445,6 @@ def results_dict(found: SweepResults) -> dict[str, Any]:
         "sweep_dir": str(found.sweep.path),  # as it was given
         # what ranks: `name`, and `direction` min or max
         "objective": {"name": found.objective.name, "direction": found.objective.direction},
-        # all of them, the one that ranks first
-        "objectives": [{"name": each.name, "direction": each.direction} for each in found.objectives],
         "varied": found.plan.varied,  # the keys, in their order
         "is_complete": found.is_complete,  # whether no job is left that has not run
         "counts": _counts(found),  # jobs by status
@@ -551,7 +455,7 @@ def results_dict(found: SweepResults) -> dict[str, Any]:
         # the `overrides` of those that are not shown to be behind the first
         "not_told_apart": [found.ranked[place + 1].overrides for place in found.lead.together],
         "seeds_to_decide": found.lead.seeds,  # about how many would tell these; null where that is not known
-        "configurations": [configuration_dict(found, row) for row in found.configurations],  # by rank
+        "configurations": [configuration_dict(row) for row in found.configurations],  # by rank
         # by number, each with its `overrides`
         "jobs": [{**job_dict(found, result), "overrides": result.job.overrides} for result in found.results],
         # points that were left out: `overrides`, and `same_as`, the number of the job
@@ -575,14 +479,8 @@ def _counts(found: SweepResults) -> dict[str, int]:
     return {status: statuses.count(status) for status in sorted(set(statuses))}
 
 
-def configuration_dict(found: SweepResults, row: Configuration) -> dict[str, Any]:
-    several = {
-        # of several objectives: the mean of each
-        "means": dict(zip([each.name for each in found.objectives], found.means(row), strict=True)),
-        "is_on_front": row in found.front,  # of several objectives: whether no other beats it in all
-    }
+def configuration_dict(row: Configuration) -> dict[str, Any]:
     return {
-        **(several if found.others else {}),
         "rank": row.rank,  # null where nothing finished; those of the same mean share one
         "overrides": row.overrides,  # the varied keys but the seed
         "mean": row.mean,  # of the objective, over the jobs that finished
@@ -599,7 +497,7 @@ def job_dict(found: SweepResults, result: JobResult) -> dict[str, Any]:
         "name": result.job.name,  # of its run directory
         "status": result.status,  # finished, stopped early, failed, killed, timed out, interrupted or not run
         "exit_code": result.exit_code,  # 0 if stopped early, 143 if killed or timed out, null if not run
-        **{each.name: each.value(result.summary) for each in found.objectives},
+        found.objective.name: found.objective.value(result.summary),
         "skipped_share": result.skipped_share,  # of the steps seen
         **{name: result.summary.get(name) for name in _NUMBERS},
         # the last skipped step before the scale first grew, 0 without any; null where it did not settle

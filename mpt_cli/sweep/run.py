@@ -1,24 +1,23 @@
 """The story of a sweep on one screen: overrides in, processes run, results on disk."""
 
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import chain
 from os import environ
 from pathlib import Path
 from typing import Any, Self
 
-from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.errors import BAD_CONFIG, ConfigError, Problem
 from mpt_cli.jobs.capacity import usable_cores
 from mpt_cli.jobs.executor import Command, mpt_command
 from mpt_cli.jobs.launchers import Launcher, LocalLauncher, choose_launcher
 from mpt_cli.jobs.queue import Limits, Observer, Queue
 from mpt_cli.machine import visible_gpus
 from mpt_cli.settings.overrides import format_override
-from mpt_cli.settings.search_path import CONFIG_DIR, expanded
+from mpt_cli.settings.search_path import CONFIG_DIR, expanded, shell_command
 from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES
-from mpt_cli.sweep.block import read_block, with_more_values
+from mpt_cli.sweep.block import Block, read_block
 from mpt_cli.sweep.directory import (
     FAILED,
     GOOD,
@@ -26,36 +25,24 @@ from mpt_cli.sweep.directory import (
     JobResult,
     SweepDirectory,
     SweepResults,
-    check_reported,
     gravest_code,
     read_job,
     read_results,
-    wanted_runs,
 )
-from mpt_cli.sweep.median_stopping import MedianStopping
+from mpt_cli.sweep.overrides import key_of
 from mpt_cli.sweep.plan import (
     Job,
     SweepPlan,
-    choose_objectives,
+    choose_search,
+    duplicate_lines,
     grow_plan,
     job_count,
-    plan_dict,
-    plan_lines,
+    make_plan,
+    plan_search,
 )
 from mpt_cli.sweep.progress import Screen, SweepProgress, standing_line
 from mpt_cli.sweep.report import write_results
-from mpt_cli.sweep.samplers import (
-    GridSampler,
-    GridSettings,
-    Sampler,
-    SamplerSettings,
-    choose_kind,
-    settings_from_facts,
-    words_of_search,
-)
-from mpt_cli.telemetry.records import misfit
 
-GRID = GridSettings()
 Launch = Callable[[Job, Path], Sequence[str]]
 
 
@@ -71,7 +58,6 @@ class Options:
     workers: int | None = None
     timeout_seconds: float | None = None
     objective: str | None = None
-    stop_behind_median: bool | None = None
     grace_seconds: float = GRACE_SECONDS
     launch: Launch = field(default=train_command)
     launcher: Launcher = field(default_factory=LocalLauncher)
@@ -80,10 +66,9 @@ class Options:
         """With what is said elsewhere of the fields of which these say nothing."""
         return replace(self, **{name: value for name, value in said.items() if getattr(self, name) is None})
 
-    def limits(self, jobs: Sequence[Job], most: int | None = None) -> Limits:
-        """What runs at a time; `most` is how many jobs there will be where not these are all."""
-        count = most or len(jobs)
-        has_pool = not self.launcher.gives_gpus and any(job.gpus for job in jobs)
+    def limits(self, jobs: Sequence[Job], count: int) -> Limits:
+        """What runs at a time of so many jobs, of which these are known."""
+        has_pool = not self.launcher.gives_gpus and (not jobs or any(job.gpus for job in jobs))
         gpus = visible_gpus(environ) if has_pool else []
         workers = max(1, min(self.workers or self.launcher.workers(count, len(gpus)), count))
         cores = self.launcher.core_shares(workers)
@@ -112,44 +97,40 @@ def place_of(words: Sequence[str], name: str | None, settings: Sequence[str]) ->
 
 
 def start_sweep(
-    overrides: Sequence[str], options: Options, screen: Screen, kind: SamplerSettings | None = None
+    overrides: Sequence[str], options: Options, screen: Screen, search: Mapping[str, Any] | None = None
 ) -> tuple[SweepResults, int]:
     """A new sweep: what its configurations can be is checked before the first job starts. Returns results and exit
-    code. `kind` None: what the recipe's block says.
+    code. `search` is what a command line says of one (trials, sampler, sampler_seed, pruner), beside the recipe's.
     """
     own, path = split_overrides(overrides)
-    block, kind = read_block(own), kind or choose_kind(own)
-    kind.check()
-    options = options.filled({**block.limits, "objective": block.objective})
-    plan = kind.make_plan(own, options, screen.say)
+    block = read_block(own)
+    plan, options = _planned(own, block, options, search or {}, screen.say)
     sweep = SweepDirectory.create(path or block.sweep_dir, plan.recipe)
     with sweep.lock():
-        facts = {
-            **plan_facts(["mpt", "sweep", *overrides], options),
-            "limits": block.limits,  # what the recipe's block says of jobs at a time, time-out and median
-            **kind.facts(own),
-        }
-        begin(sweep, plan, facts, options)
-        return _run(sweep, options, screen)
+        plan = replace(plan, facts=plan_facts(["mpt", "sweep", *overrides], options, block.limits))
+        return _run(sweep, begin(sweep, plan, options), options, screen)
 
 
-def dry_run(overrides: Sequence[str], options: Options, kind: SamplerSettings) -> tuple[dict[str, Any], list[str]]:
-    """What `start_sweep` would run, for --json and as lines; where its directory is taken, they say so too."""
+def dry_run(overrides: Sequence[str], options: Options, search: Mapping[str, Any]) -> SweepPlan:
+    """What `start_sweep` would run; DataError where its directory is taken."""
     own, path = split_overrides(overrides)
     block = read_block(own)
-    content, lines = kind.dry_run(own, options.filled({"objective": block.objective}))
-    obstacle = _obstacle(path or block.sweep_dir)
-    return {**content, "obstacle": obstacle or None}, [*lines, *([f"would not begin: {obstacle}"] if obstacle else [])]
+    plan, _ = _planned(own, block, options, search)
+    if path or block.sweep_dir:
+        SweepDirectory(expanded(path or str(block.sweep_dir))).check_free()
+    return plan
 
 
-def _obstacle(place: str | None) -> str:
-    """Why no new sweep can begin in this directory; empty where one can."""
-    try:
-        if place:
-            SweepDirectory(expanded(place)).check_free()
-    except DataError as error:
-        return str(error)
-    return ""
+def _planned(
+    words: Sequence[str], block: Block, options: Options, said: Mapping[str, Any],
+    say: Callable[[str], None] = lambda sentence: None,
+) -> tuple[SweepPlan, Options]:  # fmt: skip
+    search = choose_search(block, said)
+    options = options.filled({**block.limits, "objective": block.objective})
+    if search is None:
+        return make_plan(words, block, options.objective, options.launcher.is_here, say), options
+    search.check()
+    return plan_search(words, search, block, options.objective, options.launcher.is_here), options
 
 
 def resume_sweep(
@@ -157,129 +138,76 @@ def resume_sweep(
 ) -> tuple[SweepResults, int]:  # fmt: skip
     """Runs what is missing or not good in an earlier sweep. A failed job starts afresh, a broken-off one goes on.
 
-    `trials` is how many jobs a search is to have in all; `words` say what a grid is to vary besides: each in place of
-    the sweep's own of that key.
+    `trials` is how many a search is to have in all; `words` say what a grid is to vary besides: each in place of the
+    sweep's own of that key.
     """
     sweep = SweepDirectory.open(path)
-    if words:
-        with sweep.lock():
-            grow_sweep(sweep, words, options, screen)
-    facts = sweep.read_plan()[1]
-    settings_from_facts(facts).check()
-    options = options.filled(_limits_of(sweep, facts))
     with sweep.lock():
-        check_reported(sweep, options.objective)
-        _change_facts(sweep, trials, options.objective)
-        return _run(sweep, options, screen)
+        before = sweep.read_plan()
+        plan = _continued(sweep, before, options, trials, words, screen.say)
+        if plan.search is not None:
+            plan.search.check()
+        options = options.filled(plan.facts["limits"])
+        new = plan.jobs[len(before.jobs) :]
+        shared = options.environment_of_jobs(options.limits(plan.jobs, len(new)).workers) if new else {}
+        jobs = [*plan.jobs[: len(before.jobs)], *(replace(job, environment=shared) for job in new)]
+        plan = replace(plan, jobs=jobs)
+        sweep.write_plan(plan)
+        return _run(sweep, plan, options, screen)
 
 
-_LIMITS = {"workers": int, "timeout_seconds": float, "stop_behind_median": bool}
-
-
-def _limits_of(sweep: SweepDirectory, facts: dict[str, Any]) -> dict[str, Any]:
-    """What the recipe's block said of the jobs when the sweep began, or when it last grew by it."""
-    found = facts.get("limits", {})
-    fault = misfit(_LIMITS, found) if isinstance(found, dict) else f"limits must not be {found!r}"
-    if fault:
-        raise DataError(f"{sweep.plan_json} is damaged: {fault}.")
-    return {name: found[name] for name in _LIMITS if name in found}
-
-
-def dry_run_of_resume(
-    path: str, options: Options, trials: int | None = None, words: Sequence[str] = ()
-) -> tuple[dict[str, Any], list[str]]:  # fmt: skip
-    """What `resume_sweep` would run, for --json and as lines; nothing is written."""
+def dry_run_of_resume(path: str, options: Options, trials: int | None = None, words: Sequence[str] = ()
+                      ) -> tuple[SweepPlan, list[str]]:  # fmt: skip
+    """The jobs that `resume_sweep` would run, and where each stands that has begun; nothing is written."""
     sweep = SweepDirectory.open(path)
-    plan, facts = sweep.read_plan()
-    plan = _grown(plan, facts, words, options)[0] if words else plan
-    settings_from_facts(facts).check()
-    seeds = facts.get("search", {}).get("seeds", 1)
-    if trials is not None:
-        _check_search(facts, trials)
-        plan = replace(plan, trials=trials * seeds)
+    plan = _continued(sweep, sweep.read_plan(), options, trials, words)
     results = [result for result in (read_job(sweep, job) for job in plan.jobs) if result.status not in GOOD]
-    left = [result.job for result in results]
     begun = [standing_line(sweep, result) for result in results if _has_begun(sweep, result)]
-    shown = replace(plan, jobs=left, duplicates=[])
-    more = [f"and {plan.missing // seeds} more trials"] if plan.missing else []
-    return {**plan_dict(shown), "trials": plan.missing // seeds}, [*plan_lines(shown), *begun, *more]
+    more = [f"and {plan.missing // plan.search.seeds} more trials"] if plan.search and plan.missing else []
+    return replace(plan, jobs=[result.job for result in results], duplicates=[], search=None), [*begun, *more]
 
 
-def grow_sweep(sweep: SweepDirectory, words: Sequence[str], options: Options, screen: Screen) -> None:
-    """Adds the jobs that the words make of the sweep's own, where none with their configuration is there, or to a
-    search as many trials as its recipe says now.
-    """
-    plan, facts = sweep.read_plan()
-    grown, asked = _grown(plan, facts, words, options, screen.say)
-    shared = options.environment_of_jobs(options.limits(grown.jobs or plan.jobs).workers)
-    count = len(grown.jobs) - len(plan.jobs)
-    jobs = [job if job.number <= len(plan.jobs) else replace(job, environment=shared) for job in grown.jobs]
-    if "search" in facts:
-        facts["search"]["trials"] = asked
-    if any(word.startswith("conf=") for word in words):
-        facts["limits"] = read_block(words).limits
-    facts |= {
-        "grown_by": [*facts.get("grown_by", []), [*words]],  # the words of each --resume that added some
-    }
-    sweep.write_plan(replace(grown, jobs=jobs), facts)
-    if "search" not in facts:
-        screen.say(f"{job_count(count)} more, {asked - count} there already")
-
-
-def _grown(
-    plan: SweepPlan, facts: dict[str, Any], words: Sequence[str], options: Options,
+def _continued(
+    sweep: SweepDirectory, plan: SweepPlan, options: Options, trials: int | None, words: Sequence[str],
     say: Callable[[str], None] = lambda line: None,
-) -> tuple[SweepPlan, int]:  # fmt: skip
-    """The plan with what the words add to it, and how many jobs they ask for; of a search, how many trials."""
-    own = [word for word in split_overrides(facts["command_line"][2:])[0] if not word.startswith("-")]
-    if "search" in facts:
-        trials = _longer_search(facts["search"], own, words)
-        return replace(plan, trials=wanted_runs({"search": {**facts["search"], "trials": trials}})), trials
-    given = {word.partition("=")[0].lstrip("+~") for word in words}
-    known = with_more_values(own, facts.get("grown_by", []))
-    kept = [word for word in known if word.partition("=")[0].lstrip("+~") not in given]
-    more = GRID.make_plan([*kept, *words], options, say)
-    return grow_plan(plan, more), len(more.jobs)
-
-
-def _longer_search(search: dict[str, Any], own: Sequence[str], words: Sequence[str]) -> int:
-    """How many trials the recipe's block now asks for, whose space must be as it was."""
-    if len(words) != 1 or not words[0].startswith("conf="):
-        rule = "must be given without other words where the sweep is a search."
-        remedy = "--trials N makes it longer, or conf=RECIPE with more trials in its sweep: block."
-        raise ConfigError(Problem("--resume", rule, " ".join(words), remedy))
-    now = words_of_search([*words, *(word for word in own if not word.startswith("conf="))])
-    if now[1:] != [word for word in search["words"] if not word.startswith("conf=")]:
-        rule = "must be what the search began with: its samplers know no other space, and no other seeds."
-        remedy = f"It was {' '.join(search['words'])}."
-        raise ConfigError(Problem("sweep.search.space", rule, " ".join(now[1:]), remedy))
-    trials = (read_block(words).search or {}).get("trials")
-    return int(search["trials"] if trials is None else trials)
-
-
-def _check_search(facts: dict[str, Any], trials: int) -> None:
-    if "search" not in facts:
-        raise ConfigError(Problem("--trials", "is for a sweep that was begun with it.", trials))
-
-
-def _change_facts(sweep: SweepDirectory, trials: int | None, objective: str | None) -> None:
-    """What may be said anew of a search that is resumed, and of a grid whose objective no job reports."""
-    plan, facts = sweep.read_plan()
+) -> SweepPlan:  # fmt: skip
+    """The plan with what is said of it anew."""
+    if options.objective is not None:
+        plan = _with_objective(sweep, plan, options.objective)
+    if plan.search is not None and words:
+        rule = "must be given without words where the sweep is a search: it goes on in the space that it began with."
+        raise ConfigError(Problem("--resume", rule, " ".join(words), "--trials N makes it longer."))
     if trials is not None:
-        _check_search(facts, trials)
-        facts["search"]["trials"] = trials
-    if "search" not in facts and (objective is None or not read_results(sweep).complaint):
-        return
-    if objective is not None and "objective" not in facts.get("search", {}):  # none of its values has been told yet
-        facts["objective"] = objective
-    sweep.write_plan(plan, facts)
+        if plan.search is None:
+            raise ConfigError(Problem("--trials", "is for a sweep that was begun with it.", trials))
+        plan = replace(plan, search=replace(plan.search, trials=trials))
+    if not words:
+        return plan
+    given = {*map(key_of, words)}
+    own = split_overrides(plan.facts["command_line"][2:])[0]
+    asked = [*(word for word in own if key_of(word) not in given), *words]
+    more = make_plan(asked, read_block(asked), is_here=options.launcher.is_here, say=say)
+    grown = grow_plan(plan, more)
+    count = len(grown.jobs) - len(plan.jobs)
+    say(f"{job_count(count)} more, {len(more.jobs) - count} there already")
+    return grown
 
 
-def begin(sweep: SweepDirectory, plan: SweepPlan, facts: dict[str, Any], options: Options) -> SweepPlan:
+def _with_objective(sweep: SweepDirectory, plan: SweepPlan, objective: str) -> SweepPlan:
+    """Ranked by another; not a search whose samplers have gone by one already."""
+    read_results(sweep, objective)  # ConfigError where no job reports it
+    found = read_results(sweep)
+    if plan.search is not None and not found.complaint and found.ranked:
+        rule, again = f"must stay {found.objective.name} where a search goes on.", shell_command("report", sweep.path)
+        raise ConfigError(Problem("--objective", rule, objective, f"`{again} --objective …` ranks by another."))
+    return replace(plan, facts={**plan.facts, "objective": objective})
+
+
+def begin(sweep: SweepDirectory, plan: SweepPlan, options: Options) -> SweepPlan:
     """Write the plan, with each job's share of the cores in it; returns it so."""
-    shared = options.environment_of_jobs(options.limits(plan.jobs).workers)
+    shared = options.environment_of_jobs(options.limits(plan.jobs, plan.wanted).workers)
     plan = replace(plan, jobs=[replace(job, environment=shared) for job in plan.jobs])
-    sweep.write_plan(plan, facts)
+    sweep.write_plan(plan)
     return plan
 
 
@@ -304,71 +232,62 @@ def _has_begun(sweep: SweepDirectory, result: JobResult) -> bool:
     return result.status != NOT_RUN or sweep.run(result.job).path.exists()
 
 
-def _run(sweep: SweepDirectory, options: Options, screen: Screen) -> tuple[SweepResults, int]:
-    """From the directory alone: what is left of earlier goes first, then what the sampler makes."""
-    sampler = settings_from_facts(sweep.read_plan()[1]).open(sweep, options)
-    for line in sampler.remarks():
+def _run(sweep: SweepDirectory, plan: SweepPlan, options: Options, screen: Screen) -> tuple[SweepResults, int]:
+    """What is left of earlier goes first, then what a search makes. The results are written however it ends."""
+    for line in duplicate_lines(plan):
         screen.say(line)
-    left = jobs_left(sweep, sampler.plan, screen)
     try:
-        stopped_by = run_jobs(sweep, left, options, screen, median_observers(sweep, sampler.plan, options), sampler)
-    except ConfigError:  # no job reports what the sweep is for
-        finish(sweep, options)
-        raise
-    found = finish(sweep, options)
-    return found, exit_code(stopped_by, found.results)
-
-
-def finish(sweep: SweepDirectory, options: Options) -> SweepResults:
-    """Write the results as they stand: they are there whatever the objective was to be."""
-    found = read_results(sweep, options.objective, is_final=True)
-    write_results(found)
-    return found
-
-
-def median_observers(sweep: SweepDirectory, plan: SweepPlan, options: Options) -> list[Observer[Job]]:
-    if not options.stop_behind_median:
-        return []
-    objective = options.objective or sweep.read_plan()[1]["objective"]
-    return [MedianStopping(sweep, plan.jobs, choose_objectives(objective, [])[0] if objective else None)]
+        stopped_by = run_jobs(sweep, plan, jobs_left(sweep, plan, screen), options, screen)
+    finally:
+        found = read_results(sweep)
+        write_results(found)
+    return found, exit_code(stopped_by, found.results) or (BAD_CONFIG if found.complaint else 0)
 
 
 def run_jobs(
-    sweep: SweepDirectory, left: Sequence[Job], options: Options, screen: Screen,
-    observers: Sequence[Observer[Job]] = (), sampler: Sampler | None = None,
+    sweep: SweepDirectory, plan: SweepPlan, left: Sequence[Job], options: Options, screen: Screen
 ) -> signal.Signals | None:  # fmt: skip
-    """Run these jobs of the sweep, and those that the sampler makes after them (none: of a grid, which makes none),
-    each as a process of its own; returns the signal that ended it before its time.
+    """Run these jobs of the plan, and those that its search makes after them, each as a process of its own; returns the
+    signal that ended it before its time.
     """
-    sampler = sampler or GridSampler(sweep, sweep.read_plan()[0], options.objective)
-    sampler.catch_up()
-    wanted, missing = sampler.plan.trials, sampler.plan.missing
-    count = len(left) + missing
+    count = len(left) + plan.missing
+    limits = options.limits(left, max(count, 1))
+    shared = left[0].environment if left else options.environment_of_jobs(limits.workers)
+    observers: list[Observer[Job]] = []
+    search = None
+    if plan.search is not None:
+        from mpt_cli.sweep.search import SearchJobs
+
+        search = SearchJobs(sweep, plan, plan.search, shared)
+        search.catch_up()
+        observers.append(search)
     if not count:
         screen.say(f"{sweep.path}: nothing is left to run")
         return None
-    example = sampler.example(left)
-    limits = options.limits(example, most=count)
-    share = format_machine_share(example[0], limits, options)
-    screen.say(f"{sampler.format_count(count)}, {share}, in {sweep.path}")
+    share = format_machine_share(shared, limits, options)
+    screen.say(f"{_count_words(plan, count)}, {share}, in {sweep.path}")
     progress = SweepProgress(screen, sweep, count, limits.workers)
+    cwd = Path(plan.facts["working_directory"])
+
+    def commands() -> Iterator[Command[Job]]:
+        yield from [make_command(sweep, job, options, cwd) for job in left]  # from the first on all count as not run
+        for job in search.new_jobs() if search else ():
+            yield make_command(sweep, job, options, cwd)
+
     with options.launcher.executor(limits.workers, sweep.path / "logs") as executor, progress:
         queue = Queue(limits, executor, lambda command, ending: sweep.write_ending(command.subject, ending),
-                      [progress, sampler, *observers])  # fmt: skip
-        stopped_by = queue.run(_commands(sweep, left, sampler, options))
-    if stopped_by is None and (why := sampler.why_fewer(wanted)):
+                      [progress, *observers])  # fmt: skip
+        stopped_by = queue.run(commands())
+    if stopped_by is None and search is not None and (why := search.why_fewer()):
         screen.say(why)
     return stopped_by
 
 
-def _commands(
-    sweep: SweepDirectory, left: Sequence[Job], sampler: Sampler, options: Options
-) -> Iterable[Command[Job]]:  # fmt: skip
-    """From the first on, all jobs that are left count as not run."""
-    cwd = Path(sweep.read_plan()[1]["working_directory"])
-    earlier = [make_command(sweep, job, options, cwd) for job in left]
-    new: Iterator[Command[Job]] = (make_command(sweep, job, options, cwd) for job in sampler.new_jobs())
-    return chain(earlier, new)
+def _count_words(plan: SweepPlan, count: int) -> str:
+    if plan.search is None:
+        return job_count(count)
+    seeds = plan.search.seeds
+    return f"{count} runs, {seeds} for the seeds of each trial" if seeds > 1 else f"{count} trials"
 
 
 def exit_code(stopped_by: signal.Signals | None, results: Sequence[JobResult]) -> int:
@@ -376,9 +295,9 @@ def exit_code(stopped_by: signal.Signals | None, results: Sequence[JobResult]) -
     return SIGNAL_EXIT_CODES[stopped_by] if stopped_by is not None else gravest_code(list(results))
 
 
-def format_machine_share(job: Job, limits: Limits, options: Options) -> str:
+def format_machine_share(environment: Mapping[str, str], limits: Limits, options: Options) -> str:
     """How many at a time, on how much of the machine."""
-    threads = next((value for name, value in job.environment.items() if name != CONFIG_DIR), None)
+    threads = next((value for name, value in environment.items() if name != CONFIG_DIR), None)
     of_all = f" of {usable_cores()}" if options.launcher.is_here else ""
     share = f", {threads}{of_all} cores each" if threads else ""
     gpus = f", {len(limits.gpus)} GPU{'s' if len(limits.gpus) > 1 else ''}" if limits.gpus else ""
@@ -394,7 +313,9 @@ def make_command(sweep: SweepDirectory, job: Job, options: Options, cwd: Path) -
     return Command(job.name, options.launch(job, run_dir), job, sweep.log(job), cwd, job.environment, job.gpus, attempt)
 
 
-def plan_facts(command_line: Sequence[str], options: Options) -> dict[str, Any]:
+def plan_facts(
+    command_line: Sequence[str], options: Options, limits: Mapping[str, Any] | None = None
+) -> dict[str, Any]:  # fmt: skip
     """What stands beside the plan: how and where it was started."""
     return {
         "command_line": [*command_line],  # without options
@@ -402,4 +323,5 @@ def plan_facts(command_line: Sequence[str], options: Options) -> dict[str, Any]:
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),  # in UTC
         "objective": options.objective,  # as --objective has it; null where nothing was said
         "launcher": options.launcher.facts,  # name and settings; null on this machine
+        "limits": dict(limits or {}),  # what the recipe's block says of jobs at a time and time-out
     }

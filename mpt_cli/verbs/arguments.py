@@ -155,13 +155,11 @@ examples:
   mpt sweep conf=digits_cnn loss_scale.growth_steps=50,500 -j 2 --timeout 600 sweep_dir=mine
   mpt sweep --resume mine            what is missing or failed, and nothing else
   mpt sweep --resume mine seed=3,4   and these seeds, of all that it varies besides; what is there is not run again
-  mpt sweep conf=./mine.yaml seed=0,1    with the sweep: block of the recipe: grid, zip, conditional, exclude or search,
-                                         seeds, objectives, stop, jobs, launcher; overrides and options win
+  mpt sweep conf=./mine.yaml seed=0,1    with the sweep: block of the recipe: grid, points or search, seeds, objective,
+                                         timeout_seconds, jobs, launcher; overrides and options win
   mpt report mine                    table and page again
   mpt sweep conf=digits_mlp 'optimizer.learning_rate=tag(log,interval(1e-4,1e-1))' optimizer.name=adam,sgd \\
       'loss_scale.initial_scale=2**int(interval(8,24))' --trials 30      a search, each trial by what came before
-  mpt sweep conf=digits_mlp policy=float32,mixed_float16 trainer.batch_size=32,256 \\
-      --objective val_accuracy,examples_per_second      the front of those that no other beats in both
   mpt sweep conf=digits_cnn 'seed=range(20)' --launcher submitit launcher.partition=gpu launcher.timeout_min=30 \\
       launcher.gpus_per_node=1 launcher.cpus_per_task=8      a Slurm job each; launcher.cluster=local to try it here
 
@@ -187,10 +185,7 @@ def configure_sweep(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="check all configurations, list the jobs, run none")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end a job after this long")
     parser.add_argument("--objective", metavar="NAME[:min|:max]", help="what the jobs are ranked by; default: the "
-                        "first of val_accuracy, val_loss, accuracy, loss that they have. Several, with commas between "
-                        "them: ranked by the first, and with the front of those that none beats in all")  # fmt: skip
-    parser.add_argument("--stop-behind-median", action=argparse.BooleanOptionalAction, help="end a job whose objective "
-                        "is far behind the median of at least 3 others at the same step")  # fmt: skip
+                        "first of val_accuracy, val_loss, accuracy, loss that they have")  # fmt: skip
     parser.add_argument("--trials", type=int, metavar="N", help="search: N points, each with values chosen by Optuna, "
                         "a job each, or one for each of several seeds; with --resume, so many in all")  # fmt: skip
     parser.add_argument("--sampler", choices=tuple(SAMPLERS), help="how a search chooses, as Optuna calls it; "

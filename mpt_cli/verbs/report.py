@@ -118,7 +118,7 @@ def _runs_in(path: Path) -> list[Path]:
     kind = _kind_of(path)
     if kind is not None:
         directory = kind.directory(path)
-        runs = [directory.run(job) for job in directory.read_plan()[0].jobs]
+        runs = [directory.run(job) for job in directory.read_plan().jobs]
         return [run.path for run in runs if run.config_yaml.is_file()]
     if path.is_dir() and not RunDirectory(path).config_yaml.is_file():
         inside = [entry.parent.name for entry in sorted(path.glob(f"*/{RunDirectory(path).config_yaml.name}"))]

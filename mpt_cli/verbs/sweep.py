@@ -2,15 +2,14 @@
 
 import argparse
 import sys
+from dataclasses import asdict
+from typing import Any
 
 from mpt_cli.errors import OK, ConfigError, Problem
-from mpt_cli.jobs.launchers import (
-    Launcher,
-    recorded_launcher,
-    split_launcher_overrides,
-)
+from mpt_cli.jobs.launchers import Launcher, recorded_launcher, split_launcher_overrides
 from mpt_cli.sweep import ONLY_OF_A_NEW_SEARCH
 from mpt_cli.sweep.directory import SweepDirectory
+from mpt_cli.sweep.plan import plan_dict, plan_lines
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import objective_lines, print_results, results_dict
 from mpt_cli.sweep.run import (
@@ -22,7 +21,6 @@ from mpt_cli.sweep.run import (
     split_overrides,
     start_sweep,
 )
-from mpt_cli.sweep.samplers import SamplerSettings, SearchOptions, choose_kind
 from mpt_cli.verbs import print_json, say
 
 
@@ -30,14 +28,15 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     words, launcher_words = split_launcher_overrides(arguments.overrides)
     _check_sweep(arguments, words)
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
-    options = Options(arguments.jobs, arguments.timeout, arguments.objective, arguments.stop_behind_median,
+    options = Options(arguments.jobs, arguments.timeout, arguments.objective,
                       launcher=_launcher(arguments, words, launcher_words))  # fmt: skip
+    search = {name: getattr(arguments, name) for name in ("trials", "sampler", "sampler_seed", "pruner")}
     if arguments.dry_run:
-        return _dry_run(arguments, words, options)
+        return _dry_run(arguments, words, options, search)
     found, code = (
         resume_sweep(arguments.resume, options, screen, arguments.trials, words)
         if arguments.resume
-        else start_sweep(words, options, screen, _kind(arguments, words))
+        else start_sweep(words, options, screen, search)
     )
     if arguments.json:
         for line in objective_lines(found):
@@ -48,26 +47,23 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _kind(arguments: argparse.Namespace, words: list[str]) -> SamplerSettings:
-    said = SearchOptions(arguments.trials, arguments.sampler, arguments.sampler_seed, arguments.pruner)
-    return choose_kind(split_overrides(words)[0], said)
-
-
 def _launcher(arguments: argparse.Namespace, words: list[str], settings: list[str]) -> Launcher:
     if arguments.resume is not None and arguments.launcher is None and not settings:
-        launcher = recorded_launcher(SweepDirectory.open(arguments.resume).read_plan()[1])
+        launcher = recorded_launcher(SweepDirectory.open(arguments.resume).read_plan().facts)
         launcher.check()
         return launcher
     return place_of(split_overrides(words)[0], arguments.launcher, settings)
 
 
-def _dry_run(arguments: argparse.Namespace, words: list[str], options: Options) -> int:
-    content, lines = (
-        dry_run_of_resume(arguments.resume, options, arguments.trials, words)
-        if arguments.resume
-        else dry_run(words, options, _kind(arguments, words))
-    )
-    print_json(content) if arguments.json else say("\n".join(lines))
+def _dry_run(arguments: argparse.Namespace, words: list[str], options: Options, search: dict[str, Any]) -> int:
+    if arguments.resume:
+        plan, more = dry_run_of_resume(arguments.resume, options, arguments.trials, words)
+    else:
+        plan, more = dry_run(words, options, search), []
+    if arguments.json:
+        print_json({**plan_dict(plan), "search": None if plan.search is None else asdict(plan.search)})
+    else:
+        say("\n".join([*plan_lines(plan), *more]))
     return OK
 
 

@@ -4,7 +4,6 @@ import pytest
 
 from mpt_cli import trained_model, training_run
 from mpt_cli.cli import main
-from mpt_cli.compare.run import measure_runs
 from mpt_cli.settings import load_settings, resolved_yaml
 from mpt_cli.settings.schema import DistributeSettings, Settings
 
@@ -34,9 +33,9 @@ def run(tmp_path, monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.parametrize("use", [
-    trained_model.evaluate, lambda run: trained_model.export(run, "savedmodel"), lambda run: measure_runs([run]),
+    trained_model.evaluate, lambda run: trained_model.export(run, "savedmodel"),
     lambda _: training_run.check_build(load_settings(TWO)),
-], ids=["evaluate", "export", "compare", "check"])  # fmt: skip
+], ids=["evaluate", "export", "check"])  # fmt: skip
 def test_a_run_of_several_processes_needs_only_one_device_afterwards(run, use):
     with pytest.raises(Prepared) as prepared:
         use(run)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mpt_cli.compare import comparison, report, run
+from mpt_cli.compare import report, run
 from mpt_cli.compare.comparison import Comparison
 from mpt_cli.sweep.plan import Job
 from mpt_cli.sweep.progress import Screen
@@ -50,14 +50,6 @@ class Outcomes:
 
 @pytest.fixture
 def outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Outcomes:
-    def examine(runs: Sequence[Path], cwd: Path) -> dict[str, Any]:
-        footprint = {"weights_bytes": 1000, "optimizer_bytes": 2000, "activations_bytes": 500, "resident": True,
-                     "jit_compile": True, "uneven": ["head (128 → 10)"]}  # fmt: skip
-        return {"device": "CPU (2 cores)", "kind": "cpu", "runs": {str(path): footprint for path in runs}}
-
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(report, "run_pictures", lambda stories: [])
-    monkeypatch.setattr(run, "examine_runs", examine)
-    monkeypatch.setattr(report, "cpu_features", list)
-    monkeypatch.setattr(comparison, "busy_core_seconds", lambda: None)
     return Outcomes()

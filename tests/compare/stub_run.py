@@ -14,7 +14,8 @@ SUMMARY = {
 def main(run_dir: Path, accuracy: float, rate: float, code: int) -> int:
     run_dir.mkdir(parents=True)
     (run_dir / "config.yaml").write_text("recipe: stub\n")
-    (run_dir / "environment.json").write_text('{"schema_version": 1, "backend": "tensorflow 2.21.0"}')
+    environment = {"devices": ["CPU"], "machine": {"cpu_precision_features": ["avx512_bf16"]}}
+    (run_dir / "environment.json").write_text(json.dumps({"schema_version": 1, **environment}))
     lines = [{"step": step, "loss": 0.5, "loss_scale": 1024.0, "examples_per_second": rate} for step in range(1, 9)]
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (run_dir / "events.jsonl").write_text("")

@@ -5,13 +5,10 @@ import json
 
 import pytest
 
-from mpt_cli.compare import comparison, run
-from mpt_cli.compare.comparison import CompareDirectory, NoiseMeter, read_comparison
+from mpt_cli.compare.comparison import CompareDirectory, read_comparison
 from mpt_cli.compare.report import columns, failure_lines, overall, print_comparison, sentences
 from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.jobs.executor import Command
 from mpt_cli.jobs.queue import Ending
-from mpt_cli.sweep.plan import Job
 from mpt_cli.sweep.progress import Screen
 
 THREE = ["conf=digits_mlp", "compare_dir=c", "trainer.batch_size=50"]
@@ -35,12 +32,11 @@ def test_a_faster_precision_of_equal_quality_pays_and_a_slower_one_is_explained(
     assert sentences(found)[0].startswith(
         "mixed_float16 does not pay on this device: 0.25× the speed of float32, equal quality (val_accuracy -6.67e-04, "
         "95% interval -0.0045 … +0.0031 over 3 seeds).")  # fmt: skip
-    assert "This CPU has no " in sentences(found)[0]
+    assert sentences(found)[0].endswith(" The CPU has no instructions for float16 (avx512_fp16 or amx_fp16).")
     shown = cells(found, "mixed_bfloat16")
     assert (shown["val_accuracy"], shown["difference"], shown["step"], shown["speed-up"]) == (
         "0.9510", "+0.0010 ± 0.0025", "26.3 ms", "1.9×")  # fmt: skip  # 50 examples at 1900 a second
-    assert (shown["skipped"], shown["memory"], shown["activations"], shown["weights"]) == (
-        "0", "1.0 GiB", "500 B", "1000 B")  # fmt: skip
+    assert (shown["skipped"], shown["memory"]) == ("0", "1.0 GiB")
     assert shown["verdict"] == "equal, faster; healthy" and cells(found, "float32")["verdict"] == "baseline; healthy"
 
 
@@ -72,12 +68,10 @@ def test_files_hold_what_the_table_shows(outcomes, tmp_path):
     content = json.loads((tmp_path / "c" / "results.json").read_text())
     assert content["seeds"] == 2 and [row["label"] for row in content["configurations"]] == [
         "float32", "mixed_float16", "mixed_bfloat16"]  # fmt: skip
-    assert content["configurations"][1]["differences"] == {"val_accuracy": 0.0, "loss": 0.0}
     assert content["configurations"][1]["baseline"] == "float32" and content["schema_version"] == 1
     rows = list(csv.DictReader((tmp_path / "c" / "results.csv").open()))
     assert len(rows) == 6
     assert rows[0]["command"] == "mpt train conf=digits_mlp trainer.batch_size=50 seed=0 policy=float32"
-    assert overall(found) in (tmp_path / "c" / "results.md").read_text()
     assert overall(found) in (tmp_path / "c" / "report.html").read_text()
     assert [name[:3] for name in outcomes.started] == ["001", "002", "003", "006", "005", "004"]
 
@@ -164,48 +158,12 @@ def test_jobs_at_the_same_time_are_not_timed_against_each_other(outcomes):
 
 
 @pytest.mark.slow
-def test_a_resumed_comparison_runs_as_many_at_a_time_as_it_began_with(outcomes, tmp_path, monkeypatch):
+def test_a_resumed_comparison_runs_as_many_at_a_time_as_it_began_with(outcomes, tmp_path):
     outcomes.code = {"mixed_float16": 4}
     outcomes.compare(THREE, workers=3)
-    outcomes.code, at_a_time = {}, []
-    run_jobs = run.run_jobs
-
-    def noted(folder, jobs, options, screen, watches):
-        at_a_time.append((options.workers, list(watches)))
-        return run_jobs(folder, jobs, options, screen, watches)
-
-    monkeypatch.setattr(run, "run_jobs", noted)
+    outcomes.code = {}
     found, _ = outcomes.resume(tmp_path / "c")
-    assert at_a_time == [(3, [])]  # no meter of noise: the jobs disturb each other
     assert found.workers == 3 and overall(found).startswith("Speed was not compared")
-
-
-@pytest.mark.slow
-def test_beside_busy_cores_no_speed_is_judged(outcomes, tmp_path):
-    outcomes.rate = {"mixed_float16": 5000.0}
-    found, _ = outcomes.compare(THREE)
-    shares = {"others_share": {"001-policy-float32": 0.8}, "schema_version": 1}
-    found.directory.noise_json.write_text(json.dumps(shares))
-    found = read_comparison(found.directory)
-    assert overall(found) == ("Which is faster can't be told: other programs kept the cores busy. Quality against the "
-                              "baseline: mixed_float16 unclear, mixed_bfloat16 unclear.")  # fmt: skip
-    assert sentences(found)[0] == ("mixed_float16: unclear quality (the same results in one seed); its speed was not "
-                                   "judged.")  # fmt: skip
-    assert any("001-policy-float32 (80%)" in line for line in sentences(found))
-    assert cells(found, "mixed_float16")["speed-up"] == "5.0× ?"
-
-
-def test_the_share_of_others_is_what_the_cores_did_less_the_jobs_own(outcomes, monkeypatch, tmp_path):
-    times, clock = iter([100.0, 103.0]), iter([10.0, 12.0])
-    monkeypatch.setattr(comparison, "busy_core_seconds", lambda: next(times))
-    monkeypatch.setattr(comparison, "usable_cores", lambda: 2)
-    monkeypatch.setattr(comparison, "_own_seconds", lambda: 0.0)
-    monkeypatch.setattr(comparison.time, "monotonic", lambda: next(clock))
-    place = CompareDirectory(tmp_path)
-    meter = NoiseMeter(place)
-    meter.started(None)
-    meter.ended(Command("001", [], Job(1, "001", {}, [])), Ending(0, 2.0))
-    assert json.loads(place.noise_json.read_text())["others_share"] == {"001": 0.75}  # 3 of 4 core seconds
 
 
 @pytest.mark.slow
@@ -221,10 +179,8 @@ def test_the_table_is_plain_lines_where_there_is_no_terminal(outcomes, tmp_path)
 @pytest.mark.slow
 def test_a_comparison_is_read_from_its_directory_alone(outcomes, tmp_path):
     found, _ = outcomes.compare(THREE)
-    before = (tmp_path / "c" / "results.md").read_text()
+    before = (tmp_path / "c" / "results.json").read_text()
     assert overall(read_comparison(CompareDirectory.open("c"))) in before
-    found.directory.footprints_json.write_text("{half")
-    assert cells(read_comparison(found.directory), "float32")["activations"] == "-"
     plan = json.loads(found.directory.plan_json.read_text())
     del plan["setups"]
     found.directory.plan_json.write_text(json.dumps(plan))

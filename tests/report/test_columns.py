@@ -1,6 +1,6 @@
 """Rows as a table, in each of its forms."""
 
-from mpt_cli.report.tables import TableColumn, csv_text, markdown_table, plain_lines, rich_table
+from mpt_cli.report.tables import TableColumn, csv_text, plain_lines, rich_table
 
 NAMED = [TableColumn("name", str, is_number=False), TableColumn("le|n", lambda word: str(len(word)))]
 
@@ -11,10 +11,6 @@ def test_texts_stand_to_the_left_and_numbers_to_the_right():
 
 def test_a_line_ends_with_its_last_letter():
     assert plain_lines([*NAMED, TableColumn("why", lambda _: "", is_number=False)], ["a"])[1] == "a        1"
-
-
-def test_bars_are_escaped_in_titles_and_in_cells():
-    assert markdown_table(NAMED, ["a|b"]) == "| name | le\\|n |\n| --- | ---: |\n| a\\|b | 3 |"
 
 
 def test_each_row_has_its_style_and_numbers_are_never_folded():

@@ -9,6 +9,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -243,7 +244,7 @@ def swept(run: Path, tmp_path_factory) -> Path:
     words = ["conf=digits_mlp", "seed=0,1"]
     plan, sweep = make_plan(words), SweepDirectory(tmp_path_factory.mktemp("swept") / "sweep")
     sweep.path.mkdir()
-    sweep.write_plan(plan, plan_facts(["mpt", "sweep", *words], Options()))
+    sweep.write_plan(replace(plan, facts=plan_facts(["mpt", "sweep", *words], Options())))
     for job in plan.jobs:
         shutil.copytree(run, sweep.path / job.name, ignore=shutil.ignore_patterns("checkpoints", "model.keras"))
         sweep.write_ending(job, Ending(0, 1.5))

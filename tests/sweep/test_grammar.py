@@ -33,15 +33,16 @@ from mpt_cli.sweep.overrides import read_grid
 )  # fmt: skip
 def test_a_word_becomes_its_values(word, words):
     grid = read_grid([word])
-    assert (list(grid.assignments[0].words), grid.problems) == (words, [])
+    assert ([each for point in grid.axes[0] for each in point.words], grid.problems) == (words, [])
 
 
 def test_glob_over_recipes_finds_all_of_them():
-    assert read_grid(["conf=glob(*)"]).assignments[0].values == tuple(recipe_paths())
+    assert [point.values["conf"] for point in read_grid(["conf=glob(*)"]).axes[0]] == [*recipe_paths()]
 
 
 def test_values_are_shown_without_quotes():
-    assert read_grid(["data.path='a,b.csv',c.csv"]).assignments[0].values == ("a,b.csv", "c.csv")
+    points = read_grid(["data.path='a,b.csv',c.csv"]).axes[0]
+    assert [point.values["data.path"] for point in points] == ["a,b.csv", "c.csv"]
 
 
 @pytest.mark.parametrize(

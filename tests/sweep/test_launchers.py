@@ -81,7 +81,7 @@ def test_ctrl_c_ends_the_jobs_of_submitit_and_resume_runs_them_there_again(stubs
     assert (code, [result.status for result in found.results]) == (130, ["interrupted", "not run"])
     assert found.results[0].summary["status"] == "terminated" and none_is_left(tmp_path)
     stubs.manners = {}
-    again = recorded_launcher(SweepDirectory.open(tmp_path / "s").read_plan()[1])
+    again = recorded_launcher(SweepDirectory.open(tmp_path / "s").read_plan().facts)
     assert again == launcher("submitit")
     _, code = stubs.resume(tmp_path / "s", launcher=again)
     assert code == 0 and [name[:3] for name in started(tmp_path / "s")] == ["001", "002"]

@@ -1,7 +1,5 @@
-"""How many jobs at a time, with how many threads, on which GPUs, and which are stopped early."""
+"""How many jobs at a time, with how many threads, and on which GPUs."""
 
-import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,10 +19,6 @@ from mpt_cli.jobs.capacity import (
 from mpt_cli.jobs.executor import LocalExecutor
 from mpt_cli.jobs.queue import Limits, Queue
 from mpt_cli.machine import visible_gpus
-from mpt_cli.sweep import median_stopping
-from mpt_cli.sweep.directory import SweepDirectory
-from mpt_cli.sweep.median_stopping import MedianStopping
-from mpt_cli.sweep.plan import Job, Objective
 
 
 @pytest.mark.parametrize(
@@ -97,58 +91,3 @@ def test_a_job_waits_until_enough_gpus_are_free():
 def test_more_jobs_than_gpus_share_them_evenly():
     pool = GpuPool(["0", "1"], workers=4)
     assert [pool.take(1) for _ in range(4)] == [["0"], ["1"], ["0"], ["1"]] and pool.take(1) is None
-
-
-class Running:
-    """A child as far as the median rule knows one."""
-
-    def __init__(self, job: Job) -> None:
-        self.command, self.cause = type("Command", (), {"subject": job}), None
-
-    def stop(self, cause: str) -> None:
-        self.cause = cause
-
-
-def jobs_with(folder: Path, courses: dict[int, list[float]]) -> list[Job]:
-    """Jobs by their number, with val_accuracy at the end of each epoch of ten steps."""
-    jobs = [Job(number, f"job{number}", {}, []) for number in courses]
-    for job in jobs:
-        (folder / job.name).mkdir()
-        lines = [{"step": 10 * (index + 1), "epoch_end": True, "val_accuracy": value}
-                 for index, value in enumerate(courses[job.number])]  # fmt: skip
-        (folder / job.name / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    return jobs
-
-
-def test_a_job_far_behind_the_median_at_two_epochs_in_a_row_is_stopped(tmp_path):
-    courses = {1: [0.5, 0.90, 0.95], 2: [0.5, 0.91, 0.95], 3: [0.5, 0.92, 0.95], 4: [0.5, 0.20, 0.21], 5: [0.5, 0.20],
-               6: [0.5, 0.20, 0.94]}  # fmt: skip
-    running = [Running(job) for job in jobs_with(tmp_path, courses)]
-    MedianStopping(SweepDirectory(tmp_path), [], None).tick(running)
-    # 5 has been far behind only once; 6 has caught up
-    assert [child.command.subject.number for child in running if child.cause == "median"] == [4]
-
-
-def test_the_jobs_that_ended_before_a_sweep_was_resumed_count_for_the_median(tmp_path):
-    jobs = jobs_with(tmp_path, {1: [0.90, 0.95], 2: [0.91, 0.95], 3: [0.92, 0.95], 4: [0.20, 0.21]})
-    left = Running(jobs[3])
-    MedianStopping(SweepDirectory(tmp_path), jobs, None).tick([left])
-    assert left.cause == "median"
-
-
-@pytest.mark.parametrize("unsound", [[math.nan], [math.inf, math.inf, math.inf]])
-def test_numbers_that_are_none_do_not_count_for_the_median(unsound):
-    objective = Objective("val_loss", falls=True)
-    others = [*unsound, 0.09, 0.10, 0.11]
-    assert not median_stopping.is_far_behind(objective, 0.1, others) and median_stopping.is_far_behind(
-        objective, 9.0, others
-    )
-    assert not median_stopping.is_far_behind(objective, 9.0, [*unsound, 0.1, 0.1])
-
-
-def test_few_others_are_no_median():
-    objective = Objective("val_loss", falls=True)
-    assert not median_stopping.is_far_behind(objective, 9.0, [0.1, 0.1])
-    assert median_stopping.is_far_behind(objective, 9.0, [0.1, 0.1, 0.1])
-    assert median_stopping.is_far_behind(objective, float("nan"), [0.1, 0.1, 0.1])
-    assert not median_stopping.is_far_behind(objective, 0.05, [0.1, 0.1, 0.1])

@@ -3,8 +3,6 @@
 import pytest
 
 from mpt_cli.errors import ConfigError
-from mpt_cli.settings import load_settings
-from mpt_cli.sweep import plan
 from mpt_cli.sweep.plan import make_plan
 
 
@@ -56,7 +54,7 @@ def test_a_seed_of_null_is_drawn_and_stands_in_the_command():
 def test_more_jobs_than_could_be_meant_are_refused():
     rule = r"sweep: must be at most 10,000 jobs\. Received: '100,000,000'\."
     with pytest.raises(ConfigError, match=rule):
-        make_plan(["conf=digits_mlp", "seed=range(1000)", "model=mlp,cnn", "trainer.epochs=range(50000)"])
+        make_plan(["conf=digits_mlp", "seed=range(1000)", "trainer.epochs=range(100)", "trainer.max_steps=range(1000)"])
 
 
 @pytest.mark.slow
@@ -82,72 +80,3 @@ def test_a_path_in_a_name_is_its_stem_and_a_name_is_never_too_long(tmp_path):
     assert len({job.name for job in plan.jobs}) == 4 and max(len(job.name) for job in plan.jobs) == 80
     long = make_plan(["conf=digits_mlp", "seed=1,22", f"description={'x' * 100},{'y' * 100}"]).jobs[2].name
     assert (long[:22], long[-9:], len(long)) == ("003-description-xxxxxx", "x_seed-22", 80)
-
-
-@pytest.fixture
-def composed(monkeypatch):
-    """The words of each configuration that is composed."""
-    calls = []
-    monkeypatch.setattr(plan, "load_settings", lambda words: calls.append(words) or load_settings(words))
-    return calls
-
-
-@pytest.mark.slow
-def test_of_jobs_that_differ_in_numbers_two_are_composed_for_each_and_all_are_checked(composed):
-    assert len(make_plan(["conf=digits_mlp", "trainer.epochs=1,2", "seed=range(5)"]).jobs) == 10
-    assert len(composed) == 3  # two seeds and two epochs show whether anything is made of them
-    with pytest.raises(ConfigError, match=r"seed: must be >= 0 .* Received: 9999999999\. \(job 2 of 2\)"):
-        make_plan(["conf=digits_mlp", "seed=1,9999999999"])
-    with pytest.raises(ConfigError, match=r"loss_scale.initial_scale: .* \(job 4 of 4\)"):
-        make_plan(["conf=digits_mlp", "loss_scale=dynamic", "loss_scale.max_scale=2**9",
-                   "loss_scale.initial_scale=2**7,2**8,2**9,2**10"])  # fmt: skip
-
-
-@pytest.mark.slow
-def test_what_is_made_of_a_number_is_composed_for_each(composed, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.yaml").write_text("optimizer: {clipnorm: '${optimizer.learning_rate}'}\n")
-    load = plan.SettingsLoader()
-    for rate in (0.1, 0.2, 0.3):
-        found = load(["conf=./own.yaml", f"optimizer.learning_rate={rate}"]).optimizer
-        assert (found.learning_rate, found.clipnorm) == (rate, rate)
-    assert len(composed) == 3
-
-
-@pytest.mark.slow
-def test_numbers_inside_of_a_mapping_make_other_jobs():
-    load = plan.SettingsLoader()
-    job = ["conf=digits_mlp", "model=builder", "model.builder=keras:Sequential"]
-    assert [load([*job, f"model.kwargs.width={width}"]).model.kwargs for width in (8, -1, 9)] == [
-        {"width": 8}, {"width": -1}, {"width": 9}]  # fmt: skip
-
-
-@pytest.mark.slow
-def test_what_is_made_of_a_number_is_composed_for_each_where_two_of_it_come_to_the_same(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.yaml").write_text("data: {limit: \"${eval:'${trainer.batch_size} // 100 + 500'}\"}\n")
-    load = plan.SettingsLoader()
-    limits = [load(["conf=./own.yaml", f"trainer.batch_size={size}"]).data.limit for size in (10, 20, 30, 150)]
-    assert limits == [500, 500, 500, 501]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "values"),
-    [
-        (["loss_scale.initial_scale"], ["2**8", "512", "1024.0", "1e3", "2**-3"]),
-        (["optimizer.learning_rate"], ["1e-3", "0.5", "1", "2e-5"]),
-        (["optimizer=sgd", "optimizer.kwargs.momentum"], ["0.5", "0.9", "0", "0.25"]),
-        (["optimizer.weight_decay"], ["0.1", "0.2", "0.3"]),
-        (["trainer.max_steps"], ["3", "4", "5", "6.0"]),
-        (["trainer.steps_per_execution"], ["3", "4", "5"]),
-        (["optimizer.schedule.name=cosine", "optimizer.schedule.warmup_steps"], ["3", "4", "5"]),
-        (["data=synthetic", "data.limit=7", "data.limit"], ["1", "2", "3"]),
-    ],
-)
-def test_settings_of_many_jobs_are_those_of_each(words, values):
-    *others, key = words
-    load = plan.SettingsLoader()
-    for value in values:
-        job = ["conf=digits_mlp", *others, f"{key}={value}"]
-        assert load(job) == load_settings(job)

@@ -1,15 +1,12 @@
 """The space of a search: what is read from the words, what can't be searched, and that all of it can be tried."""
 
-from pathlib import Path
-
 import pytest
 from test_search import RATE, WORDS
 
 from mpt_cli.cli import main
-from mpt_cli.sweep import optuna_sampler as studies
-from mpt_cli.sweep.optuna_sampler import OptunaStudy
 from mpt_cli.sweep.overrides import read_space
-from mpt_cli.sweep.samplers import SearchSettings
+from mpt_cli.sweep.plan import Search
+from mpt_cli.sweep.search import OptunaStudy
 
 LOG_RANGE = "trainer.batch_size=tag(log,range(16,257,16))"
 
@@ -69,30 +66,14 @@ def test_a_dry_run_lists_the_space(tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def texts(journal: Path, words: list[str], count: int) -> tuple[list[tuple[str, ...]], OptunaStudy]:
-    """What is proposed for jobs 1 to `count`, as the jobs would be told it, as far as there is anything."""
-    space = read_space(words)
-    study = OptunaStudy(journal, space, SearchSettings(count, "random"))
-    found = [study.propose(number) for number in range(1, count + 1)]
-    return [tuple(space.overrides(values).values()) for values in found if values is not None], study
-
-
-def test_a_range_of_real_numbers_is_searched_to_its_end(tmp_path):
-    words = ["optimizer.learning_rate=range(0.001,0.01,0.001)", "optimizer.name=adam,sgd"]
+def test_a_range_of_real_numbers_is_searched_to_its_end_in_its_steps(tmp_path):
+    space = read_space(["optimizer.learning_rate=range(0.001,0.01,0.001)", "optimizer.name=adam,sgd"])
+    study = OptunaStudy(tmp_path / "journal", space, Search(18, "random"))
+    found = [tuple(space.overrides(values).values()) for job in range(1, 19) if (values := study.propose(job))]
     rates = ["0.001", "0.002", "0.003", "0.004", "0.005", "0.006", "0.007", "0.008", "0.009"]
-    tried, study = texts(tmp_path / "journal", words, 19)
-    assert sorted(tried) == [(rate, name) for rate in rates for name in ("adam", "sgd")] and study.is_exhausted
-
-
-def test_what_can_not_be_listed_is_asked_for_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(studies, "_MOST_COMBINATIONS", 3)
-    monkeypatch.setattr(studies, "MOST_ASKED", 30)
-    words = ["loss_scale.growth_steps=range(10,40,10)", "optimizer.name=adam,sgd"]
-    tried, study = texts(tmp_path / "journal", words, 6)
-    assert len(set(tried)) == len(tried) == 6
-    assert study.propose(7) is None and not study.is_exhausted
+    assert sorted(found) == [(rate, name) for rate in rates for name in ("adam", "sgd")]
 
 
 def test_steps_keep_their_digits():
     (span,) = read_space(["x=range(10000,10000.5,0.01)"]).dimensions
-    assert len({span.text(value) for value in span.values or ()}) == 50
+    assert (span.edges, span.text(10000.03)) == (["10000", "10000.49"], "10000.03")

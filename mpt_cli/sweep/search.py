@@ -1,0 +1,231 @@
+"""A search by Optuna: a study in a journal file of the sweep directory, the jobs it proposes one by one, and their
+results told to it. Imports optuna, an extra.
+
+The study minimizes: an objective that should rise is told negated.
+"""
+
+import math
+import random
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
+
+from mpt_cli.errors import ConfigError
+from mpt_cli.jobs.executor import Command
+from mpt_cli.jobs.queue import Ending, Observer, Running
+from mpt_cli.report.history import metric_by_epoch
+from mpt_cli.settings import load_settings
+from mpt_cli.sweep.directory import FINISHED, GOOD, INTERRUPTED, NOT_RUN, SweepDirectory, mean_of, read_job
+from mpt_cli.sweep.overrides import Choices, Space, Span, Value, read_space
+from mpt_cli.sweep.plan import Job, Objective, Search, SweepPlan, choose_objective, job_name, make_job
+from mpt_cli.training.progress import MONITORED
+
+STUDY_NAME = "mpt"
+_JOB = "job"  # the attribute of a trial that says which job it became
+MOST_ASKED = 100  # proposals in a row without a new combination, after which a search gives up
+LOOK_SECONDS = 1.0  # between two looks of a pruner at the epochs of running jobs
+
+
+class OptunaStudy:
+    """Proposes values and is told what came of them, the lower the better."""
+
+    def __init__(self, journal: Path, space: Space, search: Search) -> None:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._space, self._search = space, search
+        self._distributions = {dimension.key: _distribution(dimension) for dimension in space.dimensions}
+        self._storage = JournalStorage(JournalFileBackend(str(journal)))
+        self._study = optuna.create_study(storage=self._storage, study_name=STUDY_NAME, load_if_exists=True)
+        self._pruner = _pruner(search.pruner)
+
+    @property
+    def trials(self) -> list[FrozenTrial]:
+        return self._study.get_trials(deepcopy=False)
+
+    def running_jobs(self) -> dict[int, int | None]:
+        """Job by the number of each trial that nothing was told of; None for one that became no job."""
+        running = [trial for trial in self.trials if trial.state == TrialState.RUNNING]
+        return {trial.number: trial.user_attrs.get(_JOB) for trial in running}
+
+    def propose(self, job: int) -> dict[str, Value] | None:
+        """Values for this job that no job before had; None where MOST_ASKED proposals had none."""
+        tried = {self._words(trial.params) for trial in self.trials if _JOB in trial.user_attrs}
+        for _ in range(MOST_ASKED):
+            seed = random.Random(f"{self._search.sampler_seed} {len(self.trials)}").getrandbits(32)
+            # one for each trial, so that a search that is resumed goes on as if it had not been interrupted
+            self._study.sampler = _sampler(self._search.sampler, seed)
+            trial = self._study.ask(self._distributions)
+            if self._words(trial.params) not in tried:
+                trial.set_user_attr(_JOB, job)
+                return dict(trial.params)
+            self.tell_failure(trial.number)
+        return None
+
+    def tell(self, job: int, value: float) -> None:
+        """What a job reached. A number that is none is a failure; a failed job that was repeated is a trial anew."""
+        trial = self.trial_of(job)
+        if not math.isfinite(value):
+            self.tell_failure(trial.number)
+        elif trial.state == TrialState.RUNNING:
+            self._study.tell(trial.number, value)
+        elif trial.state == TrialState.FAIL:
+            self._study.add_trial(optuna.create_trial(
+                params=trial.params, distributions=trial.distributions, value=value, user_attrs={_JOB: job}
+            ))  # fmt: skip
+
+    def is_behind(self, job: int, course: Sequence[float]) -> bool:
+        """Whether the pruner would end a running job that had these values at the ends of its epochs."""
+        trial = self.trial_of(job)
+        if trial.state != TrialState.RUNNING or not course:
+            return False
+        study = self._storage.get_study_id_from_name(STUDY_NAME)
+        trial_id = self._storage.get_trial_id_from_study_id_trial_number(study, trial.number)
+        for epoch, value in enumerate(course, 1):
+            if epoch not in trial.intermediate_values:
+                self._storage.set_trial_intermediate_value(trial_id, epoch, value)
+        return self._pruner.prune(self._study, self.trial_of(job))
+
+    def tell_pruned(self, job: int) -> None:
+        trial = self.trial_of(job)
+        if trial.state == TrialState.RUNNING:
+            self._study.tell(trial.number, state=TrialState.PRUNED)
+
+    def tell_failure(self, trial_number: int) -> None:
+        if self.trials[trial_number].state == TrialState.RUNNING:
+            self._study.tell(trial_number, state=TrialState.FAIL)
+
+    def trial_of(self, job: int) -> FrozenTrial:
+        """The latest of this job."""
+        return next(trial for trial in reversed(self.trials) if trial.user_attrs.get(_JOB) == job)
+
+    def _words(self, values: Mapping[str, Value]) -> tuple[str, ...]:
+        """What a job is given: values that differ in what is not written are the same to it."""
+        return tuple(self._space.overrides(values).values())
+
+
+def _distribution(dimension: Span | Choices) -> BaseDistribution:
+    if isinstance(dimension, Choices):
+        return CategoricalDistribution(dimension.edges)
+    if dimension.is_whole:
+        low, high = int(dimension.low), int(dimension.high)
+        return IntDistribution(low, high, log=dimension.is_log, step=int(dimension.step or 1))
+    return FloatDistribution(dimension.low, dimension.high, log=dimension.is_log, step=dimension.step)
+
+
+def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
+    """A new one for each proposal: all that it goes by stands in the study."""
+    samplers = optuna.samplers
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        builders: dict[str, Callable[[], optuna.samplers.BaseSampler]] = {
+            # counts the trials that are running as bad ones, so that several at a time don't crowd in one place
+            "tpe": lambda: samplers.TPESampler(seed=seed, constant_liar=True),
+            "random": lambda: samplers.RandomSampler(seed=seed),
+            "gp": lambda: samplers.GPSampler(seed=seed),
+            "cmaes": lambda: samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False),
+        }
+        return builders[name]()
+
+
+def _pruner(name: str | None) -> optuna.pruners.BasePruner:
+    """`asha` is what Optuna calls successive halving, which it does asynchronously."""
+    builders: dict[str | None, Callable[[], optuna.pruners.BasePruner]] = {
+        "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=3),
+        "asha": optuna.pruners.SuccessiveHalvingPruner,
+        "hyperband": optuna.pruners.HyperbandPruner,
+    }
+    return builders.get(name, optuna.pruners.NopPruner)()
+
+
+class SearchJobs(Observer[Job]):
+    """The jobs of a search: makes one after another, and tells the study what became of each. `plan` is the sweep's as
+    it stands, which is written again with each new job; new jobs have the environment of `shared`.
+    """
+
+    def __init__(self, sweep: SweepDirectory, plan: SweepPlan, search: Search, shared: dict[str, str]) -> None:
+        self.sweep, self.plan, self._search, self._shared = sweep, plan, search, shared
+        self._space = read_space(search.words)
+        self.study = OptunaStudy(sweep.study, self._space, search)
+        self._looked_at = -math.inf
+
+    def why_fewer(self) -> str:
+        """Why fewer jobs than wanted were made; empty where they were all made."""
+        if not self.plan.missing:
+            return ""
+        made = f"{self.plan.missing // self._search.seeds} of {self._search.trials} trials were not made"
+        return (f"no new combination came up in {MOST_ASKED} proposals: {made}. Widen the space, or ask for fewer "
+                "trials.")  # fmt: skip
+
+    def new_jobs(self) -> Iterator[Job]:
+        """Until there are as many as wanted, or no new combination of values came up."""
+        while self.plan.missing:
+            number = len(self.plan.jobs) + 1
+            values = self.study.propose(number)
+            if values is None:
+                return
+            overrides = self._space.overrides(values)
+            seeds = [{"seed": seed} for seed in self._space.seeds] or [{}]
+            jobs = [self._job(number + place, {**overrides, **seed}) for place, seed in enumerate(seeds)]
+            self.plan.jobs.extend(jobs)
+            self.sweep.write_plan(self.plan)
+            yield from jobs
+
+    def _job(self, number: int, overrides: dict[str, str]) -> Job:
+        """A configuration in which two keys don't agree fails as a job."""
+        words = self._space.words(overrides)
+        try:
+            job = make_job(number, overrides, words, load_settings(words))
+        except ConfigError:
+            job = Job(number, job_name(number, overrides), overrides, words)
+        return replace(job, environment=self._shared)
+
+    def catch_up(self) -> None:
+        """Tell what became of jobs that ended without anyone to tell it; a proposal that became no job is void."""
+        for trial, number in self.study.running_jobs().items():
+            if number is None or number > len(self.plan.jobs):
+                self.study.tell_failure(trial)
+            else:
+                self._tell(number)
+
+    def tick(self, running: Sequence[Running[Job]]) -> None:
+        if self._search.pruner is None or time.monotonic() - self._looked_at < LOOK_SECONDS:
+            return
+        self._looked_at = time.monotonic()
+        names = [self.plan.facts["objective"]] if self.plan.facts["objective"] else MONITORED
+        for child in running:
+            job = child.command.subject
+            courses = (self._course(job, choose_objective(name, [])) for name in names)
+            if self.study.is_behind(job.number, next(filter(None, courses), [])):
+                child.stop("pruner")
+
+    def _course(self, job: Job, objective: Objective) -> list[float]:
+        course = metric_by_epoch(self.sweep.run(job).metrics_jsonl, objective.name)
+        return [objective.sort_key(value) for _, value in course]
+
+    def ended(self, command: Command[Job], ending: Ending) -> None:
+        self._tell(command.subject.number)
+
+    def _tell(self, number: int) -> None:
+        """What the trial of this job came to, once all its seeds have ended. One that was interrupted is not told: it
+        goes on when the search is resumed.
+        """
+        runs = self._search.seeds
+        first = (number - 1) // runs * runs + 1
+        results = [read_job(self.sweep, job) for job in self.plan.jobs[first - 1 : first - 1 + runs]]
+        statuses = {each.status for each in results}
+        if statuses & {INTERRUPTED, NOT_RUN}:
+            return
+        if statuses == {FINISHED}:
+            objective = choose_objective(self.plan.facts["objective"], [each.summary for each in results])
+            self.study.tell(first, objective.sort_key(mean_of(results, objective)))
+        elif statuses <= {*GOOD}:
+            self.study.tell_pruned(first)
+        else:  # the mean of the other seeds would be of easier ones
+            self.study.tell_failure(self.study.trial_of(first).number)
