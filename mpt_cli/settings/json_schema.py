@@ -191,7 +191,7 @@ def _search() -> Schema:
                               _named(SAMPLERS), "tpe", "random"),
         "sampler_seed": _described("of what the sampler draws; with jobs: 1 the same search again",
                                    {"type": "integer", "minimum": 0}, 0, 1),
-        "pruner": _described("ends jobs behind others at the end of the same epoch; with one seed and one objective",
+        "pruner": _described("ends jobs behind others at the end of the same epoch; with one seed",
                              _named(PRUNERS), "none", "median"),
         "space": _described("what is searched: values as in a grid, or between numbers interval(a,b), "
                             "int(interval(a,b)), 2**int(interval(a,b)), tag(log,interval(a,b)); with the words of the "

@@ -229,15 +229,10 @@ def read_job(sweep: SweepDirectory, job: Job) -> JobResult:
     counts = [summary[name] for name in ("steps_seen", "applied_steps") if name in summary]
     settled = settled_step(events, *counts) if len(counts) == 2 else None
     is_scaled = summary.get("final_loss_scale") is not None
-    seconds = ending.seconds + _earlier_seconds(run)
+    attempts = past_attempts(run)  # of which the last one found in the checkpoint what those before it trained
+    seconds = ending.seconds + (float(attempts[-1].get("earlier_seconds", 0.0)) if attempts else 0.0)
     summary = {**summary, "seconds": seconds} if summary else summary
     return JobResult(job, run.path, status, exit_code, reason, seconds, settled if is_scaled else None, summary)
-
-
-def _earlier_seconds(run: RunDirectory) -> float:
-    """What the attempts before the last one trained, as that one found it in the checkpoint."""
-    attempts = past_attempts(run)
-    return float(attempts[-1].get("earlier_seconds", 0.0)) if attempts else 0.0
 
 
 def _summary_of(run: RunDirectory, ending: Ending) -> dict[str, Any]:
@@ -348,10 +343,8 @@ class SweepResults:
     def lead(self) -> Lead:
         """What the seeds show of the first configuration beside each of the other ranked ones, in order of rank."""
         values = [_by_seed(row, self.objective) for row in self.ranked]
-        return read_lead(values[0] if values else {}, values[1:], self._is_ahead)
-
-    def _is_ahead(self, difference: float) -> bool:
-        return (difference < 0) == self.objective.falls
+        first = values[0] if values else {}
+        return read_lead(first, values[1:], lambda difference: (difference < 0) == self.objective.falls)
 
     @property
     def ranked(self) -> list[Configuration]:

@@ -121,7 +121,7 @@ def _swept_words(override: Override, base: str, problems: list[Problem]) -> list
         remedy = "Write choice(1e-4,1e-3,1e-2) or range(start,stop,step), or search it with --trials N."
         problems.append(Problem(key, rule, override.get_value_string(), remedy))
         return []
-    if isinstance(value, RangeSweep) and (broken := _broken_range_rule(value)) is not None:
+    if isinstance(value, RangeSweep) and (broken := _broken_range_rule(value)):
         problems.append(Problem(key, broken, received))
         return []
     if isinstance(value, Glob):
@@ -138,6 +138,8 @@ def _broken_range_rule(values: RangeSweep) -> str | None:
         return "range() must have finite limits."
     if step == 0:
         return "range() must have a step other than 0."
+    if "log" in values.tags:
+        return "must be an interval to be on a log scale: a range has equal steps."
     if (stop - start) / step > MOST_JOBS:
         return f"range() must have at most {MOST_JOBS:,} values."
     return None
@@ -175,20 +177,17 @@ class Span:
     key: str
     low: float | int
     high: float | int
-    step: float | int | None = None
     is_log: bool = False
     base: str = ""
 
     @property
     def is_whole(self) -> bool:
-        return isinstance(self.low, int) and isinstance(self.high, int) and not isinstance(self.step, float)
+        return isinstance(self.low, int) and isinstance(self.high, int)
 
     def text(self, value: Value) -> str:
-        """Six digits, which a person can read and type; all of them where these would leave the span or its steps."""
+        """Six digits, which a person can read and type; all of them where these would leave the span."""
         if not isinstance(value, float):
             return f"{self.base}{value}"
-        if self.step is not None:
-            return f"{value:.12g}"
         short = f"{value:.6g}"
         return short if self.low <= float(short) <= self.high else repr(value)
 
@@ -197,8 +196,7 @@ class Span:
         return [self.text(self.low), self.text(self.high)]
 
     def __str__(self) -> str:
-        step = f", in steps of {self.step}" if self.step not in (None, 1) else ""
-        return f"{self.edges[0]} … {self.edges[1]}{step}{', on a log scale' if self.is_log else ''}"
+        return f"{self.edges[0]} … {self.edges[1]}{', on a log scale' if self.is_log else ''}"
 
 
 @dataclass(frozen=True)
@@ -304,12 +302,10 @@ def _span_of(word: str) -> Span | None:
     override, base = _parse(word)
     if override is None:
         return None
-    key, found = override.key_or_group, override.value()
-    if isinstance(found, IntervalSweep) and found.start is not None and found.end is not None:
-        return Span(key, found.start, found.end, None, "log" in found.tags, base)
-    if isinstance(found, RangeSweep) and _broken_range_rule(found) is None and len(values := sorted(found.range())) > 1:
-        return Span(key, _rounded(values[0]), _rounded(values[-1]), abs(found.step), "log" in found.tags, base)
-    return None
+    found = override.value()
+    if not isinstance(found, IntervalSweep) or found.start is None or found.end is None:
+        return None
+    return Span(override.key_or_group, found.start, found.end, "log" in found.tags, base)
 
 
 def _problems_of_span(span: Span, received: str) -> Iterator[Problem]:
@@ -319,12 +315,3 @@ def _problems_of_span(span: Span, received: str) -> Iterator[Problem]:
     if not span.low < span.high or (span.is_log and not span.low > 0):
         rule = f"must go from a smaller to a larger number{', both > 0' if span.is_log else ''}."
         yield Problem(span.key, rule, received)
-    if span.is_log and span.step is not None and not (span.is_whole and span.step == 1):
-        rule, ends = "must be an interval to be on a log scale: a range has equal steps.", f"({span.low},{span.high})"
-        inside = f"int(interval{ends})" if span.is_whole else f"interval{ends}"
-        yield Problem(span.key, rule, received, f"Write {span.base}tag(log,{inside}).")
-
-
-def _rounded(value: float | int) -> float | int:
-    """Without the last digits, in which sums of steps like 0.001 go astray."""
-    return float(f"{value:.12g}") if isinstance(value, float) else value

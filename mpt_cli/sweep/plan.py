@@ -107,7 +107,6 @@ def _names(summary: Mapping[str, Any]) -> Iterable[str]:
             yield section
 
 
-_NAME_LENGTH = 80
 # One thread adds up in another order than several, and val_loss differed in the fourth digit; of the other variables
 # none changed a bit.
 _OF_THE_RESULT = "TF_NUM_INTRAOP_THREADS"
@@ -405,18 +404,13 @@ def wanted_gpus(settings: Settings) -> int:
 
 
 def job_name(number: int, overrides: dict[str, str]) -> str:
-    """What it varies, cut to a length that is fit for a folder; a seed stays whole.
+    """What it varies, cut to a length that is fit for a folder.
 
-    >>> job_name(7, {"description": "a" * 100, "seed": "12"})[-12:]
-    'aaaa_seed-12'
+    >>> job_name(7, {"loss_scale.initial_scale": "2**15", "seed": "12"})
+    '007-initial_scale-32768_seed-12'
     """
-    parts = {key: f"{key.rpartition('.')[2]}-{_plain(key, value)}" for key, value in overrides.items()}
-    name = f"{number:03d}-{'_'.join(parts.values()) or 'only'}"
-    if len(name) > _NAME_LENGTH and "seed" in parts:
-        seed = parts.pop("seed")
-        head = f"{number:03d}-{'_'.join(parts.values())}"[: _NAME_LENGTH - len(seed) - 1]
-        name = f"{head.rstrip('-_.')}_{seed}"
-    return name[:_NAME_LENGTH].rstrip("-_.")
+    parts = [f"{key.rpartition('.')[2]}-{_plain(key, value)}" for key, value in overrides.items()]
+    return f"{number:03d}-{'_'.join(parts) or 'only'}"[:80].rstrip("-_.")
 
 
 def _plain(key: str, value: str) -> str:

@@ -17,7 +17,7 @@ from mpt_cli.jobs.queue import Ending, Observer, Running
 from mpt_cli.report.history import latest_line
 from mpt_cli.report.tables import TableColumn, plain_lines, rich_table
 from mpt_cli.runs.directory import read_holder
-from mpt_cli.sweep.directory import FAILED, GOOD, JobResult, SweepDirectory, read_job
+from mpt_cli.sweep.directory import FAILED, GOOD, NOT_RUN, JobResult, SweepDirectory, read_job
 from mpt_cli.sweep.plan import Job
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.console.plain import StreamLines
@@ -100,14 +100,12 @@ class SweepProgress(Observer[Job]):
         if time.monotonic() - self._shown_at < interval:
             return
         self._shown_at = time.monotonic()
-        self._running = [(child, self._latest_line(child.command.subject)) for child in running]
+        files = [self._sweep.run(child.command.subject).metrics_jsonl for child in running]
+        self._running = [*zip(running, map(latest_line, files), strict=True)]
         if self._live is None:
             for child, line in self._running:
                 self._screen.say(f"  {child.command.name}  {'  '.join(format_state(line, child.seconds))}")
             self._screen.say(f"  {self._overall()}")
-
-    def _latest_line(self, job: Job) -> dict[str, Any] | None:
-        return latest_line(self._sweep.run(job).metrics_jsonl)
 
     def ended(self, command: Command[Job], ending: Ending) -> None:
         self._done.append(ending.seconds)
@@ -210,7 +208,6 @@ class SweepView:
 
     def __init__(self, sweep: SweepDirectory) -> None:
         self.sweep = sweep
-        self._results: dict[str, tuple[int, JobResult]] = {}  # by name, with the time of the file that told it
 
     def jobs(self) -> list[JobState]:
         """All that are planned so far."""
@@ -218,23 +215,11 @@ class SweepView:
 
     def _state(self, job: Job) -> JobState:
         run = self.sweep.run(job)
-        line = latest_line(run.metrics_jsonl)
-        holder = read_holder(run.lock_file)
+        line, holder = latest_line(run.metrics_jsonl), read_holder(run.lock_file)
         if holder is not None and holder.is_gone is not True:
             return JobState(job, RUNNING, line)
-        result = self._result(job)
-        if result is None:
-            return JobState(job, WAITING, line)
-        return JobState(job, result.status, line, result)
-
-    def _result(self, job: Job) -> JobResult | None:
-        try:
-            written_at = self.sweep.ending_json(job).stat().st_mtime_ns
-        except OSError:
-            return None
-        if self._results.get(job.name, (0, None))[0] != written_at:
-            self._results[job.name] = written_at, read_job(self.sweep, job)
-        return self._results[job.name][1]
+        result = read_job(self.sweep, job)
+        return JobState(job, WAITING, line) if result.status == NOT_RUN else JobState(job, result.status, line, result)
 
 
 def format_job(state: JobState) -> str:

@@ -166,6 +166,7 @@ _NUMERICS = (
 )
 
 
+_STYLES = {"best": "bold green", "bad": "red", "": ""}  # on the console, by the kind of a row
 MOST_NAMED = 4  # configurations that a sentence names
 FEWEST_SEEDS = 3  # that show a spread worth the name
 MOST_FAILURES = 20  # on the console; the files have all
@@ -174,7 +175,7 @@ MOST_FAILURES = 20  # on the console; the files have all
 def print_results(found: SweepResults, screen: Screen, page: Path | None = None) -> None:
     """In a terminal as many columns as fit; piped, all of them in aligned plain lines. At the end the `page`, by
     default the sweep's own where it has one."""
-    screen.show_table(columns(found), found.configurations, _style, SECONDARY)
+    screen.show_table(columns(found), found.configurations, lambda row: _STYLES[_row_kind(row)], SECONDARY)
     page = page or (found.sweep.report_html if found.sweep.report_html.exists() else None)
     said = [*objective_lines(found), *best_lines(found), *failure_lines(found)]
     for line in [*said, *([_line("files", str(page))] if page else [])]:
@@ -283,10 +284,6 @@ def _not_good(found: SweepResults) -> list[JobResult]:
     return [result for result in found.results if result.status not in GOOD]
 
 
-def _style(row: Configuration) -> str:
-    return "bold green" if row.rank == 1 else "" if row.is_complete else "red"
-
-
 INITIAL_SCALE = "loss_scale.initial_scale"
 MOST_RUNS = 100  # whose lines are read for a page
 
@@ -301,16 +298,12 @@ def pictures(found: SweepResults) -> list[Picture]:
 def run_stories(found: SweepResults) -> list[RunHistory]:
     """The runs in order of their rank, as far as they began; each named after its number and its varied keys."""
     stories = []
-    for result in ranked(found)[:MOST_RUNS]:
+    for result in [result for row in found.configurations for result in row.results][:MOST_RUNS]:
         try:
             stories.append(read_history(result.run_dir, f"{result.job.number:03d} {_label(result)}".rstrip()))
         except DataError:  # a job that never began has no directory
             continue
     return stories
-
-
-def ranked(found: SweepResults) -> list[JobResult]:
-    return [result for row in found.configurations for result in row.results]
 
 
 def _horizontal_key(found: SweepResults) -> str | None:
@@ -394,16 +387,12 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture]) -> str:
         counts=f"{'' if best is None else lead_sentence(found) + ' '}{counts_sentence(found)}",
         best_command=[] if best is None else [best.job.command],
         seeds_command="" if best is None else seeds_command(found),
-        configurations=_configurations_table(found),
+        configurations=PageTable("In order of their rank", columns(found), found.configurations, _row_kind),
         left_out=f"Curves are of the {MOST_RUNS} best of {count} jobs." if count > MOST_RUNS else "",
         failures=[(result, result.reason or "the sweep ended before it") for result in _not_good(found)],
         again=again_command(found),
         jobs=_jobs_table(found),
     )
-
-
-def _configurations_table(found: SweepResults) -> PageTable[Configuration]:
-    return PageTable("Configurations in order of their rank", columns(found), found.configurations, _row_kind)
 
 
 def _row_kind(row: Configuration) -> str:

@@ -114,9 +114,8 @@ def _distribution(dimension: Span | Choices) -> BaseDistribution:
     if isinstance(dimension, Choices):
         return CategoricalDistribution(dimension.edges)
     if dimension.is_whole:
-        low, high = int(dimension.low), int(dimension.high)
-        return IntDistribution(low, high, log=dimension.is_log, step=int(dimension.step or 1))
-    return FloatDistribution(dimension.low, dimension.high, log=dimension.is_log, step=dimension.step)
+        return IntDistribution(int(dimension.low), int(dimension.high), log=dimension.is_log)
+    return FloatDistribution(dimension.low, dimension.high, log=dimension.is_log)
 
 
 def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:

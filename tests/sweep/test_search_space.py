@@ -17,10 +17,9 @@ def test_the_space_in_the_grammar_of_hydra():
     space = read_space(words)
     assert space.fixed == ["conf=digits_mlp", "h=1"]
     assert [str(dimension) for dimension in space.dimensions] == [
-        "0.125 … 16", "1 … 64, on a log scale", "x, y", "0 … 5, in steps of 5", "2**8 … 2**24, in steps of 8", "3, 4",
-        "0.5 … 1.5, in steps of 0.5",
+        "0.125 … 16", "1 … 64, on a log scale", "x, y", "0, 5", "2**8, 2**16, 2**24", "3, 4", "0.5, 1.0, 1.5",
     ]  # fmt: skip
-    assert space.overrides({"a": 0.5, "b": 7, "c": "x", "d": 5, "e": 16, "f": "3", "g": 1.0})["e"] == "2**16"
+    assert space.overrides({"a": 0.5, "b": 7, "c": "x", "d": "5", "e": "2**16", "f": "3", "g": "1.0"})["b"] == "7"
 
 
 @pytest.mark.slow
@@ -42,9 +41,6 @@ def test_the_space_in_the_grammar_of_hydra():
         ([RATE, "--objective", "val_acuracy"], "Received: 'val_acuracy'. Did you mean val_accuracy?"),
         ([RATE, "--objective", "val_acuracy", "--dry-run"], "--objective: must be a number that the jobs report."),
         ([LOG_RANGE], "trainer.batch_size: must be an interval to be on a log scale: a range has equal steps."),
-        ([LOG_RANGE, "--dry-run"], "Write tag(log,int(interval(16,256)))."),
-        (["optimizer.learning_rate=tag(log,range(0.1,1.0,0.1))"], "Write tag(log,interval(0.1,0.9))."),
-        (["loss_scale.growth_steps=tag(log,range(0,9))"], "must go from a smaller to a larger number, both > 0."),
     ],
 )  # fmt: skip
 def test_what_can_not_be_searched_is_said_before_anything_starts(tmp_path, monkeypatch, capsys, words, message):
@@ -66,14 +62,8 @@ def test_a_dry_run_lists_the_space(tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_range_of_real_numbers_is_searched_to_its_end_in_its_steps(tmp_path):
-    space = read_space(["optimizer.learning_rate=range(0.001,0.01,0.001)", "optimizer.name=adam,sgd"])
-    study = OptunaStudy(tmp_path / "journal", space, Search(18, "random"))
-    found = [tuple(space.overrides(values).values()) for job in range(1, 19) if (values := study.propose(job))]
-    rates = ["0.001", "0.002", "0.003", "0.004", "0.005", "0.006", "0.007", "0.008", "0.009"]
-    assert sorted(found) == [(rate, name) for rate in rates for name in ("adam", "sgd")]
-
-
-def test_steps_keep_their_digits():
-    (span,) = read_space(["x=range(10000,10000.5,0.01)"]).dimensions
-    assert (span.edges, span.text(10000.03)) == (["10000", "10000.49"], "10000.03")
+def test_a_range_of_real_numbers_is_searched_to_its_end(tmp_path):
+    space = read_space(["optimizer.learning_rate=range(0.001,0.01,0.003)", "optimizer.name=adam,sgd"])
+    study = OptunaStudy(tmp_path / "journal", space, Search(6, "random"))
+    found = [tuple(space.overrides(values).values()) for job in range(1, 7) if (values := study.propose(job))]
+    assert sorted(found) == [(rate, name) for rate in ("0.001", "0.004", "0.007") for name in ("adam", "sgd")]
