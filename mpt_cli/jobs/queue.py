@@ -19,7 +19,7 @@ class Ending:
     """How a command ended, as the queue saw it.
 
     `exit_code` is negative for a signal and None where it could not be started. `cause` says why the queue ended it:
-    timeout, interrupt, median or pruner; None where it ended of its own.
+    timeout, interrupt or pruner; None where it ended of its own.
     """
 
     exit_code: int | None
