@@ -132,7 +132,7 @@ def _read(content: Any, block: Block) -> None:
     for key, values in _mapped("sweep.grid", content.get("grid"), problems).items():
         place, word = f"sweep.grid.{key}", _word_of_values(key, values)
         found = read_grid([word])
-        problems += _problems_at(place, key, values, found.problems)
+        _check_values(problems, place, key, values, found.problems)
         block.axes += found.axes
     if content.get("points") is not None:
         _read_points(block, content["points"])
@@ -150,7 +150,7 @@ def _read_points(block: Block, content: Any) -> None:
             block.problems.append(Problem(f"{place}.{number}", rule, entry))
             continue
         for key, value in entry.items():
-            block.problems += _problems_at(f"{place}.{number}.{key}", str(key), value, [])
+            _check_values(block.problems, f"{place}.{number}.{key}", str(key), value)
         points.append(Point(tuple(_word(str(key), value) for key, value in entry.items())))
     block.axes.append(tuple(points))
 
@@ -161,22 +161,23 @@ def _read_search(block: Block, content: Any) -> None:
     block.search = _checked(place, section, _SEARCH, problems, [*_SEARCH, "space"])
     for key, values in _mapped(f"{place}.space", section.get("space"), problems).items():
         word = _word_of_values(key, values)
-        problems += _problems_at(f"{place}.space.{key}", key, values, read_dimensions([word])[1])
+        _check_values(problems, f"{place}.space.{key}", key, values, read_dimensions([word])[1])
         block.space[key] = word
 
 
-def _problems_at(place: str, key: str, values: Any, found: Sequence[Problem]) -> list[Problem]:
-    """What is wrong with a key, with its name or its values, told by its place in the file, also where nothing is
-    swept, by `mpt check`.
+def _check_values(problems: list[Problem], place: str, key: str, values: Any, found: Sequence[Problem] = ()) -> None:
+    """Note what is wrong with a key, its name or its values, by its place in the file, also where nothing is swept, by
+    `mpt check`; `found` is wrong with its word.
     """
     name = key.lstrip("+~")
     is_known = name == "conf" or "@" in name or is_own_group(name)
-    unknown = None if is_known else unknown_key_problem(name, {}, [])
+    unknown = None if is_known else unknown_key_problem(name, {}, problems)
     if unknown is not None:
-        return [replace(unknown, key=place, received=None)]
-    if values == []:
-        return [Problem(place, "must have at least one value.")]
-    return [replace(problem, key=place) for problem in found]
+        problems.append(replace(unknown, key=place, received=None))
+    elif values == []:
+        problems.append(Problem(place, "must have at least one value."))
+    else:
+        problems += [replace(problem, key=place) for problem in found]
 
 
 def _mapped(place: str, content: Any, problems: list[Problem], rule: str = "must map keys to their values."
