@@ -26,7 +26,7 @@ from mpt_cli.verbs import print_json, say
 
 def run_sweep(arguments: argparse.Namespace) -> int:
     words, launcher_words = split_launcher_overrides(arguments.overrides)
-    _check_sweep(arguments, words)
+    _check_sweep(arguments)
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
     options = Options(arguments.jobs, arguments.timeout, arguments.objective,
                       launcher=_launcher(arguments, words, launcher_words))  # fmt: skip
@@ -67,12 +67,17 @@ def _dry_run(arguments: argparse.Namespace, words: list[str], options: Options, 
     return OK
 
 
-def _check_sweep(arguments: argparse.Namespace, words: list[str]) -> None:
+def _problems_of_jobs(arguments: argparse.Namespace) -> list[Problem]:
     problems = []
     if arguments.jobs is not None and arguments.jobs < 1:
         problems.append(Problem("-j", "must be >= 1.", arguments.jobs))
     if arguments.timeout is not None and not arguments.timeout > 0:
         problems.append(Problem("--timeout", "must be > 0 seconds.", arguments.timeout))
+    return problems
+
+
+def _check_sweep(arguments: argparse.Namespace) -> None:
+    problems = _problems_of_jobs(arguments)
     if arguments.trials is not None and arguments.trials < 1:
         problems.append(Problem("--trials", "must be >= 1.", arguments.trials))
     of_search = {"--sampler": arguments.sampler, "--sampler-seed": arguments.sampler_seed, "--pruner": arguments.pruner}
@@ -103,11 +108,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
 
 
 def _check_compare(arguments: argparse.Namespace) -> None:
-    problems = []
-    if arguments.jobs is not None and arguments.jobs < 1:
-        problems.append(Problem("-j", "must be >= 1.", arguments.jobs))
-    if arguments.timeout is not None and not arguments.timeout > 0:
-        problems.append(Problem("--timeout", "must be > 0 seconds.", arguments.timeout))
+    problems = _problems_of_jobs(arguments)
     if arguments.tolerance is not None and not arguments.tolerance >= 0:
         problems.append(Problem("--tolerance", "must be >= 0.", arguments.tolerance))
     fixed = (arguments.overrides or None, arguments.jobs, arguments.seeds, arguments.tolerance)
