@@ -28,7 +28,6 @@ from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.health import NextCheck, Stop
 from mpt_cli.telemetry.records import NEVER, RunHeader, Scaling
-from mpt_cli.telemetry.spelling import RECORDER, SCALED_RECORDER, Spelling
 from mpt_cli.training.assembly import warn_of_half_head
 from mpt_cli.training.author_compiled import loss_not_scaled_problem
 from mpt_cli.training.callbacks import metrics_in, why_ended
@@ -100,7 +99,6 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         self.run_dir, self.on_unhealthy, self.whole_skips = run_dir, on_unhealthy, whole_skips
         self.asked = Asked(loss_scale=loss_scale, name=name, more=dict(settings or {}))
         self.command: Sequence[str] = ()  # the words behind `mpt` that run the script it is in
-        self.spelling: Spelling | None = None  # None: as a program has it that made the recorder itself
         self.others: Sequence[Any] = ()  # the callbacks beside it, where they are known
         self.shown: list[Path] = []  # directories of runs that a console showed
         self.runs: list[Run] = []
@@ -179,12 +177,9 @@ class _FitRecording(Recording):
 
     def __init__(self, recorder: Recorder, model: Any, settings: Settings, place: Any) -> None:
         self.recorder, self.model, scaling = recorder, model, scaling_of(model, settings)
-        is_scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
-        spelling = recorder.spelling or (SCALED_RECORDER if is_scaled else RECORDER)
         missing = self._take_over(settings, scaling)
         run = RunDirectory.create(place, settings.recipe)
-        subject = Subject("Recorder", settings, scaling, recorder.on_unhealthy == "stop", bool(model.jit_compile),
-                          spelling)  # fmt: skip
+        subject = Subject("Recorder", settings, scaling, recorder.on_unhealthy == "stop", bool(model.jit_compile))
         super().__init__(subject, model.optimizer, run, missing)
         self.skipped_before = int(model.optimizer.skipped_steps)
         self.watch, self._is_announced = _Watch(), False
@@ -273,8 +268,7 @@ class _FitRecording(Recording):
 
     def warnings(self) -> list[str]:
         """What is unusual about the model and how it is scaled."""
-        texts = [*warn_of_scaling(self.scaling, self.model), *warn_of_half_head(self.model)]
-        return [self.health.spell(text) for text in texts]
+        return [*warn_of_scaling(self.scaling, self.model), *warn_of_half_head(self.model)]
 
     def start_epoch(self, epoch: int) -> None:
         self.progress.epoch = epoch

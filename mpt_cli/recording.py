@@ -35,7 +35,6 @@ from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
 from mpt_cli.telemetry.records import RunHeader, Scaling, Summary
 from mpt_cli.telemetry.signs import EventTally, observe
 from mpt_cli.telemetry.sinks import build_telemetry
-from mpt_cli.telemetry.spelling import RECORDER, Spelling
 from mpt_cli.training.outcome import Conclusion, conclude_unfinished, counted, status_of, status_of_error
 from mpt_cli.training.progress import Outcome, Progress
 
@@ -57,7 +56,6 @@ class Subject:
     scaling: Scaling
     stops: bool = True
     jit_compile: bool = False
-    spelling: Spelling = RECORDER
 
 
 class Recording(ABC):
@@ -72,7 +70,7 @@ class Recording(ABC):
         self.run, self.missing = run, [*missing, NO_SAMPLES, NO_PROGRAM]
         self.offset, self.taken, self.began = int(optimizer.seen_steps), 0, time.perf_counter()
         self.ledger = Ledger(self.ledger_options(), window_steps=settings.loss_scale.skip_rate_window)
-        self.health = HealthRules(settings.loss_scale, settings.trainer, self.scaling, subject.spelling)
+        self.health = HealthRules(settings.loss_scale, settings.trainer, self.scaling)
         self.progress = Progress()
         self.stop: Stop | None = None
         self.logged = 0  # the step of the latest line of the log
@@ -173,8 +171,7 @@ class Recording(ABC):
     def signs(self) -> Any:
         progress = self.progress
         return observe(self.ledger, self.telemetry.tally, self.scaling, progress.metrics, val_loss=progress.val_loss,
-                       unmoved=None if self.weight_watch is None else self.weight_watch.found,
-                       spelling=self.subject.spelling)  # fmt: skip
+                       unmoved=None if self.weight_watch is None else self.weight_watch.found)  # fmt: skip
 
     def watch_weights(self) -> None:
         """From here on see whether they move."""
@@ -185,7 +182,7 @@ class Recording(ABC):
         """Where they can be read."""
         watch, ledger = self.weight_watch, self.ledger
         if watch is not None and (found := watch.look(ledger.learning_rate)) is not None:
-            self.telemetry.message(f"step {ledger.seen}: {self.health.spell(describe_unmoved(found))}")
+            self.telemetry.message(f"step {ledger.seen}: {describe_unmoved(found)}")
 
     def obey(self, stop: Stop | None) -> bool:
         """Say that a health rule is broken, the first time; whether the run is to end, whose end says why."""

@@ -40,7 +40,6 @@ from mpt_cli.signals import heard_by_script
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.health import GOOD_VERDICTS
 from mpt_cli.telemetry.records import Scaling
-from mpt_cli.telemetry.spelling import SCALED_SCRIPT, SCRIPT, Spelling
 from mpt_cli.training.assembly import warn_of_half_head
 from mpt_cli.training.loss_and_optimizer import scaling_for, wrap_optimizer
 from mpt_cli.training.model_program import described_optimizer
@@ -66,7 +65,6 @@ class ScriptRun:
     plain: list[Any] = field(default_factory=list)  # optimizers that the script made
     own_scalings: list[Any] = field(default_factory=list)  # and those of loss scaling
     wrappers: dict[int, LossScaleOptimizer] = field(default_factory=dict)  # by the id of the optimizer inside
-    made: set[int] = field(default_factory=set)  # the ids of those that are not the script's own
     loops: dict[int, LoopRecording] = field(default_factory=dict)  # of those that a loop of the script's own used
     loop_runs: list[Run] = field(default_factory=list)  # of loops that are over
     fit_runs: list[Run] = field(default_factory=list)  # that `mpt.fit` has made and shown
@@ -115,13 +113,7 @@ class ScriptRun:
         if id(inner) not in self.wrappers:
             scaling = self._scaling(model)
             self.wrappers[id(inner)] = self._watched(wrap_optimizer(inner, self.settings.loss_scale, scaling))
-            self.made.add(id(self.wrappers[id(inner)]))
         return self.wrappers[id(inner)]
-
-    def spelling_of(self, optimizer: Any) -> Spelling:
-        """How advice names settings of what this optimizer trains: the script may have it in loss scaling itself."""
-        is_own = isinstance(optimizer, LossScaleOptimizer) and id(optimizer) not in self.made
-        return SCALED_SCRIPT if is_own else SCRIPT
 
     def _scaling(self, model: Any) -> Scaling:
         needed = keras.config.dtype_policy().compute_dtype == "float16"
@@ -193,8 +185,7 @@ class ScriptRun:
         )  # fmt: skip
         needed = keras.config.dtype_policy().compute_dtype == "float16"
         scaling = Scaling(wrapper.rule, wrapper.on_overflow, needed)
-        return Subject("mpt run, from the optimizer", settings, scaling, stops=False,
-                       spelling=self.spelling_of(wrapper))  # fmt: skip
+        return Subject("mpt run, from the optimizer", settings, scaling, stops=False)
 
     def place(self) -> str | None:
         """The next run directory, where one was asked for."""
@@ -288,7 +279,7 @@ class ScriptRun:
         """Where its output layer is in half precision, and no console has said so."""
         if model.built and not recorder.shown:
             for sentence in warn_of_half_head(model):
-                self.note(SCRIPT.spell(sentence, ""))
+                self.note(sentence)
 
     def sentences(self) -> list[str]:
         """How it went, for the end."""
@@ -477,7 +468,7 @@ def _fits(seen: ScriptRun) -> Iterator[None]:
                           "each that it uses is recorded by itself, as in a loop of the script's own")
                 return fit(model, *arguments, **named)
             recorder = _recorder(seen)
-            recorder.others, recorder.spelling = given, seen.spelling_of(model.optimizer)
+            recorder.others = given
             bound.arguments["callbacks"] = [*given, recorder]
             with seen.fitting(), seen.noting([recorder]):
                 try:

@@ -31,7 +31,6 @@ from mpt_cli.telemetry.records import (
     UnmovedWeights,
 )
 from mpt_cli.telemetry.signs import LONGEST_SETTLING_SKIPS, THIRD_TIME, Signs
-from mpt_cli.telemetry.spelling import RECIPE, Spelling
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,8 @@ class Cause:
     on and `explanation` the one in the verdict; `hint` is the console's comment on a few skips; `change` are the words
     that carry the remedy out when they are added to the command, empty where that takes a look first. In the texts
     {fixed} is the scale of the settings, {lower} one that is 2^8 lower than the present, and {or_slower} what else
-    helps a scale that grows after so many steps. Settings are named as a recipe's command line has them.
+    helps a scale that grows after so many steps. The words hold wherever a run was begun: a setting is named by what it
+    is, and by its key where every door takes that.
     """
 
     fits: Callable[[Signs, int], bool]
@@ -59,8 +59,8 @@ class Cause:
 
 
 def _fill(text: str, signs: Signs) -> str:
-    lower = format_scale(None if signs.scale is None else signs.scale / 2**8).replace("^", "**")
-    or_slower = "raise loss_scale.growth_steps, " if signs.scaling.growth_steps else ""
+    lower = format_scale(None if signs.scale is None else signs.scale / 2**8)
+    or_slower = "let it grow more slowly (loss_scale.growth_steps), " if signs.scaling.growth_steps else ""
     return text.format(fixed=format_scale(signs.scaling.initial_scale), lower=lower, or_slower=or_slower)
 
 
@@ -69,17 +69,19 @@ def _always(signs: Signs, skips: int) -> bool:
 
 
 DYNAMIC, WIDER, CLIP = "loss_scale=dynamic", "policy=mixed_bfloat16", "optimizer.global_clipnorm=1.0"
-LOWER_START = "Lower loss_scale.initial_scale, or run with policy=mixed_bfloat16 or policy=float32 to compare."
+OTHER_POLICY = "the policy mixed_bfloat16 or float32"
+LOWER_START = f"Lower the initial loss scale (loss_scale.initial_scale), or run with {OTHER_POLICY} to compare."
+RAISE_START = "raise the initial loss scale (loss_scale.initial_scale)"
 KEPT_BY_MORE = "float16 flushed them to zero, a higher loss scale keeps them: "
 
 LIFTED = (
-    "Initialise their weights larger, normalise their inputs, or keep them in float32 (policy.overrides), which holds "
-    "smaller numbers."
+    "Initialise their weights larger, normalise their inputs, or keep these layers in float32, which holds smaller "
+    "numbers."
 )
 
 IN_DOUBT_WORDS = (
-    "A scale that is much too high leaves that, and so does a bug of the model or data: loss_scale.initial_scale=1 "
-    "tells which, as nothing overflows there that float16 holds."
+    "A scale that is much too high leaves that, and so does a bug of the model or data: an initial loss scale of 1 "
+    "(loss_scale.initial_scale) tells which, as nothing overflows there that float16 holds."
 )
 
 FORWARD, NAN, FIXED, BEYOND = "forward pass", "nan", "fixed too high", "beyond any scale"
@@ -93,10 +95,9 @@ CAUSES = {
     FORWARD: Cause(
         lambda signs, skips: signs.forward_share(skips) > 0.5,
         remedy="The loss itself was not finite, which no scale can cause or cure: look for nan or inf in the data, "
-        "lower optimizer.learning_rate, or keep a layer that overflows in float32 (policy.overrides).",
+        "lower the learning rate, or keep a layer that overflows in float32.",
         explanation="the loss itself was not finite, which no scale can cause or cure. Look for bad values in the "
-        "data, a learning rate that is too high, or a layer that overflows float16 (policy.overrides can keep it in "
-        "float32).",
+        "data, a learning rate that is too high, or a layer that overflows float16 and is better kept in float32.",
         hint="the loss itself was not finite, which no scale causes; look at the data and the learning rate",
     ),
     NAN: Cause(
@@ -111,24 +112,25 @@ CAUSES = {
     ),
     FIXED: Cause(
         lambda signs, _: not signs.scaling.moves,
-        remedy="The fixed scale is too high for this model: try loss_scale.initial_scale={lower} or "
-        "loss_scale=dynamic.",
-        explanation="the fixed scale {fixed} is too high: lower loss_scale.initial_scale or use loss_scale=dynamic.",
+        remedy="The fixed scale is too high for this model: try {lower} (loss_scale.initial_scale), or let it move "
+        "(loss_scale=dynamic).",
+        explanation="the fixed scale {fixed} is too high: lower it (loss_scale.initial_scale), or let it move "
+        "(loss_scale=dynamic).",
         change=DYNAMIC,
     ),
     BEYOND: Cause(
         lambda signs, _: signs.is_near_floor(2),
-        remedy="No scale is low enough, so scaling is not the cause: look for nan in the model or data, lower "
-        "optimizer.learning_rate, or run with policy=mixed_bfloat16 or policy=float32 to compare.",
+        remedy="No scale is low enough, so scaling is not the cause: look for nan in the model or data, lower the "
+        f"learning rate, or run with {OTHER_POLICY} to compare.",
         explanation="when no scale is low enough, the cause is a nan or a value beyond float16, not the scale. Try "
-        "policy=mixed_bfloat16 or float32, a lower optimizer.learning_rate, or optimizer.global_clipnorm.",
+        f"{OTHER_POLICY}, a lower learning rate, or clipping gradients by their global norm.",
         hint="nan even at the lowest scale, so the scale is not the cause",
         change=WIDER,
     ),
     TOO_HIGH: Cause(
         _always,
         remedy=LOWER_START,
-        explanation="lower loss_scale.max_scale, {or_slower}or try policy=mixed_bfloat16.",
+        explanation="lower the highest scale (loss_scale.max_scale), {or_slower}or try the policy mixed_bfloat16.",
         change=WIDER,
     ),
     IN_DOUBT: Cause(
@@ -142,7 +144,7 @@ CAUSES = {
     UNSETTLED: Cause(
         lambda signs, _: signs.applied_steps == 0,
         remedy=LOWER_START,
-        explanation="start lower (loss_scale.initial_scale) or give the scale more steps to settle (trainer.epochs).",
+        explanation="start lower (loss_scale.initial_scale), or give the scale more epochs to settle.",
         change=WIDER,
     ),
     VANISHING: Cause(
@@ -153,39 +155,39 @@ CAUSES = {
     ),
     NO_SCALE: Cause(
         lambda signs, _: not signs.scaling.scales,
-        remedy=KEPT_BY_MORE + "loss_scale=dynamic.",
-        explanation="use loss_scale=dynamic.",
+        remedy=KEPT_BY_MORE + "scale the loss (loss_scale=dynamic).",
+        explanation="scale the loss (loss_scale=dynamic).",
         change=DYNAMIC,
     ),
     FIXED_LOW: Cause(
         lambda signs, _: not signs.scaling.moves,
-        remedy=KEPT_BY_MORE + "raise loss_scale.initial_scale.",
-        explanation="raise loss_scale.initial_scale or use loss_scale=dynamic.",
+        remedy=f"{KEPT_BY_MORE}{RAISE_START}.",
+        explanation="raise the scale (loss_scale.initial_scale), or let it move (loss_scale=dynamic).",
     ),
     LOW: Cause(
         lambda signs, _: not signs.skip_steps,
-        remedy=KEPT_BY_MORE + "raise loss_scale.initial_scale.",
-        explanation="nothing overflowed: raise loss_scale.initial_scale.",
+        remedy=f"{KEPT_BY_MORE}{RAISE_START}.",
+        explanation=f"nothing overflowed: {RAISE_START}.",
     ),
     NO_ROOM: Cause(
         _always,
-        remedy=KEPT_BY_MORE + "raise loss_scale.initial_scale.",
-        explanation="something overflows at any useful scale: keep that layer in float32 (policy.overrides).",
+        remedy=f"{KEPT_BY_MORE}{RAISE_START}.",
+        explanation="something overflows at any useful scale: keep that layer in float32.",
     ),
     DEAD: Cause(
         lambda signs, _: not (signs.sample_is_new and (signs.flushed_share or 0) > 0),
         remedy="No loss scale brings them back: look for a loss that does not depend on the weights, for units that "
-        "are dead (a lower optimizer.learning_rate), or for targets that are met already.",
+        "are dead (a lower learning rate), or for targets that are met already.",
     ),
     SPOILED_LOSS: Cause(
         _always,
-        remedy="Lower optimizer.learning_rate, or clip with optimizer.global_clipnorm=1.0; in float16 without loss "
-        "scaling set loss_scale=dynamic.",
+        remedy="Lower the learning rate, or clip gradients to a global norm of 1.0; in float16 without loss scaling "
+        "scale the loss (loss_scale=dynamic).",
         change=CLIP,
     ),
     SPOILED_WEIGHTS: Cause(
         _always,
-        remedy="Lower optimizer.learning_rate, clip with optimizer.global_clipnorm=1.0, or use another optimizer.",
+        remedy="Lower the learning rate, clip gradients to a global norm of 1.0, or use another optimizer.",
         change=CLIP,
     ),
 }
@@ -319,7 +321,7 @@ def _ends_dead(signs: Signs) -> str | None:
     if not layers:
         return None
     return (f"No gradient reached the weights of {_name_layers(layers)}{_format_sampled(signs)}, in float32 neither: "
-            "units that are dead (a lower optimizer.learning_rate, another activation), a loss weight of 0, or a path "
+            "units that are dead (a lower learning rate, another activation), a loss weight of 0, or a path "
             "to the loss that is cut.")  # fmt: skip
 
 
@@ -332,7 +334,7 @@ def describe_unmoved(found: UnmovedWeights) -> str:
     since = f"step {format_count(found.since_step)}" if found.since_step else "the start"
     return (f"Not one bit of any kernel has changed since {since}: at learning rate {found.learning_rate:g} updates "
             "are less than half a unit in the last place of the weights (2^-25 to 2^-24 of one in float32) and are "
-            "rounded away, or the gradients are 0. Raise optimizer.learning_rate, unless the targets were met from the "
+            "rounded away, or the gradients are 0. Raise the learning rate, unless the targets were met from the "
             "start.")
 
 
@@ -345,8 +347,8 @@ def _ends_unmoved(signs: Signs) -> str | None:
     if not layers:
         return None
     return (f"Next to none of the updates of {_name_layers(layers)} changed a weight{_format_sampled(signs)}: what is "
-            "less than half a unit in the last place of a weight in half precision is rounded away. policy="
-            "mixed_bfloat16 and mixed_float16 keep weights in float32.")  # fmt: skip
+            "less than half a unit in the last place of a weight in half precision is rounded away. The "
+            "policies mixed_bfloat16 and mixed_float16 keep weights in float32.")  # fmt: skip
 
 
 def _name_layers(layers: Sequence[str]) -> str:
@@ -384,8 +386,8 @@ def _advise_first_scale(signs: Signs) -> str:
     found, first = (format_scale(scale) for scale in (signs.found_scale, signs.scaling.initial_scale))
     count = signs.search_skips
     which = "The first skip" if count == 1 else f"The first {format_count(count)} skips"
-    return (f" {which} came of a scale that began too high, at {first}: loss_scale.initial_scale="
-            f"{found.replace('^', '**')} would have needed none.")  # fmt: skip
+    return (f" {which} came of a scale that began too high, at {first}: an initial loss scale of {found} "
+            "(loss_scale.initial_scale) would have needed none.")  # fmt: skip
 
 
 def _ends_well(signs: Signs) -> str:
@@ -419,8 +421,8 @@ def _remark_late_skips(signs: Signs) -> str | None:
     named = ("… " if len(late) > 3 else "") + ", ".join(map(str, late[-3:]))
     which = f"Step {named} was" if len(late) == 1 else f"{format_count(len(late))} steps ({named}) were"
     return (f"{which} skipped long after the scale had settled, and not because it had grown: a batch with unusual "
-            "gradients does that, or a learning rate that rises. If more follow, lower optimizer.learning_rate or clip "
-            "with optimizer.global_clipnorm=1.0.")  # fmt: skip
+            "gradients does that, or a learning rate that rises. If more follow, lower the learning rate or clip "
+            "gradients to a global norm of 1.0.")  # fmt: skip
 
 
 def _remark_rising_loss(signs: Signs) -> str | None:
@@ -429,7 +431,7 @@ def _remark_rising_loss(signs: Signs) -> str | None:
         return None
     return (f"val_loss was lowest in epoch {trend.lowest_epoch}, {format_number(trend.lowest)}, and is "
             f"{format_number(trend.latest[-1])} after {trend.epoch - trend.lowest_epoch} more: the model may be "
-            "overfitting, and trainer.early_stopping ends a run there.")  # fmt: skip
+            "overfitting, and early stopping ends a run there.")  # fmt: skip
 
 
 INPUT_SHARE, INPUT_SECONDS = 0.3, 5.0  # of the time, and in all: below, a quicker input gains little
@@ -533,8 +535,7 @@ class HealthRule:
             return None
         skips = self.skips(signs) if self.skips is not None else int(value)
         cause = CAUSES[find_cause(signs, skips, self.causes)]
-        change = cause.change if signs.spelling.is_command else ""
-        return Stop(self.key, self.evidence(signs), signs.spell(cause.advise(signs)), change, self.needs_sample)
+        return Stop(self.key, self.evidence(signs), cause.advise(signs), cause.change, self.needs_sample)
 
 
 def _skips_to_rate(signs: Signs, rate: float) -> int:
@@ -620,7 +621,7 @@ def judge(signs: Signs) -> tuple[str, str]:
     found = ((rule.verdict, rule.ending(signs)) for rule in RULES)
     verdict, words = next((verdict, words) for verdict, words in found if words is not None)
     remarks = [remark(signs) for remark in REMARKS] if verdict in GOOD_VERDICTS else []
-    return verdict, signs.spell(" ".join([words, *(remark for remark in remarks if remark)]))
+    return verdict, " ".join([words, *(remark for remark in remarks if remark)])
 
 
 class NextCheck(NamedTuple):
@@ -640,15 +641,10 @@ class HealthRules:
     loss_scale: LossScaleSettings
     trainer: TrainerSettings
     scaling: Scaling
-    spelling: Spelling = RECIPE
 
     def check(self, signs: Signs) -> Stop | None:
         """The first rule that a step of the last call broke, or None."""
         return self._first_broken(signs, at_epoch_end=False)
-
-    def spell(self, text: str) -> str:
-        """`text` with the settings that it names as they are written where the run was begun."""
-        return self.spelling.spell(text, self.scaling.mode)
 
     def check_epoch(self, signs: Signs) -> Stop | None:
         """At the end of an epoch: did it train at all, and what of the weights? A nan in them can hide behind a relu

@@ -19,7 +19,6 @@ from mpt_cli.telemetry.records import (
     StreakCounts,
     UnmovedWeights,
 )
-from mpt_cli.telemetry.spelling import RECIPE, Spelling
 
 if TYPE_CHECKING:
     from mpt_cli.telemetry.ledger import Ledger
@@ -220,11 +219,6 @@ class Signs:
     val_loss: LossTrend = LossTrend()
     input_seconds: float = 0.0  # that steps waited for their data
     step_seconds: float = 0.0  # that they took themselves
-    spelling: Spelling = RECIPE  # of what advice names, where the run was begun
-
-    def spell(self, text: str) -> str:
-        """`text` with the settings that it names as they are written where the run was begun."""
-        return self.spelling.spell(text, self.scaling.mode)
 
     @property
     def skipped_steps(self) -> int:

@@ -16,8 +16,7 @@ import os
 import socket
 import sys
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, fields
 from functools import partial
@@ -254,13 +253,6 @@ def scalars_of(snapshot: Snapshot) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if value is not None}
 
 
-def scale_changes(events: Iterable[Event]) -> Iterator[tuple[int, dict[str, float]]]:
-    """The steps that moved the loss scale, each with the scalar after it: a point where there is no snapshot."""
-    for event in events:
-        if event.moves_scale:
-            yield event.step, {"loss_scale": event.scale_after}
-
-
 def check_tensorboard() -> None:
     """ConfigError where the package is missing; to be called before anything is created."""
     if importlib.util.find_spec("tensorboard") is None:
@@ -303,8 +295,9 @@ class TensorBoardSink(Sink):
             self._writer.flush()
 
     def events(self, events: Sequence[Event]) -> None:
-        for step, scalars in scale_changes(events):
-            self._write(step, scalars)
+        for event in events:
+            if event.moves_scale:
+                self._write(event.step, {"loss_scale": event.scale_after})
 
     def close(self) -> None:
         with _as_data_error(self._folder):
@@ -329,18 +322,7 @@ def _as_data_error(folder: Path) -> Iterator[None]:
         raise DataError(f"{folder} can't be written: {error.strerror}. Check free space and permissions.") from error
 
 
-HEADER_PARAMS = (
-    "recipe",
-    "policy",
-    "loss_scale",
-    "model",
-    "data",
-    "optimizer",
-    "backend",
-    "device",
-    "execution",
-    "attempt",
-)
+PARAMS = ("recipe", "policy", "loss_scale", "model", "data", "optimizer", "backend", "device", "execution", "attempt")
 LONGEST_PARAM = 6000  # characters, MLflow's limit
 
 
@@ -351,128 +333,98 @@ def check_tracker(name: str) -> None:
         raise ConfigError(Problem(f"logger.{name}", f"needs the package {name}.", True, remedy))
 
 
-class _Tracker(Sink, ABC):
-    """What both have in common; DataError, naming the tracker, for every failure of its own."""
-
-    package: str
-
-    def __init__(self, folder: Path) -> None:
-        check_tracker(self.package)
-        self._folder = folder
-
-    def start(self, header: RunHeader) -> None:
-        with self._errors_named():
-            self._begin(header)
-
-    def snapshot(self, snapshot: Snapshot) -> None:
-        self._log(scalars_of(snapshot), snapshot.step)
-
-    def events(self, events: Sequence[Event]) -> None:
-        for step, scalars in scale_changes(events):
-            self._log(scalars, step)
-
-    def _log(self, scalars: dict[str, float], step: int) -> None:
-        with self._errors_named():
-            self._write(scalars, step)
-
-    @contextmanager
-    def _errors_named(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # each tracker has a family of its own
-            raise DataError(f"{self.package} could not take what it was given: {first_line(error)}. Set "
-                            f"logger.{self.package}=false to go on without it.") from error
-
-    @abstractmethod
-    def _begin(self, header: RunHeader) -> None:
-        """Make the run and say what it is."""
-
-    @abstractmethod
-    def _write(self, scalars: dict[str, float], step: int) -> None:
-        """One point of each of these curves."""
+@contextmanager
+def _errors_named(tracker: str) -> Iterator[None]:
+    """DataError, naming the tracker, for every failure of its own."""
+    try:
+        yield
+    except Exception as error:  # each tracker has a family of its own
+        raise DataError(f"{tracker} could not take what it was given: {first_line(error)}. Set "
+                        f"logger.{tracker}=false to go on without it.") from error
 
 
-def _describe_run(header: RunHeader) -> dict[str, str]:
-    return {name: str(getattr(header, name)) for name in HEADER_PARAMS}
+def _params(header: RunHeader) -> dict[str, str]:
+    return {name: str(getattr(header, name))[:LONGEST_PARAM] for name in PARAMS}
 
 
-class MlflowSink(_Tracker):
+class MlflowSink(Sink):
     """A run of the experiment named after the recipe. Read it with `mlflow ui --backend-store-uri FOLDER`."""
 
-    package = "mlflow"
-
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+        check_tracker("mlflow")
+        self._folder, self._run_id = folder, ""
         self._client: Any = None
-        self._run_id = ""
 
-    def _begin(self, header: RunHeader) -> None:
+    def start(self, header: RunHeader) -> None:
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # later versions want to be told
-        tracking = importlib.import_module("mlflow.tracking")
-        self._entities = importlib.import_module("mlflow.entities")
-        place = os.environ.get("MLFLOW_TRACKING_URI") or self._folder.resolve().as_uri()
-        note_passwords(place)  # what fails there names it
-        self._client = tracking.MlflowClient(place)
-        known = self._client.get_experiment_by_name(header.recipe)
-        experiment = known.experiment_id if known else self._client.create_experiment(header.recipe)
-        self._run_id = self._client.create_run(experiment, run_name=Path(header.run_dir).name).info.run_id
-        about = [self._entities.Param(name, text[:LONGEST_PARAM]) for name, text in _describe_run(header).items()]
-        self._client.log_batch(self._run_id, params=about)
+        with _errors_named("mlflow"):
+            tracking = importlib.import_module("mlflow.tracking")
+            place = os.environ.get("MLFLOW_TRACKING_URI") or self._folder.resolve().as_uri()
+            note_passwords(place)  # what fails there names it
+            client = tracking.MlflowClient(place)
+            known = client.get_experiment_by_name(header.recipe)
+            experiment = known.experiment_id if known else client.create_experiment(header.recipe)
+            self._run_id = client.create_run(experiment, run_name=Path(header.run_dir).name).info.run_id
+            self._client = client
+            for name, text in _params(header).items():
+                client.log_param(self._run_id, name, text)
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        now = int(1000 * time.time())
+        with _errors_named("mlflow"):
+            metric = importlib.import_module("mlflow.entities").Metric
+            points = [metric(name, value, now, snapshot.step) for name, value in scalars_of(snapshot).items()]
+            self._client.log_batch(self._run_id, metrics=points)
 
     def finish(self, summary: Summary) -> None:
-        with self._errors_named():
+        with _errors_named("mlflow"):
             self._client.set_tag(self._run_id, "verdict", summary.verdict)
-            self._client.set_tag(self._run_id, "explanation", summary.explanation)
         self._end("FINISHED" if summary.exit_code == 0 else "FAILED")
 
     def close(self) -> None:
         self._end("KILLED")
 
-    def _write(self, scalars: dict[str, float], step: int) -> None:
-        now = int(1000 * time.time())
-        metrics = [self._entities.Metric(name, value, now, step) for name, value in scalars.items()]
-        self._client.log_batch(self._run_id, metrics=metrics)
-
     def _end(self, status: str) -> None:
         if self._client is not None:
             client, self._client = self._client, None
-            with self._errors_named():
+            with _errors_named("mlflow"):
                 client.set_terminated(self._run_id, status)
 
 
-class WandbSink(_Tracker):
+class WandbSink(Sink):
     """A run of the project named after the recipe, kept in the run directory. `wandb sync FOLDER` sends it later."""
 
-    package = "wandb"
-
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+        check_tracker("wandb")
+        self._folder = folder
         self._run: Any = None
 
-    def _begin(self, header: RunHeader) -> None:
-        wandb = importlib.import_module("wandb")
-        self._folder.mkdir(exist_ok=True)
-        self._run = wandb.init(
-            mode=os.environ.get("WANDB_MODE", "offline"), dir=str(self._folder), project=header.recipe,
-            name=Path(header.run_dir).name, config=_describe_run(header),
-            settings=wandb.Settings(silent=True, console="off"),
-        )  # fmt: skip
-        self._run.define_metric("step")
-        self._run.define_metric("*", step_metric="step")  # its own count of steps must never go back
+    def start(self, header: RunHeader) -> None:
+        with _errors_named("wandb"):
+            wandb = importlib.import_module("wandb")
+            self._folder.mkdir(exist_ok=True)
+            self._run = wandb.init(
+                mode=os.environ.get("WANDB_MODE", "offline"), dir=str(self._folder), project=header.recipe,
+                name=Path(header.run_dir).name, config=_params(header),
+                settings=wandb.Settings(silent=True, console="off"),
+            )  # fmt: skip
+            self._run.define_metric("step")
+            self._run.define_metric("*", step_metric="step")  # its own count of steps must never go back
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        with _errors_named("wandb"):
+            self._run.log({**scalars_of(snapshot), "step": snapshot.step})
 
     def finish(self, summary: Summary) -> None:
-        with self._errors_named():
-            self._run.summary.update({f"mpt/{name}": value for name, value in asdict(summary).items()})
+        with _errors_named("wandb"):
+            self._run.summary["verdict"] = summary.verdict
         self._end(summary.exit_code)
 
     def close(self) -> None:
         self._end(1)
 
-    def _write(self, scalars: dict[str, float], step: int) -> None:
-        self._run.log({**scalars, "step": step})
-
     def _end(self, exit_code: int) -> None:
         if self._run is not None:
             run, self._run = self._run, None
-            with self._errors_named():
+            with _errors_named("wandb"):
                 run.finish(exit_code=exit_code)

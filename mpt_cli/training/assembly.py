@@ -166,8 +166,7 @@ def _assemble(program: "Program", platform: Platform, data: DataSet, hardware: H
     scaling = resolve_scaling(settings.loss_scale, model)
     warnings = [
         *warn_of_fault(settings.fault), *check_numerics(settings, model, data),
-        *(program.spelling.spell(text, scaling.mode) for text in (
-            *warn_of_scaling(scaling, model, settings.loss_scale.layer_scales), *warn_of_half_head(model))),
+        *warn_of_scaling(scaling, model, settings.loss_scale.layer_scales), *warn_of_half_head(model),
         *warn_of_learning_rate(settings.optimizer),
         *warn_of_float_labels(data, settings.data), *data.warnings,
     ]  # fmt: skip
@@ -274,8 +273,8 @@ def warn_of_half_head(model: Any) -> list[str]:
         return []
     layers = f"layer {rows[0].path} makes" if len(rows) == 1 else f"layers {', '.join(row.path for row in rows)} make"
     risk = next((row.risk for row in rows if row.risk), "what the loss gets has 11 bits, and is inf above 65504")
-    return [f"{layers} the output of the model in {rows[0].compute_dtype}: {risk}. Keep it in float32: "
-            "policy.head=float32."]  # fmt: skip
+    return [f"{layers} the output of the model in {rows[0].compute_dtype}: {risk}. Keep that layer in "
+            "float32."]  # fmt: skip
 
 
 def scale_layers(settings: Settings, model: Any) -> None:

@@ -32,7 +32,6 @@ from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule
 from mpt_cli.precision.train_step import can_be_called, has_own_compute_loss, optimizers_in, unwrapped
 from mpt_cli.settings.schema import FLOAT_POLICIES, PolicySettings, Settings
 from mpt_cli.settings.variants import GivenModel, GivenOptimizer
-from mpt_cli.telemetry.spelling import FIT, Spelling
 from mpt_cli.training.assembly import build_metrics, choose_for, policy_of
 from mpt_cli.training.loss_and_optimizer import copied_optimizer
 from mpt_cli.training.program import Program
@@ -107,10 +106,6 @@ class ModelProgram(Program):
     @property
     def callbacks(self) -> Sequence[Any]:
         return self.given_callbacks
-
-    @property
-    def spelling(self) -> Spelling:
-        return FIT
 
     @property
     def model_name(self) -> str:

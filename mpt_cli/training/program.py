@@ -14,7 +14,6 @@ from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import shell_command
 from mpt_cli.settings.variants import GIVEN, PYTHON, GivenModel
-from mpt_cli.telemetry.spelling import RECIPE, Spelling
 
 if TYPE_CHECKING:
     from mpt_cli.data.examples import DataSet
@@ -35,11 +34,6 @@ class Program(ABC):
     def callbacks(self) -> Sequence[Any]:
         """Keras callbacks beside those of the settings."""
         return ()
-
-    @property
-    def spelling(self) -> Spelling:
-        """How what advice names is written where the program was started."""
-        return RECIPE
 
     def with_settings(self, settings: Settings) -> Self:
         """The same under other settings, such as those with the seed that was drawn."""

@@ -185,7 +185,7 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
                         parts.capacity, steps_per_call, tuple(phase.epochs for phase in settings.phases))  # fmt: skip
     ledger = Ledger(rules, window_steps=settings.loss_scale.skip_rate_window)
     telemetry.tally = EventTally(parts.scaling)
-    health = HealthRules(settings.loss_scale, trainer, parts.scaling, program.spelling)
+    health = HealthRules(settings.loss_scale, trainer, parts.scaling)
     names = ["loss", *metric_names(parts.model, parts.validation_feed is not None)]
     check_monitors(trainer, names)
     schedule = CheckpointSchedule.from_settings(trainer, names)

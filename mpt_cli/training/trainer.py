@@ -141,7 +141,7 @@ class Trainer:
         watch, progress = self.stopwatch, self.progress
         return observe(
             self.ledger, self.telemetry.tally, self.health.scaling, progress.metrics, val_loss=progress.val_loss,
-            input_seconds=watch.input_seconds, step_seconds=watch.seconds, spelling=self.health.spelling,
+            input_seconds=watch.input_seconds, step_seconds=watch.seconds,
             unmoved=None if self.weight_watch is None else self.weight_watch.found,
         )  # fmt: skip
 
@@ -339,7 +339,7 @@ class Trainer:
     def _look_at_weights(self) -> None:
         watch, ledger = self.weight_watch, self.ledger
         if watch is not None and (found := watch.look(ledger.learning_rate)) is not None:
-            self.telemetry.message(f"step {ledger.seen}: {self.health.spell(describe_unmoved(found))}")
+            self.telemetry.message(f"step {ledger.seen}: {describe_unmoved(found)}")
 
     def _log(self, metrics: dict[str, float]) -> None:
         self.logged_step = self.ledger.seen

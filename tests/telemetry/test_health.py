@@ -17,13 +17,16 @@ from mpt_cli.telemetry.signs import LONGEST_SETTLING_SKIPS, EventTally, Signs, o
 NAN = math.nan
 LOSS_ADVICE = (
     "The loss itself was not finite, which no scale can cause or cure: look for nan or inf in the data, lower "
-    "optimizer.learning_rate, or keep a layer that overflows in float32 (policy.overrides)."
+    "the learning rate, or keep a layer that overflows in float32."
 )
 FLOOR_ADVICE = (
     "No scale is low enough, so scaling is not the cause: look for nan in the model or data, lower "
-    "optimizer.learning_rate, or run with policy=mixed_bfloat16 or policy=float32 to compare."
+    "the learning rate, or run with the policy mixed_bfloat16 or float32 to compare."
 )
-LOWER_ADVICE = "Lower loss_scale.initial_scale, or run with policy=mixed_bfloat16 or policy=float32 to compare."
+LOWER_ADVICE = (
+    "Lower the initial loss scale (loss_scale.initial_scale), or run with the policy mixed_bfloat16 or float32 to "
+    "compare."
+)
 
 
 @dataclass
@@ -86,11 +89,12 @@ def test_a_streak_of_non_finite_losses_is_not_blamed_on_the_scale():
     assert stop is not None and stop.remedy == LOSS_ADVICE
 
 
-@pytest.mark.parametrize(("scale", "words"), [(2.0**16, "256"), (2.0**40, "2**32"), (1000.0, "3.90625")])
+@pytest.mark.parametrize(("scale", "words"), [(2.0**16, "256"), (2.0**40, "2^32"), (1000.0, "3.90625")])
 def test_a_fixed_scale_that_is_too_high_names_a_lower_one(scale, words):
     stop = check(after("xxx", scale=scale), mode="fixed", max_consecutive_skips=3)
     assert stop is not None and stop.remedy == (
-        f"The fixed scale is too high for this model: try loss_scale.initial_scale={words} or loss_scale=dynamic."
+        f"The fixed scale is too high for this model: try {words} (loss_scale.initial_scale), or let it move "
+        "(loss_scale=dynamic)."
     )
 
 
@@ -127,8 +131,8 @@ def test_non_finite_losses_in_applied_steps():
     stop = check(after("...", loss=NAN), TrainerSettings(max_nonfinite_losses=3))
     assert str(stop) == (
         "the loss was not finite in 3 applied steps in a row (rule trainer.max_nonfinite_losses). Lower "
-        "optimizer.learning_rate, or clip with optimizer.global_clipnorm=1.0; in float16 without loss scaling set "
-        "loss_scale=dynamic."
+        "the learning rate, or clip gradients to a global norm of 1.0; in float16 without loss scaling scale the loss "
+        "(loss_scale=dynamic)."
     )
     assert check(after("..", loss=NAN), TrainerSettings(max_nonfinite_losses=3)) is None
     assert check(after("xxx", loss=NAN), TrainerSettings(max_nonfinite_losses=3)) is None
@@ -139,7 +143,7 @@ def test_zero_gradients():
     assert str(stop) == (
         "every gradient was exactly 0 in 5 applied steps in a row (rule trainer.max_zero_gradients). No loss scale "
         "brings them back: look for a loss that does not depend on the weights, for units that are dead (a lower "
-        "optimizer.learning_rate), or for targets that are met already."
+        "learning rate), or for targets that are met already."
     )
     assert check(after("00x000.00000"), TrainerSettings(max_zero_gradients=5)).key == "trainer.max_zero_gradients"
     assert check(after("00.000"), TrainerSettings(max_zero_gradients=5)) is None
@@ -147,7 +151,8 @@ def test_zero_gradients():
 
 
 @pytest.mark.parametrize(
-    ("mode", "words"), [("none", "loss_scale=dynamic."), ("fixed", "raise loss_scale.initial_scale.")]
+    ("mode", "words"), [("none", "scale the loss (loss_scale=dynamic)."),
+                        ("fixed", "raise the initial loss scale (loss_scale.initial_scale).")]
 )
 def test_zero_gradients_that_a_higher_scale_would_keep(mode, words):
     run = after("000")
@@ -192,8 +197,8 @@ def test_an_idle_epoch_while_the_scale_still_settles_is_no_reason_to_stop_as_its
 
 def test_weights_that_are_not_finite():
     assert str(check_epoch(after("."), are_finite=False)) == (
-        "the weights hold inf or nan (rule trainer.stop_on_nonfinite_weights). Lower optimizer.learning_rate, clip "
-        "with optimizer.global_clipnorm=1.0, or use another optimizer."
+        "the weights hold inf or nan (rule trainer.stop_on_nonfinite_weights). Lower the learning rate, clip "
+        "gradients to a global norm of 1.0, or use another optimizer."
     )
     assert check_epoch(after("."), are_finite=True) is None
     assert check_epoch(after("."), TrainerSettings(stop_on_nonfinite_weights=False), are_finite=False) is None
@@ -423,7 +428,7 @@ def test_a_row_is_all_that_a_new_rule_needs(monkeypatch):
     )  # fmt: skip
     monkeypatch.setattr(health, "RULES", (row, *RULES))
     rules, bad = HealthRules(LossScaleSettings(hysteresis=3), TrainerSettings(), SCALED), replace(LATE, bad_steps=3)
-    assert str(rules.check(bad)).startswith("3 bad steps (rule loss_scale.hysteresis). Lower optimizer.learning_rate")
+    assert str(rules.check(bad)).startswith("3 bad steps (rule loss_scale.hysteresis). Lower the learning rate")
     assert rules.check(replace(bad, bad_steps=2)) is None
     assert rules.stop_limits(bad).limits.zero_steps == 3
     assert judge(bad) == (CHRONIC, "Many bad steps.")

@@ -13,17 +13,15 @@ import pytest
 from mpt_cli import redaction
 from mpt_cli.errors import ConfigError, DataError, printable
 from mpt_cli.settings.schema import LoggerSettings
-from mpt_cli.telemetry.records import Event, GradientSample, RunHeader
+from mpt_cli.telemetry.records import GradientSample, RunHeader
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.telemetry.sinks import MlflowSink, WandbSink, check_logger
 
-RISE = Event(12, 1, "growth", 16384.0, 32768.0)
 SAMPLE = GradientSample(30, 0.25, 0.125, 0.5, None)
 
 
 def use(sink: Any, header: Any, snapshot: Any, summary: Any) -> None:
     sink.start(header)
-    sink.events([RISE, Event(13, 1, "overflow", 32768.0, 32768.0)])
     sink.snapshot(replace(snapshot, gradients=SAMPLE))
     sink.snapshot(replace(snapshot, step=40, epoch_end=True, metrics={"val_loss": float("nan")}))
     sink.finish(summary)
@@ -44,7 +42,7 @@ def test_mlflow_has_every_scalar_and_how_it_ended(tmp_path: Path, monkeypatch, h
     def history(name: str) -> list[tuple[int, str]]:
         return [(point.step, str(point.value)) for point in client.get_metric_history(run.info.run_id, name)]
 
-    assert history("loss_scale") == [(12, "32768.0"), (30, "16384.0")]
+    assert history("loss_scale") == [(30, "16384.0")]
     assert history("loss") == [(30, "0.5")] and history("gradients/flushed_share") == [(30, "0.125")]
     assert history("epoch/val_loss") == [(40, "nan")] and history("gradients/headroom_doublings") == []
     assert (run.info.status, run.info.run_name, run.data.tags["verdict"]) == ("FINISHED", "1", "warm-up skips only")
@@ -85,10 +83,10 @@ def test_wandb_has_every_scalar_offline(tmp_path: Path, monkeypatch, header, sna
         {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
         for record in wandb_records(path) if kind_of(record) == "history"
     ]  # fmt: skip
-    assert [json.loads(row["step"]) for row in rows] == [12, 30, 40]
-    assert [row.get("loss_scale") for row in rows] == ["32768", "16384", None]
-    assert (rows[1]["loss"], rows[1]["gradients/flushed_share"], rows[1]["accuracy"]) == ("0.5", "0.125", "0.875")
-    assert "gradients/headroom_doublings" not in rows[1] and "NaN" in rows[2]["epoch/val_loss"]
+    assert [json.loads(row["step"]) for row in rows] == [30, 40]
+    assert [row.get("loss_scale") for row in rows] == ["16384", None]
+    assert (rows[0]["loss"], rows[0]["gradients/flushed_share"], rows[0]["accuracy"]) == ("0.5", "0.125", "0.875")
+    assert "gradients/headroom_doublings" not in rows[0] and "NaN" in rows[1]["epoch/val_loss"]
 
 
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])
@@ -122,7 +120,7 @@ def test_what_a_tracker_is_sent_and_what_it_says_of_its_server_holds_no_secret(m
     assert "could not take what it was given: no route to https://me:<redacted>@host" in printable(str(caught.value))
 
     class Taken(WandbSink):
-        def _begin(self, header: RunHeader) -> None:
+        def start(self, header: RunHeader) -> None:
             taken.append(header)
 
     taken: list[RunHeader] = []

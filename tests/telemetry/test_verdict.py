@@ -105,8 +105,8 @@ CASES = [
     ),
     ("long streak, fixed", _skipping(range(900, 1001), FIXED_CLEAN), v.COLLAPSED, "last 101 steps"),
     ("one skip at the floor", _skipping([1000], scale=2.0**-14), v.TOO_LOW, r"ended at 2\^-14"),
-    ("scale one", replace(CLEAN, scale=1.0), v.TOO_LOW, "Nothing overflowed: raise loss_scale.initial_scale"),
-    ("fixed scale one", replace(FIXED_CLEAN, scale=1.0), v.TOO_LOW, "Raise loss_scale.initial_scale"),
+    ("scale one", replace(CLEAN, scale=1.0), v.TOO_LOW, "Nothing overflowed: raise the initial loss scale"),
+    ("fixed scale one", replace(FIXED_CLEAN, scale=1.0), v.TOO_LOW, r"Raise the scale \(loss_scale.initial_scale\)"),
     (
         "flushed",
         replace(FIXED_CLEAN, flushed_share=0.4),
@@ -121,7 +121,7 @@ CASES = [
     ("a layer unmoved", replace(CLEAN, faults={"a": "unmoved"}, sample_step=7), v.LOST_UPDATES,
      "Next to none of the updates of layer a changed a weight at step 7: .*mixed_bfloat16"),
     ("all unmoved", replace(CLEAN, unmoved=UnmovedWeights(0, 1e-9)), v.NEVER_TRAINED,
-     r"Not one bit of any kernel has changed since the start: at learning rate 1e-09 .* Raise optimizer"),
+     r"Not one bit of any kernel has changed since the start: at learning rate 1e-09 .* Raise the learning rate"),
     ("all unmoved since", replace(CLEAN, unmoved=UnmovedWeights(40, 1e-9)), v.NEVER_TRAINED, "since step 40: "),
     ("flushed a little", replace(CLEAN, flushed_share=0.1), v.HEALTHY, "All"),
     ("no step", replace(CLEAN, steps_seen=0, applied_steps=0), v.NEVER_TRAINED, "ended before its first step"),
@@ -176,8 +176,8 @@ def test_any_scale_that_moves_collapses_at_its_floor(scaling: Scaling, streak: i
     if streak == v.FLOOR_STREAK:
         assert words == (
             "The scale fell to its floor, 2^-14, and steps still overflowed: when no scale is low enough, the cause is "
-            "a nan or a value beyond float16, not the scale. Try policy=mixed_bfloat16 or float32, a lower "
-            "optimizer.learning_rate, or optimizer.global_clipnorm."
+            "a nan or a value beyond float16, not the scale. Try the policy mixed_bfloat16 or float32, a lower "
+            "learning rate, or clipping gradients by their global norm."
         )
         assert "floor" not in judge(replace(skips, scale=2.0**-13))[1]
 
@@ -224,27 +224,27 @@ def test_a_run_that_never_trained_at_any_scale_is_not_told_to_start_lower() -> N
     assert judge(_skipping(range(1, 1001), scale=2.0**-14))[1] == (
         "None of 1,000 steps was applied, so the weights are those of the start: every gradient overflowed at scale "
         "2^-14. When no scale is low enough, the cause is a nan or a value beyond float16, not the scale. Try "
-        "policy=mixed_bfloat16 or float32, a lower optimizer.learning_rate, or optimizer.global_clipnorm."
+        "the policy mixed_bfloat16 or float32, a lower learning rate, or clipping gradients by their global norm."
     )
     assert judge(_skipping(range(1, 1001)))[1].endswith(
-        "every gradient overflowed at scale 32768. Start lower (loss_scale.initial_scale) or give the scale more steps "
-        "to settle (trainer.epochs)."
+        "every gradient overflowed at scale 32768. Start lower (loss_scale.initial_scale), or give the scale more "
+        "epochs to settle."
     )
 
 
 def test_a_long_streak_at_a_fixed_scale_is_advised_as_the_health_rule_does() -> None:
     assert judge(_skipping(range(900, 1001), FIXED_CLEAN))[1] == (
         "The last 101 steps were all skipped at scale 2^24: the fixed scale 2^24 is too high: lower "
-        "loss_scale.initial_scale or use loss_scale=dynamic."
+        "it (loss_scale.initial_scale), or let it move (loss_scale=dynamic)."
     )
 
 
 @pytest.mark.parametrize(
     ("skip_steps", "scaling", "advice"),
     [
-        ((), DYNAMIC, "Nothing overflowed: raise loss_scale.initial_scale."),
-        ((400,), DYNAMIC, "Something overflows at any useful scale: keep that layer in float32 (policy.overrides)."),
-        ((400,), FIXED, "Raise loss_scale.initial_scale or use loss_scale=dynamic."),
+        ((), DYNAMIC, "Nothing overflowed: raise the initial loss scale (loss_scale.initial_scale)."),
+        ((400,), DYNAMIC, "Something overflows at any useful scale: keep that layer in float32."),
+        ((400,), FIXED, "Raise the scale (loss_scale.initial_scale), or let it move (loss_scale=dynamic)."),
     ],
 )
 def test_what_to_do_about_a_useless_scale(skip_steps, scaling, advice) -> None:
@@ -302,7 +302,8 @@ def test_float16_without_scaling_is_judged_by_what_was_flushed(share, verdict):
     words = {
         v.HEALTHY: "All 10 steps were applied; the loss was not scaled although layers compute in float16, and 10.0% "
                    "of the gradient elements were flushed to zero: few enough to do no harm.",
-        v.TOO_LOW: "98.0% of the gradient elements were flushed to zero without loss scaling. Use loss_scale=dynamic.",
+        v.TOO_LOW: "98.0% of the gradient elements were flushed to zero without loss scaling. Scale the loss "
+                   "(loss_scale=dynamic).",
     }  # fmt: skip
     assert judge(signs) == (verdict, words[verdict])
 
@@ -370,16 +371,16 @@ RISING = LossTrend(0.31, 4, 9, (0.4, 0.45, 0.52))
 @pytest.mark.parametrize(("signs", "words"), [
     (LATE, "3 of 64 steps (4.7%) were skipped: 2 while the scale settled, 1 later, few enough to do no harm. Step 46 "
            "was skipped long after the scale had settled, and not because it had grown: a batch with unusual gradients "
-           "does that, or a learning rate that rises. If more follow, lower optimizer.learning_rate or clip with "
-           "optimizer.global_clipnorm=1.0."),
+           "does that, or a learning rate that rises. If more follow, lower the learning rate or clip gradients to a "
+           "global norm of 1.0."),
     (_skipping(range(100, 500, 100), unprovoked_steps=range(100, 500, 100)),
      "4 of 1,000 steps (0.4%) were skipped, few enough to do no harm. 4 steps (… 200, 300, 400) were skipped long "
      "after the scale had settled, and not because it had grown: a batch with unusual gradients does that, or a "
-     "learning rate that rises. If more follow, lower optimizer.learning_rate or clip with "
-     "optimizer.global_clipnorm=1.0."),
+     "learning rate that rises. If more follow, lower the learning rate or clip gradients to a "
+     "global norm of 1.0."),
     (replace(NO_SCALING, val_loss=RISING), "All 1,000 steps were applied; the loss was not scaled, because nothing "
      "needed it. val_loss was lowest in epoch 4, 0.3100, and is 0.5200 after 5 more: the model may be overfitting, and "
-     "trainer.early_stopping ends a run there."),
+     "early stopping ends a run there."),
     (replace(CLEAN, input_seconds=30.0, step_seconds=20.0), "All 1,000 steps were applied at scale 32768. Steps waited "
      "for their data 60% of the time (30.0 s), so a quicker device gains little: let the loader do less for each "
      "example, or do it once and keep the result."),
@@ -446,10 +447,11 @@ FAR = tuple(2.0 ** (40 - step) for step in range(1, 26))
 @pytest.mark.parametrize(("late", "growth", "unprovoked", "words"), [
     ((), None, (), "25 of 128 steps (19.5%) were skipped while the scale settled at scale 32768, the last at step 25; "
      "this is normal and nothing needs to be done. The first 25 skips came of a scale that began too high, at 2^40: "
-     "loss_scale.initial_scale=32768 would have needed none."),
+     "an initial loss scale of 32768 (loss_scale.initial_scale) would have needed none."),
     ((100,), None, (100,), "26 of 128 steps (20.3%) were skipped: 25 while the scale settled, 1 later, few enough to "
-     "do no harm. The first 25 skips came of a scale that began too high, at 2^40: loss_scale.initial_scale=32768 "
-     "would have needed none. Step 100 was skipped long after the scale had settled, and not because it had grown"),
+     "do no harm. The first 25 skips came of a scale that began too high, at 2^40: an initial loss scale of "
+     "32768 (loss_scale.initial_scale) would have needed none. Step 100 was skipped long after the scale had settled, and "
+     "not because it had grown"),
     ((101, 120), 100, (120,), "27 of 128 steps (21.1%) were skipped: 25 while the scale settled, 1 after it had grown, "
      "1 later, few enough to do no harm. The first 25 skips came of"),
 ])  # fmt: skip
@@ -463,12 +465,13 @@ def test_each_group_of_skips_is_told_by_what_it_is_due_to(late, growth, unprovok
 def test_one_skip_of_a_first_scale_that_was_too_high_names_the_half() -> None:
     signs = _skipping([1], scaling=Scaling(DynamicScale(2.0**30)), skip_scales=(2.0**29,), scale=2.0**29)
     assert judge(signs)[1].endswith(
-        "The first skip came of a scale that began too high, at 2^30: loss_scale.initial_scale=2**29 would have needed "
-        "none.")  # fmt: skip
+        "The first skip came of a scale that began too high, at 2^30: an initial loss scale of 2^29 "
+        "(loss_scale.initial_scale) would have needed none.")  # fmt: skip
 
 
 def test_a_logmax_scale_is_not_told_to_grow_later() -> None:
-    assert "lower loss_scale.max_scale, or try" in judge(_skipping(range(10, 1000, 10), scaling=LOGMAX))[1].lower()
+    words = judge(_skipping(range(10, 1000, 10), scaling=LOGMAX))[1]
+    assert "Lower the highest scale (loss_scale.max_scale), or try" in words
 
 
 def test_a_val_loss_that_is_not_finite_leaves_the_trend_as_it_was() -> None:

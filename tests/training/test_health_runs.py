@@ -181,7 +181,7 @@ TOO_FEW = "of the gradient elements were flushed to zero"
          f"100.0% {TOO_FEW} without loss scaling, next to all of those of 2 layers (hidden_1, hidden_2). Use "
          "loss_scale=dynamic."),
         (["loss_scale=fixed", "loss_scale.initial_scale=2", "trainer.max_zero_gradients=null"], "finished", v.TOO_LOW,
-         "Raise loss_scale.initial_scale or use loss_scale=dynamic."),
+         "Raise the scale (loss_scale.initial_scale), or let it move (loss_scale=dynamic)."),
         (["loss_scale=fixed", "loss_scale.initial_scale=2**15"], "finished", v.HEALTHY, "at scale 32768"),
     ],
     ids=["stopped", "none", "too low", "good"],
