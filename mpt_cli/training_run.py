@@ -278,7 +278,11 @@ def _run(session: "Session", guard: DirectoryGuard, telemetry: Telemetry) -> Sum
         guard.flush()
         outcome = session.finish(outcome, run.model_keras)
         if outcome.stop is not None:
-            write_json(run.postmortem_json, build_postmortem(session.trainer, session.assembly.model, outcome.stop))
+            stop = outcome.stop
+            if not session.assembly.program.repeatable:  # there is no command to which words could be added
+                stop = replace(stop, change="")
+                outcome = replace(outcome, stop=stop)
+            write_json(run.postmortem_json, build_postmortem(session.trainer, session.assembly.model, stop))
     except BaseException as error:
         summary = summarise_failure(session, run.path, error)
         with suppress(DataError):  # what ended the run matters more

@@ -339,7 +339,9 @@ def describe_unmoved(found: UnmovedWeights) -> str:
 
 
 def _ends_as_it_began(signs: Signs) -> str | None:
-    return None if signs.unmoved is None else describe_unmoved(signs.unmoved)
+    if signs.unmoved is None or 0 < signs.applied_steps <= signs.streaks.zero_steps:  # of gradients that were all zero
+        return None
+    return describe_unmoved(signs.unmoved)
 
 
 def _ends_unmoved(signs: Signs) -> str | None:

@@ -47,8 +47,7 @@ def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:
             explanation += f" Its end could not be saved ({unsaved}): more epochs would go on from before it."
     summary = _summary(session, run_dir, Conclusion(status, exit_code, verdict, explanation))
     exact = session.assembly.settings.trainer.deterministic
-    change = outcome.stop.change if outcome.stop is not None and summary.repeatable else ""
-    return replace(summary, ended_early=ended_early, change=change,
+    return replace(summary, ended_early=ended_early, change="" if outcome.stop is None else outcome.stop.change,
                    weights_fingerprint=fingerprint_weights(session.assembly.model) if exact else None)  # fmt: skip
 
 
@@ -145,6 +144,7 @@ def build_postmortem(trainer: "Trainer", model: Any, stop: Stop) -> dict[str, An
         "rule": stop.key,
         "evidence": stop.evidence,
         "remedy": stop.remedy,
+        "change": stop.change,
         "step": ledger.seen,
         "epoch": trainer.progress.epoch,
         "checkpoint_step": trainer.checkpointer.saved_step,

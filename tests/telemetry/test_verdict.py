@@ -450,8 +450,8 @@ FAR = tuple(2.0 ** (40 - step) for step in range(1, 26))
      "an initial loss scale of 32768 (loss_scale.initial_scale) would have needed none."),
     ((100,), None, (100,), "26 of 128 steps (20.3%) were skipped: 25 while the scale settled, 1 later, few enough to "
      "do no harm. The first 25 skips came of a scale that began too high, at 2^40: an initial loss scale of "
-     "32768 (loss_scale.initial_scale) would have needed none. Step 100 was skipped long after the scale had settled, and "
-     "not because it had grown"),
+     "32768 (loss_scale.initial_scale) would have needed none. Step 100 was skipped long after the scale had "
+     "settled, and not because it had grown"),
     ((101, 120), 100, (120,), "27 of 128 steps (21.1%) were skipped: 25 while the scale settled, 1 after it had grown, "
      "1 later, few enough to do no harm. The first 25 skips came of"),
 ])  # fmt: skip

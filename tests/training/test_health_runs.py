@@ -176,10 +176,10 @@ TOO_FEW = "of the gradient elements were flushed to zero"
     ("words", "status", "verdict", "explanation"),
     [
         (["loss_scale=none"], "stopped", v.TOO_LOW, "float16 flushed them to zero, a higher loss scale keeps them: "
-                                                    "loss_scale=dynamic."),
+                                                    "scale the loss (loss_scale=dynamic)."),
         (["loss_scale=none", "trainer.max_zero_gradients=null"], "finished", v.TOO_LOW,
-         f"100.0% {TOO_FEW} without loss scaling, next to all of those of 2 layers (hidden_1, hidden_2). Use "
-         "loss_scale=dynamic."),
+         f"100.0% {TOO_FEW} without loss scaling, next to all of those of 2 layers (hidden_1, hidden_2). Scale "
+         "the loss (loss_scale=dynamic)."),
         (["loss_scale=fixed", "loss_scale.initial_scale=2", "trainer.max_zero_gradients=null"], "finished", v.TOO_LOW,
          "Raise the scale (loss_scale.initial_scale), or let it move (loss_scale=dynamic)."),
         (["loss_scale=fixed", "loss_scale.initial_scale=2**15"], "finished", v.HEALTHY, "at scale 32768"),
