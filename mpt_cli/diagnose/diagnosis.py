@@ -87,12 +87,6 @@ class Diagnosis:
                 if row.layer not in self.faults and row.flushed > row.predicted_flushed + MOST_DISAGREEMENT]
 
     @property
-    def is_verified(self) -> bool:
-        """Whether real passes at the recommended scale did as predicted, without an overflow."""
-        overflows = any(trial.overflows for trial in self.trials if trial.scale == self.recommended)
-        return self.is_safe and self.recommended is not None and not (overflows or self.disagreements)
-
-    @property
     def drifts(self) -> bool:
         """Whether each point has a safe scale and no scale is safe at all of them."""
         each = [point.window for point in self.points]

@@ -9,7 +9,6 @@ do: Sequential, functional or subclassed, built by whomever.
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 import keras
@@ -45,14 +44,10 @@ class Probes:
         self.trained_inputs: set[int] = set()
         self._traces: _TensorOrigins = _TensorOrigins()
 
-    @property
-    def sink_count(self) -> int:
-        """One per part for its output, and with `inputs` as many again, before them, for its input."""
-        return len(self.parts) * (2 if self.inputs else 1)
-
     def sinks(self) -> list[Tensor]:
-        """Zeros to differentiate by."""
-        return [ops.zeros((2, SINK_SIZE), "float32") for _ in range(self.sink_count)]
+        """Zeros to differentiate by: one per part for its output, and with `inputs` as many before them for its input.
+        """
+        return [ops.zeros((2, SINK_SIZE), "float32") for _ in range(len(self.parts) * (2 if self.inputs else 1))]
 
     @contextmanager
     def installed(self, sinks: Sequence[Tensor]) -> Iterator[None]:
@@ -135,31 +130,7 @@ def insert_probe(x: Tensor, sink: Tensor) -> Tensor:
 
 
 def _sink_gradients(upstream: Tensor, x: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
-    return upstream, count([upstream, x])
-
-
-MANY_ELEMENTS = 2**20
-
-
-def count(tensors: list[Tensor]) -> Tensor:
-    """`statistics_of_each`. On TensorFlow XLA takes half the time of its kernels, and a tenth of a second to compile
-    each: it counts where there are many elements, or nobody knows how many.
-    """
-    if keras.backend.backend() == "jax":
-        return statistics_of_each(tensors)
-    import tensorflow as tf
-
-    sizes = [tf.TensorShape(tensor.shape).num_elements() for tensor in tensors]
-    are_few = None not in sizes and sum(sizes) < MANY_ELEMENTS
-    return statistics_of_each(tensors) if are_few else _compiled_count()(tensors)
-
-
-@lru_cache(maxsize=1)
-def _compiled_count() -> Callable[[list[Tensor]], Tensor]:
-    import tensorflow as tf
-
-    compiled: Callable[[list[Tensor]], Tensor] = tf.function(statistics_of_each, jit_compile=True, autograph=False)
-    return compiled
+    return upstream, statistics_of_each([upstream, x])
 
 
 def _float_tensors(structure: Any) -> list[Tensor]:
@@ -178,7 +149,7 @@ def in_layers(model: Any, gradients: list[Tensor]) -> list[Tensor]:
 
 def count_weights(gradients: list[Tensor]) -> Tensor:
     """Shape (gradients, SINK_SIZE)."""
-    return count([dense(gradient) for gradient in gradients])
+    return statistics_of_each([dense(gradient) for gradient in gradients])
 
 
 class ReplicaSinks(threading.local, Sequence[Tensor]):

@@ -120,18 +120,18 @@ def describe_spike(spike: Spike) -> str:
     return f"step {format_count(spike.step)}: the loss {jumped} {format_number(spike.loss)}{known}"
 
 
-def describe_examples(spike: Spike, most: int = 8) -> str:
+def describe_examples(spike: Spike) -> str:
     """Those of its batch.
 
     >>> known, unknown = (Spike(9, 1, 9, 5.0, 2.0, 3.0, (), True, 0.1, 1.0, rows) for rows in ((5, 1, 40), None))
-    >>> describe_examples(known), describe_examples(known, 2), describe_examples(unknown)
-    ('5, 1, 40', '5, 1 and 1 more', 'not known: the data is a stream')
+    >>> describe_examples(known), describe_examples(unknown)
+    ('5, 1, 40', 'not known: the data is a stream')
     """
     examples = spike.examples
     if examples is None:
         return f"not known: {spike.no_examples or 'the data is a stream'}"
-    more = len(examples) - most
-    return ", ".join(map(str, examples[:most])) + (f" and {more} more" if more > 0 else "")
+    more = f" and {len(examples) - 8} more" if len(examples) > 8 else ""
+    return ", ".join(map(str, examples[:8])) + more
 
 
 def format_share(part: int, whole: int) -> str:

@@ -10,10 +10,9 @@ from keras import layers, ops
 from nets import Subclassed, functional, sequential, subclassed
 
 from mpt_cli.diagnose.safe_windows import Counted, GradientPass
-from mpt_cli.engine import probes
 from mpt_cli.engine.flow import FlowCounter
 from mpt_cli.engine.probes import GRADIENT, VALUE, Probes
-from mpt_cli.precision.gradients import EXPONENT_BIAS, ZEROS
+from mpt_cli.precision.gradients import EXPONENT_BIAS, ZEROS, statistics_of_each
 from mpt_cli.precision.policy import name_of, parts_of
 
 NETS = {"sequential": sequential, "functional": functional, "subclassed": subclassed}
@@ -122,5 +121,5 @@ def test_a_pass_leaves_every_variable_as_it_was(net):
 def test_tensors_of_which_not_even_the_rank_is_known_are_counted() -> None:
     import tensorflow as tf
 
-    count = tf.function(lambda x: probes.count([x, x]), input_signature=[tf.TensorSpec(None, tf.float32)])
+    count = tf.function(lambda x: statistics_of_each([x, x]), input_signature=[tf.TensorSpec(None, tf.float32)])
     assert keras.ops.convert_to_numpy(count(tf.ones((2, 3)))).sum(axis=1).tolist() == [6.0, 6.0]
