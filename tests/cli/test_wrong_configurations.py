@@ -10,10 +10,8 @@ _CNN = "conf=digits_cnn"
 _WRONG = [
     # recipes
     ([], "conf", "digits_cnn"),
-    (["trainer.epochs=3"], "conf", "conf=path/to/own.yaml"),
     (["conf=digits_cn"], "conf", "Did you mean digits_cnn?"),
     (["conf=nothing_like_it"], "conf", "conf=./mine.yaml"),
-    (["conf="], "conf", "conf=./mine.yaml"),
     (["conf=./nope.yaml"], "conf", "there is no such file"),
     (["conf=digits_cnn.yaml"], "conf", "Did you mean conf=digits_cnn?"),
     (["conf=/"], "conf", "It is a folder."),
@@ -31,19 +29,12 @@ _WRONG = [
     # unknown keys
     ([_CNN, "polcy=float32"], "polcy", "Did you mean policy?"),
     ([_CNN, "trainer.epoch=3"], "trainer.epoch", "Did you mean trainer.epochs?"),
-    ([_CNN, "+trainer.epoch=3"], "trainer.epoch", "Did you mean trainer.epochs?"),
     ([_CNN, "++trainer.epoch=3"], "trainer.epoch", "Did you mean trainer.epochs?"),
-    ([_CNN, "batch_size=3"], "batch_size", "Did you mean trainer.batch_size?"),
     ([_CNN, "learning_rate=1e-3"], "learning_rate", "Did you mean optimizer.learning_rate?"),
-    ([_CNN, "initial_scale=2"], "initial_scale", "Did you mean loss_scale.initial_scale?"),
     ([_CNN, "optimizer.lr=0.1"], "optimizer.lr", "learning_rate"),
-    ([_CNN, "loss_scale.inital_scale=2"], "loss_scale.inital_scale", "Did you mean loss_scale.initial_scale?"),
-    ([_CNN, "Trainer.Epochs=2"], "Trainer.Epochs", "Did you mean trainer.epochs?"),
     ([_CNN, "trainer.epochs.first=3"], "trainer.epochs.first", "no keys inside"),
     ([_CNN, "+new.section.key=3"], "new.section.key", ""),
     ([_CNN, "hydra.run.dir=x"], "hydra.run.dir", "run_dir"),
-    ([_CNN, "optimizer.schedule.warmup=3"], "optimizer.schedule.warmup", "warmup_steps"),
-    ([_CNN, "~trainer.epoch"], "trainer.epoch", "Did you mean trainer.epochs?"),
     ([_CNN, "~optimizer.clipnorm"], "optimizer.clipnorm", "cannot be set: Could not delete"),
     ([_CNN, "~policy"], "~policy", "cannot be taken away"),
     # keys of another variant
@@ -55,41 +46,26 @@ _WRONG = [
     ([_CNN, "optimizer.kwargs={beta1: 0.5}"], "optimizer.kwargs.beta1", "Did you mean beta_1?"),
     ([_CNN, "optimizer.kwargs={learning_rate: 0.5}"], "optimizer.kwargs.learning_rate", "Write optimizer.learning_"),
     ([_CNN, "data.path=x.csv"], "data.path", "data=csv"),
-    ([_CNN, "model=mlp", "model.builder=a:b"], "model.builder", "It belongs to model=builder."),
     # unknown choices
     ([_CNN, "policy=mixed_fp16"], "policy", "Did you mean mixed_float16?"),
-    ([_CNN, "policy=half"], "policy", "mixed_float16"),
     ([_CNN, "policy=auto_float16", "policy.float8=true"], "policy.float8", "false with policy.name=auto_float16"),
     ([_CNN, "policy.head=auto_float16"], "policy.head", "must be one of"),
-    ([_CNN, "policy.name=mixed-float16"], "policy.name", "Did you mean mixed_float16?"),
     ([_CNN, "policy=null"], "policy", "must be one of"),
-    ([_CNN, "policy=[float32,float64]"], "policy", "must be one of"),
-    ([_CNN, "policy={name: float32}"], "policy", "must be one of"),
     ([_CNN, "optimizer=adma"], "optimizer", "Did you mean adam?"),
-    ([_CNN, "model=resnet50"], "model", "Did you mean resnet?"),
-    ([_CNN, "data=digit"], "data", "Did you mean digits?"),
     ([_CNN, "backend=torch"], "backend", "jax, tensorflow"),
-    ([_CNN, "loss_scale=dynamical"], "loss_scale", "Did you mean dynamic?"),
     ([_CNN, "loss_scale.mode=dynmic"], "loss_scale.mode", "Did you mean dynamic?"),
     ([_CNN, "loss_scale.mode=off"], "loss_scale.mode", "auto, dynamic, fixed, logmax, none"),
-    ([_CNN, "policy.head=float8"], "policy.head", "Did you mean float"),
     ([_CNN, "policy.overrides.conv=half"], "policy.overrides", "mixed_float16"),
     ([_CNN, "trainer.jit_compile=ture"], "trainer.jit_compile", "Did you mean true?"),
     ([_CNN, "model=mlp", "model.name=cnn"], "model.name", "Keep one of the two"),
     # wrong types
     ([_CNN, "trainer.epochs=many"], "trainer.epochs", "whole number"),
     ([_CNN, "trainer.epochs=1.5"], "trainer.epochs", "whole number"),
-    ([_CNN, "trainer.epochs=true"], "trainer.epochs", "whole number"),
     ([_CNN, "trainer.epochs=null"], "trainer.epochs", "The default is 10."),
-    ([_CNN, "trainer.epochs=[1]"], "trainer.epochs", "whole number"),
-    ([_CNN, "trainer.epochs="], "trainer.epochs", "whole number"),
     ([_CNN, "trainer.shuffle=1"], "trainer.shuffle", "true or false"),
-    ([_CNN, "trainer.shuffle=maybe"], "trainer.shuffle", "true or false"),
     ([_CNN, "optimizer.learning_rate=fast"], "optimizer.learning_rate", "must be a number"),
-    ([_CNN, "loss_scale.initial_scale=true"], "loss_scale.initial_scale", "must be a number"),
     ([_CNN, "model.filters=8"], "model.filters", "Write model.filters=[8]."),
     ([_CNN, "model.filters=[8,x]"], "model.filters", "list of whole numbers"),
-    ([_CNN, "model.filters=[8,null]"], "model.filters", "list of whole numbers"),
     ([_CNN, "run_dir=[a]"], "run_dir", "must be text"),
     ([_CNN, "optimizer.schedule=cosine"], "optimizer.schedule", "optimizer.schedule.name=cosine"),
     ([_CNN, "model.builder=a:b", "model.kwargs=3"], "model.kwargs", "Write model.kwargs.NAME=VALUE."),
@@ -97,30 +73,18 @@ _WRONG = [
     # out of range
     ([_CNN, "trainer.epochs=0"], "trainer.epochs", "must be >= 1"),
     ([_CNN, "seed=-1"], "seed", ">= 0 and <= 4294967295"),
-    ([_CNN, "loss_scale.initial_scale=0"], "loss_scale.initial_scale", "must be >= 2**-126 and <= 2**127"),
     ([_CNN, "loss_scale.initial_scale=2**130"], "loss_scale.initial_scale", "must be >= 2**-126 and <= 2**127"),
-    ([_CNN, "loss_scale.max_scale=1e39"], "loss_scale.max_scale", "must be >= 2**-126 and <= 2**127"),
     ([_CNN, "loss_scale.initial_scale=nan"], "loss_scale.initial_scale", "finite"),
-    ([_CNN, "loss_scale.max_scale=inf"], "loss_scale.max_scale", "finite"),
-    ([_CNN, "loss_scale.growth_factor=1"], "loss_scale.growth_factor", "must be > 1"),
     ([_CNN, "loss_scale.backoff_factor=1"], "loss_scale.backoff_factor", "< 1"),
-    ([_CNN, "loss_scale.max_skip_rate=1.01"], "loss_scale.max_skip_rate", "<= 1"),
     ([_CNN, "model.filters=[8,0]"], "model.filters", "each >= 1"),
-    ([_CNN, "optimizer.learning_rate=-0.1"], "optimizer.learning_rate", ">= 0"),
-    ([_CNN, "data.validation_fraction=1"], "data.validation_fraction", "< 1"),
     # missing
     ([_CNN, "model=builder"], "model.builder", "must be given"),
     ([_CNN, "data=csv"], "data.target", "name of the column"),
-    ([_CNN, "data=npz", "data.path="], "data.path", "must be given"),
     # sweeps
     ([_CNN, "seed=0,1,2"], "seed", "mpt sweep"),
-    ([_CNN, "policy=float32,float64"], "policy", "mpt sweep"),
     ([_CNN, "loss_scale.initial_scale=range(1,4)"], "loss_scale.initial_scale", "mpt sweep"),
     # combinations (their whole table with exact words: tests/settings/test_combinations.py)
     ([_CNN, "loss_scale.min_scale=8", "loss_scale.max_scale=4"], "loss_scale.min_scale", "max_scale"),
-    ([_CNN, "policy=bfloat16"], "policy.name", "mixed_bfloat16"),
-    ([_CNN, "distribute=data_parallel"], "distribute.name", "backend=jax"),
-    ([_CNN, "optimizer.clipnorm=1", "optimizer.clipvalue=1"], "optimizer.clipvalue", "Keep one of them."),
     ([_CNN, "expect.val_accuracy.mn=0.9"], "expect.val_accuracy.mn", "Did you mean min?"),
 ]  # fmt: skip
 
@@ -147,11 +111,11 @@ def test_all_problems_are_reported_at_once(mpt) -> None:
     assert done.code == 2
 
 
-@pytest.mark.parametrize("verb", ["train", "check", "show"])
-def test_every_verb_that_takes_a_configuration_refuses_it_alike(verb, mpt) -> None:
-    done = mpt(verb, "conf=digits_cnn", "trainer.epochs=0")
-    assert (done.code, done.out) == (2, "")
-    assert done.err == f"mpt {verb}: trainer.epochs: must be >= 1. Received: 0.\n"
+def test_every_verb_that_takes_a_configuration_refuses_it_alike(mpt) -> None:
+    for verb in ("train", "check", "show"):
+        done = mpt(verb, "conf=digits_cnn", "trainer.epochs=0")
+        assert (done.code, done.out) == (2, "")
+        assert done.err == f"mpt {verb}: trainer.epochs: must be >= 1. Received: 0.\n"
 
 
 @pytest.mark.parametrize("index", [0, 1])

@@ -13,8 +13,6 @@ from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import FLOAT_POLICIES, VARIANTS, Settings, choosing_key, sections
 from mpt_cli.settings.search_path import conf_directory, group_choices, group_names
 
-_FILES = sorted(path for path in conf_directory().rglob("*.yaml"))
-_CHOICES = [(group, choice) for group in group_names() for choice in group_choices(group)]
 _NEEDED = {
     ("model", "builder"): ["model.builder=a:b"],
     ("model", "saved"): ["model.path=a.keras"],
@@ -36,36 +34,35 @@ def test_there_is_a_group_for_each_section_and_a_file_for_each_variant() -> None
     assert set(group_choices("policy")) >= set(FLOAT_POLICIES)
 
 
-@pytest.mark.parametrize("path", _FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_every_key_is_commented(path) -> None:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    assert lines[0].startswith("# ")
-    for before, line in pairwise(lines):
-        if re.match(r"(  - )?\w+:", line) and not line.startswith("defaults:"):
-            assert "  # " in line or before.startswith("# ") or line == "  - _self_", f"{path.name}: {line}"
+def test_every_key_is_commented() -> None:
+    for path in conf_directory().rglob("*.yaml"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert lines[0].startswith("# ")
+        for before, line in pairwise(lines):
+            if re.match(r"(  - )?\w+:", line) and not line.startswith("defaults:"):
+                assert "  # " in line or before.startswith("# ") or line == "  - _self_", f"{path.name}: {line}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("group", "choice"), _CHOICES, ids="/".join)
-def test_every_file_composes(group, choice, write_recipe) -> None:
-    recipe = write_recipe(f"defaults:\n  - {group}: {choice}\n")
-    section = getattr(load_settings([recipe, *_NEEDED.get((group, choice), [])]), group)
-    assert getattr(section, choosing_key(group) or "", choice) in (choice, choice.removeprefix("float8_"))
+def test_every_file_composes(write_recipe) -> None:
+    for group in group_names():
+        for choice in group_choices(group):
+            recipe = write_recipe(f"defaults:\n  - {group}: {choice}\n")
+            section = getattr(load_settings([recipe, *_NEEDED.get((group, choice), [])]), group)
+            assert getattr(section, choosing_key(group) or "", choice) in (choice, choice.removeprefix("float8_"))
 
 
-@pytest.mark.parametrize(("section", "variant"), [(s, v) for s in VARIANTS for v in VARIANTS[s]], ids="/".join)
-def test_a_variants_file_agrees_with_its_schema(section, variant) -> None:
-    keys = {key.path: key for key in class_keys(VARIANTS[section][variant])}
-    written = OmegaConf.to_container(OmegaConf.load(conf_directory() / section / f"{variant}.yaml"))
-    for name, value in written.items():
-        assert (value if value == "???" else read_value(keys[name], value)) == keys[name].default, name
-
-
-def test_the_default_files_agree_with_the_schema(write_recipe) -> None:
+def test_the_files_of_variants_and_the_default_files_agree_with_the_schema(write_recipe) -> None:
+    for section, variants in VARIANTS.items():
+        for variant, cls in variants.items():
+            keys = {key.path: key for key in class_keys(cls)}
+            written = OmegaConf.to_container(OmegaConf.load(conf_directory() / section / f"{variant}.yaml"))
+            for name, value in written.items():
+                assert (value if value == "???" else read_value(keys[name], value)) == keys[name].default, name
     assert asdict(load_settings([write_recipe("recipe: own\n")])) == asdict(Settings(recipe="own"))
 
 
-@pytest.mark.parametrize("mode", VARIANTS["loss_scale"])
-def test_the_file_of_a_mode_is_written_from_its_fields(mode) -> None:
-    text = (conf_directory() / "loss_scale" / f"{mode}.yaml").read_text(encoding="utf-8")
-    assert text == group_file("loss_scale", mode, text.partition("\n")[0])
+def test_the_file_of_a_mode_is_written_from_its_fields() -> None:
+    for mode in VARIANTS["loss_scale"]:
+        text = (conf_directory() / "loss_scale" / f"{mode}.yaml").read_text(encoding="utf-8")
+        assert text == group_file("loss_scale", mode, text.partition("\n")[0])
