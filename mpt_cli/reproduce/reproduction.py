@@ -1,7 +1,6 @@
 """Recipes and earlier runs run again, each in a process of its own, and held against what was expected of them; for
-`mpt reproduce --update` what they came to, written into the recipes as new expectations, but for bounds that a run
-which has learned nothing would hold to as well; and the proof that a run which is killed and resumed ends as one that
-never was: both held against each other, bit by bit.
+`mpt reproduce --update` what they came to, written into the recipes as new expectations; and the proof that a run which
+is killed and resumed ends as one that never was: both held against each other, bit by bit.
 """
 
 import difflib
@@ -13,18 +12,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from mpt_cli.errors import BAD_DATA, ConfigError, DataError, Problem
 from mpt_cli.jobs.executor import Command, LocalExecutor, mpt_command
 from mpt_cli.jobs.queue import Ending, Limits, Queue, run_one
-from mpt_cli.report.history import read_lines
 from mpt_cli.reproduce.collection import ReproduceTarget
-from mpt_cli.runs.directory import DEFAULT_PARENT, HEADER, RunDirectory, make_empty, read_json, read_summary
+from mpt_cli.runs.directory import DEFAULT_PARENT, RunDirectory, make_empty, read_summary
 from mpt_cli.runs.expectations import (
     ExpectationCheck,
     KeyPath,
@@ -44,7 +42,6 @@ from mpt_cli.runs.provenance import (
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.signals import raise_for, signal_name
-from mpt_cli.telemetry.format import format_number
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
 
@@ -245,46 +242,6 @@ def _judge(target: ReproduceTarget, child: FinishedProcess) -> Reproduction:
 Tell = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Beginning:
-    """What is known of a run before it has learned anything: among how many classes it guesses, and which loss it has
-    then; None where that is not known.
-    """
-
-    num_classes: int | None = None
-    loss: float | None = None
-
-    @classmethod
-    def of(cls, run: RunDirectory) -> Self:
-        """From its record. The loss is the first that was logged, and of a crossentropy at least ln(classes), that of
-        equal chances; a run with a single line of metrics began with it, and ended.
-        """
-        try:
-            header = read_json(run.header_json, HEADER)
-        except DataError:
-            header = {}
-        classes = header.get("num_classes")
-        lines = list(islice(read_lines(run.metrics_jsonl), 2))
-        known = [float(lines[0]["loss"])] if len(lines) == 2 and lines[0].get("loss") is not None else []
-        known += [math.log(classes)] if classes and "crossentropy" in header.get("loss", "") else []
-        return cls(classes, max(filter(math.isfinite, known), default=None))
-
-    def why_weak(self, name: str, side: str, bound: float, steps: int) -> str:
-        """Why a run of so many steps that learns nothing would hold to a `bound`, the min or max of what `name` came
-        to; empty where it would not, as far as is known.
-
-        >>> Beginning(10, 2.3).why_weak("val_accuracy", "min", 0.09, 345)
-        'guessing among 10 classes comes to 0.1000'
-        """
-        guess = 1 / self.num_classes if self.num_classes else 0.0
-        if side == "min" and name.endswith("accuracy") and bound <= guess:
-            among = f"among {self.num_classes} classes " if self.num_classes else ""
-            return f"guessing {among}comes to {format_number(guess)}"
-        if side == "max" and name.endswith("loss") and self.loss is not None and bound >= self.loss:
-            return f"the run began with a loss of {format_number(self.loss)}"
-        return f"the run has {steps:,} steps" if (name, side) == ("skipped_steps", "max") and bound >= steps else ""
-
-
 def update_recipes(results: Sequence[Reproduction], tell: Tell) -> bool:
     """Whether every recipe now expects what came out; a run that failed gives nothing to write. `tell` hears of what is
     written, and of what is not and why.
@@ -311,11 +268,16 @@ def _update(path: Path, seeds: Sequence[Reproduction], tell: Tell) -> bool:
         tell(f"{path}: not updated, because the run failed or has no such value")
         return False
     figures = new_figures(expect, reached) if expect else first_figures(summaries)
-    weak = _weak_bounds(figures, Beginning.of(seeds[0].child.run), summaries[0])
-    for place, why in weak.items():
-        tell(f"{path}: expect.{'.'.join(place)} is not written: it would be {figures[place]}, and {why}")
-    _write(path, {place: figure for place, figure in figures.items() if place not in weak}, not expect, tell)
-    return not (expect and weak)
+    useless = [place for place, figure in figures.items() if not _is_finite(figure)]
+    for place in useless:
+        tell(f"{path}: expect.{'.'.join(place)} is not written: it would be {figures[place]}, which nothing meets")
+    _write(path, {place: figure for place, figure in figures.items() if place not in useless}, not expect, tell)
+    return not (expect and useless)
+
+
+def _is_finite(figure: Any) -> bool:
+    numbers = figure.values() if isinstance(figure, Mapping) else [figure]
+    return all(math.isfinite(number) for number in numbers if isinstance(number, float))
 
 
 def _as_number(value: Any) -> Any:
@@ -326,20 +288,6 @@ def _as_number(value: Any) -> Any:
 def _with_numbers(summary: Mapping[str, Any]) -> dict[str, Any]:
     metrics = {name: _as_number(value) for name, value in summary.get("metrics", {}).items()}
     return {**summary, "metrics": metrics} if summary else {}
-
-
-def _weak_bounds(
-    figures: Mapping[KeyPath, Any], beginning: Beginning, summary: Mapping[str, Any]
-) -> dict[KeyPath, str]:  # fmt: skip
-    reasons = {}
-    for place, figure in figures.items():
-        numbers = [*figure.values()] if isinstance(figure, Mapping) else [figure]
-        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
-            reasons[place] = "nothing can be held against that"
-        elif place[-1] in ("min", "max"):
-            name = place[0].removeprefix("best_metrics.")
-            reasons[place] = beginning.why_weak(name, place[-1], figure, int(summary["steps_seen"]))
-    return {place: why for place, why in reasons.items() if why}
 
 
 def _write(path: Path, figures: Mapping[KeyPath, Any], is_new: bool, tell: Tell) -> None:

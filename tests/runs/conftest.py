@@ -23,7 +23,6 @@ def outcome(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         if found["summary"]:
             write_json(run_dir / "summary.json", found["summary"])
         write_json(run_dir / "environment.json", found["environment"])
-        found.get("record", lambda folder: None)(run_dir)
         command.log.write_text("mpt train: there is no such file\n")
         return found.get("code", found["summary"]["exit_code"] if found["summary"] else 3)
 
