@@ -1,8 +1,6 @@
 """The state of callbacks in a checkpoint: what is stored, what can't be, and runs that are gone on with."""
 
 import json
-from collections import deque
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -12,7 +10,7 @@ import pytest
 from test_callbacks import lines, train, weights
 
 from mpt_cli.errors import UserCodeError
-from mpt_cli.training.callbacks import Callbacks, NotPlain, decode, encode, state_of
+from mpt_cli.training.callbacks import Callbacks, CallbackState, NotPlain, decode, encode
 from mpt_cli.training.checkpoint import CheckpointStore
 
 ALL = [
@@ -28,31 +26,30 @@ KEYS = [
 
 
 @pytest.mark.parametrize("value", [
-    None, True, 3, 2**70, -0.5, "text", float("inf"), [1, (2.0, "x")], {"a": [None], 3: {"b"}}, deque([1, 2], 5),
-    Path("a/b"), {"array": 1}, {1, 2},
+    None, True, 3, 2**70, -0.5, "text", float("inf"), [1, (2.0, "x")], {"a": [None], "b": {"array": 1}}, {"array": 1},
 ])  # fmt: skip
 def test_plain_values_come_back_from_json_as_they_were(value):
     arrays: dict[str, Any] = {}
-    found = decode(json.loads(json.dumps(encode(value, arrays), allow_nan=False)), arrays)
+    found = decode(json.loads(json.dumps(encode(value, arrays, "v"), allow_nan=False)), arrays)
     assert found == value and type(found) is type(value)
-    assert getattr(found, "maxlen", None) == getattr(value, "maxlen", None)
 
 
 def test_arrays_keep_their_dtype_and_lie_beside_the_json():
     arrays: dict[str, Any] = {}
     value = {"best": [np.float16([1, 2]), np.int64(3)], "mean": np.float32("nan")}
     found = decode(json.loads(json.dumps(encode(value, arrays, "w"), allow_nan=False)), arrays)
-    assert sorted(arrays) == ["w/0/1/0", "w/0/1/1", "w/1/1"]
+    assert sorted(arrays) == ["w/best/0", "w/best/1", "w/mean"]
     assert found["best"][0].dtype == np.float16 and found["best"][0].tolist() == [1, 2]
     assert type(found["best"][1]) is np.int64 and np.isnan(found["mean"])
-    with pytest.raises(NotPlain, match="Mean"):
-        encode([keras.metrics.Mean()], {})
+    for kind, other in (("Mean", [keras.metrics.Mean()]), ("set", {1, 2}), ("dict", {1: 2})):
+        with pytest.raises(NotPlain, match=kind):
+            encode(other, {}, "o")
 
 
 def test_arrays_are_stored_once_they_have_changed():
     """A set of images that a callback only looks at is not written with every checkpoint."""
     noise, psnr = own_callbacks.Noise(), own_callbacks.Psnr()
-    states = [state_of(noise), state_of(psnr)]
+    states = [CallbackState(noise), CallbackState(psnr)]
     assert [state.begin() for state in states] == [[], []]
     assert [sorted(state.encode()[1]) for state in states] == [[], []]
     noise.size, psnr.best = noise.size * 0.5, 3.5
@@ -76,7 +73,7 @@ def test_a_state_that_is_not_plain_is_refused(monkeypatch):
     monkeypatch.setattr(callback, "get_state", lambda: callback.mean)
     words = r"^callbacks: SaysItsState.get_state must return numbers, texts, arrays, .* Received: Mean\.$"
     with pytest.raises(UserCodeError, match=words):
-        state_of(callback).encode()
+        CallbackState(callback).encode()
 
 
 @pytest.mark.slow
