@@ -189,7 +189,7 @@ def examine_overflow(replayed: ReplayedRun) -> OverflowDiagnosis:
 def _look(replayed: ReplayedRun, batch: Any) -> tuple[float, list[Sighting], bool]:
     """The loss and what the probes see, compiled like the run; where all is finite so, with float16 rounded always."""
     parts, model = replayed.parts, replayed.parts.model
-    injector = build_injector(parts.settings.fault, model, parts.data, 1)
+    injector = build_injector(parts.settings.fault, model, parts.data)
     step_wrapper = injector.wrap_step if injector else None
     for jit_compile in (True, False) if parts.jit_compile else (False,):
         counter = FlowCounter(model, in_float32=False, inputs=True)

@@ -482,7 +482,7 @@ def check_fault(settings: "Settings") -> Iterator[Problem]:
     fault = settings.fault
     is_timed = bool(fault.at_steps) or fault.every_steps is not None
     if fault.kind == "none":
-        for name in ("at_steps", "every_steps", "until_step", "above_scale", "replica"):
+        for name in ("at_steps", "every_steps", "above_scale"):
             if getattr(fault, name) not in (None, []):
                 rule = "must be left out with fault.kind=none: nothing goes wrong then."
                 yield Problem(f"fault.{name}", rule, getattr(fault, name), "Use fault.kind=overflow, nan or zero.")
@@ -491,21 +491,6 @@ def check_fault(settings: "Settings") -> Iterator[Problem]:
         yield Problem("fault.at_steps", rule, fault.at_steps)
     if fault.kind == "zero" and fault.place == "data":
         yield Problem("fault.place", "must be backward or forward with fault.kind=zero.", fault.place)
-    if fault.slow_storage_seconds and settings.trainer.feed == "resident":
-        rule = "must be stream or auto with fault.slow_storage_seconds: resident data is read once."
-        yield Problem("trainer.feed", rule, settings.trainer.feed)
-
-
-def check_fault_replica(settings: "Settings") -> Iterator[Problem]:
-    fault, distribute = settings.fault, settings.distribute
-    if fault.replica is None:
-        return
-    if distribute.name == "none" or (distribute.batch_parts is not None and fault.replica >= distribute.batch_parts):
-        rule = f"must be one of the devices a batch is split over (distribute={distribute.name})."
-        yield Problem("fault.replica", rule, fault.replica, "Leave it out, or use distribute.devices.")
-    elif distribute.name != "mirrored" and fault.place != "data":
-        rule = f"must be left out with distribute={distribute.name} unless fault.place=data: there is one loss for all."
-        yield Problem("fault.replica", rule, fault.replica)
 
 
 def check_objects(settings: Settings) -> Iterator[Problem]:
@@ -645,8 +630,7 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
     (check_schedule, ("optimizer.schedule",)),
     (check_synthetic, ("data",)),
     (check_keras_dataset, ("data",)),
-    (check_fault, ("fault", "trainer.feed")),
-    (check_fault_replica, ("fault.replica", "fault.place", "distribute")),
+    (check_fault, ("fault",)),
     (check_expect, ("expect",)),
     (check_phases, ("phases", "trainer.epochs", "optimizer.learning_rate", "optimizer.schedule")),
 )

@@ -44,14 +44,8 @@ class FaultSettings:
                      "first example of the batch", choices=("backward", "forward", "data"))
     at_steps: List[int] = key([], "steps at which it happens", at_least=1)
     every_steps: Optional[int] = key(None, "it happens at every multiple of this too", at_least=1)
-    until_step: Optional[int] = key(None, "the last step at which it may happen, null = the last of the run",
-                                    at_least=1)
     above_scale: Optional[float] = key(None, "it happens only while the loss scale is above this, as a real overflow "
                                        "does; null = at any scale", above=0)
-    replica: Optional[int] = key(None, "only on this device of those a batch is split over, from 0; null = on all",
-                                 at_least=0)
-    slow_storage_seconds: float = key(0.0, "seconds that reading each batch of training data takes longer",
-                                      at_least=0)
 
 
 # keys of the trainer that act in a fit of Keras's own, too

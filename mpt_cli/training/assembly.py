@@ -15,7 +15,7 @@ from mpt_cli.data.examples import RAGGED, Batch, DataSet, Examples, Rows, Stream
 from mpt_cli.data.load import has_targets_as_given, load_data_of_run
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.distribution import Distribution, build_distribution
-from mpt_cli.engine.faults import Injector, build_injector, slowed, warn_of_fault
+from mpt_cli.engine.faults import Injector, build_injector, warn_of_fault
 from mpt_cli.engine.feed import BatchPlan, Feed, build_feed, byte_size, first_batch, shuffle_check
 from mpt_cli.engine.flow import pure_loss
 from mpt_cli.engine.loop import Engine, build_engine
@@ -174,7 +174,7 @@ def _assemble(program: "Program", platform: Platform, data: DataSet, hardware: H
     jit = choose_jit(settings, platform, model, count_steps(whole_run(settings), plan.steps_per_epoch(data.train)))
     jit = JitChoice(False, "inputs are text") if _is_text(settings, data) else jit
     jit = JitChoice(False, "inputs are ragged") if _is_ragged(settings, data) else jit
-    injector = build_injector(settings.fault, model, data, distribution.replicas)
+    injector = build_injector(settings.fault, model, data)
     wrapper = injector.wrap_step if injector else None
     engine = hardware.build_engine(model, jit.jit_compile, distribution, wrapper)
     train_feed, validation_feed, resident = _feeds(settings, data, engine, distribution.replicas)
@@ -421,11 +421,11 @@ def call_capacity(trainer: TrainerSettings, resident: bool) -> int:
 
 def _feeds(settings: Settings, data: DataSet, engine: Engine, devices: int) -> tuple[Feed, Feed | None, bool]:
     trainer = settings.trainer
-    resident = not settings.fault.slow_storage_seconds and _stays_on_device(trainer, data)
+    resident = _stays_on_device(trainer, data)
     assert settings.seed is not None
     capacity = call_capacity(trainer, resident)
     plan = BatchPlan(trainer.batch_size, capacity, trainer.drop_remainder, trainer.shuffle, settings.seed, devices)
-    train_feed = build_feed(slowed(data.train, settings.fault.slow_storage_seconds), engine, plan, resident)
+    train_feed = build_feed(data.train, engine, plan, resident)
     engine.trains_in_whole_batches = plan.has_only_whole_batches(data.train)
     if isinstance(data.train, Stream) and data.train.endless and trainer.max_steps is None:
         raise ConfigError(Problem("trainer.max_steps", "must be given for a dataset that never ends."))

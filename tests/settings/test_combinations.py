@@ -139,12 +139,6 @@ _WRONG = [
     (["backend=jax", "distribute=model_parallel", *_DIVIDED, "distribute.processes=2"],
      "distribute.processes: must be left out with distribute=model_parallel. Received: 2. Use distribute=data_parallel "
      "backend=jax."),
-    (["backend=jax", "distribute=model_parallel", *_DIVIDED, "fault=overflow", "fault.place=data", "fault.replica=2"],
-     "fault.replica: must be one of the devices a batch is split over (distribute=model_parallel). Received: 2. Leave "
-     "it out, or use distribute.devices."),
-    (["backend=jax", "distribute=model_parallel", *_DIVIDED, "fault=overflow", "fault.replica=1"],
-     "fault.replica: must be left out with distribute=model_parallel unless fault.place=data: there is one loss for "
-     "all. Received: 1."),
     (["distribute=mirrored", "optimizer.gradient_accumulation_steps=2"],
      "optimizer.gradient_accumulation_steps: must be null with distribute=mirrored: Keras cannot accumulate there. "
      "Received: 2. Raise trainer.batch_size instead."),

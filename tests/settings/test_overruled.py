@@ -52,7 +52,7 @@ def test_a_file_that_is_about_some_keys_leaves_the_recipes_others(write_recipe) 
 
 
 def test_other_words_win_over_the_chosen_file_wherever_they_stand(write_recipe) -> None:
-    recipe = write_recipe("trainer: {epochs: 20}\nfault: {kind: nan, at_steps: [1], until_step: 3}\n")
+    recipe = write_recipe("trainer: {epochs: 20}\nfault: {kind: nan, at_steps: [1], every_steps: 3}\n")
     settings = load_settings([recipe, "trainer.epochs=4", "trainer=quick", "fault=overflow", "fault.at_steps=[2]"])
     assert (settings.trainer.epochs, settings.fault) == (4, FaultSettings(kind="overflow", at_steps=[2]))
 

@@ -127,7 +127,8 @@ def test_the_last_good_checkpoint_stays(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_without_the_fault(tmp_path):
-    words = ["fault=nan_loss", "fault.until_step=40", "trainer.checkpoint_every_steps=5"]
+    fault = ["fault=nan_loss", "fault.every_steps=null", f"fault.at_steps={[*range(1, 41)]}"]
+    words = [*fault, "trainer.checkpoint_every_steps=5"]
     summary, run_dir = train(tmp_path, *words)
     assert summary.status == "stopped" and (run_dir / "postmortem.json").exists()
 
