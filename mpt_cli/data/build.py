@@ -441,9 +441,7 @@ def shown_classes(names: list[str]) -> str:
 def _count_text(part: Examples | Stream) -> str:
     if isinstance(part, Examples):
         return f"{len(part):,}"
-    if part.endless:
-        return "endless"
-    return "streamed" if part.examples is None else f"{part.examples:,} streamed"
+    return "endless" if part.endless else "streamed"
 
 
 def _target_text(target: TargetSpec) -> str:
@@ -570,9 +568,6 @@ def _described(raw: RawArrays, target: TargetSpec) -> DataSet:
                    max_abs_input(parts), of, raw.preprocessing, input_dtypes(raw.train.x), raw.keep_targets)
 
 
-_FIRST_BATCH = 32
-
-
 @dataclass(frozen=True)
 class RawStream:
     """Streams, or a stream and validation arrays, as a source found them; inputs stay as they are, uint8 too."""
@@ -587,7 +582,7 @@ class RawStream:
 
 def build_stream_set(raw: RawStream) -> DataSet:
     """DataSet whose description and fingerprint rest on the first batch; DataError where that can't be trained on."""
-    found = raw.train.first(_FIRST_BATCH)
+    found = raw.train.first()
     if found is None:
         raise DataError(f"{raw.title}: there are no examples.")
     first = to_numbers(found, raw.title, scale_pixels=False)

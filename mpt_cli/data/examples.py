@@ -248,89 +248,43 @@ class Examples:
         return Examples(*(map_arrays(lambda a: a[which], part) for part in (self.x, self.y, self.sample_weight)))
 
 
-@dataclass(frozen=True)
-class Stream:
-    """Examples that are read anew in every epoch because they don't fit, or aren't known to fit, in memory.
-
-    `open(batch_size, shuffle_seed)` starts a pass; `shuffle_seed` None keeps the order of the source. The last batch
-    may be smaller. `examples` is their number in a pass, None where it isn't known before a pass has been
-    read. `endless`: a pass never ends, so only `trainer.max_steps` does.
-    """
-
-    open: Callable[[int, int | None], Iterator[Examples]]
-    examples: int | None = None
-    endless: bool = False
-
-    def batches(self, batch_size: int, epoch: int, seed: int, shuffle: bool) -> Iterator[Batch]:
-        """NumPy batches of one pass; shuffled within a buffer, in an order that `seed` and `epoch` fix.
-
-        DataError when the source fails on the way, holds NaN or labels out of range, or gives nothing at all (a
-        generator that can be read only once does that in the second epoch).
-        """
-        shuffle_seed = int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0]) if shuffle else None
-        empty = True
-        for batch in self.open(batch_size, shuffle_seed):
-            empty = False
-            yield batch.as_batch()
-        if empty:
-            raise DataError(f"The data gave no examples in epoch {epoch}. It must give the same examples each time "
-                            "it is read.")
-
-
-    def first(self, batch_size: int) -> Examples | None:
-        """The first batch in the order of the source; None where there is none."""
-        return next(self.open(batch_size, None), None)
-
-    def mapped(self, function: Callable[[Examples, int], Examples]) -> "Stream":
-        """The same with `function` of each batch and its number (from 1) in the pass."""
-
-        def opened(batch_size: int, shuffle_seed: int | None) -> Iterator[Examples]:
-            for number, batch in enumerate(self.open(batch_size, shuffle_seed), 1):
-                yield function(batch, number)
-
-        return replace(self, open=opened)
-
-
 class Reading(NamedTuple):
-    """Which epoch is read, and how. Streams of batches of their own take no notice of `batch_size`."""
+    """Which epoch is read, and how."""
 
-    batch_size: int
     epoch: int = 1
     seed: int = 0
     shuffle: bool = False
 
 
-def _never_opened(batch_size: int, shuffle_seed: int | None) -> Iterator[Examples]:
-    raise AssertionError("a BatchStream is read by epoch")
-
-
 @dataclass(frozen=True)
-class BatchStream(Stream):
-    """A stream whose source makes the batches, or in which an epoch is not a pass; `read` gives those of an epoch.
+class Stream:
+    """Batches that their source makes, read anew in every epoch; `read` gives those of one.
 
-    `steps` is their number, None where only reading tells; `in_any_order`: they are read in an order that is asked for.
+    `steps` is their number, None where only reading tells. `endless`: a pass never ends, so only `trainer.max_steps`
+    does. `in_any_order`: they are read in an order that is asked for.
     """
 
-    open: Callable[[int, int | None], Iterator[Examples]] = _never_opened
-    read: Callable[[Reading], Iterator[Examples]] = field(kw_only=True)
-    steps: int | None = field(default=None, kw_only=True)
-    in_any_order: bool = field(default=False, kw_only=True)
+    read: Callable[[Reading], Iterator[Examples]]
+    steps: int | None = None
+    endless: bool = False
+    in_any_order: bool = False
 
-    def batches(self, batch_size: int, epoch: int, seed: int, shuffle: bool) -> Iterator[Batch]:
-        """The batches of `epoch` as the source makes them. DataError where it gives none."""
+    def batches(self, epoch: int, seed: int = 0, shuffle: bool = False) -> Iterator[Batch]:
+        """The batches of `epoch`. DataError where the source fails on the way, holds NaN or labels out of range, or
+        gives nothing."""
         empty = True
-        for batch in self.read(Reading(batch_size, epoch, seed, shuffle)):
+        for batch in self.read(Reading(epoch, seed, shuffle)):
             empty = False
             yield batch.as_batch()
         if empty:
             raise DataError(f"The data gave no examples in epoch {epoch}.")
 
-    def first(self, batch_size: int) -> Examples | None:
-        """The first batch of the first epoch."""
-        return next(self.read(Reading(batch_size)), None)
+    def first(self) -> Examples | None:
+        """The first batch of the first epoch; None where there is none."""
+        return next(self.read(Reading()), None)
 
-    def mapped(self, function: Callable[[Examples, int], Examples]) -> "BatchStream":
-        """As of every stream."""
+    def mapped(self, function: Callable[[Examples, int], Examples]) -> "Stream":
+        """The same with `function` of each batch and its number (from 1) in the epoch."""
 
         def read(reading: Reading) -> Iterator[Examples]:
             for number, batch in enumerate(self.read(reading), 1):
@@ -364,12 +318,12 @@ class Continued:
 
     def _from_the_beginning(self, reading: Reading) -> Iterator[Batch]:
         for one_pass in count(1):
-            yield from self.stream.batches(reading.batch_size, one_pass, reading.seed, reading.shuffle)
+            yield from self.stream.batches(one_pass, reading.seed, reading.shuffle)
 
 
-def in_epochs_of(stream: Stream, steps: int) -> BatchStream:
+def in_epochs_of(stream: Stream, steps: int) -> Stream:
     """The stream in epochs of so many batches."""
-    return BatchStream(read=Continued(stream, steps), steps=steps)
+    return Stream(Continued(stream, steps), steps)
 
 
 @dataclass(frozen=True)

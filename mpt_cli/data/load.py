@@ -5,10 +5,8 @@ random data with something to learn), and the sources by name, one of which is a
 import contextlib
 import inspect
 import os
-import socket
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -24,17 +22,15 @@ from mpt_cli.data.build import (
     shape_text,
     weighted_by_class,
 )
-from mpt_cli.data.examples import Array, BatchStream, DataSet, Examples, Stream, as_rows, in_epochs_of
+from mpt_cli.data.examples import Array, DataSet, Examples, Stream, as_rows, in_epochs_of
 from mpt_cli.data.file_formats import load_csv, load_npz, load_text
 from mpt_cli.data.streams import (
     as_arrays,
-    as_tf_dataset,
     call_seeded,
     is_batch_source,
     is_tf_dataset,
     open_batches,
     open_tf_batches,
-    read_tf_dataset,
     seed_tensorflow,
     warn_of_workers,
 )
@@ -76,16 +72,15 @@ def load_tabular(settings: Tabular, seed: int) -> DataSet:
 
 _FASHION = ("train-labels-idx1-ubyte.gz", "train-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz",
             "t10k-images-idx3-ubyte.gz")
-# Set -> its files below Keras's home folder, as keras.datasets looks for them, and what to put there.
-_KERAS_FILES: dict[str, dict[str, str]] = {
-    "mnist": {"datasets/mnist.npz": "mnist.npz"},
-    "fashion_mnist": {f"datasets/fashion-mnist/{name}": name for name in _FASHION},
-    "cifar10": {"datasets/cifar-10-batches-py-target_archive": "cifar-10-python.tar.gz, renamed"},
-    "cifar100": {"datasets/cifar-100-python-target_archive": "cifar-100-python.tar.gz, renamed"},
-    "imdb": {"datasets/imdb.npz": "imdb.npz"},
+# the files of each set below Keras's folder, as keras.datasets looks for them
+_KERAS_FILES = {
+    "mnist": ["datasets/mnist.npz"],
+    "fashion_mnist": [f"datasets/fashion-mnist/{name}" for name in _FASHION],
+    "cifar10": ["datasets/cifar-10-batches-py-target_archive"],  # cifar-10-python.tar.gz under another name
+    "cifar100": ["datasets/cifar-100-python-target_archive"],
+    "imdb": ["datasets/imdb.npz"],
 }
 _KERAS_CLASSES = {"cifar100": 100, "imdb": 2}
-_CONNECT_SECONDS = 30.0
 
 
 def load_keras_set(settings: KerasDataset, seed: int) -> DataSet:
@@ -105,64 +100,19 @@ def _load_keras(settings: KerasDataset) -> Any:
 
     # imdb's order is a seed of Keras's own; the trainer draws the order of training from the run's seed
     arguments = {"num_words": settings.vocabulary} if settings.dataset == "imdb" else {}
-    files = _keras_files(settings.dataset)
-    found = not missing_keras_files(settings.dataset)
-    with _kept_files(files), _quiet_download():
-        try:
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
             return getattr(keras.datasets, settings.dataset).load_data(**arguments)
-        except Exception as error:  # Keras raises bare Exception for a failed download
-            raise DataError(_download_message(settings.dataset, files, found, error)) from error
+    except Exception as error:  # Keras raises bare Exception for a failed download
+        missing = ", ".join(map(str, missing_keras_files(settings.dataset)))
+        remedy = f" Without a network, put the original there: {missing}" if missing else ""
+        raise DataError(f"{settings.dataset} couldn't be loaded: {error}.{remedy}") from error
 
 
 def missing_keras_files(dataset: str) -> list[Path]:
     """The files of a set that are not on this machine and would have to be downloaded."""
-    return [file for file in _keras_files(dataset) if not file.exists()]
-
-
-def _keras_files(dataset: str) -> list[Path]:
-    return [_keras_home() / name for name in _KERAS_FILES[dataset]]
-
-
-def _download_message(dataset: str, files: list[Path], found: bool, error: Exception) -> str:
-    if found:
-        names = ", ".join(str(file) for file in files)
-        return f"{dataset}: {names} is damaged or not the original, and a new download failed: {error}"
-    wanted = "".join(f"\n  {file}  ({what})" for file, what in
-                     zip(files, _KERAS_FILES[dataset].values(), strict=True) if not file.exists())
-    return f"{dataset} couldn't be downloaded: {error}\nWithout a network, put the original file here:{wanted}"
-
-
-def _keras_home() -> Path:
-    """Keras's folder by the rules of keras.utils.get_file, which falls back when the folder can't be written."""
     home = expanded(os.environ.get("KERAS_HOME") or "~/.keras")
-    if os.access(home, os.W_OK):
-        return home
-    return Path("/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir()) / ".keras"
-
-
-@contextlib.contextmanager
-def _kept_files(files: list[Path]) -> Iterator[None]:
-    """Puts files back that Keras removes: it deletes one whose checksum is wrong when the new download fails."""
-    with contextlib.ExitStack() as stack:
-        contents = {file: stack.enter_context(file.open("rb")) for file in files if file.is_file()}
-        try:
-            yield
-        finally:
-            for file, content in contents.items():
-                if not file.exists():
-                    file.write_bytes(content.read())
-
-
-@contextlib.contextmanager
-def _quiet_download() -> Iterator[None]:
-    """Keras's messages go to stderr, and a network that swallows packets is given up after _CONNECT_SECONDS."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(_CONNECT_SECONDS)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        socket.setdefaulttimeout(before)
+    return [home / name for name in _KERAS_FILES[dataset] if not (home / name).exists()]
 
 
 def _padded(reviews: Array, settings: KerasDataset) -> Array:
@@ -250,9 +200,8 @@ def load_loader(settings: Loader, seed: int, keep_targets: bool = False) -> Data
 
     It may return an array x for a model that needs no targets, (x, y) or (x, y, sample_weight), two such tuples (the
     second for validation), or one or a tuple of two of tf.data.Dataset, keras.utils.PyDataset and generator. x, y and
-    sample_weight may be dicts, lists or tuples of arrays, x also ragged or sparse. A tf.data.Dataset that is batched, a
-    PyDataset and a generator give batches, which stay as they are; a dataset of single examples is batched here. uint8
-    inputs stay 0 to 255, as in Keras's `fit`.
+    sample_weight may be dicts, lists or tuples of arrays, x also ragged or sparse. A tf.data.Dataset, a PyDataset and a
+    generator give batches, which stay as they are. uint8 inputs stay 0 to 255, as in Keras's `fit`.
     """
     function = load_function(settings.loader, "data.loader")
     arguments = _loader_arguments(function, settings, seed)
@@ -286,7 +235,7 @@ class Returned:
 
 def _returned_data_set(returned: Returned, settings: DataSettings) -> DataSet:
     title = returned.title
-    train, validation = _read_returned(returned, settings)
+    train, validation = _read_returned(returned)
     if isinstance(train, Examples) and not isinstance(validation, Stream):
         raw = RawArrays(title, train, validation, "auto", _num_classes(settings), keep_targets=returned.keep_targets,
                         scale_pixels=False)  # fmt: skip
@@ -303,32 +252,21 @@ def _loader_stream_set(returned: Returned, train: Examples | Stream, validation:
     title = returned.title
     if isinstance(train, Examples):
         raise DataError(f"{title}: the validation data is a stream, but the training data is in memory. Return arrays "
-                        "of it, or fewer validation examples: dataset.take(n).")
+                        "of both, or batches of both.")
     if isinstance(validation, Stream) and validation.endless:
         raise DataError(f"{title}: the validation dataset never ends. Use dataset.take(n).")
-    own = isinstance(train, BatchStream)
-    if own:
-        _check_whole_batches(title, validation, settings)
-    elif validation is None and settings.validation_fraction:
-        raise DataError(f"{title}: a dataset that doesn't fit in memory can't be split by seed. Return two datasets "
-                        "(training, validation), or set data.validation_fraction=0 for no validation.")
-    notes = ["" if settings.limit is None else f"the first {settings.limit:,} examples",
-             "its own batches" + (", no validation" if validation is None else "") if own else ""]  # fmt: skip
-    note = "; ".join(filter(None, notes))
-    data = build_stream_set(RawStream(title, train, validation, _num_classes(settings), note, returned.keep_targets))
-    return replace(data, warnings=warn_of_workers(train, validation))
-
-
-def _check_whole_batches(title: str, validation: Examples | Stream | None, settings: DataSettings) -> None:
-    """DataError for what takes single examples. The default of validation_fraction holds for other sources too."""
-    declared = next(each for each in fields(settings) if each.name == "validation_fraction")
-    sources = "a batched dataset, PyDataset or generator gives whole batches"
+    whole = "a tf.data.Dataset, PyDataset or generator gives whole batches"
     if settings.limit is not None:
-        raise DataError(f"{title}: data.limit can't be kept: {sources}. Let the loader give fewer.")
+        raise DataError(f"{title}: data.limit can't be kept: {whole}. Let the loader give fewer.")
+    # the default of validation_fraction holds for other sources too
+    declared = next(each for each in fields(settings) if each.name == "validation_fraction")
     if validation is None and settings.validation_fraction not in (0, default_of(declared)):
-        raise DataError(f"{title}: data.validation_fraction={settings.validation_fraction:g} can't be kept: {sources}, "
+        raise DataError(f"{title}: data.validation_fraction={settings.validation_fraction:g} can't be kept: {whole}, "
                         "which are not split. Return two of them (training, validation), or leave it out for no "
                         "validation.")
+    note = "its own batches" + (", no validation" if validation is None else "")
+    data = build_stream_set(RawStream(title, train, validation, _num_classes(settings), note, returned.keep_targets))
+    return replace(data, warnings=warn_of_workers(train, validation))
 
 
 def _loader_arguments(function: Callable[..., Any], settings: Loader, seed: int) -> dict[str, Any]:
@@ -349,7 +287,7 @@ def _loader_arguments(function: Callable[..., Any], settings: Loader, seed: int)
     return arguments
 
 
-def _read_returned(returned: Returned, settings: DataSettings) -> tuple[Examples | Stream, Examples | Stream | None]:
+def _read_returned(returned: Returned) -> tuple[Examples | Stream, Examples | Stream | None]:
     value, title = call_seeded(returned.call, returned.seed), returned.title
 
     def again(place: int | None) -> Any:
@@ -360,30 +298,24 @@ def _read_returned(returned: Returned, settings: DataSettings) -> tuple[Examples
     def read(part: Any, place: int | None, where: str) -> Examples | Stream:
         if is_batch_source(part):
             return open_batches(part, lambda: again(place), returned.seed, where)
-        if is_tf_dataset(part) and as_tf_dataset(part, where).batched:
+        if is_tf_dataset(part):
             return open_tf_batches(part, None if place == 1 else lambda: again(place), where)
-        return _read_part(part, where, settings)
+        return _read_arrays(part, where)
 
     if isinstance(value, list) and len(value) == 2 and all(map(is_tf_dataset, value)):
         value = tuple(value)  # as Keras's own ..._from_directory(subset="both") returns them
-    if not isinstance(value, tuple) or not value:
+    if not (isinstance(value, tuple) and len(value) == 2 and _is_part(value[0])
+            and (value[1] is None or _is_part(value[1]))):  # fmt: skip
         return read(value, None, title), None
-    pair = len(value) == 2 and (value[1] is None or all(_is_part(part) for part in value))
-    if not (pair and _is_part(value[0])):
-        return _read_part(value, title, settings), None
-    train, held_out = read(value[0], 0, title), f"{title} (validation)"
-    if value[1] is None or isinstance(train, BatchStream):
-        return train, None if value[1] is None else read(value[1], 1, held_out)
-    return train, _read_part(value[1], held_out, settings) if is_tf_dataset(value[1]) else read(value[1], 1, held_out)
+    train = read(value[0], 0, title)
+    return train, None if value[1] is None else read(value[1], 1, f"{title} (validation)")
 
 
 def _is_part(value: Any) -> bool:
     return is_tf_dataset(value) or is_batch_source(value) or (isinstance(value, tuple) and len(value) in (2, 3))
 
 
-def _read_part(value: Any, title: str, settings: DataSettings) -> Examples | Stream:
-    if is_tf_dataset(value):
-        return read_tf_dataset(as_tf_dataset(value, title), settings.limit)
+def _read_arrays(value: Any, title: str) -> Examples:
     if isinstance(value, (np.ndarray, dict)) or as_rows(value) is not None:
         return Examples(as_arrays(value), None)
     if isinstance(value, tuple) and len(value) in (2, 3) and value[0] is not None and value[1] is not None:
@@ -444,7 +376,7 @@ def load_data_of_run(settings: Settings, as_given: bool = False) -> DataSet:
     data = load_data(settings.data, settings.seed, as_given or trainer.loss != "auto")
     if data.targets_as_given:
         data = _with_missing_targets(data, trainer.loss)
-    if isinstance(data.train, BatchStream):
+    if isinstance(data.train, Stream):
         _check_own_batches(trainer, data.train)
     if trainer.class_weight is not None:
         weights = {int(name): float(value) for name, value in trainer.class_weight.items()}
@@ -485,7 +417,7 @@ def _with_missing_targets(data: DataSet, loss: Any) -> DataSet:
     return replace(data, train=data.train.mapped(checked)) if isinstance(data.train, Stream) else data
 
 
-def _check_own_batches(trainer: TrainerSettings, batches: BatchStream) -> None:
+def _check_own_batches(trainer: TrainerSettings, batches: Stream) -> None:
     """ConfigError, with all problems, for keys of batches that are not their defaults: they have no say here."""
     usual = TrainerSettings()
     problems = [Problem("trainer.batch_size", "has no effect: the data comes in batches of its own, which stay as they "

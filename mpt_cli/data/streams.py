@@ -1,34 +1,21 @@
-"""Examples that come batch by batch. tf.data.Datasets, as arrays where they are small and as streams otherwise;
-TensorFlow is imported only inside functions. And batches that the source itself makes: `keras.utils.PyDataset` and
-generators, read in one thread and exactly again.
+"""Batches that their source makes: those of a tf.data.Dataset, of a `keras.utils.PyDataset` and of a generator, read in
+one thread and exactly again. TensorFlow is imported only inside functions.
 
-Both of these may draw from Python's and NumPy's global generators. In here those begin at what the seed of the run and
-the place of the batch say, and are put back afterwards: so a run that is resumed sees the batches that it would have
-seen.
+PyDatasets and generators may draw from Python's and NumPy's global generators. In here those begin at what the
+seed of the run and the place of the batch say, and are put back afterwards: so a run that is resumed sees the batches
+that it would have seen.
 """
 
-import math
 import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from inspect import isgenerator
 from typing import Any
 
 import numpy as np
 
-from mpt_cli.data.examples import (
-    BatchStream,
-    Examples,
-    Reading,
-    Rows,
-    Stream,
-    as_rows,
-    join_arrays,
-    joined,
-    leaves,
-)
+from mpt_cli.data.examples import Examples, Reading, Rows, Stream, as_rows
 from mpt_cli.errors import DataError, MptError, UserCodeError, summarise_error
 
 
@@ -55,12 +42,9 @@ def seed_tensorflow(seed: int) -> bool:
     return tensorflow is not None
 
 
-ElementShape = tuple[int | None, ...]
-
-
-def element_spec(dataset: Any, where: str) -> tuple[Any, ...]:
-    """The specs of x alone (as Keras has it: not a tuple), (x, y) or (x, y, sample_weight); DataError for other
-    elements, and for text, ragged and sparse tensors but in x."""
+def check_elements(dataset: Any, where: str) -> None:
+    """DataError unless the elements are batches of x, (x, y) or (x, y, sample_weight), as Keras's `fit` takes them, of
+    numbers; x may also be text, ragged or sparse."""
     import tensorflow as tf
 
     spec = dataset.element_spec if isinstance(dataset.element_spec, tuple) else (dataset.element_spec,)
@@ -77,45 +61,8 @@ def element_spec(dataset: Any, where: str) -> tuple[Any, ...]:
         if part.shape.rank is None:
             raise DataError(f"{where}: the dataset doesn't say how many dimensions its tensors have. Set them with "
                             "tensor.set_shape(...) in a map, or output_signature of from_generator.")
-    return spec
-
-
-def is_batched(spec: tuple[Any, ...], where: str, ends_in_batch: bool = False) -> bool:
-    """Whether elements are batches rather than single examples.
-
-    A scalar anywhere, or a vector as the only input, is a single example. An unknown first dimension throughout is a
-    batch. A fixed one (batched with drop_remainder) is told by how the dataset was made, `ends_in_batch`, or by images
-    with a label each; the rest is a DataError, since (32, 10) may be 32 examples as well as one sequence of 32 steps.
-    """
-    import tensorflow as tf
-
-    shapes: list[ElementShape] = [tuple(part.shape) for part in tf.nest.flatten(spec)]
-    inputs: list[ElementShape] = [tuple(part.shape) for part in tf.nest.flatten(spec[0])]
-    rows_alone = any(getattr(part, "ragged_rank", 1) == 0 for part in tf.nest.flatten(spec))
-    if rows_alone or any(not shape for shape in shapes):
-        return False
-    if all(shape[0] is None for shape in shapes):
-        return True
-    if ends_in_batch:
-        return True
-    if [len(shape) for shape in inputs] == [1] or len({shape[0] for shape in shapes}) > 1:
-        return False
-    if len(inputs[0]) >= 3 and all(len(part.shape) == 1 for part in tf.nest.flatten(spec[1:])):
-        return True
-    raise DataError(f"{where}: it isn't clear whether elements of shape {', '.join(map(str, shapes))} are examples or "
-                    f"batches. Batch without drop_remainder, as the last step: dataset.batch(n).")
-
-
-_KEEP_ELEMENTS = ("Prefetch", "Map", "Shuffle", "Repeat", "Take", "Skip", "Cache", "Options", "Rebatch", "Zip")
-
-
-def ends_in_batch(dataset: Any) -> bool:
-    """Whether the last step of the pipeline that divides or gathers elements is a `batch` of some kind."""
-    name = type(dataset).__name__
-    if "Batch" in name:
-        return True
-    inputs = dataset._inputs() if hasattr(dataset, "_inputs") else []
-    return bool(inputs) and any(kept in name for kept in _KEEP_ELEMENTS) and all(map(ends_in_batch, inputs))
+        if part.shape.rank == 0 or getattr(part, "ragged_rank", 1) == 0:
+            raise DataError(f"{where}: the dataset must be batched, as Keras's fit takes it. Use dataset.batch(n).")
 
 
 def draws_order(dataset: Any) -> bool:
@@ -124,80 +71,21 @@ def draws_order(dataset: Any) -> bool:
     return "Shuffle" in type(dataset).__name__ or any(map(draws_order, inputs))
 
 
-def example_bytes(spec: tuple[Any, ...]) -> int:
-    """About how much memory a single example takes; unknown dimensions are taken for 256."""
-    import tensorflow as tf
-
-    return sum(part.dtype.size * math.prod(size or 256 for size in part.shape) for part in tf.nest.flatten(spec))
-
-
-MEMORY_BYTES = 256 * 2**20  # datasets up to here are read into arrays
-MOST_UNCOUNTED = 500_000  # a dataset of unknown length is taken for a stream beyond this many examples
-SHUFFLE_BYTES = 256 * 2**20  # of the buffer in which a stream is shuffled
-_MOST_SHUFFLED = 50_000
-_PORTION_EXAMPLES = 256  # examples read at a time
-
-
-@dataclass(frozen=True)
-class TfDataset:
-    """A dataset of the user's: `batched` tells whether its elements are batches. `where` names it in messages."""
-
-    dataset: Any
-    batched: bool
-    where: str
-
-    def portions(self, batch_size: int) -> Any:
-        """The dataset in batches of this size, the last one smaller."""
-        return self.dataset.rebatch(batch_size) if self.batched else self.dataset.batch(batch_size)
-
-
 def is_tf_dataset(value: object) -> bool:
     """Whether this is a tf.data.Dataset; False without importing TensorFlow where nobody has."""
     tensorflow = sys.modules.get("tensorflow")
     return tensorflow is not None and isinstance(value, tensorflow.data.Dataset)
 
 
-def as_tf_dataset(dataset: Any, where: str) -> TfDataset:
-    """A dataset whose elements are (x, y) or (x, y, sample_weight), of one example or of a batch: see `is_batched`.
-
-    DataError where an element isn't that.
-    """
-    return TfDataset(dataset, is_batched(element_spec(dataset, where), where, ends_in_batch(dataset)), where)
-
-
-def read_tf_dataset(source: TfDataset, limit: int | None = None) -> Examples | Stream:
-    """Arrays of a finite dataset of up to MEMORY_BYTES, as measured while reading; a Stream otherwise.
-
-    A stream takes the first `limit` examples; of arrays the caller draws them. DataError where reading fails.
-    """
-    length = _length(source)
-    arrays = None if length == float("inf") else _arrays(source, MOST_UNCOUNTED if length is None else None)
-    return arrays or open_tf_stream(source, length, limit)
-
-
-def open_tf_stream(source: TfDataset, length: float | None, limit: int | None = None) -> Stream:
-    """A stream over the dataset; `length` in examples, None unknown, inf endless."""
-    if limit is not None and (length is None or length > limit):
-        source = TfDataset(
-            source.dataset.unbatch().take(limit) if source.batched else source.dataset.take(limit), False, source.where
-        )
-        length = None if length is None else limit
-
-    def opened(batch_size: int, shuffle_seed: int | None) -> Iterator[Examples]:
-        return _read_portions(source, _ordered(source, batch_size, shuffle_seed))
-
-    endless = length == float("inf")
-    return Stream(opened, None if length is None or endless else int(length), endless)
-
-
-def open_tf_batches(dataset: Any, again: Callable[[], Any] | None, where: str) -> BatchStream:
-    """The batches of a dataset that its author batched, as they come, as Keras's `fit` reads them.
+def open_tf_batches(dataset: Any, again: Callable[[], Any] | None, where: str) -> Stream:
+    """The batches of a dataset as they come, as Keras's `fit` reads them; DataError where it has none.
 
     `again` makes another dataset like it, so that an epoch can be read once more; without it the next pass is read.
     """
+    check_elements(dataset, where)
     count = int(dataset.cardinality())  # negative: -1 endless, -2 unknown
     steps = count if count >= 0 else None
-    return BatchStream(read=_BatchPasses(dataset, again, where), steps=steps, endless=count == -1)
+    return Stream(_BatchPasses(dataset, again, where), steps, endless=count == -1)
 
 
 class _BatchPasses:
@@ -233,42 +121,20 @@ class _BatchPasses:
             iter(self.dataset)
             self.passes += 1
         self.passes = epoch
-        self.rest = _read_portions(TfDataset(self.dataset, True, self.where), self.dataset)
+        self.rest = _read(self.dataset, self.where)
 
 
-def _ordered(source: TfDataset, batch_size: int, shuffle_seed: int | None) -> Any:
-    if shuffle_seed is None:
-        return source.portions(batch_size).prefetch(2)
-    single = source.dataset.unbatch() if source.batched else source.dataset
-    buffer = max(1, min(_MOST_SHUFFLED, SHUFFLE_BYTES // example_bytes(single.element_spec)))
-    return single.shuffle(buffer, seed=shuffle_seed % 2**31).batch(batch_size).prefetch(2)
-
-
-def _arrays(source: TfDataset, most_examples: int | None) -> Examples | None:
-    """All examples, or None where they are too many; at least one portion is read."""
-    parts: list[Examples] = []
-    size = count = 0
-    for part in _read_portions(source, source.portions(_PORTION_EXAMPLES)):
-        parts.append(part)
-        size, count = size + _memory_bytes(part), count + len(part)
-        if size > MEMORY_BYTES or (most_examples is not None and count > most_examples):
-            return None
-    if not parts:
-        raise DataError(f"{source.where}: the dataset is empty.")
-    return _joined(parts)
-
-
-def _read_portions(source: TfDataset, portions: Any) -> Iterator[Examples]:
+def _read(dataset: Any, where: str) -> Iterator[Examples]:
     """NumPy batches; TensorFlow's own errors become a DataError with their first line."""
     import tensorflow as tf
 
     try:
-        for element in portions:
+        for element in dataset:
             parts = element if isinstance(element, tuple) else (element,)
             yield Examples(*map(_as_arrays, parts), *[None] * (2 - len(parts)))
     except (tf.errors.OpError, ValueError, TypeError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        raise DataError(f"{source.where}: reading the dataset failed: {lines[0] if lines else error!r}") from error
+        raise DataError(f"{where}: reading the dataset failed: {lines[0] if lines else error!r}") from error
 
 
 def _as_arrays(part: Any) -> Any:
@@ -279,27 +145,6 @@ def _as_arrays(part: Any) -> Any:
     if rows is not None:
         return rows
     return tuple(map(_as_arrays, part)) if isinstance(part, (list, tuple)) else part.numpy()
-
-
-def _length(source: TfDataset) -> float | None:
-    """Number of examples, None where TensorFlow doesn't know it, inf for an endless dataset."""
-    import tensorflow as tf
-
-    elements = int((source.dataset.unbatch() if source.batched else source.dataset).cardinality())
-    if int(source.dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
-        return float("inf")
-    return None if elements < 0 else float(elements)
-
-
-def _joined(parts: list[Examples]) -> Examples:
-    columns = zip(*((part.x, part.y, part.sample_weight) for part in parts), strict=True)
-    return Examples(*(join_arrays(joined, list(column)) for column in columns))
-
-
-def _memory_bytes(part: Examples) -> int:
-    """Size as it will be in memory: inputs that are pixels grow fourfold to float32."""
-    arrays = [array for _, array in leaves((part.x, part.y), "")]
-    return sum(array.nbytes * max(1, 4 // array.dtype.itemsize) for array in arrays)
 
 
 def as_arrays(value: Any) -> Any:
@@ -340,17 +185,17 @@ def is_batch_source(value: Any) -> bool:
     return isgenerator(value) or (keras is not None and isinstance(value, keras.utils.PyDataset))
 
 
-def open_batches(source: Any, again: Callable[[], Any], seed: int, where: str) -> BatchStream:
+def open_batches(source: Any, again: Callable[[], Any], seed: int, where: str) -> Stream:
     """The stream of a PyDataset or a generator; `again` makes another like it, to be read from its beginning."""
     if isgenerator(source):
-        return BatchStream(read=_GeneratorPasses(again, seed, where))
+        return Stream(_GeneratorPasses(again, seed, where))
     passes = _PyDatasetPasses(source, again, seed, where)
-    return BatchStream(read=passes, steps=_count(source, where), in_any_order=True)
+    return Stream(passes, _count(source, where), in_any_order=True)
 
 
 def warn_of_workers(*parts: Any) -> tuple[str, ...]:
     """A sentence where one of the streams is a PyDataset that asks for several readers: it has one thread here."""
-    passes = [part.read for part in parts if isinstance(part, BatchStream) and isinstance(part.read, _PyDatasetPasses)]
+    passes = [part.read for part in parts if isinstance(part, Stream) and isinstance(part.read, _PyDatasetPasses)]
     for source in (each.source for each in passes):
         workers, processes = getattr(source, "workers", 1), getattr(source, "use_multiprocessing", False)
         if workers > 1 or processes:

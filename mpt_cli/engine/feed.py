@@ -1,7 +1,7 @@
 """Where the steps of an epoch get their examples: from data that stays on the device, or in chunks sent to it.
 
 Both hand out the same batches in the same order, which depends on the seed and the epoch only, so that it makes no
-difference to the result which one runs or where a run is taken up again. `shuffle_check` finds a stream that can't.
+difference to the result which one runs or where a run is taken up again.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,13 +15,11 @@ from numpy.typing import NDArray
 
 from mpt_cli.data.examples import (
     Batch,
-    BatchStream,
     Examples,
     Ragged,
     Rows,
     Stream,
     all_arrays,
-    fingerprint_arrays,
     join_arrays,
     joined,
     leaves,
@@ -72,15 +70,11 @@ class BatchPlan:
 
     def steps_per_epoch(self, data: Examples | Stream) -> int | None:
         """Steps of an epoch over `data`; None where a stream does not know its length."""
-        if isinstance(data, BatchStream):
-            return data.steps
-        examples = _count(data)
-        return None if examples is None else self.steps_of(examples)
+        return data.steps if isinstance(data, Stream) else self.steps_of(len(data))
 
     def has_only_whole_batches(self, data: Examples | Stream) -> bool:
         """Whether no batch of `data` is smaller than the others, where that is known ahead."""
-        examples = None if isinstance(data, BatchStream) else _count(data)
-        return examples is not None and self.rest_of(examples) == 0
+        return isinstance(data, Examples) and self.rest_of(len(data)) == 0
 
     def examples_of(self, examples: int, epoch: int, step: int) -> NDArray[np.int32]:
         """Those of the `step` (from 1) of `epoch`, of so many `examples` in all."""
@@ -238,21 +232,21 @@ class ChunkFeed:
     def _fitted(self, batch: Batch) -> Batch | None:
         """As much of it as splits evenly over the devices; None where that is nothing, or no remainder is wanted."""
         length, devices = _length(batch), self.plan.devices
-        if isinstance(self.data, BatchStream):
+        if isinstance(self.data, Stream):
             left = length - length % devices
         else:
             left = length if length == self.plan.batch_size else self.plan.rest_of(length)
         return batch if left == length else _cut(batch, left) if left else None
 
     def _slots(self, batch: Batch) -> int:
-        is_whole = isinstance(self.data, BatchStream) or _length(batch) == self.plan.batch_size
+        is_whole = isinstance(self.data, Stream) or _length(batch) == self.plan.batch_size
         is_one = not is_whole or _form(batch) != self._usual or len(_lengths(batch)) > 1
         return 1 if is_one else self._chunk_steps(batch)
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
         plan = self.plan
         if isinstance(self.data, Stream):
-            yield from self.data.batches(plan.batch_size, epoch, plan.seed, plan.shuffle)
+            yield from self.data.batches(epoch, plan.seed, plan.shuffle)
             return
         order = plan.order(len(self.data), epoch)
         for first in range(0, len(order), plan.batch_size):
@@ -272,10 +266,6 @@ class ChunkFeed:
         source = self.engine.to_device(_joined(batches, slots * size) if len(sizes) == 1 else batches[0])
         batch_indices = np.arange(slots * size, dtype=np.int32).reshape(slots, size)
         return Piece(source, batch_indices, count)
-
-
-def _count(data: Examples | Stream) -> int | None:
-    return len(data) if isinstance(data, Examples) else data.examples
 
 
 def _length(batch: Batch) -> int:
@@ -316,7 +306,7 @@ def _padded(indices: NDArray[np.int32], capacity: int) -> BatchIndices:
 def first_batch(data: Examples | Stream, batch_size: int) -> Batch:
     """The first `batch_size` examples, or all where there are fewer, in the order of the source."""
     if isinstance(data, Stream):
-        return for_backend(next(data.batches(batch_size, epoch=1, seed=0, shuffle=False)))
+        return for_backend(next(data.batches(1)))
     return for_backend(data.take(slice(0, batch_size)).as_batch())
 
 
@@ -327,18 +317,3 @@ def for_backend(batch: Batch) -> Batch:
 
 def _made_dense(array: Any) -> bool:
     return isinstance(array, Rows) and (keras.backend.backend() == "jax" or not isinstance(array, Ragged))
-
-
-def shuffle_check(data: Examples | Stream, first: Batch) -> list[str]:
-    """A warning where a stream, read once more, does not begin with the examples of `first`.
-
-    A dataset.shuffle(n) draws another order each time it is read, which depends on how often the process has read it.
-    """
-    if isinstance(data, Examples):
-        return []
-    again = first_batch(data, len(Examples(*first)))
-    if fingerprint_arrays([Examples(*again)]) == fingerprint_arrays([Examples(*first)]):
-        return []
-    return ["data: the dataset gives its examples in another order, or others, each time it is read. A resumed run "
-            "can't repeat that: of the epoch it goes on with, it leaves some out and sees some twice. Leave shuffling "
-            "to trainer.shuffle, or use dataset.shuffle(..., reshuffle_each_iteration=False)."]  # fmt: skip

@@ -332,10 +332,10 @@ def describe_unmoved(found: UnmovedWeights) -> str:
     'Not one bit of any kernel has changed since the start'
     """
     since = f"step {format_count(found.since_step)}" if found.since_step else "the start"
-    return (f"Not one bit of any kernel has changed since {since}: at learning rate {found.learning_rate:g} updates "
-            "are less than half a unit in the last place of the weights (2^-25 to 2^-24 of one in float32) and are "
-            "rounded away, or the gradients are 0. Raise the learning rate, unless the targets were met from the "
-            "start.")
+    return (f"Not one bit of any kernel has changed since {since}, though the gradients are not 0: at learning rate "
+            f"{found.learning_rate:g} updates are less than half a unit in the last place of the weights (2^-25 to "
+            "2^-24 of one in float32) and are rounded away. Raise the learning rate, unless the targets were met from "
+            "the start.")
 
 
 def _ends_as_it_began(signs: Signs) -> str | None:

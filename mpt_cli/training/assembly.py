@@ -16,7 +16,7 @@ from mpt_cli.data.load import has_targets_as_given, load_data_of_run
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.distribution import Distribution, build_distribution
 from mpt_cli.engine.faults import Injector, build_injector, warn_of_fault
-from mpt_cli.engine.feed import BatchPlan, Feed, build_feed, byte_size, first_batch, shuffle_check
+from mpt_cli.engine.feed import BatchPlan, Feed, build_feed, byte_size, first_batch
 from mpt_cli.engine.flow import pure_loss
 from mpt_cli.engine.loop import Engine, build_engine
 from mpt_cli.engine.xla import JitChoice, check_layers, choose_jit
@@ -180,10 +180,10 @@ def _assemble(program: "Program", platform: Platform, data: DataSet, hardware: H
     train_feed, validation_feed, resident = _feeds(settings, data, engine, distribution.replicas)
     compiled, phases = is_compiled(model), Phases(settings, model, scaling, train_feed.steps, distribution)
     with distribution.scope():
-        first = put_to_training(settings, model, data, phases, injector)
+        put_to_training(settings, model, data, phases, injector)
         if settings.model.weights is not None:
             warnings += load_initial_weights(model, settings.model.weights, settings.model.skip_mismatch)
-    warnings += [*shuffle_check(data.train, first), *warn_of_own_steps(model), *warn_of_no_head(settings, model),
+    warnings += [*warn_of_own_steps(model), *warn_of_no_head(settings, model),
                  *_warn_of_what_is_left(chosen)]
     warnings += warn_of_saving(model) if settings.trainer.save_model else []
     return Assembly(program, platform, data, model, phases, scaling, distribution, engine, train_feed, validation_feed,
@@ -226,8 +226,8 @@ def first_scaling(model: Any) -> str:
 
 def put_to_training(
     settings: Settings, model: Any, data: DataSet, phases: Phases, injector: Injector | None
-) -> Batch:
-    """Loss, metrics and optimizers into the model, of the settings or as its author compiled it; the first batch."""
+) -> None:
+    """Loss, metrics and optimizers into the model, of the settings or as its author compiled it."""
     if is_compiled(model):
         optimizers = wrap_author_optimizers(model, phases.wrap)
     else:
@@ -245,7 +245,6 @@ def put_to_training(
     take_up(optimizers)
     phases.check_optimizers(optimizers_of(model), lambda: optimizers_used(model, first))
     phases.take_up = take_up
-    return first
 
 
 def put_to_evaluation(settings: Settings, model: Any, data: DataSet, examples: Examples | Stream) -> None:

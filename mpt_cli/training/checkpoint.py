@@ -86,7 +86,6 @@ def read_label(folder: Path, name: str) -> dict[str, Any]:
         raise ValueError("its label does not match its checksum")
     if content["schema_version"] != SCHEMA_VERSION:
         raise ValueError(f"it has schema_version {content['schema_version']}, this mpt reads {SCHEMA_VERSION}")
-    content.setdefault("data", f"{name}.npz")  # earlier labels do not name it
     if content["data"] not in [place.name for place in places]:
         raise ValueError("its label is of another checkpoint")
     return content
@@ -338,7 +337,7 @@ def fingerprint_weights(model: Any) -> str:
 
 def restore_weights(model: Any, arrays: Arrays) -> None:
     """Put what `collect_weights` gave into the same model, perhaps read from a file; DataError for another model."""
-    _assign(_model_variables(model), _named_as_now(model, arrays))
+    _assign(_model_variables(model), arrays)
 
 
 def restore_state(model: Any, arrays: Arrays, other_scaling: bool = False) -> None:
@@ -347,29 +346,12 @@ def restore_state(model: Any, arrays: Arrays, other_scaling: bool = False) -> No
     With `other_scaling` the loss scale and its counters keep their fresh values, because the mode is another one now.
     DataError when the arrays are those of another model or optimizer; nothing is changed then.
     """
-    variables, arrays = _variables(model), _named_as_now(model, arrays)
+    variables = _variables(model)
     arrays = {name: array for name, array in arrays.items() if not name.startswith(CALLBACK_PREFIX)}
     if other_scaling:
         variables = {name: variable for name, variable in variables.items() if not name.startswith(SCALE_PREFIX)}
         arrays = {name: array for name, array in arrays.items() if not name.startswith(SCALE_PREFIX)}
     _assign(variables, arrays)
-
-
-def _named_as_now(model: Any, arrays: Arrays) -> Arrays:
-    """`arrays` under the names of now; before there were phases, weights of frozen layers counted as the others.
-
-    Only where the names, shapes and dtypes of the model are exactly those of then: else what differs is said.
-    """
-    earlier = _numbered("weight", model.trainable_variables) | _numbered("frozen", model.non_trainable_variables)
-    now = _model_variables(model).items()
-    names = {id(variable): name for name, variable in now if not name.startswith("state/")}
-    found = {name for name in arrays if name.startswith(("weight/", "frozen/"))}
-    if found == set(names.values()) or found != set(earlier) or any(
-        (tuple(variable.shape), _dtype_name(variable)) != (arrays[name].shape, str(arrays[name].dtype))
-        for name, variable in earlier.items()
-    ):
-        return arrays
-    return {names[id(earlier[name])] if name in earlier else name: array for name, array in arrays.items()}
 
 
 def _assign(variables: dict[str, Any], arrays: Arrays) -> None:

@@ -16,7 +16,6 @@ from mpt_cli.data.build import class_factors, input_dtype, input_dtypes, input_s
 from mpt_cli.data.examples import DataSet, Examples, Stream, fingerprint_arrays, leaves, map_arrays, on_values
 from mpt_cli.data.streams import (
     as_arrays,
-    as_tf_dataset,
     draws_order,
     is_batch_source,
     is_tf_dataset,
@@ -274,7 +273,7 @@ def _of_batches(given: DataArguments) -> DataSet:
         raise ConfigError(Problem("validation_split", f"is for arrays; give {kind} as validation_data.",
                                   given.validation_split))
     train = _stream(given.x, "x")
-    first = train.first(1)
+    first = train.first()
     if first is None:
         raise DataError("x: there are no examples.")
     fingerprint, _ = fingerprint_arrays([first])
@@ -290,7 +289,7 @@ SHUFFLES = ("data: the dataset shuffles. Another process can go on with this run
 
 def batch_size_of(dataset: Any) -> int:
     """How many examples the first batch holds; DataError for a dataset that is not batched, and for an empty one."""
-    first = _stream(dataset.take(1) if is_tf_dataset(dataset) else dataset, "x").first(1)
+    first = _stream(dataset.take(1) if is_tf_dataset(dataset) else dataset, "x").first()
     if first is None:
         raise DataError("x: the dataset is empty.")
     return len(first)
@@ -302,10 +301,8 @@ def _stream(source: Any, where: str) -> Stream:
                         "tf.data.Dataset.from_generator(...).batch(n).")
     if is_batch_source(source):
         found = open_batches(source, lambda: source, 0, where)
-    elif as_tf_dataset(source, where).batched:
-        found = open_tf_batches(source, None, where)
     else:
-        raise DataError(f"{where}: the dataset must be batched, as Keras's fit takes it. Use dataset.batch(n).")
+        found = open_tf_batches(source, None, where)
     return found.mapped(lambda batch, number: _as_keras(batch))
 
 

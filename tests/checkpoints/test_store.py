@@ -236,18 +236,6 @@ def test_a_step_saved_three_times_is_that_of_the_last_and_takes_no_more_room(sto
     }
 
 
-def test_a_label_that_does_not_name_its_variables_is_read(store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of earlier runs."""
-    store.save(_checkpoint(10))
-    label = store.folder / "step-000000010.json"
-    content = json.loads(label.read_text())
-    assert content.pop("data") == "step-000000010.npz"
-    del content["checksum"]
-    label.write_text(json.dumps({**content, "checksum": checkpoint._checksum(content)}))
-    found = store.newest()
-    assert found is not None and found.step == 10
-
-
 def _epoch_end(step: int, value: float, best: float) -> Checkpoint:
     progress = {"progress": {"epoch": 1, "best": {"accuracy": best}, "metrics": {"accuracy": value}}}
     return Checkpoint(step, _checkpoint(step).arrays, {**progress, "monitor": "accuracy"})

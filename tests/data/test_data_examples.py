@@ -34,29 +34,6 @@ def test_map_arrays_keeps_the_structure():
     assert map_arrays(lambda a: a + 1, {"a": 1, "b": (2, 3)}) == {"a": 2, "b": (3, 4)}
 
 
-def _recording(seeds):
-    def opened(batch_size, shuffle_seed):
-        seeds.append(shuffle_seed)
-        yield Examples(np.zeros((batch_size, 2)), np.zeros(batch_size))
-    return Stream(opened, 3)
-
-
-def test_the_shuffle_seed_of_a_stream_depends_on_seed_and_epoch_only():
-    seeds = []
-    stream = _recording(seeds)
-    for seed, epoch in ((7, 0), (7, 1), (8, 0), (7, 0)):
-        list(stream.batches(3, epoch, seed, shuffle=True))
-    assert seeds[0] == seeds[3]
-    assert len(set(seeds)) == 3
-
-
-def test_a_stream_that_is_not_shuffled_gets_no_seed():
-    seeds = []
-    (x, y, weight), = _recording(seeds).batches(3, 0, 7, shuffle=False)
-    assert seeds == [None]
-    assert (x.shape, y.shape, weight) == ((3, 2), (3,), None)
-
-
 def test_a_stream_that_gives_nothing_is_an_error():
-    with pytest.raises(DataError, match=r"no examples in epoch 1\. It must give the same examples each time"):
-        list(Stream(lambda size, seed: iter(())).batches(3, 1, 0, shuffle=False))
+    with pytest.raises(DataError, match=r"no examples in epoch 1\."):
+        list(Stream(lambda reading: iter(())).batches(1))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpt_cli.data.build import weighted_by_class
-from mpt_cli.data.examples import BatchStream, DataSet, Examples, Reading, Stream, in_epochs_of
+from mpt_cli.data.examples import DataSet, Examples, Reading, Stream, in_epochs_of
 from mpt_cli.data.load import load_data, load_data_of_run
 from mpt_cli.data.streams import as_examples, open_batches
 from mpt_cli.errors import ConfigError, DataError, UserCodeError
@@ -36,11 +36,11 @@ class Pairs(keras.utils.PyDataset):
 
 
 def read(stream: Stream, epoch: int, shuffle: bool = False) -> list[list[float]]:
-    batches = stream.batches(64, epoch, seed=5, shuffle=shuffle)
+    batches = stream.batches(epoch, seed=5, shuffle=shuffle)
     return [[len(batch.x), float(batch.y[0, 0])] for batch in batches]
 
 
-def pairs() -> BatchStream:
+def pairs() -> Stream:
     return open_batches(Pairs(), Pairs, 5, "it")
 
 
@@ -102,9 +102,9 @@ def broken():
 def test_what_a_source_raises_is_the_users() -> None:
     stream = open_batches(broken(), broken, 5, "it")
     with pytest.raises(UserCodeError, match=r"^it: reading a batch raised OSError: the disk is full$"):
-        list(stream.batches(4, 1, 0, False))
+        list(stream.batches(1, 0, False))
     with pytest.raises(DataError, match=r"^The data gave no examples in epoch 2\.$"):
-        list(open_batches(counting(0), lambda: counting(0), 5, "it").batches(4, 2, 0, False))
+        list(open_batches(counting(0), lambda: counting(0), 5, "it").batches(2, 0, False))
 
 
 def test_a_batch_has_the_forms_of_keras() -> None:
@@ -185,7 +185,7 @@ def test_text_is_bytes_and_known_as_a_string() -> None:
 
 @pytest.mark.usefixtures("loaders")
 def test_a_limit_can_not_be_kept_of_whole_batches() -> None:
-    with pytest.raises(DataError, match=r"data.limit can't be kept: a batched dataset, PyDataset or generator gives"):
+    with pytest.raises(DataError, match=r"data.limit can't be kept: a tf.data.Dataset, PyDataset or generator gives"):
         load_data(Loader(loader="loaders:steps", limit=3), 0, True)
 
 

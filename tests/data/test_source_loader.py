@@ -132,23 +132,14 @@ def test_a_loader_that_is_not_there(returning):
         returning("x, y", loader="mine.py:lod")
 
 
-def test_datasets(returning):
-    data = returning("d", prelude=DATASET)
-    assert (len(data.train), len(data.validation), data.num_classes) == (16, 4, 4)
-    data = returning("d, d.take(5).batch(2)", prelude=DATASET)
-    assert (len(data.train), len(data.validation)) == (20, 5)
-    data = returning("d, (x[:3], y[:3])", prelude=DATASET)
-    assert len(data.validation) == 3
-
-
 def test_a_dataset_that_is_batched_keeps_its_batches_in_each_epoch(returning):
     shuffled = "d.shuffle(20).batch(8), d.take(5).batch(2)"
     data = returning(shuffled, prelude=DATASET, num_classes=4)
-    epochs = [[batch.x[:, 0].tolist() for batch in data.train.batches(64, epoch, 0, shuffle=True)] for epoch in (1, 2)]
+    epochs = [[batch.x[:, 0].tolist() for batch in data.train.batches(epoch, 0, shuffle=True)] for epoch in (1, 2)]
     assert [list(map(len, epoch)) for epoch in epochs] == [[8, 8, 4]] * 2 and epochs[0] != epochs[1]
-    again = returning(shuffled, prelude=DATASET, num_classes=4).train.batches(64, 2, 0, shuffle=True)
+    again = returning(shuffled, prelude=DATASET, num_classes=4).train.batches(2, 0, shuffle=True)
     assert [batch.x[:, 0].tolist() for batch in again] == epochs[1]
-    assert [len(batch.x) for batch in data.validation.batches(64, 1, 0, shuffle=False)] == [2, 2, 1]
+    assert [len(batch.x) for batch in data.validation.batches(1, 0, shuffle=False)] == [2, 2, 1]
     assert data.description.endswith("4 classes; its own batches")
 
 
@@ -157,75 +148,60 @@ def test_uint8_inputs_stay_as_they_came(returning):
     assert (data.input_dtype, data.train.x.max(), data.preprocessing) == ("uint8", 200, {})
 
 
-@pytest.fixture
-def stream_memory(monkeypatch):
-    monkeypatch.setattr(streams, "MEMORY_BYTES", 200)  # 20 examples of 16 + 8 bytes are too many, 5 are not
-
-
-def test_a_large_dataset_is_streamed(returning, stream_memory):
-    data = returning("d, d.take(5)", prelude=DATASET, num_classes=4)
-    assert isinstance(data.train, Stream)
-    assert len(data.validation) == 5
-    assert data.description == ("loader mine.py:load: 20 streamed training and 5 validation examples of 2, 4 classes")
-    x, y, weight = next(data.train.batches(8, 0, 0, shuffle=False))
+def test_a_dataset_is_described_by_its_first_batch(returning):
+    made = "d.batch(8), (x[:5], y[:5])"
+    data = returning(made, prelude=DATASET, num_classes=4)
+    assert isinstance(data.train, Stream) and len(data.validation) == 5
+    assert data.description == ("loader mine.py:load: streamed training and 5 validation examples of 2, 4 classes; its "
+                                "own batches")  # fmt: skip
+    x, y, weight = next(data.train.batches(1))
     assert (x.dtype, y.dtype, x.shape, weight) == (np.float32, np.int32, (8, 2), None)
-    assert (data.validation.y.dtype, data.max_abs_input) == (np.int32, 39.0)
-    assert data.fingerprint_of == "the description and the first 20 examples"
-    assert data.fingerprint == returning("d, d.take(5)", prelude=DATASET, num_classes=4).fingerprint
+    assert (data.validation.y.dtype, data.max_abs_input) == (np.int32, 15.0)
+    assert data.fingerprint_of == "the description and the first 8 examples"
+    assert data.fingerprint == returning(made, prelude=DATASET, num_classes=4).fingerprint
 
 
-def test_a_large_validation_set_is_streamed_too(returning, stream_memory):
-    data = returning("d, d", prelude=DATASET, num_classes=4)
-    assert isinstance(data.validation, Stream)
-
-
-def test_limit_of_a_stream_takes_the_first_and_says_so(returning, stream_memory):
-    data = returning("d", prelude=DATASET, num_classes=4, limit=15, validation_fraction=0)
-    assert data.train.examples == 15
-    assert data.description.endswith("; the first 15 examples")
-
-
-def test_a_stream_of_regression_targets(returning, stream_memory):
-    data = returning("d.map(lambda x, y: (x, x / 3))", prelude=DATASET, validation_fraction=0)
+def test_a_dataset_of_regression_targets(returning):
+    data = returning("d.map(lambda x, y: (x, x / 3)).batch(8)", prelude=DATASET)
     assert (data.task, data.num_classes) == ("regression", 2)
 
 
-def test_a_stream_of_one_hot_targets(returning, stream_memory):
-    data = returning("d.map(lambda x, y: (x, tf.one_hot(y, 4)))", prelude=DATASET, validation_fraction=0, num_classes=4)
+def test_a_dataset_of_one_hot_targets(returning):
+    data = returning("d.map(lambda x, y: (x, tf.one_hot(y, 4))).batch(5)", prelude=DATASET, num_classes=4)
     assert data.task == "classification"
-    assert next(data.train.batches(5, 0, 0, shuffle=False))[1].tolist() == [0, 1, 2, 3, 0]
+    assert next(data.train.batches(1))[1].tolist() == [0, 1, 2, 3, 0]
 
 
 @pytest.mark.parametrize(("expression", "settings", "message"), [
-    ("d", {"num_classes": 4}, r"can't be split by seed\. Return two datasets .* data\.validation_fraction=0"),
-    ("d, d", {}, r"set data\.num_classes\. The labels of a stream are not all known beforehand"),
-    ("d, d.repeat()", {"num_classes": 4}, r"the validation dataset never ends\. Use dataset\.take"),
-    ("d.take(5), d", {"num_classes": 4}, r"the validation data is a stream, but the training data is in memory"),
+    ("d", {"num_classes": 4}, r"must be batched, as Keras's fit takes it\. Use dataset\.batch\(n\)"),
+    ("d.batch(8)", {"num_classes": 4, "validation_fraction": 0.3}, r"validation_fraction=0\.3 can't be kept"),
+    ("d.batch(8)", {"num_classes": 4, "limit": 15}, r"data\.limit can't be kept"),
+    ("d.batch(8)", {}, r"set data\.num_classes\. The labels of a stream are not all known beforehand"),
+    ("d.batch(8), d.repeat().batch(8)", {"num_classes": 4}, r"the validation dataset never ends\. Use dataset\.take"),
+    ("(x, y), d.batch(8)", {"num_classes": 4}, r"the validation data is a stream, but the training data is in memory"),
 ])
-def test_streams_that_cannot_be_used(returning, stream_memory, expression, settings, message):
+def test_datasets_that_cannot_be_used(returning, expression, settings, message):
     with pytest.raises(DataError, match=message):
         returning(expression, prelude=DATASET, **settings)
 
 
-def test_a_bad_batch_of_a_stream_is_named(returning, monkeypatch):
-    monkeypatch.setattr(streams, "MEMORY_BYTES", 200)
+def test_a_bad_batch_of_a_dataset_is_named(returning):
     late = ARRAYS + ("import tensorflow as tf\nx = np.ones((60, 2))\nx[45] = np.nan\n"
-                     "d = tf.data.Dataset.from_tensor_slices((x, np.arange(60) % 4))\n")
-    data = returning("d", prelude=late, num_classes=4, validation_fraction=0)  # NaN lies beyond the first 32
+                     "d = tf.data.Dataset.from_tensor_slices((x, np.arange(60) % 4)).batch(20)\n")
+    data = returning("d", prelude=late, num_classes=4)  # NaN lies beyond the first batch
     message = r"loader mine\.py:load, batch 3: x has 2 values that are NaN, first at \[5, 0\]"
     with pytest.raises(DataError, match=message):
-        list(data.train.batches(20, 0, 0, shuffle=False))
+        list(data.train.batches(1))
 
 
-def test_a_batch_of_a_stream_may_have_no_weight_and_a_whole_set_may_not(returning, monkeypatch):
+def test_a_batch_may_have_no_weight_and_a_whole_set_may_not(returning):
     padded = ARRAYS + ("import tensorflow as tf\nx, y, w = np.ones((60, 2)), np.arange(60) % 4, np.ones(60)\n"
                        "w[40:] = 0\n"
-                       "d = tf.data.Dataset.from_tensor_slices((x, y, w))\n")
+                       "d = tf.data.Dataset.from_tensor_slices((x, y, w)).batch(20)\n")
     with pytest.raises(DataError, match=r"\(validation\): sample_weight is all zeros, so nothing would be learned"):
         returning("d, (x, y, 0 * w)", prelude=padded, num_classes=4)
-    monkeypatch.setattr(streams, "MEMORY_BYTES", 200)
-    data = returning("d", prelude=padded, num_classes=4, validation_fraction=0)
-    weights = [weight.tolist() for _, _, weight in data.train.batches(20, 0, 0, shuffle=False)]
+    data = returning("d", prelude=padded, num_classes=4)
+    weights = [weight.tolist() for _, _, weight in data.train.batches(1)]
     assert weights == [[1.0] * 20, [1.0] * 20, [0.0] * 20]
 
 
@@ -249,7 +225,7 @@ def test_targets_may_lack_numbers_for_a_loss_of_the_user_s(loss, returning):
     data = loaded_for(loss, "x, z", returning)
     assert np.isnan(data.train.y).sum() == 4
     assert data.warnings == ("data: y has 4 values that are NaN, first at [1]: the loss must leave them out.",)
-    batches = loaded_for(loss, "batched", returning).train.batches(8, 1, 0, shuffle=False)
+    batches = loaded_for(loss, "batched", returning).train.batches(1, 0, shuffle=False)
     assert [int(np.isnan(batch.y).sum()) for batch in batches] == [2, 1, 1]
 
 
@@ -257,7 +233,7 @@ def test_for_a_loss_of_keras_s_they_may_not(returning):
     with pytest.raises(DataError, match=r"y has 4 values that are NaN, first at \[1\]\. Only a loss of your own"):
         loaded_for("mse", "x, z", returning)
     with pytest.raises(DataError, match=r"^data, batch 1: y has 2 values that are NaN, first at \[1\]\.$"):
-        list(loaded_for("mse", "batched", returning).train.batches(8, 1, 0, shuffle=False))
+        list(loaded_for("mse", "batched", returning).train.batches(1, 0, shuffle=False))
 
 
 def test_a_folder_of_images_through_keras_s_own_reader(tmp_path):
@@ -271,10 +247,10 @@ def test_a_folder_of_images_through_keras_s_own_reader(tmp_path):
     data = load_data(Loader(loader="keras.utils:image_dataset_from_directory", num_classes=2, kwargs=kwargs | split), 0)
 
     assert (data.input_shape, data.input_dtype, data.num_classes) == ((4, 4, 3), "float32", 2)
-    batches = list(data.train.batches(1, 1, 0, shuffle=False))
+    batches = list(data.train.batches(1, 0, shuffle=False))
     assert [len(batch.x) for batch in batches] == [2, 2, 2]
     assert [round(batch.x.max() / 101) for batch in batches] == [int(batch.y.max()) for batch in batches]
-    assert sum(len(batch.x) for batch in data.validation.batches(1, 1, 0, shuffle=False)) == 2
+    assert sum(len(batch.x) for batch in data.validation.batches(1, 0, shuffle=False)) == 2
 
 
 def test_a_shuffle_without_a_seed_is_drawn_by_that_of_the_run(monkeypatch):

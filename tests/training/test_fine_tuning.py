@@ -11,7 +11,6 @@ from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.models.build import set_trained
 from mpt_cli.settings.schema import PhaseSettings
 from mpt_cli.telemetry.format import strict_json
-from mpt_cli.training.checkpoint import _numbered, collect_weights, restore_weights
 from mpt_cli.training.saving import adapted_layers, load_initial_weights, put_adapted
 
 TWO_EPOCHS = "trainer.epochs=2"
@@ -135,16 +134,3 @@ def test_what_layers_are_adapted_to_is_kept_with_a_run_and_put_back():
         put_adapted(model, kept[:1])
     with pytest.raises(DataError, match=r"^layer bins is adapted to .* it has 2 entries of bin_boundaries, not 1 of"):
         put_adapted(Adapted(["a", "b"], [1.0, 2.0]), kept)
-
-
-def test_a_checkpoint_from_before_there_were_phases_with_frozen_layers_is_read():
-    """It counted their weights among the frozen ones."""
-    model = load_program().build_model((6,), 2)
-    model.get_layer("base").get_layer("low").trainable = False
-    earlier = _numbered("weight", model.trainable_variables) | _numbered("frozen", model.non_trainable_variables)
-    arrays = {name: np.asarray(variable.numpy()) + variable.numpy().dtype.type(1) for name, variable in earlier.items()}
-    assert set(arrays) != set(collect_weights(model))
-    restore_weights(model, arrays)
-    assert all(np.array_equal(variable.numpy(), arrays[name]) for name, variable in earlier.items())
-    with pytest.raises(DataError, match="the checkpoint is of another model or optimizer: only this run has variable"):
-        restore_weights(model, {name: array for name, array in arrays.items() if name != "frozen/0"})
