@@ -7,12 +7,11 @@ broadcasts; only it writes files.
 """
 
 import json
-import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from signal import Signals
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 PROCESS_VARIABLE = "MPT_PROCESS"  # "RANK/WORLD_SIZE@HOST:PORT", set by `mpt train` for the processes it starts
 MOST_MESSAGE_BYTES = 4096  # of what rank 0 tells the others at once
-LEAST_SHARDED_ELEMENTS = 2**12  # of a variable of the optimizer; smaller ones are whole on each device
 
 
 @dataclass(frozen=True)
@@ -167,13 +165,7 @@ class Distribution:
     replicas: int = 1
     strategy: Any = None
     mesh: Any = None
-    shards_slots: bool = False  # whether each device keeps a share of the optimizer's variables, on JAX
     layout: "VariableLayout | None" = None  # of a model's variables, on JAX; None: each device has all of them whole
-
-    @property
-    def divides_variables(self) -> bool:
-        """Whether devices have parts of variables, not all of them whole."""
-        return self.shards_slots or self.layout is not None
 
     @property
     def batch_axis(self) -> str | None:
@@ -190,40 +182,18 @@ class Distribution:
 
             divide_model(self.layout, model)
 
-    def axes_of(self, variable: Any, is_slot: bool = False) -> tuple[str | None, ...]:
-        """The axis of the mesh that divides each axis of a variable of the model, of metrics or of the optimizer
-        (`is_slot`); None for one that is not divided."""
-        if self.layout is not None:
-            return self.layout.axes_of(variable)
-        divided = sharded_axis(variable.shape, self.replicas) if is_slot and self.shards_slots else None
-        return tuple(self.batch_axis if axis == divided else None for axis in range(len(variable.shape)))
+    def axes_of(self, variable: Any) -> tuple[str | None, ...]:
+        """The axis of the mesh that divides each axis of a variable of the model, of metrics or of the optimizer; None
+        for one that is not divided."""
+        return (None,) * len(variable.shape) if self.layout is None else self.layout.axes_of(variable)
 
-    @contextmanager
-    def making_slots(self, optimizer: Any, variables: list[Any]) -> Iterator[None]:
-        """Around the `build` of an optimizer for `variables`: its own are divided over the devices from the start.
+    def making_slots(self, optimizer: Any) -> AbstractContextManager[Any]:
+        """Around the `build` of an optimizer: what it makes for a weight is divided as that is, from the start."""
+        if self.layout is None:
+            return nullcontext()
+        from mpt_cli.precision.keras_internals import slots_through
 
-        What is only planned, for devices that are not here, is placed nowhere.
-        """
-        import keras
-
-        from mpt_cli.precision.keras_internals import give_layout, layouts_for_slots, slots_through
-
-        if self.layout is not None:
-            with slots_through(optimizer, self.layout.following):
-                yield
-            return
-        present = keras.distribution.distribution() if self.shards_slots else None
-        if present is None:
-            yield
-            return
-
-        def layout(variable: Any) -> Any:
-            return keras.distribution.TensorLayout(self.axes_of(variable, is_slot=True), present.device_mesh)
-
-        with layouts_for_slots(variables, layout):
-            yield
-        for variable in optimizer.variables:
-            give_layout(variable, layout(variable))
+        return slots_through(optimizer, self.layout.following)
 
     def scope(self) -> AbstractContextManager[Any]:
         """The context in which model, metrics and optimizer have to be made."""
@@ -255,7 +225,7 @@ def build_distribution(settings: Settings, gpus: int) -> Distribution:
         return _mirrored(count, gpus)
     if wanted.name == MODEL_PARALLEL:
         return _model_parallel(wanted, count)
-    return replace(_data_parallel(count), shards_slots=wanted.shard_optimizer_state)
+    return _data_parallel(count)
 
 
 def _devices_of_all(settings: Settings, gpus: int) -> int:
@@ -300,16 +270,3 @@ def _model_parallel(wanted: DistributeSettings, count: int) -> Distribution:
     distribution = DividedModel(layout, keras.distribution.list_devices()[:count])
     keras.distribution.set_distribution(distribution)
     return Distribution(wanted.mesh[BATCH_AXIS], mesh=distribution.device_mesh.backend_mesh, layout=layout)
-
-
-def sharded_axis(shape: Sequence[int], count: int) -> int | None:
-    """The axis by which a variable of the optimizer is divided over `count` devices: the longest that they divide
-    evenly. None where there is none, or where the variable is too small to be worth it.
-
-    >>> sharded_axis((768, 50257), 8), sharded_axis((63, 129), 8), sharded_axis((512,), 8)
-    (0, None, None)
-    """
-    axes = [axis for axis, size in enumerate(shape) if size % count == 0]
-    if not axes or math.prod(shape) < LEAST_SHARDED_ELEMENTS:
-        return None
-    return max(axes, key=lambda axis: shape[axis])

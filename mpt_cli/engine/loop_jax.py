@@ -217,7 +217,7 @@ class JaxEngine(Engine):
     def _in_place(self, state: TrainState) -> TrainState:
         """The same, each variable whole on each device or divided, as the distribution says. Said before and after each
         step: where it was not, XLA would divide weights and the work on activations as it likes."""
-        if not self._distribution.divides_variables:
+        if self._distribution.layout is None:
             return state
         return TrainState(*([jax.lax.with_sharding_constraint(*pair) for pair in zip(values, places, strict=True)]
                             for values, places in zip(state, self.places(), strict=True)))  # fmt: skip
@@ -226,7 +226,7 @@ class JaxEngine(Engine):
         """Where each variable of a `TrainState` is: on all devices of the mesh, whole on each or divided."""
         model, axes_of = self.model, self._distribution.axes_of
         lists = model.trainable_variables, model.non_trainable_variables, model.optimizer.variables
-        found = [[self._sharding(axes_of(v, is_slot=variables is lists[2])) for v in variables] for variables in lists]
+        found = [[self._sharding(axes_of(v)) for v in variables] for variables in lists]
         return [*found, [self._everywhere] * len(metric_variables(model))]
 
     def _sharding(self, axes: tuple[str | None, ...]) -> Any:

@@ -70,8 +70,7 @@ class CompileTarget:
         if wanted.name == MODEL_PARALLEL:
             mesh = jax.sharding.Mesh(chips.reshape([*wanted.mesh.values()]), tuple(wanted.mesh))
             return Distribution(wanted.mesh[BATCH_AXIS], mesh=mesh, layout=build_layout(wanted))
-        shards = wanted.shard_optimizer_state and self.count > 1
-        return Distribution(self.count, mesh=jax.sharding.Mesh(chips, ("batch",)), shards_slots=shards)
+        return Distribution(self.count, mesh=jax.sharding.Mesh(chips, ("batch",)))
 
 
 def check_plan(settings: Settings, devices: int) -> None:

@@ -295,19 +295,6 @@ def float32_stand_in(variable: Any) -> Any:
     return wide
 
 
-@contextmanager
-def layouts_for_slots(variables: list[Any], layout: Callable[[Any], Any]) -> Iterator[None]:
-    """Inside, what an optimizer makes for each of `variables` gets the `layout` of that, and not its present one."""
-    kept = [variable._layout for variable in variables]
-    try:
-        for variable in variables:
-            variable._layout = layout(variable)
-        yield
-    finally:
-        for variable, own in zip(variables, kept, strict=True):
-            variable._layout = own
-
-
 def slots_through(
     optimizer: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> AbstractContextManager[None]:

@@ -172,7 +172,7 @@ INNER_DEFAULTS = {
     "ema_momentum": 0.99, "ema_overwrite_frequency": None, "loss_scale_factor": None,
     "gradient_accumulation_steps": None,
 }  # fmt: skip
-MakingSlots = Callable[[Any, list[Any]], AbstractContextManager[Any]]
+MakingSlots = Callable[[Any], AbstractContextManager[Any]]
 MOVING_ARGUMENTS = {"growth_factor", "backoff_factor", "min_scale", "max_scale", "hysteresis", "consecutive_hysteresis"}
 LET_THROUGH = "let_through_after"  # of a scale that moves, and of one that does not
 
@@ -447,7 +447,7 @@ class LossScaleOptimizer(
         self.scale_state: ScaleState | None = None  # scale, counters and tally as variables; None before `build`
         self._step_log: StepLog | None = None
         self._noted_losses: dict[int, Tensor] = {}  # of the step being traced, for the step log on TensorFlow
-        self.making_slots: MakingSlots = lambda optimizer, variables: nullcontext()  # around the inner one's `build`
+        self.making_slots: MakingSlots = lambda optimizer: nullcontext()  # around the inner one's `build`
         self.refuse_unscaled: Callable[[], None] | None = None  # raises, where a step that is traced scaled no loss
         inner_optimizer._mpt_is_wrapped = True
         self.inner_optimizer = inner_optimizer
@@ -501,7 +501,7 @@ class LossScaleOptimizer(
             backend_step().check_accumulation(self.inner_optimizer)
             backend_step().track_in_checkpoints(self, self.scale_state)
         inner_variables = self._inner_variables_for(list(var_list))
-        with self.making_slots(self.inner_optimizer, inner_variables):
+        with self.making_slots(self.inner_optimizer):
             self._build_inner(inner_variables)
         self._trainable_variables = list(var_list)
         self.built = True

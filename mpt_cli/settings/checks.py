@@ -363,11 +363,6 @@ def check_distribution(settings: Settings) -> Iterator[Problem]:
     if chosen.name != "data_parallel" and chosen.processes is not None:
         rule = f"must be left out with distribute={chosen.name}."
         yield Problem("distribute.processes", rule, chosen.processes, "Use distribute=data_parallel backend=jax.")
-    if chosen.name != "data_parallel" and chosen.shard_optimizer_state:
-        why = {"mirrored": ": TensorFlow's MirroredStrategy keeps all of it on each GPU",
-               MODEL_PARALLEL: ": it is divided as the weights are"}  # fmt: skip
-        rule = f"must be false with distribute={chosen.name}{why.get(chosen.name, '')}."
-        yield Problem("distribute.shard_optimizer_state", rule, True, "Use distribute=data_parallel backend=jax.")
     if (chosen.processes or 1) > 1:
         yield from check_several_processes(settings)
 
@@ -428,9 +423,6 @@ def check_several_processes(settings: Settings) -> Iterator[Problem]:
         rule = "must be 0 with several processes: only the first has the checkpoints to go back to."
         yield Problem("trainer.max_rollbacks", rule, settings.trainer.max_rollbacks,
                       "Resume the run after it has stopped.")  # fmt: skip
-    if settings.distribute.shard_optimizer_state:
-        rule = "must be false with several processes: the first, which writes checkpoints, would have a share of it."
-        yield Problem("distribute.shard_optimizer_state", rule, True, "Use the devices of one process.")
     if settings.trainer.callbacks:
         rule = "must be empty with several processes: each would call them, and all would write the same files."
         remedy = "trainer.early_stopping and trainer.reduce_on_plateau work."

@@ -242,8 +242,6 @@ class DistributeSettings:
     devices: Optional[int] = key(None, "how many devices (of each process), null = all, or those of `mesh`", at_least=1)
     processes: Optional[int] = key(None, "data_parallel: processes that `mpt train` starts on this machine; null = "
                                    "one, or those of a Slurm step", at_least=1)
-    shard_optimizer_state: bool = key(False, "data_parallel: each device keeps its share of the optimizer's moments "
-                                      "and averages, not all of them (ZeRO stage 1)")
     mesh: Dict[str, int] = key({}, "model_parallel: how many devices along each axis, as in {data: 2, model: 4}; each "
                                "batch is split along `data`", at_least=1, at_most=2**16)
     layout: Dict[str, Any] = key({}, "model_parallel: pattern (a regular expression) of whole variable paths -> the "

@@ -244,22 +244,6 @@ def test_two_devices_train_to_the_same_result_as_one(tmp_path, words):
     assert two["metrics"]["val_loss"] == pytest.approx(one["metrics"]["val_loss"], rel=0.02)
 
 
-@pytest.mark.long
-def test_a_run_whose_devices_share_the_optimizer_goes_on_without_and_is_evaluated_on_one(tmp_path):
-    """Its checkpoints are whole, and whether the state is shared may change where a run is taken up."""
-    common = ["train", "conf=digits_mlp", "policy=float32", "optimizer=adamw", "trainer.batch_size=32", "backend=jax",
-              "distribute=data_parallel", "distribute.devices=2", "--json"]  # fmt: skip
-    shares = "distribute.shard_optimizer_state=true"
-    for words in ([shares, "trainer.max_steps=15", "run_dir=shared"], ["trainer.max_steps=30", "resume=shared"],
-                  ["trainer.max_steps=30", "run_dir=whole"]):  # fmt: skip
-        done = mpt(*common, *words, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-    shared, whole = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("shared", "whole"))
-    assert shared["applied_steps"] == whole["applied_steps"] == 30
-    assert shared["metrics"]["val_loss"] == pytest.approx(whole["metrics"]["val_loss"], rel=1e-4)
-    assert mpt("evaluate", "shared", cwd=tmp_path, backend="jax").returncode == 0
-
-
 def test_start_up_is_not_slowed_by_what_is_not_needed(tmp_path):
     """Neither help nor a bad configuration imports a framework; how long they take is in the benchmark."""
     frameworks = "sorted({'keras', 'tensorflow', 'jax'} & set(sys.modules))"

@@ -31,7 +31,6 @@ def test_this_folder_and_two_devices_on_jax(files, only):
 
 @pytest.mark.long
 @pytest.mark.parametrize("only", ["not long", "long"])
-@pytest.mark.parametrize(("file", "devices"), [("test_overflow_on_devices.py", 4), ("test_sharded_slots.py", 4),
-                                               ("test_model_parallel.py", 4)])
+@pytest.mark.parametrize(("file", "devices"), [("test_overflow_on_devices.py", 4), ("test_model_parallel.py", 4)])
 def test_more_devices_on_jax(file, devices, only):
     assert_passes_on_devices("jax", HERE / "two_devices" / file, only=only, devices=devices)

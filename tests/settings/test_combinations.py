@@ -80,15 +80,6 @@ _WRONG = [
     (["distribute.devices=2"],
      "distribute.devices: must be left out with distribute=none. Received: 2. "
      "Use distribute=mirrored or data_parallel."),
-    (["distribute=mirrored", "distribute.shard_optimizer_state=true"],
-     "distribute.shard_optimizer_state: must be false with distribute=mirrored: TensorFlow's MirroredStrategy keeps "
-     "all of it on each GPU. Received: True. Use distribute=data_parallel backend=jax."),
-    (["backend=jax", "distribute.shard_optimizer_state=true"],
-     "distribute.shard_optimizer_state: must be false with distribute=none. Received: True. Use "
-     "distribute=data_parallel backend=jax."),
-    (["backend=jax", "distribute=data_parallel", "distribute.processes=2", "distribute.shard_optimizer_state=true"],
-     "distribute.shard_optimizer_state: must be false with several processes: the first, which writes checkpoints, "
-     "would have a share of it. Received: True. Use the devices of one process."),
     (["backend=jax", "distribute=data_parallel", "distribute.processes=2", "trainer.callbacks=[history]"],
      "trainer.callbacks: must be empty with several processes: each would call them, and all would write the same "
      "files. Received: ['history']. trainer.early_stopping and trainer.reduce_on_plateau work."),
@@ -133,9 +124,6 @@ _WRONG = [
     ([_DIVIDED[1]],
      "distribute.layout: must be left out with distribute=none: nothing uses it. Received: {'.*kernel': [None, "
      "'model']}. Use distribute=model_parallel backend=jax."),
-    (["backend=jax", "distribute=model_parallel", *_DIVIDED, "distribute.shard_optimizer_state=true"],
-     "distribute.shard_optimizer_state: must be false with distribute=model_parallel: it is divided as the weights are."
-     " Received: True. Use distribute=data_parallel backend=jax."),
     (["backend=jax", "distribute=model_parallel", *_DIVIDED, "distribute.processes=2"],
      "distribute.processes: must be left out with distribute=model_parallel. Received: 2. Use distribute=data_parallel "
      "backend=jax."),
