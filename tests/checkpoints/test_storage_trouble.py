@@ -1,15 +1,16 @@
-"""A disk that is full, read-only or gone while a run writes on it."""
+"""A disk that is full, read-only or gone while a run writes on it; two runs that want one place; too little memory."""
 
 import errno
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from preloaded import run_program
+from preloaded import run_program, start_mpt
 
 from mpt_cli.errors import DataError
 from mpt_cli.runs.directory import RunDirectory, read_summary
@@ -103,8 +104,8 @@ def _train_failing(library: Path, run_dir: Path, number: int, plan: dict[int, st
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS], ids=["EIO", "EROFS"])
-def test_a_disk_that_breaks_for_a_while_costs_nothing(tmp_path: Path, failing_files: Path, number: int) -> None:
+def test_a_disk_that_breaks_for_a_while_costs_nothing(tmp_path: Path, failing_files: Path) -> None:
+    number = errno.EIO
     run = RunDirectory(tmp_path / "run")
     sampled = "trainer.gradient_health_every_steps=30"  # the file of samples is begun while nothing can be written
     done = _train_failing(failing_files, run.path, number, {20: "fail", 70: "mend"}, sampled)
@@ -116,10 +117,10 @@ def test_a_disk_that_breaks_for_a_while_costs_nothing(tmp_path: Path, failing_fi
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS], ids=["EIO", "EROFS"])
 def test_a_disk_that_stays_broken_ends_with_three_and_the_run_goes_on_from_it(
-    tmp_path: Path, failing_files: Path, number: int
+    tmp_path: Path, failing_files: Path
 ) -> None:
+    number = errno.EIO
     run = RunDirectory(tmp_path / "run")
     scaled = ("loss_scale.initial_scale=1024", "loss_scale.growth_steps=2000")
     done = _train_failing(failing_files, run.path, number, {20: "fail"}, *scaled)
@@ -142,3 +143,39 @@ def test_a_read_only_run_directory_is_named(small_disk: Path) -> None:
         pass
     with pytest.raises(DataError, match=r"can't be written: Read-only file system"):
         RunDirectory.create(small_disk / "other", "tiny")
+
+
+SHORT = ["conf=digits_mlp", "model.hidden_units=[16]", "trainer.jit_compile=false", "trainer.max_steps=10"]
+
+
+@pytest.mark.slow
+def test_of_two_runs_that_are_started_into_one_directory_one_runs(tmp_path: Path) -> None:
+    both = [start_mpt("train", *SHORT, f"run_dir={tmp_path}/r", f"seed={seed}", cwd=tmp_path) for seed in (1, 2)]
+    said = [each.communicate(timeout=200)[1] for each in both]
+    codes = [each.returncode for each in both]
+    assert sorted(codes) == [0, 3], said
+    (words,) = said[codes.index(3)].splitlines()
+    assert words.startswith("mpt train: ") and ("another process is writing in" in words
+                                                or "already exists and is not empty" in words)  # fmt: skip
+    run = RunDirectory(tmp_path / "r")
+    summary = read_summary(run.summary_json)
+    assert (summary["status"], summary["steps_seen"], summary["applied_steps"]) == ("finished", 10, 10)
+    assert json.loads(run.environment_json.read_text())["seed"] == codes.index(0) + 1
+
+
+def little_memory() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (12 * 2**30, 12 * 2**30))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("words", "code", "said"), [
+    (["data=synthetic", "data.examples=200000", "data.input_shape=[65536]"], 3,
+     "mpt train: data: synthetic takes more memory than there is (Unable to allocate 48.8 GiB for an array with shape"),
+    (["model.hidden_units=[300000,300000]"], 2, "mpt train: trainer.batch_size: the memory is too small for the model"),
+])  # fmt: skip
+def test_a_run_for_which_there_is_no_memory_says_so_and_leaves_nothing(words, code, said, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mpt_cli", "train", "conf=digits_mlp", "run_dir=r", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, preexec_fn=little_memory, timeout=300)
+    assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
+    assert done.stderr.splitlines()[-1].startswith(said), done.stderr
+    assert not (tmp_path / "r").exists()

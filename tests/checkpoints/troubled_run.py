@@ -1,15 +1,13 @@
 """A run whose disk gets into trouble at chosen steps: `python troubled_run.py RUN_DIR JSON words…`.
 
 JSON maps steps to what happens there: `fill` the file system to its last byte, `free` it again, `fail` what is written
-(see `failing_files.c`) and `mend` that, `remove` the run, `pause` it, set the clock `back` (see `set_back_clock.c`), or
-`terminate` it.
+(see `failing_files.c`) and `mend` that, `remove` the run, or `terminate` it.
 """
 
 import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -48,14 +46,6 @@ class Trouble(Sink):
 
     def mend(self) -> None:
         Path(os.environ["FAIL_WHEN"]).unlink()
-
-    def pause(self) -> None:
-        """As Ctrl-Z and `fg` do, for some seconds."""
-        subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {os.getpid()}"])
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-    def back(self) -> None:
-        Path(os.environ["BACK_WHEN"]).touch()
 
     def terminate(self) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
