@@ -167,7 +167,6 @@ def with_other_backends(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(report: dict[str, Any]) -> None:
-    RESULTS.mkdir(exist_ok=True)
     (RESULTS / "speed.json").write_text(json.dumps(report, indent=2) + "\n")
     (RESULTS / "speed.md").write_text(table(report) + "\n")
 

@@ -28,8 +28,6 @@ FIRST_STEP = [sys.executable, "-m", "benchmarks.first_step"]
 CASES = {
     "mpt --help": ([*MPT, "--help"], 0.35),
     "configuration error": ([*MPT, "train", "conf=digits_cnn", "loss_scale.mode=dinamic", "trainer.epoch=3"], 0.7),
-    "mpt list": ([*MPT, "list"], None),
-    "mpt show conf=digits_cnn": ([*MPT, "show", "conf=digits_cnn"], None),
     "import keras, tensorflow": ([sys.executable, "-c", "import keras"], None),
     "import keras, jax": ([sys.executable, "-c", "import keras"], None),
     **{
