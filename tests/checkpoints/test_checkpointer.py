@@ -3,7 +3,7 @@
 import errno
 import math
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -162,9 +162,8 @@ def test_a_metric_the_run_will_not_have_is_refused() -> None:
 
 
 def test_progress_comes_back_from_strict_json_with_its_nan() -> None:
-    progress = Progress.from_position(
-        {"epoch": 2, "step_in_epoch": 3, "epochs_completed": 1, "metrics": {"loss": "NaN"}, "best": {"loss": 0.5}}
-    )
+    position = {**asdict(Progress(2, 3, 1)), "metrics": {"loss": "NaN"}, "best": {"loss": 0.5}}
+    progress = Progress.from_position(position)
     assert math.isnan(progress.metrics["loss"])
     assert progress.record({"loss": 0.25}) == {"loss"}
     assert (progress.best, progress.epoch) == ({"loss": 0.25}, 2)

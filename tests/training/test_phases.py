@@ -18,7 +18,7 @@ from mpt_cli.settings import load_settings
 from mpt_cli.settings.schema import PhaseSettings, Settings
 from mpt_cli.telemetry.records import Scaling
 from mpt_cli.trained_model import evaluate
-from mpt_cli.training import phases
+from mpt_cli.training import phase_change
 from mpt_cli.training.checkpoint import _model_variables
 from mpt_cli.training.phases import Phases
 from mpt_cli.training.trainer import Trainer
@@ -110,7 +110,7 @@ def kill_at_step(patch: Any, step: int) -> None:
 
 
 def kill_at_border(patch: Any, after: bool) -> None:
-    enter = phases.enter_phase
+    enter = phase_change.enter_phase
 
     def enter_and_die(*given):
         if given[1] and after:
@@ -119,7 +119,7 @@ def kill_at_border(patch: Any, after: bool) -> None:
             raise Killed
         return enter(*given)
 
-    patch.setattr(phases, "enter_phase", enter_and_die)
+    patch.setattr(phase_change, "enter_phase", enter_and_die)
 
 
 KILLS = {
