@@ -115,9 +115,6 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         model = self._model
         asked = replace(self.asked, tree={"trainer": {"epochs": int(self.params["epochs"])}})
         settings = given_settings(model, asked)
-        if settings.loss_scale.layer_scales:
-            raise ConfigError(Problem("loss_scale.layer_scales", "must be left out: Keras's own fit calls the layers.",
-                                      settings.loss_scale.layer_scales, "mpt.fit has it."))
         settings = replace(settings, loss_scale=scaling_on_record(model.optimizer, settings.loss_scale))
         if self.command:
             settings = replace(settings, model=replace(described_model(model), command=[*self.command]),

@@ -20,13 +20,11 @@ from mpt_cli.engine.probes import (
     Probes,
     Tensor,
     count_weights,
-    in_layers,
     owners_of_weights,
     weights_of,
 )
 from mpt_cli.precision.finite import dense, is_overwritten
 from mpt_cli.precision.gradients import EXPONENT_BIAS, INFS, NANS, SUBNORMALS, ZEROS, largest_exponent
-from mpt_cli.precision.gradients.layer_scales import at_layer_scales
 from mpt_cli.precision.keras_internals import (
     computing_in_float32,
     configured_rate,
@@ -66,17 +64,15 @@ def pure_loss(model: Any, state: Sequence[list[Tensor]], batch: Any) -> Tensor:
         # not as an argument, which casts each value to the dtype of its variable
         scope.state_mapping.update({id(v): value for v, value in zip(group, values, strict=True)})
     with scope:
-        with at_layer_scales(model):
-            y_pred = predict_in_training(model, x, forward)
+        y_pred = predict_in_training(model, x, forward)
         loss = training_loss(model, x, y, y_pred, weight)
     return ops.cast(loss, "float32")
 
 
 class Flow(NamedTuple):
     """Counts of what flows in one pass, as `gradient_statistics` has them: of the `parts` of the model, shape (parts,
-    2, SINK_SIZE), the gradient of the outputs and the outputs; of the `weights`, (weights, SINK_SIZE), their gradients,
-    both as large as layers with a scale of their own have them; and `norm`, the sum of squares of the latter, as they
-    leave their layers, and the largest magnitude that a layer has. `gradients` are those by the weights in
+    2, SINK_SIZE), the gradient of the outputs and the outputs; of the `weights`, (weights, SINK_SIZE), their gradients;
+    and `norm`, the sum of squares of the latter and their largest magnitude. `gradients` are those by the weights in
     float32, where a weight is kept in half precision and so may not take what they add to it."""
 
     parts: Counts
@@ -116,8 +112,7 @@ class FlowCounter:
                 for g, v in zip(gradients, variables, strict=True) if not is_overwritten(v)]  # fmt: skip
         found = [zeros if sink is None else sink for sink, zeros in zip(sinks, self.probes.sinks(), strict=True)]
         is_rounded = self.in_float32 and any(map(_is_narrow, weights_of(self.model)))
-        held = in_layers(self.model, kept)
-        return Flow(ops.stack(found), count_weights(held), _norm(kept, held), tuple(kept) if is_rounded else ())
+        return Flow(ops.stack(found), count_weights(kept), _norm(kept), tuple(kept) if is_rounded else ())
 
 
 def _is_narrow(value: Tensor) -> bool:
@@ -168,11 +163,11 @@ def _wide(value: Tensor) -> Tensor:
     return ops.cast(value, "float32")
 
 
-def _norm(gradients: list[Tensor], held: list[Tensor]) -> Tensor:
+def _norm(gradients: list[Tensor]) -> Tensor:
     squares, largest = ops.zeros(()), ops.zeros(())
-    for gradient, in_layer in zip(map(_wide, gradients), map(_wide, held), strict=True):
+    for gradient in map(_wide, gradients):
         squares = squares + ops.sum(ops.square(gradient))
-        largest = ops.maximum(largest, ops.max(ops.abs(in_layer), initial=0.0))
+        largest = ops.maximum(largest, ops.max(ops.abs(gradient), initial=0.0))
     return ops.stack([squares, largest])
 
 

@@ -343,7 +343,7 @@ def pack_record(record: StepRecord) -> tuple[Any, Any]:
     """A step's row of `StepRecords.floats` and of `.ints`, on the device."""
     ops, records = keras.ops, (record, *record.optimizers)
     floats = ops.stack([getattr(each, name) for each in records for name in FLOAT_FIELDS])
-    ints = [each.outcome if name == "finite" else getattr(each, name) for each in records for name in INT_FIELDS]
+    ints = [getattr(each, name) for each in records for name in INT_FIELDS]
     return floats, ops.stack([ops.cast(value, "int32") for value in ints])
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
-from mpt_cli.precision.finite import as_in_layer, dense, is_overwritten
+from mpt_cli.precision.finite import dense, is_overwritten
 from mpt_cli.precision.gradients import SINK_SIZE, statistics_of_each
 from mpt_cli.precision.gradients.custom_gradients import define_gradient, is_float_tensor, map_floats
 from mpt_cli.precision.keras_internals import calls_through
@@ -140,11 +140,6 @@ def _float_tensors(structure: Any) -> list[Tensor]:
 def weights_of(model: Any) -> list[Any]:
     """The trainable variables that an optimizer moves by a gradient; float8 statistics are not among them."""
     return [variable for variable in model.trainable_variables if not is_overwritten(variable)]
-
-
-def in_layers(model: Any, gradients: list[Tensor]) -> list[Tensor]:
-    """The gradients of `weights_of`, as large as they are in their layers."""
-    return [as_in_layer(gradient, variable) for gradient, variable in zip(gradients, weights_of(model), strict=True)]
 
 
 def count_weights(gradients: list[Tensor]) -> Tensor:

@@ -11,8 +11,8 @@ from typing import Any
 
 import keras
 
-from mpt_cli.precision.keras_internals import graph_calls, own_trainable_variables
-from mpt_cli.precision.policy import head_layers, layers_of, takes_float8
+from mpt_cli.precision.keras_internals import graph_calls
+from mpt_cli.precision.policy import head_layers, layers_of
 from mpt_cli.precision.rounded_weights import NARROW
 
 LARGEST_FLOAT16 = 65504  # of float16, and so the most ones that a sum can hold
@@ -134,11 +134,7 @@ PROBABILITIES = "probabilities"
 
 @dataclass(frozen=True)
 class LayerAudit:
-    """One layer: `risk` is empty where nothing is known to be wrong.
-
-    `policy` is Keras's name, `float8_from_mixed_float16` where the layer multiplies in float8; `no_float8` says why a
-    layer of a float8 model that multiplies doesn't.
-    """
+    """One layer: `risk` is empty where nothing is known to be wrong."""
 
     path: str
     kind: str
@@ -148,7 +144,6 @@ class LayerAudit:
     parameters: int
     is_head: bool
     risk: str = ""
-    no_float8: str = ""
     reason: str = ""  # for its policy, where that was chosen by what it does
 
 
@@ -171,12 +166,11 @@ def audit_layers(model: Any) -> list[LayerAudit]:
     >>> row.risk
     'probabilities in float16: their gradient is inf or nan near 0 and exactly 0 below 6e-8'
     """
-    heads, layers = {id(layer) for layer in head_layers(model)}, layers_of(model)
-    is_float8 = any(_in_float8(layer) for layer in layers)
-    return [_audit(layer, id(layer) in heads, is_float8) for layer in layers]
+    heads = {id(layer) for layer in head_layers(model)}
+    return [_audit(layer, id(layer) in heads) for layer in layers_of(model)]
 
 
-def _audit(layer: Any, is_head: bool, is_float8: bool) -> LayerAudit:
+def _audit(layer: Any, is_head: bool) -> LayerAudit:
     return LayerAudit(
         path=layer.path or layer.name,
         kind=type(layer).__name__,
@@ -186,22 +180,7 @@ def _audit(layer: Any, is_head: bool, is_float8: bool) -> LayerAudit:
         parameters=layer.count_params() if layer.built else 0,
         is_head=is_head,
         risk=_risk(layer, is_head),
-        no_float8=_no_float8(layer) if is_float8 else "",
     )
-
-
-def _in_float8(layer: Any) -> bool:
-    return getattr(layer, "quantization_mode", None) == "float8"
-
-
-def _no_float8(layer: Any) -> str:
-    multiplies = any(len(w.shape) > 1 for w in own_trainable_variables(layer)) and not isinstance(
-        layer, keras.layers.Embedding)  # fmt: skip
-    if _in_float8(layer) or not multiplies:
-        return ""
-    if not takes_float8(layer):
-        return f"not in float8: Keras has none for {type(layer).__name__}"
-    return f"not in float8: it keeps {layer.dtype_policy.name}"
 
 
 def _risk(layer: Any, is_head: bool) -> str:

@@ -22,7 +22,7 @@ class Measured(NamedTuple):
     """What is learnt of a step's gradients, in one pass over them.
 
     `finite` is a boolean scalar: no inf or nan in any of them; `largest` the largest magnitude among the scaled ones,
-    float32 scalar, inf where one holds inf or nan, each as large as its layer had it. Statistics that overwrite their
+    float32 scalar, inf where one holds inf or nan. Statistics that overwrite their
     variable don't count for it.
     """
 
@@ -81,18 +81,6 @@ def divide(gradient: Tensor, scale: Tensor | None) -> Tensor:
     if not is_sparse(gradient):
         return values
     return _with_rows(gradient, values)
-
-
-def as_in_layer(gradient: Tensor, variable: Any) -> Tensor:
-    """The gradient of `variable` as large as it was where float16 held it: in a layer with a scale of its own
-    (`layer_scales`), by which it was divided."""
-    factor = gradient_factor(variable)
-    return gradient if factor == 1 else divide(gradient, 1 / factor)
-
-
-def gradient_factor(variable: Any) -> float:
-    """By what a gradient of `variable` is larger in its layer than where it leaves it."""
-    return float(getattr(variable, "_mpt_gradient_factor", 1.0))
 
 
 def unscale(gradients: list[Tensor], variables: list[Any], scale: Tensor | None) -> list[Tensor]:
@@ -263,8 +251,7 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def measure(gradients: list[Tensor], variables: list[Any]) -> Measured:
     """`Measured` of `gradients`, which may hold None (no gradient) and IndexedSlices, of `variables`."""
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
-    # what a regularizer adds to a gradient was never in the layer
-    present = [(g if getattr(v, "regularizer", None) else as_in_layer(g, v), is_overwritten(v)) for g, v in pairs]
+    present = [(g, is_overwritten(v)) for g, v in pairs]
     largest, statistics = _largest([g for g, other in present if not other]), [g for g, other in present if other]
     finite = largest < float("inf")
     return Measured(ops.logical_and(finite, all_finite(statistics)) if statistics else finite, largest)

@@ -346,25 +346,6 @@ def _methods_through(
                 delattr(holder, name)  # the one of its class shows again
 
 
-def losses_through(
-    layers: Sequence[Any], wrap: Callable[[Callable[..., None]], Callable[..., None]]
-) -> AbstractContextManager[None]:
-    """Inside, each layer's `add_loss`, which Keras calls for regularizers of activities too, is `wrap` of its own."""
-    return _methods_through([(layer, "add_loss") for layer in layers], lambda _, add: wrap(add))
-
-
-def reads_through(variables: Sequence[Any], read: Callable[[Tensor], Tensor]) -> AbstractContextManager[None]:
-    """Inside, whoever uses one of `variables` gets `read` of its value, before that is cast to the dtype of the layer.
-
-    The public `value` belongs to the class; the method that casts what it returns is the one place that all go through.
-    """
-
-    def reading(_: int, cast: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        return lambda value: cast(read(value))
-
-    return _methods_through([(variable, "_maybe_autocast") for variable in variables], reading)
-
-
 def _name_of_call(part: Any) -> str:
     """Keras's `__call__` runs another method, `quantized_call`, of layers that multiply in float8."""
     return "quantized_call" if getattr(part, "quantization_mode", None) else "call"

@@ -173,8 +173,7 @@ INNER_DEFAULTS = {
     "gradient_accumulation_steps": None,
 }  # fmt: skip
 MakingSlots = Callable[[Any], AbstractContextManager[Any]]
-MOVING_ARGUMENTS = {"growth_factor", "backoff_factor", "min_scale", "max_scale", "hysteresis", "consecutive_hysteresis"}
-LET_THROUGH = "let_through_after"  # of a scale that moves, and of one that does not
+MOVING_ARGUMENTS = {"growth_factor", "backoff_factor", "min_scale", "max_scale", "hysteresis"}
 
 
 def check_inner(inner: Any) -> None:
@@ -220,13 +219,12 @@ def build_rule(dynamic: Any, initial_scale: Any, growth_steps: Any, kwargs: dict
     if dynamic:
         return DynamicScale(2.0**15 if initial_scale is None else initial_scale,
                             2000 if growth_steps is None else growth_steps, **moving)
-    let_through = moving.pop(LET_THROUGH, None)
     given = sorted(moving) + (["dynamic_growth_steps"] if growth_steps is not None else [])
     if given:
         raise ValueError(f"`{given[0]}` must not be given when `dynamic` is False: a fixed scale does not move.")
     if initial_scale is None:
         raise ValueError("`initial_scale` must be given when `dynamic` is False.")
-    return FixedScale(initial_scale, let_through_after=let_through)
+    return FixedScale(initial_scale)
 
 
 def check_rule_alone(
@@ -250,7 +248,7 @@ def _moving_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"LossScaleOptimizer does not support `{name}`. Instead, set `{name}` on the "
                              f"`inner_optimizer`. Received: {name}={value!r}.")
     moving = {name: value for name, value in kwargs.items() if name not in INNER_DEFAULTS}
-    unknown = [name for name in moving if name not in MOVING_ARGUMENTS | {LET_THROUGH}]
+    unknown = [name for name in moving if name not in MOVING_ARGUMENTS]
     if unknown:
         raise ValueError(f"LossScaleOptimizer does not support arguments: `{'`, `'.join(unknown)}`.")
     return moving
@@ -372,9 +370,6 @@ class LossScaleOptimizer(
         min_scale, max_scale: the scale stays within them; 2**-14 and 2**32. A floor above 0 keeps S from reaching 0,
             where a clean step would divide 0 by 0; a finite ceiling keeps zero gradients from growing S to inf.
         hysteresis: overflows since the last growth before the scale falls, at least 1; 1.
-        consecutive_hysteresis: whether only overflows in a row count for `hysteresis`; False.
-        let_through_after: after so many skipped steps in a row non-finite gradients reach the inner optimizer all the
-            same, until a step is finite (optax's apply_if_finite); None: never. Also in fixed mode.
         rule: a `ScaleRule` instead of all of the above, `LogMaxScale` or one of your own.
         on_overflow: "skip", or "apply" to hand non-finite gradients to the inner optimizer.
         count_skipped_steps: whether a skipped step moves `iterations`, and with it learning-rate schedules and Adam's
@@ -544,9 +539,7 @@ class LossScaleOptimizer(
 
     def applies(self, finite: Tensor) -> Tensor:
         """Before a step: whether it will be applied, where its gradients are `finite` or not. Boolean scalar."""
-        if self.on_overflow == "apply":
-            return ops.logical_or(finite, True)
-        return finite if self.scale_state is None else self.scale_state.applies(finite)
+        return ops.logical_or(finite, True) if self.on_overflow == "apply" else finite
 
     def places_of(self, variables: list[Any]) -> list[int]:
         """The index of each of `variables` among those the optimizer was built for."""

@@ -138,7 +138,6 @@ class Policy(str):
     `name` is a Keras float policy for all layers; `head` one for the output layer (None: as `name`), so that logits
     leave in float32; `overrides` maps patterns of layer names or paths (`conv*`, `block_1/*`) to policies, the last
     match wins. Both hold for all layers inside one (an LSTM's cell, the projections of an attention layer), too.
-    `float8` lets the Dense and EinsumDense layers that have `name` multiply in float8 on top of a mixed policy.
 
     >>> Policy("mixed_float16").compute_dtype, Policy("mixed_float16").variable_dtype
     ('float16', 'float32')
@@ -152,7 +151,6 @@ class Policy(str):
     name: str = "float32"
     head: str | None = "float32"
     overrides: dict[str, str] = field(default_factory=dict)
-    float8: bool = False
 
     def __new__(cls, name: str = "float32", *_: Any, **__: Any) -> Self:
         if not isinstance(name, str) or isinstance(name, Policy):
@@ -201,14 +199,14 @@ class Policy(str):
 
 
 def apply_policy(model: Any, policy: Policy, everywhere: bool = False) -> Any:
-    """Put head, overrides and float8 of `policy` onto a built `model`; returns the model to use.
+    """Put head and overrides of `policy` onto a built `model`; returns the model to use.
 
     With `everywhere` all other layers get `policy.name` too: for a model that was built under another policy (loaded).
 
     Layers whose variables keep their dtype change in place. Where a variable's dtype changes (an override of a pure
     float16 model), a functional or Sequential model is cloned with the same weights. Raises ValueError for an override
-    that matches no layer or can't act, for float8 without a layer for it, and where a subclassed model, or a layer that
-    can't be made anew, would have to be cloned.
+    that matches no layer or can't act, and where a subclassed model, or a layer that can't be made anew, would have to
+    be cloned.
 
     >>> with Policy("mixed_float16").scope():
     ...     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(2)])
@@ -226,8 +224,6 @@ def apply_policy(model: Any, policy: Policy, everywhere: bool = False) -> Any:
     else:
         for layer, name in changed.items():
             layer.dtype_policy = name
-    if policy.float8:
-        _use_float8(model, policy.name)
     return model
 
 
@@ -314,7 +310,7 @@ def computes_in_float16(model: Any) -> bool:
     """Whether any layer of `model` computes in float16, so that its gradients need loss scaling.
 
     The one place that decides it, from what the layers do, not from the global policy: layer-level, cloned, loaded and
-    pure float16 models count, and float8 on top of mixed_float16. bfloat16 has float32's range and needs none.
+    pure float16 models count. bfloat16 has float32's range and needs none.
 
     >>> layers = [keras.layers.Dense(3, dtype="mixed_float16"), keras.layers.Dense(2)]
     >>> computes_in_float16(keras.Sequential([keras.Input((4,)), *layers]))
@@ -341,25 +337,3 @@ def wanted_policies(model: Any, policy: Policy) -> dict[Any, str]:
 def with_inner_layers(layers: list[Any]) -> list[Any]:
     """Each of them, and after it the layers inside."""
     return [part for layer in layers for part in (layer, *layers_of(layer))]
-
-
-def takes_float8(layer: Any) -> bool:
-    """Whether Keras can multiply in float8 there: in Dense and EinsumDense themselves, not in subclasses of them.
-
-    >>> takes_float8(keras.layers.Dense(2)), takes_float8(keras.layers.Conv2D(2, 3))
-    (True, False)
-    """
-    return type(layer) in (keras.layers.Dense, keras.layers.EinsumDense)
-
-
-def _use_float8(model: Any, name: str) -> None:
-    layers = layers_of(model)
-    supported = [layer for layer in layers if takes_float8(layer)]
-    plain = {id(part) for layer in layers for part in layers_run_uncalled(layer)}
-    chosen = [layer for layer in supported if layer.dtype_policy.name == name and id(layer) not in plain]
-    if not chosen:
-        raise ValueError("no layer can multiply in float8. Keras has it for Dense and EinsumDense; the model has "
-                         f"{len(supported)} of them, all left out: as the head, by overrides, with a dtype of their "
-                         "own or inside TimeDistributed.")
-    for layer in chosen:
-        layer.quantize("float8")

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from inspect import isabstract
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from mpt_cli import plugins
 
@@ -42,14 +42,6 @@ def lowest_scale() -> Any:
 
 def highest_scale() -> Any:
     return scale_number(2.0**32, "the scale never grows above this")
-
-
-def let_through() -> Any:
-    """A field that is `ScaleRule.lets_through_after`."""
-    return field(default=None, metadata={
-        "meaning": "after this many skipped steps in a row apply overflows too, until a step is finite; null = never",
-        "choices": (), "bounds": {"at_least": 1},
-    })  # fmt: skip
 
 
 class Fault(NamedTuple):
@@ -100,14 +92,6 @@ class ScaleRule(ABC):
     def growth_steps(self) -> int | None:
         """Applied steps before it grows, None where it counts none."""
         return None
-
-    @property
-    def lets_through_after(self) -> int | None:
-        """How many steps in a row are skipped before what is not finite is applied all the same; None: all of them.
-
-        As optax's `apply_if_finite`, whose `max_consecutive_errors` this is: a streak ends with a finite step alone.
-        """
-        return getattr(self, "let_through_after", None)
 
     @property
     def lowest(self) -> float:
@@ -223,12 +207,6 @@ def check_count(name: str, value: object) -> int:
     return int(size)
 
 
-def check_let_through(value: object) -> None:
-    """TypeError or ValueError for `let_through_after` that is neither None nor a count."""
-    if value is not None:
-        check_count("let_through_after", value)
-
-
 def check_bounds(min_scale: float, initial_scale: float, max_scale: float) -> None:
     """ValueError unless all three are scales and `min_scale <= initial_scale <= max_scale`."""
     for name, value in (("min_scale", min_scale), ("initial_scale", initial_scale), ("max_scale", max_scale)):
@@ -247,10 +225,7 @@ class DynamicScale(ScaleRule):
     With c the applied steps since the scale last changed:
     finite: `c += 1; if c >= growth_steps: S = min(S * growth_factor, max_scale); c = 0; hysteresis refilled`;
     otherwise: `c = 0; hysteresis_left -= 1; if hysteresis_left <= 0: S = max(S * backoff_factor, min_scale)`.
-    With `consecutive_hysteresis` it is refilled by every finite step: only overflows in a row count.
-    Source: Micikevicius et al. 2018, arXiv:1710.03740, section 3.2; hysteresis as in Megatron-LM, and
-    `consecutive_hysteresis` as in DeepSpeed; `let_through_after` as `max_consecutive_errors` of optax's
-    apply_if_finite.
+    Source: Micikevicius et al. 2018, arXiv:1710.03740, section 3.2; hysteresis as in Megatron-LM.
 
     Raises TypeError or ValueError for a number out of range, by its name in `LossScaleOptimizer`.
 
@@ -274,8 +249,6 @@ class DynamicScale(ScaleRule):
     min_scale: float = lowest_scale()
     max_scale: float = highest_scale()
     hysteresis: int = number(1, "overflows since the last growth before the scale falls", at_least=1)
-    consecutive_hysteresis: bool = number(False, "count overflows in a row for hysteresis: a finite step begins anew")
-    let_through_after: Optional[int] = let_through()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -283,10 +256,6 @@ class DynamicScale(ScaleRule):
         check_scale("backoff_factor", self.backoff_factor)
         check_count("dynamic_growth_steps", self.growth_steps)
         check_count("hysteresis", self.hysteresis)
-        check_let_through(self.let_through_after)
-        if not isinstance(self.consecutive_hysteresis, bool):
-            raise TypeError("`consecutive_hysteresis` must be True or False. Received: "
-                            f"consecutive_hysteresis={self.consecutive_hysteresis!r}.")
         if not self.growth_factor > 1:
             raise ValueError(f"`growth_factor` must be above 1. Received: growth_factor={self.growth_factor}.")
         if not self.backoff_factor < 1:
@@ -314,11 +283,7 @@ class DynamicScale(ScaleRule):
             "scale": ops.where(grows, grown, ops.where(falls, fallen, scale)),
             "counter": ops.where(ops.logical_and(finite, ops.logical_not(grows)), applied, 0),
             "growth_steps": state["growth_steps"],
-            "hysteresis_left": ops.where(
-                finite if self.consecutive_hysteresis else grows,
-                self.hysteresis,
-                ops.where(finite, state["hysteresis_left"], left),
-            ),
+            "hysteresis_left": ops.where(grows, self.hysteresis, ops.where(finite, state["hysteresis_left"], left)),
         }
 
     def describe(self, scale: str, on_overflow: str) -> str:
@@ -334,7 +299,7 @@ class DynamicScale(ScaleRule):
         """Under Keras's names where Keras has one; a subclass is stored as itself."""
         if type(self) is not DynamicScale:
             return super().optimizer_config()
-        config = {name: value for name, value in asdict(self).items() if name != "let_through_after" or value}
+        config = asdict(self)
         return {"dynamic": True, "dynamic_growth_steps": config.pop("growth_steps"), **config}
 
 
@@ -360,11 +325,9 @@ class FixedScale(ScaleRule):
 
     min_scale: float = lowest_scale()
     max_scale: float = highest_scale()
-    let_through_after: Optional[int] = let_through()
 
     def __post_init__(self) -> None:
         check_scale("initial_scale", self.initial_scale)
-        check_let_through(self.let_through_after)
 
     def advance(self, state: RuleState, measured: "Measured") -> RuleState:
         from keras import ops
@@ -379,7 +342,7 @@ class FixedScale(ScaleRule):
 
     @classmethod
     def used_on_resume(cls, mode_before: str | None) -> set[str]:
-        return {"initial_scale", "let_through_after"}
+        return {"initial_scale"}
 
     def resumed_scale(self, saved: float | None) -> float:
         return self.initial_scale
@@ -388,8 +351,7 @@ class FixedScale(ScaleRule):
         """Under Keras's names; a subclass is stored as itself."""
         if type(self) is not FixedScale:
             return super().optimizer_config()
-        more = {} if self.let_through_after is None else {"let_through_after": self.let_through_after}
-        return {"dynamic": False, "initial_scale": self.initial_scale, **more}
+        return {"dynamic": False, "initial_scale": self.initial_scale}
 
 
 @dataclass(frozen=True)
@@ -478,14 +440,12 @@ class LogMaxScale(ScaleRule):
     deviations: float = number(3.09, "logmax: standard deviations kept free below log_max", above=0)
     min_scale: float = lowest_scale()
     max_scale: float = highest_scale()
-    let_through_after: Optional[int] = let_through()
 
     def __post_init__(self) -> None:
         import numpy as np
 
         super().__post_init__()
         check_scale("deviations", self.deviations)
-        check_let_through(self.let_through_after)
         for name in ("beta1", "beta2"):
             check_scale(name, getattr(self, name))
             if not np.float32(getattr(self, name)) < 1:

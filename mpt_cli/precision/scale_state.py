@@ -1,6 +1,5 @@
 """The variables behind loss scaling: the rule's own state and the tally of steps, saved as one unit, what can be read
-of them, and the float8 statistics that are measured on scaled gradients and so must move when the scale does; and
-the log of steps, for whoever reads them later.
+of them, and the log of steps, for whoever reads them later.
 
 Keras's `fit` tells its callbacks nothing of a step but the metrics, and several steps may lie in one call. Here each
 step writes a row into a ring of variables, which costs it two small updates, and a reader who comes by before the ring
@@ -15,14 +14,13 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
-from mpt_cli.precision.finite import GradientDefects, Measured, is_overwritten
+from mpt_cli.precision.finite import GradientDefects, Measured
 from mpt_cli.precision.keras_internals import KerasSaveable, has_value
 from mpt_cli.precision.scale_rules import RuleState, ScaleRule, check_count
 
 if TYPE_CHECKING:
     from mpt_cli.precision.optimizer import LossScaleOptimizer
 
-STREAK = "non_finite_streak"  # steps in a row that were not finite, applied or not, where a rule lets them through
 TALLY = ("seen", "applied", "skipped", "consecutive_skips", "growths", "backoffs")
 # updates so far, all finite, nan, inf, nearest bad variable of the first such update, whether it holds inf, all zero
 TRACE_START = (0, 1, 0, 0, -1, 0, 1)
@@ -39,8 +37,7 @@ class ScaleState(KerasSaveable):  # type: ignore[misc]
     def __init__(self, rule: ScaleRule) -> None:
         self.rule = rule
         self.by_name: dict[str, keras.Variable] = {}
-        streak = {} if rule.lets_through_after is None else {STREAK: np.int32(0)}
-        for name, value in {**rule.initial(), **streak, "tally": np.zeros(len(TALLY), "int32")}.items():
+        for name, value in {**rule.initial(), "tally": np.zeros(len(TALLY), "int32")}.items():
             self.by_name[name] = keras.Variable(
                 np.asarray(value), dtype=str(value.dtype), trainable=False, aggregation="none",
                 name=f"loss_scale_{name}",
@@ -101,10 +98,6 @@ class ScaleState(KerasSaveable):  # type: ignore[misc]
     def values(self) -> RuleState:
         return {name: ops.copy(variable) for name, variable in self.by_name.items()}
 
-    def applies(self, finite: Any) -> Any:
-        """Before a step that skips what is not finite: whether it is applied, a boolean scalar."""
-        return applies(self.rule, self.values(), finite)
-
     def advance(self, measured: Measured, applied: Any) -> tuple[Any, Any]:
         """Move on by one step; returns the scale before and after it.
 
@@ -117,24 +110,10 @@ class ScaleState(KerasSaveable):  # type: ignore[misc]
         return before["scale"], new["scale"]
 
 
-def applies(rule: ScaleRule, values: RuleState, finite: Any) -> Any:
-    """`ScaleState.applies` as a pure function of tensors."""
-    after = rule.lets_through_after
-    return finite if after is None else ops.logical_or(finite, values[STREAK] >= after)
-
-
-def outcome_code(finite: Any, applied: Any) -> Any:
-    """A step in a record, int32: 1 where it was finite, 0 where it was skipped, 2 where it was let through."""
-    whole = ops.cast(finite, "int32")
-    return whole + 2 * (1 - whole) * ops.cast(applied, "int32")
-
-
 def next_values(rule: ScaleRule, values: RuleState, measured: Measured, applied: Any) -> RuleState:
     """`ScaleState.advance` as a pure function of tensors, for stateless optimizers."""
     tally = values["tally"]
-    new = rule.advance({name: value for name, value in values.items() if name not in ("tally", STREAK)}, measured)
-    if STREAK in values:
-        new = {**new, STREAK: ops.where(measured.finite, 0, values[STREAK] + 1)}
+    new = rule.advance({name: value for name, value in values.items() if name != "tally"}, measured)
     was_applied = ops.cast(applied, "int32")
     grew = ops.cast(new["scale"] > values["scale"], "int32")
     fell = ops.cast(new["scale"] < values["scale"], "int32")
@@ -246,38 +225,6 @@ class ScaleAttributesMixin:
         return ops.convert_to_tensor(self.rule.initial()[name])
 
 
-FLOAT8_HISTORY, FLOAT8_SCALE = "outputs_grad_amax_history", "outputs_grad_scale"  # as keras.layers.Dense names them
-FLOAT8_STATISTICS = {
-    f"{what}_{kind}" for what in ("inputs", "kernel", "outputs_grad") for kind in ("amax_history", "scale")
-}
-
-
-def scaled_statistics(variables: list[Any]) -> list[int]:
-    """Indices of those `variables` whose values are proportional to the loss scale."""
-    return [
-        index for index, v in enumerate(variables)
-        if is_overwritten(v) and (v.name.endswith(FLOAT8_HISTORY) or v.name.endswith(FLOAT8_SCALE))
-    ]
-
-
-def largest_magnitudes(variables: list[Any]) -> list[int]:
-    """Indices of those `variables` that are float8 statistics: over several replicas the largest value counts.
-
-    Each replica sees its share of the batch. Keras assigns what each one saw to its own copy, so that the copies of
-    one variable differ, and a model saved or evaluated elsewhere gets the first one's.
-    """
-    return [index for index, v in enumerate(variables) if is_overwritten(v) and v.name in FLOAT8_STATISTICS]
-
-
-def follow_scale(variables: list[Any], values: list[Tensor], scale_before: Tensor, scale_after: Tensor) -> list[Tensor]:
-    """`values` of `variables` with the float8 statistics among them brought from one loss scale to the next."""
-    ratio = scale_after / scale_before
-    followed = list(values)
-    for index in scaled_statistics(variables):
-        followed[index] = values[index] * ops.cast(ratio, values[index].dtype)
-    return followed
-
-
 LOG_FLOATS = ("loss", "scale_before", "scale_after", "learning_rate")
 LOG_INTS = ("finite", "counter", "nan", "inf", "nearest", "holds_inf", "zero")
 
@@ -348,19 +295,17 @@ def _of_all_replicas(ints: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 class StepStart(NamedTuple):
-    """What must be read before a step: scale and learning rate, float32, and the steps before, all and skipped, int32.
-    """
+    """What must be read before a step: scale and learning rate, float32, and the steps before, int32."""
 
     scale: Tensor
     learning_rate: Tensor
     seen: Tensor
-    skipped: Tensor
 
 
 def start_of_step(optimizer: "LossScaleOptimizer") -> StepStart:
     """Of the variables as they are in the present scope."""
     rate = ops.cast(ops.convert_to_tensor(optimizer.learning_rate), "float32")
-    return StepStart(optimizer.loss_scale, rate, optimizer.seen_steps, optimizer.skipped_steps)
+    return StepStart(optimizer.loss_scale, rate, optimizer.seen_steps)
 
 
 def rows_of_step(
@@ -372,9 +317,6 @@ def rows_of_step(
     log.tells_loss = log.tells_loss and loss is not None
     told = ops.convert_to_tensor(float("nan"), dtype="float32") if loss is None else ops.cast(loss, "float32")
     floats = ops.stack([told, start.scale, optimizer.loss_scale, start.learning_rate])
-    outcome = measured.finite
-    if state.rule.lets_through_after is not None:
-        outcome = outcome_code(measured.finite, ops.equal(optimizer.skipped_steps, start.skipped))
-    ints = [outcome, state.counter.value, defects.nan, defects.inf, defects.nearest,
+    ints = [measured.finite, state.counter.value, defects.nan, defects.inf, defects.nearest,
             defects.holds_inf, defects.zero]  # fmt: skip
     return floats, ops.stack([ops.cast(value, "int32") for value in ints])

@@ -10,24 +10,19 @@ import jax.numpy as jnp
 import keras
 
 from mpt_cli.precision.finite import Measured, describe_gradients, is_large, on_cpu, unscale
-from mpt_cli.precision.gradients.layer_scales import at_layer_scales
 from mpt_cli.precision.keras_internals import updated_metrics
 from mpt_cli.precision.scale_state import (
     TRACE_START,
     StepStart,
-    applies,
-    follow_scale,
     next_trace,
     next_values,
     rows_of_step,
-    scaled_statistics,
     start_of_step,
 )
 from mpt_cli.precision.train_step import (
     ForwardOrder,
     OwnSteps,
     StepRecord,
-    let_through,
     metrics_of,
     own_steps,
     packed,
@@ -92,9 +87,7 @@ def apply(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[
         optimizer.apply_inner(grads, variables, unscaled)
     elif optimizer.count_skipped_steps:
         optimizer.inner_optimizer.iterations.assign_add(1)
-    before, after = state.advance(measured, applied)
-    followers = [variables[index] for index in scaled_statistics(variables)]
-    assign(followers, follow_scale(followers, [v.value for v in followers], before, after))
+    state.advance(measured, applied)
     if (log := optimizer.step_log) is not None and start is not None:
         assign(log.variables, _next_log(optimizer, start, [v.value for v in log.variables],
                                         StepGradients(grads, variables, measured)))
@@ -146,10 +139,9 @@ def stateless_apply(
         (new_values, new_inner), applied = use(), measured.finite | True
     else:
         skipped = _inner_after_skip(optimizer, inner)
-        applied = applies(state.rule, own_by_name, measured.finite)
+        applied = measured.finite
         new_values, new_inner = chosen(applied, use, lambda: (list(values), skipped))
     new_own = next_values(state.rule, own_by_name, measured, applied)
-    new_values = follow_scale(variables, new_values, scale, new_own["scale"])
     traces = [] if state.trace is None else [_next_trace(optimizer, own[-1], gradients)]
     after = [new_own[name] for name in state.by_name] + traces + new_inner
     if logged:
@@ -242,7 +234,7 @@ def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tens
     gradient = jax.value_and_grad(scaled_loss, has_aux=True)
     order = ForwardOrder(model)
     given = weights, frozen, metrics, own, (x, y, weight)
-    with order.noted(), at_layer_scales(model):
+    with order.noted():
         (_, (loss, y_pred, new_frozen, new_metrics)), grads = gradient(*given)
     with _scope(optimizer.variables, own):
         measured = optimizer.measure(grads, model.trainable_variables)
@@ -264,7 +256,7 @@ def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tens
         logs = metrics_of(model)
     record = StepRecord(
         loss=jnp.asarray(loss, "float32"), scale_before=scale, scale_after=scale_after, learning_rate=rate,
-        finite=finite, counter=counter, **defects._asdict(), is_let_through=let_through(optimizer, finite, applied),
+        finite=finite, counter=counter, **defects._asdict(),
     )  # fmt: skip
     return logs, TrainState(new_weights, new_frozen, new_own, new_metrics), record
 
@@ -294,17 +286,13 @@ def _own_train_step(
                for v, value in zip(optimizer.variables, state.optimizer, strict=True)]  # fmt: skip
     with _scope(optimizer.variables, started):
         scale, rate = optimizer.loss_scale, jnp.asarray(optimizer.learning_rate, "float32")
-        skipped = optimizer.skipped_steps
     given = (state.trainable, state.non_trainable, started, metrics)
-    with at_layer_scales(model):
-        logs, new_state = model.train_step(tuple(list(part) for part in given), packed(data))
+    logs, new_state = model.train_step(tuple(list(part) for part in given), packed(data))
     new = TrainState(*(list(part) for part in new_state))
     with _scope(optimizer.variables, new.optimizer):
         values, state_after = own.train_values(logs), optimizer.scale_state
         record = traced_record(state_after.trace.value, values[0], (scale, optimizer.loss_scale), rate,
                                state_after.counter.value)  # fmt: skip
-        applied = jnp.equal(skipped, optimizer.skipped_steps)
-        record = record._replace(is_let_through=let_through(optimizer, record.finite, applied))
     applied = record.applied(optimizer.on_overflow == "apply")
     pairs = zip([*new.metrics, values], [*metrics, logged[0]], strict=True)
     new_metrics = [jnp.where(applied, after, before) for after, before in pairs]

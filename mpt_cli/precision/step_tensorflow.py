@@ -12,7 +12,6 @@ import keras
 import tensorflow as tf
 
 from mpt_cli.precision.finite import Measured, describe_gradients, is_overwritten, is_sparse, on_cpu, unscale
-from mpt_cli.precision.gradients.layer_scales import at_layer_scales
 from mpt_cli.precision.keras_internals import (
     build_for_batch,
     lacks_variables,
@@ -27,11 +26,8 @@ from mpt_cli.precision.scale_state import (
     TRACE_START,
     ScaleState,
     StepStart,
-    follow_scale,
-    largest_magnitudes,
     next_trace,
     rows_of_step,
-    scaled_statistics,
     start_of_step,
 )
 from mpt_cli.precision.train_step import (
@@ -39,7 +35,6 @@ from mpt_cli.precision.train_step import (
     OwnSteps,
     StepRecord,
     combined,
-    let_through,
     metrics_of,
     own_steps,
     packed,
@@ -79,8 +74,7 @@ def apply(
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
         if context.num_replicas_in_sync > 1:
             measured = _over_replicas(context, measured)
-            grads = _with_largest(grads, variables, lambda g: list(context.all_gather(g[None], axis=0)))
-        _apply_inner_where(optimizer, measured, variables, lambda: optimizer.apply_inner(grads, variables, unscaled))
+        _apply_inner_where(optimizer, measured, lambda: optimizer.apply_inner(grads, variables, unscaled))
     else:
         context.merge_call(_apply_on_replicas, args=(optimizer, grads, variables, measured, unscaled))
     if start is not None:
@@ -249,21 +243,11 @@ def _apply_on_replicas(
     """
     finite, largest = (tf.stack(strategy.experimental_local_results(each)) for each in measured)
     of_all = Measured(tf.reduce_all(finite), tf.reduce_max(largest))
-    grads = _with_largest(grads, variables, strategy.experimental_local_results)
 
     def apply_inner() -> None:
         strategy.extended.call_for_each_replica(optimizer.apply_inner, args=(grads, variables, unscaled))
 
-    _apply_inner_where(optimizer, of_all, variables, apply_inner)
-
-
-def _with_largest(grads: list[Tensor], variables: list[Any], of_replicas: Callable[[Any], Any]) -> list[Tensor]:
-    """`grads` with the float8 statistics among them reduced; `of_replicas` gives the values of one on each replica."""
-    reduced = list(grads)
-    for index in largest_magnitudes(variables):
-        if grads[index] is not None:
-            reduced[index] = tf.reduce_max(tf.stack(of_replicas(grads[index])), axis=0)
-    return reduced
+    _apply_inner_where(optimizer, of_all, apply_inner)
 
 
 def _then_nothing(act: Callable[[], None]) -> Callable[[], Tensor]:
@@ -277,23 +261,20 @@ def _then_nothing(act: Callable[[], None]) -> Callable[[], Tensor]:
 
 
 def _apply_inner_where(
-    optimizer: "LossScaleOptimizer", measured: Measured, variables: list[Any], apply_inner: Callable[[], None]
+    optimizer: "LossScaleOptimizer", measured: Measured, apply_inner: Callable[[], None]
 ) -> None:
     state = optimizer.scale_state
     assert state is not None
     if optimizer.on_overflow == "apply":
         apply_inner()
-        before, after = state.advance(measured, tf.constant(True))
+        state.advance(measured, tf.constant(True))
     else:
-        applied = state.applies(measured.finite)
+        applied = measured.finite
         tf.cond(applied, _then_nothing(apply_inner), _then_nothing(lambda: None))
         if optimizer.count_skipped_steps:
             iterations = optimizer.inner_optimizer.iterations
             iterations.assign_add(tf.cast(tf.logical_not(applied), iterations.dtype))
-        before, after = state.advance(measured, applied)
-    followers = [variables[index] for index in scaled_statistics(variables)]
-    for variable, value in zip(followers, follow_scale(followers, followers, before, after), strict=True):
-        variable.assign(value)
+        state.advance(measured, applied)
 
 
 def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
@@ -313,7 +294,7 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
     scale, rate = optimizer.loss_scale, tf.cast(optimizer.learning_rate, tf.float32)
     order = _forward_order(model)
     with tf.GradientTape() as tape:
-        with nullcontext() if order is None else order.noted(), at_layer_scales(model):
+        with nullcontext() if order is None else order.noted():
             y_pred = predict_in_training(model, x)
         loss = training_loss(model, x, y, y_pred, weight)
         scaled = optimizer.multiply_by_scale(loss)
@@ -337,7 +318,6 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
     record = StepRecord(
         loss=tf.cast(true_loss, tf.float32), scale_before=scale, scale_after=optimizer.loss_scale, learning_rate=rate,
         finite=finite, counter=optimizer.scale_state.counter.value, **defects._asdict(),
-        is_let_through=let_through(optimizer, finite, applied),
     )  # fmt: skip
     return metrics_of(model), record
 
@@ -389,8 +369,7 @@ def _own_train_step(model: Any, own: OwnSteps, data: Any) -> tuple[dict[str, Ten
     kept = [v.value for v in (*own.shared_state(model), *model.metrics_variables)]
     before = [tf.identity(v) for v in kept]
     starts = {name: _begin_trace(optimizer) for name, optimizer in own.optimizers.items()}
-    with at_layer_scales(model):
-        logs = model.train_step(packed(data))
+    logs = model.train_step(packed(data))
     values = own.train_values(logs)
     parts = [_traced_record(optimizer, values[0], *starts[name]) for name, optimizer in own.optimizers.items()]
     record = combined(parts)
@@ -400,21 +379,19 @@ def _own_train_step(model: Any, own: OwnSteps, data: Any) -> tuple[dict[str, Ten
     return logs, record
 
 
-def _begin_trace(optimizer: "LossScaleOptimizer") -> tuple[Tensor, Tensor, Tensor]:
-    """The scale, the learning rate and the skipped steps before the step."""
+def _begin_trace(optimizer: "LossScaleOptimizer") -> tuple[Tensor, Tensor]:
+    """The scale and the learning rate before the step."""
     assert optimizer.scale_state is not None and optimizer.scale_state.trace is not None
     optimizer.scale_state.trace.assign(TRACE_START)
-    return optimizer.loss_scale, tf.cast(optimizer.learning_rate, tf.float32), optimizer.skipped_steps
+    return optimizer.loss_scale, tf.cast(optimizer.learning_rate, tf.float32)
 
 
 def _traced_record(
-    optimizer: "LossScaleOptimizer", loss: Tensor, scale: Tensor, rate: Tensor, skipped: Tensor
+    optimizer: "LossScaleOptimizer", loss: Tensor, scale: Tensor, rate: Tensor
 ) -> StepRecord:
     state = optimizer.scale_state
     assert state is not None and state.trace is not None
-    record = traced_record(state.trace.value, loss, (scale, optimizer.loss_scale), rate, state.counter.value)
-    applied = tf.equal(skipped, optimizer.skipped_steps)
-    return record._replace(is_let_through=let_through(optimizer, record.finite, applied))
+    return traced_record(state.trace.value, loss, (scale, optimizer.loss_scale), rate, state.counter.value)
 
 
 def own_test_step(model: Any, data: Any) -> None:

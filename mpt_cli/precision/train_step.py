@@ -34,7 +34,7 @@ from mpt_cli.precision.keras_internals import (
 )
 from mpt_cli.precision.optimizer import LossScaleOptimizer, backend_step
 from mpt_cli.precision.policy import layers_of
-from mpt_cli.precision.scale_state import TALLY, ScaleState, outcome_code
+from mpt_cli.precision.scale_state import TALLY, ScaleState
 
 Tensor = Any
 
@@ -60,25 +60,10 @@ class StepRecord(NamedTuple):
     holds_inf: Tensor
     zero: Tensor
     optimizers: "tuple[StepRecord, ...]" = ()
-    is_let_through: Tensor | None = None  # applied though it was not finite (`ScaleRule.lets_through_after`)
 
     def applied(self, whatever: bool = False) -> Tensor:
         """Whether the gradients were used; `whatever` they were, where the optimizer uses all."""
-        used = ops.logical_or(self.finite, whatever)
-        return used if self.is_let_through is None else ops.logical_or(used, self.is_let_through)
-
-    @property
-    def outcome(self) -> Tensor:
-        """`outcome_code` of the step."""
-        let_through = False if self.is_let_through is None else self.is_let_through
-        return outcome_code(self.finite, let_through)
-
-
-def let_through(optimizer: LossScaleOptimizer, finite: Tensor, applied: Tensor) -> Tensor | None:
-    """For a record of its step; None where the optimizer's rule lets nothing through."""
-    if optimizer.rule.lets_through_after is None:
-        return None
-    return ops.logical_and(ops.logical_not(finite), applied)
+        return ops.logical_or(self.finite, whatever)
 
 
 def traced_record(
@@ -98,9 +83,7 @@ def combined(records: list[StepRecord]) -> StepRecord:
     if len(records) == 1:
         return first
     finite = ops.all(ops.stack([record.finite for record in records]))
-    applied = ops.all(ops.stack([record.applied() for record in records]))
     return first._replace(
-        is_let_through=ops.logical_and(ops.logical_not(finite), applied),
         finite=finite,
         nan=sum(record.nan for record in records), inf=sum(record.inf for record in records),
         zero=ops.min(ops.stack([record.zero for record in records])), optimizers=tuple(records),

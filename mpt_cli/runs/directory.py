@@ -476,7 +476,7 @@ def header_dict(header: RunHeader) -> dict[str, Any]:
     tree = {declared.name: getattr(header, declared.name) for declared in fields(header)}
     return {**tree, "scaling": {
         "mode": scaling.mode, "numbers": asdict(scaling.rule), "on_overflow": scaling.on_overflow,
-        "is_needed": scaling.is_needed, "largest_factor": scaling.largest_factor,
+        "is_needed": scaling.is_needed,
     }}  # fmt: skip
 
 
@@ -486,7 +486,7 @@ HEADER = {  # the types of what stands in header.json
 
 
 _SCALING: dict[str, Any] = {
-    "mode": str, "numbers": dict[str, Any], "on_overflow": str, "is_needed": bool, "largest_factor": float,
+    "mode": str, "numbers": dict[str, Any], "on_overflow": str, "is_needed": bool,
 }  # fmt: skip
 
 
@@ -503,8 +503,8 @@ def header_from(tree: Mapping[str, Any]) -> RunHeader:
     if (wrong := misfit(_SCALING, scaling)) is not None:
         raise DataError(f"header.json is damaged: scaling.{wrong}.")
     rule = _rule_from(scaling.get("mode", "none"), scaling.get("numbers", {}))
-    others = scaling.get("is_needed", False), float(scaling.get("largest_factor", 1.0))
-    return RunHeader(**{**found, "scaling": Scaling(rule, scaling.get("on_overflow", "skip"), *others)})
+    read = Scaling(rule, scaling.get("on_overflow", "skip"), scaling.get("is_needed", False))
+    return RunHeader(**{**found, "scaling": read})
 
 
 @dataclass(frozen=True)

@@ -127,8 +127,7 @@ def changed_settings(before: Settings, now: Settings) -> dict[str, tuple[Any, An
     """Keys whose values differ and matter, with the value before and now; of another mode those that both have."""
     now = with_stored_choices(now, before)
     old, new = _flat(before), _flat(now)
-    of_one_mode = {key for key in old.keys() ^ new.keys() if key.startswith("loss_scale.")
-                   and not key.startswith("loss_scale.layer_scales")}  # fmt: skip
+    of_one_mode = {key for key in old.keys() ^ new.keys() if key.startswith("loss_scale.")}
     return {
         key: (old.get(key), new.get(key))
         for key in sorted((old.keys() | new.keys()) - of_one_mode)

@@ -17,7 +17,7 @@ from mpt_cli.settings.references import (
     object_problem,
     optimizer_arguments,
 )
-from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettings, Settings, is_mixed
+from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettings, Settings
 from mpt_cli.settings.variants import (
     PYTHON,
     Builder,
@@ -158,21 +158,6 @@ def check_ema(settings: Settings) -> Iterator[Problem]:
             yield Problem(f"optimizer.{name}", rule, getattr(optimizer, name), "Set optimizer.use_ema=true.")
 
 
-def check_ema_in_float8(settings: Settings) -> Iterator[Problem]:
-    """Keras keeps None as the average of float8 statistics; on TensorFlow it never looks before it assigns one."""
-    optimizer = settings.optimizer
-    if not (settings.policy.float8 and optimizer.use_ema):
-        return
-    why = "Keras has no averages of float8 statistics and fails as it looks for them."
-    if settings.backend.name == "tensorflow":
-        rule = f"must be false with policy.float8=true and backend=tensorflow: {why}"
-        yield Problem("optimizer.use_ema", rule, True, f"Use backend=jax, or policy={settings.policy.name}.")
-    elif optimizer.ema_overwrite_frequency is not None:
-        rule = f"must be null with policy.float8=true: {why}"
-        remedy = "Leave it out: the averages become weights after the last step."
-        yield Problem("optimizer.ema_overwrite_frequency", rule, optimizer.ema_overwrite_frequency, remedy)
-
-
 def check_schedule(settings: Settings) -> Iterator[Problem]:
     schedule = settings.optimizer.schedule
     if schedule.object is not None or schedule.kwargs:
@@ -295,30 +280,6 @@ def check_skip_window(settings: Settings) -> Iterator[Problem]:
     if scale.max_skip_rate is None and scale.skip_rate_window != _default(scale, "skip_rate_window"):
         rule = "must be left out when loss_scale.max_skip_rate is null: nothing uses it."
         yield Problem("loss_scale.skip_rate_window", rule, scale.skip_rate_window)
-
-
-def check_layer_scales(settings: Settings) -> Iterator[Problem]:
-    scale, key = settings.loss_scale, "loss_scale.layer_scales"
-    if not scale.layer_scales:
-        return
-    if not scale.rule_class.scales:
-        rule = f"must be left out with loss_scale.mode={scale.mode}, under which nothing is scaled."
-        yield Problem(key, rule, scale.layer_scales, "Use loss_scale=dynamic.")
-    if settings.distribute.name == "mirrored":
-        yield Problem(key, "must be left out with distribute=mirrored.", scale.layer_scales,
-                      "Use backend=jax with distribute=data_parallel.")
-    for pattern, factor in scale.layer_scales.items():
-        if math.frexp(factor)[0] != 0.5:
-            nearest = f"2**{round(math.log2(factor))}"
-            yield Problem(f"{key}.{pattern}", "must be a power of two, which changes no digit.", factor,
-                          f"The nearest is {nearest}.")
-
-
-def check_float8(settings: Settings) -> Iterator[Problem]:
-    policy = settings.policy
-    if policy.float8 and not is_mixed(policy.name):
-        rule = f"must be false with policy.name={policy.name}: float8 works on top of a mixed policy."
-        yield Problem("policy.float8", rule, True, "Use policy=float8_mixed_bfloat16 or float8_mixed_float16.")
 
 
 def check_stochastic_rounding(settings: Settings) -> Iterator[Problem]:
@@ -597,8 +558,6 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
     (check_schedules_follow, ("loss_scale.schedules_follow", "loss_scale.mode", "loss_scale.on_overflow",
                               "optimizer.gradient_accumulation_steps")),
     (check_skip_window, ("loss_scale.max_skip_rate", "loss_scale.skip_rate_window")),
-    (check_layer_scales, ("loss_scale", "distribute.name")),
-    (check_float8, ("policy.name", "policy.float8")),
     (check_stochastic_rounding, ("policy", "distribute.name")),
     (check_half_variables, ("policy.name", "policy.stochastic_rounding", "optimizer.name")),
     (check_distribution, ("distribute", "backend.name")),
@@ -618,7 +577,6 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
     (check_clipping_on_replicas, ("distribute.name", "optimizer.clipnorm", "optimizer.clipvalue",
                                   "optimizer.global_clipnorm")),
     (check_ema, ("optimizer.use_ema", "optimizer.ema_momentum", "optimizer.ema_overwrite_frequency")),
-    (check_ema_in_float8, ("policy", "optimizer.use_ema", "optimizer.ema_overwrite_frequency", "backend.name")),
     (check_schedule, ("optimizer.schedule",)),
     (check_synthetic, ("data",)),
     (check_keras_dataset, ("data",)),

@@ -158,14 +158,9 @@ def take_choices(body: dict[str, Any], choices: dict[str, GroupChoice], problems
 def add_choice(choice: GroupChoice, choices: dict[str, GroupChoice], problems: list[Problem]) -> None:
     """Adds a choice of the same level; a second one that says something else is a problem."""
     first = choices.setdefault(choice.group, choice)
-    if first.name != choice.name and not _refines(choice, first) and not _is_variant_of(choice, first):
+    if first.name != choice.name and not _is_variant_of(choice, first):
         rule = f"must agree with {first.written}={first.name}."
         problems.append(Problem(choice.written, rule, choice.name, f"Keep one of the two words for {choice.group}."))
-
-
-def _refines(choice: GroupChoice, first: GroupChoice) -> bool:
-    """policy=float8_mixed_float16 with policy.name=mixed_float16 says the same twice."""
-    return choice.group == "policy" and first.name == f"float8_{choice.name}"
 
 
 def _is_variant_of(choice: GroupChoice, first: GroupChoice) -> bool:

@@ -66,7 +66,6 @@ class PolicySettings:
 
     name: str = key("float32", "dtype policy of all layers; auto_float16 = mixed_float16 with overrides by what each "
                     "layer does", choices=(*FLOAT_POLICIES, AUTO_FLOAT16))
-    float8: bool = key(False, "Dense and EinsumDense layers multiply in float8 on top of a mixed policy")
     head: Optional[str] = key("float32", "policy of the output layer, null = as `name` (float64 keeps float64)",
                               choices=FLOAT_POLICIES)
     overrides: Dict[str, str] = key({}, "layer name or path pattern (as in a shell: conv*) -> policy",
@@ -86,20 +85,13 @@ class PolicySettings:
         return not names.isdisjoint({"float16", "mixed_float16", AUTO_FLOAT16})
 
     @property
-    def notes(self) -> list[str]:
-        """What it asks for beside dtypes, in words."""
-        asked = {"Dense layers in float8": self.float8, "stochastic rounding": self.stochastic_rounding}
-        return [words for words, is_asked in asked.items() if is_asked]
-
-    @property
     def description(self) -> str:
         """Its name, and what it asks for beside it.
 
         >>> PolicySettings("bfloat16", stochastic_rounding=True).description
         'bfloat16 with stochastic rounding'
         """
-        parts = [note.removeprefix("Dense layers in ") for note in self.notes]
-        return f"{self.name} with {' and '.join(parts)}" if parts else self.name
+        return f"{self.name} with stochastic rounding" if self.stochastic_rounding else self.name
 
     @property
     def is_auto(self) -> bool:

@@ -340,9 +340,6 @@ class LossScaleSettings:
                                    "still fall, not before 29 in a row were", advanced=True)
     skip_rate_window: int = key(500, "steps over which the skip rate is taken; the first window is warm-up, so that it "
                                 "counts from twice as many steps on", at_least=10, advanced=True)
-    layer_scales: Dict[str, float] = key({}, "layer name or path pattern (as in a shell: conv*) -> power of two by "
-                                         "which its gradients are multiplied beside the loss scale",
-                                         at_least=2.0**-64, at_most=2.0**64)
 
     def __new__(cls, mode: str = AUTO, *_: Any, **__: Any) -> Self:
         chosen: Any = mode_settings(mode) if cls is LossScaleSettings else cls

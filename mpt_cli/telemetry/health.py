@@ -368,7 +368,7 @@ def _format_sampled(signs: Signs) -> str:
 
 
 def _ends_useless(signs: Signs) -> str | None:
-    if not signs.scaling.scales or signs.scale is None or signs.scale * signs.scaling.largest_factor > USELESS_SCALE:
+    if not signs.scaling.scales or signs.scale is None or signs.scale > USELESS_SCALE:
         return None
     words = f"The scale ended at {format_scale(signs.scale)}, which lifts no gradient out of underflow. "
     return words + _as_sentence(_explain(signs, 0, UNDERFLOW_CAUSES))
@@ -396,7 +396,7 @@ def _ends_well(signs: Signs) -> str:
     if signs.skip_steps:
         return _describe_skips(signs)
     words = f"All {format_count(signs.steps_seen)} steps were applied"
-    if signs.bad_steps and signs.scaling.applies_overflows:
+    if signs.bad_steps:
         words += f", {format_count(signs.bad_steps)} of them with gradients that were not finite"
     if signs.scaling.scales:
         return f"{words}{_format_at_scale(signs)}."
@@ -448,16 +448,8 @@ def _remark_input(signs: Signs) -> str | None:
             "result.")  # fmt: skip
 
 
-def _remark_let_through(signs: Signs) -> str | None:
-    if not signs.bad_steps or signs.scaling.applies_overflows:
-        return None
-    count = signs.bad_steps
-    return (f"{format_count(count)} overflow{' was' if count == 1 else 's were'} applied all the same, as "
-            "loss_scale.let_through_after says: look at the weights before you trust them.")  # fmt: skip
-
-
 # what a good verdict adds where it holds
-REMARKS = (_remark_let_through, _remark_late_skips, _remark_rising_loss, _remark_input)
+REMARKS = (_remark_late_skips, _remark_rising_loss, _remark_input)
 
 
 def _explain_no_scale(signs: Signs) -> str:

@@ -21,7 +21,6 @@ from mpt_cli.telemetry.records import (
     FLOOR,
     FORWARD_PASS,
     GROWTH,
-    LET_THROUGH,
     OVERFLOW,
     Event,
     GradientSample,
@@ -230,9 +229,8 @@ Flags = NDArray[np.bool_]
 @dataclass(frozen=True)
 class StepRecords:
     """One row per step, in order. `floats` is float32 (steps, 4) and `ints` int32 (steps, 7), columns as named above.
-    `finite` is 1 where the gradients were, 0 where they were not, and 2 where they were not and were let through all
-    the same. `zero` is 1 where every element of every gradient was 0. Of a step with several optimizers these are the
-    columns of all together, and those of each follow: `of_optimizer`.
+    `finite` is 1 where the gradients were, `zero` where every element of every gradient was 0. Of a step with several
+    optimizers these are the columns of all together, and those of each follow: `of_optimizer`.
 
     `metrics` are the epoch's running metrics after the last step, `logged` those after each step that has a line of
     the log, by its number in the call, counted from 1.
@@ -290,11 +288,6 @@ class StepRecords:
     @property
     def finite(self) -> Flags:
         return np.equal(self._int("finite"), 1)
-
-    @property
-    def let_through(self) -> Flags:
-        """Steps that were applied though they were not finite, after as many skips as the rule bears."""
-        return np.equal(self._int("finite"), 2)
 
     @property
     def counter(self) -> Ints:
@@ -438,7 +431,7 @@ class Ledger:
         self.spikes = []
         if len(block) == 0:
             return []
-        applied = np.ones(len(block), bool) if self.rules.applies_non_finite else block.finite | block.let_through
+        applied = np.ones(len(block), bool) if self.rules.applies_non_finite else block.finite
         events = self._events(block, epoch)
         if self.rules.keep_spikes:
             self.spikes = self._spikes(block, applied, epoch)
@@ -550,9 +543,8 @@ class Ledger:
             step = self.seen + int(i) + 1
             scales = float(before[i]), float(after[i])
             moved = Event(step, epoch, GROWTH if scales[1] > scales[0] else DECLINE, *scales, optimizer=optimizer)
-            kind = LET_THROUGH if block.let_through[i] else OVERFLOW
             events.append(moved if finite[i] else replace(_overflow(block, int(i), variables), step=step, epoch=epoch,
-                                                          kind=kind, optimizer=optimizer))  # fmt: skip
+                                                          optimizer=optimizer))  # fmt: skip
             if scales[1] < scales[0] and scales[1] <= lowest:
                 events.append(Event(step, epoch, FLOOR, *scales, optimizer=optimizer))
             if scales[1] > scales[0] and scales[1] >= highest:

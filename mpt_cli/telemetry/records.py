@@ -19,7 +19,6 @@ SCHEMA_VERSION = 1  # of every file telemetry writes; a changed meaning or a rem
 # the kinds of an Event
 OVERFLOW, GROWTH, FLOOR, CEILING = "overflow", "growth", "floor", "ceiling"
 ROLLBACK = "rollback"  # back to the checkpoint of its step, from `from_step`
-LET_THROUGH = "let_through"  # an overflow that was applied all the same, as loss_scale.let_through_after says
 PHASE = "phase"  # the next phase begins with this step
 FORWARD_PASS, BACKWARD_PASS = "forward", "backward"  # what an overflow began in: whether the loss itself was not finite
 DECLINE = "decline"  # a fall without an overflow: loss_scale=logmax follows the gradients both ways
@@ -34,7 +33,6 @@ class Scaling:
     rule: ScaleRule = field(default_factory=NoScale)
     on_overflow: str = "skip"
     is_needed: bool = False  # whether anything computes in float16, whose small gradients vanish without scaling
-    largest_factor: float = 1.0  # of `loss_scale.layer_scales`: gradients are so much larger in some layers
 
     @property
     def mode(self) -> str:
@@ -68,8 +66,8 @@ class Scaling:
         return self.rule.moves
 
     def may_explain(self, scale: float, applied: float, overflowed: float) -> bool:
-        """`ScaleRule.may_explain`, of the scale that gradients have at the most."""
-        return self.rule.may_explain(*(each * self.largest_factor for each in (scale, applied, overflowed)))
+        """`ScaleRule.may_explain`."""
+        return self.rule.may_explain(scale, applied, overflowed)
 
     @property
     def floor(self) -> float | None:
@@ -116,9 +114,8 @@ class Event:
 
     step: int
     epoch: int
-    # overflow (one skipped step, whatever it did to the scale) | let_through (one that was applied all the same, after
-    # as many skips as loss_scale.let_through_after) | growth | decline | floor | ceiling | rollback (the run
-    # went back to the checkpoint of `step`) | phase (which `phase` of the run begins at `step`)
+    # overflow (one skipped step, whatever it did to the scale) | growth | decline | floor | ceiling | rollback (the
+    # run went back to the checkpoint of `step`) | phase (which `phase` of the run begins at `step`)
     kind: str
     scale_before: float
     scale_after: float
@@ -326,7 +323,6 @@ class Summary:
     change: str = ""  # words to add to the command, where the health rule that ended the run knows some
     phases_completed: int | None = None  # of a run with phases
     weights_fingerprint: str | None = None  # of the model's variables at the end, of a deterministic run
-    layer_scales: dict[str, float] | None = None  # path -> factor, of layers whose gradients have a scale of their own
     repeatable: bool = True  # whether config.yaml says it all; not of a run with objects of a Python program
     not_recorded: list[str] = field(default_factory=list)  # what a Recorder or `mpt run` could not see, in sentences
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from mpt_cli.telemetry.records import (
     FORWARD_PASS,
     GROWTH,
-    LET_THROUGH,
     OVERFLOW,
     PHASE,
     ROLLBACK,
@@ -47,7 +46,6 @@ class EventTally:
     unprovoked_steps: list[int] = field(default_factory=list)
     nan_steps: list[int] = field(default_factory=list)
     uncured_steps: list[int] = field(default_factory=list)
-    let_through_steps: list[int] = field(default_factory=list)
     lowest_scale: float | None = None
     highest_scale: float | None = None
     rollbacks: list[Event] = field(default_factory=list)
@@ -69,8 +67,6 @@ class EventTally:
         self._note_applied(event)
         if event.kind == OVERFLOW:
             self._add_skip(event)
-        elif event.kind == LET_THROUGH:
-            self.let_through_steps.append(event.step)
         elif event.kind == PHASE:
             self._is_changed = True
         elif event.kind == GROWTH:
@@ -330,7 +326,7 @@ def observe(
         nan_steps=() if applies else tally.nan_steps,
         uncured_steps=() if applies else tally.uncured_steps,
         first_growth_step=tally.first_growth_step,
-        bad_steps=len(tally.skip_steps) if applies else len(tally.let_through_steps),
+        bad_steps=len(tally.skip_steps) if applies else 0,
         scale=ledger.scale if ledger.seen else None,
         loss=spoiled[0] if spoiled else ledger.last_mean_loss,
         flushed_share=None if sample is None else sample.flushed_share,

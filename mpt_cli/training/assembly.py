@@ -20,7 +20,7 @@ from mpt_cli.engine.feed import BatchPlan, Feed, build_feed, byte_size, first_ba
 from mpt_cli.engine.flow import pure_loss
 from mpt_cli.engine.loop import Engine, build_engine
 from mpt_cli.engine.xla import JitChoice, check_layers, choose_jit
-from mpt_cli.errors import ConfigError, MptError, Problem, did_you_mean, summarise_error
+from mpt_cli.errors import ConfigError, MptError, Problem, summarise_error
 from mpt_cli.models.build import build_model, freeze_layers, symbol
 from mpt_cli.precision import (
     LayerAudit,
@@ -33,7 +33,6 @@ from mpt_cli.precision import (
     head_layers,
     layers_of,
 )
-from mpt_cli.precision.gradients.layer_scales import set_layer_scales
 from mpt_cli.precision.keras_internals import add_losses_in_float32, build_for_batch
 from mpt_cli.precision.operations import (
     ChosenPolicies,
@@ -46,7 +45,6 @@ from mpt_cli.precision.operations import (
     trace_forward,
     trace_step,
 )
-from mpt_cli.precision.policy import parts_of
 from mpt_cli.precision.rounded_weights import rounded_variables
 from mpt_cli.precision.train_step import can_be_called, optimizers_in, optimizers_of, own_steps
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings, TrainerSettings
@@ -131,7 +129,7 @@ class Assembly:
 def policy_of(settings: Settings) -> Policy:
     """The dtype policy of a run."""
     policy = settings.policy
-    return Policy(policy.base, policy.head, policy.overrides, policy.float8)
+    return Policy(policy.base, policy.head, policy.overrides)
 
 
 @dataclass(frozen=True)
@@ -162,11 +160,10 @@ def _assemble(program: "Program", platform: Platform, data: DataSet, hardware: H
     data = data_for(settings, model, data)
     check_layers(settings.backend.name, model)
     _check_scaled_once(settings, model, data)
-    scale_layers(settings, model)
     scaling = resolve_scaling(settings.loss_scale, model)
     warnings = [
         *warn_of_fault(settings.fault), *check_numerics(settings, model, data),
-        *warn_of_scaling(scaling, model, settings.loss_scale.layer_scales), *warn_of_half_head(model),
+        *warn_of_scaling(scaling, model), *warn_of_half_head(model),
         *warn_of_learning_rate(settings.optimizer),
         *warn_of_float_labels(data, settings.data), *data.warnings,
     ]  # fmt: skip
@@ -274,18 +271,6 @@ def warn_of_half_head(model: Any) -> list[str]:
     risk = next((row.risk for row in rows if row.risk), "what the loss gets has 11 bits, and is inf above 65504")
     return [f"{layers} the output of the model in {rows[0].compute_dtype}: {risk}. Keep that layer in "
             "float32."]  # fmt: skip
-
-
-def scale_layers(settings: Settings, model: Any) -> None:
-    """Have layers train at the scales that `loss_scale.layer_scales` gives them; ConfigError where that can't be."""
-    factors = settings.loss_scale.layer_scales
-    try:
-        set_layer_scales(model, factors)
-    except ValueError as error:
-        names = [part.name for part in parts_of(model)]
-        unknown = next((pattern for pattern in factors if f"pattern {pattern!r}" in str(error)), None)
-        raise ConfigError(Problem("loss_scale.layer_scales", str(error), unknown,
-                                  did_you_mean(unknown, names) if unknown else "")) from error  # fmt: skip
 
 
 def _warn_of_what_is_left(chosen: ChosenPolicies | None) -> list[str]:

@@ -17,7 +17,6 @@ from keras.optimizers import schedules
 
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import LossScaleOptimizer, Policy, computes_in_float16, head_layers
-from mpt_cli.precision.gradients.layer_scales import layer_scales
 from mpt_cli.precision.keras_internals import call_behind, configured_rate
 from mpt_cli.settings.references import (
     Reference,
@@ -478,9 +477,7 @@ _BUILDERS = {"constant": _warmup, "cosine": _cosine, "exponential": _exponential
 
 def resolve_scaling(settings: LossScaleSettings, model: Any) -> Scaling:
     """What `mode` comes to for this model."""
-    layers = layer_scales(model)
-    found = scaling_for(settings, computes_in_float16(model))
-    return found if layers is None else replace(found, largest_factor=layers.largest)
+    return scaling_for(settings, computes_in_float16(model))
 
 
 def scaling_for(settings: LossScaleSettings, needed: bool) -> Scaling:
@@ -504,17 +501,13 @@ def describe_scaling(scaling: Scaling, model: Any, scale: float | None = None) -
     if not scaling.scales:
         needed = computes_in_float16(model)
         return f"{scaling.mode}{', though layers compute in float16' if needed else ' (nothing computes in float16)'}"
-    layers = layer_scales(model)
-    further = f"; of layers {layers.description}" if layers is not None else ""
-    return scaling.rule.describe(format_scale(scale or scaling.initial_scale), scaling.on_overflow) + further
+    return scaling.rule.describe(format_scale(scale or scaling.initial_scale), scaling.on_overflow)
 
 
-def warn_of_scaling(scaling: Scaling, model: Any, layers: Iterable[str] = ()) -> list[str]:
+def warn_of_scaling(scaling: Scaling, model: Any) -> list[str]:
     """What is unusual about scaling or not scaling this model; empty where nothing is."""
     needed = computes_in_float16(model)
-    scales = layer_scales(model)
-    found = [f"loss_scale.layer_scales.{pattern} has no use here: no layer of it computes in float16."
-             for pattern in (layers if scales is None else scales.idle)]
+    found = []
     if needed and not scaling.scales:
         found.append(f"loss_scale.mode={scaling.mode}: layers compute in float16, where gradients below 2^-24 become "
                      "0. loss_scale=dynamic keeps them.")

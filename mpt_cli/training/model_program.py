@@ -4,7 +4,7 @@ What is recorded of it are its settings; the objects themselves are the caller's
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from inspect import isgenerator
 from typing import Any, NamedTuple
 
@@ -116,7 +116,7 @@ class ModelProgram(Program):
             counts[layer.dtype_policy.name] = counts.get(layer.dtype_policy.name, 0) + 1
         parts = [f"{count} layer{'s' if count > 1 else ''} {name}" for name, count in counts.items()]
         how = "as built" if self.policy is None else f"{self.policy}, set on the built model"
-        how = ", ".join([how, *self.settings.policy.notes])
+        how += ", stochastic rounding" if self.settings.policy.stochastic_rounding else ""
         return f"{how} ({', '.join(parts)})"
 
 
@@ -223,7 +223,7 @@ def under_policy(model: Any, settings: Settings, data: DataSet, everywhere: bool
 
     ConfigError where that would change the dtype of variables, which exist already.
     """
-    policy = replace(policy_of(settings), float8=False)
+    policy = policy_of(settings)
     wanted, before = policy.variable_dtype, {v.dtype for v in model.trainable_weights}
     if everywhere and before - {wanted}:
         raise ConfigError(Problem(

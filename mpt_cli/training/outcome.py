@@ -120,8 +120,6 @@ def counted(ledger: Ledger, progress: Progress) -> dict[str, Any]:
 
 
 def _summary(session: "Session", run_dir: Path, ending: Conclusion) -> Summary:
-    from mpt_cli.precision.gradients.layer_scales import factors_by_layer
-
     trainer, ledger = session.trainer, session.trainer.ledger
     return Summary(
         **ending._asdict(), **counted(ledger, trainer.progress),
@@ -130,7 +128,6 @@ def _summary(session: "Session", run_dir: Path, ending: Conclusion) -> Summary:
         recipe=session.assembly.settings.recipe, run_dir=str(run_dir),
         rollbacks=len(trainer.telemetry.tally.rollbacks),
         gradients=None if ledger.sample is None else asdict(ledger.sample),
-        layer_scales=factors_by_layer(session.assembly.model),
         phases_completed=trainer.phases_completed, repeatable=session.assembly.program.repeatable,
     )  # fmt: skip
 

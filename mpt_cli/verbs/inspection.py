@@ -393,7 +393,7 @@ def _operation_lines(report: "OperationReport") -> list[str]:
 
 def _layer_line(layer: "LayerAudit", width: int, policies: int) -> str:
     dtypes = f"{layer.policy:<{policies}} {layer.compute_dtype:<9} {layer.variable_dtype:<10}"
-    words = "head" if layer.is_head else "", layer.reason, layer.risk, layer.no_float8
+    words = "head" if layer.is_head else "", layer.reason, layer.risk
     remarks = "; ".join(word for word in words if word)
     return f"{layer.path:<{width}}  {layer.kind:<20} {dtypes} {layer.parameters:>12,}  {remarks}".rstrip()
 

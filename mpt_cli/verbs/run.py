@@ -116,9 +116,6 @@ def _settings(overrides: list[str]) -> Settings:
         problems.append(Problem("policy.name", "is chosen for the layers of a model that is built, and a script builds "
                                 "its own under one policy.", settings.policy.name, "Use mixed_float16, or "
                                 "mpt.fit(policy='auto_float16') in the script."))  # fmt: skip
-    if settings.loss_scale.layer_scales:
-        problems.append(Problem("loss_scale.layer_scales", "must be left out: a script calls its layers itself.",
-                                settings.loss_scale.layer_scales, "Use mpt.fit(settings=…) in the script."))
     problems += check_combinations(settings, {problem.key for problem in problems})
     if problems:
         raise ConfigError(problems)

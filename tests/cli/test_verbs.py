@@ -92,7 +92,7 @@ def test_show_names_the_objects_that_a_recipe_imports_at_every_depth(mpt) -> Non
         ("recipes", "digits_cnn"),
         ("models", "transformer"),
         ("data", "csv"),
-        ("policies", "float8_mixed_float16"),
+        ("policies", "auto_float16"),
         ("optimizers", "muon"),
         ("keys", "loss_scale.backoff_factor"),
     ],

@@ -610,7 +610,6 @@ def test_frames_and_pictures_say_what_is_missing(reference, monkeypatch):
     (["run", "nowhere.py"], 3, "there is no script nowhere.py."),
     (["run", "model=cnn", "nowhere.py"], 2, "model: is the script's own affair. Received: 'cnn'. mpt run takes policy"),
     (["run", "backend.device=cpu", "nowhere.py"], 2, "backend.device: is the script's own affair"),
-    (["run", "loss_scale.layer_scales={low: 2}", __file__], 2, "must be left out: a script calls its layers itself."),
     (["run", "policy=float99", "nowhere.py"], 2, "policy: must be one of"),
 ])  # fmt: skip
 def test_what_can_not_be_run_is_said(words, code, said, capsys):

@@ -25,7 +25,6 @@ MODULES = {
 CLASSES = {
     "keras.src.trainers.trainer.Trainer": ("_compute_loss", "_symbolic_build", "_aggregate_additional_loss"),
     "keras.src.layers.layer.Layer": ("_flatten_layers",),
-    "keras.src.backend.common.variables.Variable": ("_maybe_autocast",),
     "keras.src.backend.jax.trainer.JAXTrainer": ("_update_metrics_variables",),
     "keras.src.optimizers.base_optimizer.BaseOptimizer": ("_var_key",),
     "keras.src.backend.jax.core.JaxVariable": ("_initialize_with_initializer",),

@@ -174,19 +174,6 @@ def test_bounds_hysteresis_and_factors_by_hand():
     assert scales == [8.0, 32.0, 32.0, 100.0, 100.0, 100.0, 25.0, 6.25, 1.5625, 1.0, 1.0, 4.0, 4.0, 1.0]
 
 
-def test_overflows_in_a_row_alone_count_for_a_consecutive_hysteresis():
-    optimizer = wrapped(
-        keras.optimizers.SGD(0.0), initial_scale=8.0, dynamic_growth_steps=100, hysteresis=2,
-        consecutive_hysteresis=True,
-    )  # fmt: skip
-    variable, scales = keras.Variable(0.0), []
-    for gradient in (INF, 1.0, INF, 1.0, INF, INF, INF, 1.0, INF):
-        optimizer.apply(tensors(gradient), [variable])
-        scales.append(float(optimizer.loss_scale))
-    assert scales == [8.0, 8.0, 8.0, 8.0, 8.0, 4.0, 2.0, 2.0, 2.0]
-    assert (int(optimizer.applied_steps), int(optimizer.skipped_steps)) == (3, 6)
-
-
 def test_iterations_are_the_applied_steps():
     optimizer = wrapped(keras.optimizers.SGD(0.5))
     variable = keras.Variable(1.0)

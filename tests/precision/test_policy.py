@@ -180,13 +180,13 @@ def saved_and_loaded(model: keras.Model, path) -> keras.Model:
 
 
 @pytest.mark.parametrize("way", ["made", "cloned", "loaded"])
-@pytest.mark.parametrize("kind", ["mixed by layer", "pure", "global", "subclassed", "nested", "float8"])
+@pytest.mark.parametrize("kind", ["mixed by layer", "pure", "global", "subclassed", "nested"])
 def test_float16_is_noticed_however_it_came_about(kind, way, tmp_path):
     model = float16_model(kind)
     assert keras.config.dtype_policy().name == "float32"
     if way == "cloned":
-        if kind in ("subclassed", "float8"):
-            pytest.skip("Keras clones no subclassed and no quantised models")
+        if kind == "subclassed":
+            pytest.skip("Keras clones no subclassed models")
         model = keras.models.clone_model(model)
     model = saved_and_loaded(model, tmp_path / "model.keras") if way == "loaded" else model
     assert computes_in_float16(model)
@@ -200,25 +200,14 @@ def float16_model(kind: str) -> keras.Model:
         return functional("mixed_float16")
     if kind == "subclassed":
         return built(Subclassed(dtype_of_hidden="mixed_float16"))
-    if kind == "nested":
-        inputs = keras.Input((8,))
-        inner = keras.Sequential([keras.Input((8,)), dense])
-        return keras.Model(inputs, keras.layers.Dense(2)(inner(inputs)))
-    with Policy("mixed_float16").scope():
-        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4), keras.layers.Dense(2)])
-    return apply_policy(model, Policy("mixed_float16", float8=True))
+    inputs = keras.Input((8,))
+    inner = keras.Sequential([keras.Input((8,)), dense])
+    return keras.Model(inputs, keras.layers.Dense(2)(inner(inputs)))
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "bfloat16", "float64"])
 def test_no_other_policy_needs_scaling(policy):
     assert not computes_in_float16(functional(policy))
-
-
-def test_float8_on_a_model_without_a_layer_for_it_is_an_error():
-    inputs = keras.Input((8, 8, 1))
-    model = keras.Model(inputs, keras.layers.Conv2D(2, 3, name="conv")(inputs))
-    with pytest.raises(ValueError, match=r"no layer can multiply in float8\. Keras has it for Dense and EinsumDense"):
-        apply_policy(model, Policy("float32", head=None, float8=True))
 
 
 def test_a_policy_is_what_keras_takes_for_a_layer_and_for_all_of_them():

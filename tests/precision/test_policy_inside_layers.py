@@ -124,13 +124,6 @@ def test_a_later_pattern_for_a_layer_inside_wins():
     assert (policies.pop("query"), set(policies.values())) == ("mixed_bfloat16", {"float32"})
 
 
-def test_float8_leaves_out_what_is_inside_an_overridden_layer():
-    policy = Policy("mixed_float16", overrides={"part": "float32"}, float8=True)
-    model = apply_policy(network("attention", "mixed_float16"), policy)
-    assert {getattr(layer, "quantization_mode", None) for layer in inside(model)} == {None}
-    assert model.get_layer("before").quantization_mode == "float8"
-
-
 @pytest.mark.parametrize(("kind", "pattern", "owner"), [
     ("time distributed", "*inside", "TimeDistributed"), ("lstm", "*lstm_cell", "LSTM"), ("gru", "*gru_cell", "GRU"),
     ("both ways", "*forward_inside", "Bidirectional"),
@@ -191,23 +184,3 @@ def test_a_loaded_model_takes_a_pure_policy_in_nested_models_too(kind):
     changed = apply_policy(nested("float32", kind), Policy("bfloat16", head=None), everywhere=True)
     assert {layer.compute_dtype for layer in layers_of(changed)} == {"bfloat16"}
     assert {v.dtype for v in changed.variables} == {"bfloat16"}
-
-
-def test_float8_is_only_for_layers_of_the_runs_policy():
-    with Policy("mixed_float16").scope():
-        own = keras.layers.Dense(4, dtype="float32", name="own")
-        model = keras.Sequential([keras.Input((4,)), own, keras.layers.Dense(4, name="of_the_run"),
-                                  keras.layers.Dense(2)])  # fmt: skip
-    model = apply_policy(model, Policy("mixed_float16", float8=True))
-    assert {layer.name: layer.dtype_policy.name for layer in model.layers[:2]} == {
-        "own": "float32", "of_the_run": "float8_from_mixed_float16",
-    }  # fmt: skip
-    with Policy("mixed_float16").scope():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, dtype="float32")])
-    with pytest.raises(ValueError, match=r"the model has 1 of them, all left out: as the head, by overrides, with a"):
-        apply_policy(model, Policy("mixed_float16", head=None, float8=True))
-
-
-def test_float8_is_not_for_layers_that_are_run_without_a_call():
-    model = apply_policy(network("time distributed", "mixed_float16"), Policy("mixed_float16", float8=True))
-    assert {getattr(layer, "quantization_mode", None) for layer in inside(model)} == {None}

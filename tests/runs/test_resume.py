@@ -163,14 +163,6 @@ def test_what_may_change_is_told_and_what_may_not_is_refused_all_at_once() -> No
     assert "seed: can't change in the middle of a run. Received: 4. The run was started with 0" in str(error.value)
 
 
-def test_scales_of_layers_that_come_or_go_are_told() -> None:
-    word = "loss_scale.layer_scales={low: 2**8, high: 0.5}"
-    for place, before, now in (("come", (), (word,)), ("go", (word,), ())):
-        run = _run(Path(place), "policy=mixed_float16", *before)
-        told = check_resumable(run, _settings("policy=mixed_float16", *now))
-        assert sorted(told) == ["loss_scale.layer_scales.high", "loss_scale.layer_scales.low"]
-
-
 @pytest.mark.slow
 def test_auto_float16_is_what_it_came_to_when_the_run_began() -> None:
     run = _run(Path("here"), "policy=mixed_float16", "policy.overrides={a: float32, b: mixed_float16}")

@@ -43,12 +43,6 @@ def test_a_choice_said_outright_is_not_replaced_by_an_implied_one(own, messages)
     assert message.startswith("model.builder: model=mlp has no such key.")
 
 
-def test_a_float8_policy_is_a_choice_of_its_own(own) -> None:
-    policy = load_settings([own, "policy=float8_mixed_bfloat16"]).policy
-    assert (policy.name, policy.float8) == ("mixed_bfloat16", True)
-    assert load_settings([own, "policy.name=float8_mixed_bfloat16"]).policy == policy
-
-
 def test_two_words_that_disagree(own, messages) -> None:
     assert messages(own, "policy=float32", "policy.name=float64") == [
         "policy.name: must agree with policy=float32. Received: 'float64'. Keep one of the two words for policy."

@@ -56,7 +56,7 @@ def test_what_a_run_writes_keeps_it(name, validator) -> None:
         ("defaults: [{model: mpl}]", ["defaults/0"]),
         ("expect: {loss: {mni: 1}}", ["expect/loss"]),
         ("hydra: {run: {dir: x}}", ["hydra"]),
-        ("policy: {float8: 3}", ["policy/float8"]),
+        ("policy: {stochastic_rounding: 3}", ["policy/stochastic_rounding"]),
         ("sweep: {gird: {seed: [1]}}", ["sweep"]),
         ("sweep: {search: {trials: 0, sampler: tpee, space: [1]}}", ["sweep/search/sampler", "sweep/search/space",
                                                                      "sweep/search/trials"]),

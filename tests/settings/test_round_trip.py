@@ -35,7 +35,7 @@ def test_every_recipe_comes_back(name, tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["policy=float8_mixed_float16", "policy.head=null", "policy.overrides={conv*: float32}"],
+        ["policy=mixed_float16", "policy.head=null", "policy.overrides={conv*: float32}"],
         ["optimizer=muon", "optimizer.schedule.name=piecewise", "optimizer.schedule.boundaries=[1]",
          "optimizer.schedule.values=[1,1e-7]"],
         ["data.loader=a.py:f", "data.kwargs={a: [1, {b: null}], c: 1e-9, d: '2**3'}", "run_dir='on'", "resume='1e3'"],

@@ -226,7 +226,7 @@ def test_a_rule_names_a_change_that_another_run_can_be_given(loss_scale, change)
 
 
 def test_every_change_is_taken_by_a_config_yaml_that_says_otherwise(tmp_path):
-    scale, policy = LossScaleSettings(mode="fixed", on_overflow="abort"), PolicySettings("mixed_float16", float8=True)
+    scale, policy = LossScaleSettings(mode="fixed", on_overflow="abort"), PolicySettings("mixed_float16")
     conf = tmp_path / "config.yaml"
     conf.write_text(resolved_yaml(Settings(loss_scale=scale, policy=policy)))
     changed = load_settings([f"conf={conf}", DYNAMIC, WIDER, CLIP])

@@ -478,16 +478,3 @@ def test_a_val_loss_that_is_not_finite_leaves_the_trend_as_it_was() -> None:
     trend = LossTrend().after(1, 0.5)
     assert trend.after(2, math.nan) == trend and not trend.is_rising
     assert LossTrend.from_position(asdict(trend)) == trend
-
-
-def test_a_scale_of_one_is_not_useless_where_layers_have_scales_of_their_own():
-    lifted = replace(CLEAN, scaling=replace(DYNAMIC, largest_factor=2.0**20), scale=0.5)
-    assert judge(lifted)[0] == v.HEALTHY
-    assert judge(replace(lifted, scaling=DYNAMIC))[0] == v.TOO_LOW
-
-
-@pytest.mark.parametrize(("factor", "uncured"), [(1.0, [1]), (2.0**20, [])])
-def test_nan_at_a_scale_of_one_is_explained_by_scales_of_layers(factor, uncured):
-    tally = EventTally(replace(DYNAMIC, largest_factor=factor))
-    tally.add([Event(1, 1, "overflow", 1.0, 0.5, nan=1, cause="backward")])
-    assert tally.uncured_steps == uncured

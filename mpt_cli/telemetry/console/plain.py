@@ -35,7 +35,6 @@ from mpt_cli.telemetry.records import (
     FLOOR,
     FORWARD_PASS,
     GROWTH,
-    LET_THROUGH,
     OVERFLOW,
     Event,
     GradientSample,
@@ -223,7 +222,7 @@ class Narrator:
         self._wait_seconds = min(2 * self._wait_seconds, LONGEST_WAIT_SECONDS)
         events, self._pending = self._pending, []
         self._tally.add(events)
-        return self._changes(events) + _let_through(events) + self._bounds(events)
+        return self._changes(events) + self._bounds(events)
 
     def _changes(self, events: list[Event]) -> list[str]:
         skips = [event for event in events if event.kind == OVERFLOW]
@@ -299,15 +298,6 @@ class Narrator:
                 bound = f"the scale is at its {event.kind}, {format_scale(event.scale_after)}, and {verb} no further"
                 sentences.append(f"step {event.step}: {bound}")
         return sentences
-
-
-def _let_through(events: Sequence[Event]) -> list[str]:
-    steps = [event.step for event in events if event.kind == LET_THROUGH]
-    if not steps:
-        return []
-    where = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}-{steps[-1]}"
-    what = "an overflow was" if len(steps) == 1 else f"{len(steps)} overflows were"
-    return [f"{where}: {what} applied all the same, after as many skipped in a row as loss_scale.let_through_after"]
 
 
 def _format_skips_and_growths(skips: list[Event], growths: list[Event], scaling: Scaling) -> str:
