@@ -43,7 +43,6 @@ from mpt_cli.precision.operations import (
     set_chosen_policies,
     trace,
     trace_forward,
-    trace_step,
 )
 from mpt_cli.precision.rounded_weights import rounded_variables
 from mpt_cli.precision.train_step import can_be_called, optimizers_in, optimizers_of, own_steps
@@ -494,7 +493,7 @@ class BuildCheck:
 
 
 def try_build(program: "Program", platform: Platform, with_operations: bool = False) -> BuildCheck:
-    """Assemble the run; raises what would keep it from starting, and where its step can't be traced to read its
+    """Assemble the run; raises what would keep it from starting, and where its forward pass can't be traced to read its
     operations."""
     parts = assemble(program, platform, program.load_data())
     chosen = chosen_policies(parts.model)
@@ -508,17 +507,17 @@ def try_build(program: "Program", platform: Platform, with_operations: bool = Fa
 
 
 def _operations(parts: Assembly) -> OperationReport:
-    """Of the run's training step; the loss is read with the forward pass where it is Keras's step that computes it."""
+    """Of the forward pass in training, and of the loss where it is Keras's step that computes it."""
     model, batch = parts.model, first_batch(parts.data.train, parts.settings.trainer.batch_size)
     try:
         if not has_own_train_step(model):
             forward = trace(model, lambda state, batch: pure_loss(model, state, batch), tuple(batch))
         else:
             forward = trace_forward(model, batch.x) if can_be_called(model) else []
-        report = report_operations(model, forward, trace_step(model, tuple(batch)), len(Examples(*batch)))
+        report = report_operations(model, forward)
         new = report.suggestion
         asked = {name: policy for name, policy in parts.settings.policy.overrides.items() if name not in new}
         return replace(report, suggestion=asked | new if new else {})
     except Exception as error:
-        raise ConfigError(Problem("--ops", "the training step can't be traced, so that its operations are not seen "
+        raise ConfigError(Problem("--ops", "the forward pass can't be traced, so that its operations are not seen "
                                   f"({summarise_error(error)[:200]}).")) from error  # fmt: skip

@@ -405,14 +405,14 @@ def configure_export(parser: argparse.ArgumentParser) -> None:
 _CHECK_EXAMPLES = """examples:
   mpt check conf=./mine.yaml policy=mixed_float16
   mpt check conf=digits_cnn --build      the dtype of every layer, without training
-  mpt check conf=digits_cnn policy=mixed_float16 --build --ops      and of every operation of a step"""
+  mpt check conf=digits_cnn policy=mixed_float16 --build --ops      and of every operation of the forward pass"""
 
 
 def configure_check(parser: argparse.ArgumentParser) -> None:
     """Say whether a configuration is sound; with --build also whether its model can be built on its data."""
     add_overrides(parser)
     parser.add_argument("--build", action="store_true", help="load the data, build the model and audit its dtypes")
-    parser.add_argument("--ops", action="store_true", help="with --build, also the operations of the training step by "
+    parser.add_argument("--ops", action="store_true", help="with --build, also the operations of the forward pass by "
                         "layer and dtype, and what is amiss")  # fmt: skip
     add_untrusted(parser)
     add_json(parser)

@@ -370,24 +370,20 @@ def _overrides_lines(label: str, overrides: dict[str, str]) -> list[str]:
 
 
 def _operation_lines(report: "OperationReport") -> list[str]:
-    """What is amiss first, then totals, then the operations of each layer."""
+    """What is amiss first, then products, then the operations of each layer."""
     width = max((len(flag.layer) for flag in report.flags), default=0)
     flags = [f"{flag.kind.replace('_', ' '):<13}  {flag.layer:<{width}}  {flag.what}" for flag in report.flags]
-    totals = [f"{where} {'products' if products else 'other operations'}: " + (", ".join(
-                  f"{count:,} in {dtype}" for dtype, count in sorted(report.total(where, products).items())) or "none")
-              for where in ("forward", "backward", "update") for products in (True, False)]  # fmt: skip
-    casts = ", ".join(f"{count:,} {dtypes}" for dtypes, count in sorted(report.casts.items())) or "none"
-    rows: dict[tuple[str, str], list[str]] = {}
+    products = ", ".join(f"{count:,} in {dtype}" for dtype, count in sorted(report.products.items()))
+    rows: dict[str, list[str]] = {}
     for each in report.counts:
-        rows.setdefault((each.layer, each.where), []).append(f"{each.count} {each.operation} {each.dtype}")
-    width = max((len(layer) for layer, _ in rows), default=0)
+        rows.setdefault(each.layer, []).append(f"{each.count} {each.operation} {each.dtype}")
+    width = max(map(len, rows), default=0)
     return [
-        f"operations of a step with {report.batch_size:,} examples, as traced; what XLA fuses later is not in it",
-        *(flags or ["nothing is amiss: what needs float32 has it, no float32 islands, no casts to and fro"]),
+        "operations of the forward pass and the loss, as traced; what XLA fuses later is not in it",
+        *(flags or ["nothing is amiss: what needs float32 has it, and there are no float32 islands"]),
         *_overrides_lines("try", report.suggestion),
-        *totals,
-        f"casts: {casts}",
-        *(f"{layer:<{width}}  {where:<8}  {', '.join(texts)}" for (layer, where), texts in rows.items()),
+        f"products: {products or 'none'}",
+        *(f"{layer:<{width}}  {', '.join(texts)}" for layer, texts in rows.items()),
     ]
 
 

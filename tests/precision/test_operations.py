@@ -1,5 +1,5 @@
-"""The operations of a traced step, what of them needs float32, and the policies that are chosen by it, for nets that
-are written here: what is expected of each was found by hand."""
+"""The operations of a traced forward pass, what of them needs float32, and the policies that are chosen by it, for nets
+that are written here: what is expected of each was found by hand."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +12,9 @@ from backends import assert_passes_on_jax, only_on
 from keras import ops
 from keras.layers import Activation, Add, Conv2D, Dense, Dropout, Flatten, GroupNormalization, LayerNormalization
 
-from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, layers_of
-from mpt_cli.precision.keras_internals import build_for_batch, names_as_in_a_fresh_process
-from mpt_cli.precision.operations import choose_policies, report_operations, trace_forward, trace_step
+from mpt_cli.precision import Policy, apply_policy, layers_of
+from mpt_cli.precision.keras_internals import names_as_in_a_fresh_process
+from mpt_cli.precision.operations import choose_policies, report_operations, trace_forward
 from mpt_cli.precision.policy import name_of
 
 MIXED = Policy("mixed_float16")
@@ -117,21 +117,8 @@ def built(name: str, **overrides: str) -> Any:
     return apply_policy(net(name), Policy("mixed_float16", overrides=overrides))
 
 
-def compiled(model: Any, x: np.ndarray) -> Any:
-    optimizer = LossScaleOptimizer(keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 10)))
-    model.compile(optimizer, keras.losses.MeanSquaredError(), auto_scale_loss=False)
-    build_for_batch(model, (x, np.zeros((8, 8), "float32")))
-    optimizer.build(model.trainable_variables)
-    return model
-
-
-def report(model: Any, x: np.ndarray) -> Any:
-    batch = x, np.zeros((8, 8), "float32"), None
-    return report_operations(model, trace_forward(model, x), trace_step(compiled(model, x), batch), 8)
-
-
 def flags(model: Any, x: np.ndarray) -> list[tuple[str, str, str]]:
-    found = report_operations(model, trace_forward(model, x), [], 8)
+    found = report_operations(model, trace_forward(model, x))
     return [(flag.kind, flag.layer, flag.what) for flag in found.flags]
 
 
@@ -154,7 +141,7 @@ NEEDS = {
 @pytest.mark.parametrize("name", NETS)
 def test_what_needs_float32_is_flagged_and_what_is_suggested_makes_it_go_away(name):
     model = built(name)
-    found = report_operations(model, trace_forward(model, inputs_of(name)), [], 8)
+    found = report_operations(model, trace_forward(model, inputs_of(name)))
     assert [(f.layer, f.what, f.remedies) for f in found.flags if f.kind == "needs_float32"] == NEEDS[name]
     apply_policy(model, Policy("mixed_float16", overrides=found.suggestion))
     assert [flag for flag in flags(model, inputs_of(name)) if flag[0] == "needs_float32"] == []
@@ -165,56 +152,11 @@ def test_a_layer_in_float32_between_others_is_an_island_until_the_suggestion_is_
     model = built("exponentials", second="float32", shares="float32", norm="float32")
     assert flags(model, inputs_of("exponentials")) == []  # nothing that follows computes in float16
     model = built("convolutional", conv_1="float32")
-    found = report_operations(model, trace_forward(model, inputs_of("convolutional")), [], 8)
+    found = report_operations(model, trace_forward(model, inputs_of("convolutional")))
     assert [(f.kind, f.layer) for f in found.flags] == [("island", "conv_1")]
     assert found.suggestion == {"conv_1": "mixed_float16"}
     apply_policy(model, Policy("mixed_float16", overrides=found.suggestion))
     assert flags(model, inputs_of("convolutional")) == []
-
-
-@pytest.mark.slow
-def test_casts_to_float32_and_back_with_nothing_between_are_told():
-    with MIXED.scope():  # a model inside takes its inputs in float32, and its first layer in float16
-        inner = keras.Sequential([keras.Input((8,)), Dense(8, name="inside")], name="inner")
-        inputs = keras.Input((8,))
-        model = keras.Model(inputs, inner(Dense(8, name="first")(inputs)))
-    what = "1 casts from float16 to float32 and back, with nothing between"
-    assert [flag[::2] for flag in flags(model, inputs_of("operations"))] == [("ping_pong", what)]
-
-
-@pytest.mark.slow
-def test_the_operations_of_a_whole_step_are_counted_by_layer_place_and_dtype():
-    """By hand: a Dense multiplies once forward, and backward for its kernel and, but for the first, for its inputs."""
-    model, x = built("exponentials", shares="float32"), inputs_of("exponentials")
-    weights = model.get_weights()
-    found = report(model, x)
-    products = {(c.where, c.layer, c.dtype): c.count for c in found.counts if c.kind == "product"}
-    assert products == {
-        ("forward", "first", "float16"): 1, ("forward", "second", "float16"): 1, ("forward", "head", "float32"): 1,
-        ("backward", "first", "float16"): 1, ("backward", "second", "float16"): 2, ("backward", "head", "float32"): 2,
-    }  # fmt: skip
-    assert found.total("forward", products=True) == {"float16": 2, "float32": 1}
-    exponentials = [(c.where, c.layer, c.dtype, c.count) for c in found.counts if c.kind == "exp"]
-    assert exponentials == [("forward", "shares", "float32", 1)]
-    cosines = [(c.where, c.layer) for c in found.counts if c.operation.lower() == "cos"]
-    assert cosines == [("update", "(update)")]  # of the schedule, which TensorFlow traces before the forward pass
-    assert found.casts["float32 to float16"] >= 5  # the inputs, and kernel and bias of two layers
-    for before, after in zip(weights, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(before, after)
-
-
-@pytest.mark.slow
-def test_products_in_float16_of_sizes_that_are_no_multiples_of_eight_are_told():
-    with MIXED.scope():
-        inputs = keras.Input((8,))
-        layers = Dense(12, name="odd"), Dense(8, name="even"), Dense(7, name="head", dtype="float32")
-        model = keras.Model(inputs, layers[2](layers[1](layers[0](inputs))))
-    operations = trace_forward(model, inputs_of("operations"))
-    uneven = [f for f in report_operations(model, operations, operations, 8).flags if f.kind == "uneven"]
-    assert [(f.layer, f.what) for f in uneven] == [
-        ("odd", "sizes that are no multiples of 8: 8 x 12 x 8"),
-        ("even", "sizes that are no multiples of 8: 8 x 8 x 12"),
-    ]
 
 
 def test_sums_in_float16_are_flagged_from_where_adding_one_changes_nothing():

@@ -1,21 +1,20 @@
-"""The operations of a traced training step, each with its dtypes and the layer that it belongs to, held against what
+"""The operations of a traced forward pass, each with its dtypes and the layer that it belongs to, held against what
 mixed precision needs: products in float16, sums of exponentials and squares in float32, all else as its inputs are;
 and, for `auto_float16`, which layers compute in float16, chosen by what they do.
 
 What is read is the program as the backend traced it, before XLA fuses it: where Keras casts to float32 inside a layer,
-that is seen. Forward operations are read without differentiation, which would mix the derivatives' with them.
+that is seen.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 
 from mpt_cli.precision.audit import FLOAT16_COUNT_LIMIT, audit_layers
-from mpt_cli.precision.keras_internals import calls_through, inner_layers, predict_in_training
+from mpt_cli.precision.keras_internals import inner_layers, predict_in_training
+from mpt_cli.precision.operations.program import CAST, MOVE, PRODUCT, SQUARE, SUM, Operation, Value
 from mpt_cli.precision.policy import (
     Policy,
     apply_policy,
@@ -27,87 +26,11 @@ from mpt_cli.precision.policy import (
 )
 
 Tensor = Any
-PLACES = FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 HALF, SINGLE = "float16", "float32"
-TILE = 8  # matrix units multiply float16 in tiles of that many elements or multiples
 LOSS, REST = "(loss)", "(model)"
-# kinds of operations
-PRODUCT, CAST, MOVE, SUM, SQUARE = "product", "cast", "move", "sum", "square"
-BOUND = ("max", "abs", "neg", "sub", "select")  # by which exponents are known to be at most 0
 NEEDING = {"exp": "exp", "log": "log", "power": "pow", "softmax": "softmax", "cumulative": "cumulative sum or product",
            "hyperbolic": "sinh, cosh or tan", "norm": "norm", "loss": "loss"}  # fmt: skip
 LARGEST_SAFE_POWER = 3  # of GELU's approximation, which is computed in float16 everywhere
-
-
-class Value(NamedTuple):
-    """An array of the program: its dtype, its shape (None where a length is unknown), and the operations (indices) that
-    may have made it: none of inputs and weights."""
-
-    dtype: str
-    shape: tuple[int | None, ...]
-    sources: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Operation:
-    """`name` is the backend's own, `kind` what it is to mixed precision. `part` is the index of the layer or operation
-    of the model that runs it, `where` forward, backward or update (optimizer, loss scale, metrics).
-
-    `sizes` are rows, columns and terms of a product, channels of a convolution; `number` the elements that a sum adds
-    up, or the exponent of a power.
-    """
-
-    name: str
-    kind: str
-    where: str
-    part: int | None
-    in_loss: bool
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-    sizes: tuple[int, ...] = ()
-    number: float | None = None
-
-    @property
-    def dtype(self) -> str:
-        """What it computes in: that of its first input which is a float, a cast's as "float16 to float32"."""
-        if self.kind == CAST:
-            return f"{self.inputs[0].dtype} to {self.outputs[0].dtype}"
-        return next((v.dtype for v in (*self.inputs, *self.outputs) if "float" in v.dtype),
-                    self.outputs[0].dtype if self.outputs else "")  # fmt: skip
-
-
-Scope = Callable[[str], AbstractContextManager[Any]]
-MARK = "mpt_part_{}x"  # ends in a letter: TensorFlow numbers the second of a name
-_PART = re.compile(MARK.format(r"(\d+)"))
-
-
-def part_in(names: str) -> int | None:
-    """The innermost of the marked parts, by its number, that an operation with this path of names is in; None of none.
-
-    >>> part_in("a/mpt_part_2x/b/mpt_part_10x/c"), part_in("a/mpt_part_none_x")
-    (10, None)
-    """
-    found = _PART.findall(names)
-    return int(found[-1]) if found else None
-
-
-def kinds_by_name(kinds: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """The kind of each operation of a framework, from its names by kind."""
-    return {name: kind for kind, names in kinds.items() for name in names}
-
-
-def marked(model: Any, parts: Sequence[Any], scope: Scope) -> AbstractContextManager[None]:
-    """Inside, each of `parts` runs in a scope of its own, which the names of its operations show, and so does `model`.
-    """
-
-    def wrap(index: int, call: Callable[..., Any]) -> Callable[..., Any]:
-        def call_in_scope(*arguments: Any, **named: Any) -> Any:
-            with scope(MARK.format(index if index < len(parts) else "none_")):
-                return call(*arguments, **named)
-
-        return call_in_scope
-
-    return calls_through([*parts, model], wrap)
 
 
 def trace_forward(model: Any, x: Any) -> list[Operation]:
@@ -128,25 +51,11 @@ def trace_forward(model: Any, x: Any) -> list[Operation]:
 def trace(model: Any, function: Callable[..., Any], *given: Any) -> list[Operation]:
     """The operations of `function(state, *given)`, `state` being the values of the trainable, non-trainable and metric
     variables. Nothing is computed."""
-    operations: list[Operation] = _traced_by().trace_function(model, parts_of(model), function, given)
-    return operations
-
-
-def trace_step(model: Any, batch: Any) -> list[Operation]:
-    """The operations of a training step of a compiled model whose optimizer is built, on a batch like `batch`."""
-    operations: list[Operation] = _traced_by().trace_step(model, parts_of(model), batch)
-    return operations
-
-
-def _traced_by() -> Any:
-    """The module of Keras's backend; the other one's need not be installed."""
     if _is_tensorflow():
-        from mpt_cli.precision.operations import traced_tensorflow
-
-        return traced_tensorflow
-    from mpt_cli.precision.operations import traced_jax
-
-    return traced_jax
+        from mpt_cli.precision.operations.traced_tensorflow import trace_function
+    else:
+        from mpt_cli.precision.operations.traced_jax import trace_function
+    return trace_function(model, parts_of(model), function, given)
 
 
 def _is_tensorflow() -> bool:
@@ -216,8 +125,8 @@ def _bound_of(argument: Value, operations: Sequence[Operation]) -> str:
 
 @dataclass(frozen=True)
 class Flag:
-    """Something to look at in a layer: `kind` is needs_float32, island, ping_pong or uneven; `remedies` are the
-    policies of layers that make it go away, none where no policy does."""
+    """Something to look at in a layer: `kind` is needs_float32 or island; `remedies` are the policies of layers that
+    make it go away, none where no policy does."""
 
     layer: str
     kind: str
@@ -227,9 +136,8 @@ class Flag:
 
 @dataclass(frozen=True)
 class OperationCount:
-    """How many operations of a name and dtype a layer runs forward, backward or in the update."""
+    """How many operations of a name and dtype a layer runs."""
 
-    where: str
     layer: str
     operation: str
     kind: str
@@ -239,42 +147,33 @@ class OperationCount:
 
 @dataclass(frozen=True)
 class OperationReport:
-    """What a training step is made of. `suggestion` maps layers to policies that make flags go away, in the order in
-    which `policy.overrides` takes them; `casts` counts casts between floats by their dtypes."""
+    """What a forward pass and its loss are made of. `suggestion` maps layers to policies that make flags go away, in
+    the order in which `policy.overrides` takes them."""
 
-    batch_size: int
     flags: tuple[Flag, ...]
     suggestion: dict[str, str]
     counts: tuple[OperationCount, ...]
-    casts: dict[str, int]
 
-    def total(self, where: str, products: bool) -> dict[str, int]:
-        """How many products there are, or of all else that computes, by dtype."""
+    @property
+    def products(self) -> dict[str, int]:
+        """How many products there are, by dtype."""
         found: dict[str, int] = {}
         for each in self.counts:
-            if each.where == where and each.kind not in (CAST, MOVE) and (each.kind == PRODUCT) is products:
+            if each.kind == PRODUCT:
                 found[each.dtype] = found.get(each.dtype, 0) + each.count
         return found
 
 
-def report_operations(model: Any, forward: list[Operation], step: list[Operation], batch_size: int) -> OperationReport:
-    """Of the operations of the forward pass with the loss, from which the flags come, and of the whole step."""
-    flags = (*needs_of(model, forward), *_islands(model, forward), *_ping_pongs(model, forward),
-             *_uneven(model, step))  # fmt: skip
-    names = Names(model)
+def report_operations(model: Any, operations: list[Operation]) -> OperationReport:
+    """Of the operations of the forward pass, with the loss where they were traced with it."""
+    flags, names = (*needs_of(model, operations), *_islands(model, operations)), Names(model)
     found: dict[OperationCount, int] = {}
-    for each in step:
+    for each in operations:
         if any("float" in value.dtype for value in (*each.inputs, *each.outputs)):
-            key = OperationCount(each.where, names.of(each), each.name, each.kind, each.dtype, 0)
+            key = OperationCount(names.of(each), each.name, each.kind, each.dtype, 0)
             found[key] = found.get(key, 0) + 1
-    counts = tuple(replace(key, count=number) for key, number in
-                   sorted(found.items(), key=lambda item: PLACES.index(item[0].where)))  # fmt: skip
-    casts: dict[str, int] = {}
-    for count in counts:
-        if count.kind == CAST and count.dtype.count("float") == 2 and len({*count.dtype.split(" to ")}) == 2:
-            casts[count.dtype] = casts.get(count.dtype, 0) + count.count
     suggestion = {layer: policy for flag in flags for layer, policy in flag.remedies.items()}
-    return OperationReport(batch_size, flags, suggestion, counts, casts)
+    return OperationReport(flags, suggestion, tuple(replace(key, count=number) for key, number in found.items()))
 
 
 class Names:
@@ -294,7 +193,7 @@ class Names:
         """The path of the layer, the name of a plain operation, or where else it belongs."""
         if operation.part is not None:
             return name_of(self.parts[operation.part])
-        return LOSS if operation.in_loss else REST if operation.where != UPDATE else "(update)"
+        return LOSS if operation.in_loss else REST
 
     def with_inside(self, part: int) -> set[int]:
         """The indices of a part and of the layers inside it."""
@@ -381,43 +280,6 @@ def _reached(operations: Sequence[Operation], forward: bool) -> set[int]:
                 found.add(following)
                 waiting.append(following)
     return found
-
-
-def _ping_pongs(model: Any, operations: Sequence[Operation]) -> Iterator[Flag]:
-    """Casts to float32 and back to float16 with nothing between them that computes or needs it."""
-    names, found = Names(model), dict[str, int]()
-    for each in operations:
-        if each.kind != CAST or each.dtype != f"{SINGLE} to {HALF}":
-            continue
-        start = _cast_before(each, operations)
-        if start is not None:
-            place = names.of(each) if each.part is not None else names.of(start)
-            found[place] = found.get(place, 0) + 1
-    for place, count in found.items():
-        yield Flag(place, "ping_pong", f"{count} casts from float16 to float32 and back, with nothing between")
-
-
-def _cast_before(cast: Operation, operations: Sequence[Operation]) -> Operation | None:
-    """The cast from float16 whose result, only moved, is what `cast` casts back."""
-    sources = [*cast.inputs[0].sources]
-    while len(sources) == 1:
-        before = operations[sources[0]]
-        if before.kind == CAST:
-            return before if before.dtype == f"{HALF} to {SINGLE}" else None
-        if before.kind != MOVE:
-            return None
-        sources = [source for value in before.inputs for source in value.sources]
-    return None
-
-
-def _uneven(model: Any, operations: Sequence[Operation]) -> Iterator[Flag]:
-    """Layers with float16 products of a size that is no multiple of TILE, which leaves part of a matrix unit idle."""
-    names, found = Names(model), dict[str, dict[str, None]]()
-    for each in operations:
-        if each.kind == PRODUCT and each.dtype == HALF and any(size % TILE for size in each.sizes):
-            found.setdefault(names.of(each), {})[" x ".join(map(str, each.sizes))] = None
-    for layer, sizes in found.items():
-        yield Flag(layer, "uneven", f"sizes that are no multiples of {TILE}: {', '.join(sizes)}")
 
 
 BASE = "mixed_float16"

@@ -6,23 +6,18 @@ from typing import Any
 
 import jax
 
-from mpt_cli.precision.operations import (
-    BACKWARD,
+from mpt_cli.precision.operations.program import (
     CAST,
-    FORWARD,
     MOVE,
     PRODUCT,
     SQUARE,
     SUM,
-    UPDATE,
     Operation,
     Value,
     kinds_by_name,
     marked,
     part_in,
 )
-from mpt_cli.precision.step_jax import TrainState, train_step
-from mpt_cli.precision.train_step import metric_variables, packed
 
 CALLS = {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "shard_map",
          "custom_vjp_call", "custom_vjp_call_jaxpr", "scan"}  # fmt: skip
@@ -54,17 +49,7 @@ def trace_function(model: Any, parts: Sequence[Any], function: Callable[..., Any
     lists = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
     with marked(model, parts, jax.named_scope):
         traced = jax.make_jaxpr(function)([_specs(variables) for variables in lists], *jax.tree.map(_spec, given))
-    return _Reader(FORWARD).read(traced)
-
-
-def trace_step(model: Any, parts: Sequence[Any], batch: Any) -> list[Operation]:
-    """See `operations.trace_step`."""
-    state = TrainState(*map(_specs, (model.trainable_variables, model.non_trainable_variables,
-                                     model.optimizer.variables, metric_variables(model))))  # fmt: skip
-    with marked(model, parts, jax.named_scope):
-        traced = jax.make_jaxpr(lambda state, batch: train_step(model, state, batch)[1])(
-            state, jax.tree.map(_spec, packed(batch)))  # fmt: skip
-    return _Reader(UPDATE).read(traced)
+    return _Reader().read(traced)
 
 
 def _specs(variables: Sequence[Any]) -> list[Any]:
@@ -76,10 +61,10 @@ def _spec(array: Any) -> Any:
 
 
 class _Reader:
-    """Walks a jaxpr. `where` is what an operation is part of whose names don't say that it was differentiated."""
+    """Walks a jaxpr."""
 
-    def __init__(self, where: str) -> None:
-        self.where, self.found = where, list[Operation]()
+    def __init__(self) -> None:
+        self.found = list[Operation]()
 
     def read(self, closed: Any) -> list[Operation]:
         self._walk(closed.jaxpr, [()] * len(closed.jaxpr.invars), "")
@@ -118,14 +103,12 @@ class _Reader:
 
     def _operation(self, each: Any, inputs: list[tuple[int, ...]], path: str) -> Operation:
         name = each.primitive.name
-        where = BACKWARD if "transpose(" in path else FORWARD if "jvp(" in path else self.where
         values = tuple(_value(variable, sources) for variable, sources in zip(each.invars, inputs, strict=True))
         exponent = _exponent(each)
         kind = SQUARE if exponent == 2 or _is_square(each) else _KIND.get(name, name)
-        sizes = _sizes(each) if kind == PRODUCT else ()
-        return Operation(name, kind, where, part_in(path), "compile_loss" in path, values,
-                         tuple(_value(variable, ()) for variable in each.outvars), sizes,
-                         _summed(each) if kind == SUM else exponent)  # fmt: skip
+        outputs = tuple(_value(variable, ()) for variable in each.outvars)
+        number = _summed(each) if kind == SUM else exponent
+        return Operation(name, kind, part_in(path), "compile_loss" in path, values, outputs, number)
 
 
 def _value(variable: Any, sources: tuple[int, ...]) -> Value:
@@ -148,17 +131,3 @@ def _summed(each: Any) -> float:
     """How many elements go into each of the sums."""
     shape = each.invars[0].aval.shape
     return float(math.prod(shape[axis] for axis in each.params["axes"]))
-
-
-def _sizes(each: Any) -> tuple[int, ...]:
-    left, right = (variable.aval.shape for variable in each.invars[:2])
-    if each.primitive.name == "conv_general_dilated":
-        spec = each.params["dimension_numbers"].rhs_spec
-        return right[spec[0]], right[spec[1]]
-    if each.primitive.name != "dot_general":
-        return ()
-    (contracted, others), (batch, _) = each.params["dimension_numbers"]
-    terms, copies = (math.prod(left[axis] for axis in axes) for axes in (contracted, batch))
-    columns = math.prod(right) // max(terms * copies, 1)
-    assert len(others) == len(contracted)
-    return math.prod(left) // max(terms * copies, 1), columns, terms
