@@ -8,7 +8,7 @@ batches throughout and end with the run. The moving average (EMA) is likewise ta
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
