@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import keras
 from keras import ops
@@ -11,9 +11,6 @@ from numpy.typing import NDArray
 from mpt_cli.precision.keras_internals import decay_exclusions, own_trainable_variables
 from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, LogMaxScale, NoScale, ScaleRule, find_installed_rule
 from mpt_cli.precision.scale_state import ScaleState
-
-if TYPE_CHECKING:
-    from mpt_cli.precision.optimizer import LossScaleOptimizer, UnscaledFlag
 
 RULES: dict[str, Any] = {rule.__name__: rule for rule in (FixedScale, NoScale, DynamicScale, LogMaxScale)}
 
@@ -46,7 +43,7 @@ class InnerSavingMixin:
     _count_skipped_steps: bool
     _rounding_seed: int | None
     _loss_was_scaled: bool
-    _unscaled: "UnscaledFlag"
+    _unscaled: Any
     _copied: "CopiedState | None"
     _rule: ScaleRule
 
@@ -88,13 +85,13 @@ class InnerSavingMixin:
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "LossScaleOptimizer":
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
         """Build from `get_config` of this class or of Keras's wrapper; `config` is left as it is."""
         config = dict(config)
         inner = keras.saving.deserialize_keras_object(config.pop("inner_optimizer"), custom_objects=custom_objects)
         if "rule" in config:
             config["rule"] = rule_from_config(config["rule"], custom_objects)
-        return cls(inner, **config)  # type: ignore[call-arg, return-value]
+        return cls(inner, **config)  # type: ignore[call-arg]
 
     @property
     def inner_variables(self) -> list[Any]:
@@ -135,7 +132,7 @@ class InnerSavingMixin:
             config["rule"] = self._rule
         state = self.scale_state
         image = OptimizerImage(
-            cls=type(self), config=config,  # type: ignore[arg-type]
+            cls=type(self), config=config,
             inner_class=type(self.inner_optimizer), inner_config=self.inner_optimizer.get_config(),
             scale_values=None if state is None else _values(state.variables),
             inner_values=_values(self.inner_variables), inner_names=[v.name for v in self.inner_variables],
@@ -192,7 +189,7 @@ class CopiedState:
 class OptimizerImage:
     """A `LossScaleOptimizer` as plain data, from which `restore` makes another one."""
 
-    cls: "type[LossScaleOptimizer]"
+    cls: type[Any]
     config: dict[str, Any]
     inner_class: Any
     inner_config: dict[str, Any]
@@ -203,7 +200,7 @@ class OptimizerImage:
     exclusions: tuple[list[int], str | None]
     flags: tuple[bool, bool]
 
-    def restore(self) -> "LossScaleOptimizer":
+    def restore(self) -> Any:
         inner = self.inner_class.from_config(dict(self.inner_config))
         optimizer = self.cls(**{**self.config, "inner_optimizer": inner})
         there = len(inner.variables)  # iteration and learning rate; the others come with `build`

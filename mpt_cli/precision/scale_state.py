@@ -7,7 +7,7 @@ has gone round once misses none.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -17,9 +17,6 @@ from numpy.typing import NDArray
 from mpt_cli.precision.finite import GradientDefects, Measured
 from mpt_cli.precision.keras_internals import KerasSaveable, has_value
 from mpt_cli.precision.scale_rules import RuleState, ScaleRule, check_count
-
-if TYPE_CHECKING:
-    from mpt_cli.precision.optimizer import LossScaleOptimizer
 
 TALLY = ("seen", "applied", "skipped", "consecutive_skips", "growths", "backoffs")
 # updates so far, all finite, nan, inf, nearest bad variable of the first such update, whether it holds inf, all zero
@@ -302,14 +299,14 @@ class StepStart(NamedTuple):
     seen: Tensor
 
 
-def start_of_step(optimizer: "LossScaleOptimizer") -> StepStart:
+def start_of_step(optimizer: Any) -> StepStart:
     """Of the variables as they are in the present scope."""
     rate = ops.cast(ops.convert_to_tensor(optimizer.learning_rate), "float32")
     return StepStart(optimizer.loss_scale, rate, optimizer.seen_steps)
 
 
 def rows_of_step(
-    optimizer: "LossScaleOptimizer", start: StepStart, measured: Measured, defects: GradientDefects, loss: Tensor | None
+    optimizer: Any, start: StepStart, measured: Measured, defects: GradientDefects, loss: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The row of a step that is over, as `LOG_FLOATS` and `LOG_INTS`; in the scope of the variables after it."""
     state, log = optimizer.scale_state, optimizer.step_log
