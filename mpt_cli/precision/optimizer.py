@@ -15,7 +15,7 @@ from keras import ops
 
 from mpt_cli.precision.finite import Measured, all_finite, divide, is_sparse, measure, sums_are_finite, unscale
 from mpt_cli.precision.rounded_weights import StochasticRounding, check_seed
-from mpt_cli.precision.saving import CopiedState, InnerSavingMixin
+from mpt_cli.precision.saving import InnerSavingMixin, InnerState
 from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, ScaleRule
 from mpt_cli.precision.scale_state import TALLY, ScaleAttributesMixin, ScaleState, StepLog
 
@@ -438,7 +438,7 @@ class LossScaleOptimizer(
         self._count_skipped_steps = count_skipped_steps
         self._rounding_seed = check_seed(rounding_seed)
         self._rounding: StochasticRounding | None = None  # from `build` on, where there is a seed
-        self._copied: CopiedState | None = None
+        self._copied: InnerState | None = None
         self.scale_state: ScaleState | None = None  # scale, counters and tally as variables; None before `build`
         self._step_log: StepLog | None = None
         self._noted_losses: dict[int, Tensor] = {}  # of the step being traced, for the step log on TensorFlow

@@ -44,7 +44,7 @@ class InnerSavingMixin:
     _rounding_seed: int | None
     _loss_was_scaled: bool
     _unscaled: Any
-    _copied: "CopiedState | None"
+    _copied: "InnerState | None"
     _rule: ScaleRule
 
     def __dir__(self) -> list[str]:
@@ -127,47 +127,43 @@ class InnerSavingMixin:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For `pickle` and `copy`: Keras's own would lose the state of an optimizer, and say nothing."""
-        config = {**self.get_config(), "inner_optimizer": None}
+        inner, state = self.inner_optimizer, self.scale_state
+        config = {**self.get_config(), "inner_optimizer": (type(inner), inner.get_config())}
         if "rule" in config:
             config["rule"] = self._rule
-        state = self.scale_state
-        image = OptimizerImage(
-            cls=type(self), config=config,
-            inner_class=type(self.inner_optimizer), inner_config=self.inner_optimizer.get_config(),
-            scale_values=None if state is None else _values(state.variables),
-            inner_values=_values(self.inner_variables), inner_names=[v.name for v in self.inner_variables],
-            shapes=self._shapes(), exclusions=self._exclusions(),
-            flags=(self._loss_was_scaled, bool(self._unscaled.ask())),
-        )  # fmt: skip
-        return image.restore, ()
+        scale_values = None if state is None else _values(state.variables)
+        flags = self._loss_was_scaled, bool(self._unscaled.ask())
+        return _restored, (type(self), config, self._inner_state(), scale_values, flags)
 
-    def _shapes(self) -> list[tuple[int, ...]] | None:
-        if self._copied is not None:
-            return self._copied.shapes
-        return [tuple(v.shape) for v in self._trainable_variables] if self.built else None  # type: ignore[attr-defined]
-
-    def _exclusions(self) -> tuple[list[int], str | None]:
-        if self._copied is not None:
-            return self._copied.exclusions
-        inner = self.inner_optimizer
-        return decay_exclusions(inner, own_trainable_variables(inner) if self.built else None)  # type: ignore[attr-defined]
+    def _inner_state(self) -> "InnerState":
+        copied, inner = self._copied, self.inner_optimizer
+        shapes, exclusions = (None, None) if copied is None else (copied.shapes, copied.exclusions)
+        if copied is None:
+            trained = own_trainable_variables(inner) if self.built else None  # type: ignore[attr-defined]
+            shapes = None if trained is None else [tuple(v.shape) for v in self._trainable_variables]  # type: ignore[attr-defined]
+            exclusions = decay_exclusions(inner, trained)
+        values = [(v.name, ops.convert_to_numpy(v)) for v in self.inner_variables]
+        return InnerState(values, shapes, exclusions or ([], None))
 
 
 def _values(variables: list[Any]) -> list[NDArray[Any]]:
     return [ops.convert_to_numpy(variable) for variable in variables]
 
 
-@dataclass
-class CopiedState:
-    """Of a copy that is not built: the inner variables that an optimizer has only once it is, in their order.
-
-    `shapes` are those of the variables that the original trains, `exclusions` those of them that do not decay: their
-    indices and a pattern of names.
+@dataclass(frozen=True)
+class InnerState:
+    """Names and values of an inner optimizer's variables, of which a copy has the iteration and learning rate at once
+    and all others when it is built; `shapes` are those of the variables that the original trains, None before it is
+    built, `exclusions` those of them that do not decay: their indices and a pattern of names.
     """
 
-    variables: list[Any]
-    shapes: list[tuple[int, ...]]
+    values: list[tuple[str, Any]]
+    shapes: list[tuple[int, ...]] | None
     exclusions: tuple[list[int], str | None]
+
+    @property
+    def variables(self) -> list[Any]:
+        return [value for _, value in self.values]
 
     def prepare(self, inner: Any, var_list: list[Any]) -> None:
         """Before `inner` is built for `var_list`; ValueError where these are not what the original trained."""
@@ -180,42 +176,29 @@ class CopiedState:
             inner.exclude_from_weight_decay([var_list[index] for index in indices], [pattern] if pattern else None)
 
     def put_into(self, inner: Any) -> None:
-        made = inner.variables[len(inner.variables) - len(self.variables) :]
+        made = inner.variables[len(inner.variables) - len(self.values) :]
         for variable, kept in zip(made, self.variables, strict=True):
             variable.assign(kept)
 
 
-@dataclass(frozen=True)
-class OptimizerImage:
-    """A `LossScaleOptimizer` as plain data, from which `restore` makes another one."""
-
-    cls: type[Any]
-    config: dict[str, Any]
-    inner_class: Any
-    inner_config: dict[str, Any]
-    scale_values: list[NDArray[Any]] | None
-    inner_values: list[NDArray[Any]]
-    inner_names: list[str]
-    shapes: list[tuple[int, ...]] | None
-    exclusions: tuple[list[int], str | None]
-    flags: tuple[bool, bool]
-
-    def restore(self) -> Any:
-        inner = self.inner_class.from_config(dict(self.inner_config))
-        optimizer = self.cls(**{**self.config, "inner_optimizer": inner})
-        there = len(inner.variables)  # iteration and learning rate; the others come with `build`
-        for variable, value in zip(inner.variables, self.inner_values, strict=False):
+def _restored(cls: Any, config: dict[str, Any], state: InnerState, scale_values: Any, flags: tuple[bool, bool]) -> Any:
+    """A `LossScaleOptimizer` as `__reduce__` gave it."""
+    kind, arguments = config["inner_optimizer"]
+    inner = kind.from_config(dict(arguments))
+    optimizer = cls(**{**config, "inner_optimizer": inner})
+    there = len(inner.variables)  # iteration and learning rate; the others come with `build`
+    for variable, (_, value) in zip(inner.variables, state.values, strict=False):
+        variable.assign(value)
+    if scale_values is not None:
+        optimizer.scale_state = ScaleState(optimizer.rule)
+        for variable, value in zip(optimizer.scale_state.variables, scale_values, strict=True):
             variable.assign(value)
-        if self.scale_values is not None:
-            optimizer.scale_state = ScaleState(optimizer.rule)
-            for variable, value in zip(optimizer.scale_state.variables, self.scale_values, strict=True):
-                variable.assign(value)
-        if self.shapes is not None:
-            rest = zip(self.inner_names[there:], self.inner_values[there:], strict=True)
-            kept = [keras.Variable(value, dtype=str(value.dtype), trainable=False, name=name) for name, value in rest]
-            optimizer._copied = CopiedState(kept, self.shapes, self.exclusions)
-        elif self.exclusions[1]:
-            inner.exclude_from_weight_decay(var_names=[self.exclusions[1]])
-        optimizer._loss_was_scaled, unscaled = self.flags
-        optimizer._unscaled.tell(unscaled)
-        return optimizer
+    if state.shapes is not None:
+        kept = [(name, keras.Variable(value, dtype=str(value.dtype), trainable=False, name=name))
+                for name, value in state.values[there:]]  # fmt: skip
+        optimizer._copied = InnerState(kept, state.shapes, state.exclusions)
+    elif state.exclusions[1]:
+        inner.exclude_from_weight_decay(var_names=[state.exclusions[1]])
+    optimizer._loss_was_scaled, unscaled = flags
+    optimizer._unscaled.tell(unscaled)
+    return optimizer
