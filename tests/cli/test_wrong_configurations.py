@@ -48,7 +48,7 @@ _WRONG = [
     ([_CNN, "data.path=x.csv"], "data.path", "data=csv"),
     # unknown choices
     ([_CNN, "policy=mixed_fp16"], "policy", "Did you mean mixed_float16?"),
-    ([_CNN, "policy=float8_mixed_float16"], "policy", "Did you mean mixed_float16?"),
+    ([_CNN, "policy=float8_mixed_float16"], "policy", "must be one of auto_float16, bfloat16"),
     ([_CNN, "policy.head=auto_float16"], "policy.head", "must be one of"),
     ([_CNN, "policy=null"], "policy", "must be one of"),
     ([_CNN, "optimizer=adma"], "optimizer", "Did you mean adam?"),
