@@ -105,7 +105,6 @@ class RunHeader:
     callbacks: str = ""  # "EarlyStopping, PSNR"
     phases: tuple[str, ...] = ()  # a line for each: "2 epochs, learning rate 0.01, freeze base (…)"
     attempt: int = 1  # 2 and more: a resumed run, appending to the files of the ones before
-    num_classes: int | None = None  # of what is predicted; None of a regression, and where the data say nothing of it
 
 
 @dataclass(frozen=True)

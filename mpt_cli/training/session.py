@@ -150,7 +150,6 @@ class Session:
             scaling=parts.scaling, metric_names=metric_names(parts.model, parts.validation_feed is not None),
             loss=_describe_loss(parts), callbacks=_describe_callbacks(self.trainer),
             phases=parts.phases.lines, attempt=attempt,
-            num_classes=parts.data.num_classes if parts.data.task == "classification" else None,
         )  # fmt: skip
 
     def preprocessing(self) -> dict[str, Any]:
