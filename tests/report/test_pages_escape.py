@@ -68,7 +68,7 @@ def test_the_page_of_several_runs_escapes_all_that_it_shows(story):
 
 
 def test_the_page_of_a_sweep_escapes_all_that_it_shows():
-    failure = dict.fromkeys(("name", "status", "reason", "command"), EVIL)
+    failure = ({"job": {"name": EVIL, "command": EVIL}, "status": EVIL}, EVIL)
     text = render_page(
         "sweep.html", EVIL, [PICTURE], headline=EVIL, kind="good", counts=EVIL, best_command=[EVIL],
         seeds_command=EVIL,
