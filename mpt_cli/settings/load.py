@@ -154,7 +154,7 @@ def _compose_one_by_one(
             return True
         except _FAULTS as error:
             named = key or getattr(error, "full_key", None) or "conf"
-            problems.append(Problem(named, f"{rule}: {_first_line(error)}."))
+            problems.append(Problem(named, f"{rule}: {_first_line(error.__cause__ or error)}."))
             return False
 
     for group, name in choices.items():
