@@ -604,7 +604,12 @@ class LossScaleOptimizer(
             self._rounding.apply(self.inner_optimizer, grads, variables, applied)
 
     def finalize_variable_values(self, var_list: list[Any]) -> None:
-        """Put the inner optimizer's moving averages into the variables, where it keeps any."""
+        """Put the inner optimizer's moving averages into the variables, where it keeps any.
+
+        Nothing happens before a step was applied: the averages are zeros then.
+        """
+        if self.scale_state is not None and not int(self.applied_steps):
+            return
         if self._rounding is None:
             self.inner_optimizer.finalize_variable_values(var_list)
         else:

@@ -107,3 +107,13 @@ def test_moving_averages_are_swapped_in_and_out_in_fit():
     callback = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
     model.fit(np.ones((2, 1)), np.ones((2, 1)), epochs=2, verbose=0, callbacks=[callback], batch_size=2)
     assert int(model.optimizer.applied_steps) == 2
+
+
+def test_averages_of_a_fit_that_applied_nothing_do_not_become_the_weights():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    before = model.get_weights()
+    model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.5, use_ema=True)), "mse")
+    model.fit(np.full((4, 2), np.inf, "float32"), np.ones((4, 1), "float32"), batch_size=2, epochs=1, verbose=0)
+    assert (int(model.optimizer.applied_steps), int(model.optimizer.skipped_steps)) == (0, 2)
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
