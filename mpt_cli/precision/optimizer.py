@@ -516,10 +516,10 @@ class LossScaleOptimizer(
 
     def measure(self, grads: list[Tensor], variables: list[Any], unscaled: bool | Tensor = False) -> Measured:
         """Whether `grads` are finite and how large, scaled gradients of `variables` unless they are `unscaled`."""
-        measured = measure(grads, variables)
+        measured = measure(grads, variables, self.rule.reads_largest)
         if any(g is not None and is_sparse(g) for g in grads):
             divisor = self._divisor(unscaled)
-            finite = sums_are_finite(grads, measured, 1.0 if divisor is None else divisor)
+            finite = sums_are_finite(grads, measured.finite, 1.0 if divisor is None else divisor)
             measured = measured._replace(finite=finite)
         if unscaled is False:
             return measured

@@ -63,6 +63,7 @@ class ScaleRule(ABC):
     mode: ClassVar[str] = ""  # the word of YAML, checkpoints and records
     scales: ClassVar[bool] = True  # whether the loss is multiplied at all
     moves: ClassVar[bool] = True  # whether the scale changes during a run
+    reads_largest: ClassVar[bool] = True  # whether `advance` reads `measured.largest`, a pass over all gradients
     probes: ClassVar[bool] = False  # whether it finds its scale by overflowing now and then
     overflow_actions: ClassVar[tuple[str, ...]] = ("skip",)  # what `loss_scale.on_overflow` may be, the default first
     follows: ClassVar[str] = "its own rule"  # what moves a scale that counts no steps
@@ -241,6 +242,7 @@ class DynamicScale(ScaleRule):
     """
 
     mode: ClassVar[str] = "dynamic"
+    reads_largest: ClassVar[bool] = False
     probes: ClassVar[bool] = True
 
     growth_steps: int = number(2000, "applied steps without overflow before the scale grows", at_least=1)
@@ -319,6 +321,7 @@ class FixedScale(ScaleRule):
     """
 
     mode: ClassVar[str] = "fixed"
+    reads_largest: ClassVar[bool] = False
     moves: ClassVar[bool] = False
     overflow_actions: ClassVar[tuple[str, ...]] = ("skip", "apply", "abort")
     no_use: ClassVar[str] = "a fixed scale never moves"
@@ -366,6 +369,7 @@ class NoScale(ScaleRule):
     """
 
     mode: ClassVar[str] = "none"
+    reads_largest: ClassVar[bool] = False
     scales: ClassVar[bool] = False
     moves: ClassVar[bool] = False
     no_use: ClassVar[str] = ""  # a comparison switches scaling off and leaves the numbers where they are

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from mpt_cli.precision.finite import Measured, describe_gradients, is_large, on_cpu, unscale
+from mpt_cli.precision.finite import Measured, describe_gradients, unscale
 from mpt_cli.precision.keras_internals import updated_metrics
 from mpt_cli.precision.scale_state import (
     TRACE_START,
@@ -130,10 +130,10 @@ def stateless_apply(
     applies_all = optimizer.on_overflow == "apply"
 
     def use() -> tuple[list[Tensor], list[Tensor]]:
-        grads, slots = gradients.values, _after_all(inner, measured) if applies_all else inner
+        grads = gradients.values
         if not gradients.unscaled:
-            grads = _unscale(optimizer, grads, variables, scale)
-        return _inner_stateless_apply(optimizer, (slots, own_by_name["tally"]), grads, variables, values)
+            grads = unscale(grads, variables, scale if optimizer.scales else None)
+        return _inner_stateless_apply(optimizer, (inner, own_by_name["tally"]), grads, variables, values)
 
     if applies_all:
         (new_values, new_inner), applied = use(), measured.finite | True
@@ -155,29 +155,6 @@ def stateless_apply(
 def _next_trace(optimizer: "LossScaleOptimizer", trace: Tensor, gradients: StepGradients) -> Tensor:
     defects = describe_gradients(gradients.values, gradients.measured, cond)
     return next_trace(trace, gradients.measured.finite, defects, optimizer.places_of(gradients.variables))
-
-
-def _unscale(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], scale: Tensor) -> list[Tensor]:
-    """Without scaling, large ones are not divided by 1, which takes two passes over memory (`scales` says why others
-    are)."""
-    divided = unscale(grads, variables, scale)
-    if optimizer.rule.scales:
-        return divided
-    whole = unscale(grads, variables, None)
-    return [one if one is not None and is_large(one) else other for one, other in zip(whole, divided, strict=True)]
-
-
-def _after_all(inner_values: list[Tensor], measured: Measured) -> list[Tensor]:
-    """The same, of which learning rate and count of steps are told only once every gradient is known, on a CPU.
-
-    So XLA sees that the backward pass has read each weight before it is updated, and updates it in place. A loop would
-    else copy, in each step, all weights that gradients pass through (two layers of 1,024: 5.8 instead of 5.3 CPU
-    milliseconds a step). Where a step may be skipped the condition sees to that.
-    """
-    if not on_cpu():
-        return inner_values
-    known = measured.largest != -1  # always: of "at least 0" XLA knows that itself
-    return [jnp.where(known, value, jnp.zeros_like(value)) if jnp.ndim(value) == 0 else value for value in inner_values]
 
 
 def _inner_after_skip(optimizer: "LossScaleOptimizer", inner_values: list[Tensor]) -> list[Tensor]:
@@ -233,9 +210,8 @@ def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tens
 
     gradient = jax.value_and_grad(scaled_loss, has_aux=True)
     order = ForwardOrder(model)
-    given = weights, frozen, metrics, own, (x, y, weight)
     with order.noted():
-        (_, (loss, y_pred, new_frozen, new_metrics)), grads = gradient(*given)
+        (_, (loss, y_pred, new_frozen, new_metrics)), grads = gradient(weights, frozen, metrics, own, (x, y, weight))
     with _scope(optimizer.variables, own):
         measured = optimizer.measure(grads, model.trainable_variables)
     finite = measured.finite

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from mpt_cli.precision.finite import Measured, describe_gradients, is_overwritten, is_sparse, on_cpu, unscale
+from mpt_cli.precision.finite import Measured, describe_gradients, unscale
 from mpt_cli.precision.keras_internals import (
     build_for_batch,
     lacks_variables,
@@ -69,8 +69,6 @@ def apply(
     loss = loss if loss is None or is_readable(loss) else None
     own = measured
     _note(optimizer, grads, variables, measured)
-    if optimizer.on_overflow == "apply":
-        grads = _after_all(grads, variables, measured)
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
         if context.num_replicas_in_sync > 1:
             measured = _over_replicas(context, measured)
@@ -79,22 +77,6 @@ def apply(
         context.merge_call(_apply_on_replicas, args=(optimizer, grads, variables, measured, unscaled))
     if start is not None:
         _log_step(optimizer, start, grads, own, loss)
-
-
-def _after_all(grads: list[Tensor], variables: list[Any], measured: Measured) -> list[Tensor]:
-    """The same, multiplied by a 1 that is told only once all are known, where XLA compiles for a CPU.
-
-    So it sees that the backward pass has read each weight before it is updated, and updates it in place. A loop would
-    else copy, in each step, all weights that gradients pass through: 7 % of the CPU time of an MLP's step. Where a step
-    may be skipped the condition sees to that.
-    """
-    if tf.__internal__.get_enclosing_xla_context() is None or not on_cpu():
-        return grads
-    one = tf.where(measured.largest != -1, 1.0, 0.0)  # always 1: of "at least 0" XLA knows that itself
-    return [
-        g if g is None or is_sparse(g) or is_overwritten(v) else g * tf.cast(one, g.dtype)
-        for g, v in zip(grads, variables, strict=True)
-    ]
 
 
 def is_readable(tensor: Tensor) -> bool:

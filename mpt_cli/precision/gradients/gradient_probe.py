@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from keras import ops
 
-from mpt_cli.precision.finite import FLOAT_BITS
+from mpt_cli.precision.finite import reinterpret
 from mpt_cli.precision.gradients.custom_gradients import Tensor, check_float_tensor, define_gradient
 from mpt_cli.precision.gradients.rounding import find_format
 
@@ -55,11 +55,10 @@ def statistics_of_each(tensors: list[Tensor]) -> Tensor:
 
 def _slots(gradient: Tensor) -> Tensor:
     gradient = ops.cast(check_float_tensor(gradient, "gradient_statistics"), "float32")
-    form = FLOAT_BITS["float32"]
-    magnitude = form.sizes(ops.reshape(gradient, (-1,)))
+    magnitude = ops.bitwise_and(reinterpret(ops.reshape(gradient, (-1,)), "int32"), 2**31 - 1)
     slots = ops.right_shift(magnitude, 23)
     slots = ops.where(magnitude == 0, ZEROS, slots)
-    return ops.where(magnitude > form.infinity, NANS, slots)
+    return ops.where(magnitude > 0x7F800000, NANS, slots)
 
 
 def probe(x: Tensor, sink: Tensor) -> Tensor:
