@@ -1,11 +1,9 @@
 """What this machine is: processor, memory, GPUs."""
 
-import ctypes
 import os
 import platform
 import subprocess
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,44 +17,6 @@ PRECISION_FEATURES = ("f16c", "avx2", "avx512f", "avx512_bf16", "avx512_fp16", "
 def cores_of_process() -> int:
     """Cores that this process may run on; a container's limit of CPU time is no part of it."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-MALLOC_VARIABLES = ("GLIBC_TUNABLES", "MALLOC_ARENA_MAX", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_",
-                    "MALLOC_TRIM_THRESHOLD_")  # fmt: skip
-_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # of <malloc.h>
-_KEPT_BYTES = 2**31 - 1
-
-
-def keep_freed_memory(of_threads: bool = False) -> bool:
-    """Have up to 2 GiB that are freed stay with the process, for what it allocates next; whether that was possible.
-
-    A large array is else mapped anew and given back each time, and the kernel clears each of its pages when it is first
-    touched. XLA on a CPU allocates what a compiled program needs between its operations, and what it returns, at each
-    call: a fourth of the time of a call of 8 steps of a wide embedding, half of that of one step (10,700 faults in each
-    call of a small transformer). With `of_threads`, before there are any, they allocate from the same heap; one of
-    their own gives back what is freed at its end. JAX computes in such a thread. Not where the user has set one of
-    `MALLOC_VARIABLES`, nor without glibc.
-    """
-    if any(name in os.environ for name in MALLOC_VARIABLES):
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):
-        return False
-    chosen = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: _KEPT_BYTES, **({_M_ARENA_MAX: 1} if of_threads else {})}
-    return all(mallopt(option, value) == 1 for option, value in chosen.items())
-
-
-def give_back_freed_memory() -> None:
-    """What is free now in the heap goes back to the system, such as what loading data took: 0.3 ms after an import of
-    Keras. Nothing without glibc."""
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def has_gpu_devices() -> bool:
-    """Whether the kernel has a device of an NVIDIA or AMD GPU that computes; what costs no time to ask."""
-    return Path("/dev/kfd").exists() or any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def machine_facts() -> dict[str, Any]:

@@ -10,13 +10,10 @@ import re
 import resource
 import sys
 import tempfile
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
 from typing import Any
 
 from mpt_cli.engine.compile_cache import CACHE_FAULT, use_compile_cache
@@ -30,7 +27,7 @@ from mpt_cli.errors import (
     install_command,
     summarise_error,
 )
-from mpt_cli.machine import cores_of_process, cpu_features, has_gpu_devices, keep_freed_memory, visible_gpus
+from mpt_cli.machine import cores_of_process, cpu_features, visible_gpus
 from mpt_cli.settings.references import place_in_user_code
 from mpt_cli.settings.schema import Settings
 from mpt_cli.signals import unheard
@@ -58,7 +55,7 @@ def prepare_backend(settings: Settings) -> Platform:
     check_installed(name)
     not_kept = _set_variables(settings)
     with unheard(f"importing {name}"):
-        with keras_import(name), _quiet_import(), _imported_when_used(_FOR_PICTURES):
+        with keras_import(name), _quiet_import():
             import keras
         with _quiet_import():
             found = _tensorflow(settings) if name == "tensorflow" else _jax(settings)
@@ -74,32 +71,6 @@ def prepare_backend(settings: Settings) -> Platform:
     with tensorflow_left_out():
         keras.utils.set_random_seed(settings.seed)
     return replace(found, notices=(*_no_kernels(settings), *([] if not_kept is None else [not_kept])))
-
-
-_FOR_PICTURES = ("matplotlib.pyplot", "matplotlib.patches")  # Keras imports them for its galleries
-
-
-@contextmanager
-def _imported_when_used(names: Container[str]) -> Iterator[None]:
-    """What is imported in here of these modules is executed where an attribute of it is first asked for: pyplot takes
-    0.3 CPU seconds. For modules alone that contain no others, which would be found before their package was there."""
-    finder = _WhenUsed(names)
-    sys.meta_path.insert(0, finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
-
-
-@dataclass
-class _WhenUsed(MetaPathFinder):
-    names: Container[str]
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path, target) if name in self.names else None
-        if spec is not None and spec.loader is not None:
-            spec.loader = importlib.util.LazyLoader(spec.loader)
-        return spec
 
 
 ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
@@ -183,7 +154,10 @@ def _keep_quiet() -> None:
 
 @contextmanager
 def _quiet_import() -> Iterator[None]:
-    """Keep what the frameworks' C++ parts write to stderr while they load, and show it only if loading fails."""
+    """Keep what the frameworks' C++ parts write to stderr while they load, and show it only if loading fails.
+
+    No variable quiets it: before Abseil's log is set up, TensorFlow heeds none of TF_CPP_MIN_LOG_LEVEL and its like.
+    """
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as lines:
@@ -207,7 +181,7 @@ def keras_import(name: str) -> Iterator[None]:
     """Around the first import of Keras: UserCodeError for what an installation, a variable or Keras's own file of
     settings makes of it. Where Keras is imported already, nothing is done."""
     try:
-        with nullcontext() if "keras" in sys.modules else import_that_stays(name):
+        with nullcontext() if "keras" in sys.modules else import_that_stays():
             yield
     except Exception as error:
         raise UserCodeError(f"backend.name: Keras can't be imported on {name}: {summarise_error(error)}. Keras reads "
@@ -216,14 +190,11 @@ def keras_import(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def import_that_stays(backend: str) -> Iterator[None]:
+def import_that_stays() -> Iterator[None]:
     """Around the import of Keras in a process of mpt's own. Nearly all of its objects, 760,000 for TensorFlow, stay
     until the end, so they are never looked through for garbage: not while they are made, later, nor as Python ends.
-    That takes 2 of the 10 CPU seconds of a short run on TensorFlow, and 1 on JAX. Memory that is freed stays as well,
-    where there is no GPU.
+    That takes 2 of the 10 CPU seconds of a short run on TensorFlow, and 1 on JAX.
     """
-    if not has_gpu_devices():
-        keep_freed_memory(of_threads=backend == "jax")
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -259,8 +230,6 @@ def _tensorflow(settings: Settings) -> Platform:
         tf.config.experimental.set_memory_growth(gpu, settings.backend.memory_growth)
     if settings.trainer.deterministic:
         tf.config.experimental.enable_op_determinism()
-    if not gpus:
-        keep_freed_memory()
     check_device_count(settings, len(gpus))
     if settings.distribute.name != "none" and not gpus:
         logical = [tf.config.LogicalDeviceConfiguration()] * (settings.distribute.devices or 1)
@@ -284,13 +253,14 @@ def _jax(settings: Settings) -> Platform:
     names = [device.device_kind for device in devices if device.platform != "cpu"]
     check_device_count(settings, len(names))
     _replace_attention(on_cpu=not names)
-    if not names:
-        keep_freed_memory()
     return replace(_platform(f"jax {jax.__version__}, keras {keras.__version__}", names), process_info=process_info)
 
 
 def _replace_attention(on_cpu: bool) -> None:
-    """Let JAX's attention take float16 on a CPU, where JAX refuses its products; elsewhere it is JAX's own."""
+    """Let JAX's attention take float16 on a CPU, where JAX refuses its products; elsewhere it is JAX's own.
+
+    For the whole process: Keras's layers look it up there, and `char_transformer` trains in float16 wherever it runs.
+    """
     import jax
 
     from mpt_cli.precision.gradients import Float16Attention

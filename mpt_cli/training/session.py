@@ -17,7 +17,6 @@ from mpt_cli.engine.flow import is_rounded
 from mpt_cli.engine.gradient_samples import build_sampler
 from mpt_cli.engine.xla import try_xla
 from mpt_cli.errors import DataError
-from mpt_cli.machine import give_back_freed_memory
 from mpt_cli.precision import Policy, head_layers
 from mpt_cli.precision.keras_internals import configured_rate
 from mpt_cli.precision.policy import parts_of
@@ -172,7 +171,6 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
     program = program.with_settings(settings)
     with telemetry.busy("loading the data"):
         data = program.load_data()
-    give_back_freed_memory()
     if platform.process_info is not None:
         check_same_data(data.fingerprint)
     with framework_errors(platform.process_info is not None), telemetry.busy("building the model"):
