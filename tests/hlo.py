@@ -1,11 +1,7 @@
-"""What XLA's simplifier would look at in a program's unoptimized HLO text, and the text of what it makes."""
+"""What XLA's simplifier would look at in a program's unoptimized HLO text."""
 
 import re
-from collections.abc import Callable
 from functools import cache
-from typing import Any
-
-import keras
 
 LINE = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*? ([a-z][a-z\-]*)\((.*?)\)(?:, |$)")
 FOLLOWED = {"select": 1, "minimum": 0, "maximum": 0, "add": 0, "multiply": 0, "power": 0}  # from which operand on
@@ -26,18 +22,6 @@ def visits_from_comparisons(text: str) -> int:
 
     return max((visits(operand) for kind, operands in made.values() if kind == "compare" for operand in operands),
                default=0)
-
-
-def optimized_program(function: Callable[..., Any], *arguments: Any) -> str:
-    """The HLO text of what XLA runs."""
-    if keras.backend.backend() == "jax":
-        import jax
-
-        return str(jax.jit(function).lower(*arguments).compile().as_text())
-    import tensorflow as tf
-
-    compiled = tf.function(function, jit_compile=True, autograph=False)
-    return str(compiled.experimental_get_compiler_ir(*arguments)(stage="optimized_hlo"))
 
 
 def _instructions(text: str) -> list[tuple[str, str, str]]:
