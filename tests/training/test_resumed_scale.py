@@ -43,7 +43,7 @@ def _parts(mode: str, loss_scale: LossScaleSettings, optimizer: Any = None) -> A
 
 def _checkpoint(mode: str = "dynamic", scale: float = 2.0**10, left: int = 1, **position: Any) -> Checkpoint:
     arrays = {"scale/scale": np.float32(scale), "scale/hysteresis_left": np.int32(left)}
-    return Checkpoint(40, arrays, {"scaling_mode": mode, **position})
+    return Checkpoint(40, arrays, {"scaling_mode": mode, "scaling_numbers": position})
 
 
 def _rollback(step: int, cause: str = SKIPS) -> Event:
