@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q install -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help train test test-fast test-long test-all fuzz audit test-keras test-gpu-program lint types bench recipes docs docs-serve pictures wheel release-check clean
+.PHONY: help train test test-fast test-e2e test-long test-nightly fuzz audit test-keras test-gpu-program lint types bench recipes docs docs-serve pictures wheel release-check clean
 
 help:
 	@echo "make train      train a small CNN on scans of digits (under a minute of training on 2 CPU cores)"
 	@echo "make test       the suite without the long tests; make test-fast: the quick part"
-	@echo "make test-long  what is left: kills, random examples, recipes, benchmarks; make test-all: both in one"
+	@echo "make test-e2e   whole runs: kills and resumes, recipes, the commands of the documentation"
+	@echo "make test-long  all that make test leaves out; make test-nightly: that and the programs for GPUs"
 	@echo "make fuzz       5,000 hostile words, recipes and files of runs each; make test has 300"
 	@echo "make audit      known vulnerabilities of what is pinned (asks a service on the network)"
 	@echo "make test-keras the quick part on the oldest Keras that pyproject allows, and on the newest there is"
@@ -30,11 +31,13 @@ test: $(VENV)/.dev
 test-fast: $(VENV)/.dev
 	$(PYTEST) -m "not slow"
 
+test-e2e: $(VENV)/.dev
+	$(PYTEST) -m long tests/end_to_end tests/checkpoints/test_resume_cli.py tests/checkpoints/test_kills.py tests/cli
+
 test-long: $(VENV)/.dev
 	$(PYTEST) -m long
 
-test-all: $(VENV)/.dev
-	$(PYTEST)
+test-nightly: test-long test-gpu-program
 
 audit: $(VENV)-audit/bin/pip-audit
 	$< --strict --no-deps --disable-pip -r constraints.txt
