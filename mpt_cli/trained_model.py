@@ -102,8 +102,8 @@ def best_epoch(kept: Checkpoint) -> BestEpoch:
 def evaluate_model(settings: Settings, trained: TrainedModel, split: str) -> dict[str, float]:
     """Loss and metrics of the saved model over the `train` or `validation` split of the data in `settings`."""
     assert settings.seed is not None
+    from mpt_cli.engine.build import build_engine
     from mpt_cli.engine.feed import BatchPlan, build_feed
-    from mpt_cli.engine.loop import build_engine
     from mpt_cli.training.assembly import call_capacity, data_for, policy_of, put_to_evaluation
 
     data = SettingsProgram(settings).load_data()

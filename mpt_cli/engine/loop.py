@@ -10,7 +10,6 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.flow import Flow, FlowCounter, FlowMap, Updates, count_updates
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import LossScaleOptimizer, StepRecord, layers_of
@@ -259,19 +258,6 @@ class Engine(ABC):
     def _take_reset(self) -> bool:
         resets, self._resets = self._resets, False
         return resets
-
-
-def build_engine(
-    model: Any, jit_compile: bool, distribution: Distribution, step_wrapper: StepWrapper | None = None
-) -> Engine:
-    """The engine of the running backend for a built `model`; `step_wrapper` is put around its training step."""
-    if keras.backend.backend() == "tensorflow":
-        from mpt_cli.engine.loop_tensorflow import TensorFlowEngine
-
-        return TensorFlowEngine(model, jit_compile, distribution.strategy, step_wrapper)
-    from mpt_cli.engine.loop_jax import JaxEngine
-
-    return JaxEngine(model, jit_compile, distribution, step_wrapper)
 
 
 def metric_vector(results: dict[str, Any]) -> Any:

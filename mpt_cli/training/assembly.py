@@ -14,11 +14,12 @@ from mpt_cli.data.build import warn_of_float_labels
 from mpt_cli.data.examples import RAGGED, Batch, DataSet, Examples, Rows, Stream, map_arrays
 from mpt_cli.data.load import has_targets_as_given, load_data_of_run
 from mpt_cli.engine.backend import Platform
+from mpt_cli.engine.build import build_engine
 from mpt_cli.engine.distribution import Distribution, build_distribution
 from mpt_cli.engine.faults import Injector, build_injector, warn_of_fault
 from mpt_cli.engine.feed import BatchPlan, Feed, build_feed, byte_size, first_batch
 from mpt_cli.engine.flow import pure_loss
-from mpt_cli.engine.loop import Engine, build_engine
+from mpt_cli.engine.loop import Engine
 from mpt_cli.engine.xla import JitChoice, check_layers, choose_jit
 from mpt_cli.errors import ConfigError, MptError, Problem, summarise_error
 from mpt_cli.models.build import build_model, freeze_layers, symbol

@@ -6,9 +6,9 @@ from backends import only_on
 from hlo import visits_from_comparisons
 from tiny import compile_tiny, sgd, tiny_data
 
+from mpt_cli.engine.build import build_engine
 from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.feed import BatchPlan, build_feed
-from mpt_cli.engine.loop import build_engine
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.training.assembly import build_metrics
 

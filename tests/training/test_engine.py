@@ -7,9 +7,10 @@ from backends import BACKEND
 from tiny import JITS, TinyRun, compile_tiny, sgd, tiny_data, tiny_model, tiny_run
 
 from mpt_cli.data.examples import Examples
+from mpt_cli.engine.build import build_engine
 from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.feed import BatchPlan, build_feed
-from mpt_cli.engine.loop import TRAINING, build_engine, metric_vector
+from mpt_cli.engine.loop import TRAINING, metric_vector
 from mpt_cli.errors import ConfigError
 from mpt_cli.precision import DynamicScale, FixedScale, LossScaleOptimizer
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions

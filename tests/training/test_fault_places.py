@@ -8,10 +8,10 @@ from keras import ops
 from tiny import TinyRun, compile_tiny, sgd
 
 from mpt_cli.data.examples import Examples
+from mpt_cli.engine.build import build_engine
 from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.faults import DATA, FaultSearch, find_forward_fault
 from mpt_cli.engine.feed import BatchPlan, build_feed
-from mpt_cli.engine.loop import build_engine
 from mpt_cli.precision import FixedScale, LossScaleOptimizer
 from mpt_cli.precision.gradients.custom_gradients import define_gradient
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions

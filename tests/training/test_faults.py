@@ -8,10 +8,10 @@ from preloaded import mpt
 from tiny import TinyRun, compile_tiny, sgd, tiny_data, tiny_model
 
 from mpt_cli.data.examples import DataSet, Examples
+from mpt_cli.engine.build import build_engine
 from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.faults import build_injector, warn_of_fault
 from mpt_cli.engine.feed import BatchPlan, build_feed
-from mpt_cli.engine.loop import build_engine
 from mpt_cli.errors import ConfigError
 from mpt_cli.precision import DynamicScale, FixedScale, LossScaleOptimizer
 from mpt_cli.settings import load_settings

@@ -12,9 +12,9 @@ from tiny import compile_tiny, sgd
 
 from mpt_cli.data.examples import Examples
 from mpt_cli.engine.backend import _replace_attention
+from mpt_cli.engine.build import build_engine
 from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.feed import BatchPlan, build_feed
-from mpt_cli.engine.loop import build_engine
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.gradients import Float16Attention
 from mpt_cli.training.assembly import build_metrics

@@ -9,10 +9,11 @@ from backends import BACKEND
 from tiny import JITS, compile_tiny, tiny_data, tiny_run
 
 from mpt_cli.data.examples import Examples
+from mpt_cli.engine.build import build_engine
 from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.feed import BatchPlan, Piece, build_feed
 from mpt_cli.engine.gradient_samples import GradientSampler, sample_gradients
-from mpt_cli.engine.loop import Engine, build_engine
+from mpt_cli.engine.loop import Engine
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.training.assembly import build_metrics
 

@@ -10,10 +10,10 @@ from backends import BACKEND
 from keras import layers, ops
 
 from mpt_cli.data.examples import Examples
+from mpt_cli.engine.build import build_engine
 from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.feed import Piece
 from mpt_cli.engine.gradient_samples import GradientSampler, Look, build_sampler
-from mpt_cli.engine.loop import build_engine
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.gradients import Float16Attention
 from mpt_cli.telemetry.records import ACTIVATIONS, UPDATES, WEIGHT_GRADIENTS

@@ -10,9 +10,9 @@ from preloaded import mpt
 from tiny import compile_tiny, sgd, tiny_data, tiny_model
 
 from mpt_cli.engine.backend import Platform
+from mpt_cli.engine.build import build_engine
 from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.feed import BatchPlan, build_feed
-from mpt_cli.engine.loop import build_engine
 from mpt_cli.engine.xla import check_layers, choose_jit, numbers_per_step, try_xla, xla_pays
 from mpt_cli.errors import ConfigError
 from mpt_cli.precision import LossScaleOptimizer

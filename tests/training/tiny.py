@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from mpt_cli.data.examples import Examples
+from mpt_cli.engine.build import build_engine
 from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.feed import BatchPlan, Feed, build_feed
-from mpt_cli.engine.loop import Engine, build_engine
+from mpt_cli.engine.loop import Engine
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
 from mpt_cli.training.assembly import build_metrics

@@ -10,9 +10,9 @@ import pytest
 from backends import only_on
 
 from mpt_cli.data.examples import Examples
+from mpt_cli.engine.build import build_engine
 from mpt_cli.engine.distribution import Distribution, build_distribution
 from mpt_cli.engine.feed import BatchPlan, build_feed
-from mpt_cli.engine.loop import build_engine
 from mpt_cli.plan.plan import read_plan
 from mpt_cli.plan.program import CompileTarget, assemble_program, prepare_compiler
 from mpt_cli.precision import LossScaleOptimizer, Policy
