@@ -169,8 +169,7 @@ class Recording(ABC):
             self.obey(self.health.check(self.signs()))
 
     def signs(self) -> Any:
-        progress = self.progress
-        return observe(self.ledger, self.telemetry.tally, self.scaling, progress.metrics, val_loss=progress.val_loss,
+        return observe(self.ledger, self.telemetry.tally, self.scaling, self.progress.metrics,
                        unmoved=None if self.weight_watch is None else self.weight_watch.found)  # fmt: skip
 
     def watch_weights(self) -> None:

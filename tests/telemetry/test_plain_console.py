@@ -30,8 +30,8 @@ settles; 1 of 1 steps so far
                                                             val_            learning
   epoch     loss    scale  skipped  accuracy  val_loss  accuracy  grows in      rate     step  examples/s     time
  0.00/3   0.5000    16384        3    0.8750                            28      0.25       30       1,234
-        step 32: gradients overflowed (inf in dense/kernel), step skipped, scale 16384 → 8192: the scale had settled \
-before; 4 of 32 steps so far
+        step 32: gradients overflowed (inf in dense/kernel), step skipped, scale 16384 → 8192; 4 of 32 \
+steps so far
     1/3   0.5000    16384        3                        0.9375        28      0.25       40       1,234    4.0 s
 resumed from step 0
 
