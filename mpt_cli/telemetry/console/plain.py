@@ -82,21 +82,6 @@ def sample_sentence(sample: GradientSample) -> str:
     return f"step {format_count(sample.step)}: of the gradients, {found}"
 
 
-HINT_SECONDS = 60.0  # from then on it is also said what would be quicker
-
-
-def lasting_line(doing: str, seconds: float, hint: str = "") -> str:
-    """What is said of a phase that has taken so long.
-
-    >>> lasting_line("compiling the training step", 10.0, "trainer.jit_compile=false does without")
-    'compiling the training step: 10 s so far'
-    >>> lasting_line("compiling the training step", 60.0, "trainer.jit_compile=false does without")
-    'compiling the training step: 1:00 so far; trainer.jit_compile=false does without'
-    """
-    so_far = f"{doing}: {format_whole_seconds(seconds)} so far"
-    return f"{so_far}; {hint}" if hint and seconds >= HINT_SECONDS else so_far
-
-
 def rate_parts(examples_per_second: float | None) -> list[str]:
     """Empty where nothing was timed."""
     return [] if examples_per_second is None else [f"{format_count(examples_per_second)} examples/s"]
@@ -381,8 +366,8 @@ class PlainConsole(EpochConsole):
     def begin_phase(self, doing: str) -> None:
         """Silent: most are over before anyone wonders."""
 
-    def phase_lasts(self, doing: str, seconds: float, hint: str) -> None:
-        self._write([lasting_line(doing, seconds, hint)])
+    def phase_lasts(self, doing: str, seconds: float) -> None:
+        self._write([f"{doing}: {format_whole_seconds(seconds)} so far"])
 
     def end_phase(self, doing: str, seconds: float) -> None:
         if seconds >= next(reminders()):
