@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from mpt_cli.precision.finite import Measured, describe_gradients, unscale
+from mpt_cli.precision.finite import GradientDefects, Measured, describe_gradients, unscale
 from mpt_cli.precision.keras_internals import updated_metrics
 from mpt_cli.precision.scale_state import (
     TRACE_START,
@@ -47,6 +47,7 @@ class StepGradients(NamedTuple):
     measured: Measured
     unscaled: bool = False
     loss: Tensor | None = None  # for a step log, where it is known
+    defects: GradientDefects | None = None  # where they are described already
 
 
 def cond(flag: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
@@ -130,10 +131,12 @@ def stateless_apply(
     applies_all = optimizer.on_overflow == "apply"
 
     def use() -> tuple[list[Tensor], list[Tensor]]:
-        grads = gradients.values
+        grads, slots = gradients.values, inner
+        if applies_all and gradients.defects is not None:
+            slots = _after_description(inner, gradients.defects)
         if not gradients.unscaled:
             grads = unscale(grads, variables, scale if optimizer.scales else None)
-        return _inner_stateless_apply(optimizer, (inner, own_by_name["tally"]), grads, variables, values)
+        return _inner_stateless_apply(optimizer, (slots, own_by_name["tally"]), grads, variables, values)
 
     if applies_all:
         (new_values, new_inner), applied = use(), measured.finite | True
@@ -155,6 +158,17 @@ def stateless_apply(
 def _next_trace(optimizer: "LossScaleOptimizer", trace: Tensor, gradients: StepGradients) -> Tensor:
     defects = describe_gradients(gradients.values, gradients.measured, cond)
     return next_trace(trace, gradients.measured.finite, defects, optimizer.places_of(gradients.variables))
+
+
+def _after_description(inner_values: list[Tensor], defects: GradientDefects) -> list[Tensor]:
+    """The same, of which learning rate and count of steps are known only once the gradients were described.
+
+    So XLA sees that nothing reads a weight or a gradient after its update, and updates in place. A loop on a CPU would
+    else copy them in each step, which made it slower than Keras's `fit` (50,000 x 64 embedding: 14.4 instead of 10.6
+    CPU milliseconds a step). Where a step may be skipped the condition sees to that.
+    """
+    known = defects.nearest >= -1  # always, which XLA does not know
+    return [jnp.where(known, value, jnp.zeros_like(value)) if jnp.ndim(value) == 0 else value for value in inner_values]
 
 
 def _inner_after_skip(optimizer: "LossScaleOptimizer", inner_values: list[Tensor]) -> list[Tensor]:
@@ -215,7 +229,8 @@ def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tens
     with _scope(optimizer.variables, own):
         measured = optimizer.measure(grads, model.trainable_variables)
     finite = measured.finite
-    gradients = StepGradients(grads, model.trainable_variables, measured, loss=loss)
+    defects = describe_gradients(grads, measured, cond, order.ranks(model.trainable_variables))
+    gradients = StepGradients(grads, model.trainable_variables, measured, loss=loss, defects=defects)
     new_weights, new_own = stateless_apply(optimizer, own, gradients, weights)
     with _scope(optimizer.variables, own):
         applied = optimizer.applies(finite)
@@ -225,7 +240,6 @@ def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tens
         return updated_metrics(model, new_metrics, loss, (x, y, weight), y_pred)
 
     new_metrics = chosen(applied, update_metrics, lambda: list(metrics))
-    defects = describe_gradients(grads, measured, cond, order.ranks(model.trainable_variables))
     with _scope(optimizer.variables, new_own):
         scale_after, counter = optimizer.loss_scale, optimizer.scale_state.counter.value
     with _scope(model.metrics_variables, new_metrics):
