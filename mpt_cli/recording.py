@@ -169,7 +169,8 @@ class Recording(ABC):
             self.obey(self.health.check(self.signs()))
 
     def signs(self) -> Any:
-        return observe(self.ledger, self.telemetry.tally, self.scaling, self.progress.metrics,
+        progress = self.progress
+        return observe(self.ledger, self.telemetry.tally, self.scaling, progress.metrics, val_loss=progress.val_loss,
                        unmoved=None if self.weight_watch is None else self.weight_watch.found)  # fmt: skip
 
     def watch_weights(self) -> None:

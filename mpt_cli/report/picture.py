@@ -88,17 +88,19 @@ def drawable(pictures: Sequence[Picture]) -> Sequence[Picture]:
     return pictures
 
 
-def draw(picture: Picture) -> str:
-    """The text of an SVG element for a page."""
+def draw(picture: Picture, on_paper: bool = False) -> str:
+    """The text of an SVG element for a page, or `on_paper` one that stands alone, dark on white."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure as Canvas
 
     text = io.StringIO()
     with rc_context({**_STYLE, "svg.hashsalt": picture.name}):  # ids that no other picture of the page has
-        canvas = Canvas(figsize=_INCHES, facecolor="none")
+        canvas = Canvas(figsize=_INCHES, facecolor="white" if on_paper else "none")
         _fill(canvas, picture)
         canvas.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text.getvalue(), flags=re.S)
+    if on_paper:
+        return svg.replace(_INK, "#1f2328")
     svg = re.sub(r' id="[\w.]+_\d+"| (?:width|height)="[\d.]+pt"', "", svg[svg.index("<svg") :])
     return svg.replace(_INK, "currentColor")
 

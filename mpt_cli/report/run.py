@@ -1,11 +1,12 @@
 """A run as a value: what its directory says, for a program or a notebook."""
 
 import html
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.errors import ConfigError, Problem, missing_extra
 from mpt_cli.report.history import RunHistory, read_history, read_lines, read_spikes
 from mpt_cli.report.picture import draw, drawable
 from mpt_cli.report.run_page import headline, outcome_facts, run_pictures
@@ -84,6 +85,27 @@ class Run:
         named = {name: [_number(line[name]) for line in ends if line.get(name) is not None] for name in names}
         return {name: values for name, values in named.items() if values}
 
+    def events_frame(self) -> Any:
+        """`events` as a pandas DataFrame; ConfigError without pandas."""
+        return _frame(self.events)
+
+    def lines_frame(self) -> Any:
+        """`lines` as a pandas DataFrame; ConfigError without pandas."""
+        return _frame(self.lines)
+
+    def plot(self) -> list[Path]:
+        """Draw every curve that the run has the data for, as SVG files in its directory; returns their paths.
+
+        ConfigError without matplotlib.
+        """
+        if missing := missing_extra("matplotlib", "plots", "No pictures"):
+            raise ConfigError(Problem("plot", missing))
+        paths = []
+        for picture in run_pictures([self._story()]):
+            paths.append(self.path / f"{picture.name}.svg")
+            paths[-1].write_text(draw(picture, on_paper=True), encoding="utf-8")
+        return paths
+
     def _story(self) -> RunHistory:
         return read_history(self.path)
 
@@ -111,3 +133,12 @@ def _row(name: str, value: str) -> str:
 
 def _number(value: Any) -> float:
     return float(value)  # nan and infinity are texts in the file
+
+
+def _frame(records: Sequence[dict[str, Any]]) -> Any:
+    try:
+        import pandas
+    except ImportError as error:
+        raise ConfigError(Problem("pandas", "must be installed for a frame.", None,
+                                  "pip install pandas, or use the records as they are.")) from error
+    return pandas.DataFrame(records)

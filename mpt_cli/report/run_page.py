@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.report.history import OF_THE_STEP, RunHistory, Series
+from mpt_cli.report.history import OF_THE_STEP, RunHistory, Series, flatten
 from mpt_cli.report.page import render_page, write_page
 from mpt_cli.report.picture import Curve, Picture
 from mpt_cli.report.tables import PageTable, TableColumn, text_table
@@ -125,7 +125,7 @@ def environment_facts(story: RunHistory) -> list[tuple[str, str]]:
         return []
     pairs = [("where", format_environment(found)), ("devices", ", ".join(map(str, found.get("devices", []))))]
     pairs += [(name, str(found[name])) for name in _OF_THE_ENVIRONMENT if found.get(name) is not None]
-    pairs += [(f"{name} in use", str(value)) for name, value in (found.get("variables") or {}).items()]
+    pairs += [(f"{name} in use", str(value)) for name, value in flatten(found.get("variables") or {}).items()]
     git = (found.get("git") or {}).get("working_directory") or {}
     pairs += [("git commit", f"{git['commit']}{' (modified)' if git.get('modified') else ''}")] if git else []
     return [(name, value) for name, value in pairs if value]

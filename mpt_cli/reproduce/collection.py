@@ -34,6 +34,7 @@ _EXACT = ("status", "exit_code", "verdict", "epochs_completed", "steps_seen", "a
           "final_loss_scale", "min_loss_scale", "max_loss_scale")  # fmt: skip
 WEIGHTS = "weights_fingerprint"
 NO_EXPECTATIONS = "has no expect: block"
+SEEDS_OF_AN_UPDATE = 3  # the fewest that show a spread worth a margin
 _NOT_RECIPES = ("conf", "runs", "sweeps", "compares")  # folders of a project, and what lies under a dot
 NOT_ENDED = "has not ended, so that there is no summary to hold it against"
 NOT_OF_SETTINGS = "was trained by a program of its own, which no configuration repeats"
@@ -77,14 +78,16 @@ class Collection:
 
 @dataclass(frozen=True)
 class Selection:
-    """The words of a command line. `tags` are those of --tag; `rtol` is how far a metric may be from that of an earlier
-    run, relative to it."""
+    """The words of a command line. `keywords` is that of -k, `tags` those of --tag; `rtol` is how far a metric may be
+    from that of an earlier run, relative to it."""
 
     names: Sequence[str] = ()
     changes: Sequence[str] = ()
     takes_all: bool = False
     rtol: float = 0.0
+    keywords: str = ""
     tags: Sequence[str] = ()
+    is_update: bool = False
 
 
 def collect(request: Selection) -> Collection:
@@ -99,8 +102,9 @@ def collect(request: Selection) -> Collection:
             _add(found, each, request)
         if not meant:
             found.errors.append(Unreadable(word, [Problem("NAME", "must match at least one recipe.", word)]))
-    chosen = [target for target in found.targets if not request.tags or set(request.tags) & set(target.tags)]
-    found.targets = [each for target in chosen for each in _with_seeds(target)]
+    found.targets = [target for target in found.targets if _is_chosen(target, request)]
+    found.errors = [error for error in found.errors if _matches(request.keywords, [error.name])]
+    found.targets = [each for target in found.targets for each in _with_seeds(target, request.is_update)]
     return found
 
 
@@ -172,13 +176,18 @@ def _read(meant: _Meant, request: Selection) -> tuple[ReproduceTarget, str]:
     problems = check_names(settings)
     if problems:
         raise ConfigError(problems)
-    reason = "" if settings.expect else NO_EXPECTATIONS
+    reason = "" if settings.expect or request.is_update else NO_EXPECTATIONS
     return _of_recipe(name, words, settings), _left_out_reason(settings) or reason
 
 
 def _nothing_expected(name: str) -> Problem:
-    remedy = "Write one; a run directory is held against its own summary."
+    remedy = "Write one, or let --update do it; a run directory is held against its own summary."
     return Problem("expect", f"{name} {NO_EXPECTATIONS} to be held against.", None, remedy)
+
+
+def names_run(word: str) -> bool:
+    """Whether the word means a run directory, or the configuration in one."""
+    return any(each.is_run and each.is_named for each in _expand(word))
 
 
 def _is_of_run(file: Path) -> bool:
@@ -229,14 +238,35 @@ def _unmet_requirement(need: str, settings: Settings) -> str | None:
     return f"needs a network for its data: there is no {files[0]}; give its name to try" if files else None
 
 
-def _with_seeds(target: ReproduceTarget) -> list[ReproduceTarget]:
-    """The target once for each of its seeds."""
-    if target.recipe is None or target.seeds == 1:
+def _is_chosen(target: ReproduceTarget, request: Selection) -> bool:
+    tagged = not request.tags or bool(set(request.tags) & set(target.tags))
+    return tagged and _matches(request.keywords, [target.name, *target.tags])
+
+
+def _matches(keywords: str, names: Sequence[str]) -> bool:
+    """Whether -k chooses what has these names.
+
+    >>> _matches("digits and not cnn", ["digits_mlp"]), _matches("cnn or mlp", ["x", "MLP"]), _matches("", ["x"])
+    (True, True, True)
+    """
+    joined = "\n".join(names).lower()
+
+    def holds(term: str) -> bool:
+        word = term.strip()
+        return word[4:].strip() not in joined if word.startswith("not ") else word in joined
+
+    return any(all(map(holds, part.split(" and "))) for part in keywords.lower().split(" or "))
+
+
+def _with_seeds(target: ReproduceTarget, is_update: bool) -> list[ReproduceTarget]:
+    """The target once for each of its seeds; for an update as often as a margin needs."""
+    count = max(target.seeds, SEEDS_OF_AN_UPDATE if is_update else 1)
+    if target.recipe is None or count == 1:
         return [target]
     first = target.seed or 0
     return [
         replace(target, name=f"{target.name}[seed={seed}]", words=[*target.words, f"seed={seed}"], seed=seed)
-        for seed in range(first, first + target.seeds)
+        for seed in range(first, first + count)
     ]
 
 

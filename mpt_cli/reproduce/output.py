@@ -56,6 +56,10 @@ class ResultPrinter:
         self.done += 1
         missed = sum(not check.passed for check in result.checks)
         verdict = f"{missed} of {len(result.checks)} expectations missed" if missed else "reproduced"
+        verdict = verdict if result.checks else "ran, with nothing expected of it yet"
+        if result.attempts > 1:
+            self.count += 1
+            verdict += f" at attempt {result.attempts}" + (": flaky" if result.is_flaky else "")
         self.line(f"[{self.done}/{self.count}] {result.target.name}: {verdict}")
 
     def finish(self, results: Sequence[Reproduction]) -> None:
@@ -95,6 +99,8 @@ class ResultPrinter:
         if result.target.environment is None:
             self.line(f"  it ran on {format_environment(result.child.environment)}")
             return
+        for remark in result.remarks:
+            self.line(f"  {remark}")
         self.line("  what is different from the first run:" if result.differences else
                   "  the environment is that of the first run")  # fmt: skip
         for line in result.differences[:MOST_DIFFERENCES]:
@@ -165,7 +171,7 @@ def _properties(result: Reproduction) -> dict[str, str]:
     machine = result.child.environment
     found = {
         "run_dir": result.child.run.path, "seed": result.target.seed, "tags": ", ".join(result.target.tags),
-        "exit_code": result.child.exit_code,
+        "attempts": result.attempts, "flaky": str(result.is_flaky).lower(), "exit_code": result.child.exit_code,
         "environment": format_environment(machine) if machine else None,
     }  # fmt: skip
     return {name: str(value) for name, value in found.items() if value not in (None, "")}

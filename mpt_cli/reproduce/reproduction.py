@@ -1,14 +1,17 @@
-"""Recipes and earlier runs run again, each in a process of its own, and held against what was expected of them; and the
-proof that a run which is killed and resumed ends as one that never was: both held against each other, bit by bit.
+"""Recipes and earlier runs run again, each in a process of its own, and held against what was expected of them; for
+`mpt reproduce --update` what they came to, written into the recipes as new expectations; and the proof that a run which
+is killed and resumed ends as one that never was: both held against each other, bit by bit.
 """
 
+import difflib
 import json
+import math
 import random
 import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -20,8 +23,22 @@ from mpt_cli.jobs.executor import Command, LocalExecutor, mpt_command
 from mpt_cli.jobs.queue import Ending, Limits, Queue, run_one
 from mpt_cli.reproduce.collection import ReproduceTarget
 from mpt_cli.runs.directory import DEFAULT_PARENT, RunDirectory, make_empty, read_summary
-from mpt_cli.runs.expectations import ExpectationCheck, check_expectations
-from mpt_cli.runs.provenance import cores_of, environment_differences, known_environment, thread_variables
+from mpt_cli.runs.expectations import (
+    ExpectationCheck,
+    KeyPath,
+    check_expectations,
+    first_figures,
+    new_figures,
+    updated_text,
+    write_recipe,
+)
+from mpt_cli.runs.provenance import (
+    cores_of,
+    environment_differences,
+    format_attempts,
+    known_environment,
+    thread_variables,
+)
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.signals import raise_for, signal_name
@@ -94,21 +111,36 @@ class Reproduction:
     child: FinishedProcess
     checks: list[ExpectationCheck]
     differences: list[str]
+    attempts: int = 1
 
     @property
     def passed(self) -> bool:
         return all(check.passed for check in self.checks)
+
+    @property
+    def is_flaky(self) -> bool:
+        """Passed, though not at the first attempt."""
+        return self.passed and self.attempts > 1
+
+    @property
+    def remarks(self) -> list[str]:
+        """What else may keep the run from coming out as it did."""
+        line = format_attempts(self.target.environment or {})
+        return [line] if line else []
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
         return {
             "name": self.target.name,
             "passed": self.passed,
+            "flaky": self.is_flaky,
+            "attempts": self.attempts,
             "seed": self.target.seed,
             "run_dir": str(self.child.run.path),
             "exit_code": self.child.exit_code,
             "checks": [vars(check) for check in self.checks],
             "environment_differences": self.differences,
+            "remarks": self.remarks,
         }
 
 
@@ -128,10 +160,13 @@ def _default_output_folder() -> Path:
 
 @dataclass(frozen=True)
 class RerunLimits:
-    """How targets are run: `jobs` at a time, each for so long at most, and none after the first that failed."""
+    """How targets are run: `jobs` at a time, each for so long at most, those that fail again up to `retries` times, and
+    none after the first that failed.
+    """
 
     jobs: int = 1
     timeout_seconds: float | None = None
+    retries: int = 0
     stops_at_failure: bool = False
 
 
@@ -142,30 +177,52 @@ def reproduce(
 
     After Ctrl-C no run is begun, and what it broke off is not judged; what --exitfirst left is not in the result.
     """
-    results: dict[str, Reproduction] = {}  # by the names of the commands
+    results = _run_once(dict(enumerate(targets, 1)), folder, plan, 1, tell)
+    for attempt in range(2, plan.retries + 2):
+        failed = {number: result.target for number, result in results.items() if not result.passed}
+        again = replace(plan, stops_at_failure=False)
+        results |= _run_once(failed, folder, again, attempt, tell) if failed else {}
+    return [results[number] for number in sorted(results)]
+
+
+def _run_once(
+    targets: Mapping[int, ReproduceTarget],
+    folder: Path,
+    plan: RerunLimits,
+    attempt: int,
+    tell: Callable[[Reproduction], None],
+) -> dict[int, Reproduction]:
+    """The result of each by its number."""
+    results: dict[int, Reproduction] = {}
 
     def record(command: Command[RunDirectory], ending: Ending) -> None:
         if ending.cause in (None, "timeout"):
-            results[command.name] = _judge(by_name[command.name], read_finished(command, ending))
-            tell(results[command.name])
+            number = numbers[command.name]
+            found = _judge(targets[number], read_finished(command, ending))
+            results[number] = replace(found, attempts=attempt)
+            tell(results[number])
 
     def until_a_failure() -> Iterator[Command[RunDirectory]]:
-        for command in commands:
+        for command in commands.values():
             if not plan.stops_at_failure or all(result.passed for result in results.values()):
                 yield command
 
     with tempfile.TemporaryDirectory() as logs, LocalExecutor() as executor:
-        commands = [_target_command(number, target, folder, Path(logs)) for number, target in enumerate(targets, 1)]
-        by_name = {command.name: target for command, target in zip(commands, targets, strict=True)}
+        commands = {number: _target_command(number, target, folder, Path(logs), attempt)
+                    for number, target in targets.items()}  # fmt: skip
+        numbers = {command.name: number for number, command in commands.items()}
         limits = Limits(workers=plan.jobs, timeout_seconds=plan.timeout_seconds)
         stopped_by = Queue(limits, executor, record).run(until_a_failure())
     raise_for(stopped_by)
-    return [results[name] for name in by_name if name in results]
+    return results
 
 
-def _target_command(number: int, target: ReproduceTarget, folder: Path, logs: Path) -> Command[RunDirectory]:
+def _target_command(
+    number: int, target: ReproduceTarget, folder: Path, logs: Path, attempt: int
+) -> Command[RunDirectory]:  # fmt: skip
     stem = Path(target.name.partition("[")[0]).stem + (f"-seed{target.seed}" if "[" in target.name else "")
-    run = RunDirectory(folder / f"{number}-{stem}")  # unique also where a recipe is given twice
+    retry = f"-retry{attempt - 1}" if attempt > 1 else ""
+    run = RunDirectory(folder / f"{number}-{stem}{retry}")  # unique also where a recipe is given twice
     overrides = [*target.words, format_override("run_dir", str(run.path))]
     return run_command("train", overrides, run, logs / f"{run.path.name}.log", target.environment)
 
@@ -180,6 +237,66 @@ def _judge(target: ReproduceTarget, child: FinishedProcess) -> Reproduction:
             checks = checks[1:]
     differences = environment_differences(target.environment, child.environment) if target.environment else []
     return Reproduction(target, child, checks, differences)
+
+
+Tell = Callable[[str], None]
+
+
+def update_recipes(results: Sequence[Reproduction], tell: Tell) -> bool:
+    """Whether every recipe now expects what came out; a run that failed gives nothing to write. `tell` hears of what is
+    written, and of what is not and why.
+    """
+    by_recipe: dict[Path, list[Reproduction]] = {}
+    for result in results:
+        if result.target.recipe is not None:
+            by_recipe.setdefault(result.target.recipe, []).append(result)
+    updated = [_update(path, seeds, tell) for path, seeds in by_recipe.items()]  # all of them, also after a failure
+    return all(updated)
+
+
+def _update(path: Path, seeds: Sequence[Reproduction], tell: Tell) -> bool:
+    """`seeds` are the results of one recipe."""
+    expect = seeds[0].target.expect
+    reached = {name: [_as_number(check.got) for result in seeds for check in result.checks if check.name == name]
+               for name in dict.fromkeys(check.name for result in seeds for check in result.checks if not check.passed)
+               }  # fmt: skip
+    if not reached and expect:
+        return True
+    is_lost = any(name not in expect or None in got for name, got in reached.items())
+    summaries = [_with_numbers(result.child.summary or {}) for result in seeds]
+    if is_lost or not all(summaries):
+        tell(f"{path}: not updated, because the run failed or has no such value")
+        return False
+    figures = new_figures(expect, reached) if expect else first_figures(summaries)
+    useless = [place for place, figure in figures.items() if not _is_finite(figure)]
+    for place in useless:
+        tell(f"{path}: expect.{'.'.join(place)} is not written: it would be {figures[place]}, which nothing meets")
+    _write(path, {place: figure for place, figure in figures.items() if place not in useless}, not expect, tell)
+    return not (expect and useless)
+
+
+def _is_finite(figure: Any) -> bool:
+    numbers = figure.values() if isinstance(figure, Mapping) else [figure]
+    return all(math.isfinite(number) for number in numbers if isinstance(number, float))
+
+
+def _as_number(value: Any) -> Any:
+    """What strict JSON has as a text because it has no such number."""
+    return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
+
+
+def _with_numbers(summary: Mapping[str, Any]) -> dict[str, Any]:
+    metrics = {name: _as_number(value) for name, value in summary.get("metrics", {}).items()}
+    return {**summary, "metrics": metrics} if summary else {}
+
+
+def _write(path: Path, figures: Mapping[KeyPath, Any], is_new: bool, tell: Tell) -> None:
+    if not figures:
+        return
+    before = path.read_text(encoding="utf-8")
+    after = updated_text(before, figures, is_new)
+    tell("\n".join(difflib.unified_diff(before.splitlines(), after.splitlines(), str(path), "updated", "", "", 0, "")))
+    write_recipe(path, after)
 
 
 # What depends on the clock and the machine, and which attempt wrote a line.

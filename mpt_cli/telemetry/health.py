@@ -14,7 +14,9 @@ from mpt_cli.settings.variants import LossScaleSettings
 from mpt_cli.telemetry.format import (
     format_count,
     format_fraction,
+    format_number,
     format_scale,
+    format_seconds,
     format_share,
 )
 from mpt_cli.telemetry.records import DEAD as DEAD_LAYER
@@ -36,15 +38,17 @@ class Cause:
     """Why steps go wrong, as far as the signs tell, and what to do about it.
 
     `fits` is asked with how many of the latest skipped steps are in question. `remedy` is the advice while the run is
-    on and `explanation` the one in the verdict; `change` are the words that carry the remedy out when they are added to
-    the command, empty where that takes a look first. In the texts {fixed} is the scale of the settings, {lower} one
-    that is 2^8 lower than the present, and {or_slower} what else helps a scale that grows after so many steps. The
-    words hold wherever a run was begun: a setting is named by what it is, and by its key where every door takes that.
+    on and `explanation` the one in the verdict; `hint` is the console's comment on a few skips; `change` are the words
+    that carry the remedy out when they are added to the command, empty where that takes a look first. In the texts
+    {fixed} is the scale of the settings, {lower} one that is 2^8 lower than the present, and {or_slower} what else
+    helps a scale that grows after so many steps. The words hold wherever a run was begun: a setting is named by what it
+    is, and by its key where every door takes that.
     """
 
     fits: Callable[[Signs, int], bool]
     remedy: str
     explanation: str = ""
+    hint: str = ""
     change: str = ""
 
     def advise(self, signs: Signs) -> str:
@@ -94,6 +98,7 @@ CAUSES = {
         "lower the learning rate, or keep a layer that overflows in float32.",
         explanation="the loss itself was not finite, which no scale can cause or cure. Look for bad values in the "
         "data, a learning rate that is too high, or a layer that overflows float16 and is better kept in float32.",
+        hint="the loss itself was not finite, which no scale causes; look at the data and the learning rate",
     ),
     NAN: Cause(
         lambda signs, skips: signs.is_nan(skips),
@@ -103,6 +108,7 @@ CAUSES = {
         explanation="the gradients held nan and no inf, of a finite loss, which the scale does not explain: a bug of "
         "the model or data. Look at the layer that events.jsonl names: a square root, norm or division whose "
         "gradient is not defined at 0, a masked logarithm.",
+        hint="nan without inf for the third time, which the scale does not explain: a bug of the model or data",
     ),
     FIXED: Cause(
         lambda signs, _: not signs.scaling.moves,
@@ -118,6 +124,7 @@ CAUSES = {
         f"learning rate, or run with {OTHER_POLICY} to compare.",
         explanation="when no scale is low enough, the cause is a nan or a value beyond float16, not the scale. Try "
         f"{OTHER_POLICY}, a lower learning rate, or clipping gradients by their global norm.",
+        hint="nan even at the lowest scale, so the scale is not the cause",
         change=WIDER,
     ),
     TOO_HIGH: Cause(
@@ -130,6 +137,8 @@ CAUSES = {
         lambda signs, skips: signs.applied_steps == 0 and signs.is_nan_throughout(skips),
         remedy="The gradients held nan and no inf in every step. " + IN_DOUBT_WORDS,
         explanation="the gradients held nan and no inf. " + IN_DOUBT_WORDS,
+        hint="nan without inf: a scale that is much too high leaves that, or a bug of the model or data; which of them "
+        "shows as it falls",
         change="loss_scale.initial_scale=1",
     ),
     UNSETTLED: Cause(
@@ -369,7 +378,18 @@ def _ends_warmed_up(signs: Signs) -> str | None:
     if not signs.skip_steps or signs.search_skips < signs.skipped_steps:
         return None
     words = f"{_format_skipped(signs)} while the scale settled{_format_at_scale(signs)}, the last at step "
-    return f"{words}{signs.skip_steps[-1]}; this is normal and nothing needs to be done."
+    return f"{words}{signs.skip_steps[-1]}; this is normal and nothing needs to be done.{_advise_first_scale(signs)}"
+
+
+def _advise_first_scale(signs: Signs) -> str:
+    """The first scale that would have needed no search, in a sentence; empty where there was none."""
+    if signs.found_scale is None:
+        return ""
+    found, first = (format_scale(scale) for scale in (signs.found_scale, signs.scaling.initial_scale))
+    count = signs.search_skips
+    which = "The first skip" if count == 1 else f"The first {format_count(count)} skips"
+    return (f" {which} came of a scale that began too high, at {first}: an initial loss scale of {found} "
+            "(loss_scale.initial_scale) would have needed none.")  # fmt: skip
 
 
 def _ends_well(signs: Signs) -> str:
@@ -384,11 +404,52 @@ def _ends_well(signs: Signs) -> str:
 
 
 def _describe_skips(signs: Signs) -> str:
-    """How many were the search for the scale at the start, and how many came later."""
+    """Each group of them by what it is due to: the search for the scale at the start, its growths, and all else."""
     searched = signs.search_skips
-    later = signs.skipped_steps - searched
-    groups = f": {format_count(searched)} while the scale settled, {format_count(later)} later" if searched else ""
-    return f"{_format_skipped(signs)}{groups}, few enough to do no harm."
+    if not searched:
+        return f"{_format_skipped(signs)}, few enough to do no harm."
+    later = sum(step > signs.skip_steps[searched - 1] for step in signs.unprovoked_steps)
+    groups = {"while the scale settled": searched, "after it had grown": signs.skipped_steps - searched - later,
+              "later": later}  # fmt: skip
+    told = ", ".join(f"{format_count(count)} {when}" for when, count in groups.items() if count)
+    return f"{_format_skipped(signs)}: {told}, few enough to do no harm.{_advise_first_scale(signs)}"
+
+
+def _remark_late_skips(signs: Signs) -> str | None:
+    """Only of a scale that grows after so many steps, whose skips otherwise follow a growth."""
+    late = [step for step in signs.unprovoked_steps if not signs.is_early(step)]
+    if not late or not signs.scaling.growth_steps:
+        return None
+    named = ("… " if len(late) > 3 else "") + ", ".join(map(str, late[-3:]))
+    which = f"Step {named} was" if len(late) == 1 else f"{format_count(len(late))} steps ({named}) were"
+    return (f"{which} skipped long after the scale had settled, and not because it had grown: a batch with unusual "
+            "gradients does that, or a learning rate that rises. If more follow, lower the learning rate or clip "
+            "gradients to a global norm of 1.0.")  # fmt: skip
+
+
+def _remark_rising_loss(signs: Signs) -> str | None:
+    trend = signs.val_loss
+    if not trend.is_rising:
+        return None
+    return (f"val_loss was lowest in epoch {trend.lowest_epoch}, {format_number(trend.lowest)}, and is "
+            f"{format_number(trend.latest[-1])} after {trend.epoch - trend.lowest_epoch} more: the model may be "
+            "overfitting, and early stopping ends a run there.")  # fmt: skip
+
+
+INPUT_SHARE, INPUT_SECONDS = 0.3, 5.0  # of the time, and in all: below, a quicker input gains little
+
+
+def _remark_input(signs: Signs) -> str | None:
+    waited, whole = signs.input_seconds, signs.input_seconds + signs.step_seconds
+    if waited < INPUT_SECONDS or waited <= INPUT_SHARE * whole:
+        return None
+    return (f"Steps waited for their data {waited / whole:.0%} of the time ({format_seconds(waited)}), so a quicker "
+            "device gains little: let the loader do less for each example, or do it once and keep the "
+            "result.")  # fmt: skip
+
+
+# what a good verdict adds where it holds
+REMARKS = (_remark_late_skips, _remark_rising_loss, _remark_input)
 
 
 def _explain_no_scale(signs: Signs) -> str:
@@ -552,7 +613,9 @@ def judge(signs: Signs) -> tuple[str, str]:
     ('healthy', 'All 100 steps were applied; the loss was not scaled, because nothing needed it.')
     """
     found = ((rule.verdict, rule.ending(signs)) for rule in RULES)
-    return next((verdict, words) for verdict, words in found if words is not None)
+    verdict, words = next((verdict, words) for verdict, words in found if words is not None)
+    remarks = [remark(signs) for remark in REMARKS] if verdict in GOOD_VERDICTS else []
+    return verdict, " ".join([words, *(remark for remark in remarks if remark)])
 
 
 class NextCheck(NamedTuple):

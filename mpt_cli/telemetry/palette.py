@@ -10,7 +10,7 @@ CURVE_COLOURS = ("#0072b2", "#d55e00", "#00936b", "#c86fa2", "#a6761d", "#7f7f7f
 LINE_STYLES = ("-", "--", ":", "-.")
 MOST_DISTINCT = 2 * len(CURVE_COLOURS)  # more than these nobody tells apart
 NON_FINITE_COLOUR = "#d55e00"
-SKIPPED_STEP_COLOUR = "#c2410c"
+SKIPPED_STEP_COLOUR = "#c2410c"  # of curves and of a notebook
 WARNING_STYLE = "yellow"  # of the console, in the terminal's own colours: a skipped step, and what else is no fault
 
 

@@ -1,4 +1,4 @@
-"""What is observed of a run: its events counted, and all of it at one moment."""
+"""What is observed of a run: its events counted, the course of its validation loss, and all of it at one moment."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -11,6 +11,7 @@ from mpt_cli.telemetry.records import (
     FORWARD_PASS,
     GROWTH,
     OVERFLOW,
+    PHASE,
     ROLLBACK,
     Event,
     Scaling,
@@ -25,24 +26,33 @@ if TYPE_CHECKING:
 @dataclass
 class EventTally:
     """Counts over all events so far; `skip_steps` holds the number of every skipped step, ascending, `forward_steps` of
-    those whose loss was already not finite. `nan_steps` are those whose loss was finite and whose gradients held nan
-    and no inf: an overflow far above what float16 holds leaves the same, once inf met inf on the way back.
-    `uncured_steps` are those of them that the scale does not explain, as its rule says (`ScaleRule.may_explain`), and
-    those before them that this shows not to be the scale's either: of the same streak, or at a scale that had worked.
+    those whose loss was already not finite, `unprovoked_steps` of those that nothing explains: neither had the scale
+    grown since the skip before, or since the start, nor had a phase begun, nor does the search that a growth began
+    still go on. `skip_scales` has the scale after each skip. `nan_steps` are those whose loss was finite
+    and whose gradients held nan and no inf: an overflow far above what float16 holds leaves the same, once inf met inf
+    on the way back. `uncured_steps` are those of them that the scale does not explain, as its rule says
+    (`ScaleRule.may_explain`), and those before them that this shows not to be the scale's either: of the same streak,
+    or at a scale that had worked.
 
     `latest` are the last events themselves, for a post-mortem.
     """
 
     scaling: Scaling = field(default_factory=Scaling)
     skip_steps: list[int] = field(default_factory=list)
+    skip_scales: list[float] = field(default_factory=list)
     first_growth_step: int | None = None
+    growths: int = 0
     forward_steps: list[int] = field(default_factory=list)
+    unprovoked_steps: list[int] = field(default_factory=list)
     nan_steps: list[int] = field(default_factory=list)
     uncured_steps: list[int] = field(default_factory=list)
     lowest_scale: float | None = None
     highest_scale: float | None = None
     rollbacks: list[Event] = field(default_factory=list)
     latest: deque[Event] = field(default_factory=lambda: deque(maxlen=100))
+    _is_changed: bool = False  # by a growth or a phase since the last skip
+    _is_provoked: bool = False  # whether that explains the last skip
+    _grown_from: dict[str | None, float] = field(default_factory=dict)  # the scale before the last growth, by optimizer
     _last_steps: dict[str | None, int] = field(default_factory=dict)  # of an event, by optimizer
     _applied_scales: dict[str | None, float] = field(default_factory=dict)  # the highest that is known
     _overflowed_scales: dict[str | None, float] = field(default_factory=dict)  # the lowest, of inf
@@ -57,7 +67,12 @@ class EventTally:
         self._note_applied(event)
         if event.kind == OVERFLOW:
             self._add_skip(event)
+        elif event.kind == PHASE:
+            self._is_changed = True
         elif event.kind == GROWTH:
+            self._is_changed = True
+            self._grown_from[event.optimizer] = event.scale_before
+            self.growths += 1
             if self.first_growth_step is None:
                 self.first_growth_step = event.step
         elif event.kind == ROLLBACK:
@@ -76,7 +91,11 @@ class EventTally:
         self._last_steps[event.optimizer] = event.step
 
     def _add_skip(self, event: Event) -> None:
+        goes_on = bool(self.skip_steps) and event.step <= self.skip_steps[-1] + 1
+        self._is_provoked = self._is_changed or (goes_on and self._is_provoked) or self._searches_on(event)
+        self._is_changed = False
         self.skip_steps.append(event.step)
+        self.skip_scales.append(event.scale_after)
         if event.cause == FORWARD_PASS:
             self.forward_steps.append(event.step)
         elif event.nan and not event.inf:
@@ -84,6 +103,15 @@ class EventTally:
         elif event.inf:
             lowest = min(event.scale_before, self._overflowed_scales.get(event.optimizer, math.inf))
             self._overflowed_scales[event.optimizer] = lowest
+        if not self._is_provoked:
+            self.unprovoked_steps.append(event.step)
+
+    def _searches_on(self, event: Event) -> bool:
+        """Whether the last growth explains this skip, which is not the first after it: the scale is still above what it
+        had grown from, or came back to that only now, one halving too few."""
+        before = self._grown_from.get(event.optimizer, math.inf)
+        is_near = bool(self.skip_steps) and event.step - self.skip_steps[-1] <= SETTLING_STEPS
+        return event.scale_before > before or (self._is_provoked and is_near and event.scale_before == before)
 
     def _add_nan(self, event: Event) -> None:
         self.nan_steps.append(event.step)
@@ -97,6 +125,46 @@ class EventTally:
             doubted.clear()
 
 
+@dataclass(frozen=True)
+class LossTrend:
+    """`val_loss` at the ends of epochs: the lowest and its epoch, the latest few and the epoch of the last.
+
+    >>> trend = LossTrend()
+    >>> for epoch, value in enumerate([0.9, 0.5, 0.6, 0.7, 0.8], start=1):
+    ...     trend = trend.after(epoch, value)
+    >>> trend.lowest_epoch, trend.is_rising
+    (2, True)
+    """
+
+    lowest: float = math.inf
+    lowest_epoch: int = 0
+    epoch: int = 0
+    latest: tuple[float, ...] = ()
+
+    def after(self, epoch: int, value: float) -> "LossTrend":
+        """With one epoch more; as it was where `value` is not finite."""
+        if not math.isfinite(value):
+            return self
+        latest = (*self.latest, value)[-RISING_EPOCHS:]
+        if value < self.lowest:
+            return LossTrend(value, epoch, epoch, latest)
+        return LossTrend(self.lowest, self.lowest_epoch, epoch, latest)
+
+    @property
+    def is_rising(self) -> bool:
+        """Whether the latest few, all after the lowest, lie well above it."""
+        if self.epoch - self.lowest_epoch < RISING_EPOCHS or len(self.latest) < RISING_EPOCHS:
+            return False
+        return min(self.latest) > self.lowest + RISING_SHARE * abs(self.lowest)
+
+    @classmethod
+    def from_position(cls, position: Mapping[str, Any]) -> "LossTrend":
+        """Back from strict JSON, where infinity is a text."""
+        return cls(float(position["lowest"]), position["lowest_epoch"], position["epoch"], tuple(position["latest"]))
+
+
+RISING_EPOCHS = 3  # validations in a row: two may be chance
+RISING_SHARE = 0.05  # of the lowest, above which they must lie: a plateau wavers by a few per cent
 NO_STREAKS: StreakCounts[int] = StreakCounts(0, 0, 0, 0, 0)
 # 29 halvings lead from the default 2**15 to the smallest normal float16, 2**-14: a streak as long is no settling.
 LONGEST_SETTLING_SKIPS = 29
@@ -122,7 +190,9 @@ class Signs:
     steps_seen: int
     applied_steps: int
     skip_steps: Sequence[int] = ()  # the number of every skipped step, ascending
+    skip_scales: Sequence[float] = ()  # the scale after each of them
     forward_steps: Sequence[int] = ()  # of those whose loss was already not finite
+    unprovoked_steps: Sequence[int] = ()  # of those that neither a growth of the scale nor a phase explains
     nan_steps: Sequence[int] = ()  # of those with nan and no inf in the gradients of a finite loss
     uncured_steps: Sequence[int] = ()  # of the latter that the scale does not explain
     first_growth_step: int | None = None
@@ -142,6 +212,9 @@ class Signs:
     applied_in_epoch: int = 0
     epoch_is_whole: bool = True
     weights_are_finite: bool = True
+    val_loss: LossTrend = LossTrend()
+    input_seconds: float = 0.0  # that steps waited for their data
+    step_seconds: float = 0.0  # that they took themselves
 
     @property
     def skipped_steps(self) -> int:
@@ -184,6 +257,12 @@ class Signs:
         end = self.steps_seen if self.first_growth_step is None else self.first_growth_step
         others = (place for place, step in enumerate(self.skip_steps) if step > end or not self.is_early(step))
         return next(others, self.skipped_steps)
+
+    @property
+    def found_scale(self) -> float | None:
+        """The scale that this search came to; None without one, and where the first scale was no higher."""
+        found = min(self.skip_scales[: self.search_skips], default=math.inf)
+        return found if found < self.scaling.initial_scale else None
 
     @property
     def is_settling(self) -> bool:
@@ -241,7 +320,9 @@ def observe(
         steps_seen=ledger.seen,
         applied_steps=ledger.applied,
         skip_steps=() if applies else tally.skip_steps,
+        skip_scales=() if applies else tally.skip_scales,
         forward_steps=() if applies else tally.forward_steps,
+        unprovoked_steps=() if applies else tally.unprovoked_steps,
         nan_steps=() if applies else tally.nan_steps,
         uncured_steps=() if applies else tally.uncured_steps,
         first_growth_step=tally.first_growth_step,

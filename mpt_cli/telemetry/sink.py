@@ -66,8 +66,8 @@ class Sink:
         """What the run is busy with from now on, which may take long: "compiling the training step". One may lie in
         another, and may come before `start`."""
 
-    def phase_lasts(self, doing: str, seconds: float) -> None:
-        """It has taken so long; called now and then, from another thread."""
+    def phase_lasts(self, doing: str, seconds: float, hint: str) -> None:
+        """It has taken so long; called now and then, from another thread. `hint` says what would be quicker."""
 
     def end_phase(self, doing: str, seconds: float) -> None:
         """The latest is over."""
@@ -173,13 +173,13 @@ class Telemetry:
             sink.message(printable(text))
 
     @contextmanager
-    def busy(self, doing: str) -> Iterator[None]:
+    def busy(self, doing: str, hint: str = "") -> Iterator[None]:
         """Around what may take long without a word: the sinks are told, and a signal in here is answered though the
         main thread does not hear it (`signals.unheard`)."""
         started, is_over = time.monotonic(), threading.Event()
         for sink in self.sinks:
             sink.begin_phase(doing)
-        threading.Thread(target=self._remind, args=(doing, is_over), daemon=True).start()
+        threading.Thread(target=self._remind, args=(doing, hint, is_over), daemon=True).start()
         try:
             with unheard(doing):
                 yield
@@ -188,13 +188,13 @@ class Telemetry:
             for sink in self.sinks:
                 sink.end_phase(doing, time.monotonic() - started)
 
-    def _remind(self, doing: str, is_over: threading.Event) -> None:
+    def _remind(self, doing: str, hint: str, is_over: threading.Event) -> None:
         started = time.monotonic()
         for seconds in reminders():
             if is_over.wait(max(0.0, started + seconds - time.monotonic())):
                 return
             for sink in self.sinks:
-                sink.phase_lasts(doing, seconds)
+                sink.phase_lasts(doing, seconds, hint)
 
     def finish(self, summary: Summary) -> None:
         summary = _redacted(summary)

@@ -28,7 +28,7 @@ from mpt_cli.errors import ConfigError, DataError, Problem, first_line, install_
 from mpt_cli.redaction import note_passwords
 from mpt_cli.settings.schema import LoggerSettings, check_sink_key
 from mpt_cli.telemetry.console import PrintableConsole
-from mpt_cli.telemetry.console.live import LiveConsole
+from mpt_cli.telemetry.console.live import LiveConsole, NotebookConsole, notebook_update
 from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole, StreamLines
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import (
@@ -89,9 +89,11 @@ def load_sink(name: str) -> Any:
 
 
 def console_sinks(mode: str, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> list[Sink]:
-    """`auto` is live in a terminal that can move its cursor and show the characters; else plain."""
+    """`auto` is live in a notebook, and in a terminal that can move its cursor and show the characters; else plain."""
     if mode == "quiet":
         return []
+    if mode == "auto" and stream is sys.stdout and (update := notebook_update()) is not None:
+        return [NotebookConsole(update, clock)]
     if mode == "live" or (mode == "auto" and _is_live_terminal(stream)):
         return [LiveConsole(PrintableConsole(stream, force_terminal=True), clock)]
     return [PlainConsole(StreamLines(stream), clock)]

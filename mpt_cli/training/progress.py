@@ -2,13 +2,15 @@
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from signal import Signals
 from typing import Any, Self
 
 from mpt_cli.settings.references import canonical_name
 from mpt_cli.telemetry.health import Stop
+from mpt_cli.telemetry.signs import LossTrend
 
 MONITORED = ("val_accuracy", "val_loss", "accuracy", "loss")  # by default the first of these that a run has
 # Keras's metrics that are better the lower they are, and those of its losses of which the same holds as a metric: not
@@ -32,8 +34,8 @@ FALLING_WORDS = (
 class Progress:
     """`epoch` counts from 1 and is the one being trained or, with `step_in_epoch` 0, the last that was completed.
 
-    `metrics` are those of the last epoch line, `best` the best value each had. `phase` counts from 0;
-    `*_before_phase` are completed epochs and applied steps when it began.
+    `metrics` are those of the last epoch line, `best` the best value each had, `val_loss` is how that one went. `phase`
+    counts from 0; `*_before_phase` are completed epochs and applied steps when it began.
     """
 
     epoch: int = 0
@@ -41,6 +43,7 @@ class Progress:
     epochs_completed: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
+    val_loss: LossTrend = field(default_factory=LossTrend)
     phase: int = 0
     epochs_before_phase: int = 0
     applied_before_phase: int = 0
@@ -51,7 +54,7 @@ class Progress:
         numbers = {
             name: {metric: float(value) for metric, value in position[name].items()} for name in ("metrics", "best")
         }
-        return cls(**{**position, **numbers})
+        return cls(**{**position, **numbers, "val_loss": LossTrend.from_position(position["val_loss"])})
 
     def begin_phase(self, applied: int) -> None:
         """The next phase begins, with a new epoch; one that a callback has ended in its middle counts as completed."""
@@ -62,6 +65,8 @@ class Progress:
     def record(self, metrics: dict[str, float]) -> set[str]:
         """Take `metrics` as the latest, and as the best where they are; returns the names of those."""
         self.metrics = metrics
+        if "val_loss" in metrics:
+            self.val_loss = self.val_loss.after(self.epoch, metrics["val_loss"])
         improved = {
             name for name, value in metrics.items()
             if not math.isnan(value) and (name not in self.best or is_better(name, value, self.best[name]))
@@ -113,6 +118,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.examples, self.seconds, self.steps = 0, 0.0, 0
+        self.input_seconds = 0.0  # that steps waited for their data
         self.earlier_seconds = 0.0  # of the attempts before this one
         self._began: float | None = None
         self._seen: set[int] = set()
@@ -136,13 +142,23 @@ class Stopwatch:
 
     def position(self) -> dict[str, float]:
         """The totals, for a checkpoint."""
-        return {"run_seconds": self.run_seconds, "timed_seconds": self.seconds, "timed_examples": self.examples}
+        return {"run_seconds": self.run_seconds, "timed_seconds": self.seconds, "timed_examples": self.examples,
+                "input_seconds": self.input_seconds}  # fmt: skip
 
     def resume(self, position: dict[str, float]) -> None:
         """Go on from what `position` gave."""
         self.earlier_seconds, self.seconds = position["run_seconds"], position["timed_seconds"]
         self.examples = int(position["timed_examples"])
+        self.input_seconds = position["input_seconds"]
         self._window = (self.examples, self.seconds)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around the wait for the data of the next steps; that of the very first is part of the start."""
+        counts, started = not self.is_unused, time.perf_counter()
+        yield
+        if counts:
+            self.input_seconds += time.perf_counter() - started
 
     def start(self) -> None:
         self._started = time.perf_counter()

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +225,13 @@ def _add_what_was_asked_for(parts: Assembly, runner: Trainer, may_sample: bool) 
     if process_info is not None:
         runner.process_group = ProcessGroup()
     if process_info is None or process_info.is_rank0:  # the others end with the first
-        parts.engine.compiling = lambda function: telemetry.busy(f"compiling {function}")
+        parts.engine.compiling = partial(_compiling, parts, telemetry)
+
+
+def _compiling(parts: Assembly, telemetry: Telemetry, function: str) -> AbstractContextManager[None]:
+    may_go_without = parts.settings.backend.name == "tensorflow" and parts.jit_compile
+    hint = "trainer.jit_compile=false starts without compiling" if may_go_without else ""
+    return telemetry.busy(f"compiling {function}", hint)
 
 
 def _describe_policy(settings: Settings, model: Any) -> str:

@@ -138,8 +138,10 @@ class Trainer:
 
     def signs(self) -> Signs:
         """What health rules and verdict go by, as of the last step."""
+        watch, progress = self.stopwatch, self.progress
         return observe(
-            self.ledger, self.telemetry.tally, self.health.scaling, self.progress.metrics,
+            self.ledger, self.telemetry.tally, self.health.scaling, progress.metrics, val_loss=progress.val_loss,
+            input_seconds=watch.input_seconds, step_seconds=watch.seconds,
             unmoved=None if self.weight_watch is None else self.weight_watch.found,
         )  # fmt: skip
 
@@ -222,7 +224,8 @@ class Trainer:
             count = self.process_group.agree(count, self.interruption.requested)
         if self._must_stop():
             return None
-        return self.train_feed.take(count, self._must_stop)
+        with self.stopwatch.waiting():
+            return self.train_feed.take(count, self._must_stop)
 
     def _next_count(self) -> int:
         """Steps of the next call: up to the next checkpoint or sample of the gradients, to where the skip rate begins

@@ -327,11 +327,13 @@ def configure_report(parser: argparse.ArgumentParser) -> None:
 _REPRODUCE_EXAMPLES = """examples:
   mpt reproduce digits_mlp overflow -j 2
   mpt reproduce --all --junit results.xml       every recipe, the project's too, that can run on this machine
-  mpt reproduce recipes/ 'digits_*' --tag nightly -x
+  mpt reproduce recipes/ 'digits_*' --tag nightly -k "not cnn" -x
   mpt reproduce recipes/ --dry-run              what would run; an unreadable recipe is an error of its own
-  mpt reproduce recipes/ --timeout 600
+  mpt reproduce recipes/ --retries 1 --timeout 600
   mpt reproduce runs/digits_cnn/RUN             against its own summary: bit for bit
   mpt reproduce runs/digits_cnn/RUN --rtol 0.02 on another machine: metrics within 2 %
+  mpt reproduce ./mine.yaml --update            run it with 3 seeds (or as many as `seeds:` says), and write into the
+                                                expect: block what they missed, or the block itself
   mpt reproduce digits_mlp seed=7               with changes
 
 exit code: 0 all came out as expected; 2 a recipe can't be read (the others ran); 5 an expectation was missed"""
@@ -344,11 +346,15 @@ def configure_reproduce(parser: argparse.ArgumentParser) -> None:
                         "is called NAME); changes to all of them")  # fmt: skip
     parser.add_argument("--all", action="store_true", help="every recipe that `mpt list` shows and that can run on "
                         "this machine")  # fmt: skip
+    parser.add_argument("-k", dest="keywords", default="", metavar="EXPRESSION", help="those whose name or tags hold "
+                        "these words, with and, or, not")  # fmt: skip
     parser.add_argument("--tag", action="append", default=[], metavar="TAG", help="those with this tag (`tags:` of the "
                         "recipe); several: with any of them")  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="read them all and list what would run")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end a run after this long; it counts as "
                         "failed")  # fmt: skip
+    parser.add_argument("--retries", type=int, default=0, metavar="N", help="run what failed again, up to N times; "
+                        "what passes then is reported as flaky")  # fmt: skip
     parser.add_argument("-x", "--exitfirst", action="store_true", help="begin no run after one that failed")
     add_config_dir(parser)
     parser.add_argument("--rtol", type=float, default=0.0, help="how far a metric may be from that of an earlier run, "
@@ -356,6 +362,7 @@ def configure_reproduce(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="runs at the same time; default: 1")
     parser.add_argument("--junit", metavar="FILE", help="write the verdicts as JUnit XML, for CI")
     parser.add_argument("--output", metavar="DIR", help="where the runs go; default: runs/reproduce/TIME-ID")
+    parser.add_argument("--update", action="store_true", help="write missed expectations into the recipe files")
     add_json(parser)
     parser.epilog = _REPRODUCE_EXAMPLES
 

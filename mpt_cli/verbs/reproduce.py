@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, Problem
-from mpt_cli.reproduce.collection import Selection, collect, raise_problems
+from mpt_cli.reproduce.collection import Selection, collect, names_run, raise_problems
 from mpt_cli.reproduce.output import ResultPrinter, check_junit, write_junit
 from mpt_cli.reproduce.reproduction import (
     Reproduction,
@@ -19,6 +19,7 @@ from mpt_cli.reproduce.reproduction import (
     ResumeProof,
     create_output_folder,
     reproduce,
+    update_recipes,
     verify_resume,
 )
 from mpt_cli.settings.load import load_settings
@@ -39,7 +40,7 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
     elif found.targets:
         folder = create_output_folder(arguments.output)
         printer.start(found)
-        limits = RerunLimits(arguments.jobs, arguments.timeout, arguments.exitfirst)
+        limits = RerunLimits(arguments.jobs, arguments.timeout, arguments.retries, arguments.exitfirst)
         results = reproduce(found.targets, folder, limits, printer.tell)
         printer.finish(results)
     if arguments.junit:
@@ -48,7 +49,7 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
         raise_problems(found.errors)
     if not found.targets:
         reasons = [f"{name} {reason}" for name, reason in found.left_out.items()]
-        reasons += ["no other has what --tag asks for"] if arguments.tag else []
+        reasons += ["no other has what --tag and -k ask for"] if arguments.tag or arguments.keywords else []
         raise ConfigError(Problem("reproduce", "must have something to run, or it would always pass.", None,
                                   f"Left out: {'; '.join(reasons)}." if reasons else ""))  # fmt: skip
     missed = [result for result in results if not result.passed]
@@ -57,24 +58,33 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
         print_json({"passed": not missed and not errors, "left_out": found.left_out, "errors": errors,
                     "targets": [target.name for target in found.targets],
                     "results": [result.as_dict() for result in results]})  # fmt: skip
-    return BAD_CONFIG if found.errors else MISMATCH if missed else OK
+    is_met = update_recipes(results, _tell) if arguments.update else not missed
+    return BAD_CONFIG if found.errors else OK if is_met else MISMATCH
+
+
+def _tell(text: str) -> None:
+    say(text, sys.stderr)
 
 
 def _read_request(arguments: argparse.Namespace) -> Selection:
     changes = [text for text in arguments.given if "=" in text and not Path(text).exists()]
     names = [text for text in arguments.given if text not in changes]
-    problems = _problems(arguments, names)
+    problems = _problems(arguments, names, arguments.update and any(map(names_run, names)))
     if problems:
         raise ConfigError(problems)
-    return Selection(names, changes, arguments.all, arguments.rtol, arguments.tag)
+    return Selection(names, changes, arguments.all, arguments.rtol, arguments.keywords, arguments.tag, arguments.update)
 
 
-def _problems(arguments: argparse.Namespace, names: list[str]) -> list[Problem]:
+def _problems(arguments: argparse.Namespace, names: list[str], has_run: bool) -> list[Problem]:
     checks = [
         (bool(names) or arguments.all, Problem("NAME", "give recipes, files or run directories, or --all.")),
         (arguments.jobs >= 1, Problem("-j", "must be at least 1.", arguments.jobs)),
         (arguments.rtol >= 0, Problem("--rtol", "must be at least 0.", arguments.rtol)),
+        (arguments.retries >= 0, Problem("--retries", "must be at least 0.", arguments.retries)),
         (arguments.timeout is None or arguments.timeout > 0, Problem("--timeout", "must be > 0.", arguments.timeout)),
+        (not (arguments.update and arguments.dry_run), Problem("--dry-run", "must be left out with --update.")),
+        (not (arguments.update and has_run),
+         Problem("--update", "rewrites recipes; a run directory is a record and stays as it is.")),
     ]  # fmt: skip
     return [problem for holds, problem in checks if not holds]
 

@@ -10,7 +10,7 @@ import pytest
 from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale
 from mpt_cli.telemetry.health import CAUSES, judge
 from mpt_cli.telemetry.records import Scaling, UnmovedWeights
-from mpt_cli.telemetry.signs import Signs
+from mpt_cli.telemetry.signs import LossTrend, Signs
 from mpt_cli.training.assembly import warn_of_half_head
 from mpt_cli.training.loss_and_optimizer import warn_of_scaling
 from mpt_cli.verbs.run import is_taken
@@ -31,9 +31,9 @@ def model(dtype: str = "mixed_float16", optimizer: Any = "sgd") -> Any:
 def test_a_key_that_advice_names_is_taken_by_a_script_too(mode):
     base = Signs(MODES[mode], 1000, 1000, scale=2.0**15, loss=0.5)
     others = [
-        replace(base, faults={"a": "dead"}),
+        replace(base, val_loss=LossTrend(0.31, 4, 9, (0.4, 0.45, 0.52))), replace(base, faults={"a": "dead"}),
         replace(base, unmoved=UnmovedWeights(0, 1e-9)), replace(base, faults={"a": "unmoved"}),
-        replace(base, skip_steps=(1, 600), applied_steps=998),
+        replace(base, skip_steps=(1, 600), skip_scales=(1.0, 1.0), unprovoked_steps=(600,), applied_steps=998),
         replace(base, bad_steps=2), replace(base, scaling=Scaling(is_needed=True)),
     ]  # fmt: skip
     texts = [text for cause in CAUSES.values() for text in (cause.advise(base), cause.explain(base))]

@@ -82,6 +82,7 @@ def test_a_run_shows_itself(reference):
     run, _ = reference
     assert "skipped steps" in run._repr_html_() and run._repr_html_().count("<svg") >= 2
     assert repr(run).endswith(f"Finished: {run.verdict})") and mpt.load_run(run.path).verdict == run.verdict
+    assert all(path.is_file() for path in run.plot())
     assert html.escape(mpt.load_run(str(run.path)).explanation) in run._repr_html_()
 
 
@@ -593,6 +594,15 @@ def test_callbacks_are_called(tmp_path):
     noting = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))
     fit(net(), tmp_path / "run", callbacks=[noting])
     assert seen == [0, 1]
+
+
+def test_frames_and_pictures_say_what_is_missing(reference, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ConfigError, match="pandas: must be installed for a frame"):
+        reference[0].events_frame()
+    monkeypatch.setattr("mpt_cli.report.run.missing_extra", lambda *_: "No pictures: matplotlib is not installed.")
+    with pytest.raises(ConfigError, match="plot: No pictures"):
+        reference[0].plot()
 
 
 @pytest.mark.parametrize(("words", "code", "said"), [

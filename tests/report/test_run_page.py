@@ -139,9 +139,11 @@ def test_no_run_has_no_picture():
     assert run_pictures([]) == []
 
 
-def test_a_picture_is_the_same_text_each_time():
+def test_a_picture_is_the_same_text_each_time_and_stands_alone_on_paper():
     picture = Picture("p", "<Loss>", "loss", [Curve("a", [1, 2], [1.0, 2.0]), Curve("b", [1, 2], [2.0, 1.0])])
     assert draw(picture) == draw(picture) and "currentColor" in draw(picture)
+    paper = draw(picture, on_paper=True)
+    assert paper.startswith("<?xml") and "#ffffff" in paper and "currentColor" not in paper
 
 
 def test_cells_are_escaped_and_named():

@@ -37,7 +37,9 @@ def test_both_install_one_package_and_run_what_mpt_has(name) -> None:
     install, *runs = commands(name)
     assert install == ["pip", "install", "$MPT_PACKAGE"]
     parsed = [verb_parser(words[1]).parse_intermixed_args(words[2:]) for words in runs]
-    assert [(each.given, each.dry_run) for each in parsed] == [(["recipes"], True), (["recipes"], False)]
+    assert [(each.given, each.dry_run, each.retries) for each in parsed] == [
+        (["recipes"], True, 0), (["recipes"], False, 1)
+    ]  # fmt: skip
     assert commands(name)[1:] == commands("reproduce.yml")[1:]
 
 

@@ -169,6 +169,24 @@ def test_a_failure_may_be_what_is_expected(outcome, recipe: Path) -> None:
     assert main(["reproduce", "./mine.yaml"]) == 0
 
 
+@pytest.mark.slow
+def test_update_changes_the_missed_figures_and_nothing_else(outcome, capsys, recipe: Path) -> None:
+    recipe.write_text(RECIPE.replace("0.97", "0.995").replace("0.2 ", "0.05 ").replace("345", "300"))
+    assert main(["reproduce", "./mine.yaml", "--update"]) == 0
+    wanted = RECIPE.replace("0.97", "0.9751").replace("0.2 ", "0.1005 ")  # half a percent, as the seeds are the same
+    assert recipe.read_text() == wanted
+    shown = capsys.readouterr().err
+    assert "-  steps_seen: 300\n" in shown and "+  steps_seen: 345\n" in shown
+    assert main(["reproduce", "./mine.yaml", "--output", "again"]) == 0
+
+
+def test_update_writes_nothing_for_a_run_that_failed(outcome, capsys, recipe: Path) -> None:
+    outcome["summary"] = {**SUMMARY, "exit_code": 4}
+    assert main(["reproduce", "./mine.yaml", "--update"]) == 5
+    assert recipe.read_text() == RECIPE
+    assert "not updated, because the run failed" in capsys.readouterr().err
+
+
 @pytest.fixture
 def earlier() -> Path:
     run = RunDirectory(Path("earlier"))
@@ -202,6 +220,7 @@ def test_runs_in_a_folder_and_their_configuration_are_held_against_their_own_sum
     for word in ("all/first", "all/first/config.yaml", "all/*/config.yaml"):
         (target,) = collect(Selection([word])).targets
         assert (target.recipe, target.expect["val_loss"], target.words[0]) == (None, 0.1, "conf=all/first/config.yaml")
+    assert main(["reproduce", "all/first/config.yaml", "--update"]) == 2
     assert main(["reproduce", "all", "--output", "out"]) == 0 and len(outcome["words"]) == 2
     assert main(["reproduce", "all/second"]) == 2
 
@@ -221,6 +240,7 @@ def test_the_name_of_a_shipped_recipe_never_means_a_run_that_lies_about(outcome,
     earlier.rename("digits_mlp")
     assert [target.recipe for target in collect(Selection(["digits_mlp"])).targets] == [recipe_paths()["digits_mlp"]]
     assert [target.expect["steps_seen"] for target in collect(Selection(["./digits_mlp"])).targets] == [345]
+    assert main(["reproduce", "./digits_mlp", "--update"]) == 2
     assert main(["reproduce", "./digits_mlp"]) == 0
     assert outcome["words"][0][0] == "conf=digits_mlp/config.yaml"
 
@@ -261,6 +281,20 @@ def test_the_variables_of_a_child_are_added_to_those_of_this_process(monkeypatch
     assert (child.exit_code, child.words) == (3, "mpt has 1 of 8")
 
 
+@pytest.mark.slow
+def test_a_miss_of_a_run_that_was_resumed_with_other_settings_is_explained(outcome, capsys, earlier: Path) -> None:
+    attempts = [{"attempt": 1, "changes": {}}, {"attempt": 2, "changes": {"optimizer.learning_rate": [0.001, 0.01]}},
+                {"attempt": 3, "changes": {"trainer.epochs": [2, 3]}}]  # fmt: skip
+    write_json(earlier / "environment.json", {"python": "3.11", "attempts": attempts})
+    outcome["summary"] = {**SUMMARY, "steps_seen": 300}
+    assert main(["reproduce", "earlier"]) == 5
+    remark = ("it was trained in 3 attempts that differed in optimizer.learning_rate, trainer.epochs: config.yaml, "
+              "which holds the last values, need not repeat it")  # fmt: skip
+    assert f"\n  {remark}\n" in capsys.readouterr().out
+    assert main(["reproduce", "earlier", "--json", "--output", "2"]) == 5
+    assert json.loads(capsys.readouterr().out)["results"][0]["remarks"] == [remark]
+
+
 def test_counters_stay_exact_under_a_tolerance() -> None:
     found = expected_of({**SUMMARY, "metrics": {"loss": -2.0, "val_loss": "NaN"}}, 0.1)
     assert found["steps_seen"] == 345
@@ -292,7 +326,7 @@ def test_what_says_nothing_to_hold_it_against_is_refused(recipe: Path) -> None:
 
 def test_wrong_usage_is_two(capsys, earlier: Path) -> None:
     assert main(["reproduce"]) == 2
-    assert main(["reproduce", "earlier", "--timeout", "0", "-j", "0", "--rtol", "-1"]) == 2
+    assert main(["reproduce", "earlier", "--update", "-j", "0", "--rtol", "-1"]) == 2
     said = capsys.readouterr().err
     assert "give recipes, files or run directories, or --all" in said
     assert "3 problems" in said
@@ -329,7 +363,7 @@ def collected(*names: str, **request: Any) -> list[str]:
 
 
 @pytest.mark.slow
-def test_files_folders_patterns_and_tags_are_collected() -> None:
+def test_files_folders_patterns_keywords_and_tags_are_collected() -> None:
     named("mine/a.yaml", RECIPE + "tags: [nightly, gpu]\n")
     named("mine/deep/b.yml")
     named("mine/conf/trainer/long.yaml", "epochs: 50\n")
@@ -337,7 +371,7 @@ def test_files_folders_patterns_and_tags_are_collected() -> None:
     assert collected("mine") == ["mine/a.yaml", "mine/deep/b.yml"]
     assert collect(Selection(["mine"])).left_out == {"mine/base.yaml": "has no expect: block"}
     assert collected("mine/**/*.y*ml", "digits_r*") == ["mine/a.yaml", "mine/deep/b.yml", "digits_resnet"]
-    assert collected("mine", tags=["nightly"]) == ["mine/a.yaml"]
+    assert collected("mine", tags=["nightly"]) == collected("mine", keywords="GPU and not b") == ["mine/a.yaml"]
     assert str(collect(Selection(["nothing*"])).errors[0]) == (
         "nothing*: NAME: must match at least one recipe. Received: 'nothing*'."
     )
@@ -377,9 +411,11 @@ def test_a_dry_run_reads_them_all_and_runs_none(outcome, capsys) -> None:
     shown = capsys.readouterr().out
     assert shown.splitlines()[0] == "./mine.yaml: val_accuracy, val_loss, steps_seen"
     assert "2 to run, 0 unreadable, 0 left out" in shown and "words" not in outcome
+    assert main(["reproduce", "./mine.yaml", "--dry-run", "--update", "--retries", "-1", "--timeout", "0"]) == 2
+    assert "3 problems" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--tag", "nosuch"], ["--tag", "nosuch", "--dry-run"]])
+@pytest.mark.parametrize("words", [["--tag", "nosuch"], ["-k", "nosuch"], ["-k", "nosuch", "--dry-run"]])
 def test_nothing_to_run_is_no_success(outcome, capsys, words) -> None:
     """A mistyped tag would keep a pipeline green for ever."""
     assert main(["reproduce", "./mine.yaml", "digits_mlp", *words]) == 2
@@ -387,6 +423,21 @@ def test_nothing_to_run_is_no_success(outcome, capsys, words) -> None:
     Path("base.yaml").write_text("data: {name: digits}\n")
     assert main(["reproduce", "./base.yaml"]) == 2
     assert "words" not in outcome
+
+
+def test_what_passes_at_a_second_attempt_is_flaky(outcome, capsys, monkeypatch) -> None:
+    run, good = StubExecutor.run, outcome["summary"]
+
+    def fails_first(command: Command) -> int:
+        outcome["summary"] = good if "retry" in command.name else {**good, "steps_seen": 1}
+        return run(command)
+
+    monkeypatch.setattr(StubExecutor, "run", staticmethod(fails_first), raising=False)
+    assert main(["reproduce", "./mine.yaml", "--retries", "2", "--output", "out", "--junit", "out.xml"]) == 0
+    assert [words[-1] for words in outcome["words"]] == ["run_dir=out/1-mine", "run_dir=out/1-mine-retry1"]
+    assert "reproduced at attempt 2: flaky" in capsys.readouterr().out
+    properties = ElementTree.parse("out.xml").getroot().iter("property")
+    assert {each.get("name"): each.get("value") for each in properties}["flaky"] == "true"
 
 
 def test_exitfirst_begins_nothing_after_a_failure(outcome, recipe: Path) -> None:
@@ -444,6 +495,16 @@ def test_a_recipe_runs_with_each_of_its_seeds(outcome, recipe: Path, capsys) -> 
     assert outcome["words"] == [["conf=./mine.yaml", f"seed={seed}", f"run_dir=out/{at}-mine-seed{seed}"]
                                 for at, seed in enumerate((5, 6), 1)]  # fmt: skip
     assert "[2/2] ./mine.yaml[seed=6]: reproduced" in capsys.readouterr().out
+
+
+def test_update_gives_a_recipe_without_expectations_some(outcome, recipe: Path) -> None:
+    recipe.write_text(RECIPE.partition("expect:")[0])
+    assert main(["reproduce", "./mine.yaml", "--update"]) == 0
+    assert len(outcome["words"]) == 3
+    assert recipe.read_text().endswith(
+        "expect:\n  val_accuracy:\n    min: 0.9751\n  val_loss:\n    max: 0.1005\n  steps_seen: 345\n"
+        "  skipped_steps:\n    max: 0\n"
+    )
 
 
 @pytest.mark.slow

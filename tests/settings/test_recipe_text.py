@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mpt_cli.diagnose.report import choose_with_keys
 from mpt_cli.errors import ConfigError
-from mpt_cli.settings.recipe_edit import RecipeText, format_yaml_value
+from mpt_cli.settings.recipe_edit import RecipeText
 from mpt_cli.settings.recipes import read_recipe
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import conf_directory, recipes_directory
@@ -119,10 +119,3 @@ def test_what_is_set_is_read_back_and_what_is_removed_is_gone(tree, is_flow, nam
     assert (yaml.safe_load(edited(after, "remove", [name])) or {}) == {
         key: part for key, part in tree.items() if key != name
     }
-
-
-@pytest.mark.parametrize("value", ["two\nlines", "ends\n", "\n", "a\rb", "a\x85b", "a\u2028b", ["two\nlines", 1e-3],
-                                   {"two\nlines": "b\nc"}])
-def test_a_value_with_line_breaks_is_written_whole_and_on_one_line(value: Any) -> None:
-    written = format_yaml_value(value)
-    assert len(written.splitlines()) == 1 and yaml.safe_load(written) == value

@@ -57,8 +57,8 @@ class Phases(Sink):
     def begin_phase(self, doing: str) -> None:
         self.told.append(("begin", doing))
 
-    def phase_lasts(self, doing: str, seconds: float) -> None:
-        self.told.append((f"lasts {seconds}", doing))
+    def phase_lasts(self, doing: str, seconds: float, hint: str) -> None:
+        self.told.append((f"lasts {seconds}", hint))
 
     def end_phase(self, doing: str, seconds: float) -> None:
         self.told.append((f"took {seconds:.0f}", doing))
@@ -68,12 +68,12 @@ def test_a_phase_that_lasts_is_told_from_another_thread_until_it_ends(monkeypatc
     monkeypatch.setattr(sink, "reminders", lambda: iter([0.01, 0.02, 60.0]))
     phases = Phases()
     telemetry = Telemetry([phases])
-    with pytest.raises(DataError), telemetry.busy("loading the data"):
+    with pytest.raises(DataError), telemetry.busy("loading the data", hint="less of it"):
         while len(phases.told) < 3:
             time.sleep(0.01)  # which hears nothing, as a compiler
         raise DataError("no file")
-    assert phases.told == [("begin", "loading the data"), ("lasts 0.01", "loading the data"),
-                           ("lasts 0.02", "loading the data"), ("took 0", "loading the data")]  # fmt: skip
+    assert phases.told == [("begin", "loading the data"), ("lasts 0.01", "less of it"), ("lasts 0.02", "less of it"),
+                           ("took 0", "loading the data")]  # fmt: skip
 
 
 def test_the_tally_holds_every_event(header) -> None:
@@ -81,7 +81,7 @@ def test_the_tally_holds_every_event(header) -> None:
     telemetry.events([Event(1, 1, "overflow", 4.0, 2.0, cause="forward"), Event(2, 1, "overflow", 2.0, 1.0)])
     telemetry.events([Event(9, 1, "growth", 1.0, 8.0), Event(12, 1, "growth", 8.0, 16.0)])
     tally = telemetry.tally
-    assert (tally.skip_steps, tally.first_growth_step, len(tally.forward_steps)) == ([1, 2], 9, 1)
+    assert (tally.skip_steps, tally.first_growth_step, tally.growths, len(tally.forward_steps)) == ([1, 2], 9, 2, 1)
     assert (tally.lowest_scale, tally.highest_scale) == (1.0, 16.0)
 
 

@@ -83,7 +83,7 @@ def test_the_count_of_skips_goes_back_too(clock) -> None:
     narrator = Narrator(0.0, clock)
     narrator.add([overflow(1), overflow(12), overflow(13)])
     assert narrator.sentences(at_once=True)[0].endswith("3 of 13 steps so far")
-    narrator.rewind(1)
+    narrator.rewind(10, 1)
     narrator.add([overflow(11)])
     assert narrator.sentences(at_once=True)[0].endswith("2 of 11 steps so far")
 

@@ -42,7 +42,8 @@ SENTENCES = [
         "a skip after a growth",
         DYNAMIC,
         [Event(40, 1, "growth", 32768.0, 65536.0), *_skips(41, 41, 65536.0)],
-        "steps 40-41: 1 skipped, 1 growth, scale back at 32768; 1 of 41 steps so far",
+        "steps 40-41: 1 skipped, 1 growth, scale back at 32768: normal, the scale had grown as far as it can; 1 of 41 "
+        "steps so far",
     ),
     (
         "a change by logmax",
@@ -73,13 +74,15 @@ SENTENCES = [
         "nan at the floor",
         DYNAMIC,
         _skips(90, 90, 2.0**-14, backoff=1.0, nan=1),
-        "step 90: gradients overflowed (nan), step skipped, scale stays 2^-14; 1 of 90 steps so far",
+        "step 90: gradients overflowed (nan), step skipped, scale stays 2^-14: nan even at the lowest scale, so the "
+        "scale is not the cause; 1 of 90 steps so far",
     ),
     (
         "skips that don't end",
         DYNAMIC,
         _skips(600, 640, 2.0**30, **INF),
-        "steps 600-640: 41 skipped (inf in conv1/kernel), scale 2^30 → 2^-11; 41 of 640 steps so far",
+        "steps 600-640: 41 skipped (inf in conv1/kernel), scale 2^30 → 2^-11: more often than normal; 41 of 640 "
+        "steps so far",
     ),
     (
         "an overflow that is applied",
@@ -132,6 +135,28 @@ def test_the_loss_is_blamed_for_most_of_the_skips_that_are_told(header, clock, f
     assert ("the loss itself was not finite" in narrator.sentences()[0]) == blamed
 
 
+@pytest.mark.parametrize(("event", "blamed"), [
+    (Event(90, 1, "overflow", 2.0**-14, 2.0**-14, nan=1), True),
+    (Event(90, 1, "overflow", 2.0**-14, 2.0**-14, inf=1), False),
+    (Event(90, 1, "overflow", 2.0**-13, 2.0**-14, nan=1), False),
+])  # fmt: skip
+def test_the_scale_is_acquitted_by_nan_at_the_floor_alone(header, clock, event: Event, blamed: bool) -> None:
+    narrator = Narrator(5.0, clock)
+    narrator.start(replace(header, scaling=Scaling(LogMaxScale())))
+    narrator.add([event])
+    assert ("nan even at the lowest scale" in narrator.sentences()[0]) == blamed
+
+
+@pytest.mark.parametrize(("first", "last", "frequent"), [(202, 203, False), (201, 203, True), (198, 200, False)])
+def test_from_the_third_late_skip_on_overflows_are_not_called_normal(header, clock, first, last, frequent) -> None:
+    narrator = Narrator(0.0, clock)
+    narrator.start(replace(header, scaling=DYNAMIC))
+    narrator.add([Event(190, 1, "growth", 4.0, 8.0)])
+    narrator.sentences()
+    narrator.add(_skips(first, last, 8.0))
+    assert ("more often than normal" in narrator.sentences(at_once=True)[0]) == frequent
+
+
 def test_the_floor_is_told_once(header, clock) -> None:
     narrator = Narrator(5.0, clock)
     narrator.start(header)
@@ -178,13 +203,17 @@ def test_a_resumed_run_goes_on_counting_from_the_trainers_count(header, clock, s
     assert narrator.sentences()[0].endswith("4 of 41 steps so far")
 
 
-def test_nan_without_inf_is_not_called_normal(header, clock) -> None:
-    """A scale that is much too high leaves it, and so does a bug of the model."""
-    narrator = Narrator(0.0, clock)
-    narrator.start(replace(header, scaling=DYNAMIC))
-    narrator.add(_skips(10, 10, 65536.0, nan=4))
-    assert narrator.sentences() == ["step 10: gradients overflowed (nan), step skipped, scale 65536 → 32768; 1 of 10 "
-                                    "steps so far"]  # fmt: skip
+def test_a_nan_that_comes_a_third_time_is_no_warm_up():
+    """At 65536 and 32768 steps had been applied before: lowering the scale cures nothing."""
+    narrator = Narrator(0.0)
+    narrator._scaling = DYNAMIC
+    told = []
+    for step, scale in ((10, 65536.0), (20, 32768.0), (30, 16384.0)):
+        narrator.add(_skips(step, step, scale, nan=4, variable="a/kernel", layer="a", fault="nan", cause="backward"))
+        told += narrator.sentences(at_once=True)
+    assert [": normal while the scale settles" in line for line in told] == [True, True, False]
+    assert "nan without inf for the third time, which the scale does not explain: a bug of the model or data" in (
+        told[2])  # fmt: skip
 
 
 def test_a_forward_pass_that_went_wrong_names_its_layer():

@@ -30,8 +30,8 @@ settles; 1 of 1 steps so far
                                                             val_            learning
   epoch     loss    scale  skipped  accuracy  val_loss  accuracy  grows in      rate     step  examples/s     time
  0.00/3   0.5000    16384        3    0.8750                            28      0.25       30       1,234
-        step 32: gradients overflowed (inf in dense/kernel), step skipped, scale 16384 → 8192; 4 of 32 \
-steps so far
+        step 32: gradients overflowed (inf in dense/kernel), step skipped, scale 16384 → 8192: the scale had settled \
+before; 4 of 32 steps so far
     1/3   0.5000    16384        3                        0.9375        28      0.25       40       1,234    4.0 s
 resumed from step 0
 
@@ -144,14 +144,14 @@ def test_a_numerical_failure_without_a_rule_has_no_postmortem(console, written, 
 
 def test_a_phase_is_told_when_it_lasts_and_then_what_it_took(console, written) -> None:
     console.begin_phase("compiling the training step")
-    console.phase_lasts("compiling the training step", 10.0)
-    console.phase_lasts("compiling the training step", 60.0)
+    console.phase_lasts("compiling the training step", 10.0, "trainer.jit_compile=false does without")
+    console.phase_lasts("compiling the training step", 60.0, "trainer.jit_compile=false does without")
     console.end_phase("compiling the training step", 83.0)
     console.begin_phase("loading the data")
     console.end_phase("loading the data", 9.0)
     assert written == [
         "compiling the training step: 10 s so far",
-        "compiling the training step: 1:00 so far",
+        "compiling the training step: 1:00 so far; trainer.jit_compile=false does without",
         "compiling the training step took 1:23",
     ]
 

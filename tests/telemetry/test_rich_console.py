@@ -7,7 +7,7 @@ import pytest
 from rich.table import Table
 
 from mpt_cli.telemetry.console import PrintableConsole, terminal_columns
-from mpt_cli.telemetry.console.live import LiveConsole
+from mpt_cli.telemetry.console.live import LiveConsole, NotebookConsole
 from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole, StreamLines
 from mpt_cli.telemetry.records import Event
 
@@ -47,17 +47,18 @@ def test_control_codes_in_what_is_drawn_are_written_out() -> None:
 
 def consoles(tmp_path) -> dict:
     """Each console of a run, and what it has shown so far."""
-    stream, terminal = io.StringIO(), io.StringIO()
+    stream, terminal, pages = io.StringIO(), io.StringIO(), [{}]
     drawn = PrintableConsole(terminal, force_terminal=True, width=200)
     log = tmp_path / "console.log"
     return {
         "plain": (PlainConsole(StreamLines(stream)), stream.getvalue),
         "log": (ConsoleLog(log), log.read_text),
         "live": (LiveConsole(drawn), terminal.getvalue),
+        "notebook": (NotebookConsole(pages.append), lambda: "".join(pages[-1].values())),
     }
 
 
-@pytest.mark.parametrize("kind", ["plain", "log", "live"])
+@pytest.mark.parametrize("kind", ["plain", "log", "live", "notebook"])
 def test_names_of_layers_and_metrics_can_not_command_a_terminal(kind, tmp_path, header, snapshot, summary) -> None:
     """As they stand in a saved model of a stranger, or in the user's own."""
     console, shown = consoles(tmp_path)[kind]

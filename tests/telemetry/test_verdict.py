@@ -1,6 +1,6 @@
 import math
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -9,7 +9,7 @@ from mpt_cli.telemetry import health as v
 from mpt_cli.telemetry.health import judge
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.telemetry.records import Event, Scaling, UnmovedWeights
-from mpt_cli.telemetry.signs import LONGEST_SETTLING_SKIPS, EventTally, Signs, observe
+from mpt_cli.telemetry.signs import LONGEST_SETTLING_SKIPS, EventTally, LossTrend, Signs, observe
 
 DYNAMIC = Scaling(DynamicScale())
 FIXED = Scaling(FixedScale(2.0**24))
@@ -364,29 +364,117 @@ def test_scales_of_several_optimizers_are_not_mixed_up():
     assert tally.uncured_steps == []
 
 
+LATE = _skipping([1, 2, 46], replace(CLEAN, steps_seen=64), unprovoked_steps=(1, 2, 46))
+RISING = LossTrend(0.31, 4, 9, (0.4, 0.45, 0.52))
+
+
+@pytest.mark.parametrize(("signs", "words"), [
+    (LATE, "3 of 64 steps (4.7%) were skipped: 2 while the scale settled, 1 later, few enough to do no harm. Step 46 "
+           "was skipped long after the scale had settled, and not because it had grown: a batch with unusual gradients "
+           "does that, or a learning rate that rises. If more follow, lower the learning rate or clip gradients to a "
+           "global norm of 1.0."),
+    (_skipping(range(100, 500, 100), unprovoked_steps=range(100, 500, 100)),
+     "4 of 1,000 steps (0.4%) were skipped, few enough to do no harm. 4 steps (… 200, 300, 400) were skipped long "
+     "after the scale had settled, and not because it had grown: a batch with unusual gradients does that, or a "
+     "learning rate that rises. If more follow, lower the learning rate or clip gradients to a "
+     "global norm of 1.0."),
+    (replace(NO_SCALING, val_loss=RISING), "All 1,000 steps were applied; the loss was not scaled, because nothing "
+     "needed it. val_loss was lowest in epoch 4, 0.3100, and is 0.5200 after 5 more: the model may be overfitting, and "
+     "early stopping ends a run there."),
+    (replace(CLEAN, input_seconds=30.0, step_seconds=20.0), "All 1,000 steps were applied at scale 32768. Steps waited "
+     "for their data 60% of the time (30.0 s), so a quicker device gains little: let the loader do less for each "
+     "example, or do it once and keep the result."),
+])  # fmt: skip
+def test_a_good_verdict_says_what_is_worth_a_word(signs: Signs, words: str) -> None:
+    assert judge(signs) == (v.HEALTHY, words)
+
+
+@pytest.mark.parametrize("signs", [
+    _skipping([1, 2, 3], replace(CLEAN, steps_seen=64), unprovoked_steps=(1, 2, 3)),  # the settling itself
+    _skipping([401, 803], first_growth_step=400),  # each after a growth
+    _skipping([500], FIXED_CLEAN, unprovoked_steps=(500,)),  # a fixed scale never settles
+    replace(CLEAN, val_loss=LossTrend(0.31, 7, 9, (0.31, 0.45, 0.52))),  # two epochs may be chance
+    replace(CLEAN, val_loss=LossTrend(0.31, 4, 9, (0.4, 0.32, 0.52))),  # it came back to the lowest
+    replace(CLEAN, input_seconds=4.0, step_seconds=1.0),  # too short to matter
+    replace(CLEAN, input_seconds=30.0, step_seconds=70.0),
+])  # fmt: skip
+def test_what_is_usual_gets_no_remark(signs: Signs) -> None:
+    assert len(re.findall(r"\. [A-Z]|\. val_loss", judge(signs)[1])) == 0
+
+
+def test_a_bad_verdict_stands_alone() -> None:
+    assert "val_loss" not in judge(replace(CLEAN, loss=math.nan, val_loss=RISING))[1]
+
+
 @pytest.mark.parametrize(("applied", "verdict"), [(20, v.WARM_UP), (21, v.HEALTHY)])
 def test_the_settling_ends_after_a_twentieth_of_the_run_or_its_first_steps(applied: int, verdict: str) -> None:
     assert judge(_skipping([1, applied + 2], replace(CLEAN, steps_seen=64)))[0] == verdict
     assert judge(_skipping([1, 2 * applied + 12 - 2 * (applied - 20)], replace(CLEAN, steps_seen=1000)))[0] == v.WARM_UP
 
 
-HIGH = Scaling(DynamicScale(2.0**40, growth_steps=100, max_scale=2.0**40))
+def test_a_skip_is_provoked_by_a_growth_since_the_skip_before_and_so_is_the_streak_it_begins() -> None:
+    tally = EventTally()
+    tally.add(halved_at(step, scale) for step, scale in ((1, 16.0), (2, 8.0)))
+    tally.add([Event(40, 1, "growth", 4.0, 8.0)])
+    tally.add(halved_at(step, scale) for step, scale in ((60, 8.0), (61, 4.0), (63, 2.0)))
+    assert (tally.skip_steps, tally.unprovoked_steps) == ([1, 2, 60, 61, 63], [1, 2, 63])
+    assert tally.skip_scales == [8.0, 4.0, 4.0, 2.0, 1.0]
 
 
-@pytest.mark.parametrize(("late", "growth", "words"), [
-    ((), None, "25 of 128 steps (19.5%) were skipped while the scale settled at scale 32768, the last at step 25; "
-     "this is normal and nothing needs to be done."),
-    ((100,), None, "26 of 128 steps (20.3%) were skipped: 25 while the scale settled, 1 later, few enough to do no "
-     "harm."),
-    ((101, 120), 100, "27 of 128 steps (21.1%) were skipped: 25 while the scale settled, 2 later, few enough to do no "
-     "harm."),
+def halved_at(step: int, scale: float) -> Event:
+    return Event(step, 1, "overflow", scale, scale / 2)
+
+
+@pytest.mark.parametrize(("skips", "unprovoked"), [
+    ([(2001, 8.0), (2003, 4.0)], []),  # one halving too few: back at what it had grown from, and once more
+    ([(2001, 8.0), (2021, 4.0)], []),
+    ([(2001, 8.0), (2022, 4.0)], [2022]),  # long after
+    ([(2001, 8.0), (2003, 4.0), (2005, 2.0)], [2005]),  # lower than it had been for a whole stretch
+    ([(2500, 8.0), (2700, 8.0)], []),  # of hysteresis: it stays where it had grown to
 ])  # fmt: skip
-def test_skips_of_the_settling_are_told_apart_from_later_ones(late, growth, words) -> None:
-    base = replace(CLEAN, scaling=HIGH, steps_seen=128, first_growth_step=growth)
-    verdict, said = judge(_skipping([*range(1, 26), *late], base))
-    assert said == words and verdict == (v.HEALTHY if late else v.WARM_UP)
+def test_a_search_after_a_growth_may_go_one_halving_too_far(skips, unprovoked) -> None:
+    tally = EventTally(DYNAMIC)
+    tally.add([Event(2000, 1, "growth", 4.0, 8.0), *(halved_at(*skip) for skip in skips)])
+    assert tally.unprovoked_steps == unprovoked
+    signs = observe(Ledger(LedgerOptions(), seen=4000, applied=3990, scale=4.0, last_mean_loss=0.5), tally, DYNAMIC, {})
+    assert ("long after the scale had settled" in judge(signs)[1]) == bool(unprovoked)
+
+
+HIGH = Scaling(DynamicScale(2.0**40, growth_steps=100, max_scale=2.0**40))
+FAR = tuple(2.0 ** (40 - step) for step in range(1, 26))
+
+
+@pytest.mark.parametrize(("late", "growth", "unprovoked", "words"), [
+    ((), None, (), "25 of 128 steps (19.5%) were skipped while the scale settled at scale 32768, the last at step 25; "
+     "this is normal and nothing needs to be done. The first 25 skips came of a scale that began too high, at 2^40: "
+     "an initial loss scale of 32768 (loss_scale.initial_scale) would have needed none."),
+    ((100,), None, (100,), "26 of 128 steps (20.3%) were skipped: 25 while the scale settled, 1 later, few enough to "
+     "do no harm. The first 25 skips came of a scale that began too high, at 2^40: an initial loss scale of "
+     "32768 (loss_scale.initial_scale) would have needed none. Step 100 was skipped long after the scale had "
+     "settled, and not because it had grown"),
+    ((101, 120), 100, (120,), "27 of 128 steps (21.1%) were skipped: 25 while the scale settled, 1 after it had grown, "
+     "1 later, few enough to do no harm. The first 25 skips came of"),
+])  # fmt: skip
+def test_each_group_of_skips_is_told_by_what_it_is_due_to(late, growth, unprovoked, words) -> None:
+    scales = FAR + (2.0**14,) * len(late)
+    base = replace(CLEAN, scaling=HIGH, steps_seen=128, first_growth_step=growth, skip_scales=scales)
+    verdict, said = judge(_skipping([*range(1, 26), *late], base, unprovoked_steps=(*range(1, 26), *unprovoked)))
+    assert said.startswith(words) and verdict == (v.HEALTHY if late else v.WARM_UP)
+
+
+def test_one_skip_of_a_first_scale_that_was_too_high_names_the_half() -> None:
+    signs = _skipping([1], scaling=Scaling(DynamicScale(2.0**30)), skip_scales=(2.0**29,), scale=2.0**29)
+    assert judge(signs)[1].endswith(
+        "The first skip came of a scale that began too high, at 2^30: an initial loss scale of 2^29 "
+        "(loss_scale.initial_scale) would have needed none.")  # fmt: skip
 
 
 def test_a_logmax_scale_is_not_told_to_grow_later() -> None:
     words = judge(_skipping(range(10, 1000, 10), scaling=LOGMAX))[1]
     assert "Lower the highest scale (loss_scale.max_scale), or try" in words
+
+
+def test_a_val_loss_that_is_not_finite_leaves_the_trend_as_it_was() -> None:
+    trend = LossTrend().after(1, 0.5)
+    assert trend.after(2, math.nan) == trend and not trend.is_rising
+    assert LossTrend.from_position(asdict(trend)) == trend

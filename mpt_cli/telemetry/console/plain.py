@@ -7,6 +7,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -27,7 +28,7 @@ from mpt_cli.telemetry.format import (
     format_share,
     format_whole_seconds,
 )
-from mpt_cli.telemetry.health import COLLAPSED
+from mpt_cli.telemetry.health import BEYOND, CAUSES, CHRONIC_SHARE, CHRONIC_SKIPS, COLLAPSED, FORWARD, IN_DOUBT, NAN
 from mpt_cli.telemetry.records import (
     CEILING,
     DECLINE,
@@ -42,7 +43,7 @@ from mpt_cli.telemetry.records import (
     Snapshot,
     Summary,
 )
-from mpt_cli.telemetry.signs import may_still_settle
+from mpt_cli.telemetry.signs import THIRD_TIME, EventTally, Signs, is_at_floor, may_still_settle
 from mpt_cli.telemetry.sink import LineFile, Sink, reminders
 
 LABEL_WIDTH = 13
@@ -80,6 +81,21 @@ def sample_sentence(sample: GradientSample) -> str:
     """
     found = ", ".join(f"{label} {value}" for label, value in format_sample(sample))
     return f"step {format_count(sample.step)}: of the gradients, {found}"
+
+
+HINT_SECONDS = 60.0  # from then on it is also said what would be quicker
+
+
+def lasting_line(doing: str, seconds: float, hint: str = "") -> str:
+    """What is said of a phase that has taken so long.
+
+    >>> lasting_line("compiling the training step", 10.0, "trainer.jit_compile=false does without")
+    'compiling the training step: 10 s so far'
+    >>> lasting_line("compiling the training step", 60.0, "trainer.jit_compile=false does without")
+    'compiling the training step: 1:00 so far; trainer.jit_compile=false does without'
+    """
+    so_far = f"{doing}: {format_whole_seconds(seconds)} so far"
+    return f"{so_far}; {hint}" if hint and seconds >= HINT_SECONDS else so_far
 
 
 def rate_parts(examples_per_second: float | None) -> list[str]:
@@ -158,6 +174,7 @@ def _format_speed(summary: Summary) -> str:
 
 
 LONGEST_WAIT_SECONDS = 60.0
+FREQUENT_AFTER_STEPS = 200  # beyond it skips that would be chronic at the end of a run aren't called normal
 
 
 class Narrator:
@@ -175,10 +192,13 @@ class Narrator:
         self._scaling = Scaling()
         self._total_steps: int | None = None
         self._skipped = 0
-        self._has_grown = False
+        self._growth_step = float("inf")  # of the first growth
+        self._told_step = 0
+        self._tally = EventTally()
 
     def start(self, header: RunHeader) -> None:
         self._scaling, self._total_steps = header.scaling, header.total_steps
+        self._tally = EventTally(header.scaling)
 
     def add(self, events: Sequence[Event]) -> None:
         self._pending.extend(events)
@@ -188,9 +208,11 @@ class Narrator:
         if not self._pending:
             self._skipped = snapshot.skipped_steps
 
-    def rewind(self, skipped_steps: int) -> None:
-        """The run is back at an earlier step; whatever came after it is told already."""
-        self._skipped = skipped_steps
+    def rewind(self, step: int, skipped_steps: int) -> None:
+        """The run is back at `step`; whatever came after it is told already."""
+        self._skipped, self._told_step = skipped_steps, min(self._told_step, step)
+        self._growth_step = self._growth_step if self._growth_step <= step else float("inf")
+        self._tally = EventTally(self._scaling)
 
     def sentences(self, at_once: bool = False) -> list[str]:
         """What is due to be said now, most often nothing; `at_once` empties what is pending."""
@@ -199,6 +221,7 @@ class Narrator:
         self._told_at = self._clock()
         self._wait_seconds = min(2 * self._wait_seconds, LONGEST_WAIT_SECONDS)
         events, self._pending = self._pending, []
+        self._tally.add(events)
         return self._changes(events) + self._bounds(events)
 
     def _changes(self, events: list[Event]) -> list[str]:
@@ -215,8 +238,9 @@ class Narrator:
             else _format_skips(skips, self._scaling)
         )
         what = what or _format_growths(growths, self._scaling)
-        self._has_grown = self._has_grown or bool(growths)
+        self._growth_step = min([self._growth_step, *(event.step for event in growths)])
         comment = self._comment(skips) if skips else ""
+        self._told_step = end
         so_far = f"; {self._skipped} of {format_count(end)} steps so far" if skips else ""
         steps = f"step {start}" if start == end else f"steps {start}-{end}"
         return [f"{steps}: {what}{self._format_scale_change(changes)}{comment}{so_far}"]
@@ -232,14 +256,37 @@ class Narrator:
         return f", scale {'back at' if moved else 'stays'} {format_scale(after)}"
 
     def _comment(self, skips: list[Event]) -> str:
-        if 2 * sum(event.cause == FORWARD_PASS for event in skips) > len(skips):
-            return ": the loss itself was not finite, which no scale causes; look at the data and the learning rate"
-        if self._has_grown or not self._scaling.growth_steps or self._scaling.on_overflow != "skip":
+        uncured = self._tally.uncured_steps
+        if len(uncured) >= THIRD_TIME and uncured[-1] >= skips[0].step:
+            return f": {CAUSES[NAN].hint}"
+        signs = self._signs(skips)
+        for cause in (CAUSES[FORWARD], CAUSES[BEYOND]):
+            if cause.fits(signs, len(skips)):
+                return f": {cause.hint}"
+        if CAUSES[IN_DOUBT].fits(replace(signs, skip_steps=self._tally.skip_steps), THIRD_TIME):
+            return f": {CAUSES[IN_DOUBT].hint}"
+        if not self._scaling.growth_steps or self._scaling.on_overflow != "skip":
             return ""
-        is_of_scale = any(event.moves_scale for event in skips) and not any(e.nan and not e.inf for e in skips)
         last = skips[-1].step
+        share = len(skips) / max(1, last - self._told_step)
+        if last > FREQUENT_AFTER_STEPS and len(skips) >= CHRONIC_SKIPS and share > CHRONIC_SHARE:
+            return ": more often than normal"
+        if not any(event.moves_scale for event in skips):
+            return ""
+        if self._growth_step < last:
+            return ": normal, the scale had grown as far as it can"
         is_early = may_still_settle(last - self._skipped, self._total_steps or last)
-        return ": normal while the scale settles" if is_of_scale and is_early else ""
+        return ": normal while the scale settles" if is_early else ": the scale had settled before"
+
+    def _signs(self, skips: list[Event]) -> Signs:
+        """What these skips alone tell. Their scale counts only where nan was met at the floor: inf may go on lower."""
+        at_floor = [e.scale_before for e in skips if e.nan and is_at_floor(self._scaling, e.scale_before)]
+        return Signs(
+            self._scaling, steps_seen=skips[-1].step, applied_steps=skips[-1].step - self._skipped,
+            skip_steps=[event.step for event in skips],
+            forward_steps=[event.step for event in skips if event.cause == FORWARD_PASS],
+            nan_steps=self._tally.nan_steps, scale=min(at_floor, default=None),
+        )  # fmt: skip
 
     def _bounds(self, events: list[Event]) -> list[str]:
         """The floor and the ceiling are each told once: a run may touch them at every step."""
@@ -326,7 +373,7 @@ class EpochConsole(Sink, ABC):
         self._tell(at_once=True)
 
     def rewind(self, step: int, skipped_steps: int) -> None:
-        self._narrator.rewind(skipped_steps)
+        self._narrator.rewind(step, skipped_steps)
         self._epoch_started_at = self._clock()
 
     def _end_epoch(self, snapshot: Snapshot) -> None:
@@ -366,8 +413,8 @@ class PlainConsole(EpochConsole):
     def begin_phase(self, doing: str) -> None:
         """Silent: most are over before anyone wonders."""
 
-    def phase_lasts(self, doing: str, seconds: float) -> None:
-        self._write([f"{doing}: {format_whole_seconds(seconds)} so far"])
+    def phase_lasts(self, doing: str, seconds: float, hint: str) -> None:
+        self._write([lasting_line(doing, seconds, hint)])
 
     def end_phase(self, doing: str, seconds: float) -> None:
         if seconds >= next(reminders()):

@@ -1,0 +1,87 @@
+"""What a run shows in a notebook: one output that changes, as a page and as text."""
+
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from mpt_cli.telemetry.console.live import REFRESH_SECONDS, SHOWN_PARTS, NotebookConsole, notebook_update
+from mpt_cli.telemetry.console.plain import PlainConsole
+from mpt_cli.telemetry.records import Event
+from mpt_cli.telemetry.sinks import console_sinks
+
+
+@pytest.fixture
+def shown() -> list[dict[str, str]]:
+    return []
+
+
+@pytest.fixture
+def console(shown, clock) -> NotebookConsole:
+    return NotebookConsole(shown.append, clock)
+
+
+def test_a_run_is_a_table_with_a_line_that_changes_and_then_its_end(console, shown, clock, header, snapshot, summary):
+    console.start(header)
+    console.events([Event(1, 1, "overflow", 32768.0, 16384.0, 0, 9, "<dense>/kernel")])
+    clock.now += 1
+    console.progress(30, 1, "")
+    console.snapshot(snapshot)
+    clock.now += 1
+    console.progress(32, 1, "")
+    text = shown[-1]["text/plain"]
+    assert "step 1: gradients overflowed (inf in <dense>/kernel)" in text and "epoch 1/3  step 32/120" in text
+    console.snapshot(replace(snapshot, step=40, epoch_end=True))
+    console.finish(summary)
+    text = shown[-1]["text/plain"]
+    assert "  1/3   0.5000    16384        3    0.8750" in text and "verdict     warm-up skips only" in text
+    assert "epoch 1/3  step" not in text
+    page = shown[-1]["text/html"]
+    assert "&lt;dense&gt;/kernel" in page and "<dense>" not in page and "\x1b" not in page
+
+
+def test_it_is_drawn_anew_at_most_twice_a_second(console, shown, clock, header, snapshot) -> None:
+    console.start(header)
+    before = len(shown)
+    for step in range(100):
+        clock.now += REFRESH_SECONDS / 10
+        console.progress(step, 1, "")
+        console.snapshot(replace(snapshot, step=step))
+    assert 9 <= len(shown) - before <= 11
+
+
+def test_a_long_run_keeps_its_last_lines(console, shown, header, snapshot, clock) -> None:
+    console.start(replace(header, epochs=500))
+    for epoch in range(1, 501):
+        clock.now += 1
+        console.snapshot(replace(snapshot, epoch=epoch, epoch_end=True))
+    lines = shown[-1]["text/plain"].splitlines()
+    assert len(lines) < SHOWN_PARTS + 25 and any(line.startswith("500/500") for line in lines)
+
+
+def test_a_phase_is_shown_before_the_header(console, shown) -> None:
+    console.begin_phase("importing tensorflow")
+    assert "importing tensorflow" in shown[-1]["text/plain"]
+    console.end_phase("importing tensorflow", 1.0)
+    console.message("a sentence")
+    assert shown[-1]["text/plain"].startswith("a sentence")
+
+
+def test_a_kernel_gets_one_output_that_is_updated_and_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    updates: list[dict[str, str]] = []
+    handle = SimpleNamespace(update=lambda data, raw: updates.append(data))
+    ipython = SimpleNamespace(
+        get_ipython=lambda: SimpleNamespace(kernel=object()),
+        display=SimpleNamespace(display=lambda data, raw, display_id: updates.append(data) or handle),
+    )
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    update = notebook_update()
+    assert update is not None
+    update({"text/plain": "1"})
+    update({"text/plain": "2"})
+    assert [data["text/plain"] for data in updates] == ["1", "2"]
+    assert isinstance(console_sinks("auto", sys.stdout)[0], NotebookConsole)
+    assert isinstance(console_sinks("plain", sys.stdout)[0], PlainConsole)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace()))  # a terminal's
+    assert notebook_update() is None
