@@ -32,7 +32,6 @@ from mpt_cli.data.streams import (
     open_batches,
     open_tf_batches,
     seed_tensorflow,
-    warn_of_workers,
 )
 from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError
 from mpt_cli.settings.key import default_of
@@ -265,8 +264,7 @@ def _loader_stream_set(returned: Returned, train: Examples | Stream, validation:
                         "which are not split. Return two of them (training, validation), or leave it out for no "
                         "validation.")
     note = "its own batches" + (", no validation" if validation is None else "")
-    data = build_stream_set(RawStream(title, train, validation, _num_classes(settings), note, returned.keep_targets))
-    return replace(data, warnings=warn_of_workers(train, validation))
+    return build_stream_set(RawStream(title, train, validation, _num_classes(settings), note, returned.keep_targets))
 
 
 def _loader_arguments(function: Callable[..., Any], settings: Loader, seed: int) -> dict[str, Any]:
