@@ -37,8 +37,8 @@ def json_schema() -> Schema:
         name, hint = declared.name, hints[declared.name]
         if name in VARIANTS:
             properties[name] = _section_with_variants(name)
-        elif is_dataclass(hint):
-            properties[name] = _section(_class_of(hint), name)
+        elif isinstance(hint, type) and is_dataclass(hint):
+            properties[name] = _section(hint, name)
         else:
             properties[name] = _key_schema(read_key(declared, hint, name))
     properties["expect"] = {**properties["expect"], "additionalProperties": _expectation()}
@@ -51,11 +51,6 @@ def json_schema() -> Schema:
         "additionalProperties": False, "allOf": [_where_chosen(section, name) for section in VARIANTS
                                                  for name in variants_of(section)],
     }  # fmt: skip
-
-
-def _class_of(hint: Any) -> type:
-    assert isinstance(hint, type)
-    return hint
 
 
 def _section(cls: type, path: str) -> Schema:

@@ -296,22 +296,6 @@ def load_with_recipe(overrides: list[str]) -> tuple[Settings, Recipe]:
     return replace(settings, expect=read_expect(settings.expect)), recipe
 
 
-def interpolations(overrides: list[str]) -> list[str]:
-    """Those values of a sound configuration that it makes of others, as they are written.
-
-    >>> interpolations(["conf=digits_mlp", "trainer.max_steps=${trainer.epochs}"])
-    ['${trainer.epochs}']
-    """
-    with searching((), projects_of_recipes(recipes_named(overrides))):
-        given = parse_overrides(overrides)
-        recipe, problems = _read_recipe(given)
-        with searching(recipe.searchpath, recipe.projects):
-            choices, _ = _sound_choices(recipe, given, problems)
-            bodies = [*bodies_of_groups(choices), *applicable_bodies(recipe, choices, given.choices)]
-            composed = OmegaConf.to_container(_compose(choices, bodies, given.overrides), resolve=False)
-    return [text for _, text in _texts(composed) if "${" in text]
-
-
 def _texts(value: Any, name: Any = None) -> Iterator[tuple[Any, str]]:
     """Each text in a tree of settings, with the key or the index that it stands under."""
     if isinstance(value, dict | list):

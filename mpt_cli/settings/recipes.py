@@ -363,12 +363,8 @@ def _reason(error: Any, path: Path) -> str:
     """What the parser says, with the piece of text that it stands at; of a file that may be none of ours, its line."""
     mark = getattr(error, "problem_mark", None)
     if _is_named_as_yaml(path) or mark is None:
-        return _one_line(error)
+        return " ".join(str(error).split())
     return f"{error.problem} in line {mark.line + 1}"
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _defaults_entries(defaults: Any, problems: list[Problem]) -> list[Any]:

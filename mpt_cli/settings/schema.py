@@ -244,11 +244,6 @@ class DistributeSettings:
         """Devices of each process, where it says how many; those of the mesh, which has them all."""
         return math.prod(self.mesh.values()) if self.name == MODEL_PARALLEL else self.devices
 
-    @property
-    def batch_parts(self) -> int | None:
-        """Over how many devices of each process a batch is split, where it says so."""
-        return self.mesh.get(BATCH_AXIS) if self.name == MODEL_PARALLEL else self.devices
-
 
 @dataclass
 class PhaseSettings:

@@ -163,9 +163,8 @@ def _conf_of(folders: Sequence[Path]) -> list[Path]:
 
 def own_conf_directories() -> list[Path]:
     """The folders with groups that are searched besides the shipped one, the first first."""
-    here = [Path("conf")] if has_working_directory() else []
     projects = [folder / "conf" for folder in _PROJECTS.get()]
-    found = [*_conf_of(_environment_folders()), *here, *projects, *_conf_of(_OF_THE_RECIPE.get())]
+    found = [*_conf_of(_environment_folders()), Path("conf"), *projects, *_conf_of(_OF_THE_RECIPE.get())]
     return _distinct(found, conf_directory())
 
 
@@ -174,9 +173,8 @@ def _own_recipe_files() -> Iterator[tuple[str, Path]]:
     named = [*_environment_folders(), *_OF_THE_RECIPE.get()]
     for folder in named:
         yield from ((path.stem, path) for path in _files(folder.glob("*.yaml")) if path.stem != "config")
-    here = [Path("recipes")] if has_working_directory() else []
     projects = [folder / "recipes" for folder in _PROJECTS.get()]
-    for root in _distinct([*(folder / "recipes" for folder in named), *here, *projects], recipes_directory()):
+    for root in _distinct([*(folder / "recipes" for folder in named), Path("recipes"), *projects], recipes_directory()):
         for path in _files(root.rglob("*.yaml")):
             inside = path.relative_to(root)
             if not any(part.startswith(".") for part in inside.parts):
@@ -277,8 +275,7 @@ def name_clash(group: str, name: str) -> str:
 
 def _clash_of_projects(inside: Path) -> str:
     """What to do where the folder one works in and the project of the recipe have another file of this name."""
-    here = [Path("conf")] if has_working_directory() else []
-    roots = _distinct([*here, *(folder / "conf" for folder in _PROJECTS.get())], conf_directory())
+    roots = _distinct([Path("conf"), *(folder / "conf" for folder in _PROJECTS.get())], conf_directory())
     files = [root / inside for root in roots if (root / inside).is_file()]
     other = next((file for file in files if not _are_equal(files[0], file)), None)
     return f"{files[0]} and {other} both have this name and differ. Rename one of them." if other else ""
