@@ -158,7 +158,8 @@ def as_rows(value: Any, name: str = "x") -> Rows | Values | None:
         return _of_ragged(value, name)
     module = type(value).__module__
     if module.startswith("scipy.sparse"):
-        return _of_csr(value.tocsr())
+        value = value.tocsr()
+        return Sparse(value.data, value.indptr.astype(np.int64), value.indices, int(value.shape[1]))
     if hasattr(value, "dense_shape") and hasattr(value, "indices"):
         return _of_places(np.asarray(value.indices), np.asarray(value.values), np.asarray(value.dense_shape))
     if module.startswith("jax.experimental.sparse"):
@@ -171,11 +172,6 @@ def _of_ragged(value: Any, name: str) -> Ragged:
         raise DataError(f"{name} must have one dimension of different lengths, the second. Received: a ragged tensor "
                         f"of shape {tuple(value.shape)}. Make it dense with to_tensor(), or pad its inner rows.")
     return Ragged(np.asarray(value.values), np.asarray(value.row_splits).astype(np.int64))
-
-
-def _of_csr(matrix: Any) -> Sparse:
-    return Sparse(np.asarray(matrix.data), np.asarray(matrix.indptr).astype(np.int64), np.asarray(matrix.indices),
-                  int(matrix.shape[1]))  # fmt: skip
 
 
 def _of_places(indices: Values, values: Values, shape: Values) -> Sparse | Values:
@@ -423,7 +419,8 @@ def fingerprint_arrays(parts: list[Examples]) -> tuple[str, str]:
     examples may then go unnoticed, which the second value says.
     """
     arrays = [(f"{place}.{name}", array) for place, part in enumerate(parts) for name, array in all_arrays(part)]
-    stride = _hash_stride(sum(array.nbytes for _, array in arrays))
+    total = sum(array.nbytes for _, array in arrays)
+    stride = 1 if total <= WHOLE_BYTES else -(-total // SAMPLE_BYTES)
     digest = hashlib.sha256()
     for name, array in arrays:
         digest.update(f"{name} {array.dtype.str} {array.shape} {stride};".encode())
@@ -431,10 +428,6 @@ def fingerprint_arrays(parts: list[Examples]) -> tuple[str, str]:
         for piece in chosen.parts if isinstance(chosen, Rows) else (chosen,):
             digest.update(np.ascontiguousarray(piece).view(np.uint8).data)
     return digest.hexdigest(), "all bytes" if stride == 1 else f"shapes and every {stride}th example"
-
-
-def _hash_stride(total_bytes: int) -> int:
-    return 1 if total_bytes <= WHOLE_BYTES else -(-total_bytes // SAMPLE_BYTES)
 
 
 def all_arrays(part: Examples) -> list[tuple[str, Array]]:
@@ -465,12 +458,7 @@ def split_examples(
         raise DataError(f"{number} example can't be split into training and validation. "
                         "Use more examples (data.limit), or data.validation_fraction=0 for none.")
     held_out = min(max(round(number * fraction), 1), number - 1)
-    train, validation = _split_indices(number, held_out, seed, in_order)
-    return examples.take(train), examples.take(validation)
-
-
-def _split_indices(number: int, held_out: int, seed: int, in_order: bool) -> tuple["Array | slice", "Array | slice"]:
     if in_order:
-        return slice(0, number - held_out), slice(number - held_out, number)
+        return examples.take(slice(0, number - held_out)), examples.take(slice(number - held_out, number))
     order = np.random.default_rng([seed, 1]).permutation(number)
-    return order[held_out:], order[:held_out]
+    return examples.take(order[held_out:]), examples.take(order[:held_out])
