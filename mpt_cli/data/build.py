@@ -353,11 +353,6 @@ def max_abs_input(parts: list[Examples]) -> float:
     return max((max(float(array.max()), -float(array.min())) for array in floats), default=0.0)
 
 
-def shown_classes(names: list[str]) -> str:
-    """The first ten of them."""
-    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
-
-
 def _count_text(part: Examples | Stream) -> str:
     if isinstance(part, Examples):
         return f"{len(part):,}"
@@ -479,11 +474,10 @@ def _numbers(values: Array) -> str:
 
 def _described(raw: RawArrays, target: TargetSpec) -> DataSet:
     parts = [part for part in (raw.train, raw.validation) if part is not None]
-    fingerprint, of = fingerprint_arrays(parts)
     shape = input_shape(raw.train.x)
     return DataSet(raw.train, raw.validation, target.task, shape, input_dtype(raw.train.x), target.num_classes,
-                   fingerprint, describe(raw.title, raw.train, raw.validation, shape, target, raw.note),
-                   max_abs_input(parts), of, raw.preprocessing, input_dtypes(raw.train.x), raw.keep_targets)
+                   fingerprint_arrays(parts), describe(raw.title, raw.train, raw.validation, shape, target, raw.note),
+                   max_abs_input(parts), raw.preprocessing, input_dtypes(raw.train.x), raw.keep_targets)
 
 
 @dataclass(frozen=True)
@@ -514,10 +508,9 @@ def build_stream_set(raw: RawStream) -> DataSet:
     train = _checked_stream(raw.train, target, raw.title)
     shape = input_shape(first.x)
     text = describe(raw.title, train, validation, shape, target, raw.note)
-    fingerprint = hashlib.sha256(f"{text}\n{fingerprint_arrays([first])[0]}".encode()).hexdigest()
+    fingerprint = hashlib.sha256(f"{text}\n{fingerprint_arrays([first])}".encode()).hexdigest()
     return DataSet(train, validation, target.task, shape, input_dtype(first.x), target.num_classes, fingerprint, text,
-                   max_abs_input([first]), f"the description and the first {len(first)} examples", {},
-                   input_dtypes(first.x), raw.keep_targets)
+                   max_abs_input([first]), {}, input_dtypes(first.x), raw.keep_targets)
 
 
 def _stream_target(first: Examples, raw: RawStream) -> TargetSpec:
