@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -69,7 +70,7 @@ def test_a_disk_that_stays_full_ends_with_three_and_loses_nothing_that_was_saved
     assert done.returncode == 3, done.stdout + done.stderr
     assert "No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
-    assert "\n   4/4  " in done.stdout  # trained to its end all the same
+    assert re.search(r"\n +4/4 ", done.stdout)  # trained to its end all the same
     kept = CheckpointStore(run.checkpoints).newest()
     assert kept is not None and kept.step == 16
     (small_disk / "filler").unlink()
@@ -86,12 +87,11 @@ def test_a_run_that_is_terminated_and_cannot_be_saved_does_not_promise_that_it_w
 
 
 @pytest.mark.slow
-def test_a_run_directory_that_is_gone_is_made_again_and_ends_with_three(tmp_path: Path) -> None:
+def test_a_run_directory_that_is_removed_ends_the_run_with_three(tmp_path: Path) -> None:
     done = _train(tmp_path / "run", {20: "remove"})
     assert done.returncode == 3, done.stdout + done.stderr
-    assert "run is gone, which was removed: made again, with the record so far" in done.stdout
-    assert read_summary(tmp_path / "run" / "summary.json")["exit_code"] == 3
-    assert list((tmp_path / "run" / "checkpoints").glob("step-*.npz"))
+    assert "was removed or moved while the run" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def _train_failing(library: Path, run_dir: Path, number: int, plan: dict[int, str],
@@ -126,7 +126,7 @@ def test_a_disk_that_stays_broken_ends_with_three_and_the_run_goes_on_from_it(
     done = _train_failing(failing_files, run.path, number, {20: "fail"}, *scaled)
     assert done.returncode == 3 and "Traceback" not in done.stderr, done.stdout + done.stderr
     assert os.strerror(number) in done.stderr
-    assert "\n   4/4  " in done.stdout  # trained to its end all the same
+    assert re.search(r"\n +4/4 ", done.stdout)  # trained to its end all the same
     assert "verdict      stopped" in done.stdout  # nothing is healthy that could not be saved
     assert f"resume={run.path}" in done.stdout.partition("\nnext ")[2].splitlines()[0]
     kept = CheckpointStore(run.checkpoints).newest()

@@ -3,6 +3,7 @@
 import json
 import shutil
 import zipfile
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -11,11 +12,12 @@ from mpt_cli import trained_model
 from mpt_cli.cli import main
 from mpt_cli.errors import DataError
 from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.telemetry.signs import LossTrend
 from mpt_cli.trained_model import check_model
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
 PROGRESS = {"epoch": 3, "step_in_epoch": 20, "epochs_completed": 2, "metrics": {"val_loss": 0.5, "val_accuracy": 0.75},
-            "best": {"val_loss": 0.25, "val_accuracy": 0.75}}  # fmt: skip
+            "best": {"val_loss": 0.25, "val_accuracy": 0.75}, "val_loss": asdict(LossTrend())}  # fmt: skip
 
 
 @pytest.fixture

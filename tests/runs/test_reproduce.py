@@ -174,7 +174,7 @@ def test_update_changes_the_missed_figures_and_nothing_else(outcome, capsys, rec
     recipe.write_text(RECIPE.replace("0.97", "0.995").replace("0.2 ", "0.05 ").replace("345", "300"))
     assert main(["reproduce", "./mine.yaml", "--update"]) == 0
     wanted = RECIPE.replace("0.97", "0.9751").replace("0.2 ", "0.1005 ")  # half a percent, as the seeds are the same
-    assert recipe.read_text() == wanted
+    assert re.sub(" +#", " #", recipe.read_text()) == re.sub(" +#", " #", wanted)  # a comment may move by a blank
     shown = capsys.readouterr().err
     assert "-  steps_seen: 300\n" in shown and "+  steps_seen: 345\n" in shown
     assert main(["reproduce", "./mine.yaml", "--output", "again"]) == 0
