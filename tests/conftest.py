@@ -32,8 +32,9 @@ use_compile_cache(load_settings(["conf=digits_mlp", f"backend={os.environ['KERAS
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+for number in (signal.SIGHUP, signal.SIGQUIT):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
 
 # The same examples every time, so that a run of the suite repeats; `--hypothesis-profile=search` looks for new ones.
 settings.register_profile("repeatable", derandomize=True, database=None)
