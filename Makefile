@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 help:
 	@echo "make train      train a small CNN on scans of digits (under a minute of training on 2 CPU cores)"
 	@echo "make test       the suite without the long tests; make test-fast: the quick part"
-	@echo "make test-e2e   whole runs: kills and resumes, recipes, the commands of the documentation"
+	@echo "make test-e2e   whole runs: a kill and its resume, recipes, the commands of the documentation"
 	@echo "make test-long  all that make test leaves out; make test-nightly: that and the programs for GPUs"
 	@echo "make fuzz       5,000 hostile words, recipes and files of runs each; make test has 300"
 	@echo "make audit      known vulnerabilities of what is pinned (asks a service on the network)"
@@ -32,7 +32,7 @@ test-fast: $(VENV)/.dev
 	$(PYTEST) -m "not slow"
 
 test-e2e: $(VENV)/.dev
-	$(PYTEST) -m long tests/end_to_end tests/checkpoints/test_resume_cli.py tests/checkpoints/test_kills.py tests/cli
+	$(PYTEST) -m long tests/end_to_end tests/checkpoints/test_resume_cli.py tests/cli
 
 test-long: $(VENV)/.dev
 	$(PYTEST) -m long
