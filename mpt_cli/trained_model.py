@@ -249,9 +249,11 @@ def _inputs_of(model: Any, settings: Settings) -> Any:
 
     Those of a subclassed model are the run's: Keras would have all of them, identifiers as well, in float16.
     """
+    import keras
+
     from mpt_cli.models.build import symbolic_inputs
 
-    if getattr(model, "inputs", None):
+    if not isinstance(model, keras.Model) or getattr(model, "inputs", None):
         return None
     data = SettingsProgram(settings).load_data()
     return [symbolic_inputs(data.input_shape, data.input_dtypes or data.input_dtype)]

@@ -119,12 +119,19 @@ def _to_float32(array: Array) -> Array:
         return array.astype(np.float32, copy=False)
 
 
+MOST_LIKELY_CLASSES = 20  # whole float targets below this are more likely labels than numbers
+# of the sources that go by dtype
+_TAKE_FOR_LABELS = {"npz": "data.task=classification", "loader": "data.num_classes={classes}"}
+
+
 @dataclass(frozen=True)
 class TargetSpec:
-    """What is predicted. `as_given`: only the user's loss knows what the targets mean; nothing is asked of them."""
+    """What is predicted. `given`: the number of classes was said, so that not every class has to occur. `as_given`:
+    what the targets mean is the user's loss to know, so that nothing is asked of them."""
 
     task: str
     num_classes: int | None
+    given: bool = False
     as_given: bool = False
 
 
@@ -135,20 +142,36 @@ def read_target(parts: list[Examples], task: str, num_classes: int | None, as_gi
     task "other": only the user knows what they mean. So are targets that are not there. Of those `as_given` task and
     number of classes are what they look like.
     """
+    if as_given:
+        return _target_as_given(parts, task, num_classes)
     y = parts[0].y
     if not isinstance(y, np.ndarray):
-        return TargetSpec("other", num_classes, as_given)
-    columns, one_hot, integers = y.shape[-1] if y.ndim > 1 else 1, is_one_hot(y), y.dtype.kind in "iu"
+        return TargetSpec("other", num_classes, given=True)
     if task == "auto":
-        labels = integers or one_hot or (num_classes is not None and y.ndim == 1 and not as_given)
+        labels = y.dtype.kind in "iu" or is_one_hot(y) or (num_classes is not None and y.ndim == 1)
         task = "classification" if labels else "regression"
-    if task == "regression" and not as_given and num_classes not in (None, columns):
-        raise DataError(f"data.num_classes={num_classes}, but the targets are no labels: float, shape {y.shape}.")
+    if task == "regression":
+        outputs = y.shape[-1] if y.ndim > 1 else 1
+        if num_classes not in (None, outputs):
+            raise DataError(f"data.num_classes={num_classes}, but the targets are no labels: float, shape {y.shape}.")
+        return TargetSpec(task, outputs)
+    if num_classes is not None:
+        return TargetSpec(task, num_classes, given=True)
+    return TargetSpec(task, max(_count_classes(part.y) for part in parts))
+
+
+def _target_as_given(parts: list[Examples], task: str, num_classes: int | None) -> TargetSpec:
+    y = parts[0].y
+    if not isinstance(y, np.ndarray):
+        return TargetSpec("other", num_classes, True, True)
+    columns = y.shape[-1] if y.ndim > 1 else 1
+    flags = y.ndim == 2 and columns > 1 and y.dtype.kind in "iu" and y.size > 0 and y.min() >= 0 and y.max() <= 1
+    if task == "auto":
+        task = "classification" if y.dtype.kind in "iu" or is_one_hot(y) else "regression"
     if num_classes is None:
-        flags = integers and y.ndim == 2 and columns > 1 and y.size > 0 and y.min() >= 0 and y.max() <= 1
-        of_rows = task == "regression" or (as_given and (one_hot or flags))
+        of_rows = task == "regression" or flags or is_one_hot(y)
         num_classes = columns if of_rows else max(_count_classes(part.y) for part in parts)
-    return TargetSpec(task, num_classes, as_given)
+    return TargetSpec(task, num_classes, True, True)
 
 
 def labels_from_one_hot(examples: Examples) -> Examples:
@@ -179,9 +202,28 @@ def final_targets(y: Arrays, target: TargetSpec) -> Arrays:
     if target.task == "other" or target.as_given:
         return map_arrays(lambda a: a.astype(np.int32) if a.dtype == np.int64 else a, y)
     if target.task == "regression":
-        y = y.astype(np.float32, copy=False)
-        return y[:, None] if y.ndim == 1 else y
+        return _as_column(y.astype(np.float32, copy=False))
     return (y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y).astype(np.int32)
+
+
+def warn_of_float_labels(data: DataSet, settings: DataSettings) -> list[str]:
+    """A warning where a regression was read off float targets that look like class labels: 0.0, 1.0, …"""
+    if data.targets_as_given:
+        return []  # the loss that the user named knows
+    by_dtype = getattr(settings, "task", "auto") == "auto" and settings.name in _TAKE_FOR_LABELS
+    if data.task != "regression" or not by_dtype or not isinstance(data.train, Examples):
+        return []
+    y = data.train.y
+    lowest, largest = y.min(), y.max()
+    if not (lowest >= 0 and largest < MOST_LIKELY_CLASSES and (y == np.trunc(y)).all()):
+        return []
+    key = _TAKE_FOR_LABELS[settings.name].format(classes=int(largest) + 1)
+    return [f"data: y is float, so this is a regression, though its values are whole numbers from {lowest:g} to "
+            f"{largest:g}. If they are class labels, set {key} or make y integer."]
+
+
+def _as_column(y: Array) -> Array:
+    return y[:, None] if y.ndim == 1 else y
 
 
 def _count_classes(y: Array) -> int:
@@ -195,33 +237,37 @@ def _count_classes(y: Array) -> int:
 def check_examples(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> None:
     """DataError, with all problems at once, unless the examples can be trained on.
 
-    `where` opens the message: the file, or the key that names the source. Targets are as `to_numbers` left them.
+    `where` opens the message: the file, or the key that names the source. Targets are as `to_numbers` left them. A
+    single batch may have weights that are all zero, a whole set may not.
     """
-    problems = _shape_problems(examples, is_batch) or [
-        *_value_problems(examples, target.as_given), *_label_problems(examples.y, target)]  # fmt: skip
+    problems = shape_problems(examples, is_batch) or [
+        *value_problems(examples, target.as_given), *label_problems(examples.y, target)]  # fmt: skip
+    weights = leaves(examples.sample_weight, "sample_weight")
+    if not problems and not is_batch and weights and not any(weight.any() for _, weight in weights):
+        problems = ["sample_weight is all zeros, so nothing would be learned"]
     if problems:
         raise DataError(f"{where}: " + "; ".join(problems) + ".")
 
 
-def _shape_problems(examples: Examples, is_batch: bool) -> list[str]:
+def shape_problems(examples: Examples, is_batch: bool = False) -> list[str]:
     """Arrays without examples, without dimensions, or of different lengths.
 
     Those of a batch whose targets are not one array may differ in length: a `train_step` knows what to do with a batch
     of labelled and one of other examples.
     """
     arrays = all_arrays(examples)
-    remedy = ": the data must be batched, as Keras's fit takes it. Use dataset.batch(n)" if is_batch else ""
-    flat = [f"{name} is a single number, not an array{remedy}" for name, array in arrays if array.ndim == 0]
+    flat = [f"{name} is a single number, not an array" for name, array in arrays if array.ndim == 0]
     empty = [f"{name} is empty: shape {array.shape}" for name, array in arrays if array.ndim and array.size == 0]
     if flat or empty:
         return flat + empty
     lengths = {name: len(array) for name, array in arrays}
     if len(set(lengths.values())) > 1 and not (is_batch and not isinstance(examples.y, np.ndarray)):
         return ["the numbers of examples differ: " + ", ".join(f"{name} {n:,}" for name, n in lengths.items())]
-    return []
+    return [problem for name, weight in leaves(examples.sample_weight, "sample_weight")
+            for problem in _weight_problems(name, weight)]  # fmt: skip
 
 
-def _value_problems(examples: Examples, may_lack_targets: bool) -> list[str]:
+def value_problems(examples: Examples, may_lack_targets: bool = False) -> list[str]:
     """NaN and inf in inputs, targets and weights: how many, and where the first one is. With `may_lack_targets` NaN
     among targets is left to `missing_targets`."""
     lacking = missing_targets(examples) if may_lack_targets else []
@@ -235,17 +281,40 @@ def missing_targets(examples: Examples) -> list[str]:
     return [problem for name, array in leaves(examples.y, "y") for problem in _not_finite(name, array, nan)]
 
 
-def _label_problems(y: Array, target: TargetSpec) -> list[str]:
-    """Labels that aren't 0 … num_classes-1; none for other tasks, nor for NaN, which is reported already."""
-    if target.task != "classification" or target.as_given or not np.isfinite(y).all():
+def label_problems(y: Array, target: TargetSpec) -> list[str]:
+    """Labels that aren't 0 … num_classes-1; none for other tasks."""
+    if target.task != "classification" or target.as_given:
         return []
-    classes = int(target.num_classes or 0)
-    for rule, wrong in (("class labels must be whole numbers", y != np.trunc(y)), ("class labels start at 0", y < 0),
-                        (f"{classes} classes have labels 0 to {classes - 1}", y >= classes)):  # fmt: skip
-        if wrong.any():
-            place = tuple(int(index) for index in np.argwhere(wrong)[0])
-            return [f"{rule}; y has {y[place]:g} at [{', '.join(map(str, place))}]"]
-    return []
+    if not np.isfinite(y).all():
+        return []  # already reported, and nothing below holds for NaN
+    if y.dtype.kind == "f" and not (y == np.trunc(y)).all():
+        return [f"class labels must be whole numbers; y has {_first_where(y, y != np.trunc(y))}"]
+    return _range_problems(y, target)
+
+
+def _range_problems(y: Array, target: TargetSpec) -> list[str]:
+    classes, lowest, largest = int(target.num_classes or 0), int(y.min()), int(y.max())
+    if lowest < 0:
+        return [f"class labels start at 0; y has {_first_where(y, y < 0)}"]
+    if largest >= classes:
+        return [f"{classes} classes have labels 0 to {classes - 1}; y has {_first_where(y, y >= classes)}"]
+    if target.given:
+        return []
+    if largest == 0:
+        return ["all labels are 0, so there is nothing to tell apart"]
+    if lowest > 0:
+        return [f"class labels start at 0; the lowest here is {lowest}: number the classes from 0"]
+    return _gap_problems(y, largest)
+
+
+def _gap_problems(y: Array, largest: int) -> list[str]:
+    """A label of a million with three classes is an identifier; taken at its word it makes a head of a million."""
+    if y.ndim > 1 or largest < 1000:
+        return []
+    distinct = len(np.unique(y))
+    if largest < 10 * distinct:
+        return []
+    return [f"labels run up to {largest:,} but only {distinct:,} of them occur: number the classes from 0 without gaps"]
 
 
 _KINDS = {"NaN": np.isnan, "infinite (or beyond float32)": np.isinf}
@@ -265,6 +334,17 @@ def _not_finite(name: str, array: Array, kinds: Mapping[str, Any] = _KINDS) -> l
             found.append(f"{name} has {count:,} value{'s' * (count > 1)} that {'are' if count > 1 else 'is'} {word}, "
                          f"first at [{first}]")
     return found
+
+
+def _weight_problems(name: str, weight: Array) -> list[str]:
+    if (weight < 0).any():
+        return [f"{name} must not be negative; it has {_first_where(weight, weight < 0)}"]
+    return []
+
+
+def _first_where(array: Array, mask: Array) -> str:
+    place = tuple(int(index) for index in np.argwhere(mask)[0])
+    return f"{array[place]:g} at [{', '.join(map(str, place))}]"
 
 
 def prepare_examples(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> Examples:
@@ -353,6 +433,11 @@ def max_abs_input(parts: list[Examples]) -> float:
     return max((max(float(array.max()), -float(array.min())) for array in floats), default=0.0)
 
 
+def shown_classes(names: list[str]) -> str:
+    """The first ten of them."""
+    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+
+
 def _count_text(part: Examples | Stream) -> str:
     if isinstance(part, Examples):
         return f"{len(part):,}"
@@ -418,7 +503,9 @@ def _prepare_sets(raw: RawArrays) -> tuple[list[Examples], TargetSpec]:
     if raw.task != "regression" and not raw.keep_targets:
         parts = [labels_from_one_hot(part) for part in parts]
     target = read_target(parts, raw.task, raw.num_classes, raw.keep_targets)
-    parts = [prepare_examples(part, target, title) for part, title in zip(parts, titles, strict=True)]
+    held_out = replace(target, given=True)  # a class may be missing there
+    parts = [prepare_examples(part, held_out if place else target, title)
+             for place, (part, title) in enumerate(zip(parts, titles, strict=True))]
     _check_alike(parts, raw.title)
     return parts, target
 
@@ -474,10 +561,11 @@ def _numbers(values: Array) -> str:
 
 def _described(raw: RawArrays, target: TargetSpec) -> DataSet:
     parts = [part for part in (raw.train, raw.validation) if part is not None]
+    fingerprint, of = fingerprint_arrays(parts)
     shape = input_shape(raw.train.x)
     return DataSet(raw.train, raw.validation, target.task, shape, input_dtype(raw.train.x), target.num_classes,
-                   fingerprint_arrays(parts), describe(raw.title, raw.train, raw.validation, shape, target, raw.note),
-                   max_abs_input(parts), raw.preprocessing, input_dtypes(raw.train.x), raw.keep_targets)
+                   fingerprint, describe(raw.title, raw.train, raw.validation, shape, target, raw.note),
+                   max_abs_input(parts), of, raw.preprocessing, input_dtypes(raw.train.x), raw.keep_targets)
 
 
 @dataclass(frozen=True)
@@ -508,9 +596,10 @@ def build_stream_set(raw: RawStream) -> DataSet:
     train = _checked_stream(raw.train, target, raw.title)
     shape = input_shape(first.x)
     text = describe(raw.title, train, validation, shape, target, raw.note)
-    fingerprint = hashlib.sha256(f"{text}\n{fingerprint_arrays([first])}".encode()).hexdigest()
+    fingerprint = hashlib.sha256(f"{text}\n{fingerprint_arrays([first])[0]}".encode()).hexdigest()
     return DataSet(train, validation, target.task, shape, input_dtype(first.x), target.num_classes, fingerprint, text,
-                   max_abs_input([first]), {}, input_dtypes(first.x), raw.keep_targets)
+                   max_abs_input([first]), f"the description and the first {len(first)} examples", {},
+                   input_dtypes(first.x), raw.keep_targets)
 
 
 def _stream_target(first: Examples, raw: RawStream) -> TargetSpec:

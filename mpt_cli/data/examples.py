@@ -158,8 +158,7 @@ def as_rows(value: Any, name: str = "x") -> Rows | Values | None:
         return _of_ragged(value, name)
     module = type(value).__module__
     if module.startswith("scipy.sparse"):
-        value = value.tocsr()
-        return Sparse(value.data, value.indptr.astype(np.int64), value.indices, int(value.shape[1]))
+        return _of_csr(value.tocsr())
     if hasattr(value, "dense_shape") and hasattr(value, "indices"):
         return _of_places(np.asarray(value.indices), np.asarray(value.values), np.asarray(value.dense_shape))
     if module.startswith("jax.experimental.sparse"):
@@ -172,6 +171,11 @@ def _of_ragged(value: Any, name: str) -> Ragged:
         raise DataError(f"{name} must have one dimension of different lengths, the second. Received: a ragged tensor "
                         f"of shape {tuple(value.shape)}. Make it dense with to_tensor(), or pad its inner rows.")
     return Ragged(np.asarray(value.values), np.asarray(value.row_splits).astype(np.int64))
+
+
+def _of_csr(matrix: Any) -> Sparse:
+    return Sparse(np.asarray(matrix.data), np.asarray(matrix.indptr).astype(np.int64), np.asarray(matrix.indices),
+                  int(matrix.shape[1]))  # fmt: skip
 
 
 def _of_places(indices: Values, values: Values, shape: Values) -> Sparse | Values:
@@ -331,7 +335,8 @@ class DataSet:
     for a label per position. Regression: float32 targets (n, k) and num_classes = k.
     `input_shape` is without the batch; a dict or tuple of shapes where x is one. `input_dtype` joins the names with
     "+" where inputs differ. `max_abs_input` is the largest magnitude among the float inputs, so that a run in float16
-    can be warned (its largest number is 65504); of a stream, that of the first batch.
+    can be warned (its largest number is 65504); of a stream, that of the first batch. `fingerprint_of` says what the
+    fingerprint was taken over.
 
     `input_dtypes` is in the structure of `input_shape`, "string" for text. `targets_as_given`: targets came with a loss
     that the user named, and are in the form they came in; `refused` is why they are not those of `loss: auto`.
@@ -353,6 +358,7 @@ class DataSet:
     fingerprint: str
     description: str
     max_abs_input: float = 0.0
+    fingerprint_of: str = "all bytes"
     preprocessing: dict[str, Any] = field(default_factory=dict)
     input_dtypes: Any = None
     targets_as_given: bool = False
@@ -410,22 +416,25 @@ WHOLE_BYTES = 256 * 2**20  # up to here every byte is hashed; beyond, a sample o
 SAMPLE_BYTES = 64 * 2**20
 
 
-def fingerprint_arrays(parts: list[Examples]) -> str:
-    """sha256 over names, dtypes, shapes and bytes of all arrays.
+def fingerprint_arrays(parts: list[Examples]) -> tuple[str, str]:
+    """sha256 over names, dtypes, shapes and bytes of all arrays, and what of them was hashed.
 
     Of more than WHOLE_BYTES in all, evenly spaced examples are hashed, about SAMPLE_BYTES of them: a change of single
-    examples may then go unnoticed.
+    examples may then go unnoticed, which the second value says.
     """
     arrays = [(f"{place}.{name}", array) for place, part in enumerate(parts) for name, array in all_arrays(part)]
-    total = sum(array.nbytes for _, array in arrays)
-    stride = 1 if total <= WHOLE_BYTES else -(-total // SAMPLE_BYTES)
+    stride = _hash_stride(sum(array.nbytes for _, array in arrays))
     digest = hashlib.sha256()
     for name, array in arrays:
         digest.update(f"{name} {array.dtype.str} {array.shape} {stride};".encode())
         chosen = array[::stride]
         for piece in chosen.parts if isinstance(chosen, Rows) else (chosen,):
             digest.update(np.ascontiguousarray(piece).view(np.uint8).data)
-    return digest.hexdigest()
+    return digest.hexdigest(), "all bytes" if stride == 1 else f"shapes and every {stride}th example"
+
+
+def _hash_stride(total_bytes: int) -> int:
+    return 1 if total_bytes <= WHOLE_BYTES else -(-total_bytes // SAMPLE_BYTES)
 
 
 def all_arrays(part: Examples) -> list[tuple[str, Array]]:
@@ -456,7 +465,12 @@ def split_examples(
         raise DataError(f"{number} example can't be split into training and validation. "
                         "Use more examples (data.limit), or data.validation_fraction=0 for none.")
     held_out = min(max(round(number * fraction), 1), number - 1)
+    train, validation = _split_indices(number, held_out, seed, in_order)
+    return examples.take(train), examples.take(validation)
+
+
+def _split_indices(number: int, held_out: int, seed: int, in_order: bool) -> tuple["Array | slice", "Array | slice"]:
     if in_order:
-        return examples.take(slice(0, number - held_out)), examples.take(slice(number - held_out, number))
+        return slice(0, number - held_out), slice(number - held_out, number)
     order = np.random.default_rng([seed, 1]).permutation(number)
-    return examples.take(order[held_out:]), examples.take(order[:held_out])
+    return order[held_out:], order[:held_out]

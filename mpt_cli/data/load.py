@@ -32,6 +32,7 @@ from mpt_cli.data.streams import (
     open_batches,
     open_tf_batches,
     seed_tensorflow,
+    warn_of_workers,
 )
 from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError
 from mpt_cli.settings.key import default_of
@@ -264,7 +265,8 @@ def _loader_stream_set(returned: Returned, train: Examples | Stream, validation:
                         "which are not split. Return two of them (training, validation), or leave it out for no "
                         "validation.")
     note = "its own batches" + (", no validation" if validation is None else "")
-    return build_stream_set(RawStream(title, train, validation, _num_classes(settings), note, returned.keep_targets))
+    data = build_stream_set(RawStream(title, train, validation, _num_classes(settings), note, returned.keep_targets))
+    return replace(data, warnings=warn_of_workers(train, validation))
 
 
 def _loader_arguments(function: Callable[..., Any], settings: Loader, seed: int) -> dict[str, Any]:

@@ -42,6 +42,29 @@ def seed_tensorflow(seed: int) -> bool:
     return tensorflow is not None
 
 
+def check_elements(dataset: Any, where: str) -> None:
+    """DataError unless the elements are batches of x, (x, y) or (x, y, sample_weight), as Keras's `fit` takes them, of
+    numbers; x may also be text, ragged or sparse."""
+    import tensorflow as tf
+
+    spec = dataset.element_spec if isinstance(dataset.element_spec, tuple) else (dataset.element_spec,)
+    if len(spec) not in (1, 2, 3):
+        raise DataError(f"{where}: elements of a dataset must be x, (x, y) or (x, y, sample_weight). Received: {spec}.")
+    inputs = {id(part) for part in tf.nest.flatten(spec[0])}
+    for part in tf.nest.flatten(spec):
+        takes = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec) if id(part) in inputs else tf.TensorSpec
+        is_text = id(part) in inputs and getattr(part, "dtype", None) == tf.string
+        if not isinstance(part, takes) or not (is_text or part.dtype.is_floating or part.dtype.is_integer
+                                               or part.dtype.is_bool):  # fmt: skip
+            raise DataError(f"{where}: elements of a dataset must be tensors of numbers, targets and weights dense "
+                            f"ones. Received: {part}.")
+        if part.shape.rank is None:
+            raise DataError(f"{where}: the dataset doesn't say how many dimensions its tensors have. Set them with "
+                            "tensor.set_shape(...) in a map, or output_signature of from_generator.")
+        if part.shape.rank == 0 or getattr(part, "ragged_rank", 1) == 0:
+            raise DataError(f"{where}: the dataset must be batched, as Keras's fit takes it. Use dataset.batch(n).")
+
+
 def draws_order(dataset: Any) -> bool:
     """Whether some step of the pipeline shuffles."""
     inputs = dataset._inputs() if hasattr(dataset, "_inputs") else []
@@ -59,6 +82,7 @@ def open_tf_batches(dataset: Any, again: Callable[[], Any] | None, where: str) -
 
     `again` makes another dataset like it, so that an epoch can be read once more; without it the next pass is read.
     """
+    check_elements(dataset, where)
     count = int(dataset.cardinality())  # negative: -1 endless, -2 unknown
     steps = count if count >= 0 else None
     return Stream(_BatchPasses(dataset, again, where), steps, endless=count == -1)
@@ -106,12 +130,21 @@ def _read(dataset: Any, where: str) -> Iterator[Examples]:
 
     try:
         for element in dataset:
-            yield as_examples(element, where)
-    except MptError:
-        raise
+            parts = element if isinstance(element, tuple) else (element,)
+            yield Examples(*map(_as_arrays, parts), *[None] * (2 - len(parts)))
     except (tf.errors.OpError, ValueError, TypeError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         raise DataError(f"{where}: reading the dataset failed: {lines[0] if lines else error!r}") from error
+
+
+def _as_arrays(part: Any) -> Any:
+    """TensorFlow gives a list of inputs as a tuple, but not within a dict; ragged and sparse tensors become Rows."""
+    if isinstance(part, dict):
+        return {name: _as_arrays(value) for name, value in part.items()}
+    rows = as_rows(part)
+    if rows is not None:
+        return rows
+    return tuple(map(_as_arrays, part)) if isinstance(part, (list, tuple)) else part.numpy()
 
 
 def as_arrays(value: Any) -> Any:
@@ -158,6 +191,18 @@ def open_batches(source: Any, again: Callable[[], Any], seed: int, where: str) -
         return Stream(_GeneratorPasses(again, seed, where))
     passes = _PyDatasetPasses(source, again, seed, where)
     return Stream(passes, _count(source, where), in_any_order=True)
+
+
+def warn_of_workers(*parts: Any) -> tuple[str, ...]:
+    """A sentence where one of the streams is a PyDataset that asks for several readers: it has one thread here."""
+    passes = [part.read for part in parts if isinstance(part, Stream) and isinstance(part.read, _PyDatasetPasses)]
+    for source in (each.source for each in passes):
+        workers, processes = getattr(source, "workers", 1), getattr(source, "use_multiprocessing", False)
+        if workers > 1 or processes:
+            asked = f"workers={workers}, use_multiprocessing={processes}"
+            return (f"data: {type(source).__name__} asks for {asked}, which have no effect: its batches are read in "
+                    "one thread, so that each run draws the same.",)  # fmt: skip
+    return ()
 
 
 def _count(source: Any, where: str) -> int:

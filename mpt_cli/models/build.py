@@ -7,19 +7,21 @@ weights are trained further (`model.name: saved`).
 """
 
 import inspect
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import keras
 from keras import layers, ops
 
 from mpt_cli.data.examples import RAGGED
-from mpt_cli.data.paths import damage_of, readable_file
+from mpt_cli.data.paths import damage_of
 from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError, did_you_mean, tracing_problem
 from mpt_cli.precision.keras_internals import inner_layers
 from mpt_cli.precision.train_step import can_be_called, has_own_train_step
@@ -89,6 +91,8 @@ def single_shape(shapes: Shapes) -> tuple[int, ...]:
         raise unfit("a shipped model needs one input of fixed shape", shapes)
     if not shape:
         raise unfit("a shipped model needs a dimension beside the examples, which x[:, None] gives", shapes)
+    if math.prod(shape) == 0:
+        raise unfit("an input needs at least one element", shapes)
     return tuple(shape)
 
 
@@ -162,11 +166,14 @@ def _check_outputs(outputs: Any, shapes: Shapes, key: str) -> None:
         raise ConfigError(Problem(key, "the model must have one output.", type(outputs).__name__))
     count = outputs.shape[-1] if len(outputs.shape) > 1 else 1
     binary = shapes.task == "classification" and shapes.num_classes == 2
-    unit = "targets" if shapes.task == "regression" else "classes"
     if count != shapes.num_classes and not (binary and count == 1):
         raise ConfigError(Problem(
-            key, f"the model has {count} outputs, the data {shapes.num_classes} {unit}; they must agree.",
+            key, f"the model has {count} outputs, the data {shapes.num_classes} {_unit(shapes)}; they must agree.",
             remedy="Give the last layer that many units, or set data.num_classes where the data can't tell."))
+
+
+def _unit(shapes: Shapes) -> str:
+    return "targets" if shapes.task == "regression" else "classes"
 
 
 def plain_message(error: Exception) -> str:
@@ -196,11 +203,12 @@ def _hidden(x: keras.KerasTensor, units: int, number: int, settings: MLP) -> ker
 
 
 def _check_activation(name: str) -> None:
+    names = [known for known in vars(keras.activations) if not known.startswith("_") and "serialize" not in known]
     try:
         keras.activations.get(name)
     except ValueError as error:
         raise ConfigError(Problem("model.activation", "Keras has no activation of this name.", name,
-                                  did_you_mean(name, vars(keras.activations)))) from error
+                                  did_you_mean(name, names) or f"There are {', '.join(names)}.")) from error
 
 
 def build_cnn(settings: CNN, shapes: Shapes) -> keras.Model:
@@ -338,19 +346,19 @@ BUILDER_KEY = "model.builder"
 def build_user_model(settings: Builder, shapes: Shapes) -> keras.Model:
     """Whatever the function returns, built on the data's shape and held against it."""
     function = load_function(settings.builder, BUILDER_KEY)
-    return _built_by(function, BUILDER_KEY, settings.builder, settings.kwargs, shapes)
+    model = call_user(function, BUILDER_KEY, **builder_arguments(function, settings.kwargs, shapes))
+    if not isinstance(model, keras.Model):
+        raise ConfigError(Problem(BUILDER_KEY, f"{settings.builder} must return a keras.Model.", type(model).__name__))
+    return check_fit(model, shapes, BUILDER_KEY)
 
 
 def build_installed_model(settings: Any, shapes: Shapes) -> keras.Model:
     """What the method `build` of another package's model returns, called as a function of the user's is."""
-    return _built_by(settings.build, "model.name", f"the method build of {settings.name}", {}, shapes)
-
-
-def _built_by(function: Callable[..., Any], key: str, name: str, kwargs: dict[str, Any], shapes: Shapes) -> keras.Model:
-    model = call_user(function, key, **builder_arguments(function, kwargs, shapes))
+    model = call_user(settings.build, "model.name", **builder_arguments(settings.build, {}, shapes))
     if not isinstance(model, keras.Model):
-        raise ConfigError(Problem(key, f"{name} must return a keras.Model.", type(model).__name__))
-    return check_fit(model, shapes, key)
+        rule = f"the method build of {settings.name} must return a keras.Model."
+        raise ConfigError(Problem("model.name", rule, type(model).__name__))
+    return check_fit(model, shapes, "model.name")
 
 
 def builder_arguments(function: Callable[..., Any], kwargs: dict[str, Any], shapes: Shapes) -> dict[str, Any]:
@@ -367,12 +375,14 @@ def builder_arguments(function: Callable[..., Any], kwargs: dict[str, Any], shap
 
 def load_saved_model(settings: Saved, shapes: Shapes) -> keras.Model:
     """The model as it was saved: its layers keep the dtype policies in the file, whatever `policy.name` says."""
-    path = readable_file(settings.path, "model.path")
+    path = Path(settings.path)
+    if not path.is_file():
+        raise DataError(f"model.path: there is no such file. Received: {settings.path!r}.")
     damage = damage_of(path) if path.suffix == ".keras" else None  # of which Keras says that it is not found
     if damage is not None:
         raise DataError(f"model.path: {settings.path!r} is damaged: {damage}.")
     try:
-        model = keras.models.load_model(path, compile=False, safe_mode=True)
+        model = keras.models.load_model(settings.path, compile=False, safe_mode=True)
     except Exception as error:  # zip, JSON, HDF5 and missing user classes all raise their own
         if "safe_mode" in str(error):
             raise DataError(f"model.path: {settings.path!r} holds Python code (a Lambda layer), which is not run from "

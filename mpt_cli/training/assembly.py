@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from mpt_cli.data.build import warn_of_float_labels
 from mpt_cli.data.examples import RAGGED, Batch, DataSet, Examples, Rows, Stream, map_arrays
 from mpt_cli.data.load import has_targets_as_given, load_data_of_run
 from mpt_cli.engine.backend import Platform
@@ -163,7 +164,8 @@ def _assemble(program: "Program", platform: Platform, data: DataSet, hardware: H
     warnings = [
         *warn_of_fault(settings.fault), *check_numerics(settings, model, data),
         *warn_of_scaling(scaling, model), *warn_of_half_head(model),
-        *warn_of_learning_rate(settings.optimizer), *data.warnings,
+        *warn_of_learning_rate(settings.optimizer),
+        *warn_of_float_labels(data, settings.data), *data.warnings,
     ]  # fmt: skip
     plan = BatchPlan(settings.trainer.batch_size, 1, settings.trainer.drop_remainder, devices=distribution.replicas)
     jit = choose_jit(settings, platform, model, count_steps(whole_run(settings), plan.steps_per_epoch(data.train)))

@@ -252,11 +252,11 @@ def read_given(given: DataArguments) -> DataSet:
         kept = int(len(train) * (1 - given.validation_split))
         train, validation = train.take(slice(0, kept)), train.take(slice(kept, len(train)))
     parts = [part for part in (train, validation) if isinstance(part, Examples)]
+    fingerprint, of = fingerprint_arrays(parts)
     counts = f"{len(train):,} training"
     counts += f" and {len(validation):,} validation" if isinstance(validation, Examples) else ""
-    return DataSet(train, validation, "given", input_shape(train.x), input_dtype(train.x), None,
-                   fingerprint_arrays(parts), f"arrays: {counts} examples", max_abs_input(parts),
-                   input_dtypes=input_dtypes(train.x))  # fmt: skip
+    return DataSet(train, validation, "given", input_shape(train.x), input_dtype(train.x), None, fingerprint,
+                   f"arrays: {counts} examples", max_abs_input(parts), of, input_dtypes=input_dtypes(train.x))
 
 
 def is_batched_source(x: Any) -> bool:
@@ -276,9 +276,10 @@ def _of_batches(given: DataArguments) -> DataSet:
     first = train.first()
     if first is None:
         raise DataError("x: there are no examples.")
+    fingerprint, _ = fingerprint_arrays([first])
     draws = is_tf_dataset(given.x) and draws_order(given.x)
-    return DataSet(train, _validation(given), "given", input_shape(first.x), input_dtype(first.x), None,
-                   fingerprint_arrays([first]), kind, max_abs_input([first]),
+    return DataSet(train, _validation(given), "given", input_shape(first.x), input_dtype(first.x), None, fingerprint,
+                   kind, max_abs_input([first]), f"the first {len(first)} examples",
                    input_dtypes=input_dtypes(first.x), warnings=(SHUFFLES,) if draws else ())  # fmt: skip
 
 

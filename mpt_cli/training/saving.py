@@ -52,8 +52,8 @@ def save_trained(model: Any, path: Path) -> None:
     """`save_for_inference`, or, where Keras could not read the model again, its weights beside `path`."""
     if saving_obstacle(model) is None:
         save_for_inference(model, path)
-    else:
-        _write_whole(model, path.with_suffix(WEIGHTS_SUFFIX), WEIGHTS_SUFFIX, model.save_weights)
+        return
+    _write_whole(model, path.with_suffix(WEIGHTS_SUFFIX), WEIGHTS_SUFFIX, model.save_weights)
 
 
 def save_for_inference(model: Any, path: Path) -> None:

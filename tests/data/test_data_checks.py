@@ -49,9 +49,14 @@ BAD = [
     ({"y": np.array(["cat", "dog"] * 2)}, r"y must hold numbers\. Received: dtype <U3"),
     ({"x": np.full((4, 2), 2**40)}, r"x has integers beyond 32 bits; the largest is 1099511627776"),
     ({"y": np.array([0, -1, 1, -2])}, r"class labels start at 0; y has -1 at \[1\]"),
+    ({"y": np.array([1, 2, 3, 2])}, r"class labels start at 0; the lowest here is 1: number the classes from 0"),
     ({"y": np.array([0, 1, 5, 2]), "num_classes": 3}, r"3 classes have labels 0 to 2; y has 5 at \[2\]"),
     ({"y": np.array([0, 1.5, 1, 2]), "task": "classification"}, r"must be whole numbers; y has 1\.5 at \[1\]"),
+    ({"y": np.zeros(4, int)}, r"all labels are 0, so there is nothing to tell apart"),
+    ({"y": np.array([0, 1, 2, 5000])}, r"labels run up to 5,000 but only 4 of them occur: number the classes"),
     ({"y": np.ones((4, 3)), "num_classes": 5}, r"data\.num_classes=5, but the targets are no labels: float"),
+    ({"weight": np.array([1, -2.5, 1, 1])}, r"sample_weight must not be negative; it has -2\.5 at \[1\]"),
+    ({"weight": np.zeros(4)}, r"sample_weight is all zeros"),
     ({"weight": np.array([1, NAN, 1, 1])}, r"sample_weight has 1 value that is NaN, first at \[1\]"),
 ]
 
@@ -75,7 +80,7 @@ GOOD = [
     ({"y": np.array([1, 1, 1, 1]), "num_classes": 2}, "classification", 2),
     ({"x": {"a": np.ones(4)}, "y": {"b": np.full(4, -3.0)}}, "other", None),
     ({"x": np.array([[7, 50_000]] * 4), "y": np.array([[0, 50_000]] * 4)}, "classification", 50_001),
-    ({"weight": np.array([0, -1, 2, 3])}, "classification", 2),
+    ({"weight": np.array([0, 1, 2, 3])}, "classification", 2),
 ]
 
 

@@ -5,13 +5,17 @@ import numpy as np
 import pytest
 
 from mpt_cli.data.build import (
+    RawArrays,
     TargetSpec,
+    build_data_set,
     labels_from_one_hot,
     prepare_examples,
     read_target,
     to_numbers,
+    warn_of_float_labels,
 )
 from mpt_cli.data.examples import Examples
+from mpt_cli.settings.variants import Loader, Npz, Tabular
 
 
 def x_of(x):
@@ -100,3 +104,32 @@ def test_targets_in_a_dict_are_left_to_the_user():
     examples = Examples(np.ones((2, 2)), {"a": np.zeros(2, np.float32), "b": np.array([5, 6])})
     assert read_target([examples], "auto", None).task == "other"
     assert prepare_examples(examples, TargetSpec("other", None), "it").y["b"].tolist() == [5, 6]
+
+
+def warnings_of(y, settings, task="auto", num_classes=None):
+    raw = RawArrays("it", Examples(np.ones((len(y), 2)), y), None, task, num_classes)
+    return warn_of_float_labels(build_data_set(raw, settings, 0), settings)
+
+
+ZEROS_AND_ONES = np.array([0.0, 1.0] * 10, np.float32)
+
+
+def test_float_zeros_and_ones_are_a_regression_that_says_so():
+    assert warnings_of(ZEROS_AND_ONES, Npz(path="x")) == [
+        "data: y is float, so this is a regression, though its values are whole numbers from 0 to 1. If they are class "
+        "labels, set data.task=classification or make y integer."]
+    (of_loader,) = warnings_of(ZEROS_AND_ONES[:, None] * 3, Loader(loader="a:b"))
+    assert "whole numbers from 0 to 3. If they are class labels, set data.num_classes=4 or make y integer." in of_loader
+
+
+@pytest.mark.parametrize(("y", "settings", "task", "num_classes"), [
+    (ZEROS_AND_ONES + 0.5, Npz(path="x"), "auto", None),
+    (ZEROS_AND_ONES - 1, Npz(path="x"), "auto", None),
+    (ZEROS_AND_ONES * 20, Npz(path="x"), "auto", None),
+    (ZEROS_AND_ONES.astype(int), Npz(path="x"), "auto", None),
+    (ZEROS_AND_ONES, Npz(path="x", task="regression"), "regression", None),
+    (ZEROS_AND_ONES, Loader(loader="a:b", num_classes=2), "auto", 2),
+    (ZEROS_AND_ONES, Tabular(), "regression", None),
+])
+def test_what_is_no_label_and_what_was_asked_for_goes_without_a_word(y, settings, task, num_classes):
+    assert warnings_of(y, settings, task, num_classes) == []

@@ -198,6 +198,13 @@ def test_whole_batches_are_not_split_where_that_is_asked_for() -> None:
 
 
 @pytest.mark.usefixtures("loaders")
+def test_several_readers_of_a_pydataset_are_told_to_have_no_effect() -> None:
+    [warning] = load_data(Loader(loader="loaders:Rows", kwargs={"workers": 3}), 0, True).warnings
+    assert warning.startswith("data: Rows asks for workers=3, use_multiprocessing=False, which have no effect: ")
+    assert load_data(Loader(loader="loaders:Rows"), 0, True).warnings == ()
+
+
+@pytest.mark.usefixtures("loaders")
 @pytest.mark.parametrize(("word", "message"), [
     ("trainer.steps_per_epoch=3", r"trainer.steps_per_epoch: must be left out for data in memory: an epoch is a pass"),
     ("trainer.validation_steps=3", r"trainer.validation_steps: must be left out unless the validation data is a"),

@@ -158,6 +158,7 @@ def test_a_dataset_is_described_by_its_first_batch(returning):
     x, y, weight = next(data.train.batches(1))
     assert (x.dtype, y.dtype, x.shape, weight) == (np.float32, np.int32, (8, 2), None)
     assert (data.validation.y.dtype, data.max_abs_input) == (np.int32, 15.0)
+    assert data.fingerprint_of == "the description and the first 8 examples"
     assert data.fingerprint == returning(made, prelude=DATASET, num_classes=4).fingerprint
 
 
@@ -194,10 +195,12 @@ def test_a_bad_batch_of_a_dataset_is_named(returning):
         list(data.train.batches(1))
 
 
-def test_a_batch_may_have_no_weight(returning):
+def test_a_batch_may_have_no_weight_and_a_whole_set_may_not(returning):
     padded = ARRAYS + ("import tensorflow as tf\nx, y, w = np.ones((60, 2)), np.arange(60) % 4, np.ones(60)\n"
                        "w[40:] = 0\n"
                        "d = tf.data.Dataset.from_tensor_slices((x, y, w)).batch(20)\n")
+    with pytest.raises(DataError, match=r"\(validation\): sample_weight is all zeros, so nothing would be learned"):
+        returning("d, (x, y, 0 * w)", prelude=padded, num_classes=4)
     data = returning("d", prelude=padded, num_classes=4)
     weights = [weight.tolist() for _, _, weight in data.train.batches(1)]
     assert weights == [[1.0] * 20, [1.0] * 20, [0.0] * 20]

@@ -70,6 +70,7 @@ def test_floats_are_left_as_they_are(path):
     ({"x": X, "y": Y, "x_val": X[:, :1], "y_val": Y}, r"training and validation examples differ"),
     ({"x": X, "y": Y[:5]}, r"set\.npz: the numbers of examples differ: x 20, y 5"),
     ({"x": X, "y": np.array([{}] * 20)}, r"holds Python objects \(dtype object\), which could run code"),
+    ({"x": X, "y": Y + 1}, r"the lowest here is 1: number the classes from 0"),
     ({"x": np.append(X[:-1], [[np.inf] * 2], axis=0), "y": Y}, r"x has 2 values that are infinite.*first at \[19, 0\]"),
 ])
 def test_unfit_arrays(path, arrays, message):

@@ -70,6 +70,7 @@ def test_the_opening_lines_say_which_loss_float_labels_got(words, loss, tmp_path
     summary = json.loads(done.stdout)
     assert summary["applied_steps"] == summary["steps_seen"] == 1
     assert f"loss         {loss}\n" in done.stderr
+    assert ("warning      data: y is float, so this is a regression" in done.stderr) == (not words)
 
 
 def test_the_written_configuration_repeats_the_run_bit_for_bit(tmp_path):

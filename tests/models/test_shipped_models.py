@@ -128,6 +128,7 @@ WRONG = [
     (MLP(), ((3,), (4,)), "float32", "model.name: a shipped model needs one input of fixed shape"),
     (MLP(), (None, 3), "float32", "model.name: a shipped model needs one input of fixed shape"),
     (MLP(), (), "float32", r"a shipped model needs a dimension beside the examples, which x\[:, None\] gives"),
+    (MLP(), (0,), "float32", "model.name: an input needs at least one element"),
     (MLP(activation="rleu"), (3,), "float32", r"model.activation: .*'rleu'. Did you mean relu\?"),
 ]
 

@@ -177,7 +177,7 @@ def test_a_saved_model_keeps_its_weights_and_its_policies(saved):
 
 
 def test_a_missing_file_is_an_error_of_the_data(tmp_path):
-    with pytest.raises(DataError, match=r"model.path: there is no file .*none.keras"):
+    with pytest.raises(DataError, match=r"model.path: there is no such file. Received: '.*none.keras'"):
         build_model(Saved(path=str(tmp_path / "none.keras")), (3,), 4)
 
 
