@@ -616,7 +616,7 @@ except KeyboardInterrupt:
 ])  # fmt: skip
 def test_a_script_hears_signals_as_python_has_it(tmp_path, before, caught, sent, code):
     (tmp_path / "hears.py").write_text(HEARS.format(before=before, caught=caught))
-    process = start_mpt("run", "hears.py", cwd=tmp_path)
+    process = start_mpt("run", "hears.py", cwd=tmp_path, fresh=True)
     assert process.stdout.readline() == "ready\n"
     os.kill(process.pid, sent)
     assert process.wait(60) == code
