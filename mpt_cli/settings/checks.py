@@ -471,9 +471,6 @@ def check_loss_weights(settings: Settings) -> Iterator[Problem]:
         yield Problem("trainer.loss_weights", f"must name outputs that have a loss, not {unknown[0]}.", None, remedy)
 
 
-SPARSE_CROSSENTROPY = "sparse_categorical_crossentropy"
-
-
 def check_class_weight(settings: Settings) -> Iterator[Problem]:
     weights = settings.trainer.class_weight
     if weights is None:
