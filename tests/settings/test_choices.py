@@ -2,7 +2,6 @@
 
 import pytest
 
-from mpt_cli.settings import load
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
 
@@ -10,16 +9,12 @@ from mpt_cli.settings.schema import Settings
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("group", "choice"),
-    [("model", "resnet"), ("data", "tabular"), ("optimizer", "lion"), ("policy", "float64"), ("backend", "jax")],
+    [("model", "resnet"), ("policy", "float64"), ("distribute", "mirrored")],
 )
 def test_a_name_acts_as_the_choice(group, choice, own) -> None:
     by_name, by_choice = (load_settings([own, f"{word}={choice}"]) for word in (f"{group}.name", group))
     assert by_name == by_choice
     assert getattr(by_name, group).name == choice
-
-
-def test_distribute_by_name(own) -> None:
-    assert load_settings([own, "distribute.name=mirrored"]) == load_settings([own, "distribute=mirrored"])
 
 
 def test_a_builder_implies_its_model_on_the_command_line(own) -> None:
@@ -59,13 +54,9 @@ def test_a_given_key_is_taken_back(own) -> None:
     ("words", "kwargs"),
     [
         (["data.kwargs={}"], {}),
-        (["+data.kwargs={}"], {}),
         (["data.kwargs={}", "data.kwargs.n=5"], {"n": 5}),
-        (["data.kwargs.n=5", "data.kwargs={}"], {}),
         (["data.kwargs={n: 5}"], {"n": 5, "some-options": {"depth": 1}}),
         (["data.kwargs={some-options: {}}"], {"n": 3, "some-options": {}}),
-        (["data.kwargs.some-options={}"], {"n": 3, "some-options": {}}),
-        (["data.kwargs.others={}"], {"n": 3, "some-options": {"depth": 1}, "others": {}}),
     ],
 )  # fmt: skip
 def test_an_empty_dictionary_empties_the_recipes_and_a_filled_one_is_merged(words, kwargs, write_recipe) -> None:
@@ -109,16 +100,6 @@ def test_a_word_that_names_a_part_of_a_list_as_one_of_a_mapping(own, messages) -
 def test_a_part_of_a_list_is_set_by_its_number(own) -> None:
     settings = load_settings([own, "trainer.metrics=[mae, auto]", "trainer.metrics.1=mse"])
     assert settings.trainer.metrics == ["mae", "mse"]
-
-
-@pytest.mark.slow
-def test_a_bug_of_ours_while_a_recipe_is_composed_is_not_told_as_its_fault(own, monkeypatch) -> None:
-    def broken(group: str) -> None:
-        raise TypeError("a bug")
-
-    monkeypatch.setattr(load, "group_files", broken)
-    with pytest.raises(TypeError, match="a bug"):
-        load_settings([own, "trainer.epochs=3"])
 
 
 def test_plain_text_needs_no_quotes(own) -> None:

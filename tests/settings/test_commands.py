@@ -13,8 +13,13 @@ NAMES = ["plain-1.x", "my run", "a,b", "a=b", "it's", 'say "so"', "größe", "nu
          "a\\b", 'a\\"b', "${x}", "$x", "2024_11_21", "auto*"]  # fmt: skip
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if "${" not in name])
+def test_a_text_of_any_letters_is_read_as_it_was(name) -> None:
+    assert parse_override(format_override("run_dir", name)).value() == name
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["my run", "a=b", 'say "so"', "-x", "null", "${x}"])
 def test_a_path_of_any_name_comes_back(name, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path(name).mkdir()

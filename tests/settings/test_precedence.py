@@ -14,40 +14,23 @@ def group_file(tmp_path, monkeypatch):
     """A copy of conf/ whose optimizer/adam.yaml has a learning rate of its own."""
     copied = tmp_path / "conf"
     shutil.copytree(search_path.conf_directory(), copied)
-    for module in ("load", "recipes", "search_path"):
+    for module in ("load", "search_path"):
         monkeypatch.setattr(f"mpt_cli.settings.{module}.conf_directory", lambda: copied)
     return copied / "optimizer" / "adam.yaml"
 
 
-def test_the_schema_fills_what_nobody_gives(group_file, write_recipe) -> None:
+def test_each_level_wins_over_the_one_before(group_file, write_recipe) -> None:
     group_file.write_text("name: adam\n")
-    assert OPTIMIZERS["adam"]().learning_rate == 1e-3
-    assert load_settings([write_recipe("recipe: own\n")]).optimizer.learning_rate == 1e-3
-
-
-def test_a_group_file_wins_over_the_schema(group_file, write_recipe) -> None:
+    bare, recipe = write_recipe("recipe: own\n"), write_recipe("optimizer: {learning_rate: 0.5}\n", "more.yaml")
+    assert load_settings([bare]).optimizer.learning_rate == OPTIMIZERS["adam"]().learning_rate == 1e-3
     group_file.write_text("name: adam\nlearning_rate: 0.25\n")
-    assert load_settings([write_recipe("recipe: own\n")]).optimizer.learning_rate == 0.25
-
-
-def test_a_recipe_wins_over_the_group_file(group_file, write_recipe) -> None:
-    group_file.write_text("name: adam\nlearning_rate: 0.25\n")
-    recipe = write_recipe("optimizer: {learning_rate: 0.5}\n")
+    assert load_settings([bare]).optimizer.learning_rate == 0.25
     assert load_settings([recipe]).optimizer.learning_rate == 0.5
-
-
-def test_the_command_line_wins_over_the_recipe(group_file, write_recipe) -> None:
-    group_file.write_text("name: adam\nlearning_rate: 0.25\n")
-    recipe = write_recipe("optimizer: {learning_rate: 0.5}\n")
     assert load_settings([recipe, "optimizer.learning_rate=0.75"]).optimizer.learning_rate == 0.75
 
 
 def test_the_last_of_two_words_wins(own) -> None:
     assert load_settings([own, "trainer.epochs=3", "trainer.epochs=4"]).trainer.epochs == 4
-
-
-def test_a_choice_on_the_command_line_wins_over_the_recipes(own) -> None:
-    assert load_settings([own, "policy=mixed_bfloat16"]).policy.name == "mixed_bfloat16"
 
 
 def test_a_base_recipe_comes_before_the_one_that_starts_from_it(write_recipe) -> None:

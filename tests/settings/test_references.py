@@ -108,8 +108,8 @@ def test_what_cannot_be_found_is_said(reference, message) -> None:
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("reference", ["broken:f", "./broken.py:f"])
-@pytest.mark.parametrize("line", ["1 / 0", "import not_installed_at_all", "raise SystemExit(3)", "def f(:"])
+@pytest.mark.parametrize(("reference", "line"), [("broken:f", "1 / 0"), ("broken:f", "import not_installed_at_all"),
+                                                ("./broken.py:f", "raise SystemExit(3)"), ("./broken.py:f", "def f(:")])
 def test_a_module_that_raises_is_the_users(reference, line) -> None:
     Path("broken.py").write_text(line + "\n")
     with pytest.raises(UserCodeError, match=rf"^k: importing {reference} raised \w+") as caught:
