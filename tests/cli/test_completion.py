@@ -116,12 +116,8 @@ def _typed(shell: str, line: str, env: dict[str, str], cwd: Path) -> str:
 @pytest.mark.parametrize(
     ("line", "becomes"),
     [
-        ("mpt expo", "mpt export "),
-        ("mpt export --format sav", "mpt export --format savedmodel "),
-        ("mpt sweep --launcher sub", "mpt sweep --launcher submitit "),
         ("mpt train conf=digits_c", "mpt train conf=digits_cnn "),
         ("mpt train loss_scale.ini", "mpt train loss_scale.initial_scale="),
-        ("mpt train model.kw", "mpt train model.kwargs."),
         ("mpt report mi", "mpt report mine.d/"),
     ],
 )
@@ -131,7 +127,7 @@ def test_tab_in_a_real_shell(shell, line, becomes, shell_env, tmp_path) -> None:
     assert _typed(shell, line, shell_env, tmp_path) == becomes + "X"
 
 
-@pytest.mark.parametrize("line", ["mpt sweep --launcher ", "mpt train conf=digits_cnn policy=mi", "mpt "])
+@pytest.mark.parametrize("line", ["mpt sweep --launcher ", "mpt train conf=digits_cnn policy=mi"])
 def test_an_answer_imports_no_framework(line) -> None:
     env = {**os.environ, "_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)),
            "_ARGCOMPLETE_STDOUT_FILENAME": os.devnull}  # fmt: skip
@@ -142,7 +138,7 @@ def test_an_answer_imports_no_framework(line) -> None:
     assert imported & {"hydra", "omegaconf", "keras", "tensorflow", "jax", "numpy", "rich", "ruamel"} == set()
 
 
-@pytest.mark.parametrize("point", ["", "x", "-3", "9" * 5000])
+@pytest.mark.parametrize("point", ["", "-3"])
 def test_a_cursor_that_is_no_place_is_at_the_end_of_the_line(point) -> None:
     assert complete_line("mpt copy digits_cn", point) == ["digits_cnn"]
 

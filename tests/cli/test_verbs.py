@@ -89,11 +89,8 @@ def test_show_names_the_objects_that_a_recipe_imports_at_every_depth(mpt) -> Non
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        ("recipes", "digits_cnn"),
         ("models", "transformer"),
-        ("data", "csv"),
         ("policies", "auto_float16"),
-        ("optimizers", "muon"),
         ("keys", "loss_scale.backoff_factor"),
     ],
 )
@@ -163,7 +160,7 @@ def test_a_copy_where_no_schema_can_be_written_names_none(mpt, monkeypatch) -> N
     assert Path("digits_cnn.yaml").read_bytes() == recipe_paths()["digits_cnn"].read_bytes()
 
 
-@pytest.mark.parametrize("name", ["mine", "overflow", "my recipe.yaml", "a,b=c", "größe"])
+@pytest.mark.parametrize("name", ["overflow", "my recipe.yaml", "a,b=c"])
 def test_a_copy_of_any_name_is_trained_by_the_command_that_is_said(name, mpt) -> None:
     target, said = mpt("copy", "digits_cnn", name).out.splitlines()[0].split(": ", 1)
     words = shlex.split(said)
@@ -195,7 +192,6 @@ def test_a_copy_that_cannot_be_made(mpt) -> None:
         (errors.ExpectationError("missed."), 5, "mpt check: missed.\n"),
         (KeyboardInterrupt(), 130, "\nmpt: interrupted\n"),
         (MemoryError(), 3, "mpt check: there is no memory left: it takes more than there is.\n"),
-        (MemoryError("no 8 GiB"), 3, "mpt check: there is no memory left: no 8 GiB.\n"),
         (RuntimeError("can't start new thread"), 3, "mpt check: the system starts no more threads or processes: can't "
          "start new thread. `ulimit -u` shows how many there may be.\n"),
         (BlockingIOError(11, "Resource temporarily unavailable"), 3, "mpt check: the system starts no more threads or "

@@ -16,12 +16,10 @@ _WRONG = [
     (["conf=digits_cnn.yaml"], "conf", "Did you mean conf=digits_cnn?"),
     (["conf=/"], "conf", "It is a folder."),
     (["conf=digits_cnn", "conf=digits_mlp"], "conf", "given once"),
-    ([_CNN, "policy=float32", "policy=mixed_float16"], "policy", "must agree with policy=float32"),
     # words that are no key=value
     (["digits_cnn"], "digits_cnn", "Write conf=digits_cnn."),
     ([_CNN, "policy"], "policy", "form key=value"),
     ([_CNN, "=3"], "=3", "form key=value"),
-    ([_CNN, "trainer.epochs"], "trainer.epochs", "form key=value"),
     ([_CNN, "model.filters=[8,"], "model.filters", "cannot be read"),
     ([_CNN, "loss_scale.initial_scale=2^15"], "loss_scale.initial_scale", "2**15"),
     ([_CNN, "data.path={a"], "data.path", "Text with special signs"),
@@ -29,52 +27,30 @@ _WRONG = [
     # unknown keys
     ([_CNN, "polcy=float32"], "polcy", "Did you mean policy?"),
     ([_CNN, "trainer.epoch=3"], "trainer.epoch", "Did you mean trainer.epochs?"),
-    ([_CNN, "++trainer.epoch=3"], "trainer.epoch", "Did you mean trainer.epochs?"),
     ([_CNN, "learning_rate=1e-3"], "learning_rate", "Did you mean optimizer.learning_rate?"),
-    ([_CNN, "optimizer.lr=0.1"], "optimizer.lr", "learning_rate"),
     ([_CNN, "trainer.epochs.first=3"], "trainer.epochs.first", "no keys inside"),
     ([_CNN, "+new.section.key=3"], "new.section.key", ""),
-    ([_CNN, "hydra.run.dir=x"], "hydra.run.dir", "run_dir"),
-    ([_CNN, "~optimizer.clipnorm"], "optimizer.clipnorm", "cannot be set: Could not delete"),
     ([_CNN, "~policy"], "~policy", "cannot be taken away"),
     # keys of another variant
-    ([_CNN, "model=mlp", "model.filters=[8]"], "model.filters", "model=cnn, model=resnet"),
-    ([_CNN, "model.heads=3"], "model.heads", "It belongs to model=transformer."),
     ([_CNN, "optimizer=sgd", "optimizer.beta_1=0.5"], "optimizer.beta_1",
      "Write optimizer.kwargs.beta_1: it is an argument of the class."),
     ([_CNN, "optimizer=sgd", "optimizer.kwargs.beta_1=0.5"], "optimizer.kwargs.beta_1", "It has momentum, nesterov"),
     ([_CNN, "optimizer.kwargs={beta1: 0.5}"], "optimizer.kwargs.beta1", "Did you mean beta_1?"),
     ([_CNN, "optimizer.kwargs={learning_rate: 0.5}"], "optimizer.kwargs.learning_rate", "Write optimizer.learning_"),
-    ([_CNN, "data.path=x.csv"], "data.path", "data=csv"),
     # unknown choices
     ([_CNN, "policy=mixed_fp16"], "policy", "Did you mean mixed_float16?"),
-    ([_CNN, "policy=float8_mixed_float16"], "policy", "must be one of auto_float16, bfloat16"),
-    ([_CNN, "policy.head=auto_float16"], "policy.head", "must be one of"),
     ([_CNN, "policy=null"], "policy", "must be one of"),
-    ([_CNN, "optimizer=adma"], "optimizer", "Did you mean adam?"),
-    ([_CNN, "backend=torch"], "backend", "jax, tensorflow"),
-    ([_CNN, "loss_scale.mode=dynmic"], "loss_scale.mode", "Did you mean dynamic?"),
     ([_CNN, "loss_scale.mode=off"], "loss_scale.mode", "auto, dynamic, fixed, logmax, none"),
     ([_CNN, "policy.overrides.conv=half"], "policy.overrides", "mixed_float16"),
     ([_CNN, "trainer.jit_compile=ture"], "trainer.jit_compile", "Did you mean true?"),
-    ([_CNN, "model=mlp", "model.name=cnn"], "model.name", "Keep one of the two"),
     # wrong types
-    ([_CNN, "trainer.epochs=many"], "trainer.epochs", "whole number"),
-    ([_CNN, "trainer.epochs=1.5"], "trainer.epochs", "whole number"),
-    ([_CNN, "trainer.epochs=null"], "trainer.epochs", "The default is 10."),
     ([_CNN, "trainer.shuffle=1"], "trainer.shuffle", "true or false"),
-    ([_CNN, "optimizer.learning_rate=fast"], "optimizer.learning_rate", "must be a number"),
     ([_CNN, "model.filters=8"], "model.filters", "Write model.filters=[8]."),
-    ([_CNN, "model.filters=[8,x]"], "model.filters", "list of whole numbers"),
     ([_CNN, "run_dir=[a]"], "run_dir", "must be text"),
-    ([_CNN, "optimizer.schedule=cosine"], "optimizer.schedule", "optimizer.schedule.name=cosine"),
     ([_CNN, "model.builder=a:b", "model.kwargs=3"], "model.kwargs", "Write model.kwargs.NAME=VALUE."),
-    ([_CNN, "trainer.epochs=${nope}"], "trainer.epochs", "cannot be resolved"),
     # out of range
-    ([_CNN, "trainer.epochs=0"], "trainer.epochs", "must be >= 1"),
     ([_CNN, "seed=-1"], "seed", ">= 0 and <= 4294967295"),
     ([_CNN, "loss_scale.initial_scale=2**130"], "loss_scale.initial_scale", "must be >= 2**-126 and <= 2**127"),
-    ([_CNN, "loss_scale.initial_scale=nan"], "loss_scale.initial_scale", "finite"),
     ([_CNN, "loss_scale.backoff_factor=1"], "loss_scale.backoff_factor", "< 1"),
     ([_CNN, "model.filters=[8,0]"], "model.filters", "each >= 1"),
     # missing
@@ -82,10 +58,6 @@ _WRONG = [
     ([_CNN, "data=csv"], "data.target", "name of the column"),
     # sweeps
     ([_CNN, "seed=0,1,2"], "seed", "mpt sweep"),
-    ([_CNN, "loss_scale.initial_scale=range(1,4)"], "loss_scale.initial_scale", "mpt sweep"),
-    # combinations (their whole table with exact words: tests/settings/test_combinations.py)
-    ([_CNN, "loss_scale.min_scale=8", "loss_scale.max_scale=4"], "loss_scale.min_scale", "max_scale"),
-    ([_CNN, "expect.val_accuracy.mn=0.9"], "expect.val_accuracy.mn", "Did you mean min?"),
 ]  # fmt: skip
 
 

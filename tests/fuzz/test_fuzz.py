@@ -22,14 +22,11 @@ from mpt_cli.cli import main
 from mpt_cli.report import run_page
 from mpt_cli.settings.schema import all_keys
 
-CASES = int(os.environ.get("FUZZ_CASES", 300))
+CASES = int(os.environ.get("FUZZ_CASES", 100))
 CODES = (0, 2, 3, 4, 5, 130, 143)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # and what turns a line around
 SECRET = "hunter2-0xFEEDC0FFEE-ZZ"
 TAKEN = "${oc.env:FUZZ_DB_PASSWORD}"
-LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
-    f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
-)
 TEXTS = (
     "", "\0", "a\0b", "\x1b[31mred", "\udcff", "\u202egnp", "~nosuch/x", "-", "null", "nan", "1e400", "9" * 5000,
     "2**99999", "[" * 300, "{a: " * 400, "[1,[2,[3]]]", "'", "\\", "${", "${x}", TAKEN, "${oc.env:" + TAKEN + "}",
@@ -159,13 +156,3 @@ def test_any_damage_to_a_run_is_named(run: Path, here: Path, data: st.DataObject
     assert not (wrong := fault(*verb.split())), (
         f"{file}: {json.dumps(content[-500:].decode(errors='replace'))}\n{wrong}"
     )
-
-
-def test_bombs_and_files_that_are_none_are_refused(here: Path) -> None:
-    (here / "laughs.yaml").write_text(LAUGHS)
-    (here / "loop.yaml").symlink_to("loop.yaml")
-    (here / "folder.yaml").mkdir()
-    os.mkfifo(here / "run_pipe")
-    for target in ("laughs.yaml", "loop.yaml", "folder.yaml"):
-        assert not (wrong := fault("check", f"conf=./{target}")), wrong
-    assert not (wrong := fault("report", "run_pipe")), wrong

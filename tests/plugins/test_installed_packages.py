@@ -138,14 +138,18 @@ BROKEN = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("source", "group", "word", "sentence"), BROKEN)
-def test_a_broken_one_is_a_sentence_where_it_is_chosen_and_nothing_elsewhere(
+def test_a_broken_one_is_a_sentence_where_it_is_chosen(
     source: str, group: str, word: str, sentence: str, work: Path
 ) -> None:
     install(work / "lib", "bad-mpt", {group: {"bad": "bad_mpt:Bad"}}, source)
-    mpt("check", "conf=digits_mlp")
     assert sentence in mpt("train", "conf=digits_mlp", word, code=2)
-    listing = {"mpt.models": "models", "mpt.sinks": "sinks"}.get(group, "modes")
-    assert "(can't be used: " in mpt("list", listing)
+
+
+@pytest.mark.slow
+def test_a_broken_one_is_listed_with_its_reason_and_in_nobodys_way(work: Path) -> None:
+    install(work / "lib", "bad-mpt", {"mpt.models": {"bad": "bad_mpt:Bad"}}, "Bad = 3")
+    mpt("check", "conf=digits_mlp")
+    assert "(can't be used: " in mpt("list", "models")
 
 
 @pytest.mark.slow
@@ -157,7 +161,6 @@ def test_one_called_as_ours_is_a_sentence_where_that_name_is_chosen(
     group: str, name: str, word: str, work: Path
 ) -> None:
     install(work / "lib", "bad-mpt", {group: {name: "bad_mpt:Bad"}}, "")
-    mpt("check", "conf=./own.yaml")
     said = mpt("check", "conf=./own.yaml", word, code=2)
     assert "bad-mpt 1.2 has" in said and "of this name too. Uninstall it, or have it renamed." in said
 
