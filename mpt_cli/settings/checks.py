@@ -3,8 +3,9 @@
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -20,9 +21,7 @@ from mpt_cli.settings.references import (
 from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettings, Settings
 from mpt_cli.settings.variants import (
     PYTHON,
-    Builder,
     KerasDataset,
-    Loader,
     OptimizerSettings,
     OwnOptimizer,
     ResNet,
@@ -45,12 +44,17 @@ def check_synthetic(settings: Settings) -> Iterator[Problem]:
 def check_keras_dataset(settings: Settings) -> Iterator[Problem]:
     """Words per review and vocabulary are matters of imdb; the image sets would ignore them."""
     data = settings.data
-    if not isinstance(data, KerasDataset) or data.dataset == "imdb":
-        return
-    for name in ("sequence_length", "vocabulary"):
-        if getattr(data, name) != getattr(KerasDataset, name):
-            rule = f"must be left out with data.dataset={data.dataset}: only imdb uses it."
-            yield Problem(f"data.{name}", rule, getattr(data, name))
+    if isinstance(data, KerasDataset) and data.dataset != "imdb":
+        where = f"with data.dataset={data.dataset}: only imdb uses it"
+        yield from _check_unused("data", data, ("sequence_length", "vocabulary"), where)
+
+
+def _check_unused(path: str, section: Any, names: Iterable[str], where: str, remedy: str = "") -> Iterator[Problem]:
+    """Those of the keys `names` that are not as by default, although nothing uses them `where`."""
+    defaults = {declared.name: default_of(declared) for declared in fields(section)}
+    for name in names:
+        if (value := getattr(section, name)) != defaults[name]:
+            yield Problem(f"{path}.{name}", f"must be left out {where}.", value, remedy)
 
 
 EXPECT_PARTS = ("min", "max", "value", "tolerance", "rtol", "atol")
@@ -149,13 +153,10 @@ def check_clipping_on_replicas(settings: Settings) -> Iterator[Problem]:
 
 
 def check_ema(settings: Settings) -> Iterator[Problem]:
-    optimizer = settings.optimizer
-    if optimizer.use_ema:
-        return
-    for name in ("ema_momentum", "ema_overwrite_frequency"):
-        if getattr(optimizer, name) != getattr(OptimizerSettings, name):
-            rule = "must be left out when optimizer.use_ema is false: nothing uses it."
-            yield Problem(f"optimizer.{name}", rule, getattr(optimizer, name), "Set optimizer.use_ema=true.")
+    optimizer, names = settings.optimizer, ("ema_momentum", "ema_overwrite_frequency")
+    if not optimizer.use_ema:
+        where = "when optimizer.use_ema is false: nothing uses it"
+        yield from _check_unused("optimizer", optimizer, names, where, "Set optimizer.use_ema=true.")
 
 
 def check_schedule(settings: Settings) -> Iterator[Problem]:
@@ -175,19 +176,17 @@ def _check_own_schedule(schedule: Schedule) -> Iterator[Problem]:
     if schedule.object is None:
         yield Problem("optimizer.schedule.kwargs", "must be left out without optimizer.schedule.object.",
                       schedule.kwargs)  # fmt: skip
-    for name in ("name", *_SCHEDULES_WITH):
-        if (value := getattr(schedule, name)) != _default(schedule, name):
-            rule = f"must be left out with optimizer.schedule.object={schedule.object}: nothing uses it."
-            yield Problem(f"optimizer.schedule.{name}", rule, value, "Say it in optimizer.schedule.kwargs.")
+    yield from _check_unused("optimizer.schedule", schedule, ("name", *_SCHEDULES_WITH),
+                             f"with optimizer.schedule.object={schedule.object}: nothing uses it",
+                             "Say it in optimizer.schedule.kwargs.")  # fmt: skip
 
 
 def _check_foreign_keys(schedule: Schedule) -> Iterator[Problem]:
     for name, owners in _SCHEDULES_WITH.items():
-        value = getattr(schedule, name)
-        if schedule.name not in owners and value != getattr(Schedule, name):
-            rule = f"must be left out with optimizer.schedule.name={schedule.name}: nothing uses it."
+        if schedule.name not in owners:
+            where = f"with optimizer.schedule.name={schedule.name}: nothing uses it"
             remedy = f"It belongs to optimizer.schedule.name={' or '.join(owners)}."
-            yield Problem(f"optimizer.schedule.{name}", rule, value, remedy)
+            yield from _check_unused("optimizer.schedule", schedule, [name], where, remedy)
 
 
 def _check_pieces(boundaries: list[int], values: list[float]) -> Iterator[Problem]:
@@ -198,14 +197,11 @@ def _check_pieces(boundaries: list[int], values: list[float]) -> Iterator[Proble
         yield Problem("optimizer.schedule.values", rule, values)
 
 
-def check_builder(settings: Settings) -> Iterator[Problem]:
-    if isinstance(settings.model, Builder) and (problem := form_problem(settings.model.builder, "model.builder")):
-        yield problem
-
-
-def check_own_optimizer(settings: Settings) -> Iterator[Problem]:
-    optimizer = settings.optimizer
-    if isinstance(optimizer, OwnOptimizer) and (problem := form_problem(optimizer.object, "optimizer.object")):
+def check_reference(key: str, settings: Settings) -> Iterator[Problem]:
+    """The form of what a key names, where the chosen model, data source or optimizer has the key."""
+    section, _, name = key.partition(".")
+    reference = getattr(getattr(settings, section), name, None)
+    if reference is not None and (problem := form_problem(reference, key)):
         yield problem
 
 
@@ -221,11 +217,6 @@ def check_optimizer_arguments(settings: Settings) -> Iterator[Problem]:
             others = [each for each in known if each not in ours]
             remedy = did_you_mean(name, others) or f"It has {', '.join(others)}."
             yield Problem(key, f"{optimizer.name} has no such argument.", value, remedy)
-
-
-def check_loader(settings: Settings) -> Iterator[Problem]:
-    if isinstance(settings.data, Loader) and (problem := form_problem(settings.data.loader, "data.loader")):
-        yield problem
 
 
 # Adam's beta_2 of 0.999 rounds to 1 in bfloat16 and its epsilon to 0 in effect in float16
@@ -277,9 +268,9 @@ def check_schedules_follow(settings: Settings) -> Iterator[Problem]:
 
 def check_skip_window(settings: Settings) -> Iterator[Problem]:
     scale = settings.loss_scale
-    if scale.max_skip_rate is None and scale.skip_rate_window != _default(scale, "skip_rate_window"):
-        rule = "must be left out when loss_scale.max_skip_rate is null: nothing uses it."
-        yield Problem("loss_scale.skip_rate_window", rule, scale.skip_rate_window)
+    if scale.max_skip_rate is None:
+        where = "when loss_scale.max_skip_rate is null: nothing uses it"
+        yield from _check_unused("loss_scale", scale, ["skip_rate_window"], where)
 
 
 def check_stochastic_rounding(settings: Settings) -> Iterator[Problem]:
@@ -320,7 +311,9 @@ def check_distribution(settings: Settings) -> Iterator[Problem]:
         yield from _check_mesh(chosen)
         yield from _check_layout(chosen)
     else:
-        yield from _check_unused_mesh(chosen)
+        yield from _check_unused("distribute", chosen, ("mesh", "layout"),
+                                 f"with distribute={chosen.name}: nothing uses it",
+                                 "Use distribute=model_parallel backend=jax.")  # fmt: skip
     if chosen.name != "data_parallel" and chosen.processes is not None:
         rule = f"must be left out with distribute={chosen.name}."
         yield Problem("distribute.processes", rule, chosen.processes, "Use distribute=data_parallel backend=jax.")
@@ -369,13 +362,6 @@ def _pattern_fault(pattern: str) -> str | None:
     except re.error as error:
         return str(error)
     return None
-
-
-def _check_unused_mesh(chosen: DistributeSettings) -> Iterator[Problem]:
-    for name in ("mesh", "layout"):
-        if value := getattr(chosen, name):
-            rule = f"must be left out with distribute={chosen.name}: nothing uses it."
-            yield Problem(f"distribute.{name}", rule, value, "Use distribute=model_parallel backend=jax.")
 
 
 def check_several_processes(settings: Settings) -> Iterator[Problem]:
@@ -435,10 +421,9 @@ def check_fault(settings: "Settings") -> Iterator[Problem]:
     fault = settings.fault
     is_timed = bool(fault.at_steps) or fault.every_steps is not None
     if fault.kind == "none":
-        for name in ("at_steps", "every_steps", "above_scale"):
-            if getattr(fault, name) not in (None, []):
-                rule = "must be left out with fault.kind=none: nothing goes wrong then."
-                yield Problem(f"fault.{name}", rule, getattr(fault, name), "Use fault.kind=overflow, nan or zero.")
+        yield from _check_unused("fault", fault, ("at_steps", "every_steps", "above_scale"),
+                                 "with fault.kind=none: nothing goes wrong then",
+                                 "Use fault.kind=overflow, nan or zero.")  # fmt: skip
     elif not is_timed:
         rule = f"must be given with fault.kind={fault.kind}, or fault.every_steps: otherwise it never happens."
         yield Problem("fault.at_steps", rule, fault.at_steps)
@@ -506,16 +491,10 @@ def check_callbacks(settings: Settings) -> Iterator[Problem]:
         elif problem := object_problem(key, entry, "callbacks"):
             yield problem
     for name in ("early_stopping", "reduce_on_plateau"):
-        yield from _check_unused(f"trainer.{name}", getattr(settings.trainer, name))
-
-
-def _check_unused(path: str, section: Any) -> Iterator[Problem]:
-    """Keys that nothing uses because `patience` is null."""
-    for declared in fields(section):
-        value = getattr(section, declared.name)
-        if section.patience is None and value != default_of(declared):
-            rule = f"must be left out without {path}.patience: nothing uses it."
-            yield Problem(f"{path}.{declared.name}", rule, value, f"Set {path}.patience.")
+        path, section = f"trainer.{name}", getattr(settings.trainer, name)
+        if section.patience is None:
+            yield from _check_unused(path, section, vars(section), f"without {path}.patience: nothing uses it",
+                                     f"Set {path}.patience.")  # fmt: skip
 
 
 def check_phases(settings: Settings) -> Iterator[Problem]:
@@ -560,9 +539,7 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
     (check_distribution, ("distribute", "backend.name")),
     (check_accumulation, ("distribute.name", "optimizer.gradient_accumulation_steps")),
     (check_model_shape, ("model",)),
-    (check_builder, ("model.builder",)),
-    (check_loader, ("data.loader",)),
-    (check_own_optimizer, ("optimizer.object",)),
+    *((partial(check_reference, key), (key,)) for key in ("model.builder", "data.loader", "optimizer.object")),
     (check_optimizer_arguments, ("optimizer.name", "optimizer.kwargs")),
     (check_objects, ("trainer.loss", "trainer.metrics", "trainer.weighted_metrics", "optimizer.schedule")),
     (check_loss_weights, ("trainer.loss", "trainer.loss_weights")),
