@@ -25,10 +25,10 @@ SUFFIXES = (".yaml", ".yml")
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with a `~` at its beginning replaced; as it is where there is no such user."""
+    """The path with a `~` at its beginning replaced; as it is where there is no such user, or a NUL."""
     try:
         return Path(path).expanduser()
-    except RuntimeError:
+    except (RuntimeError, ValueError):
         return Path(path)
 
 
