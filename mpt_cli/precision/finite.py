@@ -90,8 +90,18 @@ def magnitude(gradient: Tensor) -> Tensor:
 
 def all_finite(gradients: list[Tensor]) -> Tensor:
     """Boolean scalar: no inf or nan in any of `gradients`, which may hold None (no gradient) and IndexedSlices."""
-    flags = [ops.all(ops.isfinite(dense(g))) for g in gradients if g is not None]
+    flags = [_is_finite(dense(g)) for g in gradients if g is not None]
     return ops.all(ops.stack(flags)) if flags else ops.convert_to_tensor(True)
+
+
+def _is_finite(values: Tensor) -> Tensor:
+    """Boolean scalar. A matrix by columns first: XLA on a CPU reads those as vectors, a whole array element by element.
+
+    The second reduction differs from the first, since XLA makes one of two that are alike.
+    """
+    flags = ops.isfinite(values)
+    columns = ops.all(flags, axis=0) if len(values.shape) == 2 else flags
+    return ops.logical_not(ops.any(ops.logical_not(columns)))
 
 
 def are_finite(variables: Iterable[Any]) -> bool:
