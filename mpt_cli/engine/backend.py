@@ -27,7 +27,7 @@ from mpt_cli.errors import (
     install_command,
     summarise_error,
 )
-from mpt_cli.machine import cores_of_process, cpu_features, visible_gpus
+from mpt_cli.machine import cores_of_process, cpu_features, keep_freed_memory, visible_gpus
 from mpt_cli.settings.references import place_in_user_code
 from mpt_cli.settings.schema import Settings
 from mpt_cli.signals import unheard
@@ -230,6 +230,8 @@ def _tensorflow(settings: Settings) -> Platform:
         tf.config.experimental.set_memory_growth(gpu, settings.backend.memory_growth)
     if settings.trainer.deterministic:
         tf.config.experimental.enable_op_determinism()
+    if not gpus:
+        keep_freed_memory()
     check_device_count(settings, len(gpus))
     if settings.distribute.name != "none" and not gpus:
         logical = [tf.config.LogicalDeviceConfiguration()] * (settings.distribute.devices or 1)
