@@ -247,8 +247,7 @@ class Snapshot:
 @dataclass(frozen=True)
 class Spike:
     """A jump of the loss: the step it began with. Its loss is that before its own update: of a batch that is like the
-    others it is the step before that did it. Where the tail of the noise is heavy it may be the second of two high
-    losses, of which the first alone could have been noise.
+    others it is the step before that did it.
 
     `median` is that of the losses of the last 128 steps and `bound` the most that a loss may be beside them, as of step
     16 or 32 or the last that is a multiple of 64; None where there were too few, and the loss was not finite.

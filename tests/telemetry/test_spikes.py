@@ -39,7 +39,6 @@ def noisy(kind: str, steps: int = 10_000, seed: int = 1) -> np.ndarray:
         "logarithms of deviation 2": lambda: np.exp(2 * drawn.normal(size=steps)),
         "exponential": lambda: drawn.exponential(size=steps),
         "Student's t of 5 degrees": lambda: np.abs(1 + 0.1 * drawn.standard_t(5, size=steps)),
-        "Student's t of 3 degrees": lambda: np.abs(1 + 0.1 * drawn.standard_t(3, size=steps)),
     }
     return (factors[kind]() * (2.3 * np.exp(-np.arange(steps) / 2000) + 0.05)).astype(np.float32)
 
@@ -77,50 +76,7 @@ def jumps_in(losses: np.ndarray) -> list[int]:
     return [jump.step for jump in SpikeWatch().absorb(0, losses, np.ones(len(losses), bool), 10_000)]
 
 
-def share_found(kind: str, size: float, steps: int) -> float:
-    """Of 72 jumps, nine in each of eight series, that make the losses of so many steps `size` times as large."""
-    hits = []
-    for seed in range(8):
-        losses, places = noisy(kind, seed=seed), 500 + 70 * seed + 1000 * np.arange(9)
-        for step in range(steps):
-            losses[places + step] *= size
-        steps_found = np.array(jumps_in(losses))
-        hits += [((steps_found > place) & (steps_found <= place + steps)).any() for place in places]
-    return float(np.mean(hits))
-
-
-# Under "before" are the figures of a bound of 20 median deviations whatever the noise, as it was.
-RATES = [  # in 20 series of 10,000 steps; then the shares of jumps that are found, by size and steps
-    ("normal, 10 %", 0, {(3, 1): 0.95, (5, 1): 1.0, (3, 3): 1.0}),  # before: 0, and 0.97, 1 and 1, as now
-    # before: 60 (3 in 10,000), and 0.82, 0.99, 1 and 0.99; now 13, and 0.04, 0.72, 1 and 0.88: what 1 in 9,000 steps
-    # comes to by chance is no jump unless another follows
-    ("Student's t of 3 degrees", 20, {(5, 1): 0.6, (10, 1): 1.0, (3, 3): 0.8, (5, 3): 0.98}),
-    # before: 4, and 0.85 and 0.99; now 3, and 0.83 and 0.99
-    ("logarithms of deviation 0.5", 4, {(20, 1): 0.75, (30, 1): 0.95}),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "most_alarms", "least_found"), RATES, ids=[rate[0] for rate in RATES])
-def test_rates_of_false_and_of_true_jumps(kind, most_alarms, least_found):
-    """Of losses that fall; at most one false jump in 10,000 steps, also where the tail of the noise is heavy."""
-    assert sum(len(jumps_in(noisy(kind, seed=seed))) for seed in range(20)) <= most_alarms
-    for (size, steps), least in least_found.items():
-        assert share_found(kind, size, steps) >= least, (size, steps)
-
-
-def test_of_heavy_tails_a_single_high_loss_is_noise_and_two_near_one_another_are_a_jump():
-    losses = np.random.default_rng(0).normal(2, 0.1, 4000).astype(np.float32)
-    losses[200:3800:100] = 3.2  # 18 deviations: none is a jump, and all together tell of the tail
-    losses[3850] = losses[3950] = 4.0  # 29 deviations, for which the bound would do of normal noise
-    losses[3955] = 3.8
-    (spike,) = found(losses)
-    assert (spike.step, spike.loss) == (3956, np.float32(3.8))
-    assert spike.bound is not None and spike.bound < 3.8
-    assert [each.step for each in found(losses[3800:])] == [51, 151]
-
-
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_first_steps_have_a_bound_and_few_false_jumps():
     """Of 64 steps in which the loss falls by a factor of five, in 400 runs of each noise: none before step 17, and of
     19,200 others at most three, where noise makes losses differ by factors of e squared."""
@@ -165,8 +121,7 @@ def test_losses_that_are_mostly_the_same_zero_have_none():
     assert loss_bound(np.array([NAN] * 100 + [1.0] * (LEAST - 1)))[1] == INF
 
 
-@pytest.mark.slow
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(
     st.lists(st.integers(1, 70), min_size=1, max_size=6),
     st.lists(st.one_of(st.tuples(st.integers(EARLY[1] + 1, 160), st.sampled_from([50.0, INF, NAN, 900.0])),
