@@ -8,10 +8,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -102,18 +100,8 @@ def collect_environment(facts: FrameworkFacts, command_line: Sequence[str] | Non
 
 def installed_packages() -> dict[str, str]:
     """Every distribution of this interpreter and its version, as pip would list them."""
-    found = list[tuple[str, str]]()
-    for place in map(os.path.realpath, sys.path):
-        with suppress(OSError):  # there is no such folder
-            found += _packages_in(place, os.stat(place).st_mtime_ns)
-    return dict(sorted(found))
-
-
-@cache
-def _packages_in(place: str, changed_ns: int) -> list[tuple[str, str]]:
-    """Of one folder, which changes as soon as anything is installed there: each is a file to be parsed."""
-    each = (item.metadata for item in metadata.distributions(path=[place]))
-    return [(str(about["Name"]).lower().replace("_", "-"), str(about["Version"])) for about in each]
+    each = (item.metadata for item in metadata.distributions())
+    return dict(sorted((str(about["Name"]).lower().replace("_", "-"), str(about["Version"])) for about in each))
 
 
 def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:

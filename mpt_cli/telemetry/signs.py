@@ -315,16 +315,17 @@ def observe(
     """
     spoiled = [value for name, value in metrics.items() if name.endswith("loss") and not math.isfinite(value)]
     applies, sample = scaling.applies_overflows, ledger.sample
+    skips = EventTally() if applies else tally
     return Signs(
         scaling=scaling,
         steps_seen=ledger.seen,
         applied_steps=ledger.applied,
-        skip_steps=() if applies else tally.skip_steps,
-        skip_scales=() if applies else tally.skip_scales,
-        forward_steps=() if applies else tally.forward_steps,
-        unprovoked_steps=() if applies else tally.unprovoked_steps,
-        nan_steps=() if applies else tally.nan_steps,
-        uncured_steps=() if applies else tally.uncured_steps,
+        skip_steps=skips.skip_steps,
+        skip_scales=skips.skip_scales,
+        forward_steps=skips.forward_steps,
+        unprovoked_steps=skips.unprovoked_steps,
+        nan_steps=skips.nan_steps,
+        uncured_steps=skips.uncured_steps,
         first_growth_step=tally.first_growth_step,
         bad_steps=len(tally.skip_steps) if applies else 0,
         scale=ledger.scale if ledger.seen else None,

@@ -47,9 +47,7 @@ from mpt_cli.telemetry.sink import LineFile, Sink, Telemetry, TelemetryFiles
 
 def check_logger(logger: LoggerSettings) -> None:
     """ConfigError where a sink was asked for that can't be had; before a run directory exists."""
-    if logger.tensorboard:
-        check_tensorboard()
-    for name in ("mlflow", "wandb"):
+    for name in ("tensorboard", "mlflow", "wandb"):
         if getattr(logger, name):
             check_tracker(name)
     _installed_sinks(logger)
@@ -104,7 +102,37 @@ def _is_live_terminal(stream: TextIO) -> bool:
     return stream.isatty() and not dumb and (stream.encoding or "").lower().replace("-", "") == "utf8"
 
 
-class JsonlSink(Sink):
+class FileSink(Sink):
+    """Lines in files that are written and let go together; the first of them has the snapshots."""
+
+    def __init__(self, *files: LineFile) -> None:
+        self._files = files
+
+    def progress(self, step: int, epoch: int, phase: str) -> None:
+        self._files[0].poll()
+
+    def write_error(self) -> str | None:
+        return next(filter(None, (file.write_error for file in self._files)), None)
+
+    def flush(self) -> None:
+        for file in self._files:
+            file.flush()
+
+    def suspend(self) -> None:
+        for file in self._files:
+            file.close()
+
+    def rewind(self, step: int, skipped_steps: int) -> None:
+        for file in self._files:
+            file.open()
+
+    def close(self) -> None:
+        with ExitStack() as stack:  # each, also where another fails
+            for file in reversed(self._files):
+                stack.callback(file.close)
+
+
+class JsonlSink(FileSink):
     """A line per snapshot, per event and, in files made by the first, per `LayerSample` and per `Spike`, every line
     with `schema_version` and `attempt`.
 
@@ -117,16 +145,13 @@ class JsonlSink(Sink):
         self._events = LineFile(events_path)
         self._layers = LineFile(layers_path, when_needed=True)
         self._spikes = LineFile(spikes_path, when_needed=True)
-        self._files = (self._metrics, self._events, self._layers, self._spikes)
+        super().__init__(self._metrics, self._events, self._layers, self._spikes)
         self._common: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "attempt": 1}
         self._started_at = time.monotonic()
 
     def start(self, header: RunHeader) -> None:
         self._common["attempt"] = header.attempt
         self._started_at = time.monotonic()
-
-    def progress(self, step: int, epoch: int, phase: str) -> None:
-        self._metrics.poll()
 
     def snapshot(self, snapshot: Snapshot) -> None:
         seconds = round(time.monotonic() - self._started_at, 3)
@@ -155,32 +180,12 @@ class JsonlSink(Sink):
         self._spikes.add(partial(strict_json, {**vars(spike), **self._common}))
         self._spikes.poll(now=True)
 
-    def write_error(self) -> str | None:
-        return next(filter(None, (file.write_error for file in self._files)), None)
-
-    def flush(self) -> None:
-        for file in self._files:
-            file.flush()
-
-    def suspend(self) -> None:
-        for file in self._files:
-            file.close()
-
-    def rewind(self, step: int, skipped_steps: int) -> None:
-        for file in self._files:
-            file.open()
-
-    def close(self) -> None:
-        with ExitStack() as stack:  # each, also where another fails
-            for file in reversed(self._files):
-                stack.callback(file.close)
-
 
 OWN_COLUMNS = (*(field.name for field in fields(Snapshot) if field.name not in ("metrics", "gradients", "phase")),
                *(f"gradient_{name}" for name in GRADIENT_FIELDS))  # fmt: skip
 
 
-class CsvSink(Sink):
+class CsvSink(FileSink):
     """A row per snapshot; an empty cell means no value, `nan` and `inf` are written as such.
 
     The columns are known before the first row: the fields of a snapshot, then `header.metric_names`. A resumed run
@@ -189,6 +194,7 @@ class CsvSink(Sink):
 
     def __init__(self, path: Path) -> None:
         self._file = LineFile(path)
+        super().__init__(self._file)
         self._columns: list[str] = []
         self._attempt = 1
 
@@ -201,9 +207,6 @@ class CsvSink(Sink):
             self._file.add(lambda: _csv_row(self._columns))
             self._file.flush()
 
-    def progress(self, step: int, epoch: int, phase: str) -> None:
-        self._file.poll()
-
     def snapshot(self, snapshot: Snapshot) -> None:
         self._file.add(lambda: self._row_of(snapshot))
         self._file.poll_line(snapshot.epoch_end)
@@ -211,21 +214,6 @@ class CsvSink(Sink):
     def _row_of(self, snapshot: Snapshot) -> str:
         values = {"schema_version": SCHEMA_VERSION, "attempt": self._attempt, **snapshot_fields(snapshot)}
         return _csv_row([values.get(column) for column in self._columns])
-
-    def write_error(self) -> str | None:
-        return self._file.write_error
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def suspend(self) -> None:
-        self._file.close()
-
-    def rewind(self, step: int, skipped_steps: int) -> None:
-        self._file.open()
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def _existing_columns(path: Path) -> list[str]:
@@ -253,13 +241,6 @@ def scalars_of(snapshot: Snapshot) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if value is not None}
 
 
-def check_tensorboard() -> None:
-    """ConfigError where the package is missing; to be called before anything is created."""
-    if importlib.util.find_spec("tensorboard") is None:
-        remedy = f"Install the extra with: {install_command('tensorboard')}, or set logger.tensorboard=false."
-        raise ConfigError(Problem("logger.tensorboard", "needs the package tensorboard.", True, remedy))
-
-
 class TensorBoardSink(Sink):
     """Scalars by their names; those of a whole epoch under `epoch/`. `loss_scale` has a point at every change too.
 
@@ -269,7 +250,7 @@ class TensorBoardSink(Sink):
     """
 
     def __init__(self, folder: Path) -> None:
-        check_tensorboard()
+        check_tracker("tensorboard")
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 

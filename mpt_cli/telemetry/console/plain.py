@@ -98,11 +98,6 @@ def lasting_line(doing: str, seconds: float, hint: str = "") -> str:
     return f"{so_far}; {hint}" if hint and seconds >= HINT_SECONDS else so_far
 
 
-def rate_parts(examples_per_second: float | None) -> list[str]:
-    """Empty where nothing was timed."""
-    return [] if examples_per_second is None else [f"{format_count(examples_per_second)} examples/s"]
-
-
 def final_rows(summary: Summary) -> list[tuple[str, str]]:
     """The end of a run, as label and text."""
     rows = [("verdict", summary.verdict), ("", summary.explanation)]
@@ -167,7 +162,9 @@ def _format_gradients(sample: GradientSample, steps_seen: int) -> str:
 
 
 def _format_speed(summary: Summary) -> str:
-    parts = [*rate_parts(summary.examples_per_second), f"{format_seconds(summary.seconds)} in all"]
+    rate = summary.examples_per_second
+    parts = [] if rate is None else [f"{format_count(rate)} examples/s"]
+    parts.append(f"{format_seconds(summary.seconds)} in all")
     if summary.peak_memory_bytes is not None:
         parts.append(f"at most {format_bytes(summary.peak_memory_bytes)} of memory")
     return ", ".join(parts)
@@ -483,22 +480,17 @@ class StreamLines:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._open = True
-
-    @property
-    def is_open(self) -> bool:
-        """Whether anybody reads, as far as is known."""
-        return self._open
+        self.is_open = True  # whether anybody reads, as far as is known
 
     def __call__(self, line: str) -> None:
-        if not self._open:
+        if not self.is_open:
             return
         encoding = self._stream.encoding or "utf-8"
         try:
             self._stream.write(line.encode(encoding, "replace").decode(encoding) + "\n")
             self._stream.flush()
         except BrokenPipeError:
-            self._open = False
+            self.is_open = False
             self._discard_the_rest()
 
     def _discard_the_rest(self) -> None:
