@@ -34,11 +34,6 @@ def test_the_split_is_drawn_from_the_seed():
     assert parts[0] != parts[1]
 
 
-def test_fraction_0_holds_nothing_out():
-    train, validation = split_examples(numbered(3), 0, seed=0)
-    assert (rows(train), validation) == ([0, 1, 2], None)
-
-
 def test_a_single_example_cannot_be_split():
     with pytest.raises(DataError, match=r"1 example can't be split .* data\.validation_fraction=0 for none"):
         split_examples(numbered(1), 0.2, seed=0)
@@ -66,11 +61,6 @@ def test_limit_in_order_keeps_the_order():
 @pytest.mark.parametrize("limit", [None, 10, 11])
 def test_a_limit_beyond_the_examples_takes_all(limit):
     assert rows(draw_examples(numbered(10), limit, 0)) == list(range(10))
-
-
-def test_limit_comes_before_the_split():
-    data = build(RawArrays("it", numbered(100)), limit=10, validation_fraction=0.3)
-    assert (len(data.train), len(data.validation)) == (7, 3)
 
 
 def test_a_validation_set_of_its_own_is_kept_and_limited_too():

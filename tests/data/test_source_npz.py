@@ -67,11 +67,8 @@ def test_floats_are_left_as_they_are(path):
     ({"x": X}, r"has no array 'y'\. It has: x\.$"),
     ({}, r"has no array 'x'\. It has: none\."),
     ({"x": X, "y": Y, "x_val": X}, r"has no array 'y_val'"),
-    ({"x": X, "y": Y, "x_val": X[:, :1], "y_val": Y}, r"training and validation examples differ"),
     ({"x": X, "y": Y[:5]}, r"set\.npz: the numbers of examples differ: x 20, y 5"),
     ({"x": X, "y": np.array([{}] * 20)}, r"holds Python objects \(dtype object\), which could run code"),
-    ({"x": X, "y": Y + 1}, r"the lowest here is 1: number the classes from 0"),
-    ({"x": np.append(X[:-1], [[np.inf] * 2], axis=0), "y": Y}, r"x has 2 values that are infinite.*first at \[19, 0\]"),
 ])
 def test_unfit_arrays(path, arrays, message):
     np.savez(path, **arrays)
@@ -79,7 +76,7 @@ def test_unfit_arrays(path, arrays, message):
         load(path)
 
 
-@pytest.mark.parametrize("share", [0.01, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("share", [0.01, 0.9])
 def test_truncated(path, share):
     np.savez(path, x=X, y=Y)
     path.write_bytes(path.read_bytes()[:int(path.stat().st_size * share)])

@@ -75,10 +75,6 @@ def test_checks_come_in_the_order_of_the_recipe_and_read_as_lines() -> None:
     ]
 
 
-def test_no_expectation_is_no_check() -> None:
-    assert check_expectations(SUMMARY, {}) == []
-
-
 @pytest.mark.parametrize(("words", "is_kept"), [
     (["run_dir=a", "seed=3", "backend=jax", "logger.console=quiet"], True), (["expect.val_loss.max=0.5"], True),
     (["trainer.epochs=3"], False), (["+trainer.max_steps=3"], False), (["~trainer.epochs"], False),

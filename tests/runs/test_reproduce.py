@@ -1,6 +1,5 @@
 """`mpt reproduce` without training: the runs are stood in for by summaries."""
 
-import io
 import json
 import os
 import re
@@ -27,7 +26,6 @@ from mpt_cli.runs.directory import RunDirectory, write_json
 from mpt_cli.runs.provenance import environment_differences
 from mpt_cli.settings import load_settings, resolved_yaml
 from mpt_cli.settings.search_path import recipe_paths
-from mpt_cli.telemetry.console import PrintableConsole
 
 
 @pytest.fixture(autouse=True)
@@ -55,33 +53,6 @@ def test_a_missed_expectation_is_five_with_a_readable_table(outcome, capsys, rec
     assert "1 of 3 expectations missed" in shown
     assert "it ran on Python 3.11, keras 3.15" in shown
     assert "\x1b" not in shown
-
-
-def test_piped_a_check_is_one_line_however_long(outcome, capsys, monkeypatch) -> None:
-    """In a terminal of that width what is too wide goes on in the next line."""
-    monkeypatch.setenv("COLUMNS", "40")
-    place = Path("of_a_project_with_a_long_name", "recipes", "digits_mlp_with_another_loss_scale.yaml")
-    place.parent.mkdir(parents=True)
-    place.write_text(RECIPE.replace("{min: 0.97}", "{value: 0.123456, rtol: 0.05, atol: 0.001}"))
-    assert main(["reproduce", f"./{place}"]) == 5
-    lines = capsys.readouterr().out.splitlines()
-    rows = [re.split(r"\s{2,}", line) for line in lines[lines.index("") + 1 :][:4]]
-    assert [row[:1] for row in rows] == [["run"], *[[f"./{place}"]] * 3]
-    assert rows[1] == [f"./{place}", "val_accuracy", "0.123456 ± 0.001 ± 5 %", "0.98", "MISSED"]
-    shown = output.ResultPrinter(stream := io.StringIO())
-    shown.console = PrintableConsole(stream, force_terminal=True, width=40, markup=False)
-    shown._show([rows[1]])
-    text = re.sub(r"\x1b\[[\d;]*m", "", stream.getvalue())
-    assert max(map(len, text.splitlines())) <= 40 and "…" not in text
-
-
-def test_a_metric_that_was_not_reported_is_said_plainly(outcome, capsys, recipe: Path) -> None:
-    recipe.write_text(RECIPE.replace("val_loss:", "top_k:") + "trainer: {metrics: {out: [accuracy]}}\n")
-    assert main(["reproduce", "./mine.yaml"]) == 5
-    shown = capsys.readouterr().out
-    row = next(line.split() for line in shown.splitlines() if "top_k" in line)
-    assert row == ["./mine.yaml", "top_k", "at", "most", "0.2", "not", "reported", "MISSED"]
-    assert "  top_k was expected, but the run reported no top_k; its metrics are val_accuracy, val_loss\n" in shown
 
 
 def test_the_verdicts_as_json(outcome, capsys, recipe: Path) -> None:
@@ -377,17 +348,6 @@ def test_files_folders_patterns_keywords_and_tags_are_collected() -> None:
     )
     named("recipes/own.yaml", RECIPE.replace("recipe: mine", "tags: [ours]"))
     assert collected(takes_all=True, tags=["ours"]) == ["own"]
-
-
-def test_a_folder_is_looked_through_once(outcome, earlier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may hold thousands of runs."""
-    named("mine/a.yaml")
-    (Path("mine") / "runs").mkdir()
-    earlier.rename("mine/runs/earlier")
-    looked, rglob = list[str](), Path.rglob
-    monkeypatch.setattr(Path, "rglob", lambda self, pattern: looked.append(self.name) or rglob(self, pattern))
-    assert collected("mine") == ["mine/a.yaml"] and looked.count("mine") == 1
-    assert main(["reproduce", "mine/runs"]) == 0 and looked.count("runs") == 1
 
 
 def test_an_unreadable_recipe_is_an_error_of_its_own_and_the_others_run(outcome, capsys) -> None:

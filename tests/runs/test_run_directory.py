@@ -74,10 +74,6 @@ def test_what_another_process_that_begins_has_probed_and_taken_back_does_no_harm
     assert RunDirectory.create(tmp_path / "r", "mine").path.is_dir()
 
 
-def test_an_empty_directory_may_be_used(tmp_path: Path) -> None:
-    assert RunDirectory.create(tmp_path, "tiny").path == tmp_path
-
-
 def test_a_directory_that_holds_anything_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("mine")
     with pytest.raises(DataError, match=r"already exists and is not empty. Nothing in it was changed") as error:
@@ -145,12 +141,6 @@ def test_what_is_no_run_directory_is_told_apart(tmp_path: Path) -> None:
             RunDirectory.open(path)
     with pytest.raises(DataError, match=r"is not a run directory: it has no config.yaml"):
         RunDirectory.open(tmp_path)
-
-
-def test_telemetry_gets_its_files_from_here(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    assert run.telemetry_files.metrics_jsonl == run.metrics_jsonl
-    assert run.telemetry_files.console_log == run.console_log
 
 
 def test_an_atomic_write_replaces_the_whole_file_and_leaves_nothing_beside_it(tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ from mpt_cli.precision import DynamicScale, FixedScale
 from mpt_cli.settings.load import load_settings, resolved_yaml
 from mpt_cli.settings.schema import PolicySettings, Settings, TrainerSettings, find_key
 from mpt_cli.settings.variants import LossScaleSettings
-from mpt_cli.telemetry import health
-from mpt_cli.telemetry.health import CAUSES, CHRONIC, CLIP, DYNAMIC, RULES, WIDER, HealthRule, HealthRules, Stop, judge
+from mpt_cli.telemetry.health import CAUSES, CLIP, DYNAMIC, RULES, WIDER, HealthRules, Stop
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
 from mpt_cli.telemetry.records import NEVER, GradientSample, Scaling, StopLimits, StreakCounts
 from mpt_cli.telemetry.signs import LONGEST_SETTLING_SKIPS, EventTally, Signs, observe
@@ -372,11 +371,6 @@ def test_which_skips_are_in_question_is_a_matter_of_the_rule(loss_scale, skips, 
     assert stop is not None and stop.remedy == LOSS_ADVICE
 
 
-def test_half_of_the_skips_is_no_majority():
-    signs = Signs(SCALED, 10, 6, skip_steps=[7, 8, 9, 10], forward_steps=[9, 10], scale=4.0)
-    assert not CAUSES["forward pass"].fits(signs, 4) and CAUSES["forward pass"].fits(signs, 3)
-
-
 @pytest.mark.parametrize(("scale", "beyond"), [(2.0**-14, True), (2.0**-13, True), (2.0**-12, False)])
 def test_up_to_twice_the_floor_no_scale_is_called_low_enough(scale, beyond):
     stop = check(after("xxx", scale=scale), max_consecutive_skips=3)
@@ -416,19 +410,3 @@ def test_every_row_of_the_rules_names_a_setting_and_known_causes():
         "loss_scale.max_skips_at_floor": 10, "loss_scale.max_consecutive_skips": 50, "loss_scale.max_skip_rate": 0.5,
         "trainer.max_zero_gradients": 50,
     }  # fmt: skip
-
-
-def test_a_row_is_all_that_a_new_rule_needs(monkeypatch):
-    """Here of the setting `loss_scale.hysteresis`, as if it were a limit of applied bad steps."""
-    row = HealthRule(
-        CHRONIC, lambda signs: "Many bad steps." if signs.bad_steps > 2 else None, "loss_scale.hysteresis",
-        "zero_steps",
-        value=lambda signs: signs.bad_steps, evidence=lambda signs: f"{signs.bad_steps} bad steps",
-        causes=("spoiled loss",),
-    )  # fmt: skip
-    monkeypatch.setattr(health, "RULES", (row, *RULES))
-    rules, bad = HealthRules(LossScaleSettings(hysteresis=3), TrainerSettings(), SCALED), replace(LATE, bad_steps=3)
-    assert str(rules.check(bad)).startswith("3 bad steps (rule loss_scale.hysteresis). Lower the learning rate")
-    assert rules.check(replace(bad, bad_steps=2)) is None
-    assert rules.stop_limits(bad).limits.zero_steps == 3
-    assert judge(bad) == (CHRONIC, "Many bad steps.")

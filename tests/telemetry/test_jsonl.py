@@ -44,13 +44,6 @@ def test_a_metric_never_overwrites_a_field(tmp_path: Path, sink, snapshot) -> No
     assert (line["step"], line["val_loss"]) == (30, 0.1)
 
 
-def test_the_end_of_an_epoch_is_in_the_file_at_once(tmp_path: Path, sink, snapshot) -> None:
-    sink.snapshot(snapshot)
-    assert lines(tmp_path / "metrics.jsonl") == []
-    sink.snapshot(replace(snapshot, epoch_end=True, metrics={"val_loss": 0.25}))
-    assert [line.get("val_loss") for line in lines(tmp_path / "metrics.jsonl")] == [None, 0.25]
-
-
 def test_layers_have_a_file_where_some_were_sampled(tmp_path: Path, sink) -> None:
     assert not (tmp_path / "layers.jsonl").exists()
     row = LayerSample("dense", "activations", "float16", 8, 0.25, 0.5, 0.0, 0.75, -27, (2, 0, 6))

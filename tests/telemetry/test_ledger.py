@@ -6,11 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import ReferenceScale, Step
 
-from mpt_cli.precision import FixedScale
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.ledger import FLOAT_FIELDS, INT_FIELDS, Ledger, LedgerOptions, StepRecords
-from mpt_cli.telemetry.records import GradientSample, Scaling
-from mpt_cli.telemetry.signs import EventTally, observe
+from mpt_cli.telemetry.records import GradientSample
 
 NAN, INF = math.nan, math.inf
 
@@ -103,20 +101,6 @@ def test_an_overflow_without_a_known_variable_names_none():
     assert event.variable is None
 
 
-def test_growth_and_ceiling_are_two_events_of_one_step():
-    ledger = Ledger(LedgerOptions(max_scale=16.0))
-    steps = steps_of("......", scale=4.0, growth_steps=2, max_scale=16.0)
-    assert kinds(ledger.absorb(block_of(steps), 1)) == [(2, "growth"), (4, "growth"), (4, "ceiling")]
-
-
-def test_overflow_and_floor_are_two_events_of_one_step_and_the_floor_is_told_once():
-    ledger = Ledger(LedgerOptions(min_scale=1.0))
-    steps = steps_of("xxxx", scale=4.0, min_scale=1.0)
-    assert kinds(ledger.absorb(block_of(steps), 1)) == [
-        (1, "overflow"), (2, "overflow"), (2, "floor"), (3, "overflow"), (4, "overflow"),
-    ]  # fmt: skip
-
-
 def test_a_bound_that_float32_cannot_hold_is_met_all_the_same():
     """0.1 in float32 lies above 0.1, and 1000.1 below 1000.1."""
     ledger = Ledger(LedgerOptions(min_scale=0.1, max_scale=1000.1))
@@ -178,12 +162,6 @@ def test_a_new_epoch_counts_its_own_applied_steps():
     assert (ledger.applied_in_epoch, ledger.applied) == (1, 4)
 
 
-def test_an_empty_block_changes_nothing():
-    ledger = Ledger(LedgerOptions())
-    assert ledger.absorb(block_of([]), 1) == []
-    assert ledger.seen == 0 and math.isnan(ledger.scale)
-
-
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.booleans(), max_size=40), st.lists(st.booleans(), min_size=1, max_size=40))
 def test_goes_on_from_a_checkpoint_as_if_nothing_had_been(before, after):
@@ -216,15 +194,6 @@ def test_peaks_are_the_same_however_steps_are_divided_into_calls(pattern, sizes)
     assert peaks(sizes) == peaks([1])
 
 
-def test_a_streak_that_ended_within_a_call_is_a_peak_of_that_call_only():
-    ledger = Ledger(LedgerOptions())
-    ledger.absorb(block_of(steps_of("xxx")), 1)
-    ledger.absorb(block_of(steps_of("xx.x")), 1)
-    assert (ledger.consecutive_skips, ledger.peak_skips) == (1, 5)
-    ledger.absorb(block_of(steps_of(".x")), 1)
-    assert (ledger.peak_skips, ledger.longest_streak) == (1, 5)
-
-
 def test_the_skip_rate_counts_whole_windows_after_the_first():
     ledger = Ledger(LedgerOptions(), window_steps=10)
     ledger.absorb(block_of(steps_of("xxxxxxxxxx" + "xxxxx....")), 1)
@@ -251,37 +220,11 @@ def test_skips_at_the_floor_are_counted_until_the_scale_leaves_it():
     assert after("x") == 1
 
 
-def test_the_share_of_forward_overflows_is_that_of_the_latest_skips():
-    ledger, tally = Ledger(LedgerOptions()), EventTally()
-    assert observe(ledger, tally, Scaling(FixedScale()), {}).forward_share(5) == 0.0
-    tally.add(ledger.absorb(block_of(steps_of("xx.xx"), [0.5, 0.5, NAN, NAN, INF]), 1))
-    signs = observe(ledger, tally, Scaling(FixedScale()), {})
-    assert (signs.forward_share(2), signs.forward_share(4), signs.forward_share(0)) == (1.0, 0.5, 0.0)
-    assert (signs.forward_share(3), signs.forward_share(9)) == (2 / 3, 0.5)
-
-
-def test_a_record_is_read_by_names():
-    block = StepRecords(
-        np.array([[0.5, 8.0, 4.0, 0.1]], np.float32), np.array([[0, 7, 3, 2, 1, 1, 1]], np.int32), {}
-    )
-    floats = block.loss, block.scale_before, block.scale_after, block.learning_rate
-    assert [column.tolist() for column in floats] == [[0.5], [8.0], [4.0], [np.float32(0.1)]]
-    ints = block.counter, block.nan, block.inf, block.nearest
-    assert [column.tolist() for column in ints] == [[7], [3], [2], [1]]
-    assert (block.finite.tolist(), block.holds_inf.tolist(), block.zero.tolist()) == ([False], [True], [True])
-
-
 @pytest.mark.parametrize(("mark", "loss", "sound"), [(".", 0.5, True), (".", NAN, False), ("x", 0.5, False)])
 def test_whether_the_last_applied_step_was_sound(mark, loss, sound):
     ledger = Ledger(LedgerOptions(applies_non_finite=True))
     ledger.absorb(block_of(steps_of("x" + mark, scale=1.0), [NAN, loss]), 1)
     assert ledger.is_sound == sound
-
-
-def test_gradients_that_are_all_zero_spoil_nothing():
-    ledger = Ledger(LedgerOptions())
-    ledger.absorb(block_of(steps_of(".."), zero=1), 1)
-    assert ledger.is_sound and ledger.zero_steps == 2
 
 
 def test_a_skipped_step_spoils_nothing():

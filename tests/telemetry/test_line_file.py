@@ -31,20 +31,6 @@ def test_a_partial_last_line_is_cut_off_and_whole_lines_stay(tmp_path: Path, bef
     assert path.read_bytes() == after
 
 
-def test_no_file_needs_no_repair(tmp_path: Path) -> None:
-    assert repair_tail(tmp_path / "none") == 0
-    assert not (tmp_path / "none").exists()
-
-
-def test_opening_again_repairs_and_appends(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text("one\ntw")
-    file = LineFile(path)
-    file.add(lambda: "two")
-    file.close()
-    assert path.read_text() == "one\ntwo\n"
-
-
 def test_lines_reach_the_file_within_a_second_of_polling(tmp_path: Path, clock) -> None:
     file = LineFile(tmp_path / "a", clock)
     file.add(lambda: "one")

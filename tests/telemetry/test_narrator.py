@@ -108,12 +108,6 @@ SENTENCES = [
         [Event(7, 1, "growth", 1024.0, 2048.0), Event(9, 1, "decline", 2048.0, 512.0)],
         "steps 7-9: the scale follows the gradients, scale 1024 → 512",
     ),
-    (
-        "hysteresis",
-        DYNAMIC,
-        _skips(7, 7, 1024.0, backoff=1.0, inf=1),
-        "step 7: gradients overflowed (inf), step skipped, scale stays 1024; 1 of 7 steps so far",
-    ),
 ]
 
 
