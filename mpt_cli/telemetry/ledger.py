@@ -125,7 +125,9 @@ class SpikeWatch:
         begins = above[np.diff(above + seen + 1, prepend=self.last_above) > APART]
         self.last_above = int(above[-1]) + seen + 1
         course, first = np.concatenate([self.window, losses]), len(self.window)
-        bounds = (None, None) if math.isnan(self.median) else (self.median, self.bound)
+        bounds: tuple[float | None, float | None] = self.median, self.bound
+        if math.isnan(self.median):
+            bounds = None, None
         return [Jump(int(row) + seen + 1, *bounds, tuple(course[: first + row][-BEFORE:].tolist())) for row in begins]
 
 
