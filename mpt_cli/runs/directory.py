@@ -134,6 +134,16 @@ UNSTARTED_STEMS = {"metrics", "events", "console", "tensorboard", "environment",
 
 
 @dataclass(frozen=True)
+class File:
+    """The path of a file or folder in the run directory, by its name there."""
+
+    name: str
+
+    def __get__(self, run: "RunDirectory", owner: type) -> Path:
+        return run.path / self.name
+
+
+@dataclass(frozen=True)
 class RunDirectory:
     """A directory made by `create` or found by `open`, and the paths in it (a contract: scripts read them)."""
 
@@ -269,28 +279,24 @@ class RunDirectory:
         remove_file(self.summary_json)
         remove_file(self.postmortem_json)
 
-    @property
-    def lock_file(self) -> Path:
-        return self.path / LOCK_FILE
-
-    @property
-    def header_json(self) -> Path:
-        """What the console opened with, for those who look on from outside."""
-        return self.path / "header.json"
-
-    @property
-    def config_yaml(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def environment_json(self) -> Path:
-        return self.path / "environment.json"
-
-    @property
-    def preprocessing_json(self) -> Path:
-        """Only where something was done to the raw values: `DataSet.preprocessing`, and by layers of the model:
-        `adapted_layers`."""
-        return self.path / "preprocessing.json"
+    lock_file = File(LOCK_FILE)
+    header_json = File("header.json")  # what the console opened with, for those who look on from outside
+    config_yaml = File("config.yaml")
+    environment_json = File("environment.json")
+    # only where something was done to the raw values: `DataSet.preprocessing`, and by layers: `adapted_layers`
+    preprocessing_json = File("preprocessing.json")
+    metrics_jsonl = File("metrics.jsonl")
+    events_jsonl = File("events.jsonl")
+    layers_jsonl = File("layers.jsonl")  # only where what float16 loses was sampled
+    spikes_jsonl = File("spikes.jsonl")  # only where the loss jumped
+    summary_json = File("summary.json")
+    postmortem_json = File("postmortem.json")  # only where a health rule ended the run
+    metrics_csv = File("metrics.csv")
+    console_log = File("console.log")
+    tensorboard = File("tensorboard")
+    checkpoints = File("checkpoints")
+    model_keras = File("model.keras")
+    model_weights = File("model.weights.h5")  # instead of it, of a model that Keras could not read again
 
     def adapted_layers(self) -> list[dict[str, Any]]:
         """What the layers of the run's model were adapted to; empty where there are none.
@@ -299,61 +305,9 @@ class RunDirectory:
         return list(read_json(path).get("adapted_layers", [])) if path.is_file() else []
 
     @property
-    def metrics_jsonl(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def events_jsonl(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def layers_jsonl(self) -> Path:
-        """Only where what float16 loses was sampled."""
-        return self.path / "layers.jsonl"
-
-    @property
-    def spikes_jsonl(self) -> Path:
-        """Only where the loss jumped."""
-        return self.path / "spikes.jsonl"
-
-    @property
-    def summary_json(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def postmortem_json(self) -> Path:
-        """Only where a health rule ended the run."""
-        return self.path / "postmortem.json"
-
-    @property
-    def metrics_csv(self) -> Path:
-        return self.path / "metrics.csv"
-
-    @property
-    def console_log(self) -> Path:
-        return self.path / "console.log"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
     def is_saved(self) -> bool:
         """Whether it has a checkpoint to go on from."""
         return any(self.checkpoints.glob("step-*.json"))
-
-    @property
-    def model_keras(self) -> Path:
-        return self.path / "model.keras"
-
-    @property
-    def model_weights(self) -> Path:
-        """Instead of `model_keras`, of a model that Keras could not read again."""
-        return self.path / "model.weights.h5"
 
     def exported(self, kind: str) -> Path:
         """Where `mpt export` puts the model in that format."""
