@@ -184,20 +184,6 @@ def test_text_is_bytes_and_known_as_a_string() -> None:
 
 
 @pytest.mark.usefixtures("loaders")
-def test_a_limit_can_not_be_kept_of_whole_batches() -> None:
-    with pytest.raises(DataError, match=r"data.limit can't be kept: a tf.data.Dataset, PyDataset or generator gives"):
-        load_data(Loader(loader="loaders:steps", limit=3), 0, True)
-
-
-@pytest.mark.usefixtures("loaders")
-def test_whole_batches_are_not_split_where_that_is_asked_for() -> None:
-    assert load_data(Loader(loader="loaders:steps"), 0, True).validation is None
-    assert load_data(Loader(loader="loaders:steps", validation_fraction=0), 0, True).validation is None
-    with pytest.raises(DataError, match=r"data.validation_fraction=0.3 can't be kept: .* whole batches, .* not split"):
-        load_data(Loader(loader="loaders:steps", validation_fraction=0.3), 0, True)
-
-
-@pytest.mark.usefixtures("loaders")
 def test_several_readers_of_a_pydataset_are_told_to_have_no_effect() -> None:
     [warning] = load_data(Loader(loader="loaders:Rows", kwargs={"workers": 3}), 0, True).warnings
     assert warning.startswith("data: Rows asks for workers=3, use_multiprocessing=False, which have no effect: ")

@@ -1,8 +1,5 @@
 """keras.datasets: conversion, and what happens without a network."""
 
-import gzip
-import os
-import subprocess
 import sys
 
 import keras
@@ -82,9 +79,7 @@ def fail(monkeypatch, name):
 
 
 @pytest.mark.parametrize(("name", "file"), [
-    ("mnist", "datasets/mnist.npz"), ("cifar10", "datasets/cifar-10-batches-py-target_archive"),
-    ("cifar100", "datasets/cifar-100-python-target_archive"), ("imdb", "datasets/imdb.npz"),
-    ("fashion_mnist", "datasets/fashion-mnist/t10k-images-idx3-ubyte.gz"),
+    ("mnist", "datasets/mnist.npz"), ("fashion_mnist", "datasets/fashion-mnist/t10k-images-idx3-ubyte.gz"),
 ])
 def test_without_a_network_the_error_names_the_file_and_where_to_put_it(home, monkeypatch, name, file):
     fail(monkeypatch, name)
@@ -117,22 +112,3 @@ def test_the_files_are_where_keras_itself_looks(home, monkeypatch):
         with pytest.raises(DataError, match="stop"):
             load(dataset=name)
         assert asked[0] in files
-
-
-def _idx(path, header_bytes, values):
-    with gzip.open(path, "wb") as stream:
-        stream.write(bytes(header_bytes) + np.asarray(values, np.uint8).tobytes())
-
-
-@pytest.mark.slow
-def test_fashion_mnist_from_files_put_into_keras_home(tmp_path):
-    folder = tmp_path / "datasets" / "fashion-mnist"
-    folder.mkdir(parents=True)
-    for part, count in (("train", 20), ("t10k", 10)):
-        _idx(folder / f"{part}-labels-idx1-ubyte.gz", 8, np.arange(count) % 10)
-        _idx(folder / f"{part}-images-idx3-ubyte.gz", 16, np.full((count, 28, 28), 255))
-    program = ("from mpt_cli.data.load import load_data; from mpt_cli.settings.variants import KerasDataset; "
-               "print(load_data(KerasDataset(dataset='fashion_mnist'), 0).description)")
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
-                         env={**os.environ, "KERAS_HOME": str(tmp_path)})
-    assert run.stdout == "fashion_mnist: 20 training and 10 validation examples of 28x28x1, 10 classes\n"

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from mpt_cli.data.examples import Reading
-from mpt_cli.data.streams import is_tf_dataset, open_tf_batches
+from mpt_cli.data.streams import open_tf_batches
 from mpt_cli.errors import DataError
 
 X = np.arange(20, dtype=np.float32).reshape(10, 2)
@@ -92,8 +92,3 @@ def test_looking_at_the_first_batch_does_not_read_a_dataset_anew():
     assert looks == [whole[0]] * 3 and sum(map(len, whole)) == 10 and len(drawn) == 1
     assert (stream.steps, stream.endless) == (3, False)
     assert open_tf_batches(shuffled([]).repeat(), None, "it").endless
-
-
-def test_is_dataset():
-    assert is_tf_dataset(dataset())
-    assert not is_tf_dataset((X, Y))
