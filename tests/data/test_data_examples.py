@@ -1,10 +1,8 @@
 """Examples and streams, apart from where they come from."""
 
 import numpy as np
-import pytest
 
-from mpt_cli.data.examples import Examples, Stream, leaves, map_arrays
-from mpt_cli.errors import DataError
+from mpt_cli.data.examples import Examples, leaves, map_arrays
 
 
 def test_length_is_the_first_dimension_of_the_first_input():
@@ -32,8 +30,3 @@ def test_leaves_are_named_as_one_would_write_them():
 
 def test_map_arrays_keeps_the_structure():
     assert map_arrays(lambda a: a + 1, {"a": 1, "b": (2, 3)}) == {"a": 2, "b": (3, 4)}
-
-
-def test_a_stream_that_gives_nothing_is_an_error():
-    with pytest.raises(DataError, match=r"no examples in epoch 1\."):
-        list(Stream(lambda reading: iter(())).batches(1))

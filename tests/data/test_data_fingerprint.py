@@ -1,16 +1,12 @@
 """The fingerprint: same data, same value; any change, another."""
 
 import hashlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from mpt_cli.data import examples
 from mpt_cli.data.examples import Examples, fingerprint_arrays
-from mpt_cli.data.load import load_data
-from mpt_cli.settings.variants import Digits
 
 X = np.arange(6, dtype=np.float32).reshape(3, 2)
 Y = np.array([0, 1, 0], np.int32)
@@ -52,12 +48,3 @@ def test_of_large_data_a_sample_is_hashed_and_this_is_said(monkeypatch):
     unseen[1], seen[6] = -1, -1
     assert fingerprint_arrays([Examples(unseen, np.zeros(100, np.int8))])[0] == value
     assert fingerprint_arrays([Examples(seen, np.zeros(100, np.int8))])[0] != value
-
-
-@pytest.mark.slow
-def test_it_is_the_same_in_another_process_and_changes_with_the_seed():
-    program = ("from mpt_cli.data.load import load_data; from mpt_cli.settings.variants import Digits; "
-               "print(load_data(Digits(), 5).fingerprint)")
-    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
-    assert load_data(Digits(), 5).fingerprint == other
-    assert load_data(Digits(), 6).fingerprint != other

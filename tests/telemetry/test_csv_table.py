@@ -25,14 +25,6 @@ def test_interval_and_epoch_rows_share_the_columns_fixed_at_the_start(tmp_path: 
     assert (first["schema_version"], first["attempt"]) == ("1", "1")
 
 
-def test_an_interval_without_loss_has_an_empty_cell(tmp_path: Path, header, snapshot) -> None:
-    sink = CsvSink(tmp_path / "metrics.csv")
-    sink.start(header)
-    sink.snapshot(replace(snapshot, loss=None, memory_bytes=None))
-    sink.close()
-    assert [(row["loss"], row["memory_bytes"]) for row in _written(tmp_path / "metrics.csv")] == [("", "")]
-
-
 def test_a_resumed_run_keeps_the_columns_and_repairs_the_last_row(tmp_path: Path, header, snapshot) -> None:
     path = tmp_path / "metrics.csv"
     sink = CsvSink(path)
@@ -49,11 +41,3 @@ def test_a_resumed_run_keeps_the_columns_and_repairs_the_last_row(tmp_path: Path
         ("30", "1", "0.875"),
         ("31", "2", "0.25"),
     ]
-
-
-def test_a_metric_name_with_a_comma_stays_one_column(tmp_path: Path, header, snapshot) -> None:
-    sink = CsvSink(tmp_path / "metrics.csv")
-    sink.start(replace(header, metric_names=("top,5",)))
-    sink.snapshot(replace(snapshot, metrics={"top,5": 0.5}))
-    sink.close()
-    assert [row["top,5"] for row in _written(tmp_path / "metrics.csv")] == ["0.5"]

@@ -1,13 +1,11 @@
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.settings.schema import LoggerSettings
+from mpt_cli.errors import DataError
 from mpt_cli.telemetry.records import Event
-from mpt_cli.telemetry.sinks import TensorBoardSink, check_logger
+from mpt_cli.telemetry.sinks import TensorBoardSink
 
 
 def _scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
@@ -47,22 +45,6 @@ def test_a_resumed_run_takes_the_place_of_what_lay_after_its_checkpoint(tmp_path
         (tmp_path / f"{attempt}").rmdir()
     assert [step for step, _ in _scalars(tmp_path, "loss")] == [10, 20, 30, 40]
     assert [round(loss, 4) for _, loss in _scalars(tmp_path, "loss")] == [0.5, 0.4, 0.25, 0.2]
-
-
-def test_an_interval_without_loss_has_no_point(tmp_path: Path, snapshot) -> None:
-    pytest.importorskip("tensorboard")
-    sink = TensorBoardSink(tmp_path)
-    sink.snapshot(replace(snapshot, loss=None))
-    sink.snapshot(replace(snapshot, step=31))
-    sink.close()
-    assert _scalars(tmp_path, "loss") == [(31, 0.5)]
-
-
-def test_asked_for_and_not_installed_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"logger.tensorboard: needs the package.*'mpt-cli\[tensorboard\]'"):
-        check_logger(LoggerSettings(tensorboard=True))
-    check_logger(LoggerSettings(tensorboard=False))
 
 
 def test_a_file_in_the_folders_place_is_named(tmp_path: Path) -> None:

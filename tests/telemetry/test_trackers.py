@@ -89,7 +89,7 @@ def test_wandb_has_every_scalar_offline(tmp_path: Path, monkeypatch, header, sna
     assert "gradients/headroom_doublings" not in rows[0] and "NaN" in rows[1]["epoch/val_loss"]
 
 
-@pytest.mark.parametrize("name", ["mlflow", "wandb"])
+@pytest.mark.parametrize("name", ["mlflow", "tensorboard", "wandb"])
 def test_asked_for_and_not_installed_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=rf"logger.{name}: needs the package {name}.*pip install 'mpt-cli\[{name}\]'"):
