@@ -484,6 +484,15 @@ def test_a_value_may_be_near_by_a_share_and_by_an_amount(outcome, recipe: Path, 
     assert "expect.loss.rtol: must be >= 0." in said
 
 
+def test_a_metric_that_was_not_reported_is_said_plainly(outcome, capsys, recipe: Path) -> None:
+    recipe.write_text(RECIPE.replace("val_loss:", "top_k:") + "trainer: {metrics: {out: [accuracy]}}\n")
+    assert main(["reproduce", "./mine.yaml"]) == 5
+    shown = capsys.readouterr().out
+    row = next(line.split() for line in shown.splitlines() if "top_k" in line)
+    assert row == ["./mine.yaml", "top_k", "at", "most", "0.2", "not", "reported", "MISSED"]
+    assert "  top_k was expected, but the run reported no top_k; its metrics are val_accuracy, val_loss\n" in shown
+
+
 @pytest.mark.long
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no shares")
 def test_a_job_of_a_sweep_comes_out_to_the_bit_by_itself(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ CASES = [
         v.HEALTHY,
         r"2 of 1,000 steps \(0.2%\) were skipped, few",
     ),
+    ("fixed, rare skips", _skipping([500, 900], FIXED_CLEAN), v.HEALTHY, "few enough to do no harm"),
     ("one late skip in a short run", _skipping([19], replace(CLEAN, steps_seen=20)), v.WARM_UP, "1 of 20 steps .* was"),
     (
         "warm-up",
@@ -41,6 +42,7 @@ CASES = [
         r"15 of 1,000 steps \(1.5%\) were skipped while.*last at step 15; this is",
     ),
     ("warm-up, then growths", _skipping([1, 2], first_growth_step=500), v.WARM_UP, "nothing needs to be done"),
+    ("mostly warm-up", _skipping(range(1, 16), replace(CLEAN, steps_seen=20)), v.WARM_UP, "15 of 20 steps"),
     (
         "chronic",
         _skipping(range(10, 1000, 10)),
@@ -94,6 +96,12 @@ CASES = [
         _skipping(range(972, 1001)),
         v.COLLAPSED,
         "last 29 steps were all skipped at scale 32768: when no scale",
+    ),
+    (
+        "long streak, bad loss",
+        _skipping(range(972, 1001), forward_steps=range(972, 1001)),
+        v.COLLAPSED,
+        "the loss itself was not finite",
     ),
     ("long streak, fixed", _skipping(range(900, 1001), FIXED_CLEAN), v.COLLAPSED, "last 101 steps"),
     ("one skip at the floor", _skipping([1000], scale=2.0**-14), v.TOO_LOW, r"ended at 2\^-14"),
@@ -193,6 +201,18 @@ def test_a_long_streak_is_the_forward_pass_where_most_of_it_is(skips, forward, b
     assert ("when no scale is low enough" in words) != blamed
 
 
+@pytest.mark.parametrize(("forward", "blamed"), [(2, False), (3, True)])
+def test_skips_at_the_floor_can_be_of_the_forward_pass(forward: int, blamed: bool) -> None:
+    skips = _skipping(range(997, 1001), scale=2.0**-14, forward_steps=range(1001 - forward, 1001))
+    assert ("still overflowed: the loss itself was not finite" in judge(skips)[1]) == blamed
+
+
+@pytest.mark.parametrize(("forward", "blamed"), [(500, False), (501, True)])
+def test_a_run_that_never_trained_is_blamed_on_most_of_its_skips(forward: int, blamed: bool) -> None:
+    skips = _skipping(range(1, 1001), forward_steps=range(1, forward + 1))
+    assert ("the loss itself was not finite" in judge(skips)[1]) == blamed
+
+
 @pytest.mark.parametrize(("early", "late", "blamed"), [(40, 0, False), (0, 24, False), (0, 25, True)])
 def test_chronic_overflow_is_blamed_on_most_of_the_late_skips(early: int, late: int, blamed: bool) -> None:
     skips = range(10, 1000, 10)  # 49 of them late
@@ -209,6 +229,13 @@ def test_a_run_that_never_trained_at_any_scale_is_not_told_to_start_lower() -> N
     assert judge(_skipping(range(1, 1001)))[1].endswith(
         "every gradient overflowed at scale 32768. Start lower (loss_scale.initial_scale), or give the scale more "
         "epochs to settle."
+    )
+
+
+def test_a_long_streak_at_a_fixed_scale_is_advised_as_the_health_rule_does() -> None:
+    assert judge(_skipping(range(900, 1001), FIXED_CLEAN))[1] == (
+        "The last 101 steps were all skipped at scale 2^24: the fixed scale 2^24 is too high: lower "
+        "it (loss_scale.initial_scale), or let it move (loss_scale=dynamic)."
     )
 
 
@@ -248,6 +275,13 @@ def test_chronic_begins_above_a_twentieth_of_the_second_half(late_skips: int) ->
 def test_collapse_begins_at_the_streak_that_leads_from_the_default_to_the_floor(streak: int) -> None:
     signs = _skipping(range(1001 - streak, 1001))
     assert (judge(signs)[0] == v.COLLAPSED) == (streak == LONGEST_SETTLING_SKIPS)
+
+
+def test_the_signs_come_from_the_tally_and_the_optimizers_counters() -> None:
+    tally = EventTally()
+    tally.add([Event(1, 1, "overflow", 4.0, 2.0, cause="forward"), Event(9, 1, "growth", 2.0, 4.0)])
+    found = observe(Ledger(LedgerOptions(), seen=10, applied=9), tally, DYNAMIC, {})
+    assert (found.steps_seen, found.skip_steps, found.first_growth_step, found.forward_steps) == (10, [1], 9, [1])
 
 
 @pytest.mark.parametrize("scaling", [replace(FIXED, on_overflow="apply"), Scaling()])
