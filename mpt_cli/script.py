@@ -33,7 +33,6 @@ from mpt_cli.recorder import Recorder
 from mpt_cli.recording import RING_ROWS, Drain, LoopRecording, Subject, policy_on_record, scaling_on_record
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.script_text import ScriptTarget
 from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, BackendSettings, Settings
 from mpt_cli.settings.variants import GivenData, GivenModel
 from mpt_cli.signals import heard_by_script
@@ -51,6 +50,20 @@ OWN_LOOP = f"{OWN_SCALING}, and its loop is not recorded (one with mpt_cli.LossS
 JAX_LOOP = ("not scaled and not recorded: a loop of the script's own on JAX, where gradients are taken by functions "
             "that know no optimizer. Put it into mpt_cli.LossScaleOptimizer and call its scale_loss, or use a policy "
             "that needs none, such as mixed_bfloat16")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ScriptTarget:
+    """A script by its path, or a module by its name, and the words after it."""
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+
+    @property
+    def title(self) -> str:
+        """The script's name, for its runs."""
+        return self.name.rpartition(".")[2] if self.is_module else Path(self.name).stem
 
 
 @dataclass

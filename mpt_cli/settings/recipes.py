@@ -253,7 +253,7 @@ def read_recipe(path: Path, reading: _Reading | None = None, chosen: dict[str, s
     `chosen` are files of the project's own groups (`experiment=x`), which come last where no list names the group.
     """
     reading = reading or _Reading(chosen=dict(chosen or {}))
-    content, recipe = _load_recipe(path), Recipe(path, package=reading.package, projects=project_of(path))
+    content, recipe = load_mapping(path), Recipe(path, package=reading.package, projects=project_of(path))
     recipe.searchpath, recipe.sweep = _take_searchpath(content, recipe), content.pop("sweep", None)
     here = replace(reading, seen=(*reading.seen, path.resolve()))
     with searching(recipe.searchpath, recipe.projects):
@@ -297,18 +297,6 @@ def _take_searchpath(content: dict[str, Any], recipe: Recipe) -> list[Path]:
     return []
 
 
-def _load_recipe(path: Path) -> dict[str, Any]:
-    """As `load_mapping`. Of a file that neither has the name of a YAML file nor any key of ours nothing is shown, its
-    lines least of all: it may be /etc/shadow.
-    """
-    content = load_mapping(path)
-    known = ("defaults", "hydra", "sweep", *sections())
-    if _is_named_as_yaml(path) or any(name in known or find_key(name) for name in content):
-        return content
-    remedy = "`mpt list keys` shows what may stand in it; its name should end in .yaml."
-    raise ConfigError(Problem("conf", f"{path} must be a recipe, and has no key of one.", None, remedy))
-
-
 def load_mapping(path: Path) -> dict[str, Any]:
     """The keys of a recipe or a group file as they are written. ConfigError where it holds none."""
     import yaml
@@ -319,7 +307,7 @@ def load_mapping(path: Path) -> dict[str, Any]:
         # OmegaConf's way of reading: duplicate keys are errors, 1e-3 is a number
         content = OmegaConf.to_container(OmegaConf.load(StringIO(read_yaml_text(path))), resolve=False)
     except yaml.YAMLError as error:
-        raise ConfigError(Problem("conf", f"{path} is not valid YAML: {_reason(error, path)}.")) from error
+        raise ConfigError(Problem("conf", f"{path} is not valid YAML: {' '.join(str(error).split())}.")) from error
     except OmegaConfBaseException as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise ConfigError(Problem(error.full_key or "conf", f"cannot be read: {reason}.", str(path))) from error
@@ -353,18 +341,6 @@ def names_left_behind(source: Path, target: Path) -> list[str]:
     folders = [str(text) for text in searched or () if not str(text).removeprefix("file://").startswith(_FROM_ANYWHERE)]
     return [*beside, *folders, *names]
 
-
-
-def _is_named_as_yaml(path: Path) -> bool:
-    return path.suffix in (".yaml", ".yml")
-
-
-def _reason(error: Any, path: Path) -> str:
-    """What the parser says, with the piece of text that it stands at; of a file that may be none of ours, its line."""
-    mark = getattr(error, "problem_mark", None)
-    if _is_named_as_yaml(path) or mark is None:
-        return " ".join(str(error).split())
-    return f"{error.problem} in line {mark.line + 1}"
 
 
 def _defaults_entries(defaults: Any, problems: list[Problem]) -> list[Any]:

@@ -121,7 +121,6 @@ _RUN_EXAMPLES = """examples:
   mpt run policy=mixed_bfloat16 train.py
   mpt run loss_scale=fixed loss_scale.initial_scale=2**10 run_dir=runs/first train.py
   mpt run -m package.train --epochs 3
-  mpt run --dry-run train.py        what would be changed where
   mpt run --fail-on-verdict train.py        for CI: 4 also where a verdict is chronic overflow, dead layers and the like
 
 The script's own exit code passes through: 1 with its traceback where it raised, what it gave to sys.exit. Where it
@@ -135,7 +134,6 @@ def configure_run(parser: argparse.ArgumentParser) -> None:
     around its optimizers, a record and a verdict of each fit. The exit code is the verdict's where the script itself
     ended well.
     """
-    parser.add_argument("--dry-run", action="store_true", help="say what would be changed where, and run nothing")
     add_fail_on_verdict(parser, "a verdict is")
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar=SCRIPT)
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar=MODULE, help="instead of a script")

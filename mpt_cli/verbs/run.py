@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpt_cli.errors import NUMERICAL, OK, ConfigError, DataError, MptError, Problem
-from mpt_cli.script_text import ScriptTarget, plan_of
 from mpt_cli.settings.references import user_frames
 from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, Settings
 from mpt_cli.verbs import say
@@ -18,21 +17,17 @@ if TYPE_CHECKING:
 
 SECTIONS = ("policy", "loss_scale", "logger")
 SINGLE_KEYS = ("run_dir", "backend", "backend.name")
-OPTIONS = {"dry_run": "--dry-run", "fail_on_verdict": "--fail-on-verdict"}  # anywhere before the script
+STRICT = "--fail-on-verdict"  # anywhere before the script
 SCRIPT_RAISED = 1  # as Python ends for an exception that nobody caught
 
 
 def run_run(arguments: argparse.Namespace) -> int:
     overrides, rest = _split([*arguments.words, *(["-m", *arguments.module] if arguments.module is not None else [])])
-    dry, strict = (getattr(arguments, name) or option in overrides for name, option in OPTIONS.items())
-    overrides = [word for word in overrides if word not in OPTIONS.values()]
+    strict = arguments.fail_on_verdict or STRICT in overrides
+    overrides = [word for word in overrides if word != STRICT]
     settings, name = _settings(overrides), _target_name(rest)
     asked = any(word.startswith(("backend=", "backend.name=")) for word in overrides)
     backend = settings.backend.name if asked else None  # else the script runs on the one that Keras chooses for it
-    target = ScriptTarget(name, tuple(rest[2:] if rest[0] == "-m" else rest[1:]), rest[0] == "-m")
-    if dry:
-        say("\n".join(plan_of(target, settings, backend or os.environ.get("KERAS_BACKEND"))))
-        return OK
     if backend is not None:
         _choose_backend(backend)
     from mpt_cli.engine.backend import keras_import, set_import_variables
@@ -42,10 +37,11 @@ def run_run(arguments: argparse.Namespace) -> int:
     set_import_variables(on_it)
     with keras_import(chosen or "the backend that it chooses"):
         import keras  # noqa: F401
-    from mpt_cli.script import run_script
+    from mpt_cli.script import ScriptTarget, run_script
 
+    target = ScriptTarget(name, tuple(rest[2:] if rest[0] == "-m" else rest[1:]), rest[0] == "-m")
     again = [word for word in overrides if not word.startswith("run_dir=")]  # whose directory is there then
-    options = [OPTIONS["fail_on_verdict"]] if strict else []
+    options = [STRICT] if strict else []
     seen, error = run_script(target, settings, ["run", *options, *again, *rest])
     code = _code_of(error)
     for sentence in seen.sentences():
@@ -81,7 +77,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     (['policy=mixed_float16'], ['train.py', '--rate=3'])
     """
     others = (place for place, word in enumerate(words)
-              if word not in OPTIONS.values() and ("=" not in word or word.startswith("-")))  # fmt: skip
+              if word != STRICT and ("=" not in word or word.startswith("-")))  # fmt: skip
     count = next(others, len(words))
     return words[:count], words[count:]
 

@@ -646,14 +646,6 @@ def test_a_script_ends_with_its_own_code_or_the_verdicts(tmp_path, monkeypatch, 
     assert f"Keras is loaded with backend {BACKEND} already" in capsys.readouterr().err
 
 
-def test_a_dry_run_says_what_would_be_changed_where(tmp_path, capsys):
-    (tmp_path / "train.py").write_text("model.compile('adam', 'mse')\nmodel.fit(x, y)\n")
-    assert main(["run", "--dry-run", f"{tmp_path}/train.py", "--rate", "3"]) == 0
-    said = capsys.readouterr().out
-    assert "dtype policy mixed_float16" in said and "train.py:1: compile: its optimizer scales its loss" in said
-    assert "train.py:2: fit: is recorded" in said
-
-
 @pytest.mark.slow
 def test_the_package_is_light_to_import():
     code = "import sys, mpt_cli as mpt; mpt.fit; dir(mpt); assert not {'keras', 'tensorflow', 'jax'} & set(sys.modules)"

@@ -1,12 +1,10 @@
 """`mpt run` of scripts that are more than one file: what is said of them beforehand, and what they leave."""
 
-from pathlib import Path
 
 import pytest
 import yaml
 from preloaded import mpt
 
-from mpt_cli.cli import main
 from mpt_cli.report.run import load_run
 
 PAIR = """
@@ -64,10 +62,6 @@ def train(model, x):
 """
 FILES = {"pair.py": PAIR, "parse.py": PARSE, "helpers.py": HELPERS, "pkg/__init__.py": "", "pkg/nets.py": NETS,
          "pkg/train.py": MAIN}  # fmt: skip
-SCALED = "its optimizer scales its loss (loss_scale=auto)"
-RECORDED = "is recorded, where it is that of a Keras model"
-SKIPS = "skips what is not finite, and a run directory has its steps"
-ALONE = "in a loop of its own neither scaled nor recorded on JAX"
 
 
 @pytest.fixture
@@ -77,44 +71,6 @@ def project(tmp_path):
         (tmp_path / "project" / name).write_text(text)
     (tmp_path / "empty").mkdir()
     return tmp_path / "project"
-
-
-@pytest.mark.parametrize(("words", "said"), [
-    (["pair.py"], ["pair.py:8: GradientTape: gradients of the scaled loss, divided again",
-                   f"pair.py:11: apply_gradients: {SKIPS}", f"pair.py:12: apply_gradients: {SKIPS}"]),
-    (["backend=jax", "pair.py"], ["pair.py:8: GradientTape: it takes no gradients of Keras on JAX",
-                                  f"pair.py:11: apply_gradients: {ALONE}", f"pair.py:12: apply_gradients: {ALONE}"]),
-    (["parse.py", "--rows", "8"], [f"helpers.py:4: fit: {RECORDED}", f"pkg/nets.py:6: compile: {SCALED}"]),
-    (["-m", "pkg.train", "--epochs", "2"], [f"pkg/train.py:9: fit: {RECORDED}", f"pkg/nets.py:6: compile: {SCALED}"]),
-    (["pkg/__init__.py"], ["no call that is changed stands in pkg/__init__.py; what it imports from elsewhere is seen "
-                           "only while it runs"]),
-])  # fmt: skip
-def test_a_dry_run_reads_the_script_and_what_it_imports_beside_it(project, monkeypatch, capsys, words, said):
-    monkeypatch.chdir(project)
-    monkeypatch.delenv("KERAS_BACKEND", raising=False)
-    assert main(["run", "--dry-run", *words]) == 0
-    first, *lines = capsys.readouterr().out.splitlines()
-    on_jax = ", Keras on jax" if "backend=jax" in words else ""
-    assert first.endswith(f"begins: dtype policy mixed_float16{on_jax}") and lines == said
-    assert not Path("runs").exists()
-
-
-def test_a_dry_run_of_a_module_that_is_not_there_says_so(project, monkeypatch, capsys):
-    monkeypatch.chdir(project)
-    assert main(["run", "--dry-run", "-m", "pkg.trian"]) == 3
-    assert "there is no module pkg.trian in " in capsys.readouterr().err
-
-
-def test_a_dry_run_names_a_file_that_can_not_be_read_and_goes_on(project, monkeypatch, capsys):
-    monkeypatch.chdir(project)
-    Path("pkg/nets.py").write_text("def build(:\n")
-    assert main(["run", "--dry-run", "parse.py"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1] == f"helpers.py:4: fit: {RECORDED}" and lines[2].startswith("pkg/nets.py: can't be read: ")
-    for deep in ("-" * 100_000 + "1", "a" + ".b" * 100_000):
-        Path("pkg/nets.py").write_text(deep)
-        assert main(["run", "--dry-run", "parse.py"]) == 0
-        assert "pkg/nets.py: can't be read: it is nested too deeply\n" in capsys.readouterr().out
 
 
 @pytest.mark.slow

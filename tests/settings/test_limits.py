@@ -39,21 +39,6 @@ def test_a_file_that_is_no_recipe_is_refused_without_showing_it(text, rule, tmp_
     assert capsys.readouterr().err.startswith(f"mpt check: conf: {tmp_path}/x.yaml {rule}")
 
 
-def test_of_a_file_without_any_key_of_a_recipe_no_line_is_shown(tmp_path, capsys):
-    (tmp_path / "shadow").write_text("root:$6$abc:19000:::\nsync:*:1:::\n")
-    assert main(["check", f"conf={tmp_path}/shadow"]) == 2
-    assert capsys.readouterr().err == (
-        f"mpt check: conf: {tmp_path}/shadow must be a recipe, and has no key of one. `mpt list keys` shows what may "
-        "stand in it; its name should end in .yaml.\n")  # fmt: skip
-    (tmp_path / "shadow").write_text("root: 1\nsync:$6$abc: a: 3\n")
-    assert main(["check", f"conf={tmp_path}/shadow"]) == 2
-    assert capsys.readouterr().err == (
-        f"mpt check: conf: {tmp_path}/shadow is not valid YAML: mapping values are not allowed here in line 2.\n")
-    (tmp_path / "shadow").write_text("seed: 3\nsede: 4\n")
-    assert main(["check", f"conf={tmp_path}/shadow"]) == 2
-    assert "sede: there is no such key. Received: 4. Did you mean seed?" in capsys.readouterr().err
-
-
 WORDS = {
     "seed=" + "9" * 5000: "seed: cannot be read",
     "seed=" + "9" * 4000: "seed: must be >= 0 and <= 4294967295.",
