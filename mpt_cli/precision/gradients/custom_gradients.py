@@ -1,5 +1,5 @@
 """How a function and its gradient are put together, the same on TensorFlow and JAX, to any order, and the functions
-that need it: a scaled gradient, log(1 + exp(x)), and softmax cross-entropy over low-precision logits.
+that need it: a scaled gradient, and softmax cross-entropy over low-precision logits.
 """
 
 import inspect
@@ -19,7 +19,7 @@ def check_float_tensor(x: Any, function: str) -> Tensor:
     if isinstance(x, keras.KerasTensor):
         raise TypeError(
             f"{function}: x must be a value, not a symbolic Keras tensor. Received: {x}. "
-            "In a functional model call it from a layer's `call`, or use a layer of this package."
+            "In a functional model call it from a layer's `call`."
         )
     tensor = keras.ops.convert_to_tensor(x)
     dtype = keras.backend.standardize_dtype(tensor.dtype)
@@ -191,50 +191,6 @@ def scale_gradient(x: Tensor, factor: float | Tensor) -> Tensor:
 def _scaled(upstream: Tensor, x: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
     scaled = ops.cast(upstream, factor.dtype) * factor
     return ops.cast(scaled, x.dtype), ops.zeros_like(factor)
-
-
-def log1pexp(x: Tensor) -> Tensor:
-    """`log(1 + exp(x))`, elementwise, in x's shape and dtype.
-
-    Formula: max(x, 0) + log1p(exp(-|x|)); first derivative s(x) = 1 / (1 + exp(-x)), second s(x) * s(-x), the latter
-    by a custom gradient of s, so that it stays right where 1 - s(x) rounds to 0. As autodiff of the plain formula is
-    inf / inf at 100, this is the first example in the documentation of `tf.custom_gradient`.
-
-    On JAX it is differentiable by reverse mode only (`jax.grad` of `jax.grad`, not `jax.hessian`).
-
-    Raises:
-        TypeError: x is not floating, or symbolic.
-
-    Example:
-        >>> import tensorflow as tf
-        >>> x = tf.constant([-100.0, 0.0, 100.0])
-        >>> with tf.GradientTape() as tape:
-        ...     tape.watch(x)
-        ...     y = log1pexp(x)
-        >>> [round(float(slope), 6) for slope in tape.gradient(y, x)]
-        [0.0, 0.5, 1.0]
-    """
-    return _log1pexp(check_float_tensor(x, "log1pexp"))
-
-
-def _log1pexp(x: Tensor) -> Tensor:
-    value = define_gradient(_softplus, lambda upstream, x: (upstream * _sigmoid(x),))
-    return value(x)
-
-
-def _sigmoid(x: Tensor) -> Tensor:
-    value = define_gradient(_logistic, lambda upstream, x: (upstream * _sigmoid(x) * _sigmoid(-x),))
-    return value(x)
-
-
-def _softplus(x: Tensor) -> Tensor:
-    return ops.maximum(x, 0) + ops.log1p(ops.exp(-ops.abs(x)))
-
-
-def _logistic(x: Tensor) -> Tensor:
-    # exp of minus the magnitude never overflows, and keeps s(-100) = 3.7e-44 where exp(100) would be inf
-    small = ops.exp(-ops.abs(x))
-    return ops.where(x >= 0, 1 / (1 + small), small / (1 + small))
 
 
 def float32_sparse_categorical_crossentropy(labels: Tensor, logits: Tensor) -> Tensor:
