@@ -133,26 +133,14 @@ def configured_rate(optimizer: Any) -> Any:
     return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else float(rate)
 
 
-def decay_exclusions(optimizer: Any, variables: list[Any] | None) -> tuple[list[int], str | None]:
-    """What was excluded from weight decay: indices among `variables` and a pattern of names.
-
-    Raises ValueError where single variables were, and it is not known among which: an optimizer that is not built.
-    """
-    keys = getattr(optimizer, "_exclude_from_weight_decay", None) or set()
-    pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
-    if keys and variables is None:
-        raise ValueError("An optimizer with variables excluded from weight decay must be built to be copied. Call "
-                         "`build` first, or exclude them in the copy.")
-    indices = [index for index, v in enumerate(variables or []) if optimizer._var_key(v) in keys]
-    return indices, pattern.pattern if pattern is not None else None
-
-
 def move_decay_exclusions(optimizer: Any, variables: list[Any], others: list[Any]) -> None:
     """What was excluded from weight decay among `variables` is excluded among `others`, before the optimizer is built.
     """
-    indices, pattern = decay_exclusions(optimizer, variables)
-    if indices:
-        optimizer.exclude_from_weight_decay([others[index] for index in indices], [pattern] if pattern else None)
+    keys = getattr(optimizer, "_exclude_from_weight_decay", None) or set()
+    excluded = [other for v, other in zip(variables, others, strict=True) if optimizer._var_key(v) in keys]
+    if excluded:
+        pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
+        optimizer.exclude_from_weight_decay(excluded, [pattern.pattern] if pattern else None)
 
 
 class _Reads(keras.StatelessScope):  # type: ignore[misc]

@@ -15,7 +15,7 @@ from keras import ops
 
 from mpt_cli.precision.finite import Measured, all_finite, divide, is_sparse, measure, sums_are_finite, unscale
 from mpt_cli.precision.rounded_weights import StochasticRounding, check_seed
-from mpt_cli.precision.saving import InnerSavingMixin, InnerState
+from mpt_cli.precision.saving import InnerSavingMixin
 from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, ScaleRule
 from mpt_cli.precision.scale_state import TALLY, ScaleAttributesMixin, ScaleState, StepLog
 
@@ -386,9 +386,8 @@ class LossScaleOptimizer(
     (TensorFlow) holds it too; restored before `build`, as with any Keras 3 optimizer, values arrive at `build`. There
     the inner state lies under `inner_optimizer`: for a checkpoint of the bare optimizer, restore `inner_optimizer`.
     `keras.models.load_model` knows the class in a process that has imported it, as any class that is not Keras's own:
-    `from mpt_cli.precision import LossScaleOptimizer`. `copy.deepcopy` and `pickle` keep scale, counters and inner
-    state; the copy is bound to its variables at `build`, which its first step calls. `set_weights` takes `variables` of
-    another one, or those of a bare optimizer.
+    `from mpt_cli.precision import LossScaleOptimizer`. `copy.deepcopy` and `pickle` are refused (TypeError):
+    `set_weights` takes `variables` of another one, or those of a bare optimizer.
 
     Source: tf.keras.mixed_precision.LossScaleOptimizer and keras.optimizers.LossScaleOptimizer, whose documented
     attributes and methods it has; Micikevicius et al. 2018, arXiv:1710.03740.
@@ -438,7 +437,6 @@ class LossScaleOptimizer(
         self._count_skipped_steps = count_skipped_steps
         self._rounding_seed = check_seed(rounding_seed)
         self._rounding: StochasticRounding | None = None  # from `build` on, where there is a seed
-        self._copied: InnerState | None = None
         self.scale_state: ScaleState | None = None  # scale, counters and tally as variables; None before `build`
         self._step_log: StepLog | None = None
         self._noted_losses: dict[int, Tensor] = {}  # of the step being traced, for the step log on TensorFlow
@@ -466,7 +464,7 @@ class LossScaleOptimizer(
     def variables(self) -> list[keras.Variable]:
         """The scale's own variables, the inner optimizer's, then those of a step log."""
         own = self.scale_state.variables if self.scale_state else []
-        return [*own, *self.inner_variables, *(self._step_log.variables if self._step_log else [])]
+        return [*own, *self.inner_optimizer.variables, *(self._step_log.variables if self._step_log else [])]
 
     @property
     def step_log(self) -> StepLog | None:
@@ -484,9 +482,8 @@ class LossScaleOptimizer(
         """Create the variables; `var_list` are the variables to train. A second call changes nothing.
 
         Raises ValueError for gradient accumulation under a `tf.distribute` strategy of several replicas, and together
-        with `count_skipped_steps`; in a copy for variables of other shapes than those of the original; and for
-        `rounding_seed` without weights to round, on several replicas of `tf.distribute`, or around an optimizer that is
-        built for them already.
+        with `count_skipped_steps`; and for `rounding_seed` without weights to round, on several replicas of
+        `tf.distribute`, or around an optimizer that is built for them already.
         """
         if self.built:
             return
@@ -495,20 +492,17 @@ class LossScaleOptimizer(
         if keras.backend.backend() == "tensorflow":
             backend_step().check_accumulation(self.inner_optimizer)
             backend_step().track_in_checkpoints(self, self.scale_state)
-        inner_variables = self._inner_variables_for(list(var_list))
-        with self.making_slots(self.inner_optimizer):
-            self._build_inner(inner_variables)
-        self._trainable_variables = list(var_list)
+        inner_variables = var_list = list(var_list)
+        if self._rounding_seed is not None:
+            if keras.backend.backend() == "tensorflow":
+                backend_step().check_rounding()
+            self._rounding = StochasticRounding.of(self.inner_optimizer, var_list, self._rounding_seed)
+            inner_variables = self._rounding.stand_ins
+        if not self.inner_optimizer.built:
+            with self.making_slots(self.inner_optimizer):
+                self.inner_optimizer.build(inner_variables)
+        self._trainable_variables = var_list
         self.built = True
-
-    def _inner_variables_for(self, var_list: list[Any]) -> list[Any]:
-        """What the inner optimizer trains: `var_list`, or what stands in for it."""
-        if self._rounding_seed is None:
-            return var_list
-        if keras.backend.backend() == "tensorflow":
-            backend_step().check_rounding()
-        self._rounding = StochasticRounding.of(self.inner_optimizer, var_list, self._rounding_seed)
-        return self._rounding.stand_ins
 
     def check_finite(self, grads: list[Tensor]) -> Tensor:
         """Boolean scalar: no inf or nan in any gradient."""

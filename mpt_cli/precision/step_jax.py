@@ -123,7 +123,7 @@ def stateless_apply(
     state = optimizer.scale_state
     assert state is not None
     own, rest = optimizer_values[: len(state.variables)], optimizer_values[len(state.variables) :]
-    count = len(optimizer.inner_variables)
+    count = len(optimizer.inner_optimizer.variables)
     inner, logged = rest[:count], rest[count:]
     own_by_name = dict(zip(state.by_name, own, strict=False))  # a trace comes last
     scale, variables, measured = own_by_name["scale"], gradients.variables, gradients.measured
