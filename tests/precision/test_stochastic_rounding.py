@@ -1,6 +1,5 @@
 """Weights in half precision whose updates are rounded stochastically: exact in the mean, repeatable to the bit."""
 
-
 import keras
 import numpy as np
 import pytest
