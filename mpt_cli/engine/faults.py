@@ -10,15 +10,14 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import keras
-import numpy as np
 from keras import ops
-from numpy.typing import NDArray
 
 from mpt_cli.data.examples import Batch, DataSet
 from mpt_cli.engine.feed import Piece
+from mpt_cli.engine.loop import Engine
 from mpt_cli.errors import ConfigError, Problem, first_line
 from mpt_cli.precision import layers_of
 from mpt_cli.precision.gradients import scale_gradient
@@ -205,15 +204,6 @@ def _fault_of(structure: Any) -> str | None:
     return None
 
 
-class BatchEngine(Protocol):
-    """What the search needs of the engine of a backend."""
-
-    model: Any
-
-    def batch(self, source: Any, row: NDArray[np.int32]) -> Any:
-        """`(x, y, sample_weight)` of these examples, on the device."""
-
-
 class FaultSearch:
     """Names the layer in the events of steps whose loss was not finite, of the first few and then ever fewer.
 
@@ -222,7 +212,7 @@ class FaultSearch:
     and no other is tried.
     """
 
-    def __init__(self, engine: BatchEngine, say: Callable[[str], None]) -> None:
+    def __init__(self, engine: Engine, say: Callable[[str], None]) -> None:
         self.engine, self.say = engine, say
         self._met = 0
         self._works = True
