@@ -1,13 +1,6 @@
 """Custom gradients for mixed precision, on TensorFlow and JAX, usable without the rest of mpt."""
 
-from mpt_cli.precision.gradients.custom_gradients import (
-    Float32CategoricalCrossentropy,
-    Float32SparseCategoricalCrossentropy,
-    define_gradient,
-    float32_categorical_crossentropy,
-    float32_sparse_categorical_crossentropy,
-    scale_gradient,
-)
+from mpt_cli.precision.gradients.custom_gradients import define_gradient, scale_gradient
 from mpt_cli.precision.gradients.exponent_counts import (
     EXPONENT_BIAS,
     INFS,
@@ -34,12 +27,8 @@ __all__ = [
     "SUBNORMALS",
     "ZEROS",
     "Float16Attention",
-    "Float32CategoricalCrossentropy",
-    "Float32SparseCategoricalCrossentropy",
     "SafeScales",
     "define_gradient",
-    "float32_categorical_crossentropy",
-    "float32_sparse_categorical_crossentropy",
     "gradient_statistics",
     "largest_exponent",
     "round_stochastically",
