@@ -13,7 +13,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from mpt_cli.precision.finite import Measured, all_finite, divide, is_sparse, measure, sums_are_finite, unscale
+from mpt_cli.precision.finite import Measured, divide, is_sparse, measure, sums_are_finite, unscale
 from mpt_cli.precision.rounded_weights import StochasticRounding, check_seed
 from mpt_cli.precision.saving import InnerSavingMixin
 from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, ScaleRule
@@ -254,22 +254,9 @@ def _moving_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
     return moving
 
 
-def build_unscaled_flag() -> UnscaledFlag:
-    if keras.backend.backend() != "tensorflow":
-        return UnscaledFlag()
-    flag: UnscaledFlag = backend_step().UnscaledVariable()
-    return flag
-
-
 def backend_step() -> Any:
     """The module with the steps of the running backend: `step_tensorflow` or `step_jax`."""
     return import_module(f"mpt_cli.precision.step_{keras.backend.backend()}")
-
-
-INNER_ARGUMENTS = (
-    "weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "use_ema", "ema_momentum", "ema_overwrite_frequency",
-    "gradient_accumulation_steps",
-)  # fmt: skip
 
 
 class InnerDelegationMixin:
@@ -341,7 +328,7 @@ def _inner_property(name: str) -> property:
     return property(read, write, doc=f"`{name}` of the inner optimizer.")
 
 
-for _name in INNER_ARGUMENTS:
+for _name in INNER_DEFAULTS.keys() - {"loss_scale_factor"}:
     setattr(InnerDelegationMixin, _name, _inner_property(_name))
 
 
@@ -431,7 +418,8 @@ class LossScaleOptimizer(
         self._warned: set[str] = set()
         self._loss_was_scaled = False
         self._scaled_gradients: list[Tensor] | None = None
-        self._unscaled = build_unscaled_flag()
+        on_tensorflow = keras.backend.backend() == "tensorflow"
+        self._unscaled: UnscaledFlag = backend_step().UnscaledVariable() if on_tensorflow else UnscaledFlag()
         self._rule = rule
         self._on_overflow = on_overflow
         self._count_skipped_steps = count_skipped_steps
@@ -503,10 +491,6 @@ class LossScaleOptimizer(
                 self.inner_optimizer.build(inner_variables)
         self._trainable_variables = var_list
         self.built = True
-
-    def check_finite(self, grads: list[Tensor]) -> Tensor:
-        """Boolean scalar: no inf or nan in any gradient."""
-        return all_finite(grads)
 
     def measure(self, grads: list[Tensor], variables: list[Any], unscaled: bool | Tensor = False) -> Measured:
         """Whether `grads` are finite and how large, scaled gradients of `variables` unless they are `unscaled`."""

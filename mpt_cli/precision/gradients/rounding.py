@@ -18,7 +18,6 @@ from mpt_cli.precision.gradients.custom_gradients import (
 class FloatFormat:
     """A binary float format. Normal values are 2**e * (1 + m / 2**mantissa_bits) from e = min_exponent on."""
 
-    name: str
     mantissa_bits: int
     min_exponent: int
     largest: float
@@ -36,11 +35,8 @@ class FloatFormat:
 
 
 FORMATS = {
-    item.name: item
-    for item in (
-        FloatFormat("float16", 10, -14, 65504.0, 16),
-        FloatFormat("bfloat16", 7, -126, (2 - 2.0**-7) * 2.0**127, 128),
-    )
+    "float16": FloatFormat(10, -14, 65504.0, 16),
+    "bfloat16": FloatFormat(7, -126, (2 - 2.0**-7) * 2.0**127, 128),
 }
 
 
