@@ -182,19 +182,6 @@ class Distribution:
 
             divide_model(self.layout, model)
 
-    def axes_of(self, variable: Any) -> tuple[str | None, ...]:
-        """The axis of the mesh that divides each axis of a variable of the model, of metrics or of the optimizer; None
-        for one that is not divided."""
-        return (None,) * len(variable.shape) if self.layout is None else self.layout.axes_of(variable)
-
-    def making_slots(self, optimizer: Any) -> AbstractContextManager[Any]:
-        """Around the `build` of an optimizer: what it makes for a weight is divided as that is, from the start."""
-        if self.layout is None:
-            return nullcontext()
-        from mpt_cli.precision.keras_internals import slots_through
-
-        return slots_through(optimizer, self.layout.following)
-
     def scope(self) -> AbstractContextManager[Any]:
         """The context in which model, metrics and optimizer have to be made."""
         return self.strategy.scope() if self.strategy is not None else nullcontext()

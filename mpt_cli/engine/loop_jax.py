@@ -211,10 +211,14 @@ class JaxEngine(Engine):
 
     def places(self) -> list[list[Any]]:
         """Where each variable of a `TrainState` is: on all devices of the mesh, whole on each or divided."""
-        model, axes_of = self.model, self._distribution.axes_of
-        lists = model.trainable_variables, model.non_trainable_variables, model.optimizer.variables
-        found = [[self._sharding(axes_of(v)) for v in variables] for variables in lists]
-        return [*found, [self._everywhere] * len(metric_variables(model))]
+        model, layout = self.model, self._distribution.layout
+        weights, frozen = model.trainable_variables, model.non_trainable_variables
+        slots, metrics = model.optimizer.variables, metric_variables(model)
+        if layout is None:
+            return [[self._everywhere] * len(variables) for variables in (weights, frozen, slots, metrics)]
+        axes = [map(layout.axes_of, weights), map(layout.axes_of, frozen),
+                (layout.axes_of_slot(slot, weights) for slot in slots)]  # fmt: skip
+        return [*([*map(self._sharding, each)] for each in axes), [self._everywhere] * len(metrics)]
 
     def _sharding(self, axes: tuple[str | None, ...]) -> Any:
         divided = any(axis is not None for axis in axes)

@@ -7,7 +7,7 @@ names every one, so that a Keras without it is told from a defect of ours.
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -250,13 +250,6 @@ def float32_stand_in(variable: Any) -> Any:
     return wide
 
 
-def slots_through(
-    optimizer: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> AbstractContextManager[None]:
-    """Inside, what an optimizer makes for a weight (moments, averages, sums) is made by `wrap` of its own method."""
-    return _methods_through([(optimizer, "add_variable_from_reference")], lambda _, add: wrap(add))
-
-
 def layout_given(variable: Any) -> Any:
     """The place on the devices that a variable was given, None where it has none."""
     return getattr(variable, "_layout", None)
@@ -280,27 +273,16 @@ LayerCall = Callable[..., Any]
 @contextmanager
 def calls_through(parts: Sequence[Any], wrap: Callable[[int, LayerCall], LayerCall]) -> Iterator[None]:
     """Inside, each of `parts` (layers, operations) calls `wrap(its index, its call)`; afterwards its call as before."""
-    with _methods_through([(part, _name_of_call(part)) for part in parts], wrap):
-        yield
-
-
-@contextmanager
-def _methods_through(
-    methods: Sequence[tuple[Any, str]], wrap: Callable[[int, Callable[..., Any]], Callable[..., Any]]
-) -> Iterator[None]:
-    kept = [vars(holder).get(name) for holder, name in methods]
+    # Keras's `__call__` runs another method of layers that multiply in float8
+    methods = [(part, "quantized_call" if getattr(part, "quantization_mode", None) else "call") for part in parts]
+    kept = [vars(part).get(name) for part, name in methods]
     try:
-        for index, (holder, name) in enumerate(methods):
-            setattr(holder, name, wrap(index, getattr(holder, name)))
+        for index, (part, name) in enumerate(methods):
+            setattr(part, name, wrap(index, getattr(part, name)))
         yield
     finally:
-        for (holder, name), own in zip(methods, kept, strict=True):
+        for (part, name), own in zip(methods, kept, strict=True):
             if own is not None:
-                setattr(holder, name, own)
-            elif name in vars(holder):
-                delattr(holder, name)  # the one of its class shows again
-
-
-def _name_of_call(part: Any) -> str:
-    """Keras's `__call__` runs another method, `quantized_call`, of layers that multiply in float8."""
-    return "quantized_call" if getattr(part, "quantization_mode", None) else "call"
+                setattr(part, name, own)
+            elif name in vars(part):
+                delattr(part, name)  # the one of its class shows again

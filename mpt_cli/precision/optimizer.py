@@ -5,7 +5,6 @@ that are those of the optimizer inside it, and how a step is applied or skipped.
 
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from threading import get_ident
 from typing import Any
@@ -172,7 +171,6 @@ INNER_DEFAULTS = {
     "ema_momentum": 0.99, "ema_overwrite_frequency": None, "loss_scale_factor": None,
     "gradient_accumulation_steps": None,
 }  # fmt: skip
-MakingSlots = Callable[[Any], AbstractContextManager[Any]]
 MOVING_ARGUMENTS = {"growth_factor", "backoff_factor", "min_scale", "max_scale", "hysteresis"}
 
 
@@ -428,7 +426,6 @@ class LossScaleOptimizer(
         self.scale_state: ScaleState | None = None  # scale, counters and tally as variables; None before `build`
         self._step_log: StepLog | None = None
         self._noted_losses: dict[int, Tensor] = {}  # of the step being traced, for the step log on TensorFlow
-        self.making_slots: MakingSlots = lambda optimizer: nullcontext()  # around the inner one's `build`
         self.refuse_unscaled: Callable[[], None] | None = None  # raises, where a step that is traced scaled no loss
         inner_optimizer._mpt_is_wrapped = True
         self.inner_optimizer = inner_optimizer
@@ -487,8 +484,7 @@ class LossScaleOptimizer(
             self._rounding = StochasticRounding.of(self.inner_optimizer, var_list, self._rounding_seed)
             inner_variables = self._rounding.stand_ins
         if not self.inner_optimizer.built:
-            with self.making_slots(self.inner_optimizer):
-                self.inner_optimizer.build(inner_variables)
+            self.inner_optimizer.build(inner_variables)
         self._trainable_variables = var_list
         self.built = True
 
