@@ -1,6 +1,6 @@
-"""`LossScaleOptimizer`, loss scaling around any Keras optimizer: what makes it a drop-in for tf.keras's beside its
-attributes, scaling by hand and `minimize`; what is wrong with its arguments, the rule they stand for, the attributes
-that are those of the optimizer inside it, and how a step is applied or skipped.
+"""`LossScaleOptimizer`, loss scaling around any Keras optimizer: what is wrong with its arguments, the rule they stand
+for, the attributes that are those of the optimizer inside it, how a step is applied or skipped, and what makes it a
+drop-in for tf.keras's, scaling by hand and `minimize`.
 """
 
 import warnings
@@ -40,105 +40,7 @@ class UnscaledFlag:
         return self._told
 
 
-class ManualScalingMixin:
-    """Mixin with `get_scaled_loss`, `get_unscaled_gradients` and `minimize`.
-
-    After `get_scaled_loss` or `get_unscaled_gradients`, `apply_gradients` takes what it is given as it is, as in
-    tf.keras: gradients from `get_unscaled_gradients`, also when something (clipping, say) was computed from them, or
-    divided by `loss_scale` by hand, in several parts, and out of a `tf.function` that was traced long before. Only the
-    very gradients that were handed to `get_unscaled_gradients` are still divided. After `scale_loss`, which Keras's
-    `fit` calls, gradients are divided. `minimize` does all of it itself.
-    """
-
-    _loss_was_scaled: bool
-    _warned: set[str]
-    _scaled_gradients: list[Tensor] | None  # what the last `get_unscaled_gradients` was given, until they are applied
-    _step_log: Any
-    _noted_losses: dict[int, Tensor]
-    _unscaled: UnscaledFlag
-    refuse_unscaled: Callable[[], None] | None
-    loss_scale: Tensor
-    scales: bool
-    iterations: Any
-
-    def scale_loss(self, loss: Tensor) -> Tensor:
-        """`loss * loss_scale`, widened to float32 first: a float16 loss of 3.0 times 2**15 would be inf."""
-        self._unscaled.tell(False)
-        return self.multiply_by_scale(loss)
-
-    def multiply_by_scale(self, loss: Tensor) -> Tensor:
-        """`scale_loss` for a caller that says itself, when it applies the gradients, that they are scaled."""
-        self._loss_was_scaled = True
-        loss = ops.convert_to_tensor(loss)
-        if self._step_log is not None and keras.backend.backend() == "tensorflow":
-            self.note_loss(loss)  # on JAX a loss is traced inside the gradient and known only there
-        if keras.backend.standardize_dtype(loss.dtype) != "float64":
-            loss = ops.cast(loss, "float32")
-        return ops.multiply(loss, ops.cast(self.loss_scale, loss.dtype)) if self.scales else loss
-
-    def note_loss(self, loss: Tensor) -> None:
-        """For the step log: the loss whose gradients will be applied next. Replicas are traced in threads of their own.
-        """
-        self._noted_losses[get_ident()] = loss
-
-    def take_noted_loss(self) -> Tensor | None:
-        """The loss of this step, of which the next one must be told anew; None where nobody told it."""
-        return self._noted_losses.pop(get_ident(), None)
-
-    def get_scaled_loss(self, loss: Tensor | Callable[[], Tensor]) -> Tensor | Callable[[], Tensor]:
-        """`loss * loss_scale` of a tensor, or a function that returns that of a loss function.
-
-        The gradients of it are for you to divide: by `get_unscaled_gradients`, or by `loss_scale` itself.
-        """
-        if callable(loss):
-            function = loss
-            return lambda: self.get_scaled_loss(function())
-        self._unscaled.tell(True)
-        return self.multiply_by_scale(loss)
-
-    def get_unscaled_gradients(self, grads: list[Tensor]) -> list[Tensor]:
-        """`grads / loss_scale`, float32; None stays None and sparse gradients stay sparse."""
-        if not self._loss_was_scaled:
-            self._warn("get_scaled_loss", "gradients are unscaled, but the loss they came from was not scaled")
-        self._scaled_gradients = list(grads)
-        self._unscaled.tell(True)
-        scale = self.loss_scale if self.scales else None
-        return [None if g is None else divide(g, scale) for g in grads]
-
-    def minimize(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
-        """Scale `loss`, differentiate it with respect to `var_list`, apply; returns `iterations`.
-
-        `loss` is a function without arguments that returns a scalar, or (TensorFlow) a tensor recorded on `tape`;
-        `var_list` holds variables, is a single one, or a function that returns either.
-        """
-        given = var_list() if callable(var_list) else var_list
-        variables = [given] if hasattr(given, "assign") else list(given)
-        if keras.backend.backend() == "tensorflow":
-            gradients = _tape_gradients(self, loss, variables, tape)
-        else:
-            gradients = _jax_gradients(self, loss, variables)
-        self.apply_scaled(gradients, variables)  # type: ignore[attr-defined]
-        return self.iterations
-
-    def _take_unscaled(self, grads: list[Tensor]) -> bool | Tensor:
-        """Whether `grads` have been unscaled by hand."""
-        given, self._scaled_gradients = self._scaled_gradients, None
-        still_scaled = {id(g) for g in given or [] if g is not None}
-        if not self._loss_was_scaled:
-            if self.refuse_unscaled is not None:
-                self.refuse_unscaled()
-            self._warn("scale_loss (or get_scaled_loss)",
-                       "gradients are divided by the loss scale, but no loss was multiplied by it")
-        return False if any(id(g) in still_scaled for g in grads) else self._unscaled.ask()
-
-    def _warn(self, method: str, what: str) -> None:
-        if method not in self._warned:
-            self._warned.add(method)
-            warnings.warn(f"{what}. Call {type(self).__name__}.{method} on the loss before taking gradients.",
-                          stacklevel=4)
-
-
-def _tape_gradients(optimizer: ManualScalingMixin, loss: Any, variables: list[Any], tape: Any) -> list[Tensor]:
+def _tape_gradients(optimizer: "LossScaleOptimizer", loss: Any, variables: list[Any], tape: Any) -> list[Tensor]:
     import tensorflow as tf
 
     if not callable(loss) and tape is None:
@@ -152,7 +54,7 @@ def _tape_gradients(optimizer: ManualScalingMixin, loss: Any, variables: list[An
     return list(tape.gradient(scaled, native))
 
 
-def _jax_gradients(optimizer: ManualScalingMixin, loss: Any, variables: list[Any]) -> list[Tensor]:
+def _jax_gradients(optimizer: "LossScaleOptimizer", loss: Any, variables: list[Any]) -> list[Tensor]:
     import jax
 
     if not callable(loss):
@@ -332,7 +234,6 @@ for _name in INNER_DEFAULTS.keys() - {"loss_scale_factor"}:
 
 @keras.saving.register_keras_serializable("mpt")
 class LossScaleOptimizer(
-    ManualScalingMixin,
     ScaleAttributesMixin,
     InnerSavingMixin,
     InnerDelegationMixin,
@@ -622,3 +523,82 @@ class LossScaleOptimizer(
 
     def _apply_where_finite(self, grads: list[Tensor], variables: list[Any], unscaled: Any) -> None:
         backend_step().apply(self, grads, variables, unscaled)
+
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        """`loss * loss_scale`, widened to float32 first: a float16 loss of 3.0 times 2**15 would be inf."""
+        self._unscaled.tell(False)
+        return self.multiply_by_scale(loss)
+
+    def multiply_by_scale(self, loss: Tensor) -> Tensor:
+        """`scale_loss` for a caller that says itself, when it applies the gradients, that they are scaled."""
+        self._loss_was_scaled = True
+        loss = ops.convert_to_tensor(loss)
+        if self._step_log is not None and keras.backend.backend() == "tensorflow":
+            self.note_loss(loss)  # on JAX a loss is traced inside the gradient and known only there
+        if keras.backend.standardize_dtype(loss.dtype) != "float64":
+            loss = ops.cast(loss, "float32")
+        return ops.multiply(loss, ops.cast(self.loss_scale, loss.dtype)) if self.scales else loss
+
+    def note_loss(self, loss: Tensor) -> None:
+        """For the step log: the loss whose gradients will be applied next. Replicas are traced in threads of their own.
+        """
+        self._noted_losses[get_ident()] = loss
+
+    def take_noted_loss(self) -> Tensor | None:
+        """The loss of this step, of which the next one must be told anew; None where nobody told it."""
+        return self._noted_losses.pop(get_ident(), None)
+
+    def get_scaled_loss(self, loss: Tensor | Callable[[], Tensor]) -> Tensor | Callable[[], Tensor]:
+        """`loss * loss_scale` of a tensor, or a function that returns that of a loss function.
+
+        The gradients of it are for you to divide: by `get_unscaled_gradients`, or by `loss_scale` itself. After either,
+        `apply_gradients` takes what it is given as it is, as in tf.keras, also when something (clipping, say) was
+        computed from the gradients, in several parts, and out of a `tf.function` that was traced long before. Only the
+        very gradients that were handed to `get_unscaled_gradients` are still divided.
+        """
+        if callable(loss):
+            function = loss
+            return lambda: self.get_scaled_loss(function())
+        self._unscaled.tell(True)
+        return self.multiply_by_scale(loss)
+
+    def get_unscaled_gradients(self, grads: list[Tensor]) -> list[Tensor]:
+        """`grads / loss_scale`, float32; None stays None and sparse gradients stay sparse."""
+        if not self._loss_was_scaled:
+            self._warn("get_scaled_loss", "gradients are unscaled, but the loss they came from was not scaled")
+        self._scaled_gradients = list(grads)
+        self._unscaled.tell(True)
+        scale = self.loss_scale if self.scales else None
+        return [None if g is None else divide(g, scale) for g in grads]
+
+    def minimize(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
+        """Scale `loss`, differentiate it with respect to `var_list`, apply; returns `iterations`.
+
+        `loss` is a function without arguments that returns a scalar, or (TensorFlow) a tensor recorded on `tape`;
+        `var_list` holds variables, is a single one, or a function that returns either.
+        """
+        given = var_list() if callable(var_list) else var_list
+        variables = [given] if hasattr(given, "assign") else list(given)
+        if keras.backend.backend() == "tensorflow":
+            gradients = _tape_gradients(self, loss, variables, tape)
+        else:
+            gradients = _jax_gradients(self, loss, variables)
+        self.apply_scaled(gradients, variables)
+        return self.iterations
+
+    def _take_unscaled(self, grads: list[Tensor]) -> bool | Tensor:
+        """Whether `grads` have been unscaled by hand."""
+        given, self._scaled_gradients = self._scaled_gradients, None
+        still_scaled = {id(g) for g in given or [] if g is not None}
+        if not self._loss_was_scaled:
+            if self.refuse_unscaled is not None:
+                self.refuse_unscaled()
+            self._warn("scale_loss (or get_scaled_loss)",
+                       "gradients are divided by the loss scale, but no loss was multiplied by it")
+        return False if any(id(g) in still_scaled for g in grads) else self._unscaled.ask()
+
+    def _warn(self, method: str, what: str) -> None:
+        if method not in self._warned:
+            self._warned.add(method)
+            warnings.warn(f"{what}. Call {type(self).__name__}.{method} on the loss before taking gradients.",
+                          stacklevel=4)
