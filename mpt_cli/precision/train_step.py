@@ -26,7 +26,6 @@ from keras import ops
 from mpt_cli.precision.keras_internals import (
     calls_through,
     loss_tracker,
-    own_trainable_variables,
     untracked_variables,
 )
 from mpt_cli.precision.optimizer import LossScaleOptimizer, backend_step
@@ -307,7 +306,7 @@ class OwnSteps:
 
     def shared_state(self, model: Any) -> list[Any]:
         """The float variables that no optimizer trains and that a skipped step must leave alone."""
-        trained = {id(v) for optimizer in self.optimizers.values() for v in trained_by(optimizer)}
+        trained = {id(v) for optimizer in self.optimizers.values() for v in optimizer.trained_variables}
         return [v for v in state_to_keep(model) if id(v) not in trained]
 
 
@@ -332,11 +331,6 @@ def metric_variables(model: Any) -> list[Any]:
     """The variables of the metrics, and the logs of a model with steps of its own."""
     own = own_steps(model)
     return [*model.metrics_variables, *(own.variables if own is not None else [])]
-
-
-def trained_by(optimizer: LossScaleOptimizer) -> list[Any]:
-    """The variables a built optimizer was built for."""
-    return own_trainable_variables(optimizer)
 
 
 def scale_variables(optimizer: LossScaleOptimizer) -> dict[str, keras.Variable]:
@@ -457,12 +451,12 @@ def _watched(optimizer: LossScaleOptimizer, use: OptimizerUse) -> Iterator[None]
         return loss
 
     def apply(grads: Any, trainable_variables: Any = None, unscaled: bool | None = None) -> None:
-        use.add(list(trained_by(optimizer) if trainable_variables is None else trainable_variables))
+        use.add(list(optimizer.trained_variables if trainable_variables is None else trainable_variables))
 
     def stateless_apply(
         optimizer_variables: Any, grads: Any, trainable_variables: Any, unscaled: bool | None = None
     ) -> tuple[Any, Any]:
-        use.add(trained_by(optimizer))
+        use.add(optimizer.trained_variables)
         return trainable_variables, optimizer_variables
 
     replaced = {"scale_loss": scale, "get_scaled_loss": scale, "get_unscaled_gradients": list,
