@@ -221,7 +221,8 @@ def _mirrored(count: int, gpus: int) -> Distribution:
 def _over_mesh(wanted: DistributeSettings, count: int) -> Distribution:
     import keras
 
-    devices, replicas, layout = keras.distribution.list_devices()[:count], count, None
+    devices, replicas = keras.distribution.list_devices()[:count], count
+    layout: VariableLayout | None = None
     if wanted.name == MODEL_PARALLEL:
         from mpt_cli.engine.layout import DividedModel, build_layout
 

@@ -172,9 +172,8 @@ def find_forward_fault(model: Any, batch: Any) -> ForwardFault | None:
 
         return watched_call
 
-    forward = model if keras.backend.backend() == "tensorflow" else model.call
     with keras.StatelessScope(collect_losses=True), calls_through(layers, watched):
-        outputs = predict_in_training(model, x, forward)
+        outputs = predict_in_training(model, x)
     if not found and (fault := _fault_of(outputs)):
         return ForwardFault(LOSS, variable, fault)
     return found[0] if found else None

@@ -22,12 +22,10 @@ __all__ = ["KerasSaveable", "unscale_loss_for_distribution"]
 Tensor = Any
 
 
-def predict_in_training(model: Any, x: Any, forward: Any = None) -> Tensor:
-    """Outputs as a training step computes them: `training=True` where the model's `call` takes it.
-
-    `forward` is `model`, or its `call` where the inputs of a subclassed model must not be cast.
-    """
-    forward = model if forward is None else forward
+def predict_in_training(model: Any, x: Any) -> Tensor:
+    """Outputs as the backend's own training step computes them: `training=True` where the model's `call` takes it; only
+    that of TensorFlow casts the inputs of a subclassed model."""
+    forward = model if keras.backend.backend() == "tensorflow" else model.call
     return forward(x, training=True) if model._call_has_training_arg else forward(x)
 
 

@@ -43,7 +43,7 @@ def trace_forward(model: Any, x: Any) -> list[Operation]:
         variables = model.trainable_variables, model.non_trainable_variables
         pairs = [pair for group, values in zip(variables, state, strict=False) for pair in zip(group, values)]  # noqa: B905
         with keras.StatelessScope(state_mapping=pairs):
-            return predict_in_training(model, x, model if _is_tensorflow() else model.call)
+            return predict_in_training(model, x)
 
     return trace(model, forward, x)
 
@@ -51,15 +51,11 @@ def trace_forward(model: Any, x: Any) -> list[Operation]:
 def trace(model: Any, function: Callable[..., Any], *given: Any) -> list[Operation]:
     """The operations of `function(state, *given)`, `state` being the values of the trainable, non-trainable and metric
     variables. Nothing is computed."""
-    if _is_tensorflow():
+    if keras.backend.backend() == "tensorflow":
         from mpt_cli.precision.operations.traced_tensorflow import trace_function
     else:
         from mpt_cli.precision.operations.traced_jax import trace_function
     return trace_function(model, parts_of(model), function, given)
-
-
-def _is_tensorflow() -> bool:
-    return bool(keras.backend.backend() == "tensorflow")
 
 
 def need_of(operation: Operation, operations: Sequence[Operation]) -> str:
