@@ -177,13 +177,7 @@ class Names:
 
     def __init__(self, model: Any) -> None:
         self.parts = parts_of(model)
-        runners = {id(inner): owner for owner in self.parts for inner in layers_run_uncalled(owner)}
-        self._nameable = [self._runner(part, runners) for part in self.parts]
-
-    def _runner(self, part: Any, runners: dict[int, Any]) -> Any:
-        while id(part) in runners:
-            part = runners[id(part)]
-        return part
+        self._runners = {id(inner): owner for owner in self.parts for inner in layers_run_uncalled(owner)}
 
     def of(self, operation: Operation) -> str:
         """The path of the layer, the name of a plain operation, or where else it belongs."""
@@ -198,9 +192,10 @@ class Names:
 
     def layer_of(self, part: int | None) -> str | None:
         """The path of the layer that takes a policy for this part; None for what is no layer."""
-        if part is None or not isinstance(self.parts[part], keras.Layer):
-            return None
-        return name_of(self._nameable[part])
+        layer = None if part is None else self.parts[part]
+        while id(layer) in self._runners:
+            layer = self._runners[id(layer)]
+        return name_of(layer) if isinstance(layer, keras.Layer) else None
 
     def makers(self, operation: Operation, operations: Sequence[Operation]) -> list[str]:
         """The layers whose outputs reach an operation that is of none, through others like it."""
