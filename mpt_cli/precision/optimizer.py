@@ -168,16 +168,7 @@ class InnerDelegationMixin:
 
     inner_optimizer: Any
 
-    @property
-    def learning_rate(self) -> Any:
-        """The inner optimizer's current learning rate, a float32 scalar."""
-        return self.inner_optimizer.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
-        self.inner_optimizer.learning_rate = value
-
-    lr = learning_rate
+    lr = keras.optimizers.LossScaleOptimizer.learning_rate  # which is the inner optimizer's, as its `iterations` are
 
     @property
     def loss_scale_factor(self) -> None:
@@ -189,11 +180,6 @@ class InnerDelegationMixin:
         if value is not None:
             raise ValueError("`loss_scale_factor` can't be set: gradients would be divided twice. Received: "
                              f"loss_scale_factor={value}. For a fixed scale give dynamic=False and initial_scale.")
-
-    @property
-    def iterations(self) -> Any:
-        """The inner optimizer's count of updates, which schedules follow; `count_skipped_steps` says of which."""
-        return self.inner_optimizer.iterations
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Tell the inner optimizer which variables not to decay."""
