@@ -32,8 +32,8 @@ from mpt_cli.engine.loop import (
     row_lengths,
     update_streaks,
 )
-from mpt_cli.precision.step_jax import TrainState, assign, cond, own_test_step, train_step
-from mpt_cli.precision.train_step import metric_variables, metrics_of
+from mpt_cli.precision.step_jax import TrainState, cond, own_test_step, train_step
+from mpt_cli.precision.train_step import assign, metric_variables, metrics_of
 
 Tensor = Any
 

@@ -23,6 +23,7 @@ from mpt_cli.precision.train_step import (
     ForwardOrder,
     OwnSteps,
     StepRecord,
+    assign,
     metrics_of,
     own_steps,
     packed,
@@ -109,11 +110,6 @@ def _apply_traced(optimizer: "LossScaleOptimizer", gradients: StepGradients) -> 
     values = [v.value for v in variables]
     new_values, new_own = stateless_apply(optimizer, [v.value for v in own], gradients, values)
     assign([*variables, *own], [*new_values, *new_own])
-
-
-def assign(variables: list[Any], values: list[Tensor]) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
 
 
 def stateless_apply(

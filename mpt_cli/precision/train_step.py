@@ -122,6 +122,12 @@ class ForwardOrder:
         return [found[id(variable)][1] if id(variable) in found else -1 for variable in variables]
 
 
+def assign(variables: Sequence[Any], values: Sequence[Tensor]) -> None:
+    """Give each of the variables its value."""
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
 def packed(batch: Any) -> Any:
     """A batch `(x, y, sample_weight)` as Keras's `fit` hands it to a step: without what is not there."""
     return keras.utils.pack_x_y_sample_weight(*keras.utils.unpack_x_y_sample_weight(batch))
