@@ -128,3 +128,17 @@ def float64_allowed() -> contextlib.AbstractContextManager[Any]:
 
         return jax.enable_x64(True)
     return contextlib.nullcontext()
+
+
+class ScalesInFit(keras.callbacks.Callback):
+    """Loss scale and skipped steps after each call of `fit`'s train function."""
+
+    def __init__(self):
+        super().__init__()
+        self.loss_scale: list[float] = []
+        self.skipped: list[int] = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        optimizer = self.model.optimizer
+        self.loss_scale.append(float(optimizer.loss_scale))
+        self.skipped.append(int(optimizer.skipped_steps))

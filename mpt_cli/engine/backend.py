@@ -117,10 +117,7 @@ def running_platform(settings: Settings) -> Platform:
         on_it = replace(settings, backend=replace(settings.backend, name="tensorflow"))
         notices = (*_no_kernels(on_it),)
         return replace(_tensorflow_platform(tf.config.list_physical_devices("GPU")), notices=notices)
-    import jax
-
-    names = [device.device_kind for device in jax.devices() if device.platform != "cpu"]
-    return _platform(f"jax {jax.__version__}, keras {keras.__version__}", names)
+    return _jax_platform()
 
 
 def check_installed(name: str) -> None:
@@ -159,21 +156,35 @@ def _quiet_import() -> Iterator[None]:
     No variable quiets it: before Abseil's log is set up, TensorFlow heeds none of TF_CPP_MIN_LOG_LEVEL and its like.
     """
     sys.stderr.flush()
-    kept = os.dup(2)
     with tempfile.TemporaryFile() as lines:
-        os.dup2(lines.fileno(), 2)
         try:
-            yield
+            with _redirected(2, lines.fileno()):
+                yield
         except (MptError, KeyboardInterrupt):  # each has its own sentence
             raise
         except BaseException:
-            os.dup2(kept, 2)
             lines.seek(0)
             sys.stderr.write(lines.read().decode(errors="replace"))
             raise
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+
+
+@contextmanager
+def _hidden_output() -> Iterator[None]:
+    """Keep out of standard output, which may be read by a program, what JAX writes when processes meet."""
+    sys.stdout.flush()
+    with open(os.devnull, "wb") as nowhere, _redirected(1, nowhere.fileno()):
+        yield
+
+
+@contextmanager
+def _redirected(descriptor: int, target: int) -> Iterator[None]:
+    kept = os.dup(descriptor)
+    os.dup2(target, descriptor)
+    try:
+        yield
+    finally:
+        os.dup2(kept, descriptor)
+        os.close(kept)
 
 
 @contextmanager
@@ -205,20 +216,6 @@ def import_that_stays() -> Iterator[None]:
             gc.enable()
 
 
-@contextmanager
-def _hidden_output() -> Iterator[None]:
-    """Keep out of standard output, which may be read by a program, what JAX writes when processes meet."""
-    sys.stdout.flush()
-    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nowhere)
-
-
 def _tensorflow(settings: Settings) -> Platform:
     import tensorflow as tf
 
@@ -241,7 +238,6 @@ def _tensorflow(settings: Settings) -> Platform:
 
 def _jax(settings: Settings) -> Platform:
     import jax
-    import keras
 
     process_info = find_process_info(settings)
     if settings.policy.name == "float64":
@@ -251,11 +247,10 @@ def _jax(settings: Settings) -> Platform:
     with _hidden_output() if process_info else nullcontext():
         if process_info is not None:
             connect(process_info)
-        devices = jax.devices()
-    names = [device.device_kind for device in devices if device.platform != "cpu"]
-    check_device_count(settings, len(names))
-    _replace_attention(on_cpu=not names)
-    return replace(_platform(f"jax {jax.__version__}, keras {keras.__version__}", names), process_info=process_info)
+        found = _jax_platform()
+    check_device_count(settings, found.gpus)
+    _replace_attention(on_cpu=not found.gpus)
+    return replace(found, process_info=process_info)
 
 
 def _replace_attention(on_cpu: bool) -> None:
@@ -289,6 +284,14 @@ def _tensorflow_platform(gpus: list[Any]) -> Platform:
 
     names = [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
     return _platform(f"tensorflow {tf.__version__}, keras {keras.__version__}", names)
+
+
+def _jax_platform() -> Platform:
+    import jax
+    import keras
+
+    names = [device.device_kind for device in jax.devices() if device.platform != "cpu"]
+    return _platform(f"jax {jax.__version__}, keras {keras.__version__}", names)
 
 
 def _platform(backend: str, gpus: list[str]) -> Platform:

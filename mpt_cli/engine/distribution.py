@@ -182,19 +182,6 @@ class Distribution:
 
             divide_model(self.layout, model)
 
-    def axes_of(self, variable: Any) -> tuple[str | None, ...]:
-        """The axis of the mesh that divides each axis of a variable of the model, of metrics or of the optimizer; None
-        for one that is not divided."""
-        return (None,) * len(variable.shape) if self.layout is None else self.layout.axes_of(variable)
-
-    def making_slots(self, optimizer: Any) -> AbstractContextManager[Any]:
-        """Around the `build` of an optimizer: what it makes for a weight is divided as that is, from the start."""
-        if self.layout is None:
-            return nullcontext()
-        from mpt_cli.precision.keras_internals import slots_through
-
-        return slots_through(optimizer, self.layout.following)
-
     def scope(self) -> AbstractContextManager[Any]:
         """The context in which model, metrics and optimizer have to be made."""
         return self.strategy.scope() if self.strategy is not None else nullcontext()
@@ -221,11 +208,30 @@ def build_distribution(settings: Settings, gpus: int) -> Distribution:
     if settings.trainer.batch_size % parts:
         raise ConfigError(Problem("trainer.batch_size", f"must be a multiple of the {parts} devices it is split over.",
                                   settings.trainer.batch_size))
-    if wanted.name == "mirrored":
-        return _mirrored(count, gpus)
+    return _mirrored(count, gpus) if wanted.name == "mirrored" else _over_mesh(wanted, count)
+
+
+def _mirrored(count: int, gpus: int) -> Distribution:
+    import tensorflow as tf
+
+    devices = [device.name for device in tf.config.list_logical_devices("GPU" if gpus else "CPU")][:count]
+    return Distribution(count, strategy=tf.distribute.MirroredStrategy(devices))
+
+
+def _over_mesh(wanted: DistributeSettings, count: int) -> Distribution:
+    import keras
+
+    devices, replicas = keras.distribution.list_devices()[:count], count
+    layout: VariableLayout | None = None
     if wanted.name == MODEL_PARALLEL:
-        return _model_parallel(wanted, count)
-    return _data_parallel(count)
+        from mpt_cli.engine.layout import DividedModel, build_layout
+
+        replicas, layout = wanted.mesh[BATCH_AXIS], build_layout(wanted)
+        distribution = DividedModel(layout, devices)
+    else:
+        distribution = keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False)
+    keras.distribution.set_distribution(distribution)
+    return Distribution(replicas, mesh=distribution.device_mesh.backend_mesh, layout=layout)
 
 
 def _devices_of_all(settings: Settings, gpus: int) -> int:
@@ -243,30 +249,3 @@ def check_device_count(settings: Settings, gpus: int) -> None:
     if divided and not gpus:
         raise ConfigError(Problem("distribute.devices", "must be given where there is no GPU: the CPU is divided into "
                                   "that many logical devices."))
-
-
-def _mirrored(count: int, gpus: int) -> Distribution:
-    import tensorflow as tf
-
-    devices = [device.name for device in tf.config.list_logical_devices("GPU" if gpus else "CPU")][:count]
-    return Distribution(count, strategy=tf.distribute.MirroredStrategy(devices))
-
-
-def _data_parallel(count: int) -> Distribution:
-    import keras
-
-    devices = keras.distribution.list_devices()[:count]
-    distribution = keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False)
-    keras.distribution.set_distribution(distribution)
-    return Distribution(count, mesh=distribution.device_mesh.backend_mesh)
-
-
-def _model_parallel(wanted: DistributeSettings, count: int) -> Distribution:
-    import keras
-
-    from mpt_cli.engine.layout import DividedModel, build_layout
-
-    layout = build_layout(wanted)
-    distribution = DividedModel(layout, keras.distribution.list_devices()[:count])
-    keras.distribution.set_distribution(distribution)
-    return Distribution(wanted.mesh[BATCH_AXIS], mesh=distribution.device_mesh.backend_mesh, layout=layout)

@@ -7,18 +7,17 @@ leaves those of the later layers whole (`precision.finite.GradientDefects`).
 """
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 from keras import ops
-from numpy.typing import NDArray
 
 from mpt_cli.data.examples import Batch, DataSet
 from mpt_cli.engine.feed import Piece
+from mpt_cli.engine.loop import Engine
 from mpt_cli.errors import ConfigError, Problem, first_line
 from mpt_cli.precision import layers_of
 from mpt_cli.precision.gradients import scale_gradient
@@ -135,8 +134,7 @@ INF, NAN = "inf", "nan"
 ALWAYS = 3  # so many of the first such steps are looked into; after them the 4th, 8th, 16th, …
 
 
-@dataclass(frozen=True)
-class ForwardFault:
+class ForwardFault(NamedTuple):
     """`layer` is the path of the first one whose output was not finite, `variable` its first trainable variable, or the
     last one before it where it has none; `fault` is inf, or nan where the output holds no inf.
     """
@@ -157,37 +155,28 @@ def find_forward_fault(model: Any, batch: Any) -> ForwardFault | None:
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
     if fault := _fault_of(x):
         return ForwardFault(DATA, None, fault)
-    watch = _Watch(layers_of(model))
-    forward = model if keras.backend.backend() == "tensorflow" else model.call
-    with keras.StatelessScope(collect_losses=True), calls_through(watch.layers, watch.watched):
-        outputs = predict_in_training(model, x, forward)
-    if watch.found is not None:
-        return watch.found
-    fault = _fault_of(outputs)
-    return ForwardFault(LOSS, watch.variable, fault) if fault else None
+    layers, found = layers_of(model), list[ForwardFault]()
+    variable: str | None = None
 
-
-class _Watch:
-    """Looks at what layers put out, up to the first that is not finite."""
-
-    def __init__(self, layers: Sequence[Any]) -> None:
-        self.layers = layers
-        self.variable: str | None = None
-        self.found: ForwardFault | None = None
-
-    def watched(self, index: int, call: Callable[..., Any]) -> Callable[..., Any]:
-        layer = self.layers[index]
+    def watched(index: int, call: Callable[..., Any]) -> Callable[..., Any]:
+        layer = layers[index]
 
         def watched_call(*arguments: Any, **named: Any) -> Any:
+            nonlocal variable
             outputs = call(*arguments, **named)
-            if self.found is None:
-                own = next((v.path for v in layer.trainable_variables), None)
-                self.variable = own or self.variable
+            if not found:
+                variable = next((v.path for v in layer.trainable_variables), variable)
                 if fault := _fault_of(outputs):
-                    self.found = ForwardFault(layer.path or layer.name, self.variable, fault)
+                    found.append(ForwardFault(layer.path or layer.name, variable, fault))
             return outputs
 
         return watched_call
+
+    with keras.StatelessScope(collect_losses=True), calls_through(layers, watched):
+        outputs = predict_in_training(model, x)
+    if not found and (fault := _fault_of(outputs)):
+        return ForwardFault(LOSS, variable, fault)
+    return found[0] if found else None
 
 
 def _fault_of(structure: Any) -> str | None:
@@ -205,15 +194,6 @@ def _fault_of(structure: Any) -> str | None:
     return None
 
 
-class BatchEngine(Protocol):
-    """What the search needs of the engine of a backend."""
-
-    model: Any
-
-    def batch(self, source: Any, row: NDArray[np.int32]) -> Any:
-        """`(x, y, sample_weight)` of these examples, on the device."""
-
-
 class FaultSearch:
     """Names the layer in the events of steps whose loss was not finite, of the first few and then ever fewer.
 
@@ -222,7 +202,7 @@ class FaultSearch:
     and no other is tried.
     """
 
-    def __init__(self, engine: BatchEngine, say: Callable[[str], None]) -> None:
+    def __init__(self, engine: Engine, say: Callable[[str], None]) -> None:
         self.engine, self.say = engine, say
         self._met = 0
         self._works = True
@@ -243,6 +223,4 @@ class FaultSearch:
             self._works = False
             self.say(f"the layer can't be looked for here ({first_line(error)[:200]}); training goes on without")
             return event
-        if found is None:
-            return event
-        return replace(event, variable=found.variable, layer=found.layer, fault=found.fault)
+        return event if found is None else replace(event, **found._asdict())

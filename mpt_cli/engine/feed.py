@@ -7,7 +7,7 @@ difference to the result which one runs or where a run is taken up again.
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
@@ -92,32 +92,6 @@ def _never() -> bool:
     return False
 
 
-class Feed(Protocol):
-    """One pass after the other over a data set."""
-
-    steps: int | None
-
-    def start(self, epoch: int, skip_steps: int = 0) -> None:
-        """Begin `epoch`, after its first `skip_steps` steps."""
-
-    def take(self, most: int, stops: Callable[[], bool] = _never) -> Piece | None:
-        """The next steps, at most `most`; None at the end of the epoch, and once `stops()` while they are waited for.
-        """
-
-    def examples_of(self, epoch: int, step: int) -> NDArray[np.int32] | None:
-        """Which examples the `step` (from 1) of `epoch` has; None of a stream."""
-
-    def empty_piece(self) -> Piece:
-        """No step, in the shapes that the first steps of an epoch have; the position stays."""
-
-
-def build_feed(data: Examples | Stream, engine: Engine, plan: BatchPlan, resident: bool) -> Feed:
-    """A `ResidentFeed` for arrays if `resident`, otherwise a `ChunkFeed`."""
-    if resident and isinstance(data, Examples):
-        return ResidentFeed(data, engine, plan)
-    return ChunkFeed(data, engine, plan)
-
-
 def byte_size(data: Examples | Stream | None) -> int | None:
     """Bytes of all arrays; None for a stream, and for Rows that are made dense batch by batch."""
     if data is None:
@@ -128,7 +102,7 @@ def byte_size(data: Examples | Stream | None) -> int | None:
 
 
 class ResidentFeed:
-    """All examples on the device; a step is a row of indices into them."""
+    """All examples on the device; a step is a row of indices into them. One pass after the other over a data set."""
 
     def __init__(self, data: Examples, engine: Engine, plan: BatchPlan) -> None:
         self.plan, self.examples = plan, len(data)
@@ -138,10 +112,13 @@ class ResidentFeed:
         self._next = 0
 
     def start(self, epoch: int, skip_steps: int = 0) -> None:
+        """Begin `epoch`, after its first `skip_steps` steps."""
         self._order = self.plan.order(self.examples, epoch)
         self._next = skip_steps
 
     def take(self, most: int, stops: Callable[[], bool] = _never) -> Piece | None:
+        """The next steps, at most `most`; None at the end of the epoch, and once `stops()` while they are waited for.
+        """
         size = self.plan.batch_size
         left = self.examples // size - self._next
         if left > 0:
@@ -157,16 +134,20 @@ class ResidentFeed:
         return Piece(self._source, rest[None, :], 1)
 
     def examples_of(self, epoch: int, step: int) -> NDArray[np.int32] | None:
+        """Which examples the `step` (from 1) of `epoch` has; None of a stream."""
         return self.plan.examples_of(self.examples, epoch, step)
 
     def empty_piece(self) -> Piece:
+        """No step, in the shapes that the first steps of an epoch have; the position stays."""
         size, capacity = self.plan.batch_size, self.plan.capacity
         shape = (capacity, size) if self.examples >= size else (1, self.plan.rest_of(self.examples))
         return Piece(self._source, np.zeros(shape, np.int32), 0)
 
 
 class ChunkFeed:
-    """Chunks of several batches, read and sent ahead in a thread while the device works on the one before."""
+    """Chunks of several batches, read and sent ahead in a thread while the device works on the one before. Used as a
+    `ResidentFeed`.
+    """
 
     def __init__(self, data: Examples | Stream, engine: Engine, plan: BatchPlan) -> None:
         self.data, self.engine, self.plan = data, engine, plan
@@ -266,6 +247,16 @@ class ChunkFeed:
         source = self.engine.to_device(_joined(batches, slots * size) if len(sizes) == 1 else batches[0])
         batch_indices = np.arange(slots * size, dtype=np.int32).reshape(slots, size)
         return Piece(source, batch_indices, count)
+
+
+Feed = ResidentFeed | ChunkFeed
+
+
+def build_feed(data: Examples | Stream, engine: Engine, plan: BatchPlan, resident: bool) -> Feed:
+    """A `ResidentFeed` for arrays if `resident`, otherwise a `ChunkFeed`."""
+    if resident and isinstance(data, Examples):
+        return ResidentFeed(data, engine, plan)
+    return ChunkFeed(data, engine, plan)
 
 
 def _length(batch: Batch) -> int:

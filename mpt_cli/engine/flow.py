@@ -57,14 +57,12 @@ def pure_loss(model: Any, state: Sequence[list[Tensor]], batch: Any) -> Tensor:
     """
     variables = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
     x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-    # as each backend's own step does it: only the former casts the inputs of a subclassed model
-    forward = model if keras.backend.backend() == "tensorflow" else model.call
     scope = keras.StatelessScope(collect_losses=True)
     for group, values in zip(variables, state, strict=True):
         # not as an argument, which casts each value to the dtype of its variable
         scope.state_mapping.update({id(v): value for v, value in zip(group, values, strict=True)})
     with scope:
-        y_pred = predict_in_training(model, x, forward)
+        y_pred = predict_in_training(model, x)
         loss = training_loss(model, x, y, y_pred, weight)
     return ops.cast(loss, "float32")
 

@@ -6,13 +6,13 @@ One batch goes through the model as it trains and with every layer in float32, a
 import math
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mpt_cli.engine.feed import Piece
-from mpt_cli.engine.flow import Flow, FlowMap, Updates
+from mpt_cli.engine.flow import Flow
+from mpt_cli.engine.loop import Engine
 from mpt_cli.errors import first_line
 from mpt_cli.telemetry.format import format_seconds
 from mpt_cli.telemetry.records import UPDATES, WEIGHT_GRADIENTS, GradientSample, LayerSample
@@ -21,19 +21,6 @@ FIRST_SAMPLE_STEP = 100  # so that a short run has a sample too
 LARGEST_FLOAT16 = 65504.0
 FARTHEST = 3  # doublings above the predicted one at which an overflow is looked for
 LARGEST_SCALE = 2.0**126
-
-
-class FlowEngine(Protocol):
-    """What a sample needs of the engine of a backend."""
-
-    def flow(self, source: Any, row: NDArray[np.int32], scale: float, in_float32: bool) -> Flow:
-        """What flows in a training step of one batch under this loss scale; nothing in the model changes."""
-
-    def updates(self, shadow: Flow, scale: float) -> Updates | None:
-        """What rounding leaves of the step that a `Flow` in float32 would make; None where no weight is rounded."""
-
-    def flow_map(self) -> "FlowMap":
-        """Which layer each row of a `Flow` is of; known after the first one."""
 
 
 EVERY_STEPS, MOST_SHARE = 2000, 0.01  # of an interval that adapts
@@ -61,7 +48,7 @@ class GradientSampler:
     """
 
     def __init__(
-        self, engine: FlowEngine, every_steps: int, say: Callable[[str], None], most_share: float | None = None,
+        self, engine: Engine, every_steps: int, say: Callable[[str], None], most_share: float | None = None,
         compile_seconds: float = 0.0,
     ) -> None:  # fmt: skip
         self.engine, self.every_steps, self.say, self.most_share = engine, every_steps, say, most_share
@@ -102,10 +89,9 @@ class GradientSampler:
 
     def take(self, piece: Piece, step: int, scale: float) -> Look | None:
         """What the last batch of `piece` shows at this loss scale; None where that can't be had."""
-        row = piece.batch_indices[piece.count - 1]
         self._passes = 0
         try:
-            return sample_gradients(self, piece.source, row, (step, scale))
+            return self._look(piece, step, scale)
         except Exception as error:  # a look must never end what it looks at
             self._works = False
             self.say(f"gradients can't be sampled here ({first_line(error)[:200]}); training goes on without")
@@ -113,22 +99,40 @@ class GradientSampler:
         finally:
             self._ended_at = time.monotonic()
 
-    def flow(self, source: Any, row: NDArray[np.int32], scale: float, in_float32: bool) -> Flow:
-        """That of the engine, timed."""
-        started = time.monotonic()
-        found = self.engine.flow(source, row, scale, in_float32)
-        self._passes, self._pass_seconds = self._passes + 1, min(self._pass_seconds, time.monotonic() - started)
-        return found
+    def _look(self, piece: Piece, step: int, scale: float) -> Look:
+        """Two passes of the batch, as the model trains and in float32, and a few at higher scales for the head-room.
 
-    def updates(self, shadow: Flow, scale: float) -> Updates | None:
-        return self.engine.updates(shadow, scale)
+        Dropout draws anew for each dtype: shares are of two draws of it.
+        """
 
-    def flow_map(self) -> FlowMap:
-        return self.engine.flow_map()
+        def flow(in_float32: bool, doublings: int = 0) -> Flow:
+            started = time.monotonic()
+            row = piece.batch_indices[piece.count - 1]
+            found = self.engine.flow(piece.source, row, scale * 2.0**doublings, in_float32)
+            self._passes, self._pass_seconds = self._passes + 1, min(self._pass_seconds, time.monotonic() - started)
+            return found
+
+        base, shadow = flow(in_float32=False), flow(in_float32=True)
+        places = self.engine.flow_map()
+        rows = places.layer_samples(base, shadow, self.engine.updates(shadow, scale))
+        if not base.is_finite:
+            return Look(None, rows)
+        squares, largest = (float(value) for value in base.norm)
+        weights = [r for r in rows if r.kind == WEIGHT_GRADIENTS]
+        values = np.array([r.values for r in weights], float)
+        flushed, small = np.array([(r.flushed, r.subnormal) for r in weights]).T @ values / max(values.sum(), 1.0)
+        room = None
+        if largest and places.has_float16:
+            room = _headroom(lambda doublings: flow(False, doublings).is_finite, places.doublings_to_overflow(shadow),
+                             math.log2(LARGEST_SCALE / scale))  # fmt: skip
+            exact = math.log2(LARGEST_FLOAT16 / largest)
+            room = exact if room == math.floor(exact) else room
+        norm, faults = math.sqrt(squares) / scale, places.faults(rows)
+        return Look(GradientSample(step, norm, float(flushed), float(small), room, _lost_updates(rows), faults), rows)
 
 
 def build_sampler(
-    engine: FlowEngine, every_steps: int | str, say: Callable[[str], None], compiled_layers: int
+    engine: Engine, every_steps: int | str, say: Callable[[str], None], compiled_layers: int
 ) -> GradientSampler:
     """With an interval that adapts where `every_steps` is auto, exactly so many steps otherwise. So many layers are to
     be compiled for the first sample, none where a pass of `engine` needs no compiling."""
@@ -136,31 +140,6 @@ def build_sampler(
         return GradientSampler(engine, every_steps, say)
     compile_seconds = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * compiled_layers if compiled_layers else 0.0
     return GradientSampler(engine, EVERY_STEPS, say, MOST_SHARE, compile_seconds)
-
-
-def sample_gradients(engine: FlowEngine, source: Any, row: NDArray[np.int32], position: tuple[int, float]) -> Look:
-    """Two passes of one batch, as the model trains and in float32, and a few at higher scales for the head-room.
-
-    `position` is the step and the scale. Dropout draws anew for each dtype: shares are of two draws of it.
-    """
-    step, scale = position
-    base, shadow = (engine.flow(source, row, scale, in_float32) for in_float32 in (False, True))
-    places = engine.flow_map()
-    rows = places.layer_samples(base, shadow, engine.updates(shadow, scale))
-    if not base.is_finite:
-        return Look(None, rows)
-    squares, largest = (float(value) for value in base.norm)
-    weights = [r for r in rows if r.kind == WEIGHT_GRADIENTS]
-    values = np.array([r.values for r in weights], float)
-    flushed, small = np.array([(r.flushed, r.subnormal) for r in weights]).T @ values / max(values.sum(), 1.0)
-    room = None
-    if largest and places.has_float16:
-        room = _headroom(lambda k: engine.flow(source, row, scale * 2.0**k, False).is_finite,
-                         places.doublings_to_overflow(shadow), math.log2(LARGEST_SCALE / scale))  # fmt: skip
-        exact = math.log2(LARGEST_FLOAT16 / largest)
-        room = exact if room == math.floor(exact) else room
-    norm, faults = math.sqrt(squares) / scale, places.faults(rows)
-    return Look(GradientSample(step, norm, float(flushed), float(small), room, _lost_updates(rows), faults), rows)
 
 
 def _lost_updates(rows: list[LayerSample]) -> float | None:

@@ -8,7 +8,7 @@ is built, when `divide_model` says what is wrong with all of them.
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -20,7 +20,6 @@ from mpt_cli.precision.keras_internals import give_layout, layout_given
 from mpt_cli.settings.schema import BATCH_AXIS, DistributeSettings
 
 Axes = tuple[str | None, ...]
-_AXES = "_mpt_mesh_axes"  # of a variable of an optimizer: those of its weight
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class VariableLayout:
     patterns: Mapping[str, Axes]
 
     def axes_of(self, variable: Any) -> Axes:
-        """One entry for each axis of `variable`, of a model or an optimizer: all None where it is whole.
+        """One entry for each axis of `variable` of a model: all None where it is whole.
 
         >>> layout = VariableLayout({"data": 1, "model": 2}, {".*kernel": (None, "model")})
         >>> layout.axes_of(keras.Variable("zeros", (3, 4), name="kernel"))
@@ -40,10 +39,17 @@ class VariableLayout:
         >>> layout.axes_of(keras.Variable("zeros", (4, 3), name="kernel"))
         (None, None)
         """
-        own: Axes | None = getattr(variable, _AXES, None)
-        found = [own] if own is not None else [self.patterns[pattern] for pattern in self._matching(variable)]
-        fits = len(found) == 1 and self._fault(found[0], variable.shape) is None
-        return found[0] if fits else (None,) * len(variable.shape)
+        found = [self.patterns[pattern] for pattern in self._matching(variable)]
+        return self._fitting(found[0] if len(found) == 1 else (), variable)
+
+    def axes_of_slot(self, slot: Any, weights: Sequence[Any]) -> Axes:
+        """The same of a variable of an optimizer for these `weights`: its name begins with the path of its weight."""
+        owners = [weight for weight in weights if slot.name.startswith(f"{weight.path.replace('/', '_')}_")]
+        owner = max(owners, key=lambda weight: len(weight.path), default=None)
+        return self._fitting(() if owner is None else self.axes_of(owner), slot)
+
+    def _fitting(self, axes: Axes, variable: Any) -> Axes:
+        return axes if self._fault(axes, variable.shape) is None else (None,) * len(variable.shape)
 
     def describe(self, model: Any) -> str:
         """How much of a model is divided, and over which mesh."""
@@ -51,16 +57,6 @@ class VariableLayout:
         divided, of_all = sum(size for size, is_divided in sizes if is_divided), sum(size for size, _ in sizes)
         mesh = " x ".join(f"{axis} {count}" for axis, count in self.mesh.items())
         return f"{divided:,} of {of_all:,} parameters divided over a mesh of {mesh}"
-
-    def following(self, add_variable: Callable[..., Any]) -> Callable[..., Any]:
-        """`add_variable` of an optimizer, which makes a variable for a weight, with that divided as the weight is."""
-
-        def add(reference_variable: Any, *arguments: Any, **named: Any) -> Any:
-            variable = add_variable(reference_variable, *arguments, **named)
-            setattr(variable, _AXES, self.axes_of(reference_variable))
-            return variable
-
-        return add
 
     def problems(self, variables: Sequence[Any]) -> Iterator[Problem]:
         """What is wrong with the patterns for a model of these `variables`, one for each pattern, and for each pair of

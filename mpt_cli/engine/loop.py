@@ -108,7 +108,6 @@ class Engine(ABC):
     def to_device(self, arrays: Any) -> Any:
         """Examples `(x, y, sample_weight)` of NumPy arrays, moved to the device."""
 
-    @abstractmethod
     def train(
         self,
         source: Any,
@@ -121,6 +120,16 @@ class Engine(ABC):
 
         After the `logged` ones the metrics are recorded as well.
         """
+        control = LoopControl.of(count, self._resets, logged, stop_limits)
+        self._was_evaluated = self._resets = False
+        with self._called(TRAINING, batch_indices.shape):
+            result = self._run_training(source, batch_indices, control)
+        self._latest = LoopCall(logged, self._names, result)  # the first call finds the names
+        return self._latest
+
+    @abstractmethod
+    def _run_training(self, source: Any, batch_indices: BatchIndices, control: "LoopControl") -> LoopResult:
+        """`train` itself, which need not wait for the device."""
 
     def evaluate(self, source: Any, batch_indices: BatchIndices, count: int) -> None:
         """Add `count` batches to the metrics, in inference mode."""
@@ -254,10 +263,6 @@ class Engine(ABC):
         if self._resets:
             self._resets, self._latest = False, None
             self._clear_metrics()
-
-    def _take_reset(self) -> bool:
-        resets, self._resets = self._resets, False
-        return resets
 
 
 def metric_vector(results: dict[str, Any]) -> Any:

@@ -20,10 +20,8 @@ from mpt_cli.engine.distribution import Distribution, replicate_array
 from mpt_cli.engine.flow import Flow, pure_loss
 from mpt_cli.engine.loop import (
     GRADIENTS,
-    TRAINING,
     BatchIndices,
     Engine,
-    LoopCall,
     LoopControl,
     LoopRecords,
     LoopResult,
@@ -34,9 +32,8 @@ from mpt_cli.engine.loop import (
     row_lengths,
     update_streaks,
 )
-from mpt_cli.precision.step_jax import TrainState, assign, cond, own_test_step, train_step
-from mpt_cli.precision.train_step import metric_variables, metrics_of
-from mpt_cli.telemetry.records import LoggedSteps, StopLimits
+from mpt_cli.precision.step_jax import TrainState, cond, own_test_step, train_step
+from mpt_cli.precision.train_step import assign, metric_variables, metrics_of
 
 Tensor = Any
 
@@ -86,29 +83,19 @@ class JaxEngine(Engine):
     def to_device(self, arrays: Any) -> Any:
         return jax.tree.map(lambda a: replicate_array(a, self._everywhere), arrays)
 
-    def train(
-        self,
-        source: Any,
-        batch_indices: BatchIndices,
-        count: int,
-        logged: LoggedSteps = LoggedSteps(),  # noqa: B008
-        stop_limits: StopLimits = StopLimits(),  # noqa: B008
-    ) -> LoopCall:
-        model, self._was_evaluated = self.model, False
+    def _run_training(self, source: Any, batch_indices: BatchIndices, control: LoopControl) -> LoopResult:
+        model = self.model
         lists = TrainState(model.trainable_variables, model.non_trainable_variables, model.optimizer.variables,
                            metric_variables(model))
         state = TrainState(*([v.value for v in variables] for variables in lists))
-        control = LoopControl.of(count, self._take_reset(), logged, stop_limits)
         run = self._train_many if self._loops_on_device else partial(self._train_in_a_row, control)
         given = batch_indices, control.pack()
         if not (self._loops_on_device and self._everywhere is None):  # else the one call moves them, which takes less
             given = self.to_device(given)
-        with self._called(TRAINING, batch_indices.shape):
-            state, result = run(state, source, *given)
+        state, result = run(state, source, *given)
         for variables, values in zip(lists, state, strict=True):
             assign(variables, values)
-        self._latest = LoopCall(logged, self._names, result)
-        return self._latest
+        return result
 
     def _add_to_metrics(self, source: Any, batch_indices: BatchIndices, count: int) -> None:
         model = self.model
@@ -224,10 +211,14 @@ class JaxEngine(Engine):
 
     def places(self) -> list[list[Any]]:
         """Where each variable of a `TrainState` is: on all devices of the mesh, whole on each or divided."""
-        model, axes_of = self.model, self._distribution.axes_of
-        lists = model.trainable_variables, model.non_trainable_variables, model.optimizer.variables
-        found = [[self._sharding(axes_of(v)) for v in variables] for variables in lists]
-        return [*found, [self._everywhere] * len(metric_variables(model))]
+        model, layout = self.model, self._distribution.layout
+        weights, frozen = model.trainable_variables, model.non_trainable_variables
+        slots, metrics = model.optimizer.variables, metric_variables(model)
+        if layout is None:
+            return [[self._everywhere] * len(variables) for variables in (weights, frozen, slots, metrics)]
+        axes = [map(layout.axes_of, weights), map(layout.axes_of, frozen),
+                (layout.axes_of_slot(slot, weights) for slot in slots)]  # fmt: skip
+        return [*([*map(self._sharding, each)] for each in axes), [self._everywhere] * len(metrics)]
 
     def _sharding(self, axes: tuple[str | None, ...]) -> Any:
         divided = any(axis is not None for axis in axes)

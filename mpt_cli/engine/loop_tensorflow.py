@@ -18,7 +18,6 @@ from mpt_cli.engine.loop import (
     TRAINING,
     BatchIndices,
     Engine,
-    LoopCall,
     LoopControl,
     LoopRecords,
     LoopResult,
@@ -84,20 +83,9 @@ class TensorFlowEngine(Engine):
     def to_device(self, arrays: Any) -> Any:
         return tf.nest.map_structure(_tensor, arrays)
 
-    def train(
-        self,
-        source: Any,
-        batch_indices: BatchIndices,
-        count: int,
-        logged: LoggedSteps = LoggedSteps(),  # noqa: B008
-        stop_limits: StopLimits = StopLimits(),  # noqa: B008
-    ) -> LoopCall:
-        self._was_evaluated = False
-        packed = tf.constant(LoopControl.of(count, self._take_reset(), logged, stop_limits).pack())
-        with self._called(TRAINING, batch_indices.shape):
-            result = self._train(source, tf.convert_to_tensor(batch_indices), packed)
-        self._latest = LoopCall(logged, self._names, result)  # the first call finds the names
-        return self._latest
+    def _run_training(self, source: Any, batch_indices: BatchIndices, control: LoopControl) -> LoopResult:
+        result: LoopResult = self._train(source, tf.convert_to_tensor(batch_indices), tf.constant(control.pack()))
+        return result
 
     def _add_to_metrics(self, source: Any, batch_indices: BatchIndices, count: int) -> None:
         int(self._evaluate(source, tf.convert_to_tensor(batch_indices), tf.constant(count)))
@@ -250,10 +238,6 @@ class LoopOfAnyLength:
         self._is_traced = True
         return self._loop(source, batch_indices, last)
 
-    def experimental_get_tracing_count(self) -> int:
-        """As of a tf.function."""
-        return int(self._loop.experimental_get_tracing_count())
-
 
 class LoopsByShape:
     """A compiled loop for each shape of batch indices; the examples may come in any length.
@@ -271,10 +255,6 @@ class LoopsByShape:
     def get_concrete_function(self, source: Any, batch_indices: Tensor, *more: Tensor) -> Any:
         """As of a tf.function."""
         return self.of_shape(batch_indices).get_concrete_function(source, batch_indices, *more)
-
-    def experimental_get_tracing_count(self) -> int:
-        """As of a tf.function, of all of them."""
-        return sum(loop.experimental_get_tracing_count() for loop in self._loops.values())
 
     def of_shape(self, batch_indices: Tensor) -> Any:
         """The tf.function for batch indices of this shape."""

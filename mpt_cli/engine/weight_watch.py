@@ -11,7 +11,6 @@ import numpy as np
 
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.finite import is_overwritten
-from mpt_cli.precision.train_step import trained_by
 from mpt_cli.telemetry.records import UnmovedWeights
 
 LEAST_UPDATES = 10  # before anything is said
@@ -51,7 +50,7 @@ class WeightWatch:
 
 
 def _kernels(optimizers: Sequence[LossScaleOptimizer]) -> list[Any]:
-    trained = [variable for optimizer in optimizers for variable in trained_by(optimizer)
+    trained = [variable for optimizer in optimizers for variable in optimizer.trained_variables
                if variable.dtype in WIDE and not is_overwritten(variable)]  # fmt: skip
     found = sorted([each for each in trained if len(each.shape) > 1] or trained, key=_bytes)
     return [each for each, total in zip(found, np.cumsum([_bytes(each) for each in found]), strict=True)

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean, install_command
-from mpt_cli.jobs.capacity import GPU_VARIABLES, THREAD_VARIABLES, core_shares, fitting_workers, thread_environment
+from mpt_cli.jobs.capacity import (
+    GPU_VARIABLES,
+    THREAD_VARIABLES,
+    core_shares,
+    fitting_workers,
+    thread_environment,
+    usable_cores,
+)
 from mpt_cli.jobs.executor import Executor, LocalExecutor
 from mpt_cli.redaction import REDACTED, note_passwords
 from mpt_cli.settings.key import as_whole, read_number
@@ -160,7 +167,14 @@ class SubmititLauncher(Launcher):
     def executor(self, workers: int, folder: Path) -> Executor:
         from mpt_cli.jobs.submitit_executor import SubmititExecutor
 
-        return SubmititExecutor(self, folder / self.name)
+        parameters: dict[str, Any] = {"timeout_min": self.timeout_min}
+        if not self.is_here:  # None stands for what Slurm does by default
+            parameters |= {
+                "cpus_per_task": self.cpus_per_task, "gpus_per_node": self.gpus_per_node, "mem_gb": self.mem_gb,
+                "slurm_partition": self.partition, "slurm_account": self.account, "slurm_qos": self.qos,
+                "slurm_constraint": self.constraint, "slurm_additional_parameters": self.sbatch or None,
+            }  # fmt: skip
+        return SubmititExecutor(self.cluster, parameters, self.inherited_variables(), folder / self.name)
 
 
 @dataclass(frozen=True)
@@ -201,7 +215,10 @@ class RayLauncher(Launcher):
     def executor(self, workers: int, folder: Path) -> Executor:
         from mpt_cli.jobs.ray_executor import RayExecutor
 
-        return RayExecutor(self, workers)
+        options = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus,
+                   "memory": None if self.memory_gb is None else int(self.memory_gb * 2**30)}  # fmt: skip
+        cpus = max(usable_cores(), round(workers * self.num_cpus))
+        return RayExecutor(self.cluster_address or None, cpus, options, self.inherited_variables())
 
 
 LAUNCHERS: dict[str, type[Launcher]] = {kind.name: kind for kind in (LocalLauncher, SubmititLauncher, RayLauncher)}

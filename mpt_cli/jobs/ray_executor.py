@@ -6,15 +6,14 @@ import secrets
 import signal
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
 
 from mpt_cli.errors import DataError
-from mpt_cli.jobs.capacity import usable_cores
 from mpt_cli.jobs.executor import Command, Executor, LocalExecutor, Lost, Share
-from mpt_cli.jobs.launchers import RayLauncher
 from mpt_cli.signals import SIGNALS
 
 _ASK_SECONDS = 0.2  # between questions to an actor
@@ -93,17 +92,22 @@ class RayHandle:
 
 
 class RayExecutor(Executor):
-    """This process is a driver of Ray's; what it started there ends with it."""
+    """This process is a driver of Ray's; what it started there ends with it.
+
+    `address` None starts a Ray here, with so many `cpus`. `options` are those of an actor, `inherited` its variables.
+    """
 
     poll_seconds = 0.1
 
-    def __init__(self, launcher: RayLauncher, workers: int) -> None:
-        self._launcher, self._workers = launcher, workers
+    def __init__(
+        self, address: str | None, cpus: int, options: Mapping[str, Any], inherited: Mapping[str, str]
+    ) -> None:
+        self._address, self._cpus, self._options, self._inherited = address, cpus, options, inherited
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            if self._launcher.is_here:
+            if self._address is None:
                 stack.enter_context(_token())
             self._ray = self._connect()
             stack.callback(self._ray.shutdown)
@@ -118,17 +122,14 @@ class RayExecutor(Executor):
         import ray
 
         library: ModuleType = ray
-        own: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-        if self._launcher.is_here:
-            cpus = max(usable_cores(), round(self._workers * self._launcher.num_cpus))
-            own |= {"address": "local", "num_cpus": cpus, "include_dashboard": False}
-        else:
-            own |= {"address": self._launcher.cluster_address}
+        own: dict[str, Any] = {"address": self._address}
+        if self._address is None:
+            own = {"address": "local", "num_cpus": self._cpus, "include_dashboard": False}
         handlers = {number: signal.getsignal(number) for number in SIGNALS}
         try:
-            ray.init(**own)
+            ray.init(**own, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:  # whatever keeps its processes from starting
-            where = "started on this machine" if self._launcher.is_here else f"reached at {own['address']}"
+            where = "started on this machine" if self._address is None else f"reached at {self._address}"
             raise DataError(f"Ray could not be {where}: {str(error).strip().splitlines()[0]}") from error
         finally:
             for number, handler in handlers.items():
@@ -136,12 +137,9 @@ class RayExecutor(Executor):
         return library
 
     def start(self, command: Command[Any], share: Share) -> RayHandle:
-        wanted = self._launcher
-        actor = self._ray.remote(CommandActor).options(
-            num_cpus=wanted.num_cpus, num_gpus=wanted.num_gpus, max_restarts=_RESTARTS, max_task_retries=-1,
-            memory=None if wanted.memory_gb is None else int(wanted.memory_gb * 2**30),
-        )  # fmt: skip
-        return RayHandle(self._ray, actor.remote(command.elsewhere(wanted.inherited_variables(), share)))
+        options = {**self._options, "max_restarts": _RESTARTS, "max_task_retries": -1}
+        actor = self._ray.remote(CommandActor).options(**options)
+        return RayHandle(self._ray, actor.remote(command.elsewhere(self._inherited, share)))
 
 
 def _token() -> ExitStack:

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,6 @@ from submitit.helpers import DelayedSubmission
 
 from mpt_cli.errors import TERMINATED
 from mpt_cli.jobs.executor import CannotStart, Command, Executor, LocalExecutor, LocalHandle, Lost, Share
-from mpt_cli.jobs.launchers import SubmititLauncher
 from mpt_cli.signals import GRACE_SECONDS, handled_by, held_back
 
 _POLL_SECONDS = 0.1
@@ -154,19 +154,24 @@ class SubmititLocalHandle(SlurmHandle):
 
 
 class SubmititExecutor(Executor):
-    """Hands each command to submitit. The jobs are the cluster's: where this process is killed, they go on."""
+    """Hands each command to submitit. The jobs are the cluster's: where this process is killed, they go on.
 
-    def __init__(self, launcher: SubmititLauncher, folder: Path) -> None:
-        self._launcher, self._folder = launcher, folder
-        self.poll_seconds = 0.2 if launcher.is_here else 1.0
+    `parameters` are submitit's, `inherited` the variables of this process that a job is given.
+    """
+
+    def __init__(
+        self, cluster: str, parameters: Mapping[str, Any], inherited: Mapping[str, str], folder: Path
+    ) -> None:
+        self._cluster, self._parameters, self._inherited, self._folder = cluster, parameters, inherited, folder
+        self.poll_seconds = 0.2 if cluster == "local" else 1.0
 
     def start(self, command: Command[Any], share: Share) -> SlurmHandle:
-        folder, is_here = self._folder / command.name, self._launcher.is_here
+        folder, is_here = self._folder / command.name, self._cluster == "local"
         remote = self._remote(command, share)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            executor = submitit.AutoExecutor(folder=folder, cluster=self._launcher.cluster)
-            executor.update_parameters(**self._parameters(command.name))
+            executor = submitit.AutoExecutor(folder=folder, cluster=self._cluster)
+            executor.update_parameters(**self._parameters, **({} if is_here else {"name": command.name}))
             # submitit's processes here are in our group: what the terminal sends must not end them before their job
             with held_back(*((signal.SIGINT, signal.SIGHUP) if is_here else ())):
                 job = executor.submit(remote)
@@ -177,21 +182,9 @@ class SubmititExecutor(Executor):
     def _remote(self, command: Command[Any], share: Share) -> RemoteCommand:
         """It goes by whole paths: where it runs, another directory may be the current one."""
         assert command.log is not None
-        own = command.elsewhere(self._launcher.inherited_variables(), share)
+        own = command.elsewhere(self._inherited, share)
         remote = RemoteCommand(own, command.log.resolve().with_suffix(".began"),
                                command.log.resolve().with_suffix(".stop"))  # fmt: skip
         for path in (remote.began, remote.stop):  # of an earlier attempt
             path.unlink(missing_ok=True)
         return remote
-
-    def _parameters(self, name: str) -> dict[str, Any]:
-        """The settings as submitit calls them; None stands for what Slurm does by default."""
-        launcher = self._launcher
-        if launcher.is_here:
-            return {"timeout_min": launcher.timeout_min}
-        return {
-            "timeout_min": launcher.timeout_min, "cpus_per_task": launcher.cpus_per_task,
-            "gpus_per_node": launcher.gpus_per_node, "mem_gb": launcher.mem_gb, "name": name,
-            "slurm_partition": launcher.partition, "slurm_account": launcher.account, "slurm_qos": launcher.qos,
-            "slurm_constraint": launcher.constraint, "slurm_additional_parameters": launcher.sbatch or None,
-        }  # fmt: skip

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mpt_cli.precision.optimizer import LossScaleOptimizer
     from mpt_cli.precision.policy import Policy, apply_policy, computes_in_float16, head_layers, layers_of
     from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, LogMaxScale, NoScale, ScaleRule
-    from mpt_cli.precision.train_step import ScaleHistory, StepRecord, has_own_train_step, keep_skips_whole
+    from mpt_cli.precision.train_step import StepRecord, has_own_train_step, keep_skips_whole
 
 __all__ = [
     "DynamicScale",
@@ -24,7 +24,6 @@ __all__ = [
     "LossScaleOptimizer",
     "NoScale",
     "Policy",
-    "ScaleHistory",
     "ScaleRule",
     "StepRecord",
     "apply_policy",
@@ -39,7 +38,7 @@ __all__ = [
 
 _HOMES = {
     "audit": ("Finding", "LayerAudit", "audit_layers", "find_bad_combinations"),
-    "train_step": ("ScaleHistory", "StepRecord", "has_own_train_step", "keep_skips_whole"),
+    "train_step": ("StepRecord", "has_own_train_step", "keep_skips_whole"),
     "optimizer": ("LossScaleOptimizer",),
     "policy": ("Policy", "apply_policy", "computes_in_float16", "head_layers", "layers_of"),
     "scale_rules": ("DynamicScale", "FixedScale", "LogMaxScale", "NoScale", "ScaleRule"),

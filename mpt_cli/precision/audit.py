@@ -1,11 +1,9 @@
-"""What each layer of a built model computes in, and what is known to go wrong there: in layers, in the operations of
-the graph, and in combinations of model, optimizer and data. Found are static facts (an epsilon that is 0 in float16);
-what depends on the size of activations alone is not reported: `mpt diagnose` measures it. The graph of a subclassed
-model is not known; its layers are.
+"""What each layer of a built model computes in, and what is known to go wrong there: in layers, and in combinations of
+model, optimizer and data. Found are static facts (an epsilon that is 0 in float16): `operations` traces what else runs,
+and what depends on the size of activations alone is measured by `mpt diagnose`.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +16,6 @@ from mpt_cli.precision.rounded_weights import NARROW
 LARGEST_FLOAT16 = 65504  # of float16, and so the most ones that a sum can hold
 FLOAT16_COUNT_LIMIT = 2048  # from here on adding 1 to a float16 changes nothing
 ROUNDS_TO_ZERO = 2.0**-25
-SQUARES = "the sum of squares overflows at 65504, a norm of 256"
-SQUARING = ("Var", "Std", "Norm", "Normalize")
-COUNTING = ("Sum", "Cumsum", "Softmax")  # `axis` of other operations may be one of the output (ExpandDims, Stack)
-WITH_CONSTANT = ("Add", "Subtract", "Maximum")
 
 
 def layer_risk(layer: Any) -> str:
@@ -31,37 +25,13 @@ def layer_risk(layer: Any) -> str:
     'the loss of its activity regularizer is summed in float16 and inf above 65504'
     """
     if isinstance(layer, keras.layers.UnitNormalization) or getattr(layer, "normalize", None) is True:
-        return f"{SQUARES}, and a vector of zeros becomes nan: the epsilon 1e-12 is 0 in float16"
+        return ("the sum of squares overflows at 65504, a norm of 256, and a vector of zeros becomes nan: the epsilon "
+                "1e-12 is 0 in float16")  # fmt: skip
     if layer.activity_regularizer is not None:
         return "the loss of its activity regularizer is summed in float16 and inf above 65504"
     if isinstance(layer, keras.layers.Softmax) and _is_wide(layer):
         return f"exponentials of more than {LARGEST_FLOAT16} elements are summed in float16, so that all results are 0"
     return "" if type(layer).__module__.startswith("keras.") else _own_layer_risk(layer)
-
-
-def operation_risks(model: Any) -> Iterator[tuple[str, str]]:
-    """Name and risk of the operations in the graph of a functional `model`, nested ones too, that run in float16.
-
-    >>> x = keras.Input((4096,), dtype="float16")
-    >>> list(operation_risks(keras.Model(x, keras.ops.cumsum(x, axis=1, dtype=None))))[0][1]
-    'running sums over 4096 elements in float16: beyond 2048 adding 1 changes nothing'
-    """
-    if isinstance(model, keras.Sequential) or not hasattr(model, "operations"):
-        yield from (risk for layer in getattr(model, "layers", ()) for risk in _nested_risks(layer))
-        return
-    dtypes: dict[int, str] = {}
-    for operation in model.operations:
-        for node in graph_calls(operation):
-            outputs = keras.tree.flatten(node.output_tensors)
-            dtypes.update((id(output), _dtype(operation, node, output, dtypes)) for output in outputs)
-            if not isinstance(operation, keras.Layer) and dtypes[id(outputs[0])] == "float16":
-                risk = _operation_risk(operation, node)
-                yield from [(operation.name, risk)] if risk else []
-        yield from _nested_risks(operation)
-
-
-def _nested_risks(operation: Any) -> Iterator[tuple[str, str]]:
-    return operation_risks(operation) if isinstance(operation, keras.Model) else iter(())
 
 
 def _own_layer_risk(layer: Any) -> str:
@@ -78,57 +48,13 @@ def _own_layer_risk(layer: Any) -> str:
 
 
 def _is_wide(layer: Any) -> bool:
-    """Whether a built Softmax adds up more elements than float16 counts."""
+    """Whether a Softmax in a graph adds up more elements than float16 counts; unknown lengths count as 1."""
+    axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
     shapes = [node.output_tensors[0].shape for node in graph_calls(layer)]
-    return any(_elements(shape, layer.axis) > LARGEST_FLOAT16 for shape in shapes)
-
-
-def _dtype(operation: Any, node: Any, output: Any, known: dict[int, str]) -> str:
-    """The dtype `output` really has: policies may have changed since the graph was made."""
-    if "float" not in output.dtype or type(operation).__name__ == "Cast":
-        return str(output.dtype)
-    if isinstance(operation, (keras.layers.InputLayer, keras.Model)):
-        return str(output.dtype)
-    if isinstance(operation, keras.Layer):
-        return str(operation.compute_dtype)
-    inputs = [x for x in keras.tree.flatten(node.input_tensors) if "float" in x.dtype]
-    keeps = type(operation).__name__ == "Normalize"  # whose symbolic output is called float32 whatever comes in
-    if not inputs or (not keeps and any(x.dtype != output.dtype for x in inputs)):
-        return str(output.dtype)
-    return str(keras.backend.result_type(*(known.get(id(x), x.dtype) for x in inputs)))
-
-
-def _operation_risk(operation: Any, node: Any) -> str:
-    kind = type(operation).__name__
-    count = _elements(node.input_tensors[0].shape, operation.axis) if kind in COUNTING else 0
-    if kind in SQUARING and _is_euclidean(operation):
-        return SQUARES
-    if kind == "Sum" and count > LARGEST_FLOAT16:
-        return f"a sum over {count} elements in float16, whose largest number is {LARGEST_FLOAT16}"
-    if kind == "Cumsum" and count > FLOAT16_COUNT_LIMIT:
-        return f"running sums over {count} elements in float16: beyond {FLOAT16_COUNT_LIMIT} adding 1 changes nothing"
-    if kind == "Softmax" and count > LARGEST_FLOAT16:
-        return f"exponentials of {count} elements are summed in float16, so that all results are 0"
-    constants = [x for x in keras.tree.flatten([node.arguments.args, node.arguments.kwargs]) if isinstance(x, float)]
-    lost = [x for x in constants if 0 < abs(x) <= ROUNDS_TO_ZERO]
-    if kind in WITH_CONSTANT and lost:
-        return f"the constant {lost[0]:g} is 0 in float16, where numbers begin at 6e-8"
-    return ""
-
-
-def _is_euclidean(operation: Any) -> bool:
-    """Not a norm of another order, which squares nothing."""
-    return getattr(operation, "ord", getattr(operation, "order", None)) in (None, 2, "fro")
-
-
-def _elements(shape: tuple[int | None, ...], axis: Any) -> int:
-    """How many elements are reduced together; unknown lengths count as 1."""
-    axes = range(len(shape)) if axis is None else axis if isinstance(axis, (list, tuple)) else [axis]
-    return math.prod(shape[a] or 1 for a in axes)
+    return any(math.prod(shape[axis] or 1 for axis in axes) > LARGEST_FLOAT16 for shape in shapes)
 
 
 ADAPTIVE = ("adam", "adamw", "adamax", "nadam", "lamb", "adafactor")
-FLOAT16_MAX = 65504.0
 PROBABILITIES = "probabilities"
 
 
@@ -225,12 +151,8 @@ def find_bad_combinations(
             findings.append(Finding("policy.head" if row.is_head else f"policy.overrides.{row.path}",
                                     f"layer {row.path}: {row.risk}. Let it compute in float32.",
                                     fatal=row.risk.startswith(PROBABILITIES)))
-    for name, risk in operation_risks(model):
-        findings.append(
-            Finding("policy.name", f"operation {name}: {risk}. Cast its input to float32.", fatal=False)
-        )
     first = [layer.compute_dtype for layer in layers[:1]]
-    if max_abs_input is not None and max_abs_input > FLOAT16_MAX and first == ["float16"]:
+    if max_abs_input is not None and max_abs_input > LARGEST_FLOAT16 and first == ["float16"]:
         findings.append(Finding(
             "policy.name", f"inputs reach {max_abs_input:.6g}, beyond float16's largest number 65504, so that the "
             "first layer sees inf. Scale the data, or use mixed_bfloat16 or float32.", fatal=True))

@@ -7,7 +7,7 @@ names every one, so that a Keras without it is told from a defect of ours.
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -22,12 +22,10 @@ __all__ = ["KerasSaveable", "unscale_loss_for_distribution"]
 Tensor = Any
 
 
-def predict_in_training(model: Any, x: Any, forward: Any = None) -> Tensor:
-    """Outputs as a training step computes them: `training=True` where the model's `call` takes it.
-
-    `forward` is `model`, or its `call` where the inputs of a subclassed model must not be cast.
-    """
-    forward = model if forward is None else forward
+def predict_in_training(model: Any, x: Any) -> Tensor:
+    """Outputs as the backend's own training step computes them: `training=True` where the model's `call` takes it; only
+    that of TensorFlow casts the inputs of a subclassed model."""
+    forward = model if keras.backend.backend() == "tensorflow" else model.call
     return forward(x, training=True) if model._call_has_training_arg else forward(x)
 
 
@@ -133,59 +131,14 @@ def configured_rate(optimizer: Any) -> Any:
     return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else float(rate)
 
 
-def decay_exclusions(optimizer: Any, variables: list[Any] | None) -> tuple[list[int], str | None]:
-    """What was excluded from weight decay: indices among `variables` and a pattern of names.
-
-    Raises ValueError where single variables were, and it is not known among which: an optimizer that is not built.
-    """
-    keys = getattr(optimizer, "_exclude_from_weight_decay", None) or set()
-    pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
-    if keys and variables is None:
-        raise ValueError("An optimizer with variables excluded from weight decay must be built to be copied. Call "
-                         "`build` first, or exclude them in the copy.")
-    indices = [index for index, v in enumerate(variables or []) if optimizer._var_key(v) in keys]
-    return indices, pattern.pattern if pattern is not None else None
-
-
 def move_decay_exclusions(optimizer: Any, variables: list[Any], others: list[Any]) -> None:
     """What was excluded from weight decay among `variables` is excluded among `others`, before the optimizer is built.
     """
-    indices, pattern = decay_exclusions(optimizer, variables)
-    if indices:
-        optimizer.exclude_from_weight_decay([others[index] for index in indices], [pattern] if pattern else None)
-
-
-class _Reads(keras.StatelessScope):  # type: ignore[misc]
-    """Remembers the variables that are read inside, and their values, which are those that they have outside."""
-
-    found: dict[int, tuple[Any, Tensor]]
-
-    def get_current_value(self, variable: Any) -> Tensor:
-        outside = self.original_scope
-        value = None if outside is None else outside.get_current_value(variable)
-        value = variable._value if value is None else value
-        self.found.setdefault(id(variable), (variable, value))
-        return value
-
-
-def variables_read(function: Callable[[], Any]) -> tuple[list[Any], list[Tensor]]:
-    """On JAX: the variables that `function` reads, in the order of their first use, and the values that they have.
-
-    They are found without computing it; the values are in the variables' own dtype, also where reading casts them.
-    """
-    import jax
-
-    scope = _Reads()
-    scope.found = {}
-    with scope:
-        jax.eval_shape(function)
-    pairs = list(scope.found.values())
-    return [variable for variable, _ in pairs], [value for _, value in pairs]
-
-
-def reading_values(variables: list[Any], values: list[Tensor]) -> AbstractContextManager[Any]:
-    """Inside, `variables`, all that are read there, have `values`; nothing changes where there are none."""
-    return keras.StatelessScope(list(zip(variables, values, strict=True))) if variables else nullcontext()
+    keys = getattr(optimizer, "_exclude_from_weight_decay", None) or set()
+    excluded = [other for v, other in zip(variables, others, strict=True) if optimizer._var_key(v) in keys]
+    if excluded:
+        pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
+        optimizer.exclude_from_weight_decay(excluded, [pattern.pattern] if pattern else None)
 
 
 def add_losses_in_float32(model: Any) -> None:
@@ -295,13 +248,6 @@ def float32_stand_in(variable: Any) -> Any:
     return wide
 
 
-def slots_through(
-    optimizer: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> AbstractContextManager[None]:
-    """Inside, what an optimizer makes for a weight (moments, averages, sums) is made by `wrap` of its own method."""
-    return _methods_through([(optimizer, "add_variable_from_reference")], lambda _, add: wrap(add))
-
-
 def layout_given(variable: Any) -> Any:
     """The place on the devices that a variable was given, None where it has none."""
     return getattr(variable, "_layout", None)
@@ -325,27 +271,16 @@ LayerCall = Callable[..., Any]
 @contextmanager
 def calls_through(parts: Sequence[Any], wrap: Callable[[int, LayerCall], LayerCall]) -> Iterator[None]:
     """Inside, each of `parts` (layers, operations) calls `wrap(its index, its call)`; afterwards its call as before."""
-    with _methods_through([(part, _name_of_call(part)) for part in parts], wrap):
-        yield
-
-
-@contextmanager
-def _methods_through(
-    methods: Sequence[tuple[Any, str]], wrap: Callable[[int, Callable[..., Any]], Callable[..., Any]]
-) -> Iterator[None]:
-    kept = [vars(holder).get(name) for holder, name in methods]
+    # Keras's `__call__` runs another method of layers that multiply in float8
+    methods = [(part, "quantized_call" if getattr(part, "quantization_mode", None) else "call") for part in parts]
+    kept = [vars(part).get(name) for part, name in methods]
     try:
-        for index, (holder, name) in enumerate(methods):
-            setattr(holder, name, wrap(index, getattr(holder, name)))
+        for index, (part, name) in enumerate(methods):
+            setattr(part, name, wrap(index, getattr(part, name)))
         yield
     finally:
-        for (holder, name), own in zip(methods, kept, strict=True):
+        for (part, name), own in zip(methods, kept, strict=True):
             if own is not None:
-                setattr(holder, name, own)
-            elif name in vars(holder):
-                delattr(holder, name)  # the one of its class shows again
-
-
-def _name_of_call(part: Any) -> str:
-    """Keras's `__call__` runs another method, `quantized_call`, of layers that multiply in float8."""
-    return "quantized_call" if getattr(part, "quantization_mode", None) else "call"
+                setattr(part, name, own)
+            elif name in vars(part):
+                delattr(part, name)  # the one of its class shows again

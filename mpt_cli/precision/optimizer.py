@@ -1,11 +1,10 @@
-"""`LossScaleOptimizer`, loss scaling around any Keras optimizer: what makes it a drop-in for tf.keras's beside its
-attributes, scaling by hand and `minimize`; what is wrong with its arguments, the rule they stand for, the attributes
-that are those of the optimizer inside it, and how a step is applied or skipped.
+"""`LossScaleOptimizer`, loss scaling around any Keras optimizer: what is wrong with its arguments, the rule they stand
+for, the attributes that are those of the optimizer inside it, how a step is applied or skipped, and what makes it a
+drop-in for tf.keras's, scaling by hand and `minimize`.
 """
 
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from threading import get_ident
 from typing import Any
@@ -13,9 +12,9 @@ from typing import Any
 import keras
 from keras import ops
 
-from mpt_cli.precision.finite import Measured, all_finite, divide, is_sparse, measure, sums_are_finite, unscale
+from mpt_cli.precision.finite import Measured, divide, is_sparse, measure, sums_are_finite, unscale
 from mpt_cli.precision.rounded_weights import StochasticRounding, check_seed
-from mpt_cli.precision.saving import InnerSavingMixin, InnerState
+from mpt_cli.precision.saving import InnerSavingMixin
 from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, ScaleRule
 from mpt_cli.precision.scale_state import TALLY, ScaleAttributesMixin, ScaleState, StepLog
 
@@ -41,105 +40,7 @@ class UnscaledFlag:
         return self._told
 
 
-class ManualScalingMixin:
-    """Mixin with `get_scaled_loss`, `get_unscaled_gradients` and `minimize`.
-
-    After `get_scaled_loss` or `get_unscaled_gradients`, `apply_gradients` takes what it is given as it is, as in
-    tf.keras: gradients from `get_unscaled_gradients`, also when something (clipping, say) was computed from them, or
-    divided by `loss_scale` by hand, in several parts, and out of a `tf.function` that was traced long before. Only the
-    very gradients that were handed to `get_unscaled_gradients` are still divided. After `scale_loss`, which Keras's
-    `fit` calls, gradients are divided. `minimize` does all of it itself.
-    """
-
-    _loss_was_scaled: bool
-    _warned: set[str]
-    _scaled_gradients: list[Tensor] | None  # what the last `get_unscaled_gradients` was given, until they are applied
-    _step_log: Any
-    _noted_losses: dict[int, Tensor]
-    _unscaled: UnscaledFlag
-    refuse_unscaled: Callable[[], None] | None
-    loss_scale: Tensor
-    scales: bool
-    iterations: Any
-
-    def scale_loss(self, loss: Tensor) -> Tensor:
-        """`loss * loss_scale`, widened to float32 first: a float16 loss of 3.0 times 2**15 would be inf."""
-        self._unscaled.tell(False)
-        return self.multiply_by_scale(loss)
-
-    def multiply_by_scale(self, loss: Tensor) -> Tensor:
-        """`scale_loss` for a caller that says itself, when it applies the gradients, that they are scaled."""
-        self._loss_was_scaled = True
-        loss = ops.convert_to_tensor(loss)
-        if self._step_log is not None and keras.backend.backend() == "tensorflow":
-            self.note_loss(loss)  # on JAX a loss is traced inside the gradient and known only there
-        if keras.backend.standardize_dtype(loss.dtype) != "float64":
-            loss = ops.cast(loss, "float32")
-        return ops.multiply(loss, ops.cast(self.loss_scale, loss.dtype)) if self.scales else loss
-
-    def note_loss(self, loss: Tensor) -> None:
-        """For the step log: the loss whose gradients will be applied next. Replicas are traced in threads of their own.
-        """
-        self._noted_losses[get_ident()] = loss
-
-    def take_noted_loss(self) -> Tensor | None:
-        """The loss of this step, of which the next one must be told anew; None where nobody told it."""
-        return self._noted_losses.pop(get_ident(), None)
-
-    def get_scaled_loss(self, loss: Tensor | Callable[[], Tensor]) -> Tensor | Callable[[], Tensor]:
-        """`loss * loss_scale` of a tensor, or a function that returns that of a loss function.
-
-        The gradients of it are for you to divide: by `get_unscaled_gradients`, or by `loss_scale` itself.
-        """
-        if callable(loss):
-            function = loss
-            return lambda: self.get_scaled_loss(function())
-        self._unscaled.tell(True)
-        return self.multiply_by_scale(loss)
-
-    def get_unscaled_gradients(self, grads: list[Tensor]) -> list[Tensor]:
-        """`grads / loss_scale`, float32; None stays None and sparse gradients stay sparse."""
-        if not self._loss_was_scaled:
-            self._warn("get_scaled_loss", "gradients are unscaled, but the loss they came from was not scaled")
-        self._scaled_gradients = list(grads)
-        self._unscaled.tell(True)
-        scale = self.loss_scale if self.scales else None
-        return [None if g is None else divide(g, scale) for g in grads]
-
-    def minimize(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
-        """Scale `loss`, differentiate it with respect to `var_list`, apply; returns `iterations`.
-
-        `loss` is a function without arguments that returns a scalar, or (TensorFlow) a tensor recorded on `tape`;
-        `var_list` holds variables, is a single one, or a function that returns either.
-        """
-        given = var_list() if callable(var_list) else var_list
-        variables = [given] if hasattr(given, "assign") else list(given)
-        if keras.backend.backend() == "tensorflow":
-            gradients = _tape_gradients(self, loss, variables, tape)
-        else:
-            gradients = _jax_gradients(self, loss, variables)
-        self.apply_scaled(gradients, variables)  # type: ignore[attr-defined]
-        return self.iterations
-
-    def _take_unscaled(self, grads: list[Tensor]) -> bool | Tensor:
-        """Whether `grads` have been unscaled by hand."""
-        given, self._scaled_gradients = self._scaled_gradients, None
-        still_scaled = {id(g) for g in given or [] if g is not None}
-        if not self._loss_was_scaled:
-            if self.refuse_unscaled is not None:
-                self.refuse_unscaled()
-            self._warn("scale_loss (or get_scaled_loss)",
-                       "gradients are divided by the loss scale, but no loss was multiplied by it")
-        return False if any(id(g) in still_scaled for g in grads) else self._unscaled.ask()
-
-    def _warn(self, method: str, what: str) -> None:
-        if method not in self._warned:
-            self._warned.add(method)
-            warnings.warn(f"{what}. Call {type(self).__name__}.{method} on the loss before taking gradients.",
-                          stacklevel=4)
-
-
-def _tape_gradients(optimizer: ManualScalingMixin, loss: Any, variables: list[Any], tape: Any) -> list[Tensor]:
+def _tape_gradients(optimizer: "LossScaleOptimizer", loss: Any, variables: list[Any], tape: Any) -> list[Tensor]:
     import tensorflow as tf
 
     if not callable(loss) and tape is None:
@@ -153,7 +54,7 @@ def _tape_gradients(optimizer: ManualScalingMixin, loss: Any, variables: list[An
     return list(tape.gradient(scaled, native))
 
 
-def _jax_gradients(optimizer: ManualScalingMixin, loss: Any, variables: list[Any]) -> list[Tensor]:
+def _jax_gradients(optimizer: "LossScaleOptimizer", loss: Any, variables: list[Any]) -> list[Tensor]:
     import jax
 
     if not callable(loss):
@@ -172,7 +73,6 @@ INNER_DEFAULTS = {
     "ema_momentum": 0.99, "ema_overwrite_frequency": None, "loss_scale_factor": None,
     "gradient_accumulation_steps": None,
 }  # fmt: skip
-MakingSlots = Callable[[Any], AbstractContextManager[Any]]
 MOVING_ARGUMENTS = {"growth_factor", "backoff_factor", "min_scale", "max_scale", "hysteresis"}
 
 
@@ -254,22 +154,9 @@ def _moving_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
     return moving
 
 
-def build_unscaled_flag() -> UnscaledFlag:
-    if keras.backend.backend() != "tensorflow":
-        return UnscaledFlag()
-    flag: UnscaledFlag = backend_step().UnscaledVariable()
-    return flag
-
-
 def backend_step() -> Any:
     """The module with the steps of the running backend: `step_tensorflow` or `step_jax`."""
     return import_module(f"mpt_cli.precision.step_{keras.backend.backend()}")
-
-
-INNER_ARGUMENTS = (
-    "weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "use_ema", "ema_momentum", "ema_overwrite_frequency",
-    "gradient_accumulation_steps",
-)  # fmt: skip
 
 
 class InnerDelegationMixin:
@@ -281,16 +168,7 @@ class InnerDelegationMixin:
 
     inner_optimizer: Any
 
-    @property
-    def learning_rate(self) -> Any:
-        """The inner optimizer's current learning rate, a float32 scalar."""
-        return self.inner_optimizer.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
-        self.inner_optimizer.learning_rate = value
-
-    lr = learning_rate
+    lr = keras.optimizers.LossScaleOptimizer.learning_rate  # which is the inner optimizer's, as its `iterations` are
 
     @property
     def loss_scale_factor(self) -> None:
@@ -302,11 +180,6 @@ class InnerDelegationMixin:
         if value is not None:
             raise ValueError("`loss_scale_factor` can't be set: gradients would be divided twice. Received: "
                              f"loss_scale_factor={value}. For a fixed scale give dynamic=False and initial_scale.")
-
-    @property
-    def iterations(self) -> Any:
-        """The inner optimizer's count of updates, which schedules follow; `count_skipped_steps` says of which."""
-        return self.inner_optimizer.iterations
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Tell the inner optimizer which variables not to decay."""
@@ -341,13 +214,12 @@ def _inner_property(name: str) -> property:
     return property(read, write, doc=f"`{name}` of the inner optimizer.")
 
 
-for _name in INNER_ARGUMENTS:
+for _name in INNER_DEFAULTS.keys() - {"loss_scale_factor"}:
     setattr(InnerDelegationMixin, _name, _inner_property(_name))
 
 
 @keras.saving.register_keras_serializable("mpt")
 class LossScaleOptimizer(
-    ManualScalingMixin,
     ScaleAttributesMixin,
     InnerSavingMixin,
     InnerDelegationMixin,
@@ -386,9 +258,8 @@ class LossScaleOptimizer(
     (TensorFlow) holds it too; restored before `build`, as with any Keras 3 optimizer, values arrive at `build`. There
     the inner state lies under `inner_optimizer`: for a checkpoint of the bare optimizer, restore `inner_optimizer`.
     `keras.models.load_model` knows the class in a process that has imported it, as any class that is not Keras's own:
-    `from mpt_cli.precision import LossScaleOptimizer`. `copy.deepcopy` and `pickle` keep scale, counters and inner
-    state; the copy is bound to its variables at `build`, which its first step calls. `set_weights` takes `variables` of
-    another one, or those of a bare optimizer.
+    `from mpt_cli.precision import LossScaleOptimizer`. `copy.deepcopy` and `pickle` are refused (TypeError):
+    `set_weights` takes `variables` of another one, or those of a bare optimizer.
 
     Source: tf.keras.mixed_precision.LossScaleOptimizer and keras.optimizers.LossScaleOptimizer, whose documented
     attributes and methods it has; Micikevicius et al. 2018, arXiv:1710.03740.
@@ -432,17 +303,16 @@ class LossScaleOptimizer(
         self._warned: set[str] = set()
         self._loss_was_scaled = False
         self._scaled_gradients: list[Tensor] | None = None
-        self._unscaled = build_unscaled_flag()
+        on_tensorflow = keras.backend.backend() == "tensorflow"
+        self._unscaled: UnscaledFlag = backend_step().UnscaledVariable() if on_tensorflow else UnscaledFlag()
         self._rule = rule
         self._on_overflow = on_overflow
         self._count_skipped_steps = count_skipped_steps
         self._rounding_seed = check_seed(rounding_seed)
         self._rounding: StochasticRounding | None = None  # from `build` on, where there is a seed
-        self._copied: InnerState | None = None
         self.scale_state: ScaleState | None = None  # scale, counters and tally as variables; None before `build`
         self._step_log: StepLog | None = None
         self._noted_losses: dict[int, Tensor] = {}  # of the step being traced, for the step log on TensorFlow
-        self.making_slots: MakingSlots = lambda optimizer: nullcontext()  # around the inner one's `build`
         self.refuse_unscaled: Callable[[], None] | None = None  # raises, where a step that is traced scaled no loss
         inner_optimizer._mpt_is_wrapped = True
         self.inner_optimizer = inner_optimizer
@@ -466,7 +336,7 @@ class LossScaleOptimizer(
     def variables(self) -> list[keras.Variable]:
         """The scale's own variables, the inner optimizer's, then those of a step log."""
         own = self.scale_state.variables if self.scale_state else []
-        return [*own, *self.inner_variables, *(self._step_log.variables if self._step_log else [])]
+        return [*own, *self.inner_optimizer.variables, *(self._step_log.variables if self._step_log else [])]
 
     @property
     def step_log(self) -> StepLog | None:
@@ -484,9 +354,8 @@ class LossScaleOptimizer(
         """Create the variables; `var_list` are the variables to train. A second call changes nothing.
 
         Raises ValueError for gradient accumulation under a `tf.distribute` strategy of several replicas, and together
-        with `count_skipped_steps`; in a copy for variables of other shapes than those of the original; and for
-        `rounding_seed` without weights to round, on several replicas of `tf.distribute`, or around an optimizer that is
-        built for them already.
+        with `count_skipped_steps`; and for `rounding_seed` without weights to round, on several replicas of
+        `tf.distribute`, or around an optimizer that is built for them already.
         """
         if self.built:
             return
@@ -495,24 +364,16 @@ class LossScaleOptimizer(
         if keras.backend.backend() == "tensorflow":
             backend_step().check_accumulation(self.inner_optimizer)
             backend_step().track_in_checkpoints(self, self.scale_state)
-        inner_variables = self._inner_variables_for(list(var_list))
-        with self.making_slots(self.inner_optimizer):
-            self._build_inner(inner_variables)
-        self._trainable_variables = list(var_list)
+        inner_variables = var_list = list(var_list)
+        if self._rounding_seed is not None:
+            if keras.backend.backend() == "tensorflow":
+                backend_step().check_rounding()
+            self._rounding = StochasticRounding.of(self.inner_optimizer, var_list, self._rounding_seed)
+            inner_variables = self._rounding.stand_ins
+        if not self.inner_optimizer.built:
+            self.inner_optimizer.build(inner_variables)
+        self._trainable_variables = var_list
         self.built = True
-
-    def _inner_variables_for(self, var_list: list[Any]) -> list[Any]:
-        """What the inner optimizer trains: `var_list`, or what stands in for it."""
-        if self._rounding_seed is None:
-            return var_list
-        if keras.backend.backend() == "tensorflow":
-            backend_step().check_rounding()
-        self._rounding = StochasticRounding.of(self.inner_optimizer, var_list, self._rounding_seed)
-        return self._rounding.stand_ins
-
-    def check_finite(self, grads: list[Tensor]) -> Tensor:
-        """Boolean scalar: no inf or nan in any gradient."""
-        return all_finite(grads)
 
     def measure(self, grads: list[Tensor], variables: list[Any], unscaled: bool | Tensor = False) -> Measured:
         """Whether `grads` are finite and how large, scaled gradients of `variables` unless they are `unscaled`."""
@@ -648,3 +509,82 @@ class LossScaleOptimizer(
 
     def _apply_where_finite(self, grads: list[Tensor], variables: list[Any], unscaled: Any) -> None:
         backend_step().apply(self, grads, variables, unscaled)
+
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        """`loss * loss_scale`, widened to float32 first: a float16 loss of 3.0 times 2**15 would be inf."""
+        self._unscaled.tell(False)
+        return self.multiply_by_scale(loss)
+
+    def multiply_by_scale(self, loss: Tensor) -> Tensor:
+        """`scale_loss` for a caller that says itself, when it applies the gradients, that they are scaled."""
+        self._loss_was_scaled = True
+        loss = ops.convert_to_tensor(loss)
+        if self._step_log is not None and keras.backend.backend() == "tensorflow":
+            self.note_loss(loss)  # on JAX a loss is traced inside the gradient and known only there
+        if keras.backend.standardize_dtype(loss.dtype) != "float64":
+            loss = ops.cast(loss, "float32")
+        return ops.multiply(loss, ops.cast(self.loss_scale, loss.dtype)) if self.scales else loss
+
+    def note_loss(self, loss: Tensor) -> None:
+        """For the step log: the loss whose gradients will be applied next. Replicas are traced in threads of their own.
+        """
+        self._noted_losses[get_ident()] = loss
+
+    def take_noted_loss(self) -> Tensor | None:
+        """The loss of this step, of which the next one must be told anew; None where nobody told it."""
+        return self._noted_losses.pop(get_ident(), None)
+
+    def get_scaled_loss(self, loss: Tensor | Callable[[], Tensor]) -> Tensor | Callable[[], Tensor]:
+        """`loss * loss_scale` of a tensor, or a function that returns that of a loss function.
+
+        The gradients of it are for you to divide: by `get_unscaled_gradients`, or by `loss_scale` itself. After either,
+        `apply_gradients` takes what it is given as it is, as in tf.keras, also when something (clipping, say) was
+        computed from the gradients, in several parts, and out of a `tf.function` that was traced long before. Only the
+        very gradients that were handed to `get_unscaled_gradients` are still divided.
+        """
+        if callable(loss):
+            function = loss
+            return lambda: self.get_scaled_loss(function())
+        self._unscaled.tell(True)
+        return self.multiply_by_scale(loss)
+
+    def get_unscaled_gradients(self, grads: list[Tensor]) -> list[Tensor]:
+        """`grads / loss_scale`, float32; None stays None and sparse gradients stay sparse."""
+        if not self._loss_was_scaled:
+            self._warn("get_scaled_loss", "gradients are unscaled, but the loss they came from was not scaled")
+        self._scaled_gradients = list(grads)
+        self._unscaled.tell(True)
+        scale = self.loss_scale if self.scales else None
+        return [None if g is None else divide(g, scale) for g in grads]
+
+    def minimize(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
+        """Scale `loss`, differentiate it with respect to `var_list`, apply; returns `iterations`.
+
+        `loss` is a function without arguments that returns a scalar, or (TensorFlow) a tensor recorded on `tape`;
+        `var_list` holds variables, is a single one, or a function that returns either.
+        """
+        given = var_list() if callable(var_list) else var_list
+        variables = [given] if hasattr(given, "assign") else list(given)
+        if keras.backend.backend() == "tensorflow":
+            gradients = _tape_gradients(self, loss, variables, tape)
+        else:
+            gradients = _jax_gradients(self, loss, variables)
+        self.apply_scaled(gradients, variables)
+        return self.iterations
+
+    def _take_unscaled(self, grads: list[Tensor]) -> bool | Tensor:
+        """Whether `grads` have been unscaled by hand."""
+        given, self._scaled_gradients = self._scaled_gradients, None
+        still_scaled = {id(g) for g in given or [] if g is not None}
+        if not self._loss_was_scaled:
+            if self.refuse_unscaled is not None:
+                self.refuse_unscaled()
+            self._warn("scale_loss (or get_scaled_loss)",
+                       "gradients are divided by the loss scale, but no loss was multiplied by it")
+        return False if any(id(g) in still_scaled for g in grads) else self._unscaled.ask()
+
+    def _warn(self, method: str, what: str) -> None:
+        if method not in self._warned:
+            self._warned.add(method)
+            warnings.warn(f"{what}. Call {type(self).__name__}.{method} on the loss before taking gradients.",
+                          stacklevel=4)

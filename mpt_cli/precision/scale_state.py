@@ -86,7 +86,7 @@ class ScaleState(KerasSaveable):  # type: ignore[misc]
                 raise
             raise RuntimeError(f"loss_scale_{name} can't be read here: during `fit` Keras on JAX holds the optimizer's "
                                "values itself. In a callback read `self.model.optimizer`, which brings them back, or "
-                               "record them with mpt_cli.precision.ScaleHistory.") from None
+                               "record the run with mpt.Recorder.") from None
 
     def count(self, name: str) -> Any:
         """One entry of the tally, int32 scalar; `name` is one of `TALLY`."""

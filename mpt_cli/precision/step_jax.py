@@ -23,6 +23,7 @@ from mpt_cli.precision.train_step import (
     ForwardOrder,
     OwnSteps,
     StepRecord,
+    assign,
     metrics_of,
     own_steps,
     packed,
@@ -111,11 +112,6 @@ def _apply_traced(optimizer: "LossScaleOptimizer", gradients: StepGradients) -> 
     assign([*variables, *own], [*new_values, *new_own])
 
 
-def assign(variables: list[Any], values: list[Tensor]) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
-
-
 def stateless_apply(
     optimizer: "LossScaleOptimizer", optimizer_values: list[Tensor], gradients: StepGradients, values: list[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
@@ -123,7 +119,7 @@ def stateless_apply(
     state = optimizer.scale_state
     assert state is not None
     own, rest = optimizer_values[: len(state.variables)], optimizer_values[len(state.variables) :]
-    count = len(optimizer.inner_variables)
+    count = len(optimizer.inner_optimizer.variables)
     inner, logged = rest[:count], rest[count:]
     own_by_name = dict(zip(state.by_name, own, strict=False))  # a trace comes last
     scale, variables, measured = own_by_name["scale"], gradients.variables, gradients.measured

@@ -34,6 +34,7 @@ from mpt_cli.precision.train_step import (
     ForwardOrder,
     OwnSteps,
     StepRecord,
+    assign,
     combined,
     metrics_of,
     own_steps,
@@ -323,23 +324,13 @@ def _update_or_put_back(
     """Metrics of an applied step, or state as it was; on several replicas nothing can be assigned in a condition."""
     inside = tf.distribute.get_strategy().num_replicas_in_sync == 1
 
-    def applied() -> Tensor:
-        update_metrics()
-        return tf.constant(0)
-
-    def skipped() -> Tensor:
+    def put_back() -> None:
         if inside:
-            _assign(kept, before)
-        return tf.constant(0)
+            assign(kept, before)
 
-    tf.cond(is_applied, applied, skipped)
+    tf.cond(is_applied, _then_nothing(update_metrics), _then_nothing(put_back))
     if not inside:
-        _assign(kept, [tf.where(is_applied, v, old) for v, old in zip(kept, before, strict=True)])
-
-
-def _assign(variables: list[Any], values: list[Tensor]) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
+        assign(kept, [tf.where(is_applied, v, old) for v, old in zip(kept, before, strict=True)])
 
 
 def _batch_size(x: Any) -> Tensor:
@@ -356,7 +347,7 @@ def _own_train_step(model: Any, own: OwnSteps, data: Any) -> tuple[dict[str, Ten
     parts = [_traced_record(optimizer, values[0], *starts[name]) for name, optimizer in own.optimizers.items()]
     record = combined(parts)
     applied = record.applied(all(o.on_overflow == "apply" for o in own.optimizers.values()))
-    tf.cond(applied, lambda: tf.constant(0), _then_nothing(lambda: _assign(kept, before)))
+    tf.cond(applied, lambda: tf.constant(0), _then_nothing(lambda: assign(kept, before)))
     own.train_log.assign(tf.where(applied, values, own.train_log.value))
     return logs, record
 

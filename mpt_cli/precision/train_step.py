@@ -1,7 +1,6 @@
 """A training step as a whole: what it reports, the float state that a skip puts back, in Keras's own `fit` a step in
-which a skip is whole and a callback that records the scale and the tally; and models that bring a `train_step` or
-`test_step` of their own: which optimizers the step uses, whether it scales its loss, and what it reports. The steps
-themselves are run by `step_tensorflow` and `step_jax`.
+which a skip is whole; and models that bring a `train_step` or `test_step` of their own: which optimizers the step uses,
+whether it scales its loss, and what it reports. The steps themselves are run by `step_tensorflow` and `step_jax`.
 
 Nothing is trained to find out about a model's own step: it is traced once with optimizers that only look.
 
@@ -23,18 +22,15 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 from keras import ops
-from numpy.typing import NDArray
 
 from mpt_cli.precision.keras_internals import (
     calls_through,
     loss_tracker,
-    optimizer_values_in_fit,
-    own_trainable_variables,
     untracked_variables,
 )
 from mpt_cli.precision.optimizer import LossScaleOptimizer, backend_step
 from mpt_cli.precision.policy import layers_of
-from mpt_cli.precision.scale_state import TALLY, ScaleState
+from mpt_cli.precision.scale_state import ScaleState
 
 Tensor = Any
 
@@ -124,6 +120,12 @@ class ForwardOrder:
             for variable in own:
                 found[id(variable)] = min(found.get(id(variable), (len(own), place)), (len(own), place))
         return [found[id(variable)][1] if id(variable) in found else -1 for variable in variables]
+
+
+def assign(variables: Sequence[Any], values: Sequence[Tensor]) -> None:
+    """Give each of the variables its value."""
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
 
 
 def packed(batch: Any) -> Any:
@@ -220,71 +222,6 @@ def has_own_train_step(model: Any) -> bool:
     return bool(type(model).train_step is not keras.Model.train_step)
 
 
-class ScaleHistory(keras.callbacks.Callback):  # type: ignore[misc]
-    """Loss scale and tally of steps after each call of the train function.
-
-    `history` maps `loss_scale` (float32) and the tally (`seen, applied, skipped, consecutive_skips, growths,
-    backoffs`, int32) to arrays with one entry per call: per batch, or per `steps_per_execution` batches, of which
-    `seen` tells which. At the end of an epoch `loss_scale` and `skipped_steps` (of all steps so far) stand in its logs
-    too, for `History`, `CSVLogger` and the callbacks after this one.
-
-    Values stay on the device until the end of the epoch, or until `history` is read. Keras on JAX keeps the state
-    inside `fit`, where an optimizer that the caller kept can't be read, and writes all of it back each time a
-    callback touches `self.model`; here two small arrays are copied on the device.
-
-    Raises ValueError for a model that is not compiled with `mpt_cli.precision.LossScaleOptimizer`.
-
-    >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    >>> model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8.0), "mse")
-    >>> scales = ScaleHistory()
-    >>> x = np.float32([[1.0], [np.inf], [1.0]])
-    >>> _ = model.fit(x, np.ones((3, 1)), batch_size=1, shuffle=False, verbose=0, callbacks=[scales])
-    >>> scales.history["loss_scale"].tolist(), scales.history["skipped"].tolist()
-    ([8.0, 4.0, 4.0], [0, 1, 1])
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._pending: list[tuple[Tensor, Tensor]] = []
-        self._scales: list[float] = []
-        self._tallies: list[list[int]] = []
-
-    def set_model(self, model: Any) -> None:
-        if not isinstance(getattr(model, "optimizer", None), LossScaleOptimizer):
-            raise ValueError(f"{type(model).__name__} must be compiled with mpt_cli.precision.LossScaleOptimizer to "
-                             f"have a loss scale. Received: optimizer={getattr(model, 'optimizer', None)!r}.")
-        super().set_model(model)
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._pending.append(_copy_on_device(self._model))
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        history = self.history
-        if logs is not None and self._scales:
-            logs["loss_scale"], logs["skipped_steps"] = float(history["loss_scale"][-1]), int(history["skipped"][-1])
-
-    @property
-    def history(self) -> dict[str, NDArray[Any]]:
-        """What was recorded so far, as NumPy arrays by name."""
-        for scale, tally in self._pending:
-            self._scales.append(float(scale))
-            self._tallies.append(ops.convert_to_numpy(tally).tolist())
-        self._pending.clear()
-        tallies = np.asarray(self._tallies, "int32").reshape(-1, len(TALLY))
-        counts = {name: tallies[:, index] for index, name in enumerate(TALLY)}
-        return {"loss_scale": np.asarray(self._scales, "float32"), **counts}
-
-
-def _copy_on_device(model: Any) -> tuple[Tensor, Tensor]:
-    """Copies of scale and tally: the next step may overwrite, or on JAX delete, what it is given."""
-    state = model.optimizer.scale_state
-    inside_fit = optimizer_values_in_fit(model)
-    if inside_fit is None:
-        return ops.copy(state.by_name["scale"]), ops.copy(state.by_name["tally"])
-    by_name = dict(zip(state.by_name, inside_fit, strict=False))
-    return ops.copy(by_name["scale"]), ops.copy(by_name["tally"])
-
-
 COLUMNS = ("loss_scale", "applied_steps", "skipped_steps")  # of each further optimizer, as NAME/ATTRIBUTE
 
 
@@ -375,7 +312,7 @@ class OwnSteps:
 
     def shared_state(self, model: Any) -> list[Any]:
         """The float variables that no optimizer trains and that a skipped step must leave alone."""
-        trained = {id(v) for optimizer in self.optimizers.values() for v in trained_by(optimizer)}
+        trained = {id(v) for optimizer in self.optimizers.values() for v in optimizer.trained_variables}
         return [v for v in state_to_keep(model) if id(v) not in trained]
 
 
@@ -400,11 +337,6 @@ def metric_variables(model: Any) -> list[Any]:
     """The variables of the metrics, and the logs of a model with steps of its own."""
     own = own_steps(model)
     return [*model.metrics_variables, *(own.variables if own is not None else [])]
-
-
-def trained_by(optimizer: LossScaleOptimizer) -> list[Any]:
-    """The variables a built optimizer was built for."""
-    return own_trainable_variables(optimizer)
 
 
 def scale_variables(optimizer: LossScaleOptimizer) -> dict[str, keras.Variable]:
@@ -525,12 +457,12 @@ def _watched(optimizer: LossScaleOptimizer, use: OptimizerUse) -> Iterator[None]
         return loss
 
     def apply(grads: Any, trainable_variables: Any = None, unscaled: bool | None = None) -> None:
-        use.add(list(trained_by(optimizer) if trainable_variables is None else trainable_variables))
+        use.add(list(optimizer.trained_variables if trainable_variables is None else trainable_variables))
 
     def stateless_apply(
         optimizer_variables: Any, grads: Any, trainable_variables: Any, unscaled: bool | None = None
     ) -> tuple[Any, Any]:
-        use.add(trained_by(optimizer))
+        use.add(optimizer.trained_variables)
         return trainable_variables, optimizer_variables
 
     replaced = {"scale_loss": scale, "get_scaled_loss": scale, "get_unscaled_gradients": list,

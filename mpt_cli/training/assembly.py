@@ -175,7 +175,7 @@ def _assemble(program: "Program", platform: Platform, data: DataSet, hardware: H
     wrapper = injector.wrap_step if injector else None
     engine = hardware.build_engine(model, jit.jit_compile, distribution, wrapper)
     train_feed, validation_feed, resident = _feeds(settings, data, engine, distribution.replicas)
-    compiled, phases = is_compiled(model), Phases(settings, model, scaling, train_feed.steps, distribution)
+    compiled, phases = is_compiled(model), Phases(settings, model, scaling, train_feed.steps)
     with distribution.scope():
         put_to_training(settings, model, data, phases, injector)
         if settings.model.weights is not None:

@@ -4,7 +4,7 @@
 import keras
 
 from mpt_cli.engine.xla import try_xla
-from mpt_cli.precision.train_step import optimizers_of, trained_by
+from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.telemetry.records import PHASE, Event
 from mpt_cli.training.assembly import Assembly
 from mpt_cli.training.checkpoint import collect_weights
@@ -20,7 +20,7 @@ def enter_phase(parts: Assembly, index: int, trainer: Trainer | None = None) -> 
         parts.phases.enter(index)
     parts.engine.rebuild()
     if trainer is not None:
-        trainer.ledger.name_variables({name: tuple(v.path for v in trained_by(optimizer))
+        trainer.ledger.name_variables({name: tuple(v.path for v in optimizer.trained_variables)
                                        for name, optimizer in optimizers_of(parts.model).items()})  # fmt: skip
         for stopwatch in (trainer.stopwatch, trainer.validation_stopwatch):
             stopwatch.forget_programs()

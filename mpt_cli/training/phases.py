@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpt_cli.engine.distribution import Distribution
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.models.build import put_back_flags, set_trained, trained_flags
 from mpt_cli.precision import LossScaleOptimizer
@@ -44,11 +43,8 @@ class Phases:
     where the settings say it. `take_up` builds new optimizers for what the model trains now.
     """
 
-    def __init__(
-        self, settings: Settings, model: Any, scaling: Scaling, steps_per_epoch: int | None,
-        distribution: Distribution = Distribution(),  # noqa: B008
-    ) -> None:  # fmt: skip
-        self.settings, self.model, self.scaling, self._distribution = settings, model, scaling, distribution
+    def __init__(self, settings: Settings, model: Any, scaling: Scaling, steps_per_epoch: int | None) -> None:
+        self.settings, self.model, self.scaling = settings, model, scaling
         self.all = settings.phases or [PhaseSettings(epochs=settings.trainer.epochs)]
         self.index = 0
         self.take_up: Callable[[Optimizers], None] | None = None  # the first phase sets it
@@ -101,9 +97,7 @@ class Phases:
         return self._wrapped(inner, name)
 
     def _wrapped(self, inner: Any, name: str) -> LossScaleOptimizer:
-        optimizer = wrap_optimizer(inner, self.settings.loss_scale, self.scaling, self._rounding_seed(name))
-        optimizer.making_slots = self._distribution.making_slots
-        return optimizer
+        return wrap_optimizer(inner, self.settings.loss_scale, self.scaling, self._rounding_seed(name))
 
     def _rounding_seed(self, name: str) -> int | None:
         """Of the optimizer of that name, each of several another; None where a phase trains no weights to round."""

@@ -20,7 +20,7 @@ from mpt_cli.errors import DataError
 from mpt_cli.precision import Policy, head_layers
 from mpt_cli.precision.keras_internals import configured_rate
 from mpt_cli.precision.policy import parts_of
-from mpt_cli.precision.train_step import has_own_compute_loss, optimizers_of, own_steps, trained_by
+from mpt_cli.precision.train_step import has_own_compute_loss, optimizers_of, own_steps
 from mpt_cli.settings.references import Reference
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import OwnOptimizer
@@ -201,7 +201,7 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
 def _ledger_options(parts: Assembly) -> LedgerOptions:
     own, optimizers = own_steps(parts.model), optimizers_of(parts.model)
     loss_is_running = own is not None and bool(own.optimizers)
-    paths = [(name, tuple(v.path for v in trained_by(optimizer))) for name, optimizer in optimizers.items()]
+    paths = [(name, tuple(v.path for v in optimizer.trained_variables)) for name, optimizer in optimizers.items()]
     return LedgerOptions(
         variables=paths[0][1], min_scale=parts.scaling.rule.lowest, max_scale=parts.scaling.rule.highest,
         applies_non_finite=parts.optimizer.on_overflow == "apply",

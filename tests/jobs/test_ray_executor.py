@@ -3,13 +3,13 @@
 import os
 import signal
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from mpt_cli.errors import DataError
 from mpt_cli.jobs.launchers import RayLauncher
-from mpt_cli.jobs.ray_executor import RayExecutor
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_a_ray_of_ones_own_has_room_for_all_workers_takes_a_token_and_leaves_the
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         own = signal.getsignal(signal.SIGTERM)
-        with RayExecutor(RayLauncher(num_cpus=100), workers=3):
+        with RayLauncher(num_cpus=100).executor(3, Path()):
             assert (ray.given["address"], ray.given["num_cpus"], ray.mode) == ("local", 300, "token")
             assert signal.getsignal(signal.SIGTERM) is own and not ray.is_shut
         assert ray.is_shut and "RAY_AUTH_MODE" not in os.environ
@@ -46,6 +46,7 @@ def test_a_ray_of_ones_own_has_room_for_all_workers_takes_a_token_and_leaves_the
 @pytest.mark.parametrize(("address", "where"), [(None, "started on this machine"), ("a:1", "reached at a:1")])
 def test_a_ray_that_is_not_to_be_had_is_said(ray, address, where):
     ray.error = "no room\nat all"
-    with pytest.raises(DataError, match=rf"Ray could not be {where}: no room$"), RayExecutor(RayLauncher(address), 1):
+    executor = RayLauncher(address).executor(1, Path())
+    with pytest.raises(DataError, match=rf"Ray could not be {where}: no room$"), executor:
         pass
     assert "RAY_AUTH_MODE" not in os.environ and not ray.is_shut

@@ -244,7 +244,7 @@ def test_without_xla_one_program_serves_the_smaller_last_batch_too(resident):
     run.epochs(2)
     run.engine.evaluate(*(lambda piece: (piece.source, piece.batch_indices, piece.count))(run.feed.empty_piece()))
     assert (run.ledger.seen, run.ledger.applied) == (12, 12)
-    assert run.engine._train.experimental_get_tracing_count() == 1
+    assert run.engine._train._loop.experimental_get_tracing_count() == 1
     assert not run.engine.compiles(TRAINING, (4, 4)) and not run.engine.compiles(TRAINING, (1, 2))
 
 
@@ -269,4 +269,4 @@ def test_whole_batches_alone_make_a_program_for_their_length(examples, drop, len
     run.epochs(2)
     steps = 2 * plan.steps_of(examples)
     assert found == lengths and (run.ledger.seen, run.ledger.applied) == (steps, steps)
-    assert run.engine._train.experimental_get_tracing_count() == 1
+    assert run.engine._train._loop.experimental_get_tracing_count() == 1

@@ -12,12 +12,12 @@ from mpt_cli.data.examples import Examples
 from mpt_cli.engine.build import build_engine
 from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.feed import BatchPlan, Piece, build_feed
-from mpt_cli.engine.gradient_samples import GradientSampler, sample_gradients
+from mpt_cli.engine.gradient_samples import GradientSampler, Look
 from mpt_cli.engine.loop import Engine
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.training.assembly import build_metrics
 
-ROW = np.zeros(1, np.int32)
+ROW = np.zeros((1, 1), np.int32)
 layers = keras.layers
 
 
@@ -37,17 +37,22 @@ def linear_engine(x: list[float], y: float, jit: bool) -> tuple[Engine, object]:
     return engine, engine.to_device(data.as_batch())
 
 
+def look_at(engine: Engine, source: object, step: int, scale: float) -> Look:
+    """At the one example."""
+    return GradientSampler(engine, 1, pytest.fail).take(Piece(source, ROW, 1), step, scale)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("jit", JITS)
 def test_what_float16_does_to_gradients(jit):
     """At scale 1: 2^-10 is kept, 2^-24 subnormal, 2^-25 flushed, and 0 is no underflow."""
     engine, source = linear_engine([1.0, 2.0**-14, 2.0**-15, 0.0], 2.0**-10, jit)
-    sample = sample_gradients(engine, source, ROW, (7, 1.0)).sample
+    sample = look_at(engine, source, 7, 1.0).sample
     assert (sample.step, sample.flushed_share, sample.subnormal_share) == (7, 1 / 3, 1 / 3)
     assert sample.norm == pytest.approx(math.hypot(2.0**-10, 2.0**-24), rel=1e-6)
     assert sample.headroom_doublings == pytest.approx(math.log2(65504) + 10)
 
-    lifted = sample_gradients(engine, source, ROW, (7, 2.0**11)).sample
+    lifted = look_at(engine, source, 7, 2.0**11).sample
     assert (lifted.flushed_share, lifted.subnormal_share) == (0.0, 0.0)
     assert lifted.norm == pytest.approx(math.hypot(2.0**-10, 2.0**-24, 2.0**-25), rel=1e-6)
     assert lifted.headroom_doublings == pytest.approx(math.log2(65504) - 1)
@@ -56,16 +61,16 @@ def test_what_float16_does_to_gradients(jit):
 @pytest.mark.slow
 def test_all_flushed_and_all_zero_are_two_things():
     engine, source = linear_engine([1.0, 0.5], 2.0**-26, BACKEND == "jax")
-    sample = sample_gradients(engine, source, ROW, (1, 1.0)).sample
+    sample = look_at(engine, source, 1, 1.0).sample
     assert (sample.flushed_share, sample.norm, sample.headroom_doublings) == (1.0, 0.0, None)
     nothing, source = linear_engine([0.0, 0.0], 1.0, BACKEND == "jax")
-    sample = sample_gradients(nothing, source, ROW, (1, 1.0)).sample
+    sample = look_at(nothing, source, 1, 1.0).sample
     assert (sample.flushed_share, sample.norm, sample.headroom_doublings) == (0.0, 0.0, None)
 
 
 def test_a_batch_that_overflows_gives_no_sample():
     engine, source = linear_engine([1.0, 0.5], 1.0, BACKEND == "jax")
-    look = sample_gradients(engine, source, ROW, (1, 2.0**17))
+    look = look_at(engine, source, 1, 2.0**17)
     assert look.sample is None and look.layers
 
 
@@ -182,5 +187,5 @@ def test_a_sample_that_fails_is_said_once_and_ends_nothing():
 ])  # fmt: skip
 def test_the_record_of_a_step_says_whether_every_gradient_is_zero(x, zero):
     engine, source = linear_engine(x, 2.0**-15, BACKEND == "jax")  # the scale is 2^15
-    block = engine.train(source, ROW[None], 1).wait()
+    block = engine.train(source, ROW, 1).wait()
     assert (block.zero.tolist(), block.nearest.tolist()) == ([zero], [-1])

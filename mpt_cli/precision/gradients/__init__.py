@@ -1,33 +1,23 @@
 """Custom gradients for mixed precision, on TensorFlow and JAX, usable without the rest of mpt."""
 
-from mpt_cli.precision.gradients.custom_gradients import (
-    Float32CategoricalCrossentropy,
-    Float32SparseCategoricalCrossentropy,
-    define_gradient,
-    float32_categorical_crossentropy,
-    float32_sparse_categorical_crossentropy,
-    log1pexp,
-    scale_gradient,
-)
-from mpt_cli.precision.gradients.gradient_probe import (
+from mpt_cli.precision.gradients.custom_gradients import define_gradient, scale_gradient
+from mpt_cli.precision.gradients.exponent_counts import (
     EXPONENT_BIAS,
     INFS,
     NANS,
     SINK_SIZE,
     SUBNORMALS,
     ZEROS,
-    GradientProbe,
     SafeScales,
     gradient_statistics,
     largest_exponent,
-    probe,
     safe_scales,
     share_flushed,
     share_overflow,
     share_subnormal,
     statistics_of_each,
 )
-from mpt_cli.precision.gradients.rounding import Float16Attention, Rounding, round_stochastically, round_to
+from mpt_cli.precision.gradients.rounding import Float16Attention, round_stochastically, round_to
 
 __all__ = [
     "EXPONENT_BIAS",
@@ -37,18 +27,10 @@ __all__ = [
     "SUBNORMALS",
     "ZEROS",
     "Float16Attention",
-    "Float32CategoricalCrossentropy",
-    "Float32SparseCategoricalCrossentropy",
-    "GradientProbe",
-    "Rounding",
     "SafeScales",
     "define_gradient",
-    "float32_categorical_crossentropy",
-    "float32_sparse_categorical_crossentropy",
     "gradient_statistics",
     "largest_exponent",
-    "log1pexp",
-    "probe",
     "round_stochastically",
     "round_to",
     "safe_scales",

@@ -1,15 +1,12 @@
-"""How a function and its gradient are put together, the same on TensorFlow and JAX, to any order, and the functions
-that need it: a scaled gradient, log(1 + exp(x)), and softmax cross-entropy over low-precision logits.
+"""How a function and its gradient are put together, the same on TensorFlow and JAX, to any order, and a function that
+needs it: a scaled gradient.
 """
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 from keras import ops
-
-from mpt_cli.precision.keras_internals import reading_values, variables_read
 
 Tensor = Any  # of the backend in use; keras has no common type for them
 
@@ -19,7 +16,7 @@ def check_float_tensor(x: Any, function: str) -> Tensor:
     if isinstance(x, keras.KerasTensor):
         raise TypeError(
             f"{function}: x must be a value, not a symbolic Keras tensor. Received: {x}. "
-            "In a functional model call it from a layer's `call`, or use a layer of this package."
+            "In a functional model call it from a layer's `call`."
         )
     tensor = keras.ops.convert_to_tensor(x)
     dtype = keras.backend.standardize_dtype(tensor.dtype)
@@ -46,116 +43,48 @@ def wide_dtype(x: Tensor) -> str:
     return "float64" if dtype == "float64" else "float32"
 
 
-Forward = Callable[..., Any]
-Backward = Callable[..., Any]
-
-
-def define_gradient(forward: Forward, backward: Backward) -> Callable[..., Any]:
+def define_gradient(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
     """A function of tensors with the value `forward(*x)` and the gradients `backward(upstream, *x)`, one per x.
 
     `upstream` has the structure of the value: a tensor or a tuple of them. Of a function of one tensor the gradient may
-    stand alone, of several ones they are a tuple; None is a gradient of zero. Keyword arguments go to both functions,
-    and get no gradient. `backward` may itself call functions made here: that is what gives them higher orders.
-
-    Where `forward` reads trainable variables, `backward` takes `variables=`, a list of them, and returns the gradients
-    of the tensors and a list of those of the variables, as `tf.custom_gradient` has it: TensorFlow's own variables
-    there, Keras's on JAX, in the order in which they are first read. They are only read. Everything else that is
-    traced must be an argument, nothing captured.
+    stand alone, of several ones they are a tuple; None is a gradient of zero. `backward` may itself call functions made
+    here: that is what gives them higher orders. Everything that is traced, and every variable that is to get a
+    gradient, must be an argument, nothing captured.
 
     On JAX this is `custom_vjp`, not `keras.ops.custom_gradient`: there the second order would differentiate the
     operations inside `forward` and not the gradient given for it (Keras 3.15: a straight-through rounding gets a
     second-order gradient of 0).
 
-    Raises, when the function is called or differentiated:
-        TypeError: `forward` reads trainable variables and `backward` takes no `variables` (TensorFlow).
-        ValueError: `backward` returns another number of gradients than there are tensors, or variables.
+    Raises ValueError, when the function is differentiated, where `backward` returns another number of gradients than
+    there are tensors.
 
     Example:
         >>> cube = define_gradient(lambda x: x**3, lambda upstream, x: (3 * x**2 * upstream,))
         >>> float(cube(keras.ops.array(2.0)))
         8.0
-        >>> power = define_gradient(lambda x, n: x**n, lambda upstream, x, n: n * x ** (n - 1) * upstream)
-        >>> float(power(keras.ops.array(2.0), n=4))
-        16.0
     """
-    if keras.backend.backend() == "jax":
-        return _define_on_jax(forward, backward)
 
-    def defined(*arguments: Any, **keywords: Any) -> Any:
-        def function(*x: Tensor) -> tuple[Any, Callable[..., Any]]:
-            def slopes(*upstream: Tensor, variables: Any = None) -> Any:
-                found = variables or []
-                grads, of_variables = _gradients(backward, _one_or_all(upstream), x, keywords, found)
-                return (grads, of_variables) if found else grads
+    def slopes(x: Sequence[Tensor], upstream: Any) -> tuple[Tensor, ...]:
+        grads = backward(upstream, *x)
+        several = tuple(grads) if isinstance(grads, (tuple, list)) else (grads,)
+        if len(several) != len(x):
+            raise ValueError(f"define_gradient: `backward` must return a gradient for each of the {len(x)} tensors. "
+                             f"Received: {len(several)}.")
+        return several
 
-            return forward(*x, **keywords), slopes
+    def on_tensorflow(*x: Tensor) -> tuple[Any, Callable[..., Any]]:
+        return forward(*x), lambda *upstream: slopes(x, upstream[0] if len(upstream) == 1 else upstream)
 
-        return keras.ops.custom_gradient(function)(*_tensors(arguments))
+    def defined(*arguments: Any) -> Any:
+        x = [ops.copy(each) if isinstance(each, keras.Variable) else each for each in arguments]
+        if keras.backend.backend() == "tensorflow":
+            return ops.custom_gradient(on_tensorflow)(*x)
+        import jax
 
-    return defined
-
-
-def _tensors(arguments: Sequence[Any]) -> list[Any]:
-    return [ops.copy(x) if isinstance(x, keras.Variable) else x for x in arguments]
-
-
-def _one_or_all(values: Sequence[Any]) -> Any:
-    return values[0] if len(values) == 1 else tuple(values)
-
-
-def _takes_variables(backward: Backward) -> bool:
-    parameters = inspect.signature(backward).parameters.values()
-    return any(p.name == "variables" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-
-
-def _gradients(
-    backward: Backward, upstream: Any, x: Sequence[Tensor], keywords: dict[str, Any], variables: Sequence[Any]
-) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-    """What `backward` returns for the tensors and for the variables, each as many as there are."""
-    if not variables:
-        return _as_many("tensors", backward(upstream, *x, **keywords), len(x)), []
-    if not _takes_variables(backward):
-        names = [variable.name for variable in variables]
-        raise TypeError("define_gradient: `backward` must take `variables`, as `forward` reads trainable ones, and "
-                        f"return their gradients too. Received: {backward}, variables {names}.")
-    grads, of_variables = backward(upstream, *x, variables=list(variables), **keywords)
-    return _as_many("tensors", grads, len(x)), list(_as_many("variables", of_variables, len(variables)))
-
-
-def _as_many(what: str, grads: Any, count: int) -> tuple[Tensor, ...]:
-    several = tuple(grads) if isinstance(grads, (tuple, list)) else (grads,)
-    if len(several) != count:
-        raise ValueError(f"define_gradient: `backward` must return a gradient for each of the {count} {what}. "
-                         f"Received: {len(several)}.")
-    return several
-
-
-def _define_on_jax(forward: Forward, backward: Backward) -> Callable[..., Any]:
-    import jax
-
-    def defined(*arguments: Any, **keywords: Any) -> Any:
-        traced = {name: value for name, value in keywords.items() if isinstance(value, jax.Array)}
-        static = {name: value for name, value in keywords.items() if name not in traced}
-        x = _tensors(arguments)
-        takes = _takes_variables(backward)
-        read, now = variables_read(lambda: forward(*x, **keywords)) if takes else ([], [])
-        trained = [variable for variable in read if variable.trainable]
-
-        def value(x: list[Tensor], traced: dict[str, Tensor], values: list[Tensor]) -> Any:
-            with reading_values(read, values):
-                return forward(*x, **traced, **static)
-
-        def slopes(residual: Any, upstream: Any) -> Any:
-            x, traced, values = residual
-            with reading_values(read, values):
-                grads, of_trained = _gradients(backward, upstream, x, {**traced, **static}, trained)
-            by_id = {id(variable): slope for variable, slope in zip(trained, of_trained, strict=True)}
-            return list(grads), None, [by_id.get(id(variable)) for variable in read]
-
-        function = jax.custom_vjp(value)
+        function = jax.custom_vjp(lambda *x: forward(*x))
         # the forward rule calls the function itself, so that an outer derivative meets its gradient again
-        function.defvjp(lambda *arguments: (function(*arguments), arguments), slopes)
-        return function(x, traced, now)
+        function.defvjp(lambda *x: (function(*x), x), slopes)
+        return function(*x)
 
     return defined
 
@@ -191,167 +120,3 @@ def scale_gradient(x: Tensor, factor: float | Tensor) -> Tensor:
 def _scaled(upstream: Tensor, x: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
     scaled = ops.cast(upstream, factor.dtype) * factor
     return ops.cast(scaled, x.dtype), ops.zeros_like(factor)
-
-
-def log1pexp(x: Tensor) -> Tensor:
-    """`log(1 + exp(x))`, elementwise, in x's shape and dtype.
-
-    Formula: max(x, 0) + log1p(exp(-|x|)); first derivative s(x) = 1 / (1 + exp(-x)), second s(x) * s(-x), the latter
-    by a custom gradient of s, so that it stays right where 1 - s(x) rounds to 0. As autodiff of the plain formula is
-    inf / inf at 100, this is the first example in the documentation of `tf.custom_gradient`.
-
-    On JAX it is differentiable by reverse mode only (`jax.grad` of `jax.grad`, not `jax.hessian`).
-
-    Raises:
-        TypeError: x is not floating, or symbolic.
-
-    Example:
-        >>> import tensorflow as tf
-        >>> x = tf.constant([-100.0, 0.0, 100.0])
-        >>> with tf.GradientTape() as tape:
-        ...     tape.watch(x)
-        ...     y = log1pexp(x)
-        >>> [round(float(slope), 6) for slope in tape.gradient(y, x)]
-        [0.0, 0.5, 1.0]
-    """
-    return _log1pexp(check_float_tensor(x, "log1pexp"))
-
-
-def _log1pexp(x: Tensor) -> Tensor:
-    value = define_gradient(_softplus, lambda upstream, x: (upstream * _sigmoid(x),))
-    return value(x)
-
-
-def _sigmoid(x: Tensor) -> Tensor:
-    value = define_gradient(_logistic, lambda upstream, x: (upstream * _sigmoid(x) * _sigmoid(-x),))
-    return value(x)
-
-
-def _softplus(x: Tensor) -> Tensor:
-    return ops.maximum(x, 0) + ops.log1p(ops.exp(-ops.abs(x)))
-
-
-def _logistic(x: Tensor) -> Tensor:
-    # exp of minus the magnitude never overflows, and keeps s(-100) = 3.7e-44 where exp(100) would be inf
-    small = ops.exp(-ops.abs(x))
-    return ops.where(x >= 0, 1 / (1 + small), small / (1 + small))
-
-
-def float32_sparse_categorical_crossentropy(labels: Tensor, logits: Tensor) -> Tensor:
-    """Cross-entropy of class numbers, float32, of shape `logits.shape[:-1]`.
-
-    `logits` (..., classes) in any float dtype; `labels` (...) or (..., 1), integers, or floats that hold integers.
-    A label outside 0 ... classes - 1 gives a loss and a gradient of nan: no compiled step can raise.
-    For the formulas see `float32_categorical_crossentropy`, of which this is the case of one-hot labels.
-
-    Raises:
-        TypeError: logits are not floating, or symbolic.
-        ValueError: shapes that don't belong together.
-
-    Example:
-        >>> logits = keras.ops.array([[1e4, -1e4, 0.0], [0.0, 0.0, 0.0]], dtype="float16")
-        >>> [round(float(loss), 4) for loss in float32_sparse_categorical_crossentropy([1, 2], logits)]
-        [20000.0, 1.0986]
-    """
-    logits = check_float_tensor(logits, "float32_sparse_categorical_crossentropy")
-    labels = ops.cast(labels, "int32")
-    if len(labels.shape) == len(logits.shape) and labels.shape[-1] == 1:
-        labels = ops.squeeze(labels, axis=-1)
-    if len(labels.shape) != len(logits.shape) - 1:
-        raise ValueError(
-            "float32_sparse_categorical_crossentropy: labels must have the shape of logits without the classes. "
-            f"Received: labels.shape={tuple(labels.shape)}, logits.shape={tuple(logits.shape)}."
-        )
-    classes = logits.shape[-1]
-    known = ops.logical_and(labels >= 0, labels < classes)[..., None]
-    one_hot = ops.one_hot(labels, classes, dtype="float32")
-    return _crossentropy(ops.where(known, one_hot, float("nan")), logits)
-
-
-def float32_categorical_crossentropy(labels: Tensor, logits: Tensor) -> Tensor:
-    """Cross-entropy of class probabilities, float32, of shape `logits.shape[:-1]`.
-
-    Formula: -sum(t * log p) with p = softmax(float32(logits)), for labels t; a label of 0 contributes 0 even where
-    log p is -inf. Backward, for upstream u: (p * sum(t) - t) * u in float32, rounded once to logits' dtype, with
-    1 - p of the likely class taken as the sum of the other p: the plain difference is 0 below 6e-8, and a loss scale
-    cannot bring back what is lost before it. The gradient for labels is -log p * u, as float32.
-
-    Raises:
-        TypeError: logits are not floating, or symbolic.
-        ValueError: shapes that differ in rank or in the number of classes.
-
-    Example:
-        >>> logits = keras.ops.array([[0.0, 0.0]], dtype="bfloat16")
-        >>> round(float(float32_categorical_crossentropy([[0.25, 0.75]], logits)[0]), 4)
-        0.6931
-    """
-    logits = check_float_tensor(logits, "float32_categorical_crossentropy")
-    labels = ops.cast(labels, "float32")
-    if len(labels.shape) != len(logits.shape) or labels.shape[-1] != logits.shape[-1]:
-        raise ValueError(
-            "float32_categorical_crossentropy: labels must have the shape of logits. "
-            f"Received: labels.shape={tuple(labels.shape)}, logits.shape={tuple(logits.shape)}."
-        )
-    return _crossentropy(labels, logits)
-
-
-def _crossentropy(labels: Tensor, logits: Tensor) -> Tensor:
-    return define_gradient(_loss, _slopes)(labels, logits)
-
-
-def _log_softmax(logits: Tensor) -> Tensor:
-    return ops.log_softmax(ops.cast(logits, "float32"), axis=-1)
-
-
-def _loss(labels: Tensor, logits: Tensor) -> Tensor:
-    return -ops.sum(ops.where(labels == 0, 0.0, labels * _log_softmax(logits)), axis=-1)
-
-
-def _slopes(upstream: Tensor, labels: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-    log_p = _log_softmax(logits)
-    p = ops.exp(log_p)
-    rest = ops.sum(labels, axis=-1, keepdims=True) - labels  # exactly 0 at the 1 of a one-hot label
-    slope = (p * rest - labels * _complement(p)) * upstream[..., None]
-    return -log_p * upstream[..., None], ops.cast(slope, logits.dtype)
-
-
-def _complement(p: Tensor) -> Tensor:
-    """1 - p without cancellation; at most one p of a row is above a half."""
-    likely = p > 0.5
-    others = ops.sum(ops.where(likely, 0.0, p), axis=-1, keepdims=True)
-    return ops.where(likely, others, 1.0 - p)
-
-
-class _Float32Loss(keras.losses.Loss):  # type: ignore[misc]
-    """A loss whose arithmetic is float32 whatever `floatx` is."""
-
-    def __init__(self, name: str | None = None, reduction: str | None = "sum_over_batch_size") -> None:
-        super().__init__(name=name, reduction=reduction, dtype="float32")
-
-
-@keras.saving.register_keras_serializable(package="mpt")
-class Float32SparseCategoricalCrossentropy(_Float32Loss):
-    """`float32_sparse_categorical_crossentropy` and its errors for `compile(loss=...)`; `y_pred` are logits.
-
-    Example:
-        >>> loss = Float32SparseCategoricalCrossentropy(reduction="sum")
-        >>> round(float(loss(keras.ops.array([0, 1]), keras.ops.zeros((2, 2), dtype="float16"))), 4)
-        1.3863
-    """
-
-    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
-        return float32_sparse_categorical_crossentropy(y_true, y_pred)
-
-
-@keras.saving.register_keras_serializable(package="mpt")
-class Float32CategoricalCrossentropy(_Float32Loss):
-    """`float32_categorical_crossentropy` and its errors for `compile(loss=...)`; `y_pred` are logits.
-
-    Example:
-        >>> loss = Float32CategoricalCrossentropy()
-        >>> round(float(loss(keras.ops.array([[0.0, 1.0]]), keras.ops.zeros((1, 2), dtype="float16"))), 4)
-        0.6931
-    """
-
-    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
-        return float32_categorical_crossentropy(y_true, y_pred)

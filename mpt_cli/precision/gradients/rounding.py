@@ -1,11 +1,8 @@
-"""The small float formats as numbers, and rounding to them in the forward pass, the backward pass or both: the format
-without its hardware.
-"""
+"""The half-precision formats as numbers, and rounding to them without their hardware."""
 
 from dataclasses import dataclass
 from typing import Any
 
-import keras
 from keras import ops
 
 from mpt_cli.precision.finite import FLOAT32_MAX, reinterpret
@@ -21,12 +18,10 @@ from mpt_cli.precision.gradients.custom_gradients import (
 class FloatFormat:
     """A binary float format. Normal values are 2**e * (1 + m / 2**mantissa_bits) from e = min_exponent on."""
 
-    name: str
     mantissa_bits: int
     min_exponent: int
     largest: float
-    overflow_exponent: int  # from 2**this on a value may overflow when rounded; below, next to none does
-    has_infinity: bool = True
+    overflow_exponent: int  # from 2**this on a value overflows when rounded; below, next to none does
 
     @property
     def smallest(self) -> float:
@@ -39,16 +34,9 @@ class FloatFormat:
         return self.min_exponent - self.mantissa_bits - 1
 
 
-# e4m3fn after Micikevicius et al. 2022 (arXiv 2209.05433): no infinity, one nan per sign, so 448 and not 240 is the
-# largest. The float8 formats overflow inside their top binade, e4m3fn above 464 and e5m2 from 61440 on.
 FORMATS = {
-    item.name: item
-    for item in (
-        FloatFormat("float16", 10, -14, 65504.0, 16),
-        FloatFormat("bfloat16", 7, -126, (2 - 2.0**-7) * 2.0**127, 128),
-        FloatFormat("float8_e5m2", 2, -14, 57344.0, 15),
-        FloatFormat("float8_e4m3fn", 3, -6, 448.0, 8, has_infinity=False),
-    )
+    "float16": FloatFormat(10, -14, 65504.0, 16),
+    "bfloat16": FloatFormat(7, -126, (2 - 2.0**-7) * 2.0**127, 128),
 }
 
 
@@ -59,37 +47,26 @@ def find_format(dtype: str) -> FloatFormat:
     return FORMATS[dtype]
 
 
-def round_to(x: Tensor, dtype: str, *, saturate: bool = False, gradient_dtype: str | None = None) -> Tensor:
-    """`x` rounded to the nearest value of `dtype` (ties to even), kept in x's own shape and dtype.
+def round_to(x: Tensor, dtype: str) -> Tensor:
+    """`x` rounded to the nearest value of `dtype` (float16 or bfloat16; ties to even), kept in x's own shape and dtype.
 
-    `dtype` is float16, bfloat16, float8_e4m3fn or float8_e5m2. Subnormals of the format are kept. What overflows
-    becomes inf with its sign, or nan in float8_e4m3fn, which has no inf (as a cast by `ml_dtypes` gives it); with
-    `saturate` it becomes the largest finite value, and so does inf. nan stays nan. A float16 x of 65408 and more is
-    inf after rounding to bfloat16: 65536 has no place in x. The arithmetic is on the bits of the float32 (float64)
-    value, as XLA may drop a pair of casts.
+    Subnormals of the format are kept; what overflows becomes inf with its sign; nan stays nan. A float16 x of 65408 and
+    more is inf after rounding to bfloat16: 65536 has no place in x. The arithmetic is on the bits of the float32
+    (float64) value, as XLA may drop a pair of casts.
 
     Backward: the upstream gradient, straight through (Bengio et al. 2013, arXiv 1308.3432), also where the value
-    overflowed; with `gradient_dtype` that gradient is itself rounded, never saturated: an overflow must be seen by
-    the loss scale.
+    overflowed.
 
     Raises:
         TypeError: x is not floating, or symbolic.
         ValueError: an unknown format.
 
     Example:
-        >>> import tensorflow as tf
-        >>> [float(value) for value in round_to(tf.constant([1.3, 500.0, 2.0**-11]), "float8_e4m3fn", saturate=True)]
-        [1.25, 448.0, 0.0]
+        >>> [float(value) for value in round_to(ops.array([1.003, 3.4e38]), "bfloat16")]
+        [1.0, inf]
     """
-    x = check_float_tensor(x, "round_to")
-    form = find_format(dtype)
-    if gradient_dtype is not None:
-        find_format(gradient_dtype)
-
-    def straight_through(upstream: Tensor, x: Tensor) -> tuple[Tensor]:
-        return (upstream if gradient_dtype is None else round_to(upstream, gradient_dtype),)
-
-    return define_gradient(lambda x: _round(x, form, saturate), straight_through)(x)
+    x, form = check_float_tensor(x, "round_to"), find_format(dtype)
+    return define_gradient(lambda x: _round(x, form), lambda upstream, x: (upstream,))(x)
 
 
 def round_stochastically(x: Tensor, dtype: str, random: Tensor) -> Tensor:
@@ -104,7 +81,7 @@ def round_stochastically(x: Tensor, dtype: str, random: Tensor) -> Tensor:
         ValueError: an unknown format.
 
     Example:
-        >>> x, random = keras.ops.array([1.0, 1.0 + 2.0**-9] * 2), keras.ops.array([0, 0, -1, -1], "int32")
+        >>> x, random = ops.array([1.0, 1.0 + 2.0**-9] * 2), ops.array([0, 0, -1, -1], "int32")
         >>> [float(value) for value in round_stochastically(x, "bfloat16", random)]
         [1.0, 1.0, 1.0, 1.0078125]
     """
@@ -121,40 +98,6 @@ def round_stochastically(x: Tensor, dtype: str, random: Tensor) -> Tensor:
     return ops.cast(ops.where(ops.abs(x) < form.largest, rounded, x), dtype)
 
 
-@keras.saving.register_keras_serializable(package="mpt")
-class Rounding(keras.layers.Layer):  # type: ignore[misc]
-    """`round_to` as a layer, for functional and Sequential models; it never casts its input to its own policy.
-
-    Example:
-        >>> layer = Rounding("bfloat16", gradient_dtype="float8_e5m2")
-        >>> float(layer(keras.ops.array([1.003]))[0])
-        1.0
-    """
-
-    def __init__(
-        self, rounding_dtype: str, saturate: bool = False, gradient_dtype: str | None = None, **kwargs: object
-    ) -> None:
-        super().__init__(**{"autocast": False, **kwargs})
-        find_format(rounding_dtype)
-        self.rounding_dtype = rounding_dtype
-        self.saturate = saturate
-        self.gradient_dtype = gradient_dtype
-
-    def call(self, inputs: Tensor) -> Tensor:
-        return round_to(inputs, self.rounding_dtype, saturate=self.saturate, gradient_dtype=self.gradient_dtype)
-
-    def compute_output_spec(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
-        return keras.KerasTensor(inputs.shape, dtype=inputs.dtype)
-
-    def get_config(self) -> dict[str, object]:
-        own = {
-            "rounding_dtype": self.rounding_dtype,
-            "saturate": self.saturate,
-            "gradient_dtype": self.gradient_dtype,
-        }
-        return {**super().get_config(), **own}
-
-
 class Float16Attention:
     """In place of `jax.nn.dot_product_attention` where JAX has no float16 products with float32 sums, on the CPU.
 
@@ -164,8 +107,9 @@ class Float16Attention:
     argument that Keras does not pass, goes to JAX's own `original`. `was_used` says whether float16 came by.
 
     Example:
+        >>> import keras
         >>> attend = Float16Attention(None)
-        >>> query, value = (keras.ops.full((1, 2, 1, 4), number, "float16") for number in (1.0, 3.0))
+        >>> query, value = (ops.full((1, 2, 1, 4), number, "float16") for number in (1.0, 3.0))
         >>> attended = attend(query, query, value) if keras.backend.backend() == "jax" else value
         >>> float(attended[0, 0, 0, 0])
         3.0
@@ -206,15 +150,14 @@ def _seen(queries: int, keys: int, mask: Tensor, is_causal: bool) -> Tensor:
     return ops.logical_and(mask, causal)
 
 
-def _round(x: Tensor, form: FloatFormat, saturate: bool) -> Tensor:
+def _round(x: Tensor, form: FloatFormat) -> Tensor:
     wide = ops.cast(x, wide_dtype(x))
     rounded = _round_mantissa(wide, form.mantissa_bits)
     if wide.dtype != "float32" or form.min_exponent > -126:  # else the bits below have the right subnormals already
         # below the normal range the values of a format are evenly spaced, so plain rounding is the right one
         normal = ops.abs(wide) >= 2.0**form.min_exponent
         rounded = ops.where(normal, rounded, ops.round(wide / form.smallest) * form.smallest)
-    beyond = form.largest if saturate else float("inf" if form.has_infinity else "nan")
-    rounded = ops.where(ops.abs(rounded) > form.largest, ops.sign(rounded) * beyond, rounded)
+    rounded = ops.where(ops.abs(rounded) > form.largest, ops.sign(rounded) * float("inf"), rounded)
     return ops.cast(ops.where(ops.isnan(wide), wide, rounded), x.dtype)
 
 

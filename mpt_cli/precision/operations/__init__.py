@@ -43,7 +43,7 @@ def trace_forward(model: Any, x: Any) -> list[Operation]:
         variables = model.trainable_variables, model.non_trainable_variables
         pairs = [pair for group, values in zip(variables, state, strict=False) for pair in zip(group, values)]  # noqa: B905
         with keras.StatelessScope(state_mapping=pairs):
-            return predict_in_training(model, x, model if _is_tensorflow() else model.call)
+            return predict_in_training(model, x)
 
     return trace(model, forward, x)
 
@@ -51,15 +51,11 @@ def trace_forward(model: Any, x: Any) -> list[Operation]:
 def trace(model: Any, function: Callable[..., Any], *given: Any) -> list[Operation]:
     """The operations of `function(state, *given)`, `state` being the values of the trainable, non-trainable and metric
     variables. Nothing is computed."""
-    if _is_tensorflow():
+    if keras.backend.backend() == "tensorflow":
         from mpt_cli.precision.operations.traced_tensorflow import trace_function
     else:
         from mpt_cli.precision.operations.traced_jax import trace_function
     return trace_function(model, parts_of(model), function, given)
-
-
-def _is_tensorflow() -> bool:
-    return bool(keras.backend.backend() == "tensorflow")
 
 
 def need_of(operation: Operation, operations: Sequence[Operation]) -> str:
@@ -181,13 +177,7 @@ class Names:
 
     def __init__(self, model: Any) -> None:
         self.parts = parts_of(model)
-        runners = {id(inner): owner for owner in self.parts for inner in layers_run_uncalled(owner)}
-        self._nameable = [self._runner(part, runners) for part in self.parts]
-
-    def _runner(self, part: Any, runners: dict[int, Any]) -> Any:
-        while id(part) in runners:
-            part = runners[id(part)]
-        return part
+        self._runners = {id(inner): owner for owner in self.parts for inner in layers_run_uncalled(owner)}
 
     def of(self, operation: Operation) -> str:
         """The path of the layer, the name of a plain operation, or where else it belongs."""
@@ -202,9 +192,10 @@ class Names:
 
     def layer_of(self, part: int | None) -> str | None:
         """The path of the layer that takes a policy for this part; None for what is no layer."""
-        if part is None or not isinstance(self.parts[part], keras.Layer):
-            return None
-        return name_of(self._nameable[part])
+        layer = None if part is None else self.parts[part]
+        while id(layer) in self._runners:
+            layer = self._runners[id(layer)]
+        return name_of(layer) if isinstance(layer, keras.Layer) else None
 
     def makers(self, operation: Operation, operations: Sequence[Operation]) -> list[str]:
         """The layers whose outputs reach an operation that is of none, through others like it."""

@@ -47,13 +47,10 @@ _KIND = kinds_by_name(KINDS)
 def trace_function(model: Any, parts: Sequence[Any], function: Callable[..., Any], given: Any) -> list[Operation]:
     """See `operations.trace`."""
     lists = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
+    state = [[_spec(variable) for variable in variables] for variables in lists]
     with marked(model, parts, jax.named_scope):
-        traced = jax.make_jaxpr(function)([_specs(variables) for variables in lists], *jax.tree.map(_spec, given))
+        traced = jax.make_jaxpr(function)(state, *jax.tree.map(_spec, given))
     return _Reader().read(traced)
-
-
-def _specs(variables: Sequence[Any]) -> list[Any]:
-    return [_spec(variable) for variable in variables]
 
 
 def _spec(array: Any) -> Any:

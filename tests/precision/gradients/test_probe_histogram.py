@@ -24,7 +24,7 @@ def counts_of(values):
 
 
 @pytest.mark.parametrize("power", [-12, 0, 3, 8, 20])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_flushed_share_is_what_rounding_flushes_at_every_scale(dtype, power):
     rounded = ops.convert_to_numpy(round_to(ops.convert_to_tensor(SPREAD * np.float32(2.0**power)), dtype))
     assert share_flushed(counts_of(SPREAD), 2.0**power, dtype) == np.mean(rounded == 0)
@@ -35,11 +35,6 @@ def test_flushed_share_is_what_rounding_flushes_at_every_scale(dtype, power):
 def test_overflow_share_is_what_rounding_overflows_at_every_scale(dtype, power):
     rounded = ops.convert_to_numpy(round_to(ops.convert_to_tensor(SPREAD * np.float32(2.0**power)), dtype))
     assert share_overflow(counts_of(SPREAD), 2.0**power, dtype) == np.mean(np.isinf(rounded))
-
-
-@pytest.mark.parametrize(("dtype", "fits", "overflows"), [("float8_e4m3fn", 255.0, 300.0), ("float8_e5m2", 3e4, 4e4)])
-def test_the_top_binade_of_float8_counts_as_overflow(dtype, fits, overflows):
-    assert share_overflow(counts_of([fits, overflows]), dtype=dtype) == 0.5
 
 
 def test_zeros_and_non_finite_values_are_in_no_share():

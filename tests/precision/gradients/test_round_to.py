@@ -7,7 +7,7 @@ import pytest
 from backends import MODES, compiled, float64_allowed, gradients, only_on
 from keras import ops
 
-from mpt_cli.precision.gradients import Rounding, round_to
+from mpt_cli.precision.gradients import round_to
 from mpt_cli.precision.gradients.rounding import FORMATS
 
 NAMES = tuple(FORMATS)
@@ -20,7 +20,7 @@ def bits_of_all_kinds() -> np.ndarray:
     tie = (halves[:-1] + halves[1:]) / 2
     random_bits = np.random.default_rng(3).integers(0, 2**32, 20_000, dtype=np.uint32).view(np.float32)
     around = [np.nextafter(tie, np.float32(side)) for side in (-np.inf, np.inf)]
-    edges = np.float32([0.0, -0.0, np.inf, -np.inf, np.nan, 65519.99, 65520.0, 464.0, 464.1, 61440.0, 61439.0, 3.4e38])
+    edges = np.float32([0.0, -0.0, np.inf, -np.inf, np.nan, 65519.99, 65520.0, 3.4e38])
     values = np.concatenate([halves, tie, *around, random_bits, edges])
     # float32 subnormals are left out: kernels flush them
     return values[~((values != 0) & (np.abs(values) < 2.0**-126))]
@@ -55,45 +55,18 @@ def test_zero_keeps_its_sign(name):
     assert np.signbit(found).tolist() == [True, False]
 
 
-@pytest.mark.parametrize(
-    ("name", "largest"), [("float16", 65504.0), ("float8_e4m3fn", 448.0), ("float8_e5m2", 57344.0)]
-)
-def test_overflow_saturates_on_request(name, largest):
-    values = ops.convert_to_tensor(np.float32([1e6, -1e6, np.inf, np.nan]))
-    found = ops.convert_to_numpy(round_to(values, name, saturate=True))
-    assert found[:3].tolist() == [largest, -largest, largest]
-    assert np.isnan(found[3])
-
-
-def test_overflow_is_nan_in_e4m3fn_and_inf_elsewhere():
-    value = ops.convert_to_tensor(np.float32([1e6]))
-    assert np.isnan(ops.convert_to_numpy(round_to(value, "float8_e4m3fn"))[0])
-    assert ops.convert_to_numpy(round_to(value, "float8_e5m2"))[0] == np.inf
-
-
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_dtype_of_value_and_gradient_is_that_of_x(dtype):
     x = ops.cast(ops.convert_to_tensor([1.3, 0.1]), dtype)
-    assert keras.backend.standardize_dtype(round_to(x, "float8_e5m2").dtype) == dtype
-    assert keras.backend.standardize_dtype(gradients(lambda v: round_to(v, "float8_e5m2"), x)[0].dtype) == dtype
+    assert keras.backend.standardize_dtype(round_to(x, "bfloat16").dtype) == dtype
+    assert keras.backend.standardize_dtype(gradients(lambda v: round_to(v, "bfloat16"), x)[0].dtype) == dtype
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_gradient_passes_straight_through_also_where_the_value_overflowed(mode):
     x, weights = ops.convert_to_tensor(np.float32([1.3, 1e6, 1e-9])), np.float32([0.1, 0.2, 0.3])
-    slopes = compiled(lambda v: gradients(lambda u: round_to(u, "float8_e5m2", saturate=True) * weights, v)[0], mode)(x)
+    slopes = compiled(lambda v: gradients(lambda u: round_to(u, "float16") * weights, v)[0], mode)(x)
     np.testing.assert_array_equal(ops.convert_to_numpy(slopes), weights)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_gradient_is_rounded_to_its_own_format_on_request(mode):
-    x, weights = ops.convert_to_tensor(np.float32([1.3, 1.3, 1.3])), np.float32([1.2, 2.0**-17, 1e6])
-
-    def network(u):
-        return round_to(u, "bfloat16", gradient_dtype="float8_e5m2") * weights
-
-    rounded = compiled(lambda v: gradients(network, v)[0], mode)
-    assert ops.convert_to_numpy(rounded(x)).tolist() == [1.25, 0.0, np.inf]
 
 
 @only_on("tensorflow")
@@ -105,23 +78,22 @@ def test_a_tensor_of_unknown_shape_is_rounded():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_second_order_gradient_passes_both_roundings(mode):
+def test_second_order_gradient_passes_the_rounding(mode):
     def slope(x):
-        return gradients(lambda u: round_to(u, "float16", gradient_dtype="float16") ** 3, x)[0]
+        return gradients(lambda u: round_to(u, "float16") ** 3, x)[0]
 
     second = compiled(lambda x: gradients(slope, x)[0], mode)
     assert float(second(ops.convert_to_tensor(np.float32([3.0])))[0]) == 18.0
 
 
 def test_rounding_is_idempotent():
-    once = round_to(ops.convert_to_tensor(bits_of_all_kinds()), "float8_e4m3fn")
-    np.testing.assert_array_equal(ops.convert_to_numpy(round_to(once, "float8_e4m3fn")), ops.convert_to_numpy(once))
+    once = round_to(ops.convert_to_tensor(bits_of_all_kinds()), "bfloat16")
+    np.testing.assert_array_equal(ops.convert_to_numpy(round_to(once, "bfloat16")), ops.convert_to_numpy(once))
 
 
-@pytest.mark.parametrize("arguments", [{"dtype": "float8"}, {"dtype": "float16", "gradient_dtype": "float8"}])
-def test_unknown_formats_are_refused_with_the_known_ones(arguments):
-    with pytest.raises(ValueError, match=r"float16, bfloat16, float8_e5m2, float8_e4m3fn. Received: dtype='float8'"):
-        round_to(ops.ones(1), **arguments)
+def test_unknown_formats_are_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match=r"must be one of float16, bfloat16\. Received: dtype='float8'"):
+        round_to(ops.ones(1), "float8")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -130,18 +102,3 @@ def test_table_of_formats_agrees_with_ml_dtypes(name):
     assert (form.mantissa_bits, form.min_exponent, form.largest) == (info.nmant, info.minexp, float(info.max))
     assert form.smallest == float(info.smallest_subnormal)
     assert form.flush_exponent == np.log2(form.smallest) - 1
-
-
-def test_layer_rounds_in_a_functional_model_and_keeps_its_dtype_under_a_float16_policy():
-    inputs = keras.Input((2,), dtype="float32")
-    model = keras.Model(inputs, Rounding("float8_e4m3fn", dtype="mixed_float16")(inputs))
-    assert model.output.dtype == "float32"
-    assert ops.convert_to_numpy(model(np.float32([[1.3, 300.0]]))).tolist() == [[1.25, 288.0]]
-
-
-def test_layer_survives_saving(tmp_path):
-    layer = Rounding("float8_e5m2", saturate=True, gradient_dtype="bfloat16", name="rounding")
-    keras.Sequential([keras.Input((2,)), layer]).save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras").get_layer("rounding")
-    assert loaded.get_config() == layer.get_config()
-    assert (loaded.rounding_dtype, loaded.saturate, loaded.gradient_dtype) == ("float8_e5m2", True, "bfloat16")

@@ -9,10 +9,10 @@ import contextlib
 import keras
 import numpy as np
 import pytest
-from backends import BACKEND, only_on
+from backends import BACKEND, ScalesInFit, only_on
 from reference import ReferenceScale
 
-from mpt_cli.precision import FixedScale, LogMaxScale, LossScaleOptimizer, ScaleHistory, keep_skips_whole
+from mpt_cli.precision import FixedScale, LogMaxScale, LossScaleOptimizer, keep_skips_whole
 
 BATCHES, BAD = 8, (1, 4, 5)
 RANDOM = np.random.default_rng(0)
@@ -48,7 +48,7 @@ def replicated(request):
 
 def fitted(scope, x, y, jit_compile: bool, steps: int, **arguments):
     keras.utils.set_random_seed(0)
-    scales = ScaleHistory()
+    scales = ScalesInFit()
     with scope:
         layers = [keras.layers.BatchNormalization(), keras.layers.Dense(4, "relu", dtype="mixed_float16")]
         model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1)])
@@ -57,7 +57,7 @@ def fitted(scope, x, y, jit_compile: bool, steps: int, **arguments):
                       steps_per_execution=steps)  # fmt: skip
         keep_skips_whole(model)
         history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[scales]).history
-    return model, history, scales.history
+    return model, history, scales.loss_scale
 
 
 def check_absent(found, replicated, replicas, **arguments) -> None:
@@ -82,7 +82,7 @@ def test_bad_batches_are_skipped_whole_and_the_scale_follows_the_rule(replicated
     found = fitted(replicated(replicas), BAD_X, Y, jit_compile, steps, **RULE)
     reference = ReferenceScale(scale=16.0, growth_steps=2)
     scales = [step.scale_after for step in reference.run(PATTERN)]
-    assert found[2]["loss_scale"].tolist() == scales[steps - 1 :: steps]
+    assert found[2] == scales[steps - 1 :: steps]
     optimizer = found[0].optimizer
     counts = (int(optimizer.applied_steps), int(optimizer.skipped_steps))
     assert counts == (reference.applied, reference.skipped) == (5, 3)

@@ -74,7 +74,6 @@ class Trained:
             self.model = keras.Sequential([keras.Input(shape), *inner_layers, head])
         distribution.divide(self.model)
         self.optimizer = LossScaleOptimizer(OPTIMIZERS[kind](), initial_scale=2.0**10)
-        self.optimizer.making_slots = distribution.making_slots
         self.model.compile(self.optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                            auto_scale_loss=False)  # fmt: skip
         self.optimizer.build(self.model.trainable_variables)

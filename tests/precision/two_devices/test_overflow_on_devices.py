@@ -3,9 +3,9 @@
 import keras
 import numpy as np
 import pytest
-from backends import only_on
+from backends import ScalesInFit, only_on
 
-from mpt_cli.precision import DynamicScale, LossScaleOptimizer, Policy, ScaleHistory, keep_skips_whole
+from mpt_cli.precision import DynamicScale, LossScaleOptimizer, Policy, keep_skips_whole
 
 pytestmark = only_on("jax")
 L = keras.layers
@@ -85,8 +85,8 @@ def test_a_recipe_skips_the_same_steps_on_one_device_and_on_two():
         rule = DynamicScale(2.0**15, growth_steps=2)
         model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.01), rule=rule),
                       keras.losses.SparseCategoricalCrossentropy(from_logits=True), auto_scale_loss=False)  # fmt: skip
-        history = ScaleHistory()
-        keep_skips_whole(model).fit(x, y, 16, shuffle=False, verbose=0, callbacks=[history])
-        skipped.append(np.flatnonzero(np.diff(history.history["skipped"], prepend=0)).tolist())
+        seen = ScalesInFit()
+        keep_skips_whole(model).fit(x, y, 16, shuffle=False, verbose=0, callbacks=[seen])
+        skipped.append(np.flatnonzero(np.diff(seen.skipped, prepend=0)).tolist())
         assert int(model.optimizer.applied_steps) == 36 - len(skipped[-1])
     assert skipped[0] == skipped[1] and len(skipped[0]) > 5

@@ -1,17 +1,18 @@
-"""An identity that counts the gradient passing through it by exponent, inside any compiled step, as a function and as a
-layer, and what the counts say about loss scales (NumPy, on the host).
+"""The values of a tensor counted by exponent, inside any compiled step, and what the counts say about loss scales.
+
+Slot `e + EXPONENT_BIAS` of the SINK_SIZE counts is that of magnitudes in [2**e, 2**(e + 1)); the SUBNORMALS of float32,
+INFS, NANS and ZEROS have slots of their own. The counts are read on the host, by NumPy.
 """
 
 from dataclasses import dataclass
 from math import frexp, isfinite
 
-import keras
 import numpy as np
 import numpy.typing as npt
 from keras import ops
 
 from mpt_cli.precision.finite import reinterpret
-from mpt_cli.precision.gradients.custom_gradients import Tensor, check_float_tensor, define_gradient
+from mpt_cli.precision.gradients.custom_gradients import Tensor, check_float_tensor
 from mpt_cli.precision.gradients.rounding import find_format
 
 SUBNORMALS, INFS, NANS, ZEROS = 0, 255, 256, 257
@@ -20,17 +21,17 @@ EXPONENT_BIAS = 127
 
 
 def gradient_statistics(gradient: Tensor) -> Tensor:
-    """The counts of the table above for a tensor of any shape and float dtype: float32, shape (SINK_SIZE,).
+    """The counts for a tensor of any shape and float dtype: float32, shape (SINK_SIZE,).
 
     The exponent is read from the bits of the value as float32 (exact for float16 and bfloat16; float64 is rounded).
-    A sum over a fixed number of segments, as `keras.ops.bincount` fails under `jax.jit`; counted in int32, as float32
+    A sum over a fixed number of segments, as `ops.bincount` fails under `jax.jit`; counted in int32, as float32
     additions of 1 stop at 2**24, so a tensor must have fewer than 2**31 elements.
 
     Raises:
         TypeError: gradient is not floating, or symbolic.
 
     Example:
-        >>> counts = gradient_statistics(keras.ops.array([0.0, 1.0, -1.5, float("inf")]))
+        >>> counts = gradient_statistics(ops.array([0.0, 1.0, -1.5, float("inf")]))
         >>> [float(counts[slot]) for slot in (ZEROS, EXPONENT_BIAS + 0, INFS)]
         [1.0, 2.0, 1.0]
     """
@@ -42,7 +43,7 @@ def statistics_of_each(tensors: list[Tensor]) -> Tensor:
     compiles one operation, not one for each.
 
     Example:
-        >>> counts = statistics_of_each([keras.ops.ones((2, 3)), keras.ops.zeros((2,))])
+        >>> counts = statistics_of_each([ops.ones((2, 3)), ops.zeros((2,))])
         >>> float(counts[0, EXPONENT_BIAS]), float(counts[1, ZEROS])
         (6.0, 2.0)
     """
@@ -59,92 +60,6 @@ def _slots(gradient: Tensor) -> Tensor:
     slots = ops.right_shift(magnitude, 23)
     slots = ops.where(magnitude == 0, ZEROS, slots)
     return ops.where(magnitude > 0x7F800000, NANS, slots)
-
-
-def probe(x: Tensor, sink: Tensor) -> Tensor:
-    """`x` unchanged; backward: the upstream gradient unchanged for x, its `gradient_statistics` for `sink`.
-
-    `sink` is a float32 vector of SINK_SIZE whose value is never used: zeros, or a variable. Differentiate by it along
-    with the weights, and its "gradient" is the statistics; one sink shared by several probes gets their sum. It is
-    pure: tf.function, XLA and jax.jit take it, and the other gradients stay bit-identical. Weight gradients are
-    measured by a probe on the weight: `matmul(x, probe(kernel, sink))`.
-
-    What is counted is the gradient of the scaled loss, in the dtype that flows here; XLA may have kept it in float32.
-
-    Raises:
-        TypeError: x is not floating, or symbolic.
-        ValueError: sink is not a float32 vector of SINK_SIZE.
-
-    Example:
-        >>> import tensorflow as tf
-        >>> x, sink = tf.constant([1.0, 3.0]), tf.zeros(SINK_SIZE)
-        >>> with tf.GradientTape() as tape:
-        ...     tape.watch([x, sink])
-        ...     loss = tf.reduce_sum(probe(x, sink) * [0.25, 0.0])
-        >>> slopes, counts = tape.gradient(loss, [x, sink])
-        >>> slopes.numpy().tolist(), float(counts[EXPONENT_BIAS - 2]), float(counts[ZEROS])
-        ([0.25, 0.0], 1.0, 1.0)
-    """
-    x = check_float_tensor(x, "probe")
-    sink = ops.convert_to_tensor(sink)
-    dtype = keras.backend.standardize_dtype(sink.dtype)
-    if tuple(sink.shape) != (SINK_SIZE,) or dtype != "float32":
-        raise ValueError(
-            f"probe: sink must be a float32 vector of {SINK_SIZE}. Received: shape={tuple(sink.shape)}, dtype={dtype}."
-        )
-    return define_gradient(lambda x, sink: x, _measured)(x, sink)
-
-
-def _measured(upstream: Tensor, x: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
-    return upstream, gradient_statistics(upstream)
-
-
-@keras.saving.register_keras_serializable(package="mpt")
-class GradientProbe(keras.layers.Layer):  # type: ignore[misc]
-    """Identity on one tensor; after each applied step `statistics` holds the counts of the gradient through it.
-
-    The sink is a trainable variable with `overwrite_with_gradient`, so any Keras optimizer, wrapped in loss scaling or
-    not, assigns it its "gradient" (the layout is that of `probe`) before clipping, decay and slots come into play.
-    The layer keeps the dtype of its input whatever its policy, and the weights of the model train bit for bit as
-    without it. A layer called several times in a model counts all its calls, and the replicas' counts are added,
-    under TensorFlow's `MirroredStrategy` and JAX's `DataParallel` alike.
-
-    Limits, all from where the overwrite happens:
-    - a skipped step drops it along with everything else: `statistics` then stays that of the last applied step. To see
-      the gradients of an overflow, differentiate by `sink` yourself, as with `probe`;
-    - with gradient accumulation Keras keeps the largest count of each slot, not the sum.
-
-    Example:
-        >>> model = keras.Sequential([keras.layers.Dense(1), GradientProbe(name="head_gradient")])
-        >>> model.compile("sgd", "mse")
-        >>> _ = model.fit(keras.ops.ones((8, 2)), keras.ops.ones((8, 1)), batch_size=4, verbose=0)
-        >>> float(model.get_layer("head_gradient").statistics.sum())
-        4.0
-    """
-
-    def __init__(self, **kwargs: object) -> None:
-        super().__init__(**{"autocast": False, **kwargs})
-        self.sink = self.add_weight(
-            name="sink",
-            shape=(SINK_SIZE,),
-            initializer="zeros",
-            dtype="float32",
-            autocast=False,
-            overwrite_with_gradient=True,
-            aggregation="sum",  # of the replicas' assignments; without it the counts of one replica are kept
-        )
-
-    @property
-    def statistics(self) -> Tensor:
-        """The counts as a numpy vector; zeros before the first step."""
-        return keras.ops.convert_to_numpy(self.sink.value)
-
-    def call(self, inputs: Tensor) -> Tensor:
-        return probe(inputs, self.sink)
-
-    def compute_output_spec(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
-        # a new tensor: the input itself would drop this layer out of a functional model
-        return keras.KerasTensor(inputs.shape, dtype=inputs.dtype)
 
 
 Counts = npt.NDArray[np.floating]
@@ -227,8 +142,7 @@ def share_subnormal(statistics: Counts, scale: float = 1.0, dtype: str = "float1
 def share_overflow(statistics: Counts, scale: float = 1.0, dtype: str = "float16") -> float:
     """Share of the nonzero finite values that `scale` times them exceeds `dtype`; 0.0 if there are none.
 
-    For float16: those of scaled magnitude 2**16 and more (65520 ... 65535, which round to inf, are missed). The
-    float8 formats overflow inside their top binade, which is counted in full.
+    For float16: those of scaled magnitude 2**16 and more (65520 ... 65535, which round to inf, are missed).
 
     Raises:
         ValueError: as `share_flushed`.

@@ -1,0 +1,67 @@
+"""Every value is counted in the slot of its exponent, in every mode."""
+
+import numpy as np
+import pytest
+from backends import MODES, compiled
+from keras import ops
+
+from mpt_cli.precision.gradients import (
+    EXPONENT_BIAS,
+    INFS,
+    NANS,
+    SINK_SIZE,
+    SUBNORMALS,
+    ZEROS,
+    gradient_statistics,
+)
+
+# value -> the slot it must be counted in
+CASES = {
+    0.0: ZEROS,
+    1.0: EXPONENT_BIAS,
+    -1.99: EXPONENT_BIAS,
+    2.0: EXPONENT_BIAS + 1,
+    0.99: EXPONENT_BIAS - 1,
+    65504.0: EXPONENT_BIAS + 15,
+    2.0**-24: EXPONENT_BIAS - 24,
+    2.0**-126: EXPONENT_BIAS - 126,
+    3e38: EXPONENT_BIAS + 127,
+    2.0**-130: SUBNORMALS,
+    np.inf: INFS,
+    -np.inf: INFS,
+    np.nan: NANS,
+}
+
+
+def counts_of(values):
+    """The counts that the table above promises for `values`."""
+    exact = np.zeros(SINK_SIZE, np.float32)
+    for value in values:
+        exact[next(slot for case, slot in CASES.items() if np.array_equal(case, value, equal_nan=True))] += 1
+    return exact
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_kind_of_value_is_counted_in_its_slot(mode):
+    values = [*CASES, 1.0, -0.0]
+    found = compiled(gradient_statistics, mode)(ops.convert_to_tensor(np.float32(values)))
+    np.testing.assert_array_equal(ops.convert_to_numpy(found), counts_of(values))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_subnormals_of_float16_are_told_from_zero(dtype):
+    upstream = ops.cast(ops.convert_to_tensor([2.0**-24, 0.0, 1.0]), dtype)
+    counts = ops.convert_to_numpy(gradient_statistics(upstream))
+    assert (counts[EXPONENT_BIAS - 24], counts[ZEROS], counts[EXPONENT_BIAS]) == (1, 1, 1)
+    assert counts.sum() == 3
+
+
+@pytest.mark.slow
+def test_counts_do_not_stop_at_2_to_the_24_where_float32_additions_of_one_do():
+    size = 2**24 + 2
+    counts = ops.convert_to_numpy(gradient_statistics(ops.ones((size,), dtype="float16")))
+    assert counts[EXPONENT_BIAS] == size
+
+
+def test_an_empty_tensor_counts_nothing():
+    assert ops.convert_to_numpy(gradient_statistics(ops.zeros((0, 3)))).sum() == 0
