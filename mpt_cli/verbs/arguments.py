@@ -56,7 +56,6 @@ MODULE = "MODULE args …"
 TARGETS = "NAME|FILE|RUN_DIR … key=value …"
 
 PAGE = "report.html"
-SHOWN_EPOCHS = 20  # by `mpt watch`, of what is past
 KINDS = ("recipes", "models", "data", "policies", "groups", "optimizers", "modes", "sinks", "keys")  # of `mpt list`
 
 
@@ -298,8 +297,6 @@ of a sweep job and end. interval, epoch and event are the lines of metrics.jsonl
 def configure_watch(parser: argparse.ArgumentParser) -> None:
     """Show a run or a sweep that goes on elsewhere, or is over. It reads the directory, nothing else."""
     parser.add_argument("directory", metavar="RUN|SWEEP|COMPARE", help="what mpt train, sweep or compare writes")
-    parser.add_argument("-n", "--epochs", type=int, metavar="N", help=f"how many epochs that are over are shown; "
-                        f"default: {SHOWN_EPOCHS}, with --json all")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     parser.epilog = _WATCH_EXAMPLES
 
