@@ -21,8 +21,8 @@ from mpt_cli.compare.comparison import (
 )
 from mpt_cli.errors import DataError
 from mpt_cli.report.history import RunHistory, read_history
-from mpt_cli.report.page import render_page, write_page
-from mpt_cli.report.run_page import run_on_page, run_pictures
+from mpt_cli.report.page import write_page
+from mpt_cli.report.run_page import render_runs, run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn, csv_text, text_table
 from mpt_cli.runs.provenance import known_environment
 from mpt_cli.settings.search_path import shell_command
@@ -313,9 +313,10 @@ def run_stories(found: Comparison) -> list[RunHistory]:
 
 def compare_page(found: Comparison, stories: Sequence[RunHistory]) -> str:
     """The whole page as text."""
-    return render_page(
+    return render_runs(
         "compare.html",
         f"Comparison {found.directory.path.name}",
+        stories,
         run_pictures(stories),
         verdict=overall(found),
         kind="bad" if any(entry.failed for entry in found.entries) else "",
@@ -323,7 +324,6 @@ def compare_page(found: Comparison, stories: Sequence[RunHistory]) -> str:
                           lambda entry: "bad" if entry.failed else ""),
         sentences=sentences(found),
         method=text_table("The columns", ("column", "what it is"), _METHOD),
-        runs=[run_on_page(story) for story in stories],
         unstarted=_unstarted(found),
         command=" ".join(map(str, found.plan.facts["command_line"])),
         job_commands=[job.job.command for job in found.results],
