@@ -5,7 +5,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,7 +15,6 @@ from mpt_cli.errors import ConfigError, DataError, printable, printable_tree
 from mpt_cli.runs.directory import RunDirectory, read_json
 from mpt_cli.runs.provenance import ENVIRONMENT
 from mpt_cli.settings.limits import LONGEST_LINE, open_file, quick_loader, read_yaml_text
-from mpt_cli.settings.variants import PYTHON
 from mpt_cli.telemetry.format import format_count
 from mpt_cli.telemetry.records import (
     GROWTH,
@@ -88,15 +87,6 @@ def jumps_sentence(spikes: Sequence[Spike]) -> str:
     return f"the loss jumped at step {steps}; spikes.jsonl has the examples of each batch"
 
 
-def is_of_program(run: RunDirectory) -> bool:
-    """Whether model and data of the run are those of a Python program, without which no step can be trained again."""
-    try:
-        tree = yaml.safe_load(read_yaml_text(run.config_yaml))
-        return bool(tree["model"]["name"] == PYTHON)
-    except (ConfigError, ValueError, yaml.YAMLError, KeyError, TypeError, RecursionError):
-        return False
-
-
 def metric_by_epoch(metrics_jsonl: Path, name: str) -> list[tuple[int, float]]:
     """(step, value) at each end of an epoch."""
     lines = (line for line in read_lines(metrics_jsonl) if line.get("epoch_end"))
@@ -111,17 +101,10 @@ def settled_step(events: list[dict[str, Any]], steps_seen: int, applied_steps: i
     events = [event for event in events if "step" in event and "kind" in event]
     first_growth = next((int(event["step"]) for event in events if event["kind"] == GROWTH), None)
     skips = [int(event["step"]) for event in events if event["kind"] == OVERFLOW]
-    if not applied_steps:
+    ends_in_skips = skips[-2:] == [steps_seen - 1, steps_seen]  # one alone may be the last of settling
+    if not applied_steps or (first_growth is None and ends_in_skips):
         return None
-    warm_up = [step for step in skips if first_growth is None or step <= first_growth]
-    if first_growth is None and _ends_in_skips(warm_up, steps_seen):
-        return None
-    return max(warm_up, default=0)
-
-
-def _ends_in_skips(skips: list[int], steps_seen: int) -> bool:
-    """Two or more at the very end: one alone may well have been the last that settling took."""
-    return len(skips) > 1 and skips[-1] == steps_seen and any(b - a == 1 for a, b in pairwise(skips[-2:]))
+    return max((step for step in skips if first_growth is None or step <= first_growth), default=0)
 
 
 def json_object(line: str, is_whole: bool = False) -> dict[str, Any] | None:

@@ -15,7 +15,6 @@ from mpt_cli.diagnose.preparation import (
 )
 from mpt_cli.engine.backend import prepare_backend, set_import_variables
 from mpt_cli.errors import MISMATCH, OK, ConfigError, DataError, Problem, printable_tree
-from mpt_cli.report.history import is_of_program
 from mpt_cli.report.picture import missing_matplotlib
 from mpt_cli.runs.directory import RunDirectory, default_parent, read_json
 from mpt_cli.runs.resume import stored_settings
@@ -86,9 +85,9 @@ def _measure(
     return found, content
 
 
-def _say_no_overflow(run: RunDirectory, run_dir: str, arguments: argparse.Namespace) -> int:
+def _say_no_overflow(run: RunDirectory, run_dir: str, is_of_program: bool, arguments: argparse.Namespace) -> int:
     """The answer for a run of which no step overflowed; no directory is made for it."""
-    measures = "mpt.diagnose(model, x, y) in that program" if is_of_program(run) else _of_configuration(run_dir)
+    measures = "mpt.diagnose(model, x, y) in that program" if is_of_program else _of_configuration(run_dir)
     verdict = _bad_verdict(run)
     conclusion = "" if verdict else ", so no layer is bad"
     text = f"no step of {run_dir} overflowed{conclusion}; {measures} measures how far away an overflow is"
@@ -167,10 +166,10 @@ def _read_steps(text: str | None) -> tuple[int, ...]:
 def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     """5 where no layer can be named, because the step does not overflow when it is trained again."""
     run = RunDirectory.open(run_dir)
-    overflow = find_overflow(run, arguments.step)
+    overflow, stored = find_overflow(run, arguments.step), stored_settings(run)
+    is_of_program = isinstance(stored.model, GivenModel)
     if overflow is None:
-        return _say_no_overflow(run, run_dir, arguments)
-    stored = stored_settings(run)
+        return _say_no_overflow(run, run_dir, is_of_program, arguments)
     if isinstance(stored.model, GivenModel):
         program = "script" if stored.model.command else "Python program"
         remedy = f"In that {program}, mpt.diagnose(model, x, y) examines its layers before it trains."
