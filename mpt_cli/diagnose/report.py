@@ -426,15 +426,15 @@ OUTPUTS_COLOUR, WEIGHTS_COLOUR = "#2a7fd4", "#e07b00"
 LEAST_SHARE = 1e-6
 
 
-def write_pictures(found: Diagnosis, png: Path, svg: Path) -> None:
-    """Both files anew."""
+def write_pictures(found: Diagnosis, folder: Path) -> None:
+    """As gradients.png and gradients.svg."""
     from matplotlib import rc_context
 
     with rc_context({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "mpt", "axes.spines.top": False,
                      "axes.spines.right": False}):  # fmt: skip
         figure = _draw(found)
-        figure.savefig(png, dpi=150, metadata={"Software": None})
-        figure.savefig(svg, metadata={"Date": None})
+        figure.savefig(folder / "gradients.png", dpi=150, metadata={"Software": None})
+        figure.savefig(folder / "gradients.svg", metadata={"Date": None})
 
 
 def _draw(found: Diagnosis) -> "Figure":

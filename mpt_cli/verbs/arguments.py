@@ -211,7 +211,7 @@ _DIAGNOSE_EXAMPLES = """examples:
   mpt diagnose runs/overflow/RUN                  the layer that overflowed last in that run
   mpt diagnose runs/overflow/RUN --step 7         the layer that overflowed at that step
 
-It writes runs/RECIPE/diagnose-TIME/ with diagnosis.json, gradients.png and gradients.svg."""
+It writes runs/RECIPE/diagnose-TIME-ID/ with diagnosis.json, gradients.png and gradients.svg."""
 
 
 def configure_diagnose(parser: argparse.ArgumentParser) -> None:
@@ -222,7 +222,7 @@ def configure_diagnose(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step", type=int, metavar="N", help="with a run directory: the step to train again; "
                         "default: the last one that overflowed")  # fmt: skip
     parser.add_argument("--write", metavar="FILE", help="write a copy of the recipe with the recommendation in it")
-    parser.add_argument("--out", metavar="DIR", help="where to put the files; default: runs/RECIPE/diagnose-TIME, "
+    parser.add_argument("--out", metavar="DIR", help="where to put the files; default: runs/RECIPE/diagnose-TIME-ID, "
                         "or in the run directory")  # fmt: skip
     add_json(parser)
     parser.epilog = _DIAGNOSE_EXAMPLES
