@@ -3,7 +3,8 @@
 import json
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -218,6 +219,15 @@ def read_history(path: str | Path, label: str | None = None) -> RunHistory:
     _read_layers(story)
     _read_spikes(story)
     return story
+
+
+def read_histories(runs: Iterable[tuple[Path, str]]) -> list[RunHistory]:
+    """Of those with these paths and labels that began; a job that never did has no directory."""
+    stories = []
+    for path, label in runs:
+        with suppress(DataError):
+            stories.append(read_history(path, label))
+    return stories
 
 
 def _read(story: RunHistory, path: Path, record: type | Mapping[str, Any], consequence: str) -> dict[str, Any]:

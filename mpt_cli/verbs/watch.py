@@ -256,13 +256,13 @@ def _print_record(record: str, content: dict[str, Any]) -> None:
 def _watch_sweep(path: Path, as_json: bool) -> int:
     from mpt_cli.sweep.directory import GOOD, gravest_code
     from mpt_cli.sweep.progress import RUNNING, RunningLines, Screen, format_job, job_states
-    from mpt_cli.verbs.report import sweep_or_comparison
+    from mpt_cli.verbs.report import kind_of
 
-    kind = sweep_or_comparison(path)
+    kind = kind_of(path)
     if kind is None:
         why = "it has no config.yaml, sweep.json or compare.json" if path.is_dir() else "it does not exist"
         raise DataError(f"{path} is no directory of a run, a sweep or a comparison: {why}.")
-    sweep, print_results = kind
+    sweep = kind.directory(path)
     screen = Screen(None if as_json else sys.stdout)
     told: dict[str, Any] = {}
     with RunningLines(screen) as below:
@@ -289,5 +289,5 @@ def _watch_sweep(path: Path, as_json: bool) -> int:
     if len(results) < len(jobs):
         screen.say(f"nobody goes on with it, and {len(jobs) - len(results)} of {len(jobs)} jobs have not ended: "
                    f"{shell_command(sweep.verb, '--resume', path)}")  # fmt: skip
-    print_results(screen)
+    kind.print_table(kind.read(sweep), screen, None)
     return code

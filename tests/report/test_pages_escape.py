@@ -78,7 +78,7 @@ def test_the_page_of_a_sweep_escapes_all_that_it_shows():
 def test_the_page_of_a_comparison_escapes_all_that_it_shows(story):
     text = render_runs(
         "compare.html", EVIL, [story, story], [PICTURE], verdict=EVIL, kind="", entries=TABLE, sentences=[EVIL],
-        method=TABLE, unstarted=[{"name": EVIL, "reason": EVIL}], command=EVIL, job_commands=[EVIL],
+        method=TABLE, unstarted=[{"job": {"name": EVIL}, "reason": EVIL}], command=EVIL, job_commands=[EVIL],
     )  # fmt: skip
     check_escaped(text)
     assert f"<li><span>{SHOWN}" in text and f"<strong>{SHOWN}" in text
