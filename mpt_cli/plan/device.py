@@ -136,7 +136,7 @@ def device_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
-def load_device(word: str) -> Device:
+def load_device(word: str | None) -> Device:
     """A shipped device by its name, or the path of a file of the user's own.
 
     ConfigError for an unknown name, and with everything that is wrong with a file.
@@ -144,13 +144,16 @@ def load_device(word: str) -> Device:
     >>> load_device("h100").memory_bytes / 2**30
     80.0
     """
+    names = ", ".join(device_names())
+    if word is None:
+        raise ConfigError(Problem("--device", f"must be given: one of {names}, or a file.", None, "As --device h100."))
     path = FOLDER / f"{word.lower()}.yaml"
     if word.lower() not in device_names():
         path = expanded(word)
         if not path.is_file():
             own = f"Or give a file of your own with the keys of {FOLDER / 'h100.yaml'}: --device ./mine.yaml"
             remedy = " ".join(filter(None, [did_you_mean(word, device_names()), own]))
-            raise ConfigError(Problem("--device", f"must be one of {', '.join(device_names())}.", word, remedy))
+            raise ConfigError(Problem("--device", f"must be one of {names}.", word, remedy))
     _jax_share()  # said before anything is compiled
     return _read(path)
 

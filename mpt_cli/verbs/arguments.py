@@ -448,11 +448,10 @@ def configure_list(parser: argparse.ArgumentParser) -> None:
 
 
 def configure_copy(parser: argparse.ArgumentParser) -> None:
-    """Copy a shipped recipe to a file of your own. Nothing that exists is overwritten."""
+    """Copy a recipe to a file of your own, with mpt.schema.json beside it, by which editors know its keys. Nothing that
+    exists is overwritten."""
     parser.add_argument("recipe", metavar="RECIPE", help="its name, as `mpt list` shows it")
     parser.add_argument("destination", metavar="DEST", nargs="?", help="a file or folder; default: ./RECIPE.yaml")
-    parser.add_argument("--no-schema", dest="schema", action="store_false", help="without the first line by which "
-                        "editors know the keys, and the mpt.schema.json beside it that it names")
     parser.epilog = "example:\n  mpt copy digits_cnn mine.yaml\n  mpt train conf=./mine.yaml"
 
 
