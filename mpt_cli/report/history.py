@@ -24,9 +24,9 @@ from mpt_cli.telemetry.records import (
     Summary,
     as_number,
     misfit,
+    record_from,
     record_of,
     required_fields,
-    spike_from,
 )
 
 _TAIL_BYTES = 8192
@@ -76,7 +76,7 @@ def read_spikes(run: RunDirectory, tell_damaged: Callable[[bool], None] = lambda
     spikes = []
     for line in islice(read_lines(run.spikes_jsonl, tell_damaged), MOST_SPIKES):
         if misfit(Spike, line, required_fields(Spike)) is None:
-            spikes.append(spike_from(printable_tree(line)))
+            spikes.append(record_from(Spike, printable_tree(line)))
         else:
             tell_damaged(False)
     return spikes

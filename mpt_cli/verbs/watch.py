@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from itertools import zip_longest
@@ -21,7 +21,7 @@ from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import conf_override, expanded, shell_command
 from mpt_cli.telemetry.console.plain import PlainConsole
 from mpt_cli.telemetry.format import format_count, format_whole_seconds, strict_json
-from mpt_cli.telemetry.records import RunHeader, Summary, event_from, misfit, required_fields, snapshot_from
+from mpt_cli.telemetry.records import Event, Summary, misfit, record_from, required_fields, snapshot_from
 from mpt_cli.telemetry.sink import Sink, reminders
 from mpt_cli.telemetry.sinks import console_sinks
 
@@ -145,21 +145,6 @@ class RunFollower:
         return max(0.0, time.time() - max(times, default=time.time()))
 
 
-def read_header(tree: Mapping[str, Any], run: RunDirectory) -> RunHeader:
-    """The header with the directory as it is called here."""
-    return replace(header_from(tree), run_dir=str(run.path))
-
-
-def summary_from(tree: Mapping[str, Any], run: RunDirectory) -> Summary:
-    """The summary with the directory as it is called here; what a later version may have added is passed over."""
-    found = {name: value for name, value in tree.items() if name in Summary.__dataclass_fields__}
-    for name in ("metrics", "best_metrics"):
-        found[name] = {metric: float(value) for metric, value in found[name].items()}
-    for name in ("final_loss_scale", "min_loss_scale", "max_loss_scale", "examples_per_second", "seconds"):
-        found[name] = None if found[name] is None else float(found[name])  # "NaN" in strict JSON
-    return Summary(**{**found, "run_dir": str(run.path)})
-
-
 class RunConsole:
     """The console of `mpt train`, fed with the records of a run."""
 
@@ -177,10 +162,10 @@ class RunConsole:
         getattr(self, f"_show_{kind}")(content)
 
     def _show_header(self, tree: dict[str, Any]) -> None:
-        self.sink.start(read_header(tree, self.run))
+        self.sink.start(replace(header_from(tree), run_dir=str(self.run.path)))  # as it is called here
 
     def _show_event(self, line: dict[str, Any]) -> None:
-        self.sink.events([event_from(line)])
+        self.sink.events([record_from(Event, line)])
 
     def _show_epoch(self, line: dict[str, Any]) -> None:
         self._advance_clock(line)
@@ -215,7 +200,7 @@ class RunConsole:
             self.sink.message(f"to go on: {shell_command('train', *words)}")
 
     def _show_end(self, tree: dict[str, Any]) -> None:
-        self.sink.finish(summary_from(tree, self.run))
+        self.sink.finish(replace(record_from(Summary, tree), run_dir=str(self.run.path)))
 
 
 def run_watch(arguments: argparse.Namespace) -> int:
