@@ -1,7 +1,6 @@
 """`report`: one page of a run, of several overlaid, of a sweep or of a comparison."""
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,8 +41,6 @@ _KINDS = (
 
 def run_report(arguments: argparse.Namespace) -> int:
     paths = [expanded(path) for path in arguments.directories]
-    for path in paths:
-        _check_possible(path)
     page = Path(arguments.out) if arguments.out else None
     if page is not None:
         check_replaceable(page)
@@ -55,16 +52,6 @@ def run_report(arguments: argparse.Namespace) -> int:
     else:
         _report_runs(paths, page, arguments)
     return OK
-
-
-def _check_possible(path: Path) -> None:
-    """DataError for what no file can be called."""
-    try:
-        if b"\0" not in os.fsencode(path):
-            return
-    except UnicodeEncodeError:
-        pass
-    raise DataError("the path of a directory must be valid UTF-8 and hold no NUL.")
 
 
 def kind_of(path: Path) -> Kind | None:
@@ -112,7 +99,7 @@ def _runs_in(path: Path) -> list[Path]:
         hint = f" There are runs in it ({len(inside)}): {shell_command('report', path)}/*" if inside else ""
         raise DataError(f"{path} is no directory of a run, a sweep or a comparison: it has no config.yaml, sweep.json "
                         f"or compare.json.{hint}")  # fmt: skip
-    return [path]
+    return [RunDirectory.open(path).path]
 
 
 def _stories(paths: Sequence[Path]) -> list[RunHistory]:
