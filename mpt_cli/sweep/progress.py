@@ -16,12 +16,11 @@ from mpt_cli.jobs.queue import Ending, Observer, Running
 from mpt_cli.report.history import latest_line
 from mpt_cli.report.tables import TableColumn, plain_lines, rich_table
 from mpt_cli.runs.directory import read_holder
-from mpt_cli.sweep.directory import FAILED, GOOD, NOT_RUN, JobResult, SweepDirectory, read_job
+from mpt_cli.sweep.directory import GOOD, NOT_RUN, JobResult, SweepDirectory, read_job
 from mpt_cli.sweep.plan import Job
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.console.plain import StreamLines
 from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds, format_share
-from mpt_cli.training.checkpoint import CheckpointStore
 from mpt_cli.training.progress import MONITORED
 
 R = TypeVar("R")
@@ -169,22 +168,6 @@ def format_ending(result: JobResult) -> str:
 
 
 WAITING, RUNNING = "waiting", "running"
-
-
-def standing_line(sweep: SweepDirectory, result: JobResult) -> str:
-    """Where a job stands when its sweep is gone on with: what it came to, or from which step it goes on and why."""
-    word, details = _standing(sweep, result)
-    return f"{word:<9} {result.job.name}  {details}".rstrip()
-
-
-def _standing(sweep: SweepDirectory, result: JobResult) -> tuple[str, str]:
-    if result.is_good:
-        return result.status, format_ending(result)
-    why = f"{result.status}: {result.reason}" if result.reason else ""
-    steps = CheckpointStore(sweep.run(result.job).checkpoints).steps()
-    if steps and result.status != FAILED:
-        return "goes on", f"from step {format_count(steps[-1])}{f', {why}' if why else ''}"
-    return ("restarts", why) if why else ("begins", "")
 
 
 @dataclass(frozen=True)
