@@ -88,10 +88,10 @@ def jumps_sentence(spikes: Sequence[Spike]) -> str:
     return f"the loss jumped at step {steps}; spikes.jsonl has the examples of each batch"
 
 
-def metric_by_epoch(metrics_jsonl: Path, name: str) -> list[tuple[int, float]]:
-    """(step, value) at each end of an epoch."""
+def metric_by_epoch(metrics_jsonl: Path, name: str) -> list[float]:
+    """The values at the ends of the epochs."""
     lines = (line for line in read_lines(metrics_jsonl) if line.get("epoch_end"))
-    return [(int(line["step"]), value) for line in lines if (value := as_number(line.get(name))) is not None]
+    return [value for line in lines if (value := as_number(line.get(name))) is not None]
 
 
 def settled_step(events: list[dict[str, Any]], steps_seen: int, applied_steps: int) -> int | None:
@@ -127,7 +127,7 @@ def json_object(line: str, is_whole: bool = False) -> dict[str, Any] | None:
 
 _OF_ANY_LINE = {"attempt": int, "seconds": float | None}
 OF_THE_STEP = ("learning_rate", "loss_scale", "examples_per_second", "skipped_steps")
-_NO_CURVES = {"step", "epoch", "epoch_end", "step_in_epoch", "schema_version", "attempt", "scale_counter", "seconds",
+NO_CURVES = {"step", "epoch", "epoch_end", "step_in_epoch", "schema_version", "attempt", "scale_counter", "seconds",
               "consecutive_skips", "applied_steps", "phase"}  # fmt: skip
 LATEST_EVENTS = 30
 _OF_A_LAYER = {"step", "layer", "kind", "dtype", "flushed", "subnormal", "overflowed"}
@@ -278,7 +278,7 @@ def _read_metrics(story: RunHistory) -> None:
         story.last_step = max(story.last_step, int(step))
         target = story.epochs if line.get("epoch_end") else story.steps
         for name, value in line.items():
-            if name not in _NO_CURVES and (number := as_number(value)) is not None:
+            if name not in NO_CURVES and (number := as_number(value)) is not None:
                 target.setdefault(name, Series()).add(step, number)
     if not story.steps and not story.epochs:
         story.gaps.append(f"{path.name} is empty or missing: no step was logged.")

@@ -6,16 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import ConfigError, Problem, missing_extra
-from mpt_cli.report.history import read_history, read_lines, read_spikes
+from mpt_cli.report.history import NO_CURVES, OF_THE_STEP, read_history, read_lines, read_spikes
 from mpt_cli.report.picture import draw, drawable
 from mpt_cli.report.run_page import headline, outcome_facts, run_pictures
 from mpt_cli.runs.directory import RunDirectory, read_json
 from mpt_cli.telemetry.records import Spike
 
-NOT_METRICS = {
-    "step", "epoch", "epoch_end", "step_in_epoch", "schema_version", "attempt", "seconds", "scale_counter",
-    "loss_scale", "skipped_steps", "consecutive_skips", "applied_steps", "examples_per_second", "memory_bytes",
-}  # fmt: skip
+NOT_METRICS = {*NO_CURVES, *OF_THE_STEP, "memory_bytes"} - {"learning_rate"}
 
 
 def load_run(path: str | Path) -> "Run":
