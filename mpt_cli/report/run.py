@@ -98,11 +98,11 @@ class Run:
         return f"Run({str(self.path)!r}: {headline(read_history(self.path))})"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: how it ended, and its first pictures (loss, metrics, scale with skips)."""
+        """What a notebook shows: how it ended, and its first pictures (loss, accuracy, scale with skips)."""
         story = read_history(self.path)
         rows = "".join(f"<tr><th style='text-align:left'>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
                        for name, value in outcome_facts(story))  # fmt: skip
-        shown = ("loss", "accuracy", "scale", "skip")
+        shown = ("loss", "accuracy", "scale")
         wanted = [picture for picture in run_pictures([story]) if picture.name.startswith(shown)]
         drawings = "".join(f'<div style="max-width:640px">{draw(picture)}</div>' for picture in drawable(wanted))
         explanation = html.escape(str(story.summary.get("explanation", "")))

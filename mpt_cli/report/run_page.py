@@ -295,8 +295,6 @@ def _differences_table(stories: Sequence[RunHistory]) -> PageTable[Any] | None:
     return text_table("Keys whose values are not the same in all runs", ("run", *keys), rows) if keys else None
 
 
-SKIP_WINDOWS = 60
-FEWEST_WINDOW_STEPS = 10
 _MOST_MARKS = 1000  # of skipped steps: those that fall on one place share it
 _GRADIENTS = {
     "gradient_headroom_doublings": ("Gradient head-room", "doublings of the scale left"),
@@ -312,7 +310,7 @@ def run_pictures(stories: Sequence[RunHistory]) -> list[Picture]:
     """Every picture that these runs have the data for, loss first; of many runs, of the first ones."""
     shown = stories[:MOST_DISTINCT]
     found = [picture for name in metric_names(shown) for picture in _metric_pictures(shown, name)]
-    found += [*_scale_pictures(shown), *_skip_pictures(shown)]
+    found += _scale_pictures(shown)
     for name, (title, y_label) in _GRADIENTS.items():
         found += _overlay(shown, name, title, y_label)
     found += _overlay(shown, "examples_per_second", "Throughput", "examples per second")
@@ -382,27 +380,6 @@ def _scale_pictures(stories: Sequence[RunHistory]) -> list[Picture]:
     note = f"{len(skips):,} skipped step{'s are' if len(skips) != 1 else ' is'} marked at the bottom." if skips else ""
     scale = Picture("loss-scale", "Loss scale", "loss scale", curves, log_base=2, skips=[*marks.values()], note=note)
     return [scale] if curves else []
-
-
-def _skip_pictures(stories: Sequence[RunHistory]) -> list[Picture]:
-    curves = [Curve(story.label, *skip_rate(story.skips, story.last_step), distinct_style(place))
-              for place, story in enumerate(stories) if story.skips]  # fmt: skip
-    return [Picture("skip-rate", "Skip rate", "skipped steps, %", curves, from_zero=True)] if curves else []
-
-
-def skip_rate(skips: Sequence[int], last_step: int) -> tuple[list[float], list[float]]:
-    """Share of skipped steps in per cent over equal windows, at both ends of each.
-
-    >>> skip_rate([1, 2, 3, 4, 5], 20)
-    ([0, 10, 10, 20], [50.0, 50.0, 0.0, 0.0])
-    """
-    window = max(FEWEST_WINDOW_STEPS, -(-last_step // SKIP_WINDOWS))
-    counts = [0] * -(-last_step // window)
-    for step in skips:
-        counts[(step - 1) // window] += 1
-    spans = [(index * window, min((index + 1) * window, last_step)) for index in range(len(counts))]
-    rates = [100.0 * count / (end - start) for count, (start, end) in zip(counts, spans, strict=True)]
-    return [x for span in spans for x in span], [rate for rate in rates for _ in range(2)]
 
 
 def _overlay(stories: Sequence[RunHistory], name: str, title: str, y_label: str) -> list[Picture]:

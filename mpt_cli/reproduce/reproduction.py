@@ -149,13 +149,10 @@ def create_output_folder(path: str | None) -> Path:
 
     An earlier run in it would keep that of the same name from beginning.
     """
-    chosen = expanded(path) if path is not None else _default_output_folder()
+    drawn = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    chosen = expanded(path) if path is not None else Path(DEFAULT_PARENT) / "reproduce" / drawn
     make_empty(chosen, "--output", exist_ok=path is not None)  # two never share a drawn name
     return chosen
-
-
-def _default_output_folder() -> Path:
-    return Path(DEFAULT_PARENT) / "reproduce" / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def test_several_runs_are_overlaid_each_with_a_look_of_its_own(tmp_path):
     pictures = run_pictures(stories)
     found = {picture.name: picture for picture in pictures}
     assert list(found) == ["validation-loss", "training-loss", "validation-accuracy", "training-accuracy", "loss-scale",
-                           "skip-rate", "examples-per-second"]  # fmt: skip
+                           "examples-per-second"]  # fmt: skip
     assert len({curve.look for curve in found["training-loss"].curves}) == 3
     text = run_page(stories, pictures[:2])
     check_page(text)
