@@ -54,17 +54,14 @@ def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent | None:
     chosen = [line for line in found if step is None or line["step"] == step]
     if not chosen:
         steps = [line["step"] for line in found]
+        listed = ", ".join(map(str, steps[:8])) + (f", and {len(steps) - 8} more" if len(steps) > 8 else "")
         remedy = f"Without --step the last of them, {steps[-1]}, is looked into."
-        raise ConfigError(Problem("--step", f"must be a step that overflowed: {_few(steps)}.", step, remedy))
+        raise ConfigError(Problem("--step", f"must be a step that overflowed: {listed}.", step, remedy))
     last = chosen[-1]  # of the last attempt; of several optimizers the first may have spoilt the others
     line = next(line for line in chosen if all(line.get(key) == last.get(key) for key in ("step", "attempt")))
     borders = _borders(events, line["step"])
     return OverflowEvent(line["step"], float(line["scale_before"]), line.get("variable"), line.get("cause"), borders,
                          line.get("layer"), line.get("optimizer"))
-
-
-def _few(steps: list[int]) -> str:
-    return ", ".join(map(str, steps[:8])) + (f", and {len(steps) - 8} more" if len(steps) > 8 else "")
 
 
 def _borders(events: list[dict[str, Any]], step: int) -> tuple[int, ...]:

@@ -109,15 +109,6 @@ def format_step_ranges(steps: Sequence[int]) -> str:
     return ", ".join([*words, *more])
 
 
-def differing_keys(stories: Sequence[RunHistory]) -> list[str]:
-    """Keys of the configurations that aren't the same in all runs."""
-    keys = dict.fromkeys(key for story in stories for key in story.config)
-    return [
-        key for key in keys
-        if key.partition(".")[0] not in _NOT_COMPARED and len({str(story.config.get(key)) for story in stories}) > 1
-    ]  # fmt: skip
-
-
 def environment_facts(story: RunHistory) -> list[tuple[str, str]]:
     """Versions, machine and what else the result may depend on; not the list of all packages."""
     found = story.environment
@@ -290,7 +281,9 @@ def _endings_table(stories: Sequence[RunHistory]) -> PageTable[RunHistory]:
 
 def _differences_table(stories: Sequence[RunHistory]) -> PageTable[Any] | None:
     """Nothing where the configurations are the same."""
-    keys = differing_keys(stories)
+    known = dict.fromkeys(key for story in stories for key in story.config)
+    keys = [key for key in known if key.partition(".")[0] not in _NOT_COMPARED
+            and len({str(story.config.get(key)) for story in stories}) > 1]  # fmt: skip
     rows = [[story.label, *(format_value(story.config.get(key, "-")) for key in keys)] for story in stories]
     return text_table("Keys whose values are not the same in all runs", ("run", *keys), rows) if keys else None
 

@@ -5,7 +5,7 @@ label and a text.
 import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
@@ -27,9 +27,9 @@ class TableColumn(Generic[R]):
     wraps: bool = False
 
 
-def text_columns(titles: Sequence[str]) -> list[TableColumn[Sequence[str]]]:
-    """Of rows whose cells are texts already; all stand to the left."""
-    return [TableColumn(title, itemgetter(at), is_number=False) for at, title in enumerate(titles)]
+def text_columns(titles: Sequence[str], numbers: int = 0) -> list[TableColumn[Sequence[str]]]:
+    """Of rows whose cells are texts already; the last `numbers` columns stand to the right."""
+    return [TableColumn(title, itemgetter(at), at >= len(titles) - numbers) for at, title in enumerate(titles)]
 
 
 def plain_lines(columns: Sequence[TableColumn[R]], rows: Iterable[R]) -> list[str]:
@@ -113,7 +113,5 @@ class PageTable(Generic[R]):
 
 
 def text_table(caption: str, titles: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> PageTable[Any]:
-    """Of rows whose cells are texts already; the last `numbers` columns stand to the right."""
-    columns = text_columns(titles)
-    right = [replace(column, is_number=True) for column in columns[len(columns) - numbers :]]
-    return PageTable(caption, [*columns[: len(columns) - numbers], *right], rows)
+    """Of rows whose cells are texts already, as `text_columns` has them."""
+    return PageTable(caption, text_columns(titles, numbers), rows)

@@ -135,12 +135,13 @@ UNSTARTED_STEMS = {"metrics", "events", "console", "tensorboard", "environment",
 
 @dataclass(frozen=True)
 class File:
-    """The path of a file or folder in the run directory, by its name there."""
+    """The path of a file or folder in a directory such as `RunDirectory`, by its name there."""
 
     name: str
 
-    def __get__(self, run: "RunDirectory", owner: type) -> Path:
-        return run.path / self.name
+    def __get__(self, directory: Any, owner: type) -> Path:
+        path: Path = directory.path / self.name
+        return path
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 from mpt_cli.errors import BAD_DATA, BUG, NUMERICAL, OK, TERMINATED, ConfigError, DataError
 from mpt_cli.jobs.queue import Ending
 from mpt_cli.report.history import read_lines, settled_step
-from mpt_cli.runs.directory import LOCK_FILE, RunDirectory, default_parent, read_json, read_summary, write_json
+from mpt_cli.runs.directory import LOCK_FILE, File, RunDirectory, default_parent, read_json, read_summary, write_json
 from mpt_cli.runs.resume import past_attempts
 from mpt_cli.settings.limits import read_file
 from mpt_cli.settings.search_path import expanded, shell_command
@@ -75,22 +75,10 @@ class SweepDirectory:
     def plan_json(self) -> Path:
         return self.path / f"{self.verb}.json"
 
-    @property
-    def results_csv(self) -> Path:
-        return self.path / "results.csv"
-
-    @property
-    def results_json(self) -> Path:
-        return self.path / "results.json"
-
-    @property
-    def report_html(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def study(self) -> Path:
-        """Of a search: Optuna's journal."""
-        return self.path / "study.journal"
+    results_csv = File("results.csv")
+    results_json = File("results.json")
+    report_html = File("report.html")
+    study = File("study.journal")  # of a search: Optuna's
 
     def run(self, job: Job) -> RunDirectory:
         return RunDirectory(self.path / job.name)
