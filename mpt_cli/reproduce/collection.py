@@ -75,15 +75,14 @@ class Collection:
 
 @dataclass(frozen=True)
 class Selection:
-    """The words of a command line. `keywords` is that of -k, `tags` those of --tag; `rtol` is how far a metric may be
-    from that of an earlier run, relative to it."""
+    """The words of a command line. `keywords` is that of -k; `rtol` is how far a metric may be from that of an earlier
+    run, relative to it."""
 
     names: Sequence[str] = ()
     changes: Sequence[str] = ()
     takes_all: bool = False
     rtol: float = 0.0
     keywords: str = ""
-    tags: Sequence[str] = ()
     is_update: bool = False
 
 
@@ -99,7 +98,7 @@ def collect(request: Selection) -> Collection:
             _add(found, each, request)
         if not meant:
             found.errors.append(Unreadable(word, [Problem("NAME", "must match at least one recipe.", word)]))
-    found.targets = [target for target in found.targets if _is_chosen(target, request)]
+    found.targets = [each for each in found.targets if _matches(request.keywords, [each.name, *each.tags])]
     found.errors = [error for error in found.errors if _matches(request.keywords, [error.name])]
     found.targets = [each for target in found.targets for each in _with_seeds(target, request.is_update)]
     return found
@@ -226,11 +225,6 @@ def _unmet_requirement(need: str, settings: Settings) -> str | None:
         return None if nvidia_gpus() else "needs a GPU, and this machine has none"
     files = missing_keras_files(settings.data.dataset) if isinstance(settings.data, KerasDataset) else []
     return f"needs a network for its data: there is no {files[0]}; give its name to try" if files else None
-
-
-def _is_chosen(target: ReproduceTarget, request: Selection) -> bool:
-    tagged = not request.tags or bool(set(request.tags) & set(target.tags))
-    return tagged and _matches(request.keywords, [target.name, *target.tags])
 
 
 def _matches(keywords: str, names: Sequence[str]) -> bool:

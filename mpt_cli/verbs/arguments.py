@@ -324,7 +324,7 @@ def configure_report(parser: argparse.ArgumentParser) -> None:
 _REPRODUCE_EXAMPLES = """examples:
   mpt reproduce digits_mlp overflow -j 2
   mpt reproduce --all --junit results.xml       every recipe, the project's too, that can run on this machine
-  mpt reproduce recipes/ 'digits_*' --tag nightly -k "not cnn" -x
+  mpt reproduce recipes/ 'digits_*' -k "nightly and not cnn" -x
   mpt reproduce recipes/ --dry-run              what would run; an unreadable recipe is an error of its own
   mpt reproduce recipes/ --retries 1 --timeout 600
   mpt reproduce runs/digits_cnn/RUN             against its own summary: bit for bit
@@ -343,10 +343,8 @@ def configure_reproduce(parser: argparse.ArgumentParser) -> None:
                         "is called NAME); changes to all of them")  # fmt: skip
     parser.add_argument("--all", action="store_true", help="every recipe that `mpt list` shows and that can run on "
                         "this machine")  # fmt: skip
-    parser.add_argument("-k", dest="keywords", default="", metavar="EXPRESSION", help="those whose name or tags hold "
-                        "these words, with and, or, not")  # fmt: skip
-    parser.add_argument("--tag", action="append", default=[], metavar="TAG", help="those with this tag (`tags:` of the "
-                        "recipe); several: with any of them")  # fmt: skip
+    parser.add_argument("-k", dest="keywords", default="", metavar="EXPRESSION", help="those whose name or `tags:` "
+                        "hold these words, with and, or, not")  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="read them all and list what would run")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end a run after this long; it counts as "
                         "failed")  # fmt: skip

@@ -340,12 +340,12 @@ def test_files_folders_patterns_keywords_and_tags_are_collected() -> None:
     assert collected("mine") == ["mine/a.yaml", "mine/deep/b.yml"]
     assert collect(Selection(["mine"])).left_out == {"mine/base.yaml": "has no expect: block"}
     assert collected("mine/**/*.y*ml", "digits_r*") == ["mine/a.yaml", "mine/deep/b.yml", "digits_resnet"]
-    assert collected("mine", tags=["nightly"]) == collected("mine", keywords="GPU and not b") == ["mine/a.yaml"]
+    assert collected("mine", keywords="nightly") == collected("mine", keywords="GPU and not b") == ["mine/a.yaml"]
     assert str(collect(Selection(["nothing*"])).errors[0]) == (
         "nothing*: NAME: must match at least one recipe. Received: 'nothing*'."
     )
     named("recipes/own.yaml", RECIPE.replace("recipe: mine", "tags: [ours]"))
-    assert collected(takes_all=True, tags=["ours"]) == ["own"]
+    assert collected(takes_all=True, keywords="ours") == ["own"]
 
 
 def test_an_unreadable_recipe_is_an_error_of_its_own_and_the_others_run(outcome, capsys) -> None:
@@ -373,7 +373,7 @@ def test_a_dry_run_reads_them_all_and_runs_none(outcome, capsys) -> None:
     assert "3 problems" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--tag", "nosuch"], ["-k", "nosuch"], ["-k", "nosuch", "--dry-run"]])
+@pytest.mark.parametrize("words", [["-k", "nosuch"], ["-k", "nosuch", "--dry-run"]])
 def test_nothing_to_run_is_no_success(outcome, capsys, words) -> None:
     """A mistyped tag would keep a pipeline green for ever."""
     assert main(["reproduce", "./mine.yaml", "digits_mlp", *words]) == 2
