@@ -6,7 +6,6 @@ exponents, as figure 3 of Micikevicius et al. 2018: without scaling above, at th
 float16 can hold marked.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -27,7 +26,6 @@ from mpt_cli.precision.gradients import (
     INFS,
     ZEROS,
     SafeScales,
-    largest_exponent,
     share_flushed,
     share_subnormal,
 )
@@ -44,7 +42,6 @@ from mpt_cli.telemetry.records import DEAD, FLUSHED, OVERFLOWED, VANISHED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 OF_ONE_RUN = ("conf", "run_dir", "resume")
 
@@ -399,46 +396,42 @@ def _safe_cell(layer: LayerRange) -> str:
     return format_window(layer.window) if is_bound else layer.compute_dtype
 
 
-FLUSHED_BELOW, NORMAL_FROM, OVERFLOW_FROM = -25, -14, 16  # exponents of float16
-OUTPUTS_COLOUR, WEIGHTS_COLOUR = "#2a7fd4", "#e07b00"
+ZONES = (  # of exponents in float16
+    (-200, -25, "#d6336c", "zero in float16"),
+    (-25, -14, "#f2b705", "subnormal"),
+    (-14, 16, "#2f9e44", "float16 normal range"),
+    (16, 200, "#d6336c", "inf"),
+)
 LEAST_SHARE = 1e-6
 
 
 def write_pictures(found: Diagnosis, folder: Path) -> None:
     """As gradients.png and gradients.svg."""
     from matplotlib import rc_context
-
-    with rc_context({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "mpt", "axes.spines.top": False,
-                     "axes.spines.right": False}):  # fmt: skip
-        figure = _draw(found)
-        figure.savefig(folder / "gradients.png", dpi=150, metadata={"Software": None})
-        figure.savefig(folder / "gradients.svg", metadata={"Date": None})
-
-
-def _draw(found: Diagnosis) -> "Figure":
     from matplotlib.figure import Figure
 
+    scales = list(dict.fromkeys([1.0, found.recommended or 1.0]))
     outputs, weights = _total(found, of_weights=False), _total(found, of_weights=True)
-    scales = [1.0] if found.recommended is None else list(dict.fromkeys([1.0, found.recommended]))
-    powers = [math.frexp(scale)[1] - 1 for scale in scales]
-    figure = Figure(figsize=(8.0, 1.2 + 2.9 * len(scales)), layout="constrained")
-    rows = figure.subplots(len(scales), 1, sharex=True, squeeze=False)[:, 0]
-    lowest, highest = _ends([outputs, weights], powers)
-    for axes, scale, power in zip(rows, scales, powers, strict=True):
-        _mark_float16(axes, lowest, highest)
-        _bars(axes, outputs, power, OUTPUTS_COLOUR, "gradients of layer outputs", -0.2)
-        _bars(axes, weights, power, WEIGHTS_COLOUR, "gradients of weights", 0.2)
-        axes.set_title(scale_title(scale, outputs, weights), loc="left", fontsize=9)
-        axes.set_yscale("log")
-        axes.set_ylim(LEAST_SHARE, 2.0)
-        axes.set_xlim(lowest - 0.8, highest + 0.8)
-        axes.set_ylabel("share of all values")
-    figure.legend(*rows[0].get_legend_handles_labels(), frameon=False, fontsize=8, loc="outside lower center", ncols=2)
-    rows[-1].set_xlabel("exponent: magnitudes from 2^x up to 2^(x+1)")
-    steps = ", ".join(str(point.step) for point in found.points)
-    figure.suptitle(f"{found.settings.recipe}: gradients of the float16 layers, measured in float32, step {steps}",
-                    fontsize=10)  # fmt: skip
-    return figure
+    occupied = np.flatnonzero((outputs + weights)[:INFS]) - EXPONENT_BIAS
+    reached = np.concatenate([[-28, 18], *(occupied + np.log2(scale) for scale in scales)])
+    ends = float(reached.min()), float(reached.max())
+    with rc_context({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "mpt", "axes.spines.top": False,
+                     "axes.spines.right": False}):  # fmt: skip
+        figure = Figure(figsize=(8.0, 1.2 + 2.9 * len(scales)), layout="constrained")
+        rows = figure.subplots(len(scales), 1, sharex=True, squeeze=False)[:, 0]
+        for axes, scale in zip(rows, scales, strict=True):
+            _bars(axes, outputs, scale, ("of outputs", "#2a7fd4", 0.3))
+            _bars(axes, weights, scale, ("of weights", "#e07b00", 0.7))
+            _mark_zones(axes, ends)
+            title = "without scaling" if scale == 1 else f"loss scale {format_scale(scale)}"
+            axes.set_title(title, loc="left", fontsize=9)
+            axes.set(xlim=ends, yscale="log", ylim=(LEAST_SHARE, 2.0), ylabel="share of all values")
+            axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower right", bbox_to_anchor=(1, 0.98))
+        rows[-1].set_xlabel("exponent: magnitudes from 2^x up to 2^(x+1)")
+        steps = ", ".join(str(point.step) for point in found.points)
+        figure.suptitle(f"{found.settings.recipe}: gradients of the float16 layers, measured in float32, step {steps}")
+        figure.savefig(folder / "gradients.png", dpi=150, metadata={"Software": None})
+        figure.savefig(folder / "gradients.svg", metadata={"Date": None})
 
 
 def _total(found: Diagnosis, of_weights: bool) -> Any:
@@ -449,42 +442,23 @@ def _total(found: Diagnosis, of_weights: bool) -> Any:
     return sum((g.counts.astype(np.float64) for g in chosen), np.zeros(ZEROS + 1))
 
 
-def _ends(totals: Sequence[Any], powers: Sequence[int]) -> tuple[int, int]:
-    """Exponents at the ends of the axis: everything that was measured, scaled or not, and float16's range."""
-    occupied = [np.flatnonzero(_shares(total) > LEAST_SHARE) - EXPONENT_BIAS for total in totals]
-    found = [int(e) + power for exponents in occupied if len(exponents) for e in exponents[[0, -1]] for power in powers]
-    return min([*found, FLUSHED_BELOW - 3]), max([*found, OVERFLOW_FROM + 2])
+def _bars(axes: "Axes", counts: Any, scale: float, look: tuple[str, str, float]) -> None:
+    """`look` is what they are of, their colour, and where they stand between two exponents."""
+    name, colour, place = look
+    shares = counts[:INFS] / max(counts.sum(), 1.0)
+    slots = np.flatnonzero(shares)
+    exponents = slots - EXPONENT_BIAS + np.log2(scale)
+    axes.bar(exponents + place, shares[slots], 0.4, color=colour, label=shares_label(name, counts, scale), zorder=2)
 
 
-def _shares(total: Any) -> Any:
-    return total[:INFS] / max(total.sum(), 1.0)
-
-
-def _bars(axes: "Axes", total: Any, power: int, colour: str, label: str, offset: float) -> None:
-    shares = _shares(total)
-    places = np.flatnonzero(shares)
-    zeros = f"{label} ({format_fraction(total[ZEROS] / max(total.sum(), 1.0))} are exact zeros)"
-    axes.bar(places - EXPONENT_BIAS + power + 0.5 + offset, shares[places], 0.4, color=colour, label=zeros, zorder=2)
-
-
-def _mark_float16(axes: "Axes", lowest: int, highest: int) -> None:
-    zones = (
-        (lowest - 1, FLUSHED_BELOW, "#d6336c", "zero in float16"),
-        (FLUSHED_BELOW, NORMAL_FROM, "#f2b705", "subnormal"),
-        (NORMAL_FROM, OVERFLOW_FROM, "#2f9e44", "float16 normal range"),
-        (OVERFLOW_FROM, highest + 1, "#d6336c", "inf"),
-    )
-    for start, end, colour, name in zones:
+def _mark_zones(axes: "Axes", ends: tuple[float, float]) -> None:
+    for start, end, colour, name in ZONES:
         axes.axvspan(start, end, color=colour, alpha=0.10, lw=0, zorder=0)
-        axes.axvline(end, color=colour, alpha=0.5, lw=0.8, zorder=1) if end <= highest else None
-        middle = (max(start, lowest) + min(end, highest)) / 2
+        middle = (max(start, ends[0]) + min(end, ends[1])) / 2
         axes.text(middle, 1.2, name, ha="center", va="top", fontsize=8, color="#444444", zorder=3)
 
 
-def scale_title(scale: float, outputs: Any, weights: Any) -> str:
+def shares_label(name: str, counts: Any, scale: float) -> str:
     """The shares of the nonzero values that become zero or lose digits."""
-    named = (("outputs", outputs), ("weights", weights))
-    shares = [(name, format_fraction(share_flushed(total, scale)), format_fraction(share_subnormal(total, scale)))
-              for name, total in named if largest_exponent(total) is not None]  # fmt: skip
-    parts = [f"of {name} {flushed} flushed, {subnormal} subnormal" for name, flushed, subnormal in shares]
-    return f"{'without scaling' if scale == 1 else f'loss scale {format_scale(scale)}'}: {'; '.join(parts)}"
+    flushed, subnormal = share_flushed(counts, scale), share_subnormal(counts, scale)
+    return f"{name}: {format_fraction(flushed)} flushed, {format_fraction(subnormal)} subnormal"
