@@ -4,8 +4,6 @@ Nothing here may import Keras: `training.backend.prepare_backend`, which chooses
 """
 
 import json
-import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,7 +12,7 @@ from typing import Any
 
 from mpt_cli.engine.distribution import undistributed
 from mpt_cli.errors import ConfigError, DataError, Problem
-from mpt_cli.runs.directory import RunDirectory, make_empty, remove_empty
+from mpt_cli.runs.directory import RunDirectory, drawn_name, make_empty, remove_empty
 from mpt_cli.settings.limits import read_file
 from mpt_cli.settings.overrides import recipes_named
 from mpt_cli.settings.recipes import names_left_behind
@@ -88,8 +86,7 @@ def diagnosis_directory(path: str | None, parent: Path) -> Iterator[Path]:
     for. Where the block ends with an error, the folders that were made go again. DataError where it holds anything or
     can't be made.
     """
-    own = f"diagnose-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
-    directory = expanded(path) if path is not None else parent / own
+    directory = expanded(path) if path is not None else parent / f"diagnose-{drawn_name()}"
     made = make_empty(directory, "--out")
     try:
         yield directory

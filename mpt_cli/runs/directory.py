@@ -329,7 +329,12 @@ def default_parent(recipe: str) -> Path:
 
 
 def _default_path(recipe: str) -> Path:
-    return default_parent(recipe) / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
+    return default_parent(recipe) / drawn_name()
+
+
+def drawn_name() -> str:
+    """The time and a few letters, for what nobody gave a name."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
 
 
 def _check_writable(path: Path) -> None:

@@ -161,7 +161,7 @@ _NUMERICS = (
     TableColumn("settled", _format_settled),
     TableColumn("verdict", format_verdict, is_number=False),
     TableColumn("examples/s", _figure("examples_per_second", fmean, format_count)),
-    TableColumn("memory", _figure("peak_memory_bytes", max, format_bytes)),
+    TableColumn("memory", _figure("peak_memory_bytes", max, lambda count: format_bytes(int(count)))),
     TableColumn("seconds", _format_seconds),
 )
 
