@@ -49,8 +49,12 @@ def rich_table(columns: Sequence[TableColumn[R]], rows: Iterable[R], style: Call
     """For a terminal; `style` is that of a row, in rich's words."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        side = "right" if column.is_number else "left"
-        table.add_column(column.title, justify=side, no_wrap=column.is_number, overflow="fold")
+        table.add_column(
+            column.title,
+            justify="right" if column.is_number else "left",
+            no_wrap=column.is_number,
+            overflow="fold",
+        )
     for row in rows:
         table.add_row(*map(Text, _cells(columns, row)), style=style(row))
     return table

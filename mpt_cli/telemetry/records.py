@@ -332,7 +332,8 @@ class LoggedSteps(NamedTuple):
     every: int = NEVER
 
 
-Count, R = TypeVar("Count"), TypeVar("R")
+Count = TypeVar("Count")
+R = TypeVar("R", RunHeader, Event, Spike, Summary)
 
 
 class StreakCounts(NamedTuple, Generic[Count]):
@@ -470,7 +471,7 @@ def _sample_from(line: Mapping[str, Any]) -> GradientSample | None:
 def record_from(record: type[R], tree: Mapping[str, Any]) -> R:
     """The dataclass that a line or a file of strict JSON tells of; what a later version may have added is passed over.
     """
-    return record(**{name: _from_json(tree[name]) for name in _hints_of(record) if name in tree})
+    return record(**{each.name: _from_json(tree[each.name]) for each in fields(record) if each.name in tree})
 
 
 def _from_json(value: Any) -> Any:

@@ -44,7 +44,7 @@ def test_a_run_has_its_pictures_verdict_configuration_and_commands(tmp_path):
     text = path.read_text()
     found = check_page(text)
     titles = [attributes["aria-label"] for _, attributes in found.elements if attributes.get("role") == "img"]
-    assert titles == ["Loss", "Accuracy", "Loss scale", "Skip rate", "Throughput"]
+    assert titles == ["Loss", "Accuracy", "Loss scale", "Throughput"]
     assert {entry.name for entry in path.parent.iterdir()} >= {"report.html"}
     assert "Finished: healthy" in text and "All went well." in text
     assert "Skipped steps: 1–2, 40" in text and "<pre>mpt train conf=stub &#39;a=&lt;b&gt;&#39;</pre>" in text
