@@ -19,17 +19,16 @@ from mpt_cli.compare.comparison import (
     SpeedUp,
     format_rule,
 )
-from mpt_cli.errors import DataError
-from mpt_cli.report.history import RunHistory, read_history
-from mpt_cli.report.page import render_page, write_page
-from mpt_cli.report.run_page import run_on_page, run_pictures
+from mpt_cli.report.history import RunHistory, read_histories
+from mpt_cli.report.page import write_page
+from mpt_cli.report.run_page import render_runs, run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn, csv_text, text_table
+from mpt_cli.runs.directory import write_atomic, write_json
 from mpt_cli.runs.provenance import known_environment
 from mpt_cli.settings.search_path import shell_command
 from mpt_cli.sweep.directory import GOOD, INTERRUPTED, NOT_RUN
 from mpt_cli.sweep.paired import MOST_SEEDS
 from mpt_cli.sweep.progress import Screen
-from mpt_cli.sweep.report import write_tables
 from mpt_cli.telemetry.format import format_bytes, format_number, format_share, format_signed
 
 
@@ -293,29 +292,18 @@ _METHOD = (
 )  # fmt: skip
 
 
-def write_compare_page(found: Comparison, path: Path) -> None:
-    """The page at `path`."""
-    write_page(path, compare_page(found, run_stories(found)))
-
-
 def run_stories(found: Comparison) -> list[RunHistory]:
     """The runs as far as they began, named by their precision and, of several, their seed."""
-    stories = []
-    for entry in found.entries:
-        for seed, job in entry.jobs.items():
-            try:
-                label = f"{entry.label}, seed {seed}" if found.seeds > 1 else entry.label
-                stories.append(read_history(job.run_dir, label))
-            except DataError:  # a job that never began has no directory
-                continue
-    return stories
+    return read_histories((job.run_dir, f"{entry.label}, seed {seed}" if found.seeds > 1 else entry.label)
+                          for entry in found.entries for seed, job in entry.jobs.items())  # fmt: skip
 
 
 def compare_page(found: Comparison, stories: Sequence[RunHistory]) -> str:
     """The whole page as text."""
-    return render_page(
+    return render_runs(
         "compare.html",
         f"Comparison {found.directory.path.name}",
+        stories,
         run_pictures(stories),
         verdict=overall(found),
         kind="bad" if any(entry.failed for entry in found.entries) else "",
@@ -323,23 +311,18 @@ def compare_page(found: Comparison, stories: Sequence[RunHistory]) -> str:
                           lambda entry: "bad" if entry.failed else ""),
         sentences=sentences(found),
         method=text_table("The columns", ("column", "what it is"), _METHOD),
-        runs=[run_on_page(story) for story in stories],
-        unstarted=_unstarted(found),
+        unstarted=[job for job in found.results if job.status not in GOOD and not job.summary],
         command=" ".join(map(str, found.plan.facts["command_line"])),
         job_commands=[job.job.command for job in found.results],
     )  # fmt: skip
 
 
-def _unstarted(found: Comparison) -> list[dict[str, str]]:
-    """Jobs that failed without a summary that could tell why."""
-    failed = [job for job in found.results if job.status not in GOOD and not job.summary]
-    return [{"name": job.job.name, "reason": job.reason or job.status} for job in failed]
-
-
-def write_comparison(found: Comparison) -> None:
-    """Writes the three files, each whole or not at all."""
-    write_tables(found.directory, comparison_dict(found), results_csv(found))
-    write_compare_page(found, found.directory.report_html)
+def write_comparison(found: Comparison, page: Path | None = None) -> None:
+    """Write the three files, each whole or not at all; with `page` only the page, there."""
+    if page is None:
+        write_json(found.directory.results_json, comparison_dict(found))
+        write_atomic(found.directory.results_csv, results_csv(found))
+    write_page(page or found.directory.report_html, compare_page(found, run_stories(found)))
 
 
 def comparison_dict(found: Comparison) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def resume_compare(path: str, options: Options, screen: Screen) -> tuple[Compari
 
 
 def _run(folder: CompareDirectory, plan: SweepPlan, options: Options, screen: Screen) -> tuple[Comparison, int]:
-    stopped_by = run_jobs(folder, plan, jobs_left(folder, plan, screen), options, screen)
+    stopped_by = run_jobs(folder, plan, jobs_left(folder, plan), options, screen)
     found = read_comparison(folder, options.objective)
     write_comparison(found)
     return found, exit_code(stopped_by, found.results)

@@ -4,23 +4,21 @@ Nothing here may import Keras: `training.backend.prepare_backend`, which chooses
 """
 
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from mpt_cli.engine.distribution import undistributed
 from mpt_cli.errors import ConfigError, DataError, Problem
-from mpt_cli.runs.directory import RunDirectory, make_empty, remove_empty, write_atomic
+from mpt_cli.runs.directory import RunDirectory, drawn_name, make_empty, remove_empty
 from mpt_cli.settings.limits import read_file
 from mpt_cli.settings.overrides import recipes_named
 from mpt_cli.settings.recipes import names_left_behind
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded, find_recipe, is_shipped
-from mpt_cli.telemetry.format import strict_json
-from mpt_cli.telemetry.records import OVERFLOW, PHASE, SCHEMA_VERSION, Event, misfit, required_fields
+from mpt_cli.telemetry.records import OVERFLOW, PHASE, Event, misfit, required_fields
 
 
 def on_one_device(settings: Settings, say: Callable[[str], None]) -> Settings:
@@ -54,17 +52,14 @@ def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent | None:
     chosen = [line for line in found if step is None or line["step"] == step]
     if not chosen:
         steps = [line["step"] for line in found]
+        listed = ", ".join(map(str, steps[:8])) + (f", and {len(steps) - 8} more" if len(steps) > 8 else "")
         remedy = f"Without --step the last of them, {steps[-1]}, is looked into."
-        raise ConfigError(Problem("--step", f"must be a step that overflowed: {_few(steps)}.", step, remedy))
+        raise ConfigError(Problem("--step", f"must be a step that overflowed: {listed}.", step, remedy))
     last = chosen[-1]  # of the last attempt; of several optimizers the first may have spoilt the others
     line = next(line for line in chosen if all(line.get(key) == last.get(key) for key in ("step", "attempt")))
     borders = _borders(events, line["step"])
     return OverflowEvent(line["step"], float(line["scale_before"]), line.get("variable"), line.get("cause"), borders,
                          line.get("layer"), line.get("optimizer"))
-
-
-def _few(steps: list[int]) -> str:
-    return ", ".join(map(str, steps[:8])) + (f", and {len(steps) - 8} more" if len(steps) > 8 else "")
 
 
 def _borders(events: list[dict[str, Any]], step: int) -> tuple[int, ...]:
@@ -85,49 +80,19 @@ def _read_events(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-@dataclass(frozen=True)
-class DiagnosisDirectory:
-    """A directory of its own beside the runs of the recipe; it holds no config.yaml, so that no run is looked for."""
-
-    path: Path
-    made: tuple[Path, ...] = ()  # by `create`: the directory and those above it that were not there
-
-    @classmethod
-    def create(cls, path: str | None, parent: Path) -> Self:
-        """`path`, or `parent`/diagnose-<time>. DataError where it holds anything or can't be made."""
-        chosen = expanded(path) if path is not None else _unused_path(parent / f"diagnose-{_now()}")
-        return cls(chosen, make_empty(chosen, "--out"))
-
-    @classmethod
-    @contextmanager
-    def making(cls, path: str | None, parent: Path) -> Iterator[Self]:
-        """`create`; where the block ends with an error and nothing in it, the folders that were made go again."""
-        directory = cls.create(path, parent)
-        try:
-            yield directory
-        except BaseException:
-            remove_empty(directory.made)
-            raise
-
-    @property
-    def diagnosis_json(self) -> Path:
-        return self.path / "diagnosis.json"
-
-    @property
-    def gradients_png(self) -> Path:
-        return self.path / "gradients.png"
-
-    @property
-    def gradients_svg(self) -> Path:
-        return self.path / "gradients.svg"
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """Those of a diagnosis of scales; that of an overflow has no pictures."""
-        return self.diagnosis_json, self.gradients_png, self.gradients_svg
-
-    def write(self, content: dict[str, Any]) -> None:
-        write_atomic(self.diagnosis_json, strict_json({"schema_version": SCHEMA_VERSION, **content}, indent=2) + "\n")
+@contextmanager
+def diagnosis_directory(path: str | None, parent: Path) -> Iterator[Path]:
+    """Make `path`, or `parent`/diagnose-<time>-<id>, for the files; it holds no config.yaml, so that no run is looked
+    for. Where the block ends with an error, the folders that were made go again. DataError where it holds anything or
+    can't be made.
+    """
+    directory = expanded(path) if path is not None else parent / f"diagnose-{drawn_name()}"
+    made = make_empty(directory, "--out")
+    try:
+        yield directory
+    except BaseException:
+        remove_empty(made)
+        raise
 
 
 def check_write_path(target: str | None, words: Sequence[str]) -> None:
@@ -150,12 +115,3 @@ def check_write_path(target: str | None, words: Sequence[str]) -> None:
         if left := [] if is_shipped(source) else names_left_behind(source, path):
             rule = f"must be beside {source}, which names {', '.join(left)} from there."
             raise ConfigError(Problem("--write", rule, target, f"Use --write {source.parent / path.name}."))
-
-
-def _now() -> str:
-    return time.strftime("%Y%m%d-%H%M%S")
-
-
-def _unused_path(path: Path) -> Path:
-    numbered = (path.with_name(f"{path.name}-{number}") for number in range(2, 100))
-    return path if not path.exists() else next(other for other in numbered if not other.exists())

@@ -270,10 +270,10 @@ def overflow_content(replayed: ReplayedRun, found: OverflowDiagnosis) -> dict[st
         "step": found.overflow.step, "replayed_from_step": replayed.from_step,
         "overflowed_again": found.overflowed_again, "seen_as_compiled_in_the_run": found.in_run_mode,
         "loss": found.loss, "loss_scale": found.loss_scale, "loss_scale_in_the_run": found.overflow.loss_scale,
-        "layer": found.layer, "first": None if first is None else _sighting_content(first),
-        "before": [_sighting_content(seen) for seen in found.before], "bad_weights": found.bad_weights,
+        "layer": found.layer, "first": None if first is None else asdict(first),
+        "before": [asdict(seen) for seen in found.before], "bad_weights": found.bad_weights,
         "bad_inputs": found.bad_inputs, "explanation": [text for _, text in overflow_sentences(replayed, found)],
-        "sightings": [_sighting_content(seen) for seen in found.sightings],
+        "sightings": [asdict(seen) for seen in found.sightings],
     }  # fmt: skip
 
 
@@ -369,7 +369,3 @@ def _place_phrase(seen: Sighting) -> str:
 
 def _size_phrase(seen: Sighting) -> str:
     return f"2^{seen.largest_exponent + 1}" if seen.largest_exponent is not None else "0"
-
-
-def _sighting_content(seen: Sighting) -> dict[str, Any]:
-    return asdict(seen)

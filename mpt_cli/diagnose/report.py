@@ -6,30 +6,31 @@ exponents, as figure 3 of Micikevicius et al. 2018: without scaling above, at th
 float16 can hold marked.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from math import frexp
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import yaml
 from rich.console import Console
 from rich.text import Text
 
 from mpt_cli.diagnose.diagnosis import Diagnosis, ScaleBounds
 from mpt_cli.diagnose.examination import ExaminedPoint
 from mpt_cli.diagnose.safe_windows import GradientCounts, LayerRange, ScaleTrial, power_of_two_below, share_of_all
+from mpt_cli.engine.probes import Counts
 from mpt_cli.precision.gradients import (
     EXPONENT_BIAS,
     INFS,
     ZEROS,
     SafeScales,
-    largest_exponent,
     share_flushed,
     share_subnormal,
 )
 from mpt_cli.precision.scale_rules import DynamicScale
-from mpt_cli.report.tables import print_labelled, print_table, text_columns
+from mpt_cli.report.tables import TableColumn, print_labelled, print_table
 from mpt_cli.runs.directory import write_atomic
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.recipe_edit import RecipeText
@@ -37,13 +38,11 @@ from mpt_cli.settings.recipes import keys_left
 from mpt_cli.settings.schema import choosing_key
 from mpt_cli.settings.search_path import conf_override, expanded, find_recipe
 from mpt_cli.telemetry.format import format_fraction, format_scale
-from mpt_cli.telemetry.records import DEAD, FLUSHED, OVERFLOWED, VANISHED, LayerSample
+from mpt_cli.telemetry.records import DEAD, FLUSHED, OVERFLOWED, VANISHED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-NONE_IN_FLOAT16 = "nothing flows in float16"
 OF_ONE_RUN = ("conf", "run_dir", "resume")
 
 
@@ -62,13 +61,13 @@ def sentences(found: Diagnosis) -> list[tuple[str, str]]:
 
 def config_lines(found: Diagnosis) -> list[str]:
     """YAML that a recipe needs for the recommendation."""
-    lines: list[str] = []
-    for path, value in config_keys(found).items():
-        *sections, name = path
-        heads = [f"{'  ' * depth}{section}:" for depth, section in enumerate(sections)]
-        new = heads[next((i for i, head in enumerate(heads) if head not in lines), len(heads)) :]
-        lines += [*new, f"{'  ' * len(sections)}{name}: {value}"]
-    return lines
+    tree: dict[str, Any] = {}
+    for (*sections, name), value in config_keys(found).items():
+        section = tree
+        for part in sections:
+            section = section.setdefault(part, {})
+        section[name] = value
+    return yaml.safe_dump(tree, sort_keys=False, width=1000).splitlines() if tree else []
 
 
 def config_keys(found: Diagnosis) -> dict[tuple[str, ...], str]:
@@ -120,7 +119,7 @@ def _drift(found: Diagnosis) -> Iterator[tuple[str, str]]:
 
 def _safe(found: Diagnosis) -> str:
     if found.window is None:
-        return f"any scale: {NONE_IN_FLOAT16}"
+        return "any scale: nothing flows in float16"
     if found.drifts:
         return "no scale is safe at all of these steps: gradients drift, so let the scale move (loss_scale=dynamic)"
     if found.window.empty:
@@ -224,11 +223,11 @@ def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
         "verification": {
             "step": found.verified_step,
             "forward_overflows": found.forward_overflows,
-            "layers": [_check_content(row) for row in found.layer_samples],
+            "layers": [{**vars(row), "predicted_flushed": row.predicted_flushed} for row in found.layer_samples],
             "faults": found.faults,
             "mended": found.mended,
             "highest_safe_scale": None if found.highest_safe is None else 2.0**found.highest_safe,
-            "trials": [_trial_content(trial) for trial in found.trials],
+            "trials": [vars(trial) for trial in found.trials],
         },
         "advice": [text for _, text in sentences(found)],
         "layers": _layers_content(found.layers, scales),
@@ -268,22 +267,12 @@ def _gradients_content(found: GradientCounts | None, scales: dict[str, float | N
     }  # fmt: skip
 
 
-def _check_content(row: LayerSample) -> dict[str, Any]:
-    return {"layer": row.layer, "kind": row.kind, "variable": row.variable, "values": row.values,
-            "flushed": row.flushed, "predicted_flushed": row.predicted_flushed, "overflowed": row.overflowed,
-            "kept_sum": row.kept_sum}  # fmt: skip
-
-
 def _window_content(window: SafeScales | None, is_safe: bool = True) -> dict[str, Any] | None:
     if window is None:
         return None
     lowest, highest = window.lowest_power, window.highest_power
     scales = {"lowest_scale": 2.0**lowest, "highest_scale": 2.0**highest}
     return {"lowest_power": lowest, "highest_power": highest, **scales, "is_empty": window.empty or not is_safe}
-
-
-def _trial_content(trial: ScaleTrial) -> dict[str, Any]:
-    return {**vars(trial)}
 
 
 def write_recipe_copy(target: str, overrides: list[str], found: Diagnosis) -> None:
@@ -355,9 +344,9 @@ def _resolved(tree: Any, path: tuple[str, ...]) -> Any:
     return tree
 
 
-LEGEND = """max 2^: exponent of the largest; ×S: share flushed to zero at loss scale S;
-subn.: share subnormal at the run's scale; safe 2^: exponents of safe scales"""
 MOST_LAYERS = 40  # on the console; the file has all
+LEGEND = """max 2^: exponent of the largest; ×S: share flushed to zero at loss scale S;
+subnormal: share of these at the run's scale"""
 
 
 def print_diagnosis(found: Diagnosis, files: Sequence[str], console: Console) -> None:
@@ -365,9 +354,9 @@ def print_diagnosis(found: Diagnosis, files: Sequence[str], console: Console) ->
     point = found.verified_point
     narrowest = sorted(point.layers, key=lambda layer: _width(layer.window))[:MOST_LAYERS]  # they bind most
     kept = {layer.name for layer in narrowest}
-    rows = [_cells(found, point, layer) for layer in point.layers if layer.name in kept]
+    rows = [layer for layer in point.layers if layer.name in kept]
     console.out(f"step {point.step}: gradients of outputs and weights, the worse of the two", highlight=False)
-    print_table(text_columns(_titles(found, point)), rows, console, lambda cells: "red" if "none" in cells else "")
+    print_table(_columns(found, point), rows, console, lambda layer: "red" if _width(layer.window) < 0 else "")
     console.print(Text(LEGEND, style="dim"), soft_wrap=True)
     if len(rows) < len(point.layers):
         console.print(f"and {len(point.layers) - len(rows)} more layers, which bind less, in diagnosis.json")
@@ -376,91 +365,73 @@ def print_diagnosis(found: Diagnosis, files: Sequence[str], console: Console) ->
 
 
 def _width(window: SafeScales | None) -> int:
+    """In powers of two, below 0 where no scale is safe."""
     return 300 if window is None else window.highest_power - window.lowest_power
 
 
-def _titles(found: Diagnosis, point: ExaminedPoint) -> list[str]:
-    """The shares stand for no scaling, the run's own scale and the recommended one, each once."""
-    scales = [f"×{_short_scale(scale)}" for scale in _scales(found, point)]
-    return ["layer", "max 2^", *scales, "subn.", "safe 2^"]
+def _columns(found: Diagnosis, point: ExaminedPoint) -> list[TableColumn[LayerRange]]:
+    """Shares are those without scaling, at the run's own scale and at the recommended one, each once."""
+    scales = dict.fromkeys([1.0, point.loss_scale, *([found.recommended] if found.recommended else [])])
+    return [
+        TableColumn("layer", lambda layer: layer.name, is_number=False),
+        TableColumn("max 2^", _largest_cell),
+        *(TableColumn(f"×{format_scale(scale)}", partial(_share_cell, share_flushed, scale)) for scale in scales),
+        TableColumn("subnormal", partial(_share_cell, share_subnormal, point.loss_scale)),
+        TableColumn("safe scales", _safe_cell),
+    ]
 
 
-def _scales(found: Diagnosis, point: ExaminedPoint) -> list[float]:
-    wanted = [1.0, point.loss_scale, *([found.recommended] if found.recommended else [])]
-    return list(dict.fromkeys(wanted))
-
-
-def _cells(found: Diagnosis, point: ExaminedPoint, layer: LayerRange) -> list[str]:
+def _largest_cell(layer: LayerRange) -> str:
     exponents = [g.largest_exponent for g in layer.gradients if g.largest_exponent is not None]
-    bound = [g.counts for g in layer.gradients if g.is_bound]
-    powers = map(power_of_two_below, _scales(found, point))
-    flushed = [max((share_flushed(counts, power) for counts in bound), default=None) for power in powers]
-    now = power_of_two_below(point.loss_scale)
-    subnormal = max((share_subnormal(counts, now) for counts in bound), default=None)
-    window = _short_window(layer.window) if bound else layer.compute_dtype
-    largest = f"{max(exponents)}" if exponents else "-"
-    return [layer.name, largest, *map(_short_share, flushed), _short_share(subnormal), window]
+    return str(max(exponents)) if exponents else "-"
 
 
-def _short_window(window: SafeScales | None) -> str:
-    if window is None:
-        return "any"
-    lowest = "any" if window.lowest_power <= -126 else str(window.lowest_power)
-    return "none" if window.empty else f"{lowest}…{window.highest_power}"
+def _share_cell(share: Callable[[Counts, float], float], scale: float, layer: LayerRange) -> str:
+    shares = [share(g.counts, power_of_two_below(scale)) for g in layer.gradients if g.is_bound]
+    return format_fraction(max(shares, default=None))
 
 
-def _short_share(share: float | None) -> str:
-    """Few letters: what is less than a ten-thousandth is said to be that."""
-    if share is None or share == 0:
-        return "-" if share is None else "0"
-    return "<.01%" if share < 1e-4 else f"{100 * share:.0f}%" if share >= 0.1 else f"{100 * share:.2g}%"
+def _safe_cell(layer: LayerRange) -> str:
+    is_bound = any(g.is_bound for g in layer.gradients)
+    return format_window(layer.window) if is_bound else layer.compute_dtype
 
 
-def _short_scale(scale: float) -> str:
-    power = power_of_two_below(scale)
-    return f"2^{int(np.log2(power))}" if power == scale and scale != 1 else f"{scale:g}"
-
-
-FLUSHED_BELOW, NORMAL_FROM, OVERFLOW_FROM = -25, -14, 16  # exponents of float16
-OUTPUTS_COLOUR, WEIGHTS_COLOUR = "#2a7fd4", "#e07b00"
+ZONES = (  # of exponents in float16
+    (-200, -25, "#d6336c", "zero in float16"),
+    (-25, -14, "#f2b705", "subnormal"),
+    (-14, 16, "#2f9e44", "float16 normal range"),
+    (16, 200, "#d6336c", "inf"),
+)
 LEAST_SHARE = 1e-6
 
 
-def write_pictures(found: Diagnosis, png: Path, svg: Path) -> None:
-    """Both files anew."""
+def write_pictures(found: Diagnosis, folder: Path) -> None:
+    """As gradients.png and gradients.svg."""
     from matplotlib import rc_context
-
-    with rc_context({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "mpt", "axes.spines.top": False,
-                     "axes.spines.right": False}):  # fmt: skip
-        figure = _draw(found)
-        figure.savefig(png, dpi=150, metadata={"Software": None})
-        figure.savefig(svg, metadata={"Date": None})
-
-
-def _draw(found: Diagnosis) -> "Figure":
     from matplotlib.figure import Figure
 
+    scales = list(dict.fromkeys([1.0, found.recommended or 1.0]))
     outputs, weights = _total(found, of_weights=False), _total(found, of_weights=True)
-    scales = [1.0] if found.recommended is None else list(dict.fromkeys([1.0, found.recommended]))
-    powers = [frexp(scale)[1] - 1 for scale in scales]
-    figure = Figure(figsize=(8.0, 1.2 + 2.9 * len(scales)), layout="constrained")
-    rows = figure.subplots(len(scales), 1, sharex=True, squeeze=False)[:, 0]
-    lowest, highest = _ends([outputs, weights], powers)
-    for axes, scale, power in zip(rows, scales, powers, strict=True):
-        _mark_float16(axes, lowest, highest)
-        _bars(axes, outputs, power, OUTPUTS_COLOUR, "gradients of layer outputs", -0.2)
-        _bars(axes, weights, power, WEIGHTS_COLOUR, "gradients of weights", 0.2)
-        axes.set_title(scale_title(scale, outputs, weights), loc="left", fontsize=9)
-        axes.set_yscale("log")
-        axes.set_ylim(LEAST_SHARE, 2.0)
-        axes.set_xlim(lowest - 0.8, highest + 0.8)
-        axes.set_ylabel("share of all values")
-    figure.legend(*rows[0].get_legend_handles_labels(), frameon=False, fontsize=8, loc="outside lower center", ncols=2)
-    rows[-1].set_xlabel("exponent: magnitudes from 2^x up to 2^(x+1)")
-    steps = ", ".join(str(point.step) for point in found.points)
-    figure.suptitle(f"{found.settings.recipe}: gradients of the float16 layers, measured in float32, step {steps}",
-                    fontsize=10)  # fmt: skip
-    return figure
+    occupied = np.flatnonzero((outputs + weights)[:INFS]) - EXPONENT_BIAS
+    reached = np.concatenate([[-28, 18], *(occupied + np.log2(scale) for scale in scales)])
+    ends = float(reached.min()), float(reached.max())
+    with rc_context({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "mpt", "axes.spines.top": False,
+                     "axes.spines.right": False}):  # fmt: skip
+        figure = Figure(figsize=(8.0, 1.2 + 2.9 * len(scales)), layout="constrained")
+        rows = figure.subplots(len(scales), 1, sharex=True, squeeze=False)[:, 0]
+        for axes, scale in zip(rows, scales, strict=True):
+            _bars(axes, outputs, scale, ("of outputs", "#2a7fd4", 0.3))
+            _bars(axes, weights, scale, ("of weights", "#e07b00", 0.7))
+            _mark_zones(axes, ends)
+            title = "without scaling" if scale == 1 else f"loss scale {format_scale(scale)}"
+            axes.set_title(title, loc="left", fontsize=9)
+            axes.set(xlim=ends, yscale="log", ylim=(LEAST_SHARE, 2.0), ylabel="share of all values")
+            axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower right", bbox_to_anchor=(1, 0.98))
+        rows[-1].set_xlabel("exponent: magnitudes from 2^x up to 2^(x+1)")
+        steps = ", ".join(str(point.step) for point in found.points)
+        figure.suptitle(f"{found.settings.recipe}: gradients of the float16 layers, measured in float32, step {steps}")
+        figure.savefig(folder / "gradients.png", dpi=150, metadata={"Software": None})
+        figure.savefig(folder / "gradients.svg", metadata={"Date": None})
 
 
 def _total(found: Diagnosis, of_weights: bool) -> Any:
@@ -471,42 +442,23 @@ def _total(found: Diagnosis, of_weights: bool) -> Any:
     return sum((g.counts.astype(np.float64) for g in chosen), np.zeros(ZEROS + 1))
 
 
-def _ends(totals: Sequence[Any], powers: Sequence[int]) -> tuple[int, int]:
-    """Exponents at the ends of the axis: everything that was measured, scaled or not, and float16's range."""
-    occupied = [np.flatnonzero(_shares(total) > LEAST_SHARE) - EXPONENT_BIAS for total in totals]
-    found = [int(e) + power for exponents in occupied if len(exponents) for e in exponents[[0, -1]] for power in powers]
-    return min([*found, FLUSHED_BELOW - 3]), max([*found, OVERFLOW_FROM + 2])
+def _bars(axes: "Axes", counts: Any, scale: float, look: tuple[str, str, float]) -> None:
+    """`look` is what they are of, their colour, and where they stand between two exponents."""
+    name, colour, place = look
+    shares = counts[:INFS] / max(counts.sum(), 1.0)
+    slots = np.flatnonzero(shares)
+    exponents = slots - EXPONENT_BIAS + np.log2(scale)
+    axes.bar(exponents + place, shares[slots], 0.4, color=colour, label=shares_label(name, counts, scale), zorder=2)
 
 
-def _shares(total: Any) -> Any:
-    return total[:INFS] / max(total.sum(), 1.0)
-
-
-def _bars(axes: "Axes", total: Any, power: int, colour: str, label: str, offset: float) -> None:
-    shares = _shares(total)
-    places = np.flatnonzero(shares)
-    zeros = f"{label} ({format_fraction(total[ZEROS] / max(total.sum(), 1.0))} are exact zeros)"
-    axes.bar(places - EXPONENT_BIAS + power + 0.5 + offset, shares[places], 0.4, color=colour, label=zeros, zorder=2)
-
-
-def _mark_float16(axes: "Axes", lowest: int, highest: int) -> None:
-    zones = (
-        (lowest - 1, FLUSHED_BELOW, "#d6336c", "zero in float16"),
-        (FLUSHED_BELOW, NORMAL_FROM, "#f2b705", "subnormal"),
-        (NORMAL_FROM, OVERFLOW_FROM, "#2f9e44", "float16 normal range"),
-        (OVERFLOW_FROM, highest + 1, "#d6336c", "inf"),
-    )
-    for start, end, colour, name in zones:
+def _mark_zones(axes: "Axes", ends: tuple[float, float]) -> None:
+    for start, end, colour, name in ZONES:
         axes.axvspan(start, end, color=colour, alpha=0.10, lw=0, zorder=0)
-        axes.axvline(end, color=colour, alpha=0.5, lw=0.8, zorder=1) if end <= highest else None
-        middle = (max(start, lowest) + min(end, highest)) / 2
+        middle = (max(start, ends[0]) + min(end, ends[1])) / 2
         axes.text(middle, 1.2, name, ha="center", va="top", fontsize=8, color="#444444", zorder=3)
 
 
-def scale_title(scale: float, outputs: Any, weights: Any) -> str:
+def shares_label(name: str, counts: Any, scale: float) -> str:
     """The shares of the nonzero values that become zero or lose digits."""
-    named = (("outputs", outputs), ("weights", weights))
-    shares = [(name, format_fraction(share_flushed(total, scale)), format_fraction(share_subnormal(total, scale)))
-              for name, total in named if largest_exponent(total) is not None]  # fmt: skip
-    parts = [f"of {name} {flushed} flushed, {subnormal} subnormal" for name, flushed, subnormal in shares]
-    return f"{'without scaling' if scale == 1 else f'loss scale {format_scale(scale)}'}: {'; '.join(parts)}"
+    flushed, subnormal = share_flushed(counts, scale), share_subnormal(counts, scale)
+    return f"{name}: {format_fraction(flushed)} flushed, {format_fraction(subnormal)} subnormal"

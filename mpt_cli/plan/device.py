@@ -6,7 +6,6 @@ beside the GPU; what is computed, in which dtype and in how much memory, does no
 """
 
 import importlib.util
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -16,14 +15,13 @@ from typing import Any
 import yaml
 
 from mpt_cli.errors import ConfigError, Problem, did_you_mean, install_command
-from mpt_cli.settings.key import read_number
 from mpt_cli.settings.limits import read_yaml_text
 from mpt_cli.settings.search_path import expanded
 
 FOLDER = Path(__file__).parent / "devices"
 PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 _LARGEST_FIGURE = 1e9  # in the units of a data sheet; far more than any has
-_SHARE_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # of a GPU's memory: what JAX's allocator takes at most
+_JAX_SHARE = 0.75  # of a GPU's memory: what JAX's allocator takes at most, unless it is told otherwise
 _TARGET = """
 gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
@@ -74,7 +72,7 @@ class Device:
     @property
     def usable_bytes(self) -> int:
         """What JAX's allocator takes of it at most."""
-        return int(self.memory_bytes * _jax_share())
+        return int(self.memory_bytes * _JAX_SHARE)
 
     @property
     def has_tf32(self) -> bool:
@@ -118,15 +116,6 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(".")))
 
 
-def _jax_share() -> float:
-    """Three quarters, or XLA_PYTHON_CLIENT_MEM_FRACTION; ConfigError where that is no share."""
-    given = os.environ.get(_SHARE_VARIABLE, "")
-    share = read_number(given) if given else 0.75
-    if share is None or not _is_positive(share):
-        raise ConfigError(Problem(_SHARE_VARIABLE, "must be a number above 0: a share of the GPU's memory.", given))
-    return share
-
-
 def device_names() -> list[str]:
     """Those that are shipped.
 
@@ -136,7 +125,7 @@ def device_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
-def load_device(word: str) -> Device:
+def load_device(word: str | None) -> Device:
     """A shipped device by its name, or the path of a file of the user's own.
 
     ConfigError for an unknown name, and with everything that is wrong with a file.
@@ -144,14 +133,16 @@ def load_device(word: str) -> Device:
     >>> load_device("h100").memory_bytes / 2**30
     80.0
     """
+    names = ", ".join(device_names())
+    if word is None:
+        raise ConfigError(Problem("--device", f"must be given: one of {names}, or a file.", None, "As --device h100."))
     path = FOLDER / f"{word.lower()}.yaml"
     if word.lower() not in device_names():
         path = expanded(word)
         if not path.is_file():
             own = f"Or give a file of your own with the keys of {FOLDER / 'h100.yaml'}: --device ./mine.yaml"
             remedy = " ".join(filter(None, [did_you_mean(word, device_names()), own]))
-            raise ConfigError(Problem("--device", f"must be one of {', '.join(device_names())}.", word, remedy))
-    _jax_share()  # said before anything is compiled
+            raise ConfigError(Problem("--device", f"must be one of {names}.", word, remedy))
     return _read(path)
 
 

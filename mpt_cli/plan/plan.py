@@ -315,8 +315,8 @@ def assumptions(device: Device, devices: int) -> list[str]:
         f"peaks of the data sheet: teraflops {peaks}; memory {device.memory_gb_per_second:,.0f} GB/s. No kernel "
         "reaches them: a step takes longer than its bound.",
         "kernels as XLA chooses them without trying any; beside a GPU it may choose others of the same dtype.",
-        f"JAX's allocator takes {format_bytes(device.usable_bytes)} of {format_bytes(device.memory_bytes)} at most "
-        "(XLA_PYTHON_CLIENT_MEM_FRACTION).",
+        f"JAX's allocator takes {format_bytes(device.usable_bytes)} of {format_bytes(device.memory_bytes)} at most, "
+        "unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.",
     ]
     if devices > 1:
         found.append(f"{device.link_gb_per_second:g} GB/s from one device to the next, sums in a ring, hidden behind "

@@ -3,9 +3,10 @@
 import json
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,7 +16,6 @@ from mpt_cli.errors import ConfigError, DataError, printable, printable_tree
 from mpt_cli.runs.directory import RunDirectory, read_json
 from mpt_cli.runs.provenance import ENVIRONMENT
 from mpt_cli.settings.limits import LONGEST_LINE, open_file, quick_loader, read_yaml_text
-from mpt_cli.settings.variants import PYTHON
 from mpt_cli.telemetry.format import format_count
 from mpt_cli.telemetry.records import (
     GROWTH,
@@ -24,9 +24,9 @@ from mpt_cli.telemetry.records import (
     Summary,
     as_number,
     misfit,
+    record_from,
     record_of,
     required_fields,
-    spike_from,
 )
 
 _TAIL_BYTES = 8192
@@ -76,7 +76,7 @@ def read_spikes(run: RunDirectory, tell_damaged: Callable[[bool], None] = lambda
     spikes = []
     for line in islice(read_lines(run.spikes_jsonl, tell_damaged), MOST_SPIKES):
         if misfit(Spike, line, required_fields(Spike)) is None:
-            spikes.append(spike_from(printable_tree(line)))
+            spikes.append(record_from(Spike, printable_tree(line)))
         else:
             tell_damaged(False)
     return spikes
@@ -88,19 +88,10 @@ def jumps_sentence(spikes: Sequence[Spike]) -> str:
     return f"the loss jumped at step {steps}; spikes.jsonl has the examples of each batch"
 
 
-def is_of_program(run: RunDirectory) -> bool:
-    """Whether model and data of the run are those of a Python program, without which no step can be trained again."""
-    try:
-        tree = yaml.safe_load(read_yaml_text(run.config_yaml))
-        return bool(tree["model"]["name"] == PYTHON)
-    except (ConfigError, ValueError, yaml.YAMLError, KeyError, TypeError, RecursionError):
-        return False
-
-
-def metric_by_epoch(metrics_jsonl: Path, name: str) -> list[tuple[int, float]]:
-    """(step, value) at each end of an epoch."""
+def metric_by_epoch(metrics_jsonl: Path, name: str) -> list[float]:
+    """The values at the ends of the epochs."""
     lines = (line for line in read_lines(metrics_jsonl) if line.get("epoch_end"))
-    return [(int(line["step"]), value) for line in lines if (value := as_number(line.get(name))) is not None]
+    return [value for line in lines if (value := as_number(line.get(name))) is not None]
 
 
 def settled_step(events: list[dict[str, Any]], steps_seen: int, applied_steps: int) -> int | None:
@@ -111,17 +102,10 @@ def settled_step(events: list[dict[str, Any]], steps_seen: int, applied_steps: i
     events = [event for event in events if "step" in event and "kind" in event]
     first_growth = next((int(event["step"]) for event in events if event["kind"] == GROWTH), None)
     skips = [int(event["step"]) for event in events if event["kind"] == OVERFLOW]
-    if not applied_steps:
+    ends_in_skips = skips[-2:] == [steps_seen - 1, steps_seen]  # one alone may be the last of settling
+    if not applied_steps or (first_growth is None and ends_in_skips):
         return None
-    warm_up = [step for step in skips if first_growth is None or step <= first_growth]
-    if first_growth is None and _ends_in_skips(warm_up, steps_seen):
-        return None
-    return max(warm_up, default=0)
-
-
-def _ends_in_skips(skips: list[int], steps_seen: int) -> bool:
-    """Two or more at the very end: one alone may well have been the last that settling took."""
-    return len(skips) > 1 and skips[-1] == steps_seen and any(b - a == 1 for a, b in pairwise(skips[-2:]))
+    return max((step for step in skips if first_growth is None or step <= first_growth), default=0)
 
 
 def json_object(line: str, is_whole: bool = False) -> dict[str, Any] | None:
@@ -143,7 +127,7 @@ def json_object(line: str, is_whole: bool = False) -> dict[str, Any] | None:
 
 _OF_ANY_LINE = {"attempt": int, "seconds": float | None}
 OF_THE_STEP = ("learning_rate", "loss_scale", "examples_per_second", "skipped_steps")
-_NO_CURVES = {"step", "epoch", "epoch_end", "step_in_epoch", "schema_version", "attempt", "scale_counter", "seconds",
+NO_CURVES = {"step", "epoch", "epoch_end", "step_in_epoch", "schema_version", "attempt", "scale_counter", "seconds",
               "consecutive_skips", "applied_steps", "phase"}  # fmt: skip
 LATEST_EVENTS = 30
 _OF_A_LAYER = {"step", "layer", "kind", "dtype", "flushed", "subnormal", "overflowed"}
@@ -237,6 +221,15 @@ def read_history(path: str | Path, label: str | None = None) -> RunHistory:
     return story
 
 
+def read_histories(runs: Iterable[tuple[Path, str]]) -> list[RunHistory]:
+    """Of those with these paths and labels that began; a job that never did has no directory."""
+    stories = []
+    for path, label in runs:
+        with suppress(DataError):
+            stories.append(read_history(path, label))
+    return stories
+
+
 def _read(story: RunHistory, path: Path, record: type | Mapping[str, Any], consequence: str) -> dict[str, Any]:
     try:
         return dict(printable_tree(read_json(path, record)))
@@ -285,7 +278,7 @@ def _read_metrics(story: RunHistory) -> None:
         story.last_step = max(story.last_step, int(step))
         target = story.epochs if line.get("epoch_end") else story.steps
         for name, value in line.items():
-            if name not in _NO_CURVES and (number := as_number(value)) is not None:
+            if name not in NO_CURVES and (number := as_number(value)) is not None:
                 target.setdefault(name, Series()).add(step, number)
     if not story.steps and not story.epochs:
         story.gaps.append(f"{path.name} is empty or missing: no step was logged.")

@@ -3,7 +3,6 @@
 The HTML stands in templates/, which escape whatever they are given; control codes are written out.
 """
 
-import re
 import time
 from collections.abc import Sequence
 from functools import cache
@@ -19,7 +18,6 @@ from mpt_cli.version import __version__
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-    from markupsafe import Markup
 
 GENERATOR = '<meta name="generator" content="mpt'  # as page.html writes it: by it a page of ours is known
 
@@ -40,19 +38,10 @@ def render_page(template: str, title: str, pictures: Sequence[Picture], **values
 def _environment() -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    found = Environment(
+    return Environment(
         loader=PackageLoader("mpt_cli.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
-    found.filters["breakable"] = _breakable
-    return found
-
-
-def _breakable(title: str) -> "Markup":
-    """A key may be broken after its dots and underscores, which matters on paper."""
-    from markupsafe import Markup, escape
-
-    return Markup(re.sub(r"([._])", r"\1<wbr>", str(escape(title))))
 
 
 def write_page(path: Path, text: str) -> None:

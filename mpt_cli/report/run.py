@@ -1,22 +1,18 @@
 """A run as a value: what its directory says, for a program or a notebook."""
 
 import html
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import ConfigError, Problem, missing_extra
-from mpt_cli.report.history import RunHistory, read_history, read_lines, read_spikes
+from mpt_cli.report.history import NO_CURVES, OF_THE_STEP, read_history, read_lines, read_spikes
 from mpt_cli.report.picture import draw, drawable
 from mpt_cli.report.run_page import headline, outcome_facts, run_pictures
 from mpt_cli.runs.directory import RunDirectory, read_json
 from mpt_cli.telemetry.records import Spike
 
-NOT_METRICS = {
-    "step", "epoch", "epoch_end", "step_in_epoch", "schema_version", "attempt", "seconds", "scale_counter",
-    "loss_scale", "skipped_steps", "consecutive_skips", "applied_steps", "examples_per_second", "memory_bytes",
-}  # fmt: skip
+NOT_METRICS = {*NO_CURVES, *OF_THE_STEP, "memory_bytes"} - {"learning_rate"}
 
 
 def load_run(path: str | Path) -> "Run":
@@ -82,16 +78,8 @@ class Run:
         """As `History.history` of Keras: each metric's values at the ends of the epochs."""
         ends = [line for line in self.lines if line.get("epoch_end")]
         names = dict.fromkeys(name for line in ends for name in line if name not in NOT_METRICS)
-        named = {name: [_number(line[name]) for line in ends if line.get(name) is not None] for name in names}
+        named = {name: [float(line[name]) for line in ends if line.get(name) is not None] for name in names}
         return {name: values for name, values in named.items() if values}
-
-    def events_frame(self) -> Any:
-        """`events` as a pandas DataFrame; ConfigError without pandas."""
-        return _frame(self.events)
-
-    def lines_frame(self) -> Any:
-        """`lines` as a pandas DataFrame; ConfigError without pandas."""
-        return _frame(self.lines)
 
     def plot(self) -> list[Path]:
         """Draw every curve that the run has the data for, as SVG files in its directory; returns their paths.
@@ -101,44 +89,22 @@ class Run:
         if missing := missing_extra("matplotlib", "plots", "No pictures"):
             raise ConfigError(Problem("plot", missing))
         paths = []
-        for picture in run_pictures([self._story()]):
+        for picture in run_pictures([read_history(self.path)]):
             paths.append(self.path / f"{picture.name}.svg")
             paths[-1].write_text(draw(picture, on_paper=True), encoding="utf-8")
         return paths
 
-    def _story(self) -> RunHistory:
-        return read_history(self.path)
-
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r}: {headline(self._story())})"
+        return f"Run({str(self.path)!r}: {headline(read_history(self.path))})"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: how it ended, and its first pictures (loss, metrics, scale with skips)."""
-        story = self._story()
-        rows = "".join(_row(*fact) for fact in outcome_facts(story))
-        wanted = [picture for picture in run_pictures([story]) if _is_shown(picture.name)]
+        """What a notebook shows: how it ended, and its first pictures (loss, accuracy, scale with skips)."""
+        story = read_history(self.path)
+        rows = "".join(f"<tr><th style='text-align:left'>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
+                       for name, value in outcome_facts(story))  # fmt: skip
+        shown = ("loss", "accuracy", "scale")
+        wanted = [picture for picture in run_pictures([story]) if picture.name.startswith(shown)]
         drawings = "".join(f'<div style="max-width:640px">{draw(picture)}</div>' for picture in drawable(wanted))
         explanation = html.escape(str(story.summary.get("explanation", "")))
         return f"<div><strong>{html.escape(headline(story))}</strong><p>{explanation}</p><table>{rows}</table>" \
                f"{drawings}<small>{html.escape(str(self.path))}</small></div>"  # fmt: skip
-
-
-def _is_shown(name: str) -> bool:
-    return name.startswith(("loss", "accuracy", "scale", "loss-scale", "skip"))
-
-
-def _row(name: str, value: str) -> str:
-    return f"<tr><th style='text-align:left'>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
-
-
-def _number(value: Any) -> float:
-    return float(value)  # nan and infinity are texts in the file
-
-
-def _frame(records: Sequence[dict[str, Any]]) -> Any:
-    try:
-        import pandas
-    except ImportError as error:
-        raise ConfigError(Problem("pandas", "must be installed for a frame.", None,
-                                  "pip install pandas, or use the records as they are.")) from error
-    return pandas.DataFrame(records)

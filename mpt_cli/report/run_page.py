@@ -4,7 +4,7 @@ configuration; and which pictures a run has, or several runs overlaid.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,20 +109,9 @@ def format_step_ranges(steps: Sequence[int]) -> str:
     return ", ".join([*words, *more])
 
 
-def differing_keys(stories: Sequence[RunHistory]) -> list[str]:
-    """Keys of the configurations that aren't the same in all runs."""
-    keys = dict.fromkeys(key for story in stories for key in story.config)
-    return [
-        key for key in keys
-        if key.partition(".")[0] not in _NOT_COMPARED and len({str(story.config.get(key)) for story in stories}) > 1
-    ]  # fmt: skip
-
-
 def environment_facts(story: RunHistory) -> list[tuple[str, str]]:
     """Versions, machine and what else the result may depend on; not the list of all packages."""
     found = story.environment
-    if not found:
-        return []
     pairs = [("where", format_environment(found)), ("devices", ", ".join(map(str, found.get("devices", []))))]
     pairs += [(name, str(found[name])) for name in _OF_THE_ENVIRONMENT if found.get(name) is not None]
     pairs += [(f"{name} in use", str(value)) for name, value in flatten(found.get("variables") or {}).items()]
@@ -137,94 +126,56 @@ def format_value(value: Any) -> str:
     return "" if value is None else f"{number:.6g}" if number is not None and math.isfinite(number) else str(value)
 
 
-@dataclass(frozen=True)
-class Failure:
-    """What went wrong in a run. `arrays` are those of its last batch and its variables."""
-
-    explanation: str
-    facts: list[tuple[str, str]]
-    arrays: list[PageTable[Any]]
-
-
-@dataclass(frozen=True)
-class RunOnPage:
-    """A run as the templates take it: texts and tables. `name` is that of its directory, `label` the reader's."""
-
-    label: str
-    name: str
-    gaps: list[str]
-    not_recorded: list[str]
-    outcome: list[tuple[str, str]]
-    failure: Failure | None
-    event_counts: str
-    skipped_steps: str
-    events: PageTable[Any] | None
-    spikes: PageTable[Any] | None
-    layers: PageTable[Any] | None
-    configuration: str
-    environment: list[tuple[str, str]]
-    commands: list[str]
-
-
-def run_on_page(story: RunHistory) -> RunOnPage:
-    """Everything a page tells of one run but its pictures."""
-    skipped = f"Skipped steps: {format_step_ranges(story.skips)}" if story.skips else ""
+def skips_sentence(story: RunHistory) -> str:
+    """At which steps gradients were not finite, and whether these were skipped; empty where all were finite."""
     if story.bad_steps:
-        skipped = f"Steps with gradients that were not finite, applied: {format_step_ranges(story.bad_steps)}"
-    return RunOnPage(
-        story.label, story.run.path.name, story.gaps, story.not_recorded, outcome_facts(story), _failure(story),
-        ", ".join(f"{count:,} {kind}" for kind, count in story.kinds.items()), skipped, _events(story),
-        _spikes(story), _layers(story), story.config_text, environment_facts(story), _commands(story),
-    )  # fmt: skip
+        return f"Steps with gradients that were not finite, applied: {format_step_ranges(story.bad_steps)}"
+    return f"Skipped steps: {format_step_ranges(story.skips)}" if story.skips else ""
 
 
-def _failure(story: RunHistory) -> Failure | None:
-    """Of a run that has an end and not a good one."""
-    if not story.summary or story.is_good:
-        return None
+def failure_facts(story: RunHistory) -> list[tuple[str, str]]:
+    """Of a run that came to a bad end: the verdict, and what the rule saw that ended it."""
     found = story.postmortem
     pairs = [("exit code", str(story.summary.get("exit_code"))), ("verdict", story.verdict)]
-    if found:
-        checkpoint, scale = found.get("checkpoint_step"), as_number(found.get("loss_scale"))
-        pairs += [
-            ("rule", str(found.get("rule", "-"))),
-            ("what to do", str(found.get("remedy", "-"))),
-            ("stopped at step", f"{format_count(found.get('step', 0))}, epoch {found.get('epoch', '-')}"),
-            ("checkpoint before it", "none" if checkpoint is None else f"step {format_count(checkpoint)}"),
-            ("loss scale", "none" if scale is None else format_scale(scale)),
-        ]
+    if not found:
+        return pairs
+    checkpoint, scale = found.get("checkpoint_step"), as_number(found.get("loss_scale"))
+    return [
+        *pairs,
+        ("rule", str(found.get("rule", "-"))),
+        ("what to do", str(found.get("remedy", "-"))),
+        ("stopped at step", f"{format_count(found.get('step', 0))}, epoch {found.get('epoch', '-')}"),
+        ("checkpoint before it", "none" if checkpoint is None else f"step {format_count(checkpoint)}"),
+        ("loss scale", "none" if scale is None else format_scale(scale)),
+    ]
+
+
+def failure_tables(story: RunHistory) -> list[PageTable[Any]]:
+    """The arrays of its last batch and its weights, as far as they are known."""
+    found = story.postmortem
     variables = {name: numbers for layer in found.get("layers") or [] for name, numbers in layer["variables"].items()}
-    spoiled = sum(map(_is_spoiled, variables.items()))
-    arrays = [
+    spoiled = sum(map(_is_spoiled, variables.values()))
+    tables = [
         _arrays_table(f"The last batch of {story.label}", found.get("last_batch") or {}),
         _arrays_table(f"Weights of {story.label}: {spoiled or 'none'} of {len(variables)} hold nan or inf", variables),
     ]
-    return Failure(str(story.summary.get("explanation", "")), pairs, [table for table in arrays if table.rows])
+    return [table for table in tables if table.rows]
 
 
-Array = tuple[str, dict[str, Any]]  # its name and what is known of it
+def _arrays_table(caption: str, arrays: dict[str, dict[str, Any]]) -> PageTable[Any]:
+    names = ("dtype", "min", "max", "nan", "inf")
+    rows = [[name, " × ".join(map(str, its.get("shape", []))) or "scalar",
+             *(format_value(its.get(field, "-")) for field in names)] for name, its in arrays.items()]  # fmt: skip
+    table = text_table(caption, ("array", "shape", *names), rows, numbers=4)
+    return replace(table, kind=lambda row: "bad" if _is_spoiled(arrays[row[0]]) else "")
 
 
-def _arrays_table(caption: str, arrays: dict[str, dict[str, Any]]) -> PageTable[Array]:
-    columns: list[TableColumn[Array]] = [
-        TableColumn("array", lambda array: array[0], is_number=False),
-        TableColumn("shape", lambda array: " × ".join(map(str, array[1].get("shape", []))) or "scalar", False),
-        *(_field_column(name, name != "dtype") for name in ("dtype", "min", "max", "nan", "inf")),
-    ]
-    return PageTable(caption, columns, [*arrays.items()], lambda array: "bad" if _is_spoiled(array) else "")
+def _is_spoiled(array: dict[str, Any]) -> bool:
+    return bool(array.get("nan") or array.get("inf"))
 
 
-def _field_column(name: str, is_number: bool) -> TableColumn[Array]:
-    return TableColumn(name, lambda array: format_value(array[1].get(name, "-")), is_number)
-
-
-def _is_spoiled(array: Array) -> bool:
-    return bool(array[1].get("nan") or array[1].get("inf"))
-
-
-def _events(story: RunHistory) -> PageTable[Any] | None:
-    if not story.kinds:
-        return None
+def events_table(story: RunHistory) -> PageTable[Any]:
+    """The latest ones."""
     names = ("step", "scale_before", "scale_after", "nan", "inf")
     rows = [[str(event.get("kind")), format_value(event.get("variable") or event.get("layer") or event.get("cause")),
              *(format_value(event.get(name)) for name in names)] for event in story.latest_events]  # fmt: skip
@@ -234,13 +185,14 @@ def _events(story: RunHistory) -> PageTable[Any] | None:
     return text_table(f"{title} of {story.label}", titles, rows, numbers=5)
 
 
-def _spikes(story: RunHistory) -> PageTable[Any] | None:
+def spikes_table(story: RunHistory) -> PageTable[Any]:
+    """The steps at which the loss jumped."""
     rows = [[describe_examples(spike), format_count(spike.step), str(spike.epoch), format_number(spike.loss),
              format_number(spike.median), format_scale(spike.loss_scale), format_value(spike.learning_rate)]
             for spike in story.spikes]  # fmt: skip
     title = f"Steps of {story.label} whose loss jumped, with what it was before; examples as the source numbers them"
     titles = ("examples", "step", "epoch", "loss", "median before", "scale", "rate")
-    return text_table(title, titles, rows, numbers=6) if rows else None
+    return text_table(title, titles, rows, numbers=6)
 
 
 _KINDS = {ACTIVATIONS: "outputs", ACTIVATION_GRADIENTS: "gradients of outputs", WEIGHT_GRADIENTS: "gradients",
@@ -248,14 +200,12 @@ _KINDS = {ACTIVATIONS: "outputs", ACTIVATION_GRADIENTS: "gradients of outputs", 
 _MOST_LAYERS = 60
 
 
-def _layers(story: RunHistory) -> PageTable[Any] | None:
+def layers_table(story: RunHistory) -> PageTable[Any]:
     """The latest sample: where the values of each layer lie in float32, and what half precision makes of them."""
     found = sorted(story.layers, key=lambda line: -max(line["flushed"], line["overflowed"]))
     rows = [[str(line.get("variable") or line["layer"]), _KINDS.get(line["kind"], line["kind"]), line["dtype"],
              _exponents(line), *(format_fraction(line[name]) for name in ("flushed", "subnormal", "overflowed"))]
             for line in found[:_MOST_LAYERS]]  # fmt: skip
-    if not rows:
-        return None
     more = f"the {_MOST_LAYERS} of {len(found)} that lose most" if len(found) > _MOST_LAYERS else "by what they lose"
     scaled = "; gradients are of the scaled loss" if story.has_scale else ""
     title = f"Layers of {story.label} at step {format_count(found[0]['step'])}, {more}{scaled}"
@@ -268,7 +218,7 @@ def _exponents(line: dict[str, Any]) -> str:
     return "all 0" if lowest is None else f"2^{lowest} … 2^{lowest + len(exponents)}"
 
 
-def _commands(story: RunHistory) -> list[str]:
+def run_commands(story: RunHistory) -> list[str]:
     """The command the run was started by, and those that repeat it; of a Python program's run those that read it."""
     if story.config.get("model.name") == PYTHON:
         script = story.config.get("model.command") or []
@@ -289,18 +239,26 @@ def write_run_page(stories: Sequence[RunHistory], path: Path) -> None:
 
 def run_page(stories: Sequence[RunHistory], pictures: Sequence[Picture]) -> str:
     """The whole page as text. Its lead is the verdict; of several runs, how many ended how."""
-    runs = [run_on_page(story) for story in stories]
     if len(stories) == 1:
         [story] = stories
         explanation = str(story.summary.get("explanation", ""))
-        return render_page("run.html", f"Run {story.label}", pictures, runs=runs, headline=headline(story),
+        return render_runs("run.html", f"Run {story.label}", stories, pictures, headline=headline(story),
                            sentence=explanation, kind=severity(story))  # fmt: skip
     statuses = [story.status for story in stories]
     counted = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
     kind = "good" if all(story.is_good for story in stories) else "warn"
-    return render_page("run.html", f"{len(stories)} runs", pictures, runs=runs, sentence="", kind=kind,
+    return render_runs("run.html", f"{len(stories)} runs", stories, pictures, sentence="", kind=kind,
                        headline=f"{len(stories)} runs: {counted}.", endings=_endings_table(stories),
                        differences=_differences_table(stories))  # fmt: skip
+
+
+def render_runs(
+    template: str, title: str, stories: Sequence[RunHistory], pictures: Sequence[Picture], **values: Any
+) -> str:
+    """A page with runs on it, from a template that takes them as `runs` and what is to be said of each by these."""
+    parts = (outcome_facts, skips_sentence, failure_facts, failure_tables, events_table, spikes_table, layers_table,
+             environment_facts, run_commands)  # fmt: skip
+    return render_page(template, title, pictures, runs=stories, **{part.__name__: part for part in parts}, **values)
 
 
 def _endings_table(stories: Sequence[RunHistory]) -> PageTable[RunHistory]:
@@ -323,13 +281,13 @@ def _endings_table(stories: Sequence[RunHistory]) -> PageTable[RunHistory]:
 
 def _differences_table(stories: Sequence[RunHistory]) -> PageTable[Any] | None:
     """Nothing where the configurations are the same."""
-    keys = differing_keys(stories)
+    known = dict.fromkeys(key for story in stories for key in story.config)
+    keys = [key for key in known if key.partition(".")[0] not in _NOT_COMPARED
+            and len({str(story.config.get(key)) for story in stories}) > 1]  # fmt: skip
     rows = [[story.label, *(format_value(story.config.get(key, "-")) for key in keys)] for story in stories]
     return text_table("Keys whose values are not the same in all runs", ("run", *keys), rows) if keys else None
 
 
-SKIP_WINDOWS = 60
-FEWEST_WINDOW_STEPS = 10
 _MOST_MARKS = 1000  # of skipped steps: those that fall on one place share it
 _GRADIENTS = {
     "gradient_headroom_doublings": ("Gradient head-room", "doublings of the scale left"),
@@ -345,7 +303,7 @@ def run_pictures(stories: Sequence[RunHistory]) -> list[Picture]:
     """Every picture that these runs have the data for, loss first; of many runs, of the first ones."""
     shown = stories[:MOST_DISTINCT]
     found = [picture for name in metric_names(shown) for picture in _metric_pictures(shown, name)]
-    found += [*_scale_pictures(shown), *_skip_pictures(shown)]
+    found += _scale_pictures(shown)
     for name, (title, y_label) in _GRADIENTS.items():
         found += _overlay(shown, name, title, y_label)
     found += _overlay(shown, "examples_per_second", "Throughput", "examples per second")
@@ -415,27 +373,6 @@ def _scale_pictures(stories: Sequence[RunHistory]) -> list[Picture]:
     note = f"{len(skips):,} skipped step{'s are' if len(skips) != 1 else ' is'} marked at the bottom." if skips else ""
     scale = Picture("loss-scale", "Loss scale", "loss scale", curves, log_base=2, skips=[*marks.values()], note=note)
     return [scale] if curves else []
-
-
-def _skip_pictures(stories: Sequence[RunHistory]) -> list[Picture]:
-    curves = [Curve(story.label, *skip_rate(story.skips, story.last_step), distinct_style(place))
-              for place, story in enumerate(stories) if story.skips]  # fmt: skip
-    return [Picture("skip-rate", "Skip rate", "skipped steps, %", curves, from_zero=True)] if curves else []
-
-
-def skip_rate(skips: Sequence[int], last_step: int) -> tuple[list[float], list[float]]:
-    """Share of skipped steps in per cent over equal windows, at both ends of each.
-
-    >>> skip_rate([1, 2, 3, 4, 5], 20)
-    ([0, 10, 10, 20], [50.0, 50.0, 0.0, 0.0])
-    """
-    window = max(FEWEST_WINDOW_STEPS, -(-last_step // SKIP_WINDOWS))
-    counts = [0] * -(-last_step // window)
-    for step in skips:
-        counts[(step - 1) // window] += 1
-    spans = [(index * window, min((index + 1) * window, last_step)) for index in range(len(counts))]
-    rates = [100.0 * count / (end - start) for count, (start, end) in zip(counts, spans, strict=True)]
-    return [x for span in spans for x in span], [rate for rate in rates for _ in range(2)]
 
 
 def _overlay(stories: Sequence[RunHistory], name: str, title: str, y_label: str) -> list[Picture]:

@@ -5,7 +5,7 @@ label and a text.
 import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
@@ -27,9 +27,9 @@ class TableColumn(Generic[R]):
     wraps: bool = False
 
 
-def text_columns(titles: Sequence[str]) -> list[TableColumn[Sequence[str]]]:
-    """Of rows whose cells are texts already; all stand to the left."""
-    return [TableColumn(title, itemgetter(at), is_number=False) for at, title in enumerate(titles)]
+def text_columns(titles: Sequence[str], numbers: int = 0) -> list[TableColumn[Sequence[str]]]:
+    """Of rows whose cells are texts already; the last `numbers` columns stand to the right."""
+    return [TableColumn(title, itemgetter(at), at >= len(titles) - numbers) for at, title in enumerate(titles)]
 
 
 def plain_lines(columns: Sequence[TableColumn[R]], rows: Iterable[R]) -> list[str]:
@@ -49,7 +49,12 @@ def rich_table(columns: Sequence[TableColumn[R]], rows: Iterable[R], style: Call
     """For a terminal; `style` is that of a row, in rich's words."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column.title, justify="right" if column.is_number else "left", no_wrap=column.is_number)
+        table.add_column(
+            column.title,
+            justify="right" if column.is_number else "left",
+            no_wrap=column.is_number,
+            overflow="fold",
+        )
     for row in rows:
         table.add_row(*map(Text, _cells(columns, row)), style=style(row))
     return table
@@ -112,7 +117,5 @@ class PageTable(Generic[R]):
 
 
 def text_table(caption: str, titles: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> PageTable[Any]:
-    """Of rows whose cells are texts already; the last `numbers` columns stand to the right."""
-    columns = text_columns(titles)
-    right = [replace(column, is_number=True) for column in columns[len(columns) - numbers :]]
-    return PageTable(caption, [*columns[: len(columns) - numbers], *right], rows)
+    """Of rows whose cells are texts already, as `text_columns` has them."""
+    return PageTable(caption, text_columns(titles, numbers), rows)

@@ -16,7 +16,6 @@ from mpt_cli.machine import nvidia_gpus
 from mpt_cli.runs.directory import RunDirectory, read_json, read_summary
 from mpt_cli.runs.expectations import check_names
 from mpt_cli.runs.provenance import ENVIRONMENT
-from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import (
@@ -27,7 +26,7 @@ from mpt_cli.settings.search_path import (
     recipe_paths,
 )
 from mpt_cli.settings.variants import KerasDataset
-from mpt_cli.training.program import check_repeatable, repeat_problems
+from mpt_cli.training.program import check_repeatable
 
 # What has to be the same again in a repeated run; speed and memory needn't be.
 _EXACT = ("status", "exit_code", "verdict", "epochs_completed", "steps_seen", "applied_steps", "skipped_steps",
@@ -36,8 +35,6 @@ WEIGHTS = "weights_fingerprint"
 NO_EXPECTATIONS = "has no expect: block"
 SEEDS_OF_AN_UPDATE = 3  # the fewest that show a spread worth a margin
 _NOT_RECIPES = ("conf", "runs", "sweeps", "compares")  # folders of a project, and what lies under a dot
-NOT_ENDED = "has not ended, so that there is no summary to hold it against"
-NOT_OF_SETTINGS = "was trained by a program of its own, which no configuration repeats"
 
 
 @dataclass(frozen=True)
@@ -78,15 +75,14 @@ class Collection:
 
 @dataclass(frozen=True)
 class Selection:
-    """The words of a command line. `keywords` is that of -k, `tags` those of --tag; `rtol` is how far a metric may be
-    from that of an earlier run, relative to it."""
+    """The words of a command line. `keywords` is that of -k; `rtol` is how far a metric may be from that of an earlier
+    run, relative to it."""
 
     names: Sequence[str] = ()
     changes: Sequence[str] = ()
     takes_all: bool = False
     rtol: float = 0.0
     keywords: str = ""
-    tags: Sequence[str] = ()
     is_update: bool = False
 
 
@@ -102,7 +98,7 @@ def collect(request: Selection) -> Collection:
             _add(found, each, request)
         if not meant:
             found.errors.append(Unreadable(word, [Problem("NAME", "must match at least one recipe.", word)]))
-    found.targets = [target for target in found.targets if _is_chosen(target, request)]
+    found.targets = [each for each in found.targets if _matches(request.keywords, [each.name, *each.tags])]
     found.errors = [error for error in found.errors if _matches(request.keywords, [error.name])]
     found.targets = [each for target in found.targets for each in _with_seeds(target, request.is_update)]
     return found
@@ -118,9 +114,9 @@ class _Meant:
 
 
 def _expand(word: str) -> Iterator[_Meant]:
-    """The recipes and runs that a pattern or a folder stands for; any other word itself. The name of a recipe never
-    means a run, whatever folder lies about. A folder without a run and without any YAML is asked for as one all the
-    same, to be told what it lacks.
+    """The recipes in a folder, and what a pattern stands for; any other word itself. The name of a recipe never means
+    a run, whatever folder lies about. A folder without a run and without any YAML is asked for as one all the same, to
+    be told what it lacks.
     """
     path = expanded(word)
     if word in recipe_paths():
@@ -131,9 +127,10 @@ def _expand(word: str) -> Iterator[_Meant]:
             yield _Meant(word, is_run=True)
             return
         for file in files:
-            inside, is_run = file.relative_to(path).parts[:-1], _is_of_run(file)
-            if not any(part in _NOT_RECIPES or part.startswith(".") for part in inside):
-                yield _Meant(explicit_path(file.parent if is_run else file), is_run, is_named=False)
+            inside = file.relative_to(path).parts[:-1]
+            is_other = any(part in _NOT_RECIPES or part.startswith(".") for part in inside) or _is_of_run(file)
+            if not is_other:
+                yield _Meant(explicit_path(file), is_named=False)
     elif _is_of_run(path):
         yield _Meant(explicit_path(path.parent), is_run=True)
     elif any(sign in word for sign in "*?["):
@@ -154,7 +151,9 @@ def _add(found: Collection, meant: _Meant, request: Selection) -> None:
         found.errors.append(Unreadable(name, problems))
         return
     if reason == NO_EXPECTATIONS and is_named:
-        found.errors.append(Unreadable(name, [_nothing_expected(name)]))
+        remedy = "Write one, or let --update do it; a run directory is held against its own summary."
+        problem = Problem("expect", f"{name} {NO_EXPECTATIONS} to be held against.", None, remedy)
+        found.errors.append(Unreadable(name, [problem]))
     elif reason and not is_named:
         found.left_out[name] = reason
     else:
@@ -165,12 +164,7 @@ def _read(meant: _Meant, request: Selection) -> tuple[ReproduceTarget, str]:
     """The target, and why it would be left out where nobody named it."""
     name = meant.name
     if meant.is_run:
-        if not meant.is_named and not RunDirectory(expanded(name)).summary_json.is_file():
-            return ReproduceTarget(name, [], {}), NOT_ENDED
-        run = RunDirectory.open(name)
-        if not meant.is_named and repeat_problems(stored_settings(run)):
-            return ReproduceTarget(name, [], {}), NOT_OF_SETTINGS
-        return _of_run(run, list(request.changes), request.rtol), ""
+        return _of_run(RunDirectory.open(name), list(request.changes), request.rtol), ""
     words = [f"conf={name}", *request.changes]
     settings = load_settings(words)
     problems = check_names(settings)
@@ -178,11 +172,6 @@ def _read(meant: _Meant, request: Selection) -> tuple[ReproduceTarget, str]:
         raise ConfigError(problems)
     reason = "" if settings.expect or request.is_update else NO_EXPECTATIONS
     return _of_recipe(name, words, settings), _left_out_reason(settings) or reason
-
-
-def _nothing_expected(name: str) -> Problem:
-    remedy = "Write one, or let --update do it; a run directory is held against its own summary."
-    return Problem("expect", f"{name} {NO_EXPECTATIONS} to be held against.", None, remedy)
 
 
 def names_run(word: str) -> bool:
@@ -236,11 +225,6 @@ def _unmet_requirement(need: str, settings: Settings) -> str | None:
         return None if nvidia_gpus() else "needs a GPU, and this machine has none"
     files = missing_keras_files(settings.data.dataset) if isinstance(settings.data, KerasDataset) else []
     return f"needs a network for its data: there is no {files[0]}; give its name to try" if files else None
-
-
-def _is_chosen(target: ReproduceTarget, request: Selection) -> bool:
-    tagged = not request.tags or bool(set(request.tags) & set(target.tags))
-    return tagged and _matches(request.keywords, [target.name, *target.tags])
 
 
 def _matches(keywords: str, names: Sequence[str]) -> bool:

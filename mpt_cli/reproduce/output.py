@@ -5,13 +5,10 @@ from pathlib import Path
 from typing import TextIO
 from xml.etree import ElementTree
 
-from rich.table import Table
-from rich.text import Text
-
 from mpt_cli.errors import DataError
 from mpt_cli.jobs.capacity import fewer_cores, usable_cores
 from mpt_cli.redaction import without_secrets
-from mpt_cli.report.tables import plain_lines, text_columns
+from mpt_cli.report.tables import print_table, text_columns
 from mpt_cli.reproduce.collection import Collection
 from mpt_cli.reproduce.reproduction import Reproduction
 from mpt_cli.runs.directory import write_atomic
@@ -70,24 +67,11 @@ class ResultPrinter:
         ]
         if rows:
             self.console.print()
-            self._show(rows)
+            print_table(text_columns(["run", "what", "expected", "got", ""]), rows, self.console,
+                        lambda row: "" if row[-1] == "ok" else "bold red")  # fmt: skip
         for result in results:
             if not result.passed:
                 self._explain(result)
-
-    def _show(self, rows: Sequence[Sequence[str]]) -> None:
-        """In a terminal as wide as that is, with cells of several lines; piped, a check is one line, however long."""
-        columns = text_columns(["run", "what", "expected", "got", ""])
-        if not self.console.is_terminal:
-            for line in plain_lines(columns, rows):
-                self.line(line)
-            return
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for column in columns:
-            table.add_column(column.title, overflow="fold")
-        for *cells, verdict in rows:
-            table.add_row(*map(Text, cells), Text(verdict, "green" if verdict == "ok" else "bold red"))
-        self.console.print(table)
 
     def _explain(self, result: Reproduction) -> None:
         self.line(f"\n{result.target.name}: look into {result.child.run.path}")

@@ -7,9 +7,7 @@ import difflib
 import json
 import math
 import random
-import secrets
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -22,7 +20,7 @@ from mpt_cli.errors import BAD_DATA, ConfigError, DataError, Problem
 from mpt_cli.jobs.executor import Command, LocalExecutor, mpt_command
 from mpt_cli.jobs.queue import Ending, Limits, Queue, run_one
 from mpt_cli.reproduce.collection import ReproduceTarget
-from mpt_cli.runs.directory import DEFAULT_PARENT, RunDirectory, make_empty, read_summary
+from mpt_cli.runs.directory import DEFAULT_PARENT, RunDirectory, drawn_name, make_empty, read_summary
 from mpt_cli.runs.expectations import (
     ExpectationCheck,
     KeyPath,
@@ -149,13 +147,9 @@ def create_output_folder(path: str | None) -> Path:
 
     An earlier run in it would keep that of the same name from beginning.
     """
-    chosen = expanded(path) if path is not None else _default_output_folder()
+    chosen = expanded(path) if path is not None else Path(DEFAULT_PARENT) / "reproduce" / drawn_name()
     make_empty(chosen, "--output", exist_ok=path is not None)  # two never share a drawn name
     return chosen
-
-
-def _default_output_folder() -> Path:
-    return Path(DEFAULT_PARENT) / "reproduce" / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 @dataclass(frozen=True)

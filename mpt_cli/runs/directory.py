@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, TextIO, get_type_hints
@@ -24,7 +24,7 @@ from mpt_cli.settings.search_path import expanded
 from mpt_cli.settings.variants import mode_settings
 from mpt_cli.signals import ForcedEnd, Interruption, at_forced_end, raise_for
 from mpt_cli.telemetry.format import strict_json
-from mpt_cli.telemetry.records import SCHEMA_VERSION, RunHeader, Scaling, Summary, misfit, required_fields
+from mpt_cli.telemetry.records import SCHEMA_VERSION, RunHeader, Scaling, Summary, misfit, record_from, required_fields
 from mpt_cli.telemetry.sink import Sink, TelemetryFiles
 
 
@@ -135,12 +135,13 @@ UNSTARTED_STEMS = {"metrics", "events", "console", "tensorboard", "environment",
 
 @dataclass(frozen=True)
 class File:
-    """The path of a file or folder in the run directory, by its name there."""
+    """The path of a file or folder in a directory such as `RunDirectory`, by its name there."""
 
     name: str
 
-    def __get__(self, run: "RunDirectory", owner: type) -> Path:
-        return run.path / self.name
+    def __get__(self, directory: Any, owner: type) -> Path:
+        path: Path = directory.path / self.name
+        return path
 
 
 @dataclass(frozen=True)
@@ -328,7 +329,12 @@ def default_parent(recipe: str) -> Path:
 
 
 def _default_path(recipe: str) -> Path:
-    return default_parent(recipe) / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
+    return default_parent(recipe) / drawn_name()
+
+
+def drawn_name() -> str:
+    """The time and a few letters, for what nobody gave a name."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
 
 
 def _check_writable(path: Path) -> None:
@@ -427,8 +433,7 @@ def _start_of(pid: int) -> str | None:
 def header_dict(header: RunHeader) -> dict[str, Any]:
     """The header as it stands in header.json."""
     scaling = header.scaling
-    tree = {declared.name: getattr(header, declared.name) for declared in fields(header)}
-    return {**tree, "scaling": {
+    return {**vars(header), "scaling": {
         "mode": scaling.mode, "numbers": asdict(scaling.rule), "on_overflow": scaling.on_overflow,
         "is_needed": scaling.is_needed,
     }}  # fmt: skip
@@ -446,19 +451,15 @@ _SCALING: dict[str, Any] = {
 
 def header_from(tree: Mapping[str, Any]) -> RunHeader:
     """Back from header.json; what a later version may have added is passed over. DataError where a field is missing."""
-    known = {declared.name for declared in fields(RunHeader)}
     lacking = next((name for name in required_fields(RunHeader) if name not in tree), None)
     if lacking is not None:
         raise DataError(f"header.json is damaged: {lacking} is missing.")
-    found: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in tree.items() if name in known
-    }
     scaling: dict[str, Any] = tree.get("scaling") or {}
     if (wrong := misfit(_SCALING, scaling)) is not None:
         raise DataError(f"header.json is damaged: scaling.{wrong}.")
     rule = _rule_from(scaling.get("mode", "none"), scaling.get("numbers", {}))
     read = Scaling(rule, scaling.get("on_overflow", "skip"), scaling.get("is_needed", False))
-    return RunHeader(**{**found, "scaling": read})
+    return replace(record_from(RunHeader, tree), scaling=read)
 
 
 @dataclass(frozen=True)

@@ -267,7 +267,7 @@ class Settings:
     seed: Optional[int] = key(0, "of everything random; null draws one and records it", at_least=0, at_most=2**32 - 1)
     requires: List[str] = key([], "what it needs beside a CPU; `mpt reproduce --all` leaves it out without that",
                               choices=("gpu", "network"))
-    tags: List[str] = key([], "words by which `mpt reproduce --tag` chooses recipes")
+    tags: List[str] = key([], "words by which `mpt reproduce -k` chooses recipes, as by their names")
     seeds: int = key(1, "with how many seeds `mpt reproduce` runs it, from its own on; each must meet `expect`",
                      at_least=1, at_most=1000)
     run_dir: Optional[str] = key(None, "where the run writes; null = runs/<recipe>/<time>-<id>")

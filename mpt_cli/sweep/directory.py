@@ -4,9 +4,7 @@ with the configurations in order of their rank.
 
 import math
 import re
-import secrets
 import statistics
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
@@ -17,7 +15,16 @@ from typing import Any, ClassVar, Self
 from mpt_cli.errors import BAD_DATA, BUG, NUMERICAL, OK, TERMINATED, ConfigError, DataError
 from mpt_cli.jobs.queue import Ending
 from mpt_cli.report.history import read_lines, settled_step
-from mpt_cli.runs.directory import LOCK_FILE, RunDirectory, default_parent, read_json, read_summary, write_json
+from mpt_cli.runs.directory import (
+    LOCK_FILE,
+    File,
+    RunDirectory,
+    default_parent,
+    drawn_name,
+    read_json,
+    read_summary,
+    write_json,
+)
 from mpt_cli.runs.resume import past_attempts
 from mpt_cli.settings.limits import read_file
 from mpt_cli.settings.search_path import expanded, shell_command
@@ -39,7 +46,7 @@ class SweepDirectory:
     @classmethod
     def create(cls, path: str | None, recipe: str) -> Self:
         """A new directory: `path`, or sweeps/<recipe>/<time>-<id>. DataError when it holds anything already."""
-        found = cls(expanded(path) if path else _default_path(f"{cls.verb}s", recipe))
+        found = cls(expanded(path) if path else Path(f"{cls.verb}s") / default_parent(recipe).name / drawn_name())
         found.check_free(is_made=True)
         return found
 
@@ -75,22 +82,10 @@ class SweepDirectory:
     def plan_json(self) -> Path:
         return self.path / f"{self.verb}.json"
 
-    @property
-    def results_csv(self) -> Path:
-        return self.path / "results.csv"
-
-    @property
-    def results_json(self) -> Path:
-        return self.path / "results.json"
-
-    @property
-    def report_html(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def study(self) -> Path:
-        """Of a search: Optuna's journal."""
-        return self.path / "study.journal"
+    results_csv = File("results.csv")
+    results_json = File("results.json")
+    report_html = File("report.html")
+    study = File("study.journal")  # of a search: Optuna's
 
     def run(self, job: Job) -> RunDirectory:
         return RunDirectory(self.path / job.name)
@@ -168,11 +163,6 @@ def _read_job(entry: Any) -> Job:
     if job.name in ("", ".", "..") or "/" in job.name or "\0" in job.name:
         raise ValueError(f"the name of a job must be that of a folder in it, not {job.name!r}")
     return job
-
-
-def _default_path(parent: str, recipe: str) -> Path:
-    folder = default_parent(recipe).name
-    return Path(parent) / folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 FINISHED, FAILED, KILLED, TIMED_OUT = "finished", "failed", "killed", "timed out"

@@ -1,14 +1,13 @@
 """What a person sees of a sweep while it runs: lines that stay, and in a terminal a live area below them."""
 
+import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TextIO, TypeVar
+from typing import Any, Self, TextIO, TypeVar
 
-from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from mpt_cli.errors import printable
@@ -17,12 +16,11 @@ from mpt_cli.jobs.queue import Ending, Observer, Running
 from mpt_cli.report.history import latest_line
 from mpt_cli.report.tables import TableColumn, plain_lines, rich_table
 from mpt_cli.runs.directory import read_holder
-from mpt_cli.sweep.directory import FAILED, GOOD, NOT_RUN, JobResult, SweepDirectory, read_job
+from mpt_cli.sweep.directory import GOOD, NOT_RUN, JobResult, SweepDirectory, read_job
 from mpt_cli.sweep.plan import Job
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.console.plain import StreamLines
 from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds, format_share
-from mpt_cli.training.checkpoint import CheckpointStore
 from mpt_cli.training.progress import MONITORED
 
 R = TypeVar("R")
@@ -62,25 +60,20 @@ class Screen:
         self.live.print(rich_table(columns, rows, style))
 
 
-PLAIN_SECONDS = 30.0  # between lines about running jobs where they can't be changed in place
-LIVE_SECONDS = 0.5
+PLAIN_SECONDS, LIVE_SECONDS = 30.0, 0.5  # between two looks at what runs: as lines that stay, and as lines that change
 
 
-class SweepProgress(Observer[Job]):
-    """Shows the queue on `screen`. A context manager: it gives the terminal back."""
+class RunningLines:
+    """What runs just now: in a terminal below the lines that stay, changed in place; elsewhere said again now and then.
+    A context manager: it gives the terminal back."""
 
-    def __init__(self, screen: Screen, sweep: SweepDirectory, count: int, workers: int) -> None:
-        self._screen, self._sweep, self._count, self._workers = screen, sweep, count, workers
-        self._done: list[float] = []  # seconds of each job that has ended
-        self._failed = 0
-        self._is_ending = False
-        self._running: list[tuple[Running[Job], dict[str, Any] | None]] = []
-        self._shown_at = time.monotonic()
-        self._live: Live | None = None
+    def __init__(self, screen: Screen) -> None:
+        self.screen = screen
+        self._live = None if screen.live is None else Live(console=screen.live, transient=True)
+        self._shown_at = -math.inf
 
-    def __enter__(self) -> "SweepProgress":
-        if self._screen.live is not None:
-            self._live = Live(console=self._screen.live, get_renderable=self._render, transient=True)
+    def __enter__(self) -> Self:
+        if self._live is not None:
             self._live.start()
         return self
 
@@ -88,60 +81,67 @@ class SweepProgress(Observer[Job]):
         if self._live is not None:
             self._live.stop()
 
+    @property
+    def is_due(self) -> bool:
+        return time.monotonic() - self._shown_at >= (PLAIN_SECONDS if self._live is None else LIVE_SECONDS)
+
+    def show(self, lines: Sequence[str]) -> None:
+        self._shown_at = time.monotonic()
+        if self._live is not None:
+            self._live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"))
+            return
+        for line in lines:
+            self.screen.say(line)
+
+
+class SweepProgress(RunningLines, Observer[Job]):
+    """Shows the queue on `screen`."""
+
+    def __init__(self, screen: Screen, sweep: SweepDirectory, count: int, workers: int) -> None:
+        super().__init__(screen)
+        self._shown_at = time.monotonic()
+        self._sweep, self._count, self._workers = sweep, count, workers
+        self._done: list[float] = []  # seconds of each job that has ended
+        self._failed = 0
+        self._is_ending = False
+
     def started(self, running: Running[Job]) -> None:
-        if self._live is None:
-            self._screen.say(f"{self._place()} started   {running.command.name}")
+        if self.screen.live is None:
+            self.screen.say(f"{self._place()} started   {running.command.name}")
 
     def tick(self, running: Sequence[Running[Job]]) -> None:
         if not self._is_ending and any(child.cause == "interrupt" for child in running):
             self._is_ending = True
-            self._screen.say("ending the running jobs, each with a checkpoint; Ctrl-C again kills them")
-        interval = PLAIN_SECONDS if self._live is None else LIVE_SECONDS
-        if time.monotonic() - self._shown_at < interval:
-            return
-        self._shown_at = time.monotonic()
-        files = [self._sweep.run(child.command.subject).metrics_jsonl for child in running]
-        self._running = [*zip(running, map(latest_line, files), strict=True)]
-        if self._live is None:
-            for child, line in self._running:
-                self._screen.say(f"  {child.command.name}  {'  '.join(format_state(line, child.seconds))}")
-            self._screen.say(f"  {self._overall()}")
+            self.screen.say("ending the running jobs, each with a checkpoint; Ctrl-C again kills them")
+        if self.is_due:
+            self.show([*(self._line(child) for child in running), self.overall(running)])
+
+    def _line(self, child: Running[Job]) -> str:
+        job = child.command.subject
+        return _running_line(job, latest_line(self._sweep.run(job).metrics_jsonl), child.seconds)
 
     def ended(self, command: Command[Job], ending: Ending) -> None:
         self._done.append(ending.seconds)
-        self._running = [(child, line) for child, line in self._running if child.command is not command]
         result = read_job(self._sweep, command.subject)
         self._failed += not result.is_good
         line = f"{self._place()} {result.status:<9} {command.name}  {format_ending(result)}"
-        self._screen.say(line, "" if result.status in GOOD else "red")
+        self.screen.say(line, "" if result.status in GOOD else "red")
 
     def _place(self) -> str:
         width = len(str(self._count))
         return f"[{len(self._done):>{width}}/{self._count}]"
 
-    def _overall(self) -> str:
+    def overall(self, running: Sequence[Running[Job]]) -> str:
+        """How many jobs are done, and about how long the others take by the mean of these; of it running jobs have had
+        a part already."""
         parts = [f"{len(self._done)} of {self._count} jobs done"]
         parts += [f"{self._failed} not good"] if self._failed else []
-        left = self._seconds_left()
-        return ", ".join([*parts, *([f"about {format_seconds(left)} left"] if left is not None else [])])
-
-    def _seconds_left(self) -> float | None:
-        """From the mean time of the jobs so far; the time that running jobs have had already counts."""
-        if not self._done:
-            return None
-        mean = sum(self._done) / len(self._done)
-        spent = sum(min(mean, child.seconds) for child, _ in self._running)
-        return float(max(0.0, mean * (self._count - len(self._done)) - spent)) / self._workers
-
-    def _render(self) -> RenderableType:
-        top = Table.grid(padding=(0, 1), expand=True)
-        top.add_column()
-        top.add_column(ratio=1)
-        top.add_row(Text(self._overall(), "bold"), ProgressBar(total=self._count, completed=len(self._done)))
-        rows = Table.grid(padding=(0, 2))
-        for child, line in list(self._running):
-            rows.add_row(*map(Text, [child.command.name, *format_state(line, child.seconds)]))
-        return Group(top, rows)
+        if self._done:
+            mean = statistics.fmean(self._done)
+            spent = sum(min(mean, child.seconds) for child in running)
+            seconds = max(0.0, mean * (self._count - len(self._done)) - spent) / self._workers
+            parts.append(f"about {format_seconds(seconds)} left")
+        return ", ".join(parts)
 
 
 def format_state(line: dict[str, Any] | None, seconds: float) -> list[str]:
@@ -170,22 +170,6 @@ def format_ending(result: JobResult) -> str:
 WAITING, RUNNING = "waiting", "running"
 
 
-def standing_line(sweep: SweepDirectory, result: JobResult) -> str:
-    """Where a job stands when its sweep is gone on with: what it came to, or from which step it goes on and why."""
-    word, details = _standing(sweep, result)
-    return f"{word:<9} {result.job.name}  {details}".rstrip()
-
-
-def _standing(sweep: SweepDirectory, result: JobResult) -> tuple[str, str]:
-    if result.is_good:
-        return result.status, format_ending(result)
-    why = f"{result.status}: {result.reason}" if result.reason else ""
-    steps = CheckpointStore(sweep.run(result.job).checkpoints).steps()
-    if steps and result.status != FAILED:
-        return "goes on", f"from step {format_count(steps[-1])}{f', {why}' if why else ''}"
-    return ("restarts", why) if why else ("begins", "")
-
-
 @dataclass(frozen=True)
 class JobState:
     """Where a job is: waiting, running, or how it ended; `line` is its latest of metrics.jsonl."""
@@ -203,23 +187,18 @@ class JobState:
         return {"job": self.job.name, "overrides": self.job.overrides, "status": self.status, **known, **ended}
 
 
-class SweepView:
-    """The jobs of a sweep as its directory shows them, to any process that can read it."""
+def job_states(sweep: SweepDirectory) -> list[JobState]:
+    """Those of all jobs that are planned so far, as any process can see them that can read the directory."""
+    return [_state(sweep, job) for job in sweep.read_plan().jobs]
 
-    def __init__(self, sweep: SweepDirectory) -> None:
-        self.sweep = sweep
 
-    def jobs(self) -> list[JobState]:
-        """All that are planned so far."""
-        return [self._state(job) for job in self.sweep.read_plan().jobs]
-
-    def _state(self, job: Job) -> JobState:
-        run = self.sweep.run(job)
-        line, holder = latest_line(run.metrics_jsonl), read_holder(run.lock_file)
-        if holder is not None and holder.is_gone is not True:
-            return JobState(job, RUNNING, line)
-        result = read_job(self.sweep, job)
-        return JobState(job, WAITING, line) if result.status == NOT_RUN else JobState(job, result.status, line, result)
+def _state(sweep: SweepDirectory, job: Job) -> JobState:
+    run = sweep.run(job)
+    line, holder = latest_line(run.metrics_jsonl), read_holder(run.lock_file)
+    if holder is not None and holder.is_gone is not True:
+        return JobState(job, RUNNING, line)
+    result = read_job(sweep, job)
+    return JobState(job, WAITING, line) if result.status == NOT_RUN else JobState(job, result.status, line, result)
 
 
 def format_job(state: JobState) -> str:
@@ -229,4 +208,8 @@ def format_job(state: JobState) -> str:
     if state.status == WAITING:
         return f"{WAITING:<9} {state.job.name}"
     seconds = float(state.line.get("seconds") or 0.0) if state.line else 0.0
-    return f"{RUNNING:<9} {state.job.name}  {'  '.join(format_state(state.line, seconds))}"
+    return _running_line(state.job, state.line, seconds)
+
+
+def _running_line(job: Job, line: dict[str, Any] | None, seconds: float) -> str:
+    return f"{RUNNING:<9} {job.name}  {'  '.join(format_state(line, seconds))}"

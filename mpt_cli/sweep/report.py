@@ -3,13 +3,14 @@ pictures.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from mpt_cli.errors import DataError
-from mpt_cli.report.history import RunHistory, read_history
+from mpt_cli.report.history import RunHistory, read_histories
 from mpt_cli.report.page import render_page, write_page
 from mpt_cli.report.picture import Curve, Picture
 from mpt_cli.report.run_page import run_pictures
@@ -24,7 +25,6 @@ from mpt_cli.sweep.directory import (
     SEED,
     Configuration,
     JobResult,
-    SweepDirectory,
     SweepResults,
 )
 from mpt_cli.sweep.paired import LEVEL, MOST_SEEDS
@@ -54,10 +54,11 @@ def columns(found: SweepResults) -> list[TableColumn[Configuration]]:
 def format_verdict(row: Configuration) -> str:
     """The verdict where all jobs agree, and how each failed one ended."""
     words = [_job_verdict(result) for result in row.results]
-    counted = {word: words.count(word) for word in words}
-    if len(counted) == 1:
-        return words[0]
-    return ", ".join(f"{count} {word}" for word, count in counted.items())
+    return words[0] if len({*words}) == 1 else _counted(words)
+
+
+def _counted(words: Sequence[str]) -> str:
+    return ", ".join(f"{count} {word}" for word, count in Counter(words).items())
 
 
 def _job_verdict(result: JobResult) -> str:
@@ -121,10 +122,14 @@ def _span(name: str, words: Callable[[float], str]) -> Callable[[Configuration],
     return cell
 
 
-def _mean(name: str, words: Callable[[float], str]) -> Callable[[Configuration], str]:
+def _figure(
+    name: str, pick: Callable[[list[float]], float], words: Callable[[float], str]
+) -> Callable[[Configuration], str]:  # fmt: skip
+    """One of the seeds' values, or what they come to."""
+
     def cell(row: Configuration) -> str:
         values = _numbers_of(row, name)
-        return words(sum(values) / len(values)) if values else "-"
+        return words(pick(values)) if values else "-"
 
     return cell
 
@@ -148,11 +153,6 @@ def _format_seconds(row: Configuration) -> str:
     return format_seconds(sum(seconds) / len(seconds)) if seconds else "-"
 
 
-def _format_memory(row: Configuration) -> str:
-    values = _numbers_of(row, "peak_memory_bytes")
-    return format_bytes(int(max(values))) if values else "-"
-
-
 _NUMERICS = (
     TableColumn("skipped", _format_skipped),
     TableColumn("final scale", _span("final_loss_scale", format_scale)),
@@ -160,8 +160,8 @@ _NUMERICS = (
     TableColumn("max scale", _span("max_loss_scale", format_scale)),
     TableColumn("settled", _format_settled),
     TableColumn("verdict", format_verdict, is_number=False),
-    TableColumn("examples/s", _mean("examples_per_second", format_count)),
-    TableColumn("memory", _format_memory),
+    TableColumn("examples/s", _figure("examples_per_second", fmean, format_count)),
+    TableColumn("memory", _figure("peak_memory_bytes", max, lambda count: format_bytes(int(count)))),
     TableColumn("seconds", _format_seconds),
 )
 
@@ -273,10 +273,9 @@ def _line(title: str, text: str) -> str:
 
 def counts_sentence(found: SweepResults) -> str:
     """How many jobs ended how, and what they are ranked by."""
-    statuses = [result.status for result in found.results]
-    counted = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
+    counted = _counted([result.status for result in found.results])
     better = "the lower the better" if found.objective.falls else "the higher the better"
-    sentence = f"{len(statuses)} jobs: {counted}. Ranked by {found.objective.name}, {better}."
+    sentence = f"{len(found.results)} jobs: {counted}. Ranked by {found.objective.name}, {better}."
     return f"{sentence} {found.complaint}".rstrip()
 
 
@@ -290,20 +289,21 @@ MOST_RUNS = 100  # whose lines are read for a page
 
 def pictures(found: SweepResults) -> list[Picture]:
     """Objective and skips over the key that is varied in numbers, then the runs."""
-    key = _horizontal_key(found)
-    own = [] if key is None else [_objective_picture(found, key), _skips_picture(found, key)]
+    own: list[Picture] = []
+    if (key := _horizontal_key(found)) is not None:
+        good = {result.job.name: found.objective.value(result.summary) for result in found.results if result.is_good}
+        shares = {result.job.name: result.skipped_share for result in found.results}
+        percents = {name: None if share is None else 100 * share for name, share in shares.items()}
+        own = [_picture(found, key, ("objective", found.objective.name, found.objective.name), good),
+               _picture(found, key, ("skipped", "Skipped steps", "skipped steps, %"), percents)]  # fmt: skip
     return [*(picture for picture in own if picture.curves), *run_pictures(run_stories(found))]
 
 
 def run_stories(found: SweepResults) -> list[RunHistory]:
     """The runs in order of their rank, as far as they began; each named after its number and its varied keys."""
-    stories = []
-    for result in [result for row in found.configurations for result in row.results][:MOST_RUNS]:
-        try:
-            stories.append(read_history(result.run_dir, f"{result.job.number:03d} {_label(result)}".rstrip()))
-        except DataError:  # a job that never began has no directory
-            continue
-    return stories
+    ranked = [result for row in found.configurations for result in row.results]
+    return read_histories((result.run_dir, f"{result.job.number:03d} {_label(result)}".rstrip())
+                          for result in ranked[:MOST_RUNS])  # fmt: skip
 
 
 def _horizontal_key(found: SweepResults) -> str | None:
@@ -317,38 +317,25 @@ def _number(result: JobResult, key: str) -> float | None:
     return None if number is None else float(number)
 
 
-def _objective_picture(found: SweepResults, key: str) -> Picture:
-    def value(result: JobResult) -> float | None:
-        return found.objective.value(result.summary) if result.is_good else None
-
-    title = f"{found.objective.name} over {key.rpartition('.')[2]}"
-    return _picture("objective", title, found.objective.name, (found, key, value))
-
-
-def _skips_picture(found: SweepResults, key: str) -> Picture:
-    def value(result: JobResult) -> float | None:
-        return None if (share := result.skipped_share) is None else 100 * share
-
-    return _picture("skipped", f"Skipped steps over {key.rpartition('.')[2]}", "skipped steps, %", (found, key, value))
-
-
-_Values = tuple[SweepResults, str, Callable[[JobResult], float | None]]
-
-
-def _picture(name: str, title: str, y_label: str, values: _Values) -> Picture:
-    """A point per job and a line through the means, a colour for each setting of the other varied keys."""
-    found, key, value = values
+def _picture(
+    found: SweepResults, key: str, titles: tuple[str, str, str], values: Mapping[str, float | None]
+) -> Picture:  # fmt: skip
+    """A point per job, whose `values` have its name, and a line through the means, a colour for each setting of the
+    other varied keys; `titles` are the name of the picture, what it shows, and that of its y axis.
+    """
+    name, title, y_label = titles
     is_search = found.plan.search is not None  # of which no two jobs are alike in the other keys
     series: dict[str, dict[float, list[float]]] = {}
     for result in found.results:
-        x, y = _number(result, key), value(result)
+        x, y = _number(result, key), values.get(result.job.name)
         if x is not None and y is not None and math.isfinite(y):
             label = "" if is_search else _label(result, key, SEED)
             series.setdefault(label, {}).setdefault(x, []).append(y)
     drawn = [curve for place, (label, points) in enumerate(sorted(series.items()))
              for curve in _means_and_points("" if is_search else label or "mean", points, distinct_style(place))]
     base = _log_base(key, sorted({x for points in series.values() for x in points}))
-    return Picture(name, title, y_label, drawn, x_label=key, log_base_x=base, from_zero=name == "skipped")
+    return Picture(name, f"{title} over {key.rpartition('.')[2]}", y_label, drawn, x_label=key, log_base_x=base,
+                   from_zero=name == "skipped")  # fmt: skip
 
 
 def _means_and_points(label: str, points: dict[float, list[float]], look: CurveStyle) -> list[Curve]:
@@ -367,11 +354,6 @@ def _label(result: JobResult, *left_out: str) -> str:
 def _log_base(key: str, xs: Sequence[float]) -> int | None:
     is_wide = bool(xs) and xs[0] > 0 and (key == INITIAL_SCALE or xs[-1] >= 20 * xs[0])
     return (2 if "scale" in key else 10) if is_wide else None
-
-
-def write_sweep_page(found: SweepResults, path: Path) -> None:
-    """The page at `path`."""
-    write_page(path, sweep_page(found, pictures(found)))
 
 
 def sweep_page(found: SweepResults, pictures: Sequence[Picture]) -> str:
@@ -415,16 +397,12 @@ _NUMBERS = ("steps_seen", "skipped_steps", "final_loss_scale", "min_loss_scale",
             "examples_per_second", "peak_memory_bytes")  # fmt: skip
 
 
-def write_results(found: SweepResults) -> None:
-    """Writes the three files, each whole or not at all."""
-    write_tables(found.sweep, results_dict(found), results_csv(found))
-    write_sweep_page(found, found.sweep.report_html)
-
-
-def write_tables(directory: SweepDirectory, results: dict[str, Any], csv: str) -> None:
-    """What is read by programs and by spreadsheets."""
-    write_json(directory.results_json, results)
-    write_atomic(directory.results_csv, csv)
+def write_results(found: SweepResults, page: Path | None = None) -> None:
+    """Write the three files, each whole or not at all; with `page` only the page, there."""
+    if page is None:
+        write_json(found.sweep.results_json, results_dict(found))
+        write_atomic(found.sweep.results_csv, results_csv(found))
+    write_page(page or found.sweep.report_html, sweep_page(found, pictures(found)))
 
 
 def results_dict(found: SweepResults) -> dict[str, Any]:
@@ -436,7 +414,7 @@ def results_dict(found: SweepResults) -> dict[str, Any]:
         "objective": {"name": found.objective.name, "direction": found.objective.direction},
         "varied": found.plan.varied,  # the keys, in their order
         "is_complete": found.is_complete,  # whether no job is left that has not run
-        "counts": _counts(found),  # jobs by status
+        "counts": dict(Counter(result.status for result in found.results)),  # jobs by status
         # the best job of the first configuration, null where none finished
         "best": None if best is None else {**job_dict(found, best), "overrides": best.job.overrides},
         # whether the seeds show the first to be the best of all
@@ -461,11 +439,6 @@ def results_csv(found: SweepResults) -> str:
         for result in found.results
     ]
     return csv_text(rows)
-
-
-def _counts(found: SweepResults) -> dict[str, int]:
-    statuses = [result.status for result in found.results]
-    return {status: statuses.count(status) for status in sorted(set(statuses))}
 
 
 def configuration_dict(row: Configuration) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from mpt_cli.sweep.block import Block, read_block
 from mpt_cli.sweep.directory import (
     FAILED,
     GOOD,
-    NOT_RUN,
     JobResult,
     SweepDirectory,
     SweepResults,
@@ -40,7 +39,7 @@ from mpt_cli.sweep.plan import (
     make_plan,
     plan_search,
 )
-from mpt_cli.sweep.progress import Screen, SweepProgress, standing_line
+from mpt_cli.sweep.progress import Screen, SweepProgress
 from mpt_cli.sweep.report import write_results
 
 Launch = Callable[[Job, Path], Sequence[str]]
@@ -158,13 +157,12 @@ def resume_sweep(
 
 def dry_run_of_resume(path: str, options: Options, trials: int | None = None, words: Sequence[str] = ()
                       ) -> tuple[SweepPlan, list[str]]:  # fmt: skip
-    """The jobs that `resume_sweep` would run, and where each stands that has begun; nothing is written."""
+    """The jobs that `resume_sweep` would run, and how many trials it would make; nothing is written."""
     sweep = SweepDirectory.open(path)
     plan = _continued(sweep, sweep.read_plan(), options, trials, words)
     results = [result for result in (read_job(sweep, job) for job in plan.jobs) if result.status not in GOOD]
-    begun = [standing_line(sweep, result) for result in results if _has_begun(sweep, result)]
     more = [f"and {plan.missing // plan.search.seeds} more trials"] if plan.search and plan.missing else []
-    return replace(plan, jobs=[result.job for result in results], duplicates=[], search=None), [*begun, *more]
+    return replace(plan, jobs=[result.job for result in results], duplicates=[], search=None), more
 
 
 def _continued(
@@ -211,12 +209,10 @@ def begin(sweep: SweepDirectory, plan: SweepPlan, options: Options) -> SweepPlan
     return plan
 
 
-def jobs_left(sweep: SweepDirectory, plan: SweepPlan, screen: Screen) -> list[Job]:
-    """What is not good yet; what a failed job left behind is set aside. Where any has begun, `screen` is told of each
-    what it came to, or where it goes on. DataError where one still runs, as on a cluster after the sweep was killed."""
+def jobs_left(sweep: SweepDirectory, plan: SweepPlan) -> list[Job]:
+    """What is not good yet; what a failed job left behind is set aside. DataError where one still runs, as on a cluster
+    after the sweep was killed."""
     results = [read_job(sweep, job) for job in plan.jobs]
-    for result in results if any(_has_begun(sweep, result) for result in results) else []:
-        screen.say(standing_line(sweep, result))
     for result in results:
         run = sweep.run(result.job)
         if not result.is_good and run.lock_file.exists():
@@ -228,16 +224,12 @@ def jobs_left(sweep: SweepDirectory, plan: SweepPlan, screen: Screen) -> list[Jo
     return [result.job for result in results if result.status not in GOOD]
 
 
-def _has_begun(sweep: SweepDirectory, result: JobResult) -> bool:
-    return result.status != NOT_RUN or sweep.run(result.job).path.exists()
-
-
 def _run(sweep: SweepDirectory, plan: SweepPlan, options: Options, screen: Screen) -> tuple[SweepResults, int]:
     """What is left of earlier goes first, then what a search makes. The results are written however it ends."""
     for line in duplicate_lines(plan):
         screen.say(line)
     try:
-        stopped_by = run_jobs(sweep, plan, jobs_left(sweep, plan, screen), options, screen)
+        stopped_by = run_jobs(sweep, plan, jobs_left(sweep, plan), options, screen)
     finally:
         found = read_results(sweep)
         write_results(found)

@@ -205,8 +205,7 @@ class SearchJobs(Observer[Job]):
                 child.stop("pruner")
 
     def _course(self, job: Job, objective: Objective) -> list[float]:
-        course = metric_by_epoch(self.sweep.run(job).metrics_jsonl, objective.name)
-        return [objective.sort_key(value) for _, value in course]
+        return [*map(objective.sort_key, metric_by_epoch(self.sweep.run(job).metrics_jsonl, objective.name))]
 
     def ended(self, command: Command[Job], ending: Ending) -> None:
         self._tell(command.subject.number)

@@ -333,6 +333,7 @@ class LoggedSteps(NamedTuple):
 
 
 Count = TypeVar("Count")
+R = TypeVar("R", RunHeader, Event, Spike, Summary)
 
 
 class StreakCounts(NamedTuple, Generic[Count]):
@@ -456,8 +457,7 @@ def snapshot_from(line: Mapping[str, Any]) -> Snapshot:
     own = {name: line[name] for name in _OWN_FIELDS if name in line}
     names = [name for name in line if name not in _OWN_FIELDS and name not in _OF_THE_LINE]
     metrics = {name: number for name in names if (number := as_number(line[name])) is not None}
-    numbers: dict[str, Any] = {name: float(value) if isinstance(value, str) else value for name, value in own.items()}
-    return Snapshot(**numbers, metrics=metrics, gradients=_sample_from(line))
+    return Snapshot(**_from_json(own), metrics=metrics, gradients=_sample_from(line))
 
 
 def _sample_from(line: Mapping[str, Any]) -> GradientSample | None:
@@ -468,17 +468,16 @@ def _sample_from(line: Mapping[str, Any]) -> GradientSample | None:
                                            for name, value in found.items()})  # type: ignore[arg-type]  # fmt: skip
 
 
-def event_from(line: Mapping[str, Any]) -> Event:
-    """The event that a line of events.jsonl tells of."""
-    names = Event.__dataclass_fields__
-    found = {name: value for name, value in line.items() if name in names}
-    return Event(**{**found, "scale_before": float(line["scale_before"]), "scale_after": float(line["scale_after"])})
+def record_from(record: type[R], tree: Mapping[str, Any]) -> R:
+    """The dataclass that a line or a file of strict JSON tells of; what a later version may have added is passed over.
+    """
+    return record(**{each.name: _from_json(tree[each.name]) for each in fields(record) if each.name in tree})
 
 
-def spike_from(line: Mapping[str, Any]) -> Spike:
-    """The spike that a line of spikes.jsonl tells of."""
-    found: dict[str, Any] = {name: line[name] for name in Spike.__dataclass_fields__ if name in line}
-    found |= {name: float(value) for name, value in found.items() if isinstance(value, str) and name != "no_examples"}
-    examples = found.get("examples")
-    return Spike(**{**found, "losses_before": tuple(map(float, found["losses_before"])),
-                    "examples": None if examples is None else tuple(examples)})  # fmt: skip
+def _from_json(value: Any) -> Any:
+    """Lists as tuples, and the numbers that strict JSON has as texts."""
+    if isinstance(value, list):
+        return tuple(map(_from_json, value))
+    if isinstance(value, dict):
+        return {name: _from_json(part) for name, part in value.items()}
+    return float(value) if value in NUMBERS_AS_TEXT else value

@@ -56,7 +56,6 @@ MODULE = "MODULE args …"
 TARGETS = "NAME|FILE|RUN_DIR … key=value …"
 
 PAGE = "report.html"
-SHOWN_EPOCHS = 20  # by `mpt watch`, of what is past
 KINDS = ("recipes", "models", "data", "policies", "groups", "optimizers", "modes", "sinks", "keys")  # of `mpt list`
 
 
@@ -210,7 +209,7 @@ _DIAGNOSE_EXAMPLES = """examples:
   mpt diagnose runs/overflow/RUN                  the layer that overflowed last in that run
   mpt diagnose runs/overflow/RUN --step 7         the layer that overflowed at that step
 
-It writes runs/RECIPE/diagnose-TIME/ with diagnosis.json, gradients.png and gradients.svg."""
+It writes runs/RECIPE/diagnose-TIME-ID/ with diagnosis.json, gradients.png and gradients.svg."""
 
 
 def configure_diagnose(parser: argparse.ArgumentParser) -> None:
@@ -221,7 +220,7 @@ def configure_diagnose(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step", type=int, metavar="N", help="with a run directory: the step to train again; "
                         "default: the last one that overflowed")  # fmt: skip
     parser.add_argument("--write", metavar="FILE", help="write a copy of the recipe with the recommendation in it")
-    parser.add_argument("--out", metavar="DIR", help="where to put the files; default: runs/RECIPE/diagnose-TIME, "
+    parser.add_argument("--out", metavar="DIR", help="where to put the files; default: runs/RECIPE/diagnose-TIME-ID, "
                         "or in the run directory")  # fmt: skip
     add_json(parser)
     parser.epilog = _DIAGNOSE_EXAMPLES
@@ -296,8 +295,6 @@ of a sweep job and end. interval, epoch and event are the lines of metrics.jsonl
 def configure_watch(parser: argparse.ArgumentParser) -> None:
     """Show a run or a sweep that goes on elsewhere, or is over. It reads the directory, nothing else."""
     parser.add_argument("directory", metavar="RUN|SWEEP|COMPARE", help="what mpt train, sweep or compare writes")
-    parser.add_argument("-n", "--epochs", type=int, metavar="N", help=f"how many epochs that are over are shown; "
-                        f"default: {SHOWN_EPOCHS}, with --json all")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     parser.epilog = _WATCH_EXAMPLES
 
@@ -325,7 +322,7 @@ def configure_report(parser: argparse.ArgumentParser) -> None:
 _REPRODUCE_EXAMPLES = """examples:
   mpt reproduce digits_mlp overflow -j 2
   mpt reproduce --all --junit results.xml       every recipe, the project's too, that can run on this machine
-  mpt reproduce recipes/ 'digits_*' --tag nightly -k "not cnn" -x
+  mpt reproduce recipes/ 'digits_*' -k "nightly and not cnn" -x
   mpt reproduce recipes/ --dry-run              what would run; an unreadable recipe is an error of its own
   mpt reproduce recipes/ --retries 1 --timeout 600
   mpt reproduce runs/digits_cnn/RUN             against its own summary: bit for bit
@@ -344,10 +341,8 @@ def configure_reproduce(parser: argparse.ArgumentParser) -> None:
                         "is called NAME); changes to all of them")  # fmt: skip
     parser.add_argument("--all", action="store_true", help="every recipe that `mpt list` shows and that can run on "
                         "this machine")  # fmt: skip
-    parser.add_argument("-k", dest="keywords", default="", metavar="EXPRESSION", help="those whose name or tags hold "
-                        "these words, with and, or, not")  # fmt: skip
-    parser.add_argument("--tag", action="append", default=[], metavar="TAG", help="those with this tag (`tags:` of the "
-                        "recipe); several: with any of them")  # fmt: skip
+    parser.add_argument("-k", dest="keywords", default="", metavar="EXPRESSION", help="those whose name or `tags:` "
+                        "hold these words, with and, or, not")  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="read them all and list what would run")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end a run after this long; it counts as "
                         "failed")  # fmt: skip
@@ -449,11 +444,10 @@ def configure_list(parser: argparse.ArgumentParser) -> None:
 
 
 def configure_copy(parser: argparse.ArgumentParser) -> None:
-    """Copy a shipped recipe to a file of your own. Nothing that exists is overwritten."""
+    """Copy a recipe to a file of your own, with mpt.schema.json beside it, by which editors know its keys. Nothing that
+    exists is overwritten."""
     parser.add_argument("recipe", metavar="RECIPE", help="its name, as `mpt list` shows it")
     parser.add_argument("destination", metavar="DEST", nargs="?", help="a file or folder; default: ./RECIPE.yaml")
-    parser.add_argument("--no-schema", dest="schema", action="store_false", help="without the first line by which "
-                        "editors know the keys, and the mpt.schema.json beside it that it names")
     parser.epilog = "example:\n  mpt copy digits_cnn mine.yaml\n  mpt train conf=./mine.yaml"
 
 

@@ -5,7 +5,6 @@ Imports no Hydra, Keras or NumPy: an answer must come while one types.
 
 import argparse
 import os
-import re
 from contextlib import suppress
 from typing import Any, TextIO
 
@@ -70,11 +69,6 @@ OFFERS: dict[str, Any] = {
 class _Finder(CompletionFinder):
     """Completes the words of one verb."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.always_complete_options = False  # only behind a dash
-        self.default_completer = SuppressCompleter()  # no files where none is meant
-
     def collect_completions(
         self, active_parsers: list[argparse.ArgumentParser], parsed_args: argparse.Namespace, cword_prefix: str
     ) -> list[str]:
@@ -91,16 +85,16 @@ class _Finder(CompletionFinder):
 
 def complete(output: TextIO | None = None, exit_method: Any = os._exit) -> None:
     """Answers the shell, which tells of the line in variables of the environment, and ends the process."""
-    line, point = os.environ["COMP_LINE"], os.environ.get("COMP_POINT", "")
-    cursor = int(point) if re.fullmatch(r"[0-9]{1,6}", point) else len(line)
-    os.environ["COMP_POINT"] = str(cursor)  # argcomplete reads it too
-    words = split_line(line, cursor)[3]
+    words = split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))[3]
     os.environ["_ARGCOMPLETE"] = str(min(len(words), 2))  # argparse's words begin behind the verb, once there is one
     with suppress(ConfigError), config_directories(_config_directories(words[1:])):
         _Finder()(
-            _parser(words[1:]), always_complete_options=False, default_completer=SuppressCompleter(),
-            exit_method=exit_method, output_stream=output,
-        )  # fmt: skip
+            _parser(words[1:]),
+            always_complete_options=False,  # only behind a dash
+            default_completer=SuppressCompleter(),  # no files where none is meant
+            exit_method=exit_method,
+            output_stream=output,
+        )
 
 
 def _config_directories(words: list[str]) -> list[str]:

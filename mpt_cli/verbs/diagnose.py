@@ -7,17 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpt_cli.diagnose.preparation import (
-    DiagnosisDirectory,
-    check_write_path,
-    find_overflow,
-    on_one_device,
-)
+from mpt_cli.diagnose.preparation import check_write_path, diagnosis_directory, find_overflow, on_one_device
 from mpt_cli.engine.backend import prepare_backend, set_import_variables
 from mpt_cli.errors import MISMATCH, OK, ConfigError, DataError, Problem, printable_tree
-from mpt_cli.report.history import is_of_program
 from mpt_cli.report.picture import missing_matplotlib
-from mpt_cli.runs.directory import RunDirectory, default_parent, read_json
+from mpt_cli.runs.directory import RunDirectory, default_parent, read_json, write_json
 from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
@@ -33,6 +27,8 @@ from mpt_cli.verbs import print_json, say
 if TYPE_CHECKING:
     from mpt_cli.diagnose.diagnosis import Diagnosis
 
+DIAGNOSIS = "diagnosis.json"
+
 
 def run_diagnose(arguments: argparse.Namespace) -> int:
     given = arguments.overrides
@@ -47,9 +43,9 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
     steps = _read_steps(arguments.at_steps)
     settings = with_drawn_seed(on_one_device(load_settings(arguments.overrides), say))
     check_write_path(arguments.write, arguments.overrides)
-    with DiagnosisDirectory.making(arguments.out, default_parent(settings.recipe)) as directory:
+    with diagnosis_directory(arguments.out, default_parent(settings.recipe)) as directory:
         found, content = _measure(settings, (steps, arguments.batches or 8), directory, say)
-    files = [str(file) for file in directory.files if file.exists()]  # no pictures without matplotlib
+        files = sorted(map(str, directory.iterdir()))
     if arguments.write:
         from mpt_cli.diagnose.report import write_recipe_copy
 
@@ -65,7 +61,7 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
 
 
 def _measure(
-    settings: Settings, request: tuple[tuple[int, ...], int], directory: DiagnosisDirectory,
+    settings: Settings, request: tuple[tuple[int, ...], int], directory: Path,
     say: Callable[[str], None],
 ) -> "tuple[Diagnosis, dict[str, Any]]":  # fmt: skip
     """What was found, also as the content of the files, which are written."""
@@ -77,18 +73,18 @@ def _measure(
     from mpt_cli.diagnose.report import diagnosis_content, write_pictures
 
     found = diagnose(SettingsProgram(settings), platform, ExaminationRequest(*request), say)
-    content = {**diagnosis_content(found), "directory": str(directory.path)}
+    content = {**diagnosis_content(found), "directory": str(directory)}
     if missing := missing_matplotlib():
         say(missing)
     else:
-        write_pictures(found, directory.gradients_png, directory.gradients_svg)
-    directory.write(content)
+        write_pictures(found, directory)
+    write_json(directory / DIAGNOSIS, content)
     return found, content
 
 
-def _say_no_overflow(run: RunDirectory, run_dir: str, arguments: argparse.Namespace) -> int:
+def _say_no_overflow(run: RunDirectory, run_dir: str, is_of_program: bool, arguments: argparse.Namespace) -> int:
     """The answer for a run of which no step overflowed; no directory is made for it."""
-    measures = "mpt.diagnose(model, x, y) in that program" if is_of_program(run) else _of_configuration(run_dir)
+    measures = "mpt.diagnose(model, x, y) in that program" if is_of_program else _of_configuration(run_dir)
     verdict = _bad_verdict(run)
     conclusion = "" if verdict else ", so no layer is bad"
     text = f"no step of {run_dir} overflowed{conclusion}; {measures} measures how far away an overflow is"
@@ -167,30 +163,30 @@ def _read_steps(text: str | None) -> tuple[int, ...]:
 def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     """5 where no layer can be named, because the step does not overflow when it is trained again."""
     run = RunDirectory.open(run_dir)
-    overflow = find_overflow(run, arguments.step)
+    overflow, stored = find_overflow(run, arguments.step), stored_settings(run)
+    is_of_program = isinstance(stored.model, GivenModel)
     if overflow is None:
-        return _say_no_overflow(run, run_dir, arguments)
-    stored = stored_settings(run)
+        return _say_no_overflow(run, run_dir, is_of_program, arguments)
     if isinstance(stored.model, GivenModel):
         program = "script" if stored.model.command else "Python program"
         remedy = f"In that {program}, mpt.diagnose(model, x, y) examines its layers before it trains."
         raise ConfigError(Problem(run_dir, f"is of a {program}'s run; it holds neither its model nor its data.", None,
                                   remedy))  # fmt: skip
     settings = on_one_device(stored, say)
-    with DiagnosisDirectory.making(arguments.out, run.path) as directory:
+    with diagnosis_directory(arguments.out, run.path) as directory:
         platform = prepare_backend(settings)
         from mpt_cli.diagnose.replay import examine_overflow, overflow_content, overflow_sentences, replay
 
         replayed = replay(run, settings, platform, overflow, say)
         found = examine_overflow(replayed)
         content, rows = overflow_content(replayed, found), overflow_sentences(replayed, found)
-        content["directory"] = str(directory.path)
-        directory.write(content)
+        content["directory"] = str(directory)
+        write_json(directory / DIAGNOSIS, content)
     if arguments.json:
         print_json(content)
     else:
         from mpt_cli.report.tables import print_labelled
 
-        rows.append(("file", str(directory.diagnosis_json)))
+        rows.append(("file", str(directory / DIAGNOSIS)))
         print_labelled(rows, PrintableConsole(sys.stdout))
     return OK if content["status"] == "ok" else MISMATCH

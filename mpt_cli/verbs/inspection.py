@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from mpt_cli import plugins
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
 from mpt_cli.redaction import watched_environment
+from mpt_cli.report.tables import plain_lines, text_columns
+from mpt_cli.runs.directory import write_atomic
 from mpt_cli.settings.checks import object_keys
-from mpt_cli.settings.json_schema import MODELINE, SCHEMA_FILE, TITLE, json_schema, key_fields
+from mpt_cli.settings.json_schema import MODELINE, SCHEMA_FILE, json_schema, key_fields
 from mpt_cli.settings.key import REQUIRED, Key, class_keys, format_range
 from mpt_cli.settings.limits import MOST_BYTES, open_file, read_file
 from mpt_cli.settings.recipes import names_left_behind, read_recipe
@@ -46,7 +48,6 @@ from mpt_cli.telemetry.format import strict_json
 from mpt_cli.verbs import print_json, say
 
 if TYPE_CHECKING:
-    from mpt_cli.precision import LayerAudit
     from mpt_cli.precision.operations import OperationReport
     from mpt_cli.training.assembly import BuildCheck
 
@@ -211,10 +212,15 @@ def run_copy(arguments: argparse.Namespace) -> int:
         raise ConfigError(Problem("RECIPE", "no recipe has this name.", arguments.recipe, remedy))
     target = _destination_file(arguments.destination, source.name)
     left = [] if is_shipped(source) else names_left_behind(source, target)
-    lines = _write_copy(target, _content(source), arguments.schema)
+    _write_copy(target, MODELINE.encode() + _content(source))
+    lines = [f"{target}: {shell_command('train', conf_override(target))}"]
+    schema = target.with_name(SCHEMA_FILE)
+    if not schema.exists():
+        write_atomic(schema, strict_json(json_schema(), indent=2) + "\n")
+        lines.append(f"{schema}: the keys, for editors with a yaml-language-server, as the first line says")
     if left:
         lines.append(f"it names {', '.join(left)}, which it does not find there: they lie where {source} names them")
-    say("\n".join([f"{target}: {shell_command('train', conf_override(target))}", *lines]))
+    say("\n".join(lines))
     return OK
 
 
@@ -231,38 +237,14 @@ def _destination_file(destination: str | None, name: str) -> Path:
     return target / name if target.is_dir() else target
 
 
-def _write_copy(target: Path, content: bytes, with_schema: bool) -> list[str]:
-    """A new file, with the line by which editors know its keys; returns what is to be said of the schema that names."""
+def _write_copy(target: Path, content: bytes) -> None:
     try:
         with target.open("xb") as file:
-            head, lines = _write_schema(target.with_name(SCHEMA_FILE), target.name) if with_schema else ("", [])
-            file.write(head.encode() + content)
-            return lines
+            file.write(content)
     except FileExistsError:
         raise DataError(f"{target} exists already. Nothing was changed; give another DEST.") from None
     except OSError as error:
         raise DataError(f"{target} cannot be written: {error.strerror}.") from None
-
-
-def _write_schema(path: Path, recipe: str) -> tuple[str, list[str]]:
-    """The first line of a recipe beside it, empty where there is no schema to name, and what to say. One that is there
-    stays as it is.
-    """
-    from mpt_cli.runs.directory import write_atomic
-
-    without = f"{recipe} has no line that names a schema to editors"
-    text = strict_json(json_schema(), indent=2) + "\n"
-    try:
-        if not path.exists():
-            write_atomic(path, text)
-        there = read_file(path, errors="replace")
-    except (DataError, OSError) as error:
-        return "", [f"{without}: {error}"]
-    if there != text and TITLE not in there[:500]:
-        return "", [f"{without}: {path} is something else"]
-    renew = f"`mpt list keys --schema > {quote(str(path))}` renews it"
-    more = f"; it is of another version: {renew}" if there != text else ""
-    return MODELINE, [f"{path}: the keys, for editors with a yaml-language-server, as the first line says{more}"]
 
 
 def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
@@ -348,14 +330,17 @@ def _ok_line(settings: "Settings") -> str:
 
 
 def _build_lines(built: "BuildCheck") -> list[str]:
-    width = max((len(layer.path) for layer in built.layers), default=0)
-    policies = max((len(layer.policy) for layer in built.layers), default=16)
+    titles = ["layer", "kind", "policy", "computes", "variables", "parameters", ""]
+    layers = []
+    for layer in built.layers:
+        remarks = "; ".join(filter(None, ["head" if layer.is_head else "", layer.reason, layer.risk]))
+        dtypes = layer.policy, layer.compute_dtype, layer.variable_dtype
+        layers.append((layer.path, layer.kind, *dtypes, f"{layer.parameters:>10,}", remarks))
     return [
         f"data: {built.data}",
         f"loss scale: {built.loss_scale}",
         *(f"phase {number}: {line}" for number, line in enumerate(built.phases, start=1)),
-        f"{'layer':<{width}}  {'kind':<20} {'policy':<{policies}} {'computes':<9} {'variables':<10} {'parameters':>12}",
-        *(_layer_line(layer, width, policies) for layer in built.layers),
+        *plain_lines(text_columns(titles), layers),
         f"{built.parameters:,} parameters",
         *(f"warning: {warning}" for warning in built.warnings),
         *(_overrides_lines("chosen", built.overrides)),
@@ -371,27 +356,20 @@ def _overrides_lines(label: str, overrides: dict[str, str]) -> list[str]:
 
 def _operation_lines(report: "OperationReport") -> list[str]:
     """What is amiss first, then products, then the operations of each layer."""
-    width = max((len(flag.layer) for flag in report.flags), default=0)
-    flags = [f"{flag.kind.replace('_', ' '):<13}  {flag.layer:<{width}}  {flag.what}" for flag in report.flags]
+    flags = [(flag.kind.replace("_", " "), flag.layer, flag.what) for flag in report.flags]
     products = ", ".join(f"{count:,} in {dtype}" for dtype, count in sorted(report.products.items()))
     rows: dict[str, list[str]] = {}
     for each in report.counts:
         rows.setdefault(each.layer, []).append(f"{each.count} {each.operation} {each.dtype}")
-    width = max(map(len, rows), default=0)
+    operations = [(layer, ", ".join(texts)) for layer, texts in rows.items()]
+    fine = "nothing is amiss: what needs float32 has it, and there are no float32 islands"
     return [
         "operations of the forward pass and the loss, as traced; what XLA fuses later is not in it",
-        *(flags or ["nothing is amiss: what needs float32 has it, and there are no float32 islands"]),
+        *(plain_lines(text_columns(["amiss", "layer", "why"]), flags) if flags else [fine]),
         *_overrides_lines("try", report.suggestion),
         f"products: {products or 'none'}",
-        *(f"{layer:<{width}}  {', '.join(texts)}" for layer, texts in rows.items()),
+        *plain_lines(text_columns(["layer", "operations"]), operations),
     ]
-
-
-def _layer_line(layer: "LayerAudit", width: int, policies: int) -> str:
-    dtypes = f"{layer.policy:<{policies}} {layer.compute_dtype:<9} {layer.variable_dtype:<10}"
-    words = "head" if layer.is_head else "", layer.reason, layer.risk
-    remarks = "; ".join(word for word in words if word)
-    return f"{layer.path:<{width}}  {layer.kind:<20} {dtypes} {layer.parameters:>12,}  {remarks}".rstrip()
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:
@@ -407,12 +385,6 @@ def run_doctor(arguments: argparse.Namespace) -> int:
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
-    if arguments.device is None:
-        from mpt_cli.plan.device import device_names
-
-        names = ", ".join(device_names())
-        raise ConfigError(Problem("--device", f"must be given: one of {names}, or a file.", None, "For example "
-                                  "--device h100."))  # fmt: skip
     from mpt_cli.plan.device import load_device
     from mpt_cli.plan.plan import plan, print_plans
     from mpt_cli.telemetry.console import PrintableConsole

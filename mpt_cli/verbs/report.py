@@ -1,7 +1,6 @@
 """`report`: one page of a run, of several overlaid, of a sweep or of a comparison."""
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.compare.comparison import CompareDirectory, read_comparison
-from mpt_cli.compare.report import comparison_dict, print_comparison, write_compare_page, write_comparison
+from mpt_cli.compare.report import comparison_dict, print_comparison, write_comparison
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
 from mpt_cli.report.history import RunHistory, jumps_sentence, read_history
 from mpt_cli.report.page import check_replaceable
@@ -18,37 +17,34 @@ from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.search_path import expanded, shell_command
 from mpt_cli.sweep.directory import SweepDirectory, read_results
 from mpt_cli.sweep.progress import Screen
-from mpt_cli.sweep.report import print_results, results_dict, write_results, write_sweep_page
+from mpt_cli.sweep.report import print_results, results_dict, write_results
 from mpt_cli.verbs import print_json, say
 from mpt_cli.verbs.arguments import PAGE
 
 
 @dataclass(frozen=True)
-class _Kind:
+class Kind:
     """How the results of a sweep, or of a comparison, are read, written and shown."""
 
     directory: type[SweepDirectory]
     read: Callable[..., Any]
-    write_page: Callable[[Any, Path], None]
-    write_all: Callable[[Any], None]
+    write: Callable[[Any, Path | None], None]
     as_dict: Callable[[Any], dict[str, Any]]
     print_table: Callable[[Any, Screen, Path | None], None]
 
 
 _KINDS = (
-    _Kind(SweepDirectory, read_results, write_sweep_page, write_results, results_dict, print_results),
-    _Kind(CompareDirectory, read_comparison, write_compare_page, write_comparison, comparison_dict, print_comparison),
+    Kind(SweepDirectory, read_results, write_results, results_dict, print_results),
+    Kind(CompareDirectory, read_comparison, write_comparison, comparison_dict, print_comparison),
 )
 
 
 def run_report(arguments: argparse.Namespace) -> int:
     paths = [expanded(path) for path in arguments.directories]
-    for path in paths:
-        _check_possible(path)
     page = Path(arguments.out) if arguments.out else None
     if page is not None:
         check_replaceable(page)
-    kind = _kind_of(paths[0]) if len(paths) == 1 else None
+    kind = kind_of(paths[0]) if len(paths) == 1 else None
     if kind is not None:
         _report_results(kind, paths[0], page, arguments)
     elif arguments.objective:
@@ -58,37 +54,15 @@ def run_report(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _check_possible(path: Path) -> None:
-    """DataError for what no file can be called."""
-    try:
-        if b"\0" not in os.fsencode(path):
-            return
-    except UnicodeEncodeError:
-        pass
-    raise DataError("the path of a directory must be valid UTF-8 and hold no NUL.")
-
-
-def _kind_of(path: Path) -> _Kind | None:
+def kind_of(path: Path) -> Kind | None:
     """That of a directory of a sweep or a comparison; None of a run."""
     return next((kind for kind in _KINDS if kind.directory(path).plan_json.is_file()), None)
 
 
-def sweep_or_comparison(path: Path) -> tuple[SweepDirectory, Callable[[Screen], None]] | None:
-    """The directory of a sweep or a comparison, and what prints its results as they stand; None of anything else."""
-    kind = _kind_of(path)
-    if kind is None:
-        return None
-    directory = kind.directory(path)
-    return directory, lambda screen: kind.print_table(kind.read(directory), screen, None)
-
-
-def _report_results(kind: _Kind, path: Path, page: Path | None, arguments: argparse.Namespace) -> None:
+def _report_results(kind: Kind, path: Path, page: Path | None, arguments: argparse.Namespace) -> None:
     """The page alone where --out says where, else all files; then the table, or JSON."""
     found = kind.read(kind.directory.open(path), arguments.objective)
-    if page is not None:
-        kind.write_page(found, page)
-    else:
-        kind.write_all(found)
+    kind.write(found, page)
     if arguments.json:
         print_json(kind.as_dict(found))
     else:
@@ -115,7 +89,7 @@ def _report_runs(paths: Sequence[Path], page: Path | None, arguments: argparse.N
 
 def _runs_in(path: Path) -> list[Path]:
     """The run directory itself, or those of the jobs of a sweep or a comparison that began."""
-    kind = _kind_of(path)
+    kind = kind_of(path)
     if kind is not None:
         directory = kind.directory(path)
         runs = [directory.run(job) for job in directory.read_plan().jobs]
@@ -125,7 +99,7 @@ def _runs_in(path: Path) -> list[Path]:
         hint = f" There are runs in it ({len(inside)}): {shell_command('report', path)}/*" if inside else ""
         raise DataError(f"{path} is no directory of a run, a sweep or a comparison: it has no config.yaml, sweep.json "
                         f"or compare.json.{hint}")  # fmt: skip
-    return [path]
+    return [RunDirectory.open(path).path]
 
 
 def _stories(paths: Sequence[Path]) -> list[RunHistory]:

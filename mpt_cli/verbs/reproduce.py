@@ -49,7 +49,7 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
         raise_problems(found.errors)
     if not found.targets:
         reasons = [f"{name} {reason}" for name, reason in found.left_out.items()]
-        reasons += ["no other has what --tag and -k ask for"] if arguments.tag or arguments.keywords else []
+        reasons += ["no other has what -k asks for"] if arguments.keywords else []
         raise ConfigError(Problem("reproduce", "must have something to run, or it would always pass.", None,
                                   f"Left out: {'; '.join(reasons)}." if reasons else ""))  # fmt: skip
     missed = [result for result in results if not result.passed]
@@ -72,7 +72,7 @@ def _read_request(arguments: argparse.Namespace) -> Selection:
     problems = _problems(arguments, names, arguments.update and any(map(names_run, names)))
     if problems:
         raise ConfigError(problems)
-    return Selection(names, changes, arguments.all, arguments.rtol, arguments.keywords, arguments.tag, arguments.update)
+    return Selection(names, changes, arguments.all, arguments.rtol, arguments.keywords, arguments.update)
 
 
 def _problems(arguments: argparse.Namespace, names: list[str], has_run: bool) -> list[Problem]:

@@ -17,12 +17,11 @@ from mpt_cli.verbs.arguments import LISTED_VERBS
 from mpt_cli.verbs.completion import OFFERS, complete
 
 
-def complete_line(line: str, point: str | None = None) -> list[str]:
+def complete_line(line: str) -> list[str]:
     """Candidates for the last word of the line, as argcomplete hands them to a shell that splits words at spaces."""
-    point = str(len(line)) if point is None else point
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_SUPPRESS_SPACE": "1",
-                            "COMP_LINE": line, "COMP_POINT": point}.items():  # fmt: skip
+                            "COMP_LINE": line, "COMP_POINT": str(len(line))}.items():  # fmt: skip
             patch.setenv(name, value)
         patch.setattr(CompletionFinder, "_init_debug_stream", lambda self: None)  # it takes descriptor 9
         out = io.StringIO()
@@ -136,11 +135,6 @@ def test_an_answer_imports_no_framework(line) -> None:
     imported = {row.rpartition("|")[2].strip().partition(".")[0] for row in done.stderr.splitlines()}
     assert done.returncode == 0 and "argcomplete" in imported
     assert imported & {"hydra", "omegaconf", "keras", "tensorflow", "jax", "numpy", "rich", "ruamel"} == set()
-
-
-@pytest.mark.parametrize("point", ["", "-3"])
-def test_a_cursor_that_is_no_place_is_at_the_end_of_the_line(point) -> None:
-    assert complete_line("mpt copy digits_cn", point) == ["digits_cnn"]
 
 
 def test_without_a_line_to_complete_the_words_are_those_of_a_command(monkeypatch, capsys) -> None:

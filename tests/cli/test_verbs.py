@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 
 from mpt_cli import __version__, errors
-from mpt_cli.errors import DataError
-from mpt_cli.runs import directory
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.search_path import recipe_paths
 from mpt_cli.verbs.arguments import KINDS, LISTED_VERBS
@@ -125,39 +123,13 @@ def test_a_copy_is_a_recipe_of_ones_own(mpt) -> None:
     Path("sub").mkdir()
     assert mpt("copy", "digits_cnn", "sub").code == 0 and Path("sub/digits_cnn.yaml").is_file()
     assert Path("sub/mpt.schema.json").is_file()
-    done = mpt("copy", "digits_cnn", "bare.yaml", "--no-schema")
-    assert len(done.out.splitlines()) == 1 and Path("bare.yaml").read_bytes() == shipped
 
 
-@pytest.mark.parametrize(("content", "head", "said"), [
-    (None, "# yaml-language", "mpt.schema.json: the keys, for editors with a yaml-language-server, as the first line"),
-    ('{"title": "a recipe of mpt"}', "# yaml-language", "as the first line says; it is of another version: "
-     "`mpt list keys --schema > mpt.schema.json` renews it"),
-    ("mine", "# mpt train", "copy.yaml has no line that names a schema to editors: mpt.schema.json is something else"),
-    (b"\xff", "# mpt train", "copy.yaml has no line that names a schema to editors: mpt.schema.json is something else"),
-])  # fmt: skip
-def test_a_schema_that_is_there_stays_and_what_is_none_is_not_named(content, head: str, said: str, mpt) -> None:
-    file = Path("mpt.schema.json")
-    if content is None:
-        mpt("copy", "digits_mlp")
-    else:
-        file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    before = file.read_bytes()
+def test_a_schema_that_is_there_stays(mpt) -> None:
+    Path("mpt.schema.json").write_text("mine")
     done = mpt("copy", "digits_cnn", "copy.yaml")
-    assert done.code == 0 and said in done.out and file.read_bytes() == before
-    assert Path("copy.yaml").read_text().startswith(head) and load_settings(["conf=./copy.yaml"]).recipe == "digits_cnn"
-
-
-def test_a_copy_where_no_schema_can_be_written_names_none(mpt, monkeypatch) -> None:
-    def full(path: Path, text: str) -> None:
-        raise DataError(f"{path} can't be written: No space left on device.")
-
-    monkeypatch.setattr(directory, "write_atomic", full)
-    done = mpt("copy", "digits_cnn")
-    why = "mpt.schema.json can't be written: No space left on device."
-    assert done.out.splitlines()[1] == f"digits_cnn.yaml has no line that names a schema to editors: {why}"
-    assert done.code == 0 and not Path("mpt.schema.json").exists()
-    assert Path("digits_cnn.yaml").read_bytes() == recipe_paths()["digits_cnn"].read_bytes()
+    assert done.code == 0 and len(done.out.splitlines()) == 1 and Path("mpt.schema.json").read_text() == "mine"
+    assert load_settings(["conf=./copy.yaml"]).recipe == "digits_cnn"
 
 
 @pytest.mark.parametrize("name", ["overflow", "my recipe.yaml", "a,b=c"])

@@ -54,17 +54,6 @@ def test_a_run_that_is_over_is_shown_as_its_own_console_showed_it(tmp_path, mpt)
     assert "verdict      healthy\n             All went well." in done.out and "files        r\n" in done.out
 
 
-def test_only_the_last_epochs_of_what_is_past_are_shown(tmp_path, mpt) -> None:
-    main(str(tmp_path / "r"), 30, 0.0)
-    assert len(_table(mpt("watch", "r").out)) == 20
-    few = mpt("watch", "r", "-n", "2").out
-    assert [row.split()[0] for row in _table(few)] == ["29/30", "30/30"]
-    assert "28 epochs before are not shown (-n)" in few and "step 1: gradients overflowed" in few
-    assert _table(mpt("watch", "r", "-n", "0").out) == []
-    wrong = mpt("watch", "r", "-n", "-1")
-    assert wrong.code == 2 and "-n: must be 0 or more. Received: -1" in wrong.err
-
-
 def test_json_is_an_object_a_line(tmp_path, mpt) -> None:
     main(str(tmp_path / "r"), 2, 0.0)
     records = [json.loads(line) for line in mpt("watch", "r", "--json").out.splitlines()]
@@ -124,7 +113,7 @@ def test_a_run_that_is_killed_is_said_to_be_gone(tmp_path) -> None:
     assert watch.returncode == 143 and "its process is gone and left no summary: it was killed" in out
     assert "to go on: mpt train conf=r/config.yaml resume=r" in out
     run.communicate()
-    last = json.loads(_watch(tmp_path, "r", "--json", "-n", "1").stdout.splitlines()[-1])
+    last = json.loads(_watch(tmp_path, "r", "--json").stdout.splitlines()[-1])
     assert (last["record"], last["can_be_resumed"]) == ("gone", True)
 
 

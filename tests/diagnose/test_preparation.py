@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from mpt_cli.diagnose.preparation import DiagnosisDirectory
+from mpt_cli.diagnose.preparation import diagnosis_directory
 
 
 @pytest.mark.parametrize("out", ["mine", "mine/a/b", None])
 def test_a_diagnosis_that_fails_takes_back_the_folders_it_made_and_no_others(tmp_path, monkeypatch, out):
     monkeypatch.chdir(tmp_path)
     Path("mine").mkdir()
-    with pytest.raises(KeyboardInterrupt), DiagnosisDirectory.making(out, Path("runs/digits_mlp")):
+    with pytest.raises(KeyboardInterrupt), diagnosis_directory(out, Path("runs/digits_mlp")):
         raise KeyboardInterrupt
     assert [str(path) for path in Path().rglob("*")] == ["mine"]

@@ -595,10 +595,7 @@ def test_callbacks_are_called(tmp_path):
     assert seen == [0, 1]
 
 
-def test_frames_and_pictures_say_what_is_missing(reference, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ConfigError, match="pandas: must be installed for a frame"):
-        reference[0].events_frame()
+def test_pictures_say_what_is_missing(reference, monkeypatch):
     monkeypatch.setattr("mpt_cli.report.run.missing_extra", lambda *_: "No pictures: matplotlib is not installed.")
     with pytest.raises(ConfigError, match="plot: No pictures"):
         reference[0].plot()

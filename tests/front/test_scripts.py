@@ -453,13 +453,6 @@ def test_what_needs_more_than_a_record_says_how_the_script_is_run_again(short_ru
 
 
 @pytest.mark.slow
-def test_among_others_the_run_of_a_script_is_left_out_of_what_is_reproduced(short_run, monkeypatch, capsys):
-    monkeypatch.chdir(short_run[0])
-    assert main(["reproduce", "--dry-run", "."]) == 2
-    assert "Left out: ./run was trained by a program of its own, which no configuration" in capsys.readouterr().err
-
-
-@pytest.mark.slow
 def test_a_recorded_run_can_not_be_gone_on_with(short_run):
     settings = Settings(resume=str(short_run[0] / "run"))
     with pytest.raises(DataError, match=r"run can't be gone on with: it was recorded while a program of its own"):

@@ -51,15 +51,8 @@ def test_every_shipped_device_has_a_source_and_is_whole(name):
     assert f"core_count: {device.multiprocessors}" in device.target_config()
 
 
-def test_the_share_of_memory_that_jax_takes(monkeypatch):
-    monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
+def test_the_share_of_memory_that_jax_takes():
     assert load_device("h100").usable_bytes == 60 * 2**30
-    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", ".5")
-    assert load_device("h100").usable_bytes == 40 * 2**30
-    for wrong in ("abc", "0", "nan", "-.5"):
-        monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", wrong)
-        with pytest.raises(ConfigError, match=f"MEM_FRACTION: must be a number above 0: .* Received: '{wrong}'"):
-            load_device("h100")
 
 
 def test_an_unknown_device_is_answered_with_those_there_are():

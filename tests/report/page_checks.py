@@ -4,7 +4,7 @@ import re
 from html.parser import HTMLParser
 from itertools import pairwise
 
-VOID = ("meta", "br", "link", "hr", "wbr")
+VOID = ("meta", "br", "link", "hr")
 
 
 class Page(HTMLParser):

@@ -44,7 +44,7 @@ def test_a_run_has_its_pictures_verdict_configuration_and_commands(tmp_path):
     text = path.read_text()
     found = check_page(text)
     titles = [attributes["aria-label"] for _, attributes in found.elements if attributes.get("role") == "img"]
-    assert titles == ["Loss", "Accuracy", "Loss scale", "Skip rate", "Throughput"]
+    assert titles == ["Loss", "Accuracy", "Loss scale", "Throughput"]
     assert {entry.name for entry in path.parent.iterdir()} >= {"report.html"}
     assert "Finished: healthy" in text and "All went well." in text
     assert "Skipped steps: 1–2, 40" in text and "<pre>mpt train conf=stub &#39;a=&lt;b&gt;&#39;</pre>" in text
@@ -64,7 +64,7 @@ def test_several_runs_are_overlaid_each_with_a_look_of_its_own(tmp_path):
     pictures = run_pictures(stories)
     found = {picture.name: picture for picture in pictures}
     assert list(found) == ["validation-loss", "training-loss", "validation-accuracy", "training-accuracy", "loss-scale",
-                           "skip-rate", "examples-per-second"]  # fmt: skip
+                           "examples-per-second"]  # fmt: skip
     assert len({curve.look for curve in found["training-loss"].curves}) == 3
     text = run_page(stories, pictures[:2])
     check_page(text)

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from mpt_cli.cli import main
+from mpt_cli.settings.json_schema import MODELINE
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.recipes import names_left_behind
 from mpt_cli.settings.relative_references import module_folders
@@ -148,13 +149,13 @@ def test_a_copy_names_what_the_recipe_does_and_says_what_it_does_not_find(folder
     source = write(work / "recipes" / "mine.yaml", text)
     write(work / "recipes" / "base.yaml", "seed: 3\n")
     write(work / "recipes" / "net.py")
-    assert main(["copy", "mine", ".", "--no-schema"]) == 0
-    said = capsys.readouterr().out.splitlines()[1]
+    assert main(["copy", "mine", "."]) == 0
+    said = capsys.readouterr().out.splitlines()[2]
     assert said == ("it names ./base.yaml, net:build, which it does not find there: they lie where recipes/mine.yaml "
                     "names them")  # fmt: skip
-    assert Path("mine.yaml").read_text() == source.read_text() == text
-    assert main(["copy", "mine", "recipes/again.yaml", "--no-schema"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert Path("mine.yaml").read_text() == MODELINE + text and source.read_text() == text
+    assert main(["copy", "mine", "recipes/again.yaml"]) == 0
+    assert "it names" not in capsys.readouterr().out
     assert main(["diagnose", "conf=mine", "--write", "tuned.yaml"]) == 2
     assert "--write: must be beside recipes/mine.yaml, which names ./base.yaml, net:build from there." in (
         capsys.readouterr().err)  # fmt: skip

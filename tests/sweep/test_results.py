@@ -235,7 +235,7 @@ class Tags(HTMLParser):
     def handle_starttag(self, tag, attributes):
         self.fetched += [value for name, value in attributes if name in ("src", "href", "xlink:href")
                          and not (value or "").startswith("#")]  # fmt: skip
-        if tag not in ("meta", "br", "wbr"):
+        if tag not in ("meta", "br"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):

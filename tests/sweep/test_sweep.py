@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import shutil
 import signal
 import threading
 
@@ -18,7 +17,6 @@ from mpt_cli.sweep.directory import SweepDirectory, read_results
 from mpt_cli.sweep.plan import make_plan
 from mpt_cli.sweep.report import failure_lines
 from mpt_cli.sweep.run import train_command
-from mpt_cli.telemetry.format import format_seconds
 
 TWELVE = ["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15", "loss_scale.growth_steps=50,500", "seed=range(3)"]
 
@@ -145,36 +143,6 @@ def test_a_job_that_a_signal_ended_has_saved_and_goes_on(stubs, tmp_path):
     assert read_results(SweepDirectory(tmp_path / "s")).results[0].reason.endswith(", nothing saved")
     _, code = stubs.resume(tmp_path / "s")
     assert code == 0 and not (tmp_path / "s" / "earlier").exists()
-
-
-def test_resume_says_of_each_job_what_is_done_of_it_and_where_it_goes_on(stubs, tmp_path, capsys):
-    stubs.manners = {2: "saves", 3: "raises", 4: "killed"}
-    found, _ = stubs.start(["conf=digits_mlp", "seed=range(6)", "sweep_dir=s"])
-    assert "begins" not in stubs.said  # of a new sweep all do
-    unsaid, killed = found.plan.jobs[4], found.plan.jobs[5]
-    found.sweep.ending_json(unsaid).unlink()  # neither begun nor ended
-    shutil.rmtree(found.sweep.run(unsaid).path)
-    found.sweep.ending_json(killed).unlink()  # what a sweep that was killed with its jobs leaves
-    shutil.rmtree(found.sweep.run(killed).path)
-    checkpoints = found.sweep.run(killed).checkpoints
-    checkpoints.mkdir(parents=True)
-    for step in (40, 1200):
-        (checkpoints / f"step-{step:09d}.json").touch()
-    seconds = found.results[1].seconds, found.results[3].seconds
-    expected = [
-        "finished  001-seed-0  val_accuracy 0.5000, 3 skipped, healthy, 0.0 s",
-        f"goes on   002-seed-1  from step 100, killed: SIGTERM ended it after {format_seconds(seconds[0])}, saved",
-        "restarts  003-seed-2  failed: model.builder: build_net raised ValueError: no.",
-        f"restarts  004-seed-3  killed: SIGKILL ended it after {format_seconds(seconds[1])}",
-        "begins    005-seed-4",
-        "goes on   006-seed-5  from step 1,200",
-    ]
-    assert main(["sweep", "--resume", "s", "--dry-run"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[5] == "5 jobs" and shown[6:] == [*expected[1:4], expected[5]]
-    stubs.resume(tmp_path / "s")
-    said = stubs.said.splitlines()[:6]
-    assert [said[0].rpartition(", ")[0], *said[1:]] == [expected[0].rpartition(", ")[0], *expected[1:]]
 
 
 @pytest.mark.slow

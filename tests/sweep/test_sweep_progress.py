@@ -2,13 +2,14 @@
 
 import io
 import json
+import time
 
 from rich.console import Console
 from sweep_stubs import stub_work
 
 from mpt_cli.jobs.queue import Ending
 from mpt_cli.sweep.directory import SweepDirectory
-from mpt_cli.sweep.progress import Screen, SweepProgress, format_state
+from mpt_cli.sweep.progress import LIVE_SECONDS, Screen, SweepProgress, format_state
 
 LINE = {"step": 92, "loss": 0.1207, "loss_scale": 2.0**21, "skipped_steps": 13}
 
@@ -40,15 +41,14 @@ def test_in_a_terminal_running_jobs_stand_below_the_lines_that_stay(tmp_path):
     (tmp_path / "001-stub").mkdir()
     (tmp_path / "001-stub" / "metrics.jsonl").write_text(json.dumps(LINE) + "\n")
     with SweepProgress(screen_on(stream, is_terminal=True), sweep, 4, 2) as progress:
-        progress._shown_at = 0.0
+        time.sleep(LIVE_SECONDS)
         progress.tick([Running(item) for item in work])  # type: ignore[list-item]
-        assert progress._live is not None
-        progress._live.refresh()
-        assert "001-stub  step 92   loss 0.1207" in stream.getvalue() and "002-stub  starting" in stream.getvalue()
         sweep.write_ending(work[0].subject, Ending(-9, 10.0))
         progress.ended(work[0], Ending(-9, 10.0))
     # 3 more of 10 s on 2 workers; but the one still running has had its 10 s already
-    assert progress._overall() == "1 of 4 jobs done, 1 not good, about 10.0 s left"
+    left = progress.overall([Running(work[1])])  # type: ignore[list-item]
+    assert left == "1 of 4 jobs done, 1 not good, about 10.0 s left"
+    assert "001-stub  step 92  loss 0.1207" in stream.getvalue() and "002-stub  starting" in stream.getvalue()
     assert "killed    001-stub  SIGKILL ended it after 10.0 s" in stream.getvalue()
     assert "\x1b[?25h" in stream.getvalue()  # the cursor is back
 

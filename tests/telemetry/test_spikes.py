@@ -23,7 +23,7 @@ from mpt_cli.telemetry.ledger import (
     StepRecords,
     loss_bound,
 )
-from mpt_cli.telemetry.records import GradientSample, Spike, spike_from
+from mpt_cli.telemetry.records import GradientSample, Spike, record_from
 
 NAN, INF = math.nan, math.inf
 
@@ -186,7 +186,8 @@ def test_a_jump_is_told_once():
 
 def test_a_line_is_read_back_as_it_was():
     unknown = Spike(9, 1, 9, 3.0, 1.0, 2.0, (), True, 0.1, 1.0, no_examples="1.5")  # a text, also where it is a number
-    assert spike_from(json.loads(strict_json(vars(unknown)))) == unknown
+    assert record_from(Spike, json.loads(strict_json(vars(unknown)))) == unknown
     spike = Spike(9, 1, 9, INF, None, None, (1.0, 2.5), False, 0.1, 1024.0, (3, 1, 2), 0.5, 8)
-    assert spike_from(json.loads(strict_json({**vars(spike), "attempt": 2}))) == spike
-    assert spike_from(json.loads(strict_json(vars(Spike(9, 1, 9, 3.0, 1.0, 2.0, (), True, 0.1, 1.0))))).examples is None
+    assert record_from(Spike, json.loads(strict_json({**vars(spike), "attempt": 2}))) == spike
+    plain = Spike(9, 1, 9, 3.0, 1.0, 2.0, (), True, 0.1, 1.0)
+    assert record_from(Spike, json.loads(strict_json(vars(plain)))).examples is None
