@@ -50,16 +50,6 @@ def to_numbers(examples: Examples, where: str, scale_pixels: bool = True) -> Exa
     )
 
 
-def divisors(x: Arrays) -> dict[str, Any]:
-    """What `to_numbers` divides raw inputs by, as DataSet.preprocessing says it; empty where no input is uint8."""
-    pixels = {name: _PIXEL_MAX for name, array in leaves(x, "x") if _dtype_of(array) == np.uint8}
-    return {"divided_by": pixels} if pixels else {}
-
-
-def _dtype_of(array: Any) -> Any:
-    return array.dtype if hasattr(array, "dtype") else np.asarray(array).dtype
-
-
 def _map_named(function: Any, arrays: Arrays, name: str) -> Arrays:
     names = iter([name for name, _ in leaves(arrays, name)])
     return map_arrays(lambda a: function(a, next(names)), arrays)
@@ -416,21 +406,21 @@ def input_dtype(x: Any) -> str:
     return "+".join(sorted({_dtype_name(array) for _, array in leaves(x, "x")}))
 
 
-def input_dtypes(x: Any) -> Any:
-    """The name of each input's dtype in the structure of x."""
-    return map_arrays(_dtype_name, x)
-
-
 def _dtype_name(array: Any) -> str:
     if isinstance(array, Rows):
         return array.dtype_name
     return "string" if array.dtype.kind == "S" else str(array.dtype.name)
 
 
-def max_abs_input(parts: list[Examples]) -> float:
-    """Largest magnitude among the float inputs; 0 where there are none."""
+def look_at(parts: list[Examples]) -> dict[str, Any]:
+    """Return the fields of a DataSet that its arrays tell, training first; of a stream those of its first batch."""
+    x = parts[0].x
     floats = [array for part in parts for _, array in leaves(part.x, "x") if array.dtype.kind == "f"]
-    return max((max(float(array.max()), -float(array.min())) for array in floats), default=0.0)
+    return {
+        "input_shape": input_shape(x), "input_dtype": input_dtype(x), "input_dtypes": map_arrays(_dtype_name, x),
+        "max_abs_input": max((max(float(array.max()), -float(array.min())) for array in floats), default=0.0),
+        "fingerprint": fingerprint_arrays(parts),
+    }  # fmt: skip
 
 
 def shown_classes(names: list[str]) -> str:
@@ -490,8 +480,10 @@ def build_data_set(raw: RawArrays, settings: DataSettings, seed: int) -> DataSet
     else:
         train, validation = split_examples(train, settings.validation_fraction, seed, raw.in_order)
         places, _ = split_examples(places, settings.validation_fraction, seed, raw.in_order)
-    done = (divisors(raw.train.x) if raw.scale_pixels else {}) | raw.preprocessing
-    drawn = replace(raw, train=train, validation=validation, preprocessing=done)
+    pixels = {name: _PIXEL_MAX for name, array in leaves(raw.train.x, "x")
+              if raw.scale_pixels and array.dtype == np.uint8}  # fmt: skip
+    done = {"divided_by": pixels} if pixels else {}
+    drawn = replace(raw, train=train, validation=validation, preprocessing=done | raw.preprocessing)
     drawn = _standardise(drawn, target) if raw.standardise else drawn
     return replace(_described(drawn, target), rows=places.x)
 
@@ -560,12 +552,10 @@ def _numbers(values: Array) -> str:
 
 
 def _described(raw: RawArrays, target: TargetSpec) -> DataSet:
-    parts = [part for part in (raw.train, raw.validation) if part is not None]
-    fingerprint, of = fingerprint_arrays(parts)
-    shape = input_shape(raw.train.x)
-    return DataSet(raw.train, raw.validation, target.task, shape, input_dtype(raw.train.x), target.num_classes,
-                   fingerprint, describe(raw.title, raw.train, raw.validation, shape, target, raw.note),
-                   max_abs_input(parts), of, raw.preprocessing, input_dtypes(raw.train.x), raw.keep_targets)
+    seen = look_at([part for part in (raw.train, raw.validation) if part is not None])
+    text = describe(raw.title, raw.train, raw.validation, seen["input_shape"], target, raw.note)
+    return DataSet(raw.train, raw.validation, target.task, num_classes=target.num_classes, description=text,
+                   preprocessing=raw.preprocessing, targets_as_given=raw.keep_targets, **seen)
 
 
 @dataclass(frozen=True)
@@ -594,12 +584,11 @@ def build_stream_set(raw: RawStream) -> DataSet:
     elif validation is not None:
         validation = _checked_stream(validation, target, held_out)
     train = _checked_stream(raw.train, target, raw.title)
-    shape = input_shape(first.x)
-    text = describe(raw.title, train, validation, shape, target, raw.note)
-    fingerprint = hashlib.sha256(f"{text}\n{fingerprint_arrays([first])[0]}".encode()).hexdigest()
-    return DataSet(train, validation, target.task, shape, input_dtype(first.x), target.num_classes, fingerprint, text,
-                   max_abs_input([first]), f"the description and the first {len(first)} examples", {},
-                   input_dtypes(first.x), raw.keep_targets)
+    seen = look_at([first])
+    text = describe(raw.title, train, validation, seen["input_shape"], target, raw.note)
+    seen["fingerprint"] = hashlib.sha256(f"{text}\n{seen['fingerprint']}".encode()).hexdigest()
+    return DataSet(train, validation, target.task, num_classes=target.num_classes, description=text,
+                   targets_as_given=raw.keep_targets, **seen)
 
 
 def _stream_target(first: Examples, raw: RawStream) -> TargetSpec:

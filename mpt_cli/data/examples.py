@@ -335,8 +335,7 @@ class DataSet:
     for a label per position. Regression: float32 targets (n, k) and num_classes = k.
     `input_shape` is without the batch; a dict or tuple of shapes where x is one. `input_dtype` joins the names with
     "+" where inputs differ. `max_abs_input` is the largest magnitude among the float inputs, so that a run in float16
-    can be warned (its largest number is 65504); of a stream, that of the first batch. `fingerprint_of` says what the
-    fingerprint was taken over.
+    can be warned (its largest number is 65504); of a stream, that of the first batch.
 
     `input_dtypes` is in the structure of `input_shape`, "string" for text. `targets_as_given`: targets came with a loss
     that the user named, and are in the form they came in; `refused` is why they are not those of `loss: auto`.
@@ -358,7 +357,6 @@ class DataSet:
     fingerprint: str
     description: str
     max_abs_input: float = 0.0
-    fingerprint_of: str = "all bytes"
     preprocessing: dict[str, Any] = field(default_factory=dict)
     input_dtypes: Any = None
     targets_as_given: bool = False
@@ -416,25 +414,22 @@ WHOLE_BYTES = 256 * 2**20  # up to here every byte is hashed; beyond, a sample o
 SAMPLE_BYTES = 64 * 2**20
 
 
-def fingerprint_arrays(parts: list[Examples]) -> tuple[str, str]:
-    """sha256 over names, dtypes, shapes and bytes of all arrays, and what of them was hashed.
+def fingerprint_arrays(parts: list[Examples]) -> str:
+    """sha256 over names, dtypes, shapes and bytes of all arrays.
 
     Of more than WHOLE_BYTES in all, evenly spaced examples are hashed, about SAMPLE_BYTES of them: a change of single
-    examples may then go unnoticed, which the second value says.
+    examples may then go unnoticed.
     """
     arrays = [(f"{place}.{name}", array) for place, part in enumerate(parts) for name, array in all_arrays(part)]
-    stride = _hash_stride(sum(array.nbytes for _, array in arrays))
+    total_bytes = sum(array.nbytes for _, array in arrays)
+    stride = 1 if total_bytes <= WHOLE_BYTES else -(-total_bytes // SAMPLE_BYTES)
     digest = hashlib.sha256()
     for name, array in arrays:
         digest.update(f"{name} {array.dtype.str} {array.shape} {stride};".encode())
         chosen = array[::stride]
         for piece in chosen.parts if isinstance(chosen, Rows) else (chosen,):
             digest.update(np.ascontiguousarray(piece).view(np.uint8).data)
-    return digest.hexdigest(), "all bytes" if stride == 1 else f"shapes and every {stride}th example"
-
-
-def _hash_stride(total_bytes: int) -> int:
-    return 1 if total_bytes <= WHOLE_BYTES else -(-total_bytes // SAMPLE_BYTES)
+    return digest.hexdigest()
 
 
 def all_arrays(part: Examples) -> list[tuple[str, Array]]:

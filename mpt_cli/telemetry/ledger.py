@@ -277,7 +277,6 @@ class Ledger:
     applied: int = 0
     skipped: int = 0
     consecutive_skips: int = 0
-    longest_streak: int = 0
     applied_in_epoch: int = 0
     non_finite_losses: int = 0
     zero_steps: int = 0
@@ -371,10 +370,6 @@ class Ledger:
         optimizers = tuple(paths.items())
         self.rules = replace(self.rules, variables=optimizers[0][1], optimizers=optimizers if len(paths) > 1 else ())
 
-    def skip_rate(self) -> float:
-        """Share of skipped steps among the last `window_steps`."""
-        return float(self.window.mean()) if len(self.window) else 0.0
-
     def _count(self, block: StepRecords, applied: Flags) -> None:
         skips, lost = ~applied, ~np.isfinite(block.loss)
         skipped = int(np.count_nonzero(skips))
@@ -383,7 +378,6 @@ class Ledger:
         self.applied_in_epoch += len(block) - skipped
         self.skipped += skipped
         self.consecutive_skips, self.peak_skips = _streak_lengths(skips, self.consecutive_skips)
-        self.longest_streak = max(self.longest_streak, self.peak_skips)
         self.non_finite_losses, self.peak_bad_losses = _streak_lengths(lost[applied], self.non_finite_losses)
         self.zero_steps, self.peak_zero_steps = _streak_lengths(block.zero[applied], self.zero_steps)
         if skipped < len(block):

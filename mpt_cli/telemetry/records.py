@@ -49,13 +49,6 @@ class Scaling:
         return self.rule.growth_steps
 
     @property
-    def min_scale(self) -> float:
-        """The lowest scale it can come to."""
-        if not self.scales:
-            return 0.0
-        return self.rule.lowest if self.moves else self.initial_scale
-
-    @property
     def scales(self) -> bool:
         """Whether the loss is scaled at all."""
         return self.rule.scales

@@ -41,13 +41,10 @@ class EventTally:
     skip_steps: list[int] = field(default_factory=list)
     skip_scales: list[float] = field(default_factory=list)
     first_growth_step: int | None = None
-    growths: int = 0
     forward_steps: list[int] = field(default_factory=list)
     unprovoked_steps: list[int] = field(default_factory=list)
     nan_steps: list[int] = field(default_factory=list)
     uncured_steps: list[int] = field(default_factory=list)
-    lowest_scale: float | None = None
-    highest_scale: float | None = None
     rollbacks: list[Event] = field(default_factory=list)
     latest: deque[Event] = field(default_factory=lambda: deque(maxlen=100))
     _is_changed: bool = False  # by a growth or a phase since the last skip
@@ -72,14 +69,10 @@ class EventTally:
         elif event.kind == GROWTH:
             self._is_changed = True
             self._grown_from[event.optimizer] = event.scale_before
-            self.growths += 1
             if self.first_growth_step is None:
                 self.first_growth_step = event.step
         elif event.kind == ROLLBACK:
             self.rollbacks.append(event)
-        scales = [event.scale_before, event.scale_after]
-        self.lowest_scale = min(scales if self.lowest_scale is None else [*scales, self.lowest_scale])
-        self.highest_scale = max(scales if self.highest_scale is None else [*scales, self.highest_scale])
 
     def _note_applied(self, event: Event) -> None:
         """Each skip and each change of the scale is an event: steps between two of them were applied at that scale."""

@@ -12,8 +12,8 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.data.build import class_factors, input_dtype, input_dtypes, input_shape, max_abs_input
-from mpt_cli.data.examples import DataSet, Examples, Stream, fingerprint_arrays, leaves, map_arrays, on_values
+from mpt_cli.data.build import class_factors, look_at
+from mpt_cli.data.examples import DataSet, Examples, Stream, leaves, map_arrays, on_values
 from mpt_cli.data.streams import (
     as_arrays,
     draws_order,
@@ -252,11 +252,10 @@ def read_given(given: DataArguments) -> DataSet:
         kept = int(len(train) * (1 - given.validation_split))
         train, validation = train.take(slice(0, kept)), train.take(slice(kept, len(train)))
     parts = [part for part in (train, validation) if isinstance(part, Examples)]
-    fingerprint, of = fingerprint_arrays(parts)
     counts = f"{len(train):,} training"
     counts += f" and {len(validation):,} validation" if isinstance(validation, Examples) else ""
-    return DataSet(train, validation, "given", input_shape(train.x), input_dtype(train.x), None, fingerprint,
-                   f"arrays: {counts} examples", max_abs_input(parts), of, input_dtypes=input_dtypes(train.x))
+    return DataSet(train, validation, "given", num_classes=None, description=f"arrays: {counts} examples",
+                   **look_at(parts))
 
 
 def is_batched_source(x: Any) -> bool:
@@ -276,11 +275,9 @@ def _of_batches(given: DataArguments) -> DataSet:
     first = train.first()
     if first is None:
         raise DataError("x: there are no examples.")
-    fingerprint, _ = fingerprint_arrays([first])
     draws = is_tf_dataset(given.x) and draws_order(given.x)
-    return DataSet(train, _validation(given), "given", input_shape(first.x), input_dtype(first.x), None, fingerprint,
-                   kind, max_abs_input([first]), f"the first {len(first)} examples",
-                   input_dtypes=input_dtypes(first.x), warnings=(SHUFFLES,) if draws else ())  # fmt: skip
+    return DataSet(train, _validation(given), "given", num_classes=None, description=kind,
+                   warnings=(SHUFFLES,) if draws else (), **look_at([first]))  # fmt: skip
 
 
 SHUFFLES = ("data: the dataset shuffles. Another process can go on with this run exactly only if its dataset draws the "

@@ -122,7 +122,7 @@ class TestScaling:
         scaling = resolve_scaling(settings, tiny_model())
         rule = wrap_optimizer(sgd(), settings, scaling).rule
         assert rule == LogMaxScale(8.0, 15.0, 0.5, 0.75, 2.0, 2.0, 64.0)
-        assert (scaling.mode, scaling.min_scale, scaling.growth_steps) == ("logmax", 2.0, None)
+        assert (scaling.mode, scaling.growth_steps) == ("logmax", None)
 
     @pytest.mark.parametrize(("on_overflow", "applied"), [("skip", "skip"), ("abort", "skip"), ("apply", "apply")])
     def test_fixed_keeps_its_scale(self, on_overflow, applied):
@@ -130,7 +130,7 @@ class TestScaling:
         scaling = resolve_scaling(settings, tiny_model())
         optimizer = wrap_optimizer(sgd(), settings, scaling)
         assert (optimizer.dynamic, optimizer.initial_scale, optimizer.on_overflow) == (False, 1000.0, applied)
-        assert (scaling.initial_scale, scaling.min_scale, scaling.growth_steps) == (1000.0, 1000.0, None)
+        assert (scaling.initial_scale, scaling.growth_steps) == (1000.0, None)
 
     def test_none_scales_by_one_and_applies_everything(self):
         settings = LossScaleSettings("none")
