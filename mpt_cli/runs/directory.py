@@ -128,7 +128,7 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 DEFAULT_PARENT = "runs"
-LOCK_FILE, PROBE = ".lock", ".writable"
+LOCK_FILE = ".lock"
 # stems, also of temporary files
 UNSTARTED_STEMS = {"metrics", "events", "console", "tensorboard", "environment", "preprocessing", "config", "header"}
 
@@ -154,7 +154,7 @@ class RunDirectory:
     def create(cls, path: str | Path | None, recipe: str) -> Self:
         """A new directory: `path`, or runs/<recipe>/<time>-<id>. Nothing that exists is ever written into.
 
-        Raises DataError when `path` is a file or holds anything, or when it can't be made or written to.
+        Raises DataError when `path` is a file or holds anything, or when it can't be made.
         """
         chosen = expanded(path) if path is not None else _default_path(recipe)
         try:
@@ -167,12 +167,11 @@ class RunDirectory:
             raise _cannot_create(chosen, error) from error
         except OSError as error:
             raise _cannot_create(chosen, error) from error
-        _check_writable(chosen)
         return run
 
     def _check_unused(self) -> None:
-        """DataError where anything is in it but what processes leave that begin, too."""
-        if any(path.name not in (LOCK_FILE, PROBE) for path in self.path.iterdir()):
+        """DataError where anything is in it but the lock of a process that begins, too."""
+        if any(path.name != LOCK_FILE for path in self.path.iterdir()):
             raise DataError(
                 f"run_dir {self.path} already exists and is not empty. Nothing in it was changed; choose another "
                 "run_dir, or leave it out for a new one."
@@ -329,15 +328,6 @@ def default_parent(recipe: str) -> Path:
 
 def _default_path(recipe: str) -> Path:
     return default_parent(recipe) / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
-
-
-def _check_writable(path: Path) -> None:
-    probe = path / PROBE
-    try:
-        probe.touch()
-        probe.unlink(missing_ok=True)  # another process that begins here may have done it
-    except OSError as error:
-        raise _cannot_create(path, error) from error
 
 
 def _cannot_create(path: Path, error: OSError, key: str = "run_dir") -> DataError:

@@ -141,9 +141,23 @@ def _next_look(step: int) -> int:
 
 FLOAT_FIELDS = ("loss", "scale_before", "scale_after", "learning_rate")
 INT_FIELDS = ("finite", "counter", "nan", "inf", "nearest", "holds_inf", "zero")
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int32]
 Flags = NDArray[np.bool_]
+
+
+class Column:
+    """The column of `StepRecords` that has its name, float32 or int32; of a flag bool."""
+
+    def __init__(self, is_flag: bool = False) -> None:
+        self.is_flag = is_flag
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, records: "StepRecords", owner: type) -> NDArray[Any]:
+        if self.name in FLOAT_FIELDS:
+            return records.floats[:, FLOAT_FIELDS.index(self.name)]
+        column = records.ints[:, INT_FIELDS.index(self.name)]
+        return column.astype(bool) if self.is_flag else column
 
 
 @dataclass(frozen=True)
@@ -156,10 +170,22 @@ class StepRecords:
     the log, by its number in the call, counted from 1.
     """
 
-    floats: Floats
-    ints: Ints
+    floats: NDArray[Any]
+    ints: NDArray[Any]
     metrics: dict[str, float]
     logged: dict[int, dict[str, float]] = field(default_factory=dict)
+
+    loss = Column()
+    scale_before = Column()
+    scale_after = Column()
+    learning_rate = Column()
+    finite = Column(is_flag=True)
+    counter = Column()  # applied steps since the last change of the scale
+    nan = Column()  # how many elements of all gradients were nan
+    inf = Column()
+    nearest = Column()  # the variable nearest to the fault, of those whose gradient was not finite; -1 where all were
+    holds_inf = Column(is_flag=True)  # whether that gradient held inf; else nan alone
+    zero = Column(is_flag=True)
 
     def parts(self) -> list[Self]:
         """Cut after each step that has a line; the metrics of a part are those after its last step.
@@ -182,61 +208,6 @@ class StepRecords:
 
     def __len__(self) -> int:
         return len(self.floats)
-
-    def _float(self, name: str) -> Floats:
-        return self.floats[:, FLOAT_FIELDS.index(name)]
-
-    def _int(self, name: str) -> Ints:
-        return self.ints[:, INT_FIELDS.index(name)]
-
-    @property
-    def loss(self) -> Floats:
-        return self._float("loss")
-
-    @property
-    def scale_before(self) -> Floats:
-        return self._float("scale_before")
-
-    @property
-    def scale_after(self) -> Floats:
-        return self._float("scale_after")
-
-    @property
-    def learning_rate(self) -> Floats:
-        return self._float("learning_rate")
-
-    @property
-    def finite(self) -> Flags:
-        return np.equal(self._int("finite"), 1)
-
-    @property
-    def counter(self) -> Ints:
-        """Applied steps since the last change of the scale."""
-        return self._int("counter")
-
-    @property
-    def nan(self) -> Ints:
-        """How many elements of all gradients were nan."""
-        return self._int("nan")
-
-    @property
-    def inf(self) -> Ints:
-        return self._int("inf")
-
-    @property
-    def nearest(self) -> Ints:
-        """The number of the variable nearest to the fault, of those whose gradient was not finite; -1 where all were.
-        """
-        return self._int("nearest")
-
-    @property
-    def holds_inf(self) -> Flags:
-        """Whether that gradient held inf; else nan alone."""
-        return self._int("holds_inf").astype(bool)
-
-    @property
-    def zero(self) -> Flags:
-        return self._int("zero").astype(bool)
 
 
 @dataclass(frozen=True)
@@ -413,7 +384,7 @@ class Ledger:
         ends = ends[(ends >= size) & (self.seen - len(skips) - len(self.window) + ends >= 2 * size)]
         return float((sums[ends] - sums[ends - size]).max()) / size if len(ends) else 0.0
 
-    def _sum_losses(self, losses: Floats, applied: Flags) -> None:
+    def _sum_losses(self, losses: NDArray[Any], applied: Flags) -> None:
         used = losses[applied]
         if len(used) == 0:
             return

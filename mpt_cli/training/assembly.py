@@ -169,8 +169,8 @@ def _assemble(program: "Program", platform: Platform, data: DataSet, hardware: H
     ]  # fmt: skip
     plan = BatchPlan(settings.trainer.batch_size, 1, settings.trainer.drop_remainder, devices=distribution.replicas)
     jit = choose_jit(settings, platform, model, count_steps(whole_run(settings), plan.steps_per_epoch(data.train)))
-    jit = JitChoice(False, "inputs are text") if _is_text(settings, data) else jit
-    jit = JitChoice(False, "inputs are ragged") if _is_ragged(settings, data) else jit
+    if uncompiled := _uncompiled_inputs(settings, data):
+        jit = JitChoice(False, f"inputs are {uncompiled}")
     injector = build_injector(settings.fault, model, data)
     wrapper = injector.wrap_step if injector else None
     engine = hardware.build_engine(model, jit.jit_compile, distribution, wrapper)
@@ -332,29 +332,21 @@ def build_under_policy(settings: Settings, data: DataSet) -> Any:
     return model
 
 
-def _is_text(settings: Settings, data: DataSet) -> bool:
-    """Whether inputs are text, which neither XLA nor JAX computes with: ConfigError where that was asked for."""
-    if "string" not in data.input_dtype:
-        return False
-    if settings.backend.name != "tensorflow":
+def _uncompiled_inputs(settings: Settings, data: DataSet) -> str:
+    """Return what XLA does not compute with among the inputs: "text", "ragged" tensors (on JAX they are padded), or "".
+
+    ConfigError where it was asked to, and for text on JAX.
+    """
+    is_text, on_tensorflow = "string" in data.input_dtype, settings.backend.name == "tensorflow"
+    if is_text and not on_tensorflow:
         raise ConfigError(Problem("backend.name", f"{settings.backend.name} has no text, and inputs of the data are.",
                                   settings.backend.name, "Use backend=tensorflow, or turn them into numbers in "
                                   "data.loader."))
-    if settings.trainer.jit_compile is True:
-        raise ConfigError(Problem("trainer.jit_compile", "must be auto or false: inputs of the data are text, which "
+    kind = "text" if is_text else "ragged" if RAGGED in data.input_dtype and on_tensorflow else ""
+    if kind and settings.trainer.jit_compile is True:
+        raise ConfigError(Problem("trainer.jit_compile", f"must be auto or false: inputs of the data are {kind}, which "
                                   "XLA does not compute with.", True))
-    return True
-
-
-def _is_ragged(settings: Settings, data: DataSet) -> bool:
-    """Whether inputs are ragged tensors, which XLA does not compute with: ConfigError where that was asked for. On JAX
-    they are padded."""
-    if RAGGED not in data.input_dtype or settings.backend.name != "tensorflow":
-        return False
-    if settings.trainer.jit_compile is True:
-        raise ConfigError(Problem("trainer.jit_compile", "must be auto or false: inputs of the data are ragged, which "
-                                  "XLA does not compute with.", True))
-    return True
+    return kind
 
 
 def check_numerics(settings: Settings, model: Any, data: DataSet) -> list[str]:
@@ -377,8 +369,8 @@ def compile_model(settings: Settings, model: Any, data: DataSet, optimizer: Loss
     if has_own_train_step(model) and settings.trainer.loss == "auto":
         model.compile(optimizer=optimizer, auto_scale_loss=False)  # its step knows what it minimises
         return
-    compiled = build_loss_and_metrics(settings.trainer, model, data.task, settings.policy.base)
-    model.compile(optimizer=optimizer, auto_scale_loss=False, **compiled.compile_arguments())
+    objective = build_loss_and_metrics(settings.trainer, model, data.task, settings.policy.base)
+    model.compile(optimizer=optimizer, auto_scale_loss=False, **objective)
     if optimizer is not None and not has_own_train_step(model):
         optimizer.build(model.trainable_variables)
 

@@ -59,7 +59,7 @@ def write_checkpoint(folder: Path, name: str, checkpoint: Checkpoint) -> None:
     label, *places = files_of(folder, name)
     data = next(place for place in places if place != _data_in_use(label))
     partial_label, partial_data = _partial(label), _partial(data)
-    arrays: dict[str, Any] = {name: _plain(array) for name, array in checkpoint.arrays.items()}
+    arrays: dict[str, Any] = checkpoint.arrays
     try:
         _write_durably(partial_data, lambda file: np.savez(file, **arrays))
         text = _label_text(checkpoint, data.name, _sha256(partial_data))
@@ -93,12 +93,14 @@ def read_label(folder: Path, name: str) -> dict[str, Any]:
 
 def read_checkpoint(folder: Path, name: str) -> Checkpoint:
     """Read and check both files; OSError, ValueError or KeyError with the reason where they are not whole."""
+    import ml_dtypes  # noqa: F401  # NumPy then knows bfloat16, of which its files hold the bits without the name
+
     content = read_label(folder, name)
     data = folder / content["data"]
     if _sha256(data) != content["sha256"]:
         raise ValueError("its variables do not match their checksum")
     with np.load(data, allow_pickle=False) as stored:
-        arrays = {name: stored[name].view(_dtype(dtype)) for name, dtype in content["dtypes"].items()}
+        arrays = {name: stored[name].view(np.dtype(dtype)) for name, dtype in content["dtypes"].items()}
     return Checkpoint(content["step"], arrays, content["position"])
 
 
@@ -108,22 +110,6 @@ def check_room(folder: Path, size_bytes: int) -> None:
     if free < size_bytes + SPARE_BYTES:
         needed = f"{os.strerror(errno.ENOSPC)}: {size_bytes / 2**20:.1f} MiB needed, {free / 2**20:.1f} MiB free"
         raise OSError(errno.ENOSPC, needed)
-
-
-def _plain(array: NDArray[Any]) -> NDArray[Any]:
-    """NumPy's files know no bfloat16 or float8; their bits are stored as integers."""
-    if array.dtype.kind != "V":
-        return array
-    return array.view({1: np.uint8, 2: np.uint16}[array.dtype.itemsize])
-
-
-def _dtype(name: str) -> Any:
-    try:
-        return np.dtype(name)
-    except TypeError:
-        import ml_dtypes
-
-        return np.dtype(getattr(ml_dtypes, name))
 
 
 def _data_in_use(label: Path) -> Path | None:

@@ -49,20 +49,6 @@ ACCURACY_OF_LOSS = {
 
 
 @dataclass(frozen=True)
-class LossAndMetrics:
-    """What is minimised, and what is shown beside it, as `Model.compile` takes it: each in the structure of its key."""
-
-    loss: Any
-    metrics: Any
-    loss_weights: Any = None
-    weighted_metrics: Any = None
-
-    def compile_arguments(self) -> dict[str, Any]:
-        """For `Model.compile`."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-
-@dataclass(frozen=True)
 class _LossContext:
     """What decides how a named loss or metric is made; `key` is where it is named."""
 
@@ -73,24 +59,27 @@ class _LossContext:
     dtype: str
 
 
-def build_loss_and_metrics(trainer: TrainerSettings, model: keras.Model, task: str, policy_name: str) -> LossAndMetrics:
-    """The loss and metrics of a built model; ConfigError for names that neither Keras nor the user has.
+def build_loss_and_metrics(trainer: TrainerSettings, model: keras.Model, task: str, policy_name: str) -> dict[str, Any]:
+    """Return the loss and metrics of a built model as arguments of `Model.compile`, each in the structure of its key.
 
+    ConfigError for names that neither Keras nor the user has.
     `auto` is cross-entropy over integer labels with "accuracy" (binary where the model has a single output), or mean
     squared error with "mean_absolute_error". A loss by output (a mapping or list) is made for what that output gives.
     """
     contexts = _Contexts(trainer, model, task, Policy(policy_name).loss_dtype)
     loss = _by_output("trainer.loss", trainer.loss, contexts, lambda leaf, context: _build_loss(leaf, trainer, context))
 
-    def build_metrics(words: Any, context: _LossContext) -> list[keras.metrics.Metric]:
-        return _build_metrics(words, loss, context)
+    def build_metrics(key: str, value: Any) -> Any:
+        words = [value] if is_object(value) else value
+        if isinstance(words, list) and all(map(is_object, words)):
+            return _build_metrics(words, loss, contexts.whole(key))
+        return _by_output(key, words, contexts, lambda part, context: _build_metrics(
+            part if isinstance(part, list) else [part], loss, context))
 
     weighted = trainer.weighted_metrics or None
-    return LossAndMetrics(
-        loss, _metrics_by_output("trainer.metrics", trainer.metrics or [], contexts, build_metrics),
-        trainer.loss_weights,
-        weighted and _metrics_by_output("trainer.weighted_metrics", weighted, contexts, build_metrics),
-    )  # fmt: skip
+    return {"loss": loss, "metrics": build_metrics("trainer.metrics", trainer.metrics or []),
+            "loss_weights": trainer.loss_weights,
+            "weighted_metrics": weighted and build_metrics("trainer.weighted_metrics", weighted)}  # fmt: skip
 
 
 class _Contexts:
@@ -118,28 +107,13 @@ class _Contexts:
         return _LossContext(key, self.task, outputs, find_logits() if asked == "auto" else bool(asked), self.dtype)
 
 
-_Build = Callable[[Any, _LossContext], Any]
-
-
-def _by_output(key: str, value: Any, contexts: _Contexts, build: _Build) -> Any:
+def _by_output(key: str, value: Any, contexts: _Contexts, build: Callable[[Any, _LossContext], Any]) -> Any:
     """`build` of each object in the structure of `value`, for the output it stands at."""
     if is_object(value):
         return None if value is None else build(value, contexts.whole(key))
     parts = value.items() if isinstance(value, dict) else enumerate(value)
     built = {output: None if part is None else build(part, contexts.of_output(f"{key}.{output}", output))
              for output, part in parts}  # fmt: skip
-    return built if isinstance(value, dict) else list(built.values())
-
-
-def _metrics_by_output(key: str, value: Any, contexts: _Contexts, build: _Build) -> Any:
-    """As `_by_output` for lists of metrics: a list of single ones is that of the whole model."""
-    if isinstance(value, list) and all(map(is_object, value)):
-        return build(value, contexts.whole(key))
-    if is_object(value):
-        return build([value], contexts.whole(key))
-    lists = {output: part if isinstance(part, list) else [part] for output, part in
-             (value.items() if isinstance(value, dict) else enumerate(value))}  # fmt: skip
-    built = {output: build(words, contexts.of_output(f"{key}.{output}", output)) for output, words in lists.items()}
     return built if isinstance(value, dict) else list(built.values())
 
 

@@ -9,7 +9,7 @@ the loss scale with its counters, the order of the examples, the number of the e
 import math
 import zlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -30,9 +30,6 @@ from mpt_cli.training.loss_and_optimizer import (
     with_rate,
     wrap_optimizer,
 )
-
-if TYPE_CHECKING:
-    pass
 
 Optimizers = dict[str, LossScaleOptimizer]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.engine.backend import Platform, emulated_operations, framework_errors, peak_memory
+from mpt_cli.engine.backend import Platform, emulated_operations, framework_errors
 from mpt_cli.engine.distribution import ProcessGroup, check_same_data
 from mpt_cli.engine.faults import FaultSearch
 from mpt_cli.engine.flow import is_rounded
@@ -57,7 +57,7 @@ from mpt_cli.training.loss_and_optimizer import (
     describe_scaling,
     set_learning_rate,
 )
-from mpt_cli.training.phase_change import PhaseChange, average_weights, end_training, enter_phase
+from mpt_cli.training.phase_change import average_weights, change_phase, end_training, enter_phase
 from mpt_cli.training.phases import check_phase
 from mpt_cli.training.program import Program
 from mpt_cli.training.progress import Outcome, Progress
@@ -157,10 +157,6 @@ class Session:
         adapted = adapted_layers(parts.model)
         return {**parts.data.preprocessing, **({"adapted_layers": adapted} if adapted else {})}
 
-    def peak_memory(self) -> int | None:
-        """Bytes at the most, of the device where it keeps count, else of the process."""
-        return peak_memory()
-
 
 def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: CheckpointStore) -> Session:
     """Load the data, build and check everything; nothing is trained yet."""
@@ -192,8 +188,8 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
     runner = Trainer(parts.engine, *feeds, plan, telemetry, ledger, health, checkpointer)
     runner.source_rows = parts.data.rows
     runner.callbacks = Callbacks(callbacks, parts.model, parts.engine.forget_last_call)
-    checkpointer.beside = PositionBeside(parts, runner)
-    runner.next_phase = PhaseChange(parts, runner)
+    checkpointer.beside = partial(position_beside, parts, runner)
+    runner.next_phase = partial(change_phase, parts, runner)
     _add_what_was_asked_for(parts, runner, may_sample=not rules.loss_is_running)
     return Session(parts, runner)
 
@@ -354,7 +350,9 @@ def restore(parts: Assembly, trainer: Trainer, checkpoint: Checkpoint) -> bool:
     factor = ROLLBACK_FACTOR ** len(rollbacks)
     has_callbacks = trainer.callbacks and "callbacks" in checkpoint.position
     if has_callbacks:
-        resume_callbacks(trainer.callbacks, checkpoint)
+        arrays = {name.removeprefix(CALLBACK_PREFIX): array for name, array in checkpoint.arrays.items()
+                  if name.startswith(CALLBACK_PREFIX)}  # fmt: skip
+        trainer.callbacks.resume(checkpoint.position["callbacks"], arrays)
     if parts.author_compiled:
         return False  # the checkpoint has the rate of the author's optimizer
     reached = float(parts.optimizer.learning_rate)
@@ -374,38 +372,21 @@ def _resume_rate(optimizer: Any, reached: float, configured: float) -> None:
         optimizer.learning_rate = reached * now / configured
 
 
-class PositionBeside:
-    """What a checkpoint holds beside the variables, of weights that have not moved and of callbacks; called for each
-    that is saved."""
-
-    def __init__(self, parts: Assembly, trainer: Trainer) -> None:
-        self.parts, self.trainer = parts, trainer
-
-    def __call__(self) -> tuple[dict[str, Any], Arrays]:
-        """More of its position, and arrays of callbacks."""
-        watch = self.trainer.weight_watch
-        watched = {} if watch is None else {"has_moved": watch.has_moved}
-        if not self.trainer.callbacks:
-            return watched, {}
-        parts, rollbacks = self.parts, self.trainer.telemetry.tally.rollbacks
-        position, arrays = self.trainer.callbacks.position()
-        if parts.author_compiled:
-            rate: Any = None  # the optimizer is not of the settings, which can't have changed it
-        else:
-            rate = configured_rate(build_optimizer(parts.phases.optimizer_settings, parts.phases.schedule_steps))
-        factor = ROLLBACK_FACTOR ** len(rollbacks)
-        configured = float(np.float32(rate * factor)) if isinstance(rate, float) else None
-        named = {f"{CALLBACK_PREFIX}{name}": array for name, array in arrays.items()}
-        return {"callbacks": position, "configured_rate": configured, **watched}, named
-
-
-def resume_callbacks(callbacks: Callbacks, checkpoint: Checkpoint) -> None:
-    """The state of the callbacks as it was at `checkpoint`."""
-    arrays = {
-        name.removeprefix(CALLBACK_PREFIX): array
-        for name, array in checkpoint.arrays.items() if name.startswith(CALLBACK_PREFIX)
-    }  # fmt: skip
-    callbacks.resume(checkpoint.position["callbacks"], arrays)
+def position_beside(parts: Assembly, trainer: Trainer) -> tuple[dict[str, Any], Arrays]:
+    """Return what a checkpoint holds beside the variables, of weights that have not moved and of callbacks: more of its
+    position, and arrays."""
+    watch, rollbacks = trainer.weight_watch, trainer.telemetry.tally.rollbacks
+    watched = {} if watch is None else {"has_moved": watch.has_moved}
+    if not trainer.callbacks:
+        return watched, {}
+    position, arrays = trainer.callbacks.position()
+    if parts.author_compiled:
+        rate: Any = None  # the optimizer is not of the settings, which can't have changed it
+    else:
+        rate = configured_rate(build_optimizer(parts.phases.optimizer_settings, parts.phases.schedule_steps))
+    configured = float(np.float32(rate * ROLLBACK_FACTOR ** len(rollbacks))) if isinstance(rate, float) else None
+    named = {f"{CALLBACK_PREFIX}{name}": array for name, array in arrays.items()}
+    return {"callbacks": position, "configured_rate": configured, **watched}, named
 
 
 class Rollback:
