@@ -485,7 +485,9 @@ def build_data_set(raw: RawArrays, settings: DataSettings, seed: int) -> DataSet
     done = {"divided_by": pixels} if pixels else {}
     drawn = replace(raw, train=train, validation=validation, preprocessing=done | raw.preprocessing)
     drawn = _standardise(drawn, target) if raw.standardise else drawn
-    return replace(_described(drawn, target), rows=places.x)
+    kept = [part for part in (drawn.train, drawn.validation) if part is not None]
+    data = _described(drawn, drawn.train, drawn.validation, target, kept)
+    return replace(data, preprocessing=drawn.preprocessing, rows=places.x)
 
 
 def _prepare_sets(raw: RawArrays) -> tuple[list[Examples], TargetSpec]:
@@ -551,13 +553,6 @@ def _numbers(values: Array) -> str:
     return ", ".join(f"{value:.5g}" for value in values)
 
 
-def _described(raw: RawArrays, target: TargetSpec) -> DataSet:
-    seen = look_at([part for part in (raw.train, raw.validation) if part is not None])
-    text = describe(raw.title, raw.train, raw.validation, seen["input_shape"], target, raw.note)
-    return DataSet(raw.train, raw.validation, target.task, num_classes=target.num_classes, description=text,
-                   preprocessing=raw.preprocessing, targets_as_given=raw.keep_targets, **seen)
-
-
 @dataclass(frozen=True)
 class RawStream:
     """Streams, or a stream and validation arrays, as a source found them; inputs stay as they are, uint8 too."""
@@ -568,6 +563,16 @@ class RawStream:
     num_classes: int | None = None
     note: str = ""
     keep_targets: bool = False
+
+
+def _described(
+    raw: RawArrays | RawStream, train: Examples | Stream, validation: Examples | Stream | None, target: TargetSpec,
+    looked_at: list[Examples],
+) -> DataSet:  # fmt: skip
+    seen = look_at(looked_at)
+    text = describe(raw.title, train, validation, seen["input_shape"], target, raw.note)
+    return DataSet(train=train, validation=validation, task=target.task, num_classes=target.num_classes,
+                   description=text, targets_as_given=raw.keep_targets, **seen)
 
 
 def build_stream_set(raw: RawStream) -> DataSet:
@@ -583,12 +588,8 @@ def build_stream_set(raw: RawStream) -> DataSet:
         validation = _prepare_batch(to_numbers(validation, raw.title, scale_pixels=False), target, held_out)
     elif validation is not None:
         validation = _checked_stream(validation, target, held_out)
-    train = _checked_stream(raw.train, target, raw.title)
-    seen = look_at([first])
-    text = describe(raw.title, train, validation, seen["input_shape"], target, raw.note)
-    seen["fingerprint"] = hashlib.sha256(f"{text}\n{seen['fingerprint']}".encode()).hexdigest()
-    return DataSet(train, validation, target.task, num_classes=target.num_classes, description=text,
-                   targets_as_given=raw.keep_targets, **seen)
+    data = _described(raw, _checked_stream(raw.train, target, raw.title), validation, target, [first])
+    return replace(data, fingerprint=hashlib.sha256(f"{data.description}\n{data.fingerprint}".encode()).hexdigest())
 
 
 def _stream_target(first: Examples, raw: RawStream) -> TargetSpec:

@@ -315,8 +315,7 @@ def build_under_policy(settings: Settings, data: DataSet) -> Any:
     """The model with its layers in the dtypes of `policy`; the global policy is as before afterwards."""
     policy = policy_of(settings)
     with policy.scope():
-        model = build_model(settings.model, data.input_shape, data.num_classes, data.input_dtype, data.task,
-                            data.input_dtypes, data.targets_as_given)  # fmt: skip
+        model = build_model(settings.model, data)
         try:
             model = apply_policy(model, policy, everywhere=settings.model.name == "saved")
         except ValueError as error:

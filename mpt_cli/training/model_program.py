@@ -254,8 +254,8 @@ def read_given(given: DataArguments) -> DataSet:
     parts = [part for part in (train, validation) if isinstance(part, Examples)]
     counts = f"{len(train):,} training"
     counts += f" and {len(validation):,} validation" if isinstance(validation, Examples) else ""
-    return DataSet(train, validation, "given", num_classes=None, description=f"arrays: {counts} examples",
-                   **look_at(parts))
+    return DataSet(train=train, validation=validation, task="given", num_classes=None,
+                   description=f"arrays: {counts} examples", **look_at(parts))
 
 
 def is_batched_source(x: Any) -> bool:
@@ -276,7 +276,7 @@ def _of_batches(given: DataArguments) -> DataSet:
     if first is None:
         raise DataError("x: there are no examples.")
     draws = is_tf_dataset(given.x) and draws_order(given.x)
-    return DataSet(train, _validation(given), "given", num_classes=None, description=kind,
+    return DataSet(train=train, validation=_validation(given), task="given", num_classes=None, description=kind,
                    warnings=(SHUFFLES,) if draws else (), **look_at([first]))  # fmt: skip
 
 
