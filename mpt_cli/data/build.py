@@ -580,12 +580,11 @@ def build_stream_set(raw: RawStream) -> DataSet:
     found = raw.train.first()
     if found is None:
         raise DataError(f"{raw.title}: there are no examples.")
-    first = to_numbers(found, raw.title, scale_pixels=False)
-    target = _stream_target(first, raw)
-    first = _prepare_batch(first, target, raw.title, is_batch=True)
+    target = _stream_target(to_numbers(found, raw.title, scale_pixels=False), raw)
+    first = _prepare_batch(found, target, raw.title, is_batch=True)
     validation, held_out = raw.validation, f"{raw.title} (validation)"
     if isinstance(validation, Examples):
-        validation = _prepare_batch(to_numbers(validation, raw.title, scale_pixels=False), target, held_out)
+        validation = _prepare_batch(validation, target, held_out)
     elif validation is not None:
         validation = _checked_stream(validation, target, held_out)
     data = _described(raw, _checked_stream(raw.train, target, raw.title), validation, target, [first])
@@ -602,6 +601,7 @@ def _stream_target(first: Examples, raw: RawStream) -> TargetSpec:
 
 
 def _prepare_batch(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> Examples:
+    examples = to_numbers(examples, where, scale_pixels=False)
     labels = target.task == "classification" and not target.as_given
     return prepare_examples(labels_from_one_hot(examples) if labels else examples, target, where, is_batch)
 
@@ -610,7 +610,6 @@ def _checked_stream(stream: Stream, target: TargetSpec, title: str) -> Stream:
     """The stream with each batch in final dtypes; a bad one raises DataError with its number."""
 
     def checked(batch: Examples, number: int) -> Examples:
-        place = f"{title}, batch {number}"
-        return _prepare_batch(to_numbers(batch, place, scale_pixels=False), target, place, is_batch=True)
+        return _prepare_batch(batch, target, f"{title}, batch {number}", is_batch=True)
 
     return stream.mapped(checked)

@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, TextIO, get_type_hints
@@ -221,17 +221,13 @@ class RunDirectory:
                 note_holder(file, Holder.of(os.getpid()))
             except OSError as error:
                 raise _cannot_create(self.path, error, key) from error
-            self._drop_temporary()
+            with suppress(OSError):  # what `write_atomic` had begun when its process was killed; nobody else writes now
+                for path in self.path.glob(".*.tmp"):
+                    path.unlink()
             try:
                 yield
             finally:
                 forget_holder(file)
-
-    def _drop_temporary(self) -> None:
-        """What `write_atomic` had begun when its process was killed; nobody else writes here now."""
-        with suppress(OSError):
-            for path in self.path.glob(".*.tmp"):
-                path.unlink()
 
     def _open_lock(self, key: str) -> TextIO:
         try:
@@ -417,8 +413,7 @@ def _start_of(pid: int) -> str | None:
 def header_dict(header: RunHeader) -> dict[str, Any]:
     """The header as it stands in header.json."""
     scaling = header.scaling
-    tree = {declared.name: getattr(header, declared.name) for declared in fields(header)}
-    return {**tree, "scaling": {
+    return {**vars(header), "scaling": {
         "mode": scaling.mode, "numbers": asdict(scaling.rule), "on_overflow": scaling.on_overflow,
         "is_needed": scaling.is_needed,
     }}  # fmt: skip
@@ -436,13 +431,10 @@ _SCALING: dict[str, Any] = {
 
 def header_from(tree: Mapping[str, Any]) -> RunHeader:
     """Back from header.json; what a later version may have added is passed over. DataError where a field is missing."""
-    known = {declared.name for declared in fields(RunHeader)}
-    lacking = next((name for name in required_fields(RunHeader) if name not in tree), None)
-    if lacking is not None:
-        raise DataError(f"header.json is damaged: {lacking} is missing.")
-    found: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in tree.items() if name in known
-    }
+    if (lacking := misfit({}, tree, required_fields(RunHeader))) is not None:
+        raise DataError(f"header.json is damaged: {lacking}.")
+    found: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in tree.items()
+                             if name in HEADER}  # fmt: skip
     scaling: dict[str, Any] = tree.get("scaling") or {}
     if (wrong := misfit(_SCALING, scaling)) is not None:
         raise DataError(f"header.json is damaged: scaling.{wrong}.")

@@ -537,11 +537,6 @@ def _skips_to_rate(signs: Signs, rate: float) -> int:
     return max(1, int(rate * signs.window_steps) - signs.window_skips)
 
 
-def _steps_to_second_window(signs: Signs) -> int:
-    window, seen = signs.window_steps, signs.steps_seen
-    return 2 * window - seen
-
-
 # The order is that of the verdict, from worst to best, and of two rules that the same step breaks.
 RULES = (
     HealthRule(
@@ -584,7 +579,7 @@ RULES = (
         CHRONIC, _ends_overflowing, "loss_scale.max_skip_rate", "skips_in_call",
         value=lambda signs: signs.peak_skip_rate,
         must_exceed=True,
-        first_steps=_steps_to_second_window,
+        first_steps=lambda signs: 2 * signs.window_steps - signs.steps_seen,  # two windows
         count_in_call=_skips_to_rate,
         skips=lambda signs: int(signs.peak_skip_rate * signs.window_steps),
         evidence=lambda signs: f"{signs.peak_skip_rate:.0%} of {signs.window_steps} steps in a row were skipped",

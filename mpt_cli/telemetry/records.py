@@ -58,10 +58,6 @@ class Scaling:
         """Whether the scale can change during the run."""
         return self.rule.moves
 
-    def may_explain(self, scale: float, applied: float, overflowed: float) -> bool:
-        """`ScaleRule.may_explain`."""
-        return self.rule.may_explain(scale, applied, overflowed)
-
     @property
     def floor(self) -> float | None:
         """The scale below which it never falls; None for one that doesn't move, or has no such number."""

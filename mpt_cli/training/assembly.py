@@ -163,7 +163,7 @@ def _assemble(program: "Program", platform: Platform, data: DataSet, hardware: H
     scaling = resolve_scaling(settings.loss_scale, model)
     warnings = [
         *warn_of_fault(settings.fault), *check_numerics(settings, model, data),
-        *warn_of_scaling(scaling, model), *warn_of_half_head(model),
+        *warn_of_scaling(scaling), *warn_of_half_head(model),
         *warn_of_learning_rate(settings.optimizer),
         *warn_of_float_labels(data, settings.data), *data.warnings,
     ]  # fmt: skip
@@ -492,7 +492,7 @@ def try_build(program: "Program", platform: Platform, with_operations: bool = Fa
     reasons, overrides = ({}, {}) if chosen is None else (chosen.reasons, chosen.overrides)
     layers = [replace(row, reason=reasons.get(row.path, "")) for row in audit_layers(parts.model)]
     return BuildCheck(
-        layers, count_parameters(parts.model), parts.data.description, describe_scaling(parts.scaling, parts.model),
+        layers, count_parameters(parts.model), parts.data.description, describe_scaling(parts.scaling),
         parts.warnings, parts.phases.lines, overrides, _operations(parts) if with_operations else None,
         ("loss", *metric_names(parts.model, parts.validation_feed is not None)),
     )  # fmt: skip

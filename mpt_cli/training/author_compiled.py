@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from operator import attrgetter
 from typing import Any
 
 import keras
@@ -48,7 +49,7 @@ def check_author_compiled(settings: Settings, model: Any) -> None:
                 if getattr(trainer, name) != getattr(usual, name)]
     problems = [
         Problem(key, "has no effect: the model comes compiled, with an optimizer, a loss and metrics of its own.",
-                _value(settings, key), "Leave it out, or let the builder return the model uncompiled.")
+                attrgetter(key)(settings), "Leave it out, or let the builder return the model uncompiled.")
         for key in dict.fromkeys(changed)
     ]  # fmt: skip
     if trainer.max_rollbacks:
@@ -56,11 +57,6 @@ def check_author_compiled(settings: Settings, model: Any) -> None:
                                 "rate that a rollback lowers is the author's.", trainer.max_rollbacks))
     if problems:
         raise ConfigError(problems)
-
-
-def _value(settings: Settings, key: str) -> Any:
-    group, _, name = key.partition(".")
-    return getattr(getattr(settings, group), name)
 
 
 def wrap_author_optimizers(model: Any, wrap: Wrap) -> dict[str, LossScaleOptimizer]:

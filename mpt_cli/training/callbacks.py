@@ -32,6 +32,7 @@ from mpt_cli.settings.checks import REFUSED_CALLBACKS
 from mpt_cli.settings.references import build_object
 from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.telemetry.records import Snapshot
+from mpt_cli.training.progress import monitored
 
 Arrays = dict[str, NDArray[Any]]
 OF_KERAS = frozenset(vars(keras.callbacks.Callback()))  # what every callback has: its params and its model
@@ -277,14 +278,14 @@ def check_schedule(settings: Settings, callbacks: Iterable[Any]) -> None:
 
 
 def check_monitors(trainer: TrainerSettings, metrics: Sequence[str]) -> None:
-    """ConfigError where `trainer.early_stopping` or `trainer.reduce_on_plateau` watches what the run does not have."""
-    known, sections = f"It has {', '.join(metrics)}.", ("early_stopping", "reduce_on_plateau")
-    chosen = {f"trainer.{name}.monitor": getattr(trainer, name) for name in sections}
-    problems = [
-        Problem(key, "must be a metric of the run.", section.monitor, known)
-        for key, section in chosen.items()
-        if section.patience is not None and section.monitor not in metrics
-    ]
+    """ConfigError where `trainer.monitor`, `early_stopping` or `reduce_on_plateau` is of what the run does not have."""
+    watched = {"trainer.monitor": monitored(trainer.monitor, metrics)}
+    for name in ("early_stopping", "reduce_on_plateau"):
+        section = getattr(trainer, name)
+        watched[f"trainer.{name}.monitor"] = None if section.patience is None else section.monitor
+    known = f"It has {', '.join(metrics)}."
+    problems = [Problem(key, "must be a metric of the run.", metric, known) for key, metric in watched.items()
+                if metric is not None and metric not in metrics]  # fmt: skip
     if problems:
         raise ConfigError(problems)
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.errors import DataError
 from mpt_cli.settings.limits import open_file, read_file, remove_file
 from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.telemetry.format import strict_json
@@ -409,13 +409,8 @@ class CheckpointSchedule:
 
     @classmethod
     def from_settings(cls, settings: TrainerSettings, metric_names: Iterable[str]) -> "CheckpointSchedule":
-        """ConfigError where the run won't have the monitored metric."""
-        names = list(metric_names)
-        monitor = monitored(settings.monitor, names)
-        if monitor is not None and monitor not in names:
-            remedy = f"It has {', '.join(names)}."
-            raise ConfigError(Problem("trainer.monitor", "must be a metric of the run.", monitor, remedy))
-        minutes = settings.checkpoint_every_minutes
+        """That of a run with these metrics."""
+        monitor, minutes = monitored(settings.monitor, metric_names), settings.checkpoint_every_minutes
         seconds = None if minutes is None else 60.0 * minutes
         settled_only = settings.max_rollbacks > 0
         return cls(settings.checkpoint_every_steps, settings.checkpoint_every_epochs, seconds, monitor, settled_only)
@@ -450,7 +445,7 @@ class Checkpointer:
         self.saved_step: int | None = None
         self.failure: str | None = None  # why the latest attempt to save failed
         self._saved_position: tuple[int, int] | None = None
-        self.beside: Callable[[], tuple[dict[str, Any], Arrays]] = _nothing  # more of a position, and arrays
+        self.beside: Callable[[], tuple[dict[str, Any], Arrays]] = lambda: ({}, {})  # more of a position, and arrays
         self._saved_at = time.monotonic()
         self._save_seconds = 0.0
 
@@ -536,7 +531,3 @@ class Checkpointer:
         by_epochs = schedule.epochs is not None and at_epoch_end and progress.epochs_completed % schedule.epochs == 0
         wait = None if schedule.seconds is None else max(schedule.seconds, self._save_seconds / MOST_SAVING_SHARE)
         return by_steps or by_epochs or (wait is not None and time.monotonic() - self._saved_at >= wait)
-
-
-def _nothing() -> tuple[dict[str, Any], Arrays]:
-    return {}, {}

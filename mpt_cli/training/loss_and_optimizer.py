@@ -9,7 +9,7 @@ batches throughout and end with the run. The moving average (EMA) is likewise ta
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import keras
@@ -317,11 +317,6 @@ def put_rate(optimizer: keras.optimizers.Optimizer, rate: float | schedules.Lear
     optimizer.learning_rate = rate
 
 
-def with_rate(settings: OptimizerSettings, learning_rate: float | None) -> OptimizerSettings:
-    """`settings` with that learning rate, or their own where it is None."""
-    return settings if learning_rate is None else replace(settings, learning_rate=learning_rate)
-
-
 def copied_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """One that is configured as `optimizer` is now, without its state."""
     rate = configured_rate(optimizer)
@@ -389,9 +384,22 @@ def build_learning_rate(
     """
     if schedule.object is not None:
         return _own_schedule(schedule, learning_rate)
-    if schedule.name == "constant" and not schedule.warmup_steps:
+    if schedule.name == "exponential":
+        return schedules.ExponentialDecay(learning_rate, schedule.decay_steps, schedule.decay_rate,
+                                          staircase=bool(schedule.staircase))
+    if schedule.name == "piecewise":
+        values = [learning_rate * value for value in schedule.values or []]
+        return schedules.PiecewiseConstantDecay(schedule.boundaries, values)
+    is_constant = schedule.name == "constant"
+    if is_constant and not schedule.warmup_steps:
         return learning_rate
-    return _BUILDERS[schedule.name](schedule, learning_rate, total_steps)
+    # constant is a cosine that ends where it starts, without a schedule class of our own in the file
+    decay_steps = 1 if is_constant else schedule.decay_steps or _steps_after_warmup(schedule, total_steps)
+    alpha = 1.0 if is_constant else schedule.final_factor or 0.0
+    if not schedule.warmup_steps:
+        return schedules.CosineDecay(learning_rate, decay_steps, alpha)
+    return schedules.CosineDecay(0.0, decay_steps, alpha, warmup_target=learning_rate,
+                                 warmup_steps=schedule.warmup_steps)
 
 
 def _own_schedule(schedule: Schedule, learning_rate: float) -> schedules.LearningRateSchedule:
@@ -409,21 +417,6 @@ def _own_schedule(schedule: Schedule, learning_rate: float) -> schedules.Learnin
     return built
 
 
-def _warmup(schedule: Schedule, learning_rate: float, total_steps: int | None) -> schedules.LearningRateSchedule:
-    # A cosine that ends where it starts: constant after the warm-up, without a schedule class of our own in the file.
-    return schedules.CosineDecay(0.0, decay_steps=1, alpha=1.0, warmup_target=learning_rate,
-                                 warmup_steps=schedule.warmup_steps)
-
-
-def _cosine(schedule: Schedule, learning_rate: float, total_steps: int | None) -> schedules.LearningRateSchedule:
-    decay_steps = schedule.decay_steps or _steps_after_warmup(schedule, total_steps)
-    alpha = schedule.final_factor or 0.0
-    if not schedule.warmup_steps:
-        return schedules.CosineDecay(learning_rate, decay_steps, alpha)
-    return schedules.CosineDecay(0.0, decay_steps, alpha, warmup_target=learning_rate,
-                                 warmup_steps=schedule.warmup_steps)
-
-
 def _steps_after_warmup(schedule: Schedule, total_steps: int | None) -> int:
     if total_steps is None:
         raise ConfigError(Problem(
@@ -434,19 +427,6 @@ def _steps_after_warmup(schedule: Schedule, total_steps: int | None) -> int:
             f"{SCHEDULE_KEY}.warmup_steps", f"must be below the {total_steps} steps of the run.", schedule.warmup_steps,
             f"Lower it, train longer, or set {SCHEDULE_KEY}.decay_steps."))
     return total_steps - schedule.warmup_steps
-
-
-def _exponential(schedule: Schedule, learning_rate: float, total_steps: int | None) -> schedules.LearningRateSchedule:
-    return schedules.ExponentialDecay(learning_rate, schedule.decay_steps, schedule.decay_rate,
-                                      staircase=bool(schedule.staircase))
-
-
-def _piecewise(schedule: Schedule, learning_rate: float, total_steps: int | None) -> schedules.LearningRateSchedule:
-    values = [learning_rate * value for value in schedule.values or []]
-    return schedules.PiecewiseConstantDecay(schedule.boundaries, values)
-
-
-_BUILDERS = {"constant": _warmup, "cosine": _cosine, "exponential": _exponential, "piecewise": _piecewise}
 
 
 def resolve_scaling(settings: LossScaleSettings, model: Any) -> Scaling:
@@ -470,22 +450,20 @@ def wrap_optimizer(
     )  # fmt: skip
 
 
-def describe_scaling(scaling: Scaling, model: Any, scale: float | None = None) -> str:
+def describe_scaling(scaling: Scaling, scale: float | None = None) -> str:
     """One line for the header: the mode, its numbers, and why; `scale` is where it begins if not at its first."""
     if not scaling.scales:
-        needed = computes_in_float16(model)
-        return f"{scaling.mode}{', though layers compute in float16' if needed else ' (nothing computes in float16)'}"
+        why = ", though layers compute in float16" if scaling.is_needed else " (nothing computes in float16)"
+        return f"{scaling.mode}{why}"
     return scaling.rule.describe(format_scale(scale or scaling.initial_scale), scaling.on_overflow)
 
 
-def warn_of_scaling(scaling: Scaling, model: Any) -> list[str]:
-    """What is unusual about scaling or not scaling this model; empty where nothing is."""
-    needed = computes_in_float16(model)
-    found = []
-    if needed and not scaling.scales:
-        found.append(f"loss_scale.mode={scaling.mode}: layers compute in float16, where gradients below 2^-24 become "
-                     "0. loss_scale=dynamic keeps them.")
-    if not needed and scaling.scales:
-        found.append(f"loss_scale.mode={scaling.mode} has no use here: nothing computes in float16. It changes no "
-                     "result and costs a little; loss_scale=auto leaves it out.")
-    return found
+def warn_of_scaling(scaling: Scaling) -> list[str]:
+    """What is unusual about scaling or not scaling a model; empty where nothing is."""
+    if scaling.is_needed == scaling.scales:
+        return []
+    if scaling.is_needed:
+        return [f"loss_scale.mode={scaling.mode}: layers compute in float16, where gradients below 2^-24 become 0. "
+                "loss_scale=dynamic keeps them."]
+    return [f"loss_scale.mode={scaling.mode} has no use here: nothing computes in float16. It changes no result and "
+            "costs a little; loss_scale=auto leaves it out."]

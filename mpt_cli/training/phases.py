@@ -9,6 +9,7 @@ the loss scale with its counters, the order of the examples, the number of the e
 import math
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,6 @@ from mpt_cli.training.loss_and_optimizer import (
     build_optimizer,
     copied_optimizer,
     put_rate,
-    with_rate,
     wrap_optimizer,
 )
 
@@ -79,7 +79,8 @@ class Phases:
     @property
     def optimizer_settings(self) -> OptimizerSettings:
         """Those of the phase: its learning rate for that of `optimizer`."""
-        return with_rate(self.settings.optimizer, self.all[self.index].learning_rate)
+        optimizer, rate = self.settings.optimizer, self.all[self.index].learning_rate
+        return optimizer if rate is None else replace(optimizer, learning_rate=rate)
 
     @property
     def schedule_steps(self) -> int | None:

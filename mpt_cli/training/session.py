@@ -138,7 +138,7 @@ class Session:
         policy = parts.program.describe_policy(parts.model) or _describe_policy(settings, parts.model)
         model = f"{parts.program.model_name}, {count_parameters(parts.model):,} parameters"
         scale = None if math.isnan(ledger.scale) else ledger.scale
-        scaling = describe_scaling(parts.scaling, parts.model, scale)
+        scaling = describe_scaling(parts.scaling, scale)
         return RunHeader(
             recipe=settings.recipe, description=settings.description, run_dir=str(run_dir),
             policy=policy, loss_scale=scaling, model=model, data=parts.data.header,

@@ -63,8 +63,8 @@ class Trainer:
         self.logged_step = 0
         self.sampler: GradientSampler | None = None  # None where nothing is in half precision
         self.fault_search: FaultSearch | None = None  # None where the model can't be called outside of its step
-        self.recover: Callable[[Stop], bool] = _never  # goes back to a good state after a broken rule, and says whether
-        self.next_phase: Callable[[], None] = _nothing  # ends a phase and begins the next
+        self.recover: Callable[[Stop], bool] = lambda stop: False  # whether it went back to a good state
+        self.next_phase: Callable[[], None] = lambda: None  # ends a phase and begins the next
         self.callbacks = NO_CALLBACKS
         self.source_rows: NDArray[np.int64] | None = None  # of each training example, where it was in the source
         self.process_group: ProcessGroup | None = None  # where several processes train, whose calls must be the same
@@ -361,11 +361,3 @@ class Trainer:
 
     def _phase_number(self) -> int | None:
         return self.progress.phase + 1 if self.plan.epochs_of_phases else None
-
-
-def _never(stop: Stop) -> bool:
-    return False
-
-
-def _nothing() -> None:
-    """A run of one phase has no next."""

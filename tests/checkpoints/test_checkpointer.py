@@ -14,6 +14,7 @@ import pytest
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
+from mpt_cli.training.callbacks import check_monitors
 from mpt_cli.training.checkpoint import Checkpointer, CheckpointSchedule, CheckpointStore, Origin
 from mpt_cli.training.progress import Progress, is_better
 
@@ -158,7 +159,7 @@ def test_the_monitored_metric(monitor: str | None, names: list[str], chosen: str
 
 def test_a_metric_the_run_will_not_have_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"trainer.monitor: must be a metric of the run. Received: 'val_f1'. It"):
-        CheckpointSchedule.from_settings(TrainerSettings(monitor="val_f1"), ["loss"])
+        check_monitors(TrainerSettings(monitor="val_f1"), ["loss"])
 
 
 def test_progress_comes_back_from_strict_json_with_its_nan() -> None:

@@ -160,19 +160,16 @@ class TestScaling:
         ],
     )
     def test_words(self, settings, policy, words, warnings):
-        model = tiny_model(policy)
-        scaling = resolve_scaling(settings, model)
-        assert describe_scaling(scaling, model) == words
-        assert len(warn_of_scaling(scaling, model)) == warnings
+        scaling = resolve_scaling(settings, tiny_model(policy))
+        assert describe_scaling(scaling) == words
+        assert len(warn_of_scaling(scaling)) == warnings
 
     def test_warnings_name_the_key_and_the_remedy(self):
-        assert warn_of_scaling(
-            resolve_scaling(LossScaleSettings("none"), tiny_model()), tiny_model("mixed_float16")
-        ) == [
+        assert warn_of_scaling(resolve_scaling(LossScaleSettings("none"), tiny_model("mixed_float16"))) == [
             "loss_scale.mode=none: layers compute in float16, where gradients below 2^-24 become 0. "
             "loss_scale=dynamic keeps them."
         ]
-        (warning,) = warn_of_scaling(resolve_scaling(LossScaleSettings("fixed"), tiny_model()), tiny_model())
+        (warning,) = warn_of_scaling(resolve_scaling(LossScaleSettings("fixed"), tiny_model()))
         assert warning.startswith("loss_scale.mode=fixed has no use here: nothing computes in float16.")
 
 
