@@ -95,11 +95,8 @@ def mpt_turn(cell: Cell, telemetry: Telemetry) -> Turn:
 
 def file_telemetry(cell: Cell) -> TimedTelemetry:
     """Every file that `mpt train` writes while it trains, with a quiet console."""
-    names = ("metrics.jsonl", "events.jsonl", "metrics.csv", "tensorboard", "console.log")
-    own = [cell.folder / f"{cell.settings.policy.name}-{name}" for name in names]
-    found = {f"{name}_jsonl": own[0].with_name(f"{cell.settings.policy.name}-{name}.jsonl")
-             for name in ("layers", "spikes")}  # fmt: skip
-    files = TelemetryFiles(*own, **found)
+    files = TelemetryFiles(cell.folder / cell.settings.policy.name)
+    files.path.mkdir(exist_ok=True)
     return TimedTelemetry(build_telemetry(files, cell.settings.logger).sinks)
 
 

@@ -108,7 +108,7 @@ class Recording(ABC):
         self.stack.enter_context(self.run.lock())
         logger = replace(self.settings.logger, console="quiet") if quiet else self.settings.logger
         self.is_shown = logger.console != "quiet"
-        self.telemetry = self.stack.enter_context(build_telemetry(self.run.telemetry_files, logger))
+        self.telemetry = self.stack.enter_context(build_telemetry(self.run, logger))
         self.telemetry.tally = EventTally(self.scaling)
         platform = running_platform(self.settings)
         facts = FrameworkFacts(platform.backend, self.subject.jit_compile, platform.devices, 0, "",

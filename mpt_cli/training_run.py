@@ -146,7 +146,7 @@ def _continue(run: RunDirectory, program: Program) -> Start:
 
 def _train_from(start: Start, command_line: Sequence[str], reporters: Reporters) -> Summary:
     start.program.check_present()
-    telemetry = build_telemetry(start.run.telemetry_files, start.settings.logger, reporters.stream)
+    telemetry = build_telemetry(start.run, start.settings.logger, reporters.stream)
     with telemetry, at_forced_end(lambda _: telemetry.close()):
         telemetry.sinks += tuple(reporters.sinks)
         telemetry.message(f"{start.settings.recipe}: loading {start.settings.backend.name} and data")

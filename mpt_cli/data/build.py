@@ -40,14 +40,13 @@ def to_numbers(examples: Examples, where: str, scale_pixels: bool = True) -> Exa
     inputs becomes UTF-8 bytes; ragged and sparse inputs become Rows. DataError for other objects, complex numbers, and
     text, ragged and sparse tensors in targets.
     """
-    x = map_arrays(lambda a: _as_input(a, f"{where}: x"), examples.x)
-    y = map_arrays(lambda a: _as_array(a, f"{where}: y"), examples.y)
-    weight = map_arrays(lambda a: _as_array(a, f"{where}: sample_weight"), examples.sample_weight)
     return Examples(
-        _map_named(lambda a, name: on_values(_input_array, a, name, scale_pixels), x, f"{where}: x"),
-        _map_named(_target_array, y, f"{where}: y"),
-        map_arrays(lambda a: _target_array(a, where).astype(np.float32), weight),
-    )
+        _map_named(lambda a, name: on_values(_input_array, _as_input(a, name), name, scale_pixels), examples.x,
+                   f"{where}: x"),
+        _map_named(_target_array, examples.y, f"{where}: y"),
+        _map_named(lambda a, name: _target_array(a, name).astype(np.float32), examples.sample_weight,
+                   f"{where}: sample_weight"),
+    )  # fmt: skip
 
 
 def _map_named(function: Any, arrays: Arrays, name: str) -> Arrays:
@@ -100,7 +99,8 @@ def _input_array(array: Array, name: str, scale_pixels: bool) -> Array:
     return array.astype(np.int32, copy=False)
 
 
-def _target_array(array: Array, name: str) -> Array:
+def _target_array(value: Any, name: str) -> Array:
+    array = _as_array(value, name)
     return _to_float32(array) if array.dtype.kind == "f" else array.astype(np.int64)
 
 
@@ -192,7 +192,8 @@ def final_targets(y: Arrays, target: TargetSpec) -> Arrays:
     if target.task == "other" or target.as_given:
         return map_arrays(lambda a: a.astype(np.int32) if a.dtype == np.int64 else a, y)
     if target.task == "regression":
-        return _as_column(y.astype(np.float32, copy=False))
+        y = y.astype(np.float32, copy=False)
+        return y[:, None] if y.ndim == 1 else y
     return (y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y).astype(np.int32)
 
 
@@ -210,10 +211,6 @@ def warn_of_float_labels(data: DataSet, settings: DataSettings) -> list[str]:
     key = _TAKE_FOR_LABELS[settings.name].format(classes=int(largest) + 1)
     return [f"data: y is float, so this is a regression, though its values are whole numbers from {lowest:g} to "
             f"{largest:g}. If they are class labels, set {key} or make y integer."]
-
-
-def _as_column(y: Array) -> Array:
-    return y[:, None] if y.ndim == 1 else y
 
 
 def _count_classes(y: Array) -> int:
@@ -253,8 +250,8 @@ def shape_problems(examples: Examples, is_batch: bool = False) -> list[str]:
     lengths = {name: len(array) for name, array in arrays}
     if len(set(lengths.values())) > 1 and not (is_batch and not isinstance(examples.y, np.ndarray)):
         return ["the numbers of examples differ: " + ", ".join(f"{name} {n:,}" for name, n in lengths.items())]
-    return [problem for name, weight in leaves(examples.sample_weight, "sample_weight")
-            for problem in _weight_problems(name, weight)]  # fmt: skip
+    return [f"{name} must not be negative; it has {_first_where(weight, weight < 0)}"
+            for name, weight in leaves(examples.sample_weight, "sample_weight") if (weight < 0).any()]  # fmt: skip
 
 
 def value_problems(examples: Examples, may_lack_targets: bool = False) -> list[str]:
@@ -324,12 +321,6 @@ def _not_finite(name: str, array: Array, kinds: Mapping[str, Any] = _KINDS) -> l
             found.append(f"{name} has {count:,} value{'s' * (count > 1)} that {'are' if count > 1 else 'is'} {word}, "
                          f"first at [{first}]")
     return found
-
-
-def _weight_problems(name: str, weight: Array) -> list[str]:
-    if (weight < 0).any():
-        return [f"{name} must not be negative; it has {_first_where(weight, weight < 0)}"]
-    return []
 
 
 def _first_where(array: Array, mask: Array) -> str:
@@ -421,11 +412,6 @@ def look_at(parts: list[Examples]) -> dict[str, Any]:
         "max_abs_input": max((max(float(array.max()), -float(array.min())) for array in floats), default=0.0),
         "fingerprint": fingerprint_arrays(parts),
     }  # fmt: skip
-
-
-def shown_classes(names: list[str]) -> str:
-    """The first ten of them."""
-    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
 
 
 def _count_text(part: Examples | Stream) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.data.build import RawArrays, build_data_set, shown_classes
+from mpt_cli.data.build import RawArrays, build_data_set
 from mpt_cli.data.examples import Array, DataSet, Examples
 from mpt_cli.data.paths import readable_file, readable_files
 from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
@@ -80,7 +80,9 @@ def load_csv(settings: Csv, seed: int) -> DataSet:
     x = np.stack([_numbers(name, cells, lines) for name, cells in columns.items()], axis=1)
     done: dict[str, Any] = {"inputs": [{"name": name} for name in columns]}
     done |= {"targets": [{"name": settings.target}]} if classes is None else {"classes": classes}
-    note = f"classes of {settings.target}: {shown_classes(classes)}" if classes else ""
+    note = ""
+    if classes:
+        note = f"classes of {settings.target}: {', '.join(classes[:10])}{', …' if len(classes) > 10 else ''}"
     return build_data_set(RawArrays(file.name, Examples(x, y), None, task, len(classes) if classes else None,
                                     standardise=True, note=note, preprocessing=done),
                           settings, seed)  # fmt: skip

@@ -1,5 +1,5 @@
-"""The run directory: the only place that knows the file names in it, how files are written there (whole or not at all)
-and read, and what a run tells those who look at it from outside: which process writes, and what it announced.
+"""The run directory: the files in it beside those of telemetry, how files are written there (whole or not at all) and
+read, and what a run tells those who look at it from outside: which process writes, and what it announced.
 """
 
 import fcntl
@@ -25,7 +25,7 @@ from mpt_cli.settings.variants import mode_settings
 from mpt_cli.signals import ForcedEnd, Interruption, at_forced_end, raise_for
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import SCHEMA_VERSION, RunHeader, Scaling, Summary, misfit, required_fields
-from mpt_cli.telemetry.sink import Sink, TelemetryFiles
+from mpt_cli.telemetry.sink import File, Sink, TelemetryFiles, rename_durably, write_durably
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -35,24 +35,11 @@ def write_atomic(path: Path, text: str) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
+        write_durably(temporary, lambda file: file.write(text.encode()))
+        rename_durably(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise DataError(f"{path} can't be written: {error.strerror}. Check free space and permissions.") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """Without this the rename itself may be lost when the machine goes down."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def make_folder(path: Path, exist_ok: bool = True) -> tuple[Path, ...]:
@@ -134,20 +121,9 @@ UNSTARTED_STEMS = {"metrics", "events", "console", "tensorboard", "environment",
 
 
 @dataclass(frozen=True)
-class File:
-    """The path of a file or folder in the run directory, by its name there."""
-
-    name: str
-
-    def __get__(self, run: "RunDirectory", owner: type) -> Path:
-        return run.path / self.name
-
-
-@dataclass(frozen=True)
-class RunDirectory:
+class RunDirectory(TelemetryFiles):
     """A directory made by `create` or found by `open`, and the paths in it (a contract: scripts read them)."""
 
-    path: Path
     made: tuple[Path, ...] = ()  # by `create`: the directory and those above it that were not there
 
     @classmethod
@@ -280,15 +256,8 @@ class RunDirectory:
     environment_json = File("environment.json")
     # only where something was done to the raw values: `DataSet.preprocessing`, and by layers: `adapted_layers`
     preprocessing_json = File("preprocessing.json")
-    metrics_jsonl = File("metrics.jsonl")
-    events_jsonl = File("events.jsonl")
-    layers_jsonl = File("layers.jsonl")  # only where what float16 loses was sampled
-    spikes_jsonl = File("spikes.jsonl")  # only where the loss jumped
     summary_json = File("summary.json")
     postmortem_json = File("postmortem.json")  # only where a health rule ended the run
-    metrics_csv = File("metrics.csv")
-    console_log = File("console.log")
-    tensorboard = File("tensorboard")
     checkpoints = File("checkpoints")
     model_keras = File("model.keras")
     model_weights = File("model.weights.h5")  # instead of it, of a model that Keras could not read again
@@ -307,14 +276,6 @@ class RunDirectory:
     def exported(self, kind: str) -> Path:
         """Where `mpt export` puts the model in that format."""
         return self.path / "exported" / {"keras": "model.keras", "savedmodel": "model", "onnx": "model.onnx"}[kind]
-
-    @property
-    def telemetry_files(self) -> TelemetryFiles:
-        """What `build_telemetry` wants to know."""
-        return TelemetryFiles(
-            self.metrics_jsonl, self.events_jsonl, self.metrics_csv, self.tensorboard, self.console_log,
-            self.path / "mlflow", self.path / "wandb", self.layers_jsonl, self.spikes_jsonl,
-        )
 
 
 def default_parent(recipe: str) -> Path:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar
 
 from mpt_cli.errors import DataError, printable
 from mpt_cli.signals import unheard
@@ -97,7 +97,7 @@ class Telemetry:
     """Fans out to its sinks; a context manager, so that files and terminal are let go whatever happens.
 
     ```
-    with build_telemetry(run.telemetry_files, settings.logger) as telemetry:
+    with build_telemetry(run, settings.logger) as telemetry:
         telemetry.start(header)
         ...                                   # after each call into the compiled loop:
         telemetry.progress(step, epoch)
@@ -231,18 +231,48 @@ def _redacted(record: R) -> R:
 
 
 @dataclass(frozen=True)
-class TelemetryFiles:
-    """Where each sink writes; `runs` knows the names."""
+class File:
+    """The path of a file or folder in the run directory, by its name there."""
 
-    metrics_jsonl: Path
-    events_jsonl: Path
-    metrics_csv: Path
-    tensorboard: Path
-    console_log: Path
-    mlflow: Path = Path("mlflow")
-    wandb: Path = Path("wandb")
-    layers_jsonl: Path = Path("layers.jsonl")
-    spikes_jsonl: Path = Path("spikes.jsonl")
+    name: str
+
+    def __get__(self, run: "TelemetryFiles", owner: type) -> Path:
+        return run.path / self.name
+
+
+@dataclass(frozen=True)
+class TelemetryFiles:
+    """What sinks write into the run directory at `path`."""
+
+    path: Path
+
+    metrics_jsonl = File("metrics.jsonl")
+    events_jsonl = File("events.jsonl")
+    layers_jsonl = File("layers.jsonl")  # only where what float16 loses was sampled
+    spikes_jsonl = File("spikes.jsonl")  # only where the loss jumped
+    metrics_csv = File("metrics.csv")
+    console_log = File("console.log")
+    tensorboard = File("tensorboard")
+    mlflow = File("mlflow")
+    wandb = File("wandb")
+
+
+def write_durably(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    """Have `write` fill the file, and force it to disk."""
+    with path.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def rename_durably(path: Path, place: Path) -> None:
+    """Rename the file; otherwise that may be lost when the machine goes down, or come after a later one."""
+    os.replace(path, place)
+    descriptor = os.open(place.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 FLUSH_SECONDS = 1.0  # how old a line may get before it is in the file

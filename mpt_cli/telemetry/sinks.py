@@ -66,7 +66,7 @@ def build_telemetry(files: TelemetryFiles, logger: LoggerSettings, stream: TextI
         sinks.append(MlflowSink(files.mlflow))
     if logger.wandb:
         sinks.append(WandbSink(files.wandb))
-    sinks += [sink(files.metrics_jsonl.with_name(name)) for name, sink in _installed_sinks(logger).items()]
+    sinks += [sink(files.path / name) for name, sink in _installed_sinks(logger).items()]
     return Telemetry([*sinks, *console_sinks(logger.console, stream or sys.stdout)])
 
 

@@ -25,6 +25,7 @@ from mpt_cli.settings.limits import open_file, read_file, remove_file
 from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.ledger import Ledger
+from mpt_cli.telemetry.sink import rename_durably, write_durably
 from mpt_cli.training.progress import Progress, Stopwatch, monitored
 
 SCHEMA_VERSION = 1
@@ -61,12 +62,11 @@ def write_checkpoint(folder: Path, name: str, checkpoint: Checkpoint) -> None:
     partial_label, partial_data = _partial(label), _partial(data)
     arrays: dict[str, Any] = checkpoint.arrays
     try:
-        _write_durably(partial_data, lambda file: np.savez(file, **arrays))
+        write_durably(partial_data, lambda file: np.savez(file, **arrays))
         text = _label_text(checkpoint, data.name, _sha256(partial_data))
-        _write_durably(partial_label, lambda file: file.write(text.encode()))
-        for partial, place in ((partial_data, data), (partial_label, label)):
-            os.replace(partial, place)
-            _sync_folder(folder)
+        write_durably(partial_label, lambda file: file.write(text.encode()))
+        rename_durably(partial_data, data)
+        rename_durably(partial_label, label)
     except BaseException:
         partial_data.unlink(missing_ok=True)
         partial_label.unlink(missing_ok=True)
@@ -143,22 +143,6 @@ def _sha256(path: Path) -> str:
 
 def _partial(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
-
-
-def _write_durably(path: Path, write: Callable[[Any], Any]) -> None:
-    with path.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """Without this a rename may be lost when the machine goes down, or come after a later one."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 LATEST, BEST = "step-", "best-"  # before the number of the step

@@ -256,7 +256,8 @@ class Trainer:
         every = self.plan.log_every_steps
         logged = LoggedSteps(every - self.ledger.seen % every, every)
         limits = self.health.stop_limits(self.signs())
-        self._save_before(TRAINING, piece)
+        if self.process_group is None and self.engine.compiles(TRAINING, piece.batch_indices.shape):
+            self.checkpointer.save_before_silence(self.progress, self.ledger)  # a signal waits for no compiler
         self.callbacks.call("on_train_batch_begin", self.progress.step_in_epoch)
         self.stopwatch.start()
         call = self.engine.train(piece.source, piece.batch_indices, piece.count, logged, limits)
@@ -269,11 +270,6 @@ class Trainer:
             self._take_in(part, first_step)
         self.callbacks.call("on_train_batch_end", self.progress.step_in_epoch - 1, logs=records.metrics)
         return left
-
-    def _save_before(self, function: str, piece: Piece) -> None:
-        """Before a call that compiles first, which a signal does not wait for."""
-        if self.process_group is None and self.engine.compiles(function, piece.batch_indices.shape):
-            self.checkpointer.save_before_silence(self.progress, self.ledger)
 
     def _take_in(self, part: StepRecords, first_step: int) -> None:
         """The next steps, up to a line of the log or the end of the call, of which `last_piece` has all."""
@@ -356,8 +352,6 @@ class Trainer:
         return self.ledger.snapshot(
             epoch=self.progress.epoch, loss=loss, examples_per_second=self.stopwatch.window_rate(),
             metrics={name: value for name, value in metrics.items() if name != "loss"},
-            step_in_epoch=self.progress.step_in_epoch, memory_bytes=memory_in_use(), phase=self._phase_number(),
+            step_in_epoch=self.progress.step_in_epoch, memory_bytes=memory_in_use(), 
+            phase=self.progress.phase + 1 if self.plan.epochs_of_phases else None,
         )  # fmt: skip
-
-    def _phase_number(self) -> int | None:
-        return self.progress.phase + 1 if self.plan.epochs_of_phases else None

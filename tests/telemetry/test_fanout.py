@@ -122,9 +122,7 @@ def test_the_console_suits_the_stream(mode: str, stream, term: str, kind, monkey
 
 @pytest.fixture
 def files(tmp_path: Path) -> TelemetryFiles:
-    names = ("metrics.jsonl", "events.jsonl", "metrics.csv", "tensorboard", "console.log")
-    return TelemetryFiles(*(tmp_path / name for name in names), layers_jsonl=tmp_path / "layers.jsonl",
-                          spikes_jsonl=tmp_path / "spikes.jsonl")  # fmt: skip
+    return TelemetryFiles(tmp_path)
 
 
 def test_a_quiet_run_still_writes_its_files(files, header, snapshot, summary, capsys) -> None:
