@@ -4,6 +4,7 @@ file of whole lines that those which write share.
 
 import errno
 import itertools
+import mmap
 import os
 import threading
 import time
@@ -278,7 +279,6 @@ def rename_durably(path: Path, place: Path) -> None:
 FLUSH_SECONDS = 1.0  # how old a line may get before it is in the file
 EPOCH_SECONDS = 0.1  # epochs shorter than this share a write
 FLUSH_LINES = 256
-TAIL_READ_BYTES = 4096
 MOST_WAITING_BYTES = 64 * 2**20
 
 
@@ -379,16 +379,10 @@ def repair_tail(path: Path) -> int:
     if path.is_fifo():
         raise OSError(errno.EINVAL, "it is a pipe", str(path))
     with path.open("r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        end = size
-        while end > 0:
-            start = max(0, end - TAIL_READ_BYTES)
-            file.seek(start)
-            found = file.read(end - start).rfind(b"\n")
-            if found >= 0:
-                end = start + found + 1
-                break
-            end = start
+        if not (size := file.seek(0, os.SEEK_END)):
+            return 0
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            end = content.rfind(b"\n") + 1
         if end < size:
             file.truncate(end)
     return size - end

@@ -299,10 +299,15 @@ def collect_weights(model: Any) -> Arrays:
 
 def fingerprint_weights(model: Any) -> str:
     """16 letters that are others where a bit of what `collect_weights` gives is another."""
-    digest = hashlib.sha256()
-    for name, array in sorted(collect_weights(model).items()):
+    return digest_of(collect_weights(model))[:16]
+
+
+def digest_of(arrays: Arrays, text: str = "") -> str:
+    """SHA-256, which is another where `text`, or a name, dtype, shape or bit of `arrays` is."""
+    digest = hashlib.sha256(text.encode())
+    for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.dtype} {array.shape} ".encode() + array.tobytes())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()
 
 
 def restore_weights(model: Any, arrays: Arrays) -> None:

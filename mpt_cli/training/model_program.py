@@ -3,6 +3,7 @@
 What is recorded of it are its settings; the objects themselves are the caller's, so no YAML repeats such a run.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isgenerator
@@ -111,9 +112,7 @@ class ModelProgram(Program):
         return f"{type(self.model).__name__} {self.model.name}"
 
     def describe_policy(self, model: Any) -> str:
-        counts: dict[str, int] = {}
-        for layer in layers_of(model):
-            counts[layer.dtype_policy.name] = counts.get(layer.dtype_policy.name, 0) + 1
+        counts = Counter(layer.dtype_policy.name for layer in layers_of(model))
         parts = [f"{count} layer{'s' if count > 1 else ''} {name}" for name, count in counts.items()]
         how = "as built" if self.policy is None else f"{self.policy}, set on the built model"
         how += ", stochastic rounding" if self.settings.policy.stochastic_rounding else ""

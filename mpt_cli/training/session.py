@@ -40,7 +40,6 @@ from mpt_cli.training.callbacks import (
     with_short_calls,
 )
 from mpt_cli.training.checkpoint import (
-    CALLBACK_PREFIX,
     SCALE_PREFIX,
     Arrays,
     Checkpoint,
@@ -350,9 +349,7 @@ def restore(parts: Assembly, trainer: Trainer, checkpoint: Checkpoint) -> bool:
     factor = ROLLBACK_FACTOR ** len(rollbacks)
     has_callbacks = trainer.callbacks and "callbacks" in checkpoint.position
     if has_callbacks:
-        arrays = {name.removeprefix(CALLBACK_PREFIX): array for name, array in checkpoint.arrays.items()
-                  if name.startswith(CALLBACK_PREFIX)}  # fmt: skip
-        trainer.callbacks.resume(checkpoint.position["callbacks"], arrays)
+        trainer.callbacks.resume(checkpoint.position["callbacks"], checkpoint.arrays)
     if parts.author_compiled:
         return False  # the checkpoint has the rate of the author's optimizer
     reached = float(parts.optimizer.learning_rate)
@@ -385,8 +382,7 @@ def position_beside(parts: Assembly, trainer: Trainer) -> tuple[dict[str, Any], 
     else:
         rate = configured_rate(build_optimizer(parts.phases.optimizer_settings, parts.phases.schedule_steps))
     configured = float(np.float32(rate * ROLLBACK_FACTOR ** len(rollbacks))) if isinstance(rate, float) else None
-    named = {f"{CALLBACK_PREFIX}{name}": array for name, array in arrays.items()}
-    return {"callbacks": position, "configured_rate": configured, **watched}, named
+    return {"callbacks": position, "configured_rate": configured, **watched}, arrays
 
 
 class Rollback:

@@ -352,6 +352,6 @@ class Trainer:
         return self.ledger.snapshot(
             epoch=self.progress.epoch, loss=loss, examples_per_second=self.stopwatch.window_rate(),
             metrics={name: value for name, value in metrics.items() if name != "loss"},
-            step_in_epoch=self.progress.step_in_epoch, memory_bytes=memory_in_use(), 
+            step_in_epoch=self.progress.step_in_epoch, memory_bytes=memory_in_use(),
             phase=self.progress.phase + 1 if self.plan.epochs_of_phases else None,
         )  # fmt: skip
