@@ -26,7 +26,7 @@ from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.ledger import Ledger
 from mpt_cli.telemetry.sink import rename_durably, write_durably
-from mpt_cli.training.progress import Progress, Stopwatch, monitored
+from mpt_cli.training.progress import Progress, Stopwatch
 
 SCHEMA_VERSION = 1
 SPARE_BYTES = 2**16  # for the label and what the file system keeps for itself
@@ -384,30 +384,9 @@ WORTH_SAVING_SECONDS = 10.0  # of training
 
 
 @dataclass(frozen=True)
-class CheckpointSchedule:
-    """After how many steps, epochs or seconds a checkpoint is due (None: not by this measure), and what is the best.
-
-    `monitor` is the metric whose best epoch is kept as well; None keeps none.
-    """
-
-    steps: int | None
-    epochs: int | None
-    seconds: float | None
-    monitor: str | None = None
-    settled_only: bool = False  # not within a streak of skips or zeros: a rollback needs a place before the trouble
-
-    @classmethod
-    def from_settings(cls, settings: TrainerSettings, metric_names: Iterable[str]) -> "CheckpointSchedule":
-        """That of a run with these metrics."""
-        monitor, minutes = monitored(settings.monitor, metric_names), settings.checkpoint_every_minutes
-        seconds = None if minutes is None else 60.0 * minutes
-        settled_only = settings.max_rollbacks > 0
-        return cls(settings.checkpoint_every_steps, settings.checkpoint_every_epochs, seconds, monitor, settled_only)
-
-
-@dataclass(frozen=True)
 class Origin:
-    """What a checkpoint is of, beside its variables: how the loss was scaled, and the fingerprint of the data.
+    """What a checkpoint is of, beside its variables: how the loss was scaled, the fingerprint of the data, and the
+    metric whose best epoch is kept as well (None: none is).
 
     `scaling_numbers` are the fields of the mode.
     """
@@ -415,20 +394,17 @@ class Origin:
     scaling_mode: str
     dataset: str
     scaling_numbers: dict[str, Any] = field(default_factory=dict)
+    monitor: str | None = None
 
 
 class Checkpointer:
-    """Saves a run by its schedule. A save that fails is said, and training goes on with the checkpoint before it."""
+    """Saves a run by its settings. A save that fails is said, and training goes on with the checkpoint before it."""
 
     def __init__(
-        self,
-        store: CheckpointStore,
-        schedule: CheckpointSchedule,
-        model: Any,
-        origin: Origin,
+        self, store: CheckpointStore, settings: TrainerSettings, model: Any, origin: Origin,
         before_save: Callable[[], None],
-    ) -> None:
-        self.store, self.schedule, self.model = store, schedule, model
+    ) -> None:  # fmt: skip
+        self.store, self.settings, self.model = store, settings, model
         self.origin, self.before_save = origin, before_save
         self.stopwatch = Stopwatch()  # of the run, which counts on from a checkpoint
         self.saved_step: int | None = None
@@ -452,11 +428,13 @@ class Checkpointer:
 
     def steps_until_due(self, seen: int) -> int | None:
         """Steps to the next checkpoint by steps, so that a call into the compiled loop ends there."""
-        return None if self.schedule.steps is None else self.schedule.steps - seen % self.schedule.steps
+        every = self.settings.checkpoint_every_steps
+        return None if every is None else every - seen % every
 
     def save_if_due(self, progress: Progress, ledger: Ledger) -> None:
-        in_trouble = self.schedule.settled_only and (ledger.consecutive_skips > 0 or ledger.zero_steps > 0)
-        if self._is_due(progress, ledger) and not in_trouble:
+        """Not within a streak of skips or zeros, where a run may go back: it needs a place before the trouble."""
+        in_trouble = ledger.consecutive_skips > 0 or ledger.zero_steps > 0
+        if self._is_due(progress, ledger) and not (in_trouble and self.settings.max_rollbacks):
             self.save(progress, ledger)
 
     def save(self, progress: Progress, ledger: Ledger) -> None:
@@ -479,7 +457,7 @@ class Checkpointer:
 
     def keep_if_best(self, improved: set[str], progress: Progress, ledger: Ledger) -> None:
         """At the end of an epoch: keep its weights when the monitored metric is among the `improved` ones."""
-        if self.schedule.monitor in improved:
+        if self.origin.monitor in improved:
             self._try(lambda: self.store.save_best(self._checkpoint(collect_weights(self.model), progress, ledger)))
 
     def _whole_checkpoint(self, progress: Progress, ledger: Ledger) -> Checkpoint:
@@ -492,7 +470,7 @@ class Checkpointer:
         if not ledger.is_sound:
             raise DataError("the loss or a gradient of the last applied step was not finite")
         position = {"progress": asdict(progress), "ledger": ledger.position(), **asdict(self.origin),
-                    "monitor": self.schedule.monitor, "times": self.stopwatch.position()}
+                    "times": self.stopwatch.position()}  # fmt: skip
         return Checkpoint(ledger.seen, arrays, position)
 
     def _try(self, save: Callable[[], None]) -> bool:
@@ -514,9 +492,9 @@ class Checkpointer:
         return True
 
     def _is_due(self, progress: Progress, ledger: Ledger) -> bool:
-        schedule = self.schedule
-        by_steps = schedule.steps is not None and ledger.seen % schedule.steps == 0
-        at_epoch_end = progress.step_in_epoch == 0
-        by_epochs = schedule.epochs is not None and at_epoch_end and progress.epochs_completed % schedule.epochs == 0
-        wait = None if schedule.seconds is None else max(schedule.seconds, self._save_seconds / MOST_SAVING_SHARE)
+        steps, epochs = self.settings.checkpoint_every_steps, self.settings.checkpoint_every_epochs
+        minutes, at_epoch_end = self.settings.checkpoint_every_minutes, progress.step_in_epoch == 0
+        by_steps = steps is not None and ledger.seen % steps == 0
+        by_epochs = epochs is not None and at_epoch_end and progress.epochs_completed % epochs == 0
+        wait = None if minutes is None else max(60.0 * minutes, self._save_seconds / MOST_SAVING_SHARE)
         return by_steps or by_epochs or (wait is not None and time.monotonic() - self._saved_at >= wait)

@@ -72,7 +72,7 @@ def build_loss_and_metrics(trainer: TrainerSettings, model: keras.Model, task: s
     def build_metrics(key: str, value: Any) -> Any:
         words = [value] if is_object(value) else value
         if isinstance(words, list) and all(map(is_object, words)):
-            return _build_metrics(words, loss, contexts.whole(key))
+            return _build_metrics(words, loss, contexts.of(key))
         return _by_output(key, words, contexts, lambda part, context: _build_metrics(
             part if isinstance(part, list) else [part], loss, context))
 
@@ -91,34 +91,31 @@ class _Contexts:
         names = getattr(model, "output_names", None) or []
         self.outputs = {**dict(enumerate(tensors)), **dict(zip(names, tensors, strict=False))}
 
-    def whole(self, key: str) -> _LossContext:
-        return self._context(key, _count_outputs(self.model), lambda: gives_logits(self.model))
-
-    def of_output(self, key: str, output: Any) -> _LossContext:
-        """Of one output of several; as of the whole where it can't be told apart (a subclassed model's)."""
-        tensor = self.outputs.get(output)
+    def of(self, key: str, output: Any = None) -> _LossContext:
+        """Of one output, by name or place: as of the whole where that can't be told apart (a subclassed model's); of
+        the whole where it is None."""
+        tensor, asked = self.outputs.get(output), self.trainer.from_logits
         call = None if tensor is None else call_behind(tensor)
         if tensor is None or call is None:
-            return self._context(key, 0, lambda: gives_logits(self.model))
-        return self._context(key, _width(tensor), lambda: not any(map(_gives_probabilities, _last_parts(call[0]))))
-
-    def _context(self, key: str, outputs: int, find_logits: Callable[[], bool]) -> _LossContext:
-        asked = self.trainer.from_logits
-        return _LossContext(key, self.task, outputs, find_logits() if asked == "auto" else bool(asked), self.dtype)
+            part, count = self.model, 0 if output is not None else _count_outputs(self.model)
+        else:
+            part, count = call[0], _width(tensor)
+        logits = gives_logits(part) if asked == "auto" else bool(asked)
+        return _LossContext(key, self.task, count, logits, self.dtype)
 
 
 def _by_output(key: str, value: Any, contexts: _Contexts, build: Callable[[Any, _LossContext], Any]) -> Any:
     """`build` of each object in the structure of `value`, for the output it stands at."""
     if is_object(value):
-        return None if value is None else build(value, contexts.whole(key))
+        return None if value is None else build(value, contexts.of(key))
     parts = value.items() if isinstance(value, dict) else enumerate(value)
-    built = {output: None if part is None else build(part, contexts.of_output(f"{key}.{output}", output))
+    built = {output: None if part is None else build(part, contexts.of(f"{key}.{output}", output))
              for output, part in parts}  # fmt: skip
     return built if isinstance(value, dict) else list(built.values())
 
 
-def gives_logits(model: keras.Model) -> bool:
-    """Whether the model ends without softmax or sigmoid; of a subclassed model, whether its last layer does."""
+def gives_logits(model: Any) -> bool:
+    """Whether the model or layer ends without softmax or sigmoid; of a subclassed model, whether its last layer does."""
     return not any(_gives_probabilities(part) for part in _last_parts(model))
 
 

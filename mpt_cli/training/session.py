@@ -44,7 +44,6 @@ from mpt_cli.training.checkpoint import (
     Arrays,
     Checkpoint,
     Checkpointer,
-    CheckpointSchedule,
     CheckpointStore,
     Origin,
     restore_state,
@@ -59,7 +58,7 @@ from mpt_cli.training.loss_and_optimizer import (
 from mpt_cli.training.phase_change import average_weights, change_phase, end_training, enter_phase
 from mpt_cli.training.phases import check_phase
 from mpt_cli.training.program import Program
-from mpt_cli.training.progress import Outcome, Progress
+from mpt_cli.training.progress import Outcome, Progress, monitored
 from mpt_cli.training.saving import adapted_layers, put_adapted, save_trained
 from mpt_cli.training.trainer import Trainer, TrainingPlan
 
@@ -180,9 +179,9 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
     health = HealthRules(settings.loss_scale, trainer, parts.scaling)
     names = ["loss", *metric_names(parts.model, parts.validation_feed is not None)]
     check_monitors(trainer, names)
-    schedule = CheckpointSchedule.from_settings(trainer, names)
-    origin = Origin(parts.scaling.mode, parts.data.fingerprint, asdict(parts.scaling.rule))
-    checkpointer = Checkpointer(store, schedule, parts.model, origin, telemetry.flush)
+    origin = Origin(parts.scaling.mode, parts.data.fingerprint, asdict(parts.scaling.rule),
+                    monitored(trainer.monitor, names))  # fmt: skip
+    checkpointer = Checkpointer(store, trainer, parts.model, origin, telemetry.flush)
     feeds = parts.train_feed, parts.validation_feed
     runner = Trainer(parts.engine, *feeds, plan, telemetry, ledger, health, checkpointer)
     runner.source_rows = parts.data.rows
