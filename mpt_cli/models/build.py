@@ -148,13 +148,10 @@ def _check_outputs(outputs: Any, shapes: Shapes, key: str) -> None:
     count = outputs.shape[-1] if len(outputs.shape) > 1 else 1
     binary = shapes.task == "classification" and shapes.num_classes == 2
     if count != shapes.num_classes and not (binary and count == 1):
+        unit = "targets" if shapes.task == "regression" else "classes"
         raise ConfigError(Problem(
-            key, f"the model has {count} outputs, the data {shapes.num_classes} {_unit(shapes)}; they must agree.",
+            key, f"the model has {count} outputs, the data {shapes.num_classes} {unit}; they must agree.",
             remedy="Give the last layer that many units, or set data.num_classes where the data can't tell."))
-
-
-def _unit(shapes: Shapes) -> str:
-    return "targets" if shapes.task == "regression" else "classes"
 
 
 def plain_message(error: Exception) -> str:

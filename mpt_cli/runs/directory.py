@@ -186,7 +186,11 @@ class RunDirectory(TelemetryFiles):
 
         The lock goes with the process, also when it is killed. `key` is what names the directory.
         """
-        with self._open_lock(key) as file:
+        try:
+            file = open_to_append(self.lock_file)  # whoever holds it has written its name there
+        except OSError as error:
+            raise _cannot_create(self.path, error, key) from error
+        with file:
             if not take_lock(file):
                 holder = read_holder(self.lock_file)
                 named = f" (process {holder.pid} of {holder.host}, by its {LOCK_FILE})" if holder else ""
@@ -204,12 +208,6 @@ class RunDirectory(TelemetryFiles):
                 yield
             finally:
                 forget_holder(file)
-
-    def _open_lock(self, key: str) -> TextIO:
-        try:
-            return open_to_append(self.lock_file)  # whoever holds it has written its name there
-        except OSError as error:
-            raise _cannot_create(self.path, error, key) from error
 
     def clear_unstarted(self) -> bool:
         """Empty a directory whose run was killed before it had begun: no configuration yet, and only files of ours.

@@ -200,7 +200,8 @@ class CsvSink(FileSink):
 
     def start(self, header: RunHeader) -> None:
         self._attempt = header.attempt
-        self._columns = _existing_columns(self._file.path)
+        with self._file.path.open(newline="") as file:
+            self._columns = next(csv.reader(file), [])
         if not self._columns:
             self._columns = ["schema_version", "attempt", *OWN_COLUMNS, *(["phase"] if header.phases else [])]
             self._columns += [name for name in header.metric_names if name not in self._columns]
@@ -214,11 +215,6 @@ class CsvSink(FileSink):
     def _row_of(self, snapshot: Snapshot) -> str:
         values = {"schema_version": SCHEMA_VERSION, "attempt": self._attempt, **snapshot_fields(snapshot)}
         return _csv_row([values.get(column) for column in self._columns])
-
-
-def _existing_columns(path: Path) -> list[str]:
-    with path.open(newline="") as file:
-        return next(csv.reader(file), [])
 
 
 def _csv_row(cells: Sequence[Any]) -> str:

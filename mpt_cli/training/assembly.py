@@ -106,11 +106,6 @@ class Assembly:
         return next(iter(optimizers_of(self.model).values()))
 
     @property
-    def replicas(self) -> int:
-        """Over how many devices a batch is split."""
-        return self.distribution.replicas
-
-    @property
     def policy(self) -> Policy:
         """In force whenever the model runs: its code may ask for the policy, and make layers, while it is called."""
         return policy_of(self.settings)
@@ -123,7 +118,7 @@ class Assembly:
     @property
     def total_steps(self) -> int | None:
         """Steps of the whole run, skipped ones included; None where a stream's length is unknown."""
-        return count_steps(whole_run(self.settings), self.train_feed.steps)
+        return count_steps(self.settings, self.train_feed.steps)
 
 
 def policy_of(settings: Settings) -> Policy:
@@ -168,7 +163,7 @@ def _assemble(program: "Program", platform: Platform, data: DataSet, hardware: H
         *warn_of_float_labels(data, settings.data), *data.warnings,
     ]  # fmt: skip
     plan = BatchPlan(settings.trainer.batch_size, 1, settings.trainer.drop_remainder, devices=distribution.replicas)
-    jit = choose_jit(settings, platform, model, count_steps(whole_run(settings), plan.steps_per_epoch(data.train)))
+    jit = choose_jit(settings, platform, model, count_steps(settings, plan.steps_per_epoch(data.train)))
     if uncompiled := _uncompiled_inputs(settings, data):
         jit = JitChoice(False, f"inputs are {uncompiled}")
     injector = build_injector(settings.fault, model, data)
@@ -374,17 +369,10 @@ def compile_model(settings: Settings, model: Any, data: DataSet, optimizer: Loss
         optimizer.build(model.trainable_variables)
 
 
-def whole_run(settings: Settings) -> TrainerSettings:
-    """`trainer` with the epochs of all phases."""
-    return replace(settings.trainer, epochs=settings.epochs)
-
-
-def count_steps(trainer: TrainerSettings, steps_per_epoch: int | None) -> int | None:
+def count_steps(settings: Settings, steps_per_epoch: int | None) -> int | None:
     """Steps of a run; None where neither the data nor `max_steps` tells."""
-    planned = None if steps_per_epoch is None else trainer.epochs * steps_per_epoch
-    if planned is None or trainer.max_steps is None:
-        return planned if planned is not None else trainer.max_steps
-    return min(planned, trainer.max_steps)
+    planned = None if steps_per_epoch is None else settings.epochs * steps_per_epoch
+    return min((steps for steps in (planned, settings.trainer.max_steps) if steps is not None), default=None)
 
 
 def call_capacity(trainer: TrainerSettings, resident: bool) -> int:

@@ -115,7 +115,7 @@ def _by_output(key: str, value: Any, contexts: _Contexts, build: Callable[[Any, 
 
 
 def gives_logits(model: Any) -> bool:
-    """Whether the model or layer ends without softmax or sigmoid; of a subclassed model, whether its last layer does."""
+    """Whether a model or layer ends without softmax or sigmoid; of a subclassed model, whether its last layer does."""
     return not any(_gives_probabilities(part) for part in _last_parts(model))
 
 

@@ -269,7 +269,7 @@ def _describe_device(parts: Assembly) -> str:
         return f"{device}, {parts.distribution.layout.describe(parts.model)} of {kind} ({wanted.name})"
     process_info = parts.platform.process_info
     of_all = f" of {process_info.world_size} processes" if process_info else ""
-    return f"{device}, each batch split over {parts.replicas} {kind}{of_all} ({wanted.name})"
+    return f"{device}, each batch split over {parts.distribution.replicas} {kind}{of_all} ({wanted.name})"
 
 
 def _describe_own_optimizers(parts: Assembly) -> str:

@@ -17,7 +17,7 @@ from mpt_cli.engine.backend import memory_in_use, peak_memory
 from mpt_cli.errors import DataError
 from mpt_cli.precision import LogMaxScale, LossScaleOptimizer
 from mpt_cli.settings import load_settings
-from mpt_cli.settings.schema import TrainerSettings
+from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.settings.variants import LossScaleSettings
 from mpt_cli.signals import Interruption
 from mpt_cli.training import progress as stopwatch_module
@@ -90,7 +90,7 @@ class TestStopwatch:
     [(3, None, 7, 21), (3, 10, 7, 10), (3, 50, 7, 21), (3, 10, None, 10), (3, None, None, None)],
 )
 def test_steps_of_a_run(epochs, max_steps, per_epoch, expected):
-    assert count_steps(TrainerSettings(epochs=epochs, max_steps=max_steps), per_epoch) == expected
+    assert count_steps(Settings(trainer=TrainerSettings(epochs=epochs, max_steps=max_steps)), per_epoch) == expected
 
 
 def test_the_most_steps_of_a_call():

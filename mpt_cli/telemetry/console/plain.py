@@ -421,7 +421,9 @@ class PlainConsole(EpochConsole):
         elif now - self._interval_told_at >= self._wait_seconds(now):
             self._interval_told_at = now
             self._print_row(snapshot)
-            self._tell_sample()
+            if self._sample is not None:
+                self._print_beside(sample_sentence(self._sample))
+                self._sample = None
 
     def message(self, text: str) -> None:
         self._write([text])
@@ -437,11 +439,6 @@ class PlainConsole(EpochConsole):
     def is_read(self) -> bool:
         """Whether anybody reads what is written, as far as is known."""
         return bool(getattr(self._write_line, "is_open", True))
-
-    def _tell_sample(self) -> None:
-        if self._sample is not None:
-            self._print_beside(sample_sentence(self._sample))
-            self._sample = None
 
     def _print_rows(self, lines: Sequence[Text]) -> None:
         self._write([line.plain.rstrip() for line in lines])
