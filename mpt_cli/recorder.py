@@ -288,7 +288,8 @@ class _FitRecording(Recording):
 
     def finish_epoch(self, logs: Mapping[str, Any]) -> None:
         self._look()
-        self.obey(self.health.check_epoch(replace(self.signs(), weights_are_finite=are_finite(self.variables))))
+        signs = replace(self.signs(), weights_are_finite=are_finite(self.variables))
+        self.obey(self.health.check(signs, at_epoch_end=True))
         metrics = metrics_in(logs)
         self.watch_weights()  # now at the latest the model is built
         self.look_at_weights()

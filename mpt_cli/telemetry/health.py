@@ -631,14 +631,11 @@ class HealthRules:
     trainer: TrainerSettings
     scaling: Scaling
 
-    def check(self, signs: Signs) -> Stop | None:
-        """The first rule that a step of the last call broke, or None."""
-        return self._first_broken(signs, at_epoch_end=False)
-
-    def check_epoch(self, signs: Signs) -> Stop | None:
-        """At the end of an epoch: did it train at all, and what of the weights? A nan in them can hide behind a relu
-        and leave the loss finite."""
-        return self._first_broken(signs, at_epoch_end=True)
+    def check(self, signs: Signs, at_epoch_end: bool = False) -> Stop | None:
+        """The first rule that a step of the last call broke, or None. At the end of an epoch: did it train at all, and
+        what of the weights? A nan in them can hide behind a relu and leave the loss finite."""
+        asked = ((rule, limit) for rule, limit in self._active(signs) if rule.at_epoch_end == at_epoch_end)
+        return next((stop for rule, limit in asked if (stop := rule.check(signs, limit)) is not None), None)
 
     def stop_limits(self, signs: Signs) -> StopLimits:
         """What ends the next call at the very step that breaks a rule."""
@@ -657,10 +654,6 @@ class HealthRules:
         zero_steps = limits.reachable().zero_steps - limits.streaks.zero_steps
         clean_steps = min(limit for count, limit in named.items() if count != "zero_steps")
         return NextCheck(min([*left, begins]), clean_steps, min(zero_steps, begins))
-
-    def _first_broken(self, signs: Signs, at_epoch_end: bool) -> Stop | None:
-        asked = ((rule, limit) for rule, limit in self._active(signs) if rule.at_epoch_end == at_epoch_end)
-        return next((stop for rule, limit in asked if (stop := rule.check(signs, limit)) is not None), None)
 
     def _count_in_call(self, count: str, signs: Signs) -> int | None:
         active = [(rule, limit) for rule, limit in self._active(signs) if rule.counts == count]

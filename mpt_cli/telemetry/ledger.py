@@ -424,31 +424,34 @@ class Ledger:
         before, after, finite = block.scale_before, block.scale_after, block.finite
         lowest, highest = np.float32(self.rules.min_scale), np.float32(self.rules.max_scale)  # as the device holds them
         events = []
-        for i in np.flatnonzero(~finite | (before != after)):
-            step = self.seen + int(i) + 1
-            scales = float(before[i]), float(after[i])
-            moved = Event(step, epoch, GROWTH if scales[1] > scales[0] else DECLINE, *scales, optimizer=optimizer)
-            events.append(moved if finite[i] else replace(_overflow(block, int(i), variables), step=step, epoch=epoch,
-                                                          optimizer=optimizer))  # fmt: skip
-            if scales[1] < scales[0] and scales[1] <= lowest:
-                events.append(Event(step, epoch, FLOOR, *scales, optimizer=optimizer))
-            if scales[1] > scales[0] and scales[1] >= highest:
-                events.append(Event(step, epoch, CEILING, *scales, optimizer=optimizer))
+        for i in np.flatnonzero(~finite | (before != after)).tolist():
+            where: dict[str, Any] = {
+                "step": self.seen + i + 1, "epoch": epoch, "optimizer": optimizer,
+                "scale_before": float(before[i]), "scale_after": float(after[i]),
+            }  # fmt: skip
+            rises, falls = after[i] > before[i], after[i] < before[i]
+            if finite[i]:
+                events.append(Event(kind=GROWTH if rises else DECLINE, **where))
+            else:
+                events.append(Event(kind=OVERFLOW, **where, **_fault_of(block, i, variables)))
+            if falls and after[i] <= lowest:
+                events.append(Event(kind=FLOOR, **where))
+            if rises and after[i] >= highest:
+                events.append(Event(kind=CEILING, **where))
         return events
 
 
-def _overflow(block: StepRecords, i: int, variables: tuple[str, ...]) -> Event:
-    """The event of row `i`; step and epoch are still to be told."""
+def _fault_of(block: StepRecords, i: int, variables: tuple[str, ...]) -> dict[str, Any]:
+    """What the event of an overflow in row `i` tells of it."""
     nearest, is_backward = int(block.nearest[i]), bool(np.isfinite(block.loss[i]))
     is_known = is_backward and 0 <= nearest < len(variables)  # a loss that is not finite spoils every gradient
     variable = variables[nearest] if is_known else None
-    return Event(
-        0, 0, OVERFLOW, float(block.scale_before[i]), float(block.scale_after[i]),
-        nan=int(block.nan[i]), inf=int(block.inf[i]),
-        variable=variable, layer=None if variable is None else variable.rpartition("/")[0] or None,
-        cause=BACKWARD_PASS if is_backward else FORWARD_PASS,
-        fault=("inf" if block.holds_inf[i] else "nan") if is_known else None,
-    )  # fmt: skip
+    return {
+        "nan": int(block.nan[i]), "inf": int(block.inf[i]),
+        "variable": variable, "layer": None if variable is None else variable.rpartition("/")[0] or None,
+        "cause": BACKWARD_PASS if is_backward else FORWARD_PASS,
+        "fault": ("inf" if block.holds_inf[i] else "nan") if is_known else None,
+    }  # fmt: skip
 
 
 def _streak_lengths(flags: Flags, before: int) -> tuple[int, int]:

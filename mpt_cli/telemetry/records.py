@@ -459,9 +459,8 @@ def _sample_from(line: Mapping[str, Any]) -> GradientSample | None:
 
 def event_from(line: Mapping[str, Any]) -> Event:
     """The event that a line of events.jsonl tells of."""
-    names = Event.__dataclass_fields__
-    found = {name: value for name, value in line.items() if name in names}
-    return Event(**{**found, "scale_before": float(line["scale_before"]), "scale_after": float(line["scale_after"])})
+    return Event(**{name: float(value) if name.startswith("scale_") else value
+                    for name, value in line.items() if name in Event.__dataclass_fields__})  # fmt: skip
 
 
 def spike_from(line: Mapping[str, Any]) -> Spike:

@@ -204,7 +204,7 @@ class Trainer:
             return
         is_whole = not self._is_cut_short() or self.progress.step_in_epoch == self.train_feed.steps
         signs = replace(self.signs(), epoch_is_whole=is_whole, weights_are_finite=self.engine.weights_are_finite())
-        self._stop = self.health.check_epoch(signs)
+        self._stop = self.health.check(signs, at_epoch_end=True)
         if self._stop is None:
             self._finish_epoch(is_whole)
 
