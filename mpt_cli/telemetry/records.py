@@ -459,8 +459,9 @@ def _sample_from(line: Mapping[str, Any]) -> GradientSample | None:
 
 def event_from(line: Mapping[str, Any]) -> Event:
     """The event that a line of events.jsonl tells of."""
-    return Event(**{name: float(value) if name.startswith("scale_") else value
-                    for name, value in line.items() if name in Event.__dataclass_fields__})  # fmt: skip
+    found: dict[str, Any] = {name: float(value) if name.startswith("scale_") else value
+                             for name, value in line.items() if name in Event.__dataclass_fields__}  # fmt: skip
+    return Event(**found)
 
 
 def spike_from(line: Mapping[str, Any]) -> Spike:
