@@ -467,7 +467,7 @@ def build_data_set(raw: RawArrays, settings: DataSettings, seed: int) -> DataSet
         train, validation = split_examples(train, settings.validation_fraction, seed, raw.in_order)
         places, _ = split_examples(places, settings.validation_fraction, seed, raw.in_order)
     pixels = {name: _PIXEL_MAX for name, array in leaves(raw.train.x, "x")
-              if raw.scale_pixels and array.dtype == np.uint8}  # fmt: skip
+              if raw.scale_pixels and np.asarray(array).dtype == np.uint8}  # fmt: skip
     done = {"divided_by": pixels} if pixels else {}
     drawn = replace(raw, train=train, validation=validation, preprocessing=done | raw.preprocessing)
     drawn = _standardise(drawn, target) if raw.standardise else drawn
