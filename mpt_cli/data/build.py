@@ -367,15 +367,6 @@ def class_factors(y: Array, weights: Mapping[int, float]) -> Array:
     return factors[inverse].reshape(y.shape)
 
 
-def describe(title: str, train: Examples | Stream, validation: Examples | Stream | None, shape: Any, target: TargetSpec,
-             note: str = "") -> str:
-    """For example "digits: 1,438 training and 359 validation examples of 8x8x1, 10 classes"."""
-    counts = f"{_count_text(train)} training"
-    counts += "" if validation is None else f" and {_count_text(validation)} validation"
-    text = f"{title}: {counts} examples of {shape_text(shape)}{_target_text(target)}"
-    return f"{text}; {note}" if note else text
-
-
 def shape_text(shape: Any) -> str:
     """8x8x1; of a dict, "image 8x8x1, age 1"."""
     if isinstance(shape, dict):
@@ -555,8 +546,12 @@ def _described(
     raw: RawArrays | RawStream, train: Examples | Stream, validation: Examples | Stream | None, target: TargetSpec,
     looked_at: list[Examples],
 ) -> DataSet:  # fmt: skip
+    """Described as "digits: 1,438 training and 359 validation examples of 8x8x1, 10 classes"."""
     seen = look_at(looked_at)
-    text = describe(raw.title, train, validation, seen["input_shape"], target, raw.note)
+    counts = f"{_count_text(train)} training"
+    counts += "" if validation is None else f" and {_count_text(validation)} validation"
+    text = f"{raw.title}: {counts} examples of {shape_text(seen['input_shape'])}{_target_text(target)}"
+    text += f"; {raw.note}" if raw.note else ""
     return DataSet(train=train, validation=validation, task=target.task, num_classes=target.num_classes,
                    description=text, targets_as_given=raw.keep_targets, **seen)
 

@@ -338,10 +338,13 @@ class StreakCounts(NamedTuple, Generic[Count]):
     skips_in_call: Count
 
 
+NO_STREAKS: StreakCounts[int] = StreakCounts(0, 0, 0, 0, 0)
+
+
 class StopLimits(NamedTuple):
     """`streaks` before a call, and their `limits`."""
 
-    streaks: StreakCounts[int] = StreakCounts(0, 0, 0, 0, 0)
+    streaks: StreakCounts[int] = NO_STREAKS
     limits: StreakCounts[int] = StreakCounts(NEVER, NEVER, NEVER, NEVER, NEVER)
 
     def reachable(self) -> StreakCounts[int]:

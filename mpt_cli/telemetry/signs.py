@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mpt_cli.telemetry.records import (
     FORWARD_PASS,
     GROWTH,
+    NO_STREAKS,
     OVERFLOW,
     PHASE,
     ROLLBACK,
@@ -161,7 +162,6 @@ class LossTrend:
 
 RISING_EPOCHS = 3  # validations in a row: two may be chance
 RISING_SHARE = 0.05  # of the lowest, above which they must lie: a plateau wavers by a few per cent
-NO_STREAKS: StreakCounts[int] = StreakCounts(0, 0, 0, 0, 0)
 # 29 halvings lead from the default 2**15 to the smallest normal float16, 2**-14: a streak as long is no settling.
 LONGEST_SETTLING_SKIPS = 29
 THIRD_TIME = 3  # once and twice may be chance, or the scale

@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -462,15 +462,14 @@ class Checkpointer:
 
     def _whole_checkpoint(self, progress: Progress, ledger: Ledger) -> Checkpoint:
         position, arrays = self.beside()
-        checkpoint = self._checkpoint({**collect_state(self.model), **arrays}, progress, ledger)
-        return replace(checkpoint, position={**checkpoint.position, **position})
+        return self._checkpoint({**collect_state(self.model), **arrays}, progress, ledger, **position)
 
-    def _checkpoint(self, arrays: Any, progress: Progress, ledger: Ledger) -> Checkpoint:
+    def _checkpoint(self, arrays: Any, progress: Progress, ledger: Ledger, **beside: Any) -> Checkpoint:
         """DataError where the last applied step has spoiled the weights."""
         if not ledger.is_sound:
             raise DataError("the loss or a gradient of the last applied step was not finite")
         position = {"progress": asdict(progress), "ledger": ledger.position(), **asdict(self.origin),
-                    "times": self.stopwatch.position()}  # fmt: skip
+                    "times": self.stopwatch.position(), **beside}  # fmt: skip
         return Checkpoint(ledger.seen, arrays, position)
 
     def _try(self, save: Callable[[], None]) -> bool:
