@@ -649,11 +649,10 @@ class HealthRules:
     def next_check(self, signs: Signs) -> NextCheck:
         """When a rule of steps is to be asked again, so that none is broken before."""
         limits, begins = self.stop_limits(signs), self.steps_to_first_check(signs) or NEVER
-        left = [limit - streak for limit, streak in zip(limits.reachable(), limits.streaks, strict=True)]
+        left = StreakCounts(*(limit - streak for limit, streak in zip(limits.reachable(), limits.streaks, strict=True)))
         named = limits.limits._asdict()
-        zero_steps = limits.reachable().zero_steps - limits.streaks.zero_steps
         clean_steps = min(limit for count, limit in named.items() if count != "zero_steps")
-        return NextCheck(min([*left, begins]), clean_steps, min(zero_steps, begins))
+        return NextCheck(min([*left, begins]), clean_steps, min(left.zero_steps, begins))
 
     def _count_in_call(self, count: str, signs: Signs) -> int | None:
         active = [(rule, limit) for rule, limit in self._active(signs) if rule.counts == count]

@@ -65,23 +65,20 @@ class EventTally:
 
     def add(self, events: Iterable[Event]) -> None:
         for event in events:
-            self._add_one(event)
-
-    def _add_one(self, event: Event) -> None:
-        self.latest.append(event)
-        course = self._courses[event.optimizer]
-        _note_applied(event, course)
-        if event.kind == OVERFLOW:
-            self._add_skip(event, course)
-        elif event.kind == PHASE:
-            self._is_changed = True
-        elif event.kind == GROWTH:
-            self._is_changed = True
-            course.grown_from = event.scale_before
-            if self.first_growth_step is None:
-                self.first_growth_step = event.step
-        elif event.kind == ROLLBACK:
-            self.rollbacks.append(event)
+            self.latest.append(event)
+            course = self._courses[event.optimizer]
+            _note_applied(event, course)
+            if event.kind == OVERFLOW:
+                self._add_skip(event, course)
+            elif event.kind == PHASE:
+                self._is_changed = True
+            elif event.kind == GROWTH:
+                self._is_changed = True
+                course.grown_from = event.scale_before
+                if self.first_growth_step is None:
+                    self.first_growth_step = event.step
+            elif event.kind == ROLLBACK:
+                self.rollbacks.append(event)
 
     def _add_skip(self, event: Event, course: _Course) -> None:
         goes_on = bool(self.skip_steps) and event.step <= self.skip_steps[-1] + 1

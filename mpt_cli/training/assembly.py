@@ -306,17 +306,27 @@ def choose_for(model: Any, policy: Policy, data: DataSet, batch_size: int) -> No
         raise ConfigError(Problem("policy.name", rule, AUTO_FLOAT16, remedy)) from error
 
 
+def put_under_policy(settings: Settings, model: Any, data: DataSet, everywhere: bool) -> Any:
+    """The built model with its head and overrides in their policies, and `everywhere` its other layers in the run's.
+
+    ConfigError where they can't be.
+    """
+    policy, overrides = policy_of(settings), settings.policy.overrides
+    try:
+        model = apply_policy(model, policy, everywhere)
+    except ValueError as error:
+        key = "policy.overrides" if overrides else "policy"
+        raise ConfigError(Problem(key, str(error), overrides or settings.policy.name)) from error
+    if settings.policy.is_auto:
+        choose_for(model, policy, data, settings.trainer.batch_size)
+    return model
+
+
 def build_under_policy(settings: Settings, data: DataSet) -> Any:
     """The model with its layers in the dtypes of `policy`; the global policy is as before afterwards."""
-    policy = policy_of(settings)
-    with policy.scope():
+    with policy_of(settings).scope():
         model = build_model(settings.model, data)
-        try:
-            model = apply_policy(model, policy, everywhere=settings.model.name == "saved")
-        except ValueError as error:
-            raise ConfigError(Problem("policy.overrides", str(error))) from error
-        if settings.policy.is_auto:
-            choose_for(model, policy, data, settings.trainer.batch_size)
+        model = put_under_policy(settings, model, data, everywhere=settings.model.name == "saved")
     freeze_layers(settings, model)
     if is_compiled(model):
         check_author_compiled(settings, model)

@@ -303,7 +303,11 @@ def _build_own_optimizer(settings: OwnOptimizer, total_steps: int | None) -> ker
         if common.name not in ("name", "schedule", "learning_rate", "kwargs") and value != common.default:
             setattr(optimizer, common.name, value)
     if settings.learning_rate is not None or settings.schedule != Schedule():
-        put_rate(optimizer, _rate_of_own(settings, configured_rate(optimizer), total_steps))
+        base = configured_rate(optimizer) if settings.learning_rate is None else settings.learning_rate
+        if not isinstance(base, float):
+            raise ConfigError(Problem(SCHEDULE_KEY, f"must be left out: {settings.object} has a schedule of its own.",
+                                      None, "Or give optimizer.learning_rate, to put this one in its place."))
+        put_rate(optimizer, build_learning_rate(settings.schedule, base, total_steps))
     return optimizer
 
 
@@ -318,16 +322,6 @@ def copied_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.
     """One that is configured as `optimizer` is now, without its state."""
     rate = configured_rate(optimizer)
     return type(optimizer).from_config(optimizer.get_config(), custom_objects={type(rate).__name__: type(rate)})
-
-
-def _rate_of_own(
-    settings: OwnOptimizer, configured: Any, total_steps: int | None
-) -> float | schedules.LearningRateSchedule:
-    base = configured if settings.learning_rate is None else settings.learning_rate
-    if not isinstance(base, float):
-        raise ConfigError(Problem(SCHEDULE_KEY, f"must be left out: {settings.object} has a schedule of its own.", None,
-                                  "Or give optimizer.learning_rate, to put this one in its place."))
-    return build_learning_rate(settings.schedule, base, total_steps)
 
 
 @keras.saving.register_keras_serializable("mpt_cli")

@@ -26,13 +26,13 @@ from mpt_cli.data.streams import (
 from mpt_cli.engine.backend import Platform, running_platform
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.models.build import freeze_layers
-from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, has_own_train_step, layers_of
+from mpt_cli.precision import LossScaleOptimizer, has_own_train_step, layers_of
 from mpt_cli.precision.keras_internals import compiled_loss_weights
 from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule
 from mpt_cli.precision.train_step import can_be_called, has_own_compute_loss, optimizers_in, unwrapped
 from mpt_cli.settings.schema import FLOAT_POLICIES, PolicySettings, Settings
 from mpt_cli.settings.variants import GivenModel, GivenOptimizer
-from mpt_cli.training.assembly import build_metrics, choose_for, policy_of
+from mpt_cli.training.assembly import build_metrics, policy_of, put_under_policy
 from mpt_cli.training.loss_and_optimizer import copied_optimizer
 from mpt_cli.training.program import Program
 
@@ -89,15 +89,8 @@ class ModelProgram(Program):
 
     def build_copy(self, settings: Settings, data: DataSet) -> Any:
         """With weights of its own; ConfigError for a model that Keras can't clone."""
-        policy, as_built = settings.policy, self.policy is None and settings.policy.name == self.settings.policy.name
-        try:
-            model = apply_policy(cloned(self.model), Policy(policy.base, policy.head, policy.overrides),
-                                 everywhere=not as_built)  # fmt: skip
-            if policy.is_auto:
-                choose_for(model, policy_of(settings), data, settings.trainer.batch_size)
-            return model
-        except ValueError as error:
-            raise ConfigError(Problem("policy", str(error), policy.name)) from error
+        as_built = self.policy is None and settings.policy.name == self.settings.policy.name
+        return put_under_policy(settings, cloned(self.model), data, everywhere=not as_built)
 
     def compile_copy(self, settings: Settings, model: Any, data: DataSet) -> None:
         model.compile(optimizer=None, loss=self.model.loss, loss_weights=compiled_loss_weights(self.model),
@@ -218,10 +211,8 @@ def described_policy(model: Any, policy: str | None) -> PolicySettings:
 
 
 def under_policy(model: Any, settings: Settings, data: DataSet, everywhere: bool) -> Any:
-    """`model` itself with its head and overrides in their policies, and `everywhere` its other layers in the run's.
-
-    ConfigError where that would change the dtype of variables, which exist already.
-    """
+    """`put_under_policy` of the model itself; ConfigError where that would change the dtype of variables, which exist
+    already."""
     policy = policy_of(settings)
     wanted, before = policy.variable_dtype, {v.dtype for v in model.trainable_weights}
     if everywhere and before - {wanted}:
@@ -230,13 +221,7 @@ def under_policy(model: Any, settings: Settings, data: DataSet, everywhere: bool
             f"{', '.join(sorted(before))}.", settings.policy.name,
             f"Build the model after keras.config.set_dtype_policy({policy.name!r}), and leave policy out.",
         ))  # fmt: skip
-    try:
-        model = apply_policy(model, policy, everywhere)
-    except ValueError as error:
-        raise ConfigError(Problem("policy", str(error), settings.policy.name)) from error
-    if settings.policy.is_auto:
-        choose_for(model, policy, data, settings.trainer.batch_size)
-    return model
+    return put_under_policy(settings, model, data, everywhere)
 
 
 def read_given(given: DataArguments) -> DataSet:
