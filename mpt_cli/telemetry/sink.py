@@ -254,8 +254,6 @@ class TelemetryFiles:
     metrics_csv = File("metrics.csv")
     console_log = File("console.log")
     tensorboard = File("tensorboard")
-    mlflow = File("mlflow")
-    wandb = File("wandb")
 
 
 def write_durably(path: Path, write: Callable[[BinaryIO], Any]) -> None:
