@@ -181,7 +181,7 @@ class Recording(ABC):
     def look_at_weights(self) -> None:
         """Where they can be read."""
         watch, ledger = self.weight_watch, self.ledger
-        if watch is None or ledger.zero_steps:  # without gradients nothing is to move
+        if watch is None or ledger.streaks.zero_steps:  # without gradients nothing is to move
             return
         if (found := watch.look(ledger.learning_rate)) is not None:
             self.telemetry.message(f"step {ledger.seen}: {describe_unmoved(found)}")

@@ -21,6 +21,7 @@ from mpt_cli.telemetry.records import (
     FLOOR,
     FORWARD_PASS,
     GROWTH,
+    NO_STREAKS,
     OVERFLOW,
     Event,
     GradientSample,
@@ -234,12 +235,12 @@ class LedgerOptions:
 class Ledger:
     """Totals over all steps so far.
 
-    `non_finite_losses` counts applied steps in a row whose loss was not finite, `zero_steps` those whose gradients were
-    all zero; `floor_skips` steps skipped since the scale came to its floor. `window` holds one boolean per recent step,
-    true for a skip, newest last.
+    `streaks` are those that end with the last step; the next call begins with them. `window` holds one boolean per
+    recent step, true for a skip, newest last.
 
-    The `peak_*` values are the highest that these streaks and the skip rate reached at any step of the last `absorb`,
-    so that no rule depends on where a call into the compiled loop ends. `spikes` are the jumps of the loss in it.
+    `peaks` and `peak_skip_rate` are the highest that these streaks and the skip rate reached at any step of the last
+    `absorb`, so that no rule depends on where a call into the compiled loop ends. `spikes` are the jumps of the loss in
+    it.
     """
 
     rules: LedgerOptions
@@ -247,21 +248,15 @@ class Ledger:
     seen: int = 0
     applied: int = 0
     skipped: int = 0
-    consecutive_skips: int = 0
     applied_in_epoch: int = 0
-    non_finite_losses: int = 0
-    zero_steps: int = 0
+    streaks: StreakCounts[int] = NO_STREAKS
     scale: float = math.nan
     lowest_scale: float = math.inf
     highest_scale: float = -math.inf
     counter: int = 0
     learning_rate: float = math.nan
-    floor_skips: int = 0
     is_sound: bool = True  # whether loss and gradients of the last applied step were finite
-    peak_skips: int = 0
-    peak_bad_losses: int = 0
-    peak_zero_steps: int = 0
-    peak_floor_skips: int = 0
+    peaks: StreakCounts[int] = NO_STREAKS
     peak_skip_rate: float = 0.0
     window: Flags = field(default_factory=lambda: np.zeros(0, bool))
     last_mean_loss: float | None = None  # of the last call that had applied steps
@@ -285,6 +280,8 @@ class Ledger:
                 self.window = np.asarray(value, bool)
             elif name == "watch":
                 self.watch.resume(value)
+            elif name in ("streaks", "peaks"):
+                setattr(self, name, StreakCounts(*value))
             elif name == "sample":
                 self.sample = None if value is None else GradientSample(**value)
             else:
@@ -294,23 +291,7 @@ class Ledger:
         """The state after the last step as a line of the log; `others` are the fields that are not counted here."""
         return Snapshot(
             step=self.seen, learning_rate=self.learning_rate, loss_scale=self.scale, scale_counter=self.counter,
-            skipped_steps=self.skipped, consecutive_skips=self.consecutive_skips, applied_steps=self.applied, **others,
-        )  # fmt: skip
-
-    @property
-    def streaks(self) -> StreakCounts[int]:
-        """After the last step; those of a call begin with it."""
-        return StreakCounts(
-            skips=self.consecutive_skips, floor_skips=self.floor_skips, non_finite_losses=self.non_finite_losses,
-            zero_steps=self.zero_steps, skips_in_call=0,
-        )  # fmt: skip
-
-    @property
-    def peaks(self) -> StreakCounts[int]:
-        """The highest of the last call; how many it skipped in all is not told."""
-        return StreakCounts(
-            skips=self.peak_skips, floor_skips=self.peak_floor_skips, non_finite_losses=self.peak_bad_losses,
-            zero_steps=self.peak_zero_steps, skips_in_call=0,
+            skipped_steps=self.skipped, consecutive_skips=self.streaks.skips, applied_steps=self.applied, **others,
         )  # fmt: skip
 
     def start_epoch(self) -> None:
@@ -326,7 +307,7 @@ class Ledger:
         if self.rules.keep_spikes:
             self.spikes = self._spikes(block, applied, epoch)
         self._count(block, applied)
-        self._read_scale(block, applied)
+        self._read_scale(block)
         self._sum_losses(block.loss, applied)
         return events
 
@@ -348,31 +329,25 @@ class Ledger:
         self.applied += len(block) - skipped
         self.applied_in_epoch += len(block) - skipped
         self.skipped += skipped
-        self.consecutive_skips, self.peak_skips = _streak_lengths(skips, self.consecutive_skips)
-        self.non_finite_losses, self.peak_bad_losses = _streak_lengths(lost[applied], self.non_finite_losses)
-        self.zero_steps, self.peak_zero_steps = _streak_lengths(block.zero[applied], self.zero_steps)
+        at_floor, before = block.scale_before <= np.float32(self.rules.min_scale), self.streaks
+        lengths = StreakCounts(
+            skips=_streak_lengths(skips, before.skips), floor_skips=_floor_skips(at_floor, skips, before.floor_skips),
+            non_finite_losses=_streak_lengths(lost[applied], before.non_finite_losses),
+            zero_steps=_streak_lengths(block.zero[applied], before.zero_steps), skips_in_call=(0, 0),
+        )  # fmt: skip
+        self.streaks, self.peaks = (StreakCounts(*counts) for counts in zip(*lengths, strict=True))
         if skipped < len(block):
             self.is_sound = bool((block.finite & ~lost)[applied][-1])
         self.peak_skip_rate = self._peak_rate(skips)
         self.window = np.concatenate([self.window, skips])[-self.window_steps :]
 
-    def _read_scale(self, block: StepRecords, applied: Flags) -> None:
+    def _read_scale(self, block: StepRecords) -> None:
         before, after = block.scale_before, block.scale_after
         self.lowest_scale = min(self.lowest_scale, float(before.min()), float(after.min()))
         self.highest_scale = max(self.highest_scale, float(before.max()), float(after.max()))
         self.scale = float(after[-1])
         self.counter = int(block.counter[-1])
         self.learning_rate = float(block.learning_rate[-1])
-        self._count_at_floor(before <= np.float32(self.rules.min_scale), ~applied)
-
-    def _count_at_floor(self, at_floor: Flags, skips: Flags) -> None:
-        self.peak_floor_skips = 0
-        if not at_floor.any():
-            self.floor_skips = 0
-            return
-        for is_there, skipped in zip(at_floor.tolist(), skips.tolist(), strict=True):
-            self.floor_skips = self.floor_skips + skipped if is_there else 0
-            self.peak_floor_skips = max(self.peak_floor_skips, self.floor_skips)
 
     def _peak_rate(self, skips: Flags) -> float:
         """Highest skip rate over any whole window that ends in this block and begins after the first window."""
@@ -452,6 +427,17 @@ def _fault_of(block: StepRecords, i: int, variables: tuple[str, ...]) -> dict[st
         "cause": BACKWARD_PASS if is_backward else FORWARD_PASS,
         "fault": ("inf" if block.holds_inf[i] else "nan") if is_known else None,
     }  # fmt: skip
+
+
+def _floor_skips(at_floor: Flags, skips: Flags, before: int) -> tuple[int, int]:
+    """How many skips there were since the scale came to its floor, at the end and at the most."""
+    if not at_floor.any():
+        return 0, 0
+    count, most = before, 0
+    for is_there, skipped in zip(at_floor.tolist(), skips.tolist(), strict=True):
+        count = count + skipped if is_there else 0
+        most = max(most, count)
+    return count, most
 
 
 def _streak_lengths(flags: Flags, before: int) -> tuple[int, int]:

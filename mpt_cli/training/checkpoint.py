@@ -433,7 +433,7 @@ class Checkpointer:
 
     def save_if_due(self, progress: Progress, ledger: Ledger) -> None:
         """Not within a streak of skips or zeros, where a run may go back: it needs a place before the trouble."""
-        in_trouble = ledger.consecutive_skips > 0 or ledger.zero_steps > 0
+        in_trouble = ledger.streaks.skips > 0 or ledger.streaks.zero_steps > 0
         if self._is_due(progress, ledger) and not (in_trouble and self.settings.max_rollbacks):
             self.save(progress, ledger)
 

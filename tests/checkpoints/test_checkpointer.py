@@ -14,6 +14,7 @@ import pytest
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
+from mpt_cli.telemetry.records import NO_STREAKS
 from mpt_cli.training.callbacks import check_monitors
 from mpt_cli.training.checkpoint import Checkpointer, CheckpointStore, Origin
 from mpt_cli.training.progress import Progress, is_better, monitored
@@ -110,7 +111,7 @@ def test_a_run_that_may_go_back_saves_nothing_among_zeros(tmp_path: Path, said) 
     checkpointer = _checkpointer(tmp_path / "c", said)
     checkpointer.settings = replace(checkpointer.settings, max_rollbacks=1)
     progress, ledger = _at(10)
-    ledger.zero_steps = 1
+    ledger.streaks = NO_STREAKS._replace(zero_steps=1)
     checkpointer.save_if_due(progress, ledger)
     assert checkpointer.saved_step is None
     checkpointer.save_if_due(*_at(20))

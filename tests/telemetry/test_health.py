@@ -171,7 +171,7 @@ def test_skips_at_a_floor_that_was_left_within_the_call_count():
     finite = [1, 0, 0, 0, 1, 1, 1, 1, 0]
     floats = np.array([[0.5, scale, scale, 0.1] for scale in scales], np.float32)
     ledger.absorb(StepRecords(floats, np.array([[flag, 0, 0, 0, 0, 0, 0] for flag in finite], np.int32), {}), 1)
-    assert (ledger.peak_floor_skips, ledger.floor_skips) == (3, 1)
+    assert (ledger.peaks.floor_skips, ledger.streaks.floor_skips) == (3, 1)
     stop = check(Watched(ledger), min_scale=2.0, max_skips_at_floor=3)
     assert stop is not None and stop.evidence == "3 steps were skipped though the loss scale is at its floor, 2"
 
