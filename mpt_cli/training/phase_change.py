@@ -1,5 +1,6 @@
 """The change from one phase of a run to the next, and what ends the training in each."""
 
+from typing import Any
 
 import keras
 
@@ -20,10 +21,14 @@ def enter_phase(parts: Assembly, index: int, trainer: Trainer | None = None) -> 
         parts.phases.enter(index)
     parts.engine.rebuild()
     if trainer is not None:
-        trainer.ledger.name_variables({name: tuple(v.path for v in trained_by(optimizer))
-                                       for name, optimizer in optimizers_of(parts.model).items()})  # fmt: skip
+        trainer.ledger.name_variables(trained_paths(parts.model))
         for stopwatch in (trainer.stopwatch, trainer.validation_stopwatch):
             stopwatch.forget_programs()
+
+
+def trained_paths(model: Any) -> dict[str, tuple[str, ...]]:
+    """By the name of each optimizer the variables that it trains, in the order of their gradients."""
+    return {name: tuple(v.path for v in trained_by(optimizer)) for name, optimizer in optimizers_of(model).items()}
 
 
 def change_phase(parts: Assembly, trainer: Trainer) -> None:

@@ -20,7 +20,7 @@ from mpt_cli.errors import DataError
 from mpt_cli.precision import Policy, head_layers
 from mpt_cli.precision.keras_internals import configured_rate
 from mpt_cli.precision.policy import parts_of
-from mpt_cli.precision.train_step import has_own_compute_loss, optimizers_of, own_steps, trained_by
+from mpt_cli.precision.train_step import has_own_compute_loss, optimizers_of, own_steps
 from mpt_cli.settings.references import Reference
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import OwnOptimizer
@@ -55,7 +55,7 @@ from mpt_cli.training.loss_and_optimizer import (
     describe_scaling,
     set_learning_rate,
 )
-from mpt_cli.training.phase_change import average_weights, change_phase, end_training, enter_phase
+from mpt_cli.training.phase_change import average_weights, change_phase, end_training, enter_phase, trained_paths
 from mpt_cli.training.phases import check_phase
 from mpt_cli.training.program import Program
 from mpt_cli.training.progress import Outcome, Progress, monitored
@@ -175,6 +175,7 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
     plan = TrainingPlan(settings.epochs, trainer.max_steps, trainer.log_every_steps, trainer.validate_every_epochs,
                         parts.capacity, steps_per_call, tuple(phase.epochs for phase in settings.phases))  # fmt: skip
     ledger = Ledger(rules, window_steps=settings.loss_scale.skip_rate_window)
+    ledger.name_variables(trained_paths(parts.model))
     telemetry.tally = EventTally(parts.scaling)
     health = HealthRules(settings.loss_scale, trainer, parts.scaling)
     names = ["loss", *metric_names(parts.model, parts.validation_feed is not None)]
@@ -193,13 +194,11 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
 
 
 def _ledger_options(parts: Assembly) -> LedgerOptions:
-    own, optimizers = own_steps(parts.model), optimizers_of(parts.model)
+    own = own_steps(parts.model)
     loss_is_running = own is not None and bool(own.optimizers)
-    paths = [(name, tuple(v.path for v in trained_by(optimizer))) for name, optimizer in optimizers.items()]
     return LedgerOptions(
-        variables=paths[0][1], min_scale=parts.scaling.rule.lowest, max_scale=parts.scaling.rule.highest,
-        applies_non_finite=parts.optimizer.on_overflow == "apply",
-        optimizers=tuple(paths) if len(paths) > 1 else (), loss_is_running=loss_is_running,
+        min_scale=parts.scaling.rule.lowest, max_scale=parts.scaling.rule.highest,
+        applies_non_finite=parts.optimizer.on_overflow == "apply", loss_is_running=loss_is_running,
         keep_spikes=0 if loss_is_running else parts.settings.trainer.keep_spikes or 0,
     )  # fmt: skip
 
