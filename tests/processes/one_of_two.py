@@ -29,7 +29,7 @@ def main() -> None:
     model, ledger = session.assembly.model, session.trainer.ledger
     digest = hashlib.sha256(b"".join(np.asarray(v.value).tobytes() for v in model.variables)).hexdigest()
     print(json.dumps({
-        "replicas": session.assembly.replicas, "seen": ledger.seen, "skips": telemetry.tally.skip_steps,
+        "replicas": session.assembly.distribution.replicas, "seen": ledger.seen, "skips": telemetry.tally.skip_steps,
         "scales": [ledger.lowest_scale, ledger.highest_scale, ledger.scale], "weights": digest,
         "elsewhere": elsewhere, "loss": session.trainer.progress.metrics["loss"],
     }))  # fmt: skip
