@@ -21,8 +21,8 @@ from mpt_cli.telemetry.sinks import build_telemetry
 from mpt_cli.training.assembly import build_under_policy, compile_model
 from mpt_cli.training.checkpoint import CheckpointStore
 from mpt_cli.training.loss_and_optimizer import build_optimizer
+from mpt_cli.training.program import Program
 from mpt_cli.training.session import Session, prepare
-from mpt_cli.training.settings_program import SettingsProgram
 
 Turn = Callable[[int], float]
 
@@ -73,7 +73,7 @@ class TimedTelemetry(Telemetry):
 def prepared(cell: Cell, telemetry: Telemetry) -> Session:
     """A run before its first step, as `mpt train` prepares it."""
     store = CheckpointStore(cell.folder, 1, telemetry.message)
-    session = prepare(SettingsProgram(cell.settings), cell.platform, telemetry, store)
+    session = prepare(Program(cell.settings), cell.platform, telemetry, store)
     telemetry.start(session.header(cell.folder))
     return session
 
@@ -95,11 +95,8 @@ def mpt_turn(cell: Cell, telemetry: Telemetry) -> Turn:
 
 def file_telemetry(cell: Cell) -> TimedTelemetry:
     """Every file that `mpt train` writes while it trains, with a quiet console."""
-    names = ("metrics.jsonl", "events.jsonl", "metrics.csv", "tensorboard", "console.log")
-    own = [cell.folder / f"{cell.settings.policy.name}-{name}" for name in names]
-    found = {f"{name}_jsonl": own[0].with_name(f"{cell.settings.policy.name}-{name}.jsonl")
-             for name in ("layers", "spikes")}  # fmt: skip
-    files = TelemetryFiles(*own, **found)
+    files = TelemetryFiles(cell.folder / cell.settings.policy.name)
+    files.path.mkdir(exist_ok=True)
     return TimedTelemetry(build_telemetry(files, cell.settings.logger).sinks)
 
 

@@ -28,7 +28,6 @@ from mpt_cli.sweep.run import Options, place_of, split_overrides, start_sweep
 from mpt_cli.telemetry.records import RunHeader, Summary
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.training.program import Program
-from mpt_cli.training.settings_program import SettingsProgram
 from mpt_cli.training_run import Reporters, train_program, with_drawn_seed
 
 if TYPE_CHECKING:
@@ -328,7 +327,7 @@ def diagnose(
         raise ConfigError(Problem("epochs, batch_size, policy, loss_scale", "are for a model; among overrides they are "
                                   "written as in policy=mixed_float16."))  # fmt: skip
     else:
-        program = SettingsProgram(with_drawn_seed(on_one_device(load_settings(_as_words(what)), say)))
+        program = Program(with_drawn_seed(on_one_device(load_settings(_as_words(what)), say)))
     platform = program.prepare_backend()
     from mpt_cli.diagnose.diagnosis import diagnose as examine
     from mpt_cli.diagnose.examination import ExaminationRequest

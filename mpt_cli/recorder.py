@@ -254,7 +254,7 @@ class _FitRecording(Recording):
         total = None if steps is None else steps * settings.trainer.epochs
         return RunHeader(
             recipe=settings.recipe, description="Keras's own fit, recorded", run_dir=str(self.run.path),
-            policy=settings.policy.name, loss_scale=describe_scaling(self.scaling, model),
+            policy=settings.policy.name, loss_scale=describe_scaling(self.scaling),
             model=f"{type(model).__name__} {model.name}, {_count(model):,} parameters", data="of fit",
             optimizer=self.described_optimizer(), backend=platform.backend, device=platform.device,
             execution=f"Keras's fit, {model.steps_per_execution} steps per call", epochs=settings.trainer.epochs,
@@ -265,7 +265,7 @@ class _FitRecording(Recording):
 
     def warnings(self) -> list[str]:
         """What is unusual about the model and how it is scaled."""
-        return [*warn_of_scaling(self.scaling, self.model), *warn_of_half_head(self.model)]
+        return [*warn_of_scaling(self.scaling), *warn_of_half_head(self.model)]
 
     def start_epoch(self, epoch: int) -> None:
         self.progress.epoch = epoch
@@ -288,7 +288,8 @@ class _FitRecording(Recording):
 
     def finish_epoch(self, logs: Mapping[str, Any]) -> None:
         self._look()
-        self.obey(self.health.check_epoch(replace(self.signs(), weights_are_finite=are_finite(self.variables))))
+        signs = replace(self.signs(), weights_are_finite=are_finite(self.variables))
+        self.obey(self.health.check(signs, at_epoch_end=True))
         metrics = metrics_in(logs)
         self.watch_weights()  # now at the latest the model is built
         self.look_at_weights()

@@ -108,7 +108,7 @@ class Recording(ABC):
         self.stack.enter_context(self.run.lock())
         logger = replace(self.settings.logger, console="quiet") if quiet else self.settings.logger
         self.is_shown = logger.console != "quiet"
-        self.telemetry = self.stack.enter_context(build_telemetry(self.run.telemetry_files, logger))
+        self.telemetry = self.stack.enter_context(build_telemetry(self.run, logger))
         self.telemetry.tally = EventTally(self.scaling)
         platform = running_platform(self.settings)
         facts = FrameworkFacts(platform.backend, self.subject.jit_compile, platform.devices, 0, "",
@@ -181,7 +181,7 @@ class Recording(ABC):
     def look_at_weights(self) -> None:
         """Where they can be read."""
         watch, ledger = self.weight_watch, self.ledger
-        if watch is None or ledger.zero_steps:  # without gradients nothing is to move
+        if watch is None or ledger.streaks.zero_steps:  # without gradients nothing is to move
             return
         if (found := watch.look(ledger.learning_rate)) is not None:
             self.telemetry.message(f"step {ledger.seen}: {describe_unmoved(found)}")

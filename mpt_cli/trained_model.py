@@ -23,8 +23,8 @@ from mpt_cli.settings.references import load_function
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import conf_override, shell_command
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, restore_weights
+from mpt_cli.training.program import Program
 from mpt_cli.training.progress import Progress
-from mpt_cli.training.settings_program import SettingsProgram
 
 
 def evaluate(
@@ -106,7 +106,7 @@ def evaluate_model(settings: Settings, trained: TrainedModel, split: str) -> dic
     from mpt_cli.engine.feed import BatchPlan, build_feed
     from mpt_cli.training.assembly import call_capacity, data_for, policy_of, put_to_evaluation
 
-    data = SettingsProgram(settings).load_data()
+    data = Program(settings).load_data()
     _split(data, split)  # that there is none is said before the model is built
     # what a builder returns may bring its own loss, metrics and test_step, which no file holds
     model = rebuild(trained, data) if settings.model.name == "builder" else load_trained(trained)
@@ -148,7 +148,7 @@ def load_trained(trained: TrainedModel) -> Any:
             if builder is None:
                 raise DataError(f"{trained.path} can't be read as a Keras model: {error}") from error
     if model is None:
-        return rebuild(trained, SettingsProgram(settings).load_data())
+        return rebuild(trained, Program(settings).load_data())
     return _with_best(trained, model)
 
 
@@ -255,7 +255,7 @@ def _inputs_of(model: Any, settings: Settings) -> Any:
 
     if not isinstance(model, keras.Model) or getattr(model, "inputs", None):
         return None
-    data = SettingsProgram(settings).load_data()
+    data = Program(settings).load_data()
     return [symbolic_inputs(data.input_shape, data.input_dtypes or data.input_dtype)]
 
 

@@ -46,7 +46,6 @@ from mpt_cli.telemetry.sinks import build_telemetry, check_logger
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, NoStore
 from mpt_cli.training.outcome import build_postmortem, summarise, summarise_cut, summarise_failure, unwritten
 from mpt_cli.training.program import Program
-from mpt_cli.training.settings_program import SettingsProgram
 
 if TYPE_CHECKING:
     from mpt_cli.training.assembly import BuildCheck
@@ -90,7 +89,7 @@ def train(settings: Settings, command_line: Sequence[str] = (), reporters: Repor
     """The run that `settings` say in full, from start to end; `command_line` is for the record, and says whether
     the recipe's expectations are about this run. See `train_program`."""
     own = replace(settings, expect=own_expectations(settings.expect, keys_given(command_line)))
-    return train_program(SettingsProgram(own), command_line, reporters)
+    return train_program(Program(own), command_line, reporters)
 
 
 def train_program(
@@ -147,7 +146,7 @@ def _continue(run: RunDirectory, program: Program) -> Start:
 
 def _train_from(start: Start, command_line: Sequence[str], reporters: Reporters) -> Summary:
     start.program.check_present()
-    telemetry = build_telemetry(start.run.telemetry_files, start.settings.logger, reporters.stream)
+    telemetry = build_telemetry(start.run, start.settings.logger, reporters.stream)
     with telemetry, at_forced_end(lambda _: telemetry.close()):
         telemetry.sinks += tuple(reporters.sinks)
         telemetry.message(f"{start.settings.recipe}: loading {start.settings.backend.name} and data")
@@ -214,7 +213,7 @@ def follow(settings: Settings) -> None:
     from mpt_cli.training.session import prepare
 
     telemetry = Telemetry([])
-    session = prepare(SettingsProgram(settings), platform, telemetry, NoStore())
+    session = prepare(Program(settings), platform, telemetry, NoStore())
     if told["resume"] is not None:
         run = RunDirectory.open(told["resume"])
         checkpoint = CheckpointStore(run.checkpoints).newest()
@@ -236,7 +235,7 @@ def check_build(settings: Settings, with_operations: bool = False) -> "BuildChec
     platform = backend.prepare_backend(settings)
     from mpt_cli.training.assembly import try_build
 
-    built = try_build(SettingsProgram(settings), platform, with_operations)
+    built = try_build(Program(settings), platform, with_operations)
     return replace(built, warnings=(*built.warnings, BUILT_ALONE)) if several else built
 
 

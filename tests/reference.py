@@ -50,7 +50,6 @@ class ReferenceScale:
     applied: int = 0
     skipped: int = 0
     consecutive_skips: int = 0
-    longest_streak: int = 0
     events: list[tuple[int, str, float, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -89,7 +88,6 @@ class ReferenceScale:
     def _skip(self) -> None:
         self.skipped += 1
         self.consecutive_skips += 1
-        self.longest_streak = max(self.longest_streak, self.consecutive_skips)
         self.counter = 0
         self.left -= 1
         if self.dynamic and self.left <= 0:

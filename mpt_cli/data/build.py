@@ -40,24 +40,13 @@ def to_numbers(examples: Examples, where: str, scale_pixels: bool = True) -> Exa
     inputs becomes UTF-8 bytes; ragged and sparse inputs become Rows. DataError for other objects, complex numbers, and
     text, ragged and sparse tensors in targets.
     """
-    x = map_arrays(lambda a: _as_input(a, f"{where}: x"), examples.x)
-    y = map_arrays(lambda a: _as_array(a, f"{where}: y"), examples.y)
-    weight = map_arrays(lambda a: _as_array(a, f"{where}: sample_weight"), examples.sample_weight)
     return Examples(
-        _map_named(lambda a, name: on_values(_input_array, a, name, scale_pixels), x, f"{where}: x"),
-        _map_named(_target_array, y, f"{where}: y"),
-        map_arrays(lambda a: _target_array(a, where).astype(np.float32), weight),
-    )
-
-
-def divisors(x: Arrays) -> dict[str, Any]:
-    """What `to_numbers` divides raw inputs by, as DataSet.preprocessing says it; empty where no input is uint8."""
-    pixels = {name: _PIXEL_MAX for name, array in leaves(x, "x") if _dtype_of(array) == np.uint8}
-    return {"divided_by": pixels} if pixels else {}
-
-
-def _dtype_of(array: Any) -> Any:
-    return array.dtype if hasattr(array, "dtype") else np.asarray(array).dtype
+        _map_named(lambda a, name: on_values(_input_array, _as_input(a, name), name, scale_pixels), examples.x,
+                   f"{where}: x"),
+        _map_named(_target_array, examples.y, f"{where}: y"),
+        _map_named(lambda a, name: _target_array(a, name).astype(np.float32), examples.sample_weight,
+                   f"{where}: sample_weight"),
+    )  # fmt: skip
 
 
 def _map_named(function: Any, arrays: Arrays, name: str) -> Arrays:
@@ -110,7 +99,8 @@ def _input_array(array: Array, name: str, scale_pixels: bool) -> Array:
     return array.astype(np.int32, copy=False)
 
 
-def _target_array(array: Array, name: str) -> Array:
+def _target_array(value: Any, name: str) -> Array:
+    array = _as_array(value, name)
     return _to_float32(array) if array.dtype.kind == "f" else array.astype(np.int64)
 
 
@@ -202,7 +192,8 @@ def final_targets(y: Arrays, target: TargetSpec) -> Arrays:
     if target.task == "other" or target.as_given:
         return map_arrays(lambda a: a.astype(np.int32) if a.dtype == np.int64 else a, y)
     if target.task == "regression":
-        return _as_column(y.astype(np.float32, copy=False))
+        y = y.astype(np.float32, copy=False)
+        return y[:, None] if y.ndim == 1 else y
     return (y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y).astype(np.int32)
 
 
@@ -220,10 +211,6 @@ def warn_of_float_labels(data: DataSet, settings: DataSettings) -> list[str]:
     key = _TAKE_FOR_LABELS[settings.name].format(classes=int(largest) + 1)
     return [f"data: y is float, so this is a regression, though its values are whole numbers from {lowest:g} to "
             f"{largest:g}. If they are class labels, set {key} or make y integer."]
-
-
-def _as_column(y: Array) -> Array:
-    return y[:, None] if y.ndim == 1 else y
 
 
 def _count_classes(y: Array) -> int:
@@ -263,8 +250,8 @@ def shape_problems(examples: Examples, is_batch: bool = False) -> list[str]:
     lengths = {name: len(array) for name, array in arrays}
     if len(set(lengths.values())) > 1 and not (is_batch and not isinstance(examples.y, np.ndarray)):
         return ["the numbers of examples differ: " + ", ".join(f"{name} {n:,}" for name, n in lengths.items())]
-    return [problem for name, weight in leaves(examples.sample_weight, "sample_weight")
-            for problem in _weight_problems(name, weight)]  # fmt: skip
+    return [f"{name} must not be negative; it has {_first_where(weight, weight < 0)}"
+            for name, weight in leaves(examples.sample_weight, "sample_weight") if (weight < 0).any()]  # fmt: skip
 
 
 def value_problems(examples: Examples, may_lack_targets: bool = False) -> list[str]:
@@ -336,12 +323,6 @@ def _not_finite(name: str, array: Array, kinds: Mapping[str, Any] = _KINDS) -> l
     return found
 
 
-def _weight_problems(name: str, weight: Array) -> list[str]:
-    if (weight < 0).any():
-        return [f"{name} must not be negative; it has {_first_where(weight, weight < 0)}"]
-    return []
-
-
 def _first_where(array: Array, mask: Array) -> str:
     place = tuple(int(index) for index in np.argwhere(mask)[0])
     return f"{array[place]:g} at [{', '.join(map(str, place))}]"
@@ -386,15 +367,6 @@ def class_factors(y: Array, weights: Mapping[int, float]) -> Array:
     return factors[inverse].reshape(y.shape)
 
 
-def describe(title: str, train: Examples | Stream, validation: Examples | Stream | None, shape: Any, target: TargetSpec,
-             note: str = "") -> str:
-    """For example "digits: 1,438 training and 359 validation examples of 8x8x1, 10 classes"."""
-    counts = f"{_count_text(train)} training"
-    counts += "" if validation is None else f" and {_count_text(validation)} validation"
-    text = f"{title}: {counts} examples of {shape_text(shape)}{_target_text(target)}"
-    return f"{text}; {note}" if note else text
-
-
 def shape_text(shape: Any) -> str:
     """8x8x1; of a dict, "image 8x8x1, age 1"."""
     if isinstance(shape, dict):
@@ -416,26 +388,21 @@ def input_dtype(x: Any) -> str:
     return "+".join(sorted({_dtype_name(array) for _, array in leaves(x, "x")}))
 
 
-def input_dtypes(x: Any) -> Any:
-    """The name of each input's dtype in the structure of x."""
-    return map_arrays(_dtype_name, x)
-
-
 def _dtype_name(array: Any) -> str:
     if isinstance(array, Rows):
         return array.dtype_name
     return "string" if array.dtype.kind == "S" else str(array.dtype.name)
 
 
-def max_abs_input(parts: list[Examples]) -> float:
-    """Largest magnitude among the float inputs; 0 where there are none."""
+def look_at(parts: list[Examples]) -> dict[str, Any]:
+    """Return the fields of a DataSet that its arrays tell, training first; of a stream those of its first batch."""
+    x = parts[0].x
     floats = [array for part in parts for _, array in leaves(part.x, "x") if array.dtype.kind == "f"]
-    return max((max(float(array.max()), -float(array.min())) for array in floats), default=0.0)
-
-
-def shown_classes(names: list[str]) -> str:
-    """The first ten of them."""
-    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+    return {
+        "input_shape": input_shape(x), "input_dtype": input_dtype(x), "input_dtypes": map_arrays(_dtype_name, x),
+        "max_abs_input": max((max(float(array.max()), -float(array.min())) for array in floats), default=0.0),
+        "fingerprint": fingerprint_arrays(parts),
+    }  # fmt: skip
 
 
 def _count_text(part: Examples | Stream) -> str:
@@ -490,10 +457,14 @@ def build_data_set(raw: RawArrays, settings: DataSettings, seed: int) -> DataSet
     else:
         train, validation = split_examples(train, settings.validation_fraction, seed, raw.in_order)
         places, _ = split_examples(places, settings.validation_fraction, seed, raw.in_order)
-    done = (divisors(raw.train.x) if raw.scale_pixels else {}) | raw.preprocessing
-    drawn = replace(raw, train=train, validation=validation, preprocessing=done)
+    pixels = {name: _PIXEL_MAX for name, array in leaves(raw.train.x, "x")
+              if raw.scale_pixels and np.asarray(array).dtype == np.uint8}  # fmt: skip
+    done = {"divided_by": pixels} if pixels else {}
+    drawn = replace(raw, train=train, validation=validation, preprocessing=done | raw.preprocessing)
     drawn = _standardise(drawn, target) if raw.standardise else drawn
-    return replace(_described(drawn, target), rows=places.x)
+    kept = [part for part in (drawn.train, drawn.validation) if part is not None]
+    data = _described(drawn, drawn.train, drawn.validation, target, kept)
+    return replace(data, preprocessing=drawn.preprocessing, rows=places.x)
 
 
 def _prepare_sets(raw: RawArrays) -> tuple[list[Examples], TargetSpec]:
@@ -559,15 +530,6 @@ def _numbers(values: Array) -> str:
     return ", ".join(f"{value:.5g}" for value in values)
 
 
-def _described(raw: RawArrays, target: TargetSpec) -> DataSet:
-    parts = [part for part in (raw.train, raw.validation) if part is not None]
-    fingerprint, of = fingerprint_arrays(parts)
-    shape = input_shape(raw.train.x)
-    return DataSet(raw.train, raw.validation, target.task, shape, input_dtype(raw.train.x), target.num_classes,
-                   fingerprint, describe(raw.title, raw.train, raw.validation, shape, target, raw.note),
-                   max_abs_input(parts), of, raw.preprocessing, input_dtypes(raw.train.x), raw.keep_targets)
-
-
 @dataclass(frozen=True)
 class RawStream:
     """Streams, or a stream and validation arrays, as a source found them; inputs stay as they are, uint8 too."""
@@ -580,26 +542,34 @@ class RawStream:
     keep_targets: bool = False
 
 
+def _described(
+    raw: RawArrays | RawStream, train: Examples | Stream, validation: Examples | Stream | None, target: TargetSpec,
+    looked_at: list[Examples],
+) -> DataSet:  # fmt: skip
+    """Described as "digits: 1,438 training and 359 validation examples of 8x8x1, 10 classes"."""
+    seen = look_at(looked_at)
+    counts = f"{_count_text(train)} training"
+    counts += "" if validation is None else f" and {_count_text(validation)} validation"
+    text = f"{raw.title}: {counts} examples of {shape_text(seen['input_shape'])}{_target_text(target)}"
+    text += f"; {raw.note}" if raw.note else ""
+    return DataSet(train=train, validation=validation, task=target.task, num_classes=target.num_classes,
+                   description=text, targets_as_given=raw.keep_targets, **seen)
+
+
 def build_stream_set(raw: RawStream) -> DataSet:
     """DataSet whose description and fingerprint rest on the first batch; DataError where that can't be trained on."""
     found = raw.train.first()
     if found is None:
         raise DataError(f"{raw.title}: there are no examples.")
-    first = to_numbers(found, raw.title, scale_pixels=False)
-    target = _stream_target(first, raw)
-    first = _prepare_batch(first, target, raw.title, is_batch=True)
+    target = _stream_target(to_numbers(found, raw.title, scale_pixels=False), raw)
+    first = _prepare_batch(found, target, raw.title, is_batch=True)
     validation, held_out = raw.validation, f"{raw.title} (validation)"
     if isinstance(validation, Examples):
-        validation = _prepare_batch(to_numbers(validation, raw.title, scale_pixels=False), target, held_out)
+        validation = _prepare_batch(validation, target, held_out)
     elif validation is not None:
         validation = _checked_stream(validation, target, held_out)
-    train = _checked_stream(raw.train, target, raw.title)
-    shape = input_shape(first.x)
-    text = describe(raw.title, train, validation, shape, target, raw.note)
-    fingerprint = hashlib.sha256(f"{text}\n{fingerprint_arrays([first])[0]}".encode()).hexdigest()
-    return DataSet(train, validation, target.task, shape, input_dtype(first.x), target.num_classes, fingerprint, text,
-                   max_abs_input([first]), f"the description and the first {len(first)} examples", {},
-                   input_dtypes(first.x), raw.keep_targets)
+    data = _described(raw, _checked_stream(raw.train, target, raw.title), validation, target, [first])
+    return replace(data, fingerprint=hashlib.sha256(f"{data.description}\n{data.fingerprint}".encode()).hexdigest())
 
 
 def _stream_target(first: Examples, raw: RawStream) -> TargetSpec:
@@ -612,6 +582,7 @@ def _stream_target(first: Examples, raw: RawStream) -> TargetSpec:
 
 
 def _prepare_batch(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> Examples:
+    examples = to_numbers(examples, where, scale_pixels=False)
     labels = target.task == "classification" and not target.as_given
     return prepare_examples(labels_from_one_hot(examples) if labels else examples, target, where, is_batch)
 
@@ -620,7 +591,6 @@ def _checked_stream(stream: Stream, target: TargetSpec, title: str) -> Stream:
     """The stream with each batch in final dtypes; a bad one raises DataError with its number."""
 
     def checked(batch: Examples, number: int) -> Examples:
-        place = f"{title}, batch {number}"
-        return _prepare_batch(to_numbers(batch, place, scale_pixels=False), target, place, is_batch=True)
+        return _prepare_batch(batch, target, f"{title}, batch {number}", is_batch=True)
 
     return stream.mapped(checked)

@@ -327,19 +327,34 @@ def in_epochs_of(stream: Stream, steps: int) -> Stream:
 
 
 @dataclass(frozen=True)
-class DataSet:
+class Shapes:
+    """What a model must fit: shape of one example without the batch (a dict or tuple of shapes for several inputs),
+    outputs and dtype, whose names are joined with "+" where inputs differ.
+
+    `num_classes` is the number of classes, of tokens, or of regression outputs; None where the data doesn't say.
+    """
+
+    input_shape: Any
+    num_classes: int | None
+    input_dtype: str = "float32"
+    task: str = "classification"
+    input_dtypes: Any = None  # in the structure of input_shape, "string" for text; None: all are input_dtype
+    targets_as_given: bool = False  # they came with a loss that the user named, which says what outputs must be
+
+    def __str__(self) -> str:
+        return f"inputs of shape {self.input_shape} and dtype {self.input_dtype}, {self.num_classes} outputs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet(Shapes):
     """Training and validation data, ready for the trainer.
 
     Inputs are float32, int32 for tokens, or uint8 where the source leaves those as they are; ragged and sparse ones are
     `Rows`. Classification: int32 labels 0 … num_classes-1 of shape (n,), or (n, T)
     for a label per position. Regression: float32 targets (n, k) and num_classes = k.
-    `input_shape` is without the batch; a dict or tuple of shapes where x is one. `input_dtype` joins the names with
-    "+" where inputs differ. `max_abs_input` is the largest magnitude among the float inputs, so that a run in float16
-    can be warned (its largest number is 65504); of a stream, that of the first batch. `fingerprint_of` says what the
-    fingerprint was taken over.
-
-    `input_dtypes` is in the structure of `input_shape`, "string" for text. `targets_as_given`: targets came with a loss
-    that the user named, and are in the form they came in; `refused` is why they are not those of `loss: auto`.
+    `max_abs_input` is the largest magnitude among the float inputs, so that a run in float16 can be warned (its largest
+    number is 65504); of a stream, that of the first batch. Where targets are in the form they came in, `refused` is why
+    they are not those of `loss: auto`.
 
     `preprocessing` is what was done to the raw values, as JSON, for who feeds the trained model: `inputs` and `targets`
     in the model's order, each with its `name` and the `mean` and `deviation` it was standardised by; `divided_by` for
@@ -351,17 +366,10 @@ class DataSet:
 
     train: Examples | Stream
     validation: Examples | Stream | None
-    task: str
-    input_shape: Any
-    input_dtype: str
-    num_classes: int | None
     fingerprint: str
     description: str
     max_abs_input: float = 0.0
-    fingerprint_of: str = "all bytes"
     preprocessing: dict[str, Any] = field(default_factory=dict)
-    input_dtypes: Any = None
-    targets_as_given: bool = False
     warnings: tuple[str, ...] = ()
     refused: DataError | None = None
     rows: Array | None = None
@@ -416,25 +424,22 @@ WHOLE_BYTES = 256 * 2**20  # up to here every byte is hashed; beyond, a sample o
 SAMPLE_BYTES = 64 * 2**20
 
 
-def fingerprint_arrays(parts: list[Examples]) -> tuple[str, str]:
-    """sha256 over names, dtypes, shapes and bytes of all arrays, and what of them was hashed.
+def fingerprint_arrays(parts: list[Examples]) -> str:
+    """sha256 over names, dtypes, shapes and bytes of all arrays.
 
     Of more than WHOLE_BYTES in all, evenly spaced examples are hashed, about SAMPLE_BYTES of them: a change of single
-    examples may then go unnoticed, which the second value says.
+    examples may then go unnoticed.
     """
     arrays = [(f"{place}.{name}", array) for place, part in enumerate(parts) for name, array in all_arrays(part)]
-    stride = _hash_stride(sum(array.nbytes for _, array in arrays))
+    total_bytes = sum(array.nbytes for _, array in arrays)
+    stride = 1 if total_bytes <= WHOLE_BYTES else -(-total_bytes // SAMPLE_BYTES)
     digest = hashlib.sha256()
     for name, array in arrays:
         digest.update(f"{name} {array.dtype.str} {array.shape} {stride};".encode())
         chosen = array[::stride]
         for piece in chosen.parts if isinstance(chosen, Rows) else (chosen,):
             digest.update(np.ascontiguousarray(piece).view(np.uint8).data)
-    return digest.hexdigest(), "all bytes" if stride == 1 else f"shapes and every {stride}th example"
-
-
-def _hash_stride(total_bytes: int) -> int:
-    return 1 if total_bytes <= WHOLE_BYTES else -(-total_bytes // SAMPLE_BYTES)
+    return digest.hexdigest()
 
 
 def all_arrays(part: Examples) -> list[tuple[str, Array]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.data.build import RawArrays, build_data_set, shown_classes
+from mpt_cli.data.build import RawArrays, build_data_set
 from mpt_cli.data.examples import Array, DataSet, Examples
 from mpt_cli.data.paths import readable_file, readable_files
 from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
@@ -44,13 +44,11 @@ def _read_npz(file: Path) -> dict[str, Array]:
         with archive:
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, AttributeError) as error:
-        raise DataError(f"data.path: {file} can't be read as .npz: {_npz_reason(error)}") from error
-
-
-def _npz_reason(error: Exception) -> str:
-    if "allow_pickle" in str(error):
-        return "it is no .npz file, or holds Python objects (dtype object), which could run code. Save plain numbers."
-    return f"{error}. Is it complete?"
+        reason = f"{error}. Is it complete?"
+        if "allow_pickle" in str(error):
+            reason = ("it is no .npz file, or holds Python objects (dtype object), which could run code. Save plain "
+                      "numbers.")  # fmt: skip
+        raise DataError(f"data.path: {file} can't be read as .npz: {reason}") from error
 
 
 def _npz_array(name: str, arrays: dict[str, Array], file: Path) -> Array:
@@ -80,7 +78,9 @@ def load_csv(settings: Csv, seed: int) -> DataSet:
     x = np.stack([_numbers(name, cells, lines) for name, cells in columns.items()], axis=1)
     done: dict[str, Any] = {"inputs": [{"name": name} for name in columns]}
     done |= {"targets": [{"name": settings.target}]} if classes is None else {"classes": classes}
-    note = f"classes of {settings.target}: {shown_classes(classes)}" if classes else ""
+    note = ""
+    if classes:
+        note = f"classes of {settings.target}: {', '.join(classes[:10])}{', …' if len(classes) > 10 else ''}"
     return build_data_set(RawArrays(file.name, Examples(x, y), None, task, len(classes) if classes else None,
                                     standardise=True, note=note, preprocessing=done),
                           settings, seed)  # fmt: skip
@@ -161,7 +161,8 @@ def load_text(settings: Text, seed: int) -> DataSet:
     if len(text) < length + 1:
         raise DataError(f"{title}: {len(text):,} characters are too few for a window of data.sequence_length={length} "
                         "and the character after it.")
-    vocabulary, codes = np.unique(_code_points(text), return_inverse=True)
+    code_points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    vocabulary, codes = np.unique(code_points, return_inverse=True)
     notes = ["validation is the last part of the text"] if settings.validation_fraction else []
     notes += [f"{unreadable:,} undecodable bytes replaced"] if unreadable else []
     raw = RawArrays(title, _windows(codes.astype(np.int32), length), task="classification", num_classes=len(vocabulary),
@@ -176,17 +177,13 @@ def _windows(codes: Array, length: int) -> Examples:
 
 
 def _text_files(path: str | None) -> tuple[str, list[Path]]:
-    if path is None:
-        return _standard_library()
-    files = readable_files(path)
-    count = f"{len(files):,} files in " if expanded(path).is_dir() else ""
-    return f"text of {count}{path}", files
-
-
-def _standard_library() -> tuple[str, list[Path]]:
+    """Title and files, by default those of Python's standard library."""
+    if path is not None:
+        files = readable_files(path)
+        count = f"{len(files):,} files in " if expanded(path).is_dir() else ""
+        return f"text of {count}{path}", files
     folder = Path(sysconfig.get_path("stdlib"))
-    files = sorted(folder.glob("*.py"))
-    if not files:
+    if not (files := sorted(folder.glob("*.py"))):
         raise DataError(f"The source of Python's standard library isn't in {folder}. Give a text file as data.path.")
     return f"source of Python {platform.python_version()}'s standard library", files
 
@@ -218,7 +215,3 @@ def _decode_text(data: bytes, file: Path) -> tuple[str, int]:
         raise DataError(f"data.path: {file} is not UTF-8 text. Convert it, for example with "
                         "`iconv -t utf-8`, or give another file.")
     return text, bad
-
-
-def _code_points(text: str) -> Array:
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)

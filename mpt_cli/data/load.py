@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from mpt_cli.data.streams import (
     seed_tensorflow,
     warn_of_workers,
 )
-from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError
+from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.settings.key import default_of
 from mpt_cli.settings.references import call_user, imported_names, load_function
 from mpt_cli.settings.schema import Settings, TrainerSettings
@@ -204,22 +205,15 @@ def load_loader(settings: Loader, seed: int, keep_targets: bool = False) -> Data
     generator give batches, which stay as they are. uint8 inputs stay 0 to 255, as in Keras's `fit`.
     """
     function = load_function(settings.loader, "data.loader")
-    arguments = _loader_arguments(function, settings, seed)
-
-    def call() -> Any:
-        return call_user(function, "data.loader", UserCodeError, **arguments)
-
+    call = partial(call_user, function, "data.loader", **_loader_arguments(function, settings, seed))
     returned = Returned(call, f"loader {settings.loader.rpartition('/')[2]}", seed, keep_targets)
     return _returned_data_set(returned, settings)
 
 
 def load_installed(settings: Any, seed: int, keep_targets: bool = False) -> DataSet:
     """What the method `load` of another package's data source returns, in any of the forms a loader may return."""
-    takes_seed = "seed" in inspect.signature(settings.load).parameters
-
-    def call() -> Any:
-        return call_user(settings.load, "data.name", UserCodeError, **({"seed": seed} if takes_seed else {}))
-
+    seeded = {"seed": seed} if "seed" in inspect.signature(settings.load).parameters else {}
+    call = partial(call_user, settings.load, "data.name", **seeded)
     return _returned_data_set(Returned(call, settings.name, seed, keep_targets), settings)
 
 

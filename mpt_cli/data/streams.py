@@ -10,7 +10,9 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from inspect import isgenerator
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -83,9 +85,9 @@ def open_tf_batches(dataset: Any, again: Callable[[], Any] | None, where: str) -
     `again` makes another dataset like it, so that an epoch can be read once more; without it the next pass is read.
     """
     check_elements(dataset, where)
-    count = int(dataset.cardinality())  # negative: -1 endless, -2 unknown
-    steps = count if count >= 0 else None
-    return Stream(_BatchPasses(dataset, again, where), steps, endless=count == -1)
+    known = int(dataset.cardinality())  # negative: -1 endless, -2 unknown
+    steps = known if known >= 0 else None
+    return Stream(_BatchPasses(dataset, again, where), steps, endless=known == -1)
 
 
 class _BatchPasses:
@@ -130,21 +132,10 @@ def _read(dataset: Any, where: str) -> Iterator[Examples]:
 
     try:
         for element in dataset:
-            parts = element if isinstance(element, tuple) else (element,)
-            yield Examples(*map(_as_arrays, parts), *[None] * (2 - len(parts)))
+            yield as_examples(element, where)
     except (tf.errors.OpError, ValueError, TypeError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         raise DataError(f"{where}: reading the dataset failed: {lines[0] if lines else error!r}") from error
-
-
-def _as_arrays(part: Any) -> Any:
-    """TensorFlow gives a list of inputs as a tuple, but not within a dict; ragged and sparse tensors become Rows."""
-    if isinstance(part, dict):
-        return {name: _as_arrays(value) for name, value in part.items()}
-    rows = as_rows(part)
-    if rows is not None:
-        return rows
-    return tuple(map(_as_arrays, part)) if isinstance(part, (list, tuple)) else part.numpy()
 
 
 def as_arrays(value: Any) -> Any:
@@ -188,7 +179,7 @@ def is_batch_source(value: Any) -> bool:
 def open_batches(source: Any, again: Callable[[], Any], seed: int, where: str) -> Stream:
     """The stream of a PyDataset or a generator; `again` makes another like it, to be read from its beginning."""
     if isgenerator(source):
-        return Stream(_GeneratorPasses(again, seed, where))
+        return Stream(partial(_generated, again, seed, where))
     passes = _PyDatasetPasses(source, again, seed, where)
     return Stream(passes, _count(source, where), in_any_order=True)
 
@@ -236,23 +227,17 @@ class _PyDatasetPasses:
             yield as_examples(batch, self.where)
 
 
-class _GeneratorPasses:
-    """A generator made anew for each pass."""
-
-    def __init__(self, again: Callable[[], Any], seed: int, where: str) -> None:
-        self.again, self.seed, self.where = again, seed, where
-
-    def __call__(self, reading: Reading) -> Iterator[Examples]:
-        with _users_faults(self.where):
-            source = self.again()
-        number = 0
-        while True:
-            with _drawn_by(self.seed, reading.epoch, number), _users_faults(self.where):
-                batch = next(source, self)
-            if batch is self:
-                return
-            yield as_examples(batch, self.where)
-            number += 1
+def _generated(again: Callable[[], Any], seed: int, where: str, reading: Reading) -> Iterator[Examples]:
+    """The batches of a generator, which is made anew for each pass."""
+    with _users_faults(where):
+        source = again()
+    end = object()
+    for number in count():
+        with _drawn_by(seed, reading.epoch, number), _users_faults(where):
+            batch = next(source, end)
+        if batch is end:
+            return
+        yield as_examples(batch, where)
 
 
 def as_examples(batch: Any, where: str) -> Examples:

@@ -33,8 +33,8 @@ from mpt_cli.training.assembly import Assembly, assemble
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, collect_state, restore_state
 from mpt_cli.training.phase_change import enter_phase
 from mpt_cli.training.phases import check_phase
+from mpt_cli.training.program import Program
 from mpt_cli.training.saving import put_adapted
-from mpt_cli.training.settings_program import SettingsProgram
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def replay(
     run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Callable[[str], None]
 ) -> ReplayedRun:
     """Build the run again, take up its newest checkpoint before the overflow, and train up to the step before it."""
-    program = SettingsProgram(settings)
+    program = Program(settings)
     parts = assemble(program, platform, program.load_data())
     store = CheckpointStore(run.checkpoints, say=say)
     checkpoint = store.newest(before=overflow.step)

@@ -12,7 +12,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from mpt_cli.data.examples import RAGGED
+from mpt_cli.data.examples import RAGGED, Shapes
 from mpt_cli.data.paths import damage_of
 from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError, did_you_mean, tracing_problem
 from mpt_cli.precision.keras_internals import inner_layers
@@ -28,24 +27,6 @@ from mpt_cli.precision.train_step import can_be_called, has_own_train_step
 from mpt_cli.settings.references import call_user, load_function
 from mpt_cli.settings.schema import PhaseSettings, Settings
 from mpt_cli.settings.variants import CNN, MLP, Builder, ModelSettings, ResNet, Saved, Transformer
-
-
-@dataclass(frozen=True)
-class Shapes:
-    """Shape of one example without the batch (a dict or tuple of shapes for several inputs), outputs and dtype.
-
-    `num_classes` is the number of classes, of tokens, or of regression outputs; None where the data doesn't say.
-    """
-
-    input_shape: Any
-    num_classes: int | None
-    input_dtype: str = "float32"
-    task: str = "classification"
-    input_dtypes: Any = None  # in the structure of input_shape; None: all are input_dtype
-    targets_as_given: bool = False  # then what outputs must be is the loss's to say
-
-    def __str__(self) -> str:
-        return f"inputs of shape {self.input_shape} and dtype {self.input_dtype}, {self.num_classes} outputs"
 
 
 def float_input(shapes: Shapes) -> tuple[keras.KerasTensor, keras.KerasTensor]:
@@ -167,13 +148,10 @@ def _check_outputs(outputs: Any, shapes: Shapes, key: str) -> None:
     count = outputs.shape[-1] if len(outputs.shape) > 1 else 1
     binary = shapes.task == "classification" and shapes.num_classes == 2
     if count != shapes.num_classes and not (binary and count == 1):
+        unit = "targets" if shapes.task == "regression" else "classes"
         raise ConfigError(Problem(
-            key, f"the model has {count} outputs, the data {shapes.num_classes} {_unit(shapes)}; they must agree.",
+            key, f"the model has {count} outputs, the data {shapes.num_classes} {unit}; they must agree.",
             remedy="Give the last layer that many units, or set data.num_classes where the data can't tell."))
-
-
-def _unit(shapes: Shapes) -> str:
-    return "targets" if shapes.task == "regression" else "classes"
 
 
 def plain_message(error: Exception) -> str:
@@ -340,25 +318,24 @@ def _normal() -> keras.initializers.Initializer:
     return keras.initializers.RandomNormal(stddev=0.02)  # one each: a seeded initializer repeats its values
 
 
-BUILDER_KEY = "model.builder"
-
-
 def build_user_model(settings: Builder, shapes: Shapes) -> keras.Model:
     """Whatever the function returns, built on the data's shape and held against it."""
-    function = load_function(settings.builder, BUILDER_KEY)
-    model = call_user(function, BUILDER_KEY, **builder_arguments(function, settings.kwargs, shapes))
-    if not isinstance(model, keras.Model):
-        raise ConfigError(Problem(BUILDER_KEY, f"{settings.builder} must return a keras.Model.", type(model).__name__))
-    return check_fit(model, shapes, BUILDER_KEY)
+    function = load_function(settings.builder, "model.builder")
+    return _build_by(function, settings.kwargs, shapes, "model.builder", settings.builder)
 
 
 def build_installed_model(settings: Any, shapes: Shapes) -> keras.Model:
     """What the method `build` of another package's model returns, called as a function of the user's is."""
-    model = call_user(settings.build, "model.name", **builder_arguments(settings.build, {}, shapes))
+    return _build_by(settings.build, {}, shapes, "model.name", f"the method build of {settings.name}")
+
+
+def _build_by(
+    function: Callable[..., Any], kwargs: dict[str, Any], shapes: Shapes, key: str, who: str
+) -> keras.Model:  # fmt: skip
+    model = call_user(function, key, **builder_arguments(function, kwargs, shapes))
     if not isinstance(model, keras.Model):
-        rule = f"the method build of {settings.name} must return a keras.Model."
-        raise ConfigError(Problem("model.name", rule, type(model).__name__))
-    return check_fit(model, shapes, "model.name")
+        raise ConfigError(Problem(key, f"{who} must return a keras.Model.", type(model).__name__))
+    return check_fit(model, shapes, key)
 
 
 def builder_arguments(function: Callable[..., Any], kwargs: dict[str, Any], shapes: Shapes) -> dict[str, Any]:
@@ -404,24 +381,14 @@ BUILDERS: dict[str, Callable[[Any, Shapes], keras.Model]] = {
 }
 
 
-def build_model(
-    settings: ModelSettings,
-    input_shape: Any,
-    num_classes: int | None,
-    input_dtype: str = "float32",
-    task: str = "classification",
-    input_dtypes: Any = None,
-    targets_as_given: bool = False,
-) -> keras.Model:
+def build_model(settings: ModelSettings, shapes: Shapes) -> keras.Model:
     """A built, uncompiled model under the dtype policy in force; shipped ones end in a linear Dense layer "head".
 
-    `input_shape` has no batch dimension and may be a dict or tuple of shapes; `num_classes` is the number of outputs
-    in regression; with `targets_as_given` a builder may leave it. ConfigError where model and data don't fit,
-    DataError for a .keras file that can't be read.
+    ConfigError where model and data don't fit, DataError for a .keras file that can't be read.
     """
     build = BUILDERS.get(settings.name, build_installed_model)
     with adapted_in_float32():
-        return build(settings, Shapes(input_shape, num_classes, input_dtype, task, input_dtypes, targets_as_given))
+        return build(settings, shapes)
 
 
 @contextmanager

@@ -32,7 +32,6 @@ from mpt_cli.settings.schema import Settings, is_mixed
 from mpt_cli.sweep.overrides import combinations, read_grid
 from mpt_cli.telemetry.format import format_bytes, format_fraction, format_seconds
 from mpt_cli.training.program import Program
-from mpt_cli.training.settings_program import SettingsProgram
 
 Say = Callable[[str], None]
 
@@ -141,7 +140,7 @@ def plan(words: Sequence[str], device: str, devices: int = 1, say: Say = lambda 
             problems += [problem for problem in error.problems if problem not in problems]
     if problems:
         raise ConfigError(problems)
-    return [_plan_one(SettingsProgram(settings), prepare_compiler(settings, target), target, overrides, say)
+    return [_plan_one(Program(settings), prepare_compiler(settings, target), target, overrides, say)
             for overrides, settings in found]  # fmt: skip
 
 

@@ -1,5 +1,5 @@
-"""The run directory: the only place that knows the file names in it, how files are written there (whole or not at all)
-and read, and what a run tells those who look at it from outside: which process writes, and what it announced.
+"""The run directory: the files in it beside those of telemetry, how files are written there (whole or not at all) and
+read, and what a run tells those who look at it from outside: which process writes, and what it announced.
 """
 
 import fcntl
@@ -25,7 +25,7 @@ from mpt_cli.settings.variants import mode_settings
 from mpt_cli.signals import ForcedEnd, Interruption, at_forced_end, raise_for
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import SCHEMA_VERSION, RunHeader, Scaling, Summary, misfit, record_from, required_fields
-from mpt_cli.telemetry.sink import Sink, TelemetryFiles
+from mpt_cli.telemetry.sink import File, Sink, TelemetryFiles, rename_durably, write_durably
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -35,24 +35,11 @@ def write_atomic(path: Path, text: str) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
+        write_durably(temporary, lambda file: file.write(text.encode()))
+        rename_durably(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise DataError(f"{path} can't be written: {error.strerror}. Check free space and permissions.") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """Without this the rename itself may be lost when the machine goes down."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def make_folder(path: Path, exist_ok: bool = True) -> tuple[Path, ...]:
@@ -128,34 +115,22 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 DEFAULT_PARENT = "runs"
-LOCK_FILE, PROBE = ".lock", ".writable"
+LOCK_FILE = ".lock"
 # stems, also of temporary files
 UNSTARTED_STEMS = {"metrics", "events", "console", "tensorboard", "environment", "preprocessing", "config", "header"}
 
 
 @dataclass(frozen=True)
-class File:
-    """The path of a file or folder in a directory such as `RunDirectory`, by its name there."""
-
-    name: str
-
-    def __get__(self, directory: Any, owner: type) -> Path:
-        path: Path = directory.path / self.name
-        return path
-
-
-@dataclass(frozen=True)
-class RunDirectory:
+class RunDirectory(TelemetryFiles):
     """A directory made by `create` or found by `open`, and the paths in it (a contract: scripts read them)."""
 
-    path: Path
     made: tuple[Path, ...] = ()  # by `create`: the directory and those above it that were not there
 
     @classmethod
     def create(cls, path: str | Path | None, recipe: str) -> Self:
         """A new directory: `path`, or runs/<recipe>/<time>-<id>. Nothing that exists is ever written into.
 
-        Raises DataError when `path` is a file or holds anything, or when it can't be made or written to.
+        Raises DataError when `path` is a file or holds anything, or when it can't be made.
         """
         chosen = expanded(path) if path is not None else _default_path(recipe)
         try:
@@ -168,12 +143,11 @@ class RunDirectory:
             raise _cannot_create(chosen, error) from error
         except OSError as error:
             raise _cannot_create(chosen, error) from error
-        _check_writable(chosen)
         return run
 
     def _check_unused(self) -> None:
-        """DataError where anything is in it but what processes leave that begin, too."""
-        if any(path.name not in (LOCK_FILE, PROBE) for path in self.path.iterdir()):
+        """DataError where anything is in it but the lock of a process that begins, too."""
+        if any(path.name != LOCK_FILE for path in self.path.iterdir()):
             raise DataError(
                 f"run_dir {self.path} already exists and is not empty. Nothing in it was changed; choose another "
                 "run_dir, or leave it out for a new one."
@@ -212,7 +186,11 @@ class RunDirectory:
 
         The lock goes with the process, also when it is killed. `key` is what names the directory.
         """
-        with self._open_lock(key) as file:
+        try:
+            file = open_to_append(self.lock_file)  # whoever holds it has written its name there
+        except OSError as error:
+            raise _cannot_create(self.path, error, key) from error
+        with file:
             if not take_lock(file):
                 holder = read_holder(self.lock_file)
                 named = f" (process {holder.pid} of {holder.host}, by its {LOCK_FILE})" if holder else ""
@@ -223,23 +201,13 @@ class RunDirectory:
                 note_holder(file, Holder.of(os.getpid()))
             except OSError as error:
                 raise _cannot_create(self.path, error, key) from error
-            self._drop_temporary()
+            with suppress(OSError):  # what `write_atomic` had begun when its process was killed; nobody else writes now
+                for path in self.path.glob(".*.tmp"):
+                    path.unlink()
             try:
                 yield
             finally:
                 forget_holder(file)
-
-    def _drop_temporary(self) -> None:
-        """What `write_atomic` had begun when its process was killed; nobody else writes here now."""
-        with suppress(OSError):
-            for path in self.path.glob(".*.tmp"):
-                path.unlink()
-
-    def _open_lock(self, key: str) -> TextIO:
-        try:
-            return open_to_append(self.lock_file)  # whoever holds it has written its name there
-        except OSError as error:
-            raise _cannot_create(self.path, error, key) from error
 
     def clear_unstarted(self) -> bool:
         """Empty a directory whose run was killed before it had begun: no configuration yet, and only files of ours.
@@ -286,15 +254,8 @@ class RunDirectory:
     environment_json = File("environment.json")
     # only where something was done to the raw values: `DataSet.preprocessing`, and by layers: `adapted_layers`
     preprocessing_json = File("preprocessing.json")
-    metrics_jsonl = File("metrics.jsonl")
-    events_jsonl = File("events.jsonl")
-    layers_jsonl = File("layers.jsonl")  # only where what float16 loses was sampled
-    spikes_jsonl = File("spikes.jsonl")  # only where the loss jumped
     summary_json = File("summary.json")
     postmortem_json = File("postmortem.json")  # only where a health rule ended the run
-    metrics_csv = File("metrics.csv")
-    console_log = File("console.log")
-    tensorboard = File("tensorboard")
     checkpoints = File("checkpoints")
     model_keras = File("model.keras")
     model_weights = File("model.weights.h5")  # instead of it, of a model that Keras could not read again
@@ -314,14 +275,6 @@ class RunDirectory:
         """Where `mpt export` puts the model in that format."""
         return self.path / "exported" / {"keras": "model.keras", "savedmodel": "model", "onnx": "model.onnx"}[kind]
 
-    @property
-    def telemetry_files(self) -> TelemetryFiles:
-        """What `build_telemetry` wants to know."""
-        return TelemetryFiles(
-            self.metrics_jsonl, self.events_jsonl, self.metrics_csv, self.tensorboard, self.console_log,
-            self.path / "mlflow", self.path / "wandb", self.layers_jsonl, self.spikes_jsonl,
-        )
-
 
 def default_parent(recipe: str) -> Path:
     """The folder that holds the runs of a recipe when `run_dir` is not given."""
@@ -335,15 +288,6 @@ def _default_path(recipe: str) -> Path:
 def drawn_name() -> str:
     """The time and a few letters, for what nobody gave a name."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
-
-
-def _check_writable(path: Path) -> None:
-    probe = path / PROBE
-    try:
-        probe.touch()
-        probe.unlink(missing_ok=True)  # another process that begins here may have done it
-    except OSError as error:
-        raise _cannot_create(path, error) from error
 
 
 def _cannot_create(path: Path, error: OSError, key: str = "run_dir") -> DataError:
@@ -451,9 +395,8 @@ _SCALING: dict[str, Any] = {
 
 def header_from(tree: Mapping[str, Any]) -> RunHeader:
     """Back from header.json; what a later version may have added is passed over. DataError where a field is missing."""
-    lacking = next((name for name in required_fields(RunHeader) if name not in tree), None)
-    if lacking is not None:
-        raise DataError(f"header.json is damaged: {lacking} is missing.")
+    if (lacking := misfit({}, tree, required_fields(RunHeader))) is not None:
+        raise DataError(f"header.json is damaged: {lacking}.")
     scaling: dict[str, Any] = tree.get("scaling") or {}
     if (wrong := misfit(_SCALING, scaling)) is not None:
         raise DataError(f"header.json is damaged: scaling.{wrong}.")

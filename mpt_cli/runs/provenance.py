@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -80,14 +80,7 @@ def collect_environment(facts: FrameworkFacts, command_line: Sequence[str] | Non
         "mpt": __version__,
         "python": sys.version.split()[0],
         "versions": {name: packages[name] for name in NAMED_PACKAGES if name in packages},
-        "backend": facts.backend,
-        "jit_compile": facts.jit_compile,
-        "policy": facts.policy,
-        "distribute": facts.distribute,
-        "devices": list(facts.devices),
-        "emulated": list(facts.emulated),
-        "seed": facts.seed,
-        "dataset_fingerprint": facts.dataset_fingerprint,
+        **asdict(facts),
         "command_line": list(sys.argv if command_line is None else command_line),
         "working_directory": str(Path.cwd()),
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),

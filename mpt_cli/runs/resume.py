@@ -21,7 +21,7 @@ from mpt_cli.settings.relative_references import is_same_function
 from mpt_cli.settings.schema import MODEL_PARALLEL, PolicySettings, Settings
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.settings.variants import RULES, Builder, DataSettings, Loader, ModelSettings, mode_settings
-from mpt_cli.telemetry.records import Event, Summary, misfit, record_of, required_fields
+from mpt_cli.telemetry.records import Event, Summary, misfit, record_from, record_of, required_fields
 from mpt_cli.training.checkpoint import Checkpoint
 
 # What decides the variables, the examples or their order can't change in the middle of a run.
@@ -274,9 +274,8 @@ def truncate_telemetry(run: RunDirectory, step: int, epochs_completed: int) -> l
 
 def events_before(run: RunDirectory, step: int, epochs_completed: int) -> list[Event]:
     """The events that `truncate_telemetry` would leave; nothing is changed. DataError for a damaged file."""
-    names = Event.__dataclass_fields__
     _, kept = _kept_lines(run.events_jsonl, _before(step, epochs_completed), required_fields(Event))
-    return [Event(**{name: value for name, value in event.items() if name in names}) for _, event in kept]
+    return [record_from(Event, event) for _, event in kept]
 
 
 def _before(step: int, epochs_completed: int) -> Callable[[dict[str, Any]], bool]:

@@ -176,21 +176,18 @@ def strict_json(value: Any, indent: int | None = None) -> str:
 _ESCAPED = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *TURNING, *range(0xD800, 0xE000))}
 
 
+_NON_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+
 def _finite_json(value: Any) -> Any:
     if isinstance(value, (bool, int, str)) or value is None:
         return value
     if isinstance(value, Integral):  # NumPy's integers and floats, which json refuses
         return int(value)
     if isinstance(value, Real):
-        return float(value) if math.isfinite(value) else _non_finite_name(float(value))
+        return float(value) if math.isfinite(value) else _NON_FINITE[str(float(value))]
     if isinstance(value, dict):
         return {str(name): _finite_json(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_finite_json(item) for item in value]
     return value
-
-
-def _non_finite_name(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"

@@ -537,11 +537,6 @@ def _skips_to_rate(signs: Signs, rate: float) -> int:
     return max(1, int(rate * signs.window_steps) - signs.window_skips)
 
 
-def _steps_to_second_window(signs: Signs) -> int:
-    window, seen = signs.window_steps, signs.steps_seen
-    return 2 * window - seen
-
-
 # The order is that of the verdict, from worst to best, and of two rules that the same step breaks.
 RULES = (
     HealthRule(
@@ -584,7 +579,7 @@ RULES = (
         CHRONIC, _ends_overflowing, "loss_scale.max_skip_rate", "skips_in_call",
         value=lambda signs: signs.peak_skip_rate,
         must_exceed=True,
-        first_steps=_steps_to_second_window,
+        first_steps=lambda signs: 2 * signs.window_steps - signs.steps_seen,  # two windows
         count_in_call=_skips_to_rate,
         skips=lambda signs: int(signs.peak_skip_rate * signs.window_steps),
         evidence=lambda signs: f"{signs.peak_skip_rate:.0%} of {signs.window_steps} steps in a row were skipped",
@@ -636,14 +631,11 @@ class HealthRules:
     trainer: TrainerSettings
     scaling: Scaling
 
-    def check(self, signs: Signs) -> Stop | None:
-        """The first rule that a step of the last call broke, or None."""
-        return self._first_broken(signs, at_epoch_end=False)
-
-    def check_epoch(self, signs: Signs) -> Stop | None:
-        """At the end of an epoch: did it train at all, and what of the weights? A nan in them can hide behind a relu
-        and leave the loss finite."""
-        return self._first_broken(signs, at_epoch_end=True)
+    def check(self, signs: Signs, at_epoch_end: bool = False) -> Stop | None:
+        """The first rule that a step of the last call broke, or None. At the end of an epoch: did it train at all, and
+        what of the weights? A nan in them can hide behind a relu and leave the loss finite."""
+        asked = ((rule, limit) for rule, limit in self._active(signs) if rule.at_epoch_end == at_epoch_end)
+        return next((stop for rule, limit in asked if (stop := rule.check(signs, limit)) is not None), None)
 
     def stop_limits(self, signs: Signs) -> StopLimits:
         """What ends the next call at the very step that breaks a rule."""
@@ -657,15 +649,10 @@ class HealthRules:
     def next_check(self, signs: Signs) -> NextCheck:
         """When a rule of steps is to be asked again, so that none is broken before."""
         limits, begins = self.stop_limits(signs), self.steps_to_first_check(signs) or NEVER
-        left = [limit - streak for limit, streak in zip(limits.reachable(), limits.streaks, strict=True)]
+        left = StreakCounts(*(limit - streak for limit, streak in zip(limits.reachable(), limits.streaks, strict=True)))
         named = limits.limits._asdict()
-        zero_steps = limits.reachable().zero_steps - limits.streaks.zero_steps
         clean_steps = min(limit for count, limit in named.items() if count != "zero_steps")
-        return NextCheck(min([*left, begins]), clean_steps, min(zero_steps, begins))
-
-    def _first_broken(self, signs: Signs, at_epoch_end: bool) -> Stop | None:
-        asked = ((rule, limit) for rule, limit in self._active(signs) if rule.at_epoch_end == at_epoch_end)
-        return next((stop for rule, limit in asked if (stop := rule.check(signs, limit)) is not None), None)
+        return NextCheck(min([*left, begins]), clean_steps, min(left.zero_steps, begins))
 
     def _count_in_call(self, count: str, signs: Signs) -> int | None:
         active = [(rule, limit) for rule, limit in self._active(signs) if rule.counts == count]

@@ -21,6 +21,7 @@ from mpt_cli.telemetry.records import (
     FLOOR,
     FORWARD_PASS,
     GROWTH,
+    NO_STREAKS,
     OVERFLOW,
     Event,
     GradientSample,
@@ -141,9 +142,23 @@ def _next_look(step: int) -> int:
 
 FLOAT_FIELDS = ("loss", "scale_before", "scale_after", "learning_rate")
 INT_FIELDS = ("finite", "counter", "nan", "inf", "nearest", "holds_inf", "zero")
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int32]
 Flags = NDArray[np.bool_]
+
+
+class Column:
+    """The column of `StepRecords` that has its name, float32 or int32; of a flag bool."""
+
+    def __init__(self, is_flag: bool = False) -> None:
+        self.is_flag = is_flag
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, records: "StepRecords", owner: type) -> NDArray[Any]:
+        if self.name in FLOAT_FIELDS:
+            return records.floats[:, FLOAT_FIELDS.index(self.name)]
+        column = records.ints[:, INT_FIELDS.index(self.name)]
+        return column.astype(bool) if self.is_flag else column
 
 
 @dataclass(frozen=True)
@@ -156,10 +171,22 @@ class StepRecords:
     the log, by its number in the call, counted from 1.
     """
 
-    floats: Floats
-    ints: Ints
+    floats: NDArray[Any]
+    ints: NDArray[Any]
     metrics: dict[str, float]
     logged: dict[int, dict[str, float]] = field(default_factory=dict)
+
+    loss = Column()
+    scale_before = Column()
+    scale_after = Column()
+    learning_rate = Column()
+    finite = Column(is_flag=True)
+    counter = Column()  # applied steps since the last change of the scale
+    nan = Column()  # how many elements of all gradients were nan
+    inf = Column()
+    nearest = Column()  # the variable nearest to the fault, of those whose gradient was not finite; -1 where all were
+    holds_inf = Column(is_flag=True)  # whether that gradient held inf; else nan alone
+    zero = Column(is_flag=True)
 
     def parts(self) -> list[Self]:
         """Cut after each step that has a line; the metrics of a part are those after its last step.
@@ -182,61 +209,6 @@ class StepRecords:
 
     def __len__(self) -> int:
         return len(self.floats)
-
-    def _float(self, name: str) -> Floats:
-        return self.floats[:, FLOAT_FIELDS.index(name)]
-
-    def _int(self, name: str) -> Ints:
-        return self.ints[:, INT_FIELDS.index(name)]
-
-    @property
-    def loss(self) -> Floats:
-        return self._float("loss")
-
-    @property
-    def scale_before(self) -> Floats:
-        return self._float("scale_before")
-
-    @property
-    def scale_after(self) -> Floats:
-        return self._float("scale_after")
-
-    @property
-    def learning_rate(self) -> Floats:
-        return self._float("learning_rate")
-
-    @property
-    def finite(self) -> Flags:
-        return np.equal(self._int("finite"), 1)
-
-    @property
-    def counter(self) -> Ints:
-        """Applied steps since the last change of the scale."""
-        return self._int("counter")
-
-    @property
-    def nan(self) -> Ints:
-        """How many elements of all gradients were nan."""
-        return self._int("nan")
-
-    @property
-    def inf(self) -> Ints:
-        return self._int("inf")
-
-    @property
-    def nearest(self) -> Ints:
-        """The number of the variable nearest to the fault, of those whose gradient was not finite; -1 where all were.
-        """
-        return self._int("nearest")
-
-    @property
-    def holds_inf(self) -> Flags:
-        """Whether that gradient held inf; else nan alone."""
-        return self._int("holds_inf").astype(bool)
-
-    @property
-    def zero(self) -> Flags:
-        return self._int("zero").astype(bool)
 
 
 @dataclass(frozen=True)
@@ -263,12 +235,12 @@ class LedgerOptions:
 class Ledger:
     """Totals over all steps so far.
 
-    `non_finite_losses` counts applied steps in a row whose loss was not finite, `zero_steps` those whose gradients were
-    all zero; `floor_skips` steps skipped since the scale came to its floor. `window` holds one boolean per recent step,
-    true for a skip, newest last.
+    `streaks` are those that end with the last step; the next call begins with them. `window` holds one boolean per
+    recent step, true for a skip, newest last.
 
-    The `peak_*` values are the highest that these streaks and the skip rate reached at any step of the last `absorb`,
-    so that no rule depends on where a call into the compiled loop ends. `spikes` are the jumps of the loss in it.
+    `peaks` and `peak_skip_rate` are the highest that these streaks and the skip rate reached at any step of the last
+    `absorb`, so that no rule depends on where a call into the compiled loop ends. `spikes` are the jumps of the loss in
+    it.
     """
 
     rules: LedgerOptions
@@ -276,22 +248,15 @@ class Ledger:
     seen: int = 0
     applied: int = 0
     skipped: int = 0
-    consecutive_skips: int = 0
-    longest_streak: int = 0
     applied_in_epoch: int = 0
-    non_finite_losses: int = 0
-    zero_steps: int = 0
+    streaks: StreakCounts[int] = NO_STREAKS
     scale: float = math.nan
     lowest_scale: float = math.inf
     highest_scale: float = -math.inf
     counter: int = 0
     learning_rate: float = math.nan
-    floor_skips: int = 0
     is_sound: bool = True  # whether loss and gradients of the last applied step were finite
-    peak_skips: int = 0
-    peak_bad_losses: int = 0
-    peak_zero_steps: int = 0
-    peak_floor_skips: int = 0
+    peaks: StreakCounts[int] = NO_STREAKS
     peak_skip_rate: float = 0.0
     window: Flags = field(default_factory=lambda: np.zeros(0, bool))
     last_mean_loss: float | None = None  # of the last call that had applied steps
@@ -315,6 +280,8 @@ class Ledger:
                 self.window = np.asarray(value, bool)
             elif name == "watch":
                 self.watch.resume(value)
+            elif name in ("streaks", "peaks"):
+                setattr(self, name, StreakCounts(*value))
             elif name == "sample":
                 self.sample = None if value is None else GradientSample(**value)
             else:
@@ -324,23 +291,7 @@ class Ledger:
         """The state after the last step as a line of the log; `others` are the fields that are not counted here."""
         return Snapshot(
             step=self.seen, learning_rate=self.learning_rate, loss_scale=self.scale, scale_counter=self.counter,
-            skipped_steps=self.skipped, consecutive_skips=self.consecutive_skips, applied_steps=self.applied, **others,
-        )  # fmt: skip
-
-    @property
-    def streaks(self) -> StreakCounts[int]:
-        """After the last step; those of a call begin with it."""
-        return StreakCounts(
-            skips=self.consecutive_skips, floor_skips=self.floor_skips, non_finite_losses=self.non_finite_losses,
-            zero_steps=self.zero_steps, skips_in_call=0,
-        )  # fmt: skip
-
-    @property
-    def peaks(self) -> StreakCounts[int]:
-        """The highest of the last call; how many it skipped in all is not told."""
-        return StreakCounts(
-            skips=self.peak_skips, floor_skips=self.peak_floor_skips, non_finite_losses=self.peak_bad_losses,
-            zero_steps=self.peak_zero_steps, skips_in_call=0,
+            skipped_steps=self.skipped, consecutive_skips=self.streaks.skips, applied_steps=self.applied, **others,
         )  # fmt: skip
 
     def start_epoch(self) -> None:
@@ -356,7 +307,7 @@ class Ledger:
         if self.rules.keep_spikes:
             self.spikes = self._spikes(block, applied, epoch)
         self._count(block, applied)
-        self._read_scale(block, applied)
+        self._read_scale(block)
         self._sum_losses(block.loss, applied)
         return events
 
@@ -371,10 +322,6 @@ class Ledger:
         optimizers = tuple(paths.items())
         self.rules = replace(self.rules, variables=optimizers[0][1], optimizers=optimizers if len(paths) > 1 else ())
 
-    def skip_rate(self) -> float:
-        """Share of skipped steps among the last `window_steps`."""
-        return float(self.window.mean()) if len(self.window) else 0.0
-
     def _count(self, block: StepRecords, applied: Flags) -> None:
         skips, lost = ~applied, ~np.isfinite(block.loss)
         skipped = int(np.count_nonzero(skips))
@@ -382,32 +329,25 @@ class Ledger:
         self.applied += len(block) - skipped
         self.applied_in_epoch += len(block) - skipped
         self.skipped += skipped
-        self.consecutive_skips, self.peak_skips = _streak_lengths(skips, self.consecutive_skips)
-        self.longest_streak = max(self.longest_streak, self.peak_skips)
-        self.non_finite_losses, self.peak_bad_losses = _streak_lengths(lost[applied], self.non_finite_losses)
-        self.zero_steps, self.peak_zero_steps = _streak_lengths(block.zero[applied], self.zero_steps)
+        at_floor, before = block.scale_before <= np.float32(self.rules.min_scale), self.streaks
+        lengths = StreakCounts(
+            skips=_streak_lengths(skips, before.skips), floor_skips=_floor_skips(at_floor, skips, before.floor_skips),
+            non_finite_losses=_streak_lengths(lost[applied], before.non_finite_losses),
+            zero_steps=_streak_lengths(block.zero[applied], before.zero_steps), skips_in_call=(0, 0),
+        )  # fmt: skip
+        self.streaks, self.peaks = (StreakCounts(*counts) for counts in zip(*lengths, strict=True))
         if skipped < len(block):
             self.is_sound = bool((block.finite & ~lost)[applied][-1])
         self.peak_skip_rate = self._peak_rate(skips)
         self.window = np.concatenate([self.window, skips])[-self.window_steps :]
 
-    def _read_scale(self, block: StepRecords, applied: Flags) -> None:
+    def _read_scale(self, block: StepRecords) -> None:
         before, after = block.scale_before, block.scale_after
         self.lowest_scale = min(self.lowest_scale, float(before.min()), float(after.min()))
         self.highest_scale = max(self.highest_scale, float(before.max()), float(after.max()))
         self.scale = float(after[-1])
         self.counter = int(block.counter[-1])
         self.learning_rate = float(block.learning_rate[-1])
-        self._count_at_floor(before <= np.float32(self.rules.min_scale), ~applied)
-
-    def _count_at_floor(self, at_floor: Flags, skips: Flags) -> None:
-        self.peak_floor_skips = 0
-        if not at_floor.any():
-            self.floor_skips = 0
-            return
-        for is_there, skipped in zip(at_floor.tolist(), skips.tolist(), strict=True):
-            self.floor_skips = self.floor_skips + skipped if is_there else 0
-            self.peak_floor_skips = max(self.peak_floor_skips, self.floor_skips)
 
     def _peak_rate(self, skips: Flags) -> float:
         """Highest skip rate over any whole window that ends in this block and begins after the first window."""
@@ -419,7 +359,7 @@ class Ledger:
         ends = ends[(ends >= size) & (self.seen - len(skips) - len(self.window) + ends >= 2 * size)]
         return float((sums[ends] - sums[ends - size]).max()) / size if len(ends) else 0.0
 
-    def _sum_losses(self, losses: Floats, applied: Flags) -> None:
+    def _sum_losses(self, losses: NDArray[Any], applied: Flags) -> None:
         used = losses[applied]
         if len(used) == 0:
             return
@@ -459,31 +399,45 @@ class Ledger:
         before, after, finite = block.scale_before, block.scale_after, block.finite
         lowest, highest = np.float32(self.rules.min_scale), np.float32(self.rules.max_scale)  # as the device holds them
         events = []
-        for i in np.flatnonzero(~finite | (before != after)):
-            step = self.seen + int(i) + 1
-            scales = float(before[i]), float(after[i])
-            moved = Event(step, epoch, GROWTH if scales[1] > scales[0] else DECLINE, *scales, optimizer=optimizer)
-            events.append(moved if finite[i] else replace(_overflow(block, int(i), variables), step=step, epoch=epoch,
-                                                          optimizer=optimizer))  # fmt: skip
-            if scales[1] < scales[0] and scales[1] <= lowest:
-                events.append(Event(step, epoch, FLOOR, *scales, optimizer=optimizer))
-            if scales[1] > scales[0] and scales[1] >= highest:
-                events.append(Event(step, epoch, CEILING, *scales, optimizer=optimizer))
+        for i in np.flatnonzero(~finite | (before != after)).tolist():
+            where: dict[str, Any] = {
+                "step": self.seen + i + 1, "epoch": epoch, "optimizer": optimizer,
+                "scale_before": float(before[i]), "scale_after": float(after[i]),
+            }  # fmt: skip
+            rises, falls = after[i] > before[i], after[i] < before[i]
+            if finite[i]:
+                events.append(Event(kind=GROWTH if rises else DECLINE, **where))
+            else:
+                events.append(Event(kind=OVERFLOW, **where, **_fault_of(block, i, variables)))
+            if falls and after[i] <= lowest:
+                events.append(Event(kind=FLOOR, **where))
+            if rises and after[i] >= highest:
+                events.append(Event(kind=CEILING, **where))
         return events
 
 
-def _overflow(block: StepRecords, i: int, variables: tuple[str, ...]) -> Event:
-    """The event of row `i`; step and epoch are still to be told."""
+def _fault_of(block: StepRecords, i: int, variables: tuple[str, ...]) -> dict[str, Any]:
+    """What the event of an overflow in row `i` tells of it."""
     nearest, is_backward = int(block.nearest[i]), bool(np.isfinite(block.loss[i]))
     is_known = is_backward and 0 <= nearest < len(variables)  # a loss that is not finite spoils every gradient
     variable = variables[nearest] if is_known else None
-    return Event(
-        0, 0, OVERFLOW, float(block.scale_before[i]), float(block.scale_after[i]),
-        nan=int(block.nan[i]), inf=int(block.inf[i]),
-        variable=variable, layer=None if variable is None else variable.rpartition("/")[0] or None,
-        cause=BACKWARD_PASS if is_backward else FORWARD_PASS,
-        fault=("inf" if block.holds_inf[i] else "nan") if is_known else None,
-    )  # fmt: skip
+    return {
+        "nan": int(block.nan[i]), "inf": int(block.inf[i]),
+        "variable": variable, "layer": None if variable is None else variable.rpartition("/")[0] or None,
+        "cause": BACKWARD_PASS if is_backward else FORWARD_PASS,
+        "fault": ("inf" if block.holds_inf[i] else "nan") if is_known else None,
+    }  # fmt: skip
+
+
+def _floor_skips(at_floor: Flags, skips: Flags, before: int) -> tuple[int, int]:
+    """How many skips there were since the scale came to its floor, at the end and at the most."""
+    if not at_floor.any():
+        return 0, 0
+    count, most = before, 0
+    for is_there, skipped in zip(at_floor.tolist(), skips.tolist(), strict=True):
+        count = count + skipped if is_there else 0
+        most = max(most, count)
+    return count, most
 
 
 def _streak_lengths(flags: Flags, before: int) -> tuple[int, int]:

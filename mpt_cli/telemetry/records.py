@@ -49,13 +49,6 @@ class Scaling:
         return self.rule.growth_steps
 
     @property
-    def min_scale(self) -> float:
-        """The lowest scale it can come to."""
-        if not self.scales:
-            return 0.0
-        return self.rule.lowest if self.moves else self.initial_scale
-
-    @property
     def scales(self) -> bool:
         """Whether the loss is scaled at all."""
         return self.rule.scales
@@ -64,10 +57,6 @@ class Scaling:
     def moves(self) -> bool:
         """Whether the scale can change during the run."""
         return self.rule.moves
-
-    def may_explain(self, scale: float, applied: float, overflowed: float) -> bool:
-        """`ScaleRule.may_explain`."""
-        return self.rule.may_explain(scale, applied, overflowed)
 
     @property
     def floor(self) -> float | None:
@@ -350,10 +339,13 @@ class StreakCounts(NamedTuple, Generic[Count]):
     skips_in_call: Count
 
 
+NO_STREAKS: StreakCounts[int] = StreakCounts(0, 0, 0, 0, 0)
+
+
 class StopLimits(NamedTuple):
     """`streaks` before a call, and their `limits`."""
 
-    streaks: StreakCounts[int] = StreakCounts(0, 0, 0, 0, 0)
+    streaks: StreakCounts[int] = NO_STREAKS
     limits: StreakCounts[int] = StreakCounts(NEVER, NEVER, NEVER, NEVER, NEVER)
 
     def reachable(self) -> StreakCounts[int]:

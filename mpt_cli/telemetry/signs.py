@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left, bisect_right
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mpt_cli.telemetry.records import (
     FORWARD_PASS,
     GROWTH,
+    NO_STREAKS,
     OVERFLOW,
     PHASE,
     ROLLBACK,
@@ -21,6 +22,17 @@ from mpt_cli.telemetry.records import (
 
 if TYPE_CHECKING:
     from mpt_cli.telemetry.ledger import Ledger
+
+
+@dataclass
+class _Course:
+    """What is known of the scale of one optimizer."""
+
+    grown_from: float = math.inf  # the scale before the last growth
+    last_step: int = 0  # of an event
+    applied: float = 0.0  # the highest at which a step is known to have been applied
+    overflowed: float = math.inf  # the lowest that left inf
+    doubted: list[Event] = field(default_factory=list)  # nan that may be due to the scale
 
 
 @dataclass
@@ -41,88 +53,70 @@ class EventTally:
     skip_steps: list[int] = field(default_factory=list)
     skip_scales: list[float] = field(default_factory=list)
     first_growth_step: int | None = None
-    growths: int = 0
     forward_steps: list[int] = field(default_factory=list)
     unprovoked_steps: list[int] = field(default_factory=list)
     nan_steps: list[int] = field(default_factory=list)
     uncured_steps: list[int] = field(default_factory=list)
-    lowest_scale: float | None = None
-    highest_scale: float | None = None
     rollbacks: list[Event] = field(default_factory=list)
     latest: deque[Event] = field(default_factory=lambda: deque(maxlen=100))
     _is_changed: bool = False  # by a growth or a phase since the last skip
     _is_provoked: bool = False  # whether that explains the last skip
-    _grown_from: dict[str | None, float] = field(default_factory=dict)  # the scale before the last growth, by optimizer
-    _last_steps: dict[str | None, int] = field(default_factory=dict)  # of an event, by optimizer
-    _applied_scales: dict[str | None, float] = field(default_factory=dict)  # the highest that is known
-    _overflowed_scales: dict[str | None, float] = field(default_factory=dict)  # the lowest, of inf
-    _doubted: dict[str | None, list[Event]] = field(default_factory=dict)  # nan that may be due to the scale
+    _courses: dict[str | None, _Course] = field(default_factory=lambda: defaultdict(_Course))  # by optimizer
 
     def add(self, events: Iterable[Event]) -> None:
         for event in events:
-            self._add_one(event)
+            self.latest.append(event)
+            course = self._courses[event.optimizer]
+            _note_applied(event, course)
+            if event.kind == OVERFLOW:
+                self._add_skip(event, course)
+            elif event.kind == PHASE:
+                self._is_changed = True
+            elif event.kind == GROWTH:
+                self._is_changed = True
+                course.grown_from = event.scale_before
+                if self.first_growth_step is None:
+                    self.first_growth_step = event.step
+            elif event.kind == ROLLBACK:
+                self.rollbacks.append(event)
 
-    def _add_one(self, event: Event) -> None:
-        self.latest.append(event)
-        self._note_applied(event)
-        if event.kind == OVERFLOW:
-            self._add_skip(event)
-        elif event.kind == PHASE:
-            self._is_changed = True
-        elif event.kind == GROWTH:
-            self._is_changed = True
-            self._grown_from[event.optimizer] = event.scale_before
-            self.growths += 1
-            if self.first_growth_step is None:
-                self.first_growth_step = event.step
-        elif event.kind == ROLLBACK:
-            self.rollbacks.append(event)
-        scales = [event.scale_before, event.scale_after]
-        self.lowest_scale = min(scales if self.lowest_scale is None else [*scales, self.lowest_scale])
-        self.highest_scale = max(scales if self.highest_scale is None else [*scales, self.highest_scale])
-
-    def _note_applied(self, event: Event) -> None:
-        """Each skip and each change of the scale is an event: steps between two of them were applied at that scale."""
-        if event.step > self._last_steps.get(event.optimizer, 0) + 1 or event.kind == GROWTH:
-            highest = max(event.scale_before, self._applied_scales.get(event.optimizer, 0.0))
-            self._applied_scales[event.optimizer] = highest
-            doubted = self._doubted.get(event.optimizer, [])
-            self._doubted[event.optimizer] = [nan for nan in doubted if nan.scale_before <= highest]
-        self._last_steps[event.optimizer] = event.step
-
-    def _add_skip(self, event: Event) -> None:
+    def _add_skip(self, event: Event, course: _Course) -> None:
         goes_on = bool(self.skip_steps) and event.step <= self.skip_steps[-1] + 1
-        self._is_provoked = self._is_changed or (goes_on and self._is_provoked) or self._searches_on(event)
+        self._is_provoked = self._is_changed or (goes_on and self._is_provoked) or self._searches_on(event, course)
         self._is_changed = False
         self.skip_steps.append(event.step)
         self.skip_scales.append(event.scale_after)
         if event.cause == FORWARD_PASS:
             self.forward_steps.append(event.step)
         elif event.nan and not event.inf:
-            self._add_nan(event)
+            self._add_nan(event, course)
         elif event.inf:
-            lowest = min(event.scale_before, self._overflowed_scales.get(event.optimizer, math.inf))
-            self._overflowed_scales[event.optimizer] = lowest
+            course.overflowed = min(event.scale_before, course.overflowed)
         if not self._is_provoked:
             self.unprovoked_steps.append(event.step)
 
-    def _searches_on(self, event: Event) -> bool:
+    def _searches_on(self, event: Event, course: _Course) -> bool:
         """Whether the last growth explains this skip, which is not the first after it: the scale is still above what it
         had grown from, or came back to that only now, one halving too few."""
-        before = self._grown_from.get(event.optimizer, math.inf)
+        before = course.grown_from
         is_near = bool(self.skip_steps) and event.step - self.skip_steps[-1] <= SETTLING_STEPS
         return event.scale_before > before or (self._is_provoked and is_near and event.scale_before == before)
 
-    def _add_nan(self, event: Event) -> None:
+    def _add_nan(self, event: Event, course: _Course) -> None:
         self.nan_steps.append(event.step)
-        doubted = self._doubted.setdefault(event.optimizer, [])
-        doubted.append(event)
-        applied = self._applied_scales.get(event.optimizer, 0.0)
-        overflowed = self._overflowed_scales.get(event.optimizer, math.inf)
-        if not self.scaling.may_explain(event.scale_before, applied, overflowed):
+        course.doubted.append(event)
+        if not self.scaling.rule.may_explain(event.scale_before, course.applied, course.overflowed):
             known = self.uncured_steps[-1] if self.uncured_steps else 0  # perhaps by another optimizer
-            self.uncured_steps += [nan.step for nan in doubted if nan.step > known]
-            doubted.clear()
+            self.uncured_steps += [nan.step for nan in course.doubted if nan.step > known]
+            course.doubted.clear()
+
+
+def _note_applied(event: Event, course: _Course) -> None:
+    """Each skip and each change of the scale is an event: steps between two of them were applied at that scale."""
+    if event.step > course.last_step + 1 or event.kind == GROWTH:
+        course.applied = max(event.scale_before, course.applied)
+        course.doubted = [nan for nan in course.doubted if nan.scale_before <= course.applied]
+    course.last_step = event.step
 
 
 @dataclass(frozen=True)
@@ -165,7 +159,6 @@ class LossTrend:
 
 RISING_EPOCHS = 3  # validations in a row: two may be chance
 RISING_SHARE = 0.05  # of the lowest, above which they must lie: a plateau wavers by a few per cent
-NO_STREAKS: StreakCounts[int] = StreakCounts(0, 0, 0, 0, 0)
 # 29 halvings lead from the default 2**15 to the smallest normal float16, 2**-14: a streak as long is no settling.
 LONGEST_SETTLING_SKIPS = 29
 THIRD_TIME = 3  # once and twice may be chance, or the scale

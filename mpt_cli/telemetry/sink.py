@@ -4,6 +4,7 @@ file of whole lines that those which write share.
 
 import errno
 import itertools
+import mmap
 import os
 import threading
 import time
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar
 
 from mpt_cli.errors import DataError, printable
 from mpt_cli.signals import unheard
@@ -97,7 +98,7 @@ class Telemetry:
     """Fans out to its sinks; a context manager, so that files and terminal are let go whatever happens.
 
     ```
-    with build_telemetry(run.telemetry_files, settings.logger) as telemetry:
+    with build_telemetry(run, settings.logger) as telemetry:
         telemetry.start(header)
         ...                                   # after each call into the compiled loop:
         telemetry.progress(step, epoch)
@@ -112,7 +113,7 @@ class Telemetry:
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self.sinks = tuple(sinks)
         self.tally = EventTally()
-        self.cut_files: CutFiles = _cut_nothing  # what takes lines out of the files of the run
+        self.cut_files: CutFiles = lambda step, epochs_completed: []  # what takes lines out of the files of the run
         self._write_error: str | None = None
 
     def start(self, header: RunHeader) -> None:
@@ -230,29 +231,52 @@ def _redacted(record: R) -> R:
     return replace(record, **shown)
 
 
-def _cut_nothing(step: int, epochs_completed: int) -> list[Event]:
-    return []
+@dataclass(frozen=True)
+class File:
+    """The path of a file or folder in the run directory, by its name there."""
+
+    name: str
+
+    def __get__(self, run: "TelemetryFiles", owner: type) -> Path:
+        return run.path / self.name
 
 
 @dataclass(frozen=True)
 class TelemetryFiles:
-    """Where each sink writes; `runs` knows the names."""
+    """What sinks write into the run directory at `path`."""
 
-    metrics_jsonl: Path
-    events_jsonl: Path
-    metrics_csv: Path
-    tensorboard: Path
-    console_log: Path
-    mlflow: Path = Path("mlflow")
-    wandb: Path = Path("wandb")
-    layers_jsonl: Path = Path("layers.jsonl")
-    spikes_jsonl: Path = Path("spikes.jsonl")
+    path: Path
+
+    metrics_jsonl = File("metrics.jsonl")
+    events_jsonl = File("events.jsonl")
+    layers_jsonl = File("layers.jsonl")  # only where what float16 loses was sampled
+    spikes_jsonl = File("spikes.jsonl")  # only where the loss jumped
+    metrics_csv = File("metrics.csv")
+    console_log = File("console.log")
+    tensorboard = File("tensorboard")
+
+
+def write_durably(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    """Have `write` fill the file, and force it to disk."""
+    with path.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def rename_durably(path: Path, place: Path) -> None:
+    """Rename the file; otherwise that may be lost when the machine goes down, or come after a later one."""
+    os.replace(path, place)
+    descriptor = os.open(place.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 FLUSH_SECONDS = 1.0  # how old a line may get before it is in the file
 EPOCH_SECONDS = 0.1  # epochs shorter than this share a write
 FLUSH_LINES = 256
-TAIL_READ_BYTES = 4096
 MOST_WAITING_BYTES = 64 * 2**20
 
 
@@ -353,16 +377,10 @@ def repair_tail(path: Path) -> int:
     if path.is_fifo():
         raise OSError(errno.EINVAL, "it is a pipe", str(path))
     with path.open("r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        end = size
-        while end > 0:
-            start = max(0, end - TAIL_READ_BYTES)
-            file.seek(start)
-            found = file.read(end - start).rfind(b"\n")
-            if found >= 0:
-                end = start + found + 1
-                break
-            end = start
+        if not (size := file.seek(0, os.SEEK_END)):
+            return 0
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            end = content.rfind(b"\n") + 1
         if end < size:
             file.truncate(end)
     return size - end

@@ -47,34 +47,29 @@ from mpt_cli.telemetry.sink import LineFile, Sink, Telemetry, TelemetryFiles
 
 def check_logger(logger: LoggerSettings) -> None:
     """ConfigError where a sink was asked for that can't be had; before a run directory exists."""
-    for name in ("tensorboard", "mlflow", "wandb"):
-        if getattr(logger, name):
-            check_tracker(name)
-    _installed_sinks(logger)
+    _chosen_sinks(logger)
 
 
 def build_telemetry(files: TelemetryFiles, logger: LoggerSettings, stream: TextIO | None = None) -> Telemetry:
     """All sinks of a run. The console goes to `stream`, by default standard output (`--json` passes standard error)."""
-    check_logger(logger)
+    chosen = _chosen_sinks(logger)
     lines = JsonlSink(files.metrics_jsonl, files.events_jsonl, files.layers_jsonl, files.spikes_jsonl)
     sinks: list[Sink] = [lines, ConsoleLog(files.console_log)]
     if logger.csv:
         sinks.append(CsvSink(files.metrics_csv))
-    if logger.tensorboard:
-        sinks.append(TensorBoardSink(files.tensorboard))
-    if logger.mlflow:
-        sinks.append(MlflowSink(files.mlflow))
-    if logger.wandb:
-        sinks.append(WandbSink(files.wandb))
-    sinks += [sink(files.metrics_jsonl.with_name(name)) for name, sink in _installed_sinks(logger).items()]
+    sinks += [sink(files.path / name) for name, sink in chosen.items()]
     return Telemetry([*sinks, *console_sinks(logger.console, stream or sys.stdout)])
 
 
-def _installed_sinks(logger: LoggerSettings) -> dict[str, Any]:
-    """The sinks of other packages that are switched on; each is called with its own path in the run directory."""
+def _chosen_sinks(logger: LoggerSettings) -> dict[str, Any]:
+    """The trackers and the sinks of other packages that are switched on; each is called with the path of its name in
+    the run directory."""
+    chosen = {name: sink for name, sink in TRACKERS.items() if getattr(logger, name)}
+    for name in chosen:
+        check_tracker(name)
     own = {declared.name for declared in fields(LoggerSettings)}
     names = [declared.name for declared in fields(logger) if declared.name not in own]
-    return {name: load_sink(name) for name in names if getattr(logger, name)}
+    return chosen | {name: load_sink(name) for name in names if getattr(logger, name)}
 
 
 def load_sink(name: str) -> Any:
@@ -200,7 +195,8 @@ class CsvSink(FileSink):
 
     def start(self, header: RunHeader) -> None:
         self._attempt = header.attempt
-        self._columns = _existing_columns(self._file.path)
+        with self._file.path.open(newline="") as file:
+            self._columns = next(csv.reader(file), [])
         if not self._columns:
             self._columns = ["schema_version", "attempt", *OWN_COLUMNS, *(["phase"] if header.phases else [])]
             self._columns += [name for name in header.metric_names if name not in self._columns]
@@ -214,11 +210,6 @@ class CsvSink(FileSink):
     def _row_of(self, snapshot: Snapshot) -> str:
         values = {"schema_version": SCHEMA_VERSION, "attempt": self._attempt, **snapshot_fields(snapshot)}
         return _csv_row([values.get(column) for column in self._columns])
-
-
-def _existing_columns(path: Path) -> list[str]:
-    with path.open(newline="") as file:
-        return next(csv.reader(file), [])
 
 
 def _csv_row(cells: Sequence[Any]) -> str:
@@ -250,7 +241,6 @@ class TensorBoardSink(Sink):
     """
 
     def __init__(self, folder: Path) -> None:
-        check_tracker("tensorboard")
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -332,7 +322,6 @@ class MlflowSink(Sink):
     """A run of the experiment named after the recipe. Read it with `mlflow ui --backend-store-uri FOLDER`."""
 
     def __init__(self, folder: Path) -> None:
-        check_tracker("mlflow")
         self._folder, self._run_id = folder, ""
         self._client: Any = None
 
@@ -376,7 +365,6 @@ class WandbSink(Sink):
     """A run of the project named after the recipe, kept in the run directory. `wandb sync FOLDER` sends it later."""
 
     def __init__(self, folder: Path) -> None:
-        check_tracker("wandb")
         self._folder = folder
         self._run: Any = None
 
@@ -409,3 +397,6 @@ class WandbSink(Sink):
             run, self._run = self._run, None
             with _errors_named("wandb"):
                 run.finish(exit_code=exit_code)
+
+
+TRACKERS: dict[str, Any] = {"tensorboard": TensorBoardSink, "mlflow": MlflowSink, "wandb": WandbSink}

@@ -106,11 +106,6 @@ class Assembly:
         return next(iter(optimizers_of(self.model).values()))
 
     @property
-    def replicas(self) -> int:
-        """Over how many devices a batch is split."""
-        return self.distribution.replicas
-
-    @property
     def policy(self) -> Policy:
         """In force whenever the model runs: its code may ask for the policy, and make layers, while it is called."""
         return policy_of(self.settings)
@@ -123,7 +118,7 @@ class Assembly:
     @property
     def total_steps(self) -> int | None:
         """Steps of the whole run, skipped ones included; None where a stream's length is unknown."""
-        return count_steps(whole_run(self.settings), self.train_feed.steps)
+        return count_steps(self.settings, self.train_feed.steps)
 
 
 def policy_of(settings: Settings) -> Policy:
@@ -163,14 +158,14 @@ def _assemble(program: "Program", platform: Platform, data: DataSet, hardware: H
     scaling = resolve_scaling(settings.loss_scale, model)
     warnings = [
         *warn_of_fault(settings.fault), *check_numerics(settings, model, data),
-        *warn_of_scaling(scaling, model), *warn_of_half_head(model),
+        *warn_of_scaling(scaling), *warn_of_half_head(model),
         *warn_of_learning_rate(settings.optimizer),
         *warn_of_float_labels(data, settings.data), *data.warnings,
     ]  # fmt: skip
     plan = BatchPlan(settings.trainer.batch_size, 1, settings.trainer.drop_remainder, devices=distribution.replicas)
-    jit = choose_jit(settings, platform, model, count_steps(whole_run(settings), plan.steps_per_epoch(data.train)))
-    jit = JitChoice(False, "inputs are text") if _is_text(settings, data) else jit
-    jit = JitChoice(False, "inputs are ragged") if _is_ragged(settings, data) else jit
+    jit = choose_jit(settings, platform, model, count_steps(settings, plan.steps_per_epoch(data.train)))
+    if uncompiled := _uncompiled_inputs(settings, data):
+        jit = JitChoice(False, f"inputs are {uncompiled}")
     injector = build_injector(settings.fault, model, data)
     wrapper = injector.wrap_step if injector else None
     engine = hardware.build_engine(model, jit.jit_compile, distribution, wrapper)
@@ -311,18 +306,27 @@ def choose_for(model: Any, policy: Policy, data: DataSet, batch_size: int) -> No
         raise ConfigError(Problem("policy.name", rule, AUTO_FLOAT16, remedy)) from error
 
 
+def put_under_policy(settings: Settings, model: Any, data: DataSet, everywhere: bool) -> Any:
+    """The built model with its head and overrides in their policies, and `everywhere` its other layers in the run's.
+
+    ConfigError where they can't be.
+    """
+    policy, overrides = policy_of(settings), settings.policy.overrides
+    try:
+        model = apply_policy(model, policy, everywhere)
+    except ValueError as error:
+        key = "policy.overrides" if overrides else "policy"
+        raise ConfigError(Problem(key, str(error), overrides or settings.policy.name)) from error
+    if settings.policy.is_auto:
+        choose_for(model, policy, data, settings.trainer.batch_size)
+    return model
+
+
 def build_under_policy(settings: Settings, data: DataSet) -> Any:
     """The model with its layers in the dtypes of `policy`; the global policy is as before afterwards."""
-    policy = policy_of(settings)
-    with policy.scope():
-        model = build_model(settings.model, data.input_shape, data.num_classes, data.input_dtype, data.task,
-                            data.input_dtypes, data.targets_as_given)  # fmt: skip
-        try:
-            model = apply_policy(model, policy, everywhere=settings.model.name == "saved")
-        except ValueError as error:
-            raise ConfigError(Problem("policy.overrides", str(error))) from error
-        if settings.policy.is_auto:
-            choose_for(model, policy, data, settings.trainer.batch_size)
+    with policy_of(settings).scope():
+        model = build_model(settings.model, data)
+        model = put_under_policy(settings, model, data, everywhere=settings.model.name == "saved")
     freeze_layers(settings, model)
     if is_compiled(model):
         check_author_compiled(settings, model)
@@ -332,29 +336,21 @@ def build_under_policy(settings: Settings, data: DataSet) -> Any:
     return model
 
 
-def _is_text(settings: Settings, data: DataSet) -> bool:
-    """Whether inputs are text, which neither XLA nor JAX computes with: ConfigError where that was asked for."""
-    if "string" not in data.input_dtype:
-        return False
-    if settings.backend.name != "tensorflow":
+def _uncompiled_inputs(settings: Settings, data: DataSet) -> str:
+    """Return what XLA does not compute with among the inputs: "text", "ragged" tensors (on JAX they are padded), or "".
+
+    ConfigError where it was asked to, and for text on JAX.
+    """
+    is_text, on_tensorflow = "string" in data.input_dtype, settings.backend.name == "tensorflow"
+    if is_text and not on_tensorflow:
         raise ConfigError(Problem("backend.name", f"{settings.backend.name} has no text, and inputs of the data are.",
                                   settings.backend.name, "Use backend=tensorflow, or turn them into numbers in "
                                   "data.loader."))
-    if settings.trainer.jit_compile is True:
-        raise ConfigError(Problem("trainer.jit_compile", "must be auto or false: inputs of the data are text, which "
+    kind = "text" if is_text else "ragged" if RAGGED in data.input_dtype and on_tensorflow else ""
+    if kind and settings.trainer.jit_compile is True:
+        raise ConfigError(Problem("trainer.jit_compile", f"must be auto or false: inputs of the data are {kind}, which "
                                   "XLA does not compute with.", True))
-    return True
-
-
-def _is_ragged(settings: Settings, data: DataSet) -> bool:
-    """Whether inputs are ragged tensors, which XLA does not compute with: ConfigError where that was asked for. On JAX
-    they are padded."""
-    if RAGGED not in data.input_dtype or settings.backend.name != "tensorflow":
-        return False
-    if settings.trainer.jit_compile is True:
-        raise ConfigError(Problem("trainer.jit_compile", "must be auto or false: inputs of the data are ragged, which "
-                                  "XLA does not compute with.", True))
-    return True
+    return kind
 
 
 def check_numerics(settings: Settings, model: Any, data: DataSet) -> list[str]:
@@ -377,23 +373,16 @@ def compile_model(settings: Settings, model: Any, data: DataSet, optimizer: Loss
     if has_own_train_step(model) and settings.trainer.loss == "auto":
         model.compile(optimizer=optimizer, auto_scale_loss=False)  # its step knows what it minimises
         return
-    compiled = build_loss_and_metrics(settings.trainer, model, data.task, settings.policy.base)
-    model.compile(optimizer=optimizer, auto_scale_loss=False, **compiled.compile_arguments())
+    objective = build_loss_and_metrics(settings.trainer, model, data.task, settings.policy.base)
+    model.compile(optimizer=optimizer, auto_scale_loss=False, **objective)
     if optimizer is not None and not has_own_train_step(model):
         optimizer.build(model.trainable_variables)
 
 
-def whole_run(settings: Settings) -> TrainerSettings:
-    """`trainer` with the epochs of all phases."""
-    return replace(settings.trainer, epochs=settings.epochs)
-
-
-def count_steps(trainer: TrainerSettings, steps_per_epoch: int | None) -> int | None:
+def count_steps(settings: Settings, steps_per_epoch: int | None) -> int | None:
     """Steps of a run; None where neither the data nor `max_steps` tells."""
-    planned = None if steps_per_epoch is None else trainer.epochs * steps_per_epoch
-    if planned is None or trainer.max_steps is None:
-        return planned if planned is not None else trainer.max_steps
-    return min(planned, trainer.max_steps)
+    planned = None if steps_per_epoch is None else settings.epochs * steps_per_epoch
+    return min((steps for steps in (planned, settings.trainer.max_steps) if steps is not None), default=None)
 
 
 def call_capacity(trainer: TrainerSettings, resident: bool) -> int:
@@ -501,7 +490,7 @@ def try_build(program: "Program", platform: Platform, with_operations: bool = Fa
     reasons, overrides = ({}, {}) if chosen is None else (chosen.reasons, chosen.overrides)
     layers = [replace(row, reason=reasons.get(row.path, "")) for row in audit_layers(parts.model)]
     return BuildCheck(
-        layers, count_parameters(parts.model), parts.data.description, describe_scaling(parts.scaling, parts.model),
+        layers, count_parameters(parts.model), parts.data.description, describe_scaling(parts.scaling),
         parts.warnings, parts.phases.lines, overrides, _operations(parts) if with_operations else None,
         ("loss", *metric_names(parts.model, parts.validation_feed is not None)),
     )  # fmt: skip

@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from operator import attrgetter
 from typing import Any
 
 import keras
@@ -48,7 +49,7 @@ def check_author_compiled(settings: Settings, model: Any) -> None:
                 if getattr(trainer, name) != getattr(usual, name)]
     problems = [
         Problem(key, "has no effect: the model comes compiled, with an optimizer, a loss and metrics of its own.",
-                _value(settings, key), "Leave it out, or let the builder return the model uncompiled.")
+                attrgetter(key)(settings), "Leave it out, or let the builder return the model uncompiled.")
         for key in dict.fromkeys(changed)
     ]  # fmt: skip
     if trainer.max_rollbacks:
@@ -56,11 +57,6 @@ def check_author_compiled(settings: Settings, model: Any) -> None:
                                 "rate that a rollback lowers is the author's.", trainer.max_rollbacks))
     if problems:
         raise ConfigError(problems)
-
-
-def _value(settings: Settings, key: str) -> Any:
-    group, _, name = key.partition(".")
-    return getattr(getattr(settings, group), name)
 
 
 def wrap_author_optimizers(model: Any, wrap: Wrap) -> dict[str, LossScaleOptimizer]:
@@ -100,21 +96,18 @@ def prepare_own_steps(
     drawn: list[str] = []
     logs, uses = _trace_training(model, optimizers, batch, drawn) if trains else (None, {})
     used = _used_optimizers(model, optimizers, uses, scaling) if trains else {}
-    tested = _first_tested(settings, model, data)
-    test_logs = None if data.validation is None else _trace_testing(model, tested, Problem(
-        "data.validation_fraction", _NOTHING_TO_TEST.format(type(model).__name__),
-        getattr(settings.data, "validation_fraction", None), "Give it a test_step, or set data.validation_fraction=0."))
+    test_logs = None
+    if data.validation is not None:
+        # batches to validate with may be of another form than those to train on
+        tested = first_batch(data.validation, settings.trainer.batch_size) if tests else None
+        test_logs = _trace_testing(model, tested, Problem(
+            "data.validation_fraction", _NOTHING_TO_TEST.format(type(model).__name__),
+            getattr(settings.data, "validation_fraction", None),
+            "Give it a test_step, or set data.validation_fraction=0."))
     if trains:
         _check_logs(model, "train_step", logs)
     own = build_own_steps(used, logs, test_logs if tests else None, uses)
     set_own_steps(model, replace(own, drawn=tuple(drawn)))
-
-
-def _first_tested(settings: Settings, model: Any, data: DataSet) -> Any:
-    """What its test_step is tried on: batches to validate with may be of another form than those to train on."""
-    if data.validation is None or not has_own_test_step(model):
-        return None
-    return first_batch(data.validation, settings.trainer.batch_size)
 
 
 def optimizers_used(model: Any, batch: Any) -> set[str]:
@@ -143,9 +136,10 @@ def _trace_training(
     model: Any, optimizers: dict[str, LossScaleOptimizer], batch: Any, drawn: list[str] | None = None
 ) -> Any:  # fmt: skip
     if keras.backend.backend() == "jax":
-        others = {name: optimizer for name, optimizer in optimizers.items() if optimizer is not model.optimizer}
-        if others:
-            raise ConfigError(_one_on_jax(model, optimizers))
+        if any(optimizer is not model.optimizer for optimizer in optimizers.values()):
+            rule = (f"must be tensorflow: {type(model).__name__} has {len(optimizers)} optimizers "
+                    f"({', '.join(optimizers)}), and Keras on JAX hands a train_step the state of one.")
+            raise ConfigError(Problem("backend.name", rule, "jax"))
         model.optimizer.build(model.trainable_variables)
         model.optimizer.scale_state.keep_trace()
     try:
@@ -179,11 +173,6 @@ def _check_logs(model: Any, step: str, logs: Any) -> None:
 
 def _step_error(model: Any, step: str, error: Exception) -> UserCodeError:
     return UserCodeError(f"model: {type(model).__name__}.{step}: {type(error).__name__}: {plain_message(error)}")
-
-
-def _one_on_jax(model: Any, optimizers: Any) -> Problem:
-    return Problem("backend.name", f"must be tensorflow: {type(model).__name__} has {len(optimizers)} optimizers "
-                   f"({', '.join(optimizers)}), and Keras on JAX hands a train_step the state of one.", "jax")
 
 
 def loss_not_scaled_problem(model: str, optimizers: Sequence[str] = ("optimizer",)) -> Problem:

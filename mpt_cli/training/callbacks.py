@@ -9,13 +9,11 @@ one. Plain are numbers, texts, None and NumPy arrays, and lists, tuples and dict
 arrays beside it: a checkpoint is data, and reading one runs no code.
 """
 
-import hashlib
 import inspect
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +22,6 @@ from typing import Any
 
 import keras
 import numpy as np
-from numpy.typing import NDArray
 
 from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, summarise_error
 from mpt_cli.precision.keras_internals import idles_at_batches
@@ -32,8 +29,9 @@ from mpt_cli.settings.checks import REFUSED_CALLBACKS
 from mpt_cli.settings.references import build_object
 from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.telemetry.records import Snapshot
+from mpt_cli.training.checkpoint import CALLBACK_PREFIX, Arrays, digest_of
+from mpt_cli.training.progress import monitored
 
-Arrays = dict[str, NDArray[Any]]
 OF_KERAS = frozenset(vars(keras.callbacks.Callback()))  # what every callback has: its params and its model
 # what an attribute names, or is made anew with the callback and has no state
 BEGUN_ANEW = (type, ModuleType, partial, Path, keras.Model, keras.layers.Layer, keras.losses.Loss)
@@ -93,8 +91,9 @@ class CallbackState:
     callback looks at is not written with every checkpoint.
     """
 
-    def __init__(self, callback: Any) -> None:
-        self.callback = callback
+    def __init__(self, callback: Any, root: str = "") -> None:
+        """`root` is what the paths of its arrays begin with."""
+        self.callback, self._root = callback, root
         self._has_methods = all(callable(getattr(callback, name, None)) for name in ("get_state", "set_state"))
         of_keras = any(kind.__module__.startswith("keras.src.callbacks") for kind in type(callback).__mro__[:-2])
         self._left_out = OF_KERAS | (MADE_AGAIN if of_keras else frozenset())
@@ -108,26 +107,29 @@ class CallbackState:
 
     def begin(self) -> list[str]:
         """After `on_train_begin`: remember what was there; returns a sentence for what can't be stored."""
-        if not self._has_methods:
-            self._at_begin = {name: (_digest(content, arrays), [] if arrays else [content])
-                              for name, content, arrays in self._plain()}  # fmt: skip
-        return self._sentences()
+        if self._has_methods:
+            return []
+        plain, others = self._attributes()
+        self._at_begin = {name: (digest_of(arrays, json.dumps(content)), [] if arrays else [content])
+                          for name, (content, arrays) in plain.items()}  # fmt: skip
+        return self._sentences(others)
 
     def encode(self) -> tuple[Any, Arrays, list[str]]:
         """JSON and arrays by name, and sentences for what has come up since that can't be stored."""
         stored, arrays = dict[str, Any](), Arrays()
         if self._has_methods:
             try:
-                return encode(self.callback.get_state(), arrays, "state"), arrays, []
+                return encode(self.callback.get_state(), arrays, f"{self._root}state"), arrays, []
             except NotPlain as error:
                 raise UserCodeError(f"callbacks: {type(self.callback).__name__}.get_state must return numbers, texts, "
                                     f"arrays, and lists and dicts of them. Received: {error}.") from error
-        for name, content, own in self._plain():
-            if _digest(content, own) != self._at_begin.get(name, ("",))[0]:
+        plain, others = self._attributes()
+        for name, (content, own) in plain.items():
+            if digest_of(own, json.dumps(content)) != self._at_begin.get(name, ("",))[0]:
                 stored[name], arrays = content, arrays | own
         if isinstance(self.callback, keras.callbacks.CSVLogger):
             stored["csv_file"] = self.callback.csv_file.tell()
-        return stored, arrays, self._sentences()
+        return stored, arrays, self._sentences(others)
 
     def decode(self, stored: Any, arrays: Arrays) -> None:
         """Put back what `encode` gave; what has changed since, after a rollback, is as it was at the beginning."""
@@ -143,21 +145,20 @@ class CallbackState:
             else:
                 setattr(self.callback, name, decode(content, arrays))
 
-    def _plain(self) -> Iterator[tuple[str, Any, Arrays]]:
-        """Name, JSON and arrays of each attribute that is plain."""
-        for name, value in self._own().items():
-            arrays = Arrays()
-            with suppress(NotPlain):
-                yield name, encode(value, arrays, name), arrays
+    def _attributes(self) -> tuple[dict[str, tuple[Any, Arrays]], dict[str, Any]]:
+        """Those that are plain, by name as JSON and arrays, and the others."""
+        plain, others = dict[str, tuple[Any, Arrays]](), dict[str, Any]()
+        for name, value in vars(self.callback).items():
+            if name not in self._left_out:
+                arrays = Arrays()
+                try:
+                    plain[name] = encode(value, arrays, f"{self._root}{name}"), arrays
+                except NotPlain:
+                    others[name] = value
+        return plain, others
 
-    def _own(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self.callback).items() if name not in self._left_out}
-
-    def _sentences(self) -> list[str]:
-        if self._has_methods:
-            return []
-        stored = {name for name, _, _ in self._plain()}
-        found = {name: value for name, value in self._own().items() if name not in stored | self._told
+    def _sentences(self, others: dict[str, Any]) -> list[str]:
+        found = {name: value for name, value in others.items() if name not in self._told
                  and not (inspect.isroutine(value) or isinstance(value, BEGUN_ANEW))}  # fmt: skip
         self._told.update(found)
         return [
@@ -173,13 +174,6 @@ def _cut_off(logger: Any, size: int) -> None:
     logger.csv_file.seek(min(size, logger.csv_file.seek(0, os.SEEK_END)))
     logger.csv_file.truncate()
     logger.writer, logger.append_header = None, size == 0
-
-
-def _digest(content: Any, arrays: Arrays) -> str:
-    digest = hashlib.sha256(json.dumps(content).encode())
-    for path, array in arrays.items():
-        digest.update(f"{path} {array.dtype} {array.shape}".encode() + array.tobytes())
-    return digest.hexdigest()
 
 
 KEY = "trainer.callbacks"
@@ -277,14 +271,14 @@ def check_schedule(settings: Settings, callbacks: Iterable[Any]) -> None:
 
 
 def check_monitors(trainer: TrainerSettings, metrics: Sequence[str]) -> None:
-    """ConfigError where `trainer.early_stopping` or `trainer.reduce_on_plateau` watches what the run does not have."""
-    known, sections = f"It has {', '.join(metrics)}.", ("early_stopping", "reduce_on_plateau")
-    chosen = {f"trainer.{name}.monitor": getattr(trainer, name) for name in sections}
-    problems = [
-        Problem(key, "must be a metric of the run.", section.monitor, known)
-        for key, section in chosen.items()
-        if section.patience is not None and section.monitor not in metrics
-    ]
+    """ConfigError where `trainer.monitor`, `early_stopping` or `reduce_on_plateau` is of what the run does not have."""
+    watched = {"trainer.monitor": monitored(trainer.monitor, metrics)}
+    for name in ("early_stopping", "reduce_on_plateau"):
+        section = getattr(trainer, name)
+        watched[f"trainer.{name}.monitor"] = None if section.patience is None else section.monitor
+    known = f"It has {', '.join(metrics)}."
+    problems = [Problem(key, "must be a metric of the run.", metric, known) for key, metric in watched.items()
+                if metric is not None and metric not in metrics]  # fmt: skip
     if problems:
         raise ConfigError(problems)
 
@@ -321,7 +315,8 @@ class Callbacks:
         if not self.members:
             return
         self._say, self.model.stop_training = say, False
-        self._states = [CallbackState(each) for each in self.members]
+        self._states = [CallbackState(each, f"{CALLBACK_PREFIX}{name}/")
+                        for each, name in zip(self.members, self._names(), strict=True)]  # fmt: skip
         if self._waiting is not None:
             for state in self._states:
                 state.before_resumed_training()
@@ -380,13 +375,13 @@ class Callbacks:
         states, arrays = dict[str, Any](), Arrays()
         for name, state in zip(self._names(), self._states, strict=False):
             states[name], own, sentences = state.encode()
-            arrays |= {f"{name}/{path}": array for path, array in own.items()}
+            arrays |= own
             for sentence in sentences:
                 self._say(sentence)
         return {"ended": self.ended, "states": states}, arrays
 
     def resume(self, position: dict[str, Any], arrays: Arrays) -> None:
-        """Go on from what `position` gave; before `begin` it is kept until then."""
+        """Go on from what `position` gave, among other `arrays`; before `begin` it is kept until then."""
         self.ended = position["ended"]
         if not self._states:
             self._waiting = position, arrays
@@ -399,10 +394,8 @@ class Callbacks:
             if name not in position["states"]:
                 kind = name.partition("/")[0]
                 self._say(f"callbacks: {kind} was not there when the checkpoint was made, so it begins anew")
-                continue
-            prefix = f"{name}/"
-            own = {path.removeprefix(prefix): part for path, part in arrays.items() if path.startswith(prefix)}
-            state.decode(position["states"][name], own)
+            else:
+                state.decode(position["states"][name], arrays)
 
     def _names(self) -> list[str]:
         """Class and number within the class, as `EarlyStopping/0`: others may come and go between two attempts."""

@@ -13,19 +13,20 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.errors import DataError
 from mpt_cli.settings.limits import open_file, read_file, remove_file
 from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.ledger import Ledger
-from mpt_cli.training.progress import Progress, Stopwatch, monitored
+from mpt_cli.telemetry.sink import rename_durably, write_durably
+from mpt_cli.training.progress import Progress, Stopwatch
 
 SCHEMA_VERSION = 1
 SPARE_BYTES = 2**16  # for the label and what the file system keeps for itself
@@ -59,14 +60,13 @@ def write_checkpoint(folder: Path, name: str, checkpoint: Checkpoint) -> None:
     label, *places = files_of(folder, name)
     data = next(place for place in places if place != _data_in_use(label))
     partial_label, partial_data = _partial(label), _partial(data)
-    arrays: dict[str, Any] = {name: _plain(array) for name, array in checkpoint.arrays.items()}
+    arrays: dict[str, Any] = checkpoint.arrays
     try:
-        _write_durably(partial_data, lambda file: np.savez(file, **arrays))
+        write_durably(partial_data, lambda file: np.savez(file, **arrays))
         text = _label_text(checkpoint, data.name, _sha256(partial_data))
-        _write_durably(partial_label, lambda file: file.write(text.encode()))
-        for partial, place in ((partial_data, data), (partial_label, label)):
-            os.replace(partial, place)
-            _sync_folder(folder)
+        write_durably(partial_label, lambda file: file.write(text.encode()))
+        rename_durably(partial_data, data)
+        rename_durably(partial_label, label)
     except BaseException:
         partial_data.unlink(missing_ok=True)
         partial_label.unlink(missing_ok=True)
@@ -93,12 +93,14 @@ def read_label(folder: Path, name: str) -> dict[str, Any]:
 
 def read_checkpoint(folder: Path, name: str) -> Checkpoint:
     """Read and check both files; OSError, ValueError or KeyError with the reason where they are not whole."""
+    import ml_dtypes  # noqa: F401  # NumPy then knows bfloat16, of which its files hold the bits without the name
+
     content = read_label(folder, name)
     data = folder / content["data"]
     if _sha256(data) != content["sha256"]:
         raise ValueError("its variables do not match their checksum")
     with np.load(data, allow_pickle=False) as stored:
-        arrays = {name: stored[name].view(_dtype(dtype)) for name, dtype in content["dtypes"].items()}
+        arrays = {name: stored[name].view(np.dtype(dtype)) for name, dtype in content["dtypes"].items()}
     return Checkpoint(content["step"], arrays, content["position"])
 
 
@@ -108,22 +110,6 @@ def check_room(folder: Path, size_bytes: int) -> None:
     if free < size_bytes + SPARE_BYTES:
         needed = f"{os.strerror(errno.ENOSPC)}: {size_bytes / 2**20:.1f} MiB needed, {free / 2**20:.1f} MiB free"
         raise OSError(errno.ENOSPC, needed)
-
-
-def _plain(array: NDArray[Any]) -> NDArray[Any]:
-    """NumPy's files know no bfloat16 or float8; their bits are stored as integers."""
-    if array.dtype.kind != "V":
-        return array
-    return array.view({1: np.uint8, 2: np.uint16}[array.dtype.itemsize])
-
-
-def _dtype(name: str) -> Any:
-    try:
-        return np.dtype(name)
-    except TypeError:
-        import ml_dtypes
-
-        return np.dtype(getattr(ml_dtypes, name))
 
 
 def _data_in_use(label: Path) -> Path | None:
@@ -157,22 +143,6 @@ def _sha256(path: Path) -> str:
 
 def _partial(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
-
-
-def _write_durably(path: Path, write: Callable[[Any], Any]) -> None:
-    with path.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """Without this a rename may be lost when the machine goes down, or come after a later one."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 LATEST, BEST = "step-", "best-"  # before the number of the step
@@ -329,10 +299,15 @@ def collect_weights(model: Any) -> Arrays:
 
 def fingerprint_weights(model: Any) -> str:
     """16 letters that are others where a bit of what `collect_weights` gives is another."""
-    digest = hashlib.sha256()
-    for name, array in sorted(collect_weights(model).items()):
+    return digest_of(collect_weights(model))[:16]
+
+
+def digest_of(arrays: Arrays, text: str = "") -> str:
+    """SHA-256, which is another where `text`, or a name, dtype, shape or bit of `arrays` is."""
+    digest = hashlib.sha256(text.encode())
+    for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.dtype} {array.shape} ".encode() + array.tobytes())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()
 
 
 def restore_weights(model: Any, arrays: Arrays) -> None:
@@ -409,35 +384,9 @@ WORTH_SAVING_SECONDS = 10.0  # of training
 
 
 @dataclass(frozen=True)
-class CheckpointSchedule:
-    """After how many steps, epochs or seconds a checkpoint is due (None: not by this measure), and what is the best.
-
-    `monitor` is the metric whose best epoch is kept as well; None keeps none.
-    """
-
-    steps: int | None
-    epochs: int | None
-    seconds: float | None
-    monitor: str | None = None
-    settled_only: bool = False  # not within a streak of skips or zeros: a rollback needs a place before the trouble
-
-    @classmethod
-    def from_settings(cls, settings: TrainerSettings, metric_names: Iterable[str]) -> "CheckpointSchedule":
-        """ConfigError where the run won't have the monitored metric."""
-        names = list(metric_names)
-        monitor = monitored(settings.monitor, names)
-        if monitor is not None and monitor not in names:
-            remedy = f"It has {', '.join(names)}."
-            raise ConfigError(Problem("trainer.monitor", "must be a metric of the run.", monitor, remedy))
-        minutes = settings.checkpoint_every_minutes
-        seconds = None if minutes is None else 60.0 * minutes
-        settled_only = settings.max_rollbacks > 0
-        return cls(settings.checkpoint_every_steps, settings.checkpoint_every_epochs, seconds, monitor, settled_only)
-
-
-@dataclass(frozen=True)
 class Origin:
-    """What a checkpoint is of, beside its variables: how the loss was scaled, and the fingerprint of the data.
+    """What a checkpoint is of, beside its variables: how the loss was scaled, the fingerprint of the data, and the
+    metric whose best epoch is kept as well (None: none is).
 
     `scaling_numbers` are the fields of the mode.
     """
@@ -445,26 +394,23 @@ class Origin:
     scaling_mode: str
     dataset: str
     scaling_numbers: dict[str, Any] = field(default_factory=dict)
+    monitor: str | None = None
 
 
 class Checkpointer:
-    """Saves a run by its schedule. A save that fails is said, and training goes on with the checkpoint before it."""
+    """Saves a run by its settings. A save that fails is said, and training goes on with the checkpoint before it."""
 
     def __init__(
-        self,
-        store: CheckpointStore,
-        schedule: CheckpointSchedule,
-        model: Any,
-        origin: Origin,
+        self, store: CheckpointStore, settings: TrainerSettings, model: Any, origin: Origin,
         before_save: Callable[[], None],
-    ) -> None:
-        self.store, self.schedule, self.model = store, schedule, model
+    ) -> None:  # fmt: skip
+        self.store, self.settings, self.model = store, settings, model
         self.origin, self.before_save = origin, before_save
         self.stopwatch = Stopwatch()  # of the run, which counts on from a checkpoint
         self.saved_step: int | None = None
         self.failure: str | None = None  # why the latest attempt to save failed
         self._saved_position: tuple[int, int] | None = None
-        self.beside: Callable[[], tuple[dict[str, Any], Arrays]] = _nothing  # more of a position, and arrays
+        self.beside: Callable[[], tuple[dict[str, Any], Arrays]] = lambda: ({}, {})  # more of a position, and arrays
         self._saved_at = time.monotonic()
         self._save_seconds = 0.0
 
@@ -482,11 +428,13 @@ class Checkpointer:
 
     def steps_until_due(self, seen: int) -> int | None:
         """Steps to the next checkpoint by steps, so that a call into the compiled loop ends there."""
-        return None if self.schedule.steps is None else self.schedule.steps - seen % self.schedule.steps
+        every = self.settings.checkpoint_every_steps
+        return None if every is None else every - seen % every
 
     def save_if_due(self, progress: Progress, ledger: Ledger) -> None:
-        in_trouble = self.schedule.settled_only and (ledger.consecutive_skips > 0 or ledger.zero_steps > 0)
-        if self._is_due(progress, ledger) and not in_trouble:
+        """Not within a streak of skips or zeros, where a run may go back: it needs a place before the trouble."""
+        in_trouble = ledger.streaks.skips > 0 or ledger.streaks.zero_steps > 0
+        if self._is_due(progress, ledger) and not (in_trouble and self.settings.max_rollbacks):
             self.save(progress, ledger)
 
     def save(self, progress: Progress, ledger: Ledger) -> None:
@@ -509,20 +457,19 @@ class Checkpointer:
 
     def keep_if_best(self, improved: set[str], progress: Progress, ledger: Ledger) -> None:
         """At the end of an epoch: keep its weights when the monitored metric is among the `improved` ones."""
-        if self.schedule.monitor in improved:
+        if self.origin.monitor in improved:
             self._try(lambda: self.store.save_best(self._checkpoint(collect_weights(self.model), progress, ledger)))
 
     def _whole_checkpoint(self, progress: Progress, ledger: Ledger) -> Checkpoint:
         position, arrays = self.beside()
-        checkpoint = self._checkpoint({**collect_state(self.model), **arrays}, progress, ledger)
-        return replace(checkpoint, position={**checkpoint.position, **position})
+        return self._checkpoint({**collect_state(self.model), **arrays}, progress, ledger, **position)
 
-    def _checkpoint(self, arrays: Any, progress: Progress, ledger: Ledger) -> Checkpoint:
+    def _checkpoint(self, arrays: Any, progress: Progress, ledger: Ledger, **beside: Any) -> Checkpoint:
         """DataError where the last applied step has spoiled the weights."""
         if not ledger.is_sound:
             raise DataError("the loss or a gradient of the last applied step was not finite")
         position = {"progress": asdict(progress), "ledger": ledger.position(), **asdict(self.origin),
-                    "monitor": self.schedule.monitor, "times": self.stopwatch.position()}
+                    "times": self.stopwatch.position(), **beside}  # fmt: skip
         return Checkpoint(ledger.seen, arrays, position)
 
     def _try(self, save: Callable[[], None]) -> bool:
@@ -544,13 +491,9 @@ class Checkpointer:
         return True
 
     def _is_due(self, progress: Progress, ledger: Ledger) -> bool:
-        schedule = self.schedule
-        by_steps = schedule.steps is not None and ledger.seen % schedule.steps == 0
-        at_epoch_end = progress.step_in_epoch == 0
-        by_epochs = schedule.epochs is not None and at_epoch_end and progress.epochs_completed % schedule.epochs == 0
-        wait = None if schedule.seconds is None else max(schedule.seconds, self._save_seconds / MOST_SAVING_SHARE)
+        steps, epochs = self.settings.checkpoint_every_steps, self.settings.checkpoint_every_epochs
+        minutes, at_epoch_end = self.settings.checkpoint_every_minutes, progress.step_in_epoch == 0
+        by_steps = steps is not None and ledger.seen % steps == 0
+        by_epochs = epochs is not None and at_epoch_end and progress.epochs_completed % epochs == 0
+        wait = None if minutes is None else max(60.0 * minutes, self._save_seconds / MOST_SAVING_SHARE)
         return by_steps or by_epochs or (wait is not None and time.monotonic() - self._saved_at >= wait)
-
-
-def _nothing() -> tuple[dict[str, Any], Arrays]:
-    return {}, {}

@@ -9,7 +9,7 @@ batches throughout and end with the run. The moving average (EMA) is likewise ta
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import keras
@@ -49,20 +49,6 @@ ACCURACY_OF_LOSS = {
 
 
 @dataclass(frozen=True)
-class LossAndMetrics:
-    """What is minimised, and what is shown beside it, as `Model.compile` takes it: each in the structure of its key."""
-
-    loss: Any
-    metrics: Any
-    loss_weights: Any = None
-    weighted_metrics: Any = None
-
-    def compile_arguments(self) -> dict[str, Any]:
-        """For `Model.compile`."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-
-@dataclass(frozen=True)
 class _LossContext:
     """What decides how a named loss or metric is made; `key` is where it is named."""
 
@@ -73,24 +59,27 @@ class _LossContext:
     dtype: str
 
 
-def build_loss_and_metrics(trainer: TrainerSettings, model: keras.Model, task: str, policy_name: str) -> LossAndMetrics:
-    """The loss and metrics of a built model; ConfigError for names that neither Keras nor the user has.
+def build_loss_and_metrics(trainer: TrainerSettings, model: keras.Model, task: str, policy_name: str) -> dict[str, Any]:
+    """Return the loss and metrics of a built model as arguments of `Model.compile`, each in the structure of its key.
 
+    ConfigError for names that neither Keras nor the user has.
     `auto` is cross-entropy over integer labels with "accuracy" (binary where the model has a single output), or mean
     squared error with "mean_absolute_error". A loss by output (a mapping or list) is made for what that output gives.
     """
     contexts = _Contexts(trainer, model, task, Policy(policy_name).loss_dtype)
     loss = _by_output("trainer.loss", trainer.loss, contexts, lambda leaf, context: _build_loss(leaf, trainer, context))
 
-    def build_metrics(words: Any, context: _LossContext) -> list[keras.metrics.Metric]:
-        return _build_metrics(words, loss, context)
+    def build_metrics(key: str, value: Any) -> Any:
+        words = [value] if is_object(value) else value
+        if isinstance(words, list) and all(map(is_object, words)):
+            return _build_metrics(words, loss, contexts.of(key))
+        return _by_output(key, words, contexts, lambda part, context: _build_metrics(
+            part if isinstance(part, list) else [part], loss, context))
 
     weighted = trainer.weighted_metrics or None
-    return LossAndMetrics(
-        loss, _metrics_by_output("trainer.metrics", trainer.metrics or [], contexts, build_metrics),
-        trainer.loss_weights,
-        weighted and _metrics_by_output("trainer.weighted_metrics", weighted, contexts, build_metrics),
-    )  # fmt: skip
+    return {"loss": loss, "metrics": build_metrics("trainer.metrics", trainer.metrics or []),
+            "loss_weights": trainer.loss_weights,
+            "weighted_metrics": weighted and build_metrics("trainer.weighted_metrics", weighted)}  # fmt: skip
 
 
 class _Contexts:
@@ -102,49 +91,31 @@ class _Contexts:
         names = getattr(model, "output_names", None) or []
         self.outputs = {**dict(enumerate(tensors)), **dict(zip(names, tensors, strict=False))}
 
-    def whole(self, key: str) -> _LossContext:
-        return self._context(key, _count_outputs(self.model), lambda: gives_logits(self.model))
-
-    def of_output(self, key: str, output: Any) -> _LossContext:
-        """Of one output of several; as of the whole where it can't be told apart (a subclassed model's)."""
-        tensor = self.outputs.get(output)
+    def of(self, key: str, output: Any = None) -> _LossContext:
+        """Of one output, by name or place: as of the whole where that can't be told apart (a subclassed model's); of
+        the whole where it is None."""
+        tensor, asked = self.outputs.get(output), self.trainer.from_logits
         call = None if tensor is None else call_behind(tensor)
         if tensor is None or call is None:
-            return self._context(key, 0, lambda: gives_logits(self.model))
-        return self._context(key, _width(tensor), lambda: not any(map(_gives_probabilities, _last_parts(call[0]))))
-
-    def _context(self, key: str, outputs: int, find_logits: Callable[[], bool]) -> _LossContext:
-        asked = self.trainer.from_logits
-        return _LossContext(key, self.task, outputs, find_logits() if asked == "auto" else bool(asked), self.dtype)
-
-
-_Build = Callable[[Any, _LossContext], Any]
+            part, count = self.model, 0 if output is not None else _count_outputs(self.model)
+        else:
+            part, count = call[0], _width(tensor)
+        logits = gives_logits(part) if asked == "auto" else bool(asked)
+        return _LossContext(key, self.task, count, logits, self.dtype)
 
 
-def _by_output(key: str, value: Any, contexts: _Contexts, build: _Build) -> Any:
+def _by_output(key: str, value: Any, contexts: _Contexts, build: Callable[[Any, _LossContext], Any]) -> Any:
     """`build` of each object in the structure of `value`, for the output it stands at."""
     if is_object(value):
-        return None if value is None else build(value, contexts.whole(key))
+        return None if value is None else build(value, contexts.of(key))
     parts = value.items() if isinstance(value, dict) else enumerate(value)
-    built = {output: None if part is None else build(part, contexts.of_output(f"{key}.{output}", output))
+    built = {output: None if part is None else build(part, contexts.of(f"{key}.{output}", output))
              for output, part in parts}  # fmt: skip
     return built if isinstance(value, dict) else list(built.values())
 
 
-def _metrics_by_output(key: str, value: Any, contexts: _Contexts, build: _Build) -> Any:
-    """As `_by_output` for lists of metrics: a list of single ones is that of the whole model."""
-    if isinstance(value, list) and all(map(is_object, value)):
-        return build(value, contexts.whole(key))
-    if is_object(value):
-        return build([value], contexts.whole(key))
-    lists = {output: part if isinstance(part, list) else [part] for output, part in
-             (value.items() if isinstance(value, dict) else enumerate(value))}  # fmt: skip
-    built = {output: build(words, contexts.of_output(f"{key}.{output}", output)) for output, words in lists.items()}
-    return built if isinstance(value, dict) else list(built.values())
-
-
-def gives_logits(model: keras.Model) -> bool:
-    """Whether the model ends without softmax or sigmoid; of a subclassed model, whether its last layer does."""
+def gives_logits(model: Any) -> bool:
+    """Whether a model or layer ends without softmax or sigmoid; of a subclassed model, whether its last layer does."""
     return not any(_gives_probabilities(part) for part in _last_parts(model))
 
 
@@ -332,7 +303,11 @@ def _build_own_optimizer(settings: OwnOptimizer, total_steps: int | None) -> ker
         if common.name not in ("name", "schedule", "learning_rate", "kwargs") and value != common.default:
             setattr(optimizer, common.name, value)
     if settings.learning_rate is not None or settings.schedule != Schedule():
-        put_rate(optimizer, _rate_of_own(settings, configured_rate(optimizer), total_steps))
+        base = configured_rate(optimizer) if settings.learning_rate is None else settings.learning_rate
+        if not isinstance(base, float):
+            raise ConfigError(Problem(SCHEDULE_KEY, f"must be left out: {settings.object} has a schedule of its own.",
+                                      None, "Or give optimizer.learning_rate, to put this one in its place."))
+        put_rate(optimizer, build_learning_rate(settings.schedule, base, total_steps))
     return optimizer
 
 
@@ -343,25 +318,10 @@ def put_rate(optimizer: keras.optimizers.Optimizer, rate: float | schedules.Lear
     optimizer.learning_rate = rate
 
 
-def with_rate(settings: OptimizerSettings, learning_rate: float | None) -> OptimizerSettings:
-    """`settings` with that learning rate, or their own where it is None."""
-    return settings if learning_rate is None else replace(settings, learning_rate=learning_rate)
-
-
 def copied_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """One that is configured as `optimizer` is now, without its state."""
     rate = configured_rate(optimizer)
     return type(optimizer).from_config(optimizer.get_config(), custom_objects={type(rate).__name__: type(rate)})
-
-
-def _rate_of_own(
-    settings: OwnOptimizer, configured: Any, total_steps: int | None
-) -> float | schedules.LearningRateSchedule:
-    base = configured if settings.learning_rate is None else settings.learning_rate
-    if not isinstance(base, float):
-        raise ConfigError(Problem(SCHEDULE_KEY, f"must be left out: {settings.object} has a schedule of its own.", None,
-                                  "Or give optimizer.learning_rate, to put this one in its place."))
-    return build_learning_rate(settings.schedule, base, total_steps)
 
 
 @keras.saving.register_keras_serializable("mpt_cli")
@@ -415,9 +375,22 @@ def build_learning_rate(
     """
     if schedule.object is not None:
         return _own_schedule(schedule, learning_rate)
-    if schedule.name == "constant" and not schedule.warmup_steps:
+    if schedule.name == "exponential":
+        return schedules.ExponentialDecay(learning_rate, schedule.decay_steps, schedule.decay_rate,
+                                          staircase=bool(schedule.staircase))
+    if schedule.name == "piecewise":
+        values = [learning_rate * value for value in schedule.values or []]
+        return schedules.PiecewiseConstantDecay(schedule.boundaries, values)
+    is_constant = schedule.name == "constant"
+    if is_constant and not schedule.warmup_steps:
         return learning_rate
-    return _BUILDERS[schedule.name](schedule, learning_rate, total_steps)
+    # constant is a cosine that ends where it starts, without a schedule class of our own in the file
+    decay_steps = 1 if is_constant else schedule.decay_steps or _steps_after_warmup(schedule, total_steps)
+    alpha = 1.0 if is_constant else schedule.final_factor or 0.0
+    if not schedule.warmup_steps:
+        return schedules.CosineDecay(learning_rate, decay_steps, alpha)
+    return schedules.CosineDecay(0.0, decay_steps, alpha, warmup_target=learning_rate,
+                                 warmup_steps=schedule.warmup_steps)
 
 
 def _own_schedule(schedule: Schedule, learning_rate: float) -> schedules.LearningRateSchedule:
@@ -435,21 +408,6 @@ def _own_schedule(schedule: Schedule, learning_rate: float) -> schedules.Learnin
     return built
 
 
-def _warmup(schedule: Schedule, learning_rate: float, total_steps: int | None) -> schedules.LearningRateSchedule:
-    # A cosine that ends where it starts: constant after the warm-up, without a schedule class of our own in the file.
-    return schedules.CosineDecay(0.0, decay_steps=1, alpha=1.0, warmup_target=learning_rate,
-                                 warmup_steps=schedule.warmup_steps)
-
-
-def _cosine(schedule: Schedule, learning_rate: float, total_steps: int | None) -> schedules.LearningRateSchedule:
-    decay_steps = schedule.decay_steps or _steps_after_warmup(schedule, total_steps)
-    alpha = schedule.final_factor or 0.0
-    if not schedule.warmup_steps:
-        return schedules.CosineDecay(learning_rate, decay_steps, alpha)
-    return schedules.CosineDecay(0.0, decay_steps, alpha, warmup_target=learning_rate,
-                                 warmup_steps=schedule.warmup_steps)
-
-
 def _steps_after_warmup(schedule: Schedule, total_steps: int | None) -> int:
     if total_steps is None:
         raise ConfigError(Problem(
@@ -460,19 +418,6 @@ def _steps_after_warmup(schedule: Schedule, total_steps: int | None) -> int:
             f"{SCHEDULE_KEY}.warmup_steps", f"must be below the {total_steps} steps of the run.", schedule.warmup_steps,
             f"Lower it, train longer, or set {SCHEDULE_KEY}.decay_steps."))
     return total_steps - schedule.warmup_steps
-
-
-def _exponential(schedule: Schedule, learning_rate: float, total_steps: int | None) -> schedules.LearningRateSchedule:
-    return schedules.ExponentialDecay(learning_rate, schedule.decay_steps, schedule.decay_rate,
-                                      staircase=bool(schedule.staircase))
-
-
-def _piecewise(schedule: Schedule, learning_rate: float, total_steps: int | None) -> schedules.LearningRateSchedule:
-    values = [learning_rate * value for value in schedule.values or []]
-    return schedules.PiecewiseConstantDecay(schedule.boundaries, values)
-
-
-_BUILDERS = {"constant": _warmup, "cosine": _cosine, "exponential": _exponential, "piecewise": _piecewise}
 
 
 def resolve_scaling(settings: LossScaleSettings, model: Any) -> Scaling:
@@ -496,22 +441,20 @@ def wrap_optimizer(
     )  # fmt: skip
 
 
-def describe_scaling(scaling: Scaling, model: Any, scale: float | None = None) -> str:
+def describe_scaling(scaling: Scaling, scale: float | None = None) -> str:
     """One line for the header: the mode, its numbers, and why; `scale` is where it begins if not at its first."""
     if not scaling.scales:
-        needed = computes_in_float16(model)
-        return f"{scaling.mode}{', though layers compute in float16' if needed else ' (nothing computes in float16)'}"
+        why = ", though layers compute in float16" if scaling.is_needed else " (nothing computes in float16)"
+        return f"{scaling.mode}{why}"
     return scaling.rule.describe(format_scale(scale or scaling.initial_scale), scaling.on_overflow)
 
 
-def warn_of_scaling(scaling: Scaling, model: Any) -> list[str]:
-    """What is unusual about scaling or not scaling this model; empty where nothing is."""
-    needed = computes_in_float16(model)
-    found = []
-    if needed and not scaling.scales:
-        found.append(f"loss_scale.mode={scaling.mode}: layers compute in float16, where gradients below 2^-24 become "
-                     "0. loss_scale=dynamic keeps them.")
-    if not needed and scaling.scales:
-        found.append(f"loss_scale.mode={scaling.mode} has no use here: nothing computes in float16. It changes no "
-                     "result and costs a little; loss_scale=auto leaves it out.")
-    return found
+def warn_of_scaling(scaling: Scaling) -> list[str]:
+    """What is unusual about scaling or not scaling a model; empty where nothing is."""
+    if scaling.is_needed == scaling.scales:
+        return []
+    if scaling.is_needed:
+        return [f"loss_scale.mode={scaling.mode}: layers compute in float16, where gradients below 2^-24 become 0. "
+                "loss_scale=dynamic keeps them."]
+    return [f"loss_scale.mode={scaling.mode} has no use here: nothing computes in float16. It changes no result and "
+            "costs a little; loss_scale=auto leaves it out."]

@@ -3,6 +3,7 @@
 What is recorded of it are its settings; the objects themselves are the caller's, so no YAML repeats such a run.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isgenerator
@@ -12,8 +13,8 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.data.build import class_factors, input_dtype, input_dtypes, input_shape, max_abs_input
-from mpt_cli.data.examples import DataSet, Examples, Stream, fingerprint_arrays, leaves, map_arrays, on_values
+from mpt_cli.data.build import class_factors, look_at
+from mpt_cli.data.examples import DataSet, Examples, Stream, leaves, map_arrays, on_values
 from mpt_cli.data.streams import (
     as_arrays,
     draws_order,
@@ -25,13 +26,13 @@ from mpt_cli.data.streams import (
 from mpt_cli.engine.backend import Platform, running_platform
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.models.build import freeze_layers
-from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, has_own_train_step, layers_of
+from mpt_cli.precision import LossScaleOptimizer, has_own_train_step, layers_of
 from mpt_cli.precision.keras_internals import compiled_loss_weights
 from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule
 from mpt_cli.precision.train_step import can_be_called, has_own_compute_loss, optimizers_in, unwrapped
 from mpt_cli.settings.schema import FLOAT_POLICIES, PolicySettings, Settings
 from mpt_cli.settings.variants import GivenModel, GivenOptimizer
-from mpt_cli.training.assembly import build_metrics, choose_for, policy_of
+from mpt_cli.training.assembly import build_metrics, policy_of, put_under_policy
 from mpt_cli.training.loss_and_optimizer import copied_optimizer
 from mpt_cli.training.program import Program
 
@@ -88,15 +89,8 @@ class ModelProgram(Program):
 
     def build_copy(self, settings: Settings, data: DataSet) -> Any:
         """With weights of its own; ConfigError for a model that Keras can't clone."""
-        policy, as_built = settings.policy, self.policy is None and settings.policy.name == self.settings.policy.name
-        try:
-            model = apply_policy(cloned(self.model), Policy(policy.base, policy.head, policy.overrides),
-                                 everywhere=not as_built)  # fmt: skip
-            if policy.is_auto:
-                choose_for(model, policy_of(settings), data, settings.trainer.batch_size)
-            return model
-        except ValueError as error:
-            raise ConfigError(Problem("policy", str(error), policy.name)) from error
+        as_built = self.policy is None and settings.policy.name == self.settings.policy.name
+        return put_under_policy(settings, cloned(self.model), data, everywhere=not as_built)
 
     def compile_copy(self, settings: Settings, model: Any, data: DataSet) -> None:
         model.compile(optimizer=None, loss=self.model.loss, loss_weights=compiled_loss_weights(self.model),
@@ -111,9 +105,7 @@ class ModelProgram(Program):
         return f"{type(self.model).__name__} {self.model.name}"
 
     def describe_policy(self, model: Any) -> str:
-        counts: dict[str, int] = {}
-        for layer in layers_of(model):
-            counts[layer.dtype_policy.name] = counts.get(layer.dtype_policy.name, 0) + 1
+        counts = Counter(layer.dtype_policy.name for layer in layers_of(model))
         parts = [f"{count} layer{'s' if count > 1 else ''} {name}" for name, count in counts.items()]
         how = "as built" if self.policy is None else f"{self.policy}, set on the built model"
         how += ", stochastic rounding" if self.settings.policy.stochastic_rounding else ""
@@ -219,10 +211,8 @@ def described_policy(model: Any, policy: str | None) -> PolicySettings:
 
 
 def under_policy(model: Any, settings: Settings, data: DataSet, everywhere: bool) -> Any:
-    """`model` itself with its head and overrides in their policies, and `everywhere` its other layers in the run's.
-
-    ConfigError where that would change the dtype of variables, which exist already.
-    """
+    """`put_under_policy` of the model itself; ConfigError where that would change the dtype of variables, which exist
+    already."""
     policy = policy_of(settings)
     wanted, before = policy.variable_dtype, {v.dtype for v in model.trainable_weights}
     if everywhere and before - {wanted}:
@@ -231,13 +221,7 @@ def under_policy(model: Any, settings: Settings, data: DataSet, everywhere: bool
             f"{', '.join(sorted(before))}.", settings.policy.name,
             f"Build the model after keras.config.set_dtype_policy({policy.name!r}), and leave policy out.",
         ))  # fmt: skip
-    try:
-        model = apply_policy(model, policy, everywhere)
-    except ValueError as error:
-        raise ConfigError(Problem("policy", str(error), settings.policy.name)) from error
-    if settings.policy.is_auto:
-        choose_for(model, policy, data, settings.trainer.batch_size)
-    return model
+    return put_under_policy(settings, model, data, everywhere)
 
 
 def read_given(given: DataArguments) -> DataSet:
@@ -252,11 +236,10 @@ def read_given(given: DataArguments) -> DataSet:
         kept = int(len(train) * (1 - given.validation_split))
         train, validation = train.take(slice(0, kept)), train.take(slice(kept, len(train)))
     parts = [part for part in (train, validation) if isinstance(part, Examples)]
-    fingerprint, of = fingerprint_arrays(parts)
     counts = f"{len(train):,} training"
     counts += f" and {len(validation):,} validation" if isinstance(validation, Examples) else ""
-    return DataSet(train, validation, "given", input_shape(train.x), input_dtype(train.x), None, fingerprint,
-                   f"arrays: {counts} examples", max_abs_input(parts), of, input_dtypes=input_dtypes(train.x))
+    return DataSet(train=train, validation=validation, task="given", num_classes=None,
+                   description=f"arrays: {counts} examples", **look_at(parts))
 
 
 def is_batched_source(x: Any) -> bool:
@@ -276,11 +259,9 @@ def _of_batches(given: DataArguments) -> DataSet:
     first = train.first()
     if first is None:
         raise DataError("x: there are no examples.")
-    fingerprint, _ = fingerprint_arrays([first])
     draws = is_tf_dataset(given.x) and draws_order(given.x)
-    return DataSet(train, _validation(given), "given", input_shape(first.x), input_dtype(first.x), None, fingerprint,
-                   kind, max_abs_input([first]), f"the first {len(first)} examples",
-                   input_dtypes=input_dtypes(first.x), warnings=(SHUFFLES,) if draws else ())  # fmt: skip
+    return DataSet(train=train, validation=_validation(given), task="given", num_classes=None, description=kind,
+                   warnings=(SHUFFLES,) if draws else (), **look_at([first]))  # fmt: skip
 
 
 SHUFFLES = ("data: the dataset shuffles. Another process can go on with this run exactly only if its dataset draws the "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mpt_cli.data.examples import leaves
+from mpt_cli.engine.backend import peak_memory
 from mpt_cli.errors import BAD_DATA, BUG, NUMERICAL, OK, DataError, MptError
 from mpt_cli.signals import SIGNAL_EXIT_CODES, ForcedEnd, signal_of
 from mpt_cli.telemetry.health import COLLAPSED, GOOD_VERDICTS, NEVER_TRAINED, STOPPED, Stop, judge
@@ -124,7 +125,7 @@ def _summary(session: "Session", run_dir: Path, ending: Conclusion) -> Summary:
     return Summary(
         **ending._asdict(), **counted(ledger, trainer.progress),
         examples_per_second=trainer.stopwatch.examples_per_second,
-        peak_memory_bytes=session.peak_memory(), seconds=trainer.stopwatch.run_seconds,
+        peak_memory_bytes=peak_memory(), seconds=trainer.stopwatch.run_seconds,
         recipe=session.assembly.settings.recipe, run_dir=str(run_dir),
         rollbacks=len(trainer.telemetry.tally.rollbacks),
         gradients=None if ledger.sample is None else asdict(ledger.sample),
@@ -166,28 +167,19 @@ def describe_numbers(array: Any) -> dict[str, Any]:
 
 def _describe_batch(trainer: "Trainer") -> dict[str, Any]:
     """The inputs and targets of the last step, by name."""
-    import keras
+    from keras import ops
 
     piece = trainer.last_piece
     if piece is None:
         return {}
     last = piece.batch_indices[piece.count - 1]
     named = leaves(piece.source.x, "x") + leaves(piece.source.y, "y")
-    return {name: describe_numbers(_on_host(keras.ops.take(array, last, axis=0))) for name, array in named}
+    return {name: describe_numbers(ops.convert_to_numpy(ops.take(array, last, axis=0))) for name, array in named}
 
 
 def _describe_layer(layer: Any) -> dict[str, Any]:
-    variables = {variable.path: describe_numbers(_on_host(variable)) for variable in layer.variables}
+    variables = {variable.path: describe_numbers(variable.numpy()) for variable in layer.variables}
     return {
         "name": layer.name, "class": type(layer).__name__, "compute_dtype": layer.compute_dtype,
         "variable_dtype": layer.variable_dtype, "variables": variables,
     }  # fmt: skip
-
-
-def _on_host(value: Any) -> Any:
-    """NumPy values in a dtype that NumPy can reckon with: bfloat16 and float8 become float32."""
-    import keras
-
-    is_float = keras.backend.is_float_dtype(keras.backend.standardize_dtype(value.dtype))
-    narrow = is_float and str(keras.backend.standardize_dtype(value.dtype)) not in ("float16", "float32", "float64")
-    return keras.ops.convert_to_numpy(keras.ops.cast(value, "float32") if narrow else value)

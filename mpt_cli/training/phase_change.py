@@ -1,5 +1,6 @@
 """The change from one phase of a run to the next, and what ends the training in each."""
 
+from typing import Any
 
 import keras
 
@@ -20,61 +21,53 @@ def enter_phase(parts: Assembly, index: int, trainer: Trainer | None = None) -> 
         parts.phases.enter(index)
     parts.engine.rebuild()
     if trainer is not None:
-        trainer.ledger.name_variables({name: tuple(v.path for v in optimizer.trained_variables)
-                                       for name, optimizer in optimizers_of(parts.model).items()})  # fmt: skip
+        trainer.ledger.name_variables(trained_paths(parts.model))
         for stopwatch in (trainer.stopwatch, trainer.validation_stopwatch):
             stopwatch.forget_programs()
 
 
-class PhaseChange:
-    """Ends a phase and begins the next. The checkpoint before it is of the phase that ends: a run that is killed at the
-    border makes the change when it goes on."""
+def trained_paths(model: Any) -> dict[str, tuple[str, ...]]:
+    """By the name of each optimizer the variables that it trains, in the order of their gradients."""
+    return {name: tuple(v.path for v in optimizer.trained_variables) for name, optimizer in optimizers_of(model).items()}
 
-    def __init__(self, parts: Assembly, trainer: Trainer) -> None:
-        self.parts, self.trainer = parts, trainer
 
-    def __call__(self) -> None:
-        """To be called between two epochs."""
-        parts, trainer = self.parts, self.trainer
-        trainer.checkpointer.save(trainer.progress, trainer.ledger)
-        ended = trainer.callbacks.ended
-        average_weights(parts, trainer)
-        end_training(parts, trainer)
-        trainer.progress.begin_phase(trainer.ledger.applied)
-        enter_phase(parts, trainer.progress.phase, trainer)
-        trainer.watch_weights()
-        self._lower_rate()
-        self._report(ended)
-        self._compile_ahead()
-        trainer.callbacks.begin_again()
+def change_phase(parts: Assembly, trainer: Trainer) -> None:
+    """End a phase and begin the next, between two epochs. The checkpoint before it is of the phase that ends: a run
+    that is killed at the border makes the change when it goes on."""
+    trainer.checkpointer.save(trainer.progress, trainer.ledger)
+    ended, phases = trainer.callbacks.ended, parts.phases
+    average_weights(parts, trainer)
+    end_training(parts, trainer)
+    trainer.progress.begin_phase(trainer.ledger.applied)
+    enter_phase(parts, trainer.progress.phase, trainer)
+    trainer.watch_weights()
+    if rollbacks := len(trainer.telemetry.tally.rollbacks):  # they have lowered the rate in the phases before, too
+        factor = ROLLBACK_FACTOR**rollbacks
+        set_learning_rate(parts.optimizer, phases.optimizer_settings, phases.schedule_steps, factor)
+    _report_phase(parts, trainer, ended)
+    _compile_phase(parts, trainer)
+    trainer.callbacks.begin_again()
 
-    def _lower_rate(self) -> None:
-        """As rollbacks have lowered it in the phases before."""
-        rollbacks, phases = len(self.trainer.telemetry.tally.rollbacks), self.parts.phases
-        if rollbacks:
-            factor = ROLLBACK_FACTOR**rollbacks
-            set_learning_rate(self.parts.optimizer, phases.optimizer_settings, phases.schedule_steps, factor)
 
-    def _report(self, ended: str) -> None:
-        phases, trainer = self.parts.phases, self.trainer
-        number, scale = phases.index + 1, trainer.ledger.scale
-        if ended:
-            trainer.telemetry.message(f"phase {number - 1} ends early, in epoch {trainer.progress.epoch}: {ended}")
-        line = phases.lines[phases.index]
-        trainer.telemetry.events([
-            Event(trainer.ledger.seen + 1, trainer.progress.epoch + 1, PHASE, scale, scale, phase=number, cause=line)
-        ])  # fmt: skip
-        trainer.telemetry.message(f"phase {number}/{len(phases.all)}: {line}")
+def _report_phase(parts: Assembly, trainer: Trainer, ended: str) -> None:
+    phases, number, scale = parts.phases, parts.phases.index + 1, trainer.ledger.scale
+    if ended:
+        trainer.telemetry.message(f"phase {number - 1} ends early, in epoch {trainer.progress.epoch}: {ended}")
+    line = phases.lines[phases.index]
+    trainer.telemetry.events([
+        Event(trainer.ledger.seen + 1, trainer.progress.epoch + 1, PHASE, scale, scale, phase=number, cause=line)
+    ])  # fmt: skip
+    trainer.telemetry.message(f"phase {number}/{len(phases.all)}: {line}")
 
-    def _compile_ahead(self) -> None:
-        """The steps of the phase, where XLA compiles on TensorFlow: what it can't compile runs without it from here."""
-        parts = self.parts
-        if keras.backend.backend() != "tensorflow" or not parts.engine.jit_compile:
-            return
-        may_leave = parts.settings.trainer.jit_compile == "auto"
-        jit = try_xla(parts.engine, (parts.train_feed, parts.validation_feed), may_leave)
-        if not jit.jit_compile:
-            self.trainer.telemetry.message(f"no XLA from here on ({jit.reason})")
+
+def _compile_phase(parts: Assembly, trainer: Trainer) -> None:
+    """Compile its steps where XLA does on TensorFlow: what it can't compile runs without it from here."""
+    if keras.backend.backend() != "tensorflow" or not parts.engine.jit_compile:
+        return
+    may_leave = parts.settings.trainer.jit_compile == "auto"
+    jit = try_xla(parts.engine, (parts.train_feed, parts.validation_feed), may_leave)
+    if not jit.jit_compile:
+        trainer.telemetry.message(f"no XLA from here on ({jit.reason})")
 
 
 def average_weights(parts: Assembly, trainer: Trainer) -> bool:

@@ -9,7 +9,8 @@ the loss scale with its counters, the order of the examples, the number of the e
 import math
 import zlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -26,12 +27,8 @@ from mpt_cli.training.loss_and_optimizer import (
     build_optimizer,
     copied_optimizer,
     put_rate,
-    with_rate,
     wrap_optimizer,
 )
-
-if TYPE_CHECKING:
-    pass
 
 Optimizers = dict[str, LossScaleOptimizer]
 
@@ -78,7 +75,8 @@ class Phases:
     @property
     def optimizer_settings(self) -> OptimizerSettings:
         """Those of the phase: its learning rate for that of `optimizer`."""
-        return with_rate(self.settings.optimizer, self.all[self.index].learning_rate)
+        optimizer, rate = self.settings.optimizer, self.all[self.index].learning_rate
+        return optimizer if rate is None else replace(optimizer, learning_rate=rate)
 
     @property
     def schedule_steps(self) -> int | None:

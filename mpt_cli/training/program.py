@@ -4,12 +4,11 @@ All that follows (engine, feeds, trainer, checkpoints, telemetry) is one path fo
 inside functions: a program exists before the backend is chosen.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from mpt_cli.engine.backend import Platform
+from mpt_cli.engine.backend import Platform, prepare_backend
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import shell_command
@@ -20,10 +19,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Program(ABC):
-    """What is trained, under `settings`, which hold all the rest and are what the record repeats."""
+class Program:
+    """What is trained, as its settings say in full: a YAML and the words of a command line. ConfigError for settings
+    that are the record of a program of objects. One of objects is a subclass, whose record they are.
+    """
 
     settings: Settings
+
+    def __post_init__(self) -> None:
+        if self.repeatable:
+            check_repeatable(self.settings)
 
     @property
     def repeatable(self) -> bool:
@@ -35,38 +40,47 @@ class Program(ABC):
         """Keras callbacks beside those of the settings."""
         return ()
 
+    @property
+    def model_name(self) -> str:
+        """The model in a word."""
+        return self.settings.model.name
+
     def with_settings(self, settings: Settings) -> Self:
         """The same under other settings, such as those with the seed that was drawn."""
         return replace(self, settings=settings)
 
-    @abstractmethod
     def check_present(self) -> None:
         """MptError where data, model or functions can't be there; before seconds are spent on importing Keras."""
+        from mpt_cli.data.paths import check_run_present
 
-    @abstractmethod
+        check_run_present(self.settings)
+
     def prepare_backend(self) -> Platform:
         """Have Keras imported, on the backend and device of the run."""
+        return prepare_backend(self.settings)
 
-    @abstractmethod
     def load_data(self) -> "DataSet":
         """Training and validation data, the same each time."""
+        from mpt_cli.data.load import load_data_for_builder, load_data_of_run
 
-    @abstractmethod
+        load = load_data_for_builder if self.settings.model.name == "builder" else load_data_of_run
+        return load(self.settings)
+
     def build_model(self, data: "DataSet") -> Any:
         """The model with its layers in the dtypes of the run; compiled where its author has done that."""
+        return self.build_copy(self.settings, data)
 
-    @abstractmethod
     def build_copy(self, settings: Settings, data: "DataSet") -> Any:
         """The model once more, to be measured under the policy of `settings`; it is not compiled."""
+        from mpt_cli.training.assembly import build_under_policy
 
-    @abstractmethod
+        return build_under_policy(settings, data)
+
     def compile_copy(self, settings: Settings, model: Any, data: "DataSet") -> None:
         """Give such a copy the loss of the run, and no optimizer."""
+        from mpt_cli.training.assembly import compile_model
 
-    @property
-    @abstractmethod
-    def model_name(self) -> str:
-        """The model in a word."""
+        compile_model(settings, model, data, None)
 
     def describe_policy(self, model: Any) -> str:
         """The dtypes of the layers in a line, where the settings don't say them."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.engine.backend import Platform, emulated_operations, framework_errors, peak_memory
+from mpt_cli.engine.backend import Platform, emulated_operations, framework_errors
 from mpt_cli.engine.distribution import ProcessGroup, check_same_data
 from mpt_cli.engine.faults import FaultSearch
 from mpt_cli.engine.flow import is_rounded
@@ -40,12 +40,10 @@ from mpt_cli.training.callbacks import (
     with_short_calls,
 )
 from mpt_cli.training.checkpoint import (
-    CALLBACK_PREFIX,
     SCALE_PREFIX,
     Arrays,
     Checkpoint,
     Checkpointer,
-    CheckpointSchedule,
     CheckpointStore,
     Origin,
     restore_state,
@@ -57,10 +55,10 @@ from mpt_cli.training.loss_and_optimizer import (
     describe_scaling,
     set_learning_rate,
 )
-from mpt_cli.training.phase_change import PhaseChange, average_weights, end_training, enter_phase
+from mpt_cli.training.phase_change import average_weights, change_phase, end_training, enter_phase, trained_paths
 from mpt_cli.training.phases import check_phase
 from mpt_cli.training.program import Program
-from mpt_cli.training.progress import Outcome, Progress
+from mpt_cli.training.progress import Outcome, Progress, monitored
 from mpt_cli.training.saving import adapted_layers, put_adapted, save_trained
 from mpt_cli.training.trainer import Trainer, TrainingPlan
 
@@ -138,7 +136,7 @@ class Session:
         policy = parts.program.describe_policy(parts.model) or _describe_policy(settings, parts.model)
         model = f"{parts.program.model_name}, {count_parameters(parts.model):,} parameters"
         scale = None if math.isnan(ledger.scale) else ledger.scale
-        scaling = describe_scaling(parts.scaling, parts.model, scale)
+        scaling = describe_scaling(parts.scaling, scale)
         return RunHeader(
             recipe=settings.recipe, description=settings.description, run_dir=str(run_dir),
             policy=policy, loss_scale=scaling, model=model, data=parts.data.header,
@@ -156,10 +154,6 @@ class Session:
         parts = self.assembly
         adapted = adapted_layers(parts.model)
         return {**parts.data.preprocessing, **({"adapted_layers": adapted} if adapted else {})}
-
-    def peak_memory(self) -> int | None:
-        """Bytes at the most, of the device where it keeps count, else of the process."""
-        return peak_memory()
 
 
 def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: CheckpointStore) -> Session:
@@ -181,31 +175,30 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
     plan = TrainingPlan(settings.epochs, trainer.max_steps, trainer.log_every_steps, trainer.validate_every_epochs,
                         parts.capacity, steps_per_call, tuple(phase.epochs for phase in settings.phases))  # fmt: skip
     ledger = Ledger(rules, window_steps=settings.loss_scale.skip_rate_window)
+    ledger.name_variables(trained_paths(parts.model))
     telemetry.tally = EventTally(parts.scaling)
     health = HealthRules(settings.loss_scale, trainer, parts.scaling)
     names = ["loss", *metric_names(parts.model, parts.validation_feed is not None)]
     check_monitors(trainer, names)
-    schedule = CheckpointSchedule.from_settings(trainer, names)
-    origin = Origin(parts.scaling.mode, parts.data.fingerprint, asdict(parts.scaling.rule))
-    checkpointer = Checkpointer(store, schedule, parts.model, origin, telemetry.flush)
+    origin = Origin(parts.scaling.mode, parts.data.fingerprint, asdict(parts.scaling.rule),
+                    monitored(trainer.monitor, names))  # fmt: skip
+    checkpointer = Checkpointer(store, trainer, parts.model, origin, telemetry.flush)
     feeds = parts.train_feed, parts.validation_feed
     runner = Trainer(parts.engine, *feeds, plan, telemetry, ledger, health, checkpointer)
     runner.source_rows = parts.data.rows
     runner.callbacks = Callbacks(callbacks, parts.model, parts.engine.forget_last_call)
-    checkpointer.beside = PositionBeside(parts, runner)
-    runner.next_phase = PhaseChange(parts, runner)
+    checkpointer.beside = partial(position_beside, parts, runner)
+    runner.next_phase = partial(change_phase, parts, runner)
     _add_what_was_asked_for(parts, runner, may_sample=not rules.loss_is_running)
     return Session(parts, runner)
 
 
 def _ledger_options(parts: Assembly) -> LedgerOptions:
-    own, optimizers = own_steps(parts.model), optimizers_of(parts.model)
+    own = own_steps(parts.model)
     loss_is_running = own is not None and bool(own.optimizers)
-    paths = [(name, tuple(v.path for v in optimizer.trained_variables)) for name, optimizer in optimizers.items()]
     return LedgerOptions(
-        variables=paths[0][1], min_scale=parts.scaling.rule.lowest, max_scale=parts.scaling.rule.highest,
-        applies_non_finite=parts.optimizer.on_overflow == "apply",
-        optimizers=tuple(paths) if len(paths) > 1 else (), loss_is_running=loss_is_running,
+        min_scale=parts.scaling.rule.lowest, max_scale=parts.scaling.rule.highest,
+        applies_non_finite=parts.optimizer.on_overflow == "apply", loss_is_running=loss_is_running,
         keep_spikes=0 if loss_is_running else parts.settings.trainer.keep_spikes or 0,
     )  # fmt: skip
 
@@ -275,7 +268,7 @@ def _describe_device(parts: Assembly) -> str:
         return f"{device}, {parts.distribution.layout.describe(parts.model)} of {kind} ({wanted.name})"
     process_info = parts.platform.process_info
     of_all = f" of {process_info.world_size} processes" if process_info else ""
-    return f"{device}, each batch split over {parts.replicas} {kind}{of_all} ({wanted.name})"
+    return f"{device}, each batch split over {parts.distribution.replicas} {kind}{of_all} ({wanted.name})"
 
 
 def _describe_own_optimizers(parts: Assembly) -> str:
@@ -354,7 +347,7 @@ def restore(parts: Assembly, trainer: Trainer, checkpoint: Checkpoint) -> bool:
     factor = ROLLBACK_FACTOR ** len(rollbacks)
     has_callbacks = trainer.callbacks and "callbacks" in checkpoint.position
     if has_callbacks:
-        resume_callbacks(trainer.callbacks, checkpoint)
+        trainer.callbacks.resume(checkpoint.position["callbacks"], checkpoint.arrays)
     if parts.author_compiled:
         return False  # the checkpoint has the rate of the author's optimizer
     reached = float(parts.optimizer.learning_rate)
@@ -374,38 +367,20 @@ def _resume_rate(optimizer: Any, reached: float, configured: float) -> None:
         optimizer.learning_rate = reached * now / configured
 
 
-class PositionBeside:
-    """What a checkpoint holds beside the variables, of weights that have not moved and of callbacks; called for each
-    that is saved."""
-
-    def __init__(self, parts: Assembly, trainer: Trainer) -> None:
-        self.parts, self.trainer = parts, trainer
-
-    def __call__(self) -> tuple[dict[str, Any], Arrays]:
-        """More of its position, and arrays of callbacks."""
-        watch = self.trainer.weight_watch
-        watched = {} if watch is None else {"has_moved": watch.has_moved}
-        if not self.trainer.callbacks:
-            return watched, {}
-        parts, rollbacks = self.parts, self.trainer.telemetry.tally.rollbacks
-        position, arrays = self.trainer.callbacks.position()
-        if parts.author_compiled:
-            rate: Any = None  # the optimizer is not of the settings, which can't have changed it
-        else:
-            rate = configured_rate(build_optimizer(parts.phases.optimizer_settings, parts.phases.schedule_steps))
-        factor = ROLLBACK_FACTOR ** len(rollbacks)
-        configured = float(np.float32(rate * factor)) if isinstance(rate, float) else None
-        named = {f"{CALLBACK_PREFIX}{name}": array for name, array in arrays.items()}
-        return {"callbacks": position, "configured_rate": configured, **watched}, named
-
-
-def resume_callbacks(callbacks: Callbacks, checkpoint: Checkpoint) -> None:
-    """The state of the callbacks as it was at `checkpoint`."""
-    arrays = {
-        name.removeprefix(CALLBACK_PREFIX): array
-        for name, array in checkpoint.arrays.items() if name.startswith(CALLBACK_PREFIX)
-    }  # fmt: skip
-    callbacks.resume(checkpoint.position["callbacks"], arrays)
+def position_beside(parts: Assembly, trainer: Trainer) -> tuple[dict[str, Any], Arrays]:
+    """Return what a checkpoint holds beside the variables, of weights that have not moved and of callbacks: more of its
+    position, and arrays."""
+    watch, rollbacks = trainer.weight_watch, trainer.telemetry.tally.rollbacks
+    watched = {} if watch is None else {"has_moved": watch.has_moved}
+    if not trainer.callbacks:
+        return watched, {}
+    position, arrays = trainer.callbacks.position()
+    if parts.author_compiled:
+        rate: Any = None  # the optimizer is not of the settings, which can't have changed it
+    else:
+        rate = configured_rate(build_optimizer(parts.phases.optimizer_settings, parts.phases.schedule_steps))
+    configured = float(np.float32(rate * ROLLBACK_FACTOR ** len(rollbacks))) if isinstance(rate, float) else None
+    return {"callbacks": position, "configured_rate": configured, **watched}, arrays
 
 
 class Rollback:

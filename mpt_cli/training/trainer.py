@@ -63,8 +63,8 @@ class Trainer:
         self.logged_step = 0
         self.sampler: GradientSampler | None = None  # None where nothing is in half precision
         self.fault_search: FaultSearch | None = None  # None where the model can't be called outside of its step
-        self.recover: Callable[[Stop], bool] = _never  # goes back to a good state after a broken rule, and says whether
-        self.next_phase: Callable[[], None] = _nothing  # ends a phase and begins the next
+        self.recover: Callable[[Stop], bool] = lambda stop: False  # whether it went back to a good state
+        self.next_phase: Callable[[], None] = lambda: None  # ends a phase and begins the next
         self.callbacks = NO_CALLBACKS
         self.source_rows: NDArray[np.int64] | None = None  # of each training example, where it was in the source
         self.process_group: ProcessGroup | None = None  # where several processes train, whose calls must be the same
@@ -204,7 +204,7 @@ class Trainer:
             return
         is_whole = not self._is_cut_short() or self.progress.step_in_epoch == self.train_feed.steps
         signs = replace(self.signs(), epoch_is_whole=is_whole, weights_are_finite=self.engine.weights_are_finite())
-        self._stop = self.health.check_epoch(signs)
+        self._stop = self.health.check(signs, at_epoch_end=True)
         if self._stop is None:
             self._finish_epoch(is_whole)
 
@@ -256,7 +256,8 @@ class Trainer:
         every = self.plan.log_every_steps
         logged = LoggedSteps(every - self.ledger.seen % every, every)
         limits = self.health.stop_limits(self.signs())
-        self._save_before(TRAINING, piece)
+        if self.process_group is None and self.engine.compiles(TRAINING, piece.batch_indices.shape):
+            self.checkpointer.save_before_silence(self.progress, self.ledger)  # a signal waits for no compiler
         self.callbacks.call("on_train_batch_begin", self.progress.step_in_epoch)
         self.stopwatch.start()
         call = self.engine.train(piece.source, piece.batch_indices, piece.count, logged, limits)
@@ -269,11 +270,6 @@ class Trainer:
             self._take_in(part, first_step)
         self.callbacks.call("on_train_batch_end", self.progress.step_in_epoch - 1, logs=records.metrics)
         return left
-
-    def _save_before(self, function: str, piece: Piece) -> None:
-        """Before a call that compiles first, which a signal does not wait for."""
-        if self.process_group is None and self.engine.compiles(function, piece.batch_indices.shape):
-            self.checkpointer.save_before_silence(self.progress, self.ledger)
 
     def _take_in(self, part: StepRecords, first_step: int) -> None:
         """The next steps, up to a line of the log or the end of the call, of which `last_piece` has all."""
@@ -338,7 +334,7 @@ class Trainer:
 
     def _look_at_weights(self) -> None:
         watch, ledger = self.weight_watch, self.ledger
-        if watch is None or ledger.zero_steps:  # without gradients nothing is to move
+        if watch is None or ledger.streaks.zero_steps:  # without gradients nothing is to move
             return
         if (found := watch.look(ledger.learning_rate)) is not None:
             self.telemetry.message(f"step {ledger.seen}: {describe_unmoved(found)}")
@@ -356,16 +352,6 @@ class Trainer:
         return self.ledger.snapshot(
             epoch=self.progress.epoch, loss=loss, examples_per_second=self.stopwatch.window_rate(),
             metrics={name: value for name, value in metrics.items() if name != "loss"},
-            step_in_epoch=self.progress.step_in_epoch, memory_bytes=memory_in_use(), phase=self._phase_number(),
+            step_in_epoch=self.progress.step_in_epoch, memory_bytes=memory_in_use(),
+            phase=self.progress.phase + 1 if self.plan.epochs_of_phases else None,
         )  # fmt: skip
-
-    def _phase_number(self) -> int | None:
-        return self.progress.phase + 1 if self.plan.epochs_of_phases else None
-
-
-def _never(stop: Stop) -> bool:
-    return False
-
-
-def _nothing() -> None:
-    """A run of one phase has no next."""

@@ -20,7 +20,7 @@ from mpt_cli.settings.variants import GivenModel
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.health import GOOD_VERDICTS
 from mpt_cli.telemetry.records import Summary
-from mpt_cli.training.settings_program import SettingsProgram
+from mpt_cli.training.program import Program
 from mpt_cli.training_run import with_drawn_seed
 from mpt_cli.verbs import print_json, say
 
@@ -72,7 +72,7 @@ def _measure(
     from mpt_cli.diagnose.examination import ExaminationRequest
     from mpt_cli.diagnose.report import diagnosis_content, write_pictures
 
-    found = diagnose(SettingsProgram(settings), platform, ExaminationRequest(*request), say)
+    found = diagnose(Program(settings), platform, ExaminationRequest(*request), say)
     content = {**diagnosis_content(found), "directory": str(directory)}
     if missing := missing_matplotlib():
         say(missing)

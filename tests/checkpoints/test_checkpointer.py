@@ -14,8 +14,10 @@ import pytest
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
-from mpt_cli.training.checkpoint import Checkpointer, CheckpointSchedule, CheckpointStore, Origin
-from mpt_cli.training.progress import Progress, is_better
+from mpt_cli.telemetry.records import NO_STREAKS
+from mpt_cli.training.callbacks import check_monitors
+from mpt_cli.training.checkpoint import Checkpointer, CheckpointStore, Origin
+from mpt_cli.training.progress import Progress, is_better, monitored
 
 
 class Variable:
@@ -44,8 +46,9 @@ def said() -> list[str]:
 
 
 def _checkpointer(folder: Path, said: list[str], flush=lambda: None, dataset: str = "a" * 64) -> Checkpointer:
-    schedule = CheckpointSchedule(10, 1, None, "val_loss")
-    return Checkpointer(CheckpointStore(folder, 2, said.append), schedule, _model(), Origin("dynamic", dataset), flush)
+    settings = TrainerSettings(checkpoint_every_steps=10, checkpoint_every_epochs=1, checkpoint_every_minutes=None)
+    origin = Origin("dynamic", dataset, monitor="val_loss")
+    return Checkpointer(CheckpointStore(folder, 2, said.append), settings, _model(), origin, flush)
 
 
 def _at(step: int, epochs: int = 0, in_epoch: int = 1) -> tuple[Progress, Ledger]:
@@ -106,9 +109,9 @@ def test_a_spoiled_state_is_not_saved_and_that_is_said(tmp_path: Path, said) -> 
 
 def test_a_run_that_may_go_back_saves_nothing_among_zeros(tmp_path: Path, said) -> None:
     checkpointer = _checkpointer(tmp_path / "c", said)
-    checkpointer.schedule = replace(checkpointer.schedule, settled_only=True)
+    checkpointer.settings = replace(checkpointer.settings, max_rollbacks=1)
     progress, ledger = _at(10)
-    ledger.zero_steps = 1
+    ledger.streaks = NO_STREAKS._replace(zero_steps=1)
     checkpointer.save_if_due(progress, ledger)
     assert checkpointer.saved_step is None
     checkpointer.save_if_due(*_at(20))
@@ -153,12 +156,12 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path, said) -> None:
     ],
 )
 def test_the_monitored_metric(monitor: str | None, names: list[str], chosen: str | None) -> None:
-    assert CheckpointSchedule.from_settings(TrainerSettings(monitor=monitor), names).monitor == chosen
+    assert monitored(monitor, names) == chosen
 
 
 def test_a_metric_the_run_will_not_have_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"trainer.monitor: must be a metric of the run. Received: 'val_f1'. It"):
-        CheckpointSchedule.from_settings(TrainerSettings(monitor="val_f1"), ["loss"])
+        check_monitors(TrainerSettings(monitor="val_f1"), ["loss"])
 
 
 def test_progress_comes_back_from_strict_json_with_its_nan() -> None:

@@ -26,7 +26,7 @@ def header_of(path: str, epochs: int) -> RunHeader:
 
 
 def main(path: str, epochs: int, seconds: float, ending: str = "") -> None:
-    with RunDirectory.begin(path, "written") as run, build_telemetry(run.telemetry_files, QUIET) as told:
+    with RunDirectory.begin(path, "written") as run, build_telemetry(run, QUIET) as told:
         write_atomic(run.config_yaml, "recipe: written\n")
         header = header_of(path, epochs)
         write_json(run.header_json, header_dict(header))

@@ -12,7 +12,7 @@ from mpt_cli.data.load import load_data
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.variants import DataSettings
-from mpt_cli.training.settings_program import SettingsProgram
+from mpt_cli.training.program import Program
 from mpt_cli.training_run import Start, _write_record
 
 PIXELS = np.zeros((4, 2, 2), np.uint8)
@@ -33,7 +33,7 @@ def written(tmp_path, *words):
     parts = SimpleNamespace(data=data, jit_compile=False, settings=settings)
     run = RunDirectory.create(tmp_path / "run", "it")
     session = SimpleNamespace(assembly=parts, preprocessing=lambda: data.preprocessing)
-    _write_record(Start(SettingsProgram(settings), run), session, {})
+    _write_record(Start(Program(settings), run), session, {})
     return run.preprocessing_json
 
 

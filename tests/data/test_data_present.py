@@ -8,7 +8,7 @@ from mpt_cli.data.paths import check_present
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.variants import Csv, Digits, Loader, Npz, Synthetic, Text
-from mpt_cli.training.settings_program import SettingsProgram
+from mpt_cli.training.program import Program
 from mpt_cli.training_run import train
 
 
@@ -61,7 +61,7 @@ def test_a_loader_that_is_nowhere(loader, words) -> None:
 
 def test_what_else_a_run_names_is_looked_for_before_keras_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """All functions that are nowhere at once; then files."""
-    monkeypatch.setattr(SettingsProgram, "prepare_backend", lambda self: pytest.fail("Keras would be imported"))
+    monkeypatch.setattr(Program, "prepare_backend", lambda self: pytest.fail("Keras would be imported"))
     own = ["model.builder=./nets.py:build", "trainer.loss=losses:mine", "optimizer.object=optims:Own"]
     with pytest.raises(ConfigError) as caught:
         train(load_settings(["conf=digits_mlp", *own]))

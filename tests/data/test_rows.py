@@ -81,4 +81,4 @@ def test_values_have_the_dtypes_and_checks_of_any_input():
 def test_where_rows_end_is_part_of_the_fingerprint():
     one, other = (Ragged(np.arange(4), np.array(splits)) for splits in ([0, 1, 4], [0, 2, 4]))
     y = np.zeros(2)
-    assert fingerprint_arrays([Examples(one, y)])[0] != fingerprint_arrays([Examples(other, y)])[0]
+    assert fingerprint_arrays([Examples(one, y)]) != fingerprint_arrays([Examples(other, y)])

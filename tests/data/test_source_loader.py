@@ -156,7 +156,6 @@ def test_a_dataset_is_described_by_its_first_batch(returning):
     x, y, weight = next(data.train.batches(1))
     assert (x.dtype, y.dtype, x.shape, weight) == (np.float32, np.int32, (8, 2), None)
     assert (data.validation.y.dtype, data.max_abs_input) == (np.int32, 15.0)
-    assert data.fingerprint_of == "the description and the first 8 examples"
     assert data.fingerprint == returning(made, prelude=DATASET, num_classes=4).fingerprint
 
 

@@ -11,7 +11,7 @@ from mpt_cli.diagnose.examination import ExaminationRequest
 from mpt_cli.engine.backend import Platform
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.schema import Settings
-from mpt_cli.training.settings_program import SettingsProgram
+from mpt_cli.training.program import Program
 
 NETS = Path(__file__).with_name("nets.py")
 PLATFORM = Platform(BACKEND, "CPU", ("CPU",), 0)
@@ -30,7 +30,7 @@ def net_settings(net: str, *words: str) -> Settings:
 
 def diagnosed(net: str, *words: str, **request: Any) -> Diagnosis:
     return diagnose(
-        SettingsProgram(net_settings(net, *words)), PLATFORM, ExaminationRequest(**request), lambda text: None
+        Program(net_settings(net, *words)), PLATFORM, ExaminationRequest(**request), lambda text: None
     )
 
 

@@ -15,7 +15,7 @@ from mpt_cli.diagnose.report import config_lines, sentences
 from mpt_cli.errors import ConfigError, NumericalError
 from mpt_cli.training.assembly import assemble
 from mpt_cli.training.checkpoint import collect_state
-from mpt_cli.training.settings_program import SettingsProgram
+from mpt_cli.training.program import Program
 
 pytestmark = pytest.mark.slow
 
@@ -24,10 +24,10 @@ def test_weights_are_bit_identical_with_and_without_measuring_between_the_steps(
     words = ("optimizer=adam", "optimizer.learning_rate=1e-2", "trainer.batch_size=100")
     settings = net_settings("subclassed", *words)
     keras.utils.set_random_seed(0)
-    plain = assemble(SettingsProgram(settings), PLATFORM, load_data(settings.data, 0))
+    plain = assemble(Program(settings), PLATFORM, load_data(settings.data, 0))
     RunStepper(plain).train_to(20)
     keras.utils.set_random_seed(0)
-    measured = Examination(SettingsProgram(settings), PLATFORM, ExaminationRequest(batches=3))
+    measured = Examination(Program(settings), PLATFORM, ExaminationRequest(batches=3))
     for step in (0, 7, 14, 20):  # an epoch has 15 steps
         measured.measure_at(step)
     measured.verifier().try_scale(2.0**30)
@@ -109,7 +109,7 @@ def test_a_device_that_cannot_do_float16_is_said_without_a_traceback(monkeypatch
         raise ValueError("The precision 'F16_F16_F32' is not supported by dot_general on CPU\nand more")
 
     settings = net_settings("sequential")
-    examination = Examination(SettingsProgram(settings), PLATFORM, ExaminationRequest(batches=1))
+    examination = Examination(Program(settings), PLATFORM, ExaminationRequest(batches=1))
     monkeypatch.setattr(examination, "_in_float16", refuse)
     rule = "policy.name: can't be computed on this device: The precision 'F16_F16_F32' is not supported by dot_general"
     with pytest.raises(ConfigError, match=rule):

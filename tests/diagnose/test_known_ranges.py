@@ -13,7 +13,7 @@ from mpt_cli.diagnose.safe_windows import GradientCounts
 from mpt_cli.precision.gradients import INFS, share_flushed
 from mpt_cli.settings.variants import LossScaleSettings
 from mpt_cli.training.assembly import assemble
-from mpt_cli.training.settings_program import SettingsProgram
+from mpt_cli.training.program import Program
 
 # gradients below the gate lie 2**power under those above it
 NETS = {"sequential": -14, "functional": -12, "subclassed": -15}
@@ -72,7 +72,7 @@ def skipped_steps(net: str, scale: float) -> int:
     jit = "trainer.jit_compile=false"  # XLA may keep float32 between the operations it fuses
     settings = net_settings(net, jit, "optimizer.learning_rate=1e-30")
     settings = replace(settings, loss_scale=LossScaleSettings(mode="fixed", initial_scale=scale))
-    parts = assemble(SettingsProgram(settings), PLATFORM, load_data(settings.data, 0))
+    parts = assemble(Program(settings), PLATFORM, load_data(settings.data, 0))
     RunStepper(parts).train_to(BATCHES)
     assert int(parts.optimizer.seen_steps) == BATCHES
     return int(parts.optimizer.skipped_steps)

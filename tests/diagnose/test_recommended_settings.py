@@ -21,7 +21,7 @@ from mpt_cli.diagnose.examination import RunStepper
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.training.assembly import assemble
-from mpt_cli.training.settings_program import SettingsProgram
+from mpt_cli.training.program import Program
 
 BATCHES = 2
 POINT = 0.01  # of the accuracy: 3 of 360 examples
@@ -50,7 +50,7 @@ def accuracy(run_dir: Path, *settings: str) -> float:
 def overflows(settings: Settings, powers: tuple[int, ...]) -> list[bool]:
     """Whether a gradient of the first batches is inf or nan at each power of two, worked out directly."""
     keras.utils.set_random_seed(0)
-    parts = assemble(SettingsProgram(settings), PLATFORM, load_data(settings.data, 0))
+    parts = assemble(Program(settings), PLATFORM, load_data(settings.data, 0))
     gradients, batches = direct_gradients(parts.model), RunStepper(parts).peek_batches(BATCHES)
     found = [[gradients(batch.x, batch.y, np.float32(2.0**power)) for batch in batches] for power in powers]
     return [any(not bool(ops.all(ops.isfinite(g))) for one in each for g in one) for each in found]

@@ -38,7 +38,7 @@ def test_a_key_that_advice_names_is_taken_by_a_script_too(mode):
     ]  # fmt: skip
     texts = [text for cause in CAUSES.values() for text in (cause.advise(base), cause.explain(base))]
     texts += [judge(signs)[1] for signs in others]
-    texts += [*warn_of_scaling(Scaling(is_needed=True), model()), *warn_of_half_head(model())]
+    texts += [*warn_of_scaling(Scaling(is_needed=True)), *warn_of_half_head(model())]
     named = {key for text in texts for key in SETTING.findall(text)}
     assert "loss_scale.initial_scale" in named and "loss_scale" in named
     assert [key for key in named if not is_taken(key)] == []

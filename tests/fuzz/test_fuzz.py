@@ -77,7 +77,7 @@ def here(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FUZZ_DB_PASSWORD", SECRET)
     monkeypatch.setattr(run_page, "run_pictures", lambda stories: [])
     monkeypatch.setattr(subprocess, "Popen", reached)
-    for module in ("engine.backend", "training.settings_program"):
+    for module in ("engine.backend", "training.program"):
         monkeypatch.setattr(f"mpt_cli.{module}.prepare_backend", reached)
     return tmp_path
 

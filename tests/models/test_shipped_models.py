@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from mpt_cli.data.examples import Shapes
 from mpt_cli.errors import ConfigError
 from mpt_cli.models.build import build_model
 from mpt_cli.settings.variants import CNN, MLP, ModelSettings, ResNet, Transformer
@@ -22,12 +23,12 @@ def trainable_count(model: keras.Model) -> int:
 
 
 def test_an_mlp_has_a_kernel_and_a_bias_per_layer():
-    model = build_model(MLP(hidden_units=[5, 7]), (2, 3), 4)
+    model = build_model(MLP(hidden_units=[5, 7]), Shapes((2, 3), 4))
     assert model.count_params() == (6 * 5 + 5) + (5 * 7 + 7) + (7 * 4 + 4)
 
 
 def test_batch_norm_takes_the_place_of_the_bias():
-    model = build_model(MLP(hidden_units=[5], batch_norm=True), (6,), 4)
+    model = build_model(MLP(hidden_units=[5], batch_norm=True), Shapes((6,), 4))
     assert trainable_count(model) == 6 * 5 + 2 * 5 + (5 * 4 + 4)
     assert [layer.name for layer in model.layers] == [
         "input", "flatten", "hidden_1", "batch_norm_1", "activation_1", "head"]
@@ -35,34 +36,35 @@ def test_batch_norm_takes_the_place_of_the_bias():
 
 def test_a_cnn_on_digits_has_the_count_worked_out_by_hand():
     convolutions = (9 * 1 * 32 + 32) + (9 * 32 * 32 + 32) + (9 * 32 * 64 + 64) + (9 * 64 * 64 + 64)
-    assert build_model(CNN(), (8, 8, 1), 10).count_params() == convolutions + (4 * 64 * 128 + 128) + (128 * 10 + 10)
+    model = build_model(CNN(), Shapes((8, 8, 1), 10))
+    assert model.count_params() == convolutions + (4 * 64 * 128 + 128) + (128 * 10 + 10)
 
 
 def test_a_cnn_stops_pooling_at_one_pixel():
-    model = build_model(CNN(filters=[4, 4, 4, 4, 4], hidden_units=3, dropout=0), (8, 8, 1), 10)
+    model = build_model(CNN(filters=[4, 4, 4, 4, 4], hidden_units=3, dropout=0), Shapes((8, 8, 1), 10))
     assert [layer.name for layer in model.layers if "pool" in layer.name] == [
         "block_1_pool", "block_2_pool", "block_3_pool"]
     assert model.get_layer("flatten").output.shape == (None, 4)
 
 
 def test_images_without_channels_get_one():
-    assert build_model(CNN(filters=[2]), (6, 4), 3).get_layer("add_channel").output.shape == (None, 6, 4, 1)
+    assert build_model(CNN(filters=[2]), Shapes((6, 4), 3)).get_layer("add_channel").output.shape == (None, 6, 4, 1)
 
 
 def test_bytes_are_images_from_0_to_1():
-    model = build_model(CNN(filters=[2]), (4, 4, 3), 2, "uint8")
+    model = build_model(CNN(filters=[2]), Shapes((4, 4, 3), 2, "uint8"))
     pixels = keras.Model(model.input, model.get_layer("to_float").output)(np.full((1, 4, 4, 3), 255, np.uint8))
     assert float(keras.ops.max(pixels)) == 1.0
 
 
 def test_other_whole_numbers_keep_their_value():
-    model = build_model(MLP(hidden_units=[2]), (3,), 2, "int32")
+    model = build_model(MLP(hidden_units=[2]), Shapes((3,), 2, "int32"))
     values = keras.Model(model.input, model.get_layer("to_float").output)(np.array([[7, 300, 65000]], np.int32))
     np.testing.assert_array_equal(values, [[7.0, 300.0, 65000.0]])
 
 
 def test_a_small_resnet_halves_the_image_in_each_stage_but_the_first():
-    model = build_model(ResNet(filters=[4, 8, 16], blocks=[1, 2, 1]), (8, 8, 1), 10)
+    model = build_model(ResNet(filters=[4, 8, 16], blocks=[1, 2, 1]), Shapes((8, 8, 1), 10))
     assert model.get_layer("stage_1_block_1_relu").output.shape == (None, 8, 8, 4)
     assert model.get_layer("stage_2_block_2_relu").output.shape == (None, 4, 4, 8)
     assert model.get_layer("stage_3_block_1_relu").output.shape == (None, 2, 2, 16)
@@ -70,14 +72,14 @@ def test_a_small_resnet_halves_the_image_in_each_stage_but_the_first():
 
 def test_a_basic_block_has_the_count_worked_out_by_hand():
     stem, block = 9 * 1 * 4 + 2 * 4, 2 * (9 * 4 * 4 + 2 * 4)
-    model = build_model(ResNet(filters=[4], blocks=[1]), (8, 8, 1), 3)
+    model = build_model(ResNet(filters=[4], blocks=[1]), Shapes((8, 8, 1), 3))
     assert trainable_count(model) == stem + block + (4 * 3 + 3)
 
 
 @pytest.mark.slow
 def test_resnet_50_has_the_25_557_032_parameters_of_the_paper():
     settings = ResNet(filters=[64, 128, 256, 512], blocks=[3, 4, 6, 3], bottleneck=True, stem="imagenet")
-    model = build_model(settings, (224, 224, 3), 1000)
+    model = build_model(settings, Shapes((224, 224, 3), 1000))
     assert trainable_count(model) == 25_557_032
     assert model.get_layer("stage_4_block_3_relu").output.shape == (None, 7, 7, 2048)
 
@@ -92,20 +94,20 @@ SHIPPED = [
 
 @pytest.mark.parametrize(("settings", "shape", "dtype"), SHIPPED, ids=lambda value: getattr(value, "name", None))
 def test_shipped_models_compute_in_float16_and_keep_float32_weights(mixed_float16, settings, shape, dtype):
-    model = build_model(settings, shape, 5, dtype)
+    model = build_model(settings, Shapes(shape, 5, dtype))
     assert model.output.dtype == "float16"
     assert {variable.dtype for variable in model.trainable_variables} == {"float32"}
 
 
 @pytest.mark.parametrize(("settings", "shape", "dtype"), SHIPPED, ids=lambda value: getattr(value, "name", None))
 def test_shipped_models_end_in_a_linear_head(settings, shape, dtype):
-    head = build_model(settings, shape, 5, dtype).layers[-1]
+    head = build_model(settings, Shapes(shape, 5, dtype)).layers[-1]
     assert (head.name, head.activation.__name__, head.units) == ("head", "linear", 5)
 
 
 @pytest.mark.parametrize(("settings", "shape", "dtype"), SHIPPED, ids=lambda value: getattr(value, "name", None))
 def test_shipped_models_are_saved_and_opened_without_this_package(settings, shape, dtype, tmp_path):
-    model = build_model(settings, shape, 5, dtype)
+    model = build_model(settings, Shapes(shape, 5, dtype))
     model.save(tmp_path / "model.keras")
     assert "mpt" not in model.to_json()
     x = np.ones((2, *shape), dtype)
@@ -114,7 +116,7 @@ def test_shipped_models_are_saved_and_opened_without_this_package(settings, shap
 
 @pytest.mark.parametrize(("settings", "shape", "dtype"), SHIPPED, ids=lambda value: getattr(value, "name", None))
 def test_weights_have_the_same_paths_in_every_build(settings, shape, dtype):
-    first, second = (build_model(settings, shape, 5, dtype) for _ in range(2))
+    first, second = (build_model(settings, Shapes(shape, 5, dtype)) for _ in range(2))
     paths = [[variable.path for variable in model.trainable_variables] for model in (first, second)]
     assert paths[0] == paths[1]
 
@@ -136,9 +138,9 @@ WRONG = [
 @pytest.mark.parametrize(("settings", "shape", "dtype", "message"), WRONG)
 def test_data_that_a_model_cannot_take_is_named(settings: ModelSettings, shape, dtype, message):
     with pytest.raises(ConfigError, match=message):
-        build_model(settings, shape, 5, dtype)
+        build_model(settings, Shapes(shape, 5, dtype))
 
 
 def test_the_number_of_outputs_must_be_known():
     with pytest.raises(ConfigError, match=r"data.num_classes: must be known, to size the head of a shipped model"):
-        build_model(MLP(), (3,), None)
+        build_model(MLP(), Shapes((3,), None))

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from mpt_cli.data.examples import Shapes
 from mpt_cli.models.build import build_model
 from mpt_cli.settings.variants import Transformer
 
@@ -16,20 +17,20 @@ def gpt_count(layers: int, width: int, tokens: int, length: int) -> int:
 
 
 def test_a_transformer_has_the_count_worked_out_by_hand():
-    assert build_model(SMALL_GPT, (6,), 11, "int32").count_params() == gpt_count(2, 8, 11, 6)
+    assert build_model(SMALL_GPT, Shapes((6,), 11, "int32")).count_params() == gpt_count(2, 8, 11, 6)
     assert gpt_count(12, 768, 50257, 1024) == 163_037_184  # what the recipe gpt2_small_synthetic says
     assert gpt_count(12, 768, 50257, 1024) - 50257 * 768 == 124_439_808  # GPT-2 small, whose head is tied
 
 
 def test_a_transformer_gives_logits_over_the_tokens_at_every_position():
-    assert build_model(SMALL_GPT, (6,), 11, "int32").output_shape == (None, 6, 11)
+    assert build_model(SMALL_GPT, Shapes((6,), 11, "int32")).output_shape == (None, 6, 11)
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16"])
 def test_a_later_token_changes_no_earlier_output_by_a_bit(policy):
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
-    model = build_model(SMALL_GPT, (9,), 11, "int32")
+    model = build_model(SMALL_GPT, Shapes((9,), 11, "int32"))
     keras.config.set_dtype_policy(before)
     tokens = np.random.default_rng(3).integers(0, 11, (4, 9))
     changed = tokens.copy()
@@ -40,5 +41,5 @@ def test_a_later_token_changes_no_earlier_output_by_a_bit(policy):
 
 
 def test_equal_tokens_at_different_positions_differ():
-    logits = keras.ops.convert_to_numpy(build_model(SMALL_GPT, (4,), 11, "int32")(np.full((1, 4), 7)))
+    logits = keras.ops.convert_to_numpy(build_model(SMALL_GPT, Shapes((4,), 11, "int32"))(np.full((1, 4), 7)))
     assert (logits[0, 0] != logits[0, 3]).any()

@@ -9,6 +9,7 @@ import pytest
 from preloaded import mpt
 
 from mpt_cli.cli import main
+from mpt_cli.data.examples import Shapes
 from mpt_cli.errors import ConfigError, DataError, UserCodeError
 from mpt_cli.models.build import build_model
 from mpt_cli.settings.variants import Builder, Saved
@@ -22,7 +23,8 @@ def build(tmp_path, monkeypatch):
     def run(source: str, shape=(3,), num_classes=4, dtype="float32", task="classification", kwargs=None):
         monkeypatch.delitem(sys.modules, "nets", raising=False)
         (tmp_path / "nets.py").write_text("import keras\nfrom keras import layers, ops\n\n" + source)
-        return build_model(Builder(builder="nets.py:build", kwargs=kwargs or {}), shape, num_classes, dtype, task)
+        shapes = Shapes(shape, num_classes, dtype, task)
+        return build_model(Builder(builder="nets.py:build", kwargs=kwargs or {}), shapes)
 
     return run
 
@@ -152,7 +154,7 @@ def test_an_error_of_keras_is_told_without_its_frame(build):
 @pytest.mark.slow
 def test_resnet50_of_keras_applications_works_as_it_is():
     settings = Builder(builder="keras.applications:ResNet50", kwargs={"weights": None, "classes": 10})
-    assert build_model(settings, (32, 32, 3), 10).output_shape == (None, 10)
+    assert build_model(settings, Shapes((32, 32, 3), 10)).output_shape == (None, 10)
 
 
 @pytest.mark.long
@@ -160,7 +162,7 @@ def test_resnet50_of_keras_applications_works_as_it_is():
 def test_keras_applications_take_the_number_of_classes_of_the_data():
     settings = Builder(builder="keras.applications:MobileNetV3Small", kwargs={"weights": None, "alpha": 0.25,
                                                                                "minimalistic": True})
-    assert build_model(settings, (32, 32, 3), 7).output_shape == (None, 7)
+    assert build_model(settings, Shapes((32, 32, 3), 7)).output_shape == (None, 7)
 
 
 @pytest.fixture
@@ -171,20 +173,20 @@ def saved(tmp_path):
 
 
 def test_a_saved_model_keeps_its_weights_and_its_policies(saved):
-    model = build_model(Saved(path=str(saved)), (3,), 4)
+    model = build_model(Saved(path=str(saved)), Shapes((3,), 4))
     np.testing.assert_array_equal(model.layers[0].kernel, keras.models.load_model(saved).layers[0].kernel)
     assert model.layers[0].dtype_policy.name == "mixed_bfloat16"
 
 
 def test_a_missing_file_is_an_error_of_the_data(tmp_path):
     with pytest.raises(DataError, match=r"model.path: there is no such file. Received: '.*none.keras'"):
-        build_model(Saved(path=str(tmp_path / "none.keras")), (3,), 4)
+        build_model(Saved(path=str(tmp_path / "none.keras")), Shapes((3,), 4))
 
 
 def test_a_corrupt_file_is_an_error_of_the_data(saved):
     saved.write_bytes(saved.read_bytes()[:-300])
     with pytest.raises(DataError, match=r"model.path: '.*model.keras' is damaged: it is not a zip file with its end"):
-        build_model(Saved(path=str(saved)), (3,), 4)
+        build_model(Saved(path=str(saved)), Shapes((3,), 4))
 
 
 def test_code_in_a_saved_model_is_not_run(tmp_path):
@@ -192,7 +194,7 @@ def test_code_in_a_saved_model_is_not_run(tmp_path):
     keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(4)]).save(tmp_path / "code.keras")
     (tmp_path / "seen").unlink()
     with pytest.raises(DataError, match=r"holds Python code \(a Lambda layer\), which is not run.*model\.builder"):
-        build_model(Saved(path=str(tmp_path / "code.keras")), (3,), 4)
+        build_model(Saved(path=str(tmp_path / "code.keras")), Shapes((3,), 4))
     assert not (tmp_path / "seen").exists()
 
 
@@ -200,7 +202,7 @@ def test_another_file_than_keras_wrote_is_an_error_of_the_data(saved):
     path = saved.with_suffix(".h5")
     path.write_text("no model")
     with pytest.raises(DataError, match=r"model.path: '.*model.h5' can't be read as a Keras model: "):
-        build_model(Saved(path=str(path)), (3,), 4)
+        build_model(Saved(path=str(path)), Shapes((3,), 4))
 
 
 @pytest.mark.parametrize(("shape", "classes", "message"), [
@@ -209,7 +211,7 @@ def test_another_file_than_keras_wrote_is_an_error_of_the_data(saved):
 ])
 def test_a_saved_model_must_fit_the_data(saved, shape, classes, message):
     with pytest.raises(ConfigError, match=message):
-        build_model(Saved(path=str(saved)), shape, classes)
+        build_model(Saved(path=str(saved)), Shapes(shape, classes))
 
 
 @pytest.mark.slow

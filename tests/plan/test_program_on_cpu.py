@@ -17,7 +17,7 @@ from mpt_cli.plan.device import load_device
 from mpt_cli.plan.plan import details, read_plan
 from mpt_cli.plan.program import CompileTarget, assemble_program, prepare_compiler, tracing_errors
 from mpt_cli.settings import load_settings
-from mpt_cli.training.settings_program import SettingsProgram
+from mpt_cli.training.program import Program
 
 on_jax = only_on("jax")
 GPT = ["conf=gpt2_small_synthetic", "backend=jax", "model.layers=2", "model.width=64", "model.heads=4", "seed=0",
@@ -29,7 +29,7 @@ WIDE = ["conf=digits_mlp", "backend=jax", "seed=0", "policy=float32", "model.hid
 
 def planned_on_cpu(words: list[str]):
     settings, target = load_settings(words), CompileTarget(None)
-    return assemble_program(SettingsProgram(settings), target, prepare_compiler(settings, target))
+    return assemble_program(Program(settings), target, prepare_compiler(settings, target))
 
 
 @pytest.mark.slow

@@ -19,17 +19,17 @@ def main() -> None:
     settings = load_settings(sys.argv[1:])
     platform = prepare_backend(settings)
     from mpt_cli.training.checkpoint import NoStore
+    from mpt_cli.training.program import Program
     from mpt_cli.training.session import prepare
-    from mpt_cli.training.settings_program import SettingsProgram
 
     elsewhere = threads_that_exchange()
     telemetry = Telemetry([])
-    session = prepare(SettingsProgram(settings), platform, telemetry, NoStore())
+    session = prepare(Program(settings), platform, telemetry, NoStore())
     session.fit()
     model, ledger = session.assembly.model, session.trainer.ledger
     digest = hashlib.sha256(b"".join(np.asarray(v.value).tobytes() for v in model.variables)).hexdigest()
     print(json.dumps({
-        "replicas": session.assembly.replicas, "seen": ledger.seen, "skips": telemetry.tally.skip_steps,
+        "replicas": session.assembly.distribution.replicas, "seen": ledger.seen, "skips": telemetry.tally.skip_steps,
         "scales": [ledger.lowest_scale, ledger.highest_scale, ledger.scale], "weights": digest,
         "elsewhere": elsewhere, "loss": session.trainer.progress.metrics["loss"],
     }))  # fmt: skip

@@ -1,5 +1,6 @@
 import os
 import re
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -56,22 +57,16 @@ def test_a_drawn_name_that_is_taken_is_drawn_again(monkeypatch: pytest.MonkeyPat
 
 def test_a_run_that_began_and_ended_meanwhile_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Between the look whether the directory is empty and the moment it is held."""
-    check = directory._check_writable
+    lock = RunDirectory.lock
 
-    def another_run(path: Path) -> None:
-        check(path)
-        (path / "config.yaml").write_text("recipe: other\n")
+    def another_run(run: RunDirectory) -> AbstractContextManager[None]:
+        run.config_yaml.write_text("recipe: other\n")
+        return lock(run)
 
-    monkeypatch.setattr(directory, "_check_writable", another_run)
+    monkeypatch.setattr(RunDirectory, "lock", another_run)
     with pytest.raises(DataError, match="already exists and is not empty"), RunDirectory.begin(tmp_path / "r", "mine"):
         raise AssertionError("it was begun")
     assert (tmp_path / "r" / "config.yaml").read_text() == "recipe: other\n"
-
-
-def test_what_another_process_that_begins_has_probed_and_taken_back_does_no_harm(monkeypatch, tmp_path: Path) -> None:
-    touch = Path.touch
-    monkeypatch.setattr(Path, "touch", lambda self: (touch(self), self.unlink()))
-    assert RunDirectory.create(tmp_path / "r", "mine").path.is_dir()
 
 
 def test_a_directory_that_holds_anything_is_left_alone(tmp_path: Path) -> None:

@@ -81,8 +81,7 @@ def test_the_tally_holds_every_event(header) -> None:
     telemetry.events([Event(1, 1, "overflow", 4.0, 2.0, cause="forward"), Event(2, 1, "overflow", 2.0, 1.0)])
     telemetry.events([Event(9, 1, "growth", 1.0, 8.0), Event(12, 1, "growth", 8.0, 16.0)])
     tally = telemetry.tally
-    assert (tally.skip_steps, tally.first_growth_step, tally.growths, len(tally.forward_steps)) == ([1, 2], 9, 2, 1)
-    assert (tally.lowest_scale, tally.highest_scale) == (1.0, 16.0)
+    assert (tally.skip_steps, tally.first_growth_step, len(tally.forward_steps)) == ([1, 2], 9, 1)
 
 
 def test_one_sink_that_cannot_close_does_not_keep_the_others_open() -> None:
@@ -123,9 +122,7 @@ def test_the_console_suits_the_stream(mode: str, stream, term: str, kind, monkey
 
 @pytest.fixture
 def files(tmp_path: Path) -> TelemetryFiles:
-    names = ("metrics.jsonl", "events.jsonl", "metrics.csv", "tensorboard", "console.log")
-    return TelemetryFiles(*(tmp_path / name for name in names), layers_jsonl=tmp_path / "layers.jsonl",
-                          spikes_jsonl=tmp_path / "spikes.jsonl")  # fmt: skip
+    return TelemetryFiles(tmp_path)
 
 
 def test_a_quiet_run_still_writes_its_files(files, header, snapshot, summary, capsys) -> None:

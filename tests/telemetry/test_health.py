@@ -67,7 +67,7 @@ def check_epoch(
     settings = LossScaleSettings(**loss_scale)  # type: ignore[arg-type]
     scaling = resolved(settings)
     signs = replace(run.signs(scaling), weights_are_finite=are_finite)
-    return HealthRules(settings, trainer or TrainerSettings(), scaling).check_epoch(signs)
+    return HealthRules(settings, trainer or TrainerSettings(), scaling).check(signs, at_epoch_end=True)
 
 
 def test_a_streak_of_skips():
@@ -171,7 +171,7 @@ def test_skips_at_a_floor_that_was_left_within_the_call_count():
     finite = [1, 0, 0, 0, 1, 1, 1, 1, 0]
     floats = np.array([[0.5, scale, scale, 0.1] for scale in scales], np.float32)
     ledger.absorb(StepRecords(floats, np.array([[flag, 0, 0, 0, 0, 0, 0] for flag in finite], np.int32), {}), 1)
-    assert (ledger.peak_floor_skips, ledger.floor_skips) == (3, 1)
+    assert (ledger.peaks.floor_skips, ledger.streaks.floor_skips) == (3, 1)
     stop = check(Watched(ledger), min_scale=2.0, max_skips_at_floor=3)
     assert stop is not None and stop.evidence == "3 steps were skipped though the loss scale is at its floor, 2"
 
@@ -329,7 +329,7 @@ def test_rules_of_steps_and_of_epochs_are_asked_apart():
     peaks = StreakCounts(50, 0, 0, 0, 0)
     bad = replace(LATE, weights_are_finite=False, peaks=peaks, skip_steps=range(1, 12), scale=4.0)
     rules = HealthRules(LossScaleSettings(), TrainerSettings(), SCALED)
-    step, epoch = rules.check(bad), rules.check_epoch(replace(bad, applied_in_epoch=1))
+    step, epoch = rules.check(bad), rules.check(replace(bad, applied_in_epoch=1), at_epoch_end=True)
     assert step is not None and step.key == "loss_scale.max_consecutive_skips"
     assert epoch is not None and epoch.key == "trainer.stop_on_nonfinite_weights"
 
@@ -337,8 +337,8 @@ def test_rules_of_steps_and_of_epochs_are_asked_apart():
 def test_an_epoch_that_was_cut_short_may_be_idle():
     run = after("x" * 29).signs(SCALED)
     rules = HealthRules(LossScaleSettings(), TrainerSettings(), SCALED)
-    assert rules.check_epoch(run) is not None
-    assert rules.check_epoch(replace(run, epoch_is_whole=False)) is None
+    assert rules.check(run, at_epoch_end=True) is not None
+    assert rules.check(replace(run, epoch_is_whole=False), at_epoch_end=True) is None
 
 
 @pytest.mark.parametrize(("forward", "blamed"), [(1, False), (2, True)])

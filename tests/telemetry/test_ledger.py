@@ -71,13 +71,14 @@ def test_equals_the_reference_however_steps_are_divided_into_calls(rule, pattern
 
     assert [(e.step, e.kind, e.scale_before, e.scale_after) for e in events] == reference.events
     assert all(event.epoch == 3 for event in events)
-    for name in ("seen", "applied", "skipped", "consecutive_skips", "longest_streak", "scale", "counter"):
+    assert ledger.streaks.skips == reference.consecutive_skips
+    for name in ("seen", "applied", "skipped", "scale", "counter"):
         assert getattr(ledger, name) == getattr(reference, name), name
     assert ledger.seen == ledger.applied + ledger.skipped == len(pattern)
     assert ledger.applied_in_epoch == ledger.applied
     scales = [scale for step in steps for scale in (step.scale_before, step.scale_after)]
     assert (ledger.lowest_scale, ledger.highest_scale) == (min(scales), max(scales))
-    assert ledger.skip_rate() == pytest.approx(pattern[-20:].count(False) / len(pattern[-20:]))
+    assert ledger.window.tolist() == [not finite for finite in pattern[-20:]]
 
 
 def test_an_overflow_names_the_variable_the_counts_and_the_way():
@@ -138,19 +139,19 @@ def test_losses_that_are_infinite_both_ways_come_to_nan_without_a_word_of_numpy(
 def test_bad_losses_are_counted_over_applied_steps_in_a_row():
     ledger = Ledger(LedgerOptions())
     ledger.absorb(block_of(steps_of("..x."), [0.5, NAN, NAN, INF]), 1)
-    assert ledger.non_finite_losses == 2  # the skipped step between them neither counts nor ends the row
+    assert ledger.streaks.non_finite_losses == 2  # the skipped step between them neither counts nor ends the row
     ledger.absorb(block_of(steps_of("xx"), [NAN, NAN]), 1)
-    assert ledger.non_finite_losses == 2
+    assert ledger.streaks.non_finite_losses == 2
     ledger.absorb(block_of(steps_of(".."), [NAN, 0.5]), 1)
-    assert ledger.non_finite_losses == 0
+    assert ledger.streaks.non_finite_losses == 0
 
 
 def test_where_non_finite_gradients_are_applied_nothing_is_skipped():
     ledger = Ledger(LedgerOptions(applies_non_finite=True))
     steps = [Step(False, 1.0, 1.0, 0), Step(True, 1.0, 1.0, 1)]
     events = ledger.absorb(block_of(steps), 1)
-    assert (ledger.applied, ledger.skipped, ledger.consecutive_skips) == (2, 0, 0)
-    assert ledger.skip_rate() == 0.0
+    assert (ledger.applied, ledger.skipped, ledger.streaks.skips) == (2, 0, 0)
+    assert not ledger.window.any()
     assert len(events) == 1
 
 
@@ -187,7 +188,7 @@ def test_peaks_are_the_same_however_steps_are_divided_into_calls(pattern, sizes)
         ledger, highest = Ledger(LedgerOptions(), window_steps=10), [0.0] * 3
         for part in portions(steps_of(pattern), sizes):
             ledger.absorb(block_of(part, [NAN if step.counter % 2 else 0.5 for step in part]), 1)
-            now = ledger.peak_skips, ledger.peak_bad_losses, ledger.peak_skip_rate
+            now = ledger.peaks.skips, ledger.peaks.non_finite_losses, ledger.peak_skip_rate
             highest = [max(pair) for pair in zip(highest, now, strict=True)]
         return highest
 
@@ -211,7 +212,7 @@ def test_skips_at_the_floor_are_counted_until_the_scale_leaves_it():
 
     def after(pattern: str) -> int:
         ledger.absorb(block_of(scale.run([mark == "." for mark in pattern])), 1)
-        return ledger.floor_skips
+        return ledger.streaks.floor_skips
 
     assert after("xx") == 0  # these two brought it there
     assert after("xx.x") == 3

@@ -17,7 +17,7 @@ from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.settings.variants import LossScaleSettings
 from mpt_cli.telemetry.health import HealthRules
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
-from mpt_cli.telemetry.records import Scaling
+from mpt_cli.telemetry.records import NO_STREAKS, Scaling
 from mpt_cli.telemetry.signs import EventTally, observe
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training.checkpoint import collect_state, restore_state
@@ -116,7 +116,7 @@ def test_a_streak_that_is_too_long_already_ends_at_the_next_skip(compiled):
     restore_state(run.model, start)
     rules = LossScaleSettings(**{**OFF, "max_consecutive_skips": 3})
     scaling = Scaling(DynamicScale(8.0, 3, min_scale=FLOOR))
-    signs = observe(Ledger(LedgerOptions(), consecutive_skips=5), EventTally(), scaling, {})
+    signs = observe(Ledger(LedgerOptions(), streaks=NO_STREAKS._replace(skips=5)), EventTally(), scaling, {})
     limits = HealthRules(rules, TrainerSettings(), scaling).stop_limits(signs)
     data = tiny_data(STEPS * 4)
     data.x[4:] = math.inf  # all but the first step

@@ -22,7 +22,8 @@ from mpt_cli.training.checkpoint import collect_state
 
 
 def data_set(x: Examples, dtype: str = "float32") -> DataSet:
-    return DataSet(x, None, "classification", (4,), dtype, 3, "", "")
+    return DataSet(train=x, validation=None, input_shape=(4,), input_dtype=dtype, num_classes=3, fingerprint="",
+                   description="")  # fmt: skip
 
 
 def faulty_run(fault: FaultSettings, jit: bool = BACKEND == "jax", rule=None, steps: int = 12) -> TinyRun:

@@ -15,7 +15,7 @@ from mpt_cli.settings import load_settings
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training import session
 from mpt_cli.training.checkpoint import NoStore
-from mpt_cli.training.settings_program import SettingsProgram
+from mpt_cli.training.program import Program
 
 TABLE = [
     ("x/xla_compile_cache__1.pb; No space left", False, DataError, r"can't be kept or read: x/.*compile_cache=null"),
@@ -77,4 +77,4 @@ def test_what_does_not_fit_when_it_is_built_is_told_as_well(monkeypatch: pytest.
     unused: Any = SimpleNamespace(process_info=None)
     settings = load_settings(["conf=digits_mlp", "seed=0"])
     with pytest.raises(ConfigError, match=r"^trainer\.batch_size: .* \(OOM when allocating tensor .*\)\. Lower it"):
-        session.prepare(SettingsProgram(settings), unused, Telemetry([]), NoStore())
+        session.prepare(Program(settings), unused, Telemetry([]), NoStore())

@@ -12,7 +12,7 @@ from mpt_cli.data.examples import Examples
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.variants import DataSettings
-from mpt_cli.training.assembly import _check_scaled_once, _is_ragged, _is_text, first_scaling
+from mpt_cli.training.assembly import _check_scaled_once, _uncompiled_inputs, first_scaling
 
 
 def model(*stack):
@@ -68,17 +68,18 @@ def inputs(dtype: str):
 
 @pytest.mark.slow
 def test_text_is_refused_on_jax_and_under_xla():
-    assert _is_text(settings(), inputs("float32+string")) and not _is_text(settings(), inputs("int32"))
+    assert _uncompiled_inputs(settings(), inputs("float32+string")) == "text"
+    assert _uncompiled_inputs(settings(), inputs("int32")) == ""
     message = r"^backend\.name: jax has no text, and inputs of the data are\. .* turn them into numbers in data\.loader"
     with pytest.raises(ConfigError, match=message):
-        _is_text(settings("backend=jax"), inputs("string"))
+        _uncompiled_inputs(settings("backend=jax"), inputs("string"))
     with pytest.raises(ConfigError, match=r"^trainer\.jit_compile: must be auto or false: inputs of the data are text"):
-        _is_text(settings("trainer.jit_compile=true"), inputs("string"))
+        _uncompiled_inputs(settings("trainer.jit_compile=true"), inputs("string"))
 
 
 def test_ragged_inputs_go_without_xla_on_tensorflow():
-    assert _is_ragged(settings(), inputs("float32+ragged int32"))
-    assert not _is_ragged(settings("backend=jax"), inputs("ragged int32"))
+    assert _uncompiled_inputs(settings(), inputs("float32+ragged int32")) == "ragged"
+    assert _uncompiled_inputs(settings("backend=jax"), inputs("ragged int32")) == ""
     message = r"must be auto or false: inputs of the data are ragged, which XLA does not compute with"
     with pytest.raises(ConfigError, match=message):
-        _is_ragged(settings("trainer.jit_compile=true"), inputs("ragged int32"))
+        _uncompiled_inputs(settings("trainer.jit_compile=true"), inputs("ragged int32"))

@@ -1,6 +1,7 @@
 """Which loss and metrics a run gets, and that they compute in float32."""
 
 import sys
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -24,7 +25,7 @@ def net(units: int = 3, activation: str | None = None) -> keras.Model:
 
 
 def objective(model=None, task="classification", policy="mixed_float16", **trainer):
-    return build_loss_and_metrics(TrainerSettings(**trainer), model or net(), task, policy)
+    return SimpleNamespace(**build_loss_and_metrics(TrainerSettings(**trainer), model or net(), task, policy))
 
 
 def of_kind(built) -> list[tuple[str, str]]:
@@ -246,7 +247,7 @@ def test_each_output_has_a_loss_and_metrics_for_what_it_gives():
     assert type(built.metrics["b"][0]) is keras.metrics.CategoricalAccuracy
     assert built.weighted_metrics["b"][0].get_config()["from_logits"] is False
     model = two_outputs()
-    model.compile("sgd", **built.compile_arguments())
+    model.compile("sgd", **vars(built))
     logs = model.evaluate(np.ones((4, 2)), {"a": np.ones((4, 1)), "b": np.eye(4)}, verbose=0, return_dict=True)
     assert {"a_loss", "b_loss", "a_mae", "b_accuracy", "b_AUC"} <= logs.keys()
 

@@ -14,7 +14,7 @@ from mpt_cli.report.run import Run, load_run
 from mpt_cli.reproduce.reproduction import first_difference, verify_resume
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings import load_settings
-from mpt_cli.training.settings_program import SettingsProgram
+from mpt_cli.training.program import Program
 
 pytestmark = pytest.mark.slow
 POISONED = range(560, 564)
@@ -108,7 +108,7 @@ def test_inputs_that_overflow_are_named_by_their_places_in_the_source(tmp_path, 
     words = [*without(words, "data.validation_fraction", "trainer.loss", "trainer.shuffle", "trainer.epochs",
                      "loss_scale"), *more]
     run = trained(tmp_path / "r", words)
-    rows = SettingsProgram(load_settings(words)).load_data().rows
+    rows = Program(load_settings(words)).load_data().rows
     assert len(rows) == 480 and len(set(rows.tolist())) == 480
     plan, expected, last = BatchPlan(8, 8, shuffle=True, seed=0), [], -8
     for step in range(17, 181):  # the first look is after 16

@@ -17,7 +17,7 @@ from mpt_cli.engine.backend import memory_in_use, peak_memory
 from mpt_cli.errors import DataError
 from mpt_cli.precision import LogMaxScale, LossScaleOptimizer
 from mpt_cli.settings import load_settings
-from mpt_cli.settings.schema import TrainerSettings
+from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.settings.variants import LossScaleSettings
 from mpt_cli.signals import Interruption
 from mpt_cli.training import progress as stopwatch_module
@@ -90,7 +90,7 @@ class TestStopwatch:
     [(3, None, 7, 21), (3, 10, 7, 10), (3, 50, 7, 21), (3, 10, None, 10), (3, None, None, None)],
 )
 def test_steps_of_a_run(epochs, max_steps, per_epoch, expected):
-    assert count_steps(TrainerSettings(epochs=epochs, max_steps=max_steps), per_epoch) == expected
+    assert count_steps(Settings(trainer=TrainerSettings(epochs=epochs, max_steps=max_steps)), per_epoch) == expected
 
 
 def test_the_most_steps_of_a_call():
@@ -122,7 +122,7 @@ class TestScaling:
         scaling = resolve_scaling(settings, tiny_model())
         rule = wrap_optimizer(sgd(), settings, scaling).rule
         assert rule == LogMaxScale(8.0, 15.0, 0.5, 0.75, 2.0, 2.0, 64.0)
-        assert (scaling.mode, scaling.min_scale, scaling.growth_steps) == ("logmax", 2.0, None)
+        assert (scaling.mode, scaling.growth_steps) == ("logmax", None)
 
     @pytest.mark.parametrize(("on_overflow", "applied"), [("skip", "skip"), ("abort", "skip"), ("apply", "apply")])
     def test_fixed_keeps_its_scale(self, on_overflow, applied):
@@ -130,7 +130,7 @@ class TestScaling:
         scaling = resolve_scaling(settings, tiny_model())
         optimizer = wrap_optimizer(sgd(), settings, scaling)
         assert (optimizer.dynamic, optimizer.initial_scale, optimizer.on_overflow) == (False, 1000.0, applied)
-        assert (scaling.initial_scale, scaling.min_scale, scaling.growth_steps) == (1000.0, 1000.0, None)
+        assert (scaling.initial_scale, scaling.growth_steps) == (1000.0, None)
 
     def test_none_scales_by_one_and_applies_everything(self):
         settings = LossScaleSettings("none")
@@ -160,19 +160,16 @@ class TestScaling:
         ],
     )
     def test_words(self, settings, policy, words, warnings):
-        model = tiny_model(policy)
-        scaling = resolve_scaling(settings, model)
-        assert describe_scaling(scaling, model) == words
-        assert len(warn_of_scaling(scaling, model)) == warnings
+        scaling = resolve_scaling(settings, tiny_model(policy))
+        assert describe_scaling(scaling) == words
+        assert len(warn_of_scaling(scaling)) == warnings
 
     def test_warnings_name_the_key_and_the_remedy(self):
-        assert warn_of_scaling(
-            resolve_scaling(LossScaleSettings("none"), tiny_model()), tiny_model("mixed_float16")
-        ) == [
+        assert warn_of_scaling(resolve_scaling(LossScaleSettings("none"), tiny_model("mixed_float16"))) == [
             "loss_scale.mode=none: layers compute in float16, where gradients below 2^-24 become 0. "
             "loss_scale=dynamic keeps them."
         ]
-        (warning,) = warn_of_scaling(resolve_scaling(LossScaleSettings("fixed"), tiny_model()), tiny_model())
+        (warning,) = warn_of_scaling(resolve_scaling(LossScaleSettings("fixed"), tiny_model()))
         assert warning.startswith("loss_scale.mode=fixed has no use here: nothing computes in float16.")
 
 

@@ -229,12 +229,12 @@ class Narrator:
             return []
         changes = skips + growths
         start, end = min(event.step for event in changes), max(event.step for event in changes)
-        what = (
-            _format_skips_and_growths(skips, growths, self._scaling)
-            if skips and growths
-            else _format_skips(skips, self._scaling)
-        )
-        what = what or _format_growths(growths, self._scaling)
+        if skips and growths:
+            noun = "growth" if self._scaling.growth_steps else "move"
+            plural = "" if len(growths) == 1 else "s"
+            what = f"{len(skips)} skipped{_format_where(skips)}, {len(growths)} {noun}{plural}"
+        else:
+            what = _format_skips(skips, self._scaling) if skips else self._scaling.rule.explain_moves(len(growths))
         self._growth_step = min([self._growth_step, *(event.step for event in growths)])
         comment = self._comment(skips) if skips else ""
         self._told_step = end
@@ -297,14 +297,7 @@ class Narrator:
         return sentences
 
 
-def _format_skips_and_growths(skips: list[Event], growths: list[Event], scaling: Scaling) -> str:
-    noun = "growth" if scaling.growth_steps else "move"
-    return f"{len(skips)} skipped{_format_where(skips)}, {len(growths)} {noun if len(growths) == 1 else f'{noun}s'}"
-
-
 def _format_skips(skips: list[Event], scaling: Scaling) -> str:
-    if not skips:
-        return ""
     outcome = "applied all the same" if scaling.applies_overflows else "skipped"
     if len(skips) > 1:
         return f"{len(skips)} {'skipped' if outcome == 'skipped' else f'overflowed, {outcome}'}{_format_where(skips)}"
@@ -312,10 +305,6 @@ def _format_skips(skips: list[Event], scaling: Scaling) -> str:
         where = f", first in {skips[0].layer}" if skips[0].layer else ""
         return f"{_format_bad_values(skips[0])} in the forward pass{where}, step {outcome}"
     return f"gradients overflowed{_format_where(skips)}, step {outcome}"
-
-
-def _format_growths(growths: list[Event], scaling: Scaling) -> str:
-    return scaling.rule.explain_moves(len(growths))
 
 
 def _format_where(skips: list[Event]) -> str:
@@ -407,9 +396,6 @@ class PlainConsole(EpochConsole):
         self._sample: GradientSample | None = None  # the latest, until it is told
         self._writing = threading.RLock()  # a phase that lasts is told from another thread
 
-    def begin_phase(self, doing: str) -> None:
-        """Silent: most are over before anyone wonders."""
-
     def phase_lasts(self, doing: str, seconds: float, hint: str) -> None:
         self._write([lasting_line(doing, seconds, hint)])
 
@@ -435,7 +421,9 @@ class PlainConsole(EpochConsole):
         elif now - self._interval_told_at >= self._wait_seconds(now):
             self._interval_told_at = now
             self._print_row(snapshot)
-            self._tell_sample()
+            if self._sample is not None:
+                self._print_beside(sample_sentence(self._sample))
+                self._sample = None
 
     def message(self, text: str) -> None:
         self._write([text])
@@ -451,11 +439,6 @@ class PlainConsole(EpochConsole):
     def is_read(self) -> bool:
         """Whether anybody reads what is written, as far as is known."""
         return bool(getattr(self._write_line, "is_open", True))
-
-    def _tell_sample(self) -> None:
-        if self._sample is not None:
-            self._print_beside(sample_sentence(self._sample))
-            self._sample = None
 
     def _print_rows(self, lines: Sequence[Text]) -> None:
         self._write([line.plain.rstrip() for line in lines])

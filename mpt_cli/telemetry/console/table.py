@@ -38,7 +38,7 @@ class EpochTable:
 
     def __init__(self, header: RunHeader) -> None:
         self._header = header
-        self._metrics = dict.fromkeys(name for name in own_metrics(dict.fromkeys(header.metric_names, 0.0)))
+        self._metrics = own_metrics(dict.fromkeys(header.metric_names, 0.0))
         self._widths: dict[str, int] = {}
         self._shown: list[tuple[str, int]] = []
         self._rows = 0  # under the heading

@@ -21,7 +21,7 @@ from mpt_cli.settings.schema import DistributeSettings, Settings, TrainerSetting
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.training.assembly import build_metrics
 from mpt_cli.training.checkpoint import collect_state, restore_state
-from mpt_cli.training.settings_program import SettingsProgram
+from mpt_cli.training.program import Program
 
 pytestmark = only_on("jax")
 DEVICES = 1
@@ -217,7 +217,7 @@ def test_a_plan_has_a_share_of_what_is_divided_and_the_traffic_of_its_products()
     plans = []
     for given in (words, [*words, *divided]):
         settings, target = load_settings(given), CompileTarget(None, DEVICES)
-        planned = assemble_program(SettingsProgram(settings), target, prepare_compiler(settings, target))
+        planned = assemble_program(Program(settings), target, prepare_compiler(settings, target))
         plans.append(read_plan(planned, planned.compile()))
     whole, shared = plans
     kernels = (64 * 256 + 256 * 256) * 3 * 4  # bytes in float32, with two moments
