@@ -17,7 +17,6 @@ from mpt_cli.jobs.queue import Ending
 from mpt_cli.report.history import read_lines, settled_step
 from mpt_cli.runs.directory import (
     LOCK_FILE,
-    File,
     RunDirectory,
     default_parent,
     drawn_name,
@@ -33,6 +32,7 @@ from mpt_cli.sweep.paired import Lead, read_lead
 from mpt_cli.sweep.plan import Job, Objective, Search, SweepPlan, choose_objective, plan_dict
 from mpt_cli.telemetry.format import format_seconds
 from mpt_cli.telemetry.records import misfit
+from mpt_cli.telemetry.sink import File
 
 
 @dataclass(frozen=True)

@@ -233,12 +233,13 @@ def _redacted(record: R) -> R:
 
 @dataclass(frozen=True)
 class File:
-    """The path of a file or folder in the run directory, by its name there."""
+    """The path of a file or folder in a directory such as `TelemetryFiles`, by its name there."""
 
     name: str
 
-    def __get__(self, run: "TelemetryFiles", owner: type) -> Path:
-        return run.path / self.name
+    def __get__(self, directory: Any, owner: type) -> Path:
+        path: Path = directory.path / self.name
+        return path
 
 
 @dataclass(frozen=True)

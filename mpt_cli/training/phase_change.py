@@ -28,7 +28,8 @@ def enter_phase(parts: Assembly, index: int, trainer: Trainer | None = None) -> 
 
 def trained_paths(model: Any) -> dict[str, tuple[str, ...]]:
     """By the name of each optimizer the variables that it trains, in the order of their gradients."""
-    return {name: tuple(v.path for v in optimizer.trained_variables) for name, optimizer in optimizers_of(model).items()}
+    return {name: tuple(v.path for v in optimizer.trained_variables)
+            for name, optimizer in optimizers_of(model).items()}  # fmt: skip
 
 
 def change_phase(parts: Assembly, trainer: Trainer) -> None:
