@@ -132,36 +132,26 @@ def read_target(parts: list[Examples], task: str, num_classes: int | None, as_gi
     task "other": only the user knows what they mean. So are targets that are not there. Of those `as_given` task and
     number of classes are what they look like.
     """
-    if as_given:
-        return _target_as_given(parts, task, num_classes)
     y = parts[0].y
     if not isinstance(y, np.ndarray):
-        return TargetSpec("other", num_classes, given=True)
+        return TargetSpec("other", num_classes, given=True, as_given=as_given)
+    outputs, is_whole = y.shape[-1] if y.ndim > 1 else 1, y.dtype.kind in "iu"
     if task == "auto":
-        labels = y.dtype.kind in "iu" or is_one_hot(y) or (num_classes is not None and y.ndim == 1)
-        task = "classification" if labels else "regression"
+        are_said = num_classes is not None and y.ndim == 1 and not as_given
+        task = "classification" if is_whole or is_one_hot(y) or are_said else "regression"
+    if as_given and num_classes is None:
+        flags = y.ndim == 2 and outputs > 1 and is_whole and y.size > 0 and y.min() >= 0 and y.max() <= 1
+        of_rows = task == "regression" or flags or is_one_hot(y)
+        num_classes = outputs if of_rows else max(_count_classes(part.y) for part in parts)
+    if as_given:
+        return TargetSpec(task, num_classes, given=True, as_given=True)
     if task == "regression":
-        outputs = y.shape[-1] if y.ndim > 1 else 1
         if num_classes not in (None, outputs):
             raise DataError(f"data.num_classes={num_classes}, but the targets are no labels: float, shape {y.shape}.")
         return TargetSpec(task, outputs)
     if num_classes is not None:
         return TargetSpec(task, num_classes, given=True)
     return TargetSpec(task, max(_count_classes(part.y) for part in parts))
-
-
-def _target_as_given(parts: list[Examples], task: str, num_classes: int | None) -> TargetSpec:
-    y = parts[0].y
-    if not isinstance(y, np.ndarray):
-        return TargetSpec("other", num_classes, True, True)
-    columns = y.shape[-1] if y.ndim > 1 else 1
-    flags = y.ndim == 2 and columns > 1 and y.dtype.kind in "iu" and y.size > 0 and y.min() >= 0 and y.max() <= 1
-    if task == "auto":
-        task = "classification" if y.dtype.kind in "iu" or is_one_hot(y) else "regression"
-    if num_classes is None:
-        of_rows = task == "regression" or flags or is_one_hot(y)
-        num_classes = columns if of_rows else max(_count_classes(part.y) for part in parts)
-    return TargetSpec(task, num_classes, True, True)
 
 
 def labels_from_one_hot(examples: Examples) -> Examples:

@@ -125,7 +125,6 @@ def _padded(reviews: Array, settings: KerasDataset) -> Array:
 
 
 _COARSE_VECTOR, _COARSE_SIDE, _HIDDEN = 256, 8, 64
-_CHUNK = 64  # examples filled at a time: bounds the memory beside the result
 
 
 def load_synthetic(settings: Synthetic, seed: int) -> DataSet:
@@ -161,11 +160,10 @@ def _random_inputs(settings: Synthetic, rng: np.random.Generator) -> tuple[Array
     x = np.empty((count, *shape), np.float32)
     share = np.float32(np.sqrt(0.5) * settings.magnitude)
     places = [np.arange(size) * steps // size for size, steps in zip(shape, coarse, strict=True)]
-    for start in range(0, count, _CHUNK):
-        part = x[start:start + _CHUNK]
-        rng.standard_normal(dtype=np.float32, out=part)
-        part += seen[start:start + _CHUNK][np.ix_(np.arange(len(part)), *places)]
-        part *= share
+    for example, pattern in zip(x, seen, strict=True):  # one at a time: bounds the memory beside the result
+        rng.standard_normal(dtype=np.float32, out=example)
+        example += pattern[np.ix_(*places)]
+        example *= share
     return x, seen.reshape(count, -1)
 
 

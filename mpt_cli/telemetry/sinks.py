@@ -262,8 +262,6 @@ class TensorBoardSink(Sink):
 
     def snapshot(self, snapshot: Snapshot) -> None:
         self._write(snapshot.step, scalars_of(snapshot))
-        with _as_data_error(self._folder):
-            self._writer.flush()
 
     def events(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -283,6 +281,7 @@ class TensorBoardSink(Sink):
                 self._writer.write(self._event(wall_time=time.time(), step=step, session_log=start).SerializeToString())
                 self._begins_anew = False
             self._writer.write(event.SerializeToString())
+            self._writer.flush()
 
 
 @contextmanager

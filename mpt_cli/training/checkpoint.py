@@ -260,13 +260,9 @@ class NoStore(CheckpointStore):
     def save(self, checkpoint: Checkpoint) -> None:
         """Left to the first process."""
 
-    def save_best(self, checkpoint: Checkpoint) -> None:
-        """Left to the first process."""
+    save_best = go_on_from = save
 
     def cut_back(self, step: int) -> None:
-        """Left to the first process."""
-
-    def go_on_from(self, checkpoint: Checkpoint) -> None:
         """Left to the first process."""
 
 

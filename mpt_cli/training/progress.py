@@ -117,7 +117,7 @@ class Stopwatch:
     """
 
     def __init__(self) -> None:
-        self.examples, self.seconds, self.steps = 0, 0.0, 0
+        self.examples, self.seconds = 0, 0.0
         self.input_seconds = 0.0  # that steps waited for their data
         self.earlier_seconds = 0.0  # of the attempts before this one
         self._began: float | None = None
@@ -171,7 +171,6 @@ class Stopwatch:
             return
         self.examples += steps * batch_size
         self.seconds += seconds
-        self.steps += steps
         latest = seconds / steps
         self._step_seconds = latest if self._step_seconds is None else 0.5 * (self._step_seconds + latest)
 
