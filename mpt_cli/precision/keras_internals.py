@@ -7,7 +7,7 @@ names every one, so that a Keras without it is told from a defect of ours.
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -139,6 +139,39 @@ def move_decay_exclusions(optimizer: Any, variables: list[Any], others: list[Any
     if excluded:
         pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
         optimizer.exclude_from_weight_decay(excluded, [pattern.pattern] if pattern else None)
+
+
+class _Reads(keras.StatelessScope):  # type: ignore[misc]
+    """Remembers the variables that are read inside, and their values, which are those that they have outside."""
+
+    found: dict[int, tuple[Any, Tensor]]
+
+    def get_current_value(self, variable: Any) -> Tensor:
+        outside = self.original_scope
+        value = None if outside is None else outside.get_current_value(variable)
+        value = variable._value if value is None else value
+        self.found.setdefault(id(variable), (variable, value))
+        return value
+
+
+def variables_read(function: Callable[[], Any]) -> tuple[list[Any], list[Tensor]]:
+    """On JAX: the variables that `function` reads, in the order of their first use, and the values that they have.
+
+    They are found without computing it; the values are in the variables' own dtype, also where reading casts them.
+    """
+    import jax
+
+    scope = _Reads()
+    scope.found = {}
+    with scope:
+        jax.eval_shape(function)
+    pairs = list(scope.found.values())
+    return [variable for variable, _ in pairs], [value for _, value in pairs]
+
+
+def reading_values(variables: list[Any], values: list[Tensor]) -> AbstractContextManager[Any]:
+    """Inside, `variables`, all that are read there, have `values`; nothing changes where there are none."""
+    return keras.StatelessScope(list(zip(variables, values, strict=True))) if variables else nullcontext()
 
 
 def add_losses_in_float32(model: Any) -> None:

@@ -2,6 +2,7 @@
 
 import html
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,14 @@ class Run:
         names = dict.fromkeys(name for line in ends for name in line if name not in NOT_METRICS)
         named = {name: [float(line[name]) for line in ends if line.get(name) is not None] for name in names}
         return {name: values for name, values in named.items() if values}
+
+    def events_frame(self) -> Any:
+        """`events` as a pandas DataFrame; ImportError without pandas."""
+        return import_module("pandas").DataFrame(self.events)
+
+    def lines_frame(self) -> Any:
+        """`lines` as a pandas DataFrame; ImportError without pandas."""
+        return import_module("pandas").DataFrame(self.lines)
 
     def plot(self) -> list[Path]:
         """Draw every curve that the run has the data for, as SVG files in its directory; returns their paths.

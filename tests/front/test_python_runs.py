@@ -595,6 +595,12 @@ def test_callbacks_are_called(tmp_path):
     assert seen == [0, 1]
 
 
+def test_frames_have_a_row_for_each_record(reference):
+    run = reference[0]
+    assert list(run.lines_frame()["step"]) == [line["step"] for line in run.lines]
+    assert list(run.events_frame()["kind"]) == [event["kind"] for event in run.events] != []
+
+
 def test_pictures_say_what_is_missing(reference, monkeypatch):
     monkeypatch.setattr("mpt_cli.report.run.missing_extra", lambda *_: "No pictures: matplotlib is not installed.")
     with pytest.raises(ConfigError, match="plot: No pictures"):

@@ -39,8 +39,16 @@ def adam(**arguments) -> keras.optimizers.Optimizer:
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_copy_is_refused_with_what_to_do_instead(copied):
     optimizer, _ = trained(LossScaleOptimizer(adam()))
-    with pytest.raises(TypeError, match=r"can't be pickled or copied\. Make another one by `from_config\("):
+    with pytest.raises(TypeError, match=r"copied once it is built\. Make another one by `from_config\("):
         copied(optimizer)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))])
+def test_one_that_is_not_built_is_copied_by_its_configuration(copied):
+    optimizer = LossScaleOptimizer(adam(clipnorm=2.0), initial_scale=8.0, hysteresis=2)
+    again = copied(optimizer)
+    assert again is not optimizer and again.inner_optimizer is not optimizer.inner_optimizer
+    assert again.get_config() == optimizer.get_config() and again.rule == optimizer.rule
 
 
 def test_another_one_with_its_state_goes_on_as_the_original():
