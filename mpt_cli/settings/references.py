@@ -407,6 +407,10 @@ def _load_file(place: str, reference: str, key: str) -> ModuleType:
     if package is not None:
         return package
     name = path.stem if path.stem not in sys.modules else f"{path.stem}_{abs(hash(path)):x}"
+    return _load_as(name, path, reference, key)
+
+
+def _load_as(name: str, path: Path, reference: str, key: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, f"{path} ends in .py, so Python has a loader for it"
     module = importlib.util.module_from_spec(spec)
@@ -428,9 +432,15 @@ def _load_of_package(path: Path, reference: str, key: str) -> ModuleType | None:
         return None
     try:
         module = _load_module(".".join(names), reference, key, folder)
-    except ConfigError:  # another package has its name: it is loaded by itself
-        return None
-    return module if _is_of(module, path) else None
+    except ConfigError:
+        pass
+    else:
+        if _is_of(module, path):
+            return module
+    hidden = f"{names[0]}_{abs(hash(folder)):x}"  # by another module of its name
+    if hidden not in sys.modules:
+        _load_as(hidden, folder / names[0] / "__init__.py", reference, key)
+    return _load_module(".".join([hidden, *names[1:]]), reference, key, folder)
 
 
 def _load_module(place: str, reference: str, key: str, folder: Path | None = None) -> ModuleType:

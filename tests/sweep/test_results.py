@@ -253,7 +253,7 @@ def test_the_page_stands_alone_and_escapes_what_it_shows(stubs, monkeypatch):
     assert tags.fetched == [] and tags.open == []
     assert not re.search(r"@import|url\((?!#)|<script", text)
     assert "<b>&" not in text and "&lt;b&gt;&amp;" in text
-    assert text.count("<svg") == 5 and "currentColor" in text and "#010203" not in text
+    assert text.count("<svg") == 4 and "currentColor" in text and "#010203" not in text
     assert "prefers-color-scheme: dark" in text
     assert "mpt train conf=digits_mlp" in text
 
