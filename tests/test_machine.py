@@ -1,4 +1,4 @@
-"""Freed memory stays with the process on TensorFlow and a CPU, unless the user set malloc up."""
+"""Freed memory stays with the process on a CPU, unless the user set malloc up."""
 
 import os
 import subprocess

@@ -249,6 +249,8 @@ def _jax(settings: Settings) -> Platform:
             connect(process_info)
         found = _jax_platform()
     check_device_count(settings, found.gpus)
+    if not found.gpus:
+        keep_freed_memory()
     _replace_attention(on_cpu=not found.gpus)
     return replace(found, process_info=process_info)
 

@@ -103,7 +103,7 @@ class InnerSavingMixin:
         """Copy an optimizer that is not built by its configuration. TypeError for one that is: Keras's own copies lose
         its state."""
         if not self.built:  # type: ignore[attr-defined]
-            return type(self).from_config, (self.get_config(),)  # type: ignore[attr-defined]
+            return type(self).from_config, (self.get_config(),)
         raise TypeError(f"{type(self).__name__} can't be pickled or copied once it is built. Make another one by "
                         "`from_config(optimizer.get_config())`, `build` it, and give it the state by "
                         "`set_weights(optimizer.variables)`.")
