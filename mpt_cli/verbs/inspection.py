@@ -11,7 +11,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from mpt_cli import plugins
-from mpt_cli.errors import OK, ConfigError, DataError, Problem
+from mpt_cli.errors import OK, ConfigError, DataError, Problem, did_you_mean
 from mpt_cli.redaction import watched_environment
 from mpt_cli.report.tables import plain_lines, text_columns
 from mpt_cli.runs.directory import write_atomic
@@ -41,7 +41,6 @@ from mpt_cli.settings.search_path import (
     is_shipped,
     own_conf_directories,
     recipe_paths,
-    recipe_remedy,
     shell_command,
 )
 from mpt_cli.telemetry.format import strict_json
@@ -145,7 +144,8 @@ def _groups() -> list[dict[str, str]]:
     """Each group's files, those of the project with their path; then the project's own groups."""
     own = {path.name for root in own_conf_directories() for path in root.iterdir() if is_own_group(path.name)}
     return [
-        {"name": f"{group}={name}", "description": _heading(path) + ("" if is_shipped(path) else f" ({path})")}
+        {"name": f"{group}={name}",
+         "description": (_heading(path) + ("" if is_shipped(path) else f" ({path})")).strip()}
         for group in [*group_names(), *sorted(own)]
         for name, path in sorted(group_files(group).items())
     ]
@@ -208,7 +208,7 @@ LISTINGS: dict[str, Callable[[], list[dict[str, Any]]]] = {
 def run_copy(arguments: argparse.Namespace) -> int:
     source = recipe_paths().get(arguments.recipe)
     if source is None:
-        remedy = recipe_remedy(arguments.recipe)
+        remedy = did_you_mean(arguments.recipe, recipe_paths()) or "`mpt list recipes` shows them."
         raise ConfigError(Problem("RECIPE", "no recipe has this name.", arguments.recipe, remedy))
     target = _destination_file(arguments.destination, source.name)
     left = [] if is_shipped(source) else names_left_behind(source, target)
