@@ -6,7 +6,7 @@ import pytest
 from backends import assert_passes, only_on, parts
 
 HERE = Path(__file__).parent
-OF_MAKE_TEST = ("test_optimizer_steps.py", "test_skips_whole.py", "test_finite.py")
+OF_MAKE_TEST = ("test_optimizer_steps.py", "test_skips_whole.py", "test_finite.py", "gradients/test_define_gradient.py")
 pytestmark = [pytest.mark.slow, only_on("tensorflow")]
 
 
@@ -21,16 +21,14 @@ def test_two_replicas_on_tensorflow():
 
 
 @pytest.mark.parametrize(("files", "only"), [
-    *parts(HERE, 4, first=OF_MAKE_TEST),
-    pytest.param([HERE / "two_devices"], "not long", id="two_devices", marks=pytest.mark.long),
+    *parts(HERE, 2, first=OF_MAKE_TEST),
+    pytest.param([HERE / "gradients", HERE / "two_devices"], "not long", id="folders", marks=pytest.mark.long),
 ])
 def test_this_folder_and_two_devices_on_jax(files, only):
-    """Without `gradients`, which runs itself on JAX."""
     assert_passes_on_devices("jax", *files, only=only)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("only", ["not long", "long"])
-@pytest.mark.parametrize(("file", "devices"), [("test_overflow_on_devices.py", 4), ("test_model_parallel.py", 4)])
-def test_more_devices_on_jax(file, devices, only):
-    assert_passes_on_devices("jax", HERE / "two_devices" / file, only=only, devices=devices)
+def test_four_devices_on_jax():
+    files = [HERE / "two_devices" / name for name in ("test_overflow_on_devices.py", "test_model_parallel.py")]
+    assert_passes_on_devices("jax", *files, devices=4)

@@ -86,11 +86,6 @@ def test_second_order_gradient_passes_the_rounding(mode):
     assert float(second(ops.convert_to_tensor(np.float32([3.0])))[0]) == 18.0
 
 
-def test_rounding_is_idempotent():
-    once = round_to(ops.convert_to_tensor(bits_of_all_kinds()), "bfloat16")
-    np.testing.assert_array_equal(ops.convert_to_numpy(round_to(once, "bfloat16")), ops.convert_to_numpy(once))
-
-
 def test_unknown_formats_are_refused_with_the_known_ones():
     with pytest.raises(ValueError, match=r"must be one of float16, bfloat16\. Received: dtype='float8'"):
         round_to(ops.ones(1), "float8")

@@ -9,7 +9,7 @@ import contextlib
 import keras
 import numpy as np
 import pytest
-from backends import BACKEND, ScalesInFit, only_on
+from backends import BACKEND, ScalesInFit
 from reference import ReferenceScale
 
 from mpt_cli.precision import FixedScale, LogMaxScale, LossScaleOptimizer, keep_skips_whole
@@ -97,19 +97,6 @@ def test_the_other_rules_skip_the_same(replicated, replicas, jit_compile, steps,
     found = fitted(replicated(replicas), BAD_X, Y, jit_compile, steps, rule=rule)
     assert (int(found[0].optimizer.applied_steps), int(found[0].optimizer.skipped_steps)) == (5, 3)
     check_absent(found, replicated, replicas, rule=rule)
-
-
-@only_on("tensorflow")
-@pytest.mark.parametrize(("jit_compile", "steps"), [(False, 4), (True, 1)])
-def test_keras_itself_can_not_do_it_with_its_own_optimizer(replicated, jit_compile, steps):
-    """On two replicas `fit` ends inside TensorFlow, in float32 and without loss scaling too."""
-    import tensorflow as tf
-
-    with replicated(2):
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse", jit_compile=jit_compile, steps_per_execution=steps)
-        with pytest.raises(tf.errors.InvalidArgumentError, match="Graph execution error"):
-            model.fit(X, Y, batch_size=8, verbose=0)
 
 
 @pytest.mark.parametrize(("replicas", "jit_compile", "steps"), REFUSED)

@@ -13,15 +13,11 @@ from mpt_cli.data.examples import Examples
 from mpt_cli.engine.build import build_engine
 from mpt_cli.engine.distribution import Distribution, build_distribution
 from mpt_cli.engine.feed import BatchPlan, build_feed
-from mpt_cli.plan.plan import read_plan
-from mpt_cli.plan.program import CompileTarget, assemble_program, prepare_compiler
 from mpt_cli.precision import LossScaleOptimizer, Policy
-from mpt_cli.settings import load_settings
 from mpt_cli.settings.schema import DistributeSettings, Settings, TrainerSettings
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.training.assembly import build_metrics
 from mpt_cli.training.checkpoint import collect_state, restore_state
-from mpt_cli.training.program import Program
 
 pytestmark = only_on("jax")
 DEVICES = 1
@@ -42,16 +38,6 @@ OPTIMIZERS = {
 L = keras.layers
 
 
-def dense_layers():
-    return (16,), [L.Dense(64, "relu", name="up"), L.LayerNormalization(name="norm"), L.Dense(32, name="down")]
-
-
-def convolutions():
-    """Without a bias before the normalization, whose gradient is rounding alone."""
-    return (8, 8, 3), [L.Conv2D(8, 3, use_bias=False, name="up_conv"), L.BatchNormalization(name="norm"), L.Flatten(),
-                       L.Dense(32, name="down")]  # fmt: skip
-
-
 @contextmanager
 def over(mesh, layout):
     """The distribution that a run of these settings has; over one device where `mesh` is None."""
@@ -66,19 +52,20 @@ def over(mesh, layout):
 class Trained:
     """A run of `STEPS` batches, the third of which is bad in its last example."""
 
-    def __init__(self, distribution: Distribution, kind: str = "adamw", policy: str = "float32", layers=dense_layers):
+    def __init__(self, distribution: Distribution, kind: str = "adamw", policy: str = "float32"):
         keras.utils.set_random_seed(0)
         with Policy(policy).scope():
-            shape, inner_layers = layers()
-            head = L.Dense(3, dtype="float32", name="head")
-            self.model = keras.Sequential([keras.Input(shape), *inner_layers, head])
+            self.model = keras.Sequential([
+                keras.Input((16,)), L.Dense(64, "relu", name="up"), L.LayerNormalization(name="norm"),
+                L.Dense(32, name="down"), L.Dense(3, dtype="float32", name="head"),
+            ])  # fmt: skip
         distribution.divide(self.model)
         self.optimizer = LossScaleOptimizer(OPTIMIZERS[kind](), initial_scale=2.0**10)
         self.model.compile(self.optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                            auto_scale_loss=False)  # fmt: skip
         self.optimizer.build(self.model.trainable_variables)
         random = np.random.default_rng(0)
-        x = random.normal(size=(STEPS * BATCH, *shape)).astype("float32")
+        x = random.normal(size=(STEPS * BATCH, 16)).astype("float32")
         x[BAD * BATCH - 1] = np.inf
         data = Examples(x, random.integers(0, 3, STEPS * BATCH).astype("int32"), None)
         build_metrics(self.model, data, BATCH)
@@ -118,19 +105,15 @@ def assert_same(found, expected, policy: str = "float32") -> None:
         np.testing.assert_allclose(value, other, rtol=1e-3, atol=least * max(1.0, np.abs(other).max()), err_msg=name)
 
 
-KINDS = [pytest.param("adamw", "float32", dense_layers), pytest.param("accumulated", "mixed_float16", dense_layers),
-         pytest.param("adafactor", "float32", dense_layers, marks=pytest.mark.long),
-         pytest.param("accumulated", "mixed_float16", convolutions, marks=pytest.mark.long)]  # fmt: skip
-
-
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-@pytest.mark.parametrize(("kind", "policy", "layers"), KINDS)
-def test_training_is_that_of_one_device_with_its_skips(mesh, kind, policy, layers):
+@pytest.mark.parametrize(("kind", "policy"), [
+    ("adamw", "float32"), ("accumulated", "mixed_float16"), ("adafactor", "float32"),
+])  # fmt: skip
+def test_training_is_that_of_one_device_with_its_skips(mesh, kind, policy):
     with over(None, {}) as distribution:
-        alone = Trained(distribution, kind, policy, layers).epoch()
-    layout = ALONG_OUTPUTS if layers is dense_layers else {".*up_conv/kernel": [None, None, None, "model"]}
-    with over(mesh, layout) as distribution:
-        divided = Trained(distribution, kind, policy, layers).epoch()
+        alone = Trained(distribution, kind, policy).epoch()
+    with over(mesh, ALONG_OUTPUTS) as distribution:
+        divided = Trained(distribution, kind, policy).epoch()
     assert divided.skipped == alone.skipped == [BAD]
     assert (divided.ledger.seen, divided.ledger.skipped) == (alone.ledger.seen, alone.ledger.skipped) == (STEPS, 1)
     assert_same(collect_state(divided.model), collect_state(alone.model), policy)
@@ -152,7 +135,7 @@ def test_each_device_has_a_share_of_what_is_divided_and_of_its_slots(mesh):
     assert len(slots) == 9  # two moments and an average of each
 
 
-def test_weights_divided_along_the_batch_train_to_the_same(monkeypatch):
+def test_weights_divided_along_the_batch_train_to_the_same():
     """Fully sharded: each device has a share of weights and slots, which XLA gathers where they are used."""
     with over(None, {}) as distribution:
         alone = Trained(distribution).epoch()
@@ -177,50 +160,32 @@ def test_a_checkpoint_is_whole_and_goes_on_over_another_mesh_and_on_one_device(m
     assert again.ledger.skipped == 1
 
 
-def one_step(mesh, coefficients, x, policy="mixed_float16", scale=1.0):
+def one_step(coefficients):
     """A step of gradient descent of a layer without bias whose outputs have these coefficients in the loss."""
-    with over(mesh, {".*kernel": [None, "model"]}) as distribution:
-        layer = L.Dense(len(coefficients), use_bias=False, kernel_initializer="zeros", dtype=policy)
+    with over(MESHES[0], {".*kernel": [None, "model"]}) as distribution:
+        layer = L.Dense(len(coefficients), use_bias=False, kernel_initializer="zeros", dtype="mixed_float16")
         model = keras.Sequential([keras.Input((1,), dtype="float32"), layer])
         distribution.divide(model)
-        optimizer = LossScaleOptimizer(keras.optimizers.SGD(2.0**-4), False, scale)
+        optimizer = LossScaleOptimizer(keras.optimizers.SGD(2.0**-4), False, 2.0)
         model.compile(optimizer, lambda y, out: keras.ops.sum(y * keras.ops.cast(out, "float32"), axis=-1),
                       auto_scale_loss=False)  # fmt: skip
         optimizer.build(model.trainable_variables)
-        data = Examples(x, np.tile(np.float32(coefficients), (len(x), 1)), None)
-        build_metrics(model, data, len(x))
+        data = Examples(np.ones((2, 1), "float32"), np.tile(np.float32(coefficients), (2, 1)), None)
+        build_metrics(model, data, 2)
         engine = build_engine(model, True, distribution)
-        feed = build_feed(data, engine, BatchPlan(len(x), 1, devices=distribution.replicas), True)
+        feed = build_feed(data, engine, BatchPlan(2, 1, devices=distribution.replicas), True)
         feed.start(1)
         piece = feed.take(1)
         engine.train(piece.source, piece.batch_indices, 1).wait()
-    assert share(layer.kernel) == (1.0 if mesh is None else 1 / mesh["model"])
+    assert share(layer.kernel) == 1 / DEVICES
     return optimizer, np.asarray(layer.kernel.value, "float32")[0]
 
 
 def test_a_gradient_that_overflows_on_one_device_alone_skips_the_step_on_all():
     """The last column, of the last device, has a slope of 1e6, which is inf in float16; the others are 1."""
-    mesh, slopes = {"data": 1, "model": DEVICES}, [1.0] * (DEVICES - 1)
-    ones = np.ones((2, 1), "float32")
-    optimizer, kernel = one_step(mesh, [*slopes, 1e6], ones, scale=2.0)
+    slopes = [1.0] * (DEVICES - 1)
+    optimizer, kernel = one_step([*slopes, 1e6])
     assert (int(optimizer.applied_steps), int(optimizer.skipped_steps)) == (0, 1) and not kernel.any()
-    optimizer, kernel = one_step(mesh, [*slopes, 1.0], ones, scale=2.0)
+    optimizer, kernel = one_step([*slopes, 1.0])
     assert (int(optimizer.applied_steps), int(optimizer.skipped_steps)) == (1, 0)
     np.testing.assert_array_equal(kernel, [-(2.0**-4)] * DEVICES)
-
-
-def test_a_plan_has_a_share_of_what_is_divided_and_the_traffic_of_its_products():
-    words = ["conf=digits_mlp", "backend=jax", "policy=mixed_float16", "trainer.batch_size=32", "optimizer=adamw",
-             "model.hidden_units=[256,256]"]  # fmt: skip
-    divided = ["distribute=model_parallel", f"distribute.mesh={{data: 1, model: {DEVICES}}}",
-               "distribute.layout={.*hidden_.*/kernel: [null, model]}"]  # fmt: skip
-    plans = []
-    for given in (words, [*words, *divided]):
-        settings, target = load_settings(given), CompileTarget(None, DEVICES)
-        planned = assemble_program(Program(settings), target, prepare_compiler(settings, target))
-        plans.append(read_plan(planned, planned.compile()))
-    whole, shared = plans
-    kernels = (64 * 256 + 256 * 256) * 3 * 4  # bytes in float32, with two moments
-    spared = whole.memory.arguments - shared.memory.arguments
-    assert spared == pytest.approx(kernels * (1 - 1 / DEVICES), rel=0.05)
-    assert {each.opcode for each in shared.traffic} & {"all-gather", "all-reduce"}
