@@ -6,12 +6,9 @@
 import json
 from pathlib import Path
 
-import keras
 import pytest
 from backends import only_on
 from preloaded import run_program
-
-from mpt_cli.precision import LossScaleOptimizer
 
 ROOT = Path(__file__).parents[2]
 TABLE = {  # what is done: (Keras 3.15's own class, mpt)
@@ -58,27 +55,3 @@ def test_keras_shows_the_defect_and_mpt_does_not(measured, defect):
 @only_on("tensorflow")
 def test_the_table_has_every_row_that_is_measured(measured):
     assert list(measured) == list(TABLE)
-
-
-@only_on("jax")
-@pytest.mark.parametrize("wrapper", [LossScaleOptimizer, keras.optimizers.LossScaleOptimizer])
-@pytest.mark.filterwarnings("ignore:gradients are divided")
-def test_stateful_apply_in_a_compiled_step_leaks_tracers_out_of_keras_s_class(wrapper):
-    import jax
-
-    weight, optimizer = keras.Variable(1.0), wrapper(keras.optimizers.SGD(0.5), initial_scale=4.0)
-    optimizer.build([weight])
-
-    @jax.jit
-    def step(value, own, gradient):
-        pairs = [(weight, value), *zip(optimizer.variables, own, strict=True)]
-        with keras.StatelessScope(state_mapping=pairs) as scope:
-            optimizer.apply([gradient], [weight])
-        return scope.get_current_value(weight)
-
-    arguments = weight.value, [v.value for v in optimizer.variables], keras.ops.ones(())
-    if wrapper is LossScaleOptimizer:
-        assert float(step(*arguments)) == 0.875
-    else:
-        with pytest.raises(jax.errors.UnexpectedTracerError):
-            step(*arguments)

@@ -71,14 +71,6 @@ def test_a_gradient_of_any_finite_size_moves_the_scale_to_a_bound_or_not_at_all(
     assert all(np.isfinite(float(value)) for value in after.values())
 
 
-@pytest.mark.slow
-def test_overflows_for_ever_end_at_the_floor_and_one_lowers_the_scale():
-    rows = steps(LogMaxScale(min_scale=1.0), [-3.0, -3.1, -2.9, None] + [None] * 400)
-    assert rows[2]["scale"] == 2.0**18  # floor(16 + 3 - 3.09 * 0.08)
-    assert rows[3]["scale"] <= 2.0**14
-    assert rows[-1]["scale"] == 1.0
-
-
 def test_the_largest_gradient_reaches_the_rule_and_statistics_do_not():
     statistics = keras.Variable(0.0)
     statistics.overwrite_with_gradient = True

@@ -59,13 +59,6 @@ def test_a_step_that_overflows_is_skipped_all_the_same():
         np.testing.assert_array_equal(weight.numpy(), value)
 
 
-def test_gradients_of_float16_are_widened():
-    optimizer, _ = wrapped(NoScale())
-    optimizer.scale_loss(1.0)
-    (gradient,) = optimizer.get_unscaled_gradients([keras.ops.ones((2,), "float16")])
-    assert keras.backend.standardize_dtype(gradient.dtype) == "float32"
-
-
 def test_it_is_a_fixed_scale_of_one_and_no_other():
     optimizer, _ = wrapped(NoScale())
     assert not optimizer.dynamic and optimizer.initial_scale == 1.0

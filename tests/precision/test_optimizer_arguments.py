@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale, LossScaleOptimizer
+from mpt_cli.precision import FixedScale, LogMaxScale, LossScaleOptimizer
 
 
 def sgd() -> keras.optimizers.SGD:
@@ -19,27 +19,18 @@ def sgd() -> keras.optimizers.SGD:
          "`dynamic_growth_steps` must not be given when `dynamic` is False"),
         ({"dynamic": False, "initial_scale": 2.0, "hysteresis": 2}, ValueError, "`hysteresis` must not be given"),
         ({"dynamic": "dynamic"}, TypeError, "`dynamic` must be True or False. Received: dynamic='dynamic'"),
-        ({"dynamic": 1}, TypeError, "`dynamic` must be True or False"),
         ({"initial_scale": 0}, ValueError, "must be a finite number above 0. Received: initial_scale=0"),
-        ({"initial_scale": -1.0}, ValueError, "above 0"),
         ({"initial_scale": float("nan")}, ValueError, "above 0"),
-        ({"initial_scale": float("inf")}, ValueError, "finite"),
         ({"initial_scale": 1e-40, "min_scale": 1e-41}, ValueError, "float32's range"),
         ({"dynamic": False, "initial_scale": 1e39}, ValueError, "float32's range"),
         ({"initial_scale": True}, TypeError, "must be a number. Received: initial_scale=True of type bool"),
-        ({"initial_scale": "1024"}, TypeError, "of type str"),
         ({"dynamic_growth_steps": 0}, ValueError, "`dynamic_growth_steps` must be a whole number of at least 1"),
-        ({"dynamic_growth_steps": -3}, ValueError, "at least 1"),
         ({"dynamic_growth_steps": 2.5}, ValueError, "whole number"),
-        ({"dynamic_growth_steps": float("nan")}, ValueError, "whole number"),
         ({"dynamic_growth_steps": True}, TypeError, "of type bool"),
         ({"dynamic_growth_steps": 2**31}, ValueError, r"below 2\*\*31"),
         ({"growth_factor": 1.0}, ValueError, "`growth_factor` must be above 1"),
-        ({"growth_factor": float("nan")}, ValueError, "`growth_factor` must be a finite number"),
         ({"backoff_factor": 1.0}, ValueError, "`backoff_factor` must be below 1"),
-        ({"backoff_factor": 0.0}, ValueError, "`backoff_factor` must be a finite number above 0"),
         ({"hysteresis": 0}, ValueError, "`hysteresis` must be a whole number of at least 1"),
-        ({"min_scale": 8.0, "max_scale": 4.0, "initial_scale": 8.0}, ValueError, "must lie between"),
         ({"initial_scale": 2.0, "min_scale": 4.0}, ValueError, "min_scale=4.0, initial_scale=2.0"),
         ({"initial_scale": 2.0**40}, ValueError, "must lie between `min_scale` and `max_scale`"),
         ({"on_overflow": "abort"}, ValueError, "must be 'skip' or 'apply'. Received: on_overflow='abort'"),
@@ -53,14 +44,7 @@ def test_a_bad_argument_is_named_with_its_value(arguments, error, words):
         LossScaleOptimizer(sgd(), **arguments)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("weight_decay", 0.5), ("clipnorm", 0.5), ("global_clipnorm", 0.5), ("clipvalue", 0.5), ("use_ema", True),
-        ("ema_momentum", 0.5), ("ema_overwrite_frequency", 2), ("loss_scale_factor", 0.5),
-        ("gradient_accumulation_steps", 2),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "value"), [("clipnorm", 0.5), ("use_ema", True), ("loss_scale_factor", 0.5)])
 def test_an_argument_of_the_inner_optimizer_is_sent_there(name, value):
     with pytest.raises(ValueError, match=f"Instead, set `{name}` on the `inner_optimizer`. Received: {name}={value}"):
         LossScaleOptimizer(sgd(), **{name: value})
@@ -119,8 +103,3 @@ def test_numbers_of_numpy_are_numbers(number):
 def test_logmax_refuses(arguments, words):
     with pytest.raises(ValueError, match=words):
         LogMaxScale(**arguments)
-
-
-def test_a_rule_is_frozen():
-    with pytest.raises(AttributeError):
-        DynamicScale().initial_scale = 4.0

@@ -66,15 +66,6 @@ def test_another_one_with_its_state_goes_on_as_the_original():
     assert (int(again.applied_steps), int(again.skipped_steps)) == (5, 2)
 
 
-def test_set_weights_takes_the_variables_of_another_one():
-    optimizer, _ = trained(LossScaleOptimizer(adam(), initial_scale=8.0))
-    other = LossScaleOptimizer(adam())
-    other.build(weights())
-    other.set_weights(optimizer.variables)
-    assert values(other.variables) == values(optimizer.variables)
-    assert (float(other.loss_scale), int(other.applied_steps), int(other.skipped_steps)) == (4.0, 3, 1)
-
-
 def test_set_weights_before_it_is_built_or_of_another_number_is_an_error():
     optimizer, _ = trained(LossScaleOptimizer(adam()))
     with pytest.raises(ValueError, match="has not yet been built"):

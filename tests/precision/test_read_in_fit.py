@@ -28,9 +28,7 @@ def fit(model: keras.Model, *callbacks: keras.callbacks.Callback) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize(("steps", "jit_compile", "whole"), [(1, False, True), (4, True, False)])
 def test_through_the_model_scale_and_skips_are_up_to_date_after_each_call(steps, jit_compile, whole):
     model, seen = compiled_model(ours(), steps_per_execution=steps, jit_compile=jit_compile), ScalesInFit()
     fit(keep_skips_whole(model) if whole else model, seen)

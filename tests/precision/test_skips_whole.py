@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-from backends import BACKEND
 
 from mpt_cli.precision import LossScaleOptimizer, keep_skips_whole
 
@@ -13,13 +12,8 @@ X = RANDOM.normal(size=(BATCH * BATCHES, 3)).astype("float32")
 Y = RANDOM.normal(size=(BATCH * BATCHES, 1)).astype("float32")
 IN_BAD = np.isin(np.arange(len(X)) // BATCH, BAD)
 BAD_X = np.where(IN_BAD[:, None], np.float32("inf"), X)
-KINDS = ("sequential", "subclassed", "loaded")
-# (jit_compile, steps_per_execution)
-EXECUTIONS = [(False, 1), (False, 4), (True, 1), (True, 4)]
-if BACKEND == "jax":
-    EXECUTIONS.remove((False, 4))  # op by op is slow, and steps are then called one by one all the same
-# all ways of execution for one kind of model, one way for the others
-CASES = [*(("functional", execution) for execution in EXECUTIONS), *((kind, EXECUTIONS[-2]) for kind in KINDS)]
+# kind of model, (jit_compile, steps_per_execution); two_devices has all ways of execution for one kind
+CASES = [("functional", (False, 1)), ("functional", (True, 4)), ("subclassed", (True, 1)), ("loaded", (False, 1))]
 
 
 @keras.saving.register_keras_serializable("tests_of_skips")
@@ -34,21 +28,13 @@ class Subclassed(keras.Model):
         return self.head(self.dense(self.norm(x, training=training)))
 
 
-def layers() -> list:
-    dense = keras.layers.Dense(4, "relu", dtype="mixed_float16")
-    return [keras.layers.BatchNormalization(), dense, keras.layers.Dense(1)]
-
-
 def network(kind: str) -> keras.Model:
     keras.utils.set_random_seed(2)
     if kind == "subclassed":
         return Subclassed()
-    if kind == "sequential":
-        return keras.Sequential([keras.Input((3,)), *layers()])
-    outputs = inputs = keras.Input((3,))
-    for layer in layers():
-        outputs = layer(outputs)
-    return keras.Model(inputs, outputs)
+    inputs = keras.Input((3,))
+    hidden = keras.layers.Dense(4, "relu", dtype="mixed_float16")(keras.layers.BatchNormalization()(inputs))
+    return keras.Model(inputs, keras.layers.Dense(1)(hidden))
 
 
 def inner() -> keras.optimizers.Optimizer:

@@ -111,64 +111,8 @@ def test_scaled_gradients_are_divided_once_although_unscaled_ones_were_logged():
     assert (a.numpy(), b.numpy()) == (1.0, -2.0)
 
 
-def test_the_next_step_is_scaled_again_after_one_by_hand():
-    import tensorflow as tf
-
-    opt, var = LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=8.0), tf.Variable(4.0)
-    opt.build([var])
-    opt.scale_loss(1.0)
-    opt.apply_gradients(zip(opt.get_unscaled_gradients([tf.constant(8.0)]), [var], strict=True))
-    opt.scale_loss(1.0)
-    opt.apply_gradients([(tf.constant(8.0), var)])
-    assert var.numpy() == 3.0
-
-
-def test_gradients_unscaled_in_a_function_traced_before_are_not_divided_again():
-    """As where they are added up over several batches before they are applied."""
-    import tensorflow as tf
-
-    opt, var = LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=8.0), tf.Variable(4.0)
-    opt.build([var])
-
-    @tf.function
-    def gradients():
-        with tf.GradientTape() as tape:
-            scaled = opt.get_scaled_loss(2.0 * var)
-        return opt.get_unscaled_gradients(tape.gradient(scaled, [var]))
-
-    for step in range(3):
-        first, second = gradients(), gradients()
-        opt.apply_gradients([(first[0] + second[0], var)])
-        assert var.numpy() == 4.0 - 2.0 * (step + 1)
-
-
-def by_hand(opt, var):
-    import tensorflow as tf
-
-    @tf.function
-    def gradients():
-        with tf.GradientTape() as tape:
-            scaled = opt.get_scaled_loss(2.0 * var)
-        return opt.get_unscaled_gradients(tape.gradient(scaled, [var]))
-
-    return gradients
-
-
 def steps_of(opt):
     return int(opt.applied_steps), int(opt.skipped_steps)
-
-
-def test_a_traced_function_that_unscales_is_heeded_between_calls_of_minimize():
-    import tensorflow as tf
-
-    opt, var = LossScaleOptimizer(keras.optimizers.SGD(0.5), dynamic=False, initial_scale=8.0), tf.Variable(4.0)
-    gradients, found = by_hand(opt, var), []
-    for _ in range(2):
-        opt.apply_gradients(zip(gradients(), [var], strict=True))
-        found.append(var.numpy())
-        opt.minimize(lambda: 2.0 * var, [var])
-        found.append(var.numpy())
-    assert (found, steps_of(opt)) == ([3.0, 2.0, 1.0, 0.0], (4, 0))
 
 
 @pytest.mark.slow
@@ -184,26 +128,17 @@ def test_both_ways_of_scaling_alternate_in_functions_traced_long_before():
             scaled = opt.scale_loss(2.0 * var)
         return tape.gradient(scaled, [var])
 
-    apply = tf.function(lambda grads: opt.apply_gradients(zip(grads, [var], strict=True)))
-    divided, found = by_hand(opt, var), []
+    @tf.function
+    def divided():
+        with tf.GradientTape() as tape:
+            scaled = opt.get_scaled_loss(2.0 * var)
+        return opt.get_unscaled_gradients(tape.gradient(scaled, [var]))
+
+    apply, found = tf.function(lambda grads: opt.apply_gradients(zip(grads, [var], strict=True))), []
     for gradients in (divided, still_scaled) * 3:
         apply(gradients())
         found.append(var.numpy())
     assert (found, steps_of(opt)) == ([7.0, 6.0, 5.0, 4.0, 3.0, 2.0], (6, 0))
-
-
-@pytest.mark.slow
-def test_a_fit_between_two_calls_of_a_traced_function_that_unscales():
-    opt = LossScaleOptimizer(keras.optimizers.SGD(0.5), dynamic=False, initial_scale=8.0)
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
-    model.compile(opt, "mae")
-    gradients, found = by_hand(opt, model.trainable_variables[0].value), []
-    for _ in range(2):
-        opt.apply_gradients(zip(gradients(), model.trainable_variables, strict=True))
-        found.append(float(model.trainable_variables[0].numpy().item()))
-        model.fit(np.ones((1, 1)), np.full((1, 1), 100.0), verbose=0)
-        found.append(float(model.trainable_variables[0].numpy().item()))
-    assert (found, steps_of(opt)) == ([0.0, 0.5, -0.5, 0.0], (4, 0))
 
 
 def test_gradients_divided_by_the_scale_by_hand_are_not_divided_again():

@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-from backends import only_on
 
 from mpt_cli.precision import Policy, apply_policy, find_bad_combinations
 
@@ -101,12 +100,3 @@ def test_a_loss_added_in_float16_is_inf(name):
 def test_safe_layers_raise_no_alarm(layer):
     layer.dtype_policy = "mixed_float16"
     assert found(around(layer, (4,))) == []
-
-
-@only_on("tensorflow")  # JAX takes half a minute to build each
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["MobileNetV3Small", "EfficientNetV2B0"])
-def test_keras_applications_raise_no_alarm(name):
-    with Policy("mixed_float16").scope():
-        model = getattr(keras.applications, name)(weights=None, classes=10, classifier_activation=None)
-    assert found(apply_policy(model, Policy("mixed_float16"))) == []
