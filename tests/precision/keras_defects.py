@@ -1,15 +1,12 @@
 """What goes wrong with Keras 3's own loss scaling, beside the same program with `mpt_cli.precision`, in numbers.
 
-    python tests/precision/keras_defects.py          # a table, about half a minute on two CPU cores
-    python tests/precision/keras_defects.py --json   # the same for machines; the test suite checks every cell
+    python tests/precision/keras_defects.py   # the table of docs/reference/keras-optimizer.md, in about half a minute
 
 Every row is one function, run with `ours=False` and with `ours=True`. TensorFlow, on two logical CPUs.
 """
 
 # ruff: noqa: E402  (the backend must be chosen before Keras is imported)
-import json
 import os
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -249,9 +246,6 @@ def main() -> None:
     devices = [tf.config.LogicalDeviceConfiguration()] * 2
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
     table = {name: (measure(False), measure(True)) for name, measure in ROWS.items()}
-    if "--json" in sys.argv[1:]:
-        print(json.dumps(table))
-        return
     print(f"Keras {keras.__version__}, TensorFlow {tf.__version__}\n")
     print("| | Keras's own class | mpt |\n|---|---|---|")
     for name, (theirs, mine) in table.items():

@@ -59,15 +59,6 @@ def test_plain_optimizers_on_narrow_weights_get_a_warning(policy, bits):
     assert f"updates below 2**-{bits} of a weight are lost" in finding.what
 
 
-def test_unit_normalization_in_float16_overflows_and_is_named():
-    model = network("mixed_float16", extra=keras.layers.UnitNormalization(name="unit", dtype="mixed_float16"))
-    (finding,) = find_bad_combinations(model, "sgd")
-    assert (finding.key, finding.fatal) == ("policy.overrides.unit", False)
-    assert "the sum of squares overflows at 65504" in finding.what
-    unit = model.get_layer("unit")(np.full((1, 4), 300.0, "float32"))
-    assert not np.allclose(keras.ops.convert_to_numpy(unit), 0.5, atol=0.01)  # that it is wrong is why it is named
-
-
 @pytest.mark.parametrize(("largest", "count"), [(None, 0), (65504.0, 0), (65505.0, 1), (float("inf"), 1)])
 def test_inputs_beyond_float16_are_fatal_where_the_first_layer_is_float16(largest, count):
     found = find_bad_combinations(network("mixed_float16"), "sgd", largest)

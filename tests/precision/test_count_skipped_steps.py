@@ -47,19 +47,17 @@ def test_iterations_and_the_schedule_follow_applied_or_all_steps(count, iteratio
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("whole", "jit_compile"), [(True, False), (False, True)])
-def test_in_fit_and_after_loading(whole, jit_compile, tmp_path):
+def test_in_fit_and_after_loading(tmp_path):
     x = np.ones((20, 2), "float32")
     x[4:12] = INF
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(halving_rate()), count_skipped_steps=True)
-    model.compile(optimizer, "mse", jit_compile=jit_compile)
-    model = keep_skips_whole(model) if whole else model
+    model.compile(optimizer, "mse", jit_compile=False)
     for _ in range(2):
+        model = keep_skips_whole(model)
         model.fit(x, np.ones((20, 1)), batch_size=4, shuffle=False, verbose=0)
         model.save(tmp_path / "model.keras")
         model = keras.models.load_model(tmp_path / "model.keras")
-        model = keep_skips_whole(model) if whole else model
         assert model.optimizer.count_skipped_steps
     assert (int(model.optimizer.iterations.value), int(model.optimizer.applied_steps)) == (10, 6)
     assert float(model.optimizer.learning_rate) == 0.5**10

@@ -10,7 +10,7 @@ from mpt_cli.precision import LossScaleOptimizer, finite
 from mpt_cli.precision.finite import FLOAT32_MAX, Measured, all_finite, describe_gradients, magnitude, measure
 from tests.backends import BACKEND, MODES, compiled
 
-SIZES = (1, 3, 8, 17, 64, 1001)
+SIZES = (1, 17)
 
 
 @pytest.mark.slow
@@ -35,25 +35,8 @@ def test_it_is_the_largest_magnitude_of_either_sign(mode: str) -> None:
     assert float(of(keras.ops.convert_to_tensor(np.float32([1.0, -3.5, 2.0])))) == 3.5
     assert float(of(keras.ops.convert_to_tensor(np.float32([0.0, -0.0])))) == 0.0
     assert float(of(keras.ops.zeros((0, 4)))) == 0.0
+    assert float(of(keras.ops.convert_to_tensor([0.0, -(2.0**-24)], "float16"))) == 2.0**-24
     assert float(of(keras.ops.convert_to_tensor(np.float32([FLOAT32_MAX, 1.0])))) == FLOAT32_MAX
-
-
-@pytest.mark.slow
-def test_one_bad_element_among_long_and_short_ones_of_two_dtypes_is_seen() -> None:
-    of = compiled(lambda *gradients: measure(list(gradients), [None] * len(gradients)).largest, "xla")
-    shapes = ((40,), (3, 8), (5,), (2,), (17,))
-    dtypes = ("float32", "float32", "float32", "float32", "float16")
-    for bad in range(len(shapes)):
-        for value, expected in ((8.0, 8.0), (np.nan, np.inf)):
-            arrays = [np.full(shape, 0.5) for shape in shapes]
-            arrays[bad].flat[-1] = value
-            tensors = [keras.ops.convert_to_tensor(a, d) for a, d in zip(arrays, dtypes, strict=True)]
-            assert float(of(*tensors)) == expected
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_the_smallest_number_of_float16_is_not_zero(mode: str) -> None:
-    assert float(compiled(magnitude, mode)(keras.ops.convert_to_tensor([0.0, -(2.0**-24)], "float16"))) == 2.0**-24
 
 
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX has no float64 unless a run asks for it")
@@ -93,7 +76,7 @@ def test_the_description_counts_the_bad_ones_and_says_when_all_are_zero(mode: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("ranks", [range(7), [3, 1, 6, 0, 2, 5, 4], [0, 0, 1, 1, 2, 2, 2]])
+@pytest.mark.parametrize("ranks", [[3, 1, 6, 0, 2, 5, 4], [0, 0, 1, 1, 2, 2, 2]])
 def test_the_nearest_bad_one_is_found_among_small_and_large_and_empty_ones(mode: str, ranks) -> None:
     """inf and nan spread from it to all that are used before it; of one layer's the first is taken."""
     shapes = [(2,), (3, 3), (), (0,), (5,), (1, 4), (2, 2)]
@@ -123,10 +106,8 @@ def test_hundreds_of_gradients_compile_in_seconds():
     assert time.process_time() - started < 30
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_no_gradients_hold_nothing(mode: str) -> None:
-    described = compiled(lambda *values: describe_bad([None, *values], range(2)), mode)
-    assert np.asarray(described(keras.ops.zeros((0, 4)))).tolist() == [0, 0, -1, 0]
+def test_no_gradients_hold_nothing() -> None:
+    assert [int(number) for number in describe_bad([None, keras.ops.zeros((0, 4))], range(2))] == [0, 0, -1, 0]
 
 
 def sparse(rows, places, shape):
@@ -147,7 +128,6 @@ SPARSE_CASES = {  # rows, their places, the scale, whether what is applied is fi
     "finite once divided by the scale": ([BIG, 1.0, BIG], [2, 0, 2], 8.0, True),
     "inf only once divided by the scale": ([2.0**127, 2.0**127], [1, 1], 2.0**-14, False),
     "a row that is inf": ([1.0, np.inf], [0, 1], 8.0, False),
-    "one row": ([1.0], [3], 8.0, True),
 }
 
 
@@ -191,6 +171,8 @@ def test_sums_of_float16_rows_are_those_in_float32():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_variables_are_finite_unless_one_holds_inf_or_nan(monkeypatch, dtype, is_cpu):
     variables = [keras.Variable(np.ones(shape, "float32"), dtype=dtype) for shape in ((3, 2), (), (0,))]
+    variables += [keras.Variable(np.int32([1, 2])), keras.Variable(True, dtype="bool")]
+    variables[1].assign(FLOAT32_MAX if dtype == "float32" else 6e4)
     monkeypatch.setattr(finite, "_on_cpu", lambda: is_cpu)
     assert finite.are_finite(variables) and finite.are_finite([])
     for bad in (np.inf, -np.inf, np.nan):
@@ -202,18 +184,3 @@ def test_a_sum_that_overflows_is_told_with_its_variable():
     gradient = sparse(np.float32([[3e38], [3e38], [1.0]]), [1, 1, 0], (4, 1))
     bad = describe_bad([keras.ops.ones((2,)), None, gradient], range(3))
     assert [int(number) for number in bad] == [0, 1, 2, 1]
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_weights_are_read_where_they_are(dtype: str) -> None:
-    layer = keras.layers.Dense(3, dtype=dtype)
-    layer.build((None, 4))
-    assert finite.are_finite(layer.variables)
-    for bad in (np.nan, np.inf, -np.inf):
-        values = np.zeros((4, 3))
-        values[2, 1] = bad
-        layer.kernel.assign(values)
-        assert not finite.are_finite(layer.variables)
-    layer.kernel.assign(np.full((4, 3), FLOAT32_MAX if dtype == "float32" else 6e4))
-    assert finite.are_finite(layer.variables)
-    assert finite.are_finite([keras.Variable(np.int32([1, 2])), keras.Variable(True, dtype="bool")])

@@ -97,59 +97,15 @@ def test_no_other_file_uses_a_private_part_of_keras():
                 assert is_own, f"{path}:{node.lineno} uses {node.attr}: it belongs into {FILE.name}"
 
 
-def compiled() -> keras.Model:
-    inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="inside"), keras.layers.Dropout(0.5)])
-    model = keras.Sequential([keras.Input((4,)), inner, keras.layers.Dense(1, name="outside")])
-    model.compile("sgd", "mse", metrics=["mae"])
-    return model
-
-
-BATCH = np.ones((2, 4), "float32"), np.zeros((2, 1), "float32")
-
-
-def test_a_model_is_built_for_a_batch_with_its_loss_metrics_and_optimizer():
-    model = compiled()
-    assert internals.lacks_variables(model)
-    internals.build_for_batch(model, BATCH)
-    assert not internals.lacks_variables(model)
-    assert internals.loss_tracker(model) is model.metrics[0]
-
-
 def test_outputs_in_training_have_dropout_and_the_loss_is_the_compiled_one():
-    model = compiled()
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
     keras.utils.set_random_seed(0)
     x, y = np.ones((64, 4), "float32"), np.zeros((64, 1), "float32")
     y_pred = keras.ops.convert_to_numpy(internals.predict_in_training(model, x))
     assert len(np.unique(y_pred)) > 1  # without dropout all rows are equal
     loss = internals.training_loss(model, x, y, y_pred, None)
     assert float(loss) == pytest.approx(float(np.mean(y_pred**2)), rel=1e-6)
-
-
-def test_layers_inside_are_found_at_every_depth_or_right_inside():
-    model = compiled()
-    names = [layer.name for layer in internals.inner_layers(model)]
-    assert {"inside", "outside"} < set(names)
-    assert "inside" not in [layer.name for layer in internals.inner_layers(model, recursive=False)]
-    assert internals.inner_layers(keras.ops.add) == []
-    wrapper = keras.layers.TimeDistributed(keras.layers.Dense(2, name="wrapped"))
-    assert [layer.name for layer in internals.tracked_layers(wrapper)] == ["wrapped"]
-
-
-def test_own_variables_leave_out_those_of_the_layers_inside():
-    model = compiled()
-    [inside] = [layer for layer in internals.inner_layers(model) if layer.name == "inside"]
-    assert len(internals.own_trainable_variables(inside)) == 2 and internals.own_trainable_variables(model) == []
-    model.optimizer.build(model.trainable_variables)
-    assert len(internals.own_trainable_variables(model.optimizer)) == len(model.trainable_variables) == 4
-
-
-def test_the_call_that_made_a_tensor_is_found():
-    x = keras.Input((4,))
-    layer = keras.layers.Dense(3)
-    y = layer(x)
-    operation, node = internals.call_behind(y)
-    assert operation is layer and node in internals.graph_calls(layer) and node.input_tensors[0] is x
-    assert internals.call_behind(np.ones(3)) is None
 
 
 def test_names_are_counted_from_the_beginning_and_then_as_before():
@@ -177,12 +133,6 @@ def test_a_layer_calls_through_something_else_for_a_while(policy, method):
         layer(np.ones((1, 3), "float32"))
     layer(np.ones((1, 3), "float32"))
     assert calls == [0] and method not in vars(layer)
-
-
-def test_an_optimizer_outside_of_fit_holds_its_own_values():
-    model = compiled()
-    assert internals.optimizer_values_in_fit(model) is None
-    assert internals.has_value(model.optimizer.iterations)
 
 
 def test_hooks_of_batches_that_do_nothing_are_told_from_those_that_do(tmp_path):

@@ -2,13 +2,11 @@
 that are written here: what is expected of each was found by hand."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
-from backends import assert_passes_on_jax, only_on
 from keras import ops
 from keras.layers import Activation, Add, Conv2D, Dense, Dropout, Flatten, GroupNormalization, LayerNormalization
 
@@ -223,10 +221,3 @@ def test_overrides_that_were_asked_for_and_dtypes_of_the_author_stay():
     chosen = choose_policies(model, MIXED, inputs_of("operations"))
     assert model.get_layer("own").compute_dtype == "bfloat16" and chosen.overrides == {}
     assert chosen.reasons["own"] == "its author gave it this policy"
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@only_on("tensorflow")
-def test_on_jax():
-    assert_passes_on_jax(Path(__file__))

@@ -30,16 +30,12 @@ INNERS = {
     "adamw with clipping": lambda: keras.optimizers.AdamW(0.5, weight_decay=0.25, global_clipnorm=0.5),
     "ema": lambda: keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2),
     "accumulation": lambda: keras.optimizers.SGD(0.5, momentum=0.5, gradient_accumulation_steps=2),
-    "schedule": lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)),
-    "rmsprop": lambda: keras.optimizers.RMSprop(0.5, momentum=0.5, centered=True),
-    "lion": lambda: keras.optimizers.Lion(0.5, weight_decay=0.25, clipnorm=0.5),
 }
-QUICK = ("sgd", "ema", "accumulation")  # in the quick part of the suite
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in INNERS])
+@pytest.mark.parametrize("name", INNERS)
 def test_skipped_steps_between_change_nothing_of_the_inner_optimizer(name, mode):
     """Bit for bit the plain optimizer's weights and slots, as the scale is a power of two.
 
@@ -59,7 +55,7 @@ def test_skipped_steps_between_change_nothing_of_the_inner_optimizer(name, mode)
             run_plain(tensors(gradient)[0])
         else:
             np.testing.assert_equal(values([other, *inner.variables]), before)
-    tolerance = 1e-5 if mode == "xla" else 0.0  # centred RMSprop subtracts nearly equal numbers
+    tolerance = 1e-5 if mode == "xla" else 0.0
     for found, expected in zip(values([other, *inner.variables]), values([one, *plain.variables]), strict=True):
         np.testing.assert_allclose(found, expected, rtol=tolerance)
     counts = (optimizer.seen_steps, optimizer.applied_steps, optimizer.skipped_steps)
@@ -179,7 +175,6 @@ def test_iterations_are_the_applied_steps():
     variable = keras.Variable(1.0)
     returned = [int(optimizer.apply_gradients([(tensors(g)[0], variable)])) for g in (1.0, INF, 1.0, NAN)]
     assert returned == [1, 1, 2, 2]
-    assert int(optimizer.iterations) == int(optimizer.inner_optimizer.iterations) == 2
 
 
 def test_a_constraint_holds_after_an_applied_step_and_is_left_alone_in_a_skipped_one():

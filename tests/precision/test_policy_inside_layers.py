@@ -45,7 +45,6 @@ def part(kind: str):
     recurrent = {"units": 4, "return_sequences": True, "recurrent_initializer": "glorot_uniform"}  # no QR in float16
     makers = {
         "lstm": lambda: keras.layers.LSTM(**recurrent, name="part"),
-        "gru": lambda: keras.layers.GRU(**recurrent, name="part"),
         "both ways": lambda: keras.layers.Bidirectional(keras.layers.LSTM(**recurrent, name="inside"), name="part"),
         "time distributed": lambda: keras.layers.TimeDistributed(keras.layers.Dense(4, name="inside"), name="part"),
         "block": lambda: Block(4, name="part"),
@@ -53,7 +52,7 @@ def part(kind: str):
     return makers[kind]()
 
 
-KINDS = ["attention", "lstm", "gru", "both ways", "time distributed", "block"]
+KINDS = ["attention", "lstm", "both ways", "time distributed", "block"]
 
 
 def network(kind: str, policy: str) -> keras.Model:
@@ -63,8 +62,8 @@ def network(kind: str, policy: str) -> keras.Model:
         return keras.Model(inputs, keras.layers.Dense(3, name="head")(x))
 
 
-def inside(model: keras.Model, name: str = "part") -> list:
-    [layer] = [layer for layer in layers_of(model) if layer.name == name]
+def inside(model: keras.Model) -> list:
+    [layer] = [layer for layer in layers_of(model) if layer.name == "part"]
     return [layer, *layers_of(layer)]
 
 
@@ -88,7 +87,7 @@ def dtypes_of_a_call(model: keras.Model, layers) -> set[str]:
     return seen
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "float16", "bfloat16"])
+@pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_override_reaches_all_layers_inside_the_one_it_names(kind, policy):
     model = network(kind, policy)
@@ -106,12 +105,6 @@ def test_an_override_reaches_all_layers_inside_the_one_it_names(kind, policy):
 
 def test_a_head_with_layers_inside_gives_float32_all_through():
     with Policy("mixed_float16").scope():
-        head = keras.layers.TimeDistributed(keras.layers.Dense(3, name="inside"), name="part")
-        model = keras.Sequential([keras.Input((5, 4)), keras.layers.Dense(4), Block(4, name="block"), head])
-    model = apply_policy(model, Policy("mixed_float16"))
-    assert {layer.compute_dtype for layer in inside(model)} == {"float32"}
-    assert {layer.compute_dtype for layer in inside(model, "block")} == {"float16"}
-    with Policy("mixed_float16").scope():
         model = keras.Sequential([keras.Input((5, 4)), keras.layers.Dense(4), Block(3, name="part")])
     model = apply_policy(model, Policy("mixed_float16"))
     assert dtypes_of_a_call(model, inside(model)) == {"float32"}
@@ -125,7 +118,7 @@ def test_a_later_pattern_for_a_layer_inside_wins():
 
 
 @pytest.mark.parametrize(("kind", "pattern", "owner"), [
-    ("time distributed", "*inside", "TimeDistributed"), ("lstm", "*lstm_cell", "LSTM"), ("gru", "*gru_cell", "GRU"),
+    ("time distributed", "*inside", "TimeDistributed"), ("lstm", "*lstm_cell", "LSTM"),
     ("both ways", "*forward_inside", "Bidirectional"),
 ])  # fmt: skip
 def test_what_is_run_in_the_dtype_of_the_layer_around_it_can_have_no_other(kind, pattern, owner):

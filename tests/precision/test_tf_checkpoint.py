@@ -1,6 +1,5 @@
 """`tf.train.Checkpoint` of model and optimizer: scale, counters and inner state come back, whenever it is restored."""
 
-
 import keras
 import numpy as np
 import pytest
@@ -54,8 +53,6 @@ def test_restored_before_or_after_build_it_trains_on_as_if_never_stopped(built, 
     assert state(again) == state(model)
     assert state(fit(again)) == state(fit(model))
     assert int(again.optimizer.seen_steps) == 20
-
-
 
 
 def test_a_checkpoint_of_the_bare_optimizer_is_restored_into_the_inner_one(tmp_path):

@@ -5,16 +5,16 @@ import warnings
 import keras
 import numpy as np
 import pytest
-from backends import only_on
+from backends import BACKEND, only_on
 
 from mpt_cli.precision import LossScaleOptimizer
 
 pytestmark = only_on("tensorflow")
+if BACKEND == "tensorflow":
+    import tensorflow as tf
 
 
 def test_the_documented_example_runs_as_written():
-    import tensorflow as tf
-
     opt = keras.optimizers.SGD(0.25)
     opt = LossScaleOptimizer(opt)
     var = tf.Variable(1.0)
@@ -34,8 +34,6 @@ def test_the_documented_example_runs_as_written():
 
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_example_in_a_compiled_function(jit_compile):
-    import tensorflow as tf
-
     opt, var = LossScaleOptimizer(keras.optimizers.SGD(0.25, clipvalue=100.0)), tf.Variable(1.0)
 
     @tf.function(jit_compile=jit_compile)
@@ -52,8 +50,6 @@ def test_the_example_in_a_compiled_function(jit_compile):
 
 
 def test_the_optimizer_is_built_by_the_first_call_inside_a_function():
-    import tensorflow as tf
-
     opt, var = LossScaleOptimizer(keras.optimizers.SGD(0.25)), tf.Variable(1.0)
     step = tf.function(lambda: opt.minimize(lambda: var**2, [var]))
     step()
@@ -62,8 +58,6 @@ def test_the_optimizer_is_built_by_the_first_call_inside_a_function():
 
 
 def test_minimize_with_a_tape_and_a_loss_recorded_on_it():
-    import tensorflow as tf
-
     opt, var = LossScaleOptimizer(keras.optimizers.SGD(0.25)), tf.Variable(1.0)
     with tf.GradientTape() as tape:
         loss = var**2
@@ -72,8 +66,6 @@ def test_minimize_with_a_tape_and_a_loss_recorded_on_it():
 
 
 def test_minimize_needs_a_tape_for_a_tensor():
-    import tensorflow as tf
-
     with pytest.raises(ValueError, match="`tape` is required when `loss` is a tensor"):
         LossScaleOptimizer(keras.optimizers.SGD(0.25)).minimize(tf.constant(1.0), [tf.Variable(1.0)])
 
@@ -84,8 +76,6 @@ def test_get_scaled_loss_of_a_function_is_a_function():
 
 
 def test_unscaled_gradients_may_be_clipped_logged_and_reordered_before_they_are_applied():
-    import tensorflow as tf
-
     opt, a, b = LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=8.0), tf.Variable(1.0), tf.Variable(1.0)
     opt.build([a, b])
     with tf.GradientTape() as tape:
@@ -98,8 +88,6 @@ def test_unscaled_gradients_may_be_clipped_logged_and_reordered_before_they_are_
 
 def test_scaled_gradients_are_divided_once_although_unscaled_ones_were_logged():
     """Some were None, so that those asked about and those applied do not stand in the same places."""
-    import tensorflow as tf
-
     opt, a, b = LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=8.0), tf.Variable(1.0), tf.Variable(1.0)
     opt.build([a, b])
     with tf.GradientTape() as tape:
@@ -117,8 +105,6 @@ def steps_of(opt):
 
 @pytest.mark.slow
 def test_both_ways_of_scaling_alternate_in_functions_traced_long_before():
-    import tensorflow as tf
-
     opt, var = LossScaleOptimizer(keras.optimizers.SGD(0.5), dynamic=False, initial_scale=8.0), tf.Variable(8.0)
     opt.build([var])
 
@@ -143,8 +129,6 @@ def test_both_ways_of_scaling_alternate_in_functions_traced_long_before():
 
 def test_gradients_divided_by_the_scale_by_hand_are_not_divided_again():
     """As tf.keras documents it beside `get_unscaled_gradients`."""
-    import tensorflow as tf
-
     opt, var = LossScaleOptimizer(keras.optimizers.SGD(0.5), dynamic=False, initial_scale=8.0), tf.Variable(4.0)
     with tf.GradientTape() as tape:
         scaled = opt.get_scaled_loss(2.0 * var)
@@ -154,8 +138,6 @@ def test_gradients_divided_by_the_scale_by_hand_are_not_divided_again():
 
 def test_minimize_takes_a_single_variable():
     """A vector too, which would be read as a list of its elements."""
-    import tensorflow as tf
-
     opt, var = LossScaleOptimizer(keras.optimizers.SGD(0.25)), tf.Variable([1.0, 2.0])
     opt.minimize(lambda: tf.reduce_sum(var**2), var_list=var)
     opt.minimize(lambda: tf.reduce_sum(var**2), var_list=lambda: var)
@@ -163,8 +145,6 @@ def test_minimize_takes_a_single_variable():
 
 
 def test_gradients_unscaled_at_once_may_be_applied_in_parts():
-    import tensorflow as tf
-
     opt, a, b = LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=8.0), tf.Variable(1.0), tf.Variable(1.0)
     opt.build([a, b])
     opt.get_scaled_loss(1.0)
@@ -185,8 +165,6 @@ def test_fit_divides_after_gradients_were_unscaled_by_hand():
 
 
 def test_unscaled_gradients_keep_none_and_sparse_ones():
-    import tensorflow as tf
-
     opt = LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=8.0)
     opt.scale_loss(1.0)
     sparse = tf.IndexedSlices(tf.constant([[8.0]]), tf.constant([2]), tf.constant([4, 1]))
@@ -197,8 +175,6 @@ def test_unscaled_gradients_keep_none_and_sparse_ones():
 
 
 def test_forgetting_to_scale_the_loss_warns_once_and_names_the_method():
-    import tensorflow as tf
-
     opt, var = LossScaleOptimizer(keras.optimizers.SGD(0.5)), tf.Variable(4.0)
     with pytest.warns(UserWarning, match=r"Call LossScaleOptimizer\.scale_loss \(or get_scaled_loss\) on the loss"):
         opt.apply_gradients([(tf.constant(8.0), var)])
@@ -208,8 +184,6 @@ def test_forgetting_to_scale_the_loss_warns_once_and_names_the_method():
 
 
 def test_unscaling_what_was_never_scaled_warns_and_names_the_method():
-    import tensorflow as tf
-
     opt = LossScaleOptimizer(keras.optimizers.SGD(0.5))
     with pytest.warns(UserWarning, match=r"are unscaled, but the loss .* LossScaleOptimizer\.get_scaled_loss"):
         opt.get_unscaled_gradients([tf.constant(8.0)])

@@ -50,6 +50,7 @@ def around(layer, shape) -> keras.Model:
 def found(model: keras.Model) -> list[str]:
     findings = find_bad_combinations(model, "sgd")
     assert not any(finding.fatal for finding in findings)
+    assert all(finding.key.startswith("policy.overrides.") for finding in findings)
     return [finding.what for finding in findings]
 
 

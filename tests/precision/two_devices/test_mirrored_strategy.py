@@ -3,11 +3,13 @@
 import keras
 import numpy as np
 import pytest
-from backends import only_on
+from backends import BACKEND, only_on
 
 from mpt_cli.precision import LogMaxScale, LossScaleOptimizer
 
 pytestmark = only_on("tensorflow")
+if BACKEND == "tensorflow":
+    import tensorflow as tf
 INF, NAN = np.float32("inf"), np.float32("nan")
 
 
@@ -18,8 +20,6 @@ def copies(variable) -> list[np.ndarray]:
 
 def custom_loop(strategy, optimizer_of, pairs, by_hand=False, built=True):
     """One step per pair of gradients, one for each replica, of a weight that starts at 1; the weight on both."""
-    import tensorflow as tf
-
     with strategy.scope():
         weight = keras.Variable([1.0, 1.0])
         optimizer = optimizer_of()
@@ -59,8 +59,6 @@ def test_one_bad_replica_of_two_skips_the_step_on_both(strategy, bad, by_hand):
 @pytest.mark.parametrize(("pair", "expected"), [((40000, 40000), 80000), ((2048, 1), 2049)])
 def test_gradients_in_float16_are_added_up_in_float32(strategy, pair, expected, by_hand):
     """80000 is inf in float16, and 2049 is 2048; also where the gradients were divided by hand, in float16."""
-    import tensorflow as tf
-
     with strategy.scope():
         weight = keras.Variable([0.0])
         optimizer = LossScaleOptimizer(keras.optimizers.SGD(2.0**-4), initial_scale=1.0)
@@ -76,10 +74,9 @@ def test_gradients_in_float16_are_added_up_in_float32(strategy, pair, expected, 
     np.testing.assert_array_equal(copies(weight), np.float32([[-expected * 2.0**-4]] * 2))
 
 
-@pytest.mark.parametrize("inner", [keras.optimizers.SGD, keras.optimizers.Adam])
-def test_the_first_step_inside_a_function_builds_it_on_both(strategy, inner):
+def test_the_first_step_inside_a_function_builds_it_on_both(strategy):
     def optimizer():
-        return LossScaleOptimizer(inner(0.125), initial_scale=4.0)
+        return LossScaleOptimizer(keras.optimizers.Adam(0.125), initial_scale=4.0)
 
     pairs = [(INF, 1.0), (1.0, 3.0), (1.0, 2.0)]
     (found, weights), (expected, same) = (custom_loop(strategy, optimizer, pairs, built=b) for b in (False, True))
@@ -125,8 +122,6 @@ def test_gradient_accumulation_is_an_error_before_training(strategy):
 
 
 def test_a_tf_checkpoint_restores_scale_and_counters_on_both(strategy, tmp_path):
-    import tensorflow as tf
-
     def optimizer():
         return LossScaleOptimizer(keras.optimizers.SGD(0.125, momentum=0.5), initial_scale=4.0)
 
