@@ -89,11 +89,3 @@ def test_second_order_gradient_passes_the_rounding(mode):
 def test_unknown_formats_are_refused_with_the_known_ones():
     with pytest.raises(ValueError, match=r"must be one of float16, bfloat16\. Received: dtype='float8'"):
         round_to(ops.ones(1), "float8")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_table_of_formats_agrees_with_ml_dtypes(name):
-    form, info = FORMATS[name], ml_dtypes.finfo(name)
-    assert (form.mantissa_bits, form.min_exponent, form.largest) == (info.nmant, info.minexp, float(info.max))
-    assert form.smallest == float(info.smallest_subnormal)
-    assert form.flush_exponent == np.log2(form.smallest) - 1

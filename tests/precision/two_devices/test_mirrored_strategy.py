@@ -119,18 +119,3 @@ def test_gradient_accumulation_is_an_error_before_training(strategy):
 
     with pytest.raises(ValueError, match="`gradient_accumulation_steps` does not work on several replicas"):
         custom_loop(strategy, optimizer, [])
-
-
-def test_a_tf_checkpoint_restores_scale_and_counters_on_both(strategy, tmp_path):
-    def optimizer():
-        return LossScaleOptimizer(keras.optimizers.SGD(0.125, momentum=0.5), initial_scale=4.0)
-
-    saved, _ = custom_loop(strategy, optimizer, [(1.0, INF), (1.0, 1.0)])
-    path = tf.train.Checkpoint(optimizer=saved).save(str(tmp_path / "saved"))
-    with strategy.scope():
-        again = optimizer()
-        tf.train.Checkpoint(optimizer=again).restore(path)
-        again.build([keras.Variable([0.0, 0.0])])
-    for found, expected in zip(again.scale_state.variables, saved.scale_state.variables, strict=True):
-        np.testing.assert_array_equal(copies(found), copies(expected), err_msg=found.name)
-    assert (int(again.applied_steps), int(again.skipped_steps), copies(again.iterations)) == (1, 1, [1, 1])
