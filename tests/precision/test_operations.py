@@ -170,15 +170,13 @@ FLOAT32 = {
     "exponentials": {"shares", "dropout", "norm", "head"},
     "attention": {"attention", "attention/query", "attention/key", "attention/value", "attention/out", "add", "norm",
                   "flatten", "head"},
-    "convolutional": {"head"},
     "subclassed": {"subclassed/first", "subclassed/head"},
     "operations": {"first", "head"},
-    "recurrent": {"head"},
 }  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", FLOAT32)
 def test_the_layers_that_need_it_and_what_follows_them_get_float32(name):
     model = net(name)
     chosen = choose_policies(model, MIXED, inputs_of(name))

@@ -79,13 +79,6 @@ def stepper(optimizer, variable, mode):
     return step
 
 
-def test_clipping_acts_on_unscaled_gradients():
-    optimizer = wrapped(keras.optimizers.SGD(1.0, clipvalue=1.0), initial_scale=8.0)
-    variable = keras.Variable([0.0, 0.0])
-    optimizer.apply(tensors([4.0, 16.0]), [variable])  # 0.5 and 2.0 unscaled
-    np.testing.assert_array_equal(values([variable])[0], [-0.5, -1.0])
-
-
 def test_float16_gradients_are_widened_before_they_are_divided():
     optimizer = wrapped(keras.optimizers.SGD(1.0), initial_scale=2.0**15)
     variable = keras.Variable(0.0)
