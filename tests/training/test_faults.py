@@ -1,10 +1,7 @@
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
-from backends import BACKEND, only_on
-from preloaded import mpt
+from backends import BACKEND
 from tiny import TinyRun, compile_tiny, sgd, tiny_data, tiny_model
 
 from mpt_cli.data.examples import DataSet, Examples
@@ -49,11 +46,8 @@ def bad_steps(run: TinyRun) -> list[int]:
     ("fault", "expected"),
     [
         (FaultSettings("overflow", at_steps=[2, 7]), [2, 7]),
-        pytest.param(FaultSettings("nan", "forward", every_steps=5), [5, 10], marks=pytest.mark.slow),
-        pytest.param(FaultSettings("nan", "data", [1], every_steps=4), [1, 4, 8, 12], marks=pytest.mark.slow),
-        pytest.param(FaultSettings("overflow", "data", [3]), [3], marks=pytest.mark.slow),
-        pytest.param(FaultSettings("overflow", "forward", [3]), [3], marks=pytest.mark.slow),
-        pytest.param(FaultSettings("nan", "backward", [3]), [3], marks=pytest.mark.slow),
+        (FaultSettings("nan", "forward", every_steps=5), [5, 10]),
+        (FaultSettings("nan", "data", [1], every_steps=4), [1, 4, 8, 12]),
     ],
 )
 def test_happens_in_the_steps_that_were_asked_for(fault, expected):
@@ -61,39 +55,9 @@ def test_happens_in_the_steps_that_were_asked_for(fault, expected):
 
 
 @pytest.mark.slow
-@only_on("tensorflow")
-@pytest.mark.parametrize(
-    "fault", [FaultSettings("overflow", at_steps=[2, 7]), FaultSettings("nan", "forward", every_steps=5)]
-)
-def test_happens_in_the_same_steps_under_xla(fault):
-    assert bad_steps(faulty_run(fault, jit=True)) == bad_steps(faulty_run(fault))
-
-
-@pytest.mark.slow
 def test_an_overflow_can_depend_on_the_scale():
     run = faulty_run(FaultSettings("overflow", every_steps=1, above_scale=8), rule=DynamicScale(64.0, growth_steps=4))
     assert bad_steps(run) == [1, 2, 3, 8]  # down to 8 in three steps; after four applied ones 16 is tried again
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("place", "loss_is_finite"), [("backward", True), ("forward", False)])
-def test_the_record_tells_where_it_happened(place, loss_is_finite):
-    run = faulty_run(FaultSettings("overflow", place, [2]), steps=4)
-    (block,) = run.epochs(1)
-    assert np.isfinite(block.loss).tolist() == [True, loss_is_finite, True, True]
-    assert all(np.isfinite(value) for value in block.metrics.values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("place", ["backward", "forward"])
-def test_gradients_can_vanish(place):
-    run = faulty_run(FaultSettings("zero", place, every_steps=1), steps=4)
-    before = [variable.numpy() for variable in run.model.trainable_variables]
-    (block,) = run.epochs(1)
-    assert block.finite.all()
-    for old, variable in zip(before, run.model.trainable_variables, strict=True):
-        np.testing.assert_array_equal(old, variable.numpy())
-    assert (block.loss == 0).all() == (place == "forward")
 
 
 @pytest.mark.slow
@@ -131,8 +95,7 @@ def test_tokens_cannot_hold_nan():
     ("fault", "words"),
     [
         (FaultSettings(), []),
-        (FaultSettings("nan", at_steps=[3]), ["(backward, step 3). fault=none ends it."]),
-        (FaultSettings("nan", "data", [3, 5, 9]), ["(data, step 3, step 5, step 9). "]),
+        (FaultSettings("nan", "data", [3, 5]), ["(data, step 3, step 5). fault=none ends it."]),
         (FaultSettings("overflow", at_steps=[2], every_steps=1, above_scale=8),
          ["(backward, step 2, every 1 steps, above scale 8). "]),
     ],
@@ -150,26 +113,9 @@ def test_a_rehearsal_says_so_loudly(fault, words):
         (["fault.kind=nan"], "fault.at_steps: must be given with fault.kind=nan, or fault.every_steps"),
         (["fault.at_steps=[1]"], "fault.at_steps: must be left out with fault.kind=none"),
         (["fault.kind=zero", "fault.place=data", "fault.at_steps=[1]"], "fault.place: must be backward or forward"),
-        (["fault.kind=nan", "fault.at_steps=[0]"], "fault.at_steps"),
-        (["fault.kind=naan"], "fault.kind"),
     ],
 )  # fmt: skip
 def test_a_fault_that_makes_no_sense_is_refused(words, problem):
     with pytest.raises(ConfigError) as caught:
         load_settings(["conf=digits_mlp", *words])
     assert problem in str(caught.value)
-
-
-@pytest.mark.slow
-@only_on("tensorflow")
-def test_one_device_of_two_is_enough(tmp_path: Path):
-    """A step that goes wrong on the first device, which has the first example of the batch, is skipped on both."""
-    words = ["distribute=data_parallel", "backend=jax", "fault=overflow", "fault.place=data"]
-    done = mpt("train", "conf=digits_mlp", *words, "distribute.devices=2", "trainer.batch_size=8",
-               "policy=mixed_float16", "trainer.epochs=1", "expect={}", "data.limit=200", "run_dir=run", "--json",
-               cwd=tmp_path)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    summary = json.loads(done.stdout)
-    assert [event["step"] for event in events if event["kind"] == "overflow"] == [5, 9]
-    assert summary["steps_seen"] == summary["applied_steps"] + 2 == 20
