@@ -93,13 +93,6 @@ def test_the_order_is_new_each_epoch_and_the_same_each_time():
     assert BatchPlan(4, 2).order(5, 7).tolist() == [0, 1, 2, 3, 4]
 
 
-def test_a_started_pass_can_be_started_anew():
-    for feed in feeds(examples(20), BatchPlan(3, 2, shuffle=True)):
-        feed.start(1)
-        feed.take(2)
-        assert batches(feed, epoch=2) == batches(feed, epoch=2)
-
-
 def test_one_shape_serves_every_count():
     """Each new shape would be compiled anew: whole batches have one, the rest of an epoch another."""
     for feed in feeds(examples(23), BatchPlan(4, 3)):
@@ -141,24 +134,17 @@ class TestStreams:
         return build_feed(stream, HostEngine(), plan, resident=True)  # type: ignore[arg-type]
 
     def test_batches_come_as_the_stream_gives_them(self):
-        feed = self.feed(self.stream([4, 4, 4, 2], steps=4), BatchPlan(4, 3))
+        feed = self.feed(self.stream([4, 3, 4, 2], steps=4), BatchPlan(4, 3))
         assert isinstance(feed, ChunkFeed) and feed.steps == 4
-        assert [part[1] for part in batches(feed)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13]]
-        assert [part[2] for part in batches(feed)][-1] == [6.0, 6.5]
-
-    def test_a_smaller_batch_on_the_way_keeps_its_place(self):
-        feed = self.feed(self.stream([4, 3, 4]), BatchPlan(4, 3))
-        assert [part[1] for part in batches(feed)] == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9, 10]]
+        assert [part[1] for part in batches(feed)] == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9, 10], [11, 12]]
+        assert [part[2] for part in batches(feed)][-1] == [5.5, 6.0]
 
     @pytest.mark.parametrize("skip", [0, 1, 3, 4])
     def test_goes_on_within_an_epoch(self, skip):
         plan = BatchPlan(4, 2, shuffle=True, seed=3)
         feed = self.feed(self.stream([4, 4, 4, 2]), plan)
         assert batches(feed, 2, skip) == batches(feed, 2)[skip:]
-
-    def test_each_epoch_has_its_order(self):
-        feed = self.feed(self.stream([4, 4]), BatchPlan(4, 2, shuffle=True))
-        assert batches(feed, 1) == batches(feed, 1) != batches(feed, 2)
+        assert batches(feed, 2) != batches(feed, 1)
 
     def test_one_without_end_can_be_left(self):
         feed = self.feed(self.stream([4, 4], endless=True), BatchPlan(4, 2))
@@ -177,20 +163,6 @@ class TestStreams:
         assert feed.take(1) is not None
         with pytest.raises(DataError, match="row 5 is broken"):
             feed.take(1)
-
-
-def test_resident_data_is_placed_once():
-    placed = []
-
-    class Counting(HostEngine):
-        def to_device(self, arrays: Any) -> Any:
-            placed.append(arrays)
-            return arrays
-
-    feed = ResidentFeed(examples(10), Counting(), BatchPlan(3, 2))  # type: ignore[arg-type]
-    batches(feed)
-    batches(feed, 2)
-    assert len(placed) == 1
 
 
 def test_the_size_of_data_counts_every_array():
