@@ -74,7 +74,7 @@ def test_a_batch_that_overflows_gives_no_sample():
     assert look.sample is None and look.layers
 
 
-def forgetful_run(jit: bool):
+def forgetful_run():
     """A model with everything a step may leave behind: dropout, moving statistics, momentum, metrics."""
     keras.utils.set_random_seed(5)
     model = keras.Sequential([
@@ -86,12 +86,12 @@ def forgetful_run(jit: bool):
     model.optimizer.build(model.trainable_variables)
     data = tiny_data(24)
     build_metrics(model, data, 4)
-    engine = build_engine(model, jit, Distribution())
+    engine = build_engine(model, BACKEND == "jax", Distribution())
     return model, engine, build_feed(data, engine, BatchPlan(4, 2, shuffle=True, seed=1), resident=True)
 
 
-def state_after_an_epoch(jit: bool, sampled: bool) -> list[np.ndarray]:
-    model, engine, feed = forgetful_run(jit)
+def state_after_an_epoch(sampled: bool) -> list[np.ndarray]:
+    model, engine, feed = forgetful_run()
     sampler = GradientSampler(engine, 1, pytest.fail)
     feed.start(1)
     while (piece := feed.take(2)) is not None:
@@ -103,10 +103,9 @@ def state_after_an_epoch(jit: bool, sampled: bool) -> list[np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jit", JITS)
-def test_looking_changes_no_bit(jit):
+def test_looking_changes_no_bit():
     """Dropout seeds, moving statistics, momentum, metrics and the scale are those of a run without samples."""
-    for with_samples, without in zip(state_after_an_epoch(jit, True), state_after_an_epoch(jit, False), strict=True):
+    for with_samples, without in zip(state_after_an_epoch(True), state_after_an_epoch(False), strict=True):
         np.testing.assert_array_equal(with_samples, without)
 
 
@@ -121,34 +120,6 @@ def test_a_streamed_piece_has_the_same_sample():
         look = GradientSampler(run.engine, 1, pytest.fail).take(piece, 4, 2.0**15)
         samples.append((look.sample, [(row.kind, row.exponents) for row in look.layers]))
     assert samples[0] == samples[1]
-
-
-class Attentive(keras.Model):
-    """A subclassed model with a weight of its own."""
-
-    def __init__(self) -> None:
-        super().__init__(dtype="mixed_float16")
-        self.gain = self.add_weight(shape=(4,), initializer="ones", name="gain")
-        self.head = layers.Dense(3, dtype="float32")
-        self.inner = layers.Dense(4, dtype="mixed_float16")
-
-    def call(self, inputs):
-        return self.head(self.inner(inputs * self.gain))
-
-
-@pytest.mark.slow
-def test_a_subclassed_model_is_sampled():
-    model = compile_tiny(Attentive(), LossScaleOptimizer(keras.optimizers.SGD(0.1)))
-    build_metrics(model, tiny_data(8), 4)
-    model.optimizer.build(model.trainable_variables)
-    engine = build_engine(model, BACKEND == "jax", Distribution())
-    data = tiny_data(8)
-    source = engine.to_device(Examples(data.x, data.y).as_batch())
-    sample = GradientSampler(engine, 1, pytest.fail).take(
-        Piece(source, np.arange(4, dtype=np.int32)[None], 1), 1, 2.0**10
-    )
-    assert sample.sample.norm > 0 and sample.sample.headroom_doublings > 0
-    assert [row.layer for row in sample.layers if row.variable][-1].endswith("gain")
 
 
 def due_steps(every: int, log: int, last: int) -> list[int]:
@@ -182,9 +153,7 @@ def test_a_sample_that_fails_is_said_once_and_ends_nothing():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("x", "zero"), [
-    pytest.param([0.0, 0.0], 1, marks=pytest.mark.slow), ([0.0, 2.0**-20], 0), ([0.0, 2.0**-40], 1)
-])  # fmt: skip
+@pytest.mark.parametrize(("x", "zero"), [([0.0, 2.0**-20], 0), ([0.0, 2.0**-40], 1)])
 def test_the_record_of_a_step_says_whether_every_gradient_is_zero(x, zero):
     engine, source = linear_engine(x, 2.0**-15, BACKEND == "jax")  # the scale is 2^15
     block = engine.train(source, ROW, 1).wait()

@@ -15,21 +15,10 @@ from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.feed import Piece
 from mpt_cli.engine.gradient_samples import GradientSampler, Look, build_sampler
 from mpt_cli.precision import LossScaleOptimizer
-from mpt_cli.precision.gradients import Float16Attention
 from mpt_cli.telemetry.records import ACTIVATIONS, UPDATES, WEIGHT_GRADIENTS
 from mpt_cli.training.assembly import build_metrics
 
 EXAMPLES, CLASSES = 32, 5
-
-
-@pytest.fixture(autouse=True)
-def attention_as_a_run_has_it(monkeypatch):
-    """On JAX's CPU its own has no float16 products."""
-    if BACKEND == "jax":
-        import jax
-
-        own = Float16Attention(jax.nn.dot_product_attention)
-        monkeypatch.setattr(jax.nn, "dot_product_attention", own)
 
 
 small = keras.initializers.RandomNormal(stddev=0.02, seed=3)
@@ -39,15 +28,6 @@ def deep_tanh() -> keras.Model:
     """Vanishes: each layer's outputs are about a sixth of those before it."""
     inner = [layers.Dense(48, "tanh", kernel_initializer=small, name=f"h{i}") for i in range(16)]
     return keras.Sequential([keras.Input((12,)), *inner, layers.Dense(CLASSES, dtype="float32", name="head")])
-
-
-def deep_convolution() -> keras.Model:
-    inner = [layers.Conv2D(4, 3, padding="same", kernel_initializer=small, name=f"c{i}") for i in range(10)]
-    x = keras.Input((8, 8, 1))
-    y = x
-    for layer in inner:
-        y = layer(y)
-    return keras.Model(x, layers.Dense(CLASSES, dtype="float32", name="head")(layers.Flatten(name="flat")(y)))
 
 
 def large_inputs() -> keras.Model:
@@ -65,19 +45,6 @@ def dead_branch() -> keras.Model:
     return keras.Model(x, layers.Dense(CLASSES, dtype="float32", name="head")(layers.Add(name="sum")([dead, live])))
 
 
-def attention() -> keras.Model:
-    x = keras.Input((6, 8))
-    y = layers.LayerNormalization(name="norm")(x + layers.MultiHeadAttention(2, 4, name="attend")(x, x))
-    mean = layers.GlobalAveragePooling1D(name="mean")(y)
-    return keras.Model(x, layers.Dense(CLASSES, dtype="float32", name="head")(mean))
-
-
-def recurrent() -> keras.Model:
-    return keras.Sequential([
-        keras.Input((6, 8)), layers.GRU(8, name="gru"), layers.Dense(CLASSES, dtype="float32", name="head")
-    ])  # fmt: skip
-
-
 @keras.saving.register_keras_serializable(package="mpt_tests")
 class Nested(keras.Model):
     def __init__(self, **kwargs: Any) -> None:
@@ -90,15 +57,12 @@ class Nested(keras.Model):
         return self.head(ops.multiply(self.inside(x, training=training), 2.0**-12))
 
 
-SHAPES: dict[Any, tuple[int, ...]] = {
-    deep_tanh: (12,), deep_convolution: (8, 8, 1), large_inputs: (12,), dead_branch: (12,), attention: (6, 8),
-    recurrent: (6, 8), Nested: (12,),
-}  # fmt: skip
+BUILDERS = (deep_tanh, large_inputs, dead_branch, Nested)
 
 
-def data_for(build: Any) -> Examples:
+def random_data() -> Examples:
     rng = np.random.default_rng(4)
-    x = rng.normal(size=(EXAMPLES, *SHAPES[build])).astype("float32")
+    x = rng.normal(size=(EXAMPLES, 12)).astype("float32")
     return Examples(x, rng.integers(0, CLASSES, EXAMPLES).astype("int32"), None)
 
 
@@ -108,7 +72,7 @@ def built(build: Any, policy: str) -> keras.Model:
     keras.config.set_dtype_policy(policy)
     try:
         model = build()
-        model(np.zeros((1, *SHAPES[build]), np.float32))
+        model(np.zeros((1, 12), np.float32))
     finally:
         keras.config.set_dtype_policy(before)
     return model
@@ -118,7 +82,7 @@ def sampled(
     build: Any, scale: float, policy: str = "mixed_float16", rate: float = 0.1, rounding_seed: int | None = None
 ) -> Any:
     """The look, the data and the model."""
-    model, data = built(build, policy), data_for(build)
+    model, data = built(build, policy), random_data()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(LossScaleOptimizer(keras.optimizers.SGD(rate, momentum=0.9), rounding_seed=rounding_seed), loss)
     model.optimizer.build(model.trainable_variables)
@@ -171,8 +135,6 @@ def check_weights(look: Look, half: list[np.ndarray], single: list[np.ndarray], 
     wanted = {v.path: direct_share(h, s) for v, h, s in zip(model.trainable_variables, half, single, strict=True)}
     assert shares.keys() == wanted.keys()
     for path, share in wanted.items():
-        if path.endswith("key/bias"):
-            continue  # a softmax cancels it: what there is of it is rounding noise, in both
         assert shares[path] == pytest.approx(share, abs=0.01), path
 
 
@@ -195,7 +157,7 @@ QUICK = (deep_tanh,) if BACKEND == "tensorflow" else ()
 
 @pytest.mark.parametrize("scale", [1.0, 2.0**15])
 @pytest.mark.parametrize("build", [
-    pytest.param(build, marks=pytest.mark.slow if build in QUICK else pytest.mark.long) for build in SHAPES
+    pytest.param(build, marks=pytest.mark.slow if build in QUICK else pytest.mark.long) for build in BUILDERS
 ])  # fmt: skip
 def test_shares_agree_with_a_direct_count(build, scale):
     look, data, model = sampled(build, scale)
@@ -228,12 +190,6 @@ def test_the_layers_that_do_not_train_are_named():
     assert faults(dead_branch) == {"dead": "dead"}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("build", [attention, recurrent])
-def test_a_layer_that_trains_is_not_named(build):
-    assert faults(build, 2.0**15) == {}
-
-
 @pytest.mark.slow
 def test_an_overflow_of_the_forward_pass_is_seen_in_its_layer():
     look = sampled(large_inputs, 1.0)[0]
@@ -244,26 +200,18 @@ def test_an_overflow_of_the_forward_pass_is_seen_in_its_layer():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "scale"), [("bfloat16", 1.0), ("float16", 2.0**7)])
-def test_updates_that_rounding_the_weights_loses_are_counted(policy, scale):
-    look, data, model = sampled(dead_branch, scale, policy, rate=0.01)
+def test_updates_that_rounding_the_weights_loses_are_counted():
+    look, data, model = sampled(dead_branch, 1.0, "bfloat16", rate=0.01)
     before = [np.asarray(ops.convert_to_numpy(ops.cast(v, "float32"))) for v in model.trainable_variables]
     single = built(dead_branch, "float32")
     single.set_weights(before)
-    rows = {row.variable: row for row in look.layers if row.kind == UPDATES}
     moved = lost = 0
     for weight, old, slope in zip(model.trainable_variables, before, direct_gradients(single, data, 1.0), strict=True):
-        if weight.dtype == "float32":
-            assert weight.path not in rows  # of the head
-            continue
-        new = (old - 0.01 * slope).astype("float32")
-        stays = np.asarray(ops.convert_to_numpy(ops.cast(ops.cast(new, policy), "float32"))) == old
-        row = rows[weight.path]
-        assert row.dtype == policy and row.values == pytest.approx((new != old).sum(), abs=0.01 * new.size)
-        assert row.flushed == pytest.approx((stays & (new != old)).sum() / max((new != old).sum(), 1), abs=0.01)
-        moved, lost = moved + (new != old).sum(), lost + (stays & (new != old)).sum()
+        if weight.dtype == "bfloat16":  # the head is in float32
+            new = (old - 0.01 * slope).astype("float32")
+            stays = np.asarray(ops.convert_to_numpy(ops.cast(ops.cast(new, "bfloat16"), "float32"))) == old
+            moved, lost = moved + (new != old).sum(), lost + (stays & (new != old)).sum()
     assert look.sample.lost_updates_share == pytest.approx(lost / moved, abs=0.01) and 0.05 < lost / moved < 1
-    assert (look.sample.headroom_doublings is None) == (policy == "bfloat16")
 
 
 @pytest.mark.slow
@@ -274,13 +222,8 @@ def test_weights_that_no_update_moves_are_named_and_half_precision_over_float32_
     mixed = sampled(dead_branch, 1.0, "mixed_bfloat16", rate=1e-6)[0]
     assert mixed.sample.lost_updates_share is None and not [row for row in mixed.layers if row.kind == UPDATES]
     assert {row.dtype for row in mixed.layers} == {"bfloat16", "float32"} and mixed.sample.flushed_share == 0
-
-
-@pytest.mark.slow
-def test_updates_that_are_rounded_stochastically_are_not_said_to_be_lost():
-    look = sampled(dead_branch, 1.0, "bfloat16", rate=1e-6, rounding_seed=0)[0]
-    assert {name.rpartition("/")[2]: fault for name, fault in look.sample.faults.items()} == {"dead": "dead"}
-    assert look.sample.lost_updates_share is None and not [row for row in look.layers if row.kind == UPDATES]
+    rounded = sampled(dead_branch, 1.0, "bfloat16", rate=1e-6, rounding_seed=0)[0]  # stochastically
+    assert rounded.sample.lost_updates_share is None and len(rounded.sample.faults) == 1
 
 
 def test_a_sample_waits_until_it_is_a_small_share_of_the_time(monkeypatch):
