@@ -12,7 +12,6 @@ from mpt_cli.settings import load_settings
 from mpt_cli.telemetry import health as v
 from mpt_cli.telemetry.records import Summary
 from mpt_cli.telemetry.sink import Sink
-from mpt_cli.training.checkpoint import CheckpointStore
 
 TINY = [
     "conf=digits_mlp", f"backend={BACKEND}", "backend.device=cpu", "data=synthetic", "data.input_shape=[4]",
@@ -27,44 +26,29 @@ EVERY = ["fault=overflow", "fault.at_steps=[]", "fault.every_steps=1"]
 # name, words of the command line, verdict, exit code, rule (None: the run finished), what the explanation says,
 # skipped steps (of 80; None: not counted here)
 RUNS = [
-    ("clean", [], v.HEALTHY, OK, None, "All 80 steps were applied at scale 32768.", 0),
     ("unscaled", ["policy=float32"], v.HEALTHY, OK, None, "because nothing needed it", 0),
     ("warm-up", ["fault=warm_up"], v.WARM_UP, OK, None, "5 of 80 steps (6.2%) were skipped while the scale settled", 5),
     ("bad data", ["fault=bad_data"], v.CHRONIC, OK, None, "10 of the last 40 steps were skipped (25.0%)", 20),
-    ("chronic in fixed mode", [*FIXED, *EVERY, "fault.every_steps=5"], v.CHRONIC, OK, None,
-     "The fixed scale 1024 is too high", 16),
     ("floor", [*EVERY, "fault.above_scale=0.25",
                "loss_scale.initial_scale=8"], v.TOO_LOW, OK, None, "The scale ended at 2^-2", 5),
-    ("every step overflows", [*EVERY, "trainer.epochs=1"],
-     v.NEVER_TRAINED, NUMERICAL, "loss_scale.max_skips_at_floor", "though the loss scale is at its floor, 2^-14", None),
-    ("nan loss", ["fault=nan_loss"], v.NEVER_TRAINED, NUMERICAL, "loss_scale.max_skips_at_floor", LOSS, None),
     ("nan loss in fixed mode", [*FIXED, "fault=nan_loss", "loss_scale.max_consecutive_skips=7"], v.NEVER_TRAINED,
      NUMERICAL, "loss_scale.max_consecutive_skips", LOSS, None),
     ("an idle epoch", [*FIXED, *EVERY], v.NEVER_TRAINED,
      NUMERICAL, "loss_scale.stop_on_idle_epoch", "an epoch ended in which every step was skipped", 40),
-    ("never trained, no rule", [*FIXED, "fault=nan_loss", "trainer.max_steps=9"], v.NEVER_TRAINED, NUMERICAL, None,
-     "None of 9 steps was applied, so the weights are those of the start", 9),
     ("skip rate", [*FIXED, *EVERY, "fault.every_steps=2", "loss_scale.skip_rate_window=10",
                    "loss_scale.max_skip_rate=0.4"], v.CHRONIC, NUMERICAL, "loss_scale.max_skip_rate",
      "50% of 10 steps in a row were skipped", None),
     ("abort", [*FIXED, "fault=overflow", "loss_scale.on_overflow=abort", "trainer.steps_per_execution=1"], v.STOPPED,
      NUMERICAL, "loss_scale.on_overflow=abort", "gradients were not finite at loss scale 1024", 1),
-    ("collapsed", [*NAN_TO_THE_END, "fault=overflow"], v.COLLAPSED, NUMERICAL,
-     None, "The loss ended as nan", 0),
     ("bad weights", [*NAN_TO_THE_END[:2], "fault=overflow"], v.COLLAPSED, NUMERICAL,
      "trainer.stop_on_nonfinite_weights", "the weights hold inf or nan", 0),
     ("non-finite losses", ["loss_scale=none", "fault=overflow"], v.COLLAPSED, NUMERICAL,
      "trainer.max_nonfinite_losses", "applied steps in a row", 0),
     ("zero gradients", [*EVERY, "fault.kind=zero", "trainer.max_zero_gradients=30"], v.STOPPED, NUMERICAL,
      "trainer.max_zero_gradients", "every gradient was exactly 0 in", 0),
-    ("zero gradients, no rule", ["policy=float32", *EVERY, "fault.kind=zero", "trainer.max_zero_gradients=null"],
-     v.HEALTHY, OK, None, "All 80 steps", 0),
-    ("a streak at the end", [*EVERY, "trainer.max_steps=30",
-                             "loss_scale.max_skips_at_floor=null"], v.NEVER_TRAINED, NUMERICAL, None,
-     "every gradient overflowed at scale 2^-14", 30),
 ]  # fmt: skip
-QUICK = ("warm-up", "nan loss")
-ON_JAX = (*QUICK, "zero gradients", "non-finite losses", "skip rate")  # the rules don't know the backend
+# The rules don't know the backend.
+ON_JAX = ("warm-up", "nan loss in fixed mode", "zero gradients", "non-finite losses", "skip rate")
 ROWS = [row for row in RUNS if BACKEND == "tensorflow" or row[0] in ON_JAX]
 
 
@@ -81,7 +65,7 @@ def objects(path: Path) -> list[dict]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "verdict", "exit_code", "rule", "explanation", "skipped"),
-    [pytest.param(*row[1:], id=row[0], marks=() if row[0] in QUICK else pytest.mark.slow) for row in ROWS],
+    [pytest.param(*row[1:], id=row[0]) for row in ROWS],
 )
 def test_a_run_ends_as_its_numbers_say(tmp_path, words, verdict, exit_code, rule, explanation, skipped):
     summary, run_dir = train(tmp_path, *words)
@@ -112,17 +96,6 @@ def check_postmortem(path: Path, rule: str | None, summary: Summary) -> None:
     assert set(found["last_batch"]) == {"x", "y"} and found["last_batch"]["x"]["shape"] == [4, 4]
     assert [layer["class"] for layer in found["layers"]][-1] == "Dense"
     assert found["layers"][-1]["variables"]["head/bias"]["shape"] == [10]
-
-
-@pytest.mark.slow
-def test_the_last_good_checkpoint_stays(tmp_path):
-    """Gradients of step 25 ruin the weights; checkpoints are due every 5 steps, the rule stops ten steps later."""
-    summary, run_dir = train(tmp_path, "loss_scale=none", "fault=overflow", "fault.at_steps=[25]",
-                             "trainer.checkpoint_every_steps=5", "trainer.steps_per_execution=1")  # fmt: skip
-    assert summary.exit_code == NUMERICAL and summary.steps_seen == 35
-    checkpoint = CheckpointStore(run_dir / "checkpoints", 1, print).newest()
-    assert checkpoint is not None and checkpoint.step == 20
-    assert json.loads((run_dir / "postmortem.json").read_text())["checkpoint_step"] == checkpoint.step
 
 
 @pytest.mark.slow
@@ -169,7 +142,6 @@ UNDERFLOWS = [
     "model=builder", "model.builder=mpt_cli.models.underflow:build_underflow_net",
     "model.kwargs={width: 16}", "optimizer.kwargs.epsilon=1e-12", "trainer.batch_size=64", "data.examples=800",
 ]  # fmt: skip
-TOO_FEW = "of the gradient elements were flushed to zero"
 
 
 @pytest.mark.slow
@@ -178,14 +150,11 @@ TOO_FEW = "of the gradient elements were flushed to zero"
     [
         (["loss_scale=none"], "stopped", v.TOO_LOW, "float16 flushed them to zero, a higher loss scale keeps them: "
                                                     "scale the loss (loss_scale=dynamic)."),
-        (["loss_scale=none", "trainer.max_zero_gradients=null"], "finished", v.TOO_LOW,
-         f"100.0% {TOO_FEW} without loss scaling, next to all of those of 2 layers (hidden_1, hidden_2). Scale "
-         "the loss (loss_scale=dynamic)."),
         (["loss_scale=fixed", "loss_scale.initial_scale=2", "trainer.max_zero_gradients=null"], "finished", v.TOO_LOW,
          "Raise the scale (loss_scale.initial_scale), or let it move (loss_scale=dynamic)."),
         (["loss_scale=fixed", "loss_scale.initial_scale=2**15"], "finished", v.HEALTHY, "at scale 32768"),
     ],
-    ids=["stopped", "none", "too low", "good"],
+    ids=["stopped", "too low", "good"],
 )
 def test_a_net_that_underflows_is_called_what_it_is(tmp_path, words, status, verdict, explanation):
     run_dir = tmp_path / "run"
