@@ -9,7 +9,6 @@ from backends import BACKEND
 
 import mpt_cli as mpt
 from mpt_cli.cli import main
-from mpt_cli.engine import weight_watch
 from mpt_cli.engine.weight_watch import WeightWatch
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.settings import load_settings
@@ -22,20 +21,19 @@ ROWS, COLUMNS = 12, 16
 ONES = np.ones((ROWS, COLUMNS), "float32")
 
 
-def dense(start=ONES, dtype="float32", name="low"):
-    """A layer with such a kernel, and a bias of 0."""
-    layer = layers.Dense(start.shape[1], name=name, dtype=dtype)
-    layer.build((None, start.shape[0]))
-    layer.kernel.assign(start)
+def dense(dtype="float32"):
+    """A layer with a kernel of ones, and a bias of 0."""
+    layer = layers.Dense(COLUMNS, kernel_initializer="ones", dtype=dtype)
+    layer.build((None, ROWS))
     return layer
 
 
-def updated(layer, inner, gradient=ONES, steps=12, bias=0.0, has_moved=False):
+def updated(layer, inner, gradient=ONES, steps=12):
     """A watch of a layer from before `steps` updates with this gradient by its kernel."""
     optimizer = inner if isinstance(inner, LossScaleOptimizer) else LossScaleOptimizer(inner, initial_scale=1.0)
     optimizer.build(layer.trainable_variables)
-    watch = WeightWatch([optimizer], 0, has_moved)
-    by_bias = [keras.ops.full(v.shape, bias) for v in layer.trainable_variables[1:]]
+    watch = WeightWatch([optimizer], 0)
+    by_bias = [keras.ops.zeros(v.shape) for v in layer.trainable_variables[1:]]
     for _ in range(steps):
         optimizer.apply([keras.ops.convert_to_tensor(gradient), *by_bias], layer.trainable_variables, unscaled=True)
     return watch
@@ -45,23 +43,13 @@ def is_unmoved(watch, rate=2.0**-26):
     return watch.look(rate) is not None
 
 
-@pytest.mark.parametrize("kind", ["Adam", "RMSprop", "Lion", "SGD"])
-def test_below_1_an_update_of_2_to_the_minus_25_is_lost_and_one_of_2_to_the_minus_24_is_not(kind):
-    """The spacing there is 2^-24. Of a gradient that stays 1 all of them make updates as large as the rate; RMSprop's
-    are larger at first, up to 3.2 times, momentum makes them twice as large."""
-    more = {"SGD": {"momentum": 0.5}}.get(kind, {})
-    lost = updated(dense(), getattr(optimizers, kind)(2.0**-28, **more))
+def test_below_1_an_update_of_2_to_the_minus_25_is_lost_and_one_of_2_to_the_minus_24_is_not():
+    """The spacing there is 2^-24. Of a gradient that stays 1 Adam makes updates as large as the rate."""
+    lost = updated(dense(), optimizers.Adam(2.0**-28))
     assert lost.look(2.0**-28) == UnmovedWeights(0, 2.0**-28) == lost.found
     assert lost.look(2.0**-28) is None and lost.found is not None  # it is said once
-    kept = updated(dense(), getattr(optimizers, kind)(2.0**-23, **more))
+    kept = updated(dense(), optimizers.Adam(2.0**-23))
     assert kept.look(2.0**-23) is None and kept.has_moved
-
-
-def test_an_element_that_moves_is_enough():
-    start = ONES.copy()
-    start[0, 0] = 2.0**-10
-    assert not is_unmoved(updated(dense(start), optimizers.SGD(2.0**-28)))
-    assert is_unmoved(updated(dense(), optimizers.SGD(2.0**-28)))
 
 
 def test_few_updates_and_a_rate_of_0_tell_nothing():
@@ -84,10 +72,6 @@ def test_skipped_steps_are_no_updates():
     assert int(optimizer.applied_steps) == 10 and is_unmoved(watch)
 
 
-def test_what_had_moved_before_has_moved():
-    assert not is_unmoved(updated(dense(), optimizers.Adam(2.0**-28), has_moved=True))
-
-
 def test_a_gain_at_1_is_watched_only_where_nothing_else_is_trained():
     normal = layers.LayerNormalization(name="norm")
     normal.build((None, COLUMNS))
@@ -103,43 +87,15 @@ def test_a_gain_at_1_is_watched_only_where_nothing_else_is_trained():
     assert not is_unmoved(WeightWatch([half], 0))  # samples of the gradients tell of it
 
 
-def test_of_kernels_beyond_64_mib_only_the_smallest_are_read(monkeypatch):
-    monkeypatch.setattr(weight_watch, "MOST_BYTES", 4 * ROWS * COLUMNS)
-    wide = dense(np.ones((ROWS, 2 * COLUMNS), "float32"), name="wide")
-    optimizer = LossScaleOptimizer(optimizers.Adam(2.0**-28))
-    optimizer.build([wide.kernel, dense().kernel])
-    watch = WeightWatch([optimizer], 0)
-    wide.kernel.assign_add(np.ones((ROWS, 2 * COLUMNS), "float32"))
-    assert watch.look(1.0) is None and not watch.has_moved
-
-
-QUIET = {"logger.console": "quiet", "trainer.log_every_steps": 10, "trainer.save_model": False}
-X = np.random.default_rng(0).normal(size=(96, 8)).astype("float32")
-
-
-def net(inner, policy="float32"):
+def test_a_run_that_trained_nothing_is_no_success(tmp_path, capsys):
     keras.utils.set_random_seed(1)
-    with mpt.Policy(policy).scope():
-        model = keras.Sequential([keras.Input((8,)), layers.Dense(12, "tanh", name="first"),
-                                  layers.Dense(1, dtype="float32", name="last")])  # fmt: skip
-    model.compile(inner, "mse", auto_scale_loss=False, jit_compile=BACKEND == "jax")
-    return model
-
-
-def fitted(run_dir, model, epochs=3, **options):
-    """12 steps an epoch."""
-    settings = {**QUIET, **options.pop("settings", {})}
-    return mpt.fit(model, X, X[:, :1], batch_size=8, epochs=epochs, run_dir=run_dir, settings=settings, **options)
-
-
-@pytest.mark.parametrize(("policy", "inner"), [
-    ("float32", lambda rate: optimizers.SGD(rate)), ("mixed_float16", lambda rate: optimizers.Adam(rate)),
-    pytest.param("mixed_float16", lambda rate: optimizers.SGD(rate), marks=pytest.mark.long),
-])  # fmt: skip
-def test_a_run_that_trained_nothing_is_no_success(policy, inner, tmp_path, capsys):
-    model = net(inner(1e-13), policy)
+    with mpt.Policy("mixed_float16").scope():
+        model = keras.Sequential([keras.Input((8,)), layers.Dense(12, "tanh"), layers.Dense(1, dtype="float32")])
+    model.compile(optimizers.Adam(1e-13), "mse", auto_scale_loss=False, jit_compile=BACKEND == "jax")
     before = [v.numpy().copy() for v in model.trainable_variables[::2]]
-    run = fitted(tmp_path / "r", model)
+    x = np.random.default_rng(0).normal(size=(96, 8)).astype("float32")
+    run = mpt.fit(model, x, x[:, :1], batch_size=8, epochs=3, run_dir=tmp_path / "r", settings={
+        "logger.console": "quiet", "trainer.log_every_steps": 10, "trainer.save_model": False})  # fmt: skip
     assert run.summary["applied_steps"] == run.summary["steps_seen"] == 36
     for weight, start in zip(model.trainable_variables[::2], before, strict=True):
         np.testing.assert_array_equal(weight.numpy(), start)
@@ -160,12 +116,6 @@ WORDS = ["conf=digits_mlp", f"backend={BACKEND}", "backend.device=cpu", "model.h
          f"trainer.jit_compile={str(BACKEND == 'jax').lower()}", "logger=quiet", "expect={}"]  # fmt: skip
 
 
-def test_a_phase_that_moves_nothing_after_one_that_trained_is_healthy(tmp_path):
-    phases = "phases=[{epochs: 1, learning_rate: 0.1}, {epochs: 2, learning_rate: 1e-13}]"
-    found = train(load_settings([*WORDS, "~trainer.epochs", phases, f"run_dir={tmp_path}/r"]))
-    assert (found.applied_steps, found.verdict, found.exit_code) == (48, "healthy", 0)
-
-
 def test_a_run_that_trained_and_goes_on_at_a_rate_of_nothing_is_healthy(tmp_path):
     """What moved before the checkpoint has moved; without it the last 32 steps would be a run that trained nothing."""
     more = ["trainer.epochs=3", "optimizer.learning_rate=1e-13"]
@@ -174,11 +124,3 @@ def test_a_run_that_trained_and_goes_on_at_a_rate_of_nothing_is_healthy(tmp_path
     assert (resumed.applied_steps, resumed.verdict) == (48, "healthy")
     alone = train(load_settings([*WORDS, *more, f"run_dir={tmp_path}/alone"]))
     assert (alone.applied_steps, alone.verdict, alone.exit_code) == (48, "never trained", 4)
-
-
-def test_a_recorder_sees_what_moments_tell(tmp_path):
-    for rate, verdict in ((1e-13, "never trained"), (0.01, "healthy")):
-        recorder = mpt.Recorder(tmp_path / verdict, settings={"logger.console": "quiet"})
-        net(optimizers.Adam(rate), "mixed_float16").fit(X, X[:, :1], batch_size=8, epochs=2, verbose=0,
-                                                        callbacks=[recorder])  # fmt: skip
-        assert (recorder.run.verdict, recorder.run.summary["applied_steps"]) == (verdict, 24)
