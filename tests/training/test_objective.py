@@ -80,23 +80,13 @@ def functional(*operations) -> keras.Model:
 
 @pytest.mark.parametrize(("model", "logits"), [
     (net(), True),
-    (net(activation="relu"), True),
-    (net(activation="softmax"), False),
     (net(activation="sigmoid"), False),
     (keras.Sequential([keras.Input((2,)), layers.Dense(3), layers.Softmax()]), False),
-    (functional(layers.Dense(3), layers.Activation("softmax")), False),
-    (functional(layers.Dense(3), keras.ops.softmax), False),
     (functional(layers.Dense(3, activation="softmax"), layers.Dense(3)), True),
-    (functional(net(activation="softmax")), False),
     (functional(functional(layers.Dense(3), keras.ops.softmax)), False),
-    (functional(layers.Reshape((1, 2)), layers.TimeDistributed(layers.Dense(3, activation="softmax"))), False),
     (functional(layers.Reshape((1, 2)), layers.TimeDistributed(layers.Dense(3))), True),
-    (functional(layers.Reshape((1, 2)), layers.TimeDistributed(layers.Softmax())), False),
     (functional(layers.Reshape((1, 2)), layers.TimeDistributed(net(activation="softmax"))), False),
-    (Subclassed(), False),
     (Subclassed(net()), True),
-    (Subclassed(net(activation="softmax")), False),
-    (Subclassed(keras.Sequential([layers.Dense(3, activation="softmax")])), False),
     (Subclassed(Subclassed()), False),
     (Subclassed(layers.SpectralNormalization(layers.Dense(3, activation="softmax"))), False),
 ])
@@ -105,29 +95,9 @@ def test_logits_are_told_from_the_last_layer(model, logits):
     assert gives_logits(model) is logits
 
 
-def test_from_logits_can_be_said():
-    assert objective(from_logits=False).loss.get_config()["from_logits"] is False
-
-
 def test_from_logits_with_a_loss_that_takes_none_is_an_error():
     with pytest.raises(ConfigError, match=r"trainer.from_logits: must be auto with MeanSquaredError, which takes"):
         objective(task="regression", from_logits=True)
-
-
-@pytest.mark.parametrize(("name", "kind"), [
-    ("mse", keras.losses.MeanSquaredError),
-    ("MAE", keras.losses.MeanAbsoluteError),
-    ("huber", keras.losses.Huber),
-    ("CategoricalCrossentropy", keras.losses.CategoricalCrossentropy),
-    ("binary_focal_crossentropy", keras.losses.BinaryFocalCrossentropy),
-])
-def test_losses_go_by_the_names_keras_takes(name, kind):
-    assert type(objective(loss=name).loss) is kind
-
-
-@pytest.mark.parametrize("loss", ["binary_crossentropy", "categorical_crossentropy"])
-def test_from_logits_reaches_named_losses(loss):
-    assert objective(loss=loss).loss.get_config()["from_logits"] is True
 
 
 def test_metrics_keep_the_name_they_were_asked_by():
@@ -139,23 +109,11 @@ def test_metrics_keep_the_name_they_were_asked_by():
     assert built.metrics[2].get_config()["from_logits"] is True
 
 
-def test_no_metrics_are_fine():
-    assert objective(metrics=[]).metrics == []
-
-
-def test_auto_has_no_accuracy_where_the_loss_does_not_say_how_targets_are_coded():
-    assert objective(loss="mse").metrics == []
-
-
 WRONG = [
-    ({"loss": "crosentropy"}, r"trainer.loss: Keras has none of this name. Received: 'crosentropy'"),
     ({"loss": "mean_squared_eror"}, r"Received: 'mean_squared_eror'. Did you mean mean_squared_error\?"),
     ({"loss": "Loss"}, r"trainer.loss: Keras has none of this name. Received: 'Loss'"),
-    ({"metrics": ["acuracy"]}, r"trainer.metrics: Keras has none of this name. Received: 'acuracy'. Did you mean acc"),
     ({"metrics": ["mean"]}, r"trainer.metrics: Keras has none of this name. Received: 'mean'"),
-    ({"metrics": ["mean_iou"]}, r"trainer.metrics: MeanIoU needs num_classes, which a name alone can't give"),
     ({"metrics": ["f1_score"]}, r"trainer.metrics: F1Score needs average, which a name alone can't give.*'f1_score'"),
-    ({"metrics": ["fbeta_score"]}, r"trainer.metrics: FBetaScore needs average, which a name alone can't give"),
     ({"loss": "mse", "metrics": ["accuracy"]}, r"trainer.metrics: accuracy can't be told from loss mean_squared_error"),
     ({"metrics": ["precision"]}, r"trainer.metrics: Precision needs probabilities, and the model ends without softmax"),
     ({"loss": "kl_divergence"}, r"trainer.loss: KLDivergence needs probabilities, and the model ends without softmax"),
@@ -174,23 +132,10 @@ def test_probabilities_are_taken_on_the_users_word(trainer):
 
 
 @pytest.mark.parametrize(("policy", "dtype"), [
-    ("float32", "float32"), ("mixed_float16", "float32"), ("bfloat16", "float32"), ("float64", "float64")])
+    ("mixed_float16", "float32"), ("bfloat16", "float32"), ("float64", "float64")])
 def test_loss_and_metrics_compute_in_float32_or_float64(policy, dtype):
     built = objective(policy=policy)
     assert (built.loss.dtype, built.metrics[0].dtype) == (dtype, dtype)
-
-
-def test_a_float16_logit_does_not_overflow_the_loss():
-    # the loss of a logit 60000 above the right one is 60000, and the sum of two is beyond float16
-    logits = np.array([[60000.0, 0.0], [60000.0, 0.0]], np.float16)
-    assert float(objective(net(2)).loss(np.array([1, 1]), logits)) == 60000.0
-
-
-def test_the_mean_over_a_thousand_examples_loses_no_count():
-    metric = objective(net(2)).metrics[0]
-    for _ in range(3):
-        metric.update_state(np.zeros(1000, np.int32), np.array([[1.0, 0.0]] * 999 + [[0.0, 1.0]], np.float16))
-    assert float(metric.result()) == pytest.approx(0.999, abs=1e-6)
 
 
 @pytest.fixture
@@ -258,16 +203,6 @@ def test_losses_in_a_list_go_by_the_place_of_the_output():
     built = objective(model, "other", loss=["binary_crossentropy", "binary_crossentropy"], metrics=[["auto"], ["mae"]])
     assert [loss.get_config()["from_logits"] for loss in built.loss] == [False, True]
     assert [[metric.name for metric in metrics] for metrics in built.metrics] == [["accuracy"], ["mae"]]
-
-
-def test_no_loss_is_none():
-    built = objective(task="other", loss=None)
-    assert (built.loss, built.metrics) == (None, [])
-
-
-def test_a_metric_that_needs_arguments_is_given_them():
-    built = objective(metrics=[{"object": "mean_io_u", "kwargs": {"num_classes": 3}}])
-    assert type(built.metrics[0]) is keras.metrics.MeanIoU
 
 
 @pytest.mark.usefixtures("own_module")

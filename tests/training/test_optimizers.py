@@ -70,18 +70,6 @@ def test_shared_and_own_arguments_reach_keras():
     assert {key: config[key] for key in given} == given
 
 
-@pytest.mark.parametrize(("clipping", "expected"), [
-    ({}, [-3.0, -4.0]),
-    ({"clipnorm": 2.5}, [-1.5, -2.0]),
-    ({"global_clipnorm": 2.5}, [-1.5, -2.0]),
-    ({"clipvalue": 3.5}, [-3.0, -3.5]),
-])
-def test_clipping_is_that_of_keras(clipping, expected):
-    variable = keras.Variable(np.zeros(2, np.float32))
-    build_optimizer(SGD(learning_rate=1.0, **clipping), None).apply([ops.convert_to_tensor([3.0, 4.0])], [variable])
-    np.testing.assert_allclose(ops.convert_to_numpy(variable), expected, rtol=1e-6)
-
-
 def rates(schedule: Schedule, steps: list[int], total_steps: int | None = None) -> list[float]:
     optimizer = build_optimizer(SGD(learning_rate=0.8, schedule=schedule), total_steps)
     values = []
@@ -111,29 +99,6 @@ def test_the_learning_rate_at_exact_steps(schedule, total_steps, steps, expected
     np.testing.assert_allclose(rates(schedule, steps, total_steps), expected, rtol=1e-6, atol=1e-8)
 
 
-def test_a_constant_learning_rate_can_be_set_later():
-    optimizer = build_optimizer(ADAM(learning_rate=0.5), None)
-    optimizer.learning_rate = 0.25
-    assert float(optimizer.learning_rate) == 0.25
-
-
-def test_schedules_count_batches_also_under_gradient_accumulation():
-    settings = SGD(learning_rate=1.0, gradient_accumulation_steps=2, schedule=Schedule(warmup_steps=4))
-    optimizer, variable = build_optimizer(settings, None), keras.Variable(np.zeros(1, np.float32))
-    seen = []
-    for _ in range(4):
-        optimizer.apply([ops.ones(1)], [variable])
-        seen.append(float(variable[0]))
-    # updates with the 2nd and 4th batch, at the rates of steps 1 and 3
-    assert seen == [0, -0.25, -0.25, -1.0]
-
-
-def test_schedules_survive_saving_without_this_package():
-    for schedule in (case[0] for case in EXACT[1:]):
-        config = build_optimizer(SGD(schedule=schedule), 20).get_config()["learning_rate"]
-        assert config["module"] == "keras.optimizers.schedules"
-
-
 @pytest.mark.parametrize(("schedule", "total_steps", "message"), [
     (Schedule(name="cosine"), None, r"optimizer.schedule.decay_steps: must be given where the length of the run isn't"),
     (Schedule(name="cosine", warmup_steps=20), 20,
@@ -156,20 +121,6 @@ def test_a_schedule_that_does_not_fit_the_run_is_named(schedule, total_steps, me
 def test_a_learning_rate_of_0_throughout_is_warned_of(words, warning):
     found = warn_of_learning_rate(ADAM(**words))
     assert [text[: len(warning or "")] for text in found] == ([warning] if warning else [])
-
-
-@pytest.mark.parametrize(
-    "schedule",
-    [Schedule("cosine", warmup_steps=4), Schedule("exponential", decay_steps=3, decay_rate=0.5),
-     Schedule("piecewise", boundaries=[5], values=[1.0, 0.1])],
-    ids=lambda schedule: schedule.name,
-)  # fmt: skip
-def test_a_factor_of_the_learning_rate_holds_at_every_step_of_a_schedule(schedule):
-    settings = ADAM(learning_rate=0.8, schedule=schedule)
-    optimizer = build_optimizer(settings, 20)
-    whole = [float(optimizer._learning_rate(step)) for step in range(20)]
-    assert set_learning_rate(optimizer, settings, 20, 0.25)
-    assert [float(optimizer._learning_rate(step)) for step in range(20)] == pytest.approx([rate / 4 for rate in whole])
 
 
 def test_a_constant_learning_rate_is_set_without_compiling_again():
