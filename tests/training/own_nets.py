@@ -200,65 +200,6 @@ def policy_in_call():
     return PolicyInCall()
 
 
-def labelled_and_not():
-    """Batches of 12 without and of 4 with labels, as Keras's example of contrastive learning has them."""
-    import tensorflow as tf
-
-    (x, y), held_out = blobs()
-    labelled = tf.data.Dataset.from_tensor_slices((x[:24], y[:24])).batch(4, drop_remainder=True)
-    others = tf.data.Dataset.from_tensor_slices(x).batch(12, drop_remainder=True)
-    return tf.data.Dataset.zip((others, labelled)), tf.data.Dataset.from_tensor_slices(held_out).batch(12)
-
-
-class SemiSupervised(keras.Model):
-    """An encoder that is learned from all, a probe from those that have labels."""
-
-    def __init__(self):
-        super().__init__()
-        self.encoder = keras.Sequential([keras.Input((6,)), layers.Dense(8, "relu"), layers.Dense(6, dtype="float32")])
-        self.probe = layers.Dense(3, dtype="float32")
-        self.probe_loss = keras.metrics.Mean(name="p_loss")
-
-    def compile(self, optimizer, probe_optimizer):
-        super().compile(optimizer=optimizer)
-        self.probe_optimizer = probe_optimizer
-
-    @property
-    def metrics(self):
-        return [self.probe_loss]
-
-    def train_step(self, data):
-        import tensorflow as tf
-
-        others, (labelled, y) = data
-        everything = tf.concat([others, labelled], 0)
-        with tf.GradientTape() as tape:
-            loss = ops.mean(ops.square(self.encoder(everything, training=True) - everything))
-            scaled = self.optimizer.scale_loss(loss)
-        self.optimizer.apply(tape.gradient(scaled, self.encoder.trainable_weights), self.encoder.trainable_weights)
-        with tf.GradientTape() as tape:
-            probed = self.loss_of(labelled, y)
-            scaled = self.probe_optimizer.scale_loss(probed)
-        self.probe_optimizer.apply(tape.gradient(scaled, self.probe.trainable_weights), self.probe.trainable_weights)
-        self.probe_loss.update_state(probed)
-        return {"c_loss": loss, "p_loss": self.probe_loss.result(), "labelled": ops.shape(y)[0],
-                "others": ops.shape(others)[0]}  # fmt: skip
-
-    def test_step(self, data):
-        self.probe_loss.update_state(self.loss_of(*data))
-        return {"p_loss": self.probe_loss.result()}
-
-    def loss_of(self, x, y):
-        logits = self.probe(self.encoder(x))
-        return ops.mean(keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True))
-
-
-def semi_supervised():
-    model = SemiSupervised()
-    model.compile(keras.optimizers.Adam(1e-3), keras.optimizers.Adam(1e-2))
-    return model
-
-
 def stateful():
     return keras.Sequential([
         keras.Input(batch_shape=(12, 6)), layers.Reshape((6, 1)), layers.GRU(4, stateful=True, name="gru"),
@@ -272,12 +213,11 @@ def from_three(one_hot=False):
     return x, np.eye(3, dtype="float32")[y] if one_hot else y + 3
 
 
-def for_targets_of_its_own(one_hot=False, compiled=True):
+def for_targets_of_its_own(one_hot=False):
     """What it comes compiled with alone knows what the targets are."""
     inputs = keras.Input((6,))
     model = keras.Model(inputs, layers.Dense(3 if one_hot else 6, activation="softmax")(inputs))
-    if compiled:
-        model.compile("sgd", loss="categorical_crossentropy" if one_hot else "sparse_categorical_crossentropy")
+    model.compile("sgd", loss="categorical_crossentropy" if one_hot else "sparse_categorical_crossentropy")
     return model
 
 
