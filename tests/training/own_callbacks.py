@@ -23,11 +23,6 @@ def build() -> keras.Model:
                              keras.layers.Dense(3, kernel_initializer=initial)])  # fmt: skip
 
 
-def build_image_net() -> keras.Model:
-    return keras.Sequential([keras.Input((4, 4, 1)), keras.layers.Conv2D(4, 3, padding="same", activation="relu"),
-                             keras.layers.Conv2D(1, 3, padding="same")])  # fmt: skip
-
-
 def _recording(name: str) -> Any:
     def hook(self: Any, *where: Any, logs: Any = None) -> None:
         *numbers, logs = where if logs is None else (*where, logs)
@@ -51,22 +46,6 @@ class RecordingEpochs(keras.callbacks.Callback):
 
 for each in EPOCH_HOOKS:
     setattr(RecordingEpochs, each, _recording(each))
-
-
-class Psnr(keras.callbacks.Callback):
-    """Peak signal-to-noise ratio on a few images at the end of an epoch, in the logs as `psnr`; the best is kept."""
-
-    def __init__(self, images: int = 8) -> None:
-        super().__init__()
-        self.images = np.random.default_rng(1).uniform(size=(images, 4, 4, 1)).astype("float32")
-        self.history: list[float] = []
-        self.best = -np.inf
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        error = np.mean((self.model.predict(self.images, verbose=0) - self.images) ** 2)
-        self.history.append(float(-10 * np.log10(error)))
-        self.best = max(self.best, self.history[-1])
-        logs["psnr"] = self.history[-1]
 
 
 class Halving(keras.callbacks.Callback):
@@ -143,17 +122,5 @@ def slower(epoch: int, rate: float) -> float:
     return rate * 0.5
 
 
-def stored_mapping(value: int) -> keras.callbacks.Callback:
-    return keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: CALLS.append(("lambda", value, logs)))
-
-
 def no_callback() -> int:
     return 3
-
-
-def load_images() -> Any:
-    """30 noisy images of 4 x 4 with the clean ones, and 10 to validate with."""
-    rng = np.random.default_rng(2)
-    clean = rng.uniform(size=(40, 4, 4, 1)).astype("float32")
-    noisy = clean + rng.normal(0, 0.1, clean.shape).astype("float32")
-    return (noisy[:30], clean[:30]), (noisy[30:], clean[30:])

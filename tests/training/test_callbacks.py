@@ -1,6 +1,5 @@
 """Keras's callbacks and the user's in a run: hooks, logs, model, learning rate, the end, and what is refused."""
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -94,16 +93,6 @@ def test_hooks_of_epochs_leave_the_calls_as_they_were(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_header_says_what_hooks_of_batches_cost(tmp_path):
-    words = ["trainer.callbacks=[terminate_on_nan,lambda_callback]", "logger.console=plain", "trainer.max_steps=2"]
-    for more, steps in (([], "1 step"), (["trainer.steps_per_execution=2"], "2 steps")):
-        summary, run_dir = train(tmp_path, *words, *more, run=steps)
-        text = (run_dir / "console.log").read_text()
-        assert f"TerminateOnNaN, LambdaCallback; calls of {steps} for TerminateOnNaN" in text
-        assert f"{steps} per call" in text and summary.applied_steps == 2
-
-
-@pytest.mark.slow
 def test_early_stopping_ends_the_run_and_restores_the_best_weights(tmp_path):
     """The loss falls, and is watched for a rise: so the first epoch is the best."""
     words = ["patience=2", "mode=max", "restore_best_weights=true"]
@@ -136,47 +125,6 @@ def test_a_callback_ends_a_run_within_an_epoch(tmp_path):
     assert [name for name, _, _ in calls()] == [
         "on_train_begin", "on_epoch_begin", "on_test_begin", "on_test_end", "on_epoch_end", "on_train_end"]
     assert [line["step"] for line in lines(run_dir, epoch_end=True)] == [3]
-
-
-@pytest.mark.slow
-def test_the_learning_rate_falls_on_a_plateau_in_the_compiled_loop(tmp_path):
-    words = ["patience=1", "min_delta=10", "factor=0.25", "min_lr=0.01"]
-    summary, run_dir = train(tmp_path, *(f"trainer.reduce_on_plateau.{word}" for word in words), "trainer.epochs=5")
-
-    assert summary.applied_steps == 25
-    rates = [line["learning_rate"] for line in lines(run_dir, epoch_end=True)]
-    np.testing.assert_allclose(rates, [0.1, 0.1, 0.025, 0.01, 0.01], rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_keras_callbacks_write_what_they_write_in_fit(tmp_path):
-    schedule = "{object: learning_rate_scheduler, kwargs: {schedule: {object: 'own_callbacks:slower'}}}"
-    log = "{object: csv_logger, kwargs: {filename: '{run_dir}/own.csv'}}"
-    board = "{object: tensor_board, kwargs: {log_dir: '{run_dir}/board'}}"
-    summary, run_dir = train(tmp_path, f"trainer.callbacks=[{schedule},{log},{board},terminate_on_nan,history]")
-
-    assert summary.applied_steps == 15
-    with (run_dir / "own.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["epoch"] for row in rows] == ["0", "1", "2"]
-    np.testing.assert_allclose([float(row["learning_rate"]) for row in rows], [0.05, 0.025, 0.0125], rtol=1e-6)
-    written = [line["val_loss"] for line in lines(run_dir, epoch_end=True)]
-    np.testing.assert_allclose([float(row["val_loss"]) for row in rows], written)
-    assert {path.name for path in (run_dir / "board").iterdir()} == {"train", "validation"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
-def test_a_callback_that_predicts_adds_its_metric_to_the_record(tmp_path, policy):
-    images = ["model.builder=own_callbacks:build_image_net", "data.loader=own_callbacks:load_images"]
-    words = [*images, "trainer.callbacks=[own_callbacks:Psnr]", f"policy={policy}", "optimizer.learning_rate=0.01"]
-    summary, run_dir = train(tmp_path, *words, "loss_scale.initial_scale=8")
-    _, alone = train(tmp_path, *words[:2], *words[3:], "loss_scale.initial_scale=8", run="alone")
-
-    assert summary.applied_steps == 12 == summary.steps_seen
-    found = [line["psnr"] for line in lines(run_dir, epoch_end=True)]
-    assert len(found) == 3 and summary.metrics["psnr"] == found[-1] and summary.best_metrics["psnr"] == max(found)
-    assert all((a == b).all() for a, b in zip(weights(alone), weights(run_dir), strict=True))
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from mpt_cli import machine
 from mpt_cli.engine import backend
 from mpt_cli.engine.backend import import_variables
 from mpt_cli.settings import load_settings
-from mpt_cli.verbs import diagnose, verb_parser
 
 OFF = {"TF_ENABLE_ONEDNN_OPTS": "0"}
 
@@ -37,10 +36,8 @@ def variables(*words: str, environment: dict[str, str] | None = None) -> dict[st
 
 @pytest.mark.parametrize(("words", "expected"), [
     (["policy=mixed_float16"], OFF),
-    (["policy=float16", "optimizer=sgd"], OFF),
     (["policy=auto_float16"], OFF),
     (["policy=mixed_bfloat16"], {}),
-    (["policy=float32"], {}),
     (["policy=mixed_bfloat16", "policy.head=float16"], OFF),
     (["policy=float32", "policy.overrides={dense*: mixed_float16}"], OFF),
     (["policy=mixed_float16", "backend=jax"], {}),
@@ -77,23 +74,7 @@ def test_what_was_done_is_said_and_what_can_no_longer_be_done(cpu, monkeypatch: 
     assert not list(backend._no_kernels(load_settings(["conf=digits_mlp", "policy=float32"])))
 
 
-def test_a_diagnosis_computes_in_float16_whatever_the_policy(
-    cpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
-    class BackendAskedFor(Exception):
-        """With the variable as it is then."""
-
-    def ask(settings: object) -> None:
-        raise BackendAskedFor(os.environ.get("TF_ENABLE_ONEDNN_OPTS"))
-
-    cpu("avx512_fp16")
-    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(diagnose, "prepare_backend", ask)
-    with pytest.raises(BackendAskedFor, match=r"^0$"):
-        diagnose.run_diagnose(verb_parser("diagnose").parse_args(["conf=digits_mlp", "policy=float32"]))
-
-
+@pytest.mark.long
 @pytest.mark.slow
 def test_tensorflow_is_imported_with_it(tmp_path: Path) -> None:
     """In a process of its own, which takes the CPU for one of that kind; the header says so."""

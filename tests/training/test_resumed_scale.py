@@ -1,6 +1,5 @@
 """The loss scale of a run that is gone on with: what its settings say now, or what it had."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -133,15 +132,3 @@ def test_a_lower_fixed_scale_acts_when_the_run_goes_on(tmp_path: Path) -> None:
     assert "changed since: loss_scale.initial_scale was 32768.0, is 128.0" in heard.said
     newest = CheckpointStore(run_dir / "checkpoints").newest()
     assert newest is not None and newest.arrays["scale/scale"] == 128.0
-
-
-@pytest.mark.slow
-def test_a_dynamic_scale_goes_on_from_where_it_was_and_says_so(tmp_path: Path) -> None:
-    _, run_dir = train(tmp_path, "loss_scale.initial_scale=2**12", "trainer.max_steps=30")
-    summary, heard = _go_on(run_dir, "loss_scale.initial_scale=2**7")
-    assert (summary.applied_steps, summary.final_loss_scale) == (80, 4096.0)
-    assert heard.loss_scale.startswith("dynamic from 4096")
-    goes_on = "dynamic scaling goes on from the scale it had"
-    assert f"without effect: loss_scale.initial_scale was 4096.0, is 128.0; {goes_on}" in heard.said
-    attempt = json.loads((run_dir / "environment.json").read_text())["attempts"][-1]
-    assert attempt["without_effect"] == ["loss_scale.initial_scale"]

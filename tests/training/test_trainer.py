@@ -194,11 +194,6 @@ def test_an_interval_without_an_applied_step_has_no_loss():
     assert [line.metrics for line in run.record.lines] == [{}, {}, {}]
 
 
-def test_the_loss_of_a_line_does_not_reach_back_into_the_epoch_before():
-    run = run_of("." * 10, log=4).fit()
-    assert [(line.step, line.loss) for line in run.record.lines] == [(4, 2.5), (8, 7.0)]
-
-
 def test_an_epoch_without_an_applied_step_has_no_metrics():
     """Keras gives 0 for the mean of nothing, which would be the best loss ever."""
     run = run_of("....." + "xxxxx", stop_on_idle_epoch=False, validation=1).fit()
@@ -224,11 +219,6 @@ def test_a_rule_ends_the_run_at_the_call_that_broke_it():
     assert run.outcome.stop is not None and run.outcome.stop.evidence.startswith("3 steps in a row")
     assert run.trainer.ledger.seen == 7
     assert [event.step for event in run.record.found] == [5, 6, 7]
-
-
-def test_a_streak_within_one_call_ends_the_run_too():
-    run = run_of("xxx......." * 3, steps=10, log=100, max_consecutive_skips=3).fit()
-    assert run.outcome.stop is not None and run.trainer.ledger.seen == 10
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
