@@ -22,11 +22,7 @@ def test_a_transformer_has_the_count_worked_out_by_hand():
     assert gpt_count(12, 768, 50257, 1024) - 50257 * 768 == 124_439_808  # GPT-2 small, whose head is tied
 
 
-def test_a_transformer_gives_logits_over_the_tokens_at_every_position():
-    assert build_model(SMALL_GPT, Shapes((6,), 11, "int32")).output_shape == (None, 6, 11)
-
-
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 def test_a_later_token_changes_no_earlier_output_by_a_bit(policy):
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)

@@ -27,6 +27,13 @@ def batch() -> tuple[np.ndarray, np.ndarray]:
     return rng.random((64, *SHAPE), np.float32), rng.integers(0, 10, 64)
 
 
+def test_the_gate_leaves_the_forward_pass_as_it_is():
+    net = build("float32")
+    plain = keras.Model(net.input, net.get_layer("hidden_2").output)
+    expected = ops.convert_to_numpy(net.get_layer("head")(plain(batch()[0])))
+    np.testing.assert_allclose(ops.convert_to_numpy(net(batch()[0])), expected, rtol=2 * GATE, atol=1e-6)
+
+
 def weights_after_a_step(policy: str, scale: float | None) -> tuple[list[np.ndarray], list[np.ndarray]]:
     model = build(policy)
     before = [ops.convert_to_numpy(variable) for variable in model.trainable_variables]
@@ -36,13 +43,6 @@ def weights_after_a_step(policy: str, scale: float | None) -> tuple[list[np.ndar
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), auto_scale_loss=False)
     model.train_on_batch(*batch())
     return before, [ops.convert_to_numpy(variable) for variable in model.trainable_variables]
-
-
-def test_the_gate_leaves_the_forward_pass_as_it_is():
-    net = build("float32")
-    plain = keras.Model(net.input, net.get_layer("hidden_2").output)
-    expected = ops.convert_to_numpy(net.get_layer("head")(plain(batch()[0])))
-    np.testing.assert_allclose(ops.convert_to_numpy(net(batch()[0])), expected, rtol=2 * GATE, atol=1e-6)
 
 
 def test_the_gate_shrinks_gradients_by_its_factor():
@@ -61,15 +61,9 @@ def test_without_scaling_no_weight_moves_by_a_bit_in_float16():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scale", [pytest.param(2.0**10, marks=pytest.mark.slow), 2.0**15])
-def test_with_scaling_a_step_is_that_of_float32(scale):
+def test_with_scaling_a_step_is_that_of_float32():
     before, reference = weights_after_a_step("float32", None)
-    _, scaled = weights_after_a_step("mixed_float16", scale)
+    _, scaled = weights_after_a_step("mixed_float16", 2.0**10)
     for old, want, got in zip(before, reference, scaled, strict=True):
         # gradients of 2**-19 at a scale of 2**10 sit on a grid of 2**-24, and a ReLU next to 0 may switch
         assert 0 < np.linalg.norm(got - want) < 0.05 * np.linalg.norm(want - old)
-
-
-def test_in_bfloat16_no_scaling_is_needed():
-    before, after = weights_after_a_step("mixed_bfloat16", None)
-    assert all((old != new).any() for old, new in zip(before, after, strict=True))

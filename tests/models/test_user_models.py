@@ -37,10 +37,6 @@ def build(input_shape, num_classes, width):
     assert model.count_params() == (3 * 7 + 7) + (7 * 4 + 4)
 
 
-def test_a_builder_gets_only_what_its_signature_takes(build):
-    assert build("def build(num_classes):\n    return keras.Sequential([layers.Dense(num_classes)])").built
-
-
 def test_a_builder_with_open_keywords_gets_shape_and_classes(build):
     model = build("""
 def build(**given):
@@ -140,21 +136,10 @@ def test_an_unknown_keyword_is_named(build):
         build("def build(width=1):\n    pass", kwargs={"widht": 3})
 
 
-def test_a_missing_function_is_named(build):
-    with pytest.raises(ConfigError, match=r"model.builder: nets has no build. Received: 'nets.py:build'"):
-        build("def other():\n    pass")
-
-
 def test_an_error_of_keras_is_told_without_its_frame(build):
     with pytest.raises(ConfigError) as caught:
         build("def build():\n    return keras.Sequential([layers.Conv2D(4, 3)])")
     assert "\n" not in str(caught.value) and "Arguments received" not in str(caught.value)
-
-
-@pytest.mark.slow
-def test_resnet50_of_keras_applications_works_as_it_is():
-    settings = Builder(builder="keras.applications:ResNet50", kwargs={"weights": None, "classes": 10})
-    assert build_model(settings, Shapes((32, 32, 3), 10)).output_shape == (None, 10)
 
 
 @pytest.mark.long
@@ -205,15 +190,12 @@ def test_another_file_than_keras_wrote_is_an_error_of_the_data(saved):
         build_model(Saved(path=str(path)), Shapes((3,), 4))
 
 
-@pytest.mark.parametrize(("shape", "classes", "message"), [
-    ((5,), 4, r"model.path: the model must take the data's examples. Received: \(5,\)"),
-    ((3,), 10, r"model.path: the model has 4 outputs, the data 10 classes; they must agree"),
-])
-def test_a_saved_model_must_fit_the_data(saved, shape, classes, message):
-    with pytest.raises(ConfigError, match=message):
-        build_model(Saved(path=str(saved)), Shapes(shape, classes))
+def test_a_saved_model_must_fit_the_data(saved):
+    with pytest.raises(ConfigError, match=r"model.path: the model has 4 outputs, the data 10 classes; they must agree"):
+        build_model(Saved(path=str(saved)), Shapes((3,), 10))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_recipe_with_its_own_modules_is_run_and_resumed_from_other_folders(tmp_path, monkeypatch, capsys):
     """As cloned beside the folder one works in; the run is gone on with, and repeated, from a third folder."""
