@@ -118,13 +118,6 @@ def test_a_run_that_may_go_back_saves_nothing_among_zeros(tmp_path: Path, said) 
     assert checkpointer.saved_step == 20
 
 
-def test_a_folder_that_is_gone_is_said_and_training_goes_on(tmp_path: Path, said) -> None:
-    checkpointer = _checkpointer(tmp_path / "gone" / "c", said)
-    checkpointer.save(*_at(10))
-    none = "there is none before it, training goes on"
-    assert said == [f"a checkpoint could not be written (No such file or directory); {none}"]
-
-
 def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path: Path, said) -> None:
     def cannot_flush() -> None:
         raise DataError("metrics.jsonl can't be written: No space left on device.")
@@ -135,7 +128,7 @@ def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path: Path, said) -> None
     assert "metrics.jsonl can't be written" in said[0]
 
 
-def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path, said) -> None:
+def test_a_checkpoint_of_other_data_or_another_model_is_refused(tmp_path: Path, said) -> None:
     checkpointer = _checkpointer(tmp_path / "c", said)
     checkpointer.save(*_at(10))
     found = checkpointer.store.newest()
@@ -143,6 +136,9 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path, said) -> None:
     checkpointer.resume(found)
     with pytest.raises(DataError, match="the checkpoint of step 10 was made on other data"):
         _checkpointer(tmp_path / "c", said, dataset="b" * 64).resume(found)
+    del found.arrays["weight/0"]
+    with pytest.raises(DataError, match="is of another model or optimizer: only this run has variable 'weight/0'"):
+        checkpointer.resume(found)
 
 
 @pytest.mark.parametrize(

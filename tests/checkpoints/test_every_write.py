@@ -112,30 +112,3 @@ def check_full_from(number: int, run: RunDirectory, library: Path, sound: RunDir
     assert (summary["status"], summary["steps_seen"], summary["applied_steps"]) == ("finished", STEPS, STEPS)
     assert losses(run) == losses(sound)
     assert zipfile.ZipFile(run.model_keras).testzip() is None
-
-
-@pytest.mark.long
-def test_a_page_for_which_there_is_no_room_is_not_there_or_as_before(whole, failing_files, tmp_path) -> None:
-    sound, _ = whole
-    run, listed = RunDirectory(tmp_path / "run"), tmp_path / "listed"
-    shutil.copytree(sound.path, run.path)
-
-    def report(start: int, **variables: str) -> "subprocess.CompletedProcess[str]":
-        number = ERRORS[start % len(ERRORS)]
-        return run_program("mpt_cli", "report", str(run.path), backend="tensorflow", cwd=tmp_path, timeout=100,
-                           **failing(failing_files, run, start, number), **variables)  # fmt: skip
-
-    assert report(0, FAIL_LIST=str(listed)).returncode == 0
-    page = (run.path / "report.html").read_bytes()
-    writes = [re.sub(r"\.\d+\.tmp", ".tmp", line) for line in listed.read_text().splitlines()]
-    renamed = writes.index(f"rename {run.path}/report.html") + 1
-    for number, write in moments(writes):
-        done = report(number)
-        said = done.stderr.strip()
-        assert done.returncode == 3 and said.startswith("mpt report: ") and "can't be written" in said, (write, said)
-        assert "\n" not in said and str(run.path) in said, (write, said)
-        now = (run.path / "report.html").read_bytes()
-        is_renamed = number > renamed and now.endswith(b"</html>\n")
-        assert (now == page or is_renamed) and not list(run.path.glob(".*.tmp")), write
-    (run.path / "report.html").unlink()
-    assert report(renamed).returncode == 3 and not (run.path / "report.html").exists()

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,69 +13,46 @@ from mpt_cli.reproduce.reproduction import first_difference
 from mpt_cli.runs.directory import RunDirectory, read_summary
 from mpt_cli.training.checkpoint import name_of
 
-KILLS = 20
+MORE = ("optimizer.gradient_accumulation_steps=2", "optimizer.use_ema=true", "optimizer.ema_momentum=0.9",
+        "trainer.feed=stream", "trainer.early_stopping.patience=50",
+        "trainer.callbacks=[terminate_on_nan]")  # fmt: skip
 
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "seed"), [("tensorflow", 5), ("jax", 6)])
-def test_twenty_kills_two_signals_and_the_same_end(tmp_path: Path, backend: str, seed: int) -> None:
+@pytest.mark.parametrize(("backend", "seed", "kills", "more"), [
+    ("tensorflow", 5, 20, ()), ("jax", 6, 20, ()), ("tensorflow", 7, 10, MORE), ("jax", 8, 10, MORE),
+])  # fmt: skip
+def test_kills_and_two_signals_and_the_same_end(tmp_path: Path, backend: str, seed: int, kills: int, more) -> None:
     program = Path(__file__).with_name("killed_chain.py")
     done = subprocess.run(
-        [sys.executable, str(program), backend, str(tmp_path), str(KILLS), str(seed)],
+        [sys.executable, str(program), backend, str(tmp_path), str(kills), str(seed), *more],
         capture_output=True, text=True, timeout=500, cwd=Path(__file__).parents[2],
         env={**os.environ, "TMPDIR": str(tmp_path)},  # the killed can't clear away TensorFlow's temporary files
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
     codes = [moment["code"] for moment in told["moments"]]
-    assert (codes.count(-9), codes.count(143), codes.count(130)) == (KILLS, 1, 1), told
-    assert told["during_writes"] >= 3
+    assert (codes.count(-9), codes.count(143), codes.count(130)) == (kills, 1, 1), told
+    assert told["during_writes"] >= 3 or more
     assert told["whole"] == told["last"] == 0
     whole, killed = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "killed")
     assert first_difference(whole, killed) is None
-    _check_the_record(whole, killed)
+    _check_the_record(killed, more)
 
 
-MORE = ["optimizer.gradient_accumulation_steps=2", "optimizer.use_ema=true", "optimizer.ema_momentum=0.9",
-        "trainer.feed=stream", "trainer.early_stopping.patience=50", "trainer.callbacks=[terminate_on_nan]"]
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.parametrize(("backend", "seed"), [("tensorflow", 7), ("jax", 8)])
-def test_so_do_those_that_accumulate_and_average_with_callbacks_and_streamed_data(
-    tmp_path: Path, backend: str, seed: int
-) -> None:
-    program = Path(__file__).with_name("killed_chain.py")
-    done = subprocess.run(
-        [sys.executable, str(program), backend, str(tmp_path), "10", str(seed), *MORE],
-        capture_output=True, text=True, timeout=500, cwd=Path(__file__).parents[2],
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["whole"] == told["last"] == 0 and [each["code"] for each in told["moments"]].count(-9) == 10, told
-    whole, killed = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "killed")
-    assert first_difference(whole, killed) is None
-    summary = read_summary(killed.summary_json)
-    assert summary["steps_seen"] == 120 == summary["applied_steps"] + summary["skipped_steps"]
-    assert summary["skipped_steps"] >= 5
-    assert "stream" in (killed.path / "console.log").read_text()
-
-
-def _check_the_record(whole: RunDirectory, killed: RunDirectory) -> None:
+def _check_the_record(killed: RunDirectory, more: Any) -> None:
     """What the comparison rests on: the run was eventful, and no line is missing or there twice."""
     summary = read_summary(killed.summary_json)
     assert summary["steps_seen"] == 120 == summary["applied_steps"] + summary["skipped_steps"]
     assert summary["skipped_steps"] >= 5
     events = [json.loads(line) for line in killed.events_jsonl.read_text().splitlines()]
-    assert {"overflow", "growth"} <= {event["kind"] for event in events}
+    assert more or {"overflow", "growth"} <= {event["kind"] for event in events}
     assert sum(event["kind"] == "overflow" for event in events) == summary["skipped_steps"]
     lines = [json.loads(line) for line in killed.metrics_jsonl.read_text().splitlines()]
     assert [line["step"] for line in lines if not line["epoch_end"]] == list(range(7, 120, 7))
     assert [line["step"] for line in lines if line["epoch_end"]] == list(range(15, 121, 15))
-    assert len({line["attempt"] for line in lines}) > 10
+    assert len({line["attempt"] for line in lines}) > (3 if more else 10)
     files = [path for path in killed.checkpoints.iterdir() if not path.name.startswith("best-")]
     assert {(name_of(path), path.suffix) for path in files} == {
         (f"step-000000{step}", suffix) for step in (118, 120) for suffix in (".json", ".npz")

@@ -1,4 +1,4 @@
-"""`mpt train resume=…`, the best epoch, `mpt verify-resume` and `mpt reproduce` as a user has them."""
+"""`mpt train resume=…`, the best epoch and `mpt verify-resume` as a user has them."""
 
 import json
 import shutil
@@ -45,16 +45,6 @@ def test_a_finished_run_says_so_and_nothing_of_it_changes(folder: Path) -> None:
     assert _files(folder / "run") == before
 
 
-def test_without_a_whole_checkpoint_nothing_begins_again(folder: Path) -> None:
-    shutil.copytree(folder / "run", folder / "none")
-    _damage(folder / "none", 20, 40, 60)
-    before = _files(folder / "none")
-    done = mpt("train", "resume=none", "trainer.max_steps=80", cwd=folder)
-    assert done.returncode == 3
-    assert "none of the 3 checkpoints in" in done.stderr and "Traceback" not in done.stderr
-    assert _files(folder / "none") == before
-
-
 def test_a_damaged_checkpoint_is_said_and_the_end_is_the_same(folder: Path) -> None:
     """From step 40 on again, and further; against one run over all 80 steps."""
     shutil.copytree(folder / "run", folder / "damaged")
@@ -90,15 +80,8 @@ def test_a_checkpoint_of_another_model_is_refused_and_the_record_stays_as_it_was
     record = ("metrics.jsonl", "events.jsonl", "metrics.csv", "environment.json", "config.yaml")
     before = {name: (folder / "mixed" / name).read_bytes() for name in record}
     done = mpt("train", "resume=mixed", "trainer.max_steps=80", cwd=folder)
-    assert done.returncode == 3 and "Traceback" not in done.stderr
+    assert done.returncode == 3 and "the checkpoint is of another model or policy: variable" in done.stderr
     assert {name: (folder / "mixed" / name).read_bytes() for name in record} == before
-
-
-def test_another_model_or_policy_is_refused_or_defined(folder: Path) -> None:
-    refused = mpt("train", *TINY, "resume=run", "model.hidden_units=[8]", "seed=3", cwd=folder)
-    assert refused.returncode == 2
-    assert "model.hidden_units: can't change in the middle of a run" in refused.stderr
-    assert "seed: can't change in the middle of a run" in refused.stderr
 
 
 def test_the_best_epoch_can_be_evaluated_and_exported(folder: Path) -> None:
@@ -126,18 +109,3 @@ def test_resuming_is_proved(folder: Path, words: list[str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     proof = json.loads(done.stdout)
     assert (proof["identical"], proof["steps"], proof["killed_at"], proof["resumed_from"]) == (True, 60, 31, 20)
-
-
-@pytest.mark.long
-def test_a_run_is_reproduced_and_a_changed_expectation_is_not(folder: Path) -> None:
-    done = mpt("reproduce", "run", "--junit", "out.xml", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    summary = json.loads((folder / "run/summary.json").read_text())
-    (folder / "run/summary.json").write_text(json.dumps({**summary, "applied_steps": 59}))
-    try:
-        done = mpt("reproduce", "run", cwd=folder)
-    finally:
-        (folder / "run/summary.json").write_text(json.dumps(summary))
-    assert done.returncode == 5
-    assert "applied_steps" in done.stdout and "MISSED" in done.stdout
-    assert "the environment is that of the first run" in done.stdout
