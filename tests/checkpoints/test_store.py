@@ -205,20 +205,6 @@ def test_a_kill_while_a_step_is_saved_again_leaves_the_old_one_or_the_new(tmp_pa
     assert ends == sorted(ends) and ends.count(10) >= 6 and ends.count(20) >= 2
 
 
-def test_a_step_saved_three_times_is_that_of_the_last_and_takes_no_more_room(store) -> None:
-    for step in (1, 2, 3):
-        store.save(Checkpoint(20, _checkpoint(step).arrays, {"save": step}))
-        found = store.newest()
-        assert found is not None and found.position == {"save": step}
-        assert found.arrays["scale/counter"] == step
-        assert len(list(store.folder.iterdir())) == 2
-    store.save(_checkpoint(30))
-    store.save(_checkpoint(40))
-    assert {path.name for path in store.folder.iterdir()} == {
-        f"step-0000000{step}.{suffix}" for step in (30, 40) for suffix in ("json", "npz")
-    }
-
-
 def _epoch_end(step: int, value: float, best: float) -> Checkpoint:
     progress = {"progress": {"epoch": 1, "best": {"accuracy": best}, "metrics": {"accuracy": value}}}
     return Checkpoint(step, _checkpoint(step).arrays, {**progress, "monitor": "accuracy"})

@@ -174,15 +174,6 @@ def called_to_generate():
     return model
 
 
-class FailsInTraining(layers.Layer):
-    def call(self, x, training=False):
-        return x + ops.ones((3, 5), x.dtype) if training else x
-
-
-def fails_in_training(input_shape):
-    return keras.Sequential([keras.Input(input_shape), FailsInTraining(), layers.Dense(3)])
-
-
 class PolicyInCall(keras.Model):
     """Subclassed; makes a layer without weights while it is called, and asks for the policy there."""
 

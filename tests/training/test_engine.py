@@ -177,12 +177,11 @@ def test_inputs_and_targets_may_be_structures():
     compile_tiny(model, LossScaleOptimizer(sgd()))
     model.optimizer.build(model.trainable_variables)
     build_metrics(model, flat, 4)
-    engine = build_engine(model, False, Distribution())
-    for resident in (True, False):
-        feed = build_feed(flat, engine, BatchPlan(4, 2), resident)
-        feed.start(1)
-        piece = feed.take(2)
-        assert engine.train(piece.source, piece.batch_indices, piece.count).wait().finite.tolist() == [True, True]
+    engine = build_engine(model, BACKEND == "jax", Distribution())
+    feed = build_feed(flat, engine, BatchPlan(4, 2), resident=True)
+    feed.start(1)
+    piece = feed.take(2)
+    assert engine.train(piece.source, piece.batch_indices, piece.count).wait().finite.tolist() == [True, True]
 
 
 @pytest.mark.slow

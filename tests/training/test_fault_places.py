@@ -79,22 +79,7 @@ def convolutional(where):
     return keras.Model(inputs, keras.layers.Dense(3, name="head_12")(keras.layers.Flatten(name="flat_12")(x)))
 
 
-def shared(where):
-    """Two branches; one layer is used in the 4th place and in the 9th."""
-    inputs = keras.Input((16,))
-    both, branches, place = keras.layers.Dense(16, "leaky_relu", name="shared_4"), [], 0
-    for _ in range(2):
-        x = inputs
-        for _ in range(DEPTH // 2):
-            layer = both if place in (4, 9) else keras.layers.Dense(16, "leaky_relu", name=f"dense_{place}")
-            x = Spoiled(place, where)(layer(x))
-            place += 1
-        branches.append(x)
-    both_branches = keras.layers.Concatenate(name="both_12")(branches)
-    return keras.Model(inputs, keras.layers.Dense(3, name="head_12")(both_branches))
-
-
-MODELS = {"dense": dense, "convolutional": convolutional, "shared": shared, "subclassed": Net}
+MODELS = {"dense": dense, "convolutional": convolutional, "subclassed": Net}
 
 
 def spoiled_run(build) -> tuple[TinyRun, keras.Variable]:

@@ -1,4 +1,4 @@
-"""What a sample says of each layer agrees with a direct count in float16, on models of all kinds."""
+"""What a sample says of each layer of models that half precision breaks."""
 
 import json
 from typing import Any
@@ -13,9 +13,9 @@ from mpt_cli.data.examples import Examples
 from mpt_cli.engine.build import build_engine
 from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.feed import Piece
-from mpt_cli.engine.gradient_samples import GradientSampler, Look, build_sampler
+from mpt_cli.engine.gradient_samples import GradientSampler, build_sampler
 from mpt_cli.precision import LossScaleOptimizer
-from mpt_cli.telemetry.records import ACTIVATIONS, UPDATES, WEIGHT_GRADIENTS
+from mpt_cli.telemetry.records import ACTIVATIONS, UPDATES
 from mpt_cli.training.assembly import build_metrics
 
 EXAMPLES, CLASSES = 32, 5
@@ -43,21 +43,6 @@ def dead_branch() -> keras.Model:
     dead = layers.Dense(8, "relu", bias_initializer=keras.initializers.Constant(-100.0), name="dead")(x)
     live = layers.Dense(8, "relu", name="live")(x)
     return keras.Model(x, layers.Dense(CLASSES, dtype="float32", name="head")(layers.Add(name="sum")([dead, live])))
-
-
-@keras.saving.register_keras_serializable(package="mpt_tests")
-class Nested(keras.Model):
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        # Wide, since XLA rounds once where op by op rounds twice: of few elements two at the border are over a point.
-        self.inside = keras.Sequential([layers.Dense(64, "gelu", name="a"), layers.BatchNormalization(name="b")])
-        self.head = layers.Dense(CLASSES, dtype="float32", name="head")
-
-    def call(self, x: Any, training: bool | None = None) -> Any:
-        return self.head(ops.multiply(self.inside(x, training=training), 2.0**-12))
-
-
-BUILDERS = (deep_tanh, large_inputs, dead_branch, Nested)
 
 
 def random_data() -> Examples:
@@ -114,66 +99,6 @@ def direct_gradients(model: keras.Model, data: Examples, scale: float) -> list[n
 
         found = jax.grad(scaled)([v.value for v in model.trainable_variables])
     return [np.asarray(ops.convert_to_numpy(g), np.float64) for g in found]
-
-
-def direct_share(half: np.ndarray, single: np.ndarray) -> float:
-    """Of the elements that are not 0 in float32 those that are 0 in float16, element by element."""
-    present = single != 0
-    return float(((half == 0) & present).sum() / max(present.sum(), 1))
-
-
-def direct_outputs(model: keras.Model, data: Examples, names: list[str]) -> dict[str, np.ndarray]:
-    found: dict[str, np.ndarray] = {}
-    for name in names:
-        output = keras.Model(model.inputs, model.get_layer(name).output)(data.x, training=True)
-        found[name] = np.asarray(ops.convert_to_numpy(output), np.float64)
-    return found
-
-
-def check_weights(look: Look, half: list[np.ndarray], single: list[np.ndarray], model: keras.Model) -> None:
-    shares = {row.variable: row.flushed for row in look.layers if row.kind == WEIGHT_GRADIENTS}
-    wanted = {v.path: direct_share(h, s) for v, h, s in zip(model.trainable_variables, half, single, strict=True)}
-    assert shares.keys() == wanted.keys()
-    for path, share in wanted.items():
-        assert shares[path] == pytest.approx(share, abs=0.01), path
-
-
-def check_outputs(look: Look, models: tuple[keras.Model, keras.Model], data: Examples) -> None:
-    rows = {row.layer.rpartition("/")[2]: row for row in look.layers if row.kind == ACTIVATIONS}
-    names = [layer.name for layer in models[0].layers if layer.name in rows]
-    half, single = (direct_outputs(model, data, names) for model in models)
-    assert names
-    for name in names:
-        assert rows[name].flushed == pytest.approx(direct_share(half[name], single[name]), abs=0.01), name
-        assert rows[name].overflowed == pytest.approx((~np.isfinite(half[name])).mean(), abs=0.01), name
-
-
-def is_finite(gradients: list[np.ndarray]) -> bool:
-    return all(np.isfinite(g).all() for g in gradients)
-
-
-QUICK = (deep_tanh,) if BACKEND == "tensorflow" else ()
-
-
-@pytest.mark.parametrize("scale", [1.0, 2.0**15])
-@pytest.mark.parametrize("build", [
-    pytest.param(build, marks=pytest.mark.slow if build in QUICK else pytest.mark.long) for build in BUILDERS
-])  # fmt: skip
-def test_shares_agree_with_a_direct_count(build, scale):
-    look, data, model = sampled(build, scale)
-    single_model = built(build, "float32")
-    single_model.set_weights(model.get_weights())
-    if build is not Nested:
-        check_outputs(look, (model, single_model), data)
-    half = direct_gradients(model, data, scale)
-    if look.sample is None:
-        assert not is_finite(half)
-        return
-    check_weights(look, half, direct_gradients(single_model, data, scale), model)
-    assert look.sample.headroom_doublings is not None
-    last = int(look.sample.headroom_doublings)  # what overflows does so with every larger scale
-    assert is_finite(direct_gradients(model, data, scale * 2.0**last))
-    assert not is_finite(direct_gradients(model, data, scale * 2.0 ** (last + 1)))
 
 
 def faults(build: Any, scale: float = 2.0**10) -> dict[str, str]:

@@ -183,14 +183,6 @@ def test_a_model_whose_call_is_for_other_inputs_than_its_step_trains(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_call_that_fails_in_training_alone_is_the_user_s(tmp_path):
-    said = train(tmp_path, f"model.builder={NETS}:fails_in_training", code=2)
-    assert "own_nets.py, line " in said and "in call: " in said and "bug in mpt" not in said
-    assert said.split("Traceback")[1].splitlines()[1].strip().startswith(f'File "{NETS}"')
-    assert (summary(tmp_path)["status"], summary(tmp_path)["exit_code"]) == ("failed", 2)
-
-
-@pytest.mark.slow
 @only_on("tensorflow")
 def test_states_of_a_recurrent_layer_are_left_by_a_skip_and_resumed(tmp_path):
     """Keras does not count them among the variables of the model."""

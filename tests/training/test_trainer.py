@@ -147,22 +147,6 @@ def test_a_line_is_logged_at_every_interval_and_every_epoch():
     assert run.trainer.ledger.applied == run.trainer.ledger.seen == 10
 
 
-@pytest.mark.parametrize("per_call", [1, 2, 64, None])
-@pytest.mark.parametrize("log", [1, 4, 100])
-def test_the_record_does_not_depend_on_steps_per_call(log, per_call):
-    pattern = "xx.xxx..xx...x....x." + "." * 20
-    run, slow = (
-        run_of(pattern, steps=20, log=log, per_call=n, max_skip_rate=None).fit() for n in (per_call, 1)
-    )
-    without_time = [
-        [(s.step, s.epoch, s.loss, s.skipped_steps, s.consecutive_skips, s.loss_scale, s.metrics) for s in lines]
-        for lines in (run.record.lines, slow.record.lines, run.record.epochs, slow.record.epochs)
-    ]
-    assert without_time[0] == without_time[1] and without_time[2] == without_time[3]
-    assert run.record.found == slow.record.found
-    assert [(e.step, e.kind, e.scale_before, e.scale_after) for e in run.record.found] == run.engine.scale.events
-
-
 def test_a_call_never_goes_beyond_its_capacity_or_the_end():
     assert run_of("." * 10, log=100, capacity=2).fit().engine.calls == [2, 2, 1] * 2
     assert run_of("." * 10, log=100, max_steps=7).fit().engine.calls == [5, 2]
@@ -212,13 +196,6 @@ def test_an_idle_epoch_ends_the_run(max_steps):
 
 def test_an_epoch_that_max_steps_cuts_short_is_not_judged():
     assert run_of("....." + "xxxxx", max_steps=7).fit().outcome.stop is None
-
-
-def test_a_rule_ends_the_run_at_the_call_that_broke_it():
-    run = run_of("." * 4 + "xxx" + "." * 20, epochs=9, per_call=2, log=100, max_consecutive_skips=3).fit()
-    assert run.outcome.stop is not None and run.outcome.stop.evidence.startswith("3 steps in a row")
-    assert run.trainer.ledger.seen == 7
-    assert [event.step for event in run.record.found] == [5, 6, 7]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -275,24 +252,6 @@ def test_a_validation_is_divided_into_calls_that_a_signal_can_wait_for():
     run.fit()
     assert counts[:2] == [1, 1] and 1 < max(counts) <= 6 and sum(counts) == 20  # calls of at most 0.2 s
     assert run.trainer.ledger.applied == run.trainer.ledger.seen == 5
-
-
-def test_goes_on_within_an_epoch():
-    run = run_of("." * 10)
-    run.engine.scale.run([True] * 3)
-    progress = run.trainer.progress
-    progress.epoch, progress.step_in_epoch = 1, 3
-    run.trainer.ledger.seen = run.trainer.ledger.applied = run.trainer.ledger.applied_in_epoch = 3
-    run.engine.losses = [1.0, 2.0, 3.0]
-    run.fit()
-    assert run.trainer.train_feed.starts == [(1, 3), (2, 0)]
-    assert [(line.step, line.loss) for line in run.record.epochs] == [(5, 3.0), (10, 8.0)]
-
-
-def test_a_run_that_was_over_already_trains_nothing():
-    run = run_of("")
-    run.trainer.progress.epoch = run.trainer.progress.epochs_completed = 2
-    assert run.fit().engine.calls == []
 
 
 def test_a_snapshot_holds_the_state_of_its_step():

@@ -162,14 +162,6 @@ class TestScaling:
 
 
 class TestInterruption:
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_a_signal_is_noted_and_the_old_handler_put_back(self, number):
-        before = signal.getsignal(number)
-        with Interruption() as interruption:
-            assert interruption.requested is None
-            os.kill(os.getpid(), number)
-            assert interruption.requested == number
-        assert signal.getsignal(number) is before
 
     def test_a_second_ctrl_c_stops_at_once(self):
         with Interruption(), pytest.raises(KeyboardInterrupt):
