@@ -3,8 +3,7 @@
 import pytest
 
 from mpt_cli.settings.references import SHORT_NAMES, canonical_name, keras_names, snake_case
-from mpt_cli.sweep.plan import choose_objective
-from mpt_cli.training.progress import FALLING, Progress, falls
+from mpt_cli.training.progress import FALLING, falls
 
 RISING = {
     "Accuracy", "BinaryAccuracy", "CategoricalAccuracy", "SparseCategoricalAccuracy", "TopKCategoricalAccuracy",
@@ -41,10 +40,3 @@ def test_what_rises_does_so_in_every_spelling(kind: str) -> None:
 ])
 def test_other_names_are_told_by_their_words(name: str, expected: bool) -> None:
     assert falls(name) is expected
-
-
-def test_the_best_epoch_and_the_objective_of_a_sweep_follow_it() -> None:
-    progress = Progress()
-    improved = [progress.record({"val_MeanAbsoluteError": value}) for value in (3.0, 2.0, 4.0)]
-    assert (progress.best, improved[2]) == ({"val_MeanAbsoluteError": 2.0}, set())
-    assert choose_objective("val_KLDivergence", []).direction == "min"

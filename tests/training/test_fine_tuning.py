@@ -47,8 +47,6 @@ def test_a_run_begins_with_the_weights_of_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(("freeze", "unfreeze", "trained"), [
-    (["base"], [], ["head"]),
-    (["*"], ["head"], ["head"]),
     (["base"], ["top*"], ["head", "top", "top_norm"]),
     (["base"], ["base", "!BatchNormalization"], ["head", "low", "top"]),
     (["Dense", "!head"], [], ["head", "low_norm", "top_norm"]),

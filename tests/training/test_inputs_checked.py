@@ -20,11 +20,9 @@ def model(*stack):
 
 
 @pytest.mark.parametrize(("made", "name"), [
-    (lambda: model(layers.Rescaling(1 / 255), layers.Flatten()), "Rescaling"),
     (lambda: model(layers.RandomFlip(), layers.Resizing(4, 4), layers.Normalization()), "Normalization"),
     (lambda: model(model(layers.RandomFlip(), layers.Rescaling(2.0)), layers.Flatten()), "Rescaling"),
     (lambda: model(layers.Flatten(), layers.Rescaling(2.0)), ""),
-    (lambda: model(layers.RandomFlip(), layers.Flatten()), ""),
 ])
 def test_the_layer_that_scales_first_is_found(made, name):
     assert first_scaling(made()) == name

@@ -292,7 +292,6 @@ def test_a_compiled_model_is_fitted_in_phases_from_python(tmp_path):
     (x, y), _ = program.load_data()
     model = program.build_model((6,), 2)
     model.compile(keras.optimizers.SGD(0.5, momentum=0.9), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    start = weights(model)
     parts = [{"epochs": 1, "freeze": ["base"]}, {"epochs": 2, "learning_rate": 0.125, "unfreeze": ["top*"]}]
     run = mpt.fit(model, x, y, batch_size=32, run_dir=tmp_path / "run", settings={
         "phases": parts, "logger.console": "quiet", "trainer.log_every_steps": 1})  # fmt: skip
@@ -300,5 +299,3 @@ def test_a_compiled_model_is_fitted_in_phases_from_python(tmp_path):
     assert (run.summary["applied_steps"], run.summary["phases_completed"]) == (15, 2)
     rates = [line["learning_rate"] for line in lines(tmp_path / "run", "metrics") if not line["epoch_end"]]
     assert rates == [0.5] * 5 + [0.125] * 10
-    moved = {path for path, value in weights(model).items() if (value != start[path]).any()}
-    assert moved == {path for path in start if "low" not in path and "seed" not in path}

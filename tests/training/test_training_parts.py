@@ -22,7 +22,6 @@ from mpt_cli.training.assembly import call_capacity, count_steps, metric_names, 
 from mpt_cli.training.loss_and_optimizer import describe_scaling, resolve_scaling, warn_of_scaling, wrap_optimizer
 from mpt_cli.training.progress import Stopwatch
 from mpt_cli.training.saving import save_for_inference
-from mpt_cli.training.session import _describe_optimizer, _describe_own_loss
 
 
 class TestStopwatch:
@@ -235,36 +234,8 @@ class Subclassed(keras.Model):
         return self.last(self.first(x))
 
 
-class OwnLoss(Subclassed):
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        return keras.ops.mean(y_pred)
-
-
-class Rising(keras.optimizers.schedules.LearningRateSchedule):
-    def __call__(self, step):
-        return step / 100
-
-
-class TestHeader:
-    @pytest.mark.parametrize(("kind", "loss", "said"), [
-        (OwnLoss, None, "compute_loss of the model"), (Subclassed, None, "what layers of the model add (add_loss)"),
-        (Subclassed, "mse", "mse (as the model was compiled)"),
-    ])  # fmt: skip
-    def test_whose_loss_it_is_where_no_key_names_it(self, kind, loss, said):
-        model = kind()
-        model.compile(loss=loss)
-        assert _describe_own_loss(SimpleNamespace(author_compiled=loss is not None, model=model)) == said
-
-    def test_no_learning_rate_is_shown_that_a_schedule_of_one_s_own_does_not_take(self):
-        settings = load_settings(["conf=digits_mlp", "optimizer.schedule.object=mine:Rising"])
-        for schedule, said in ((Rising(), "adam, schedule mine:Rising"), (
-            keras.optimizers.schedules.CosineDecay(1e-3, 9), "adam, learning rate 0.001, schedule mine:Rising")):
-            optimizer = SimpleNamespace(inner_optimizer=keras.optimizers.Adam(schedule))
-            parts = SimpleNamespace(author_compiled=False, settings=settings, optimizer=optimizer)
-            assert _describe_optimizer(parts) == said
-
-    def test_a_head_that_is_not_known_is_said_with_the_last_layers(self):
-        settings = load_settings(["conf=digits_mlp", "policy=mixed_float16"])
-        assert warn_of_no_head(settings, Subclassed()) == [
-            "policy.head=float32: which layer of Subclassed is its head is not known, so none is put into float32. "
-            'Call that layer "head", or set policy.overrides.NAME=float32 (its last layers: first, last).']
+def test_a_head_that_is_not_known_is_said_with_the_last_layers():
+    settings = load_settings(["conf=digits_mlp", "policy=mixed_float16"])
+    assert warn_of_no_head(settings, Subclassed()) == [
+        "policy.head=float32: which layer of Subclassed is its head is not known, so none is put into float32. "
+        'Call that layer "head", or set policy.overrides.NAME=float32 (its last layers: first, last).']
