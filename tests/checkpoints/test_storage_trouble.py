@@ -1,4 +1,4 @@
-"""A disk that is full or broken while a run writes on it."""
+"""A disk that is full or broken while a run writes on it; two runs that want one place."""
 
 import errno
 import json
@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from preloaded import run_program
+from preloaded import run_program, start_mpt
 
 from mpt_cli.runs.directory import RunDirectory, read_summary
 from mpt_cli.training.checkpoint import CheckpointStore
@@ -70,3 +70,20 @@ def test_a_disk_that_stays_broken_ends_with_three_and_the_run_goes_on_from_it(
     assert _train(run.path, {}, *scaled, "resume=auto").returncode == 0
     summary = read_summary(run.summary_json)
     assert (summary["status"], summary["verdict"], summary["applied_steps"]) == ("finished", "healthy", STEPS)
+
+
+SHORT = ["conf=digits_mlp", "model.hidden_units=[16]", "trainer.jit_compile=false", "trainer.max_steps=10"]
+
+
+def test_of_two_runs_that_are_started_into_one_directory_one_runs(tmp_path: Path) -> None:
+    both = [start_mpt("train", *SHORT, f"run_dir={tmp_path}/r", f"seed={seed}", cwd=tmp_path) for seed in (1, 2)]
+    said = [each.communicate(timeout=200)[1] for each in both]
+    codes = [each.returncode for each in both]
+    assert sorted(codes) == [0, 3], said
+    (words,) = said[codes.index(3)].splitlines()
+    assert words.startswith("mpt train: ") and ("another process is writing in" in words
+                                                or "already exists and is not empty" in words)  # fmt: skip
+    run = RunDirectory(tmp_path / "r")
+    summary = read_summary(run.summary_json)
+    assert (summary["status"], summary["steps_seen"], summary["applied_steps"]) == ("finished", 10, 10)
+    assert json.loads(run.environment_json.read_text())["seed"] == codes.index(0) + 1
