@@ -93,17 +93,6 @@ def test_the_order_is_new_each_epoch_and_the_same_each_time():
     assert BatchPlan(4, 2).order(5, 7).tolist() == [0, 1, 2, 3, 4]
 
 
-def test_one_shape_serves_every_count():
-    """Each new shape would be compiled anew: whole batches have one, the rest of an epoch another."""
-    for feed in feeds(examples(23), BatchPlan(4, 3)):
-        feed.start(1)
-        shapes = []
-        while (piece := feed.take(2)) is not None:
-            leaf = piece.source[0]
-            shapes.append((piece.batch_indices.shape, leaf.shape if isinstance(feed, ChunkFeed) else None))
-        assert len(set(shapes)) == 2
-
-
 def test_chunks_stay_small(monkeypatch):
     monkeypatch.setattr(feed_module, "CHUNK_BYTES", 100)  # a batch of 4 has 4 * (4 + 4) = 32 bytes
     feed = build_feed(examples(40), HostEngine(), BatchPlan(4, 8), resident=False)

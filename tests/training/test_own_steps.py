@@ -57,9 +57,9 @@ def weights(folder, run="run"):
 @pytest.mark.slow
 def test_an_own_step_trains_skips_and_measures_as_keras_s_own_does(tmp_path):
     own, plain = tmp_path / "own", tmp_path / "plain"
-    for folder, builder in ((own, "classifier"), (plain, "plain")):
+    for folder, kind in ((own, "Own"), (plain, "Plain")):
         folder.mkdir()
-        train(folder, *SPOILED, f"model.builder={NETS}:{builder}", "trainer.jit_compile=auto")
+        train(folder, *SPOILED, f"model.kwargs.kind={kind}", "trainer.jit_compile=auto")
         assert (summary(folder)["applied_steps"], summary(folder)["skipped_steps"]) == (10, 2)
     for name, value in weights(plain).items():
         np.testing.assert_allclose(weights(own)[name], value, rtol=1e-5, atol=1e-6, err_msg=name)  # order of fusion

@@ -282,20 +282,3 @@ def test_a_checkpoint_of_a_phase_that_is_gone_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr("mpt_cli.training_run.finished_summary", lambda run, settings: None)
     with pytest.raises(DataError, match=r"^the checkpoint of step 20 is of phase 2, and the run has 1\. Give it"):
         train(tmp_path / "run", f"phases=[{FIRST}]", "resume=auto")
-
-
-@pytest.mark.slow
-def test_a_compiled_model_is_fitted_in_phases_from_python(tmp_path):
-    import mpt_cli as mpt
-
-    program = load_program()
-    (x, y), _ = program.load_data()
-    model = program.build_model((6,), 2)
-    model.compile(keras.optimizers.SGD(0.5, momentum=0.9), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    parts = [{"epochs": 1, "freeze": ["base"]}, {"epochs": 2, "learning_rate": 0.125, "unfreeze": ["top*"]}]
-    run = mpt.fit(model, x, y, batch_size=32, run_dir=tmp_path / "run", settings={
-        "phases": parts, "logger.console": "quiet", "trainer.log_every_steps": 1})  # fmt: skip
-
-    assert (run.summary["applied_steps"], run.summary["phases_completed"]) == (15, 2)
-    rates = [line["learning_rate"] for line in lines(tmp_path / "run", "metrics") if not line["epoch_end"]]
-    assert rates == [0.5] * 5 + [0.125] * 10

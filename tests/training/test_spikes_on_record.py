@@ -1,7 +1,6 @@
 """Runs in which the loss jumps: what they keep of it, and what `diagnose` and `report` make of that."""
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -130,15 +129,3 @@ def test_a_run_that_is_killed_after_a_jump_notes_it_once(tmp_path, words):
     assert [(json.loads(line)["step"], json.loads(line)["attempt"]) for line in lines] == [(71, 1), (151, 2)]
     killed.spikes_jsonl.write_text(lines[0] + "\n")
     assert first_difference(whole, killed) == "spikes.jsonl lacks the line of step 151"
-
-
-def test_a_loss_of_nan_is_kept_and_a_run_without_jumps_has_no_file(tmp_path, words):
-    more = ["policy=float32", "loss_scale=none", "data.kwargs.which=nothing", "optimizer.gradient_accumulation_steps=2"]
-    words = without(words, "policy", "loss_scale")
-    fine = trained(tmp_path / "fine", words, *more)
-    assert fine.spikes == [] and not fine.directory.spikes_jsonl.exists()
-    spoilt = ["fault=nan_loss", "fault.at_steps=[70]", "fault.every_steps=null", "trainer.max_nonfinite_losses=null",
-              "trainer.stop_on_nonfinite_weights=false"]  # fmt: skip
-    lost = trained(tmp_path / "lost", words, *more, *spoilt)
-    (spike,) = lost.spikes  # and all losses after it
-    assert (spike.step, spike.applied) == (70, True) and math.isnan(spike.loss) and spike.examples[0] == 552
