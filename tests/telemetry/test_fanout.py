@@ -1,7 +1,6 @@
 import inspect
 import io
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,14 +75,6 @@ def test_a_phase_that_lasts_is_told_from_another_thread_until_it_ends(monkeypatc
                            ("took 0", "loading the data")]  # fmt: skip
 
 
-def test_the_tally_holds_every_event(header) -> None:
-    telemetry = Telemetry([])
-    telemetry.events([Event(1, 1, "overflow", 4.0, 2.0, cause="forward"), Event(2, 1, "overflow", 2.0, 1.0)])
-    telemetry.events([Event(9, 1, "growth", 1.0, 8.0), Event(12, 1, "growth", 8.0, 16.0)])
-    tally = telemetry.tally
-    assert (tally.skip_steps, tally.first_growth_step, len(tally.forward_steps)) == ([1, 2], 9, 1)
-
-
 def test_one_sink_that_cannot_close_does_not_keep_the_others_open() -> None:
     last = Recorder()
     with pytest.raises(DataError, match="disk full"), Telemetry([Recorder(DataError("disk full")), last]):
@@ -140,17 +131,6 @@ def test_a_quiet_run_still_writes_its_files(files, header, snapshot, summary, ca
 def test_without_csv_there_is_none(files) -> None:
     build_telemetry(files, LoggerSettings(console="quiet", csv=False)).close()
     assert not files.metrics_csv.exists()
-
-
-def test_piped_output_has_no_control_codes(files, header, snapshot, summary) -> None:
-    stream = io.StringIO()
-    with build_telemetry(files, LoggerSettings(), stream) as telemetry:
-        telemetry.start(header)
-        telemetry.snapshot(snapshot)
-        telemetry.snapshot(replace(snapshot, epoch_end=True))
-        telemetry.finish(summary)
-    assert "\x1b" not in stream.getvalue()
-    assert "\r" not in stream.getvalue()
 
 
 class Troubled(Sink):

@@ -9,7 +9,7 @@ from strict import lines
 
 from mpt_cli.telemetry.console.plain import Narrator, PlainConsole
 from mpt_cli.telemetry.records import Event
-from mpt_cli.telemetry.sink import LineFile, Telemetry
+from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.telemetry.sinks import CsvSink, JsonlSink, TensorBoardSink
 
 BACK = Event(10, 1, "rollback", 4.0, 2.0, cause="loss_scale.max_consecutive_skips", from_step=30)
@@ -50,17 +50,6 @@ def test_files_lose_what_was_forgotten_and_grow_on(tmp_path: Path, header, snaps
         (5, "overflow", None), (10, "rollback", 30),
     ]  # fmt: skip
     assert len(table.read_text().splitlines()) == 3
-
-
-def test_a_line_file_goes_on_after_it_was_closed(tmp_path: Path) -> None:
-    file = LineFile(tmp_path / "lines")
-    file.add(lambda: "one")
-    file.close()
-    (tmp_path / "lines").write_text("another\nhalf")
-    file.open()
-    file.add(lambda: "two")
-    file.close()
-    assert (tmp_path / "lines").read_text() == "another\ntwo\n"
 
 
 def test_tensorboard_shows_the_second_way_only(tmp_path: Path, header, snapshot) -> None:
