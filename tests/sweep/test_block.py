@@ -100,14 +100,11 @@ def test_a_block_is_inherited_and_no_run_reads_it() -> None:
         ("  grid: {seed: []}\n", "sweep.grid.seed: must have at least one value."),
         ("  grid: {seed: 'interval(0,1)'}\n", "sweep.grid.seed: must be a list of values: interval() has no values"),
         ("  points: []\n", "sweep.points: must be a list of mappings from keys to values. Received: []. As in "),
-        ("  points: {seed: 1}\n", "sweep.points: must be a list of mappings from keys to values. Received: {"),
         ("  points: [3]\n", "sweep.points.0: must map keys to one value each. Received: 3."),
-        ("  points: [{seed: 1}, {}]\n", "sweep.points.1: must map keys to one value each. Received: {}."),
         ("  points: [{trainer.epoch: 1}]\n", "sweep.points.0.trainer.epoch: there is no such key. Did you mean "
                                              "trainer.epochs?"),
         ("  points: [{trainer.epochs: 1}, {trainer.epochs: 0}]\n", "trainer.epochs: must be >= 1. Received: 0. "
                                                                    "(job 2 of 2)"),
-        ("  zip: {seed: [1, 2]}\n", f"sweep.zip: must be one of {', '.join(PARTS)}."),
         ("  objective: [1]\n", "sweep.objective: must be a name, as --objective takes it. Received: [1]."),
         ("  seeds: 0\n", "sweep.seeds: must be a whole number >= 1. Received: 0."),
         ("  seeds: 1000000000000\n", "sweep.seeds: must be at most 10,000, as many jobs as a sweep may have. Received: "
@@ -115,29 +112,20 @@ def test_a_block_is_inherited_and_no_run_reads_it() -> None:
         ("  search: 3\n", "sweep.search: must be a section with keys of its own. Received: 3."),
         ("  search: {trails: 3}\n", "sweep.search.trails: must be one of trials, sampler, sampler_seed, pruner, space. "
                                     "Did you mean trials?"),
-        ("  search: {trials: 0}\n", "sweep.search.trials: must be a whole number >= 1. Received: 0."),
         ("  search: {sampler: tep}\n", "sweep.search.sampler: must be one of tpe, random, gp, cmaes. "
                                        "Received: 'tep'. Did you mean tpe?"),
         ("  search: {sampler_seed: -1}\n", "sweep.search.sampler_seed: must be a whole number >= 0. Received: -1."),
-        ("  search: {pruner: ahsa}\n", "sweep.search.pruner: must be one of none, median, asha, hyperband. "
-                                       "Received: 'ahsa'. Did you mean asha?"),
-        ("  search: {space: [1]}\n", "sweep.search.space: must map keys to their values. Received: [1]."),
-        ("  search: {space: {trainer.epoch: [1, 2]}}\n", "sweep.search.space.trainer.epoch: there is no such key. "
-                                                         "Did you mean trainer.epochs?"),
         ("  search: {space: {trainer.epochs: 'interval(3,1)'}}\n", "sweep.search.space.trainer.epochs: must go from "
                                                                    "a smaller to a larger number. Received: "),
-        ("  search: {space: {trainer.epochs: []}}\n", "sweep.search.space.trainer.epochs: must have at least one"),
         ("  search: {trials: 3}\n  grid: {seed: [1]}\n", "sweep.search: must be left out with grid: a search chooses "
                                                         "its points itself. Write the keys to vary into search.space."),
         ("  timeout_seconds: 0\n", "sweep.timeout_seconds: must be > 0 seconds. Received: 0."),
-        ("  jobs: 0\n", "sweep.jobs: must be a whole number >= 1. Received: 0."),
         ("  sweep_dir: 3\n", "sweep.sweep_dir: must be a path. Received: 3."),
         ("  launcher: slrum\n", "sweep.launcher.name: must be one of local, submitit, ray. Received: 'slrum'."),
         ("  launcher: {name: [ray]}\n", "sweep.launcher.name: must be one of local, submitit, ray. Received: ['ray']."),
         ("  launcher: 3\n", "sweep.launcher: must be a name, or a section with a name and its settings. Received: 3."),
         ("  launcher: {name: submitit, partiton: gpu}\n", "sweep.launcher.partiton: is no setting of submitit. "
                                                           "Did you mean launcher.partition?"),
-        ("  grid: {trainer.epochs: [0, 1]}\n", "trainer.epochs: must be >= 1. Received: 0. (job 1 of 2)"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_block_is_said(block, said) -> None:
@@ -223,25 +211,20 @@ def test_what_the_block_says_of_the_jobs_holds_when_the_sweep_is_resumed(stubs, 
     assert stubs.start(["conf=./mine.yaml"])[1] == 143
     found, code = stubs.resume(tmp_path / "s")
     assert (code, [result.status for result in found.results]) == (143, ["timed out"])
+    assert found.results[0].reason == "it was still running after 0.5 s"
     stubs.manners = {}
     assert stubs.resume(tmp_path / "s", timeout_seconds=60.0)[1] == 0
 
 
-@pytest.mark.parametrize(
-    ("part", "said"),
-    [
-        ({"limits": [1]}, "limits must not be [1]"),
-        ({"limits": {"workers": "two"}}, "workers must not be 'two'"),
-        ({"search": {"trials": "many"}}, "trials must not be 'many'"),
-        ({"search": {"trials": 3, "seeds": []}}, "seeds must not be []"),
-    ],
-)
-def test_what_is_damaged_in_a_plan_is_said_on_resume(part, said, stubs, tmp_path) -> None:
+def test_what_is_damaged_in_a_plan_is_said_on_resume(stubs, tmp_path) -> None:
     stubs.start(["conf=digits_mlp", f"sweep_dir={tmp_path}/s"])
     plan = tmp_path / "s" / "sweep.json"
-    plan.write_text(json.dumps({**json.loads(plan.read_text()), **part}))
-    with pytest.raises(DataError, match=rf"sweep\.json is damaged: {re.escape(said)}"):
-        stubs.resume(tmp_path / "s")
+    whole = json.loads(plan.read_text())
+    for part, said in (({"limits": {"workers": "two"}}, "workers must not be 'two'"),
+                       ({"search": {"trials": 3, "seeds": []}}, "seeds must not be []")):  # fmt: skip
+        plan.write_text(json.dumps({**whole, **part}))
+        with pytest.raises(DataError, match=rf"sweep\.json is damaged: {re.escape(said)}"):
+            stubs.resume(tmp_path / "s")
 
 
 @pytest.mark.slow
@@ -293,8 +276,6 @@ def test_a_block_says_what_is_ranked_by(stubs) -> None:
     plan_of("  grid: {seed: [1, 2]}\n  objective: skipped_steps\n")
     found, code = stubs.start(["conf=./mine.yaml", "sweep_dir=s"])
     assert code == 0 and found.objective.name == read_results(found.sweep).objective.name == "skipped_steps"
-    plan_of("  grid: {seed: [1, 2]}\n  objective: val_acuracy\n")
-    assert main(["sweep", "conf=./mine.yaml", "--dry-run"]) == 2
 
 
 @pytest.mark.slow

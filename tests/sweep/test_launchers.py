@@ -11,14 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-from sweep_stubs import begun_sweep, signal_when, started
+from sweep_stubs import begun_sweep, started
 
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
-from mpt_cli.jobs.executor import Command, Lost, Share
 from mpt_cli.jobs.launchers import Launcher, choose_launcher, recorded_launcher
-from mpt_cli.jobs.queue import Limits, Queue
-from mpt_cli.sweep.directory import SweepDirectory
 
 HERE = {"submitit": ["launcher.cluster=local", "launcher.timeout_min=5"]}
 without_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
@@ -60,6 +57,7 @@ def test_each_job_ends_as_it_would_here(stubs, tmp_path, name):
     assert found.results[1].reason == "model.builder: build_net raised ValueError: no."
     assert found.results[3].summary["status"] == "terminated"  # it was asked, and saved
     assert code == 2 and f"at a time through {name}" in stubs.said
+    assert recorded_launcher(found.plan.facts) == given["launcher"]
     assert none_is_left(tmp_path)
 
 
@@ -70,21 +68,6 @@ def test_a_job_that_does_not_listen_is_killed_where_it_runs(stubs, tmp_path, nam
     given = {"launcher": launcher(name), "timeout_seconds": 1.0, "grace_seconds": 1.0}
     found, _ = stubs.start(["conf=digits_mlp", "seed=0", f"sweep_dir={tmp_path / 's'}"], **given)
     assert found.results[0].status == "timed out" and none_is_left(tmp_path)
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_the_jobs_of_submitit_and_resume_runs_them_there_again(stubs, tmp_path):
-    stubs.manners = {1: "hangs"}
-    words = ["conf=digits_mlp", "seed=0,1", f"sweep_dir={tmp_path / 's'}"]
-    threading.Thread(target=signal_when, args=(tmp_path / "s", 1, signal.SIGINT), daemon=True).start()
-    found, code = stubs.start(words, launcher=launcher("submitit"), workers=1, grace_seconds=20.0)
-    assert (code, [result.status for result in found.results]) == (130, ["interrupted", "not run"])
-    assert found.results[0].summary["status"] == "terminated" and none_is_left(tmp_path)
-    stubs.manners = {}
-    again = recorded_launcher(SweepDirectory.open(tmp_path / "s").read_plan().facts)
-    assert again == launcher("submitit")
-    _, code = stubs.resume(tmp_path / "s", launcher=again)
-    assert code == 0 and [name[:3] for name in started(tmp_path / "s")] == ["001", "002"]
 
 
 @pytest.mark.slow
@@ -101,37 +84,6 @@ def test_the_job_of_a_task_of_submitits_that_was_killed_ends_too(stubs, tmp_path
     found, _ = stubs.start(["conf=digits_mlp", "seed=0", f"sweep_dir={tmp_path / 's'}"], launcher=launcher("submitit"))
     assert (found.results[0].status, found.results[0].exit_code) == ("killed", 143) and none_is_left(tmp_path)
     assert found.results[0].reason.startswith("the job was lost. submitit's job ")
-
-
-class LostJob:
-    """A job whose machine has gone away."""
-
-    has_begun = True
-
-    def poll(self) -> int | None:
-        raise Lost("submitit's job 77 ended as NODE_FAIL")
-
-    def terminate(self) -> None: ...
-
-    def kill(self) -> None: ...
-
-
-class Nowhere:
-    """A place whose jobs are all lost."""
-
-    poll_seconds = 0.01
-
-    def start(self, command: Command, share: Share) -> LostJob:
-        return LostJob()
-
-
-def test_a_lost_job_ends_as_one_that_goes_on():
-    endings = []
-    queue = Queue(Limits(), Nowhere(), lambda command, ending: endings.append(ending))  # type: ignore[arg-type]
-    assert queue.run([Command("001", [], None)]) is None
-    (ending,) = endings
-    assert (ending.exit_code, ending.cause) == (143, None)
-    assert ending.note == "the job was lost. submitit's job 77 ended as NODE_FAIL"
 
 
 @pytest.mark.slow

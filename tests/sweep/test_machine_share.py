@@ -1,14 +1,10 @@
 """How many jobs at a time, with how many threads, and on which GPUs."""
 
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from sweep_stubs import stub_work
 
 from mpt_cli import machine
 from mpt_cli.jobs import capacity
-from mpt_cli.jobs import queue as queues
 from mpt_cli.jobs.capacity import (
     GpuPool,
     core_shares,
@@ -16,8 +12,6 @@ from mpt_cli.jobs.capacity import (
     fitting_workers,
     thread_environment,
 )
-from mpt_cli.jobs.executor import LocalExecutor
-from mpt_cli.jobs.queue import Limits, Queue
 from mpt_cli.machine import visible_gpus
 
 
@@ -52,17 +46,6 @@ def test_a_command_for_fewer_cores_has_those_that_others_leave(monkeypatch):
     assert fewer_cores(1, [frozenset({0}), frozenset({1}), frozenset()]) == {2}
     assert fewer_cores(2, [frozenset({0}), frozenset({0, 1})]) == {2, 1}
     assert fewer_cores(3, []) == frozenset()  # all there are
-    monkeypatch.setattr(capacity.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
-    queue = Queue(Limits(workers=3), LocalExecutor(), lambda *_: None)
-
-    def start(command, share):
-        queue.running.append(queues.Running(command, None, share))
-
-    monkeypatch.setattr(queue, "_start", start)
-    wanted = enumerate((1, None, 2))
-    queue._source = iter([replace(stub_work(Path(), number), cores=cores) for number, cores in wanted])
-    queue._start_what_fits()
-    assert [running.share.cores for running in queue.running] == [{0}, frozenset(), {1, 2}]
 
 
 def test_limits_of_a_container_are_kept(monkeypatch, tmp_path):

@@ -41,26 +41,26 @@ def test_an_objective_that_no_job_has_is_an_error():
         choose_objective("loss:up", [])
 
 
-@pytest.mark.parametrize("word", ["loss", "val_mae", "best_metrics.val_AUC:max", "val_accuracy", "skipped_steps",
-                                  "final_loss_scale:max", "gradients.norm"])  # fmt: skip
-def test_an_objective_that_the_jobs_can_have_is_taken_before_they_run(word):
-    plain = load_settings(["conf=digits_mlp"])
-    check_objective(word, [plain, load_settings(["conf=digits_mlp", "trainer.metrics=[mae,AUC]"])])
+def test_an_objective_that_the_jobs_can_have_is_taken_before_they_run():
+    plain, more = load_settings(["conf=digits_mlp"]), load_settings(["conf=digits_mlp", "trainer.metrics=[mae,AUC]"])
+    for word in ("loss", "val_mae", "best_metrics.val_AUC:max", "final_loss_scale:max", "gradients.norm"):
+        check_objective(word, [plain, more])
 
 
-@pytest.mark.parametrize("word", ["val_mae", "val_Accuracy", "verdict", "best_metrics", "gradients.norms", "seed"])
-def test_an_objective_that_no_job_can_have_is_refused_before_they_run(word, tmp_path):
+def test_an_objective_that_no_job_can_have_is_refused_before_they_run(tmp_path):
     (tmp_path / "net.py").write_text("def build(input_shape): ...")
     own = load_settings(["conf=digits_mlp", f"model.builder={tmp_path / 'net.py'}:build"])
-    check_objective(word, [own])  # may report it
-    with pytest.raises(ConfigError, match="--objective: must be a number that the jobs report"):
-        check_objective(word, [load_settings(["conf=digits_mlp"])])
+    plain = load_settings(["conf=digits_mlp"])
+    for word in ("val_mae", "val_Accuracy", "verdict", "best_metrics", "gradients.norms", "seed"):
+        check_objective(word, [own])  # may report it
+        with pytest.raises(ConfigError, match="--objective: must be a number that the jobs report"):
+            check_objective(word, [plain])
 
 
 @pytest.mark.parametrize(("block", "words", "is_refused"), [
-    ("objective: val_acuracy", (), True), ("objective: val_acuracy, grid: {seed: [0, 1]}", (), True),
+    ("objective: val_acuracy, grid: {seed: [0, 1]}", (), True),
     ("objective: val_acuracy, grid: {trainer.metrics: [[mae], [AUC]]}", (), False),
-    ("objective: val_accuracy", (), False), ("objective: val_accuracy", ("trainer.metrics=[mae]",), True),
+    ("objective: val_accuracy", ("trainer.metrics=[mae]",), True),
 ])  # fmt: skip
 def test_check_knows_what_the_runs_of_a_block_can_report(block, words, is_refused, tmp_path, monkeypatch, capsys):
     """Not where the block varies which metrics there are: `mpt sweep` holds it against each of its jobs."""

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import math
 import re
 import shlex
 import signal
@@ -106,13 +105,15 @@ def proposals(journal: Path, sampler: str, count: int) -> list[dict[str, object]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", [
-    pytest.param("gp", marks=needs("torch")), pytest.param("cmaes", marks=needs("cmaes"))
+    "tpe", "random", pytest.param("gp", marks=needs("torch")), pytest.param("cmaes", marks=needs("cmaes"))
 ])  # fmt: skip
-def test_the_other_samplers_repeat_themselves_though_each_proposal_has_one_anew(tmp_path, sampler):
-    made = proposals(tmp_path / "one", sampler, 30)
-    rates = [abs(math.log10(float(str(values["optimizer.learning_rate"]))) + 2) for values in made]
-    assert proposals(tmp_path / "again", sampler, 14) == made[:14]
-    assert len({str(values) for values in made}) == 30 and sum(rates[15:]) < sum(rates[:15])
+def test_a_sampler_repeats_itself_though_each_proposal_has_one_anew(tmp_path, sampler):
+    count = 30 if sampler == "tpe" else 14
+    made = proposals(tmp_path / "one", sampler, count)
+    assert proposals(tmp_path / "again", sampler, 12) == made[:12]
+    assert len({str(values) for values in made}) == count
+    if sampler == "tpe":  # it is told which are better
+        assert sum(values["optimizer.name"] == "adam" for values in made[10:]) >= 15
 
 
 @pytest.mark.parametrize("pruner", ["median", "asha", "hyperband"])
@@ -191,15 +192,6 @@ def test_a_trial_with_a_seed_that_fails_has_no_mean_until_it_has_run_again(searc
     again = study_in(tmp_path / "s").get_trials()[2]
     values = [value_of(result.job) for result in found.results[:2]]
     assert again.value == pytest.approx(-sum(values) / 2) and again.user_attrs["job"] == 1
-
-
-@pytest.mark.slow
-def test_tpe_does_better_than_chance_and_both_repeat_themselves(tmp_path):
-    tpe = proposals(tmp_path / "tpe", "tpe", 30)
-    chance = proposals(tmp_path / "random", "random", 30)
-    assert sum(values["optimizer.name"] == "adam" for values in tpe[10:]) >= 15
-    assert 5 <= sum(values["optimizer.name"] == "adam" for values in chance[10:]) <= 14
-    assert proposals(tmp_path / "again", "tpe", 12) == tpe[:12]
 
 
 @pytest.mark.long

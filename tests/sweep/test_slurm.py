@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from fake_slurm import signal_session
-from sweep_stubs import begun_sweep, signal_when
+from sweep_stubs import begun_sweep
 
 from mpt_cli.jobs.launchers import choose_launcher
 
@@ -83,16 +83,6 @@ def test_a_timeout_cancels_the_job_which_saves_first(stubs, slurm):
     found, _ = launched(stubs, ["seed=0"], timeout_seconds=1.0, grace_seconds=20.0)
     assert (found.results[0].status, found.results[0].summary["status"]) == ("timed out", "terminated")
     assert (slurm / "cancelled.txt").read_text() == "77\n" and ended(slurm)
-
-
-@pytest.mark.slow
-def test_a_second_ctrl_c_cancels_the_job_again(stubs, slurm, tmp_path):
-    stubs.manners = {1: "deaf"}
-    killed = (tmp_path / "s", 1, signal.SIGINT, 2)  # by the second
-    threading.Thread(target=signal_when, args=killed, daemon=True).start()
-    found, code = launched(stubs, ["seed=0", "sweep_dir=s"], grace_seconds=60.0)
-    assert code == 130 and found.results[0].status == "interrupted" and ended(slurm)
-    assert set((slurm / "cancelled.txt").read_text().split()) == {"77"}
 
 
 @pytest.mark.slow
