@@ -10,8 +10,6 @@ _DIVIDED = ["distribute.mesh={data: 2, model: 2}", "distribute.layout={.*kernel:
 _WRONG = [
     (["model.builder=build"],
      "model.builder: must be package.module:function or path/to/file.py:function. Received: 'build'."),
-    (["data.loader=mymodel.load"],
-     "data.loader: must be package.module:function or path/to/file.py:function. Received: 'mymodel.load'."),
     (["data.loader=./mymodel:load"],
      "data.loader: ./mymodel is no module name; a file is named by its path, as in ./my_file.py:function. "
      "Received: './mymodel:load'."),
@@ -94,9 +92,6 @@ _WRONG = [
     (["backend=jax", "distribute=model_parallel", _DIVIDED[0], "distribute.layout={.*kernel: model}"],
      "distribute.layout..*kernel: must be a list with an axis of distribute.mesh or null for each axis of the variable."
      " Received: 'model'."),
-    (["backend=jax", "distribute=model_parallel", _DIVIDED[0], "distribute.layout={.*kernel: [[model], null]}"],
-     "distribute.layout..*kernel: must be a list with an axis of distribute.mesh or null for each axis of the variable."
-     " Received: [['model'], None]."),
     (["backend=jax", "distribute=model_parallel", _DIVIDED[0], "distribute.layout={.*kernel: [model, model]}"],
      "distribute.layout..*kernel: must name an axis of distribute.mesh once. Received: ['model', 'model']."),
     (["backend=jax", "distribute=model_parallel", _DIVIDED[0], "distribute.layout={*kernel: [null, model]}"],
@@ -114,10 +109,9 @@ _WRONG = [
     (["distribute=mirrored", "optimizer.gradient_accumulation_steps=2"],
      "optimizer.gradient_accumulation_steps: must be null with distribute=mirrored: Keras cannot accumulate there. "
      "Received: 2. Raise trainer.batch_size instead."),
-    *((["distribute=mirrored", f"optimizer.{name}=2"],
-       f"optimizer.{name}: must be null with distribute=mirrored: Keras clips on each replica, before gradients are "
-       "added up. Received: 2.0. Use backend=jax distribute=data_parallel, or distribute=none.")
-      for name in ("clipnorm", "clipvalue", "global_clipnorm")),
+    (["distribute=mirrored", "optimizer.clipvalue=2"],
+     "optimizer.clipvalue: must be null with distribute=mirrored: Keras clips on each replica, before gradients are "
+     "added up. Received: 2.0. Use backend=jax distribute=data_parallel, or distribute=none."),
     (["model=transformer", "model.width=130"],
      "model.width: must be a multiple of model.heads=4. Received: 130."),
     (["model=resnet", "model.blocks=[1,1]"],
@@ -128,8 +122,6 @@ _WRONG = [
      "trainer.gradient_health_every_steps: must be auto, null or a whole number >= 1. Received: 0."),
     (["trainer.steps_per_execution=0"],
      "trainer.steps_per_execution: must be auto or a whole number >= 1. Received: 0."),
-    (["trainer.steps_per_execution=many"],
-     "trainer.steps_per_execution: must be auto or a whole number >= 1. Received: 'many'."),
     (["recipe=a/b"], "recipe: must be fit for a folder name: it names the folder under runs/. Received: 'a/b'."),
     (["optimizer.clipnorm=1", "optimizer.global_clipnorm=2"],
      "optimizer.global_clipnorm: must be the only way of clipping; optimizer.clipnorm is given too. Received: 2.0. "
@@ -161,8 +153,6 @@ _WRONG = [
     (["expect.loss={}"],
      "expect.loss: must have at least one of min, max, value, tolerance, rtol, atol. Received: {}."),
     (["expect.loss={max: nan}"], "expect.loss.max: must be a finite number. Received: nan."),
-    (["expect.loss={tolerance: 1}"], "expect.loss.tolerance: must stand beside expect.loss.value. Received: 1."),
-    (["expect.loss={value: 1, tolerance: -1}"], "expect.loss.tolerance: must be >= 0. Received: -1."),
     (["expect.loss={min: 3, max: 2}"], "expect.loss.min: must be <= expect.loss.max=2. Received: 3."),
 ]  # fmt: skip
 
@@ -177,29 +167,20 @@ def test_a_combination_is_refused(words, message, own, messages) -> None:
 _NEIGHBOURS = [
     (["loss_scale.mode=none", "loss_scale.initial_scale=8"], "loss_scale.mode", "none"),  # the number is left out
     (["loss_scale.mode=fixed", "loss_scale.on_overflow=apply"], "loss_scale.on_overflow", "apply"),
-    (["loss_scale=fixed", "loss_scale.initial_scale=2**20"], "loss_scale.initial_scale", 2.0**20),
-    (["policy=float16", "optimizer=sgd"], "optimizer.name", "sgd"),
     (["policy=bfloat16", "optimizer=rmsprop"], "optimizer.name", "rmsprop"),
     (["policy=bfloat16", "policy.stochastic_rounding=true"], "optimizer.name", "adam"),
-    (["distribute=data_parallel", "backend=jax", "optimizer.gradient_accumulation_steps=2"],
-     "optimizer.gradient_accumulation_steps", 2),
     (["distribute=data_parallel", "backend=jax", "optimizer.global_clipnorm=2"], "optimizer.global_clipnorm", 2.0),
-    (["distribute=model_parallel", "backend=jax", *_DIVIDED, "distribute.devices=4"], "distribute.layout",
-     {".*kernel": [None, "model"]}),
     (["distribute=model_parallel", "backend=jax", _DIVIDED[0],
       r"""distribute.layout={'.*(up|down)\d/kernel': [null, model], ".*[ab]{2}": [data]}"""], "distribute.layout",
      {r".*(up|down)\d/kernel": [None, "model"], ".*[ab]{2}": ["data"]}),
     (["distribute=model_parallel", "backend=jax", _DIVIDED[1], "distribute.mesh={data: 1, model: 2**2}"],
      "distribute.device_count", 4),
-    (["optimizer.use_ema=true", "optimizer.ema_momentum=0.5"], "optimizer.ema_momentum", 0.5),
     (["optimizer.schedule.name=exponential", "optimizer.schedule.decay_rate=.5", "optimizer.schedule.decay_steps=3"],
      "optimizer.schedule.decay_steps", 3),
     (["optimizer.schedule.name=piecewise", "optimizer.schedule.boundaries=[3]", "optimizer.schedule.values=[1,0]"],
      "optimizer.schedule.values", [1.0, 0.0]),
-    (["optimizer.schedule.name=cosine", "optimizer.schedule.warmup_steps=3"], "optimizer.schedule.warmup_steps", 3),
     (["data=keras", "data.dataset=imdb", "data.vocabulary=9"], "data.vocabulary", 9),
     (["model=transformer", "model.width=6", "model.heads=3"], "model.heads", 3),
-    (["trainer.steps_per_execution=2**3"], "trainer.steps_per_execution", 8),
     (["expect={loss: {value: 1, tolerance: 0.5}, steps_seen: 4}"], "expect",
      {"val_accuracy": {"min": 0.5}, "loss": {"value": 1, "tolerance": 0.5}, "steps_seen": 4}),  # merged
 ]  # fmt: skip

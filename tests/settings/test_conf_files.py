@@ -14,12 +14,6 @@ from mpt_cli.settings.schema import FLOAT_POLICIES, VARIANTS, Settings, choosing
 from mpt_cli.settings.search_path import conf_directory, group_choices, group_names
 
 _NEEDED = {
-    ("model", "builder"): ["model.builder=a:b"],
-    ("model", "saved"): ["model.path=a.keras"],
-    ("data", "npz"): ["data.path=a"],
-    ("data", "csv"): ["data.path=a", "data.target=b"],
-    ("data", "loader"): ["data.loader=a:b"],
-    ("optimizer", "object"): ["optimizer.object=a:b"],
     ("policy", "float16"): ["optimizer=sgd"],
     ("policy", "bfloat16"): ["optimizer=sgd"],
     ("distribute", "data_parallel"): ["backend=jax"],
@@ -45,7 +39,8 @@ def test_every_key_is_commented() -> None:
 
 @pytest.mark.slow
 def test_every_file_composes(write_recipe) -> None:
-    for group in group_names():
+    """Those of variants by the test below, which reads each of their keys."""
+    for group in sorted({*group_names()} - {*VARIANTS}):
         for choice in group_choices(group):
             recipe = write_recipe(f"defaults:\n  - {group}: {choice}\n")
             section = getattr(load_settings([recipe, *_NEEDED.get((group, choice), [])]), group)

@@ -30,38 +30,30 @@ def faults(validator: Any, text: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(recipe_paths()))
-def test_every_shipped_recipe_keeps_it(name, validator) -> None:
-    assert faults(validator, recipe_paths()[name].read_text(encoding="utf-8")) == []
-
-
-@pytest.mark.parametrize("name", ["digits_cnn", "cifar10_resnet", "overflow"])
-def test_what_a_run_writes_keeps_it(name, validator) -> None:
-    assert faults(validator, resolved_yaml(load_settings([f"conf={name}"]))) == []
+def test_every_shipped_recipe_and_what_a_run_writes_of_one_keep_it(validator) -> None:
+    for path in recipe_paths().values():
+        assert faults(validator, path.read_text(encoding="utf-8")) == [], path
+    assert faults(validator, resolved_yaml(load_settings(["conf=cifar10_resnet"]))) == []
 
 
 @pytest.mark.parametrize(
     ("text", "at"),
     [
         ("trainer: {epochs: 0}", ["trainer/epochs"]),
-        ("trainer: {epochs: ten}", ["trainer/epochs"]),
         ("trainer: {epoch: 1}", ["trainer"]),
         ("trainr: {epochs: 1}", [""]),
         ("seed: -1", ["seed"]),
         ("loss_scale: {mode: fixed, growth_steps: 3}", ["loss_scale"]),
-        ("loss_scale: {initial_scale: -1}", ["loss_scale/initial_scale"]),
         ("loss_scale: {on_overflow: jump}", ["loss_scale/on_overflow"]),
         ("model: {name: mlp, filters: [8]}", ["model"]),
         ("defaults: [{model: mlp}]\nmodel: {filters: [8]}", ["model"]),
         ("defaults: [{model: mpl}]", ["defaults/0"]),
         ("expect: {loss: {mni: 1}}", ["expect/loss"]),
         ("hydra: {run: {dir: x}}", ["hydra"]),
-        ("policy: {stochastic_rounding: 3}", ["policy/stochastic_rounding"]),
         ("sweep: {gird: {seed: [1]}}", ["sweep"]),
         ("sweep: {search: {trials: 0, sampler: tpee, space: [1]}}", ["sweep/search/sampler", "sweep/search/space",
                                                                      "sweep/search/trials"]),
         ("sweep: {grid: {seed: [1]}, search: {trials: 3}}", ["sweep"]),
-        ("sweep: {timeout_seconds: 0, points: []}", ["sweep/points", "sweep/timeout_seconds"]),
         ("sweep: {points: [{}, 3]}", ["sweep/points/0", "sweep/points/1"]),
         ("sweep: {launcher: {partition: gpu}, jobs: two}", ["sweep/jobs", "sweep/launcher"]),
     ],

@@ -33,8 +33,6 @@ def test_the_listing_is_what_keras_has_once_it_is_imported(listing) -> None:
         ("trainer.loss={_target_: keras.losses.Huber, delta: 2}", "trainer.loss: must name an object without Hydra's "
          "_target_. Received: {'_target_': 'keras.losses.Huber', 'delta': 2}. Write {object: keras.losses:Huber, "
          "kwargs: {delta: 2}}."),
-        ("trainer.callbacks=[{_target_: my_task.Own}]", "trainer.callbacks[0]: must name an object without Hydra's "
-         "_target_. Received: {'_target_': 'my_task.Own'}. Write {object: my_task:Own}."),
         ("trainer.loss={object: huber, kwarg: {delta: 2}}", "trainer.loss: there is no kwarg beside object and kwargs. "
          "Received: {'object': 'huber', 'kwarg': {'delta': 2}}. Did you mean kwargs?"),
         ("trainer.loss={object: huber, kwargs: 2}", "trainer.loss.kwargs: must be a mapping from names to values. "
@@ -49,7 +47,6 @@ def test_the_listing_is_what_keras_has_once_it_is_imported(listing) -> None:
         ("optimizer.schedule.object=cosine_dekay", "optimizer.schedule: Keras has none of this name. Received: "
                                                    "'cosine_dekay'. Did you mean cosine_decay?"),
         ("optimizer.schedule.kwargs.alpha=1", "optimizer.schedule.kwargs: must be left out without optimizer.schedule"),
-        ("trainer.metrics=[mean]", "trainer.metrics: Keras has none of this name. Received: 'mean'. "),
     ],
 )  # fmt: skip
 def test_a_wrong_name_is_a_problem_of_the_settings(own, messages, word, message) -> None:

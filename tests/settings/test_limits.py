@@ -24,8 +24,6 @@ FILES = {
     LAUGHS: MANY,
     f"a: &a {'x' * 19_999}\nb: [{','.join(['*a'] * 499)}]\n": MANY,
     f"description: '{'${' * 51}x{'}' * 51}'\n": "must not be nested deeper than 50 lists and mappings.",
-    "".join(f"k{number}: 1\n" for number in range(10_001)): MANY,
-    "root:x:0:0:root:/root\nbin:x:1:1:bin:/bin\n": "must hold keys and values at its top level.",
     "- 1\n": "must hold keys and values at its top level.",
     "#" * (2**20 + 1): "cannot be read: [Errno 27] it must be at most 1,048,576 bytes: ",
 }
@@ -63,7 +61,6 @@ def test_a_word_beyond_the_limits_is_refused_and_brings_no_control_code_to_the_t
     ("word", "rule"),
     [
         ("seed=range(0,3,0)", "range() must have a step other than 0."),
-        ("seed=range(1e9)", "range() must have at most 10,000 values."),
         ("seed=range(0,1e400)", "range() must have finite limits."),
         ("seed=2**range(8,99999999999)", "range() must have at most 10,000 values."),
     ],

@@ -23,16 +23,11 @@ def test_a_file_without_a_key_is_no_recipe(written, write_recipe) -> None:
 
 
 @pytest.mark.slow
-def test_it_is_found_by_relative_absolute_and_bare_path(write_recipe) -> None:
-    word = write_recipe()
-    absolute = Path("own.yaml").resolve()
-    assert load_settings([word]) == load_settings([f"conf={absolute}"]) == load_settings(["conf=own.yaml"])
-
-
-def test_it_is_found_in_the_home_directory(write_recipe, monkeypatch, tmp_path) -> None:
+def test_it_is_found_by_bare_and_absolute_path_and_at_home(write_recipe, monkeypatch, tmp_path) -> None:
     write_recipe()
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert load_settings(["conf=~/own.yaml"]).recipe == "own"
+    for path in ("own.yaml", tmp_path / "own.yaml", "~/own.yaml"):
+        assert load_settings([f"conf={path}"]).recipe == "own"
 
 
 @pytest.mark.slow
@@ -44,10 +39,8 @@ def test_the_file_names_the_recipe_unless_it_says_otherwise(write_recipe) -> Non
 @pytest.mark.parametrize(
     "written",
     [
-        "defaults:\n  - model: cnn\n",
         "defaults:\n  - /model: cnn\n",
         "# @package _global_\ndefaults:\n  - override /model: cnn\n",
-        "defaults:\n  - _self_\n  - override model: cnn\n",
         "model:\n  name: cnn\n",
     ],
 )
@@ -72,8 +65,7 @@ def written_beside(project: Path, text: str) -> list[str]:
     return ["conf=../project/mine.yaml"]
 
 
-@pytest.mark.parametrize(("written", "file"), [("parts.py:stack", "parts.py"), ("./parts.py:stack", "parts.py"),
-                                               ("parts:stack", "parts.py"), ("nets.deep:stack", "nets/deep.py"),
+@pytest.mark.parametrize(("written", "file"), [("parts:stack", "parts.py"), ("nets.deep:stack", "nets/deep.py"),
                                                ("../project/parts.py:stack", "parts.py")])  # fmt: skip
 def test_a_module_beside_the_recipe_is_found_from_everywhere(written, file, project, monkeypatch) -> None:
     words = written_beside(project, f"model: {{builder: '{written}'}}")
@@ -82,7 +74,7 @@ def test_a_module_beside_the_recipe_is_found_from_everywhere(written, file, proj
     assert load_settings(["conf=./mine.yaml"]).model.builder == written
 
 
-@pytest.mark.parametrize("written", ["others:stack", "keras.applications:ResNet50", "/abs/parts.py:stack", "~/p.py:f"])
+@pytest.mark.parametrize("written", ["others:stack", "/abs/parts.py:stack", "~/p.py:f"])
 def test_a_module_that_is_not_beside_the_recipe_is_what_it_was(written, project) -> None:
     Path("others.py").touch()
     assert load_settings(written_beside(project, f"model: {{builder: '{written}'}}")).model.builder == written
@@ -167,7 +159,6 @@ def test_what_is_wrong_is_said(written, message, write_recipe, messages) -> None
     [
         (b"a: [1\n", "is not valid YAML"),
         (b"trainer: {epochs: 1}\ntrainer: {epochs: 2}\n", "found duplicate key trainer"),
-        (b"- 1\n- 2\n", "must hold keys and values at its top level"),
         (b"\xff\xfe\x00", "cannot be read"),
         (b"a: !!python/object:os.system x\n", "is not valid YAML"),
         (b"trainer: {epochs: '${'}\n", "cannot be read"),

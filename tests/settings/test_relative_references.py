@@ -4,7 +4,6 @@ where a copy would not find them."""
 from pathlib import Path
 
 import pytest
-import yaml
 
 from mpt_cli.cli import main
 from mpt_cli.settings.json_schema import MODELINE
@@ -12,15 +11,7 @@ from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.recipes import names_left_behind
 from mpt_cli.settings.relative_references import module_folders
 from mpt_cli.settings.search_path import CONFIG_DIR
-from tests.preloaded import ENVIRONMENT, mpt
 
-NET = """\
-import keras
-
-
-def build(input_shape, num_classes):
-    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(num_classes)])
-"""
 TEXT = """\
 # what it is for
 defaults:
@@ -129,7 +120,7 @@ def project(folder: Path) -> Path:
     write(project / "mine.yaml", TEXT)
     write(project / "base.yaml", "data: {loader: net:load}\n")
     write(project / "plain.yaml", "seed: 3\n")
-    write(project / "net.py", NET)
+    write(project / "net.py")
     write(project / "parts" / "slow.py")
     write(folder / "shared" / "trainer" / "ours.yaml", "epochs: 2\n")
     return project
@@ -159,24 +150,3 @@ def test_a_copy_names_what_the_recipe_does_and_says_what_it_does_not_find(folder
     assert main(["diagnose", "conf=mine", "--write", "tuned.yaml"]) == 2
     assert "--write: must be beside recipes/mine.yaml, which names ./base.yaml, net:build from there." in (
         capsys.readouterr().err)  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_project_s_model_and_its_diagnosis_are_trained_from_another_folder(folder) -> None:
-    project, words = folder / "project", ["data=synthetic", "trainer.max_steps=2", "policy=mixed_float16"]
-    write(project / "conf" / "model" / "mine.yaml", "builder: net:build\n")
-    write(project / "mine.yaml", "defaults: [{data: synthetic}]\nmodel: {builder: net:build}\n")
-    write(project / "net.py", NET)
-    done = mpt("train", "conf=digits_mlp", "model=mine", *words, "run_dir=run", cwd=folder / "work",
-               env={**ENVIRONMENT, CONFIG_DIR: "../project"})  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    stored = yaml.safe_load((folder / "work" / "run" / "config.yaml").read_text())
-    assert stored["model"]["builder"] == f"{project / 'net.py'}:build"
-    done = mpt("diagnose", "conf=./mine.yaml", *words[2:], "--batches", "1", "--out", "d", "--write",
-               "x.yaml", cwd=project)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    done = mpt("train", "conf=../project/x.yaml", "trainer.max_steps=2", "run_dir=tuned", cwd=folder / "work")
-    assert done.returncode == 0, done.stderr
-    summary = yaml.safe_load((folder / "work" / "tuned" / "summary.json").read_text())
-    assert summary["applied_steps"] == summary["steps_seen"] == 2

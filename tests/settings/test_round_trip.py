@@ -23,14 +23,6 @@ def _reloaded(settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["char_transformer", "cifar10_resnet", "overflow"])
-def test_a_shipped_recipe_comes_back(name, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    settings = load_settings([f"conf={name}"])
-    assert _reloaded(settings) == settings
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

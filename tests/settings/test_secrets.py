@@ -11,7 +11,6 @@ from mpt_cli.errors import ConfigError, printable
 from mpt_cli.settings import load_settings, resolved_yaml
 from mpt_cli.telemetry.format import strict_json
 
-AWKWARD = "hunter2: 'x' \"${y}\" \\ ä #"
 PARTS = """
 import keras
 
@@ -27,8 +26,8 @@ def nothing_known(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("value", ["hunter2", AWKWARD])
-def test_a_secret_of_the_environment_is_put_back_as_where_it_comes_from(value, monkeypatch, tmp_path):
+def test_a_secret_of_the_environment_is_put_back_as_where_it_comes_from(monkeypatch, tmp_path):
+    value = "hunter2: 'x' \"${y}\" \\ ä #"
     monkeypatch.setenv("DB_PASSWORD", value)
     settings = load_settings(["conf=digits_mlp", "description=before ${oc.env:DB_PASSWORD} after"])
     assert settings.description == f"before {value} after"
@@ -40,15 +39,13 @@ def test_a_secret_of_the_environment_is_put_back_as_where_it_comes_from(value, m
         assert "hunter2" not in shown and "it is" in shown and "${oc.env:DB_PASSWORD}" in shown
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "is_secret"), [
-    ("AWS_SECRET_ACCESS_KEY", True), ("GITHUB_TOKEN", True), ("PGPASSWORD", True), ("API_KEY", True),
-    ("MONKEY", False), ("TOKENIZER", False),
-])  # fmt: skip
-def test_which_variables_are_secrets(name, is_secret, monkeypatch):
-    monkeypatch.setenv(name, "abcdefgh")
-    text = resolved_yaml(load_settings(["conf=digits_mlp", f"description=${{oc.env:{name}}}"]))
-    assert ("abcdefgh" not in text) == is_secret
+def test_which_variables_are_secrets(monkeypatch):
+    names = ("AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "PGPASSWORD", "API_KEY", "MONKEY", "TOKENIZER")
+    for number, name in enumerate(names):
+        monkeypatch.setenv(name, f"abcdefgh{number}")
+    description = " ".join(f"${{oc.env:{name}}}" for name in names)
+    text = resolved_yaml(load_settings(["conf=digits_mlp", f"description={description}"]))
+    assert [number for number in range(len(names)) if f"abcdefgh{number}" in text] == [4, 5]
 
 
 def test_a_variable_that_is_no_secret_and_a_default_are_values():
