@@ -16,9 +16,7 @@ from mpt_cli.cli import main
         (["conf=digits_mlp", "-j", "0"], "mpt compare: -j: must be >= 1. Received: 0."),
         (["conf=digits_mlp", "--tolerance", "nan"], "mpt compare: --tolerance: must be >= 0."),
         (["conf=digits_mlp", "--timeout", "0"], "mpt compare: --timeout: must be > 0 seconds."),
-        (["--resume", "x", "conf=digits_mlp"], "mpt compare: --resume: must be given without overrides"),
         (["--resume", "x", "-j", "2"], "mpt compare: --resume: must be given without overrides, -j, --seeds"),
-        (["conf=digits_mlp", "policy=float32"], "mpt compare: policy: must have at least two values to compare."),
         ([], "mpt compare: conf: must be given"),
     ],
 )  # fmt: skip

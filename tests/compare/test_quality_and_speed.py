@@ -78,7 +78,7 @@ MOST_WRONG = 0.05 + 3 * math.sqrt(0.05 * 0.95 / 2000)  # nominal, and three stan
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seeds", "steps"), [(2, 0), (3, 0), (3, 360), (5, 360), (10, 0)])
+@pytest.mark.parametrize(("seeds", "steps"), [(2, 0), (5, 360)])
 def test_wrong_verdicts_are_as_rare_as_is_said_at_any_number_of_seeds(seeds, steps):
     without_effect = shares(seeds, 0.0, 0.03, steps)
     assert without_effect["worse"] + without_effect["better"] <= MOST_WRONG

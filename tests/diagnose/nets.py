@@ -93,16 +93,6 @@ def torn_apart(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
     ])  # fmt: skip
 
 
-def stretched(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
-    """Gradients of `high` lie 2**22 above those of `middle`, and these 2**22 above those of `low`, whose few units have
-    to learn what all else builds on: at a scale that keeps the gradients of `low` those of `high` overflow."""
-    return keras.Sequential([
-        keras.Input(input_shape), layers.Flatten(name="flatten"), layers.Dense(3, "tanh", name="low"),
-        Gate(-22, name="to_low"), layers.Dense(32, "tanh", name="middle"), Gate(-22, name="to_middle"),
-        layers.Dense(32, "tanh", name="high"), Gate(8, name="to_high"), layers.Dense(num_classes, name="head"),
-    ], name="net")  # fmt: skip
-
-
 def hot(input_shape: tuple[int, ...], num_classes: int, factor: float = 1e6) -> keras.Model:
     """`hot` overflows float16 in the forward pass; `cool` undoes it, so that float32 has no trouble."""
     return keras.Sequential([
@@ -135,14 +125,6 @@ def lost(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
     ])  # fmt: skip
 
 
-def faint(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
-    """`faint` flushes all that it is given; `loud` undoes it, so that float32 has no trouble."""
-    return keras.Sequential([
-        keras.Input(input_shape), layers.Flatten(name="flatten"), layers.Dense(32, "tanh", name="hidden"),
-        Times(2.0**-30, name="faint"), Times(2.0**30, name="loud"), layers.Dense(num_classes, name="head"),
-    ], name="net")  # fmt: skip
-
-
 def faint_convolution(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
     """Outputs of `second` are too small for float16, though not for the normalisation after them."""
     small = keras.initializers.RandomNormal(stddev=1e-9, seed=1)
@@ -170,14 +152,6 @@ def half_dead(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
     live = layers.Dense(32, "relu", name="live")(flat)
     both = layers.Concatenate(name="both")([dead, live])
     return keras.Model(inputs, layers.Dense(num_classes, name="head")(both))
-
-
-def recurrent(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
-    """Reads the picture row by row; its gradients lie 2**8 below those of the head."""
-    return keras.Sequential([
-        keras.Input(input_shape), layers.Reshape((8, 8), name="rows"), layers.SimpleRNN(48, name="rnn"),
-        Gate(-8, name="gate"), layers.Dense(num_classes, name="head"),
-    ])  # fmt: skip
 
 
 def normalised(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:

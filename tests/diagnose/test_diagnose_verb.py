@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from backends import assert_passes_on_jax, only_on, parts
+from backends import assert_passes_on_jax, only_on
 from examined import NETS
 from preloaded import mpt, run_program
 
@@ -87,20 +87,6 @@ def test_piped_output_is_plain_and_complete(tmp_path, monkeypatch, capsys):
     assert main(["check", "conf=./mine.yaml"]) == 0
 
 
-@pytest.mark.slow
-@only_on("tensorflow")
-def test_a_whole_configuration_is_written_with_another_list(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["show", "conf=digits_mlp"]) == 0
-    Path("cfg.yaml").write_text(capsys.readouterr().out)
-    words = ["conf=./cfg.yaml", "policy=mixed_float16", "model.hidden_units=[16]", "--at-steps", "1", "--batches", "1"]
-    assert main(["diagnose", *words, "--out", "d", "--write", "x.yaml"]) == 0
-    before, after = (yaml.safe_load(Path(name).read_text()) for name in ("cfg.yaml", "x.yaml"))
-    assert before["model"].pop("hidden_units") == [512, 512] and after["model"].pop("hidden_units") == [16]
-    assert (after["policy"]["name"], before["model"]) == ("mixed_float16", after["model"])
-    assert main(["check", "conf=./x.yaml"]) == 0
-
-
 @only_on("tensorflow")
 @pytest.mark.parametrize(
     ("words", "code", "said"),
@@ -111,7 +97,6 @@ def test_a_whole_configuration_is_written_with_another_list(tmp_path, monkeypatc
         (["conf=digits_mpl"], 2, "no recipe has this name"),
         (["conf=digits_mlp", "--write", "there.yaml"], 3, "there.yaml exists already. Nothing was changed"),
         (["conf=digits_mlp", "--write", "no/where.yaml"], 3, "there is no folder no"),
-        (["conf=digits_mlp", "--write", "/proc/mine.yaml"], 3, "/proc/mine.yaml can't be written: No such file"),
         (["conf=digits_mlp", "--write", "n" * 300], 3, "can't be written: File name too long. Give another --write."),
         (["conf=digits_mlp", "--out", "full"], 3, "full is not empty. Nothing in it was changed"),
         (["full"], 3, "full is not a run directory"),
@@ -132,8 +117,7 @@ def test_what_is_refused_is_a_sentence_and_leaves_nothing(words, code, said, tmp
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "full", "there.yaml"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @only_on("tensorflow")
-@pytest.mark.parametrize(("files", "only"), parts(Path(__file__).parent, 2))
-def test_this_folder_on_jax(files, only):
-    assert_passes_on_jax(*files, only=only)
+def test_this_folder_on_jax():
+    assert_passes_on_jax(Path(__file__).parent)

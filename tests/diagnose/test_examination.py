@@ -50,20 +50,6 @@ def test_where_no_scale_fits_the_layers_to_keep_in_float32_are_named_and_do_help
     assert any("Keep in float32" in text for _, text in sentences(found))
 
 
-@pytest.mark.long
-def test_layers_whose_windows_lie_apart_are_kept_in_float32():
-    found = diagnosed("stretched", batches=1)
-    assert "net/low" in found.keep_in_float32 and found.is_safe
-    assert next(trial for trial in found.trials if trial.scale == found.recommended).overflows == 0
-
-
-def test_an_overflow_of_the_forward_pass_is_told_from_one_of_gradients(monkeypatch):
-    monkeypatch.setattr("mpt_cli.diagnose.diagnosis.ROUNDS", 0)  # nothing is tried in float32
-    found = diagnosed("hot", batches=1)
-    assert found.forward_overflows and found.highest_safe is None
-    assert any("which no loss scale mends" in text for _, text in sentences(found))
-
-
 @only_on("tensorflow")
 def test_a_loss_that_float32_loses_too_ends_it():
     with pytest.raises(NumericalError, match=r"the loss is (nan|inf) in float32 already, at step 0"):

@@ -16,7 +16,7 @@ from mpt_cli.training.assembly import assemble
 from mpt_cli.training.program import Program
 
 # gradients below the gate lie 2**power under those above it
-NETS = {"sequential": -14, "functional": -12, "subclassed": -15}
+NETS = {"functional": -12, "subclassed": -15}
 BATCHES = 3
 
 
@@ -40,7 +40,7 @@ def predicted(found: Diagnosis, scale: float) -> float:
 @pytest.mark.slow
 def test_ranges_differ_by_the_gate_between_them(found):
     net, diagnosis = found
-    below = {"sequential": "hidden", "functional": "far", "subclassed": "convolution"}[net]
+    below = {"functional": "far", "subclassed": "convolution"}[net]
     gate = layer(diagnosis, "gate").largest_exponent
     assert layer(diagnosis, below).largest_exponent == gate + NETS[net]
 

@@ -123,15 +123,6 @@ def test_a_fault_is_traced_to_where_it_was_put(place, tmp_path, capsys):
         assert ("the loss itself is not finite" in said) == (place == "forward")
 
 
-def test_the_scale_that_was_too_high_for_the_overflow_recipe(tmp_path, capsys):
-    words = ["conf=overflow", "policy=mixed_float16", "loss_scale.initial_scale=2**30"]
-    run = tmp_path / "r"
-    training_run.train(load_settings([*words, *TINY[1:], f"run_dir={run}"]))
-    content = found(run, capsys, "--step", "1")
-    assert content["loss_scale"] == 2.0**30 and content["overflowed_again"]
-    assert content["first"]["phase"] == "backward" and content["layer"] is not None
-
-
 @only_on("tensorflow")
 def test_a_run_without_an_overflow_has_no_bad_layer(tmp_path, capsys):
     run = trained(tmp_path / "r")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from backends import gradients
 from keras import layers, ops
-from nets import Subclassed, functional, sequential, subclassed
+from nets import Subclassed, functional, subclassed
 
 from mpt_cli.diagnose.safe_windows import Counted, GradientPass
 from mpt_cli.engine.flow import FlowCounter
@@ -15,7 +15,7 @@ from mpt_cli.engine.probes import GRADIENT, VALUE, Probes
 from mpt_cli.precision.gradients import EXPONENT_BIAS, ZEROS, statistics_of_each
 from mpt_cli.precision.policy import name_of, parts_of
 
-NETS = {"sequential": sequential, "functional": functional, "subclassed": subclassed}
+NETS = {"functional": functional, "subclassed": subclassed}
 # All of them, the quick part of the suite one.
 SAMPLE = [pytest.param(net, marks=() if net == "functional" else pytest.mark.slow) for net in NETS]
 

@@ -13,7 +13,7 @@ from mpt_cli.report.history import read_history
 from mpt_cli.report.page import render_page
 from mpt_cli.report.picture import Curve, Picture, draw
 from mpt_cli.report.run_page import render_runs, run_page, run_pictures, write_run_page
-from mpt_cli.report.tables import PageTable, TableColumn, text_table
+from mpt_cli.report.tables import PageTable, TableColumn
 
 EVIL = "<script>alert('1')</script>\"&$x^2$"
 SHOWN = "&lt;script&gt;alert(&#39;1&#39;)"  # as it stands in the text of a page
@@ -82,13 +82,6 @@ def test_the_page_of_a_comparison_escapes_all_that_it_shows(story):
     )  # fmt: skip
     check_escaped(text)
     assert f"<li><span>{SHOWN}" in text and f"<strong>{SHOWN}" in text
-
-
-def test_a_title_stays_text():
-    table = text_table("t", ["a.b_c<x>"], [])
-    text = render_page("sweep.html", "T", [], headline="", kind="", counts="", best_command=[], seeds_command="",
-                       configurations=table, left_out="", failures=[], again="", jobs=table)  # fmt: skip
-    assert '<th scope="col">a.b_c&lt;x&gt;</th>' in text
 
 
 def test_without_matplotlib_the_page_says_what_is_missing(tmp_path, monkeypatch, capsys):
