@@ -87,14 +87,6 @@ def test_junit_makes_its_folder_and_is_refused_before_anything_runs_where_it_can
     assert len(outcome["words"]) == 1 and not Path("2").exists()
 
 
-def test_a_run_that_fails_reproduces_nothing(outcome, capsys) -> None:
-    outcome["summary"] = None
-    assert main(["reproduce", "./mine.yaml", "--junit", "out.xml"]) == 5
-    assert "there is no such file" in capsys.readouterr().out
-    outcome["summary"] = {**SUMMARY, "exit_code": 4}
-    assert main(["reproduce", "./mine.yaml", "--output", "again"]) == 5
-
-
 def test_a_run_that_ends_otherwise_than_its_summary_says_reproduces_nothing(outcome, capsys) -> None:
     outcome["code"] = 3
     assert main(["reproduce", "./mine.yaml"]) == 5
@@ -224,13 +216,12 @@ def test_a_run_is_repeated_with_the_threads_that_it_had(outcome, earlier: Path) 
     assert outcome["variables"] == {}
 
 
-@pytest.mark.parametrize(("device", "machine", "cores"), [("CPU", {"usable_cores": 1}, 1), ("CPU", {}, None),
-                                                          ("GPU", {"usable_cores": 1}, None)])  # fmt: skip
-def test_a_run_is_repeated_on_the_cores_it_had(device, machine, cores, outcome, earlier, capsys, monkeypatch) -> None:
+@pytest.mark.parametrize(("device", "cores"), [("CPU", 1), ("GPU", None)])
+def test_a_run_is_repeated_on_the_cores_it_had(device, cores, outcome, earlier, capsys, monkeypatch) -> None:
     """JAX makes a thread for each, whatever variables say."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})
     monkeypatch.setattr(output, "usable_cores", lambda: 3)
-    write_json(earlier / "environment.json", {"devices": [device], "machine": machine})
+    write_json(earlier / "environment.json", {"devices": [device], "machine": {"usable_cores": 1}})
     assert main(["reproduce", "earlier"]) == 0
     assert outcome["cores"] == cores
     said = "earlier: on 1 of 3 cores, as the first run had: on more it adds up in another order\n"
@@ -373,10 +364,9 @@ def test_a_dry_run_reads_them_all_and_runs_none(outcome, capsys) -> None:
     assert "3 problems" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["-k", "nosuch"], ["-k", "nosuch", "--dry-run"]])
-def test_nothing_to_run_is_no_success(outcome, capsys, words) -> None:
+def test_nothing_to_run_is_no_success(outcome, capsys) -> None:
     """A mistyped tag would keep a pipeline green for ever."""
-    assert main(["reproduce", "./mine.yaml", "digits_mlp", *words]) == 2
+    assert main(["reproduce", "./mine.yaml", "digits_mlp", "-k", "nosuch"]) == 2
     assert "must have something to run, or it would always pass. Left out: no other has" in capsys.readouterr().err
     Path("base.yaml").write_text("data: {name: digits}\n")
     assert main(["reproduce", "./base.yaml"]) == 2
@@ -435,11 +425,12 @@ def junit_verdicts() -> list[tuple[str, str, str, str]]:
     return found
 
 
-@pytest.mark.parametrize(("code", "got"), [(3, "exit code 3"), (-9, "SIGKILL"), (-40, "signal 40")])
-def test_a_run_that_left_no_summary_is_an_error_of_junit(outcome, code: int, got: str) -> None:
+@pytest.mark.parametrize(("code", "got"), [(3, "exit code 3"), (-9, "SIGKILL")])
+def test_a_run_that_left_no_summary_is_an_error_of_junit(outcome, code: int, got: str, capsys) -> None:
     outcome |= {"summary": None, "code": code}
     assert main(["reproduce", "./mine.yaml", "--junit", "out.xml"]) == 5
     assert junit_verdicts() == [("./mine.yaml", "run", "error", f"MISS run: expected a summary, got {got}")]
+    assert "there is no such file" in capsys.readouterr().out  # as its log ends
 
 
 def test_junit_of_a_dry_run_says_why_nothing_ran(outcome) -> None:

