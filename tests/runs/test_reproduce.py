@@ -356,8 +356,9 @@ def test_an_unreadable_recipe_is_an_error_of_its_own_and_the_others_run(outcome,
 
 
 def test_a_dry_run_reads_them_all_and_runs_none(outcome, capsys) -> None:
-    assert main(["reproduce", "./mine.yaml", "digits_mlp", "--dry-run"]) == 0
+    assert main(["reproduce", "./mine.yaml", "digits_mlp", "--dry-run", "--junit", "out.xml"]) == 0
     shown = capsys.readouterr().out
+    assert [each[2:] for each in junit_verdicts()] == [("skipped", "nothing ran: --dry-run")] * 2
     assert shown.splitlines()[0] == "./mine.yaml: val_accuracy, val_loss, steps_seen"
     assert "2 to run, 0 unreadable, 0 left out" in shown and "words" not in outcome
     assert main(["reproduce", "./mine.yaml", "--dry-run", "--update", "--retries", "-1", "--timeout", "0"]) == 2
@@ -431,11 +432,6 @@ def test_a_run_that_left_no_summary_is_an_error_of_junit(outcome, code: int, got
     assert main(["reproduce", "./mine.yaml", "--junit", "out.xml"]) == 5
     assert junit_verdicts() == [("./mine.yaml", "run", "error", f"MISS run: expected a summary, got {got}")]
     assert "there is no such file" in capsys.readouterr().out  # as its log ends
-
-
-def test_junit_of_a_dry_run_says_why_nothing_ran(outcome) -> None:
-    assert main(["reproduce", "./mine.yaml", "digits_mlp", "--dry-run", "--junit", "out.xml"]) == 0
-    assert [each[2:] for each in junit_verdicts()] == [("skipped", "nothing ran: --dry-run")] * 2
 
 
 def test_a_recipe_runs_with_each_of_its_seeds(outcome, recipe: Path, capsys) -> None:

@@ -118,13 +118,6 @@ def test_what_was_received_is_shown_in_part(capsys):
         f"mpt check: seed: must be a whole number. Received: 'xx{'x' * 497}… (1,002 characters).\n")  # fmt: skip
 
 
-def test_a_damaged_file_of_a_run_is_a_sentence(tmp_path, capsys):
-    (tmp_path / "summary.json").write_text("[" * 100_000)
-    (tmp_path / "config.yaml").write_text("recipe: x\n")
-    assert main(["report", str(tmp_path)]) == 0
-    assert "summary.json is damaged: maximum recursion depth exceeded" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 def test_the_exit_code_tells_it_where_nothing_else_can(tmp_path):
     mpt = [sys.executable, "-m", "mpt_cli"]

@@ -112,11 +112,6 @@ def test_a_run_goes_on_from_another_folder_that_names_the_module_otherwise(proje
     assert [problem.key for problem in forbidden_changes(stored, changed)] == ["model.builder"]
 
 
-def test_interpolations_are_resolved(write_recipe) -> None:
-    recipe = write_recipe("trainer: {epochs: 4, validate_every_epochs: '${trainer.epochs}'}\n")
-    assert load_settings([recipe]).trainer.validate_every_epochs == 4
-
-
 def test_expected_numbers_are_read(write_recipe) -> None:
     recipe = write_recipe("expect: {final_loss_scale: 2**10, val_loss: {max: 2**-1}}\n")
     assert load_settings([recipe]).expect == {"final_loss_scale": 1024, "val_loss": {"max": 0.5}}

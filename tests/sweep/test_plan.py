@@ -38,13 +38,6 @@ def test_all_problems_of_all_jobs_come_at_once_each_once():
 
 
 @pytest.mark.slow
-def test_the_same_job_under_another_spelling_is_left_out():
-    plan = make_plan(["conf=digits_mlp", "loss_scale.initial_scale=2**15,32768,3.2768e4,2**14"])
-    assert [job.overrides["loss_scale.initial_scale"] for job in plan.jobs] == ["2**15", "2**14"]
-    assert [number for _, number in plan.duplicates] == [1, 1]
-
-
-@pytest.mark.slow
 def test_a_seed_of_null_is_drawn_and_stands_in_the_command():
     plan = make_plan(["conf=digits_mlp", "optimizer.learning_rate=0.1,0.2", "seed=null"])
     seeds = {job.words[-1] for job in plan.jobs}

@@ -1,7 +1,7 @@
 """The space of a search: what is read from the words, what can't be searched, and that all of it can be tried."""
 
 import pytest
-from test_search import RATE, WORDS
+from test_search import RATE
 
 from mpt_cli.cli import main
 from mpt_cli.sweep.overrides import read_space
@@ -45,18 +45,6 @@ def test_what_can_not_be_searched_is_said_before_anything_starts(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     assert main(["sweep", "conf=digits_mlp", "--trials", "3", *words]) == (3 if "data=npz" in words else 2)
     assert message in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_dry_run_lists_the_space(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["sweep", *WORDS, "--trials", "30", "--sampler", "random", "--dry-run"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "optimizer.learning_rate   0.0001 … 0.1, on a log scale",
-        "loss_scale.initial_scale  2**8 … 2**24",
-        "optimizer.name            adam, sgd",
-        "30 trials, random",
-    ]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -80,11 +80,6 @@ def test_bad_usage_is_a_sentence_and_code_2(tmp_path, monkeypatch, capsys, words
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_report_is_of_a_sweep(tmp_path, capsys):
-    assert main(["report", str(tmp_path)]) == 3
-    assert "is no directory of a run, a sweep or a comparison" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_the_parent_imports_no_framework(tmp_path):
     code = "import sys; from mpt_cli.cli import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"

@@ -20,16 +20,6 @@ def epoch(snapshot):
     return replace(snapshot, step=40, epoch_end=True, metrics=METRICS)
 
 
-def test_columns_and_their_values_end_at_the_same_place(header, epoch) -> None:
-    assert _lines(EpochTable(header), epoch) == [
-        "                                                            val_            learning",
-        "  epoch     loss    scale  skipped  accuracy  val_loss  accuracy  grows in      rate     step  examples/s     "
-        "time",
-        "    1/3   0.5000    16384        3    0.8750    0.2500    0.9375        28      0.25       40       1,234    "
-        "1.5 s",
-    ]
-
-
 @pytest.mark.parametrize(("width", "last"), [(80, "grows in"), (60, "val_loss"), (20, "loss")])
 def test_a_narrow_screen_does_without_the_columns_at_the_right(header, epoch, width, last) -> None:
     lines = _lines(EpochTable(header), epoch, width)

@@ -4,12 +4,11 @@ import csv
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import pytest
 from strict import lines
 
 from mpt_cli.telemetry.console.plain import PlainConsole, final_rows, sample_sentence
 from mpt_cli.telemetry.records import GradientSample
-from mpt_cli.telemetry.sinks import CsvSink, JsonlSink, TensorBoardSink
+from mpt_cli.telemetry.sinks import CsvSink, JsonlSink
 
 SAMPLE = GradientSample(step=30, norm=0.25, flushed_share=0.125, subnormal_share=0.5, headroom_doublings=9.75)
 ALL_ZERO = GradientSample(30, 0.0, 1.0, 0.0, None)
@@ -29,21 +28,6 @@ def test_lines_and_rows_have_its_fields_empty_where_there_is_none(tmp_path: Path
     with (tmp_path / "m.csv").open() as file:
         rows = [[row[name] for name in names] for row in csv.DictReader(file)]
     assert rows == [["" if value is None else str(value) for value in line] for line in expected]
-
-
-def test_tensorboard_has_points_where_it_was_taken(tmp_path: Path, snapshot) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    sink = TensorBoardSink(tmp_path)
-    sink.snapshot(replace(snapshot, gradients=SAMPLE))
-    sink.snapshot(replace(snapshot, step=40))
-    sink.snapshot(replace(snapshot, step=50, gradients=ALL_ZERO))
-    sink.close()
-    found = EventAccumulator(str(tmp_path))
-    found.Reload()
-    assert [(p.step, p.value) for p in found.Scalars("gradients/flushed_share")] == [(30, 0.125), (50, 1.0)]
-    assert [(p.step, p.value) for p in found.Scalars("gradients/headroom_doublings")] == [(30, 9.75)]
 
 
 def test_an_interval_line_tells_it_once(header, snapshot, clock) -> None:

@@ -168,15 +168,10 @@ def test_a_level_that_stays_is_one_jump():
     assert [spike.step for spike in found(losses)] == [301]
 
 
-def test_the_latest_sample_of_the_gradients_is_told():
-    ledger = Ledger(LedgerOptions(keep_spikes=1), sample=GradientSample(100, 0.5, 0.0, 0.0, None))
+def test_a_jump_is_told_once_with_the_latest_sample_of_the_gradients():
+    ledger = Ledger(LedgerOptions(keep_spikes=4), sample=GradientSample(100, 0.5, 0.0, 0.0, None))
     (spike,) = told(ledger, np.array([1.0] * 64 + [9.0], np.float32), (65,))
-    assert (spike.gradient_norm, spike.gradient_step) == (0.5, 100)
-
-
-def test_a_jump_is_told_once():
-    ledger = Ledger(LedgerOptions(keep_spikes=4))
-    assert [spike.step for spike in told(ledger, np.array([1.0] * 64 + [9.0], np.float32), (65,))] == [65]
+    assert (spike.step, spike.gradient_norm, spike.gradient_step) == (65, 0.5, 100)
     ledger.absorb(StepRecords(np.zeros((0, 4), np.float32), np.zeros((0, len(INT_FIELDS)), np.int32), {}), epoch=2)
     assert ledger.spikes == []
 
