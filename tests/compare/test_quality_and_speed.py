@@ -44,12 +44,6 @@ def test_the_tolerance_can_be_chosen():
     assert compare_quality(ACCURACY, pairs, tolerance=0.0).kind == "worse"
 
 
-def test_eight_seeds_that_are_each_four_points_worse_are_worse_and_never_equal():
-    bases = [0.90, 0.93, 0.95, 0.88, 0.91, 0.96, 0.92, 0.94]  # their range, 8 points, is no margin
-    pairs = [(base, base - 0.04 + 0.001 * (place % 3)) for place, base in enumerate(bases)]
-    assert compare_quality(ACCURACY, pairs).kind == "worse"
-
-
 def test_the_very_same_results_are_equal_from_two_seeds_on():
     pair = (0.97, 0.97)
     assert [compare_quality(ACCURACY, [pair] * count, is_same=True).kind for count in (1, 2)] == ["unclear", "equal"]
@@ -62,9 +56,9 @@ def test_one_seed_says_what_it_can_not_tell():
 
 
 def shares(seeds: int, true: float, deviation: float, steps: int = 0) -> dict[str, float]:
-    """Of 2,000 comparisons whose baselines are 3 points apart; with `steps`, each is a share of so many examples."""
+    """Of 1,000 comparisons whose baselines are 3 points apart; with `steps`, each is a share of so many examples."""
     random = np.random.default_rng([seeds, round(-1e4 * true), round(1e4 * deviation), steps])
-    bases = random.normal(0.9, 0.03, (2000, seeds))
+    bases = random.normal(0.9, 0.03, (1000, seeds))
     others = bases + random.normal(true, deviation, bases.shape)
     if steps:
         bases, others = np.round(bases * steps) / steps, np.round(others * steps) / steps
@@ -74,7 +68,7 @@ def shares(seeds: int, true: float, deviation: float, steps: int = 0) -> dict[st
     return {kind: found.count(kind) / len(found) for kind in ("equal", "worse", "better", "unclear")}
 
 
-MOST_WRONG = 0.05 + 3 * math.sqrt(0.05 * 0.95 / 2000)  # nominal, and three standard errors of the simulation
+MOST_WRONG = 0.05 + 3 * math.sqrt(0.05 * 0.95 / 1000)  # nominal, and three standard errors of the simulation
 
 
 @pytest.mark.slow

@@ -21,29 +21,6 @@ def trained(cwd, *words):
     return json.loads(done.stdout)
 
 
-@pytest.mark.long
-@pytest.mark.slow
-@only_on("tensorflow")
-def test_the_underflow_recipe_from_the_shell_reaches_what_float32_reaches(tmp_path):
-    done = mpt("diagnose", "conf=underflow", "loss_scale=none", "--write", "mine.yaml", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    content = json.loads(done.stdout)
-    scale = content["recommended_initial_scale"]
-    assert content["safe_window"]["lowest_scale"] <= scale < content["safe_window"]["highest_scale"]
-    hidden = next(layer for layer in content["layers"] if layer["name"] == "hidden_2")["activation_gradients"]
-    assert hidden["flushed"]["without_scaling"] > 0.99 and hidden["flushed"]["at_recommended"] < 0.001
-    written = (tmp_path / "mine.yaml").read_text()
-    assert f"initial_scale: 2**{content['safe_window']['highest_power'] - 1}" in written
-    assert "# far below the gradients" in written  # a comment of the recipe
-    fixed = "loss_scale.mode=fixed"
-    mine = trained(tmp_path, "conf=./mine.yaml", fixed, "run_dir=scaled")
-    assert mine["skipped_steps"] == 0 and mine["steps_seen"] == mine["applied_steps"] == 460
-    reference = trained(tmp_path, "conf=underflow", "policy=float32", "run_dir=float32")["metrics"]["val_accuracy"]
-    assert abs(mine["metrics"]["val_accuracy"] - reference) < 0.01  # 360 examples: 3 of them
-    unscaled = trained(tmp_path, "conf=underflow", "loss_scale=none", "run_dir=unscaled")
-    assert unscaled["metrics"]["val_accuracy"] < 0.3 and unscaled["skipped_steps"] == 0
-
-
 @pytest.mark.slow
 @only_on("tensorflow")
 def test_the_files_and_the_json_contract_on_jax_without_tensorflow(tmp_path):

@@ -90,21 +90,14 @@ def test_a_failed_run_is_shown_with_its_postmortem(tmp_path):
     assert "<td>64 × 8</td>" in text and "step 40" not in text and "40, epoch 2" in text
 
 
-def test_what_is_missing_is_said_on_the_page(tmp_path):
-    run = write_run(tmp_path / "run")
-    (run / "summary.json").unlink()
-    text = run_page([read_history(run)], [])
-    check_page(text)
-    assert "No end on record, last logged at step 100" in text
-    assert "There is no summary.json: the run is still going on, or was killed." in text
-
-
 def test_the_name_of_a_directory_is_text_on_its_page_and_one_word_of_its_commands(tmp_path):
     run = write_run(tmp_path / "<b> a&b")
     (run / "summary.json").unlink()
     text = run_page([read_history(run)], [])
     check_page(text)
     assert "<b>" not in text and "&lt;b&gt; a&amp;b</span>: " in text
+    assert "No end on record, last logged at step 100" in text
+    assert "There is no summary.json: the run is still going on, or was killed." in text
     shown = [shlex.split(html.unescape(line)) for line in re.findall(r"<pre>(mpt .*?)</pre>", text)]
     assert ["mpt", "train", f"conf={run}/config.yaml"] in shown and ["mpt", "reproduce", str(run)] in shown
 

@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -102,14 +101,6 @@ def test_a_folder_that_holds_an_earlier_run_is_refused_before_anything_runs(outc
     assert main(["reproduce", "./mine.yaml", "--output", "mine.yaml"]) == 3
     assert "mine.yaml can't be written: File exists. Choose another --output." in capsys.readouterr().err
     assert len(outcome["words"]) == 1
-
-
-def test_the_default_folder_is_another_one_each_time(outcome, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "strftime", lambda form: "20260101-000000")
-    assert [main(["reproduce", "./mine.yaml"]) for _ in range(2)] == [0, 0]
-    first, second = (words[-1].removeprefix("run_dir=") for words in outcome["words"])
-    assert first != second
-    assert re.fullmatch(r"runs/reproduce/20260101-000000-[0-9a-f]{4}/1-mine", first)
 
 
 def test_ctrl_c_tells_of_the_interruption_and_judges_no_run_that_it_broke_off(monkeypatch, capsys) -> None:

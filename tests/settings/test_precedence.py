@@ -57,16 +57,6 @@ def test_the_chosen_file_decides_the_keys_that_it_states_and_no_other_file_does(
     assert (taken.epochs, taken.batch_size) == (1, 16)
 
 
-@pytest.mark.slow
-def test_a_mode_takes_over_the_numbers_that_it_has(write_recipe) -> None:
-    recipe = write_recipe("loss_scale: {mode: dynamic, growth_steps: 40, max_scale: 2**20, "
-                          "schedules_follow: all_steps}\n")
-    auto, fixed, none = (load_settings([recipe, f"loss_scale={mode}"]).loss_scale for mode in ("auto", "fixed", "none"))
-    assert (auto.growth_steps, auto.max_scale) == (40, 2.0**20)
-    assert (fixed.max_scale, fixed.schedules_follow) == (2.0**20, "all_steps")
-    assert none == LossScaleSettings(mode="none")
-
-
 def test_the_numbers_of_all_modes_in_a_file_of_an_earlier_version_are_read(write_recipe) -> None:
     recipe = write_recipe("loss_scale: {mode: fixed, initial_scale: 8.0, growth_steps: 2000, hysteresis: 1, "
                           "beta1: 0.99}\n")

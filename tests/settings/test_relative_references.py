@@ -84,24 +84,12 @@ def test_a_group_file_means_the_modules_of_its_project(inside, folder, monkeypat
     assert builder("model=mine") == "net:build"
 
 
-@pytest.mark.slow
-def test_a_group_of_the_projects_own_and_each_section_are_looked_after(folder, monkeypatch) -> None:
+def test_a_group_of_the_projects_own_means_them_too(folder, monkeypatch) -> None:
     project = folder / "project"
     write(project / "conf" / "experiment" / "one.yaml", "# @package _global_\nmodel: {builder: net:build}\n")
-    write(project / "conf" / "data" / "mine.yaml", "loader: net:load\nkwargs: {name: net:load}\n")
-    write(
-        project / "conf" / "optimizer" / "mine.yaml", "object: net:Slow\nkwargs: {inner: {object: net:Inner}, b: 2}\n"
-    )
-    write(project / "conf" / "trainer" / "mine.yaml", "callbacks: [net:Call, terminate_on_nan]\n")
     net = write(project / "net.py")
     monkeypatch.setenv(CONFIG_DIR, str(project))
-    groups = ["experiment=one", "data=mine", "optimizer=mine", "trainer=mine"]
-    settings = load_settings(["conf=digits_mlp", *groups, "optimizer.kwargs.b=3"])
-    assert (settings.model.builder, settings.data.loader) == (f"{net}:build", f"{net}:load")
-    assert settings.data.kwargs == {"name": "net:load"}  # what is no object is passed as it is
-    assert settings.optimizer.object == f"{net}:Slow"
-    assert settings.optimizer.kwargs == {"inner": {"object": f"{net}:Inner"}, "b": 3}
-    assert settings.trainer.callbacks == [f"{net}:Call", "terminate_on_nan"]
+    assert builder("experiment=one") == f"{net}:build"
 
 
 @pytest.mark.slow

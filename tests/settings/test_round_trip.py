@@ -40,7 +40,7 @@ def test_settings_of_every_type_come_back(words, own) -> None:
 
 
 @pytest.mark.slow
-@hypothesis_settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(_TEXT, max_size=30), numbers=st.lists(st.floats(0, 1e300), max_size=30), name=_TEXT)
 @example(texts=["\\\\${a}", "\\${", "${a", "$\\{", "\\", "\\\\n"], numbers=[], name="\\${")
 def test_any_text_and_number_comes_back(texts, numbers, name, write_recipe) -> None:

@@ -179,19 +179,19 @@ def test_a_trial_with_several_seeds_is_worth_their_mean(searches, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_trial_with_a_seed_that_fails_has_no_mean_until_it_has_run_again(searches, tmp_path):
-    searches.manners = {2: "overflows"}
-    found, code = searches.search([*WORDS, "seed=0,1", "sweep_dir=s"], 2, workers=1)
+def test_failures_are_told_and_a_trial_whose_failed_job_runs_again_is_one_anew_with_its_mean(searches, tmp_path):
+    searches.manners = {1: "raises", 4: "killed", 6: "overflows"}
+    found, code = searches.search([*WORDS, "seed=0,1", "sweep_dir=s"], 4, workers=1)
+    assert code == 2 and len(found.results) == 8
+    assert sorted(len(row.finished) for row in found.configurations) == [1, 1, 1, 2]
     states = [trial.state for trial in study_in(tmp_path / "s").get_trials()]
-    assert code == 4 and states == [TrialState.FAIL, TrialState.COMPLETE]
-    assert [len(row.finished) for row in found.configurations] == [2, 1]
-    assert failure_lines(found)[0].startswith("failed     002-")
-    searches.manners = {}
-    searches.resume_search(tmp_path / "s")
-    assert started(tmp_path / "s")[0].startswith("002-") and len(started(tmp_path / "s")) == 1
-    again = study_in(tmp_path / "s").get_trials()[2]
-    values = [value_of(result.job) for result in found.results[:2]]
-    assert again.value == pytest.approx(-sum(values) / 2) and again.user_attrs["job"] == 1
+    assert states == [TrialState.FAIL] * 3 + [TrialState.COMPLETE]
+    assert failure_lines(found)[0].startswith("failed     001-")
+    searches.manners = {6: "overflows"}
+    found, code = searches.resume_search(tmp_path / "s")
+    assert code == 4 and [name[:3] for name in started(tmp_path / "s")] == ["001", "004", "006"]
+    again = {trial.user_attrs["job"]: trial.value for trial in study_in(tmp_path / "s").get_trials()[4:]}
+    assert again == {first: pytest.approx(-value_of(found.results[first - 1].job)) for first in (1, 3)}
 
 
 @pytest.mark.long
@@ -209,23 +209,6 @@ def test_an_interrupted_search_goes_on_as_if_it_had_not_been(searches, tmp_path)
     assert {trial.state for trial in study_in(tmp_path / "s").get_trials()} == {TrialState.COMPLETE}
     found, _ = searches.resume_search(tmp_path / "s", trials=13)
     assert len(found.results) == 13 and [name[:3] for name in started(tmp_path / "s")] == ["013"]
-
-
-@pytest.mark.slow
-def test_failures_are_told_and_a_failed_job_that_runs_again_is_a_trial_anew(searches, tmp_path):
-    searches.manners = {1: "raises", 2: "killed", 3: "overflows"}
-    found, code = searches.search([*WORDS, "sweep_dir=s"], 5, workers=1)
-    assert code == 2 and len(found.results) == 5
-    states = [trial.state for trial in study_in(tmp_path / "s").get_trials()]
-    assert states == [TrialState.FAIL] * 3 + [TrialState.COMPLETE] * 2
-    searches.manners = {3: "overflows"}
-    found, code = searches.resume_search(tmp_path / "s")
-    assert code == 4 and [name[:3] for name in started(tmp_path / "s")] == ["001", "002", "003"]
-    again = study_in(tmp_path / "s").get_trials()[5:]
-    assert sorted(trial.user_attrs["job"] for trial in again) == [1, 2]
-    assert [trial.value for trial in again] == pytest.approx(
-        [-value_of(found.results[trial.user_attrs["job"] - 1].job) for trial in again]
-    )
 
 
 @pytest.mark.slow

@@ -97,19 +97,6 @@ def test_asked_for_and_not_installed_names_the_extra(name: str, monkeypatch: pyt
     check_logger(LoggerSettings())
 
 
-def test_a_tracker_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, snapshot) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-
-    class Full:
-        def log(self, row: dict[str, float]) -> None:
-            raise RuntimeError("no space left\nand more")
-
-    sink = WandbSink(Path("unused"))
-    sink._run = Full()
-    with pytest.raises(DataError, match=r"wandb could not take what it was given: no space left. Set logger.wandb"):
-        sink.snapshot(snapshot)
-
-
 def test_what_a_tracker_is_sent_and_what_it_says_of_its_server_holds_no_secret(monkeypatch, header) -> None:
     monkeypatch.setattr(redaction, "_known", redaction._Known())
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
