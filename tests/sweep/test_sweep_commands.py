@@ -34,10 +34,9 @@ def test_a_job_writes_into_its_own_directory_whatever_it_is_called(name) -> None
     assert load_settings(command[5:-1]).run_dir == name
 
 
-@pytest.mark.parametrize("kind", [SweepDirectory, CompareDirectory])
-def test_a_directory_that_is_taken_is_gone_on_with_by_what_is_said(kind, tmp_path) -> None:
+def test_a_directory_that_is_taken_is_gone_on_with_by_what_is_said(tmp_path) -> None:
     taken = tmp_path / "my own"
     taken.mkdir()
     (taken / "file").touch()
-    with pytest.raises(DataError, match=f"go on with it by `mpt {kind.verb} --resume '{taken}'`, or choose another"):
-        kind.create(str(taken), "own")
+    with pytest.raises(DataError, match=f"go on with it by `mpt compare --resume '{taken}'`, or choose another"):
+        CompareDirectory.create(str(taken), "own")

@@ -60,7 +60,7 @@ rules = st.fixed_dictionaries(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(rules, st.lists(st.booleans(), min_size=1, max_size=80), st.lists(st.integers(1, 70), min_size=1, max_size=5))
 def test_equals_the_reference_however_steps_are_divided_into_calls(rule, pattern, sizes):
     reference = ReferenceScale(**rule)

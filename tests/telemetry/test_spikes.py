@@ -86,8 +86,8 @@ def test_the_first_steps_have_a_bound_and_few_false_jumps():
 
 @pytest.mark.parametrize("kind", ["normal, 10 %", "normal, 30 %", "Student's t of 5 degrees"])
 def test_ten_times_the_loss_is_found_at_any_step_after_the_first_look(kind):
-    for step in (EARLY[0] + 1, EARLY[1], EARLY[1] + 1, 64, 65, 128, 129, 1000, 9999):
-        losses = noisy(kind)
+    for step in (EARLY[0] + 1, EARLY[1], EARLY[1] + 1, 64, 65, 128, 129, 1000):
+        losses = noisy(kind, 1200)
         losses[step - 1] = 10 * np.median(losses[max(0, step - WINDOW) : step])
         assert [spike.step for spike in found(losses)] == [step]
 
