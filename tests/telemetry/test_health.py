@@ -166,17 +166,6 @@ def test_zero_gradients_that_a_higher_scale_would_keep(mode, words, change):
     assert "No loss scale brings them back" in check(run, TrainerSettings(max_zero_gradients=3), mode=mode).remedy
 
 
-def test_skips_at_a_floor_that_was_left_within_the_call_count():
-    ledger = Ledger(LedgerOptions(min_scale=2.0))
-    scales = [2.0] * 6 + [4.0, 4.0, 2.0]
-    finite = [1, 0, 0, 0, 1, 1, 1, 1, 0]
-    floats = np.array([[0.5, scale, scale, 0.1] for scale in scales], np.float32)
-    ledger.absorb(StepRecords(floats, np.array([[flag, 0, 0, 0, 0, 0, 0] for flag in finite], np.int32), {}), 1)
-    assert (ledger.peaks.floor_skips, ledger.streaks.floor_skips) == (3, 1)
-    stop = check(Watched(ledger), min_scale=2.0, max_skips_at_floor=3)
-    assert stop is not None and stop.evidence == "3 steps were skipped though the loss scale is at its floor, 2"
-
-
 def test_an_idle_epoch():
     assert str(check_epoch(after("x" * 29))) == (
         "an epoch ended in which every step was skipped, the last at loss scale 4 "

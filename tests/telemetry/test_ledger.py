@@ -219,6 +219,7 @@ def test_skips_at_the_floor_are_counted_until_the_scale_leaves_it():
     assert after("..") == 3  # grows at the second, which still began at the floor
     assert after("x") == 0
     assert after("x") == 1
+    assert (after("xx..x"), ledger.peaks.floor_skips) == (0, 3)
 
 
 @pytest.mark.parametrize(("mark", "loss", "sound"), [(".", 0.5, True), (".", NAN, False), ("x", 0.5, False)])
