@@ -219,19 +219,6 @@ def test_a_run_is_repeated_on_the_cores_it_had(device, cores, outcome, earlier, 
     assert (said in capsys.readouterr().out) is (cores is not None)
 
 
-def test_the_variables_of_a_child_are_added_to_those_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = Path("says").resolve()
-    script.write_text('#!/bin/sh\necho "mpt has $TF_NUM_INTRAOP_THREADS of $KEPT" >&2\nexit 3\n')
-    script.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(script))
-    monkeypatch.setenv("KEPT", "8")
-    run = RunDirectory(Path("run"))
-    command = run_command("train", ["conf=x"], run, Path("log"), {"variables": {"TF_NUM_INTRAOP_THREADS": "1"}})
-    with LocalExecutor() as executor:
-        child = read_finished(command, run_one(command, executor))
-    assert (child.exit_code, child.words) == (3, "mpt has 1 of 8")
-
-
 @pytest.mark.slow
 def test_a_miss_of_a_run_that_was_resumed_with_other_settings_is_explained(outcome, capsys, earlier: Path) -> None:
     attempts = [{"attempt": 1, "changes": {}}, {"attempt": 2, "changes": {"optimizer.learning_rate": [0.001, 0.01]}},
