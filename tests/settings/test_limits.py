@@ -70,12 +70,6 @@ def test_a_range_that_never_ends_is_refused(word, rule, capsys):
     assert f"seed: {rule}" in capsys.readouterr().err
 
 
-def test_a_nul_in_a_file_is_refused_where_a_text_is_meant(tmp_path, capsys):
-    (tmp_path / "x.yaml").write_text('run_dir: "a\\0b"\n')
-    assert main(["check", f"conf={tmp_path}/x.yaml"]) == 2
-    assert "run_dir: must hold no NUL. Received: 'a\\x00b'." in capsys.readouterr().err
-
-
 def test_a_name_that_no_file_can_have_is_a_sentence(tmp_path, capsys):
     (tmp_path / "x.yaml").write_text(f"defaults: [./{'x' * 300}]\n")
     assert main(["check", f"conf={tmp_path}/x.yaml"]) == 3

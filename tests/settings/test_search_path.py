@@ -230,18 +230,6 @@ def test_what_hydras_users_type_is_answered_with_the_word_that_does_it(words, sa
     assert said in capsys.readouterr().err
 
 
-def test_the_recipe_of_the_guide_is_composed_as_it_says() -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "guides" / "composition.md").read_text(encoding="utf-8")
-    start = "defaults:\n  - ./base.yaml"
-    write("mine.yaml", start + guide.partition(start)[2].partition("```")[0])
-    write("base.yaml", "defaults: [{policy: mixed_float16}]\nexpect: {steps_seen: 3}\ntrainer: {epochs: 4}\n")
-    write("conf/loss_scale/mine.yaml", MINE)
-    write("conf/experiment/a.yaml", "# @package _global_\ntrainer: {epochs: 6}\n")
-    settings = load_settings(["conf=./mine.yaml"])
-    assert (settings.policy.name, settings.expect, settings.trainer.epochs) == ("float32", {"steps_seen": 3}, 6)
-    assert (settings.loss_scale.initial_scale, settings.model.hidden_units) == (128.0, [64, 64])
-
-
 @pytest.mark.slow
 def test_what_is_no_file_in_a_project_is_said_and_hangs_nothing(capsys) -> None:
     """Pipes, named like a shipped recipe and group file, and otherwise."""

@@ -276,11 +276,3 @@ def test_a_block_says_what_is_ranked_by(stubs) -> None:
     plan_of("  grid: {seed: [1, 2]}\n  objective: skipped_steps\n")
     found, code = stubs.start(["conf=./mine.yaml", "sweep_dir=s"])
     assert code == 0 and found.objective.name == read_results(found.sweep).objective.name == "skipped_steps"
-
-
-@pytest.mark.slow
-def test_the_block_of_the_guide_is_what_it_says() -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "guides" / "sweep.md").read_text(encoding="utf-8")
-    block = guide.partition("```yaml\nsweep:\n")[2].partition("```")[0]
-    plan = plan_of(block)
-    assert len(plan.jobs) == 2 * 2 * 2 * 3  # scales, policies, points, seeds
