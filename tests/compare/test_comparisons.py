@@ -156,18 +156,13 @@ def test_jobs_at_the_same_time_are_not_timed_against_each_other_also_when_resume
 
 
 @pytest.mark.slow
-def test_the_table_is_plain_lines_where_there_is_no_terminal(outcomes, tmp_path):
+def test_a_comparison_is_shown_in_plain_lines_and_read_from_its_directory_alone(outcomes, tmp_path):
     found, _ = outcomes.compare(THREE)
     with (tmp_path / "out").open("w") as stream:
         print_comparison(found, Screen(stream))
     lines = (tmp_path / "out").read_text().splitlines()
     assert lines[0].startswith("precision       val_accuracy   difference") and lines[4] == ""
     assert lines[5] == overall(found) and lines[-1] == "page  c/report.html"
-
-
-@pytest.mark.slow
-def test_a_comparison_is_read_from_its_directory_alone(outcomes, tmp_path):
-    found, _ = outcomes.compare(THREE)
     before = (tmp_path / "c" / "results.json").read_text()
     assert overall(read_comparison(CompareDirectory.open("c"))) in before
     plan = json.loads(found.directory.plan_json.read_text())

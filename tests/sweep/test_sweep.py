@@ -93,9 +93,11 @@ def test_ctrl_c_keeps_the_summary_and_resume_runs_the_rest(stubs, tmp_path):
     assert not (tmp_path / "s" / "earlier").exists()  # what was broken off goes on where it was
 
 
-def test_a_job_that_still_runs_is_not_started_again(stubs, tmp_path):
-    """As on a cluster after its sweep was killed."""
+def test_what_another_process_runs_is_not_started_again(stubs, tmp_path):
+    """A sweep, or a job as on a cluster after its sweep was killed."""
     found, _ = stubs.start(["conf=digits_mlp", "seed=0,1", "sweep_dir=s"])
+    with found.sweep.lock(), pytest.raises(DataError, match="another process is writing"):
+        stubs.resume(tmp_path / "s")
     job = found.plan.jobs[1]
     found.sweep.ending_json(job).unlink()
     with found.sweep.run(job).lock(), pytest.raises(DataError, match=r"another process is writing in .*/002-seed-1 "):
@@ -133,12 +135,6 @@ def test_only_a_sweep_directory_can_be_resumed(stubs, tmp_path):
         stubs.resume(tmp_path / "nowhere")
 
 
-def test_two_sweeps_never_write_in_one_directory(stubs, tmp_path):
-    stubs.start(["conf=digits_mlp", "seed=0,1", "sweep_dir=s"])
-    with SweepDirectory(tmp_path / "s").lock(), pytest.raises(DataError, match="another process is writing"):
-        stubs.resume(tmp_path / "s")
-
-
 def test_a_sweep_that_cannot_be_written_is_named_by_its_own_key(tmp_path):
     (tmp_path / "s" / ".lock").mkdir(parents=True)  # a read-only folder would not stop root
     with pytest.raises(DataError) as caught, SweepDirectory(tmp_path / "s").lock():
@@ -148,14 +144,10 @@ def test_a_sweep_that_cannot_be_written_is_named_by_its_own_key(tmp_path):
     )
 
 
-def test_the_default_directory_is_named_after_the_recipe(stubs, tmp_path):
-    found, _ = stubs.start(["conf=digits_mlp", "seed=0,1"])
-    assert found.sweep.path.parts[:2] == ("sweeps", "digits_mlp")
-
-
-def test_piped_progress_is_plain_lines(stubs):
+def test_piped_progress_is_plain_lines_and_the_directory_named_after_the_recipe(stubs):
     stubs.manners = {2: "raises"}
-    stubs.start(["conf=digits_mlp", "seed=0,1,1"])
+    found, _ = stubs.start(["conf=digits_mlp", "seed=0,1,1"])
+    assert found.sweep.path.parts[:2] == ("sweeps", "digits_mlp")
     assert "\x1b" not in stubs.said and "left out: seed=1 is the same as job 2" in stubs.said
     assert "finished  001-seed-0  val_accuracy 0.5000, 3 skipped, healthy" in stubs.said
     assert "failed    002-seed-1  model.builder: build_net raised ValueError: no." in stubs.said
