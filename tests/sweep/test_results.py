@@ -299,6 +299,7 @@ def test_an_earlier_attempts_summary_is_not_taken_for_this_ones(stubs):
 @pytest.mark.slow
 @pytest.mark.parametrize(("field", "value", "said"), [
     ("name", "../../elsewhere", "the name of a job must be that of a folder in it, not '../../elsewhere'"),
+    ("name", "..", "the name of a job must be that of a folder in it, not '..'"),
     ("words", "seed=1", "words must not be 'seed=1'"),
 ])  # fmt: skip
 def test_a_plan_can_not_name_places_outside_of_its_sweep(field, value, said, stubs, tmp_path, capsys):
