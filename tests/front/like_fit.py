@@ -62,20 +62,6 @@ class MadeInCall(keras.Model):
         return self.last(layers.Activation("relu")(self.hidden(x)))
 
 
-class Blocks(keras.Model):
-    """Layers in a list and a dict, and a call that asks whether it trains."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = [layers.Dense(8, "relu") for _ in range(2)]
-        self.heads = {"y": layers.Dense(1)}
-
-    def call(self, x: Any, training: Any = None) -> Any:
-        for block in self.blocks:
-            x = block(x)
-        return self.heads["y"](x)
-
-
 class Reconstruction(layers.Layer):
     def call(self, x: Any, again: Any) -> Any:
         x, again = ops.cast(x, "float32"), ops.cast(again, "float32")
@@ -87,14 +73,6 @@ def alone() -> Any:
     inputs = keras.Input((30,))
     again = layers.Dense(30)(layers.Dense(4, "relu")(inputs))
     return compiled(keras.Model(inputs, Reconstruction(dtype="float32")(inputs, again)), None)
-
-
-def nested() -> Any:
-    inner = keras.Sequential([keras.Input((30,)), layers.Dense(8, "relu"), layers.BatchNormalization()])
-    x = keras.Input((30,))
-    middle = keras.Model(x, inner(x) + layers.Dense(8)(x))
-    outer = keras.Input((30,))
-    return compiled(keras.Model(outer, layers.Dense(1)(middle(outer))))
 
 
 def shared() -> Any:
@@ -144,24 +122,15 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[], tuple[Any, ...]]]] = {
     "sparse batches": (MLP, lambda: (sliced(sparse_tensor(), Y).batch(16),)),
     "bcoo": (MLP, lambda: (jax_sparse.BCOO.fromdense(ROWS.toarray()), Y)),
     "padded batches": (MASKED, lambda: (padded_batches(),)),
-    "full batches": (MLP, lambda: (sliced(X, Y).batch(16, drop_remainder=True),)),
     "odd batches": (MLP, lambda: (sliced(X, Y).batch(16).map(lambda x, y: (x[1:], y[1:])),)),
     "pydataset": (MLP, lambda: (Parts(),)),
     "uint8": (network(lambda: layers.Rescaling(1 / 255), lambda: layers.Conv2D(4, 3), layers.Flatten, shape=(8, 8, 1)),
               lambda: (IMAGES, Y)),
     "x alone": (alone, lambda: (X,)),
-    "nested": (nested, lambda: (X, Y)),
     "shared": (shared, lambda: ([X[:, :15], X[:, 15:]], Y)),
     "made in call": (lambda: compiled(MadeInCall()), lambda: (X, Y)),
-    "blocks": (lambda: compiled(Blocks()), lambda: (X, Y)),
-    "lambda": (network(lambda: layers.Lambda(lambda v: ops.concatenate([v, ops.square(v)], -1)), shape=(30,)),
-               lambda: (X, Y)),
-    "wrappers": (network(lambda: layers.TimeDistributed(layers.Dense(4, "relu")),
-                         lambda: layers.Bidirectional(layers.GRU(3, return_sequences=True), merge_mode="sum"),
-                         layers.Flatten, shape=(6, 5)), lambda: (X.reshape(COUNT, 6, 5), Y)),
     "activity": (network(lambda: layers.Dense(4, activity_regularizer="l2", kernel_regularizer="l1"), shape=(30,)),
                  lambda: (X, Y)),
-    "mask": (MASKED, lambda: (keras.utils.pad_sequences(WORDS, padding="post"), LONG)),
 }  # fmt: skip
 
 

@@ -24,8 +24,8 @@ def check(tmp_path: Path, backend: str, *names: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_inputs_that_are_ragged_sparse_and_uint8_and_losses_of_layers(tmp_path: Path) -> None:
-    names = "ragged", "csr", "uint8", "activity"
+def test_inputs_that_are_ragged_and_sparse_and_losses_of_layers(tmp_path: Path) -> None:
+    names = "ragged", "csr", "activity"
     assert check(tmp_path, "tensorflow", *names) == [*names]
 
 
@@ -33,4 +33,4 @@ def test_inputs_that_are_ragged_sparse_and_uint8_and_losses_of_layers(tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_all_kinds(tmp_path: Path, backend: str) -> None:
-    assert len(check(tmp_path, backend)) >= 20
+    assert len(check(tmp_path, backend)) >= 14

@@ -104,7 +104,7 @@ def patterned(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", [1, pytest.param(4, marks=pytest.mark.long), 64])
+@pytest.mark.parametrize("steps", [1, 64])
 def test_a_recorder_sees_what_our_own_loop_sees_in_every_pattern_of_steps(patterned, tmp_path, steps):
     own, trained, (x, y) = patterned
     model = net(steps_per_execution=steps)
@@ -136,33 +136,29 @@ def test_the_step_log_is_in_no_file(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("steps_per_execution", "seen"), [(1, 20), (7, 21)])
-def test_a_recorder_stops_what_no_longer_trains_at_the_call_that_breaks_a_rule(tmp_path, steps_per_execution, seen):
+def test_a_recorder_stops_what_no_longer_trains_at_the_call_that_breaks_a_rule(tmp_path):
     x, y = np.full((200, 8), 6e4, "float32"), np.zeros(200, "int32")
     settings = {**QUIET, "loss_scale.max_consecutive_skips": 20, "trainer.log_every_steps": 1000}
     recorder = mpt.Recorder(tmp_path / "run", settings=settings)
-    model = net(steps_per_execution=steps_per_execution)
+    model = net(steps_per_execution=7)
     model.fit(x, y, batch_size=2, epochs=9, verbose=0, callbacks=[recorder])
     summary = recorder.run.summary
     assert summary["status"] == "stopped" and summary["exit_code"] == 4
     assert (summary["applied_steps"], summary["skipped_steps"]) == (0, summary["steps_seen"])
-    assert summary["steps_seen"] == seen
+    assert summary["steps_seen"] == 21
 
 
 @pytest.mark.slow
 def test_a_fit_with_a_head_in_float16_is_told_what_keeps_it_in_float32(tmp_path):
-    warnings = {}
-    for name, more in (("as_built", {}), ("as_told", {"policy.head": "float32"})):
-        with mpt.Policy("mixed_float16").scope():
-            model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2, name="out")], name="net")
-        model.compile("sgd", "mse", auto_scale_loss=False)
-        x, y = data(bad=())
-        run = mpt.fit(model, x, np.eye(2)[y], batch_size=32, run_dir=tmp_path / name, settings={**QUIET, **more})
-        assert run.summary["applied_steps"] == 4
-        warnings[name] = json.loads((run.path / "header.json").read_text())["warnings"]
-    (said,) = [text for text in warnings["as_built"] if text.startswith("layer net/out makes the output of the model")]
+    with mpt.Policy("mixed_float16").scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2, name="out")], name="net")
+    model.compile("sgd", "mse", auto_scale_loss=False)
+    x, y = data(bad=())
+    run = mpt.fit(model, x, np.eye(2)[y], batch_size=32, run_dir=tmp_path / "run", settings=QUIET)
+    assert run.summary["applied_steps"] == 4
+    warnings = json.loads((run.path / "header.json").read_text())["warnings"]
+    (said,) = [text for text in warnings if text.startswith("layer net/out makes the output of the model")]
     assert said.endswith(" Keep that layer in float32.")
-    assert not any("makes the output" in text for text in warnings["as_told"])
 
 
 def of_zero(y, y_pred):
@@ -174,8 +170,6 @@ def of_zero(y, y_pred):
     ("float32", (), {"trainer.max_zero_gradients": 7}, 7),
     ("float32", range(4, 33), {"trainer.max_nonfinite_losses": 5}, 8),
     ("mixed_float16", range(2, 33, 2), {"loss_scale.max_skip_rate": 0.4, "loss_scale.skip_rate_window": 10}, 20),
-    pytest.param("mixed_float16", range(18, 33), {"loss_scale.max_skip_rate": 0.4, "loss_scale.skip_rate_window": 10},
-                 22, marks=pytest.mark.long),
 ])  # fmt: skip
 def test_each_rule_ends_a_recorded_fit_at_its_step(tmp_path, policy, bad, rules, seen):
     x, y = data(bad=bad)
@@ -460,10 +454,12 @@ def test_policies_are_not_chosen_for_a_model_that_can_not_be_traced(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_process_is_as_it_was(tmp_path):
-    model = net()  # which seeds
+def test_callbacks_are_called_and_the_process_is_as_it_was(tmp_path):
+    model, seen = net(), []  # which seeds
     state, handler = np.random.get_state()[1].copy(), signal.getsignal(signal.SIGINT)
-    fit(model, tmp_path / "run", epochs=1)
+    noting = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))
+    fit(model, tmp_path / "run", callbacks=[noting])
+    assert seen == [0, 1]
     assert (np.random.get_state()[1] == state).all() and signal.getsignal(signal.SIGINT) is handler
 
 
@@ -504,8 +500,6 @@ def test_what_fit_can_not_train_is_said():
         r"devices: must be >= 1\. Received: 0": lambda: mpt.plan("conf=digits_mlp", device="h100", devices=0),
         r"batch_size, policy, loss_scale, settings: are for a model": lambda: mpt.plan(
             "conf=digits_mlp", device="h100", policy="mixed_float16"),
-        r"trainer.epoks: there is no such key.* Did you mean trainer\.epochs": lambda: mpt.plan(
-            net(), x, y, device="h100", settings={"trainer.epoks": 1}),
         r"plan: takes a model with x, y and weights.* Received: '1 arguments'": lambda: mpt.plan(net(), device="h100"),
         r"TensorFlow compiles .* in Python, KERAS_BACKEND=jax|the compiler for NVIDIA's": lambda: mpt.plan(
             net(), x, y, device="h100"),
@@ -523,10 +517,8 @@ def test_arguments_of_a_wrong_type_are_said(tmp_path):
         return lambda: mpt.fit(net(), x, y, **{"run_dir": tmp_path / "r", "settings": QUIET, **arguments})
 
     cases = {
-        r"settings: must be a mapping from paths of keys.* Received: \[1\]": fit(settings=[1]),
         r"settings: must be a mapping from paths of keys.* Received: \{3: 4\}": fit(settings={3: 4}),
         r"callbacks: must be a list of Keras callbacks\. Received: 3": fit(callbacks=3),
-        r"trainer\.epochs: must be a whole number": fit(epochs="some"),
         r"trainer\.epochs: must be a whole number. Received: 1.5": fit(epochs=1.5),
         r"trainer\.batch_size: must be a whole number": fit(batch_size=object()),
         r"seed: must be a whole number": fit(seed="x"),
@@ -540,7 +532,6 @@ def test_arguments_of_a_wrong_type_are_said(tmp_path):
         r"run_dir: must hold no NUL": fit(run_dir="a\0b"),
         r"validation_split: must be": fit(validation_split="x"),
         r'overrides: must be texts or mappings, as in "seed=1".* Received: 3': lambda: mpt.sweep(3),
-        r"overrides: must be texts": lambda: mpt.compare(None),
         r"overrides: must be texts or ": lambda: mpt.plan(("seed=1",), device="h100"),
         r"seed: cannot be read|seed: must be": lambda: mpt.sweep("conf=digits_mlp", {"seed": object()}),
         r"description: must hold no NUL": lambda: mpt.sweep("conf=digits_mlp", {"description": "a\0b"}),
@@ -585,14 +576,6 @@ def test_datasets_and_class_weights_are_taken_as_keras_takes_them(tmp_path):
     for words, call in cases.items():
         with pytest.raises((ConfigError, DataError), match=words):
             call()
-
-
-@pytest.mark.slow
-def test_callbacks_are_called(tmp_path):
-    seen = []
-    noting = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))
-    fit(net(), tmp_path / "run", callbacks=[noting])
-    assert seen == [0, 1]
 
 
 def test_frames_have_a_row_for_each_record(reference):
