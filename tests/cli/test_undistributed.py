@@ -2,9 +2,9 @@
 
 import pytest
 
-from mpt_cli import trained_model, training_run
+from mpt_cli import training_run
 from mpt_cli.cli import main
-from mpt_cli.settings import load_settings, resolved_yaml
+from mpt_cli.settings import load_settings
 from mpt_cli.settings.schema import DistributeSettings, Settings
 
 TWO = ["conf=digits_mlp", "backend=jax", "distribute=data_parallel", "distribute.processes=2"]
@@ -18,32 +18,11 @@ class Prepared(Exception):
         return self.args[0]
 
 
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    """The directory of a run that two processes trained."""
-
+def test_a_check_in_one_process_splits_the_batch_as_training_would(monkeypatch):
     def prepare(settings: Settings) -> None:
         raise Prepared(settings)
 
-    monkeypatch.setattr(trained_model, "check_model", lambda _: None)
     monkeypatch.setattr("mpt_cli.engine.backend.prepare_backend", prepare)
-    (tmp_path / "config.yaml").write_text(resolved_yaml(load_settings(TWO)))
-    return str(tmp_path)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("use", [
-    trained_model.evaluate, lambda run: trained_model.export(run, "savedmodel"),
-    lambda _: training_run.check_build(load_settings(TWO)),
-], ids=["evaluate", "export", "check"])  # fmt: skip
-def test_a_run_of_several_processes_needs_only_one_device_afterwards(run, use):
-    with pytest.raises(Prepared) as prepared:
-        use(run)
-    assert prepared.value.settings.distribute == DistributeSettings()
-    assert prepared.value.settings.backend.name == "jax"
-
-
-def test_a_check_in_one_process_splits_the_batch_as_training_would(run):
     with pytest.raises(Prepared) as prepared:
         training_run.check_build(load_settings(["conf=digits_mlp", "distribute=mirrored", "distribute.devices=2"]))
     assert prepared.value.settings.distribute == DistributeSettings("mirrored", 2)

