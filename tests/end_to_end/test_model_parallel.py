@@ -103,10 +103,3 @@ def test_a_pattern_that_matches_nothing_is_said_before_training(train):
     assert "must match whole paths of variables of the model. Received: '.*upp/kernel'." in done.stderr
     assert "The nearest paths are up/kernel, " in done.stderr
     assert "distribute.layout..*down/bias: must have an entry for each axis of down/bias" in done.stderr
-
-
-@pytest.mark.slow
-def test_a_batch_must_divide_along_data(train):
-    done = train("conf=divided.yaml", SQUARE, "trainer.batch_size=15", "run_dir=refused")
-    assert done.returncode == 2
-    assert "trainer.batch_size: must be a multiple of the 2 devices it is split over. Received: 15" in done.stderr

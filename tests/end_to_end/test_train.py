@@ -56,23 +56,19 @@ def test_a_run_leaves_what_the_contract_says(tmp_path):
     assert len(environment["dataset_fingerprint"]) == 64
 
 
-@pytest.mark.parametrize(("words", "loss"), [
-    ([], "mean_squared_error (auto: regression)"),
-    (["data.task=classification"], "sparse_categorical_crossentropy (auto: classification)"),
-    (["trainer.loss=huber"], "huber"),
-])  # fmt: skip
-def test_the_opening_lines_say_which_loss_float_labels_got(words, loss, tmp_path):
+def test_the_opening_lines_say_which_loss_float_labels_got(tmp_path):
     x = np.random.default_rng(0).normal(size=(40, 3))
     np.savez(tmp_path / "set.npz", x=x, y=(x[:, 0] > 0).astype(np.float32))
-    done = mpt("train", "conf=digits_mlp", "data=npz", "data.path=set.npz", "trainer.epochs=1", "run_dir=r", *words,
-               "--json", cwd=tmp_path)  # fmt: skip
+    done = mpt("train", "conf=digits_mlp", "data=npz", "data.path=set.npz", "trainer.epochs=1", "run_dir=r", "--json",
+               cwd=tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary["applied_steps"] == summary["steps_seen"] == 1
-    assert f"loss         {loss}\n" in done.stderr
-    assert ("warning      data: y is float, so this is a regression" in done.stderr) == (not words)
+    assert "loss         mean_squared_error (auto: regression)\n" in done.stderr
+    assert "warning      data: y is float, so this is a regression" in done.stderr
 
 
+@pytest.mark.long
 def test_the_written_configuration_repeats_the_run_bit_for_bit(tmp_path):
     words = ["trainer.max_steps=30", "policy=mixed_bfloat16", "seed=null", "--json"]
     done = mpt("train", "conf=digits_mlp", "run_dir=a", *words, cwd=tmp_path)
@@ -135,39 +131,18 @@ def test_ctrl_c_stops_cleanly_and_the_run_goes_on_later(tmp_path):
     assert json.loads(done.stdout)["steps_seen"] == summary["steps_seen"] + 30
 
 
-def test_two_processes_do_not_write_into_one_run(tmp_path):
-    mpt("train", "conf=digits_mlp", "run_dir=r", "trainer.max_steps=5", "trainer.jit_compile=false", cwd=tmp_path)
-    words = ["conf=digits_mlp", "run_dir=r", "trainer.epochs=100000", "trainer.jit_compile=false", "resume=auto"]
-    process = start_mpt("train", *words, cwd=tmp_path)
-    for line in process.stdout:
-        if "going on" in line:
-            break
-    second = mpt("train", "conf=digits_mlp", "run_dir=r", "resume=auto", cwd=tmp_path)
-    process.kill()
-    process.wait()
-    assert second.returncode == 3
-    assert "another process is writing in r" in second.stderr
-
-
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["data=npz", "data.path=nowhere.npz"], 3, "nowhere.npz"),
-        (["data=csv", "data.path=t.csv", "data.target=label"], 3, "empty"),
-        (["model.builder=broken:no_model"], 2, "no_model"),
         (["model.builder=broken:raises"], 2, "ValueError: from the user's own code"),
-        (["model.builder=broken:wrong_shape"], 2, "3"),
         (["data.loader=broken:with_nan"], 3, "NaN"),
-        (["data.loader=broken:bad_labels"], 3, "label"),
         (["backend.device=gpu"], 2, "backend.device: no GPU is visible"),
         (["run_dir=taken"], 3, "already exists"),
-        (["policy=bfloat16"], 2, "mixed_bfloat16"),
         (["data.loader=broken:huge", "policy=mixed_float16"], 2, "65504"),
         (["policy=mixed_float16", "'policy.overrides={nosuch*: float32}'"], 2, "nosuch*"),
     ],
 )
 def test_bad_input_is_a_sentence_and_leaves_nothing(tmp_path, words, code, said):
-    (tmp_path / "t.csv").write_text("")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "keep.txt").write_text("mine")
     (tmp_path / "broken.py").write_text(BROKEN)
@@ -182,15 +157,11 @@ def test_bad_input_is_a_sentence_and_leaves_nothing(tmp_path, words, code, said)
 
 
 BROKEN = '''
-import keras, numpy as np
-def no_model(input_shape, num_classes): return "a model"
+import numpy as np
 def raises(input_shape): raise ValueError("from the user's own code")
-def wrong_shape(input_shape):
-    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(3)])
 def with_nan():
     x = np.ones((20, 4), "float32"); x[3, 1] = np.nan
     return x, np.arange(20) % 2
-def bad_labels(): return np.ones((20, 4), "float32"), np.arange(20) % 2 - 1
 def huge(): return np.full((20, 4), 1e6, "float32") * np.arange(1, 21)[:, None], np.arange(20) % 2
 '''
 
@@ -230,35 +201,15 @@ def test_the_wheel_works_in_an_empty_directory(tmp_path):
     assert licence.read_text() == (ROOT / "LICENSE").read_text()
 
 
-@pytest.mark.parametrize(
-    "words", [pytest.param(["distribute=mirrored"], id="mirrored"),
-              pytest.param(["backend=jax", "distribute=data_parallel"], id="data_parallel", marks=pytest.mark.long)]
-)
-def test_two_devices_train_to_the_same_result_as_one(tmp_path, words):
+@pytest.mark.long
+def test_two_devices_train_to_the_same_result_as_one(tmp_path):
     common = ["conf=digits_mlp", "policy=float32", "trainer.max_steps=40", "--json"]
-    backend = words[:-1]
-    one = json.loads(mpt("train", *common, *backend, "run_dir=one", cwd=tmp_path).stdout)
-    two = json.loads(mpt("train", *common, *words, "distribute.devices=2", "run_dir=two", cwd=tmp_path).stdout)
+    mirrored = ["distribute=mirrored", "distribute.devices=2"]
+    one = json.loads(mpt("train", *common, "run_dir=one", cwd=tmp_path).stdout)
+    two = json.loads(mpt("train", *common, *mirrored, "run_dir=two", cwd=tmp_path).stdout)
     assert one["applied_steps"] == two["applied_steps"] == 40
     # float32 sums in another order: 1e-7 a step, grown over 40 steps of Adam; the second epoch lacks one example
     assert two["metrics"]["val_loss"] == pytest.approx(one["metrics"]["val_loss"], rel=0.02)
-
-
-def test_start_up_is_not_slowed_by_what_is_not_needed(tmp_path):
-    """Neither help nor a bad configuration imports a framework; how long they take is in the benchmark."""
-    frameworks = "sorted({'keras', 'tensorflow', 'jax'} & set(sys.modules))"
-    code = f"import sys; from mpt_cli.cli import main; main(sys.argv[1:]); print({frameworks})"
-    conf = "conf=digits_cnn"
-    for words in (["list"], ["show", conf], ["check", conf], ["train", conf, "a=1"]):
-        done = subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True)
-        assert done.stdout.splitlines()[-1] == "[]", words
-
-
-def test_default_run_directories_are_new_each_time(tmp_path):
-    tiny = ["model.hidden_units=[8]", "trainer.jit_compile=false", "trainer.max_steps=2"]
-    for _ in range(2):
-        assert mpt("train", "conf=digits_mlp", *tiny, cwd=tmp_path).returncode == 0
-    assert len(list((tmp_path / "runs" / "digits_mlp").iterdir())) == 2
 
 
 def test_a_run_on_jax_does_not_load_tensorflow(tmp_path):
@@ -271,11 +222,9 @@ def test_a_run_on_jax_does_not_load_tensorflow(tmp_path):
     assert (tmp_path / "r" / "model.keras").is_file()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
-def test_a_model_in_float64_trains_and_skips_what_is_not_finite(tmp_path, backend):
+def test_a_model_in_float64_trains_and_skips_what_is_not_finite(tmp_path):
     """JAX then makes new arrays and sums of integers in 64 bits; the records of a step keep theirs."""
-    words = ["conf=digits_mlp", f"backend={backend}", "policy=float64", "loss_scale=dynamic", "fault=overflow",
+    words = ["conf=digits_mlp", "backend=jax", "policy=float64", "loss_scale=dynamic", "fault=overflow",
              "fault.at_steps=[5]", "trainer.max_steps=30", "run_dir=run"]  # fmt: skip
     done = mpt("train", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
