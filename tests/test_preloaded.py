@@ -1,12 +1,11 @@
 """A process forked from one that has imported Keras finds what one of its own finds, and ends as it does."""
 
 import json
-import signal
 import subprocess
 import sys
 
 import pytest
-from preloaded import ENVIRONMENT, run_program, start_program
+from preloaded import ENVIRONMENT, run_program
 
 pytestmark = pytest.mark.slow
 FINDS = """
@@ -23,7 +22,6 @@ print(json.dumps({
 print("told", file=sys.stderr)
 sys.exit(7)
 """
-WAITS = "print('waiting', flush=True); import time; time.sleep(100)"
 
 
 def test_it_finds_what_a_fresh_process_finds(tmp_path):
@@ -38,14 +36,3 @@ def test_it_finds_what_a_fresh_process_finds(tmp_path):
     ours, theirs = (json.loads(done.stdout.splitlines()[0]) for done in (forked, fresh))
     assert ours == theirs
     assert forked.stdout.splitlines()[1:] == fresh.stdout.splitlines()[1:] == ["at its end"]
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, -15)])
-def test_a_signal_ends_it(number, code, tmp_path):
-    (tmp_path / "waits.py").write_text(WAITS)
-    process = start_program(str(tmp_path / "waits.py"), backend="jax", cwd=tmp_path)
-    assert process.stdout.readline() == "waiting\n" and process.poll() is None
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.01)
-    process.send_signal(number)
-    assert process.wait(100) == code == process.poll()
