@@ -22,7 +22,7 @@ from mpt_cli.cli import main
 from mpt_cli.report import run_page
 from mpt_cli.settings.schema import all_keys
 
-CASES = int(os.environ.get("FUZZ_CASES", 100))
+CASES = int(os.environ.get("FUZZ_CASES", 30))
 CODES = (0, 2, 3, 4, 5, 130, 143)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # and what turns a line around
 SECRET = "hunter2-0xFEEDC0FFEE-ZZ"

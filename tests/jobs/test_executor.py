@@ -61,14 +61,10 @@ def test_what_runs_ends_when_the_process_that_started_it_is_killed(tmp_path):
     assert gone(pids)
 
 
-@pytest.mark.parametrize(("program", "said"), [
-    ("/no/such/program", "[Errno 2] No such file or directory: '/no/such/program'"),
-    ("/etc/passwd", "[Errno 13] Permission denied: '/etc/passwd'"),
-])  # fmt: skip
-def test_what_can_not_be_started_is_said(program, said):
+def test_what_can_not_be_started_is_said():
     with LocalExecutor() as executor, pytest.raises(CannotStart) as caught:
-        executor.start(Command("one", [program], None))
-    assert str(caught.value) == said
+        executor.start(Command("one", ["/etc/passwd"], None))
+    assert str(caught.value) == "[Errno 13] Permission denied: '/etc/passwd'"
 
 
 SHOWN = """

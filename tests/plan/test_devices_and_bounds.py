@@ -32,11 +32,13 @@ def test_a_kernel_is_bound_by_its_arithmetic_or_by_its_bytes():
     assert bound.step == pytest.approx(0.015) and bound.by == "compute"
 
 
-def test_a_sum_over_devices_goes_round_the_ring_twice():
-    step = Step([kernel(1.0, 8)], [Collective("all-reduce", Shape("f32", (10**9,)))])
-    bound = bound_of(step, ROUND, 8)
+def test_a_sum_over_devices_goes_round_the_ring_of_its_group_twice():
+    whole, pair = (Step([kernel(1.0, 8)], [Collective("all-reduce", Shape("f32", (10**9,)), devices)])
+                   for devices in (None, 2))  # fmt: skip
+    bound = bound_of(whole, ROUND, 8)
     assert bound.links == pytest.approx(2 * 7 / 8 * 4e9 / 100e9)
     assert bound.step == bound.links and bound.by == "links between devices"
+    assert bound_of(pair, ROUND, 8).links == pytest.approx(4e9 / 100e9)
 
 
 def test_bfloat16_without_units_of_its_own_runs_as_float32():
@@ -72,11 +74,10 @@ def test_a_device_of_ones_own(tmp_path):
     ("multiprocessors: 132", "multiprocesors: 132", "multiprocessors: is missing.\n.*multiprocesors: is no key of a "
      "device. Did you mean multiprocessors?"),
     ('"9.0"', "9.0", r'compute_capability: must be a version in quotes, as "9.0". Received: 9.0'),
-    ("memory_gib: 80", "memory_gib: .nan", "memory_gib: must be a number above 0, at most .* Received: nan"),
+    ("memory_gib: 80", "memory_gib: .nan", "memory_gib: must be a number above 0, at most 1,000,.* Received: nan"),
     ("l2_cache_kib: 51200", "l2_cache_kib: 1.5", "l2_cache_kib: must be a whole number above 0.* Received: 1.5"),
     ("float32: 67, ", "", "teraflops: must be numbers above 0 by dtype, float32 among them."),
     ("matrix_units: [float8, float16, bfloat16, tf32, float64]", "matrix_units: 3", "matrix_units: must be dtypes."),
-    ("memory_gib: 80", "memory_gib: 1.0e+308", "memory_gib: must be .* at most 1,000,000,000. Received: 1e\\+308"),
     ("description: NVIDIA H100 80GB HBM3", "description: 3", "description: must be one line of text."),
 ])  # fmt: skip
 def test_a_wrong_file_of_a_device_is_told_what_is_wrong(old, new, words, tmp_path):
@@ -119,14 +120,6 @@ def test_a_plan_is_for_the_devices_of_the_mesh_over_which_a_model_is_divided():
         check_plan(load_settings(words), 4)
     with pytest.raises(ConfigError, match=r"trainer\.batch_size: must be a multiple of the 2 devices it is split over"):
         check_plan(load_settings([*words, "trainer.batch_size=7"]), 8)
-
-
-def test_what_goes_between_devices_counts_the_group_that_it_is_among():
-    device = load_device("h100")
-    whole, pair = (Step([kernel(1.0, 8)], [Collective("all-reduce", Shape("f32", (10**9,)), devices)])
-                   for devices in (None, 2))  # fmt: skip
-    assert bound_of(whole, device, 8).links == pytest.approx(2 * 4e9 * 7 / 8 / (device.link_gb_per_second * 1e9))
-    assert bound_of(pair, device, 8).links == pytest.approx(4e9 / (device.link_gb_per_second * 1e9))
 
 
 def test_the_commands_of_the_guide_can_be_planned():

@@ -59,9 +59,8 @@ def test_a_v100_has_no_tf32():
     assert set(found.product_flops) == {"float16", "float32"}
 
 
-@pytest.mark.parametrize("recipe", ["digits_mlp", "digits_cnn"])
-def test_eight_devices_sum_every_gradient_once(recipe):
-    found = plans_of(f"conf={recipe}", "policy=mixed_float16", "seed=0", devices=8)[0]
+def test_eight_devices_sum_every_gradient_once():
+    found = plans_of("conf=digits_cnn", "policy=mixed_float16", "seed=0", devices=8)[0]
     assert found.product_flops["float16"] > 0.5 * sum(found.product_flops.values())
     elements = sum(traffic.elements for traffic in found.traffic if traffic.opcode == "all-reduce")
     assert elements == pytest.approx(found.parameters, abs=64)

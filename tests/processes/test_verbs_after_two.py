@@ -45,11 +45,3 @@ def test_it_is_reproduced_bit_for_bit(folder: Path) -> None:
 def test_it_is_swept(folder: Path) -> None:
     done = mpt("sweep", *WORDS, "optimizer.learning_rate=0.001,0.01", "sweep_dir=swept", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.long
-def test_it_is_compared_with_other_precisions(folder: Path) -> None:
-    done = mpt("compare", *WORDS, "policy=float32,mixed_float16", "compare_dir=compared", "--json", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)["configurations"]
-    assert [row["policy"] for row in rows] == ["float32", "mixed_float16"]
