@@ -29,22 +29,13 @@ TWO_NANS = with_value(with_value(X, (1, 1), NAN), (3, 0), NAN)
 
 BAD = [
     ({"x": TWO_NANS}, r"^it: x has 2 values that are NaN, first at \[1, 1\]\.$"),
-    ({"x": with_value(X, (2, 0), -INF)}, r"x has 1 value that is infinite \(or beyond float32\), first at \[2, 0\]"),
     ({"x": with_value(X, (2, 0), 1e39)}, r"1 value that is infinite \(or beyond float32\), first at \[2, 0\]"),
     ({"y": with_value(Y, 3, NAN)}, r"y has 1 value that is NaN, first at \[3\]"),
-    ({"y": with_value(Y, 3, NAN), "task": "classification"}, r"y has 1 value that is NaN, first at \[3\]"),
-    ({"x": {"a": X, "b": TWO_NANS}}, r"x\['b'\] has 2 values that are NaN"),
-    ({"x": X[:3]}, r"the numbers of examples differ: x 3, y 4"),
     ({"x": (X, X[:3])}, r"the numbers of examples differ: x\[0\] 4, x\[1\] 3, y 4"),
-    ({"weight": np.ones(3)}, r"differ: x 4, y 4, sample_weight 3"),
     ({"x": X[:0], "y": Y[:0]}, r"x is empty: shape \(0, 2\); y is empty: shape \(0,\)"),
-    ({"x": np.ones((4, 0))}, r"x is empty: shape \(4, 0\)"),
     ({"x": 3.0}, r"x is a single number, not an array"),
-    ({"y": 1}, r"y is a single number, not an array"),
     ({"x": np.array(["a", None, "b", "c"])}, r"^it: x must hold numbers\. Received: dtype object\.$"),
-    ({"x": np.array([[None, 1]] * 4)}, r"x must hold numbers\. Received: dtype object"),
     ({"x": np.ones((4, 2), complex)}, r"x must hold numbers\. Received: dtype complex128"),
-    ({"x": np.zeros((4, 2), "M8[s]")}, r"x must hold numbers\. Received: dtype datetime64"),
     ({"x": [[1, 2], [3], [4, 5], [6, 7]]}, r"x is not an array of numbers: .*inhomogeneous"),
     ({"y": np.array(["cat", "dog"] * 2)}, r"y must hold numbers\. Received: dtype <U3"),
     ({"x": np.full((4, 2), 2**40)}, r"x has integers beyond 32 bits; the largest is 1099511627776"),
@@ -57,7 +48,6 @@ BAD = [
     ({"y": np.ones((4, 3)), "num_classes": 5}, r"data\.num_classes=5, but the targets are no labels: float"),
     ({"weight": np.array([1, -2.5, 1, 1])}, r"sample_weight must not be negative; it has -2\.5 at \[1\]"),
     ({"weight": np.zeros(4)}, r"sample_weight is all zeros"),
-    ({"weight": np.array([1, NAN, 1, 1])}, r"sample_weight has 1 value that is NaN, first at \[1\]"),
 ]
 
 
@@ -76,8 +66,7 @@ GOOD = [
     ({}, "classification", 2),
     ({"y": np.array([0.5, NAN, 1, 2])[[0, 2, 3, 0]]}, "regression", 1),
     ({"y": np.array([0, 999, 1, 2])}, "classification", 1000),
-    ({"y": np.array([0, 1, 1, 2]), "num_classes": 5000}, "classification", 5000),
-    ({"y": np.array([1, 1, 1, 1]), "num_classes": 2}, "classification", 2),
+    ({"y": np.array([1, 1, 1, 1]), "num_classes": 5000}, "classification", 5000),
     ({"x": {"a": np.ones(4)}, "y": {"b": np.full(4, -3.0)}}, "other", None),
     ({"x": np.array([[7, 50_000]] * 4), "y": np.array([[0, 50_000]] * 4)}, "classification", 50_001),
     ({"weight": np.array([0, 1, 2, 3])}, "classification", 2),

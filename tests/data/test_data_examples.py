@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mpt_cli.data.examples import Examples, leaves, map_arrays
+from mpt_cli.data.examples import Examples, leaves
 
 
 def test_length_is_the_first_dimension_of_the_first_input():
@@ -26,7 +26,3 @@ def test_take_of_a_slice_copies_nothing():
 
 def test_leaves_are_named_as_one_would_write_them():
     assert [name for name, _ in leaves({"a": 1, "b": (2, 3)}, "x")] == ["x['a']", "x['b'][0]", "x['b'][1]"]
-
-
-def test_map_arrays_keeps_the_structure():
-    assert map_arrays(lambda a: a + 1, {"a": 1, "b": (2, 3)}) == {"a": 2, "b": (3, 4)}

@@ -53,11 +53,6 @@ def test_limit_draws_by_seed():
     )
 
 
-def test_limit_in_order_keeps_the_order():
-    drawn = rows(draw_examples(numbered(50), 9, 0, in_order=True))
-    assert drawn == sorted(drawn)
-
-
 @pytest.mark.parametrize("limit", [None, 10, 11])
 def test_a_limit_beyond_the_examples_takes_all(limit):
     assert rows(draw_examples(numbered(10), limit, 0)) == list(range(10))
@@ -73,11 +68,6 @@ def test_classes_are_counted_before_limit_and_split():
     labels = np.append(np.zeros(30, int), 1)
     data = build(RawArrays("it", Examples(np.ones((31, 2)), labels)), limit=2)
     assert data.num_classes == 2
-
-
-def test_a_class_may_be_missing_in_validation():
-    data = build(RawArrays("it", numbered(4), Examples(np.ones((2, 1)), np.array([1, 1]))))
-    assert (data.num_classes, data.validation.y.tolist()) == (2, [1, 1])
 
 
 def test_a_class_only_in_validation_counts():
@@ -109,11 +99,6 @@ def test_columns_are_standardised_by_the_training_split_alone():
                                   "targets": [{"mean": 20, "deviation": 10}]}
 
 
-def test_labels_are_not_standardised():
-    raw = RawArrays("it", numbered(4), numbered(4), standardise=True)
-    assert build(raw).train.y.tolist() == [0, 1, 0, 1]
-
-
 def test_the_largest_input_of_either_part_is_recorded():
     raw = RawArrays("it", numbered(4), Examples(np.array([[-70_000.0], [1]]), np.array([0, 1])))
     assert build(raw).max_abs_input == 70_000
@@ -132,15 +117,6 @@ def test_descriptions_of_several_inputs():
     assert data.input_shape == {"image": (8, 8, 1), "age": (1,)}
     assert data.input_dtype == "float32+int32"
     assert data.validation is None
-
-
-def test_sample_weights_are_split_along():
-    weight = np.arange(10) + 0.5
-    x = np.arange(10.0)[:, None]
-    data = build(RawArrays("it", Examples(x, np.arange(10) % 2, weight)))
-    for part in (data.train, data.validation):
-        assert part.sample_weight.tolist() == (part.x[:, 0] + 0.5).tolist()
-        assert part.sample_weight.dtype == np.float32
 
 
 @pytest.mark.parametrize("in_order", [False, True])

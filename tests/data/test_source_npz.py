@@ -31,43 +31,16 @@ def test_x_and_y(path):
     assert data.train.x.dtype == np.float32
 
 
-def test_compressed_archives_and_other_arrays_beside(path):
-    np.savez_compressed(path, x=X, y=Y, names=np.array(["a", "b"]))
-    assert len(load(path, validation_fraction=0).train) == 20
-
-
 def test_its_own_validation_set_is_kept(path):
     np.savez(path, x=X, y=Y, x_val=X[:3] + 0.5, y_val=Y[:3])
     data = load(path, validation_fraction=0)
     assert (len(data.train), data.validation.x.tolist()) == (20, (X[:3] + 0.5).tolist())
 
 
-@pytest.mark.parametrize(("y", "task", "expected", "number"), [
-    (Y, "auto", "classification", 4), (Y / 2, "auto", "regression", 1), (Y, "regression", "regression", 1),
-    (Y * 1.0, "classification", "classification", 4), (np.stack([Y, Y], 1) / 3, "auto", "regression", 2)])
-def test_task_by_dtype_or_by_name(path, y, task, expected, number):
-    np.savez(path, x=X, y=y)
-    data = load(path, task=task)
-    assert (data.task, data.num_classes) == (expected, number)
-
-
-def test_pixels_are_scaled(path):
-    np.savez(path, x=np.full((20, 2, 2, 1), 51, np.uint8), y=Y)
-    assert load(path).train.x.max() == np.float32(0.2)
-    assert load(path).preprocessing == {"divided_by": {"x": 255}}
-
-
-def test_floats_are_left_as_they_are(path):
-    np.savez(path, x=X, y=Y)
-    assert load(path).preprocessing == {}
-
-
 @pytest.mark.parametrize(("arrays", "message"), [
     ({"X": X, "y": Y}, r"has no array 'x'\. It has: X, y\. Did you mean X\?"),
     ({"x": X}, r"has no array 'y'\. It has: x\.$"),
-    ({}, r"has no array 'x'\. It has: none\."),
     ({"x": X, "y": Y, "x_val": X}, r"has no array 'y_val'"),
-    ({"x": X, "y": Y[:5]}, r"set\.npz: the numbers of examples differ: x 20, y 5"),
     ({"x": X, "y": np.array([{}] * 20)}, r"holds Python objects \(dtype object\), which could run code"),
 ])
 def test_unfit_arrays(path, arrays, message):
@@ -76,10 +49,9 @@ def test_unfit_arrays(path, arrays, message):
         load(path)
 
 
-@pytest.mark.parametrize("share", [0.01, 0.9])
-def test_truncated(path, share):
+def test_truncated(path):
     np.savez(path, x=X, y=Y)
-    path.write_bytes(path.read_bytes()[:int(path.stat().st_size * share)])
+    path.write_bytes(path.read_bytes()[:int(path.stat().st_size * 0.9)])
     with pytest.raises(DataError, match=r"set\.npz can't be read as \.npz|set\.npz holds|it is no \.npz file"):
         load(path)
 
@@ -113,28 +85,14 @@ def test_other_files(path, tmp_path):
         load(tmp_path / "x.npy")
 
 
-def test_missing_empty_folder_and_forbidden(path, tmp_path):
-    with pytest.raises(DataError, match=r"data\.path: there is no file .*set\.npz\.$"):
-        load(path)
-    path.write_bytes(b"")
-    with pytest.raises(DataError, match=r"set\.npz is empty\."):
-        load(path)
-    with pytest.raises(DataError, match=r"Did you mean set\.npz\?"):
-        load(tmp_path / "sett.npz")
-    with pytest.raises(DataError, match=r"is a folder where a file is needed"):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize(("place", "value", "reason"), [
-    (10, 99, "compression method is not supported"), (8, 1, "is encrypted, password required")])
-def test_an_archive_that_is_packed_in_another_way(path, place, value, reason):
+def test_an_archive_that_is_packed_in_another_way(path):
     np.savez(path, x=X, y=Y)
     content = bytearray(path.read_bytes())
     start = content.index(b"PK\x01\x02")  # of the first entry in the directory, whose header lies two bytes on
-    content[start + place] = value
-    content[place - 2] = value
+    content[start + 10] = content[8] = 99
     path.write_bytes(content)
-    with pytest.raises(DataError, match=rf"set\.npz can't be read as \.npz: .*{reason}.*Is it complete\?"):
+    message = r"set\.npz can't be read as \.npz: .*compression method is not supported.*Is it complete\?"
+    with pytest.raises(DataError, match=message):
         load(path)
 
 
