@@ -104,17 +104,6 @@ def test_an_exception_of_the_loader_is_the_users(returning):
         returning("x / {}['nothing'], y")
 
 
-def test_a_dataset_that_is_batched_keeps_its_batches_in_each_epoch(returning):
-    shuffled = "d.shuffle(20).batch(8), d.take(5).batch(2)"
-    data = returning(shuffled, prelude=DATASET, num_classes=4)
-    epochs = [[batch.x[:, 0].tolist() for batch in data.train.batches(epoch, 0, shuffle=True)] for epoch in (1, 2)]
-    assert [list(map(len, epoch)) for epoch in epochs] == [[8, 8, 4]] * 2 and epochs[0] != epochs[1]
-    again = returning(shuffled, prelude=DATASET, num_classes=4).train.batches(2, 0, shuffle=True)
-    assert [batch.x[:, 0].tolist() for batch in again] == epochs[1]
-    assert [len(batch.x) for batch in data.validation.batches(1, 0, shuffle=False)] == [2, 2, 1]
-    assert data.description.endswith("4 classes; its own batches")
-
-
 def test_uint8_inputs_stay_as_they_came(returning):
     data = returning("np.full((8, 2, 2), 200, np.uint8), y[:8]")
     assert (data.input_dtype, data.train.x.max(), data.preprocessing) == ("uint8", 200, {})

@@ -136,19 +136,6 @@ def test_the_step_log_is_in_no_file(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_recorder_stops_what_no_longer_trains_at_the_call_that_breaks_a_rule(tmp_path):
-    x, y = np.full((200, 8), 6e4, "float32"), np.zeros(200, "int32")
-    settings = {**QUIET, "loss_scale.max_consecutive_skips": 20, "trainer.log_every_steps": 1000}
-    recorder = mpt.Recorder(tmp_path / "run", settings=settings)
-    model = net(steps_per_execution=7)
-    model.fit(x, y, batch_size=2, epochs=9, verbose=0, callbacks=[recorder])
-    summary = recorder.run.summary
-    assert summary["status"] == "stopped" and summary["exit_code"] == 4
-    assert (summary["applied_steps"], summary["skipped_steps"]) == (0, summary["steps_seen"])
-    assert summary["steps_seen"] == 21
-
-
-@pytest.mark.slow
 def test_a_fit_with_a_head_in_float16_is_told_what_keeps_it_in_float32(tmp_path):
     with mpt.Policy("mixed_float16").scope():
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2, name="out")], name="net")
@@ -166,45 +153,41 @@ def of_zero(y, y_pred):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "bad", "rules", "seen"), [
-    ("float32", (), {"trainer.max_zero_gradients": 7}, 7),
-    ("float32", range(4, 33), {"trainer.max_nonfinite_losses": 5}, 8),
-    ("mixed_float16", range(2, 33, 2), {"loss_scale.max_skip_rate": 0.4, "loss_scale.skip_rate_window": 10}, 20),
+@pytest.mark.parametrize(("policy", "bad", "rules", "steps", "seen"), [
+    ("float32", (), {"trainer.max_zero_gradients": 7}, 1, 7),
+    ("float32", range(4, 33), {"trainer.max_nonfinite_losses": 5}, 1, 8),
+    ("mixed_float16", range(2, 33, 2), {"loss_scale.max_skip_rate": 0.4, "loss_scale.skip_rate_window": 10}, 1, 20),
+    ("mixed_float16", range(1, 33), {"loss_scale.max_consecutive_skips": 20}, 7, 21),
 ])  # fmt: skip
-def test_each_rule_ends_a_recorded_fit_at_its_step(tmp_path, policy, bad, rules, seen):
+def test_each_rule_ends_a_recorded_fit_at_its_step_or_the_call_that_holds_it(tmp_path, policy, bad, rules, steps, seen):
     x, y = data(bad=bad)
     # one feature: all eight make NaN in a layer, of which TensorFlow's ReLU, fused with the product, makes 0 on AVX-512
     x[(x > 5e4).all(1), 0] = np.inf
-    model = net(policy)
+    model = net(policy, steps_per_execution=steps)
     if "trainer.max_zero_gradients" in rules:
         model.compile(model.optimizer, of_zero)
     recorder = mpt.Recorder(tmp_path / "run", loss_scale=8.0 if bad and policy != "float32" else None,
                             settings={**QUIET, "trainer.log_every_steps": 1000, **rules})  # fmt: skip
     model.fit(x, y, batch_size=4, shuffle=False, verbose=0, callbacks=[recorder])
     summary = recorder.run.summary
-    assert (summary["status"], summary["steps_seen"]) == ("stopped", seen)
+    assert (summary["status"], summary["exit_code"], summary["steps_seen"]) == ("stopped", 4, seen)
     assert f"(rule {next(iter(rules))})" in summary["explanation"]
 
 
 @pytest.mark.slow
-def test_a_fit_that_another_callback_ends_did_so_early(tmp_path):
-    recorder, stopping = mpt.Recorder(tmp_path / "run", settings=QUIET), keras.callbacks.EarlyStopping("loss", 1e9)
-    net().fit(*data(bad=()), batch_size=16, epochs=5, verbose=0, callbacks=[stopping, recorder])
+def test_what_other_callbacks_do_is_on_record_as_theirs(tmp_path):
+    """A rate is no metric, a number of their own is one, and the end is an early one."""
+    noting = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(psnr=2.5, note="slow"))
+    others = [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2), noting,
+              keras.callbacks.EarlyStopping("loss", 1e9)]  # fmt: skip
+    recorder = mpt.Recorder(tmp_path / "run", settings=QUIET)
+    net().fit(*data(bad=()), batch_size=16, epochs=5, verbose=0, callbacks=[*others, recorder])
     summary = recorder.run.summary
     assert (summary["status"], summary["ended_early"]) == ("finished", "model.stop_training was set")
     assert summary["explanation"].endswith(" It ended early, in epoch 2: model.stop_training was set.")
     assert summary["epochs_completed"] == 2 and summary["applied_steps"] == summary["steps_seen"] == 16
-
-
-@pytest.mark.slow
-def test_what_other_callbacks_put_into_the_logs_is_no_metric_unless_it_is_a_number_of_their_own(tmp_path):
-    others = [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2), keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, logs: logs.update(psnr=2.5, note="slow"))]  # fmt: skip
-    recorder = mpt.Recorder(tmp_path / "run", settings=QUIET)
-    net().fit(*data(bad=()), batch_size=16, epochs=2, verbose=0, callbacks=[*others, recorder])
-    summary = recorder.run.summary
     assert set(summary["metrics"]) == {"loss", "accuracy", "psnr"} and summary["metrics"]["psnr"] == 2.5
-    assert "learning_rate" not in summary["best_metrics"] and summary["applied_steps"] == summary["steps_seen"] > 0
+    assert "learning_rate" not in summary["best_metrics"]
     rates = [line["learning_rate"] for line in recorder.run.lines if line["epoch_end"]]
     np.testing.assert_allclose(rates, [0.05, 0.025], rtol=1e-6)  # of float32
 
@@ -264,19 +247,16 @@ def line_net(**options):
 
 
 @pytest.mark.slow
-def test_a_recorder_finds_the_jumps_that_our_own_loop_finds(tmp_path, capsys):
+def test_a_recorder_finds_the_jumps_of_the_loss(tmp_path, capsys):
     options = {"batch_size": 8, "epochs": 2, "shuffle": False}
-    own = mpt.fit(line_net(), *loud_data(), run_dir=tmp_path / "own", loss_scale=8.0, settings=QUIET, **options)
     recorder = mpt.Recorder(tmp_path / "run", loss_scale=8.0, settings={**QUIET, "trainer.log_every_steps": 7})
     line_net(steps_per_execution=5).fit(*loud_data(), verbose=0, callbacks=[recorder], **options)
     run = recorder.run
-    assert run.summary["applied_steps"] == own.summary["applied_steps"] == 160
+    assert run.summary["applied_steps"] == 160
     assert [(spike.step, spike.epoch, spike.step_in_epoch) for spike in run.spikes] == [(71, 1, 71), (151, 2, 71)]
-    for seen, known in zip(run.spikes, own.spikes, strict=True):
-        assert known.examples == tuple(range(560, 568)) and (seen.examples, known.no_examples) == (None, None)
-        assert seen.no_examples == "only the program that trained knows what was in the batch"
-        numbers = [(spike.loss, spike.median, spike.bound, *spike.losses_before) for spike in (seen, known)]
-        assert numbers[0] == pytest.approx(numbers[1], rel=1e-4)  # programs compiled differently add in other orders
+    for spike in run.spikes:
+        assert spike.examples is None and spike.loss > spike.bound > spike.median
+        assert spike.no_examples == "only the program that trained knows what was in the batch"
     capsys.readouterr()
     assert main(["diagnose", str(run.path)]) == 0
     said = capsys.readouterr().out
@@ -569,7 +549,6 @@ def test_datasets_and_class_weights_are_taken_as_keras_takes_them(tmp_path):
         r"batch_size: must be left out with a tf\.data\.Dataset": lambda: mpt.fit(net(), dataset, batch_size=4),
         r"y: must be left out with a tf\.data\.Dataset": lambda: mpt.fit(net(), dataset, y),
         r"validation_split: is for arrays": lambda: mpt.fit(net(), dataset, validation_split=0.5),
-        r"x: the dataset must be batched": lambda: mpt.fit(net(), dataset.unbatch()),
         r"x: a generator can be read but once\. Give a keras": lambda: mpt.fit(net(), (each for each in [x])),
         r"x: the dataset is empty": lambda: mpt.fit(net(), dataset.take(0)),
     }
