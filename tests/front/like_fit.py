@@ -25,7 +25,6 @@ WORDS = [rng.integers(1, 20, length).tolist() for length in LENGTHS]
 LONG = (LENGTHS > 5).astype("float32")[:, None]
 X, Y = rng.normal(size=(COUNT, 30)).astype("float32"), rng.normal(size=(COUNT, 1)).astype("float32")
 ROWS = scipy.sparse.random(COUNT, 30, 0.1, format="csr", dtype="float32", random_state=0)
-IMAGES = rng.integers(0, 256, (COUNT, 8, 8, 1)).astype("uint8")
 
 
 def compiled(model: Any, loss: Any = "mse") -> Any:
@@ -105,27 +104,19 @@ def padded_batches() -> Any:
         tf.data.experimental.assert_cardinality(4))  # fmt: skip
 
 
-def sparse_tensor() -> Any:
-    return tf.sparse.from_dense(ROWS.toarray())
-
-
-MLP, SPARSE_MLP = network(relu(4), shape=(30,)), network(relu(4), shape=(30,), sparse=True)
+MLP = network(relu(4), shape=(30,))
 TEXT = network(lambda: layers.Embedding(20, 8), layers.GlobalAveragePooling1D, shape=(None,), dtype="int32")
 MASKED = network(lambda: layers.Embedding(20, 8, mask_zero=True),
                  lambda: layers.Bidirectional(layers.LSTM(4, return_sequences=True)),
                  layers.GlobalAveragePooling1D, shape=(None,), dtype="int32")  # fmt: skip
 KINDS: dict[str, tuple[Callable[[], Any], Callable[[], tuple[Any, ...]]]] = {
     "ragged": (TEXT, lambda: (ragged(), LONG)),
-    "ragged batches": (TEXT, lambda: (sliced(ragged(), LONG).batch(16),)),
     "csr": (MLP, lambda: (ROWS, Y)),
-    "sparse tensor": (SPARSE_MLP, lambda: (sparse_tensor(), Y)),
-    "sparse batches": (MLP, lambda: (sliced(sparse_tensor(), Y).batch(16),)),
+    "sparse batches": (MLP, lambda: (sliced(tf.sparse.from_dense(ROWS.toarray()), Y).batch(16),)),
     "bcoo": (MLP, lambda: (jax_sparse.BCOO.fromdense(ROWS.toarray()), Y)),
     "padded batches": (MASKED, lambda: (padded_batches(),)),
     "odd batches": (MLP, lambda: (sliced(X, Y).batch(16).map(lambda x, y: (x[1:], y[1:])),)),
     "pydataset": (MLP, lambda: (Parts(),)),
-    "uint8": (network(lambda: layers.Rescaling(1 / 255), lambda: layers.Conv2D(4, 3), layers.Flatten, shape=(8, 8, 1)),
-              lambda: (IMAGES, Y)),
     "x alone": (alone, lambda: (X,)),
     "shared": (shared, lambda: ([X[:, :15], X[:, 15:]], Y)),
     "made in call": (lambda: compiled(MadeInCall()), lambda: (X, Y)),
