@@ -86,7 +86,7 @@ def test_what_needs_tensorflow_names_its_extra(mpt):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_training_on_tensorflow_needs_no_jax(mpt):
     done = mpt("train", *TINY, without=(*EXTRAS, "jax", "jaxlib"))
     assert done.returncode == 0, done.stderr[-2000:]

@@ -157,6 +157,7 @@ def test_piped_output_is_plain_and_a_reader_may_leave(tmp_path):
     assert json.loads((tmp_path / "r" / "summary.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.long
 def test_the_wheel_works_in_an_empty_directory(tmp_path):
     wheels, site, work = tmp_path / "wheels", tmp_path / "site", tmp_path / "work"
     work.mkdir()

@@ -530,8 +530,8 @@ except KeyboardInterrupt:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "caught", "sent", "code"), [
-    ("", "save()", signal.SIGINT, 7), ("signal.signal(signal.SIGTERM, save)", "raise", signal.SIGTERM, 7),
-    ("", "raise", signal.SIGTERM, 143),
+    ("", "save()", signal.SIGINT, 7), ("", "raise", signal.SIGTERM, 143),
+    pytest.param("signal.signal(signal.SIGTERM, save)", "raise", signal.SIGTERM, 7, marks=pytest.mark.long),
 ])  # fmt: skip
 def test_a_script_hears_signals_as_python_has_it(tmp_path, before, caught, sent, code):
     (tmp_path / "hears.py").write_text(HEARS.format(before=before, caught=caught))

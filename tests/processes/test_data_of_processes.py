@@ -30,6 +30,7 @@ def test_streamed_data_gives_the_weights_of_resident_data_and_only_the_main_thre
     assert (first["seen"], first["skips"], first["elsewhere"]) == (69, [], [])
 
 
+@pytest.mark.long
 @slow
 def test_processes_that_loaded_different_data_say_so(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OF_ITS_OWN)
