@@ -73,12 +73,11 @@ def run_without_keras(tmp_path, monkeypatch):
     return ["export", "run"]
 
 
-@pytest.mark.parametrize("output", ["there.keras", "there"])
-def test_an_output_that_is_there_is_found_before_keras_is_imported(output, run_without_keras, capsys):
-    Path(output).mkdir()
-    assert main([*run_without_keras, "--output", output]) == 3
-    said = capsys.readouterr().err
-    assert said == f"mpt export: {output} exists already. Nothing was changed; give another --output.\n"
+def test_an_output_that_is_there_is_found_before_keras_is_imported(run_without_keras, capsys):
+    Path("there").mkdir()
+    assert main([*run_without_keras, "--output", "there"]) == 3
+    assert capsys.readouterr().err == (
+        "mpt export: there exists already. Nothing was changed; give another --output.\n")
 
 
 def test_so_is_a_wrong_suffix(run_without_keras, capsys):

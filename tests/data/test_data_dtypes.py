@@ -28,12 +28,6 @@ def test_float_and_bool_inputs_become_float32(dtype):
     assert (x.dtype, x.tolist()) == (np.float32, [[1.0, 0.0]])
 
 
-def test_inputs_in_a_dict_are_treated_one_by_one():
-    x = to_numbers(Examples({"a": np.array([[255]], np.uint8), "b": np.array([[7]])}, np.zeros(1)), "it").x
-    assert x["a"].tolist() == [[1.0]]
-    assert (x["b"].dtype, x["b"].tolist()) == (np.int32, [[7]])
-
-
 def final(y, task="auto", num_classes=None, x=None):
     examples = to_numbers(Examples(np.ones((len(y), 2)) if x is None else x, y), "it")
     if task != "regression":

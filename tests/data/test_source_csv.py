@@ -47,11 +47,6 @@ def test_tabs(write):
     assert load(write(PETS.replace(",", "\t")), separator="\\t").num_classes == 2
 
 
-def test_a_quoted_cell_may_hold_separator_and_line_end(write):
-    data = load(write('a,kind\n1,"x,\ny"\n2,z\n'), validation_fraction=0)
-    assert data.preprocessing["classes"] == ["x,\ny", "z"]
-
-
 @pytest.mark.parametrize(("cells", "task", "expected", "number"), [
     (["3", "7", "3", "7"], "auto", "classification", 2),
     (["1", "2", "3", "4"], "auto", "regression", 1),

@@ -48,14 +48,6 @@ def test_a_validation_pair_is_kept_and_one_that_is_none_is_split_off(returning):
     assert len(returning("(x, y), None").validation) == 4
 
 
-def test_weights_lists_dicts_and_several_inputs(returning):
-    assert returning("x, y, y + 1.0").train.sample_weight.dtype == np.float32
-    assert returning("x.tolist(), y.tolist()").num_classes == 4
-    assert returning("{'a': x, 'b': y}, y").input_shape == {"a": (2,), "b": ()}
-    assert returning("(x, x), y").input_shape == ((2,), (2,))
-    assert returning("x, {'a': y, 'b': y * 1.0}").task == "other"
-
-
 def test_tensors_are_taken_as_arrays(returning):
     assert returning("tf.constant(x), tf.constant(y)", prelude=DATASET).num_classes == 4
 
