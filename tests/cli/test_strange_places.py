@@ -1,7 +1,6 @@
 """Runs in places, and under variables, that a careful user would not have: what is printed works there too."""
 
 import json
-import os
 import shlex
 import signal
 from pathlib import Path
@@ -45,16 +44,6 @@ def test_settings_of_keras_that_it_can_not_read_are_no_bug_of_ours(tmp_path) -> 
     assert f"mpt train: backend.name: Keras can't be imported on tensorflow: {said}" in done.stderr
     assert "Keras reads keras.json in KERAS_HOME (default: ~/.keras)" in done.stderr
     assert not (tmp_path / "r").exists()
-
-
-@pytest.mark.long
-def test_without_a_home_and_with_a_locale_of_ascii_a_run_is_whole(tmp_path) -> None:
-    bare = {"PATH": os.environ["PATH"], "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0",
-            "TERM": "\x1b[31m", "COLUMNS": "0", "TMPDIR": str(tmp_path)}  # fmt: skip
-    done = mpt("train", *SHORT, "run_dir=r", "description=grün", "seed=1", cwd=tmp_path, env=bare, fresh=True)
-    assert done.returncode in (0, 2) and "Traceback" not in done.stderr, done.stderr
-    if done.returncode == 0:
-        check_whole(tmp_path / "r")
 
 
 PARTS = """

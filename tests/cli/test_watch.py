@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from preloaded import mpt as run_mpt
 from preloaded import start_mpt
 from written_run import STEPS, main
 
@@ -128,18 +127,6 @@ def test_a_directory_that_is_removed_while_it_is_watched_is_said(tmp_path) -> No
     shutil.rmtree(tmp_path / "r")
     out, err = watch.communicate(timeout=20)
     assert (watch.returncode, "mpt watch: r is gone: it was removed" in err) in ((3, True), (143, False)), out + err
-
-
-@pytest.mark.long
-def test_a_run_that_is_gone_on_with_is_followed(tmp_path) -> None:
-    words = ["conf=digits_mlp", "run_dir=r", "trainer.epochs=3"]
-    assert run_mpt("train", *words, "trainer.max_steps=30", cwd=tmp_path).returncode == 0
-    again = start_mpt("train", *words, "resume=auto", cwd=tmp_path)
-    while again.poll() is None and read_holder(tmp_path / "r" / ".lock") is None:
-        time.sleep(0.02)
-    done = _watch(tmp_path, "r")  # begins while the summary of the first attempt is still there
-    again.communicate(timeout=60)
-    assert done.returncode == 0 and "3/3" in done.stdout and "of 69 steps" in done.stdout
 
 
 @pytest.mark.long

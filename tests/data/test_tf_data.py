@@ -31,19 +31,10 @@ def spec(*shapes, dtype=tf.float32):
     (dataset().batch(2).map(lambda x, y: (tf.py_function(lambda a: a, [x], tf.float32), y)),
      r"doesn't say how many dimensions its tensors have\. Set them with tensor\.set_shape"),
     (dataset(), r"the dataset must be batched, as Keras's fit takes it\. Use dataset\.batch\(n\)\."),
-    (dataset(tf.ragged.constant([[1, 2], [3]]), np.ones((2, 1))), "must be batched"),
 ])
 def test_elements_that_cannot_be_trained_on(elements, message):
     with pytest.raises(DataError, match=message):
         open_tf_batches(elements, None, "it")
-
-
-def test_dicts_tuples_and_weights():
-    first, *others = read(tf.data.Dataset.from_tensor_slices(({"a": X, "b": (Y, X)}, Y, Y / 2)).batch(4))
-    assert first.x["a"].tolist() == X[:4].tolist()
-    assert first.x["b"][0].tolist() == Y[:4].tolist()
-    assert first.sample_weight.tolist() == (Y[:4] / 2).tolist()
-    assert [len(each) for each in others] == [4, 2]
 
 
 def test_an_error_of_the_users_generator_is_shown_without_a_traceback():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from preloaded import mpt, run_program, start_mpt
+from preloaded import mpt, start_mpt
 
 from mpt_cli.settings import load_settings
 
@@ -191,16 +191,6 @@ def test_two_devices_train_to_the_same_result_as_one(tmp_path):
     assert one["applied_steps"] == two["applied_steps"] == 40
     # float32 sums in another order: 1e-7 a step, grown over 40 steps of Adam; the second epoch lacks one example
     assert two["metrics"]["val_loss"] == pytest.approx(one["metrics"]["val_loss"], rel=0.02)
-
-
-def test_a_run_on_jax_does_not_load_tensorflow(tmp_path):
-    program = tmp_path / "loads.py"
-    program.write_text("import sys; from mpt_cli.cli import main; code = main(sys.argv[1:])\n"
-                       "print('tensorflow' in sys.modules, code)")  # fmt: skip
-    words = ["train", "conf=digits_mlp", "backend=jax", "trainer.max_steps=3", "run_dir=r"]
-    done = run_program(str(program), *words, backend="jax", cwd=tmp_path, timeout=300)
-    assert done.stdout.splitlines()[-1] == "False 0", done.stderr
-    assert (tmp_path / "r" / "model.keras").is_file()
 
 
 def test_a_model_in_float64_trains_and_skips_what_is_not_finite(tmp_path):
