@@ -178,12 +178,6 @@ def test_x_alone_lists_dicts_and_weights_by_output() -> None:
 
 
 @pytest.mark.usefixtures("loaders")
-def test_text_is_bytes_and_known_as_a_string() -> None:
-    data = loaded("text")
-    assert data.train.x[0].decode() == "ä b" and data.input_dtype == data.input_dtypes == "string"
-
-
-@pytest.mark.usefixtures("loaders")
 def test_several_readers_of_a_pydataset_are_told_to_have_no_effect() -> None:
     [warning] = load_data(Loader(loader="loaders:Rows", kwargs={"workers": 3}), 0, True).warnings
     assert warning.startswith("data: Rows asks for workers=3, use_multiprocessing=False, which have no effect: ")

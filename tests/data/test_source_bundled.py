@@ -13,15 +13,6 @@ def test_every_source_of_the_schema_can_be_loaded():
     assert SOURCES.keys() == DATA.keys()
 
 
-def test_digits_as_a_whole():
-    data = load_data(Digits(), 3)
-    assert data.description == "digits: 1,438 training and 359 validation examples of 8x8x1, 10 classes"
-    assert (data.task, data.num_classes, data.input_shape, data.input_dtype) == (
-        "classification", 10, (8, 8, 1), "float32")
-    assert (data.train.x.dtype, data.train.y.dtype, data.train.y.shape) == (np.float32, np.int32, (1438,))
-    assert data.max_abs_input == 1.0
-
-
 def test_digits_are_the_scans_divided_by_16():
     data = load_data(Digits(validation_fraction=0), 3)
     scans = datasets.load_digits()

@@ -66,11 +66,6 @@ def test_whole_numbers_as_classes_are_numbered_in_order(write):
     assert data.preprocessing["classes"] == ["-1", "7", "2000001"]
 
 
-def test_a_long_list_of_classes_is_cut(write):
-    rows = "".join(f"1,c{number:02}\n" for number in range(12))
-    assert load(write("a,t\n" + rows), "t").description.endswith("c08, c09, …")
-
-
 @pytest.mark.parametrize(("content", "settings", "message"), [
     (PETS, {"target": "knd"}, r"data\.target: .*pets\.csv has no column 'knd'\. It has: weight, height, kind\. "
                                r"Did you mean kind\?"),

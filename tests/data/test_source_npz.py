@@ -1,8 +1,6 @@
 """NumPy archives."""
 
-import io
 import os
-import zipfile
 
 import numpy as np
 import pytest
@@ -62,17 +60,6 @@ def test_a_damaged_byte_is_noticed(path):
     content[len(content) // 3] ^= 255
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"can't be read as \.npz: Bad CRC-32.*Is it complete\?"):
-        load(path)
-
-
-def test_an_array_that_takes_more_than_there_is(path):
-    """A header of 128 bytes that says it has 8 exabytes."""
-    head = io.BytesIO()
-    np.lib.format.write_array_header_1_0(head, {"descr": "<f8", "fortran_order": False, "shape": (10**9, 10**9)})
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("x.npy", head.getvalue())
-        archive.writestr("y.npy", head.getvalue())
-    with pytest.raises(DataError, match=r"more memory than there is|can't be read as \.npz"):
         load(path)
 
 

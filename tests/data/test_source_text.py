@@ -36,13 +36,6 @@ def test_the_last_part_is_validation_and_the_description_says_so(write):
                                 "validation is the last part of the text")
 
 
-def test_limit_draws_windows_and_keeps_them_in_order(write):
-    data = load(write("".join(chr(65 + i) for i in range(61))), limit=8, validation_fraction=0.25)
-    firsts = [row[0] for row in [*data.train.x.tolist(), *data.validation.x.tolist()]]
-    assert (len(data.train), len(data.validation)) == (6, 2)
-    assert firsts == sorted(firsts)
-
-
 def test_one_byte_more_than_a_window_is_enough(write):
     assert len(load(write("abcd"), validation_fraction=0).train) == 1
     with pytest.raises(DataError, match=r"3 characters are too few for a window of data\.sequence_length=3"):
@@ -62,16 +55,10 @@ def test_max_bytes_does_not_cut_a_character_in_two(write):
 def test_max_bytes_counts_over_all_files(write, tmp_path):
     write("bbbb", "folder/2.txt")
     write("aaaa", "folder/1.txt")
+    write("zzzz", "folder/.git/x")  # what is hidden is left out
     data = load(str(tmp_path / "folder"), max_bytes=6, sequence_length=5, validation_fraction=0)
     assert data.train.x.tolist() == [[0, 0, 0, 0, 1]]
     assert data.description.startswith(f"text of 2 files in {tmp_path}/folder:")
-
-
-def test_hidden_files_are_left_out(write, tmp_path):
-    write("aaaa", "folder/deep/1.txt")
-    write("zzzz", "folder/.hidden")
-    write("zzzz", "folder/.git/x")
-    assert load(str(tmp_path / "folder"), validation_fraction=0).description.startswith("text of 1 files")
 
 
 def test_undecodable_bytes_are_replaced_and_counted(write):

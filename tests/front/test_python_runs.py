@@ -27,6 +27,7 @@ PATTERN = every_pattern(5)  # 32 steps, an epoch
 RULE = {"growth_steps": 2, "min_scale": 16.0, "max_scale": 128.0, "hysteresis": 2}
 NO_STOPS = {"max_consecutive_skips": None, "max_skip_rate": None, "max_skips_at_floor": None}
 PATTERNED = {"initial_scale": 64.0, **RULE, **NO_STOPS}
+OVERRIDES = {"policy.overrides": {"hidden": "float32"}}
 
 
 def data(count=128, bad=BAD):
@@ -378,8 +379,8 @@ def test_a_finished_run_goes_on_as_if_it_had_not_ended(reference, tmp_path):
 @pytest.mark.slow
 def test_a_policy_is_set_on_a_built_model_where_its_weights_can_stay(tmp_path):
     model = net("float32")
-    run = fit(model, tmp_path / "run", epochs=1, policy="mixed_bfloat16", loss_scale=None)
-    assert [layer.compute_dtype for layer in model.layers] == ["bfloat16", "bfloat16", "bfloat16", "float32"]
+    run = fit(model, tmp_path / "run", epochs=1, policy="mixed_bfloat16", loss_scale=None, settings=QUIET | OVERRIDES)
+    assert [layer.compute_dtype for layer in model.layers] == ["bfloat16", "float32", "bfloat16", "float32"]
     assert run.summary["applied_steps"] == 32 and keras.config.dtype_policy().name == "float32"
     with pytest.raises(ConfigError, match=r"policy: must leave the variables as they are: float16 has float16, .* "
                                           r"Build the model after keras\.config\.set_dtype_policy\('float16'\)"):
@@ -403,13 +404,9 @@ def test_policies_are_chosen_for_the_layers_of_a_given_model(tmp_path):
 
 
 @pytest.mark.slow
-def test_overrides_among_the_settings_are_put_onto_the_model(tmp_path):
-    overrides = {"policy.overrides": {"hidden": "float32"}}
-    model = net("float32")
-    fit(model, tmp_path / "run", epochs=1, policy="mixed_float16", loss_scale=None, settings=QUIET | overrides)
-    assert [layer.compute_dtype for layer in model.layers] == ["float16", "float32", "float16", "float32"]
+def test_overrides_among_the_settings_are_put_onto_a_model_as_built(tmp_path):
     model = net()
-    fit(model, tmp_path / "as_built", epochs=1, loss_scale=None, settings=QUIET | overrides)
+    fit(model, tmp_path / "run", epochs=1, loss_scale=None, settings=QUIET | OVERRIDES)
     assert [layer.compute_dtype for layer in model.layers] == ["float16", "float32", "float16", "float32"]
 
 
