@@ -120,7 +120,7 @@ trainer: {loss: mse, metrics: [], epochs: 1, batch_size: 16}
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_identifiers_stay_whole_numbers_in_the_signature_of_a_subclassed_model(tmp_path):
     """Keras would have them in float16, which ends at 2048 with every whole number; here x has no other dimension."""
     (tmp_path / "look_up.py").write_text(LOOK_UP)

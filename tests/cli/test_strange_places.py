@@ -11,9 +11,9 @@ from preloaded import ENVIRONMENT, mpt
 
 from mpt_cli.settings.overrides import format_override
 
-pytestmark = [pytest.mark.slow, only_on("tensorflow")]
+pytestmark = [pytest.mark.long, only_on("tensorflow")]
 SHORT = ["conf=digits_mlp", "model.hidden_units=[8]", "trainer.jit_compile=false", "trainer.max_steps=5"]
-NAMES = [pytest.param("-a 'b' \"ü\"\nc", marks=pytest.mark.long), "~x=$(y) ${seed} *"]
+NAMES = ["-a 'b' \"ü\"\nc", "~x=$(y) ${seed} *"]
 
 
 def check_whole(run: Path, steps: int = 5) -> None:
@@ -67,8 +67,8 @@ def net(input_shape, num_classes):
 
 
 @pytest.mark.parametrize("words", [
-    pytest.param(["trainer.callbacks=['parts.py:Kills']", "optimizer.use_ema=true"], id="ema", marks=pytest.mark.long),
-    pytest.param(["model=builder", "model.builder=parts.py:net"], id="model")])  # fmt: skip
+    ["trainer.callbacks=['parts.py:Kills']", "optimizer.use_ema=true"],
+    ["model=builder", "model.builder=parts.py:net"]], ids=["ema", "model"])  # fmt: skip
 def test_a_signal_between_the_last_step_and_the_end_of_the_run_leaves_it_whole(words, tmp_path) -> None:
     (tmp_path / "parts.py").write_text(PARTS)
     base = ["conf=digits_mlp", "trainer.jit_compile=false", "trainer.max_steps=5", "run_dir=r", *words]

@@ -1,6 +1,5 @@
 """Digits and tables of scikit-learn."""
 
-
 import numpy as np
 import pytest
 from sklearn import datasets

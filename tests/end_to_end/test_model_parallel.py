@@ -95,7 +95,7 @@ def test_runs_over_a_mesh_are_those_of_one_device_and_go_on_over_any(train, tmp_
     assert read(moved, "environment.json")["distribute"] == "none"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_pattern_that_matches_nothing_is_said_before_training(train):
     done = train("conf=divided.yaml", "distribute.layout={.*upp/kernel: [null, model], .*down/bias: [data, model]}",
                  "run_dir=refused")  # fmt: skip

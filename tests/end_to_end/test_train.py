@@ -56,6 +56,7 @@ def test_a_run_leaves_what_the_contract_says(tmp_path):
     assert len(environment["dataset_fingerprint"]) == 64
 
 
+@pytest.mark.long
 def test_the_opening_lines_say_which_loss_float_labels_got(tmp_path):
     x = np.random.default_rng(0).normal(size=(40, 3))
     np.savez(tmp_path / "set.npz", x=x, y=(x[:, 0] > 0).astype(np.float32))
@@ -193,6 +194,7 @@ def test_two_devices_train_to_the_same_result_as_one(tmp_path):
     assert two["metrics"]["val_loss"] == pytest.approx(one["metrics"]["val_loss"], rel=0.02)
 
 
+@pytest.mark.long
 def test_a_model_in_float64_trains_and_skips_what_is_not_finite(tmp_path):
     """JAX then makes new arrays and sums of integers in 64 bits; the records of a step keep theirs."""
     words = ["conf=digits_mlp", "backend=jax", "policy=float64", "loss_scale=dynamic", "fault=overflow",
