@@ -52,6 +52,8 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
+# `mpt.sweep` and its like are functions by documentation, and folders of the package of the same name. Python binds a
+# folder over the function once one of its files is imported, so the folder is made callable.
 class _Room(ModuleType):
     """A room of the package that has the name of a public function, and can be called as that."""
 
