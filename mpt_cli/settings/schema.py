@@ -315,10 +315,12 @@ _METHODS = {"model": "build", "data": "load"}  # of a model and a data source of
 
 
 def chosen_variant(section: str, given: Any) -> str:
-    """Which variant these settings, or this part of a composed tree, are."""
+    """Which variant these settings, or this part of a composed tree, are: the default one where a word took that back.
+    """
     name = choosing_key(section)
     assert name is not None
-    return str(given[name] if isinstance(given, dict) else getattr(given, name))
+    default = getattr(Settings(), section)
+    return str(given.get(name, getattr(default, name)) if isinstance(given, dict) else getattr(given, name))
 
 
 def variant_class(section: str, name: str) -> type:

@@ -94,6 +94,19 @@ def test_a_failed_save_is_said_once_and_so_is_the_first_that_works_again(tmp_pat
     assert (checkpointer.failure, checkpointer.store.steps()) == (None, [10, 30])
 
 
+def test_a_spoiled_state_is_not_saved_and_that_is_said(tmp_path: Path, said) -> None:
+    checkpointer = _checkpointer(tmp_path / "c", said)
+    checkpointer.save(*_at(10))
+    progress, ledger = _at(20)
+    ledger.is_sound = False
+    checkpointer.save(progress, ledger)
+    checkpointer.keep_if_best({"val_loss"}, progress, ledger)
+    reason = "the loss or a gradient of the last applied step was not finite"
+    assert said == [f"a checkpoint could not be written ({reason}); that of step 10 is kept, training goes on"]
+    assert (checkpointer.failure, checkpointer.saved_step) == (reason, 10)
+    assert (checkpointer.store.steps(), checkpointer.store.steps("best-")) == ([10], [])
+
+
 def test_a_run_that_may_go_back_saves_nothing_among_zeros(tmp_path: Path, said) -> None:
     checkpointer = _checkpointer(tmp_path / "c", said)
     checkpointer.settings = replace(checkpointer.settings, max_rollbacks=1)
@@ -103,6 +116,13 @@ def test_a_run_that_may_go_back_saves_nothing_among_zeros(tmp_path: Path, said) 
     assert checkpointer.saved_step is None
     checkpointer.save_if_due(*_at(20))
     assert checkpointer.saved_step == 20
+
+
+def test_a_folder_that_is_gone_is_said_and_training_goes_on(tmp_path: Path, said) -> None:
+    checkpointer = _checkpointer(tmp_path / "gone" / "c", said)
+    checkpointer.save(*_at(10))
+    none = "there is none before it, training goes on"
+    assert said == [f"a checkpoint could not be written (No such file or directory); {none}"]
 
 
 def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path: Path, said) -> None:
@@ -115,7 +135,7 @@ def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path: Path, said) -> None
     assert "metrics.jsonl can't be written" in said[0]
 
 
-def test_a_checkpoint_of_other_data_or_another_model_is_refused(tmp_path: Path, said) -> None:
+def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path, said) -> None:
     checkpointer = _checkpointer(tmp_path / "c", said)
     checkpointer.save(*_at(10))
     found = checkpointer.store.newest()
@@ -123,9 +143,6 @@ def test_a_checkpoint_of_other_data_or_another_model_is_refused(tmp_path: Path, 
     checkpointer.resume(found)
     with pytest.raises(DataError, match="the checkpoint of step 10 was made on other data"):
         _checkpointer(tmp_path / "c", said, dataset="b" * 64).resume(found)
-    del found.arrays["weight/0"]
-    with pytest.raises(DataError, match="is of another model or optimizer: only this run has variable 'weight/0'"):
-        checkpointer.resume(found)
 
 
 @pytest.mark.parametrize(
@@ -158,8 +175,9 @@ def test_progress_comes_back_from_strict_json_with_its_nan() -> None:
 @pytest.mark.parametrize(
     ("name", "new", "old", "better"),
     [
-        ("val_loss", 0.2, 0.2, False), ("accuracy", 0.3, 0.2, True), ("loss", math.nan, 0.2, False),
-        ("loss", 9.0, math.nan, True), ("accuracy", math.nan, math.nan, False),
+        ("val_loss", 0.1, 0.2, True), ("val_loss", 0.2, 0.2, False), ("accuracy", 0.3, 0.2, True),
+        ("mean_absolute_error", 0.3, 0.2, False), ("loss", math.nan, 0.2, False), ("loss", 9.0, math.nan, True),
+        ("accuracy", math.nan, math.nan, False),
     ],
 )  # fmt: skip
 def test_what_is_better(name: str, new: float, old: float, better: bool) -> None:

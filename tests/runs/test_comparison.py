@@ -34,21 +34,30 @@ def _run(path: Path, **changes: Any) -> RunDirectory:
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "said"),
+    ("changes", "said"),
     [
-        ({}, {"seconds": 9.0, "attempt": 4}, None),
-        ({"weight": 0.0}, {"weight": -0.0}, "variable weight/0 differs at step 10, in 50.0% of its values"),
-        ({}, {"loss": 0.25}, "loss at step 10 is 0.25 instead of 0.5 (metrics.jsonl)"),
-        ({}, {"scale": 4.0, "loss": 0.25}, "scale_after at step 3 is 4.0 instead of 2.0 (events.jsonl)"),
-        ({}, {"lines": 1}, "metrics.jsonl lacks the line of step 10"),
-        ({"lines": 1}, {}, "metrics.jsonl has one line more than before, of step 10"),
-        ({}, {"step": 12}, "its last checkpoint is of step 12 instead of 10"),
-        ({}, {"verdict": "collapsed"}, "verdict in summary.json is collapsed instead of healthy"),
+        ({}, None),
+        ({"seconds": 9.0, "attempt": 4}, None),
+        ({"weight": -0.0}, "variable weight/0 differs at step 10, in 50.0% of its values"),
+        ({"loss": 0.25}, "loss at step 10 is 0.25 instead of 0.5 (metrics.jsonl)"),
+        ({"scale": 4.0, "loss": 0.25}, "scale_after at step 3 is 4.0 instead of 2.0 (events.jsonl)"),
+        ({"lines": 1}, "metrics.jsonl lacks the line of step 10"),
+        ({"step": 12}, "its last checkpoint is of step 12 instead of 10"),
+        ({"verdict": "collapsed"}, "verdict in summary.json is collapsed instead of healthy"),
     ],
 )
-def test_the_first_difference_is_named(tmp_path: Path, first: dict[str, Any], second: dict[str, Any], said: str | None
-                                       ) -> None:  # fmt: skip
-    assert first_difference(_run(tmp_path / "a", **first), _run(tmp_path / "b", **second)) == said
+def test_the_first_difference_is_named(tmp_path: Path, changes: dict[str, Any], said: str | None) -> None:
+    assert first_difference(_run(tmp_path / "a"), _run(tmp_path / "b", **changes)) == said
+
+
+def test_a_line_too_many_is_named(tmp_path: Path) -> None:
+    difference = first_difference(_run(tmp_path / "a", lines=1), _run(tmp_path / "b"))
+    assert difference == "metrics.jsonl has one line more than before, of step 10"
+
+
+def test_zero_and_minus_zero_are_not_the_same_bits(tmp_path: Path) -> None:
+    difference = first_difference(_run(tmp_path / "a", weight=0.0), _run(tmp_path / "b", weight=-0.0))
+    assert difference is not None and "weight/0 differs" in difference
 
 
 def test_what_is_missing_is_an_error_and_no_verdict(tmp_path: Path) -> None:

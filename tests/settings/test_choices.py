@@ -46,6 +46,7 @@ def test_two_words_that_disagree(own, messages) -> None:
 def test_a_given_key_is_taken_back(own) -> None:
     assert load_settings([own, "~trainer.epochs"]).trainer.epochs == 10
     assert load_settings([own, "~expect.val_accuracy"]).expect == {}
+    assert load_settings(["conf=overflow", "~loss_scale.mode"]).loss_scale.mode == "auto"
 
 
 @pytest.mark.parametrize(
