@@ -105,7 +105,8 @@ def compose_tree(
     except _FAULTS:
         composed = _compose_one_by_one(choices, bodies, overrides, problems)
     tree = {name: _resolved(composed, name, name, problems) for name in map(str, composed)}
-    for group, choice in choices.items():  # a file of the project may imply which it is, as `builder:` does
+    # a file of the project may imply which it is, as `builder:` does, and ~loss_scale.mode takes back what was said
+    for group, choice in {**default_choices(), **choices}.items():
         key = choosing_key(group)
         if key is not None and isinstance(tree.get(group), dict):
             tree[group].setdefault(key, variant_of(group, choice))

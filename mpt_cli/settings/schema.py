@@ -315,12 +315,10 @@ _METHODS = {"model": "build", "data": "load"}  # of a model and a data source of
 
 
 def chosen_variant(section: str, given: Any) -> str:
-    """Which variant these settings, or this part of a composed tree, are: the default one where a word took that back.
-    """
+    """Which variant these settings, or this part of a composed tree, are."""
     name = choosing_key(section)
     assert name is not None
-    default = getattr(Settings(), section)
-    return str(given.get(name, getattr(default, name)) if isinstance(given, dict) else getattr(given, name))
+    return str(given[name] if isinstance(given, dict) else getattr(given, name))
 
 
 def variant_class(section: str, name: str) -> type:
