@@ -25,8 +25,16 @@ help:
 train: $(VENV)/.run
 	$(BIN)/mpt train conf=digits_cnn
 
+# What is tested on JAX as well, in a session of its own: Keras has one backend in a process.
+ON_JAX := tests/training/test_engine.py tests/training/test_injected_patterns.py tests/plan/test_program_on_cpu.py \
+	tests/precision/test_optimizer_steps.py tests/precision/test_skips_whole.py tests/precision/test_finite.py \
+	tests/precision/gradients/test_define_gradient.py
+ON_JAX_NIGHTLY := tests/training tests/precision tests/diagnose tests/plan tests/test_docstring_examples.py \
+	tests/front/test_diagnosed_models.py tests/front/test_python_runs.py
+
 test: $(VENV)/.dev
 	$(PYTEST) -m "not long"
+	KERAS_BACKEND=jax $(PYTEST) -m "not long" $(ON_JAX)
 
 test-fast: $(VENV)/.dev
 	$(PYTEST) -m "not slow"
@@ -36,6 +44,11 @@ test-e2e: $(VENV)/.dev
 
 test-long: $(VENV)/.dev
 	$(PYTEST) -m long
+	KERAS_BACKEND=jax $(PYTEST) -m "long or not long" $(ON_JAX_NIGHTLY)
+	MPT_DEVICES=2 $(PYTEST) -m "long or not long" tests/precision/two_devices
+	MPT_DEVICES=2 KERAS_BACKEND=jax $(PYTEST) -m "long or not long" tests/precision/two_devices
+	MPT_DEVICES=4 KERAS_BACKEND=jax $(PYTEST) tests/precision/two_devices/test_overflow_on_devices.py \
+		tests/precision/two_devices/test_model_parallel.py
 
 test-nightly: test-long test-gpu-program
 

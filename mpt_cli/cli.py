@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         complete()
     arguments = list(sys.argv[1:] if argv is None else argv)
     _tolerate_narrow_encodings()
+    variables, search_path = dict(os.environ), list(sys.path)
     try:
         code = _exit_code(arguments)
         if sys.stdout is not None:  # it is None when the caller closed it
@@ -58,6 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return OK
     except Exception as error:
         return explain(error, arguments)
+    finally:  # a program that calls `main` goes on afterwards
+        os.environ.clear()
+        os.environ.update(variables)
+        sys.path[:] = search_path
 
 
 def _exit_code(arguments: list[str]) -> int:

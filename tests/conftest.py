@@ -13,7 +13,7 @@ import os
 import signal
 from pathlib import Path
 
-import preloaded  # noqa: F401 (it keeps the environment as it is before the next lines)
+import command  # noqa: F401 (it keeps the environment as it is before the next lines)
 import pytest
 from hypothesis import settings
 
@@ -24,6 +24,12 @@ from mpt_cli.settings import load_settings
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+if os.environ["KERAS_BACKEND"] == "jax":
+    # On JAX compiling takes most of a test's time. Without LLVM's optimization, which changes the machine's code and no
+    # operation of the program, it takes a fourth less; recipes, examples and what users run have it.
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    FLAGS = f"--xla_backend_optimization_level=0 --xla_force_host_platform_device_count={os.environ.get('MPT_DEVICES', 1)}"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}".strip()
 if "avx512_fp16" in cpu_features():  # where mpt leaves it out in float16: it would compute parts of it in float32
     os.environ.setdefault(ONEDNN, "0")
 # What tests compile is kept where runs keep it: the second time test_engine.py takes 14 CPU seconds on JAX instead of
@@ -44,8 +50,8 @@ settings.load_profile("repeatable")
 _COMPOSED: dict[str, tuple] = {}
 # Files with tests of 40 seconds or more, the longest first: they begin the run, lest a worker waits for another at its
 # end. `pytest --junitxml=F` has the times.
-LONGEST = ("test_training_on_jax.py", "test_every_write.py", "test_like_fit.py", "test_keras_suites.py",
-           "test_ended_early.py", "test_diagnose_verb.py", "test_kills.py", "test_two_devices.py", "test_train.py",
+LONGEST = ("test_every_write.py", "test_like_fit.py", "test_keras_suites.py",
+           "test_ended_early.py", "test_diagnose_verb.py", "test_kills.py", "test_train.py",
            "test_without_extras.py", "test_sweep_verb.py", "test_benchmarks_run.py", "test_recipes.py",
            "test_processes_together.py", "test_compare_verb.py", "test_pages.py", "test_gpu_runs.py",
            "test_growth_runs.py", "test_notebook.py", "test_python_runs.py", "test_verbs_after_two.py")  # fmt: skip

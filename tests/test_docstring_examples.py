@@ -2,10 +2,9 @@
 
 import doctest
 import importlib
-from pathlib import Path
 
 import pytest
-from backends import BACKEND, assert_passes_on_jax, only_on
+from backends import BACKEND
 from test_architecture import MODULES
 
 TEXTS = {name: text for name, path in MODULES.items() if ">>> " in (text := path.read_text())}
@@ -17,10 +16,3 @@ NEEDS_TENSORFLOW = {name for name, text in TEXTS.items() if ">>> import tensorfl
 def test_the_examples_in_docstrings_hold(name):
     found = doctest.testmod(importlib.import_module(name))
     assert found.attempted > 0 and found.failed == 0
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@only_on("tensorflow")
-def test_on_jax():
-    assert_passes_on_jax(Path(__file__))

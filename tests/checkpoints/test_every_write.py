@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from preloaded import run_program
+from command import run_program
 
 from mpt_cli.cli import main
 from mpt_cli.runs.directory import RunDirectory, read_json, read_summary

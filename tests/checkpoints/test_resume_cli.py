@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from preloaded import mpt
+from command import mpt
 
 from mpt_cli.runs.directory import read_summary
 

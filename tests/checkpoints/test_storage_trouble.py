@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from preloaded import run_program, start_mpt
+from command import run_program, start_mpt
 
 from mpt_cli.runs.directory import RunDirectory, read_summary
 from mpt_cli.training.checkpoint import CheckpointStore

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from preloaded import mpt
+from command import mpt
 
 from mpt_cli import trained_model
 from mpt_cli.cli import main

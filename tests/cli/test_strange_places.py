@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from backends import only_on
-from preloaded import ENVIRONMENT, mpt
+from command import ENVIRONMENT, mpt
 
 from mpt_cli.settings.overrides import format_override
 

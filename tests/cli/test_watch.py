@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from preloaded import start_mpt
+from command import start_mpt
 from written_run import STEPS, main
 
 from mpt_cli.runs.directory import Holder, RunDirectory, header_from, read_holder, write_atomic

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from backends import assert_passes_on_jax, only_on
+from backends import only_on
+from command import mpt, run_program
 from examined import NETS
-from preloaded import mpt, run_program
 
 from mpt_cli.cli import main
 
@@ -92,9 +92,3 @@ def test_what_is_refused_is_a_sentence_and_leaves_nothing(words, code, said, tmp
     captured = capsys.readouterr()
     assert said in captured.err and "Traceback" not in captured.err
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "full", "there.yaml"]
-
-
-@pytest.mark.long
-@only_on("tensorflow")
-def test_this_folder_on_jax():
-    assert_passes_on_jax(Path(__file__).parent)

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from preloaded import Forked, mpt, start_mpt
+from command import mpt, start_mpt
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 STATUSES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
@@ -41,7 +41,7 @@ def seconds_allowed() -> float:
     return 6.0 * max(1.0, (os.getloadavg()[0] + 1) / (os.cpu_count() or 1))
 
 
-def send(process: "Forked | subprocess.Popen[str]", number: signal.Signals) -> tuple[float, str]:
+def send(process: "subprocess.Popen[str]", number: signal.Signals) -> tuple[float, str]:
     """Seconds to the end of the process, and its errors."""
     started = time.monotonic()
     process.send_signal(number)
@@ -49,7 +49,7 @@ def send(process: "Forked | subprocess.Popen[str]", number: signal.Signals) -> t
     return time.monotonic() - started, err
 
 
-def until(process: "Forked | subprocess.Popen[str]", words: str) -> None:
+def until(process: "subprocess.Popen[str]", words: str) -> None:
     assert process.stdout is not None
     for line in process.stdout:
         if words in line:
@@ -116,14 +116,14 @@ def test_at_any_moment_up_to_the_second_epoch(backend, tmp_path):
     (tmp_path / "parts.py").write_text(PARTS)
     words = [*DEEP, "model.kwargs={blocks: 4}", f"backend={backend}", "backend.compile_cache=null"]
     started = time.monotonic()
-    first = start_mpt("train", *words, "trainer.epochs=2", "run_dir=first", cwd=tmp_path, fresh=True)
+    first = start_mpt("train", *words, "trainer.epochs=2", "run_dir=first", cwd=tmp_path)
     until(first, " 2/2 ")
     whole = time.monotonic() - started
     assert first.communicate(timeout=60) and first.returncode == 0
     draw = random.Random(backend)
     for i in range(5):
         run, number = tmp_path / f"r{i}", (signal.SIGTERM, signal.SIGINT)[i % 2]
-        process = start_mpt("train", *words, "trainer.epochs=100000", f"run_dir={run}", cwd=tmp_path, fresh=True)
+        process = start_mpt("train", *words, "trainer.epochs=100000", f"run_dir={run}", cwd=tmp_path)
         time.sleep(whole * (i + draw.random()) / 5)
         seconds, err = send(process, number)
         # before the first line of mpt is run the signal ends Python itself

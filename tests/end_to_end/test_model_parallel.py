@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from preloaded import mpt
+from command import mpt
 
 PARTS = '''
 import keras

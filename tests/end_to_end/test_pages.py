@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
-from preloaded import mpt, run_program
+from command import mpt, run_program
 
 from mpt_cli.jobs.launchers import LAUNCHERS
 from mpt_cli.settings import load_settings

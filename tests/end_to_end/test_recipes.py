@@ -1,7 +1,7 @@
 """The shipped recipes meet what they expect of themselves, each reproduced once: here or by a command of the site."""
 
 import pytest
-from preloaded import mpt
+from command import mpt
 from test_pages import COMMANDS
 
 from mpt_cli.settings import load_settings

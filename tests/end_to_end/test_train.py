@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from preloaded import mpt, start_mpt
+from command import mpt, start_mpt
 
 from mpt_cli.settings import load_settings
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from backends import ROOT
-from preloaded import mpt, run_program, start_mpt
+from command import mpt, run_program, start_mpt
 
 from mpt_cli.cli import main
 from mpt_cli.reproduce.reproduction import first_difference

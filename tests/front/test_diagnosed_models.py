@@ -1,11 +1,9 @@
 """`mpt.diagnose(model, x, y)`: what `mpt diagnose` finds, of objects, which stay as they are."""
 
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
-from backends import assert_passes_on_jax, only_on
 
 import mpt_cli as mpt
 from mpt_cli.errors import ConfigError
@@ -67,10 +65,3 @@ def test_what_can_not_be_diagnosed_is_said():
     }.items():
         with pytest.raises(ConfigError, match=words):
             call()
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@only_on("tensorflow")
-def test_on_jax():
-    assert_passes_on_jax(Path(__file__))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from backends import QUICKLY_COMPILED
-from preloaded import run_program
+from command import run_program
 
 PROGRAM = str(Path(__file__).with_name("like_fit.py"))
 # the sums of a step may be in another order: some roundings of float32 (2^-23) in each of 10 steps

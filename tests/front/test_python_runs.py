@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 import yaml
-from backends import BACKEND, assert_passes_on_jax, only_on
+from backends import BACKEND, only_on
 from reference import ReferenceScale, every_pattern
 
 import mpt_cli as mpt
@@ -605,11 +605,3 @@ def test_a_room_can_be_called_as_the_function_of_its_name():
     with pytest.raises(ConfigError, match="conf: must be given"):
         mpt.sweep("seed=0,1", quiet=True)
     assert mpt_cli.sweep.run.Options is not None
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@only_on("tensorflow")
-def test_on_jax():
-    assert BACKEND == "tensorflow"
-    assert_passes_on_jax(Path(__file__))

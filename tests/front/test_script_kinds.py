@@ -3,7 +3,7 @@
 
 import pytest
 import yaml
-from preloaded import mpt
+from command import mpt
 
 from mpt_cli.report.run import load_run
 

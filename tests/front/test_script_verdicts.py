@@ -3,7 +3,7 @@
 import argparse
 
 import pytest
-from preloaded import mpt
+from command import mpt
 
 from mpt_cli.jobs import launch
 from mpt_cli.report.run import load_run

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from preloaded import mpt, run_program, start_mpt
+from command import mpt, run_program, start_mpt
 
 from mpt_cli.cli import main
 from mpt_cli.errors import DataError
@@ -535,7 +535,7 @@ except KeyboardInterrupt:
 ])  # fmt: skip
 def test_a_script_hears_signals_as_python_has_it(tmp_path, before, caught, sent, code):
     (tmp_path / "hears.py").write_text(HEARS.format(before=before, caught=caught))
-    process = start_mpt("run", "hears.py", cwd=tmp_path, fresh=True)
+    process = start_mpt("run", "hears.py", cwd=tmp_path)
     assert process.stdout.readline() == "ready\n"
     os.kill(process.pid, sent)
     assert process.wait(60) == code

@@ -6,7 +6,7 @@ import sys
 import keras
 import numpy as np
 import pytest
-from preloaded import mpt
+from command import mpt
 
 from mpt_cli.cli import main
 from mpt_cli.data.examples import Shapes

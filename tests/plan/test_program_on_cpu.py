@@ -10,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from backends import assert_passes_on_jax, only_on
+from backends import only_on
 
 from mpt_cli.errors import ConfigError, UserCodeError
 from mpt_cli.plan.device import load_device
@@ -31,12 +31,6 @@ def planned_on_cpu(words: list[str]):
     settings, target = load_settings(words), CompileTarget(None)
     return assemble_program(Program(settings), target, prepare_compiler(settings, target))
 
-
-@pytest.mark.slow
-@only_on("tensorflow")
-@pytest.mark.parametrize("only", ["not long", pytest.param("long", marks=pytest.mark.long)])
-def test_on_jax(only):
-    assert_passes_on_jax(Path(__file__), only=only)
 
 
 @on_jax

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from backends import only_on
-from preloaded import run_program
+from command import run_program
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,7 +5,7 @@ import json
 import keras
 import numpy as np
 import pytest
-from preloaded import run_program
+from command import run_program
 
 from mpt_cli.precision import DynamicScale, LogMaxScale, LossScaleOptimizer
 

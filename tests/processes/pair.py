@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from preloaded import start_program
+from command import start_program
 
 from mpt_cli.engine.distribution import ProcessInfo
 from mpt_cli.jobs.launch import free_port

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command import mpt
 from pair import TINY, TWO, two_seen
-from preloaded import mpt
 
 from mpt_cli.engine.distribution import check_same_data
 from mpt_cli.errors import DataError

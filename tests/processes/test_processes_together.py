@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import mpt, start_program
 from finished_run import FINISHED
 from pair import TINY, TWO, two_seen
-from preloaded import mpt, start_program
 
 from mpt_cli.cli import main
 from mpt_cli.engine.distribution import ProcessInfo, check_process_info, connect, find_process_info

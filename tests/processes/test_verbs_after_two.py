@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from command import mpt
 from pair import TINY, TWO
-from preloaded import mpt
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 WORDS = [*TINY, *TWO, "trainer.epochs=1"]

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
-from preloaded import mpt
+from command import mpt
 
 from mpt_cli.engine.compile_cache import cache_folder
 from mpt_cli.verbs import verb_parser

@@ -2,7 +2,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from preloaded import mpt
+from command import mpt
 
 from mpt_cli.cli import main
 from mpt_cli.runs.expectations import check_expectations, expectation_lines, own_expectations

@@ -11,7 +11,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from preloaded import mpt
+from command import mpt
 from stub_runs import RECIPE, SUMMARY, StubExecutor
 
 from mpt_cli.cli import main

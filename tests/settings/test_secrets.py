@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from preloaded import ENVIRONMENT, mpt
+from command import ENVIRONMENT, mpt
 
 from mpt_cli import redaction
 from mpt_cli.cli import main

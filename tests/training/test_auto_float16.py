@@ -4,7 +4,7 @@ import json
 import shlex
 
 import pytest
-from preloaded import mpt
+from command import mpt
 from test_own_steps import BACKEND, GAN, NETS, recipe
 
 WITH_EXPONENTIALS = f"model.builder={NETS}:with_exponentials"

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from backends import only_on
-from preloaded import mpt
+from command import mpt
 
 from mpt_cli.engine.backend import _replace_attention
 from mpt_cli.precision.gradients import Float16Attention

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from backends import BACKEND, only_on
-from preloaded import mpt
+from command import mpt
 
 from mpt_cli import training_run
 from mpt_cli.errors import MptError

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 from backends import BACKEND, only_on
-from preloaded import mpt
+from command import mpt
 from tiny import compile_tiny, sgd, tiny_data, tiny_model
 
 from mpt_cli.engine.backend import Platform

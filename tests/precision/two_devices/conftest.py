@@ -1,6 +1,5 @@
-"""Two logical CPUs, which can only be had before anything runs: these tests run in a process of their own.
-
-`tests/precision/test_two_devices.py` starts it; elsewhere they are not collected.
+"""Logical CPUs, which can only be had before anything runs: `MPT_DEVICES=2 pytest tests/precision/two_devices`, as
+`make test-nightly` has it. Without the variable these tests are not collected.
 """
 
 import os
@@ -8,9 +7,9 @@ import os
 import pytest
 
 collect_ignore_glob: list[str] = []
-if os.environ.get("MPT_TWO_DEVICES") != "1":
+if "MPT_DEVICES" not in os.environ:
     collect_ignore_glob = ["test_*.py"]
-elif os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow":
+elif os.environ["KERAS_BACKEND"] == "tensorflow":
     import tensorflow as tf
 
     devices = [tf.config.LogicalDeviceConfiguration(), tf.config.LogicalDeviceConfiguration()]
