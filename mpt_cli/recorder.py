@@ -6,6 +6,7 @@ from there between two calls, so that `steps_per_execution` hides none.
 
 import atexit
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -13,16 +14,24 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
+from mpt_cli.data.examples import Batch
 from mpt_cli.engine.backend import running_platform
+from mpt_cli.engine.build import build_engine
+from mpt_cli.engine.distribution import Distribution
+from mpt_cli.engine.feed import Piece
+from mpt_cli.engine.flow import is_rounded
+from mpt_cli.engine.gradient_samples import build_sampler
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_own_train_step, keep_skips_whole
 from mpt_cli.precision.finite import are_finite
 from mpt_cli.precision.keras_internals import optimizer_values_in_fit
+from mpt_cli.precision.policy import parts_of
 from mpt_cli.precision.scale_state import count_of
 from mpt_cli.precision.train_step import check_replicas, optimizers_in, unwrapped
 from mpt_cli.python_api import Asked, given_settings
-from mpt_cli.recording import NO_LOSS, Recording, Subject, policy_on_record, scaling_on_record
+from mpt_cli.recording import NO_LOSS, NO_SAMPLES, Recording, Subject, policy_on_record, scaling_on_record
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.schema import Settings
@@ -100,6 +109,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         self.asked = Asked(loss_scale=loss_scale, name=name, more=dict(settings or {}))
         self.command: Sequence[str] = ()  # the words behind `mpt` that run the script it is in
         self.others: Sequence[Any] = ()  # the callbacks beside it, where they are known
+        self.examples: Batch | None = None  # some of those that are trained on, where they are known
         self.shown: list[Path] = []  # directories of runs that a console showed
         self.runs: list[Run] = []
         self._session: _FitRecording | None = None
@@ -296,6 +306,27 @@ class _FitRecording(Recording):
         self.progress.record(metrics)
         self.progress.epochs_completed = self.progress.epoch
         self.snapshot(metrics, epoch_end=True)
+
+    def finish(self) -> None:
+        if self.recorder.examples is not None and not self.own_step and is_rounded(self.model):
+            self._sample(self.recorder.examples)
+        super().finish()
+
+    def _sample(self, examples: Batch) -> None:
+        """What half precision does to a batch, as `mpt train` looks at it; on JAX only where compiling that is little
+        beside the fit."""
+        engine = build_engine(self.model, keras.backend.backend() == "jax", Distribution())
+        layers = len(parts_of(self.model)) if engine.compiles_flows else 0
+        sampler = build_sampler(engine, "auto", self.telemetry.message, layers)
+        if not sampler.is_affordable(self.ledger.seen, time.perf_counter() - self.began):
+            return
+        rows = np.arange(len(keras.tree.flatten(examples.x)[0]), dtype=np.int32)[None]
+        look = sampler.take(Piece(engine.to_device(examples), rows, 1), self.ledger.seen, self.ledger.scale)
+        if look is not None:
+            self.telemetry.layers(self.ledger.seen, self.ledger.scale, look.layers)
+            self.ledger.sample = look.sample
+            self.missing.remove(NO_SAMPLES)
+            self._write_environment()
 
     def _look(self) -> None:
         self.progress.step_in_epoch = self.watch.asked - self.watch.asked_before_epoch

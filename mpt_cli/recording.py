@@ -44,6 +44,7 @@ APPLIED = {  # keys that act in what is only recorded, or are known of it, by se
 }  # fmt: skip
 
 NO_SAMPLES = "what half precision loses, layer by layer: mpt.fit takes samples of it"
+UNCHECKED = "mpt.fit takes samples of it, and mpt run of a fit on arrays."
 NO_PROGRAM = "what the program set by itself (loss, data, callbacks, schedule of the rate, seed), and the trained model"
 
 
@@ -171,7 +172,9 @@ class Recording(ABC):
     def signs(self) -> Any:
         progress = self.progress
         return observe(self.ledger, self.telemetry.tally, self.scaling, progress.metrics, val_loss=progress.val_loss,
-                       unmoved=None if self.weight_watch is None else self.weight_watch.found)  # fmt: skip
+                       unmoved=None if self.weight_watch is None else self.weight_watch.found,
+                       unchecked=UNCHECKED if self.scaling.is_needed and self.ledger.sample is None else "",
+                       )  # fmt: skip
 
     def watch_weights(self) -> None:
         """From here on see whether they move."""

@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from mpt_cli import python_api
+from mpt_cli.data.examples import Batch
+from mpt_cli.engine.digits import first_examples
 from mpt_cli.errors import NUMERICAL, OK
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_own_train_step
 from mpt_cli.precision.finite import unscale
@@ -37,7 +40,7 @@ from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, BackendSettings, Sett
 from mpt_cli.settings.variants import GivenData, GivenModel
 from mpt_cli.signals import heard_by_script
 from mpt_cli.telemetry.format import format_scale
-from mpt_cli.telemetry.health import GOOD_VERDICTS
+from mpt_cli.telemetry.health import GOOD_VERDICTS, UNCHECKED
 from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training.assembly import warn_of_half_head
 from mpt_cli.training.loss_and_optimizer import scaling_for, wrap_optimizer
@@ -276,12 +279,13 @@ class ScriptRun:
         """Those that came to their end, which a rule may have brought about."""
         return [run for run in self.runs if run.summary["status"] in ("finished", "stopped")]
 
-    def why_not_good(self) -> str:
+    def why_not_good(self, allow_unchecked: bool = False) -> str:
         """Which verdict is not a good one, in a sentence; empty where all are, and there is one at least."""
-        bad = [f"{run.path} is {run.verdict}" for run in self.ended_runs if run.verdict not in GOOD_VERDICTS]
+        good = (*GOOD_VERDICTS, *([UNCHECKED] if allow_unchecked else []))
+        bad = [f"{run.path} is {run.verdict}" for run in self.ended_runs if run.verdict not in good]
         if not self.ended_runs:
             return "there is no verdict, as nothing that the script trained was recorded to its end"
-        return f"not every verdict is {' or '.join(GOOD_VERDICTS)}: {', '.join(bad)}" if bad else ""
+        return f"not every verdict is {' or '.join(good)}: {', '.join(bad)}" if bad else ""
 
     @property
     def runs(self) -> list[Run]:
@@ -462,6 +466,16 @@ def _compiles(seen: ScriptRun) -> Iterator[None]:
         yield
 
 
+def _first_examples(x: Any = None, y: Any = None, sample_weight: Any = None, **_: Any) -> Batch | None:
+    """Those of the first batch that a fit on NumPy arrays may train on; None of anything else, which may be read once.
+    """
+    examples = Batch(x, y, sample_weight)
+    arrays = [array for array in keras.tree.flatten(examples) if array is not None]
+    if x is None or not all(isinstance(array, np.ndarray) and array.ndim for array in arrays):
+        return None
+    return Batch(*map(first_examples, examples))
+
+
 @contextmanager
 def _fits(seen: ScriptRun) -> Iterator[None]:
     """Every `fit` has a Recorder among its callbacks; of `train_on_batch` on JAX the optimizer's counters tell."""
@@ -481,7 +495,7 @@ def _fits(seen: ScriptRun) -> Iterator[None]:
                           "each that it uses is recorded by itself, as in a loop of the script's own")
                 return fit(model, *arguments, **named)
             recorder = _recorder(seen)
-            recorder.others = given
+            recorder.others, recorder.examples = given, _first_examples(**bound.arguments)
             bound.arguments["callbacks"] = [*given, recorder]
             with seen.fitting(), seen.noting([recorder]):
                 try:

@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mpt_cli.engine.digits import MOST_EXAMPLES, LostDigits, measure_digits
 from mpt_cli.engine.feed import Piece
 from mpt_cli.engine.flow import Flow
 from mpt_cli.engine.loop import Engine
 from mpt_cli.errors import first_line
 from mpt_cli.telemetry.format import format_seconds
-from mpt_cli.telemetry.records import UPDATES, WEIGHT_GRADIENTS, GradientSample, LayerSample
+from mpt_cli.telemetry.records import DIGITS, UPDATES, WEIGHT_GRADIENTS, GradientSample, LayerSample
 
 FIRST_SAMPLE_STEP = 100  # so that a short run has a sample too
 LARGEST_FLOAT16 = 65504.0
@@ -128,7 +129,20 @@ class GradientSampler:
             exact = math.log2(LARGEST_FLOAT16 / largest)
             room = exact if room == math.floor(exact) else room
         norm, faults = math.sqrt(squares) / scale, places.faults(rows)
-        return Look(GradientSample(step, norm, float(flushed), float(small), room, _lost_updates(rows), faults), rows)
+        digits = self._digits(piece)
+        if digits is not None and digits.is_lost:
+            faults = {**faults, digits.layer: DIGITS}
+        noise = (None, None) if digits is None else (digits.noise, digits.noise_left)
+        return Look(GradientSample(step, norm, float(flushed), float(small), room, _lost_updates(rows), *noise, faults),
+                    rows)  # fmt: skip
+
+    def _digits(self, piece: Piece) -> LostDigits | None:
+        """None where the outputs can't be compared, those of a model that draws random numbers in inference, say."""
+        row = piece.batch_indices[piece.count - 1][:MOST_EXAMPLES]
+        try:
+            return measure_digits(self.engine.model, self.engine.batch(piece.source, row))
+        except Exception:  # a look must never end what it looks at, nor the other half of it
+            return None
 
 
 def build_sampler(

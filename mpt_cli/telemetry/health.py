@@ -21,6 +21,7 @@ from mpt_cli.telemetry.format import (
 )
 from mpt_cli.telemetry.records import DEAD as DEAD_LAYER
 from mpt_cli.telemetry.records import (
+    DIGITS,
     FLUSHED,
     NEVER,
     UNMOVED,
@@ -86,8 +87,9 @@ IN_DOUBT_WORDS = (
 
 FORWARD, NAN, FIXED, BEYOND = "forward pass", "nan", "fixed too high", "beyond any scale"
 IN_DOUBT, UNSETTLED, TOO_HIGH = "nan in every step", "unsettled", "too high"
-VANISHING, NO_SCALE, FIXED_LOW, LOW, NO_ROOM, DEAD = (
+VANISHING, NO_SCALE, FIXED_LOW, LOW, NO_ROOM, DEAD, ZERO_UNKNOWN = (
     "vanishing", "flushed without scale", "fixed too low", "too low", "no room", "dead gradients",
+    "zero for an unknown reason",
 )
 SPOILED_LOSS, SPOILED_WEIGHTS = "spoiled loss", "spoiled weights"
 
@@ -174,6 +176,11 @@ CAUSES = {
         remedy=f"{KEPT_BY_MORE}{RAISE_START}.",
         explanation="something overflows at any useful scale: keep that layer in float32.",
     ),
+    ZERO_UNKNOWN: Cause(
+        lambda signs, _: signs.scaling.is_needed and not signs.sample_is_new,
+        remedy="Whether float16 flushed them was not looked at. A higher loss scale (loss_scale.initial_scale) or "
+        f"{OTHER_POLICY} keeps such gradients; else units are dead, or the loss does not depend on the weights.",
+    ),
     DEAD: Cause(
         lambda signs, _: not (signs.sample_is_new and (signs.flushed_share or 0) > 0),
         remedy="No loss scale brings them back: look for a loss that does not depend on the weights, for units that "
@@ -212,10 +219,12 @@ HEALTHY = "healthy"
 WARM_UP = "warm-up skips only"
 CHRONIC = "chronic overflow"
 BAD_VALUES = "bad values"  # of the model or data, that no scale causes or cures
+UNCHECKED = "not checked"
 COLLAPSED = "collapsed"
 VANISHES = "vanishing activations"
 TOO_LOW = "scale too low to matter"
 DEAD_LAYERS = "dead layers"
+DIGITS_LOST = "digits lost"
 LOST_UPDATES = "updates lost to rounding"
 NEVER_TRAINED = "never trained"
 # a health rule (such as on_overflow=abort) or an error ended a run of which nothing else bad can be said
@@ -227,9 +236,8 @@ GOOD_VERDICTS = (HEALTHY, WARM_UP)
 CHRONIC_SHARE = 0.05
 PROBE_MARGIN = 2.0  # twice the share that probing alone explains
 CHRONIC_SKIPS = 3  # in a short run one or two skips are above any share and prove nothing
-# Scaling exists to lift gradients; at 1 it does nothing, below it pushes them further under.
-USELESS_SCALE = 1.0
 FLUSHED_SHARE = 0.1  # chosen, not measured: a few per cent are lost in most healthy nets (exact zeros not counted)
+WELL_LEARNT = 0.25  # of the first loss: layers without a gradient do no harm to a run that came so far
 FLOOR_STREAK = 3  # one overflow at the floor may be a bad batch
 
 
@@ -296,6 +304,16 @@ def _ends_with_bad_values(signs: Signs) -> str | None:
     return f"{words} were skipped though the scale was not to blame: {CAUSES[cause].explain(signs)}"
 
 
+def _ends_with_spoiled_metrics(signs: Signs) -> str | None:
+    if not signs.spoiled_metrics:
+        return None
+    names, loss = ", ".join(signs.spoiled_metrics), signs.loss
+    beside = "" if loss is None else f", though the loss in training is {format_number(loss)}"
+    where = ("of the validation data, or the model overflows on it" if "val_loss" in signs.spoiled_metrics else
+             "it is given, or it adds up more than its dtype holds (keras.config.floatx)")  # fmt: skip
+    return f"{names} ended as inf or nan{beside}. Look at the values {where}."
+
+
 def _ends_vanished(signs: Signs) -> str | None:
     layers = signs.layers_that(VANISHED)
     if not layers:
@@ -306,8 +324,26 @@ def _ends_vanished(signs: Signs) -> str | None:
     return f"{words}: {CAUSES[VANISHING].explain(signs)}"
 
 
+def _ends_without_digits(signs: Signs) -> str | None:
+    layers = signs.layers_that(DIGITS)
+    if not layers or signs.output_noise is None:
+        return None
+    words = ("Rounding to half precision loses the digits that tell examples apart: the outputs differ from those in "
+             f"float32 by {signs.output_noise:.2g} times the variance between examples"
+             f"{_format_sampled(signs)}")  # fmt: skip
+    if layers == ["targets"]:
+        return f"{words}, because the targets are cast to the dtype of the outputs. Use policy.head=float32."
+    if layers == ["*"]:
+        return f"{words}, and no single layer in float32 mends it. Use policy=float32."
+    return (f"{words}, and by {signs.output_noise_left:.2g} with layer {layers[0]} in float32, tried on the same "
+            f"batch. Use policy.overrides={{{layers[0]}: float32}}, or give that layer smaller numbers: subtract an "
+            "offset, or use integers for identifiers.")  # fmt: skip
+
+
 def _ends_flushed(signs: Signs) -> str | None:
     flushed, layers = signs.flushed_share, signs.layers_that(FLUSHED)
+    if signs.is_learnt or not signs.scaling.is_needed:  # what becomes 0 in bfloat16 has lost its digits
+        return None
     if not layers and (flushed is None or flushed <= FLUSHED_SHARE):
         return None
     words = f"{format_fraction(flushed or 0.0)} of the gradient elements were flushed to zero{_format_at_scale(signs)}"
@@ -317,6 +353,10 @@ def _ends_flushed(signs: Signs) -> str | None:
 
 
 def _ends_dead(signs: Signs) -> str | None:
+    return None if signs.loss_fell_to(WELL_LEARNT) else _describe_dead(signs)
+
+
+def _describe_dead(signs: Signs) -> str | None:
     layers = signs.layers_that(DEAD_LAYER)
     if not layers:
         return None
@@ -367,11 +407,10 @@ def _format_sampled(signs: Signs) -> str:
     return f" at step {format_count(signs.sample_step)}"
 
 
-def _ends_useless(signs: Signs) -> str | None:
-    if not signs.scaling.scales or signs.scale is None or signs.scale > USELESS_SCALE:
+def _ends_unchecked(signs: Signs) -> str | None:
+    if not signs.unchecked:
         return None
-    words = f"The scale ended at {format_scale(signs.scale)}, which lifts no gradient out of underflow. "
-    return words + _as_sentence(_explain(signs, 0, UNDERFLOW_CAUSES))
+    return f"{_ends_well(signs)} What half precision did to the numbers was not looked at: {signs.unchecked}"
 
 
 def _ends_warmed_up(signs: Signs) -> str | None:
@@ -408,16 +447,34 @@ def _describe_skips(signs: Signs) -> str:
     searched = signs.search_skips
     if not searched:
         return f"{_format_skipped(signs)}, few enough to do no harm."
-    later = sum(step > signs.skip_steps[searched - 1] for step in signs.unprovoked_steps)
-    groups = {"while the scale settled": searched, "after it had grown": signs.skipped_steps - searched - later,
-              "later": later}  # fmt: skip
+    bad = signs.forward_steps
+    later = sum(step > signs.skip_steps[searched - 1] and step not in bad for step in signs.unprovoked_steps)
+    groups = {"while the scale settled": searched,
+              "after it had grown": signs.skipped_steps - searched - later - len(bad),
+              "with a loss that was not finite before any scaling": len(bad), "later": later}  # fmt: skip
     told = ", ".join(f"{format_count(count)} {when}" for when, count in groups.items() if count)
     return f"{_format_skipped(signs)}: {told}, few enough to do no harm.{_advise_first_scale(signs)}"
 
 
+def _remark_bad_values(signs: Signs) -> str | None:
+    if not signs.forward_steps:
+        return None
+    steps = ", ".join(map(str, signs.forward_steps))
+    return (f"The loss of step {steps} was not finite before any scaling, which no loss scale prevents: look at the "
+            "examples of that batch, or keep the layer that events.jsonl names in float32.")  # fmt: skip
+
+
+def _remark_flushed(signs: Signs) -> str | None:
+    if not signs.is_learnt or (signs.flushed_share or 0.0) <= FLUSHED_SHARE:
+        return None
+    return (f"{format_fraction(signs.flushed_share or 0.0)} of the gradient elements were flushed to zero"
+            f"{_format_sampled(signs)}, when the loss had fallen to {format_number(signs.loss or 0.0)} and next to "
+            "nothing was left to learn.")  # fmt: skip
+
+
 def _remark_late_skips(signs: Signs) -> str | None:
     """Only of a scale that grows after so many steps, whose skips otherwise follow a growth."""
-    late = [step for step in signs.unprovoked_steps if not signs.is_early(step)]
+    late = [step for step in signs.unprovoked_steps if not signs.is_early(step) and step not in signs.forward_steps]
     if not late or not signs.scaling.growth_steps:
         return None
     named = ("… " if len(late) > 3 else "") + ", ".join(map(str, late[-3:]))
@@ -449,7 +506,9 @@ def _remark_input(signs: Signs) -> str | None:
 
 
 # what a good verdict adds where it holds
-REMARKS = (_remark_late_skips, _remark_rising_loss, _remark_input)
+REMARKS = (
+    _remark_bad_values, _remark_late_skips, _describe_dead, _remark_flushed, _remark_rising_loss, _remark_input,
+)  # fmt: skip
 
 
 def _explain_no_scale(signs: Signs) -> str:
@@ -459,8 +518,8 @@ def _explain_no_scale(signs: Signs) -> str:
     if not signs.scaling.is_needed:
         return "the loss was not scaled, because nothing needed it."
     return (
-        "the loss was not scaled although layers compute in float16, so every gradient below 2^-24 was lost. If the "
-        "loss did not fall, that is why: loss_scale=dynamic keeps those gradients."
+        "the loss was not scaled although layers compute in float16, where gradients below 2^-24 are lost. "
+        "loss_scale=dynamic keeps such gradients."
     )
 
 
@@ -586,16 +645,19 @@ RULES = (
     ),
     HealthRule(NEVER_TRAINED, _ends_as_it_began),
     HealthRule(BAD_VALUES, _ends_with_bad_values),
+    HealthRule(BAD_VALUES, _ends_with_spoiled_metrics),
     HealthRule(VANISHES, _ends_vanished),
     HealthRule(
         TOO_LOW, _ends_flushed, "trainer.max_zero_gradients", "zero_steps",
+        applies=lambda signs: not signs.is_learnt,
         evidence=lambda signs: f"every gradient was exactly 0 in {signs.peaks.zero_steps} applied steps in a row",
-        causes=(DEAD, *UNDERFLOW_CAUSES),
+        causes=(ZERO_UNKNOWN, DEAD, *UNDERFLOW_CAUSES),
         needs_sample=True,
     ),
-    HealthRule(TOO_LOW, _ends_useless),
+    HealthRule(DIGITS_LOST, _ends_without_digits),
     HealthRule(DEAD_LAYERS, _ends_dead),
     HealthRule(LOST_UPDATES, _ends_unmoved),
+    HealthRule(UNCHECKED, _ends_unchecked),
     HealthRule(WARM_UP, _ends_warmed_up),
     HealthRule(HEALTHY, _ends_well),
 )  # fmt: skip

@@ -260,6 +260,7 @@ class Ledger:
     peak_skip_rate: float = 0.0
     window: Flags = field(default_factory=lambda: np.zeros(0, bool))
     last_mean_loss: float | None = None  # of the last call that had applied steps
+    first_loss: float | None = None  # of the first applied step
     sample: GradientSample | None = None  # the latest
     watch: SpikeWatch = field(default_factory=SpikeWatch)
     spikes: list[Spike] = field(default_factory=list)
@@ -363,6 +364,8 @@ class Ledger:
         used = losses[applied]
         if len(used) == 0:
             return
+        if self.first_loss is None:
+            self.first_loss = float(used[0])
         if self.rules.loss_is_running:
             self.last_mean_loss = self._loss_sum = float(used[-1])
             self._loss_count = 1

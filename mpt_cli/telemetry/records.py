@@ -132,6 +132,7 @@ ACTIVATIONS, ACTIVATION_GRADIENTS, WEIGHT_GRADIENTS = "activations", "activation
 UPDATES = "updates"
 # the faults of a layer
 VANISHED, OVERFLOWED, FLUSHED, DEAD, UNMOVED = "vanished", "overflowed", "flushed", "dead", "unmoved"
+DIGITS = "digits"
 NEARLY_ALL = 0.9  # of the elements, and half of their sum: a softmax over many classes has most of its values near 0
 MOST_OF_SUM = 0.5
 
@@ -186,8 +187,12 @@ class GradientSample:
     (`distribute=mirrored`) the gradients are those of the first before they are added up: of its share of the batch,
     divided by N. `faults` are the layers that do not train as they would in float32, in the order of the forward pass:
     where the outputs vanished (all but a few are 0), overflowed, where the gradients of the weights were flushed, or
-    are all 0 in float32 too (dead), and where weights of half precision stay as they are, whatever the optimizer adds
-    (unmoved).
+    are all 0 in float32 too (dead), where weights of half precision stay as they are, whatever the optimizer adds
+    (unmoved), and the one whose rounding leaves the outputs of the model too few digits (digits).
+
+    `output_noise` is what rounding does to the outputs of the model, at most 64 examples of them, in inference: the
+    squared difference from those in float32 over the variance of those over the examples; None where that could not be
+    had. `output_noise_left` is what is left of it with the layer in float32 that `faults` names for its digits.
     """
 
     step: int
@@ -196,6 +201,8 @@ class GradientSample:
     subnormal_share: float  # below 2^-14 in layers that compute in float16, where bits are lost
     headroom_doublings: float | None
     lost_updates_share: float | None = None  # of updates of weights in half precision; None where all are in float32
+    output_noise: float | None = None
+    output_noise_left: float | None = None
     faults: dict[str, str] = field(default_factory=dict)
 
 

@@ -157,6 +157,7 @@ class LossTrend:
         return cls(float(position["lowest"]), position["lowest_epoch"], position["epoch"], tuple(position["latest"]))
 
 
+LEARNT = 1e-3  # of the first loss: what float16 flushes of its gradients is a thousandth of what there was to learn
 RISING_EPOCHS = 3  # validations in a row: two may be chance
 RISING_SHARE = 0.05  # of the lowest, above which they must lie: a plateau wavers by a few per cent
 # 29 halvings lead from the default 2**15 to the smallest normal float16, 2**-14: a streak as long is no settling.
@@ -192,9 +193,13 @@ class Signs:
     bad_steps: int = 0  # steps with non-finite gradients that were applied all the same
     scale: float | None = None  # None before the first step
     loss: float | None = None  # mean over the last applied steps; None when there were none
+    first_loss: float | None = None  # of the first applied step
+    spoiled_metrics: Sequence[str] = ()  # names of metrics of the last epoch, beside the loss, that are not finite
     flushed_share: float | None = None  # of gradient elements, where it was sampled
     faults: Mapping[str, str] = field(default_factory=dict)  # of layers, likewise: see `GradientSample`
     unmoved: UnmovedWeights | None = None  # as of the latest look; None where weights move
+    output_noise: float | None = None  # likewise, and what a layer in float32 leaves of it
+    output_noise_left: float | None = None
     sample_step: int = 0
     sample_is_new: bool = False  # whether that was after the last step
     streaks: StreakCounts[int] = NO_STREAKS  # after the last step
@@ -205,6 +210,7 @@ class Signs:
     applied_in_epoch: int = 0
     epoch_is_whole: bool = True
     weights_are_finite: bool = True
+    unchecked: str = ""  # why nothing is known of what half precision does to the numbers; empty where it is known
     val_loss: LossTrend = LossTrend()
     input_seconds: float = 0.0  # that steps waited for their data
     step_seconds: float = 0.0  # that they took themselves
@@ -244,12 +250,25 @@ class Signs:
 
     @property
     def search_skips(self) -> int:
-        """How many of the first skips were the search for the scale at the start: before it had grown, and early."""
+        """How many of the first skips were the search for the scale at the start: before it had grown, early, and of
+        a finite loss."""
         if not self.scaling.growth_steps:
             return 0
         end = self.steps_seen if self.first_growth_step is None else self.first_growth_step
-        others = (place for place, step in enumerate(self.skip_steps) if step > end or not self.is_early(step))
+        others = (place for place, step in enumerate(self.skip_steps)
+                  if step > end or step in self.forward_steps or not self.is_early(step))  # fmt: skip
         return next(others, self.skipped_steps)
+
+    @property
+    def is_learnt(self) -> bool:
+        """Whether next to nothing is left to learn: the loss is a thousandth of what it was in the first steps."""
+        return self.loss_fell_to(LEARNT)
+
+    def loss_fell_to(self, share: float) -> bool:
+        """Whether the loss is at most this share of what it was in the first applied step; False where it began at 0,
+        or is not known."""
+        first, last = self.first_loss, self.loss
+        return bool(first) and math.isfinite(first) and last is not None and abs(last) <= share * abs(first)
 
     @property
     def found_scale(self) -> float | None:
@@ -304,9 +323,9 @@ def observe(
     """The signs after the last step that `ledger` took in, whose every event is in `tally`; `others` are the fields
     that neither knows.
 
-    `metrics` are those of the last whole epoch: one that ends in "loss" and is not finite stands for the loss.
+    `metrics` are those of the last whole epoch: its loss stands for that of the last steps where it is not finite.
     """
-    spoiled = [value for name, value in metrics.items() if name.endswith("loss") and not math.isfinite(value)]
+    spoiled = [name for name, value in metrics.items() if not math.isfinite(value)]
     applies, sample = scaling.applies_overflows, ledger.sample
     skips = EventTally() if applies else tally
     return Signs(
@@ -322,9 +341,13 @@ def observe(
         first_growth_step=tally.first_growth_step,
         bad_steps=len(tally.skip_steps) if applies else 0,
         scale=ledger.scale if ledger.seen else None,
-        loss=spoiled[0] if spoiled else ledger.last_mean_loss,
+        loss=metrics["loss"] if "loss" in spoiled else ledger.last_mean_loss,
+        first_loss=ledger.first_loss,
+        spoiled_metrics=[name for name in spoiled if name != "loss"],
         flushed_share=None if sample is None else sample.flushed_share,
         faults={} if sample is None else sample.faults,
+        output_noise=None if sample is None else sample.output_noise,
+        output_noise_left=None if sample is None else sample.output_noise_left,
         sample_step=0 if sample is None else sample.step,
         sample_is_new=sample is not None and sample.step == ledger.seen,
         streaks=ledger.streaks,

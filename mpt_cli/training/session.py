@@ -203,13 +203,22 @@ def _ledger_options(parts: Assembly) -> LedgerOptions:
     )  # fmt: skip
 
 
+# why half precision was not looked at
+NO_SAMPLES_ASKED = "trainer.gradient_health_every_steps=auto takes samples of it."
+NO_SAMPLE_YET = ("there was no sample in so short a run; trainer.gradient_health_every_steps=10 takes one after 10 "
+                 "steps, whatever it costs.")  # fmt: skip
+LOSS_IS_ITS_OWN = "the model's own train_step has a loss that only it can compute."
+
+
 def _add_what_was_asked_for(parts: Assembly, runner: Trainer, may_sample: bool) -> None:
     """Samples of the gradients, rollbacks, other processes, and word of what compiles."""
     trainer, telemetry, process_info = parts.settings.trainer, runner.telemetry, parts.platform.process_info
     every = trainer.gradient_health_every_steps
-    if every is not None and may_sample and is_rounded(parts.model):
-        compiled_layers = len(parts_of(parts.model)) if parts.engine.compiles_flows else 0
-        runner.sampler = build_sampler(parts.engine, every, telemetry.message, compiled_layers)
+    if is_rounded(parts.model):
+        runner.unchecked = NO_SAMPLES_ASKED if every is None else NO_SAMPLE_YET if may_sample else LOSS_IS_ITS_OWN
+        if every is not None and may_sample:
+            compiled_layers = len(parts_of(parts.model)) if parts.engine.compiles_flows else 0
+            runner.sampler = build_sampler(parts.engine, every, telemetry.message, compiled_layers)
     own = own_steps(parts.model)
     if process_info is None and (own is None or not own.optimizers):
         runner.fault_search = FaultSearch(parts.engine, telemetry.message)

@@ -61,7 +61,8 @@ class Trainer:
         self.interruption = Interruption()
         self.last_piece: Piece | None = None
         self.logged_step = 0
-        self.sampler: GradientSampler | None = None  # None where nothing is in half precision
+        self.sampler: GradientSampler | None = None  # None where nothing is in half precision, or can't be looked at
+        self.unchecked = ""  # why not; empty where nothing is in half precision
         self.fault_search: FaultSearch | None = None  # None where the model can't be called outside of its step
         self.recover: Callable[[Stop], bool] = lambda stop: False  # whether it went back to a good state
         self.next_phase: Callable[[], None] = lambda: None  # ends a phase and begins the next
@@ -88,6 +89,7 @@ class Trainer:
                 if self._stop is not None and self.recover(self._stop):
                     self._stop = None
             if self._stop is None:
+                self._sample_at_end()
                 self.checkpointer.save(self.progress, self.ledger)
             if self._stop is not None and self.progress.step_in_epoch and self.logged_step != self.ledger.seen:
                 self._log(self.engine.metrics())  # where it ended, between two lines of the log
@@ -143,6 +145,7 @@ class Trainer:
             self.ledger, self.telemetry.tally, self.health.scaling, progress.metrics, val_loss=progress.val_loss,
             input_seconds=watch.input_seconds, step_seconds=watch.seconds,
             unmoved=None if self.weight_watch is None else self.weight_watch.found,
+            unchecked="" if self.ledger.sample is not None else self.unchecked,
         )  # fmt: skip
 
     def watch_weights(self, has_moved: bool = False) -> None:
@@ -311,6 +314,14 @@ class Trainer:
             return None
         self.telemetry.progress(step, self.progress.epoch, "sampling gradients")
         return self._sample(self.sampler)
+
+    def _sample_at_end(self) -> None:
+        """One more sample, where the run was too short for one, or trained on since the latest."""
+        step, latest = self.ledger.seen, self.ledger.sample
+        if self.sampler is None or self.last_piece is None or self._signal() is not None:
+            return
+        if (latest is None or latest.step < step) and self.sampler.is_affordable(step, self.stopwatch.run_seconds):
+            self._sample(self.sampler)
 
     def _finish_epoch(self, is_whole: bool) -> None:
         """Validate and report. An epoch that `max_steps` cut short is saved as it stands first, to be gone on with."""

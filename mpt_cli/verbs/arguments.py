@@ -84,6 +84,8 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def add_fail_on_verdict(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--fail-on-verdict", action="store_true", help=f"exit with 4 also where the run came to its "
                         f"end and {what} neither healthy nor warm-up skips only, chronic overflow say")  # fmt: skip
+    parser.add_argument("--allow-unchecked", action="store_true", help="with --fail-on-verdict: take `not checked`, of "
+                        "a run too short to be looked at, for healthy")  # fmt: skip
 
 
 def add_best(parser: argparse.ArgumentParser) -> None:

@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 SECTIONS = ("policy", "loss_scale", "logger")
 SINGLE_KEYS = ("run_dir", "backend", "backend.name")
-STRICT = "--fail-on-verdict"  # anywhere before the script
+STRICT, ALLOW_UNCHECKED = "--fail-on-verdict", "--allow-unchecked"  # anywhere before the script
 SCRIPT_RAISED = 1  # as Python ends for an exception that nobody caught
 
 
 def run_run(arguments: argparse.Namespace) -> int:
     overrides, rest = _split([*arguments.words, *(["-m", *arguments.module] if arguments.module is not None else [])])
     strict = arguments.fail_on_verdict or STRICT in overrides
-    overrides = [word for word in overrides if word != STRICT]
+    allows_unchecked = arguments.allow_unchecked or ALLOW_UNCHECKED in overrides
+    overrides = [word for word in overrides if word not in (STRICT, ALLOW_UNCHECKED)]
     settings, name = _settings(overrides), _target_name(rest)
     asked = any(word.startswith(("backend=", "backend.name=")) for word in overrides)
     backend = settings.backend.name if asked else None  # else the script runs on the one that Keras chooses for it
@@ -41,19 +42,19 @@ def run_run(arguments: argparse.Namespace) -> int:
 
     target = ScriptTarget(name, tuple(rest[2:] if rest[0] == "-m" else rest[1:]), rest[0] == "-m")
     again = [word for word in overrides if not word.startswith("run_dir=")]  # whose directory is there then
-    options = [STRICT] if strict else []
+    options = [STRICT] * strict + [ALLOW_UNCHECKED] * allows_unchecked
     seen, error = run_script(target, settings, ["run", *options, *again, *rest])
     code = _code_of(error)
     for sentence in seen.sentences():
         say(f"mpt run: {sentence}", sys.stderr)
     if isinstance(error, (MptError, KeyboardInterrupt)):  # the former is ours, of what can't be scaled or recorded
         raise error
-    return code or seen.exit_code or (_judge_strictly(seen) if strict else OK)
+    return code or seen.exit_code or (_judge_strictly(seen, allows_unchecked) if strict else OK)
 
 
-def _judge_strictly(seen: "ScriptRun") -> int:
+def _judge_strictly(seen: "ScriptRun", allow_unchecked: bool) -> int:
     """As --fail-on-verdict has it."""
-    if reason := seen.why_not_good():
+    if reason := seen.why_not_good(allow_unchecked):
         say(f"mpt run: --fail-on-verdict: {reason}", sys.stderr)
     return NUMERICAL if reason else OK
 
@@ -77,7 +78,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     (['policy=mixed_float16'], ['train.py', '--rate=3'])
     """
     others = (place for place, word in enumerate(words)
-              if word != STRICT and ("=" not in word or word.startswith("-")))  # fmt: skip
+              if word not in (STRICT, ALLOW_UNCHECKED) and ("=" not in word or word.startswith("-")))  # fmt: skip
     count = next(others, len(words))
     return words[:count], words[count:]
 

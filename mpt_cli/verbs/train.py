@@ -39,14 +39,16 @@ def run_train(arguments: argparse.Namespace) -> int:
         print_json(summary_dict(summary))
     if arguments.quiet and summary.exit_code != OK:
         say(f"mpt train: {_format_ending(summary.status, summary.explanation)}", sys.stderr)
-    return summary.exit_code or (_judge_strictly(summary) if arguments.fail_on_verdict else OK)
+    if summary.exit_code == OK and arguments.fail_on_verdict:
+        return _judge_strictly(summary, arguments.allow_unchecked)
+    return summary.exit_code
 
 
-def _judge_strictly(summary: "Summary") -> int:
+def _judge_strictly(summary: "Summary", allow_unchecked: bool) -> int:
     """As --fail-on-verdict has it; the summary itself keeps the exit code that the run has without."""
-    from mpt_cli.telemetry.health import GOOD_VERDICTS
+    from mpt_cli.telemetry.health import GOOD_VERDICTS, UNCHECKED
 
-    if summary.verdict in GOOD_VERDICTS:
+    if summary.verdict in (*GOOD_VERDICTS, UNCHECKED if allow_unchecked else None):
         return OK
     say(f"mpt train: --fail-on-verdict: the verdict is {summary.verdict}. {summary.explanation}", sys.stderr)
     return NUMERICAL
@@ -78,7 +80,7 @@ def _as_one_of_several(settings: Settings, arguments: argparse.Namespace, overri
     from mpt_cli.jobs import launch
 
     if launch.must_launch(settings):
-        options = ("--json", "--quiet", "--fail-on-verdict")
+        options = ("--json", "--quiet", "--fail-on-verdict", "--allow-unchecked")
         flags = [option for option in options if getattr(arguments, option[2:].replace("-", "_"))]
         return launch.launch(settings, [*overrides, f"seed={training_run.with_seed_of_run(settings).seed}", *flags])
     process_info = find_process_info(settings)

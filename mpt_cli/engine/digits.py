@@ -1,0 +1,149 @@
+"""Whether half precision leaves enough digits to tell examples apart: outputs held against those in float32.
+
+Range is counted by `flow`. Digits are lost without any zero or inf: 20,033 and 20,047 are one number in bfloat16. What
+that does to a model is measured where it matters, at its outputs, as noise: the squared difference from the outputs of
+the same batch in float32, over the variance of those over the examples. Rounding as it should be leaves 1e-7 (float16)
+to 1e-3 (bfloat16, a deep net); at 1 the outputs say nothing about their example.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+from numpy.typing import NDArray
+
+from mpt_cli.precision.keras_internals import calls_through, computing_in_float32
+from mpt_cli.precision.policy import layers_of, name_of
+from mpt_cli.precision.rounded_weights import NARROW
+
+Outputs = list[NDArray[np.float64]]  # each of shape (examples, values)
+MOST_EXAMPLES = 64
+LOST = 0.02  # of the spread of the outputs: beyond what rounding leaves in deep nets, well below what stops learning
+CURED = 0.25  # of the noise: what may be left where a layer in float32 is called the remedy
+MOST_TRIED = 6
+SMALLEST_SPREAD = 1e-6  # of the size of the outputs: float32 itself tells no more apart
+TARGETS, ALL_LAYERS = "targets", "*"  # in place of a layer
+
+
+class LostDigits(NamedTuple):
+    """`noise` of the outputs; and where it is more than `LOST` the name of the layer with which in float32 only
+    `noise_left` of it is left, TARGETS where the outputs' dtype rounds these, or ALL_LAYERS where no single one helps.
+    """
+
+    noise: float
+    layer: str = ALL_LAYERS
+    noise_left: float = 0.0
+
+    @property
+    def is_lost(self) -> bool:
+        return self.noise > LOST
+
+
+def measure_digits(model: Any, batch: Any) -> LostDigits | None:
+    """Of `(x, y, sample_weight)`, at most `MOST_EXAMPLES` of it, in inference; nothing in the model changes.
+
+    None where the outputs are the same for all examples, where there is only one, and where the model draws random
+    numbers in inference.
+    """
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    x, y = first_examples(x), first_examples(y)
+    with computing_in_float32(model):
+        exact, exact_layers = _outputs(model, x)
+    rounded, rounded_layers = _outputs(model, x)
+    noise = _noise(rounded, exact)
+    of_targets = _noise_of_targets(model, x, y)
+    if of_targets is not None and of_targets > max(LOST, noise or 0.0):
+        return LostDigits(of_targets, TARGETS)
+    if noise is None or noise <= LOST:
+        return None if noise is None else LostDigits(noise)
+    with computing_in_float32(model):
+        if (_noise(_outputs(model, x)[0], exact) or 0.0) > CURED * noise:
+            return None
+    for layer in _suspects(model, rounded_layers, exact_layers):
+        with computing_in_float32(layer):
+            found, _ = _outputs(model, x)
+        left = _noise(found, exact)
+        if left is not None and left <= min(LOST, CURED * noise):
+            return LostDigits(noise, name_of(layer), left)
+    return LostDigits(noise)
+
+
+def first_examples(arrays: Any) -> Any:
+    """At most `MOST_EXAMPLES` of each array; None stays."""
+    return keras.tree.map_structure(lambda array: None if array is None else array[:MOST_EXAMPLES], arrays)
+
+
+def _outputs(model: Any, x: Any) -> tuple[Outputs, list[tuple[int, Outputs]]]:
+    """Those of the model, and those of its layers in the order of their calls, each with the layer's index."""
+    layers, found = layers_of(model), list[tuple[int, Outputs]]()
+
+    def watched(index: int, call: Callable[..., Any]) -> Callable[..., Any]:
+        def watched_call(*arguments: Any, **named: Any) -> Any:
+            outputs = call(*arguments, **named)
+            found.append((index, _numbers(outputs)))
+            return outputs
+
+        return watched_call
+
+    with keras.StatelessScope(collect_losses=True), calls_through(layers, watched):
+        outputs = model(x, training=False) if model._call_has_training_arg else model(x)
+        return _numbers(outputs), found
+
+
+def _numbers(structure: Any) -> Outputs:
+    """The float tensors with examples; those of a loop that is being traced have no values yet."""
+    found = []
+    for tensor in keras.tree.flatten(structure):
+        is_float = hasattr(tensor, "dtype") and keras.backend.is_float_dtype(
+            keras.backend.standardize_dtype(tensor.dtype))  # fmt: skip
+        if not is_float or not len(tensor.shape):
+            continue
+        try:
+            array = np.asarray(ops.convert_to_numpy(ops.cast(tensor, "float32")), np.float64)
+        except Exception:  # each backend says so its own way
+            continue
+        found.append(array.reshape(len(array), -1))
+    return found
+
+
+def _noise(rounded: Outputs, exact: Outputs) -> float | None:
+    """The highest of the outputs; None where none of them differs between the examples."""
+    found = [_noise_of(*pair) for pair in zip(rounded, exact, strict=False) if pair[0].shape == pair[1].shape]
+    return max((noise for noise in found if noise is not None), default=None)
+
+
+def _noise_of(rounded: NDArray[np.float64], exact: NDArray[np.float64]) -> float | None:
+    whole = np.isfinite(rounded).all(0) & np.isfinite(exact).all(0)  # an overflow is told by its own name
+    rounded, exact = rounded[:, whole], exact[:, whole]
+    spread = float(np.square(exact - exact.mean(0)).sum()) if len(exact) > 1 else 0.0
+    if spread <= SMALLEST_SPREAD**2 * float(np.square(exact).sum()):
+        return None
+    return float(np.square(rounded - exact).sum()) / spread
+
+
+def _suspects(
+    model: Any, rounded: Sequence[tuple[int, Outputs]], exact: Sequence[tuple[int, Outputs]]
+) -> Iterator[Any]:
+    """The layers in half precision to be tried in float32: the first whose outputs have lost digits, those before it,
+    which may have cast what it reads, and those after it."""
+    layers = layers_of(model)
+    pairs = zip(rounded, exact, strict=False)
+    noisy = [i for i, ((_, one), (_, other)) in enumerate(pairs) if (_noise(one, other) or 0.0) > LOST]
+    called = [index for index, _ in rounded]
+    first = noisy[0] if noisy else 0
+    order = dict.fromkeys([*called[first::-1], *called[first + 1 :]])
+    halves = [layers[index] for index in order if layers[index].compute_dtype in NARROW]
+    yield from halves[:MOST_TRIED]
+
+
+def _noise_of_targets(model: Any, x: Any, y: Any) -> float | None:
+    """Of targets that are cast to the half precision of the outputs before the loss compares them."""
+    dtypes = {keras.backend.standardize_dtype(out.dtype) for out in keras.tree.flatten(model.outputs or [])}
+    narrow = dtypes & set(NARROW)
+    floats = [array for array in keras.tree.flatten(y) if keras.backend.is_float_dtype(
+        keras.backend.standardize_dtype(array.dtype))] if y is not None else []  # fmt: skip
+    if not narrow or not floats:
+        return None
+    return _noise(_numbers([ops.cast(array, next(iter(narrow))) for array in floats]), _numbers(floats))
