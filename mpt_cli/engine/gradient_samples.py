@@ -12,11 +12,11 @@ import numpy as np
 
 from mpt_cli.engine.digits import MOST_EXAMPLES, LostDigits, measure_digits
 from mpt_cli.engine.feed import Piece
-from mpt_cli.engine.flow import Flow
+from mpt_cli.engine.flow import Flow, layers_without_loss
 from mpt_cli.engine.loop import Engine
 from mpt_cli.errors import first_line
 from mpt_cli.telemetry.format import format_seconds
-from mpt_cli.telemetry.records import DIGITS, UPDATES, WEIGHT_GRADIENTS, GradientSample, LayerSample
+from mpt_cli.telemetry.records import DEAD, DIGITS, UPDATES, WEIGHT_GRADIENTS, GradientSample, LayerSample
 
 FIRST_SAMPLE_STEP = 100  # so that a short run has a sample too
 LARGEST_FLOAT16 = 65504.0
@@ -113,7 +113,11 @@ class GradientSampler:
             self._passes, self._pass_seconds = self._passes + 1, min(self._pass_seconds, time.monotonic() - started)
             return found
 
-        base, shadow = flow(in_float32=False), flow(in_float32=True)
+        base = flow(in_float32=False)
+        if not base.is_finite:  # at the edge of overflow: a little below it the gradients can be seen
+            scale /= 4.0
+            base = flow(in_float32=False)
+        shadow = flow(in_float32=True)
         places = self.engine.flow_map()
         rows = places.layer_samples(base, shadow, self.engine.updates(shadow, scale))
         if not base.is_finite:
@@ -128,7 +132,8 @@ class GradientSampler:
                              math.log2(LARGEST_SCALE / scale))  # fmt: skip
             exact = math.log2(LARGEST_FLOAT16 / largest)
             room = exact if room == math.floor(exact) else room
-        norm, faults = math.sqrt(squares) / scale, places.faults(rows)
+        norm, idle = math.sqrt(squares) / scale, layers_without_loss(self.engine.model)
+        faults = {name: fault for name, fault in places.faults(rows).items() if fault != DEAD or name not in idle}
         digits = self._digits(piece)
         if digits is not None and digits.is_lost:
             faults = {**faults, digits.layer: DIGITS}

@@ -335,8 +335,9 @@ def _ends_without_digits(signs: Signs) -> str | None:
         return f"{words}, because the targets are cast to the dtype of the outputs. Use policy.head=float32."
     if layers == ["*"]:
         return f"{words}, and no single layer in float32 mends it. Use policy=float32."
-    return (f"{words}, and by {signs.output_noise_left:.2g} with layer {layers[0]} in float32, tried on the same "
-            f"batch. Use policy.overrides={{{layers[0]}: float32}}, or give that layer smaller numbers: subtract an "
+    layer = layers[0].rpartition("/")[2]
+    return (f"{words}, and by {signs.output_noise_left:.2g} with layer {layer} in float32, tried on the same "
+            f"batch. Use policy.overrides={{{layer}: float32}}, or give that layer smaller numbers: subtract an "
             "offset, or use integers for identifiers.")  # fmt: skip
 
 

@@ -1,0 +1,110 @@
+"""A verdict names no cause that no event and no sample of the run has; and what single observations come to."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, NoScale
+from mpt_cli.telemetry.health import judge
+from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
+from mpt_cli.telemetry.records import (
+    DEAD,
+    DIGITS,
+    FLUSHED,
+    FORWARD_PASS,
+    GROWTH,
+    OVERFLOW,
+    VANISHED,
+    Event,
+    Scaling,
+)
+from mpt_cli.telemetry.signs import EventTally, Signs, observe
+
+DYNAMIC = Scaling(DynamicScale(initial_scale=2.0**15), is_needed=True)
+HEALTHY = Signs(DYNAMIC, steps_seen=100, applied_steps=100, scale=2.0**15, loss=0.2, first_loss=1.0, flushed_share=0.0)
+
+
+def overflow(step, scale, cause=None, nan=0):
+    return Event(step, 1, OVERFLOW, scale, scale / 2, nan=nan, inf=0 if nan else 1, cause=cause)
+
+
+@st.composite
+def signs_of_runs(draw):
+    """Of a run of 60 steps with some overflows of any kind, a growth perhaps, a sample or none, and any loss."""
+    rule = draw(st.sampled_from([DynamicScale(), FixedScale(1024.0), NoScale()]))
+    scaling = Scaling(rule, is_needed=draw(st.booleans()))
+    tally, scale = EventTally(scaling), scaling.initial_scale
+    steps = sorted(draw(st.sets(st.integers(1, 60), max_size=60))) if scaling.scales else []
+    for step in steps:
+        tally.add([overflow(step, scale, draw(st.sampled_from([None, FORWARD_PASS])), draw(st.integers(0, 1)))])
+        scale = max(scale / 2, 2.0**-14) if scaling.moves else scale
+    if draw(st.booleans()) and scaling.moves:
+        tally.add([Event(61, 1, GROWTH, scale, 2 * scale)])
+    ledger = Ledger(LedgerOptions(), seen=60, applied=60 - len(steps), skipped=len(steps), scale=scale,
+                    first_loss=1.0, last_mean_loss=draw(st.sampled_from([None, 0.5, 0.0, math.nan])))  # fmt: skip
+    sampled = draw(st.booleans())
+    faults = draw(st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from([DEAD, DIGITS, FLUSHED, VANISHED])))
+    return replace(
+        observe(ledger, tally, scaling, draw(st.dictionaries(st.sampled_from(["val_loss", "mae"]), st.just(math.nan)))),
+        flushed_share=draw(st.sampled_from([0.0, 0.02, 0.9])) if sampled else None,
+        faults=faults if sampled else {}, output_noise=0.5 if sampled else None,
+        output_noise_left=0.1 if sampled else None, unchecked="" if sampled else "no sample.",
+    )  # fmt: skip
+
+
+CLAIMS = {
+    "overflowed": lambda signs: signs.skipped_steps > 0,
+    "overflows at any useful scale": lambda signs: signs.skipped_steps > 0,
+    "would have needed none": lambda signs: 1 not in signs.forward_steps and signs.found_scale is not None,
+    "loss itself was not finite": lambda signs: signs.forward_steps or not math.isfinite(signs.loss or 0.0),
+    "held nan and no inf": lambda signs: signs.nan_steps,
+    "were flushed to zero": lambda signs: signs.flushed_share is not None or {FLUSHED, VANISHED} & {*signs.faults.values()},
+    "loses the digits": lambda signs: DIGITS in signs.faults.values(),
+    "No gradient reached": lambda signs: DEAD in signs.faults.values(),
+    "The loss ended as": lambda signs: signs.loss is not None and not math.isfinite(signs.loss),
+    "val_loss": lambda signs: "val_loss" in signs.spoiled_metrics,
+    "was not looked at": lambda signs: bool(signs.unchecked),
+}
+
+
+@given(signs_of_runs())
+def test_no_verdict_names_a_cause_that_no_event_or_sample_has(signs):
+    _, explanation = judge(signs)
+    for words, is_shown in CLAIMS.items():
+        assert words not in explanation or is_shown(signs), (words, explanation)
+
+
+@pytest.mark.parametrize(("seen", "verdict", "words"), [
+    ({"unchecked": "too short."}, "not checked", "half precision did to the numbers was not looked at: too short."),
+    ({"scale": 0.5}, "healthy", "All 100 steps were applied at scale 2^-1."),
+    ({"spoiled_metrics": ["val_loss"], "loss": 0.036}, "bad values", "val_loss ended as inf or nan, though the loss in"),
+    ({"spoiled_metrics": ["my_loss"]}, "bad values", "my_loss ended as inf or nan, though the loss in training is 0.2"),
+    ({"flushed_share": 0.9}, "scale too low to matter", "90.0% of the gradient elements were flushed to zero"),
+    ({"flushed_share": 0.9, "loss": 1e-6}, "healthy", "when the loss had fallen to 1.00e-06 and next to nothing"),
+    ({"faults": {"gate": DEAD}, "loss": 0.9}, "dead layers", "No gradient reached the weights of layer gate"),
+    ({"faults": {"gate": DEAD}, "loss": 0.06}, "healthy", "No gradient reached the weights of layer gate"),
+    ({"faults": {"net/day": DIGITS}, "output_noise": 5.2, "output_noise_left": 2e-4}, "digits lost",
+     "by 5.2 times the variance between examples at step 0, and by 0.0002 with layer day in float32"),
+    ({"faults": {"*": DIGITS}, "output_noise": 0.3, "output_noise_left": 0.3}, "digits lost", "Use policy=float32."),
+    ({"faults": {"targets": DIGITS}, "output_noise": 0.3, "output_noise_left": 0.0}, "digits lost",
+     "because the targets are cast to the dtype of the outputs. Use policy.head=float32."),
+    ({"flushed_share": 0.9, "scaling": Scaling(NoScale())}, "healthy", "nothing needed it"),  # of bfloat16
+])  # fmt: skip
+def test_what_one_observation_comes_to(seen, verdict, words):
+    found, explanation = judge(replace(HEALTHY, **seen))
+    assert found == verdict and words in explanation, explanation
+
+
+def test_a_loss_that_was_not_finite_is_no_search_for_a_scale():
+    """One loud example in 640: no first scale would have prevented that."""
+    tally = EventTally(DYNAMIC)
+    tally.add([overflow(1, 2.0**15), overflow(5, 2.0**14, FORWARD_PASS)])
+    ledger = Ledger(LedgerOptions(), seen=20, applied=18, skipped=2, scale=2.0**13, last_mean_loss=0.2)
+    verdict, explanation = judge(replace(observe(ledger, tally, DYNAMIC, {}), flushed_share=0.0))
+    assert verdict == "healthy"
+    assert "1 while the scale settled, 1 with a loss that was not finite before any scaling" in explanation
+    assert "an initial loss scale of 16384" in explanation
+    assert "The loss of step 5 was not finite before any scaling, which no loss scale prevents" in explanation

@@ -1,0 +1,126 @@
+"""Nets that half precision robs of digits, and what is said of them; `mpt.fit` and scripts."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import mpt_cli as mpt
+
+DIGITS_LOST = "digits lost"
+
+
+def fit(tmp_path, net, x, y, loss="mse", epochs=1, policy="mixed_bfloat16", rate=0.01, **others):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input(x.shape[1:]), *net])
+    model.compile(keras.optimizers.Adam(rate), loss, jit_compile=False, **others.pop("compiled", {}))
+    quiet = {"logger.console": "quiet", "trainer.save_model": False}
+    return mpt.fit(model, x, y, policy=policy, epochs=epochs, batch_size=64, run_dir=tmp_path / policy, settings=quiet,
+                   **others)  # fmt: skip
+
+
+def identifiers(draw):
+    x = draw.integers(0, 3000, (512, 1)).astype("float32")
+    return [layers.Reshape(()), layers.Embedding(3000, 4), layers.Dense(1)], x, x % 2
+
+
+def days(draw):
+    x = np.stack([draw.uniform(20000, 20060, 512), draw.uniform(-60, 60, 512)], 1).astype("float32")
+    scaled = layers.Normalization(name="scaled")
+    scaled.adapt(x)
+    return [scaled, layers.Dense(8, "relu"), layers.Dense(1)], x, np.sin(x[:, :1] / 10)
+
+
+def offsets(draw):
+    x = (100 + 0.05 * draw.normal(size=(512, 4))).astype("float32")
+    return [layers.Dense(8, "relu", name="first"), layers.Dense(1)], x, (x - 100).sum(1, keepdims=True)
+
+
+def phases_of_waves(draw):
+    x = draw.uniform(0, 5000, (512, 1)).astype("float32")
+    waves = layers.Lambda(lambda t: keras.ops.concatenate([keras.ops.sin(t), keras.ops.sin(0.1 * t)], -1), name="waves")
+    return [waves, layers.Dense(8, "relu"), layers.Dense(1)], x, np.sin(x)
+
+
+def means_of_many(draw):
+    x = draw.normal(1, 1, (128, 20000)).astype("float32")
+    mean = layers.Lambda(lambda t: keras.ops.mean(t, -1, keepdims=True), name="mean", output_shape=(1,))
+    return [mean, layers.Dense(1)], x, x.mean(1, keepdims=True)
+
+
+@pytest.mark.parametrize(("net", "layer"), [
+    (identifiers, "reshape"), (days, "scaled"), (offsets, "first"), (phases_of_waves, "waves"), (means_of_many, "mean"),
+])  # fmt: skip
+def test_the_layer_that_loses_digits_is_named_and_its_remedy_was_tried(net, layer, tmp_path):
+    parts, x, y = net(np.random.default_rng(0))
+    run = fit(tmp_path, parts, x, y)
+    assert run.verdict == DIGITS_LOST, run.explanation
+    assert run.explanation.count(f"policy.overrides={{{layer}") == 1, run.explanation
+    sample = run.summary["gradients"]
+    assert sample["output_noise"] > 0.02 and sample["output_noise_left"] <= sample["output_noise"] / 4
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_a_net_that_trains_as_in_float32_loses_none(tmp_path, policy):
+    x = np.random.default_rng(0).normal(size=(512, 16)).astype("float32")
+    hidden = [layers.Dense(32, "tanh") for _ in range(8)]
+    run = fit(tmp_path, [*hidden, layers.Dense(1)], x, x[:, :1] * x[:, 1:2], policy=policy)
+    assert run.verdict == "healthy", run.explanation
+    assert run.summary["gradients"]["output_noise"] < 0.002
+
+
+def test_a_model_that_draws_random_numbers_in_inference_is_not_blamed(tmp_path):
+    noise = layers.Lambda(lambda t: t + keras.random.normal(keras.ops.shape(t), dtype=t.dtype), output_shape=(4,))
+    x = np.ones((64, 4), "float32")
+    assert fit(tmp_path, [noise, layers.Dense(1)], x, x[:, :1]).verdict != DIGITS_LOST
+
+
+def test_a_short_run_is_sampled_at_its_end(tmp_path):
+    x = np.random.default_rng(0).normal(size=(256, 8)).astype("float32")
+    net = [*[layers.Dense(8, "tanh") for _ in range(3)], layers.Dense(1)]
+    run = fit(tmp_path, net, x, 1e-6 * x[:, :1], "mse", policy="mixed_float16", loss_scale="none", rate=0.0,
+              sample_weight=np.full(256, 1e-7, "float32"))  # fmt: skip
+    assert run.summary["steps_seen"] == 4 and run.summary["gradients"]["step"] == 4
+    assert run.verdict == "scale too low to matter" and run.summary["gradients"]["flushed_share"] > 0.5
+
+
+def test_without_samples_a_run_in_half_precision_is_not_checked(tmp_path):
+    x = np.ones((64, 2), "float32")
+    run = mpt.fit(compiled(), x, x[:, :1], policy="mixed_float16", run_dir=tmp_path / "run",
+                  settings={"trainer.gradient_health_every_steps": None, "logger.console": "quiet"})  # fmt: skip
+    assert run.verdict == "not checked"
+    assert run.explanation.endswith("was not looked at: trainer.gradient_health_every_steps=auto takes samples of it.")
+
+
+def compiled(loss="mse", rate=0.01):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(4), layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(rate), loss, jit_compile=False)
+    return model
+
+
+def test_a_hinge_loss_that_is_met_is_not_stopped(tmp_path):
+    x = np.array([[4.0, 0.0], [-4.0, 0.0]] * 32, "float32")
+    run = mpt.fit(compiled("hinge", 0.5), x, np.sign(x[:, :1]), policy="mixed_float16", epochs=60, batch_size=32,
+                  run_dir=tmp_path / "run", settings={"logger.console": "quiet"})  # fmt: skip
+    assert run.summary["metrics"]["loss"] == 0.0 and run.summary["exit_code"] == 0, run.explanation
+    assert run.summary["steps_seen"] == 120 and run.verdict == "warm-up skips only", run.explanation
+
+
+def test_a_head_without_a_loss_weight_is_not_dead(tmp_path):
+    inputs = keras.Input((2,))
+    shared = layers.Dense(4, "relu")(inputs)
+    model = keras.Model(inputs, [layers.Dense(1, name="kept")(shared), layers.Dense(1, name="idle")(shared)])
+    model.compile("sgd", ["mse", "mse"], loss_weights=[1.0, 0.0], jit_compile=False)
+    x = np.random.default_rng(0).normal(size=(64, 2)).astype("float32")
+    run = mpt.fit(model, x, [x[:, :1], x[:, 1:]], policy="mixed_float16", run_dir=tmp_path / "run",
+                  settings={"logger.console": "quiet"})  # fmt: skip
+    assert run.verdict == "healthy" and run.summary["gradients"]["faults"] == {}, run.explanation
+
+
+def test_targets_of_a_million_flush_nothing_and_are_not_said_to(tmp_path):
+    x = np.random.default_rng(0).normal(size=(512, 2)).astype("float32")
+    run = mpt.fit(compiled(rate=1e-7), x, 1e6 * x[:, :1], policy="mixed_float16", epochs=8, run_dir=tmp_path / "run",
+                  settings={"logger.console": "quiet"})  # fmt: skip
+    assert run.summary["final_loss_scale"] <= 1.0 and run.summary["gradients"]["flushed_share"] == 0.0
+    assert run.verdict in ("healthy", "warm-up skips only"), run.explanation
