@@ -2,19 +2,14 @@
 import numpy as np
 import pytest
 from backends import BACKEND
-from tiny import TinyRun, compile_tiny, sgd, tiny_data, tiny_model
+from tiny import TinyRun, tiny_data, tiny_model, tiny_run
 
 from mpt_cli.data.examples import DataSet, Examples
-from mpt_cli.engine.build import build_engine
-from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.faults import build_injector, warn_of_fault
-from mpt_cli.engine.feed import BatchPlan, build_feed
 from mpt_cli.errors import ConfigError
-from mpt_cli.precision import DynamicScale, FixedScale, LossScaleOptimizer
+from mpt_cli.precision import DynamicScale, FixedScale
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.schema import FaultSettings
-from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
-from mpt_cli.training.assembly import build_metrics
 from mpt_cli.training.checkpoint import collect_state
 
 
@@ -23,17 +18,11 @@ def data_set(x: Examples, dtype: str = "float32") -> DataSet:
                    description="")  # fmt: skip
 
 
-def faulty_run(fault: FaultSettings, jit: bool = BACKEND == "jax", rule=None, steps: int = 12) -> TinyRun:
-    data = tiny_data(steps * 4)
-    model = tiny_model()
-    optimizer = LossScaleOptimizer(sgd(), rule=rule or FixedScale(2.0**10))
+def faulty_run(fault: FaultSettings, rule=None, steps: int = 12) -> TinyRun:
+    data, model = tiny_data(steps * 4), tiny_model()
     injector = build_injector(fault, model, data_set(data))
-    engine = build_engine(model, jit, Distribution(), injector.wrap_step if injector else None)
-    compile_tiny(model, optimizer)
-    optimizer.build(model.trainable_variables)
-    build_metrics(model, data, 4)
-    feed = build_feed(data, engine, BatchPlan(4, 4), resident=True)
-    return TinyRun(model, engine, feed, Ledger(LedgerOptions()))
+    wrap = injector.wrap_step if injector else None
+    return tiny_run(data, model=model, rule=rule or FixedScale(2.0**10), wrap_step=wrap)
 
 
 def bad_steps(run: TinyRun) -> list[int]:

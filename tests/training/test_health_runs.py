@@ -88,7 +88,8 @@ def test_a_stopped_run_goes_on_without_the_fault_and_what_tells_of_its_end_goes_
     fault = ["fault=nan_loss", "fault.every_steps=null", f"fault.at_steps={[*range(1, 41)]}"]
     summary, run_dir = train(tmp_path, *fault, "trainer.checkpoint_every_steps=5")
     assert summary.status == "stopped"
-    words, seen = [*TINY, "policy=mixed_float16", "trainer.checkpoint_every_steps=5", f"resume={run_dir}"], SeenAtStart()
+    seen = SeenAtStart()
+    words = [*TINY, "policy=mixed_float16", "trainer.checkpoint_every_steps=5", f"resume={run_dir}"]
     with pytest.raises(ConfigError, match="seed: can't change in the middle of a run"):
         training_run.train(load_settings([*words, "seed=9"]), reporters=training_run.Reporters(sinks=[seen]))
     assert all((run_dir / name).exists() for name in ENDS) and seen.files == []

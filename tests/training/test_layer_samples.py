@@ -1,21 +1,18 @@
 """What a sample says of each layer of models that half precision breaks."""
 
-import json
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 from keras import layers, ops
+from tiny import tiny_run
 
 from mpt_cli.data.examples import Examples
-from mpt_cli.engine.build import build_engine
-from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.feed import Piece
 from mpt_cli.engine.gradient_samples import GradientSampler, build_sampler
-from mpt_cli.precision import LossScaleOptimizer
+from mpt_cli.precision import Policy
 from mpt_cli.telemetry.records import ACTIVATIONS, UPDATES
-from mpt_cli.training.assembly import build_metrics
 
 EXAMPLES, CLASSES = 32, 5
 
@@ -25,7 +22,7 @@ small = keras.initializers.RandomNormal(stddev=0.02, seed=3)
 
 def deep_tanh() -> keras.Model:
     """Vanishes: each layer's outputs are about a sixth of those before it."""
-    inner = [layers.Dense(48, "tanh", kernel_initializer=small, name=f"h{i}") for i in range(16)]
+    inner = [layers.Dense(48, "tanh", kernel_initializer=small, name=f"h{i}") for i in range(8)]
     return keras.Sequential([keras.Input((12,)), *inner, layers.Dense(CLASSES, dtype="float32", name="head")])
 
 
@@ -52,34 +49,22 @@ def random_data() -> Examples:
 
 def built(build: Any, policy: str) -> keras.Model:
     keras.utils.set_random_seed(2)
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(policy)
-    try:
-        model = build()
-        model(np.zeros((1, 12), np.float32))
-    finally:
-        keras.config.set_dtype_policy(before)
-    return model
+    with Policy(policy).scope():
+        return build()
 
 
-def sampled(
-    build: Any, scale: float, policy: str = "mixed_float16", rate: float = 0.1, rounding_seed: int | None = None
-) -> Any:
+def sampled(build: Any, scale: float, policy: str = "mixed_float16", rate: float = 0.1) -> Any:
     """The look, the data and the model."""
     model, data = built(build, policy), random_data()
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(LossScaleOptimizer(keras.optimizers.SGD(rate, momentum=0.9), rounding_seed=rounding_seed), loss)
-    model.optimizer.build(model.trainable_variables)
-    build_metrics(model, data, EXAMPLES)
-    engine = build_engine(model, True, Distribution())
+    engine = tiny_run(data, model=model, inner=keras.optimizers.SGD(rate, momentum=0.9), batch=EXAMPLES).engine
     source, rows = engine.to_device(data.as_batch()), np.arange(EXAMPLES, dtype=np.int32)[None]
     look = GradientSampler(engine, 1, pytest.fail).take(Piece(source, rows, 1), 1, scale)
     assert look is not None
     return look, data, model
 
 
-def faults(build: Any, scale: float = 2.0**10) -> dict[str, str]:
-    sample = sampled(build, scale)[0].sample
+def faults(build: Any) -> dict[str, str]:
+    sample = sampled(build, 2.0**10)[0].sample
     assert sample is not None
     return {name.rpartition("/")[2]: fault for name, fault in sample.faults.items()}
 
@@ -88,7 +73,7 @@ def faults(build: Any, scale: float = 2.0**10) -> dict[str, str]:
 def test_the_layers_that_do_not_train_are_named():
     found = faults(deep_tanh)
     assert [name for name, fault in found.items() if fault == "vanished"][-1] == "head"
-    assert found["h0"] == "flushed" and found["h15"] == "vanished"
+    assert found["h7"] == "vanished"
     assert faults(dead_branch) == {"dead": "dead"}
 
 
@@ -98,7 +83,6 @@ def test_an_overflow_of_the_forward_pass_is_seen_in_its_layer():
     assert look.sample is None
     over = [row.layer.rpartition("/")[2] for row in look.layers if row.kind == ACTIVATIONS and row.overflowed]
     assert over[0] == "large"
-    json.dumps([vars(row) for row in look.layers])  # what goes into layers.jsonl
 
 
 @pytest.mark.slow
@@ -125,26 +109,6 @@ def test_weights_that_no_update_moves_are_named_and_half_precision_over_float32_
     mixed = sampled(dead_branch, 1.0, "mixed_bfloat16", rate=1e-6)[0]
     assert mixed.sample.lost_updates_share is None and not [row for row in mixed.layers if row.kind == UPDATES]
     assert {row.dtype for row in mixed.layers} == {"bfloat16", "float32"} and mixed.sample.flushed_share == 0
-    rounded = sampled(dead_branch, 1.0, "bfloat16", rate=1e-6, rounding_seed=0)[0]  # stochastically
-    assert rounded.sample.lost_updates_share is None and len(rounded.sample.faults) == 1
-
-
-def test_a_sample_waits_until_it_is_a_small_share_of_the_time(monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr("mpt_cli.engine.gradient_samples.time.monotonic", lambda: clock[0])
-
-    class Slow:
-        def flow(self, source, row, scale, in_float32):
-            clock[0] += 2.0
-            raise MemoryError
-
-    sampler = GradientSampler(Slow(), 5, lambda text: None, 0.01)  # type: ignore[arg-type]
-    sampler.take(Piece(None, np.zeros((1, 4), np.int32), 1), 5, 1.0)
-    sampler._passes, sampler._pass_seconds = 3, 2.0  # as after three passes of two seconds
-    clock[0] += 599.0
-    assert not sampler.is_affordable(10, 10_000.0)
-    clock[0] += 1.0
-    assert sampler.is_affordable(10, 10_000.0)
 
 
 def test_a_first_sample_that_is_compiled_waits_for_a_run_long_enough_to_pay_for_it():

@@ -21,8 +21,8 @@ def recurrent():
     return [keras.Input((6, 4)), layers.GRU(8)]
 
 
-def compiled(net, seed=1):
-    keras.utils.set_random_seed(seed)
+def compiled(net):
+    keras.utils.set_random_seed(1)
     model = keras.Sequential([*net(), layers.Dense(2, dtype="float32")])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(1e-3), loss)
@@ -37,9 +37,9 @@ def examples(bad=()):
     return x, y
 
 
-def fit(net, folder, bad=(), epochs=1, batch_size=BATCH, **scaling):
+def fit(net, folder, bad=(), epochs=1, **scaling):
     x, y = examples(bad)
-    return mpt.fit(compiled(net), x, y, batch_size=batch_size, epochs=epochs, shuffle=False, policy="mixed_float16",
+    return mpt.fit(compiled(net), x, y, batch_size=BATCH, epochs=epochs, shuffle=False, policy="mixed_float16",
                    loss_scale={"mode": "dynamic", **scaling}, run_dir=folder / "run", settings=SETTINGS)  # fmt: skip
 
 
@@ -56,20 +56,12 @@ def buggy():
 
 
 @pytest.mark.slow
-def test_skips_while_a_scale_comes_down_from_far_above_are_no_bug(tmp_path, capsys):
-    run = fit(recurrent, tmp_path, epochs=2, batch_size=2, initial_scale=2.0**40, max_scale=2.0**40)
-    summary, said = run.summary, capsys.readouterr().out
-    skips = [event for event in run.events if event["kind"] == "overflow"]
-    assert sum(not event["inf"] for event in skips) > 3  # had nan and no inf, or the net shows nothing
-    assert summary["applied_steps"] == 4 * STEPS - len(skips) > 0 and run.verdict in (v.WARM_UP, v.HEALTHY)
-    assert BUG not in said.partition("verdict")[2] and "third time" not in said
-
-
-@pytest.mark.slow
 def test_a_recurrent_net_that_probes_its_highest_scale_is_no_bug(tmp_path, capsys):
     """A GRU on TensorFlow leaves nan alone when it overflows there, again and again."""
-    run = fit(recurrent, tmp_path, epochs=8, initial_scale=2.0**40, max_scale=2.0**40, growth_steps=4)
-    assert run.summary["skipped_steps"] > 40 and run.summary["applied_steps"] > 150
+    run = fit(recurrent, tmp_path, epochs=4, initial_scale=2.0**40, max_scale=2.0**40, growth_steps=4)
+    skips = [event for event in run.events if event["kind"] == "overflow"]
+    assert sum(not event["inf"] for event in skips) > 3  # had nan and no inf, or the net shows nothing
+    assert run.summary["applied_steps"] == 4 * STEPS - len(skips) > 0
     assert run.verdict not in (v.BAD_VALUES, v.NEVER_TRAINED)
     assert "for the third time" not in capsys.readouterr().out
 

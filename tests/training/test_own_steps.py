@@ -73,22 +73,6 @@ def test_an_own_step_trains_skips_and_measures_as_keras_s_own_does(tmp_path):
     assert json.loads(done.stdout)["metrics"]["loss"] == pytest.approx(summary(own)["metrics"]["val_loss"], rel=1e-5)
 
 
-@pytest.mark.long
-def test_of_an_overflow_in_an_own_step_the_layer_is_the_one_that_the_run_noted(tmp_path):
-    """Of several optimizers that of the first: what it lost spoils the others."""
-    optimizer = "d_optimizer" if BACKEND == "tensorflow" else None
-    train(tmp_path, *(GAN if optimizer else ()), "loss_scale.initial_scale=2**32", "loss_scale.backoff_factor=2**-20")
-    event = lines(tmp_path, "events")[0]
-    done = mpt("diagnose", "run", "--step", "1", "--json", cwd=tmp_path, backend=BACKEND)
-    assert done.returncode == 0, done.stdout + done.stderr
-    content = json.loads(done.stdout)
-    assert (content["step"], content["overflowed_again"], content["status"]) == (1, True, "ok")
-    assert content["layer"] == event["layer"] and content["loss_scale"] == content["loss_scale_in_the_run"] == 2.0**32
-    said = " ".join(content["explanation"])
-    assert f"the gradient of {event['variable']} was the first that was not finite, as the run noted" in said
-    assert optimizer is None or (event["optimizer"] == optimizer and f"of {optimizer}" in said)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
@@ -135,11 +119,10 @@ def test_each_optimizer_skips_alone_with_a_scale_events_and_columns_of_its_own(t
 
 @pytest.mark.slow
 def test_the_policy_is_in_force_while_a_model_is_called(tmp_path):
-    train(tmp_path, f"model.builder={NETS}:policy_in_call", "optimizer=sgd")
-    assert summary(tmp_path)["applied_steps"] == summary(tmp_path)["steps_seen"] == 12
-    for words in (("evaluate", "run"), ("export", "run", "--format", "savedmodel")):
-        done = mpt(*words, cwd=tmp_path, backend=BACKEND)
-        assert done.returncode == 0, done.stderr
+    train(tmp_path, f"model.builder={NETS}:policy_in_call", "optimizer=sgd", "trainer.epochs=1")
+    assert summary(tmp_path)["applied_steps"] == summary(tmp_path)["steps_seen"] == 6
+    done = mpt("export", "run", "--format", "savedmodel", cwd=tmp_path, backend=BACKEND)
+    assert done.returncode == 0, done.stderr
 
 
 PHASES = ("~trainer.epochs", "phases=[{epochs: 1, freeze: [low]}, {epochs: 2, unfreeze: [low], learning_rates: "
@@ -147,22 +130,17 @@ PHASES = ("~trainer.epochs", "phases=[{epochs: 1, freeze: [low]}, {epochs: 2, un
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @only_on("tensorflow")
 def test_phases_of_a_gan_have_fresh_optimizers_and_go_on_after_a_stop(tmp_path):
-    """The rate of the one that a phase names; the scales and their counters go on; resumed in each phase."""
+    """The scales and their counters go on; resumed in the second phase."""
     said = train(tmp_path, *GAN, *SPOILED, *PHASES)
     found = summary(tmp_path)
     assert (found["applied_steps"], found["skipped_steps"], found["phases_completed"]) == (16, 2, 2)
     assert "phase 1      1 epoch, freeze low" in said and "learning rate of g_optimizer 0.25" in said
-    rates = {line["step"]: line["learning_rate"] for line in lines(tmp_path, "metrics") if "loss" in line}
-    assert rates[1] == rates[18] == pytest.approx(0.001)  # of the first optimizer, which keeps its own
-    first = weights(tmp_path)
-    for stop in (6, 11):
-        train(tmp_path, *GAN, *SPOILED, *PHASES, f"run_dir=cut{stop}", f"trainer.max_steps={stop}")
-        train(tmp_path, *GAN, *SPOILED, *PHASES, f"run_dir=cut{stop}", "resume=auto")
-        found = weights(tmp_path, f"cut{stop}")
-        assert all(np.array_equal(value, found[name]) for name, value in first.items()), stop
+    for words in ("trainer.max_steps=11", "resume=auto"):
+        train(tmp_path, *GAN, *SPOILED, *PHASES, "run_dir=cut", words)
+    cut = weights(tmp_path, "cut")
+    assert all(np.array_equal(value, cut[name]) for name, value in weights(tmp_path).items())
 
 
 @pytest.mark.slow
@@ -178,10 +156,11 @@ def test_a_model_whose_call_is_for_other_inputs_than_its_step_trains(tmp_path):
 @only_on("tensorflow")
 def test_states_of_a_recurrent_layer_are_left_by_a_skip_and_resumed(tmp_path):
     """Keras does not count them among the variables of the model."""
-    words = (*SPOILED, f"model.builder={NETS}:stateful", f"data.loader={NETS}:unsplit", "data.validation_fraction=0")
+    words = ("trainer.epochs=1", *SPOILED, "fault.at_steps=[2]", f"model.builder={NETS}:stateful",
+             f"data.loader={NETS}:unsplit", "data.validation_fraction=0")
     train(tmp_path, *words)
-    assert (summary(tmp_path)["applied_steps"], summary(tmp_path)["skipped_steps"]) == (10, 2)
-    train(tmp_path, *words, "run_dir=cut", "trainer.max_steps=9")
+    assert (summary(tmp_path)["applied_steps"], summary(tmp_path)["skipped_steps"]) == (5, 1)
+    train(tmp_path, *words, "run_dir=cut", "trainer.max_steps=4")
     train(tmp_path, *words, "run_dir=cut", "resume=auto")
     whole, cut = (dict(np.load(sorted((tmp_path / run / "checkpoints").glob("step-*.npz"))[-1]))
                   for run in ("run", "cut"))  # fmt: skip

@@ -28,7 +28,7 @@ EVERY_STEP = "trainer.log_every_steps=1"
 
 
 def train(run_dir: Path, *words: str, sinks: Any = ()) -> Any:
-    given = [f"conf=digits_mlp", f"backend={BACKEND}", f"run_dir={run_dir}",
+    given = ["conf=digits_mlp", f"backend={BACKEND}", f"run_dir={run_dir}",
              "logger.console=quiet", f"trainer.jit_compile={str(BACKEND == 'jax').lower()}", "trainer.batch_size=32",
              f"data.loader={PROGRAM}:load_data", *words]  # fmt: skip
     given += [] if "model=saved" in words else [f"model.builder={PROGRAM}:build_model"]
@@ -113,7 +113,8 @@ class Kills(Sink):
 # the loss scale grows in both phases, averages are kept, and a callback has a state
 KILLED = [
     TWO, "policy=mixed_float16", "loss_scale=dynamic", "loss_scale.initial_scale=2**10", "loss_scale.growth_steps=4",
-    "optimizer.schedule.name=cosine", "trainer.checkpoint_every_steps=2", EVERY_STEP, "optimizer.use_ema=true", "trainer.steps_per_execution=1",
+    "optimizer.schedule.name=cosine", "trainer.checkpoint_every_steps=2", EVERY_STEP, "optimizer.use_ema=true",
+    "trainer.steps_per_execution=1",
     "trainer.early_stopping.patience=3", "trainer.early_stopping.monitor=loss",
 ]
 

