@@ -5,13 +5,10 @@ from backends import BACKEND
 from tiny import compile_tiny, sgd, tiny_data, tiny_model, tiny_run
 
 from mpt_cli.data.examples import Examples
-from mpt_cli.engine.feed import BatchPlan, build_feed
 from mpt_cli.engine.loop import metric_vector
 from mpt_cli.errors import ConfigError
 from mpt_cli.precision import DynamicScale
-from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.telemetry.records import LoggedSteps
-from mpt_cli.training.checkpoint import collect_state, restore_state
 
 # On TensorFlow each operation is one kernel, in the loop as in `fit`, once graph rewriting is off (it fuses
 # the two graphs differently; measured: 3e-6). XLA on JAX does so too. Over 12 steps that is some float32 roundings.
@@ -54,26 +51,6 @@ def test_trains_to_the_weights_of_keras_fit_and_evaluates_as_keras_does(kernels_
     assert run.engine.metrics() == pytest.approx(expected, rel=1e-5)
     for before, after in zip(start, run.weights(), strict=True):
         np.testing.assert_array_equal(before, after)
-
-
-@pytest.mark.slow
-def test_does_not_depend_on_the_feed_or_on_steps_per_call():
-    """In float16 from a scale that is too high, so that some steps are skipped."""
-    data = tiny_data(20)
-    run = tiny_run(data, policy="mixed_float16", rule=DynamicScale(2.0**22, growth_steps=3))
-    start = collect_state(run.model)
-    found = []
-    for resident, capacity, most in [(True, 4, 4), (True, 4, 3), (False, 4, 2)]:
-        restore_state(run.model, start)
-        run.feed = build_feed(data, run.engine, BatchPlan(4, capacity, shuffle=True, seed=1), resident)
-        run.ledger = Ledger(LedgerOptions())
-        run.epochs(2, most)
-        found.append((collect_state(run.model), run.ledger))
-    for state, ledger in found[1:]:
-        for name, value in found[0][0].items():
-            np.testing.assert_array_equal(value, state[name], err_msg=name)
-        assert (ledger.seen, ledger.skipped, ledger.scale) == (10, found[0][1].skipped, found[0][1].scale)
-    assert 0 < found[0][1].skipped < 10
 
 
 def test_a_metric_is_one_number():

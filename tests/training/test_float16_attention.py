@@ -9,7 +9,6 @@ from backends import only_on
 from command import mpt
 
 from mpt_cli.engine.backend import _replace_attention
-from mpt_cli.precision.gradients import Float16Attention
 
 pytestmark = only_on("jax")
 
@@ -80,15 +79,6 @@ def test_other_dtypes_and_arguments_go_to_jax_itself(attention: Any) -> None:
     assert attention(wide, wide, wide).dtype == "float32" and not attention.was_used
     with pytest.raises(ValueError, match=r"'F16_F16_F32' is not supported by dot_general on CPU"):
         jax.jit(lambda x: attention(x, x, x, local_window_size=1))(narrow)
-
-
-def test_on_a_gpu_attention_is_jax_s_own(attention: Any) -> None:
-    import jax
-
-    _replace_attention(on_cpu=True)
-    assert not isinstance(jax.nn.dot_product_attention.original, Float16Attention)
-    _replace_attention(on_cpu=False)
-    assert not isinstance(jax.nn.dot_product_attention, Float16Attention)
 
 
 @pytest.mark.slow

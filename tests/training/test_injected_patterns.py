@@ -7,7 +7,6 @@ from itertools import accumulate
 
 import numpy as np
 import pytest
-from backends import BACKEND
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from no_checkpoints import NoCheckpoints
@@ -34,14 +33,10 @@ RULE = {"growth_steps": 3, "growth_factor": 2.0, "backoff_factor": 0.5, "min_sca
         "hysteresis": 2}  # fmt: skip
 OFF = {"max_consecutive_skips": None, "max_skip_rate": None, "max_skips_at_floor": None, "stop_on_idle_epoch": False}
 WINDOW = 10
-# XLA, and without: JAX steps one by one then, from the host
-WAYS = [BACKEND == "jax", pytest.param(BACKEND != "jax", marks=[pytest.mark.slow, pytest.mark.long])]
-
-
-@pytest.fixture(scope="module", params=WAYS)
-def compiled(request) -> tuple[TinyRun, dict]:
+@pytest.fixture(scope="module")
+def compiled() -> tuple[TinyRun, dict]:
     """One compiled loop for all patterns, and its state before the first step."""
-    run = tiny_run(tiny_data(STEPS * 4), jit=request.param, capacity=8, rule=DynamicScale(16.0, **RULE))
+    run = tiny_run(tiny_data(STEPS * 4), capacity=8, rule=DynamicScale(16.0, **RULE))
     return run, collect_state(run.model)
 
 
@@ -175,11 +170,3 @@ def test_a_run_ends_at_the_step_that_breaks_the_rule(compiled, good, rule, per_c
     assert ledger.skipped == sum(not step.finite for step in done) and ledger.scale == done[-1].scale_after
     assert int(compiled[0].model.optimizer.seen_steps) == ledger.seen  # nothing was trained behind it
     assert outcome.progress.step_in_epoch == (ledger.seen if expected else 0)
-
-
-@pytest.mark.slow
-def test_a_call_that_ends_early_leaves_the_rest_of_its_steps_to_the_next(compiled):
-    """Each skip is looked at from the window's end on; without a broken rule all steps are trained, in their order."""
-    good = [step % 2 == 0 for step in range(STEPS)]
-    outcome, ledger = train(compiled, good, 8, max_skip_rate=0.5)
-    assert outcome.stop is None and (ledger.seen, ledger.skipped) == (STEPS, STEPS // 2)

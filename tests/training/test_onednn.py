@@ -42,9 +42,12 @@ def test_what_the_policy_computes_in_decides(cpu) -> None:
     assert variables("policy=mixed_bfloat16") == variables("policy=mixed_float16", "backend=jax") == {}
 
 
-def test_another_processor_a_gpu_and_the_users_own_variable_keep_it(cpu) -> None:
+def test_another_processor_keeps_it(cpu) -> None:
     cpu("avx2 f16c avx512f avx512_bf16")
     assert variables("policy=mixed_float16") == {}
+
+
+def test_a_gpu_and_the_users_own_variable_keep_it(cpu) -> None:
     cpu("avx512_fp16")
     assert variables("policy=mixed_float16", environment={"TF_ENABLE_ONEDNN_OPTS": "1"}) == {}
     assert variables("policy=mixed_float16", environment={"CUDA_VISIBLE_DEVICES": "0"}) == {}

@@ -4,15 +4,19 @@ import json
 from pathlib import Path
 
 import numpy as np
+import own_nets
 import pytest
 from backends import BACKEND, only_on
 from command import mpt
 
 from mpt_cli import training_run
-from mpt_cli.errors import MptError
+from mpt_cli.errors import ConfigError, MptError
 from mpt_cli.settings import load_settings
+from mpt_cli.settings.schema import DistributeSettings, Settings
+from mpt_cli.telemetry.records import Scaling
+from mpt_cli.training.author_compiled import prepare_own_steps
 
-NETS = Path(__file__).parent / "own_nets.py"
+NETS = Path(own_nets.__file__)
 RUN = """
 recipe: own
 defaults: [{policy: mixed_float16}, {loss_scale: dynamic}, {model: builder}, {data: loader}, {backend: BACKEND}]
@@ -22,7 +26,6 @@ trainer: {epochs: 2, batch_size: 12, shuffle: false, log_every_steps: 1, monitor
 logger: {console: plain}
 """
 GAN = (f"model.builder={NETS}:gan", f"data.loader={NETS}:unsplit", "data.validation_fraction=0")
-SPLIT = "mirrored" if BACKEND == "tensorflow" else "data_parallel"
 NO_GAN = [
     ((*GAN, f"data.loader={NETS}:blobs"), "GAN has a train_step of its own, but neither a test_step nor a loss"),
     ((*GAN, "model.kwargs={compiled: false}"), "GAN has a compile of its own, whose arguments only its author knows"),
@@ -93,10 +96,10 @@ def test_what_a_step_lacks_is_said_before_it_trains(words, said, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
-def test_an_own_step_is_not_split_over_devices(tmp_path):
-    said = train(tmp_path, f"distribute={SPLIT}", "distribute.devices=2", code=2)
-    assert "must be none: Own has a train_step or test_step" in said
+def test_an_own_step_is_not_split_over_devices():
+    settings = Settings(distribute=DistributeSettings("mirrored"))
+    with pytest.raises(ConfigError, match="must be none: Own has a train_step or test_step"):
+        prepare_own_steps(settings, own_nets.classifier(), {}, None, None, Scaling())  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

@@ -181,24 +181,6 @@ def test_a_finished_run_goes_on_with_a_longer_or_a_further_phase(tmp_path):
         train(tmp_path / "run", words.replace("unfreeze: [top*]", "unfreeze: []"), "resume=auto")
 
 
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_rollback_over_the_border_makes_the_change_again(tmp_path):
-    """Gradients are 0 from step 11 to 14: the run goes back to the border, of the first phase, and on at half the rate.
-
-    The fault counts the steps that the optimizer has seen, which a checkpoint has too: it is met a second time."""
-    summary = train(
-        tmp_path / "run", TWO, "trainer.max_rollbacks=3", "trainer.max_rollbacks=1", "fault.kind=zero",
-        "fault.at_steps=[11,12,13,14]", "trainer.max_zero_gradients=3", EVERY_STEP,
-    )  # fmt: skip
-    events = lines(tmp_path / "run", "events")
-
-    assert summary.status == "stopped" and summary.rollbacks == 1 and summary.steps_seen == 13
-    assert [(event["kind"], event["step"]) for event in events] == [("rollback", 10), ("phase", 11)]
-    rates = {line["phase"]: line["learning_rate"] for line in lines(tmp_path / "run", "metrics")}
-    np.testing.assert_allclose([rates[1], rates[2]], [0.05, 0.005], rtol=1e-6)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "sentence"), [
     ([TWO.replace("top*", "tops")],

@@ -2,12 +2,10 @@
 
 import os
 import signal
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pytest
 from no_checkpoints import NoCheckpoints
 from reference import ReferenceScale
 
@@ -157,9 +155,6 @@ def test_max_steps_ends_within_an_epoch_with_its_line():
     assert [(line.step, line.loss) for line in run.record.epochs] == [(5, 3.0), (7, 6.5)]
     assert (run.outcome.progress.epochs_completed, run.outcome.progress.step_in_epoch) == (1, 2)
     assert run.engine.evaluated == 4
-
-
-def test_max_steps_at_the_end_of_an_epoch_completes_it():
     run = run_of("." * 10, max_steps=5).fit()
     assert (run.outcome.progress.epochs_completed, run.outcome.progress.step_in_epoch) == (1, 0)
 
@@ -187,30 +182,26 @@ def test_an_epoch_without_an_applied_step_has_no_metrics():
     assert run.outcome.progress.best["loss"] == 3.0
 
 
-@pytest.mark.parametrize("max_steps", [None, 10])
-def test_an_idle_epoch_ends_the_run(max_steps):
-    run = run_of("....." + "xxxxx", max_steps=max_steps, mode="fixed").fit()
-    assert run.outcome.stop is not None and run.outcome.stop.key == "loss_scale.stop_on_idle_epoch"
-    assert len(run.record.epochs) == 1
-
-
-def test_an_epoch_that_max_steps_cuts_short_is_not_judged():
+def test_an_idle_epoch_ends_the_run_and_one_that_max_steps_cuts_short_is_not_judged():
+    for max_steps in (None, 10):
+        run = run_of("....." + "xxxxx", max_steps=max_steps, mode="fixed").fit()
+        assert run.outcome.stop is not None and run.outcome.stop.key == "loss_scale.stop_on_idle_epoch"
+        assert len(run.record.epochs) == 1
     assert run_of("....." + "xxxxx", max_steps=7).fit().outcome.stop is None
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_run_at_the_end_of_a_call(number):
+def test_a_signal_ends_the_run_at_the_end_of_a_call():
     run = run_of("." * 1000, steps=500, per_call=10, log=10)
     train = run.engine.train
 
     def interrupted(source: Any, batch_indices: Any, count: int, logged: LoggedSteps, limits: StopLimits) -> Done:
         if run.engine.scale.seen == 20:
-            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGTERM)
         return train(source, batch_indices, count, logged, limits)
 
     run.engine.train = interrupted
     run.fit()
-    assert run.outcome.signal == number and run.outcome.stop is None
+    assert run.outcome.signal == signal.SIGTERM and run.outcome.stop is None
     assert run.trainer.ledger.seen == 30
     assert run.record.epochs == []
 
@@ -235,30 +226,3 @@ def test_a_signal_ends_a_validation_whose_epoch_is_finished_when_the_run_goes_on
     run.fit()
     assert [(line.step, line.loss, line.metrics["val_loss"]) for line in run.record.epochs] == [
         (5, 3.0, 0.5), (10, 8.0, 0.5)]  # fmt: skip
-
-
-@pytest.mark.slow
-def test_a_validation_is_divided_into_calls_that_a_signal_can_wait_for():
-    counts = []
-    run = run_of("." * 5, epochs=1, validation=20, per_call=None)
-    evaluate = run.engine.evaluate
-
-    def slow(source: Any, batch_indices: Any, count: int) -> None:
-        counts.append(count)
-        time.sleep(0.03 * count)
-        evaluate(source, batch_indices, count)
-
-    run.engine.evaluate = slow
-    run.fit()
-    assert counts[:2] == [1, 1] and 1 < max(counts) <= 6 and sum(counts) == 20  # calls of at most 0.2 s
-    assert run.trainer.ledger.applied == run.trainer.ledger.seen == 5
-
-
-def test_a_snapshot_holds_the_state_of_its_step():
-    run = run_of("..x.......", log=4).fit()
-    line = run.record.lines[0]
-    assert (line.step, line.applied_steps, line.skipped_steps, line.consecutive_skips) == (4, 3, 1, 0)
-    assert (line.loss_scale, line.scale_counter, line.learning_rate) == (8.0, 1, pytest.approx(0.1))
-    assert line.memory_bytes > 0 and line.examples_per_second is None  # the only call so far compiled
-
-
