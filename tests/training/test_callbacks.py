@@ -14,6 +14,7 @@ from mpt_cli import training_run
 from mpt_cli.errors import BAD_CONFIG, OK, ConfigError, UserCodeError
 from mpt_cli.settings import load_settings
 
+pytestmark = pytest.mark.slow
 RECIPE = """
 model: {name: builder, builder: "own_callbacks:build"}
 data: {name: loader, loader: "own_callbacks:load"}
@@ -54,7 +55,6 @@ def keras_fit(*callbacks: Any) -> keras.Model:
     return model
 
 
-@pytest.mark.slow
 def test_hooks_logs_and_weights_are_those_of_keras_fit(tmp_path):
     """With callbacks that change the weights and the learning rate on the way."""
     calls()
@@ -76,7 +76,6 @@ def test_hooks_logs_and_weights_are_those_of_keras_fit(tmp_path):
     np.testing.assert_allclose(rates, [0.1 / 2 ** (step // 4) for step in range(15)], rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_early_stopping_ends_the_run_and_restores_the_best_weights(tmp_path):
     """The loss falls, and is watched for a rise: so the first epoch is the best."""
     words = ["trainer.early_stopping={patience: 2, mode: max, restore_best_weights: true}", "trainer.epochs=9"]
@@ -95,7 +94,6 @@ def test_early_stopping_ends_the_run_and_restores_the_best_weights(tmp_path):
     assert again == summary  # nothing is left to train
 
 
-@pytest.mark.slow
 def test_a_callback_ends_a_run_within_an_epoch(tmp_path):
     calls()
     stops = "{object: own_callbacks:StopsAt, kwargs: {batch: 2}}"
@@ -108,7 +106,6 @@ def test_a_callback_ends_a_run_within_an_epoch(tmp_path):
     assert [line["step"] for line in lines(run_dir, epoch_end=True)] == [3]
 
 
-@pytest.mark.slow
 def test_what_a_callback_raises_is_the_users(tmp_path):
     words = r"^trainer.callbacks: Broken.on_epoch_end raised ValueError: no such cell\.$"
     with pytest.raises(UserCodeError, match=words) as raised:
@@ -118,7 +115,6 @@ def test_what_a_callback_raises_is_the_users(tmp_path):
     assert (summary["status"], summary["exit_code"], summary["applied_steps"]) == ("failed", BAD_CONFIG, 5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("words", "sentence"), [
     (["trainer.callbacks=[history,progbar_logger]"],
      "trainer.callbacks[1]: progbar_logger can't be used in a run. Leave it out: the console shows it."),

@@ -79,7 +79,6 @@ def programs(cache: Path) -> dict[Path, int]:
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @only_on("tensorflow")  # a matter of its own processes
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_a_second_run_takes_the_programs_of_the_first(backend: str, tmp_path: Path) -> None:

@@ -10,6 +10,9 @@ from mpt_cli.errors import ConfigError
 from mpt_cli.precision import DynamicScale
 from mpt_cli.telemetry.records import LoggedSteps
 
+pytestmark = pytest.mark.slow
+
+
 # On TensorFlow each operation is one kernel, in the loop as in `fit`, once graph rewriting is off (it fuses
 # the two graphs differently; measured: 3e-6). XLA on JAX does so too. Over 12 steps that is some float32 roundings.
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-5} if BACKEND == "jax" else {"rtol": 0, "atol": 0}
@@ -28,7 +31,6 @@ def kernels_as_written():
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
 
 
-@pytest.mark.slow
 def test_trains_to_the_weights_of_keras_fit_and_evaluates_as_keras_does(kernels_as_written):
     data = tiny_data(22, weighted=True)
     run, fitted = tiny_run(data, rule=DynamicScale(2.0**4, growth_steps=5)), compile_tiny(tiny_model(), sgd())
@@ -59,7 +61,6 @@ def test_a_metric_is_one_number():
         metric_vector({"loss": 1.0, "scores": np.zeros(3)})
 
 
-@pytest.mark.slow
 def test_what_it_says_of_the_weights_is_of_the_last_call_until_they_are_assigned_from_outside():
     run = tiny_run(tiny_data(8))
     run.epochs(1)
@@ -72,7 +73,6 @@ def test_what_it_says_of_the_weights_is_of_the_last_call_until_they_are_assigned
     assert not run.engine.weights_are_finite()
 
 
-@pytest.mark.slow
 def test_metrics_at_lines_within_a_call_are_those_of_a_call_that_ends_there():
     whole, cut = (tiny_run(tiny_data(20), capacity=5) for _ in range(2))
     for run in (whole, cut):
@@ -89,7 +89,6 @@ def test_metrics_at_lines_within_a_call_are_those_of_a_call_that_ends_there():
     assert block.metrics == pytest.approx(ends[5], rel=1e-6) and ends[2] != ends[4]
 
 
-@pytest.mark.slow
 def test_inputs_and_targets_may_be_structures():
     data = tiny_data(8, weighted=True)
     keras.utils.set_random_seed(0)

@@ -14,6 +14,7 @@ from mpt_cli.engine.faults import DATA, FaultSearch, find_forward_fault
 from mpt_cli.precision import FixedScale
 from mpt_cli.precision.gradients.custom_gradients import define_gradient
 
+pytestmark = pytest.mark.slow
 DEPTH = 12
 NOWHERE = -1
 
@@ -68,7 +69,6 @@ def named(run: TinyRun, search: FaultSearch):
     return event
 
 
-@pytest.mark.slow
 def test_a_fault_at_any_depth_is_named_with_its_layer_or_the_next(spoiled):
     run, where = spoiled
     for place, way, what in itertools.product(range(0, DEPTH, 5), (0, 1), (np.inf, np.nan)):
@@ -80,7 +80,6 @@ def test_a_fault_at_any_depth_is_named_with_its_layer_or_the_next(spoiled):
     assert run.ledger.skipped == run.ledger.seen >= 12
 
 
-@pytest.mark.slow
 def test_a_batch_that_is_not_finite_is_named_before_any_layer(spoiled):
     model = spoiled[0].model
     spoiled[1].assign(np.array([NOWHERE, 0, 0], "float32"))
@@ -92,7 +91,6 @@ def test_a_batch_that_is_not_finite_is_named_before_any_layer(spoiled):
     assert find_forward_fault(model, (np.zeros((2, 16), "float32"), np.zeros(2, "int32"), None)) is None
 
 
-@pytest.mark.slow
 def test_looking_for_the_layer_changes_nothing(spoiled):
     model, where = spoiled[0].model, spoiled[1]
     where.assign(np.array([5, 0, np.inf], "float32"))
@@ -102,7 +100,6 @@ def test_looking_for_the_layer_changes_nothing(spoiled):
     assert not any("call" in vars(layer) for layer in model.layers)
 
 
-@pytest.mark.slow
 def test_a_model_that_can_not_be_looked_into_is_said_once_and_of_many_such_steps_ever_fewer_are_looked_into(spoiled):
     run, where = spoiled
     where.assign(np.array([5, 0, np.nan], "float32"))

@@ -14,6 +14,7 @@ from mpt_cli.engine.loop import Engine
 from mpt_cli.precision import Policy
 from mpt_cli.telemetry.records import UPDATES
 
+pytestmark = pytest.mark.slow
 ROW = np.zeros((1, 1), np.int32)
 layers = keras.layers
 
@@ -36,7 +37,6 @@ def look_at(engine: Engine, source: object, step: int, scale: float) -> Look:
     return GradientSampler(engine, 1, pytest.fail).take(Piece(source, ROW, 1), step, scale)
 
 
-@pytest.mark.slow
 def test_what_float16_does_to_gradients():
     """At scale 1: 2^-10 is kept, 2^-24 subnormal, 2^-25 flushed, and 0 is no underflow."""
     engine, source = linear_engine([1.0, 2.0**-14, 2.0**-15, 0.0], 2.0**-10)
@@ -51,7 +51,6 @@ def test_what_float16_does_to_gradients():
     assert lifted.headroom_doublings == pytest.approx(math.log2(65504) - 1)
 
 
-@pytest.mark.slow
 def test_all_flushed_and_all_zero_are_two_things():
     engine, source = linear_engine([1.0, 0.5], 2.0**-26)
     sample = look_at(engine, source, 1, 1.0).sample
@@ -67,7 +66,6 @@ def test_a_batch_that_overflows_gives_no_sample():
     assert look.sample is None and look.layers
 
 
-@pytest.mark.slow
 def test_looking_changes_no_bit():
     """Moving statistics, momentum, metrics and the scale are as they were."""
     run = tiny_run(tiny_data(8), policy="mixed_float16")
@@ -80,7 +78,6 @@ def test_looking_changes_no_bit():
         np.testing.assert_array_equal(np.asarray(variable.numpy()), value)
 
 
-@pytest.mark.slow
 def test_a_streamed_piece_has_the_same_sample():
     samples = []
     for resident in (True, False):
@@ -121,7 +118,6 @@ def test_a_sample_that_fails_is_said_once_and_ends_nothing():
     assert sampler.next_due(10, 5) is None
 
 
-@pytest.mark.slow
 def test_the_record_of_a_step_says_whether_every_gradient_is_zero():
     for x, zero in (([0.0, 2.0**-20], 0), ([0.0, 2.0**-40], 1)):
         engine, source = linear_engine(x, 2.0**-15)  # the scale is 2^15
@@ -149,7 +145,6 @@ def sampled(policy, rate):
     return GradientSampler(engine, 1, pytest.fail).take(piece, 1, 1.0), data, model
 
 
-@pytest.mark.slow
 def test_updates_that_rounding_the_weights_loses_are_counted():
     look, data, model = sampled("bfloat16", 0.01)
     halves, single = model.get_weights(), dead_branch("float32")
@@ -164,7 +159,6 @@ def test_updates_that_rounding_the_weights_loses_are_counted():
     assert look.sample.lost_updates_share == pytest.approx(lost / moved, abs=0.01) and 0.05 < lost / moved < 1
 
 
-@pytest.mark.slow
 def test_weights_that_no_update_moves_are_named_and_half_precision_over_float32_weights_loses_none():
     look = sampled("bfloat16", 1e-6)[0]
     assert {name.rpartition("/")[2]: fault for name, fault in look.sample.faults.items()} == {

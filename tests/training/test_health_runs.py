@@ -13,6 +13,7 @@ from mpt_cli.telemetry import health as v
 from mpt_cli.telemetry.records import Summary
 from mpt_cli.telemetry.sink import Sink
 
+pytestmark = pytest.mark.slow
 TINY = [
     "conf=digits_mlp", f"backend={BACKEND}", "backend.device=cpu", "data=synthetic", "data.input_shape=[4]",
     "data.examples=200", "data.validation_fraction=0.2", "model.hidden_units=[8]",
@@ -42,7 +43,6 @@ def objects(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("words", "verdict", "exit_code", "rule", "explanation", "skipped"), RUNS.values(), ids=RUNS)
 def test_a_run_ends_as_its_numbers_say(tmp_path, words, verdict, exit_code, rule, explanation, skipped):
     summary, run_dir = train(tmp_path, *words)
@@ -82,7 +82,6 @@ class SeenAtStart(Sink):
         self.files.append([name for name in ENDS if (Path(header.run_dir) / name).exists()])
 
 
-@pytest.mark.slow
 def test_a_stopped_run_goes_on_without_the_fault_and_what_tells_of_its_end_goes_then_and_not_before(tmp_path):
     """A run that is killed in its second attempt would count as finished else."""
     fault = ["fault=nan_loss", "fault.every_steps=null", f"fault.at_steps={[*range(1, 41)]}"]
@@ -106,7 +105,6 @@ UNDERFLOWS = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
 def test_a_net_that_underflows_is_called_what_it_is(tmp_path):
     common = [word for word in TINY if "hidden_units" not in word and "input_shape" not in word]
     words = [*common, *UNDERFLOWS, "policy=mixed_float16", "data.input_shape=[8]", "trainer.epochs=11",
@@ -122,7 +120,6 @@ def test_a_net_that_underflows_is_called_what_it_is(tmp_path):
     assert sampled[0]["gradient_flushed_share"] == written["flushed_share"] > 0.9
 
 
-@pytest.mark.slow
 def test_a_resumed_run_has_the_sample_of_before_only_where_gradients_are_scaled_as_then(tmp_path):
     own = ["trainer.gradient_health_every_steps=20", "trainer.epochs=1"]
     first, run_dir = train(tmp_path, *own, "loss_scale=none", "trainer.max_steps=22")

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from no_checkpoints import NoCheckpoints
 from reference import ReferenceScale, Step
 from tiny import TinyRun, tiny_data, tiny_run
 
@@ -26,9 +25,10 @@ from mpt_cli.telemetry.records import Scaling
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.telemetry.sinks import JsonlSink
 from mpt_cli.training.checkpoint import collect_state, restore_state
-from mpt_cli.training.progress import Outcome
+from mpt_cli.training.progress import Outcome, Stopwatch
 from mpt_cli.training.trainer import Trainer, TrainingPlan
 
+pytestmark = pytest.mark.slow
 STEPS = 30  # an epoch of batches of 4
 FLOOR = 2.0
 RULE = {"growth_steps": 3, "growth_factor": 2.0, "backoff_factor": 0.5, "min_scale": FLOOR, "max_scale": 64.0,
@@ -36,6 +36,16 @@ RULE = {"growth_steps": 3, "growth_factor": 2.0, "backoff_factor": 0.5, "min_sca
 OFF = {"max_consecutive_skips": None, "max_skip_rate": None, "max_skips_at_floor": None, "stop_on_idle_epoch": False}
 WINDOW = 10
 GOOD = [True] * STEPS
+class NoCheckpoints:
+    """Does nothing, whatever is asked; the run's stopwatch goes all the same."""
+
+    def __init__(self):
+        self.stopwatch = Stopwatch()
+
+    def __getattr__(self, name):
+        return lambda *arguments: None
+
+
 @pytest.fixture(scope="module")
 def compiled() -> tuple[TinyRun, dict]:
     """One compiled loop for all patterns, and its state before the first step."""
@@ -82,7 +92,6 @@ def lines(path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-@pytest.mark.slow
 @settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     pattern=st.lists(st.booleans(), min_size=STEPS, max_size=STEPS), value=st.sampled_from([math.inf, -math.inf]),
@@ -125,7 +134,6 @@ def check_lines(found: list[dict], steps, log: int) -> None:
         assert math.isfinite(line["loss"]) if any(applied) else line["loss"] is None
 
 
-@pytest.mark.slow
 def test_weights_are_those_of_the_good_steps_alone(compiled):
     """Bit for bit: a skipped step leaves nothing behind, and power-of-two scales lose no bits."""
     pattern = [step % 3 != 1 for step in range(STEPS)]
@@ -162,7 +170,6 @@ def first_broken(rule: str, limit: float, steps: list[Step]) -> int | None:
     return broken.index(True) + 1 if True in broken else None
 
 
-@pytest.mark.slow
 @settings(deadline=None, max_examples=24, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     good=st.lists(st.sampled_from([True, False, False]), min_size=STEPS, max_size=STEPS),
@@ -190,7 +197,6 @@ def epoch_lines(folder) -> list[dict]:
     return [line for line in lines(folder / "metrics.jsonl") if line.get("epoch_end")]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("most", "ended"), [(7, (0, 7)), (STEPS, (1, 0)), (STEPS + 7, (1, 7))])
 def test_max_steps_ends_within_an_epoch_or_with_it(compiled, tmp_path, most, ended):
     outcome, ledger = train(compiled, GOOD, tmp_path, epochs=2, max_steps=most)
@@ -198,14 +204,12 @@ def test_max_steps_ends_within_an_epoch_or_with_it(compiled, tmp_path, most, end
     assert (outcome.progress.epochs_completed, outcome.progress.step_in_epoch) == ended
 
 
-@pytest.mark.slow
 def test_validation_comes_at_its_interval_and_at_the_end(compiled, tmp_path):
     outcome, _ = train(compiled, GOOD, tmp_path, epochs=5, validate=2, validation=2)
     found = {line["epoch"]: line["val_loss"] for line in epoch_lines(tmp_path) if line.get("val_loss") is not None}
     assert [*found] == [2, 4, 5] and outcome.progress.metrics["val_loss"] == pytest.approx(found[5])
 
 
-@pytest.mark.slow
 def test_an_epoch_without_an_applied_step_has_no_metrics_and_ends_the_run_unless_it_is_cut_short(compiled, tmp_path):
     """Keras gives 0 for the mean of nothing, which would be the best loss ever."""
     bad = [False] * STEPS
@@ -218,7 +222,6 @@ def test_an_epoch_without_an_applied_step_has_no_metrics_and_ends_the_run_unless
         assert (outcome.stop and outcome.stop.key) == key
 
 
-@pytest.mark.slow
 def test_a_signal_ends_a_validation_whose_epoch_is_finished_when_the_run_goes_on(compiled, tmp_path, monkeypatch):
     counts, engine = [], compiled[0].engine
     evaluate = engine.evaluate

@@ -66,7 +66,6 @@ def test_what_was_done_is_said_and_what_can_no_longer_be_done(cpu, monkeypatch: 
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_tensorflow_is_imported_with_it(tmp_path: Path) -> None:
     """In a process of its own, which takes the CPU for one of that kind; the header says so."""
     info = tmp_path / "cpuinfo"

@@ -16,6 +16,7 @@ from mpt_cli.settings.schema import DistributeSettings, Settings
 from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training.author_compiled import prepare_own_steps
 
+pytestmark = pytest.mark.slow
 NETS = Path(own_nets.__file__)
 RUN = """
 recipe: own
@@ -57,7 +58,6 @@ def weights(folder, run="run"):
         return {name: stored[name] for name in stored.files if name.startswith(("weight", "frozen", "optimizer"))}
 
 
-@pytest.mark.slow
 def test_an_own_step_trains_skips_and_measures_as_keras_s_own_does(tmp_path):
     """The policy is in force wherever it is called, as a loss of its own asserts."""
     own, plain = tmp_path / "own", tmp_path / "plain"
@@ -77,7 +77,6 @@ def test_an_own_step_trains_skips_and_measures_as_keras_s_own_does(tmp_path):
     assert json.loads(done.stdout)["metrics"]["loss"] == pytest.approx(summary(own)["metrics"]["val_loss"], rel=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -103,7 +102,6 @@ def test_an_own_step_is_not_split_over_devices():
         prepare_own_steps(settings, own_nets.classifier(), {}, None, None, Scaling())  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
 @only_on("tensorflow")
 def test_each_optimizer_skips_alone_with_a_scale_events_and_columns_of_its_own(tmp_path):
     said = train(tmp_path, *GAN, *SPOILED)
@@ -139,7 +137,6 @@ def test_phases_of_a_gan_have_fresh_optimizers_and_go_on_after_a_stop(tmp_path):
     assert all(np.array_equal(value, cut[name]) for name, value in weights(tmp_path).items())
 
 
-@pytest.mark.slow
 @only_on("tensorflow")
 def test_a_model_whose_call_is_for_other_inputs_than_its_step_trains(tmp_path):
     train(tmp_path, *GAN, f"model.builder={NETS}:called_to_generate", "trainer.epochs=1")
@@ -148,7 +145,6 @@ def test_a_model_whose_call_is_for_other_inputs_than_its_step_trains(tmp_path):
     assert done.returncode == 2 and "its call does not take the inputs of the run's data. Keras says: " in done.stderr
 
 
-@pytest.mark.slow
 @only_on("tensorflow")
 def test_states_of_a_recurrent_layer_are_left_by_a_skip_and_resumed(tmp_path):
     """Keras does not count them among the variables of the model."""
@@ -164,7 +160,6 @@ def test_states_of_a_recurrent_layer_are_left_by_a_skip_and_resumed(tmp_path):
     assert all(np.array_equal(value, cut[name]) for name, value in whole.items())
 
 
-@pytest.mark.slow
 @only_on("tensorflow")
 @pytest.mark.parametrize("one_hot", ["false", pytest.param("true", marks=pytest.mark.long)])
 def test_targets_stay_as_they_came_for_a_model_that_comes_compiled(one_hot, tmp_path):

@@ -166,7 +166,6 @@ def test_a_callback_ends_its_phase_and_the_next_begins(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_a_finished_run_goes_on_with_a_longer_or_a_further_phase(tmp_path):
     train(tmp_path / "run", TWO, "trainer.checkpoint_every_steps=2")
     longer = TWO.replace("epochs: 2, learning_rate: 0.01", "epochs: 3, learning_rate: 0.01")

@@ -16,6 +16,7 @@ from mpt_cli.telemetry import health as v
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
+pytestmark = pytest.mark.slow
 ROLLBACK = ["trainer.max_rollbacks=3", "trainer.checkpoint_every_steps=20", "trainer.steps_per_execution=10"]
 TOO_HIGH = [
     "loss_scale=fixed", "loss_scale.initial_scale=2**15", "fault=overflow", "fault.at_steps=[]", "fault.every_steps=1",
@@ -38,7 +39,6 @@ def check_record(run_dir: Path, steps: int) -> None:
     assert sum(event["kind"] == "overflow" for event in events) == lines[-1]["skipped_steps"]
 
 
-@pytest.mark.slow
 def test_a_scale_that_is_too_high_is_lowered_until_it_fits(tmp_path):
     """Under a schedule too, which is compiled anew."""
     summary, run_dir = train(tmp_path, *TOO_HIGH, "optimizer.schedule.name=cosine", *ROLLBACK)
@@ -61,7 +61,6 @@ def test_a_scale_that_is_too_high_is_lowered_until_it_fits(tmp_path):
     assert not (run_dir / "postmortem.json").exists()
 
 
-@pytest.mark.slow
 @only_on("tensorflow")
 def test_a_run_that_can_not_be_helped_stops_at_the_limit(tmp_path):
     summary, run_dir = train(tmp_path, "fault=nan_loss", *ROLLBACK, "trainer.max_rollbacks=2")
@@ -73,7 +72,6 @@ def test_a_run_that_can_not_be_helped_stops_at_the_limit(tmp_path):
     assert CheckpointStore(run_dir / "checkpoints", 1, print).newest().step == 0
 
 
-@pytest.mark.slow
 @only_on("tensorflow")
 def test_it_goes_back_to_the_checkpoint_before_the_trouble(tmp_path):
     """Steps 45 and later overflow: none of them, and no step of the streak, is a place to go back to."""
@@ -104,7 +102,6 @@ def test_a_resumed_run_keeps_its_lower_rates(tmp_path):
     assert ours[-6:] == theirs[-6:] and whole.metrics == again.metrics
 
 
-@pytest.mark.slow
 @only_on("tensorflow")
 def test_a_checkpoint_with_bad_weights_is_passed_over(tmp_path):
     """The weights go bad in a way no loss shows; checkpoints of them are whole files all the same."""
