@@ -541,7 +541,7 @@ def test_frames_have_a_row_for_each_record(reference):
 
 def test_pictures_say_what_is_missing(reference, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match="plot: .*matplotlib"):
+    with pytest.raises(ConfigError, match=r"plot: .*matplotlib"):
         reference[0].plot()
 
 
