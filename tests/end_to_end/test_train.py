@@ -28,7 +28,8 @@ def strict_lines(path):
 
 def test_a_run_leaves_what_the_contract_says(tmp_path):
     done = mpt("train", "conf=digits_mlp", "policy=mixed_float16", "trainer.epochs=2", "loss_scale.initial_scale=2**30",
-               "trainer.log_every_steps=10", "trainer.jit_compile=false", "run_dir=r", "--json", cwd=tmp_path)  # fmt: skip
+               "trainer.log_every_steps=10", "trainer.jit_compile=false", "run_dir=r", "--json",
+               cwd=tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stderr
     run = tmp_path / "r"
     assert {path.name for path in run.iterdir() if not path.name.startswith(".")} == RUN_FILES
