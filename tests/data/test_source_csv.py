@@ -41,17 +41,13 @@ def test_numbers_are_standardised(write):
 def test_other_ways_to_write_the_same(write, content):
     same = load(write(PETS), validation_fraction=0).fingerprint
     assert load(write(content), validation_fraction=0, separator=";").fingerprint == same
-
-
-def test_tabs(write):
-    assert load(write(PETS.replace(",", "\t")), separator="\\t").num_classes == 2
+    assert load(write(PETS.replace(",", "\t")), validation_fraction=0, separator="\\t").fingerprint == same
 
 
 @pytest.mark.parametrize(("cells", "task", "expected", "number"), [
     (["3", "7", "3", "7"], "auto", "classification", 2),
     (["1", "2", "3", "4"], "auto", "regression", 1),
     (["1", "2", "3", "4"], "classification", "classification", 4),
-    (["0.5", "1", "0.5", "1"], "auto", "regression", 1),
     (["3", "7", "3", "7"], "regression", "regression", 1)])
 def test_task(write, cells, task, expected, number):
     path = write("a,t\n" + "".join(f"{place},{cell}\n" for place, cell in enumerate(cells)))
@@ -90,7 +86,7 @@ def test_bad_files(write, content, settings, message):
         load(write(content), **settings)
 
 
-@pytest.mark.parametrize("separator", [",,", '"'])
-def test_bad_separators(write, separator):
-    with pytest.raises(ConfigError, match=r"data\.separator: must be one character\."):
-        load(write(PETS), separator=separator)
+def test_bad_separators(write):
+    for separator in (",,", '"'):
+        with pytest.raises(ConfigError, match=r"data\.separator: must be one character\."):
+            load(write(PETS), separator=separator)

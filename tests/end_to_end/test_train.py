@@ -55,6 +55,7 @@ def test_a_run_leaves_what_the_contract_says(tmp_path):
     assert environment["seed"] == 0
     assert environment["command_line"][:3] == ["mpt", "train", "conf=digits_mlp"]
     assert len(environment["dataset_fingerprint"]) == 64
+    assert json.loads((run / "preprocessing.json").read_text()) == {"schema_version": 1, "divided_by": {"x": 16}}
 
 
 @pytest.mark.long

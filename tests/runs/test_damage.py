@@ -86,8 +86,8 @@ OF_RESUMED = ["truncated", "flipped", "directory", "deep", "types", "pipe"]
 def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
     words = ["conf=digits_mlp", "trainer.epochs=1", "model.hidden_units=[8]", "loss_scale=dynamic",
-             "loss_scale.initial_scale=2**22", "loss_scale.growth_steps=10", "trainer.checkpoint_every_steps=10", "logger.csv=true",
-             "trainer.jit_compile=false"]  # fmt: skip
+             "loss_scale.initial_scale=2**22", "loss_scale.growth_steps=10", "trainer.checkpoint_every_steps=10", 
+             "logger.csv=true", "trainer.jit_compile=false"]  # fmt: skip
     assert main(["train", *words, f"run_dir={folder}", "--quiet"]) == 0
     assert (folder / "events.jsonl").stat().st_size > 0
     jump = Spike(9, 1, 9, 40.0, 2.0, 3.0, (2.0, 2.5), True, 0.001, 1024.0, (3, 1, 2))
