@@ -10,7 +10,6 @@ import pytest
 import scipy.sparse
 import tensorflow as tf
 from backends import BACKEND
-from jax.experimental import sparse as jax_sparse
 from keras import layers, ops
 
 import mpt_cli as mpt
@@ -71,20 +70,6 @@ def alone() -> Any:
     return compiled(keras.Model(inputs, Reconstruction(dtype="float32")(inputs, again)), None)
 
 
-def shared() -> Any:
-    left, right, layer = keras.Input((15,)), keras.Input((15,)), layers.Dense(6, "tanh")
-    return compiled(keras.Model([left, right], layers.Dense(1)(layers.Concatenate()([layer(left), layer(right)]))))
-
-
-class Parts(keras.utils.PyDataset):
-    def __len__(self) -> int:
-        return 5
-
-    def __getitem__(self, place: int) -> Any:
-        rows = slice(place * 14, place * 14 + 14)
-        return X[rows], Y[rows]
-
-
 def sliced(*arrays: Any) -> Any:
     return tf.data.Dataset.from_tensor_slices(arrays)
 
@@ -110,12 +95,8 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[], tuple[Any, ...]]]] = {
     "ragged": (TEXT, lambda: (ragged(), LONG)),
     "csr": (MLP, lambda: (ROWS, Y)),
     "sparse batches": (MLP, lambda: (sliced(tf.sparse.from_dense(ROWS.toarray()), Y).batch(16),)),
-    "bcoo": (MLP, lambda: (jax_sparse.BCOO.fromdense(ROWS.toarray()), Y)),
     "padded batches": (MASKED, lambda: (padded_batches(),)),
-    "odd batches": (MLP, lambda: (sliced(X, Y).batch(16).map(lambda x, y: (x[1:], y[1:])),)),
-    "pydataset": (MLP, lambda: (Parts(),)),
     "x alone": (alone, lambda: (X,)),
-    "shared": (shared, lambda: ([X[:, :15], X[:, 15:]], Y)),
     "made in call": (lambda: compiled(MadeInCall()), lambda: (X, Y)),
     "activity": (network(lambda: layers.Dense(4, activity_regularizer="l2", kernel_regularizer="l1"), shape=(30,)),
                  lambda: (X, Y)),

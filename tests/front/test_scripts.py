@@ -486,15 +486,6 @@ def test_a_loop_with_our_own_scaling_is_on_record_as_it_scales(tmp_path):
     assert (scaling["initial_scale"], scaling["growth_steps"]) == (8.0, 100)
 
 
-@pytest.mark.long
-def test_the_policy_that_a_script_set_for_its_loop_is_the_one_on_record(tmp_path):
-    (tmp_path / "short.py").write_text(SHORT.format(policy="mixed_bfloat16", end=""))
-    done = mpt("run", "run_dir=run", "short.py", cwd=tmp_path)
-    assert done.returncode == 4 and "RuntimeWarning" not in done.stderr, done.stderr  # nothing scales it, nor skips
-    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["policy"]["name"] == "mixed_bfloat16"
-    assert load_run(tmp_path / "run").summary["skipped_steps"] == 0
-
-
 JAX_LOOPS = """
 import keras, jax.numpy as jnp, mpt_cli as mpt
 for optimizer in (keras.optimizers.SGD(0.5), mpt.LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=2.0)):

@@ -7,17 +7,15 @@ from backends import gradients
 from keras import ops
 
 from mpt_cli.models.underflow import GATE, build_underflow_net
-from mpt_cli.precision import LossScaleOptimizer
+from mpt_cli.precision import LossScaleOptimizer, Policy
 
 SHAPE = (8, 8, 1)
 
 
 def build(policy: str) -> keras.Model:
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(11)
-    model = build_underflow_net(SHAPE, 10)
-    keras.config.set_dtype_policy(before)
+    with Policy(policy).scope():
+        model = build_underflow_net(SHAPE, 10)
     model.get_layer("head").dtype_policy = "float32"
     return model
 
@@ -40,7 +38,8 @@ def weights_after_a_step(policy: str, scale: float | None) -> tuple[list[np.ndar
     optimizer = keras.optimizers.SGD(2.0**20)  # undoes the gate, so that float32 steps are of ordinary size
     if scale:
         optimizer = LossScaleOptimizer(optimizer, dynamic=False, initial_scale=scale)
-    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), auto_scale_loss=False)
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), auto_scale_loss=False,
+                  jit_compile=False)  # fmt: skip
     model.train_on_batch(*batch())
     return before, [ops.convert_to_numpy(variable) for variable in model.trainable_variables]
 

@@ -11,11 +11,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from command import mpt
 from stub_runs import RECIPE, SUMMARY, StubExecutor
 
 from mpt_cli.cli import main
-from mpt_cli.jobs.capacity import usable_cores
 from mpt_cli.jobs.executor import Command, LocalExecutor
 from mpt_cli.jobs.queue import run_one
 from mpt_cli.reproduce import reproduction
@@ -384,17 +382,3 @@ def test_update_gives_a_recipe_without_expectations_some(outcome, recipe: Path) 
         "expect:\n  val_accuracy:\n    min: 0.9751\n  val_loss:\n    max: 0.1005\n  steps_seen: 345\n"
         "  skipped_steps:\n    max: 0\n"
     )
-
-
-@pytest.mark.long
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no shares")
-def test_a_job_of_a_sweep_comes_out_to_the_bit_by_itself(tmp_path: Path) -> None:
-    """Of two at a time each had half of the cores; on all of them JAX comes to other weights."""
-    words = ["conf=digits_mlp", "backend=jax", "policy=float32", "trainer.max_steps=20", "trainer.batch_size=256",
-             "model.hidden_units=[512,512]", "seed=0,1"]  # fmt: skip
-    done = mpt("sweep", *words, "-j", "2", "sweep_dir=s", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    again = mpt("reproduce", "s/001-seed-0", cwd=tmp_path)
-    assert again.returncode == 0 and "weights_fingerprint" in again.stdout, again.stdout
-    cores = len(os.sched_getaffinity(0))
-    assert f"001-seed-0: on {cores // 2} of {usable_cores()} cores, as the first run had" in again.stdout
