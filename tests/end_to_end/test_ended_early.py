@@ -2,17 +2,14 @@
 right exit code, and with a run that is whole or not there at all."""
 
 import json
-import os
-import pty
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from command import mpt, start_mpt
+from command import start_mpt
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 STATUSES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
@@ -119,26 +116,3 @@ def test_at_any_moment_up_to_the_second_epoch(backend, tmp_path):
         # before the first line of mpt is run the signal ends Python itself
         assert process.returncode in (CODES[number], -number) and "Traceback" not in err, (i, err)
         check_whole_or_gone(run, number)
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_terminal_that_is_closed_saves_the_run(tmp_path):
-    """As a dropped ssh does: SIGHUP, and nothing more can be written to the terminal."""
-    words = ["-m", "mpt_cli", "train", "conf=digits_mlp", "trainer.epochs=100000", "run_dir=r"]
-    child, terminal = pty.fork()
-    if child == 0:
-        os.chdir(tmp_path)
-        os.execv(sys.executable, [sys.executable, *words])
-    shown = b""
-    while b"3/100000" not in shown:
-        shown += os.read(terminal, 65536)
-    os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 143
-    summary = summary_of(tmp_path / "r")
-    assert (summary["exit_code"], summary["status"]) == (143, "terminated")
-    assert summary["applied_steps"] == summary["steps_seen"] >= 46
-    done = mpt("train", f"conf={tmp_path}/r/config.yaml", "resume=r",
-               f"trainer.max_steps={summary['steps_seen'] + 5}", "--json", cwd=tmp_path)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["steps_seen"] == summary["steps_seen"] + 5

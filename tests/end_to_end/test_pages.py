@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -84,19 +83,6 @@ def test_the_readme_is_short_and_links_to_pages_that_there_are():
     links = re.findall(r"\]\(([\w./-]+)", PAGES["README.md"])
     assert len(links) >= 10
     assert [link for link in links if not (ROOT / link).exists()] == []
-
-
-@pytest.mark.long
-def test_the_site_has_its_index_as_a_script_and_nothing_of_it_comes_from_elsewhere(tmp_path):
-    pytest.importorskip("material"), pytest.importorskip("mkdocstrings")
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "search" / "search_index.js").read_text().startswith("var __index = {")
-    scripts = {source for page in tmp_path.glob("**/*.html")
-               for source in re.findall(r"<(?:script|link|img)[^>]* (?:src|href)=\"?([^\" >]+)", page.read_text())}
-    assert [each for each in scripts if re.match(r"https?:|//", each)] == []
 
 
 def as_the_shell_reads(command: str, cwd: Path) -> list[str]:

@@ -574,12 +574,3 @@ def test_the_package_is_light_to_import():
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
     with pytest.raises(AttributeError, match="module 'mpt_cli' has no attribute 'fitt'"):
         mpt.fitt  # noqa: B018
-
-
-@pytest.mark.slow
-def test_a_room_can_be_called_as_the_function_of_its_name():
-    import mpt_cli.sweep.run
-
-    with pytest.raises(ConfigError, match="conf: must be given"):
-        mpt.sweep("seed=0,1", quiet=True)
-    assert mpt_cli.sweep.run.Options is not None
