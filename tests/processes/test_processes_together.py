@@ -65,14 +65,14 @@ def test_processes_of_one_machine_meet_at_an_address_that_no_other_reaches(meeti
 
 ROLLBACK = ("trainer.max_rollbacks: must be 0 with several processes: only the first has the checkpoints to go back "
             "to. Received: 3. Resume the run after it has stopped.")
-OTHER_COUNT = ("distribute.processes: must be null or 4, the number of processes that were started. Received: 2. Leave "
+OTHER_COUNT = ("distribute.processes: must be null or 4, the number of processes that were started. Received: 1. Leave "
                "it out, or start that many tasks.")
 NO_SEED = ("seed: must be a number where 4 processes start by themselves: each would draw another. Received: 'null'. "
            "For example seed=0.")  # fmt: skip
 
 
 def test_a_task_of_a_slurm_step_says_what_its_settings_lack() -> None:
-    words = ["trainer.max_rollbacks=3", "distribute.processes=2", "seed=null"]
+    words = ["trainer.max_rollbacks=3", "distribute.processes=1", "seed=null"]
     with pytest.raises(ConfigError) as refused:
         check_process_info(settings("backend=jax", "distribute=data_parallel", *words), ProcessInfo(3, 4))
     assert [str(problem) for problem in refused.value.problems] == [ROLLBACK, OTHER_COUNT, NO_SEED]
