@@ -40,18 +40,16 @@ def pixels(count, *shape):
 
 def test_grey_images_get_a_channel(home, monkeypatch, capsys):
     """What the download says stays off stdout."""
+    x, y = pixels(20, 32, 32, 3)
+    serve(monkeypatch, "cifar100", x, y[:, None], x[:5], y[:5, None])
+    data = load(dataset="cifar100", limit=7)  # whose labels are a column
+    assert (data.num_classes, data.train.y.shape, len(data.validation)) == (100, (7,), 5)
+    capsys.readouterr()
     serve(monkeypatch, "mnist", *pixels(20, 28, 28), *pixels(10, 28, 28))
     data = load(dataset="mnist")
     assert capsys.readouterr() == ("", "Downloading data from somewhere\n")
     assert data.description == "mnist: 20 training and 10 validation examples of 28x28x1, 10 classes"
     assert (data.train.x.dtype, float(data.train.x[0, 0, 0, 0])) == (np.float32, np.float32(0.2))
-
-
-def test_colour_images_have_flat_labels(home, monkeypatch):
-    x, y = pixels(20, 32, 32, 3)
-    serve(monkeypatch, "cifar100", x, y[:, None], x[:5], y[:5, None])
-    data = load(dataset="cifar100", limit=7)
-    assert (data.num_classes, data.train.y.shape, len(data.validation)) == (100, (7,), 5)
 
 
 def test_reviews_are_cut_or_padded_in_front(home, monkeypatch):

@@ -70,20 +70,6 @@ def test_the_written_configuration_repeats_the_run_bit_for_bit(tmp_path):
     assert first["metrics"] == again["metrics"]
 
 
-@pytest.mark.long
-def test_policies_reach_the_same_accuracy_on_digits_cnn(tmp_path):
-    accuracy = {}
-    for policy in ("float32", "mixed_float16", "mixed_bfloat16"):
-        done = mpt("train", "conf=digits_cnn", f"policy={policy}", f"run_dir={policy}", "--json", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        summary = json.loads(done.stdout)
-        assert summary["applied_steps"] == summary["steps_seen"] == 345
-        assert summary["skipped_steps"] == 0
-        accuracy[policy] = summary["metrics"]["val_accuracy"]
-    assert max(accuracy.values()) - min(accuracy.values()) <= 0.01, accuracy
-    assert min(accuracy.values()) >= 0.98
-
-
 def test_sigterm_stops_cleanly_and_the_run_goes_on_later(tmp_path):
     words = ["train", "conf=digits_mlp", "run_dir=r", "trainer.epochs=100000", "trainer.jit_compile=false"]
     process = start_mpt(*words, cwd=tmp_path)
@@ -169,17 +155,6 @@ def test_the_wheel_works_in_an_empty_directory(tmp_path):
     assert (site / "mpt_cli" / "py.typed").is_file()
     [licence] = site.glob("mpt_cli-*.dist-info/licenses/LICENSE")
     assert licence.read_text() == (ROOT / "LICENSE").read_text()
-
-
-@pytest.mark.long
-def test_two_devices_train_to_the_same_result_as_one(tmp_path):
-    common = ["conf=digits_mlp", "policy=float32", "trainer.max_steps=40", "--json"]
-    mirrored = ["distribute=mirrored", "distribute.devices=2"]
-    one = json.loads(mpt("train", *common, "run_dir=one", cwd=tmp_path).stdout)
-    two = json.loads(mpt("train", *common, *mirrored, "run_dir=two", cwd=tmp_path).stdout)
-    assert one["applied_steps"] == two["applied_steps"] == 40
-    # float32 sums in another order: 1e-7 a step, grown over 40 steps of Adam; the second epoch lacks one example
-    assert two["metrics"]["val_loss"] == pytest.approx(one["metrics"]["val_loss"], rel=0.02)
 
 
 @pytest.mark.long

@@ -1,14 +1,10 @@
 """What `mpt run` says of what a script trained, once, and the exit code that follows from it."""
 
-import argparse
 
 import pytest
 from command import mpt
 
-from mpt_cli.jobs import launch
 from mpt_cli.report.run import load_run
-from mpt_cli.settings import load_settings
-from mpt_cli.verbs import train
 
 CHRONIC = """
 import keras, numpy as np
@@ -134,12 +130,3 @@ def test_a_run_of_a_recipe_can_be_judged_as_strictly(tmp_path):
     assert done.returncode == 4 and (run.verdict, run.exit_code) == ("chronic overflow", 0), done.stderr
     assert not (tmp_path / "run/preprocessing.json").exists()  # values are used as they are
     assert f"mpt train: --fail-on-verdict: the verdict is chronic overflow. {run.explanation}\n" in done.stderr
-
-
-def test_the_processes_of_a_run_are_told_to_judge_strictly(monkeypatch):
-    told: list[str] = []
-    monkeypatch.setattr(launch, "must_launch", lambda settings: True)
-    monkeypatch.setattr(launch, "launch", lambda settings, words: told.extend(words) or 0)
-    arguments = argparse.Namespace(json=False, quiet=True, fail_on_verdict=True)
-    assert train._as_one_of_several(load_settings(["conf=digits_mlp", "seed=1"]), arguments, []) == 0
-    assert told == ["seed=1", "--quiet", "--fail-on-verdict"]

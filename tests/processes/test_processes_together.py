@@ -85,7 +85,8 @@ def test_a_run_gone_on_with_keeps_the_seed_it_drew_in_all_processes(tmp_path: Pa
     (tmp_path / "config.yaml").write_text(resolved_yaml(settings("seed=77", "backend=jax", *TWO)))
     started: list[str] = []
     monkeypatch.setattr(launch, "launch", lambda _, words: started.extend(words) or 0)
-    assert main(["train", *TINY, *TWO, "seed=null", f"resume={tmp_path}"]) == 0
+    assert main(["train", *TINY, *TWO, "seed=null", "--quiet", "--fail-on-verdict", f"resume={tmp_path}"]) == 0
+    assert {"--quiet", "--fail-on-verdict"} <= {*started}
     assert [word for word in started if word.startswith("seed=")] == ["seed=null", "seed=77"]
 
 
