@@ -189,7 +189,8 @@ def test_a_recipe_with_its_own_modules_is_run_and_resumed_from_other_folders(tmp
         "def stack(input_shape, num_classes):\n"
         "    return keras.Sequential([keras.Input(input_shape), keras.layers.Dense(num_classes)])\n"
     )
-    text = "model: {builder: parts:stack}\ndata: {loader: ./parts.py:load}\ntrainer: {max_steps: 4, batch_size: 16, jit_compile: false}\n"
+    text = ("model: {builder: parts:stack}\ndata: {loader: ./parts.py:load}\n"
+            "trainer: {max_steps: 4, batch_size: 16, jit_compile: false}\n")  # fmt: skip
     (project / "mine.yaml").write_text(text + "sweep: {grid: {seed: [0, 1]}}\n")
     conf = "conf=../project/mine.yaml"
     done = mpt("train", conf, f"run_dir={tmp_path}/r", "trainer.checkpoint_every_steps=2", "seed=0", cwd=work)
