@@ -50,13 +50,6 @@ def test_a_run_has_its_pictures_verdict_configuration_and_commands(tmp_path):
     assert "prefers-color-scheme: dark" in text and "@media print" in text and "#010203" not in text
 
 
-def test_every_skip_is_marked(tmp_path):
-    skips = [1, 2, 3, 40, 77, 99]
-    story = read_history(write_run(tmp_path / "run", events=[overflow(step, 8.0, 8.0) for step in skips]))
-    [scale] = [picture for picture in run_pictures([story]) if picture.name == "loss-scale"]
-    assert list(scale.skips) == skips and scale.log_base == 2 and "skipped step" in draw(scale)
-
-
 def test_several_runs_are_overlaid_each_with_a_look_of_its_own(tmp_path):
     stories = [read_history(write_run(tmp_path / f"run {number}")) for number in range(3)]
     pictures = run_pictures(stories)

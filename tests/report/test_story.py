@@ -20,12 +20,6 @@ def test_a_whole_run_has_no_gaps(tmp_path):
     assert story.config["policy.name"] == "mixed_float16"
 
 
-def test_the_course_of_the_scale_has_every_change_and_ends_at_the_last_step(tmp_path):
-    events = [overflow(3, 8.0, 4.0), overflow(5, 4.0, 4.0), overflow(7, 4.0, 2.0)]
-    story = read_history(write_run(tmp_path / "run", events=events, metrics_lines=[step_line(9, loss_scale=2.0)]))
-    assert points(story.scale) == [(0, 8.0), (3, 8.0), (3, 4.0), (7, 4.0), (7, 2.0), (9, 2.0)]
-
-
 def test_a_fixed_scale_at_which_all_overflows_is_drawn_without_any_line_of_metrics(tmp_path):
     events = [overflow(1, 4.0, 4.0), overflow(5, 4.0, 4.0)]
     story = read_history(write_run(tmp_path / "run", events=events, metrics_lines=[]))

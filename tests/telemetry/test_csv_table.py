@@ -1,5 +1,4 @@
 import csv
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,20 +8,6 @@ from mpt_cli.telemetry.sinks import CsvSink
 def _written(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-def test_interval_and_epoch_rows_share_the_columns_fixed_at_the_start(tmp_path: Path, header, snapshot) -> None:
-    sink = CsvSink(tmp_path / "metrics.csv")
-    sink.start(header)
-    sink.snapshot(snapshot)
-    sink.snapshot(
-        replace(snapshot, epoch_end=True, metrics={"accuracy": 0.5, "val_loss": math.nan, "val_accuracy": 1.0})
-    )
-    sink.close()
-    first, second = _written(tmp_path / "metrics.csv")
-    assert (first["step"], first["loss"], first["accuracy"], first["val_loss"]) == ("30", "0.5", "0.875", "")
-    assert (second["epoch_end"], second["val_loss"], second["val_accuracy"]) == ("True", "nan", "1.0")
-    assert (first["schema_version"], first["attempt"]) == ("1", "1")
 
 
 def test_a_resumed_run_keeps_the_columns_and_repairs_the_last_row(tmp_path: Path, header, snapshot) -> None:

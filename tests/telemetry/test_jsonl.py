@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from strict import lines
 
-from mpt_cli.telemetry.records import Event, LayerSample, Spike
+from mpt_cli.telemetry.records import LayerSample, Spike
 from mpt_cli.telemetry.sinks import JsonlSink
 
 CONTRACT = ["step", "epoch", "loss", "learning_rate", "loss_scale", "scale_counter", "skipped_steps"]
@@ -19,15 +19,6 @@ def sink(tmp_path: Path, header) -> JsonlSink:
                      tmp_path / "spikes.jsonl")  # fmt: skip
     sink.start(header)
     return sink
-
-
-def test_a_snapshot_is_one_line_with_the_fields_scripts_rely_on(tmp_path: Path, sink, snapshot) -> None:
-    sink.snapshot(snapshot)
-    sink.close()
-    (line,) = lines(tmp_path / "metrics.jsonl")
-    assert list(line)[:10] == CONTRACT
-    assert (line["step"], line["loss"], line["loss_scale"], line["accuracy"]) == (30, 0.5, 16384.0, 0.875)
-    assert (line["schema_version"], line["attempt"], line["epoch_end"]) == (1, 1, False)
 
 
 def test_a_loss_of_nan_and_an_interval_without_loss_stay_apart(tmp_path: Path, sink, snapshot) -> None:
@@ -59,14 +50,6 @@ def test_a_jump_of_the_loss_is_in_the_file_at_once(tmp_path: Path, sink) -> None
     sink.spike(Spike(71, 1, 71, float("inf"), 0.5, 0.75, (0.5,), True, 0.1, 1024.0, (3, 1)))
     (line,) = lines(tmp_path / "spikes.jsonl")
     assert (line["step"], line["loss"], line["examples"], line["schema_version"]) == (71, "Infinity", [3, 1], 1)
-
-
-def test_events_are_in_the_file_at_once_none_lost(tmp_path: Path, sink) -> None:
-    sink.events([Event(step, 1, "overflow", 4.0, 2.0, 0, 7, "dense/kernel", "backward") for step in range(1, 300)])
-    found = lines(tmp_path / "events.jsonl")
-    assert [line["step"] for line in found] == list(range(1, 300))
-    assert set(EVENT_CONTRACT) <= set(found[0])
-    assert (found[0]["inf"], found[0]["variable"], found[0]["schema_version"]) == (7, "dense/kernel", 1)
 
 
 def test_a_resumed_run_appends_and_says_which_attempt(tmp_path: Path, sink, header, snapshot) -> None:
