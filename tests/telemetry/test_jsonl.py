@@ -15,24 +15,18 @@ EVENT_CONTRACT = ["step", "kind", "scale_before", "scale_after", "nan", "inf", "
 
 @pytest.fixture
 def sink(tmp_path: Path, header) -> JsonlSink:
-    sink = JsonlSink(tmp_path / "metrics.jsonl", tmp_path / "events.jsonl", tmp_path / "layers.jsonl",
-                     tmp_path / "spikes.jsonl")  # fmt: skip
+    sink = JsonlSink(*(tmp_path / f"{name}.jsonl" for name in ("metrics", "events", "layers", "spikes")))
     sink.start(header)
     return sink
 
 
-def test_a_loss_of_nan_and_an_interval_without_loss_stay_apart(tmp_path: Path, sink, snapshot) -> None:
+def test_a_loss_of_nan_and_an_interval_without_loss_stay_apart_and_no_metric_takes_a_fields_place(
+        tmp_path: Path, sink, snapshot) -> None:  # fmt: skip
     sink.snapshot(replace(snapshot, loss=math.nan))
-    sink.snapshot(replace(snapshot, loss=None))
+    sink.snapshot(replace(snapshot, loss=None, metrics={"step": 0.5, "val_loss": 0.1}))
     sink.close()
-    assert [line["loss"] for line in lines(tmp_path / "metrics.jsonl")] == ["NaN", None]
-
-
-def test_a_metric_never_overwrites_a_field(tmp_path: Path, sink, snapshot) -> None:
-    sink.snapshot(replace(snapshot, metrics={"step": 0.5, "val_loss": 0.1}))
-    sink.close()
-    (line,) = lines(tmp_path / "metrics.jsonl")
-    assert (line["step"], line["val_loss"]) == (30, 0.1)
+    first, second = lines(tmp_path / "metrics.jsonl")
+    assert (first["loss"], second["loss"], second["step"], second["val_loss"]) == ("NaN", None, 30, 0.1)
 
 
 def test_layers_have_a_file_where_some_were_sampled(tmp_path: Path, sink) -> None:
@@ -55,9 +49,8 @@ def test_a_jump_of_the_loss_is_in_the_file_at_once(tmp_path: Path, sink) -> None
 def test_a_resumed_run_appends_and_says_which_attempt(tmp_path: Path, sink, header, snapshot) -> None:
     sink.snapshot(snapshot)
     sink.close()
-    second = JsonlSink(tmp_path / "metrics.jsonl", tmp_path / "events.jsonl", tmp_path / "layers.jsonl",
-                     tmp_path / "spikes.jsonl")  # fmt: skip
-    second.start(replace(header, attempt=2))
-    second.snapshot(replace(snapshot, step=31))
-    second.close()
+    sink = JsonlSink(tmp_path / "metrics.jsonl", *(tmp_path / name for name in "els"))
+    sink.start(replace(header, attempt=2))
+    sink.snapshot(replace(snapshot, step=31))
+    sink.close()
     assert [(line["step"], line["attempt"]) for line in lines(tmp_path / "metrics.jsonl")] == [(30, 1), (31, 2)]

@@ -52,12 +52,12 @@ def test_it_is_drawn_anew_at_most_twice_a_second(console, shown, clock, header, 
 
 
 def test_a_long_run_keeps_its_last_lines(console, shown, header, snapshot, clock) -> None:
-    console.start(replace(header, epochs=500))
-    for epoch in range(1, 501):
+    console.start(replace(header, epochs=2 * SHOWN_PARTS))
+    for epoch in range(1, 2 * SHOWN_PARTS + 1):
         clock.now += 1
         console.snapshot(replace(snapshot, epoch=epoch, epoch_end=True))
     lines = shown[-1]["text/plain"].splitlines()
-    assert len(lines) < SHOWN_PARTS + 25 and any(line.startswith("500/500") for line in lines)
+    assert len(lines) < SHOWN_PARTS + 25 and any("80/80" in line for line in lines)
 
 
 def test_a_phase_is_shown_before_the_header(console, shown) -> None:
