@@ -15,19 +15,17 @@ ALL_ZERO = GradientSample(30, 0.0, 1.0, 0.0, None)
 
 
 def test_lines_and_rows_have_its_fields_empty_where_there_is_none(tmp_path: Path, header, snapshot) -> None:
-    sinks = [JsonlSink(*(tmp_path / f"{name}.jsonl" for name in "mels")), CsvSink(tmp_path / "m.csv")]
-    for sink in sinks:
+    for sink in JsonlSink(*(tmp_path / f"{name}.jsonl" for name in "mels")), CsvSink(tmp_path / "m.csv"):
         sink.start(header)
-        sink.snapshot(replace(snapshot, gradients=SAMPLE))
-        sink.snapshot(snapshot)
-        sink.snapshot(replace(snapshot, gradients=ALL_ZERO))
+        for sample in (SAMPLE, None, ALL_ZERO):
+            sink.snapshot(replace(snapshot, gradients=sample))
         sink.close()
-    names = ["gradient_norm", "gradient_flushed_share", "gradient_subnormal_share", "gradient_headroom_doublings"]
+    names = [f"gradient_{name}" for name in ("norm", "flushed_share", "subnormal_share", "headroom_doublings")]
     expected = [[0.25, 0.125, 0.5, 9.75], [None] * 4, [0.0, 1.0, 0.0, None]]
     assert [[line[name] for name in names] for line in lines(tmp_path / "m.jsonl")] == expected
     with (tmp_path / "m.csv").open() as file:
-        rows = [[row[name] for name in names] for row in csv.DictReader(file)]
-    assert rows == [["" if value is None else str(value) for value in line] for line in expected]
+        rows = [[float(row[name]) if row[name] else None for name in names] for row in csv.DictReader(file)]
+    assert rows == expected
 
 
 def test_an_interval_line_tells_it_once(header, snapshot, clock) -> None:
