@@ -10,26 +10,18 @@ import pytest
 from mpt_cli.cli import main
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["conf=digits_mlp", "-j", "0"], "mpt compare: -j: must be >= 1. Received: 0."),
-        (["conf=digits_mlp", "--tolerance", "nan"], "mpt compare: --tolerance: must be >= 0."),
-        (["conf=digits_mlp", "--timeout", "0"], "mpt compare: --timeout: must be > 0 seconds."),
-        (["--resume", "x", "-j", "2"], "mpt compare: --resume: must be given without overrides, -j, --seeds"),
-        ([], "mpt compare: conf: must be given"),
-    ],
-)  # fmt: skip
-def test_bad_usage_is_a_sentence_and_code_2(tmp_path, monkeypatch, capsys, words, message):
+def test_bad_usage_is_a_sentence_and_leaves_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["compare", *words]) == 2
-    assert message in capsys.readouterr().err and list(tmp_path.iterdir()) == []
-
-
-def test_only_a_comparison_can_be_resumed(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["compare", "--resume", "nowhere"]) == 3
-    assert "nowhere is not a compare directory: it does not exist" in capsys.readouterr().err
+    for words, code, message in (
+        (["conf=digits_mlp", "-j", "0"], 2, "mpt compare: -j: must be >= 1. Received: 0."),
+        (["conf=digits_mlp", "--tolerance", "nan"], 2, "mpt compare: --tolerance: must be >= 0."),
+        (["conf=digits_mlp", "--timeout", "0"], 2, "mpt compare: --timeout: must be > 0 seconds."),
+        (["--resume", "x", "-j", "2"], 2, "mpt compare: --resume: must be given without overrides, -j, --seeds"),
+        ([], 2, "mpt compare: conf: must be given"),
+        (["--resume", "nowhere"], 3, "nowhere is not a compare directory: it does not exist"),
+    ):
+        assert main(["compare", *words]) == code
+        assert message in capsys.readouterr().err and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -143,21 +143,3 @@ def large_inputs(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
         layers.Dense(32, name="first"), layers.LayerNormalization(name="norm"), layers.ReLU(name="relu"),
         layers.Dense(num_classes, name="head"),
     ], name="net")  # fmt: skip
-
-
-def half_dead(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
-    """`dead` is never active, `live` learns."""
-    flat = layers.Flatten(name="flatten")(inputs := keras.Input(input_shape))
-    dead = layers.Dense(16, "relu", bias_initializer=keras.initializers.Constant(-100.0), name="dead")(flat)
-    live = layers.Dense(32, "relu", name="live")(flat)
-    both = layers.Concatenate(name="both")([dead, live])
-    return keras.Model(inputs, layers.Dense(num_classes, name="head")(both))
-
-
-def normalised(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
-    """Convolutions with BatchNormalization, the gradients of the first 2**16 below those of the second."""
-    return keras.Sequential([
-        keras.Input(input_shape), layers.Conv2D(8, 3, name="first"), layers.BatchNormalization(name="norm"),
-        layers.ReLU(name="relu"), Gate(-16, name="gate"), layers.Conv2D(8, 3, activation="relu", name="second"),
-        layers.Flatten(name="flatten"), layers.Dense(num_classes, name="head"),
-    ])  # fmt: skip

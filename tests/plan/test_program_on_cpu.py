@@ -1,11 +1,5 @@
 """The estimator held against what can be run here: the CPU's program of a run, compiled from shapes, on JAX."""
 
-import ctypes
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -52,53 +46,6 @@ def test_no_weight_is_allocated():
     planned = planned_on_cpu(WIDE)
     large = [v for v in [*planned.parts.model.variables, *planned.parts.optimizer.variables] if np.prod(v.shape) > 4096]
     assert len(large) == 9 and all(v._value is None for v in large)  # three kernels with their two moments
-
-
-@on_jax
-@pytest.mark.long
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from Linux")
-def test_the_memory_is_what_a_run_takes():
-    """In a process of its own, that gives back what it frees: rooms left over from other tests would hold the step."""
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": os.pathsep.join(sys.path)}
-    code = "from test_program_on_cpu import print_peaks; print_peaks()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True,
-                          cwd=Path(__file__).parent)  # fmt: skip
-    measured, planned = map(int, done.stdout.split()[-2:])
-    assert measured == pytest.approx(planned, rel=0.1)
-
-
-def print_peaks() -> None:
-    """Beside what the first step of a process takes whatever its size: its threads and their room, pages of code."""
-    small, wide = planned_on_cpu([*WIDE, "model.hidden_units=[256,256]"]), planned_on_cpu(WIDE)
-    _peak_of_a_step(small)
-    print(_peak_of_a_step(wide), wide.compile().memory.peak)
-
-
-def _peak_of_a_step(planned) -> int:
-    """Bytes that a step has taken at most, beyond what was there before."""
-    import jax
-
-    lowered = planned.lower()
-    compiled, shapes = lowered.compile(), jax.tree.leaves(lowered.in_avals)
-    ctypes.CDLL(None).malloc_trim(0)  # what compiling took would hold a part of the step
-    before = _resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    given = jax.tree.unflatten(lowered.in_tree, [_filled(shape) for shape in shapes])[0]
-    jax.block_until_ready(compiled(*given))
-    return _resident("VmHWM") - before
-
-
-def _filled(shape):
-    """One step, on the device: of the control only the count must be one, and limits above the streaks."""
-    import jax.numpy as jnp
-
-    ones = jnp.ones(shape.shape, shape.dtype)
-    return ones.at[4:9].set(0).at[9:].set(1000) if shape.shape == (14,) else ones
-
-
-def _resident(name: str) -> int:
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return int(found[1]) * 1024
 
 
 @on_jax

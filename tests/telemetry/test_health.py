@@ -160,35 +160,16 @@ def test_a_call_ends_where_a_count_comes_to_its_limit():
         assert limits_of(replace(LATE, window_skips=skips), max_skip_rate=0.5).limits.skips_in_call == missing
 
 
-def test_a_call_ends_where_the_skip_rate_begins_to_count():
-    rules = HealthRules(LossScaleSettings(), TrainerSettings(), SCALED)
-    found = [rules.steps_to_first_check(replace(EARLY, steps_seen=seen)) for seen in (0, 13, 19, 20, 21)]
-    assert found == [20, 7, 1, None, None]
-    off = HealthRules(LossScaleSettings(max_skip_rate=None), TrainerSettings(), SCALED)
-    assert off.steps_to_first_check(EARLY) is None
+def test_a_rule_is_broken_no_sooner_than_its_streak_and_the_rate_of_skips_allow():
+    def ahead(seen: int = 900, skips: int = 0, streak: int = 0, zeros: int = 0, **loss_scale: object):
+        settings = LossScaleSettings(mode="dynamic", **loss_scale)  # type: ignore[arg-type]
+        signs = replace(EARLY, streaks=StreakCounts(streak, 0, 0, zeros, 0), window_steps=500, window_skips=skips)
+        return HealthRules(settings, TrainerSettings(), SCALED).next_check(replace(signs, steps_seen=seen))
 
-
-@pytest.mark.parametrize(("streaks", "loss_scale", "ahead"), [
-    ((0, 0), {}, (10, 10, 50)),  # losses that are not finite, or skips at the floor
-    ((45, 0), {}, (5, 10, 50)),
-    ((0, 30), {}, (10, 10, 20)),
-    ((0, 0), {"on_overflow": "abort"}, (1, 1, 50)),
-    ((50, 0), {}, (1, 10, 50)),  # of a rule that is broken and did not end the run
-])  # fmt: skip
-def test_a_rule_is_broken_no_sooner_than_its_streak_allows(streaks, loss_scale, ahead):
-    settings, (skips, zeros) = LossScaleSettings(mode="dynamic", **loss_scale), streaks
-    signs = replace(EARLY, steps_seen=900, streaks=StreakCounts(skips, 0, 0, zeros, 0), window_steps=500,
-                    window_skips=0)  # fmt: skip
-    assert HealthRules(settings, TrainerSettings(), SCALED).next_check(signs) == ahead
-
-
-def test_the_rate_of_skips_is_looked_at_where_it_begins_to_count_and_where_it_may_be_exceeded():
-    settings = LossScaleSettings(mode="dynamic", max_skips_at_floor=None)
-    rules = HealthRules(settings, TrainerSettings(max_nonfinite_losses=None), SCALED)
-    signs = replace(EARLY, streaks=StreakCounts(0, 0, 0, 0, 0), window_steps=500)
-    found = [rules.next_check(replace(signs, steps_seen=seen, window_skips=skips))
-             for seen, skips in ((996, 249), (1000, 249), (1000, 230), (1000, 100))]  # fmt: skip
-    assert found == [(4, 50, 4), (1, 1, 50), (20, 20, 50), (50, 50, 50)]  # or skips in a row
+    assert ahead() == (10, 10, 50)  # losses that are not finite, or skips at the floor
+    assert [ahead(streak=45), ahead(zeros=30), ahead(on_overflow="abort")] == [(5, 10, 50), (10, 10, 20), (1, 1, 50)]
+    assert ahead(streak=50) == (1, 10, 50)  # of a rule that is broken and did not end the run
+    assert [ahead(996, 249), ahead(1000, 249), ahead(1000, 245)] == [(4, 10, 4), (1, 1, 50), (5, 5, 50)]
 
 
 def test_the_advice_is_of_the_mode_that_auto_came_to():

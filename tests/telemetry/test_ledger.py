@@ -154,33 +154,6 @@ def test_a_new_epoch_counts_its_own_applied_steps():
     assert (ledger.applied_in_epoch, ledger.applied) == (1, 4)
 
 
-def test_the_skip_rate_counts_whole_windows_after_the_first():
-    ledger = Ledger(LedgerOptions(), window_steps=10)
-    ledger.absorb(block_of(steps_of("xxxxxxxxxx" + "xxxxx....")), 1)
-    assert ledger.peak_skip_rate == 0.0  # 19 steps: the second window is not over
-    ledger.absorb(block_of(steps_of(".")), 1)
-    assert ledger.peak_skip_rate == 0.5
-    ledger.absorb(block_of(steps_of(".xxx......")), 1)
-    assert ledger.peak_skip_rate == 0.4
-
-
-def test_skips_at_the_floor_are_counted_until_the_scale_leaves_it():
-    rules = LedgerOptions(min_scale=1.0)
-    ledger = Ledger(rules)
-    scale = ReferenceScale(scale=4.0, min_scale=1.0, growth_steps=2)
-
-    def after(pattern: str) -> int:
-        ledger.absorb(block_of(scale.run([mark == "." for mark in pattern])), 1)
-        return ledger.streaks.floor_skips
-
-    assert after("xx") == 0  # these two brought it there
-    assert after("xx.x") == 3
-    assert after("..") == 3  # grows at the second, which still began at the floor
-    assert after("x") == 0
-    assert after("x") == 1
-    assert (after("xx..x"), ledger.peaks.floor_skips) == (0, 3)
-
-
 @pytest.mark.parametrize(("marks", "loss", "applies", "sound"), [
     ("x.", 0.5, True, True), ("x.", NAN, True, False), ("xx", 0.5, True, False), (".x", NAN, False, True),
 ])  # fmt: skip

@@ -1,12 +1,7 @@
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-from strict import lines
 
 from mpt_cli.errors import DataError
 from mpt_cli.telemetry import sink
@@ -98,28 +93,3 @@ def test_lines_wait_while_the_disk_is_full_and_come_in_order_without_a_gap(tmp_p
 def test_a_folder_in_the_way_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="can't be written: Is a directory"):
         LineFile(tmp_path)
-
-
-KILLED = """
-import sys
-from pathlib import Path
-from mpt_cli.telemetry.sink import LineFile
-from mpt_cli.telemetry.format import strict_json
-file = LineFile(Path(sys.argv[1]))
-step = 0
-while True:
-    step += 1
-    file.add(lambda step=step: strict_json({"step": step, "loss": float("nan"), "padding": "x" * 500}))
-    file.poll()
-"""
-
-
-def test_kill_minus_nine_leaves_lines_that_strict_parsers_read(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], cwd=Path(__file__).parents[2])
-    while not path.exists() or path.stat().st_size < 500_000:
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    repair_tail(path)
-    assert [line["step"] for line in lines(path)] == list(range(1, len(lines(path)) + 1))
