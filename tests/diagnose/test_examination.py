@@ -42,13 +42,14 @@ def test_a_loss_that_float32_loses_too_ends_it():
         diagnosed("lost", batches=1)
 
 
-PHASES = "~trainer.epochs", "phases=[{epochs: 1, freeze: [hidden]}, {epochs: 2, unfreeze: [hidden]}]"
+PHASES = "~trainer.epochs", "phases=[{epochs: 1, freeze: [head]}, {epochs: 2, unfreeze: [head]}]"
 
 
 @only_on("tensorflow")
 def test_gradients_of_several_steps_of_the_first_phase_have_a_point_each_and_one_window():
-    found = diagnosed("sequential", *PHASES, "optimizer.learning_rate=0.2", at_steps=(0, 20), batches=1)
-    assert [layer.name.rpartition("/")[2] for layer in found.layers] == ["head"]
+    found = diagnosed("sequential", *PHASES, "optimizer.learning_rate=3e3", at_steps=(0, 20), batches=1)
+    trained = [layer.name.rpartition("/")[2] for layer in found.layers if layer.weights is not None]
+    assert trained == ["hidden"]
     assert [point.step for point in found.points] == [0, 20] and found.points[1].loss < found.points[0].loss
     assert found.window is not None
     assert found.window.highest_power == min(p.window.highest_power for p in found.points if p.window)

@@ -4,7 +4,6 @@ import html
 import re
 import shlex
 
-import numpy as np
 import pytest
 from page_checks import check_page
 from run_files import POSTMORTEM, overflow, spike, step_line, write_lines, write_run
@@ -13,26 +12,6 @@ from mpt_cli.report.history import read_history
 from mpt_cli.report.picture import draw
 from mpt_cli.report.run import load_run
 from mpt_cli.report.run_page import run_page, run_pictures, write_run_page
-from mpt_cli.telemetry.palette import CURVE_COLOURS, DARK_PAGE, LIGHT_PAGE
-
-
-def luminance(colour: str) -> float:
-    """Relative luminance of #rrggbb, after WCAG 2."""
-    parts = [part / 255 for part in bytes.fromhex(colour[1:])]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return float(np.dot([0.2126, 0.7152, 0.0722], linear))
-
-
-def contrast(one: str, other: str) -> float:
-    light, dark = sorted([luminance(one), luminance(other)], reverse=True)
-    return (light + 0.05) / (dark + 0.05)
-
-
-@pytest.mark.parametrize("colours", [LIGHT_PAGE, DARK_PAGE])
-def test_text_and_curves_stand_out_from_the_page(colours):
-    for name in ("ink", "faint", "good", "bad", "warn", "link"):
-        assert contrast(colours[name], colours["page"]) >= 4.5 and contrast(colours[name], colours["soft"]) >= 4.5
-    assert all(contrast(colour, colours["page"]) >= 3 for colour in CURVE_COLOURS)
 
 
 @pytest.mark.slow

@@ -29,19 +29,15 @@ def test_a_loss_of_nan_and_an_interval_without_loss_stay_apart_and_no_metric_tak
     assert (first["loss"], second["loss"], second["step"], second["val_loss"]) == ("NaN", None, 30, 0.1)
 
 
-def test_layers_have_a_file_where_some_were_sampled(tmp_path: Path, sink) -> None:
-    assert not (tmp_path / "layers.jsonl").exists()
+def test_layers_and_jumps_have_a_file_at_once_where_there_are_some(tmp_path: Path, sink) -> None:
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
     row = LayerSample("dense", "activations", "float16", 8, 0.25, 0.5, 0.0, 0.75, -27, (2, 0, 6))
     sink.layers(100, 2.0**15, [row])
     (line,) = lines(tmp_path / "layers.jsonl")
     assert (line["step"], line["loss_scale"], line["layer"], line["flushed"]) == (100, 32768.0, "dense", 0.25)
     assert (line["lowest_exponent"], line["exponents"], line["schema_version"]) == (-27, [2, 0, 6], 1)
     assert row.predicted_flushed == 0.25  # two of eight values lie below 2^-25
-
-
-def test_a_jump_of_the_loss_is_in_the_file_at_once(tmp_path: Path, sink) -> None:
-    assert not (tmp_path / "spikes.jsonl").exists()
-    sink.spike(Spike(71, 1, 71, float("inf"), 0.5, 0.75, (0.5,), True, 0.1, 1024.0, (3, 1)))
+    sink.spike(Spike(71, 1, 71, math.inf, 0.5, 0.75, (0.5,), True, 0.1, 1024.0, (3, 1)))
     (line,) = lines(tmp_path / "spikes.jsonl")
     assert (line["step"], line["loss"], line["examples"], line["schema_version"]) == (71, "Infinity", [3, 1], 1)
 

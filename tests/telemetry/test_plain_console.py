@@ -1,7 +1,6 @@
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
@@ -138,12 +137,6 @@ def test_a_phase_is_told_when_it_lasts_and_then_what_it_took(console, written) -
         "compiling the training step: 1:00 so far; trainer.jit_compile=false does without",
         "compiling the training step took 1:23",
     ]
-
-
-def test_a_reader_that_goes_away_does_not_end_the_run() -> None:
-    write = StreamLines(Mock(write=Mock(side_effect=BrokenPipeError)))
-    write("one")
-    write("two")
 
 
 def test_a_stream_without_the_characters_used_gets_question_marks(tmp_path: Path) -> None:

@@ -32,16 +32,6 @@ def test_a_size_that_is_asked_for_is_heeded(monkeypatch) -> None:
     assert PrintableConsole(io.StringIO(), width=44).width == 44
 
 
-def test_control_codes_in_what_is_drawn_are_written_out() -> None:
-    console = PrintableConsole(io.StringIO(), force_terminal=True, width=200, color_system="truecolor")
-    table = Table(EVIL, title=EVIL)
-    table.add_row(f"[bold]{EVIL}")
-    console.print(table, EVIL)
-    text = console.file.getvalue()
-    assert "\x1b[1m" in text and "\x1b]" not in text and "\x9b" not in text
-    assert SHOWN in text and text.count("\\x1b]") == 4  # in a table that is drawn for its width it may be cut
-
-
 def test_names_of_layers_and_metrics_can_not_command_a_terminal(tmp_path, header, snapshot, summary) -> None:
     """As they stand in a saved model of a stranger, or in the user's own."""
     stream, terminal, pages, log = io.StringIO(), io.StringIO(), [{}], tmp_path / "console.log"
