@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.growing.fits import end_exponent, exponent, slope
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -28,10 +26,3 @@ def test_benchmark_runs(words: str, expected: list[str]) -> None:
     # JAX has no float16 attention on a CPU; everything else is measured
     impossible = {line.split(" | ")[0] for line in done.stdout.splitlines() if "not possible" in line}
     assert impossible <= {"| transformer"}
-
-
-def test_slopes_and_exponents_are_those_of_lines_and_powers() -> None:
-    assert slope([0, 10, 20], [7, 12, 17]) == pytest.approx(0.5)
-    assert exponent([1, 10, 100], [2, 20 * 10**0.5, 2000]) == pytest.approx(1.5) and exponent([3], [4]) is None
-    points = [{"value": value, "step_seconds": max(100, value)} for value in (1, 10, 100, 1000, 10000)]
-    assert end_exponent(points, "step_seconds") == pytest.approx(1.0)  # without small sizes with a fixed cost

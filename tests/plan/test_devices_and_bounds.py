@@ -60,15 +60,10 @@ def test_an_unknown_device_is_answered_with_those_there_are():
         load_device("h10")
 
 
-def test_a_device_of_ones_own(tmp_path):
-    text = (FOLDER / "h100.yaml").read_text().replace("memory_gib: 80", "memory_gib: 96")
-    path = tmp_path / "mine.yaml"
-    path.write_text(text)
-    assert load_device(str(path)) == replace(load_device("h100"), name="mine", memory_gib=96)
-
-
-def test_a_wrong_file_of_a_device_is_told_what_is_wrong(tmp_path):
+def test_a_device_of_ones_own_is_read_and_a_wrong_file_is_told_what_is_wrong(tmp_path):
     path, whole = tmp_path / "mine.yaml", (FOLDER / "h100.yaml").read_text()
+    path.write_text(whole.replace("memory_gib: 80", "memory_gib: 96"))
+    assert load_device(str(path)) == replace(load_device("h100"), name="mine", memory_gib=96)
     for old, new, words in (
         ("multiprocessors: 132", "multiprocesors: 132", "multiprocessors: is missing.\n.*multiprocesors: is no key "
          "of a device. Did you mean multiprocessors?"),

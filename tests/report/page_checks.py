@@ -2,7 +2,6 @@
 
 import re
 from html.parser import HTMLParser
-from itertools import pairwise
 
 VOID = ("meta", "br", "link", "hr")
 
@@ -64,5 +63,3 @@ def _check_names(page: Page) -> None:
     for named, name in (("table", "caption"), ("figure", "figcaption"), ("details", "summary")):
         assert len(page.all(named)) == len(page.all(name))
     assert all(head["scope"] in ("col", "row") for head in page.all("th"))
-    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h[1-6]", tag)]
-    assert levels[0] == 1 and all(after <= before + 1 for before, after in pairwise(levels))

@@ -60,18 +60,14 @@ def test_the_pages_of_runs_escape_all_that_they_show(story):
     check_escaped(run_page([story, other] * 4, []))
 
 
-def test_the_page_of_a_sweep_escapes_all_that_it_shows():
+def test_the_pages_of_a_sweep_and_of_a_comparison_escape_all_that_they_show(story):
     failure = ({"job": {"name": EVIL, "command": EVIL}, "status": EVIL}, EVIL)
     text = render_page(
         "sweep.html", EVIL, [PICTURE], headline=EVIL, kind="good", counts=EVIL, best_command=[EVIL],
-        seeds_command=EVIL,
-        configurations=TABLE, left_out=EVIL, failures=[failure], again=EVIL, jobs=TABLE,
+        seeds_command=EVIL, configurations=TABLE, left_out=EVIL, failures=[failure], again=EVIL, jobs=TABLE,
     )  # fmt: skip
     check_escaped(text)
     assert text.count(SHOWN) > 20 and f"<caption>{SHOWN}" in text and f"<figcaption>{SHOWN}" in text
-
-
-def test_the_page_of_a_comparison_escapes_all_that_it_shows(story):
     text = render_runs(
         "compare.html", EVIL, [story, story], [PICTURE], verdict=EVIL, kind="", entries=TABLE, sentences=[EVIL],
         method=TABLE, unstarted=[{"job": {"name": EVIL}, "reason": EVIL}], command=EVIL, job_commands=[EVIL],

@@ -16,18 +16,18 @@ def here(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_runs_get_a_page_and_json_says_what_is_missing(tmp_path, capsys):
-    run = write_run(tmp_path / "run")
-    assert main(["report", "run"]) == 0
-    assert capsys.readouterr().out == "run: Finished: healthy\npage  run/report.html\n"
+    run = write_run(tmp_path / "a" / "run")
+    assert main(["report", "a/run"]) == 0
+    assert capsys.readouterr().out == "run: Finished: healthy\npage  a/run/report.html\n"
     check_page((run / "report.html").read_text())
     (write_run(tmp_path / "b" / "run") / "summary.json").unlink()
     for _ in range(2):  # a page of ours is replaced
-        assert main(["report", "run", "b/run", "--out", "all.html", "--json"]) == 0
+        assert main(["report", "a/run", "b/run", "--out", "all.html", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
-        assert found["page"] == "all.html" and [run["label"] for run in found["runs"]] == ["run", "b/run"]
+        assert found["page"] == "all.html" and [run["label"] for run in found["runs"]] == ["a/run", "b/run"]
         assert found["runs"][1]["missing"] == ["There is no summary.json: the run is still going on, or was killed."]
     check_page((tmp_path / "all.html").read_text())
-    assert {path.name for path in tmp_path.iterdir()} == {"run", "b", "all.html"}
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "b", "all.html"}
 
 
 def test_what_is_refused_is_a_sentence_and_changes_nothing(tmp_path, capsys):

@@ -1,23 +1,12 @@
 """A run directory is read as far as it is whole, and what is missing is said."""
 
-import pytest
 from run_files import overflow, step_line, write_run
 
-from mpt_cli.errors import DataError
 from mpt_cli.report.history import read_history
 
 
 def points(series) -> list[tuple[float, float]]:
     return list(zip(series.xs, series.ys, strict=True))
-
-
-def test_a_whole_run_has_no_gaps(tmp_path):
-    story = read_history(write_run(tmp_path / "run"))
-    assert story.gaps == [] and story.is_good and (story.label, story.verdict) == ("run", "healthy")
-    assert points(story.steps["loss"])[:2] == [(10, 0.1), (20, 0.05)]
-    assert points(story.epochs["val_accuracy"])[-1] == (100, 0.5)
-    assert list(story.skips) == [1, 2, 40] and story.kinds == {"overflow": 3} and story.last_step == 100
-    assert story.config["policy.name"] == "mixed_float16"
 
 
 def test_a_fixed_scale_at_which_all_overflows_is_drawn_without_any_line_of_metrics(tmp_path):
@@ -52,14 +41,6 @@ def test_damaged_files_cost_only_what_stood_in_them(tmp_path):
         "events.jsonl"]  # fmt: skip
     assert "metrics.jsonl: 3 damaged lines were left out." in story.gaps
     assert len(story.steps["loss"]) == 10 and not story.skips
-
-
-def test_what_is_no_run_directory_is_an_error(tmp_path):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").write_text("x")
-    for name in ("folder", "file", "nothing"):
-        with pytest.raises(DataError, match="run directory"):
-            read_history(tmp_path / name)
 
 
 def test_overflows_of_a_run_that_does_not_scale_are_no_skips(tmp_path):

@@ -76,12 +76,10 @@ def stops() -> dict[str, Stop | None]:
         "three at 2**-12": check(after("xxx", scale=2.0**-12), **three),
         "three at min_scale": check(after("xxx"), min_scale=4.0, **three),
         "three at a fixed scale of 2**40": check(after("xxx", scale=2.0**40), mode="fixed", **three),
-        "three at a fixed scale of 1000": check(after("xxx", scale=1000.0), mode="fixed", **three),
         "three at a fixed scale, to be applied": check(after("xxx"), mode="fixed", on_overflow="apply", **three),
         "half of three forward": check_skips([1, 2, 3, 4, 8, 9, 10], [1, 2, 3, 4, 10], **three),
         "most of three forward": check_skips([1, 2, 3, 4, 8, 9, 10], [1, 2, 3, 4, 9, 10], **three),
         "at the floor": check(low, **floor),
-        "at the floor, once more allowed": check(low, **{**floor, "max_skips_at_floor": 5}),
         "at the floor, turned off": check(low, **{**floor, "max_skips_at_floor": None}),
         "fixed has no floor": check(low, mode="fixed", **floor),
         "half of ten": check(after("." * 10 + "........xx", "xxx.", window=10), **rate),
@@ -89,14 +87,12 @@ def stops() -> dict[str, Stop | None]:
         "four of ten": check(after("." * 16 + "xxxx", window=10), **rate),
         "most of the last five forward": check_skips([1, 2, 3, 4, 5, *late], late[-3:], max_skip_rate=0.4),
         "the first overflow": check(after("..x."), **abort),
-        "the first overflow of an earlier call": check(after("..x.", "."), **abort),
         "the last overflow forward": check_skips([3, 9], [9], on_overflow="abort"),
         "no overflow": check(after("....")),
         "losses of nan": check(after("...", loss=NAN), losses),
         "two losses of nan": check(after("..", loss=NAN), losses),
         "skipped losses of nan": check(after("xxx", loss=NAN), losses),
         "zero gradients": check(after("00000"), zeros),
-        "zero gradients after others": check(after("00x000.00000"), zeros),
         "too few": check(after("00.000"), zeros),
         "zero gradients, turned off": check(after("00000"), NO_TRAINER),
         "zero gradients, flushed": check_sample("none", 3, 0.0, 0.25),
@@ -104,7 +100,6 @@ def stops() -> dict[str, Stop | None]:
         "zero gradients, flushed at another time": check_sample("none", 2, 0.0, 0.25),
         "zero gradients, none flushed": check_sample("fixed", 3, 0.0, 0.0),
         "an idle epoch": check_epoch(idle),
-        "an epoch with a step": check_epoch(after("x.x")),
         "an idle epoch with a loss of nan": check_epoch(after("x" * 29, loss=NAN)),
         "an idle epoch, turned off": check_epoch(idle, stop_on_idle_epoch=False),
         "an idle epoch that was cut short": check_epoch(replace(idle, epoch_is_whole=False)),
@@ -116,7 +111,6 @@ def stops() -> dict[str, Stop | None]:
         "weights of nan, within an epoch": check(bad),
         "weights of nan, turned off": check_epoch(bad, TrainerSettings(stop_on_nonfinite_weights=False)),
         "all turned off": check(after("x" * 2000, loss=NAN, scale=2.0**-14), NO_TRAINER, **OFF),
-        "all turned off, losses of nan": check(after("." * 2000, loss=NAN), NO_TRAINER, **OFF),
     }
 
 
@@ -152,12 +146,10 @@ def test_a_call_ends_where_a_count_comes_to_its_limit():
     trainer = TrainerSettings(max_nonfinite_losses=5, max_zero_gradients=8)
     assert limits_of(EARLY, trainer, **limits) == StopLimits(EARLY.streaks, StreakCounts(7, 6, 5, 8, NEVER))
     assert limits_of(LATE, trainer, **limits) == StopLimits(EARLY.streaks, StreakCounts(7, 6, 5, 8, 2))
-    assert limits_of(LATE, **{**limits, "on_overflow": "abort"}).limits.skips == 1  # the lower of two
     assert limits_of(LATE, NO_TRAINER, **OFF).limits == StreakCounts(NEVER, NEVER, NEVER, NEVER, NEVER)
     fixed = replace(LATE, scaling=Scaling(FixedScale(8.0)))
-    assert limits_of(fixed, **limits).limits.floor_skips == NEVER
-    for skips, missing in ((0, 5), (4, 1), (5, 1), (6, 1)):  # at least one more that may exceed the rate
-        assert limits_of(replace(LATE, window_skips=skips), max_skip_rate=0.5).limits.skips_in_call == missing
+    found = limits_of(fixed, **{**limits, "on_overflow": "abort"}).limits
+    assert (found.skips, found.floor_skips) == (1, NEVER)  # of two rules the lower
 
 
 def test_a_rule_is_broken_no_sooner_than_its_streak_and_the_rate_of_skips_allow():
@@ -167,20 +159,16 @@ def test_a_rule_is_broken_no_sooner_than_its_streak_and_the_rate_of_skips_allow(
         return HealthRules(settings, TrainerSettings(), SCALED).next_check(replace(signs, steps_seen=seen))
 
     assert ahead() == (10, 10, 50)  # losses that are not finite, or skips at the floor
-    assert [ahead(streak=45), ahead(zeros=30), ahead(on_overflow="abort")] == [(5, 10, 50), (10, 10, 20), (1, 1, 50)]
+    assert ahead(streak=45, zeros=30) == (5, 10, 20) and ahead(on_overflow="abort") == (1, 1, 50)
     assert ahead(streak=50) == (1, 10, 50)  # of a rule that is broken and did not end the run
     assert [ahead(996, 249), ahead(1000, 249), ahead(1000, 245)] == [(4, 10, 4), (1, 1, 50), (5, 5, 50)]
 
 
 def test_the_advice_is_of_the_mode_that_auto_came_to():
-    peaks, auto, unscaled = StreakCounts(0, 0, 0, 50, 0), LossScaleSettings(), Scaling(is_needed=True)
+    peaks, unscaled = StreakCounts(0, 0, 0, 50, 0), Scaling(is_needed=True)
     flushed = replace(LATE, peaks=peaks, streaks=peaks, flushed_share=0.25, sample_is_new=True, scaling=unscaled)
-    stop = HealthRules(auto, TrainerSettings(), unscaled).check(flushed)
+    stop = HealthRules(LossScaleSettings(), TrainerSettings(), unscaled).check(flushed)
     assert stop is not None and (stop.change, stop.needs_sample) == (DYNAMIC, True)
-    skipped = Signs(Scaling(FixedScale(8.0)), 60, 10, scale=8.0, skip_steps=range(11, 61),
-                    peaks=StreakCounts(50, 0, 0, 0, 0))  # fmt: skip
-    stop = HealthRules(auto, TrainerSettings(), skipped.scaling).check(skipped)
-    assert stop is not None and stop.remedy.startswith("The fixed scale is too high") and not stop.needs_sample
 
 
 def test_a_floor_that_float32_cannot_hold_is_the_floor_all_the_same():

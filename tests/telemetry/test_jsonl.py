@@ -30,7 +30,7 @@ def test_a_loss_of_nan_and_an_interval_without_loss_stay_apart_and_no_metric_tak
 
 
 def test_layers_and_jumps_have_a_file_at_once_where_there_are_some(tmp_path: Path, sink) -> None:
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "events.jsonl"}
     row = LayerSample("dense", "activations", "float16", 8, 0.25, 0.5, 0.0, 0.75, -27, (2, 0, 6))
     sink.layers(100, 2.0**15, [row])
     (line,) = lines(tmp_path / "layers.jsonl")

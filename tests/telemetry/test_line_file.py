@@ -65,8 +65,13 @@ def test_a_full_disk_is_named_where_all_must_be_written_at_the_end_and_where_too
         file.poll(now=True)
 
 
-def test_lines_wait_while_the_disk_is_full_and_come_in_order_without_a_gap(tmp_path: Path, clock, monkeypatch) -> None:
-    file, real, room = LineFile(tmp_path / "a", clock), os.write, [6]
+def test_a_folder_in_the_way_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="can't be written: Is a directory"):
+        LineFile(tmp_path)
+
+
+def test_lines_wait_while_the_disk_is_full_and_come_in_order_without_a_gap(tmp_path: Path, monkeypatch) -> None:
+    file, real, room = LineFile(tmp_path / "a"), os.write, [0]
 
     def write(descriptor: int, data: bytes) -> int:
         if not room[0]:
@@ -76,20 +81,9 @@ def test_lines_wait_while_the_disk_is_full_and_come_in_order_without_a_gap(tmp_p
         return written
 
     monkeypatch.setattr(os, "write", write)
-    for line in ("first", "second"):
+    for line, more, text in (("first", 6, "first\n"), ("second", 0, "first\n"), ("third", 3, "first\nsec"),
+                             ("fourth", 99, "first\nsecond\nthird\nfourth\n")):  # fmt: skip
+        room[0] += more
         file.add(lambda line=line: line)
-        clock.now += 1
-        file.poll()
-    assert (file.path.read_text(), file.write_error) == ("first\n", "a can't be written: No space left on device")
-    room[0] = 3
-    file.poll(now=True)
-    assert (file.path.read_text(), file.write_error is None) == ("first\nsec", False)
-    room[0] = 100
-    file.add(lambda: "third")
-    file.poll(now=True)
-    assert (file.path.read_text(), file.write_error) == ("first\nsecond\nthird\n", None)
-
-
-def test_a_folder_in_the_way_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="can't be written: Is a directory"):
-        LineFile(tmp_path)
+        file.poll(now=True)
+        assert (file.path.read_text(), file.write_error is None) == (text, more > 3)

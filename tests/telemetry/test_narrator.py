@@ -48,8 +48,6 @@ TOLD = [
      "finite, which no scale causes; look at the data and the learning rate; 1 of 4 steps so far"),
     (replace(FIXED, on_overflow="apply"), _stays(),
      "step 7: gradients overflowed (inf), step applied all the same, scale stays 1024; 1 of 7 steps so far"),
-    (replace(FIXED, on_overflow="abort"), _stays(),
-     "step 7: gradients overflowed (inf), step skipped, scale stays 1024; 1 of 7 steps so far"),
     (Scaling(), _stays(), "step 7: gradients overflowed (inf), step applied all the same; 1 of 7 steps so far"),
     (LOGMAX, [Event(7, 1, "growth", 1024.0, 2048.0), Event(9, 1, "decline", 2048.0, 512.0)],
      "steps 7-9: the scale follows the gradients, scale 1024 → 512"),

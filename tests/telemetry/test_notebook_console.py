@@ -60,14 +60,6 @@ def test_a_long_run_keeps_its_last_lines(console, shown, header, snapshot, clock
     assert len(lines) < SHOWN_PARTS + 25 and any("80/80" in line for line in lines)
 
 
-def test_a_phase_is_shown_before_the_header(console, shown) -> None:
-    console.begin_phase("importing tensorflow")
-    assert "importing tensorflow" in shown[-1]["text/plain"]
-    console.end_phase("importing tensorflow", 1.0)
-    console.message("a sentence")
-    assert shown[-1]["text/plain"].startswith("a sentence")
-
-
 def test_a_kernel_gets_one_output_that_is_updated_and_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
     ipython = Mock()
     monkeypatch.setitem(sys.modules, "IPython", ipython)
