@@ -1,5 +1,4 @@
-"""What `benchmarks.on_gpu` counts and judges by, on numbers worked out by hand."""
-
+"""What `benchmarks.on_gpu` counts, on numbers worked out by hand."""
 
 from benchmarks.on_gpu.flops import forward_multiply_adds
 from mpt_cli.data.examples import Shapes

@@ -42,8 +42,6 @@ def from_high(*late: int, growth: int | None, unprovoked=()) -> Signs:
 
 
 CASES = {
-    "clean": CLEAN,
-    "not scaled": NO_SCALING,
     "probing": skipping([401, 803], first_growth_step=400),
     "two late skips of ten at a fixed scale": skipping([7, 9], replace(FIXED_CLEAN, steps_seen=10)),
     "three": skipping([6, 8, 9], replace(FIXED_CLEAN, steps_seen=10)),
@@ -51,7 +49,6 @@ CASES = {
     "settled after 20 of 64 steps": skipping([1, 22], SHORT),
     "settled after 21 of 64 steps": skipping([1, 23], SHORT),
     "chronic": skipping(TENTHS),
-    "chronic, fixed": skipping(TENTHS, FIXED_CLEAN),
     "chronic, logmax": skipping(TENTHS, scaling=LOGMAX),
     "chronic, most of the early skips forward": skipping(TENTHS, forward_steps=TENTHS[:40]),
     "chronic, most of the late skips forward": skipping(TENTHS, forward_steps=TENTHS[-25:]),
@@ -82,7 +79,6 @@ CASES = {
     "a dead layer": replace(CLEAN, faults={"a": "dead"}, sample_step=7),
     "a layer unmoved": replace(CLEAN, faults={"a": "unmoved"}, sample_step=7),
     "all unmoved": replace(CLEAN, unmoved=UnmovedWeights(0, 1e-9)),
-    "all unmoved since": replace(CLEAN, unmoved=UnmovedWeights(40, 1e-9)),
     "no step": replace(CLEAN, steps_seen=0, applied_steps=0),
     "all skipped": skipping(ALL),
     "all skipped, bad loss": skipping(ALL, forward_steps=ALL),
