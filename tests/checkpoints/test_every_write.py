@@ -35,6 +35,17 @@ def failing(library: Path, run: RunDirectory, start: int, number: int = errno.EN
 
 
 @pytest.fixture(scope="module")
+def failing_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library that makes writing fail, compiled."""
+    compiler, library = shutil.which("cc"), tmp_path_factory.mktemp("preload") / "failing.so"
+    if compiler is None:
+        pytest.skip("there is no compiler for what makes writing fail")
+    source = Path(__file__).with_name("failing_files.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+    return library
+
+
+@pytest.fixture(scope="module")
 def whole(failing_files: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDirectory, list[str]]:
     """A run that nothing befalls, and what it writes: how, and which file, without what differs between runs."""
     run = RunDirectory(tmp_path_factory.mktemp("whole") / "run")

@@ -2,34 +2,28 @@
 
 import json
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command import mpt
+from command import mpt, start_mpt
 
-from mpt_cli.runs.directory import read_summary
+from mpt_cli.reproduce.reproduction import first_difference
+from mpt_cli.runs.directory import RunDirectory, read_summary
 
 pytestmark = pytest.mark.slow
 TINY = ["conf=digits_mlp", "model.hidden_units=[16]", "trainer.jit_compile=false", "trainer.max_steps=60"]
+SAVED = ["trainer.checkpoint_every_steps=20", "trainer.keep_checkpoints=3"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a finished run in `run`, which saved at steps 20, 40 and 60."""
     folder = tmp_path_factory.mktemp("resume")
-    rhythm = ["trainer.checkpoint_every_steps=20", "trainer.keep_checkpoints=3"]
-    done = mpt("train", *TINY, "run_dir=run", *rhythm, cwd=folder)
+    done = mpt("train", *TINY, "run_dir=run", *SAVED, cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
-
-
-def _damage(folder: Path, *steps: int) -> None:
-    for step in steps:
-        path = folder / "checkpoints" / f"step-0000000{step}.npz"
-        data = bytearray(path.read_bytes())
-        data[100] ^= 1
-        path.write_bytes(data)
 
 
 def _files(folder: Path) -> dict[str, bytes]:
@@ -45,38 +39,35 @@ def test_a_finished_run_says_so_and_nothing_of_it_changes(folder: Path) -> None:
     assert _files(folder / "run") == before
 
 
-def test_a_damaged_checkpoint_is_said_and_the_end_is_the_same(folder: Path) -> None:
-    """From step 40 on again, and further; against one run over all 80 steps."""
-    shutil.copytree(folder / "run", folder / "damaged")
-    _damage(folder / "damaged", 60)
-    done = mpt("train", "resume=damaged", "trainer.max_steps=80", cwd=folder)
+def test_a_killed_run_goes_on_from_its_newest_whole_checkpoint_to_the_same_end(folder: Path) -> None:
+    """Killed by kill -9 after step 51; the checkpoint of step 40 is damaged, so from that of step 20."""
+    process = start_mpt("__killed", "--at=51", *TINY, *SAVED, "run_dir=killed", cwd=folder)
+    said = process.communicate(timeout=200)
+    assert process.returncode == -signal.SIGKILL, said
+    path = folder / "killed/checkpoints/step-000000040.npz"
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    done = mpt("train", *TINY, *SAVED, "run_dir=killed", "resume=auto", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert "checkpoint of step 60 is damaged (its variables do not match their checksum); trying" in done.stdout
-    assert "going on at step 40 of damaged" in done.stdout
-    assert "changed since: trainer.max_steps was 60, is 80" in done.stdout
-    whole = mpt("train", *TINY, "trainer.max_steps=80", "run_dir=whole", cwd=folder)
-    assert whole.returncode == 0, whole.stderr
-    keys = ("steps_seen", "applied_steps", "skipped_steps", "final_loss_scale", "metrics", "best_metrics")
-    one, other = (read_summary(folder / name / "summary.json") for name in ("whole", "damaged"))
-    assert {key: one[key] for key in keys} == {key: other[key] for key in keys}
-    assert one["applied_steps"] == 80
-    attempts = json.loads((folder / "damaged/environment.json").read_text())["attempts"]
-    assert [(attempt["attempt"], attempt["from_step"]) for attempt in attempts] == [(1, 0), (2, 40)]
-    assert attempts[1]["changes"] == {"trainer.max_steps": [60, 80]}
-    none, up_to_step_40 = (attempt["earlier_seconds"] for attempt in attempts)
-    first = read_summary(folder / "run/summary.json")
-    assert none == 0.0 < up_to_step_40 < first["seconds"] and up_to_step_40 < other["seconds"]
+    assert "checkpoint of step 40 is damaged (its variables do not match their checksum); trying" in done.stdout
+    assert "going on at step 20 of killed" in done.stdout
+    assert first_difference(RunDirectory(folder / "run"), RunDirectory(folder / "killed")) is None
+    summary = read_summary(folder / "killed/summary.json")
+    assert (summary["steps_seen"], summary["applied_steps"]) == (60, 60)
+    attempts = json.loads((folder / "killed/environment.json").read_text())["attempts"]
+    assert [(attempt["attempt"], attempt["from_step"]) for attempt in attempts] == [(1, 0), (2, 20)]
+    none, up_to_step_20 = (attempt["earlier_seconds"] for attempt in attempts)
+    assert none == 0.0 < up_to_step_20 < summary["seconds"]
 
 
 def test_a_checkpoint_of_another_model_is_refused_and_the_record_stays_as_it_was(folder: Path) -> None:
-    smaller = ["model.hidden_units=[8]", "trainer.checkpoint_every_steps=40"]
+    smaller = ["model.hidden_units=[8]", "trainer.max_steps=5"]  # so that lines lie after its checkpoint
     other = mpt("train", *TINY, *smaller, "run_dir=smaller", cwd=folder)
     assert other.returncode == 0, other.stderr
     shutil.copytree(folder / "run", folder / "mixed")
     shutil.rmtree(folder / "mixed/checkpoints")
     shutil.copytree(folder / "smaller/checkpoints", folder / "mixed/checkpoints")
-    for path in (folder / "mixed/checkpoints").glob("*00000060*"):  # so that lines lie after the newest one
-        path.unlink()
     record = ("metrics.jsonl", "events.jsonl", "metrics.csv", "environment.json", "config.yaml")
     before = {name: (folder / "mixed" / name).read_bytes() for name in record}
     done = mpt("train", "resume=mixed", "trainer.max_steps=80", cwd=folder)

@@ -5,18 +5,12 @@ import numpy as np
 from mpt_cli.data.examples import Examples, leaves
 
 
-def test_length_is_the_first_dimension_of_the_first_input():
-    x = {"image": np.zeros((5, 8, 8)), "age": np.zeros((5, 1))}
-    assert len(Examples(x, np.zeros(5))) == 5
-
-
 def test_take_picks_the_same_rows_of_inputs_targets_and_weights():
     examples = Examples((np.arange(4), np.arange(4) * 10), np.arange(4) * 100, np.arange(4) / 2)
     taken = examples.take(np.array([3, 1]))
-    assert taken.x[0].tolist() == [3, 1]
-    assert taken.x[1].tolist() == [30, 10]
-    assert taken.y.tolist() == [300, 100]
-    assert taken.sample_weight.tolist() == [1.5, 0.5]
+    assert [part.tolist() for part in (*taken.x, taken.y, taken.sample_weight)] == [[3, 1], [30, 10], [300, 100],
+                                                                                    [1.5, 0.5]]  # fmt: skip
+    assert (len(examples), len(taken)) == (4, 2)
 
 
 def test_take_of_a_slice_copies_nothing():

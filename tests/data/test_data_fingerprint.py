@@ -3,7 +3,6 @@
 import hashlib
 
 import numpy as np
-import pytest
 
 from mpt_cli.data import examples
 from mpt_cli.data.examples import Examples, fingerprint_arrays
@@ -21,18 +20,13 @@ def test_it_is_the_sha256_of_names_dtypes_shapes_and_bytes():
     assert of(Examples(X, Y)) == hashlib.sha256(text).hexdigest()
 
 
-@pytest.mark.parametrize("other", [
-    Examples(X, 1 - Y), Examples(X[::-1], Y), Examples(X, Y, np.ones(3)), Examples({"a": X}, Y),
-])
-def test_any_change_changes_it(other):
-    assert of(other) != of(Examples(X, Y))
+def test_any_change_changes_it():
+    for other in (Examples(X, 1 - Y), Examples(X[::-1], Y), Examples(X, Y, np.ones(3)), Examples({"a": X}, Y)):
+        assert of(other) != of(Examples(X, Y))
 
 
-def test_order_in_memory_does_not_matter():
+def test_order_in_memory_does_not_matter_and_that_of_the_parts_does():
     assert of(Examples(np.asfortranarray(X), Y)) == of(Examples(X, Y))
-
-
-def test_training_and_validation_are_told_apart():
     a, b = Examples(X, Y), Examples(X + 1, Y)
     assert of(a, b) != of(b, a)
 

@@ -7,7 +7,7 @@ import pytest
 from mpt_cli.data.paths import check_present
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.settings import load_settings
-from mpt_cli.settings.variants import Csv, Digits, Loader, Npz, Synthetic, Text
+from mpt_cli.settings.variants import Csv, Digits, Loader, Npz, Text
 from mpt_cli.training.program import Program
 from mpt_cli.training_run import train
 
@@ -20,14 +20,11 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("loaders.py").write_text("1 / 0  # it is not run\n")
 
 
-@pytest.mark.parametrize(
-    "source",
-    [Digits(), Synthetic(), Text(), Text(path="measured.csv"), Csv(path="measured.csv"), Npz(path="measured.csv"),
-     Loader(loader="loaders:load", path="nowhere"),
-     Loader(loader="./loaders.py:load"), Loader(loader="keras.datasets.mnist:load_data")],
-)  # fmt: skip
-def test_what_is_there_is_sound(source) -> None:
-    assert check_present(source) is None
+def test_what_is_there_is_sound() -> None:
+    for source in (Digits(), Text(), Text(path="measured.csv"), Csv(path="measured.csv"),
+                   Loader(loader="loaders:load", path="nowhere"),
+                   Loader(loader="./loaders.py:load"), Loader(loader="keras.datasets.mnist:load_data")):  # fmt: skip
+        assert check_present(source) is None
 
 
 @pytest.mark.parametrize(

@@ -80,18 +80,14 @@ def test_a_generator_begins_anew_with_each_epoch() -> None:
     assert [value for _, value in read(stream, 1)] == [value for _, value in read(stream, 2)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("order", [(1, 2, 3), (3,), (2, 1, 2)])
-def test_epochs_of_so_many_steps_go_on_where_the_last_ended(order) -> None:
-    stream = in_epochs_of(open_batches(counting(0), lambda: counting(5), 5, "it"), 3)
+def test_epochs_of_so_many_steps_go_on_where_the_last_ended() -> None:
     numbers = {1: [0, 1, 2], 2: [3, 4, 0], 3: [1, 2, 3]}
-    for epoch in order:
-        assert [value for _, value in read(stream, epoch)] == numbers[epoch]
-
-
-def test_an_epoch_broken_off_is_read_again_from_its_beginning() -> None:
-    stream = in_epochs_of(open_batches(counting(0), lambda: counting(5), 5, "it"), 3)
-    next(stream.read(Reading(64, 2)))
-    assert [value for _, value in read(stream, 2)] == [3, 4, 0]
+    for order in ((1, 2, 3), (3,), (2, 1, 2)):
+        stream = in_epochs_of(open_batches(counting(0), lambda: counting(5), 5, "it"), 3)
+        for epoch in order:
+            assert [value for _, value in read(stream, epoch)] == numbers[epoch]
+    next(stream.read(Reading(64, 2)))  # broken off
+    assert [value for _, value in read(stream, 2)] == numbers[2]
 
 
 def broken():
@@ -114,14 +110,10 @@ def test_a_batch_has_the_forms_of_keras() -> None:
         as_examples((X, X, X, X), "it")
 
 
-@pytest.mark.parametrize("y", [[0, 1, 3], [[0.0], [1.0], [3.0]], np.eye(4)[[0, 1, 3]]])
-def test_classes_have_the_weights_that_keras_gives_them(y) -> None:
-    y = np.asarray(y)
-    weights = weighted_by_class(Examples(X[:3], y), {0: 0.5, 3: 8.0}).sample_weight
-    assert weights.tolist() == [0.5, 1.0, 8.0] and weights.dtype == np.float32
-
-
-def test_class_weights_need_one_target_and_no_other_weights() -> None:
+def test_classes_have_the_weights_that_keras_gives_them() -> None:
+    for y in ([0, 1, 3], [[0.0], [1.0], [3.0]], np.eye(4)[[0, 1, 3]]):
+        weights = weighted_by_class(Examples(X[:3], np.asarray(y)), {0: 0.5, 3: 8.0}).sample_weight
+        assert weights.tolist() == [0.5, 1.0, 8.0] and weights.dtype == np.float32
     with pytest.raises(DataError, match=r"trainer.class_weight needs one target whose classes it can weight"):
         weighted_by_class(Examples(X, {"a": X}), {0: 1.0})
     with pytest.raises(DataError, match=r"trainer.class_weight and sample weights of the data can't be used together"):
@@ -136,7 +128,6 @@ one_hot = np.eye(5, dtype="float32")[np.arange(10) % 5]
 def rows(): return x, one_hot
 def alone(): return x
 def several(): return [x, {"a": x}], {"p": x[:, :1], "q": one_hot}, {"p": x[:, 0] + 1, "q": x + 1}
-def text(): return np.array(["ä b", "c"] * 5), np.arange(10) % 2
 def steps():
     def batches():
         while True:
@@ -185,13 +176,13 @@ def test_several_readers_of_a_pydataset_are_told_to_have_no_effect() -> None:
 
 
 @pytest.mark.usefixtures("loaders")
-@pytest.mark.parametrize(("word", "message"), [
-    ("trainer.steps_per_epoch=3", r"trainer.steps_per_epoch: must be left out for data in memory: an epoch is a pass"),
-    ("trainer.validation_steps=3", r"trainer.validation_steps: must be left out unless the validation data is a"),
-])
-def test_steps_of_an_epoch_are_for_streams(word, message) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load_data_of_run(load_settings(["conf=digits_mlp", "data=loader", "data.loader=loaders:rows", word]))
+def test_steps_of_an_epoch_are_for_streams() -> None:
+    for word, message in (
+        ("trainer.steps_per_epoch=3", r"steps_per_epoch: must be left out for data in memory: an epoch is a pass"),
+        ("trainer.validation_steps=3", r"trainer.validation_steps: must be left out unless the validation data is a"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_data_of_run(load_settings(["conf=digits_mlp", "data=loader", "data.loader=loaders:rows", word]))
 
 
 @pytest.mark.slow

@@ -28,11 +28,6 @@ def test_sparse_matrices_of_all_libraries(made):
     assert (rows.shape, rows.dtype, dense.tolist()) == ((3, 3), np.float32, DENSE.tolist())
 
 
-def test_a_sparse_tensor_of_three_dimensions_is_made_dense():
-    cube = np.arange(8).reshape(2, 2, 2)
-    assert as_arrays(tf.sparse.from_dense(cube)).tolist() == cube.tolist()
-
-
 @pytest.mark.parametrize("which", [[2, 0], slice(1, 3), slice(0, 0)])
 def test_rows_are_picked_as_of_a_dense_array(which):
     sparse = as_rows(scipy.sparse.csr_matrix(DENSE))

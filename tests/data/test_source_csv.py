@@ -41,17 +41,13 @@ def test_numbers_are_standardised(write):
 def test_other_ways_to_write_the_same(write, content):
     same = load(write(PETS), validation_fraction=0).fingerprint
     assert load(write(content), validation_fraction=0, separator=";").fingerprint == same
-
-
-def test_tabs(write):
-    assert load(write(PETS.replace(",", "\t")), separator="\\t").num_classes == 2
+    assert load(write(PETS.replace(",", "\t")), validation_fraction=0, separator="\\t").fingerprint == same
 
 
 @pytest.mark.parametrize(("cells", "task", "expected", "number"), [
     (["3", "7", "3", "7"], "auto", "classification", 2),
     (["1", "2", "3", "4"], "auto", "regression", 1),
     (["1", "2", "3", "4"], "classification", "classification", 4),
-    (["0.5", "1", "0.5", "1"], "auto", "regression", 1),
     (["3", "7", "3", "7"], "regression", "regression", 1)])
 def test_task(write, cells, task, expected, number):
     path = write("a,t\n" + "".join(f"{place},{cell}\n" for place, cell in enumerate(cells)))
@@ -78,7 +74,6 @@ def test_whole_numbers_as_classes_are_numbered_in_order(write):
        r"or remove such rows; encode text in a data\.loader\.") for cell in ("", "NaN")],
     (PETS + "2,3,\n", {}, r"column 'kind' has an empty value in line 6"),
     ("a,kind\n1,cat\n2,cat\n", {}, r"column 'kind' has the same value in every row"),
-    (PETS, {"task": "regression"}, r"column 'kind' must hold finite numbers\. Received: 'cat' in line 2\."),
     ("a,kind\n1,0.5\n2,1\n", {"task": "classification"}, r"numbers that aren't whole; use data\.task=regression"),
     (b"a,kind\n\xff\xfe,cat\n", {}, r"is not UTF-8 text \(invalid start byte at byte \d+\)"),
     ('a,kind\n"1,cat\n2,dog\n', {}, r"line \d, can't be read as CSV: unexpected end of data"),
@@ -90,7 +85,7 @@ def test_bad_files(write, content, settings, message):
         load(write(content), **settings)
 
 
-@pytest.mark.parametrize("separator", [",,", '"'])
-def test_bad_separators(write, separator):
-    with pytest.raises(ConfigError, match=r"data\.separator: must be one character\."):
-        load(write(PETS), separator=separator)
+def test_bad_separators(write):
+    for separator in (",,", '"'):
+        with pytest.raises(ConfigError, match=r"data\.separator: must be one character\."):
+            load(write(PETS), separator=separator)

@@ -47,16 +47,12 @@ def test_unfit_arrays(path, arrays, message):
         load(path)
 
 
-def test_truncated(path):
-    np.savez(path, x=X, y=Y)
-    path.write_bytes(path.read_bytes()[:int(path.stat().st_size * 0.9)])
-    with pytest.raises(DataError, match=r"set\.npz can't be read as \.npz|set\.npz holds|it is no \.npz file"):
-        load(path)
-
-
-def test_a_damaged_byte_is_noticed(path):
+def test_a_damaged_byte_and_an_end_that_lacks_are_noticed(path):
     np.savez(path, x=X, y=Y)
     content = bytearray(path.read_bytes())
+    path.write_bytes(content[: int(len(content) * 0.9)])
+    with pytest.raises(DataError, match=r"set\.npz can't be read as \.npz|set\.npz holds|it is no \.npz file"):
+        load(path)
     content[len(content) // 3] ^= 255
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"can't be read as \.npz: Bad CRC-32.*Is it complete\?"):
@@ -70,17 +66,6 @@ def test_other_files(path, tmp_path):
     np.save(tmp_path / "x.npy", X)
     with pytest.raises(DataError, match=r"x\.npy holds a single array\. Save x and y together: np\.savez"):
         load(tmp_path / "x.npy")
-
-
-def test_an_archive_that_is_packed_in_another_way(path):
-    np.savez(path, x=X, y=Y)
-    content = bytearray(path.read_bytes())
-    start = content.index(b"PK\x01\x02")  # of the first entry in the directory, whose header lies two bytes on
-    content[start + 10] = content[8] = 99
-    path.write_bytes(content)
-    message = r"set\.npz can't be read as \.npz: .*compression method is not supported.*Is it complete\?"
-    with pytest.raises(DataError, match=message):
-        load(path)
 
 
 def test_forbidden(path, monkeypatch):

@@ -20,11 +20,6 @@ def test_the_same_seed_gives_the_same_data(settings):
     assert same[0] == same[1] != load_data(settings, 5).fingerprint
 
 
-def test_inputs_have_the_magnitude_asked_for():
-    data = load_data(Synthetic(input_shape=[6], magnitude=250.0, examples=2000), 0)
-    assert data.train.x.std() == pytest.approx(250, rel=0.02)  # 1 / sqrt(2 * 9600) = 0.7 %
-
-
 @pytest.mark.slow
 def test_the_labels_can_be_learned():
     data = load_data(Synthetic(examples=2000, input_shape=[24, 24, 3]), 0)
@@ -38,12 +33,8 @@ def test_four_of_five_tokens_follow_from_the_one_before():
     x, y = data.train.x, data.train.y
     assert (x.dtype, y.dtype, x.shape, y.shape, data.num_classes) == (np.int32, np.int32, (400, 40), (400, 40), 25)
     assert (x[:, 1:] == y[:, :-1]).all()
-    counts = np.zeros((25, 25))
-    np.add.at(counts, (x.ravel(), y.ravel()), 1)
-    follower = counts.argmax(axis=1)
-    assert sorted(follower) == list(range(25))
-    share = counts.max(axis=1).sum() / counts.sum()
-    assert share == pytest.approx(0.8 + 0.2 / 25, abs=0.015)  # 16,000 draws: deviation 0.003
+    follower = np.array([np.bincount(y[x == token]).argmax() for token in range(25)])
+    assert (follower[x] == y).mean() == pytest.approx(0.8 + 0.2 / 25, abs=0.015)  # 16,000 draws: deviation 0.003
 
 
 def test_tokens_need_a_sequence_length():

@@ -48,11 +48,8 @@ def test_characters_not_bytes_are_counted(write):
     assert data.preprocessing == {"characters": ["ä", "ö", "ü"]}
 
 
-def test_max_bytes_does_not_cut_a_character_in_two(write):
+def test_max_bytes_counts_over_all_files_and_cuts_no_character_in_two(write, tmp_path):
     assert load(write("abcdefü"), max_bytes=7, validation_fraction=0).num_classes == 6
-
-
-def test_max_bytes_counts_over_all_files(write, tmp_path):
     write("bbbb", "folder/2.txt")
     write("aaaa", "folder/1.txt")
     write("zzzz", "folder/.git/x")  # what is hidden is left out
@@ -67,10 +64,10 @@ def test_undecodable_bytes_are_replaced_and_counted(write):
     assert data.description.endswith("; 1 undecodable bytes replaced")
 
 
-@pytest.mark.parametrize("content", [b"\x80\x81\x82abc" * 9, b"abc\0abc"])
-def test_what_is_no_text_is_refused(write, content):
-    with pytest.raises(DataError, match=r"text\.txt is not UTF-8 text\. Convert it"):
-        load(write(content))
+def test_what_is_no_text_is_refused(write):
+    for content in (b"\x80\x81\x82abc" * 9, b"abc\0abc"):
+        with pytest.raises(DataError, match=r"text\.txt is not UTF-8 text\. Convert it"):
+            load(write(content))
 
 
 def test_the_standard_library_is_the_default():

@@ -12,7 +12,6 @@ from keras import layers, ops
 from mpt_cli.precision.gradients import scale_gradient
 
 
-@keras.saving.register_keras_serializable(package="mpt_tests")
 class Gate(layers.Layer):
     def __init__(self, power: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -24,11 +23,7 @@ class Gate(layers.Layer):
     def compute_output_spec(self, inputs: Any) -> Any:
         return keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "power": self.power}
 
-
-@keras.saving.register_keras_serializable(package="mpt_tests")
 class Times(layers.Layer):
     """Multiplies by a constant, in the dtype of the layer."""
 
@@ -38,9 +33,6 @@ class Times(layers.Layer):
 
     def call(self, inputs: Any) -> Any:
         return inputs * ops.cast(self.factor, inputs.dtype)
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "factor": self.factor}
 
 
 def sequential(input_shape: tuple[int, ...], num_classes: int, power: int = -14) -> keras.Model:
@@ -60,13 +52,11 @@ def functional(input_shape: tuple[int, ...], num_classes: int, power: int = -12)
     return keras.Model(inputs, layers.Dense(num_classes, name="head")(near + far))
 
 
-@keras.saving.register_keras_serializable(package="mpt_tests")
 class Subclassed(keras.Model):
     """A convolution and a dense layer with a gate between them; `call` mixes layers and plain operations."""
 
-    def __init__(self, num_classes: int, power: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.num_classes, self.power = num_classes, power
+    def __init__(self, num_classes: int, power: int) -> None:
+        super().__init__()
         self.convolution = layers.Conv2D(4, 3, name="convolution")
         self.gate = Gate(power, name="gate")
         self.flatten = layers.Flatten(name="flatten")
@@ -76,9 +66,6 @@ class Subclassed(keras.Model):
     def call(self, inputs: Any) -> Any:
         x = ops.relu(self.gate(self.convolution(inputs)))
         return self.head(ops.relu(self.middle(self.flatten(x))))
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "num_classes": self.num_classes, "power": self.power}
 
 
 def subclassed(input_shape: tuple[int, ...], num_classes: int, power: int = -15) -> keras.Model:
@@ -134,30 +121,3 @@ def faint_convolution(input_shape: tuple[int, ...], num_classes: int) -> keras.M
     x = layers.LayerNormalization(axis=(1, 2, 3), epsilon=1e-24, name="norm")(x)
     x = layers.Flatten(name="flatten")(layers.ReLU(name="relu")(x))
     return keras.Model(inputs, layers.Dense(num_classes, name="head")(x))
-
-
-def large_inputs(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
-    """As of data that nobody scaled: `large` and the sums of `first` pass 65504, until `norm`."""
-    return keras.Sequential([
-        keras.Input(input_shape), layers.Flatten(name="flatten"), layers.Rescaling(1e5, name="large"),
-        layers.Dense(32, name="first"), layers.LayerNormalization(name="norm"), layers.ReLU(name="relu"),
-        layers.Dense(num_classes, name="head"),
-    ], name="net")  # fmt: skip
-
-
-def half_dead(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
-    """`dead` is never active, `live` learns."""
-    flat = layers.Flatten(name="flatten")(inputs := keras.Input(input_shape))
-    dead = layers.Dense(16, "relu", bias_initializer=keras.initializers.Constant(-100.0), name="dead")(flat)
-    live = layers.Dense(32, "relu", name="live")(flat)
-    both = layers.Concatenate(name="both")([dead, live])
-    return keras.Model(inputs, layers.Dense(num_classes, name="head")(both))
-
-
-def normalised(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
-    """Convolutions with BatchNormalization, the gradients of the first 2**16 below those of the second."""
-    return keras.Sequential([
-        keras.Input(input_shape), layers.Conv2D(8, 3, name="first"), layers.BatchNormalization(name="norm"),
-        layers.ReLU(name="relu"), Gate(-16, name="gate"), layers.Conv2D(8, 3, activation="relu", name="second"),
-        layers.Flatten(name="flatten"), layers.Dense(num_classes, name="head"),
-    ])  # fmt: skip

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from backends import gradients
 from keras import layers, ops
-from nets import Subclassed, functional, subclassed
+from nets import functional, subclassed
 
 from mpt_cli.diagnose.safe_windows import Counted, GradientPass
 from mpt_cli.engine.flow import FlowCounter
@@ -16,8 +16,6 @@ from mpt_cli.precision.gradients import EXPONENT_BIAS, ZEROS, statistics_of_each
 from mpt_cli.precision.policy import name_of, parts_of
 
 NETS = {"functional": functional, "subclassed": subclassed}
-# All of them, the quick part of the suite one.
-SAMPLE = [pytest.param(net, marks=() if net == "functional" else pytest.mark.slow) for net in NETS]
 
 
 def built(net: str) -> keras.Model:
@@ -36,7 +34,7 @@ def batch(*shape: int) -> tuple[Any, Any, None]:
 
 def compiled_with_loss(model: keras.Model) -> keras.Model:
     model.compile(None, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    model._symbolic_build(data_batch=batch(*[] if isinstance(model, Subclassed) else model.input_shape[1:])[:2])
+    model._symbolic_build(data_batch=batch(*model.input_shape[1:])[:2])
     return model
 
 
@@ -51,47 +49,39 @@ def names(probes: Probes, indices: Any) -> set[str]:
     return {name_of(probes.parts[index]).rpartition("/")[2].rstrip("_0123456789") for index in indices}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("net", SAMPLE)
-def test_outputs_and_gradients_are_bit_for_bit_those_without_probes(net):
+@pytest.mark.parametrize("net", NETS)
+def test_probes_change_no_output_no_gradient_and_no_call_also_after_an_error(net):
     model, x = built(net), batch()[0]
     probes = Probes(parts_of(model), inputs=True)
-    plain = gradients(model, x)[0], model(x)
-    with probes.installed(probes.sinks()):
-        probed = gradients(model, x)[0], model(x)
-    for before, after in zip(plain, probed, strict=True):
-        np.testing.assert_array_equal(ops.convert_to_numpy(before), ops.convert_to_numpy(after))
-
-
-@pytest.mark.parametrize("net", NETS)
-def test_each_part_has_its_own_call_back_also_after_an_error(net):
-    model = built(net)
-    probes = Probes(parts_of(model))
     calls = [vars(part).get("call") for part in probes.parts]
+    plain = gradients(model, x)[0], model(x)
     with pytest.raises(RuntimeError), probes.installed(probes.sinks()):
         assert all("call" in vars(part) for part in probes.parts)
+        probed = gradients(model, x)[0], model(x)
         raise RuntimeError
+    for before, after in zip(plain, probed, strict=True):
+        np.testing.assert_array_equal(ops.convert_to_numpy(before), ops.convert_to_numpy(after))
     assert [vars(part).get("call") for part in probes.parts] == calls
 
 
 @pytest.mark.slow
-def test_only_what_depends_on_a_weight_has_a_gradient_to_count():
-    _, probes = counted(compiled_with_loss(built("functional")))
-    assert names(probes, probes.trained) == {"far", "gate", "near", "add", "head"}
+def test_only_what_depends_on_a_weight_has_a_gradient_to_count_and_a_pass_leaves_every_variable_as_it_was():
+    model = compiled_with_loss(built("functional"))
+    before = [ops.convert_to_numpy(variable.value) for variable in model.variables]
+    found, probes = counted(model)
+    assert names(probes, probes.trained) == {"far", "gate", "near", "add", "head"} and found.weights.sum() > 100
     far = next(index for index in probes.order if names(probes, [index]) == {"far"})
     assert names(probes, probes.consumers[far]) == {"gate"}
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(ops.convert_to_numpy(variable.value), value)
 
 
 @pytest.mark.slow
-def test_a_layer_that_is_called_twice_counts_both_calls():
+def test_a_layer_that_is_called_twice_counts_both_calls_and_one_within_a_loop_is_seen():
     inputs = keras.Input((3,))
     shared = layers.Dense(3, name="shared")
     model = compiled_with_loss(keras.Model(inputs, layers.Dense(10, name="head")(shared(shared(inputs)))))
     assert counted(model, 3)[0].parts[0, GRADIENT].sum() == 2 * 6 * 3
-
-
-@pytest.mark.slow
-def test_layers_within_a_recurrent_loop_are_seen():
     model = keras.Sequential([keras.Input((5, 4)), layers.RNN(layers.GRUCell(3, name="cell")), layers.Dense(10)])
     _, probes = counted(compiled_with_loss(model), 5, 4)
     assert "cell" in names(probes, probes.trained)
@@ -105,16 +95,6 @@ def test_values_and_gradients_are_counted_apart():
     # softmax of equal logits: 0.1 / 6 from 2**-6 on for 9 of 10, 0.9 / 6 from 2**-3 on for the label
     assert found.parts[0, GRADIENT, EXPONENT_BIAS - 6] == 54
     assert found.parts[0, GRADIENT, EXPONENT_BIAS - 3] == 6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("net", SAMPLE)
-def test_a_pass_leaves_every_variable_as_it_was(net):
-    model = compiled_with_loss(built(net))
-    before = [ops.convert_to_numpy(variable.value) for variable in model.variables]
-    assert counted(model)[0].weights.sum() > 100
-    for variable, value in zip(model.variables, before, strict=True):
-        np.testing.assert_array_equal(ops.convert_to_numpy(variable.value), value)
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="shapes are known on JAX")

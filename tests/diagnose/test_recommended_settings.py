@@ -1,10 +1,9 @@
-"""What `mpt diagnose --write` recommends trains as float32 does, with the layers that are to blame named: on models of
-all kinds that float16 harms.
+"""What `mpt diagnose --write` recommends trains as float32 does, with the layers that are to blame named: on a model
+that float16 harms.
 """
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from backends import BACKEND
@@ -14,21 +13,8 @@ from mpt_cli import training_run
 from mpt_cli.cli import main
 from mpt_cli.settings import load_settings
 
-BATCHES = 2
-POINT = 0.01  # of the accuracy: 3 of 360 examples
 JIT = f"trainer.jit_compile={str(BACKEND == 'jax').lower()}"  # with XLA it takes longer on TensorFlow, without on JAX
 QUIET = ["trainer.save_model=false", "trainer.gradient_health_every_steps=null", "logger=quiet", "expect={}", JIT]
-# by net: the layers whose outputs float16 loses, and those that get no gradient in any dtype
-BLAMED: dict[str, dict[str, str]] = {
-    "faint_convolution": {"second": "vanished"}, "large_inputs": {"large": "overflowed"}, "half_dead": {"dead": "dead"},
-    "normalised": {},
-}  # fmt: skip
-NEAR = {"large_inputs": ("first",)}  # whose sums are as large
-
-
-def words(net: str, *more: str) -> list[str]:
-    usual = [f"backend={BACKEND}", "backend.device=cpu", f"model.builder={NETS}:{net}", "optimizer.learning_rate=3e-3"]
-    return ["conf=digits_mlp", *usual, "trainer.epochs=12", "loss_scale=none", *QUIET, *more]
 
 
 def accuracy(run_dir: Path, *settings: str) -> float:
@@ -38,25 +24,18 @@ def accuracy(run_dir: Path, *settings: str) -> float:
     return float(summary["metrics"]["val_accuracy"])
 
 
-def by_name(faults: dict[str, Any]) -> dict[str, Any]:
-    return {layer.rpartition("/")[2]: fault for layer, fault in faults.items()}
-
-
-@pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize("net", BLAMED)
-def test_the_recommended_setting_trains_within_a_point_of_float32(net, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("mpt_cli.diagnose.report.write_pictures", lambda *_: None)
+def test_the_recommended_setting_trains_within_a_point_of_float32(tmp_path, capsys):
+    words = ["conf=digits_mlp", f"backend={BACKEND}", "backend.device=cpu", f"model.builder={NETS}:faint_convolution",
+             "optimizer.learning_rate=3e-3", "trainer.epochs=12", "loss_scale=none", *QUIET]  # fmt: skip
     mine = tmp_path / "mine.yaml"
-    files = ["--out", str(tmp_path / "d"), "--write", str(mine), "--batches", str(BATCHES), "--json"]
-    assert main(["diagnose", *words(net, "policy=mixed_float16"), *files]) == 0
+    assert main(["diagnose", *words, "policy=mixed_float16", "--out", str(tmp_path / "d"), "--write", str(mine),
+                 "--batches", "2", "--json"]) == 0  # fmt: skip
     found = json.loads(capsys.readouterr().out)
-    verification = found["verification"]
-    blamed = {**by_name(verification["mended"]), **by_name(verification["faults"])}
-    assert BLAMED[net].items() <= blamed.items() and blamed.keys() <= {*BLAMED[net], *NEAR.get(net, ())}, blamed
-
-    assert found["recommended_initial_scale"] < verification["highest_safe_scale"]
+    mended = {**found["verification"]["mended"], **found["verification"]["faults"]}
+    assert [(name.rpartition("/")[2], fault) for name, fault in mended.items()] == [("second", "vanished")]
+    assert found["recommended_initial_scale"] < found["verification"]["highest_safe_scale"]
 
     reached = accuracy(tmp_path / "recommended", f"conf={mine}")
-    reference = accuracy(tmp_path / "float32", *words(net, "policy=float32"))
-    assert reference > 0.9 and abs(reached - reference) <= POINT
+    reference = accuracy(tmp_path / "float32", *words, "policy=float32")
+    assert reference > 0.9 and abs(reached - reference) <= 0.01  # 3 of 360 examples

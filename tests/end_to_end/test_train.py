@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from command import mpt, start_mpt
 
+from mpt_cli.cli import main
 from mpt_cli.settings import load_settings
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,8 @@ def strict_lines(path):
 
 def test_a_run_leaves_what_the_contract_says(tmp_path):
     done = mpt("train", "conf=digits_mlp", "policy=mixed_float16", "trainer.epochs=2", "loss_scale.initial_scale=2**30",
-               "trainer.log_every_steps=10", "run_dir=r", "--json", cwd=tmp_path)  # fmt: skip
+               "trainer.log_every_steps=10", "trainer.jit_compile=false", "run_dir=r", "--json",
+               cwd=tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stderr
     run = tmp_path / "r"
     assert {path.name for path in run.iterdir() if not path.name.startswith(".")} == RUN_FILES
@@ -54,19 +55,7 @@ def test_a_run_leaves_what_the_contract_says(tmp_path):
     assert environment["seed"] == 0
     assert environment["command_line"][:3] == ["mpt", "train", "conf=digits_mlp"]
     assert len(environment["dataset_fingerprint"]) == 64
-
-
-@pytest.mark.long
-def test_the_opening_lines_say_which_loss_float_labels_got(tmp_path):
-    x = np.random.default_rng(0).normal(size=(40, 3))
-    np.savez(tmp_path / "set.npz", x=x, y=(x[:, 0] > 0).astype(np.float32))
-    done = mpt("train", "conf=digits_mlp", "data=npz", "data.path=set.npz", "trainer.epochs=1", "run_dir=r", "--json",
-               cwd=tmp_path)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)
-    assert summary["applied_steps"] == summary["steps_seen"] == 1
-    assert "loss         mean_squared_error (auto: regression)\n" in done.stderr
-    assert "warning      data: y is float, so this is a regression" in done.stderr
+    assert json.loads((run / "preprocessing.json").read_text()) == {"schema_version": 1, "divided_by": {"x": 16}}
 
 
 @pytest.mark.long
@@ -81,60 +70,21 @@ def test_the_written_configuration_repeats_the_run_bit_for_bit(tmp_path):
     assert first["metrics"] == again["metrics"]
 
 
-@pytest.mark.long
-def test_policies_reach_the_same_accuracy_on_digits_cnn(tmp_path):
-    accuracy = {}
-    for policy in ("float32", "mixed_float16", "mixed_bfloat16"):
-        done = mpt("train", "conf=digits_cnn", f"policy={policy}", f"run_dir={policy}", "--json", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        summary = json.loads(done.stdout)
-        assert summary["applied_steps"] == summary["steps_seen"] == 345
-        assert summary["skipped_steps"] == 0
-        accuracy[policy] = summary["metrics"]["val_accuracy"]
-    assert max(accuracy.values()) - min(accuracy.values()) <= 0.01, accuracy
-    assert min(accuracy.values()) >= 0.98
-
-
-def test_ctrl_c_stops_cleanly_and_the_run_goes_on_later(tmp_path):
+def test_sigterm_stops_cleanly_and_the_run_goes_on_later(tmp_path):
     words = ["train", "conf=digits_mlp", "run_dir=r", "trainer.epochs=100000", "trainer.jit_compile=false"]
     process = start_mpt(*words, cwd=tmp_path)
     for line in process.stdout:
         if line.lstrip().startswith("1/"):
             break
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    assert process.returncode == 143, err
     assert "Traceback" not in err
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
-    assert summary["status"] == "interrupted"
-    done = mpt(*words, "resume=auto", f"trainer.max_steps={summary['steps_seen'] + 30}", "--json", cwd=tmp_path)
+    assert summary["status"] == "terminated"
+    done = mpt(*words, "resume=auto", f"trainer.max_steps={summary['steps_seen'] + 5}", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["steps_seen"] == summary["steps_seen"] + 30
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (["model.builder=broken:raises"], 2, "ValueError: from the user's own code"),
-        (["data.loader=broken:with_nan"], 3, "NaN"),
-        (["backend.device=gpu"], 2, "backend.device: no GPU is visible"),
-        (["run_dir=taken"], 3, "already exists"),
-        (["data.loader=broken:huge", "policy=mixed_float16"], 2, "65504"),
-        (["policy=mixed_float16", "'policy.overrides={nosuch*: float32}'"], 2, "nosuch*"),
-    ],
-)
-def test_bad_input_is_a_sentence_and_leaves_nothing(tmp_path, words, code, said):
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "keep.txt").write_text("mine")
-    (tmp_path / "broken.py").write_text(BROKEN)
-    before = {path.name for path in tmp_path.iterdir()}
-    done = mpt("train", "conf=digits_mlp", *[word.strip("'") for word in words], cwd=tmp_path)
-    assert done.returncode == code, done.stderr + done.stdout
-    assert said in done.stderr
-    assert "mpt_cli" not in done.stderr, "a traceback of ours"
-    assert ("Traceback" in done.stderr) == ("from the user's own code" in said)
-    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == before
-    assert (tmp_path / "taken" / "keep.txt").read_text() == "mine"
+    assert json.loads(done.stdout)["steps_seen"] == summary["steps_seen"] + 5
 
 
 BROKEN = '''
@@ -147,6 +97,30 @@ def huge(): return np.full((20, 4), 1e6, "float32") * np.arange(1, 21)[:, None],
 '''
 
 
+def test_bad_input_is_a_sentence_and_leaves_nothing(tmp_path, monkeypatch, capfd):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "keep.txt").write_text("mine")
+    (tmp_path / "broken.py").write_text(BROKEN)
+    before = {path.name for path in tmp_path.iterdir()}
+    for words, code, said in (
+        (["model.builder=broken:raises"], 2, "ValueError: from the user's own code"),
+        (["data.loader=broken:with_nan"], 3, "NaN"),
+        (["run_dir=taken"], 3, "already exists"),
+        (["data.loader=broken:huge", "policy=mixed_float16"], 2, "65504"),
+        (["policy=mixed_float16", "policy.overrides={nosuch*: float32}"], 2, "nosuch*"),
+    ):
+        done = mpt("train", "conf=digits_mlp", *words, cwd=tmp_path)
+        assert done.returncode == code and said in done.stderr, done.stderr + done.stdout
+        assert "mpt_cli" not in done.stderr, "a traceback of ours"
+        assert ("Traceback" in done.stderr) == ("from the user's own code" in said)
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "conf=digits_mlp", "backend.device=gpu"]) == 2
+    assert "backend.device: no GPU is visible" in capfd.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == before
+    assert (tmp_path / "taken" / "keep.txt").read_text() == "mine"
+
+
+@pytest.mark.long
 def test_piped_output_is_plain_and_a_reader_may_leave(tmp_path):
     process = start_mpt("train", "conf=digits_mlp", "trainer.max_steps=30", "run_dir=r", cwd=tmp_path)
     read = [process.stdout.readline() for _ in range(3)]
@@ -181,17 +155,6 @@ def test_the_wheel_works_in_an_empty_directory(tmp_path):
     assert (site / "mpt_cli" / "py.typed").is_file()
     [licence] = site.glob("mpt_cli-*.dist-info/licenses/LICENSE")
     assert licence.read_text() == (ROOT / "LICENSE").read_text()
-
-
-@pytest.mark.long
-def test_two_devices_train_to_the_same_result_as_one(tmp_path):
-    common = ["conf=digits_mlp", "policy=float32", "trainer.max_steps=40", "--json"]
-    mirrored = ["distribute=mirrored", "distribute.devices=2"]
-    one = json.loads(mpt("train", *common, "run_dir=one", cwd=tmp_path).stdout)
-    two = json.loads(mpt("train", *common, *mirrored, "run_dir=two", cwd=tmp_path).stdout)
-    assert one["applied_steps"] == two["applied_steps"] == 40
-    # float32 sums in another order: 1e-7 a step, grown over 40 steps of Adam; the second epoch lacks one example
-    assert two["metrics"]["val_loss"] == pytest.approx(one["metrics"]["val_loss"], rel=0.02)
 
 
 @pytest.mark.long

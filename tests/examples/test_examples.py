@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backends import ROOT
 from command import mpt, run_program, start_mpt
 
 from mpt_cli.cli import main
 from mpt_cli.reproduce.reproduction import first_difference
 from mpt_cli.runs.directory import RunDirectory, read_summary
 
-PATIENCE_SECONDS = 120.0
+ROOT, PATIENCE_SECONDS = Path(__file__).parents[2], 120.0
 
 
 @dataclass(frozen=True)

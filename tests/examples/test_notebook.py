@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from backends import ROOT
 
+ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "examples" / "notebook" / "mixed_precision.ipynb"
 
 

@@ -1,20 +1,17 @@
 """What `mpt run` says of what a script trained, once, and the exit code that follows from it."""
 
-import argparse
 
 import pytest
 from command import mpt
 
-from mpt_cli.jobs import launch
 from mpt_cli.report.run import load_run
-from mpt_cli.settings import load_settings
-from mpt_cli.verbs import train
 
 CHRONIC = """
 import keras, numpy as np
+keras.utils.set_random_seed(1)
 x = np.ones((200, 2), "float32")
 x[::5] = 7e4  # more than float16 holds
-model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(4), keras.layers.Dense(1, name="out")])
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(4), keras.layers.Dense(1, name="out")], name="net")
 model.compile(keras.optimizers.SGD(0.001), "mse")
 model.fit(x, np.ones((200, 1)), batch_size=1, epochs=2, shuffle=False, verbose=2)
 """
@@ -31,7 +28,7 @@ def test_a_verdict_that_is_not_good_fails_where_that_was_asked_for_and_a_head_in
     assert ("mpt run: --fail-on-verdict: not every verdict is healthy or warm-up skips only: run is chronic overflow\n"
             in done.stderr)  # fmt: skip
     assert run.explanation in done.stderr and run.explanation not in done.stdout
-    head = "sequential/out makes the output of the model in float16: what the loss gets has 11 bits, and is inf above"
+    head = "net/out makes the output of the model in float16: what the loss gets has 11 bits, and is inf above"
     assert (done.stdout + done.stderr).count(head) == 1
     assert f'mpt run: layer {head} 65504. Keep that layer in float32.\n' in done.stderr
     assert "kept in float32" in run.explanation and "policy.overrides" not in run.explanation
@@ -131,13 +128,5 @@ def test_a_run_of_a_recipe_can_be_judged_as_strictly(tmp_path):
     done = mpt(*words, "run_dir=run", cwd=tmp_path)
     run = load_run(tmp_path / "run")
     assert done.returncode == 4 and (run.verdict, run.exit_code) == ("chronic overflow", 0), done.stderr
+    assert not (tmp_path / "run/preprocessing.json").exists()  # values are used as they are
     assert f"mpt train: --fail-on-verdict: the verdict is chronic overflow. {run.explanation}\n" in done.stderr
-
-
-def test_the_processes_of_a_run_are_told_to_judge_strictly(monkeypatch):
-    told: list[str] = []
-    monkeypatch.setattr(launch, "must_launch", lambda settings: True)
-    monkeypatch.setattr(launch, "launch", lambda settings, words: told.extend(words) or 0)
-    arguments = argparse.Namespace(json=False, quiet=True, fail_on_verdict=True)
-    assert train._as_one_of_several(load_settings(["conf=digits_mlp", "seed=1"]), arguments, []) == 0
-    assert told == ["seed=1", "--quiet", "--fail-on-verdict"]

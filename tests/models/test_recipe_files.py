@@ -5,20 +5,14 @@ import pytest
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.search_path import recipe_paths
 
-RECIPES = recipe_paths()
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_opens_with_its_command_and_what_to_expect(name):
-    lines = RECIPES[name].read_text(encoding="utf-8").splitlines()
-    comment = " ".join(line.lstrip("# ") for line in lines[:lines.index(f"recipe: {name}")])
-    assert lines[0] == f"# mpt train conf={name}"
-    assert "Expected: " in comment and all(len(line) <= 120 for line in lines)
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_composes_under_its_own_name(name):
-    settings = load_settings([f"conf={name}"])
-    assert settings.recipe == name and settings.description and settings.expect
-    assert settings.policy.name == "mixed_float16"
+def test_a_recipe_opens_with_its_command_and_what_to_expect_and_composes_under_its_name():
+    for name, path in recipe_paths().items():
+        lines = path.read_text(encoding="utf-8").splitlines()
+        comment = " ".join(line.lstrip("# ") for line in lines[:lines.index(f"recipe: {name}")])
+        assert lines[0] == f"# mpt train conf={name}"
+        assert "Expected: " in comment and all(len(line) <= 120 for line in lines)
+        settings = load_settings([f"conf={name}"])
+        assert settings.recipe == name and settings.description and settings.expect
+        assert settings.policy.name == "mixed_float16"

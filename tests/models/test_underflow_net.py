@@ -3,21 +3,18 @@
 import keras
 import numpy as np
 import pytest
-from backends import gradients
 from keras import ops
 
-from mpt_cli.models.underflow import GATE, build_underflow_net
-from mpt_cli.precision import LossScaleOptimizer
+from mpt_cli.models.underflow import build_underflow_net
+from mpt_cli.precision import LossScaleOptimizer, Policy
 
 SHAPE = (8, 8, 1)
 
 
 def build(policy: str) -> keras.Model:
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(11)
-    model = build_underflow_net(SHAPE, 10)
-    keras.config.set_dtype_policy(before)
+    with Policy(policy).scope():
+        model = build_underflow_net(SHAPE, 10)
     model.get_layer("head").dtype_policy = "float32"
     return model
 
@@ -27,31 +24,16 @@ def batch() -> tuple[np.ndarray, np.ndarray]:
     return rng.random((64, *SHAPE), np.float32), rng.integers(0, 10, 64)
 
 
-def test_the_gate_leaves_the_forward_pass_as_it_is():
-    net = build("float32")
-    plain = keras.Model(net.input, net.get_layer("hidden_2").output)
-    expected = ops.convert_to_numpy(net.get_layer("head")(plain(batch()[0])))
-    np.testing.assert_allclose(ops.convert_to_numpy(net(batch()[0])), expected, rtol=2 * GATE, atol=1e-6)
-
-
 def weights_after_a_step(policy: str, scale: float | None) -> tuple[list[np.ndarray], list[np.ndarray]]:
     model = build(policy)
     before = [ops.convert_to_numpy(variable) for variable in model.trainable_variables]
     optimizer = keras.optimizers.SGD(2.0**20)  # undoes the gate, so that float32 steps are of ordinary size
     if scale:
         optimizer = LossScaleOptimizer(optimizer, dynamic=False, initial_scale=scale)
-    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), auto_scale_loss=False)
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), auto_scale_loss=False,
+                  jit_compile=False)  # fmt: skip
     model.train_on_batch(*batch())
     return before, [ops.convert_to_numpy(variable) for variable in model.trainable_variables]
-
-
-def test_the_gate_shrinks_gradients_by_its_factor():
-    net = build("float32")
-    head = keras.Model(net.get_layer("hidden_2").output, net.output)
-    x = ops.ones((1, 128))
-    (slope,) = gradients(head, x)
-    kernel = ops.convert_to_numpy(net.get_layer("head").kernel)
-    np.testing.assert_allclose(slope[0], GATE * kernel.sum(axis=1), rtol=1e-5, atol=GATE * 1e-6)
 
 
 def test_without_scaling_no_weight_moves_by_a_bit_in_float16():

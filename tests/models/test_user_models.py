@@ -46,12 +46,6 @@ def build(**given):
     assert model.count_params() == 3 * 4 + 4
 
 
-def test_kwargs_win_over_what_the_data_says(build):
-    with pytest.raises(ConfigError, match=r"model.builder: the model has 9 outputs, the data 4 classes"):
-        build("def build(num_classes):\n    return keras.Sequential([layers.Dense(num_classes)])",
-              kwargs={"num_classes": 9})
-
-
 def test_a_subclassed_model_is_built_on_the_data(build):
     model = build("""
 class Net(keras.Model):
@@ -109,8 +103,9 @@ def test_nothing_is_asked_of_the_outputs_where_the_data_doesn_t_know_them(build)
      r"model.builder: the model must have one output. Received: 'list'"),
 ])
 def test_a_model_that_does_not_fit_is_a_configuration_error(build, source, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         build(source)
+    assert "\n" not in str(caught.value) and "Arguments received" not in str(caught.value)
 
 
 def test_what_a_builder_raises_is_told_as_the_users(build):
@@ -134,20 +129,6 @@ def build():
 def test_an_unknown_keyword_is_named(build):
     with pytest.raises(ConfigError, match=r"model.builder: build.*Did you mean width\?"):
         build("def build(width=1):\n    pass", kwargs={"widht": 3})
-
-
-def test_an_error_of_keras_is_told_without_its_frame(build):
-    with pytest.raises(ConfigError) as caught:
-        build("def build():\n    return keras.Sequential([layers.Conv2D(4, 3)])")
-    assert "\n" not in str(caught.value) and "Arguments received" not in str(caught.value)
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_keras_applications_take_the_number_of_classes_of_the_data():
-    settings = Builder(builder="keras.applications:MobileNetV3Small", kwargs={"weights": None, "alpha": 0.25,
-                                                                               "minimalistic": True})
-    assert build_model(settings, Shapes((32, 32, 3), 7)).output_shape == (None, 7)
 
 
 @pytest.fixture
@@ -208,7 +189,8 @@ def test_a_recipe_with_its_own_modules_is_run_and_resumed_from_other_folders(tmp
         "def stack(input_shape, num_classes):\n"
         "    return keras.Sequential([keras.Input(input_shape), keras.layers.Dense(num_classes)])\n"
     )
-    text = "model: {builder: parts:stack}\ndata: {loader: ./parts.py:load}\ntrainer: {max_steps: 4, batch_size: 16}\n"
+    text = ("model: {builder: parts:stack}\ndata: {loader: ./parts.py:load}\n"
+            "trainer: {max_steps: 4, batch_size: 16, jit_compile: false}\n")  # fmt: skip
     (project / "mine.yaml").write_text(text + "sweep: {grid: {seed: [0, 1]}}\n")
     conf = "conf=../project/mine.yaml"
     done = mpt("train", conf, f"run_dir={tmp_path}/r", "trainer.checkpoint_every_steps=2", "seed=0", cwd=work)
@@ -219,7 +201,7 @@ def test_a_recipe_with_its_own_modules_is_run_and_resumed_from_other_folders(tmp
         assert main(words) == 0
     assert f"# model.builder: this recipe imports {project}/parts.py:stack and runs it" in capsys.readouterr().out
     done = mpt("train", f"resume={tmp_path}/r", "trainer.max_steps=6", cwd=third)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and "changed since: trainer.max_steps was 4, is 6" in done.stdout, done.stderr
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert summary["steps_seen"] == summary["applied_steps"] == 6
 

@@ -45,16 +45,13 @@ def test_bfloat16_without_units_of_its_own_runs_as_float32():
     assert bound_of(Step([kernel(1e12, 8, "bfloat16")]), ROUND, 1).compute == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("name", device_names())
-def test_every_shipped_device_has_a_source_and_is_whole(name):
-    first = (FOLDER / f"{name}.yaml").read_text().splitlines()[0]
-    device = load_device(name)
-    assert first.startswith("# ") and "Source:" in first and isinstance(device, Device)
-    assert f"core_count: {device.multiprocessors}" in device.target_config()
-
-
-def test_the_share_of_memory_that_jax_takes():
-    assert load_device("h100").usable_bytes == 60 * 2**30
+def test_every_shipped_device_has_a_source_and_is_whole():
+    for name in device_names():
+        first = (FOLDER / f"{name}.yaml").read_text().splitlines()[0]
+        device = load_device(name)
+        assert first.startswith("# ") and "Source:" in first and isinstance(device, Device)
+        assert f"core_count: {device.multiprocessors}" in device.target_config()
+    assert load_device("h100").usable_bytes == 60 * 2**30  # the share of memory that JAX takes
 
 
 def test_an_unknown_device_is_answered_with_those_there_are():
@@ -63,38 +60,28 @@ def test_an_unknown_device_is_answered_with_those_there_are():
         load_device("h10")
 
 
-def test_a_device_of_ones_own(tmp_path):
-    text = (FOLDER / "h100.yaml").read_text().replace("memory_gib: 80", "memory_gib: 96")
-    path = tmp_path / "mine.yaml"
-    path.write_text(text)
+def test_a_device_of_ones_own_is_read_and_a_wrong_file_is_told_what_is_wrong(tmp_path):
+    path, whole = tmp_path / "mine.yaml", (FOLDER / "h100.yaml").read_text()
+    path.write_text(whole.replace("memory_gib: 80", "memory_gib: 96"))
     assert load_device(str(path)) == replace(load_device("h100"), name="mine", memory_gib=96)
-
-
-@pytest.mark.parametrize(("old", "new", "words"), [
-    ("multiprocessors: 132", "multiprocesors: 132", "multiprocessors: is missing.\n.*multiprocesors: is no key of a "
-     "device. Did you mean multiprocessors?"),
-    ('"9.0"', "9.0", r'compute_capability: must be a version in quotes, as "9.0". Received: 9.0'),
-    ("memory_gib: 80", "memory_gib: .nan", "memory_gib: must be a number above 0, at most 1,000,.* Received: nan"),
-    ("l2_cache_kib: 51200", "l2_cache_kib: 1.5", "l2_cache_kib: must be a whole number above 0.* Received: 1.5"),
-    ("float32: 67, ", "", "teraflops: must be numbers above 0 by dtype, float32 among them."),
-    ("matrix_units: [float8, float16, bfloat16, tf32, float64]", "matrix_units: 3", "matrix_units: must be dtypes."),
-    ("description: NVIDIA H100 80GB HBM3", "description: 3", "description: must be one line of text."),
-])  # fmt: skip
-def test_a_wrong_file_of_a_device_is_told_what_is_wrong(old, new, words, tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text((FOLDER / "h100.yaml").read_text().replace(old, new))
-    with pytest.raises(ConfigError, match=words):
-        load_device(str(path))
-
-
-@pytest.mark.parametrize(("text", "words"), [
-    ("[1, 2]", "must hold keys and values: description, "), ("a: [", "is no YAML: "),
-])  # fmt: skip
-def test_a_file_that_is_no_device_is_refused(text, words, tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=words):
-        load_device(str(path))
+    for old, new, words in (
+        ("multiprocessors: 132", "multiprocesors: 132", "multiprocessors: is missing.\n.*multiprocesors: is no key "
+         "of a device. Did you mean multiprocessors?"),
+        ('"9.0"', "9.0", r'compute_capability: must be a version in quotes, as "9.0". Received: 9.0'),
+        ("memory_gib: 80", "memory_gib: .nan", "memory_gib: must be a number above 0, at most 1,000,.* Received: nan"),
+        ("l2_cache_kib: 51200", "l2_cache_kib: 1.5",
+         "l2_cache_kib: must be a whole number .* Received: 1.5"),
+        ("float32: 67, ", "", "teraflops: must be numbers above 0 by dtype, float32 among them."),
+        ("matrix_units: [float8, float16, bfloat16, tf32, float64]", "matrix_units: 3",
+         "matrix_units: must be dtypes."),
+        ("description: NVIDIA H100 80GB HBM3", "description: 3", "description: must be one line of text."),
+        (whole, "[1, 2]", "must hold keys and values: description, "),
+        (whole, "a: [", "is no YAML: "),
+    ):
+        assert old in whole
+        path.write_text(whole.replace(old, new))
+        with pytest.raises(ConfigError, match=words):
+            load_device(str(path))
 
 
 @pytest.mark.slow
@@ -133,14 +120,11 @@ def test_the_commands_of_the_guide_can_be_planned():
         assert load_device(given.device).name == given.device
 
 
-def test_tensorflow_is_refused_where_it_was_asked_for():
-    with pytest.raises(ConfigError, match=r"TensorFlow compiles for a GPU only where one is"):
-        plan(["conf=digits_mlp", "backend=tensorflow"], "h100")
-
-
-def test_the_words_are_those_of_a_grid():
+def test_words_are_those_of_a_grid_and_tensorflow_is_refused_where_it_was_asked_for():
     with pytest.raises(ConfigError, match=r"policy: must agree with policy=float32. Received: 'mixed_float16'"):
         plan(["conf=digits_mlp", "policy=float32", "policy=mixed_float16"], "h100")
+    with pytest.raises(ConfigError, match=r"TensorFlow compiles for a GPU only where one is"):
+        plan(["conf=digits_mlp", "backend=tensorflow"], "h100")
 
 
 def test_the_compiler_is_an_extra(monkeypatch):

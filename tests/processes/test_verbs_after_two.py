@@ -39,9 +39,3 @@ def test_its_configuration_is_checked_on_one_device_which_is_said(folder: Path) 
 def test_it_is_reproduced_bit_for_bit(folder: Path) -> None:
     done = mpt("reproduce", "run", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.long
-def test_it_is_swept(folder: Path) -> None:
-    done = mpt("sweep", *WORDS, "optimizer.learning_rate=0.001,0.01", "sweep_dir=swept", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr

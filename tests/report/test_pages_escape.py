@@ -47,16 +47,12 @@ def story(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_page_of_a_run_escapes_all_that_it_shows(story):
+def test_the_pages_of_runs_escape_all_that_they_show(story):
     text = run_page([story], run_pictures([story]))
     check_escaped(text)
-    for shown in (f"<dd>{SHOWN}", f"<dt>val_{SHOWN}", f"<td>{SHOWN}", f"<h1>Run {SHOWN}", f"<th scope=\"row\">{SHOWN}",
-                  f"<p>{SHOWN}", f'<span class="bad">{SHOWN}', f"<pre>recipe: |-\n  {SHOWN}", f"{SHOWN}"):
-        assert shown in text, shown  # fmt: skip
-
-
-@pytest.mark.slow
-def test_the_page_of_several_runs_escapes_all_that_it_shows(story):
+    for shown in ("<dd>", "<dt>val_", "<td>", "<h1>Run ", '<th scope="row">', "<p>", '<span class="bad">',
+                  "<pre>recipe: |-\n  "):  # fmt: skip
+        assert f"{shown}{SHOWN}" in text, shown
     other = replace(story, config={**story.config, EVIL: EVIL})
     text = run_page([story, other], run_pictures([story, other]))
     check_escaped(text)
@@ -64,18 +60,14 @@ def test_the_page_of_several_runs_escapes_all_that_it_shows(story):
     check_escaped(run_page([story, other] * 4, []))
 
 
-def test_the_page_of_a_sweep_escapes_all_that_it_shows():
+def test_the_pages_of_a_sweep_and_of_a_comparison_escape_all_that_they_show(story):
     failure = ({"job": {"name": EVIL, "command": EVIL}, "status": EVIL}, EVIL)
     text = render_page(
         "sweep.html", EVIL, [PICTURE], headline=EVIL, kind="good", counts=EVIL, best_command=[EVIL],
-        seeds_command=EVIL,
-        configurations=TABLE, left_out=EVIL, failures=[failure], again=EVIL, jobs=TABLE,
+        seeds_command=EVIL, configurations=TABLE, left_out=EVIL, failures=[failure], again=EVIL, jobs=TABLE,
     )  # fmt: skip
     check_escaped(text)
     assert text.count(SHOWN) > 20 and f"<caption>{SHOWN}" in text and f"<figcaption>{SHOWN}" in text
-
-
-def test_the_page_of_a_comparison_escapes_all_that_it_shows(story):
     text = render_runs(
         "compare.html", EVIL, [story, story], [PICTURE], verdict=EVIL, kind="", entries=TABLE, sentences=[EVIL],
         method=TABLE, unstarted=[{"job": {"name": EVIL}, "reason": EVIL}], command=EVIL, job_commands=[EVIL],
@@ -95,7 +87,8 @@ def test_without_matplotlib_the_page_says_what_is_missing(tmp_path, monkeypatch,
     assert f"<p>{missing.replace(chr(39), '&#39;')}</p>" in text and check_page(text).all("svg") == []
 
 
-def test_names_in_a_picture_are_text_and_no_formula():
-    svg = draw(PICTURE)
+def test_names_in_a_picture_are_text_and_no_formula_the_same_each_time_and_alone_on_paper():
+    svg, paper = draw(PICTURE), draw(PICTURE, on_paper=True)
     assert svg.count("alert('1')&lt;/script&gt;\"&amp;$x^2$</text>") == 4  # two axes, two curves
-    assert "<script" not in svg and draw(PICTURE, on_paper=True).startswith("<?xml")
+    assert "<script" not in svg and svg == draw(PICTURE) and "currentColor" in svg
+    assert paper.startswith("<?xml") and "#ffffff" in paper and "currentColor" not in paper

@@ -1,29 +1,12 @@
 """A run directory is read as far as it is whole, and what is missing is said."""
 
-import pytest
 from run_files import overflow, step_line, write_run
 
-from mpt_cli.errors import DataError
 from mpt_cli.report.history import read_history
 
 
 def points(series) -> list[tuple[float, float]]:
     return list(zip(series.xs, series.ys, strict=True))
-
-
-def test_a_whole_run_has_no_gaps(tmp_path):
-    story = read_history(write_run(tmp_path / "run"))
-    assert story.gaps == [] and story.is_good and (story.label, story.verdict) == ("run", "healthy")
-    assert points(story.steps["loss"])[:2] == [(10, 0.1), (20, 0.05)]
-    assert points(story.epochs["val_accuracy"])[-1] == (100, 0.5)
-    assert list(story.skips) == [1, 2, 40] and story.kinds == {"overflow": 3} and story.last_step == 100
-    assert story.config["policy.name"] == "mixed_float16"
-
-
-def test_the_course_of_the_scale_has_every_change_and_ends_at_the_last_step(tmp_path):
-    events = [overflow(3, 8.0, 4.0), overflow(5, 4.0, 4.0), overflow(7, 4.0, 2.0)]
-    story = read_history(write_run(tmp_path / "run", events=events, metrics_lines=[step_line(9, loss_scale=2.0)]))
-    assert points(story.scale) == [(0, 8.0), (3, 8.0), (3, 4.0), (7, 4.0), (7, 2.0), (9, 2.0)]
 
 
 def test_a_fixed_scale_at_which_all_overflows_is_drawn_without_any_line_of_metrics(tmp_path):
@@ -58,19 +41,6 @@ def test_damaged_files_cost_only_what_stood_in_them(tmp_path):
         "events.jsonl"]  # fmt: skip
     assert "metrics.jsonl: 3 damaged lines were left out." in story.gaps
     assert len(story.steps["loss"]) == 10 and not story.skips
-
-
-def test_numbers_that_are_not_finite_are_read_from_their_words(tmp_path):
-    lines = [step_line(1, loss="NaN"), step_line(2, loss="Infinity")]
-    story = read_history(write_run(tmp_path / "run", metrics_lines=lines))
-    assert [str(value) for value in story.steps["loss"].ys] == ["nan", "inf"]
-
-
-@pytest.mark.parametrize("make", [lambda path: path.mkdir(), lambda path: path.write_text("x"), lambda path: None])
-def test_what_is_no_run_directory_is_an_error(tmp_path, make):
-    make(tmp_path / "it")
-    with pytest.raises(DataError, match="run directory"):
-        read_history(tmp_path / "it")
 
 
 def test_overflows_of_a_run_that_does_not_scale_are_no_skips(tmp_path):

@@ -33,9 +33,9 @@ def _run(path: Path, **changes: Any) -> RunDirectory:
     return run
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
+def test_the_first_difference_is_named(tmp_path: Path) -> None:
+    whole = _run(tmp_path / "whole")
+    cases: list[tuple[dict[str, Any], str | None]] = [
         ({}, None),
         ({"seconds": 9.0, "attempt": 4}, None),
         ({"weight": -0.0}, "variable weight/0 differs at step 10, in 50.0% of its values"),
@@ -44,19 +44,16 @@ def _run(path: Path, **changes: Any) -> RunDirectory:
         ({"lines": 1}, "metrics.jsonl lacks the line of step 10"),
         ({"step": 12}, "its last checkpoint is of step 12 instead of 10"),
         ({"verdict": "collapsed"}, "verdict in summary.json is collapsed instead of healthy"),
-    ],
-)
-def test_the_first_difference_is_named(tmp_path: Path, changes: dict[str, Any], said: str | None) -> None:
-    assert first_difference(_run(tmp_path / "a"), _run(tmp_path / "b", **changes)) == said
+    ]
+    for number, (changes, said) in enumerate(cases):
+        assert first_difference(whole, _run(tmp_path / str(number), **changes)) == said
 
 
-def test_a_line_too_many_is_named(tmp_path: Path) -> None:
-    difference = first_difference(_run(tmp_path / "a", lines=1), _run(tmp_path / "b"))
+def test_a_line_too_many_and_the_sign_of_zero_are_named(tmp_path: Path) -> None:
+    whole = _run(tmp_path / "whole", weight=0.0)
+    difference = first_difference(_run(tmp_path / "a", lines=1, weight=0.0), whole)
     assert difference == "metrics.jsonl has one line more than before, of step 10"
-
-
-def test_zero_and_minus_zero_are_not_the_same_bits(tmp_path: Path) -> None:
-    difference = first_difference(_run(tmp_path / "a", weight=0.0), _run(tmp_path / "b", weight=-0.0))
+    difference = first_difference(whole, _run(tmp_path / "b", weight=-0.0))
     assert difference is not None and "weight/0 differs" in difference
 
 
@@ -88,18 +85,14 @@ def children(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return plan
 
 
-def test_a_difference_is_five_and_said(children, tmp_path: Path, capsys) -> None:
-    words = ["verify-resume", "conf=digits_mlp", "--at", "6", "--output", str(tmp_path)]
+def test_a_difference_is_five_and_none_is_zero_and_each_is_said(children, tmp_path: Path, capsys) -> None:
+    assert main(["verify-resume", "conf=digits_mlp"]) == 0
+    assert "identical: weights, optimizer, loss scale" in capsys.readouterr().out
     children["changes"] = {"weight": 3.0}
-    assert main(words) == 5
+    assert main(["verify-resume", "conf=digits_mlp", "--at", "6", "--output", str(tmp_path)]) == 5
     shown = capsys.readouterr().out
     assert "killed at step 6 of 10, resumed from step 4" in shown
     assert "NOT the same: variable weight/0 differs at step 10" in shown
-
-
-def test_the_same_is_zero_and_said(children, capsys) -> None:
-    assert main(["verify-resume", "conf=digits_mlp"]) == 0
-    assert "identical: weights, optimizer, loss scale" in capsys.readouterr().out
 
 
 def test_what_cannot_be_proved_says_why(children, tmp_path: Path) -> None:

@@ -51,31 +51,22 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_clean_checkout_has_a_commit_and_no_diff(checkout: Path) -> None:
+def test_each_state_of_a_checkout_has_its_own_hash_and_no_program_that_it_names_is_started(checkout: Path) -> None:
     state = git_state(checkout)
     assert state is not None
     assert (len(state["commit"]), state["modified"], state["diff_hash"]) == (40, False, None)
-
-
-def test_each_change_has_its_own_hash(checkout: Path) -> None:
+    trap = checkout / "trap.sh"
+    trap.write_text(f"#!/bin/sh\ntouch {checkout}/sprung\n")
+    trap.chmod(0o755)
+    for key in ("core.fsmonitor", "diff.external"):
+        subprocess.run(["git", "config", key, str(trap)], cwd=checkout, check=True)
     hashes = set()
     for text in ("2\n", "3\n"):
         (checkout / "a.py").write_text(text)
         state = git_state(checkout)
         assert state is not None and state["modified"]
         hashes.add(state["diff_hash"])
-    assert len(hashes) == 2
-
-
-def test_recording_starts_no_program_that_the_checkout_names(checkout: Path) -> None:
-    trap = checkout / "trap.sh"
-    trap.write_text(f"#!/bin/sh\ntouch {checkout}/sprung\n")
-    trap.chmod(0o755)
-    for key in ("core.fsmonitor", "diff.external"):
-        subprocess.run(["git", "config", key, str(trap)], cwd=checkout, check=True)
-    (checkout / "a.py").write_text("2\n")
-    assert git_state(checkout) is not None
-    assert not (checkout / "sprung").exists()
+    assert len(hashes) == 2 and not (checkout / "sprung").exists()
 
 
 def test_without_a_checkout_or_without_git_there_is_no_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,12 +75,9 @@ def test_without_a_checkout_or_without_git_there_is_no_state(tmp_path: Path, mon
     assert git_state(Path(__file__).parent) is None
 
 
-def test_a_machine_without_nvidia_smi_has_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_come_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert machine.nvidia_gpus() == []
-
-
-def test_gpus_come_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "nvidia-smi"
     script.write_text("#!/bin/sh\necho 'NVIDIA X, 570.1, 81559 MiB'\n")
     script.chmod(0o755)

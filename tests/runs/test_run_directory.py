@@ -32,17 +32,12 @@ def test_the_file_names_are_the_contract(tmp_path: Path) -> None:
     assert list(run.path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("recipe", "folder"), [("digits_cnn", "digits_cnn"), ("../a b", "_a_b"), ("..", "custom"), ("", "custom")]
-)
-def test_the_default_lies_under_runs_recipe_time_and_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, folder: str
-) -> None:
+def test_the_default_lies_under_runs_recipe_time_and_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    run = RunDirectory.create(None, recipe)
-    assert run.path.parent == Path("runs") / folder
-    assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", run.path.name)
-    assert run.path.is_dir()
+    for recipe, folder in (("digits_cnn", "digits_cnn"), ("../a b", "_a_b"), ("..", "custom"), ("", "custom")):
+        run = RunDirectory.create(None, recipe)
+        assert run.path.parent == Path("runs") / folder and run.path.is_dir()
+        assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", run.path.name)
 
 
 def test_a_drawn_name_that_is_taken_is_drawn_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -87,29 +82,23 @@ def test_a_file_in_its_place_is_named(tmp_path: Path) -> None:
     assert (tmp_path / "run").read_text() == "mine"
 
 
-@pytest.mark.parametrize("place", ["a/b/run", ""])
-def test_a_run_that_never_started_takes_back_the_folders_it_made_and_no_others(tmp_path: Path, place: str) -> None:
-    (tmp_path / "mine").mkdir()
-    run = RunDirectory.create(tmp_path / "mine" / place, "tiny")
-    with run.lock():
-        run.metrics_jsonl.touch()
-        run.tensorboard.mkdir()
-        run.discard()
-    assert [path.name for path in tmp_path.rglob("*")] == ["mine"]
-
-
-def test_what_cannot_be_taken_back_is_left_without_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mounted volume is busy, a folder of somebody else is not to be removed from."""
+def test_a_run_that_never_started_takes_back_the_folders_it_made_and_no_others(tmp_path: Path, monkeypatch) -> None:
+    """What cannot be taken back is left without an error: a mounted volume is busy."""
 
     def busy(path: Path) -> None:
         raise OSError(16, "Device or resource busy")
 
-    run = RunDirectory.create(tmp_path / "out" / "run", "tiny")
-    run.metrics_jsonl.touch()
-    monkeypatch.setattr(Path, "rmdir", busy)
-    run.discard()
-    assert [path.name for path in tmp_path.rglob("*")] == ["out", "run"]
-    RunDirectory(tmp_path / "gone").discard()
+    (tmp_path / "mine").mkdir()
+    for place in ("a/b/run", ""):
+        run = RunDirectory.create(tmp_path / "mine" / place, "tiny")
+        with run.lock():
+            run.metrics_jsonl.touch()
+            run.tensorboard.mkdir()
+            with monkeypatch.context() as patched:
+                patched.setattr(Path, "rmdir", busy)
+                run.discard()
+            run.discard()
+        assert [path.name for path in tmp_path.rglob("*")] == ["mine"]
 
 
 def test_what_is_no_run_directory_is_told_apart(tmp_path: Path) -> None:
@@ -121,14 +110,9 @@ def test_what_is_no_run_directory_is_told_apart(tmp_path: Path) -> None:
         RunDirectory.open(tmp_path)
 
 
-def test_an_atomic_write_replaces_the_whole_file_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
-    write_atomic(tmp_path / "a.json", "old, and longer")
-    write_atomic(tmp_path / "a.json", "new →")
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.json", "new →")]
-
-
 def test_a_failed_write_leaves_the_earlier_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_atomic(tmp_path / "a.json", "old")
+    write_atomic(tmp_path / "a.json", "older, and longer")
+    write_atomic(tmp_path / "a.json", "old →")
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
@@ -136,7 +120,7 @@ def test_a_failed_write_leaves_the_earlier_file(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(DataError, match=r"a.json can't be written: No space left on device"):
         write_atomic(tmp_path / "a.json", "new")
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.json", "old")]
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.json", "old →")]
 
 
 def test_what_a_killed_process_was_writing_goes_when_the_next_one_begins(tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ def epoch(snapshot):
     return replace(snapshot, step=40, epoch_end=True, metrics=METRICS)
 
 
-@pytest.mark.parametrize(("width", "last"), [(80, "grows in"), (60, "val_loss"), (20, "loss")])
-def test_a_narrow_screen_does_without_the_columns_at_the_right(header, epoch, width, last) -> None:
-    lines = _lines(EpochTable(header), epoch, width)
-    assert lines[-2].rstrip().endswith(last) and max(map(len, lines)) <= width
+def test_a_narrow_screen_does_without_the_columns_at_the_right(header, epoch) -> None:
+    for width, last in ((80, "grows in"), (60, "val_loss"), (20, "loss")):
+        lines = _lines(EpochTable(header), epoch, width)
+        assert lines[-2].rstrip().endswith(last) and max(map(len, lines)) <= width
 
 
 def test_the_heading_comes_again_after_many_rows_and_where_columns_change(header, epoch) -> None:
@@ -40,15 +40,12 @@ def test_a_row_without_validation_leaves_its_columns_empty(header, epoch) -> Non
     assert row.startswith("    2/3        -    16384        3    0.5000                            28")
 
 
-@pytest.mark.parametrize(("scaling", "absent", "present"), [
-    (Scaling(), ["scale", "grows in", "skipped"], []),
-    (Scaling(FixedScale(1024.0)), ["grows in"], ["scale", "skipped"]),
-    (Scaling(LogMaxScale()), ["grows in"], ["scale", "skipped"]),
-    (Scaling(DynamicScale()), [], ["scale", "grows in", "skipped"]),
-])  # fmt: skip
-def test_each_mode_has_the_columns_that_mean_something(header, epoch, scaling, absent, present) -> None:
-    heading = " ".join(_lines(EpochTable(replace(header, scaling=scaling)), epoch)[:-1])
-    assert [name in heading for name in (*absent, *present)] == [False] * len(absent) + [True] * len(present)
+def test_each_mode_has_the_columns_that_mean_something(header, epoch) -> None:
+    for scaling, expected in ((Scaling(), ""), (Scaling(FixedScale(1024.0)), "scale skipped"),
+                              (Scaling(LogMaxScale()), "scale skipped"),
+                              (Scaling(DynamicScale()), "scale skipped grows in")):  # fmt: skip
+        heading = " ".join(_lines(EpochTable(replace(header, scaling=scaling)), epoch)[:-1])
+        assert " ".join(name for name in ("scale", "skipped", "grows in") if name in heading) == expected
 
 
 def test_of_several_optimizers_each_has_scale_and_skips(header, epoch) -> None:
@@ -59,9 +56,7 @@ def test_of_several_optimizers_each_has_scale_and_skips(header, epoch) -> None:
     assert lines[-1].split()[4:7] == ["0.5000", "1024", "2"]
 
 
-@pytest.mark.parametrize(("step_in_epoch", "steps", "text"), [
-    (10, 40, "1.25/3"), (40, 40, "1.99/3"), (10, None, "1+/3"),
-])  # fmt: skip
-def test_within_an_epoch_its_hundredths_are_told(header, snapshot, step_in_epoch, steps, text) -> None:
-    inside = replace(snapshot, epoch=2, step_in_epoch=step_in_epoch)
-    assert _lines(EpochTable(replace(header, steps_per_epoch=steps)), inside)[-1].split()[0] == text
+def test_within_an_epoch_its_hundredths_are_told(header, snapshot) -> None:
+    for step_in_epoch, steps, text in ((10, 40, "1.25/3"), (40, 40, "1.99/3"), (10, None, "1+/3")):
+        inside = replace(snapshot, epoch=2, step_in_epoch=step_in_epoch)
+        assert _lines(EpochTable(replace(header, steps_per_epoch=steps)), inside)[-1].split()[0] == text

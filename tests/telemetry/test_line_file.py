@@ -1,37 +1,22 @@
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-from strict import lines
 
 from mpt_cli.errors import DataError
 from mpt_cli.telemetry import sink
 from mpt_cli.telemetry.sink import LineFile, repair_tail
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (b"", b""),
-        (b"one\n", b"one\n"),
-        (b"one\ntw", b"one\n"),
-        (b"tw", b""),
-        (b"one\n" + b"x" * 10_000, b"one\n"),
-        (b"x" * 5000 + b"\n" + b"y" * 4095, b"x" * 5000 + b"\n"),
-    ],
-)
-def test_a_partial_last_line_is_cut_off_and_whole_lines_stay(tmp_path: Path, before: bytes, after: bytes) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(before)
-    assert repair_tail(path) == len(before) - len(after)
-    assert path.read_bytes() == after
+def test_a_partial_last_line_is_cut_off_and_whole_lines_stay(tmp_path: Path) -> None:
+    path, long = tmp_path / "a.jsonl", b"x" * 5000 + b"\n"
+    for whole, partial in ((b"", b""), (b"one\n", b""), (b"one\n", b"tw"), (b"", b"tw"), (b"one\n", b"x" * 10_000),
+                           (long, b"y" * 4095)):  # fmt: skip
+        path.write_bytes(whole + partial)
+        assert repair_tail(path) == len(partial) and path.read_bytes() == whole
 
 
-def test_lines_reach_the_file_within_a_second_of_polling(tmp_path: Path, clock) -> None:
+def test_lines_reach_the_file_within_a_second_of_polling_or_where_they_are_many(tmp_path: Path, clock) -> None:
     file = LineFile(tmp_path / "a", clock)
     file.add(lambda: "one")
     clock.now += 0.9
@@ -40,15 +25,9 @@ def test_lines_reach_the_file_within_a_second_of_polling(tmp_path: Path, clock) 
     clock.now += 0.1
     file.poll()
     assert file.path.read_text() == "one\n"
-
-
-def test_many_lines_are_written_without_waiting(tmp_path: Path, clock) -> None:
-    file = LineFile(tmp_path / "a", clock)
-    for _ in range(sink.FLUSH_LINES - 1):
+    for written in (*[4] * (sink.FLUSH_LINES - 1), 4 + 2 * sink.FLUSH_LINES):
         file.add(lambda: "x")
-    assert file.path.stat().st_size == 0
-    file.add(lambda: "x")
-    assert file.path.stat().st_size == 2 * sink.FLUSH_LINES
+        assert file.path.stat().st_size == written
 
 
 def test_the_end_of_an_epoch_is_in_the_file_at_once_unless_epochs_are_very_short(tmp_path: Path, clock) -> None:
@@ -70,15 +49,29 @@ def test_closing_twice_writes_once_and_closes_no_file_opened_since(tmp_path: Pat
     assert [(tmp_path / name).read_text() for name in "ab"] == ["one\n", "two"]
 
 
-def test_a_full_disk_is_named_when_everything_must_be_written() -> None:
+def test_a_full_disk_is_named_where_all_must_be_written_at_the_end_and_where_too_much_waits(monkeypatch) -> None:
+    monkeypatch.setattr(sink, "MOST_WAITING_BYTES", 10)
     file = LineFile(Path("/dev/full"))
-    file.add(lambda: "one")
-    with pytest.raises(DataError, match=r"/dev/full can't be written: No space left on device"):
-        file.flush()
+    file.add(lambda: "short")
+    file.poll(now=True)
+    for done in (file.flush, file.close):
+        with pytest.raises(DataError, match=r"/dev/full can't be written: No space left on device"):
+            done()
+    file = LineFile(Path("/dev/full"))
+    file.add(lambda: "short")
+    file.poll(now=True)
+    file.add(lambda: "too much")
+    with pytest.raises(DataError, match="/dev/full can't be written"):
+        file.poll(now=True)
 
 
-def test_lines_wait_while_the_disk_is_full_and_come_in_order_without_a_gap(tmp_path: Path, clock, monkeypatch) -> None:
-    file, real, room = LineFile(tmp_path / "a", clock), os.write, [6]
+def test_a_folder_in_the_way_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="can't be written: Is a directory"):
+        LineFile(tmp_path)
+
+
+def test_lines_wait_while_the_disk_is_full_and_come_in_order_without_a_gap(tmp_path: Path, monkeypatch) -> None:
+    file, real, room = LineFile(tmp_path / "a"), os.write, [0]
 
     def write(descriptor: int, data: bytes) -> int:
         if not room[0]:
@@ -88,63 +81,9 @@ def test_lines_wait_while_the_disk_is_full_and_come_in_order_without_a_gap(tmp_p
         return written
 
     monkeypatch.setattr(os, "write", write)
-    for line in ("first", "second"):
+    for line, more, text in (("first", 6, "first\n"), ("second", 0, "first\n"), ("third", 3, "first\nsec"),
+                             ("fourth", 99, "first\nsecond\nthird\nfourth\n")):  # fmt: skip
+        room[0] += more
         file.add(lambda line=line: line)
-        clock.now += 1
-        file.poll()
-    assert (file.path.read_text(), file.write_error) == ("first\n", "a can't be written: No space left on device")
-    room[0] = 3
-    file.poll(now=True)
-    assert (file.path.read_text(), file.write_error is None) == ("first\nsec", False)
-    room[0] = 100
-    file.add(lambda: "third")
-    file.poll(now=True)
-    assert (file.path.read_text(), file.write_error) == ("first\nsecond\nthird\n", None)
-
-
-def test_more_than_can_wait_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink, "MOST_WAITING_BYTES", 10)
-    file = LineFile(Path("/dev/full"))
-    file.add(lambda: "short")
-    file.poll(now=True)
-    file.add(lambda: "too much")
-    with pytest.raises(DataError, match="/dev/full can't be written"):
         file.poll(now=True)
-
-
-def test_closing_says_what_was_never_written() -> None:
-    file = LineFile(Path("/dev/full"))
-    file.add(lambda: "one")
-    file.poll(now=True)
-    with pytest.raises(DataError, match="/dev/full can't be written"):
-        file.close()
-
-
-def test_a_folder_in_the_way_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="can't be written: Is a directory"):
-        LineFile(tmp_path)
-
-
-KILLED = """
-import sys
-from pathlib import Path
-from mpt_cli.telemetry.sink import LineFile
-from mpt_cli.telemetry.format import strict_json
-file = LineFile(Path(sys.argv[1]))
-step = 0
-while True:
-    step += 1
-    file.add(lambda step=step: strict_json({"step": step, "loss": float("nan"), "padding": "x" * 500}))
-    file.poll()
-"""
-
-
-def test_kill_minus_nine_leaves_lines_that_strict_parsers_read(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], cwd=Path(__file__).parents[2])
-    while not path.exists() or path.stat().st_size < 500_000:
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    repair_tail(path)
-    assert [line["step"] for line in lines(path)] == list(range(1, len(lines(path)) + 1))
+        assert (file.path.read_text(), file.write_error is None) == (text, more > 3)

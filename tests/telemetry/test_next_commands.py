@@ -10,29 +10,20 @@ from mpt_cli.settings import load_settings
 from mpt_cli.telemetry.console.plain import next_commands
 
 
-@pytest.fixture(params=["it's, a=b", "-x"])
-def run_dir(request, tmp_path, monkeypatch) -> str:
+@pytest.mark.parametrize("run_dir", ["it's, a=b", "-x"])
+def test_what_is_printed_can_be_run(run_dir, tmp_path, monkeypatch, summary) -> None:
     monkeypatch.chdir(tmp_path)
-    Path(request.param).mkdir()
-    (Path(request.param) / "config.yaml").write_text("recipe: own\n")
-    return request.param
+    Path(run_dir).mkdir()
+    (Path(run_dir) / "config.yaml").write_text("recipe: own\n")
 
+    def words(**changes: object) -> list[list[str]]:
+        return [*map(shlex.split, next_commands(replace(summary, run_dir=run_dir, **changes)))]
 
-def test_a_run_that_was_broken_off_goes_on_by_what_is_printed(run_dir, summary) -> None:
-    [said] = next_commands(replace(summary, run_dir=run_dir, status="interrupted", exit_code=130))
-    settings = load_settings(shlex.split(said)[2:])
+    [resume] = words(status="interrupted", exit_code=130)
+    settings = load_settings(resume[2:])
     assert (settings.recipe, settings.resume) == ("own", run_dir)
-
-
-def test_the_commands_of_a_good_run_name_its_directory(run_dir, summary) -> None:
-    *looks, repeat = map(shlex.split, next_commands(replace(summary, run_dir=run_dir)))
-    assert [words[:2] for words in looks] == [["mpt", "evaluate"], ["mpt", "export"]]
-    assert all(Path(words[2]) == Path(run_dir) for words in looks)
-    assert load_settings(repeat[2:]).recipe == "own"
-
-
-def test_the_commands_of_a_stopped_run_name_it_too(run_dir, summary) -> None:
-    stopped = replace(summary, run_dir=run_dir, status="stopped", exit_code=4, change="seed=1", skipped_steps=3)
-    diagnose, report, repeat = map(shlex.split, next_commands(stopped))
-    assert Path(diagnose[2]) == Path(report[2]) == Path(run_dir)
-    assert load_settings(repeat[2:]).seed == 1
+    evaluate, export, repeat = words()
+    assert (evaluate[:2], export[:2]) == (["mpt", "evaluate"], ["mpt", "export"])
+    diagnose, report, changed = words(status="stopped", exit_code=4, change="seed=1", skipped_steps=3)
+    assert all(Path(looks[2]) == Path(run_dir) for looks in (evaluate, export, diagnose, report))
+    assert load_settings(repeat[2:]).recipe == "own" and load_settings(changed[2:]).seed == 1

@@ -15,18 +15,15 @@ EVIL = "\x1b]0;evil\x9b2J\u202e"
 SHOWN = "\\x1b]0;evil\\x9b2J\\u202e"
 
 
-@pytest.mark.parametrize("size", ["0", "²", "-5", "x", "9" * 30, "1000000000"])
+@pytest.mark.parametrize("size", ["0", "²", "9" * 30])
 def test_a_size_that_no_terminal_has_is_not_heeded(size, monkeypatch) -> None:
     with monkeypatch.context() as during:  # as pytest reads them, too
         for name in ("COLUMNS", "LINES"):
             during.setenv(name, size)
         console, columns = PrintableConsole(io.StringIO()), terminal_columns()
-        table = Table("metric", "value", expand=True)
-        table.add_row("val_accuracy", "0.9375")
-        console.print(table)
+        console.print(Table("metric", expand=True))
     text = console.file.getvalue()
-    assert "val_accuracy" in text and len(text) < 10_000
-    assert 1 <= columns <= 9999
+    assert "metric" in text and len(text) < 10_000 and 1 <= columns <= 9999
 
 
 def test_a_size_that_is_asked_for_is_heeded(monkeypatch) -> None:
@@ -35,39 +32,20 @@ def test_a_size_that_is_asked_for_is_heeded(monkeypatch) -> None:
     assert PrintableConsole(io.StringIO(), width=44).width == 44
 
 
-def test_control_codes_in_what_is_drawn_are_written_out() -> None:
-    console = PrintableConsole(io.StringIO(), force_terminal=True, width=200, color_system="truecolor")
-    table = Table(EVIL, title=EVIL)
-    table.add_row(f"[bold]{EVIL}")
-    console.print(table, EVIL)
-    text = console.file.getvalue()
-    assert "\x1b[1m" in text and "\x1b]" not in text and "\x9b" not in text
-    assert SHOWN in text and text.count("\\x1b]") == 4  # in a table that is drawn for its width it may be cut
-
-
-def consoles(tmp_path) -> dict:
-    """Each console of a run, and what it has shown so far."""
-    stream, terminal, pages = io.StringIO(), io.StringIO(), [{}]
-    drawn = PrintableConsole(terminal, force_terminal=True, width=200)
-    log = tmp_path / "console.log"
-    return {
-        "plain": (PlainConsole(StreamLines(stream)), stream.getvalue),
-        "log": (ConsoleLog(log), log.read_text),
-        "live": (LiveConsole(drawn), terminal.getvalue),
-        "notebook": (NotebookConsole(pages.append), lambda: "".join(pages[-1].values())),
-    }
-
-
-@pytest.mark.parametrize("kind", ["plain", "log", "live", "notebook"])
-def test_names_of_layers_and_metrics_can_not_command_a_terminal(kind, tmp_path, header, snapshot, summary) -> None:
+def test_names_of_layers_and_metrics_can_not_command_a_terminal(tmp_path, header, snapshot, summary) -> None:
     """As they stand in a saved model of a stranger, or in the user's own."""
-    console, shown = consoles(tmp_path)[kind]
+    stream, terminal, pages, log = io.StringIO(), io.StringIO(), [{}], tmp_path / "console.log"
+    drawn = PrintableConsole(terminal, force_terminal=True, width=200)
     metrics = {EVIL: 0.5, f"val_{EVIL}": 0.5}
-    console.start(replace(header, model=EVIL, warnings=(EVIL,), metric_names=tuple(metrics)))
-    console.events([Event(1, 1, "overflow", 4.0, 2.0, 0, 9, f"{EVIL}/kernel", layer=EVIL)])
-    console.snapshot(replace(snapshot, step=40, epoch_end=True, metrics=metrics))
-    console.finish(replace(summary, explanation=EVIL, metrics=metrics))
-    console.close()
-    text = shown()
-    assert SHOWN in text
-    assert "\x1b]" not in text and "\x9b" not in text
+    for console, shown in (
+        (PlainConsole(StreamLines(stream)), stream.getvalue),
+        (ConsoleLog(log), log.read_text),
+        (LiveConsole(drawn), terminal.getvalue),
+        (NotebookConsole(pages.append), lambda: "".join(pages[-1].values())),
+    ):
+        console.start(replace(header, model=EVIL, warnings=(EVIL,), metric_names=tuple(metrics)))
+        console.events([Event(1, 1, "overflow", 4.0, 2.0, 0, 9, f"{EVIL}/kernel", layer=EVIL)])
+        console.snapshot(replace(snapshot, step=40, epoch_end=True, metrics=metrics))
+        console.finish(replace(summary, explanation=EVIL, metrics=metrics))
+        console.close()
+        assert SHOWN in shown() and "\x1b]" not in shown() and "\x9b" not in shown()

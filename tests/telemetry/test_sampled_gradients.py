@@ -1,33 +1,12 @@
 """A sample of the gradients on its way into every file and onto the screen."""
 
-import csv
 from dataclasses import asdict, replace
-from pathlib import Path
-
-from strict import lines
 
 from mpt_cli.telemetry.console.plain import PlainConsole, final_rows, sample_sentence
 from mpt_cli.telemetry.records import GradientSample
-from mpt_cli.telemetry.sinks import CsvSink, JsonlSink
 
 SAMPLE = GradientSample(step=30, norm=0.25, flushed_share=0.125, subnormal_share=0.5, headroom_doublings=9.75)
 ALL_ZERO = GradientSample(30, 0.0, 1.0, 0.0, None)
-
-
-def test_lines_and_rows_have_its_fields_empty_where_there_is_none(tmp_path: Path, header, snapshot) -> None:
-    sinks = [JsonlSink(*(tmp_path / f"{name}.jsonl" for name in "mels")), CsvSink(tmp_path / "m.csv")]
-    for sink in sinks:
-        sink.start(header)
-        sink.snapshot(replace(snapshot, gradients=SAMPLE))
-        sink.snapshot(snapshot)
-        sink.snapshot(replace(snapshot, gradients=ALL_ZERO))
-        sink.close()
-    names = ["gradient_norm", "gradient_flushed_share", "gradient_subnormal_share", "gradient_headroom_doublings"]
-    expected = [[0.25, 0.125, 0.5, 9.75], [None] * 4, [0.0, 1.0, 0.0, None]]
-    assert [[line[name] for name in names] for line in lines(tmp_path / "m.jsonl")] == expected
-    with (tmp_path / "m.csv").open() as file:
-        rows = [[row[name] for name in names] for row in csv.DictReader(file)]
-    assert rows == [["" if value is None else str(value) for value in line] for line in expected]
 
 
 def test_an_interval_line_tells_it_once(header, snapshot, clock) -> None:

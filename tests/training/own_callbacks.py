@@ -35,17 +35,9 @@ class Recording(keras.callbacks.Callback):
     """Writes down each hook."""
 
 
-EPOCH_HOOKS = ("on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end", "on_test_begin", "on_test_end")
-for each in (*EPOCH_HOOKS, "on_train_batch_begin", "on_train_batch_end", "on_test_batch_begin", "on_test_batch_end"):
-    setattr(Recording, each, _recording(each))
-
-
-class RecordingEpochs(keras.callbacks.Callback):
-    """Writes down those that cost nothing in the loop."""
-
-
-for each in EPOCH_HOOKS:
-    setattr(RecordingEpochs, each, _recording(each))
+for each in ("train", "epoch", "train_batch", "test", "test_batch"):
+    for end in ("begin", "end"):
+        setattr(Recording, f"on_{each}_{end}", _recording(f"on_{each}_{end}"))
 
 
 class Halving(keras.callbacks.Callback):

@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from backends import only_on
+from command import mpt
 
 from mpt_cli.engine import compile_cache
 from mpt_cli.engine.compile_cache import cache_folder, use_compile_cache
@@ -80,13 +79,11 @@ def programs(cache: Path) -> dict[Path, int]:
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @only_on("tensorflow")  # a matter of its own processes
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_a_second_run_takes_the_programs_of_the_first(backend: str, tmp_path: Path) -> None:
     words = ["conf=digits_mlp", f"backend={backend}", "trainer.max_steps=5", "trainer.jit_compile=true",
              "backend.compile_cache=cache"]
-    command = [sys.executable, "-m", "mpt_cli", "train", *words, "logger.console=quiet"]
     chosen = ("TF_XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")  # by a process of pytest, or the one that started it
     quiet = {name: value for name, value in os.environ.items() if name not in chosen}
     quiet["TF_CPP_MIN_LOG_LEVEL"] = "3"  # as mpt sets it where the user doesn't
@@ -95,7 +92,7 @@ def test_a_second_run_takes_the_programs_of_the_first(backend: str, tmp_path: Pa
         if name == "third" and backend == "jax":
             for path in written:
                 path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])  # as a killed run may leave it
-        done = subprocess.run([*command, f"run_dir={name}"], cwd=tmp_path, env=quiet, capture_output=True, text=True)
+        done = mpt("train", *words, "logger.console=quiet", f"run_dir={name}", cwd=tmp_path, env=quiet, fresh=True)
         assert (done.returncode, done.stderr) == (0, "")
         if name != "third":
             found = programs(tmp_path / "cache")

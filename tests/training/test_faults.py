@@ -2,19 +2,14 @@
 import numpy as np
 import pytest
 from backends import BACKEND
-from tiny import TinyRun, compile_tiny, sgd, tiny_data, tiny_model
+from tiny import TinyRun, tiny_data, tiny_model, tiny_run
 
 from mpt_cli.data.examples import DataSet, Examples
-from mpt_cli.engine.build import build_engine
-from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.faults import build_injector, warn_of_fault
-from mpt_cli.engine.feed import BatchPlan, build_feed
 from mpt_cli.errors import ConfigError
-from mpt_cli.precision import DynamicScale, FixedScale, LossScaleOptimizer
+from mpt_cli.precision import DynamicScale, FixedScale
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.schema import FaultSettings
-from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
-from mpt_cli.training.assembly import build_metrics
 from mpt_cli.training.checkpoint import collect_state
 
 
@@ -23,17 +18,11 @@ def data_set(x: Examples, dtype: str = "float32") -> DataSet:
                    description="")  # fmt: skip
 
 
-def faulty_run(fault: FaultSettings, jit: bool = BACKEND == "jax", rule=None, steps: int = 12) -> TinyRun:
-    data = tiny_data(steps * 4)
-    model = tiny_model()
-    optimizer = LossScaleOptimizer(sgd(), rule=rule or FixedScale(2.0**10))
+def faulty_run(fault: FaultSettings, rule=None, steps: int = 12) -> TinyRun:
+    data, model = tiny_data(steps * 4), tiny_model()
     injector = build_injector(fault, model, data_set(data))
-    engine = build_engine(model, jit, Distribution(), injector.wrap_step if injector else None)
-    compile_tiny(model, optimizer)
-    optimizer.build(model.trainable_variables)
-    build_metrics(model, data, 4)
-    feed = build_feed(data, engine, BatchPlan(4, 4), resident=True)
-    return TinyRun(model, engine, feed, Ledger(LedgerOptions()))
+    wrap = injector.wrap_step if injector else None
+    return tiny_run(data, model=model, rule=rule or FixedScale(2.0**10), wrap_step=wrap)
 
 
 def bad_steps(run: TinyRun) -> list[int]:
@@ -42,16 +31,15 @@ def bad_steps(run: TinyRun) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "expected"),
-    [
-        (FaultSettings("overflow", at_steps=[2, 7]), [2, 7]),
-        (FaultSettings("nan", "forward", every_steps=5), [5, 10]),
-        (FaultSettings("nan", "data", [1], every_steps=4), [1, 4, 8, 12]),
-    ],
-)
-def test_happens_in_the_steps_that_were_asked_for(fault, expected):
-    assert bad_steps(faulty_run(fault)) == expected
+def test_happens_in_the_steps_that_were_asked_for_and_not_in_evaluation():
+    assert bad_steps(faulty_run(FaultSettings("nan", "data", [1], every_steps=4))) == [1, 4, 8, 12]
+    run = faulty_run(FaultSettings("nan", "forward", every_steps=5))
+    assert bad_steps(run) == [5, 10]
+    run.engine.reset_metrics()
+    run.feed.start(1)
+    piece = run.feed.take(4)
+    run.engine.evaluate(piece.source, piece.batch_indices, piece.count)
+    assert np.isfinite(run.engine.metrics()["loss"])
 
 
 @pytest.mark.slow
@@ -63,7 +51,7 @@ def test_an_overflow_can_depend_on_the_scale():
 @pytest.mark.slow
 def test_the_other_steps_are_as_they_would_have_been():
     """Bit for bit on TensorFlow; XLA on JAX fuses the step another way, so that a few roundings differ."""
-    clean, faulty = faulty_run(FaultSettings()), faulty_run(FaultSettings("nan", at_steps=[1000]))
+    clean, faulty = faulty_run(FaultSettings(), steps=4), faulty_run(FaultSettings("nan", at_steps=[1000]), steps=4)
     clean.epochs(1), faulty.epochs(1)
     tolerance = 1e-5 if BACKEND == "jax" else 0
     other = collect_state(faulty.model)
@@ -71,51 +59,25 @@ def test_the_other_steps_are_as_they_would_have_been():
         np.testing.assert_allclose(value, other[name], rtol=tolerance, atol=tolerance, err_msg=name)
 
 
-@pytest.mark.slow
-def test_evaluation_is_left_alone():
-    run = faulty_run(FaultSettings("nan", "forward", every_steps=1), steps=4)
-    run.feed.start(1)
-    piece = run.feed.take(4)
-    run.engine.evaluate(piece.source, piece.batch_indices, piece.count)
-    assert np.isfinite(run.engine.metrics()["loss"])
-
-
-def test_costs_nothing_when_there_is_none():
-    model = tiny_model()
-    assert build_injector(FaultSettings(), model, data_set(tiny_data())) is None
-    assert "compute_loss" not in vars(model)
-
-
 def test_tokens_cannot_hold_nan():
     with pytest.raises(ConfigError, match=r"fault\.place: must not be data with inputs in int32.*=forward"):
         build_injector(FaultSettings("nan", "data", [1]), tiny_model(), data_set(tiny_data(), "int32"))
 
 
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        (FaultSettings(), []),
-        (FaultSettings("nan", "data", [3, 5]), ["(data, step 3, step 5). fault=none ends it."]),
-        (FaultSettings("overflow", at_steps=[2], every_steps=1, above_scale=8),
-         ["(backward, step 2, every 1 steps, above scale 8). "]),
-    ],
-)  # fmt: skip
-def test_a_rehearsal_says_so_loudly(fault, words):
-    warnings = warn_of_fault(fault)
-    assert len(warnings) == len(words)
-    for warning, word in zip(warnings, words, strict=True):
-        assert "THIS IS A REHEARSAL" in warning and word in warning
+def test_a_rehearsal_says_so_loudly():
+    assert warn_of_fault(FaultSettings()) == []
+    (warning,) = warn_of_fault(FaultSettings("nan", "data", [3, 5]))
+    assert "THIS IS A REHEARSAL" in warning and "(data, step 3, step 5). fault=none ends it." in warning
+    (warning,) = warn_of_fault(FaultSettings("overflow", at_steps=[2], every_steps=1, above_scale=8))
+    assert "(backward, step 2, every 1 steps, above scale 8). " in warning
 
 
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
+def test_a_fault_that_makes_no_sense_is_refused():
+    for words, problem in (
         (["fault.kind=nan"], "fault.at_steps: must be given with fault.kind=nan, or fault.every_steps"),
         (["fault.at_steps=[1]"], "fault.at_steps: must be left out with fault.kind=none"),
         (["fault.kind=zero", "fault.place=data", "fault.at_steps=[1]"], "fault.place: must be backward or forward"),
-    ],
-)  # fmt: skip
-def test_a_fault_that_makes_no_sense_is_refused(words, problem):
-    with pytest.raises(ConfigError) as caught:
-        load_settings(["conf=digits_mlp", *words])
-    assert problem in str(caught.value)
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load_settings(["conf=digits_mlp", *words])
+        assert problem in str(caught.value)

@@ -5,18 +5,16 @@ import math
 import keras
 import numpy as np
 import pytest
-from backends import BACKEND
-from tiny import JITS, tiny_data, tiny_run
+from tiny import tiny_data, tiny_run
 
 from mpt_cli.data.examples import Examples
-from mpt_cli.engine.build import build_engine
-from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.feed import Piece
-from mpt_cli.engine.gradient_samples import GradientSampler, Look
+from mpt_cli.engine.gradient_samples import GradientSampler, Look, build_sampler
 from mpt_cli.engine.loop import Engine
-from mpt_cli.precision import LossScaleOptimizer
-from mpt_cli.training.assembly import build_metrics
+from mpt_cli.precision import Policy
+from mpt_cli.telemetry.records import UPDATES
 
+pytestmark = pytest.mark.slow
 ROW = np.zeros((1, 1), np.int32)
 layers = keras.layers
 
@@ -26,14 +24,11 @@ def product(y, prediction):
     return keras.ops.mean(y * prediction)
 
 
-def linear_engine(x: list[float], y: float, jit: bool) -> tuple[Engine, object]:
+def linear_engine(x: list[float], y: float) -> tuple[Engine, object]:
     """One example, one weight per input, in mixed_float16; the second value is the example on the device."""
     data = Examples(np.array([x], np.float32), np.array([[y]], np.float32), None)
     model = keras.Sequential([keras.Input((len(x),)), layers.Dense(1, use_bias=False, dtype="mixed_float16")])
-    model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.1)), product, auto_scale_loss=False)
-    model.optimizer.build(model.trainable_variables)
-    build_metrics(model, data, 1)
-    engine = build_engine(model, jit, Distribution())
+    engine = tiny_run(data, model=model, loss=product, batch=1).engine
     return engine, engine.to_device(data.as_batch())
 
 
@@ -42,11 +37,9 @@ def look_at(engine: Engine, source: object, step: int, scale: float) -> Look:
     return GradientSampler(engine, 1, pytest.fail).take(Piece(source, ROW, 1), step, scale)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("jit", JITS)
-def test_what_float16_does_to_gradients(jit):
+def test_what_float16_does_to_gradients():
     """At scale 1: 2^-10 is kept, 2^-24 subnormal, 2^-25 flushed, and 0 is no underflow."""
-    engine, source = linear_engine([1.0, 2.0**-14, 2.0**-15, 0.0], 2.0**-10, jit)
+    engine, source = linear_engine([1.0, 2.0**-14, 2.0**-15, 0.0], 2.0**-10)
     sample = look_at(engine, source, 7, 1.0).sample
     assert (sample.step, sample.flushed_share, sample.subnormal_share) == (7, 1 / 3, 1 / 3)
     assert sample.norm == pytest.approx(math.hypot(2.0**-10, 2.0**-24), rel=1e-6)
@@ -58,23 +51,21 @@ def test_what_float16_does_to_gradients(jit):
     assert lifted.headroom_doublings == pytest.approx(math.log2(65504) - 1)
 
 
-@pytest.mark.slow
 def test_all_flushed_and_all_zero_are_two_things():
-    engine, source = linear_engine([1.0, 0.5], 2.0**-26, BACKEND == "jax")
+    engine, source = linear_engine([1.0, 0.5], 2.0**-26)
     sample = look_at(engine, source, 1, 1.0).sample
     assert (sample.flushed_share, sample.norm, sample.headroom_doublings) == (1.0, 0.0, None)
-    nothing, source = linear_engine([0.0, 0.0], 1.0, BACKEND == "jax")
+    nothing, source = linear_engine([0.0, 0.0], 1.0)
     sample = look_at(nothing, source, 1, 1.0).sample
     assert (sample.flushed_share, sample.norm, sample.headroom_doublings) == (0.0, 0.0, None)
 
 
 def test_a_batch_that_overflows_gives_no_sample():
-    engine, source = linear_engine([1.0, 0.5], 1.0, BACKEND == "jax")
+    engine, source = linear_engine([1.0, 0.5], 1.0)
     look = look_at(engine, source, 1, 2.0**17)
     assert look.sample is None and look.layers
 
 
-@pytest.mark.slow
 def test_looking_changes_no_bit():
     """Moving statistics, momentum, metrics and the scale are as they were."""
     run = tiny_run(tiny_data(8), policy="mixed_float16")
@@ -87,7 +78,6 @@ def test_looking_changes_no_bit():
         np.testing.assert_array_equal(np.asarray(variable.numpy()), value)
 
 
-@pytest.mark.slow
 def test_a_streamed_piece_has_the_same_sample():
     samples = []
     for resident in (True, False):
@@ -112,9 +102,7 @@ def due_steps(every: int, log: int, last: int) -> list[int]:
 def test_samples_come_at_the_line_after_they_are_due():
     assert due_steps(500, 50, 1600) == [100, 500, 1000, 1500]
     assert due_steps(500, 70, 1600) == [140, 560, 1050, 1540]
-    assert due_steps(40, 10, 100) == [40, 80]
     assert due_steps(5, 10, 30) == [10, 20, 30]
-    assert due_steps(500, 1000, 2000) == [1000, 2000]
     assert due_steps(2000, 1, 4000) == [100, 2000, 4000]
 
 
@@ -130,9 +118,67 @@ def test_a_sample_that_fails_is_said_once_and_ends_nothing():
     assert sampler.next_due(10, 5) is None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("x", "zero"), [([0.0, 2.0**-20], 0), ([0.0, 2.0**-40], 1)])
-def test_the_record_of_a_step_says_whether_every_gradient_is_zero(x, zero):
-    engine, source = linear_engine(x, 2.0**-15, BACKEND == "jax")  # the scale is 2^15
-    block = engine.train(source, ROW, 1).wait()
-    assert (block.zero.tolist(), block.nearest.tolist()) == ([zero], [-1])
+def test_the_record_of_a_step_says_whether_every_gradient_is_zero():
+    for x, zero in (([0.0, 2.0**-20], 0), ([0.0, 2.0**-40], 1)):
+        engine, source = linear_engine(x, 2.0**-15)  # the scale is 2^15
+        block = engine.train(source, ROW, 1).wait()
+        assert (block.zero.tolist(), block.nearest.tolist()) == ([zero], [-1])
+
+
+def dead_branch(policy):
+    """A layer that gives nothing, beside one that does and under a head in float32."""
+    keras.utils.set_random_seed(2)
+    with Policy(policy).scope():
+        x = keras.Input((12,))
+        dead = layers.Dense(8, "relu", bias_initializer=keras.initializers.Constant(-100.0), name="dead")(x)
+        both = layers.Add()([dead, layers.Dense(8, "relu", name="live")(x)])
+        return keras.Model(x, layers.Dense(5, dtype="float32", name="head")(both))
+
+
+def sampled(policy, rate):
+    """What a sample says of a step with all data, the data and the model."""
+    rng = np.random.default_rng(4)
+    data = Examples(rng.normal(size=(32, 12)).astype("float32"), rng.integers(0, 5, 32).astype("int32"), None)
+    model = dead_branch(policy)
+    engine = tiny_run(data, model=model, inner=keras.optimizers.SGD(rate, momentum=0.9), batch=32).engine
+    piece = Piece(engine.to_device(data.as_batch()), np.arange(32, dtype=np.int32)[None], 1)
+    return GradientSampler(engine, 1, pytest.fail).take(piece, 1, 1.0), data, model
+
+
+def test_updates_that_rounding_the_weights_loses_are_counted():
+    look, data, model = sampled("bfloat16", 0.01)
+    halves, single = model.get_weights(), dead_branch("float32")
+    single.set_weights([value.astype("float32") for value in halves])
+    single.compile(keras.optimizers.SGD(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    single.train_on_batch(data.x, data.y)
+    moved = lost = 0
+    for half, new in zip(halves, single.get_weights(), strict=True):
+        if half.dtype != "float32":  # as the head is
+            moves = new != half.astype("float32")
+            moved, lost = moved + moves.sum(), lost + (moves & (new.astype(half.dtype) == half)).sum()
+    assert look.sample.lost_updates_share == pytest.approx(lost / moved, abs=0.01) and 0.05 < lost / moved < 1
+
+
+def test_weights_that_no_update_moves_are_named_and_half_precision_over_float32_weights_loses_none():
+    look = sampled("bfloat16", 1e-6)[0]
+    assert {name.rpartition("/")[2]: fault for name, fault in look.sample.faults.items()} == {
+        "dead": "dead", "live": "unmoved"}  # fmt: skip
+    mixed = sampled("mixed_bfloat16", 1e-6)[0]
+    assert mixed.sample.lost_updates_share is None and not [row for row in mixed.layers if row.kind == UPDATES]
+    assert {row.dtype for row in mixed.layers} == {"bfloat16", "float32"} and mixed.sample.flushed_share == 0
+
+
+def test_a_first_sample_that_is_compiled_waits_for_a_run_long_enough_to_pay_for_it():
+    said = []
+
+    def sampler(layers, every="auto", say=pytest.fail):
+        return build_sampler(None, every, say, layers)  # type: ignore[arg-type]
+
+    assert sampler(10).is_affordable(100, 40.1)
+    deep, needed = sampler(98, say=said.append), 0.5 + 98 * 0.15
+    assert not deep.is_affordable(100, needed / 0.05 - 1) and not deep.is_affordable(2000, 1.0)
+    assert said == ["step 100: whether half precision flushes gradients is not looked at: compiling the first sample "
+                    f"of them takes about {needed:.1f} s, over 5% of a run as short "
+                    "(trainer.gradient_health_every_steps=2000 takes it)"]  # fmt: skip
+    assert deep.is_affordable(100, needed / 0.05 + 1)
+    assert sampler(98, every=2000).is_affordable(100, 0.0) and sampler(0).is_affordable(100, 0.0)

@@ -1,16 +1,16 @@
 """Random patterns of bad steps through the real loop: events and counters are those of the reference model, and a rule
-ends a run at the very step that breaks it, however its steps are divided into calls."""
+ends a run at the very step that breaks it, however its steps are divided into calls. And where a loop ends else."""
 
 import json
 import math
+import os
+import signal
 from itertools import accumulate
 
 import numpy as np
 import pytest
-from backends import BACKEND
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from no_checkpoints import NoCheckpoints
 from reference import ReferenceScale, Step
 from tiny import TinyRun, tiny_data, tiny_run
 
@@ -25,23 +25,31 @@ from mpt_cli.telemetry.records import Scaling
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.telemetry.sinks import JsonlSink
 from mpt_cli.training.checkpoint import collect_state, restore_state
-from mpt_cli.training.progress import Outcome
+from mpt_cli.training.progress import Outcome, Stopwatch
 from mpt_cli.training.trainer import Trainer, TrainingPlan
 
+pytestmark = pytest.mark.slow
 STEPS = 30  # an epoch of batches of 4
 FLOOR = 2.0
 RULE = {"growth_steps": 3, "growth_factor": 2.0, "backoff_factor": 0.5, "min_scale": FLOOR, "max_scale": 64.0,
         "hysteresis": 2}  # fmt: skip
 OFF = {"max_consecutive_skips": None, "max_skip_rate": None, "max_skips_at_floor": None, "stop_on_idle_epoch": False}
 WINDOW = 10
-# XLA, and without: JAX steps one by one then, from the host
-WAYS = [BACKEND == "jax", pytest.param(BACKEND != "jax", marks=[pytest.mark.slow, pytest.mark.long])]
+GOOD = [True] * STEPS
+class NoCheckpoints:
+    """Does nothing, whatever is asked; the run's stopwatch goes all the same."""
+
+    def __init__(self):
+        self.stopwatch = Stopwatch()
+
+    def __getattr__(self, name):
+        return lambda *arguments: None
 
 
-@pytest.fixture(scope="module", params=WAYS)
-def compiled(request) -> tuple[TinyRun, dict]:
+@pytest.fixture(scope="module")
+def compiled() -> tuple[TinyRun, dict]:
     """One compiled loop for all patterns, and its state before the first step."""
-    run = tiny_run(tiny_data(STEPS * 4), jit=request.param, capacity=8, rule=DynamicScale(16.0, **RULE))
+    run = tiny_run(tiny_data(STEPS * 4), capacity=8, rule=DynamicScale(16.0, **RULE))
     return run, collect_state(run.model)
 
 
@@ -54,27 +62,36 @@ def spoiled(pattern: list[bool], value: float) -> Examples:
     return data
 
 
-def train(compiled, pattern: list[bool], per_call: int, *, value: float = math.inf, log: int = 7, folder=None,
-          **rules) -> tuple[Outcome, Ledger]:  # fmt: skip
+def trainer_of(compiled, pattern: list[bool], telemetry: Telemetry, *, value: float = math.inf, per_call: int = 8,
+               log: int = 7, epochs: int = 1, max_steps: int | None = None, validate: int = 1, validation: int = 0,
+               **rules) -> Trainer:  # fmt: skip
     run, start = compiled
     restore_state(run.model, start)
     run.engine.forget()
-    feed = build_feed(spoiled(pattern, value), run.engine, BatchPlan(4, 8), resident=True)
+    feeds = (build_feed(data, run.engine, BatchPlan(4, 8), resident=True)
+             for data in (spoiled(pattern, value), tiny_data(validation * 4)))  # fmt: skip
     ledger = Ledger(LedgerOptions(tuple(v.path for v in run.model.trainable_variables), FLOOR, 64.0), WINDOW)
     health = HealthRules(LossScaleSettings(**{**OFF, **rules}), TrainerSettings(),
                          Scaling(DynamicScale(16.0, 3, min_scale=FLOOR)))  # fmt: skip
-    names = ("metrics", "events", "layers", "spikes")
-    with Telemetry([JsonlSink(*(folder / f"{name}.jsonl" for name in names))] if folder else []) as telemetry:
-        trainer = Trainer(run.engine, feed, None, TrainingPlan(1, None, log, 1, 8, per_call), telemetry, ledger, health,
-                          NoCheckpoints())  # fmt: skip
-        return trainer.fit(), ledger
+    plan = TrainingPlan(epochs, max_steps, log, validate, 8, per_call)
+    return Trainer(run.engine, next(feeds), next(feeds) if validation else None, plan, telemetry, ledger, health,
+                   NoCheckpoints())  # fmt: skip
+
+
+def record_in(folder) -> Telemetry:
+    return Telemetry([JsonlSink(*(folder / f"{name}.jsonl" for name in ("metrics", "events", "layers", "spikes")))])
+
+
+def train(compiled, pattern: list[bool], folder=None, **options) -> tuple[Outcome, Ledger]:
+    with record_in(folder) if folder else Telemetry([]) as telemetry:
+        trainer = trainer_of(compiled, pattern, telemetry, **options)
+        return trainer.fit(), trainer.ledger
 
 
 def lines(path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-@pytest.mark.slow
 @settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     pattern=st.lists(st.booleans(), min_size=STEPS, max_size=STEPS), value=st.sampled_from([math.inf, -math.inf]),
@@ -82,7 +99,7 @@ def lines(path) -> list[dict]:
 )  # fmt: skip
 def test_events_and_counters_are_those_of_the_reference(compiled, tmp_path_factory, pattern, value, log, per_call):
     folder = tmp_path_factory.mktemp("run")
-    _, ledger = train(compiled, pattern, per_call, value=value, log=log, folder=folder)
+    _, ledger = train(compiled, pattern, folder, per_call=per_call, value=value, log=log)
 
     reference = ReferenceScale(scale=16.0, **RULE)
     steps = reference.run(pattern)
@@ -113,15 +130,15 @@ def check_lines(found: list[dict], steps, log: int) -> None:
         assert line["applied_steps"] == sum(step.finite for step in done)
         assert (line["loss_scale"], line["scale_counter"]) == (done[-1].scale_after, done[-1].counter)
         assert line["learning_rate"] == pytest.approx(0.1)
-        assert line["loss"] is None or math.isfinite(line["loss"])
+        applied = [step.finite for step in done[0 if line.get("epoch_end") else (line["step"] - 1) // log * log :]]
+        assert math.isfinite(line["loss"]) if any(applied) else line["loss"] is None
 
 
-@pytest.mark.slow
 def test_weights_are_those_of_the_good_steps_alone(compiled):
     """Bit for bit: a skipped step leaves nothing behind, and power-of-two scales lose no bits."""
     pattern = [step % 3 != 1 for step in range(STEPS)]
     run, start = compiled
-    train(compiled, pattern, 8)
+    train(compiled, pattern)
     with_skips = run.weights()
 
     restore_state(run.model, start)
@@ -153,7 +170,6 @@ def first_broken(rule: str, limit: float, steps: list[Step]) -> int | None:
     return broken.index(True) + 1 if True in broken else None
 
 
-@pytest.mark.slow
 @settings(deadline=None, max_examples=24, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     good=st.lists(st.sampled_from([True, False, False]), min_size=STEPS, max_size=STEPS),
@@ -165,7 +181,7 @@ def first_broken(rule: str, limit: float, steps: list[Step]) -> int | None:
 def test_a_run_ends_at_the_step_that_breaks_the_rule(compiled, good, rule, per_call):
     key, limit = rule
     steps = ReferenceScale(scale=16.0, **RULE).run(good)
-    outcome, ledger = train(compiled, good, per_call, **{key: limit})
+    outcome, ledger = train(compiled, good, per_call=per_call, **{key: limit})
 
     expected = first_broken(key, 0 if limit == "abort" else limit, steps)
     assert (outcome.stop is not None) == (expected is not None)
@@ -177,9 +193,53 @@ def test_a_run_ends_at_the_step_that_breaks_the_rule(compiled, good, rule, per_c
     assert outcome.progress.step_in_epoch == (ledger.seen if expected else 0)
 
 
-@pytest.mark.slow
-def test_a_call_that_ends_early_leaves_the_rest_of_its_steps_to_the_next(compiled):
-    """Each skip is looked at from the window's end on; without a broken rule all steps are trained, in their order."""
-    good = [step % 2 == 0 for step in range(STEPS)]
-    outcome, ledger = train(compiled, good, 8, max_skip_rate=0.5)
-    assert outcome.stop is None and (ledger.seen, ledger.skipped) == (STEPS, STEPS // 2)
+def epoch_lines(folder) -> list[dict]:
+    return [line for line in lines(folder / "metrics.jsonl") if line.get("epoch_end")]
+
+
+@pytest.mark.parametrize(("most", "ended"), [(7, (0, 7)), (STEPS, (1, 0)), (STEPS + 7, (1, 7))])
+def test_max_steps_ends_within_an_epoch_or_with_it(compiled, tmp_path, most, ended):
+    outcome, ledger = train(compiled, GOOD, tmp_path, epochs=2, max_steps=most)
+    assert ledger.seen == ledger.applied == epoch_lines(tmp_path)[-1]["step"] == most
+    assert (outcome.progress.epochs_completed, outcome.progress.step_in_epoch) == ended
+
+
+def test_validation_comes_at_its_interval_and_at_the_end(compiled, tmp_path):
+    outcome, _ = train(compiled, GOOD, tmp_path, epochs=5, validate=2, validation=2)
+    found = {line["epoch"]: line["val_loss"] for line in epoch_lines(tmp_path) if line.get("val_loss") is not None}
+    assert [*found] == [2, 4, 5] and outcome.progress.metrics["val_loss"] == pytest.approx(found[5])
+
+
+def test_an_epoch_without_an_applied_step_has_no_metrics_and_ends_the_run_unless_it_is_cut_short(compiled, tmp_path):
+    """Keras gives 0 for the mean of nothing, which would be the best loss ever."""
+    bad = [False] * STEPS
+    outcome, _ = train(compiled, bad, tmp_path, validation=2)
+    (line,) = epoch_lines(tmp_path)
+    assert line["loss"] is line.get("accuracy") is None and math.isfinite(line["val_loss"])
+    assert "loss" not in outcome.progress.best and outcome.stop is None
+    for most, key in ((None, "loss_scale.stop_on_idle_epoch"), (STEPS, "loss_scale.stop_on_idle_epoch"), (7, None)):
+        outcome, _ = train(compiled, bad, max_steps=most, stop_on_idle_epoch=True)
+        assert (outcome.stop and outcome.stop.key) == key
+
+
+def test_a_signal_ends_a_validation_whose_epoch_is_finished_when_the_run_goes_on(compiled, tmp_path, monkeypatch):
+    counts, engine = [], compiled[0].engine
+    evaluate = engine.evaluate
+
+    def interrupted(source, rows, count):
+        counts.append(count)
+        if len(counts) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        evaluate(source, rows, count)
+
+    monkeypatch.setattr(engine, "evaluate", interrupted)
+    with record_in(tmp_path) as telemetry:
+        trainer = trainer_of(compiled, GOOD, telemetry, per_call=3, validation=20)
+        outcome = trainer.fit()
+        assert outcome.signal == signal.SIGTERM and counts == [3, 3, 3] and trainer.ledger.applied == STEPS
+        assert (outcome.progress.step_in_epoch, outcome.progress.epochs_completed) == (STEPS, 0)
+        loss = engine.metrics()["loss"]
+        trainer.interruption.requested = None
+        assert trainer.fit().progress.epochs_completed == 1
+    (line,) = epoch_lines(tmp_path)
+    assert line["loss"] == pytest.approx(loss) and math.isfinite(line["val_loss"]) and sum(counts) == 29

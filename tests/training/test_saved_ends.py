@@ -14,6 +14,7 @@ from mpt_cli.telemetry.records import Summary
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.training.checkpoint import CheckpointStore
 
+pytestmark = pytest.mark.slow
 UNSAVED = "the loss or a gradient of the last applied step was not finite"
 
 
@@ -39,14 +40,12 @@ def newest_step(run_dir: Path) -> int | None:
     return None if found is None else found.step
 
 
-@pytest.mark.slow
 def test_a_run_terminated_at_a_step_without_gradients_is_saved_there(tmp_path: Path) -> None:
     summary = terminated(tmp_path / "run", "fault=overflow", "fault.kind=zero", "fault.at_steps=[30]")
     assert (summary.exit_code, summary.steps_seen, summary.applied_steps) == (TERMINATED, 30, 30)
     assert newest_step(tmp_path / "run") == 30
 
 
-@pytest.mark.slow
 def test_a_run_terminated_in_a_spoiled_state_does_not_promise_that_it_was_saved(tmp_path: Path) -> None:
     spoiled = ["fault=overflow", "fault.at_steps=[25]", "trainer.checkpoint_every_steps=20"]
     summary = terminated(tmp_path / "run", *NAN_TO_THE_END, *spoiled)
@@ -55,7 +54,6 @@ def test_a_run_terminated_in_a_spoiled_state_does_not_promise_that_it_was_saved(
     assert newest_step(tmp_path / "run") == 20
 
 
-@pytest.mark.slow
 def test_a_finished_run_whose_end_could_not_be_saved_says_so(tmp_path: Path) -> None:
     summary, run_dir = train(tmp_path, *NAN_TO_THE_END, "fault=overflow", "fault.at_steps=[25]")
     assert (summary.status, summary.exit_code, summary.applied_steps) == ("finished", NUMERICAL, 80)
@@ -64,7 +62,6 @@ def test_a_finished_run_whose_end_could_not_be_saved_says_so(tmp_path: Path) -> 
     assert newest_step(run_dir) is None
 
 
-@pytest.mark.slow
 def test_a_run_that_begins_again_has_no_best_epoch_of_the_past(tmp_path: Path) -> None:
     """It was stopped at step 60, after an epoch and before any checkpoint."""
     fixed = ["loss_scale=fixed", "loss_scale.initial_scale=2**10"]

@@ -10,8 +10,6 @@ from mpt_cli import training_run
 from mpt_cli.cli import main
 from mpt_cli.engine.feed import BatchPlan
 from mpt_cli.report.run import Run, load_run
-from mpt_cli.reproduce.reproduction import first_difference, verify_resume
-from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings import load_settings
 from mpt_cli.training.program import Program
 
@@ -54,14 +52,6 @@ def trained(run_dir: Path, words: list[str], *more: str) -> Run:
     return run
 
 
-def without(words: list[str], *beginnings: str) -> list[str]:
-    return [word for word in words if not word.startswith(beginnings)]
-
-
-def content(run: Run) -> bytes:
-    return run.directory.spikes_jsonl.read_bytes()
-
-
 @pytest.fixture(scope="module")
 def poisoned(tmp_path_factory: pytest.TempPathFactory, words: list[str]) -> Run:
     rhythm = ["trainer.checkpoint_every_steps=60", "trainer.keep_checkpoints=9"]
@@ -78,8 +68,7 @@ def test_the_examples_of_a_poisoned_batch_are_named(poisoned, tmp_path, capsys):
         assert spike.loss > spike.bound > spike.median and spike.loss > 50 * spike.median
         assert len(spike.losses_before) == 8 and max(spike.losses_before) < spike.bound
         assert (spike.learning_rate, spike.loss_scale) == (pytest.approx(0.01), 8.0)
-    log = poisoned.directory.console_log.read_text()
-    assert "step 71: the loss jumped to" in log
+    assert "step 71: the loss jumped to" in poisoned.directory.console_log.read_text()
     capsys.readouterr()
     assert main(["report", str(poisoned.path), "--out", str(tmp_path / "page.html")]) == 0
     assert "the loss jumped at step 71, 151; spikes.jsonl has the examples" in capsys.readouterr().out
@@ -87,17 +76,11 @@ def test_the_examples_of_a_poisoned_batch_are_named(poisoned, tmp_path, capsys):
     assert "jump of one step" in page and "560, 561, 562, 563, 564, 565, 566, 567" in page
 
 
-def test_the_record_is_the_same_however_steps_are_called(poisoned, tmp_path, words):
-    other = trained(tmp_path / "other", words, "trainer.steps_per_execution=7", "trainer.feed=stream")
-    assert content(other) == content(poisoned)
-
-
 def test_inputs_that_overflow_are_named_by_their_places_in_the_source(tmp_path, words):
     """Shuffled, a quarter drawn to validate with, and skipped steps, whose loss counts all the same."""
     more = ["data.kwargs.which=x", "trainer.loss=mean_squared_error", "data.validation_fraction=0.25",
             "trainer.shuffle=true", "trainer.epochs=3", "loss_scale.initial_scale=2**15"]  # fmt: skip
-    words = [*without(words, "data.validation_fraction", "trainer.loss", "trainer.shuffle", "trainer.epochs",
-                     "loss_scale"), *more]
+    words = [*words, *more]
     run = trained(tmp_path / "r", words)
     rows = Program(load_settings(words)).load_data().rows
     assert len(rows) == 480 and len(set(rows.tolist())) == 480
@@ -112,20 +95,12 @@ def test_inputs_that_overflow_are_named_by_their_places_in_the_source(tmp_path, 
     assert not all(spike.applied for spike in run.spikes) and run.summary["skipped_steps"] > 0
 
 
-def test_a_run_that_goes_on_notes_each_jump_once(poisoned, tmp_path, words):
-    trained(tmp_path / "resumed", words, "trainer.max_steps=100")
+def test_a_run_that_goes_on_notes_each_jump_once_however_its_steps_are_called(poisoned, tmp_path, words):
+    other = ["trainer.steps_per_execution=7", "trainer.feed=stream"]
+    trained(tmp_path / "resumed", words, "trainer.max_steps=100", *other)
     training_run.train(load_settings([*words, f"resume={tmp_path / 'resumed'}"]))
-    of_two = [{**json.loads(line), "attempt": 1} for line in content(load_run(tmp_path / "resumed")).splitlines()]
-    assert of_two == [json.loads(line) for line in content(poisoned).splitlines()]
-
-
-@pytest.mark.long
-def test_a_run_that_is_killed_after_a_jump_notes_it_once(tmp_path, words):
-    """Killed at 155, gone on with from 103: the jump of 151 is cut off and found again."""
-    proof = verify_resume(without(words, "backend.device"), tmp_path, 155)
-    assert (proof.killed_at, proof.resumed_from, proof.difference) == (155, 103, None)
-    whole, killed = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "killed")
-    lines = killed.spikes_jsonl.read_text().splitlines()
-    assert [(json.loads(line)["step"], json.loads(line)["attempt"]) for line in lines] == [(71, 1), (151, 2)]
-    killed.spikes_jsonl.write_text(lines[0] + "\n")
-    assert first_difference(whole, killed) == "spikes.jsonl lacks the line of step 151"
+    whole, cut = (
+        [{**json.loads(line), "attempt": 1} for line in (path / "spikes.jsonl").read_text().splitlines()]
+        for path in (poisoned.path, tmp_path / "resumed")
+    )
+    assert whole == cut

@@ -8,17 +8,16 @@ from types import SimpleNamespace
 
 import keras
 import pytest
-from tiny import compile_tiny, sgd, tiny_data, tiny_model
+from tiny import compile_tiny, sgd, tiny_model
 
-from mpt_cli.engine.backend import memory_in_use, peak_memory
 from mpt_cli.errors import DataError
-from mpt_cli.precision import LogMaxScale, LossScaleOptimizer
+from mpt_cli.precision import DynamicScale, LogMaxScale, LossScaleOptimizer
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.settings.variants import LossScaleSettings
 from mpt_cli.signals import Interruption
 from mpt_cli.training import progress as stopwatch_module
-from mpt_cli.training.assembly import call_capacity, count_steps, metric_names, warn_of_no_head
+from mpt_cli.training.assembly import call_capacity, count_steps, warn_of_no_head
 from mpt_cli.training.loss_and_optimizer import describe_scaling, resolve_scaling, warn_of_scaling, wrap_optimizer
 from mpt_cli.training.progress import Stopwatch
 from mpt_cli.training.saving import save_for_inference
@@ -63,8 +62,7 @@ class TestStopwatch:
         call(1.0, 4)
         assert call.watch.window_rate() == 40.0
         call(1.0, 1)
-        assert call.watch.window_rate() == 10.0
-        assert call.watch.window_rate() == 10.0  # a second line in the same call
+        assert call.watch.window_rate() == call.watch.window_rate() == 10.0  # a second line in the same call
 
     def test_a_resumed_run_counts_on_from_its_checkpoint(self, call):
         first = call.watch
@@ -81,12 +79,11 @@ class TestStopwatch:
         assert (again.run_seconds, again.window_rate()) == (14.0, None)
 
 
-@pytest.mark.parametrize(
-    ("epochs", "max_steps", "per_epoch", "expected"),
-    [(3, None, 7, 21), (3, 10, 7, 10), (3, 50, 7, 21), (3, 10, None, 10), (3, None, None, None)],
-)
-def test_steps_of_a_run(epochs, max_steps, per_epoch, expected):
-    assert count_steps(Settings(trainer=TrainerSettings(epochs=epochs, max_steps=max_steps)), per_epoch) == expected
+def test_steps_of_a_run():
+    for epochs, most, per_epoch, expected in (
+        (3, None, 7, 21), (3, 10, 7, 10), (3, 50, 7, 21), (3, 10, None, 10), (3, None, None, None),
+    ):  # fmt: skip
+        assert count_steps(Settings(trainer=TrainerSettings(epochs=epochs, max_steps=most)), per_epoch) == expected
 
 
 def test_the_most_steps_of_a_call():
@@ -95,73 +92,54 @@ def test_the_most_steps_of_a_call():
     assert call_capacity(TrainerSettings(log_every_steps=3), resident=False) == 64
 
 
+def scaling_of(settings, policy="float32"):
+    return resolve_scaling(settings, tiny_model(policy))
+
+
 class TestScaling:
     def test_auto_is_dynamic_where_something_computes_in_float16(self):
-        assert resolve_scaling(LossScaleSettings(), tiny_model("mixed_float16")).mode == "dynamic"
-        assert resolve_scaling(LossScaleSettings(), tiny_model("mixed_bfloat16")).mode == "none"
-        assert resolve_scaling(LossScaleSettings(), tiny_model()).mode == "none"
+        for policy, mode in (("mixed_float16", "dynamic"), ("mixed_bfloat16", "none"), ("float32", "none")):
+            assert scaling_of(LossScaleSettings(), policy).mode == mode
 
-    def test_dynamic_takes_every_number(self):
+    def test_each_mode_takes_every_number(self):
         settings = LossScaleSettings("dynamic", 8.0, 5, 4.0, 0.25, 2.0, 64.0, 3)
-        rule = wrap_optimizer(sgd(), settings, resolve_scaling(settings, tiny_model())).rule
-        numbers = (rule.initial_scale, rule.growth_steps, rule.growth_factor, rule.backoff_factor, rule.min_scale,
-                   rule.max_scale, rule.hysteresis)  # fmt: skip
-        assert numbers == (8.0, 5, 4.0, 0.25, 2.0, 64.0, 3)
-
-    def test_logmax_takes_every_number(self):
+        expected = DynamicScale(8.0, 5, growth_factor=4.0, backoff_factor=0.25, min_scale=2.0, max_scale=64.0,
+                                hysteresis=3)  # fmt: skip
+        assert wrap_optimizer(sgd(), settings, scaling_of(settings)).rule == expected
         numbers = {"log_max": 15.0, "beta1": 0.5, "beta2": 0.75, "deviations": 2.0}
         settings = LossScaleSettings("logmax", 8.0, min_scale=2.0, max_scale=64.0, **numbers)
-        scaling = resolve_scaling(settings, tiny_model())
-        rule = wrap_optimizer(sgd(), settings, scaling).rule
-        assert rule == LogMaxScale(8.0, 15.0, 0.5, 0.75, 2.0, 2.0, 64.0)
-        assert (scaling.mode, scaling.growth_steps) == ("logmax", None)
+        assert wrap_optimizer(sgd(), settings, scaling_of(settings)).rule == LogMaxScale(
+            8.0, 15.0, 0.5, 0.75, 2.0, 2.0, 64.0)  # fmt: skip
+        for on_overflow, applied in (("skip", "skip"), ("abort", "skip"), ("apply", "apply")):
+            settings = LossScaleSettings("fixed", 1000.0, on_overflow=on_overflow)
+            optimizer = wrap_optimizer(sgd(), settings, scaling_of(settings))
+            assert (optimizer.dynamic, optimizer.initial_scale, optimizer.on_overflow) == (False, 1000.0, applied)
+        for follow, counts in (("all_steps", True), ("applied_steps", False)):
+            settings = LossScaleSettings("dynamic", schedules_follow=follow)
+            assert wrap_optimizer(sgd(), settings, scaling_of(settings)).count_skipped_steps is counts
 
-    @pytest.mark.parametrize(("on_overflow", "applied"), [("skip", "skip"), ("abort", "skip"), ("apply", "apply")])
-    def test_fixed_keeps_its_scale(self, on_overflow, applied):
-        settings = LossScaleSettings("fixed", 1000.0, on_overflow=on_overflow)
-        scaling = resolve_scaling(settings, tiny_model())
-        optimizer = wrap_optimizer(sgd(), settings, scaling)
-        assert (optimizer.dynamic, optimizer.initial_scale, optimizer.on_overflow) == (False, 1000.0, applied)
-        assert (scaling.initial_scale, scaling.growth_steps) == (1000.0, None)
-
-    @pytest.mark.parametrize(
-        ("settings", "policy", "words", "warnings"),
-        [
-            (
-                LossScaleSettings("dynamic", growth_steps=9),
-                "float16",
-                "dynamic from 32768, grows after 9 applied steps",
-                0,
-            ),
-            (LossScaleSettings("fixed", 2.0**30), "mixed_float16", "fixed at 2^30, overflow steps are skipped", 0),
-            (
-                LossScaleSettings("fixed", on_overflow="apply"),
-                "mixed_float16",
-                "fixed at 32768, overflow steps are applied",
-                0,
-            ),
-            (LossScaleSettings("logmax"), "mixed_float16", "logmax from 32768, follows the largest gradient", 0),
-            (LossScaleSettings(), "float32", "none (nothing computes in float16)", 0),
-            (LossScaleSettings("none"), "mixed_float16", "none, though layers compute in float16", 1),
-            (LossScaleSettings("dynamic"), "float32", "dynamic from 32768, grows after 2000 applied steps", 1),
-        ],
-    )
-    def test_words(self, settings, policy, words, warnings):
-        scaling = resolve_scaling(settings, tiny_model(policy))
-        assert describe_scaling(scaling) == words
-        assert len(warn_of_scaling(scaling)) == warnings
-
-    def test_warnings_name_the_key_and_the_remedy(self):
-        assert warn_of_scaling(resolve_scaling(LossScaleSettings("none"), tiny_model("mixed_float16"))) == [
-            "loss_scale.mode=none: layers compute in float16, where gradients below 2^-24 become 0. "
-            "loss_scale=dynamic keeps them."
-        ]
-        (warning,) = warn_of_scaling(resolve_scaling(LossScaleSettings("fixed"), tiny_model()))
-        assert warning.startswith("loss_scale.mode=fixed has no use here: nothing computes in float16.")
+    def test_words(self):
+        for settings, policy, words, warnings in (
+            (LossScaleSettings("dynamic", growth_steps=9), "float16",
+             "dynamic from 32768, grows after 9 applied steps", []),
+            (LossScaleSettings("fixed", 2.0**30), "float16", "fixed at 2^30, overflow steps are skipped", []),
+            (LossScaleSettings("fixed", on_overflow="apply"), "float16",
+             "fixed at 32768, overflow steps are applied", []),
+            (LossScaleSettings("logmax"), "float16", "logmax from 32768, follows the largest gradient", []),
+            (LossScaleSettings(), "float32", "none (nothing computes in float16)", []),
+            (LossScaleSettings("none"), "mixed_float16", "none, though layers compute in float16",
+             ["loss_scale.mode=none: layers compute in float16, where gradients below 2^-24 become 0. "
+              "loss_scale=dynamic keeps them."]),
+            (LossScaleSettings("dynamic"), "float32", "dynamic from 32768, grows after 2000 applied steps",
+             ["loss_scale.mode=dynamic has no use here: nothing computes in float16."]),
+        ):  # fmt: skip
+            scaling = scaling_of(settings, policy)
+            assert describe_scaling(scaling) == words
+            found = warn_of_scaling(scaling)
+            assert len(found) == len(warnings) and all(map(str.startswith, found, warnings))
 
 
 class TestInterruption:
-
     def test_a_second_ctrl_c_stops_at_once(self):
         with Interruption(), pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
@@ -173,39 +151,11 @@ class TestInterruption:
             os.kill(os.getpid(), signal.SIGINT)
             assert interruption.requested == signal.SIGINT
 
-    def test_a_signal_that_was_ignored_stays_so(self):
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
-            with Interruption() as interruption:
-                os.kill(os.getpid(), signal.SIGINT)
-                assert interruption.requested is None
-                os.kill(os.getpid(), signal.SIGTERM)
-                assert interruption.requested == signal.SIGTERM
-            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-        finally:
-            signal.signal(signal.SIGINT, before)
-
     def test_handlers_are_put_back_after_an_exception(self):
         before = signal.getsignal(signal.SIGINT)
         with pytest.raises(RuntimeError), Interruption():
             raise RuntimeError
         assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_memory_is_that_of_this_process():
-    in_use, peak = memory_in_use(), peak_memory()
-    assert in_use is not None and peak is not None
-    assert 50 * 2**20 < in_use < 64 * 2**30
-    assert peak >= 50 * 2**20
-
-
-def test_names_of_metrics():
-    model = compile_tiny(tiny_model(), LossScaleOptimizer(sgd()))
-    from mpt_cli.training.assembly import build_metrics
-
-    build_metrics(model, tiny_data(), 4)
-    assert metric_names(model, with_validation=True) == ("accuracy", "val_loss", "val_accuracy")
-    assert metric_names(model, with_validation=False) == ("accuracy",)
 
 
 class TestSavedModel:
@@ -215,14 +165,10 @@ class TestSavedModel:
         save_for_inference(model, tmp_path / "model.keras")
         assert b"mpt_cli" not in zipfile.ZipFile(tmp_path / "model.keras").read("config.json")
         assert not keras.models.load_model(tmp_path / "model.keras").compiled
-        assert model.optimizer is optimizer and model.compiled
         assert [path.name for path in tmp_path.iterdir()] == ["model.keras"]
-
-    def test_a_place_that_cannot_be_written_is_named(self, tmp_path):
-        model = compile_tiny(tiny_model(), LossScaleOptimizer(sgd()))
         with pytest.raises(DataError, match=r"model\.keras can't be written: "):
             save_for_inference(model, tmp_path / "missing" / "model.keras")
-        assert model.compiled
+        assert model.optimizer is optimizer and model.compiled
 
 
 class Subclassed(keras.Model):

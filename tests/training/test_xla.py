@@ -7,17 +7,12 @@ import numpy as np
 import pytest
 from backends import BACKEND, only_on
 from command import mpt
-from tiny import compile_tiny, sgd, tiny_data, tiny_model
+from tiny import tiny_data, tiny_model, tiny_run
 
 from mpt_cli.engine.backend import Platform
-from mpt_cli.engine.build import build_engine
-from mpt_cli.engine.distribution import Distribution
-from mpt_cli.engine.feed import BatchPlan, build_feed
 from mpt_cli.engine.xla import check_layers, choose_jit, numbers_per_step, try_xla
 from mpt_cli.errors import ConfigError
-from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.settings.schema import BackendSettings, DistributeSettings, Settings, TrainerSettings
-from mpt_cli.training.assembly import build_metrics
 
 layers = keras.layers
 CPU = Platform("tensorflow", "CPU", ("CPU",), gpus=0)
@@ -25,55 +20,38 @@ GPU = Platform("tensorflow", "GPU", ("GPU",), gpus=1)
 LONG, SHORT = 10**9, 10
 
 
-@pytest.mark.parametrize(
-    ("jit", "platform", "backend", "distribute", "steps", "expected"),
-    [
-        ("auto", CPU, "tensorflow", "none", LONG, True), ("auto", CPU, "tensorflow", "none", SHORT, False),
-        ("auto", CPU, "tensorflow", "none", None, False), ("auto", GPU, "tensorflow", "none", SHORT, True),
-        ("auto", GPU, "tensorflow", "mirrored", LONG, False), (True, GPU, "tensorflow", "mirrored", SHORT, True),
-        (True, CPU, "tensorflow", "none", SHORT, True), (False, GPU, "tensorflow", "none", LONG, False),
-        ("auto", CPU, "jax", "none", SHORT, True),
-    ],
-)  # fmt: skip
-def test_when_xla_compiles(jit, platform, backend, distribute, steps, expected):
-    settings = Settings(
-        trainer=TrainerSettings(jit_compile=jit),
-        backend=BackendSettings(backend),
-        distribute=DistributeSettings(distribute),
-    )
-    assert choose_jit(settings, platform, tiny_model(), steps).jit_compile is expected
-
-
-def test_a_choice_against_xla_says_why_and_an_order_needs_no_reason():
-    def reason(settings, model, steps):
-        return choose_jit(settings, CPU, model, steps).reason
-
+def test_when_xla_compiles_and_why_it_does_not():
     convolution = keras.Sequential([keras.Input((4, 1)), layers.Conv1D(2, 2)])
-    mirrored = Settings(distribute=DistributeSettings("mirrored"))
-    assert choose_jit(Settings(), GPU, convolution, LONG).jit_compile is True
-    assert reason(Settings(), tiny_model(), 1000) == "1,000 steps would not win back the compiling"
-    assert reason(Settings(), tiny_model(), None) == (
-        "nobody knows whether the run is long enough to win back the compiling")  # fmt: skip
-    assert reason(Settings(), convolution, LONG) == "slow at convolutions on a CPU"
-    assert reason(mirrored, tiny_model(), LONG) == "distribute=mirrored"
-    assert reason(Settings(trainer=TrainerSettings(jit_compile=False)), tiny_model(), SHORT) == ""
+    too_short = "10 steps would not win back the compiling"
+    unknown = "nobody knows whether the run is long enough to win back the compiling"
+    for jit, platform, backend, distribute, model, steps, expected in (
+        ("auto", CPU, "tensorflow", "none", tiny_model(), LONG, (True, "")),
+        ("auto", CPU, "tensorflow", "none", tiny_model(), SHORT, (False, too_short)),
+        ("auto", CPU, "tensorflow", "none", tiny_model(), None, (False, unknown)),
+        ("auto", CPU, "tensorflow", "none", convolution, LONG, (False, "slow at convolutions on a CPU")),
+        ("auto", GPU, "tensorflow", "none", convolution, SHORT, (True, "")),
+        ("auto", GPU, "tensorflow", "mirrored", tiny_model(), LONG, (False, "distribute=mirrored")),
+        (True, GPU, "tensorflow", "mirrored", tiny_model(), SHORT, (True, "")),
+        (False, GPU, "tensorflow", "none", tiny_model(), LONG, (False, "")),
+        ("auto", CPU, "jax", "none", tiny_model(), SHORT, (True, "")),
+    ):
+        settings = Settings(trainer=TrainerSettings(jit_compile=jit), distribute=DistributeSettings(distribute),
+                            backend=BackendSettings(backend))  # fmt: skip
+        choice = choose_jit(settings, platform, model, steps)
+        assert (choice.jit_compile, choice.reason) == expected, (jit, platform, distribute, steps)
 
 
-class TestNumbers:
-    def test_cells_of_the_users_are_no_fault(self):
-        class Cell(layers.Layer):
-            state_size = 2
+class Cell(layers.Layer):
+    state_size = 2
 
-            def call(self, x, states):
-                return x + states[0], [x + states[0]]
+    def call(self, x, states):
+        return x + states[0], [x + states[0]]
 
-        model = keras.Sequential([keras.Input((7, 2)), layers.RNN(Cell())])
-        assert numbers_per_step(model, 10) == 10 * 2
 
-    def test_cells_of_recurrent_layers_count_at_each_time_step(self):
-        """4·(8·5 + 5·5 + 5) of the LSTM; 7 steps of 5 units, 3 numbers each, and the outputs 5."""
-        model = keras.Sequential([keras.Input((7, 8)), layers.LSTM(5)])
-        assert numbers_per_step(model, 10) == 280 + 10 * (3 * 7 * 5 + 5)
+def test_cells_of_recurrent_layers_count_at_each_time_step_and_the_users_are_no_fault():
+    """4·(8·5 + 5·5 + 5) of the LSTM; 7 steps of 5 units, 3 numbers each, and the outputs 5."""
+    assert numbers_per_step(keras.Sequential([keras.Input((7, 8)), layers.LSTM(5)]), 10) == 280 + 10 * (3 * 7 * 5 + 5)
+    assert numbers_per_step(keras.Sequential([keras.Input((7, 2)), layers.RNN(Cell())]), 10) == 10 * 2
 
 
 def test_layers_that_need_tensorflow_are_an_error_on_jax():
@@ -101,76 +79,35 @@ class Unknown(layers.Layer):
         return x + 0.0 * tf.cast(tf.strings.length(tf.strings.as_string(x)), x.dtype)
 
 
-def engine_and_feeds(model, jit: bool):
-    optimizer = LossScaleOptimizer(sgd())
-    compile_tiny(model, optimizer)
-    optimizer.build(model.trainable_variables)
-    data = tiny_data(22)
-    build_metrics(model, data, 4)
-    engine = build_engine(model, jit, Distribution())
-    feeds = [build_feed(data, engine, BatchPlan(4, 4, shuffle=shuffle, seed=1), True) for shuffle in (True, False)]
-    return engine, feeds
-
-
 def model_with(*more: keras.Layer) -> keras.Model:
     keras.utils.set_random_seed(3)
-    return keras.Sequential([keras.Input((4,)), *more, layers.Dense(8, "relu"), layers.BatchNormalization(),
-                             layers.Dropout(0.3, seed=5), layers.Dense(3)])  # fmt: skip
-
-
-def train_epoch(engine, feed) -> tuple[int, int, list[np.ndarray]]:
-    """Steps seen and applied, and all variables after them."""
-    seen = applied = 0
-    engine.reset_metrics()
-    feed.start(1)
-    while (piece := feed.take(4)) is not None:
-        records = engine.train(piece.source, piece.batch_indices, piece.count).wait()
-        seen, applied = seen + len(records), applied + sum(records.finite)
-    return seen, applied, values(engine.model)
-
-
-def values(model) -> list[np.ndarray]:
-    return [np.asarray(v.numpy()) for v in [*model.variables, *model.optimizer.variables, *model.metrics_variables]]
+    return keras.Sequential([keras.Input((4,)), *more, layers.Dense(8), layers.BatchNormalization(), layers.Dense(3)])
 
 
 @only_on("tensorflow")
 class TestWhereXlaFails:
-    @pytest.mark.long
-    @pytest.mark.parametrize("in_training", [True, False])
-    def test_the_steps_run_as_without_xla(self, in_training):
-        engine, feeds = engine_and_feeds(model_with(Unknown(in_training)), True)
-        before = values(engine.model)
-        choice = try_xla(engine, feeds, may_leave=True)
-        assert (choice.jit_compile, choice.reason) == (False, "it has no operation AsString")
-        np.testing.assert_equal(values(engine.model), before)
-        seen, applied, found = train_epoch(engine, feeds[0])
-        assert (seen, applied) == (6, 6)
-        plain, plain_feeds = engine_and_feeds(model_with(Unknown(in_training)), False)
-        np.testing.assert_equal(found, train_epoch(plain, plain_feeds[0])[2])
-        engine.evaluate(*_some(feeds[1]))
-        assert np.isfinite(engine.metrics()["loss"])
-
     @pytest.mark.slow
-    def test_xla_that_was_asked_for_is_an_error(self):
-        engine, feeds = engine_and_feeds(model_with(Unknown()), True)
+    @pytest.mark.parametrize("in_training", [True, pytest.param(False, marks=pytest.mark.long)])
+    def test_the_steps_run_as_without_xla_unless_it_was_asked_for(self, in_training):
+        run = tiny_run(tiny_data(22), model=model_with(Unknown(in_training)), jit=True)
+        before = run.weights()
         with pytest.raises(ConfigError, match=r"trainer.jit_compile: XLA can't compile this model: it has no operation "
                            r"AsString\. Received: True\. Set trainer.jit_compile=false\."):  # fmt: skip
-            try_xla(engine, feeds, may_leave=False)
+            try_xla(run.engine, [run.feed, run.feed], may_leave=False)
+        choice = try_xla(run.engine, [run.feed, run.feed], may_leave=True)
+        assert (choice.jit_compile, choice.reason) == (False, "it has no operation AsString")
+        np.testing.assert_equal(run.weights(), before)
+        run.epochs(1)
+        assert (run.ledger.seen, run.ledger.applied) == (6, 6)
 
     def test_what_is_wrong_with_the_model_is_not_put_on_xla(self):
         def broken(*_, **__):
             raise ValueError("my own mistake")
 
-        engine, feeds = engine_and_feeds(model_with(), True)
-        engine.model.layers[0].call = broken
+        run = tiny_run(tiny_data(22), model=model_with(), jit=True)
+        run.model.layers[0].call = broken
         with pytest.raises(ValueError, match="my own mistake"):
-            try_xla(engine, feeds, may_leave=True)
-
-
-def _some(feed):
-    feed.start(1)
-    piece = feed.take(4)
-    return piece.source, piece.batch_indices, piece.count
+            try_xla(run.engine, [run.feed, run.feed], may_leave=True)
 
 
 WORDS = ["conf=digits_mlp", f"backend={BACKEND}", "model.hidden_units=[16]", "trainer.max_steps=6",
@@ -194,7 +131,7 @@ def test_the_choice_is_recorded_and_a_resumed_run_does_not_choose_again(tmp_path
 
 
 @only_on("tensorflow")
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_with_an_operation_that_xla_lacks_says_so_and_repeats_itself(tmp_path):
     (tmp_path / "turned.py").write_text(
         "import keras\nfrom keras import layers\ndef build(input_shape, num_classes):\n"

@@ -1,6 +1,4 @@
 """A model of a few hundred weights that trains in milliseconds, and what a run of it consists of.
-
-`JITS` are the ways of compiling worth testing: on JAX always, since without it each operation runs on its own.
 """
 
 from dataclasses import dataclass
@@ -8,7 +6,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import pytest
 
 from mpt_cli.data.examples import Examples
 from mpt_cli.engine.build import build_engine
@@ -18,8 +15,6 @@ from mpt_cli.engine.loop import Engine
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
 from mpt_cli.training.assembly import build_metrics
-
-JITS = [True] if keras.backend.backend() == "jax" else [False, pytest.param(True, marks=pytest.mark.slow)]
 
 
 def tiny_model(policy: str = "float32", seed: int = 3) -> keras.Model:
@@ -43,8 +38,8 @@ def sgd() -> keras.optimizers.Optimizer:
     return keras.optimizers.SGD(0.1, momentum=0.9)
 
 
-def compile_tiny(model: keras.Model, optimizer: Any) -> keras.Model:
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+def compile_tiny(model: keras.Model, optimizer: Any, loss: Any = None) -> keras.Model:
+    loss = loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, metrics=["accuracy"], auto_scale_loss=False, jit_compile=False)
     return model
 
@@ -74,14 +69,14 @@ class TinyRun:
 
 
 def tiny_run(
-    data: Examples, *, policy: str = "float32", jit: bool = keras.backend.backend() == "jax", capacity: int = 4,
-    resident: bool = True, rule: Any = None, inner: Any = None,
-    optimizer: Any = None, shuffle: bool = True,
+    data: Examples, *, model: keras.Model | None = None, policy: str = "float32", capacity: int = 4, batch: int = 4,
+    jit: bool = keras.backend.backend() == "jax", resident: bool = True, rule: Any = None, inner: Any = None,
+    optimizer: Any = None, shuffle: bool = True, wrap_step: Any = None, **compiling: Any,
 ) -> TinyRun:  # fmt: skip
     optimizer = optimizer or LossScaleOptimizer(inner or sgd(), rule=rule)
-    model = compile_tiny(tiny_model(policy), optimizer)
+    model = compile_tiny(model or tiny_model(policy), optimizer, **compiling)
     optimizer.build(model.trainable_variables)
-    build_metrics(model, data, 4)
-    engine = build_engine(model, jit, Distribution())
-    feed = build_feed(data, engine, BatchPlan(4, capacity, shuffle=shuffle, seed=1), resident)
+    build_metrics(model, data, batch)
+    engine = build_engine(model, jit, Distribution(), wrap_step)
+    feed = build_feed(data, engine, BatchPlan(batch, capacity, shuffle=shuffle, seed=1), resident)
     return TinyRun(model, engine, feed, Ledger(LedgerOptions(tuple(v.path for v in model.trainable_variables))))
