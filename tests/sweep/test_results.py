@@ -1,6 +1,7 @@
 """What is read from a sweep directory, and how it is ranked."""
 
 import csv
+import io
 import json
 import math
 import re
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from sweep_stubs import started
 
 from mpt_cli.cli import main
@@ -17,6 +19,7 @@ from mpt_cli.report.tables import plain_lines
 from mpt_cli.sweep import report
 from mpt_cli.sweep.directory import last_sentence, read_results
 from mpt_cli.sweep.paired import read_lead
+from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import best_lines, columns, pictures, write_results
 
 GRID = ["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15", "seed=0,1,2", "sweep_dir=s"]
@@ -189,6 +192,15 @@ def test_the_page_has_its_pictures_and_the_command_of_the_best(stubs, monkeypatc
     found, _ = stubs.start(["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15"])
     text = found.sweep.report_html.read_text()
     assert text.count("<svg") == 4 and "mpt train conf=digits_mlp" in text
+
+
+def test_a_narrow_terminal_gets_the_columns_that_matter(stubs):
+    found, _ = stubs.start(GRID)
+    stream, screen = io.StringIO(), Screen(None)
+    screen.live = Console(file=stream, force_terminal=True, width=110, color_system=None)
+    report.print_results(found, screen)
+    head = stream.getvalue().split("\n")[1].split()
+    assert head[:4] == ["rank", "initial_scale", "val_accuracy", "n"] and "verdict" in head and "memory" not in head
 
 
 def test_the_step_at_which_the_scale_has_settled():
