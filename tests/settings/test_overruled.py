@@ -2,27 +2,9 @@
 
 import pytest
 
-from mpt_cli.settings.load import load_settings, resolved_yaml
+from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import DistributeSettings, FaultSettings, PolicySettings
-from mpt_cli.settings.search_path import group_choices
 from mpt_cli.settings.variants import LossScaleSettings
-
-_NEEDED = {"mirrored": ["backend=tensorflow"], "data_parallel": ["backend=jax"], "float16": ["optimizer=sgd"],
-           "bfloat16": ["optimizer=sgd"], "model_parallel": ["backend=jax", "distribute.mesh={data: 2}",
-                                                            "distribute.layout={.*kernel: [data]}"]}  # fmt: skip
-_AFTER_ANOTHER = [
-    (group, group_choices(group)[-1], group_choices(group)[0])
-    for group in ("distribute", "loss_scale", "policy")
-]  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("group", "first", "then"), _AFTER_ANOTHER)
-def test_a_word_chooses_for_a_config_yaml_what_it_chooses_for_a_bare_recipe(group, first, then, write_recipe) -> None:
-    bare, words = write_recipe("recipe: own\n"), [f"{group}={then}", *_NEEDED.get(then, [])]
-    before = load_settings([bare, f"{group}={first}", *_NEEDED.get(first, [])])
-    written = write_recipe(resolved_yaml(before), "config.yaml")
-    assert getattr(load_settings([written, *words]), group) == getattr(load_settings([bare, *words]), group)
 
 
 def test_a_mode_wins_over_the_recipes_and_only_the_keys_it_has_stay(write_recipe) -> None:

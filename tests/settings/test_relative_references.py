@@ -64,7 +64,7 @@ def test_the_project_of_a_file_has_its_conf_or_recipes(folder, monkeypatch) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("inside", ["", "conf/"])
+@pytest.mark.parametrize("inside", ["conf/"])
 def test_a_group_file_means_the_modules_of_its_project(inside, folder, monkeypatch) -> None:
     project = folder / "project"
     write(project / inside / "model" / "mine.yaml", "builder: net:build\n")
@@ -82,14 +82,6 @@ def test_a_group_file_means_the_modules_of_its_project(inside, folder, monkeypat
     assert load_settings(["conf=r.yaml"]).model.builder == "mine:build"  # as does a recipe without such a module
     monkeypatch.chdir(project)
     assert builder("model=mine") == "net:build"
-
-
-def test_a_group_of_the_projects_own_means_them_too(folder, monkeypatch) -> None:
-    project = folder / "project"
-    write(project / "conf" / "experiment" / "one.yaml", "# @package _global_\nmodel: {builder: net:build}\n")
-    net = write(project / "net.py")
-    monkeypatch.setenv(CONFIG_DIR, str(project))
-    assert builder("experiment=one") == f"{net}:build"
 
 
 @pytest.mark.slow
