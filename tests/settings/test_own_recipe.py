@@ -165,3 +165,8 @@ def test_faults_of_the_recipe_and_of_the_words_come_together(write_recipe, probl
 
 def test_words_are_checked_also_without_a_recipe(problems) -> None:
     assert [problem.key for problem in problems("trainer.epochs=0", "model.filters=[8]")] == ["conf", "trainer.epochs"]
+
+
+def test_a_key_with_points_in_a_file_is_told_how_it_is_written_there(write_recipe, messages) -> None:
+    (said,) = messages(write_recipe("trainer.epochs: 5\n"))
+    assert said.startswith("trainer.epochs: must be nested in a YAML file. Received: 5. Write `trainer: {epochs: …}`; ")

@@ -3,16 +3,12 @@
 import importlib.util
 import json
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
-from sweep_stubs import begun_sweep, started
-
 from mpt_cli.errors import ConfigError
 from mpt_cli.jobs.launchers import Launcher, choose_launcher, recorded_launcher
 
@@ -62,34 +58,6 @@ def test_each_job_ends_as_it_would_here(stubs, tmp_path, name):
 
 
 @pytest.mark.long
-def test_the_job_of_a_task_of_submitits_that_was_killed_ends_too(stubs, tmp_path):
-    stubs.manners = {1: "deaf"}
-
-    def kill_the_task() -> None:
-        while not (tmp_path / "s" / "started.txt").exists():
-            time.sleep(0.02)
-        for pid in processes_of(tmp_path, "submitit.core._submit"):
-            os.kill(pid, signal.SIGKILL)
-
-    threading.Thread(target=kill_the_task).start()
-    found, _ = stubs.start(["conf=digits_mlp", "seed=0", f"sweep_dir={tmp_path / 's'}"], launcher=launcher("submitit"))
-    assert (found.results[0].status, found.results[0].exit_code) == ("killed", 143) and none_is_left(tmp_path)
-    assert found.results[0].reason.startswith("the job was lost. submitit's job ")
-
-
-@pytest.mark.long
-def test_the_jobs_of_a_sweep_that_is_killed_end_and_are_run_again(stubs, tmp_path):
-    sweep = begun_sweep(tmp_path, 2, "deaf", "local")
-    assert len(processes_of(tmp_path / "s", "stub_job.py")) == 2
-    sweep.kill()
-    sweep.wait()
-    assert none_is_left(tmp_path / "s")
-    assert not list((tmp_path / "s").glob("*/summary.json"))
-    _, code = stubs.resume(tmp_path / "s")
-    assert code == 0 and len(started(tmp_path / "s")) == 2
-
-
-@pytest.mark.long
 def test_no_job_is_lost_after_twenty_random_kills_of_the_sweep(tmp_path):
     script = ("import sys; from pathlib import Path; from mpt_cli.sweep import report; import sweep_stubs as own; "
               "report.pictures = lambda found: []; sys.exit(own.kill_and_go_on(Path('s'), 20, 60))")  # fmt: skip
@@ -99,14 +67,6 @@ def test_no_job_is_lost_after_twenty_random_kills_of_the_sweep(tmp_path):
     results = json.loads((tmp_path / "s" / "results.json").read_text())["jobs"]
     assert [job["status"] for job in results] == ["finished"] * 60
     assert none_is_left(tmp_path / "s")
-
-
-@pytest.mark.long
-def test_a_timeout_counts_from_where_a_job_begins(stubs, tmp_path):
-    late = launcher("submitit")
-    found, code = stubs.start(["conf=digits_mlp", "seed=0"], launcher=late, timeout_seconds=1.0)
-    assert code == 0 and found.results[0].status == "finished"  # submitit alone takes longer to begin
-    assert found.results[0].seconds is not None and found.results[0].seconds < 1.0
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Processes: so many at a time, none left behind."""
 
-import gc
 import json
 import os
 import signal
@@ -115,17 +114,3 @@ def test_a_job_gets_as_many_gpus_as_it_wants_none_on_request_and_the_environment
     assert (none["CUDA_VISIBLE_DEVICES"], both["CUDA_VISIBLE_DEVICES"]) == ("-1", "4,7")
     assert own["OMP_NUM_THREADS"] == "3" and own["PATH"] == os.environ["PATH"]
     assert "CUDA_DEVICE_ORDER" not in own
-
-
-@pytest.mark.long
-def test_two_hundred_jobs_leave_no_files_processes_or_threads_behind(tmp_path):
-    def held() -> tuple[int, int, int]:
-        children = Path("/proc/self/task").glob("*/children")
-        processes = sum(len(child.read_text().split()) for child in children)
-        return len(os.listdir("/proc/self/fd")), processes, threading.active_count()
-
-    before = held()
-    record, _ = run_queue([stub_work(tmp_path, number) for number in range(200)], workers=8)
-    gc.collect()
-    assert held() == before
-    assert len(record.endings) == 200 and {ending.exit_code for ending in record.endings.values()} == {0}

@@ -73,14 +73,6 @@ def test_what_sbatch_refuses_is_said_of_each_job(stubs, slurm, tmp_path):
 
 
 @pytest.mark.long
-def test_a_timeout_cancels_the_job_which_saves_first(stubs, slurm):
-    stubs.manners = {1: "hangs"}
-    found, _ = launched(stubs, ["seed=0"], timeout_seconds=1.0, grace_seconds=20.0)
-    assert (found.results[0].status, found.results[0].summary["status"]) == ("timed out", "terminated")
-    assert (slurm / "cancelled.txt").read_text() == "77\n" and ended(slurm)
-
-
-@pytest.mark.long
 def test_the_job_of_a_sweep_that_is_killed_goes_on(slurm, tmp_path):
     sweep = begun_sweep(tmp_path, 1, "once", "submitit", *WORDS)
     sweep.kill()
