@@ -28,11 +28,6 @@ def test_each_verb_has_help_with_an_example(mpt) -> None:
         assert "mpt " + verb in done.out.partition("\n")[2]
 
 
-def test_options_may_stand_between_the_words(mpt) -> None:
-    done = mpt("show", "conf=digits_cnn", "--json", "trainer.epochs=3")
-    assert json.loads(done.out)["settings"]["trainer"]["epochs"] == 3
-
-
 def test_check_says_what_it_found(mpt) -> None:
     done = mpt("check", "conf=digits_cnn", "optimizer=sgd", "policy=mixed_bfloat16")
     assert done.code == 0

@@ -24,12 +24,6 @@ def test_a_choice_said_outright_is_not_replaced_by_an_implied_one(own, messages)
     assert message.startswith("model.builder: model=mlp has no such key.")
 
 
-def test_two_words_that_disagree(own, messages) -> None:
-    assert messages(own, "policy=float32", "policy.name=float64") == [
-        "policy.name: must agree with policy=float32. Received: 'float64'. Keep one of the two words for policy."
-    ]
-
-
 @pytest.mark.slow
 def test_a_given_key_is_taken_back(own) -> None:
     assert load_settings([own, "~trainer.epochs"]).trainer.epochs == 10
@@ -75,11 +69,6 @@ def test_a_word_that_names_a_part_of_a_list_as_one_of_a_mapping(own, messages) -
     for word in ("trainer.metrics.best=mse", "~trainer.metrics.0"):
         [said] = messages(own, *before, word)
         assert said.startswith(f"{word.lstrip('~').partition('=')[0]}: cannot be set: ")
-
-
-def test_a_part_of_a_list_is_set_by_its_number(own) -> None:
-    settings = load_settings([own, "trainer.metrics=[mae, auto]", "trainer.metrics.1=mse"])
-    assert settings.trainer.metrics == ["mae", "mse"]
 
 
 def test_loading_leaves_a_hydra_of_the_callers_alone(own, tmp_path) -> None:

@@ -1,6 +1,5 @@
 """A file of a group that the command line chooses wins over what the recipe's keys say of that choice."""
 
-import pytest
 
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import DistributeSettings, FaultSettings, PolicySettings
@@ -33,18 +32,6 @@ def test_other_words_win_over_the_chosen_file_wherever_they_stand(write_recipe) 
     recipe = write_recipe("trainer: {epochs: 20}\nfault: {kind: nan, at_steps: [1], every_steps: 3}\n")
     settings = load_settings([recipe, "trainer.epochs=4", "trainer=quick", "fault=overflow", "fault.at_steps=[2]"])
     assert (settings.trainer.epochs, settings.fault) == (4, FaultSettings(kind="overflow", at_steps=[2]))
-
-
-@pytest.mark.slow
-def test_a_recipes_own_keys_win_over_the_file_it_chooses_but_not_over_that_of_one_that_starts_from_it(
-    write_recipe,
-) -> None:
-    base = write_recipe("defaults: [{trainer: quick}, {loss_scale: fixed}]\ntrainer: {epochs: 3}\n"
-                        "loss_scale: {on_overflow: apply}\n", "base.yaml")  # fmt: skip
-    assert load_settings([base]).trainer.epochs == 3 and load_settings([base]).loss_scale.on_overflow == "apply"
-    start = "defaults: [./base.yaml, {trainer: quick}]\nloss_scale: {mode: dynamic, growth_steps: 5}\n"
-    later = load_settings([write_recipe(start)])
-    assert (later.trainer.epochs, later.loss_scale) == (1, LossScaleSettings(mode="dynamic", growth_steps=5))
 
 
 def test_a_misspelt_key_of_an_overruled_section_is_still_an_error(write_recipe, messages) -> None:

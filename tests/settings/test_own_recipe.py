@@ -55,13 +55,6 @@ def test_a_module_that_is_not_beside_the_recipe_is_what_it_was(written, project)
     assert load_settings(written_beside(project, f"model: {{builder: '{written}'}}")).model.builder == written
 
 
-def test_a_module_beside_the_recipe_comes_before_one_of_the_working_directory(project) -> None:
-    words, ours = written_beside(project, "model: {builder: parts:stack}"), project / "parts.py"
-    Path("parts.py").write_text("def stack(): ...\n")
-    assert load_settings(words).model.builder == f"{ours}:stack"
-    assert load_settings([*words, "model.builder=parts:stack"]).model.builder == "parts:stack"  # of the command line
-
-
 def test_every_object_of_a_recipe_and_of_those_it_starts_from_is_looked_for_beside_it(project) -> None:
     (project / "sub").mkdir()
     (project / "sub" / "base.yaml").write_text("data: {loader: own:load, kwargs: {name: own:load}}\n")

@@ -39,15 +39,6 @@ def test_groups_and_recipes_beside_where_one_works_are_found(capsys) -> None:
     assert line.split(maxsplit=1)[1] == "for my net (conf/loss_scale/mine.yaml)"
 
 
-def test_groups_are_described_to_the_end_of_a_sentence(capsys) -> None:
-    write("conf/loss_scale/mine.yaml", "# for my net,\n# in two lines\n# @package _group_\n" + MINE.partition("\n")[2])
-    assert main(["list", "groups"]) == 0
-    lines = {line.split()[0]: line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines()}
-    assert lines["loss_scale=mine"] == "for my net, in two lines (conf/loss_scale/mine.yaml)"
-    assert lines["optimizer=adam"] == "Adam as in Keras."
-    assert all(line.endswith((".", "(conf/loss_scale/mine.yaml)")) for line in lines.values())
-
-
 @pytest.mark.slow
 def test_a_sweep_takes_them(capsys) -> None:
     write("conf/loss_scale/mine.yaml", MINE)
@@ -177,14 +168,6 @@ def test_what_is_wrong_in_a_file_that_is_not_named_is_said_with_its_line(message
     given = messages("conf=own", "loss_scale.growth_factor=0.25", "trainer.epochs=-1")
     assert [text for text in given if "growth_factor: " in text or ("epochs: " in text and "It" in text)] == [
         "loss_scale.growth_factor: must be > 1 and <= 2**127. Received: 0.25."]  # fmt: skip
-
-
-@pytest.mark.slow
-def test_a_group_file_may_imply_which_it_is() -> None:
-    write("conf/model/mine.yaml", "builder: nets.py:build\nkwargs: {width: 16}\n")
-    write("conf/data/mine.yaml", "loader: nets.py:load\n")
-    settings = load_settings(["conf=digits_mlp", "model=mine", "data=mine"])
-    assert (settings.model.name, settings.model.kwargs, settings.data.name) == ("builder", {"width": 16}, "loader")
 
 
 @pytest.mark.slow

@@ -3,12 +3,15 @@
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
+
 from mpt_cli.errors import ConfigError
 from mpt_cli.jobs.launchers import Launcher, choose_launcher, recorded_launcher
 
@@ -55,6 +58,22 @@ def test_each_job_ends_as_it_would_here(stubs, tmp_path, name):
     assert code == 2 and f"at a time through {name}" in stubs.said
     assert recorded_launcher(found.plan.facts) == given["launcher"]
     assert none_is_left(tmp_path)
+
+
+@pytest.mark.long
+def test_the_job_of_a_task_of_submitits_that_was_killed_ends_too(stubs, tmp_path):
+    stubs.manners = {1: "deaf"}
+
+    def kill_the_task() -> None:
+        while not (tmp_path / "s" / "started.txt").exists():
+            time.sleep(0.02)
+        for pid in processes_of(tmp_path, "submitit.core._submit"):
+            os.kill(pid, signal.SIGKILL)
+
+    threading.Thread(target=kill_the_task).start()
+    found, _ = stubs.start(["conf=digits_mlp", "seed=0", f"sweep_dir={tmp_path / 's'}"], launcher=launcher("submitit"))
+    assert (found.results[0].status, found.results[0].exit_code) == ("killed", 143) and none_is_left(tmp_path)
+    assert found.results[0].reason.startswith("the job was lost. submitit's job ")
 
 
 @pytest.mark.long

@@ -96,3 +96,11 @@ def test_a_job_whose_time_is_over_saves_and_goes_on_in_a_job_anew(stubs, slurm, 
     assert code == 0 and found.results[0].status == "finished"
     assert (tmp_path / "s" / "started.txt").read_text().count("001-only") == 2
     assert "Requeued job 77" in (slurm / "output.txt").read_text()
+
+
+@pytest.mark.long
+def test_a_timeout_cancels_the_job_which_saves_first(stubs, slurm):
+    stubs.manners = {1: "hangs"}
+    found, _ = launched(stubs, ["seed=0"], timeout_seconds=1.0, grace_seconds=20.0)
+    assert (found.results[0].status, found.results[0].summary["status"]) == ("timed out", "terminated")
+    assert (slurm / "cancelled.txt").read_text() == "77\n" and ended(slurm)
