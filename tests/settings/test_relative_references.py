@@ -8,7 +8,6 @@ import pytest
 from mpt_cli.cli import main
 from mpt_cli.settings.json_schema import MODELINE
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.relative_references import module_folders
 from mpt_cli.settings.search_path import CONFIG_DIR
 
 
@@ -29,16 +28,6 @@ def write(path: Path, text: str = "") -> Path:
 
 def builder(*words: str) -> str:
     return load_settings(["conf=digits_mlp", *words]).model.builder  # type: ignore[attr-defined]
-
-
-def test_the_project_of_a_file_has_its_conf_or_recipes(folder, monkeypatch) -> None:
-    project = folder / "project"
-    for name in ("conf/model/x.yaml", "recipes/x.yaml", "recipes/deep/x.yaml"):
-        assert module_folders(project / name) == [(project / name).parent, project]
-    assert module_folders(project / "x.yaml") == [project]
-    write(project / "model" / "x.yaml")
-    monkeypatch.setenv(CONFIG_DIR, str(project))  # which has the groups itself
-    assert module_folders(project / "model" / "x.yaml") == [project / "model", project]
 
 
 @pytest.mark.slow

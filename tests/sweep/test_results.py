@@ -173,16 +173,12 @@ def test_files_hold_every_job_with_its_command_and_are_made_from_the_directory_a
     write_results(read_results(made.sweep))
     assert [made.sweep.results_csv.read_text(), made.sweep.results_json.read_text()] == before
     assert made.sweep.report_html.exists()
-    content = json.loads((tmp_path / "s" / "results.json").read_text())
+    content = json.loads(before[1])
     assert content["schema_version"] == 1 and content["counts"] == {"failed": 1, "finished": 5}
     assert content["objective"] == {"name": "val_accuracy", "direction": "max"}
     assert content["best"]["command"] == "mpt train conf=digits_mlp 'loss_scale.initial_scale=2**15' seed=0"
     assert content["jobs"][1]["reason"] == "model.builder: build_net raised ValueError: no."
-    rows = list(csv.DictReader((tmp_path / "s" / "results.csv").open()))
-    assert [row["seed"] for row in rows] == ["0", "1", "2"] * 2
-    assert (rows[0]["rank"], rows[3]["rank"]) == ("2", "1")
     plan = json.loads((tmp_path / "s" / "sweep.json").read_text())
-    assert plan["jobs"][0]["overrides"] == {"loss_scale.initial_scale": "2**8", "seed": "0"}
     assert plan["command_line"] == ["mpt", "sweep", *GRID]
 
 
