@@ -5,6 +5,7 @@ from dataclasses import asdict
 from itertools import pairwise
 
 import pytest
+from group_file import group_file
 from omegaconf import OmegaConf
 
 from mpt_cli.settings.key import class_keys, read_value
@@ -59,3 +60,9 @@ def test_the_files_of_variants_and_the_default_files_agree_with_the_schema(write
             for name, value in written.items():
                 assert (value if value == "???" else read_value(keys[name], value)) == keys[name].default, name
     assert asdict(load_settings([write_recipe("recipe: own\n")])) == asdict(Settings(recipe="own"))
+
+
+def test_the_file_of_a_mode_is_written_from_its_fields() -> None:
+    for mode in VARIANTS["loss_scale"]:
+        text = (conf_directory() / "loss_scale" / f"{mode}.yaml").read_text(encoding="utf-8")
+        assert text == group_file("loss_scale", mode, text.partition("\n")[0])
