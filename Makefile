@@ -12,7 +12,7 @@ help:
 	@echo "make test       the suite without the long tests; make test-fast: the quick part"
 	@echo "make test-e2e   whole runs: a kill and its resume, recipes, the commands of the documentation"
 	@echo "make test-long  all that make test leaves out; make test-nightly: that and the programs for GPUs"
-	@echo "make fuzz       5,000 hostile words, recipes and files of runs each; make test has 90"
+	@echo "make fuzz       5,000 hostile words, recipes and files of runs each; make test has 36"
 	@echo "make audit      known vulnerabilities of what is pinned (asks a service on the network)"
 	@echo "make test-keras the quick part on the oldest Keras that pyproject allows, and on the newest there is"
 	@echo "make test-gpu-program  programs compiled for GPUs that are not here (an environment of 3 GB to download)"
@@ -30,7 +30,7 @@ ON_JAX := tests/training/test_engine.py tests/training/test_injected_patterns.py
 	tests/precision/test_optimizer_steps.py tests/precision/test_skips_whole.py tests/precision/test_finite.py \
 	tests/precision/gradients/test_define_gradient.py
 ON_JAX_NIGHTLY := tests/training tests/precision tests/diagnose tests/plan tests/test_docstring_examples.py \
-	tests/front/test_diagnosed_models.py tests/front/test_python_runs.py
+	tests/front/test_diagnosed_models.py tests/front/test_python_runs.py tests/front/test_like_fit.py
 
 test: $(VENV)/.dev
 	$(PYTEST) -m "not long"

@@ -28,19 +28,18 @@ with Watch() as watch:
 """
 
 
-def run_body(body: str, *numbers: signal.Signals, between: float = 0.2) -> tuple[int, str, str, float]:
-    """Exit code, output, errors and seconds from the first signal to the end of a program that prints `ready`."""
+def run_body(body: str, *numbers: signal.Signals, between: float = 0.2) -> tuple[int, str, str]:
+    """Exit code, output and errors of a program that prints `ready`."""
     program = OPENING + textwrap.indent(textwrap.dedent(body), "    ") + CLOSING
     command = [sys.executable, "-c", program]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n", process.communicate()[1]
     time.sleep(0.1)
-    started = time.monotonic()
     for number in numbers:
         process.send_signal(number)
         time.sleep(between)
     out, err = process.communicate(timeout=60)
-    return process.returncode, out, err, time.monotonic() - started
+    return process.returncode, out, err
 
 
 @pytest.mark.slow
@@ -51,22 +50,10 @@ def test_what_hears_nothing_is_ended_with_the_code_of_the_signal():
                 end("ready", flush=True)
                 hear_nothing(FOREVER)
     """
-    code, out, err, seconds = run_body(body, signal.SIGINT)
+    code, out, err = run_body(body, signal.SIGINT)
     assert (code, out.splitlines()) == (130, [f"{which} interrupted while compiling the training step"
                                               for which in ("first", "last")])  # fmt: skip
     assert err.strip() == "mpt: interrupted while compiling the training step"
-    assert seconds > 0.4
-
-
-@pytest.mark.slow
-def test_a_terminal_that_goes_away_is_a_sigterm_also_where_nothing_is_heard():
-    body = """
-        with unheard("compiling"):
-            end("ready", flush=True)
-            hear_nothing(FOREVER)
-    """
-    code, _, err, _ = run_body(body, signal.SIGHUP)
-    assert (code, err.strip()) == (143, "mpt: terminated while compiling")
 
 
 @pytest.mark.slow
@@ -94,8 +81,8 @@ def test_what_hears_ends_at_once_and_by_itself():
         finally:
             end("put away")
     """
-    code, out, err, seconds = run_body(body, signal.SIGTERM, between=0)
-    assert (code, out, err.strip()) == (143, "put away\n", "mpt: terminated") and seconds < 5
+    code, out, err = run_body(body, signal.SIGTERM, between=0)
+    assert (code, out, err.strip()) == (143, "put away\n", "mpt: terminated")
 
 
 @pytest.mark.slow
@@ -114,8 +101,8 @@ def test_what_ends_in_its_own_time_is_waited_for():
         end("written")
         raise_for(interruption.requested)
     """
-    code, out, _, seconds = run_body(body, signal.SIGTERM)
-    assert (code, out) == (143, "saved SIGTERM\nwritten\n") and seconds > 2.9
+    code, out, _ = run_body(body, signal.SIGTERM)
+    assert (code, out) == (143, "saved SIGTERM\nwritten\n")
 
 
 @pytest.mark.slow
@@ -125,69 +112,22 @@ def test_a_second_ctrl_c_ends_also_what_would_save():
             end("ready", flush=True)
             hear_nothing(FOREVER)
     """
-    code, out, _, seconds = run_body(body, signal.SIGINT, signal.SIGINT)
-    assert (code, out) == (130, "interrupted\n") and seconds < 5
+    code, out, _ = run_body(body, signal.SIGINT, signal.SIGINT)
+    assert (code, out) == (130, "interrupted\n")
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_leaves_what_ends_others_to_itself():
-    """As the queue of a sweep, which kills its jobs then."""
-    body = """
-        try:
-            with Interruption():
-                end("ready", flush=True)
-                while True:
-                    time.sleep(0.05)
-        except KeyboardInterrupt:
-            with Interruption():
-                time.sleep(1.0)
-            end("killed them")
-            raise
-    """
-    assert run_body(body, signal.SIGINT, signal.SIGINT)[:3] == (130, "killed them\n", "\nmpt: interrupted\n")
-
-
-@pytest.mark.slow
-def test_an_ending_that_hangs_or_fails_does_not_keep_it():
+def test_an_ending_that_hangs_or_fails_or_a_thread_that_reads_does_not_keep_it_when_the_terminal_goes():
     body = """
         def fails(e):
             raise OSError
+        threading.Thread(target=time.sleep, args=(60,)).start()
         with at_forced_end(lambda e: time.sleep(60)), at_forced_end(fails), unheard("compiling"):
             end("ready", flush=True)
             hear_nothing(FOREVER)
     """
-    code, _, _, seconds = run_body(body, signal.SIGTERM)
-    assert code == 143 and seconds < 10
-
-
-@pytest.mark.slow
-def test_the_end_does_not_wait_for_a_thread_that_still_reads():
-    body = """
-        threading.Thread(target=time.sleep, args=(60,)).start()
-        end("ready", flush=True)
-        time.sleep(60)
-    """
-    code, _, _, seconds = run_body(body, signal.SIGTERM)
-    assert code == 143 and seconds < 10
-
-
-@pytest.mark.slow
-def test_signals_of_a_forked_process_are_its_own():
-    body = """
-        begun, begins = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.write(begins, b"+")
-            time.sleep(60)
-            os._exit(0)
-        os.read(begun, 1)
-        os.kill(child, signal.SIGTERM)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
-        time.sleep(0.6)
-        end("ready", flush=True)
-        return 7
-    """
-    assert run_body(body)[0] == 7
+    code, _, err = run_body(body, signal.SIGHUP)
+    assert (code, err.strip()) == (143, "mpt: terminated while compiling")
 
 
 @pytest.mark.slow
@@ -202,27 +142,5 @@ def test_nothing_raises_in_the_middle_of_an_import_but_at_its_end():
             end("imported", flush=True)
         end("too far")
     """
-    code, out, err, _ = run_body(body, signal.SIGTERM, between=0)
+    code, out, err = run_body(body, signal.SIGTERM, between=0)
     assert (code, out, err.strip()) == (143, "imported\n", "mpt: terminated")
-
-
-@pytest.mark.slow
-def test_a_signal_whose_exception_a_callback_loses_ends_the_program_without_a_traceback():
-    """Python throws away what a callback of its garbage collector raises, and prints it."""
-    body = """
-        import gc
-        struck = []
-        def callback(phase, _):
-            if not struck:
-                struck.append(phase)
-                os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(0.3)  # another thread may be the one that the system gives it to
-        end("ready", flush=True)
-        time.sleep(0.3)  # so that it is read by itself
-        gc.callbacks.append(callback)
-        gc.collect()
-        end("went on", flush=True)
-        while True:
-            time.sleep(0.01)
-    """
-    assert run_body(body)[:3] == (143, "went on\n", "\nmpt: terminated\n")

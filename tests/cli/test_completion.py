@@ -115,10 +115,9 @@ def test_tab_in_a_real_shell(shell, shell_env, tmp_path) -> None:
     assert _typed(shell, TYPED, shell_env, tmp_path) == [*TYPED.values()]
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_has_a_script(shell, capsys) -> None:
-    assert main(["completion", shell]) == 0
-    assert "_ARGCOMPLETE" in capsys.readouterr().out
+def test_each_shell_has_a_script(capsys) -> None:
+    for shell in START:
+        assert main(["completion", shell]) == 0 and "_ARGCOMPLETE" in capsys.readouterr().out
 
 
 def test_what_the_project_has_is_offered(tmp_path, monkeypatch) -> None:

@@ -45,16 +45,12 @@ def test_the_best_epoch_is_named_with_its_step_metric_and_value(capsys):
 
 
 @pytest.mark.usefixtures("run")
-def test_that_the_best_weights_are_missing_is_said(capsys):
+def test_of_the_last_weights_no_epoch_is_named_and_that_the_best_are_missing_is_said(capsys):
+    assert main(["evaluate", "run", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)) == {"schema_version", "run_dir", "split", "metrics"}
     shutil.rmtree("run/checkpoints")
     assert main(["evaluate", "run", "--best"]) == 3
     assert "run/checkpoints has no best weights" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("run")
-def test_of_the_last_weights_no_epoch_is_named(capsys):
-    assert main(["evaluate", "run", "--json"]) == 0
-    assert set(json.loads(capsys.readouterr().out)) == {"schema_version", "run_dir", "split", "metrics"}
 
 
 def _zipped(path):

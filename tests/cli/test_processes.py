@@ -18,23 +18,19 @@ def _run(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProc
 
 
 @pytest.mark.slow
-def test_output_that_is_piped_is_plain_and_a_bad_key_exits_2_and_leaves_nothing(tmp_path) -> None:
-    for words in (["check", "conf=digits_cnn"], ["train", "conf=digits_cnn", "trainer.epochs=0"]):
-        done = _run(*words, cwd=tmp_path, TERM="xterm-256color")
-        assert "\x1b" not in done.stdout + done.stderr and "\r" not in done.stdout
-        assert (done.returncode, done.stderr) == ((0, "") if words[0] == "check" else (
-            2, "mpt train: trainer.epochs: must be >= 1. Received: 0.\n"))  # fmt: skip
-    assert list(tmp_path.iterdir()) == []
+def test_output_that_is_piped_is_plain(tmp_path) -> None:
+    done = _run("check", "conf=digits_cnn", cwd=tmp_path, TERM="xterm-256color")
+    assert (done.returncode, done.stderr) == (0, "") and "\x1b" not in done.stdout and "\r" not in done.stdout
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["check", "conf=digits_cnn"], ["watch", "nowhere"]])
+@pytest.mark.parametrize("words", [["check", "conf=digits_cnn"], ["sweep", "conf=digits_mlp", "seed=0,1", "--dry-run"]])
 def test_no_framework_is_imported(words, tmp_path) -> None:
     code = "import sys; from mpt_cli.cli import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
     command = [sys.executable, "-c", code, *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     imported = set(done.stderr.splitlines()[-1].split())
-    assert not imported & {"keras", "tensorflow", "jax", "sklearn", "matplotlib"}
+    assert not imported & {"keras", "tensorflow", "jax", "sklearn", "matplotlib", "scipy"}
 
 
 @pytest.mark.slow
@@ -65,19 +61,12 @@ def test_a_full_disk_behind_standard_output_is_no_bug(tmp_path) -> None:
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 3
     assert done.stderr == "mpt list: what it has to say can't be written: No space left on device\n"
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    command = f"{sys.executable} -m mpt_cli --help > /dev/full"
-    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 3 and done.stderr.endswith("No space left on device\n")
 
 
 @pytest.mark.slow
 def test_a_terminal_that_lacks_a_letter_still_gets_its_text(tmp_path) -> None:
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    for words in (["list", "data"], ["train", "conf=größe"]):
-        done = subprocess.run([*_MPT, *words], cwd=tmp_path, env=environment, capture_output=True, timeout=60)
-        assert done.returncode == (2 if "conf=größe" in words else 0), done.stderr
-        assert b"Traceback" not in done.stderr
+    done = _run("train", "conf=größe", cwd=tmp_path, PYTHONIOENCODING="ascii")
+    assert done.returncode == 2 and "Received: 'gr" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.long
@@ -98,9 +87,8 @@ def test_closed_streams_lead_to_nowhere(tmp_path) -> None:
     code = ("import os, sys; from mpt_cli.__main__ import open_closed_streams as opened; opened(); "
             "print(1, flush=True); print(2, file=sys.stderr, flush=True); os.write(1, b'3'); "
             "sys.exit(os.open('mine', os.O_CREAT) < 3)")  # fmt: skip
-    for closed in ("2>&-", "<&- >&- 2>&-"):
-        command = f"{sys.executable} -c {shlex.quote(code)} {closed}"
-        assert subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, timeout=60).returncode == 0
+    command = f"{sys.executable} -c {shlex.quote(code)} <&- >&- 2>&-"
+    assert subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, timeout=60).returncode == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit of Linux")

@@ -14,6 +14,7 @@ from mpt_cli.verbs.inspection import LISTINGS
 
 
 def test_help_names_every_verb_and_exit_code(mpt) -> None:
+    assert mpt("--version").out == f"mpt {__version__}\n"
     done = mpt("--help")
     assert done.code == 0 and done.err == ""
     assert all(f"\n  {verb} " in done.out for verb in LISTED_VERBS)
@@ -27,29 +28,6 @@ def test_each_verb_has_help_with_an_example(mpt) -> None:
         assert "mpt " + verb in done.out.partition("\n")[2]
 
 
-def test_what_needs_a_built_model_says_so(mpt) -> None:
-    done = mpt("check", "conf=digits_mlp", "--ops")
-    assert done.code == 2 and "--ops: reads the operations of a model that is built. Add --build." in done.err
-    done = mpt("run", "policy=auto_float16", "train.py")
-    assert done.code == 2 and "mpt.fit(policy='auto_float16') in the script" in done.err
-
-
-def test_version(mpt) -> None:
-    assert mpt("--version").out == f"mpt {__version__}\n"
-
-
-def test_no_verb_and_an_unknown_one_are_usage_errors(mpt) -> None:
-    assert mpt().code == 2
-    done = mpt("trian", "conf=digits_cnn")
-    assert done.code == 2 and "there is no verb 'trian'. Did you mean train?" in done.err
-    assert mpt("train", "conf=digits_cnn", "--josn").code == 2
-
-
-def test_options_may_stand_between_the_words(mpt) -> None:
-    done = mpt("show", "conf=digits_cnn", "--json", "trainer.epochs=3")
-    assert json.loads(done.out)["settings"]["trainer"]["epochs"] == 3
-
-
 def test_check_says_what_it_found(mpt) -> None:
     done = mpt("check", "conf=digits_cnn", "optimizer=sgd", "policy=mixed_bfloat16")
     assert done.code == 0
@@ -59,14 +37,6 @@ def test_check_says_what_it_found(mpt) -> None:
     }  # fmt: skip
 
 
-def test_show_names_the_functions_that_a_recipe_imports(mpt) -> None:
-    words = ["conf=digits_cnn", "model.builder=nets:build", "data.loader=./d.py:load"]
-    assert mpt("show", *words).out.splitlines()[:2] == [
-        "# model.builder: this recipe imports nets:build and runs it",
-        "# data.loader: this recipe imports ./d.py:load and runs it",
-    ]
-
-
 def test_show_names_the_objects_that_a_recipe_imports_at_every_depth(mpt) -> None:
     loss = "trainer.loss={a: mse, b: {object: 'own:loss', kwargs: {scale: {object: 'own:scale'}, text: 'x:y'}}}"
     words = ["conf=digits_mlp", loss, "trainer.callbacks=[history,own:Call]", "optimizer.schedule.object=own:falling"]
@@ -74,23 +44,13 @@ def test_show_names_the_objects_that_a_recipe_imports_at_every_depth(mpt) -> Non
         "own:loss", "own:scale", "own:Call", "own:falling"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("policies", "auto_float16"),
-        ("keys", "loss_scale.backoff_factor"),
-    ],
-)
-def test_list_shows_each_with_a_description(kind, name, mpt) -> None:
-    lines = mpt("list", kind).out.splitlines()
-    (line,) = [line for line in lines if line.split()[:1] == [name]]
-    assert len(line.split()) > 1
-    entries = json.loads(mpt("list", kind, "--json").out)[kind]
-    assert all(entry["description"] or entry["name"] == "(all)" for entry in entries)
-
-
-def test_every_kind_that_can_be_listed_is_offered() -> None:
+def test_list_shows_each_with_a_description(mpt) -> None:
     assert tuple(LISTINGS) == KINDS
+    for kind, name in (("policies", "auto_float16"), ("keys", "loss_scale.backoff_factor")):
+        (line,) = [line for line in mpt("list", kind).out.splitlines() if line.split()[:1] == [name]]
+        assert len(line.split()) > 1
+        entries = json.loads(mpt("list", kind, "--json").out)[kind]
+        assert all(entry["description"] or entry["name"] == "(all)" for entry in entries)
 
 
 @pytest.mark.slow
@@ -114,13 +74,6 @@ def test_a_copy_is_a_recipe_of_ones_own(mpt) -> None:
     assert Path("sub/mpt.schema.json").is_file()
 
 
-def test_a_schema_that_is_there_stays(mpt) -> None:
-    Path("mpt.schema.json").write_text("mine")
-    done = mpt("copy", "digits_cnn", "copy.yaml")
-    assert done.code == 0 and len(done.out.splitlines()) == 1 and Path("mpt.schema.json").read_text() == "mine"
-    assert load_settings(["conf=./copy.yaml"]).recipe == "digits_cnn"
-
-
 @pytest.mark.parametrize("name", ["overflow", "a, b=c"])
 def test_a_copy_of_any_name_is_trained_by_the_command_that_is_said(name, mpt) -> None:
     target, said = mpt("copy", "digits_cnn", name).out.splitlines()[0].split(": ", 1)
@@ -130,11 +83,14 @@ def test_a_copy_of_any_name_is_trained_by_the_command_that_is_said(name, mpt) ->
 
 
 def test_a_copy_overwrites_nothing(mpt) -> None:
-    Path("mine.yaml").write_text("keep: me")
-    done = mpt("copy", "digits_cnn", "mine.yaml")
+    Path("mpt.schema.json").write_text("mine")
+    done = mpt("copy", "digits_cnn", "copy.yaml")
+    assert done.code == 0 and len(done.out.splitlines()) == 1 and Path("mpt.schema.json").read_text() == "mine"
+    assert load_settings(["conf=./copy.yaml"]).recipe == "digits_cnn"
+    done = mpt("copy", "digits_cnn", "mpt.schema.json")
     assert done.code == 3
-    assert done.err == "mpt copy: mine.yaml exists already. Nothing was changed; give another DEST.\n"
-    assert Path("mine.yaml").read_text() == "keep: me"
+    assert done.err == "mpt copy: mpt.schema.json exists already. Nothing was changed; give another DEST.\n"
+    assert Path("mpt.schema.json").read_text() == "mine"
 
 
 def test_a_copy_that_cannot_be_made(mpt) -> None:
@@ -190,15 +146,3 @@ def _raiser(error: BaseException):
         raise error
 
     return fail
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (["data=npz", "data.path=nowhere.npz"], 3, "data.path: there is no file nowhere.npz."),
-        (["data=loader", "data.loader=nowhere:load"], 2, "data.loader: there is no module nowhere,"),
-    ],
-)
-def test_data_that_is_not_there_is_said_before_keras_is_imported(mpt, words, code, message) -> None:
-    done = mpt("train", "conf=digits_mlp", *words)
-    assert (done.code, list(Path().iterdir())) == (code, []) and message in done.err

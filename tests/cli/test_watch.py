@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -44,22 +43,18 @@ def _table(text: str) -> list[str]:
     return [" ".join(row[:-2]) for row in rows if row and row[0][0].isdigit() and "/" in row[0]]
 
 
-def test_a_run_that_is_over_is_shown_as_its_own_console_showed_it(tmp_path, mpt) -> None:
+def test_a_run_that_is_over_is_shown_as_its_own_console_showed_it_and_as_an_object_a_line(tmp_path, mpt) -> None:
     main(str(tmp_path / "r"), 3, 0.0)
     own = (tmp_path / "r" / "console.log").read_text()
     done = mpt("watch", "r")
     assert done.code == 0 and len(_table(own)) == 3 and _table(done.out) == _table(own)
     assert "step 1: gradients overflowed (inf in dense/kernel), step skipped, scale 32768 → 16384" in done.out
     assert "verdict      healthy\n             All went well." in done.out and "files        r\n" in done.out
-
-
-def test_json_is_an_object_a_line(tmp_path, mpt) -> None:
-    main(str(tmp_path / "r"), 2, 0.0)
     records = [json.loads(line) for line in mpt("watch", "r", "--json").out.splitlines()]
-    assert [record["record"] for record in records] == ["header", "event", "epoch", "epoch", "end"]
+    assert [record["record"] for record in records] == ["header", "event", *["epoch"] * 3, "end"]
     assert records[0]["scaling"]["numbers"]["growth_steps"] == 400 and records[1]["variable"] == "dense/kernel"
-    assert [record["step"] for record in records[2:4]] == [STEPS, 2 * STEPS]
-    assert records[4]["verdict"] == "healthy"
+    assert [record["step"] for record in records[2:5]] == [STEPS, 2 * STEPS, 3 * STEPS]
+    assert records[5]["verdict"] == "healthy"
 
 
 @pytest.mark.parametrize("make", [lambda p: None, lambda p: p.mkdir(), lambda p: p.write_text("")])
@@ -71,14 +66,12 @@ def test_what_is_no_run_is_said_and_exits_with_three(tmp_path, mpt, make) -> Non
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_is_followed_to_its_end(tmp_path) -> None:
-    run = _start_run(tmp_path, 4, 0.4)
+    run = _start_run(tmp_path, 2, 0.4)
     done = _watch(tmp_path, "r")
     run.communicate()
     assert done.returncode == 0 and done.stderr == ""
     assert _table(done.stdout) == _table((tmp_path / "r" / "console.log").read_text())
     assert "verdict      healthy" in done.stdout and "\x1b" not in done.stdout
-    times = [float(line.split()[-2]) for line in done.stdout.splitlines() if line.endswith(" s") and "/4 " in line]
-    assert len(times) == 4 and all(0.3 <= seconds < 1.5 for seconds in times)
 
 
 def _until(watch: "subprocess.Popen[str]", words: str) -> None:
@@ -101,18 +94,6 @@ def test_a_run_that_is_killed_is_said_to_be_gone(tmp_path) -> None:
     run.communicate()
     last = json.loads(_watch(tmp_path, "r", "--json").stdout.splitlines()[-1])
     assert (last["record"], last["can_be_resumed"]) == ("gone", True)
-
-
-@pytest.mark.slow
-def test_a_directory_that_is_removed_while_it_is_watched_is_said(tmp_path) -> None:
-    run = _start_run(tmp_path, 1000, 0.2)
-    watch = _start("-m", "mpt_cli", "watch", "r", cwd=tmp_path)
-    _until(watch, "1/1000")
-    run.kill()
-    run.communicate()
-    shutil.rmtree(tmp_path / "r")
-    out, err = watch.communicate(timeout=20)
-    assert (watch.returncode, "mpt watch: r is gone: it was removed" in err) in ((3, True), (143, False)), out + err
 
 
 @pytest.mark.long

@@ -51,13 +51,6 @@ def test_a_search_names_its_extra(mpt):
     assert "--trials: optuna is not installed. pip install 'mpt-cli[optuna]'" in done.stderr
 
 
-@pytest.mark.slow
-def test_a_launcher_names_its_extra(mpt):
-    done = mpt("sweep", "conf=digits_mlp", "seed=1,2", "--launcher", "submitit")
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "submitit" in done.stderr and "pip install" in done.stderr
-
-
 @pytest.mark.long
 @pytest.mark.slow
 def test_every_verb_runs_on_jax_without_tensorflow(mpt):

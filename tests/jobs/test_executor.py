@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mpt_cli.jobs.executor import CannotStart, Command, LocalExecutor, call, module_command, mpt_command
+from mpt_cli.jobs.executor import Command, LocalExecutor, call
 from mpt_cli.jobs.queue import run_one
-from mpt_cli.signals import held_back
 
 PARENT = """
 import sys, time
@@ -61,12 +60,6 @@ def test_what_runs_ends_when_the_process_that_started_it_is_killed(tmp_path):
     assert gone(pids)
 
 
-def test_what_can_not_be_started_is_said():
-    with LocalExecutor() as executor, pytest.raises(CannotStart) as caught:
-        executor.start(Command("one", ["/etc/passwd"], None))
-    assert str(caught.value) == "[Errno 13] Permission denied: '/etc/passwd'"
-
-
 SHOWN = """
 import json, os, signal, sys
 ignored = sorted(int(s) for s in signal.Signals if signal.getsignal(s) == signal.SIG_IGN)
@@ -82,14 +75,6 @@ def test_a_command_has_its_folder_log_and_environment_a_group_of_its_own_and_ign
         assert handle.wait() == 0
     python = [signal.SIGPIPE, signal.SIGXFSZ]  # those that Python itself ignores
     assert json.loads((tmp_path / "log").read_text()) == ["c", str(tmp_path), True, ["-c", "a b"], python]
-
-
-def test_an_ended_process_is_asked_for_its_code_as_often_as_one_likes():
-    with LocalExecutor() as executor:
-        handle = executor.start(Command("one", ["sh", "-c", "exit 7"], None))
-        handle.wait()
-        assert [handle.poll() for _ in range(3)] == [7, 7, 7]
-        handle.kill()  # there is nothing left that it could hit
 
 
 def test_a_helpers_answer_is_the_last_line_it_said(tmp_path):
@@ -132,19 +117,3 @@ def test_a_signal_ends_the_one_command_first_and_then_this_program(tmp_path, num
     with pytest.raises(error) as caught, LocalExecutor() as executor:
         run_one(Command("one", ["sh", "-c", script], None, cwd=tmp_path), executor)
     assert (tmp_path / "saved").exists() and getattr(caught.value, "code", None) == code
-
-
-@pytest.mark.slow
-def test_what_is_held_back_from_a_process_does_not_end_it(tmp_path):
-    with LocalExecutor() as executor:
-        with held_back(signal.SIGUSR2):
-            script = "import sys, time; time.sleep(0.5); sys.exit(5)"
-            handle = executor.start(Command("one", [sys.executable, "-S", "-c", script], None))
-        handle.send_signal(signal.SIGUSR2)
-        assert handle.wait() == 5
-    assert signal.SIGUSR2 not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-
-
-def test_commands_of_this_installation_take_no_module_from_the_working_directory():
-    assert mpt_command("train", "seed=1") == [sys.executable, "-P", "-m", "mpt_cli", "train", "seed=1"]
-    assert module_command("mpt_cli.doctor", "jax")[1:4] == ["-P", "-m", "mpt_cli.doctor"]

@@ -3,18 +3,6 @@
 import pytest
 
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.schema import Settings
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("group", "choice"),
-    [("model", "resnet"), ("policy", "float64")],
-)
-def test_a_name_acts_as_the_choice(group, choice, own) -> None:
-    by_name, by_choice = (load_settings([own, f"{word}={choice}"]) for word in (f"{group}.name", group))
-    assert by_name == by_choice
-    assert getattr(by_name, group).name == choice
 
 
 def test_a_builder_implies_its_model_on_the_command_line(own) -> None:
@@ -34,12 +22,6 @@ def test_a_path_implies_a_saved_model_and_a_loader_its_data_also_in_a_recipe(own
 def test_a_choice_said_outright_is_not_replaced_by_an_implied_one(own, messages) -> None:
     (message,) = messages(own, "model=mlp", "model.builder=nets:build")
     assert message.startswith("model.builder: model=mlp has no such key.")
-
-
-def test_two_words_that_disagree(own, messages) -> None:
-    assert messages(own, "policy=float32", "policy.name=float64") == [
-        "policy.name: must agree with policy=float32. Received: 'float64'. Keep one of the two words for policy."
-    ]
 
 
 @pytest.mark.slow
@@ -74,13 +56,6 @@ def test_a_recipe_empties_what_the_one_it_starts_from_has(write_recipe) -> None:
     assert partly.data.kwargs == {"n": 3, "m": 1, "deep": {}}
 
 
-def test_expectations_overrides_and_sections_can_be_emptied_too(write_recipe) -> None:
-    recipe = write_recipe("policy: {overrides: {dense: float32}}\noptimizer: {schedule: {warmup_steps: 3}}\n"
-                          "expect: {val_loss: {max: 1}}\n")  # fmt: skip
-    emptied = load_settings([recipe, "policy.overrides={}", "optimizer.schedule={}", "expect={}"])
-    assert emptied == Settings(recipe="own")
-
-
 @pytest.mark.slow
 def test_what_nobody_gives_cannot_be_taken_back(own, messages) -> None:
     assert messages(own, "~optimizer.clipnorm") == [
@@ -94,25 +69,6 @@ def test_a_word_that_names_a_part_of_a_list_as_one_of_a_mapping(own, messages) -
     for word in ("trainer.metrics.best=mse", "~trainer.metrics.0"):
         [said] = messages(own, *before, word)
         assert said.startswith(f"{word.lstrip('~').partition('=')[0]}: cannot be set: ")
-
-
-def test_a_part_of_a_list_is_set_by_its_number(own) -> None:
-    settings = load_settings([own, "trainer.metrics=[mae, auto]", "trainer.metrics.1=mse"])
-    assert settings.trainer.metrics == ["mae", "mse"]
-
-
-def test_plain_text_needs_no_quotes(own) -> None:
-    settings = load_settings([own, "run_dir=größe/a=b", "recipe=été"])
-    assert (settings.run_dir, settings.recipe) == ("größe/a=b", "été")
-
-
-def test_a_text_with_an_interpolation_sign_stays(own) -> None:
-    assert load_settings([own, r"description='\${seed}'"]).description == "${seed}"
-
-
-def test_a_mapping_on_the_command_line(own) -> None:
-    settings = load_settings([own, "policy.overrides={conv*: float32}", "policy.overrides.head=float64"])
-    assert settings.policy.overrides == {"conv*": "float32", "head": "float64"}
 
 
 def test_loading_leaves_a_hydra_of_the_callers_alone(own, tmp_path) -> None:

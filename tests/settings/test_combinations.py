@@ -1,5 +1,6 @@
 """Combinations that cannot work or that would ignore a key, and their neighbours that can."""
 
+import re
 from operator import attrgetter
 
 import pytest
@@ -157,10 +158,25 @@ _WRONG = [
 ]  # fmt: skip
 
 
+def _batches():
+    """Rows of one section each are tried together, one of each section: composing takes a tenth of a second."""
+    made = []
+    for words, message in _WRONG:
+        sections = {re.split(r"[.=]", word)[0] for word in words}
+        is_alone = len(sections) > 1 or sections & {"policy", "distribute"}
+        batch = next((each for each in made if not is_alone and each[0] and not sections & each[0]), None)
+        if batch is None:
+            made.append(batch := (set(), [], []))
+        batch[0].update(() if is_alone else sections)
+        batch[1].extend(words)
+        batch[2].append(message)
+    return [batch[1:] for batch in made]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("words", "message"), _WRONG, ids=[" ".join(words) for words, _ in _WRONG])
-def test_a_combination_is_refused(words, message, own, messages) -> None:
-    assert messages(own, *words) == [message]
+@pytest.mark.parametrize(("words", "said"), _batches())
+def test_a_combination_is_refused(words, said, own, messages) -> None:
+    assert sorted(messages(own, *words)) == sorted(said)
 
 
 # words, and where the last of them must have arrived
@@ -196,7 +212,3 @@ def test_all_combinations_are_reported_at_once(own, problems) -> None:
     words = ["policy=bfloat16", "loss_scale.min_scale=8", "loss_scale.max_scale=4", "distribute.devices=2"]
     found = [problem.key for problem in problems(own, *words, "trainer.epochs=0")]
     assert found == ["trainer.epochs", "loss_scale.min_scale", "policy.name", "distribute.devices"]
-
-
-def test_a_key_that_is_wrong_by_itself_is_reported_once(own, problems) -> None:
-    assert [problem.key for problem in problems(own, "loss_scale.initial_scale=-1")] == ["loss_scale.initial_scale"]

@@ -31,12 +31,6 @@ def test_a_path_of_any_name_comes_back(name, tmp_path, monkeypatch) -> None:
     assert (settings.recipe, settings.run_dir) == ("own", name)
 
 
-def test_a_plain_path_is_written_plainly() -> None:
-    assert format_override("run_dir", "runs/tiny/1-a.b") == "run_dir=runs/tiny/1-a.b"
-    assert shell_command("evaluate", Path("runs/tiny/1")) == "mpt evaluate runs/tiny/1"
-    assert shell_command("report", Path(".")) == "mpt report ."
-
-
 @pytest.mark.parametrize("name", ["-x", "a=b", "--best=1/y", "~x"])
 def test_a_path_is_no_option_no_key_and_no_home_directory(name) -> None:
     assert shlex.split(shell_command("diagnose", Path(name)))[2] == f"./{name}"
@@ -51,9 +45,3 @@ def test_the_answer_to_a_bare_file_can_be_copied(write_recipe, messages) -> None
     write_recipe("recipe: own\n", "my own.yaml")
     assert messages("my own.yaml")[-1].endswith("Write 'conf=./my own.yaml'.")
     assert messages("conf=my own")[0].endswith("For your own file write 'conf=./my own.yaml'.")
-
-
-@pytest.mark.slow
-def test_quotes_are_taken_off_only_as_a_pair(own) -> None:
-    assert parse_override("run_dir='x'").value() == "x"
-    assert load_settings(["conf='./own.yaml'"]) == load_settings([own])

@@ -39,12 +39,17 @@ def test_every_key_is_commented() -> None:
 
 @pytest.mark.slow
 def test_every_file_composes(write_recipe) -> None:
-    """Those of variants by the test below, which reads each of their keys."""
-    for group in sorted({*group_names()} - {*VARIANTS}):
-        for choice in group_choices(group):
-            recipe = write_recipe(f"defaults:\n  - {group}: {choice}\n")
-            section = getattr(load_settings([recipe, *_NEEDED.get((group, choice), [])]), group)
-            assert getattr(section, choosing_key(group) or "", choice) == choice
+    """Those of variants by the test below, which reads each of their keys; one of each other group at a time."""
+    groups = {group: group_choices(group) for group in {*group_names()} - {*VARIANTS}}
+    alone = [{group: choice} for group in ("policy", "distribute") for choice in groups.pop(group)]
+    together = [{group: choices[number % len(choices)] for group, choices in groups.items()}
+                for number in range(max(map(len, groups.values())))]  # fmt: skip
+    for chosen in alone + together:
+        recipe = write_recipe("defaults:\n" + "".join(f"  - {group}: {choice}\n" for group, choice in chosen.items()))
+        needed = [word for choice in chosen.items() for word in _NEEDED.get(choice, [])]
+        settings = load_settings([recipe, *needed])
+        for group, choice in chosen.items():
+            assert getattr(getattr(settings, group), choosing_key(group) or "", choice) == choice
 
 
 def test_the_files_of_variants_and_the_default_files_agree_with_the_schema(write_recipe) -> None:

@@ -46,11 +46,15 @@ def test_the_listing_is_what_keras_has_once_it_is_imported(listing) -> None:
         ("trainer.class_weight={0: -1}", "trainer.class_weight.0: must be a number >= 0. Received: -1."),
         ("optimizer.schedule.object=cosine_dekay", "optimizer.schedule: Keras has none of this name. Received: "
                                                    "'cosine_dekay'. Did you mean cosine_decay?"),
+        ("trainer.loss={price: mse, kind: auto}; trainer.loss_weights={kinds: 2}", "trainer.loss_weights: must name "
+         "outputs that have a loss, not kinds. Did you mean kind?"),
+        ("optimizer.schedule.object=nets:f; optimizer.schedule.warmup_steps=3", "optimizer.schedule.warmup_steps: must "
+         "be left out with optimizer.schedule.object=nets:f"),
         ("optimizer.schedule.kwargs.alpha=1", "optimizer.schedule.kwargs: must be left out without optimizer.schedule"),
     ],
 )  # fmt: skip
 def test_a_wrong_name_is_a_problem_of_the_settings(own, messages, word, message) -> None:
-    (said,) = messages(own, word)
+    (said,) = messages(own, *word.split("; "))
     assert said.startswith(message)
 
 
@@ -59,26 +63,11 @@ def test_names_of_every_form_are_known(own, loss) -> None:
     assert load_settings([own, f"trainer.loss={loss}", "trainer.metrics=[mae,AUC]"]).trainer.loss == loss
 
 
-def test_where_keras_lists_nothing_the_name_is_left_to_the_run(own, monkeypatch) -> None:
-    monkeypatch.setattr("mpt_cli.settings.references.keras_names", lambda listing: ())
-    assert load_settings([own, "trainer.loss=nonsense"]).trainer.loss == "nonsense"
-
-
 @pytest.mark.slow
 def test_the_names_are_checked_without_keras() -> None:
     code = ("import sys; from mpt_cli.cli import main; main(['check', 'conf=digits_mlp', 'trainer.loss=mse']); "
             "sys.exit('keras' in sys.modules)")  # fmt: skip
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_the_words_of_a_weight_for_an_output_without_a_loss(own, messages) -> None:
-    (said,) = messages(own, "trainer.loss={price: mse, kind: auto}", "trainer.loss_weights={kinds: 2}")
-    assert said == "trainer.loss_weights: must name outputs that have a loss, not kinds. Did you mean kind?"
-
-
-def test_a_schedule_object_leaves_no_other_key_of_the_schedule(own, messages) -> None:
-    (said,) = messages(own, "optimizer.schedule.object=nets:f", "optimizer.schedule.warmup_steps=3")
-    assert said.startswith("optimizer.schedule.warmup_steps: must be left out with optimizer.schedule.object=nets:f")
 
 
 @pytest.mark.slow
@@ -90,8 +79,3 @@ def test_an_optimizer_of_the_users_is_chosen_by_its_name(own, write_recipe) -> N
     assert load_settings([recipe]).optimizer.kwargs == {"k": 6}
     recipe = write_recipe("optimizer: {name: 'nets:Lookahead'}\n", "three.yaml")
     assert load_settings([recipe]).optimizer.object == "nets:Lookahead"
-
-
-def test_a_word_that_is_nothing_is_not_taken_for_one_far_away(own, messages) -> None:
-    (said,) = messages(own, "bugcalls=[early_stopping]")
-    assert "max_rollbacks" not in said

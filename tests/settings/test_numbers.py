@@ -45,27 +45,3 @@ def test_every_form_is_a_scale_on_the_command_line_and_in_a_recipe(written, valu
     in_words = load_settings([write_recipe("recipe: own\n"), f"loss_scale.initial_scale={written}"])
     assert in_recipe.loss_scale.initial_scale == in_words.loss_scale.initial_scale == value
     assert type(in_words.loss_scale.initial_scale) is float
-
-
-@pytest.mark.parametrize(("written", "value"), [("2**10", 1024), ("1e3", 1000)])
-def test_a_whole_value_is_fit_for_a_whole_key(written, value, own) -> None:
-    settings = load_settings([own, f"loss_scale.growth_steps={written}", f"model.filters=[{written},2]"])
-    assert settings.loss_scale.growth_steps == value and type(settings.loss_scale.growth_steps) is int
-    assert settings.model.filters == [value, 2]
-
-
-@pytest.mark.parametrize("word", ["true", "2**-1", "[1]"])
-def test_no_whole_number(word, own, messages) -> None:
-    (message,) = messages(own, f"loss_scale.growth_steps={word}")
-    assert message.startswith("loss_scale.growth_steps: must be a whole number. Received: ")
-
-
-def test_true_is_no_number(own, messages) -> None:
-    assert messages(own, "loss_scale.initial_scale=true") == [
-        "loss_scale.initial_scale: must be a number. Received: True."
-    ]
-
-
-def test_only_finite_numbers_are_within_a_range(own, messages) -> None:
-    (message,) = messages(own, "loss_scale.initial_scale=nan")
-    assert message == "loss_scale.initial_scale: must be a finite number. Received: nan."

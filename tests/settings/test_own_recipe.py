@@ -7,13 +7,6 @@ import pytest
 from mpt_cli.errors import ConfigError
 from mpt_cli.runs.resume import forbidden_changes
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.schema import Settings
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("written", ["model: {name: mlp}\n", "# only a comment\ntrainer:\n#  epochs: 3\n"])
-def test_what_a_recipe_does_not_say_is_the_default(written, write_recipe) -> None:
-    assert load_settings([write_recipe(written)]) == Settings(recipe="own")
 
 
 @pytest.mark.parametrize("written", ["", "# only a comment\n", "{}\n"])
@@ -28,24 +21,6 @@ def test_it_is_found_by_bare_and_absolute_path_and_at_home(write_recipe, monkeyp
     monkeypatch.setenv("HOME", str(tmp_path))
     for path in ("own.yaml", tmp_path / "own.yaml", "~/own.yaml"):
         assert load_settings([f"conf={path}"]).recipe == "own"
-
-
-@pytest.mark.slow
-def test_the_file_names_the_recipe_unless_it_says_otherwise(write_recipe) -> None:
-    assert load_settings([write_recipe("seed: 0\n", "first.yaml")]).recipe == "first"
-    assert load_settings([write_recipe("recipe: other\n", "first.yaml")]).recipe == "other"
-
-
-@pytest.mark.parametrize(
-    "written",
-    [
-        "defaults:\n  - /model: cnn\n",
-        "# @package _global_\ndefaults:\n  - override /model: cnn\n",
-        "model:\n  name: cnn\n",
-    ],
-)
-def test_forms_of_choosing_a_model(written, write_recipe) -> None:
-    assert load_settings([write_recipe(written)]).model.name == "cnn"
 
 
 @pytest.fixture
@@ -80,13 +55,6 @@ def test_a_module_that_is_not_beside_the_recipe_is_what_it_was(written, project)
     assert load_settings(written_beside(project, f"model: {{builder: '{written}'}}")).model.builder == written
 
 
-def test_a_module_beside_the_recipe_comes_before_one_of_the_working_directory(project) -> None:
-    words, ours = written_beside(project, "model: {builder: parts:stack}"), project / "parts.py"
-    Path("parts.py").write_text("def stack(): ...\n")
-    assert load_settings(words).model.builder == f"{ours}:stack"
-    assert load_settings([*words, "model.builder=parts:stack"]).model.builder == "parts:stack"  # of the command line
-
-
 def test_every_object_of_a_recipe_and_of_those_it_starts_from_is_looked_for_beside_it(project) -> None:
     (project / "sub").mkdir()
     (project / "sub" / "base.yaml").write_text("data: {loader: own:load, kwargs: {name: own:load}}\n")
@@ -110,11 +78,6 @@ def test_a_run_goes_on_from_another_folder_that_names_the_module_otherwise(proje
     assert now.model.builder != stored.model.builder and not forbidden_changes(stored, now)
     changed = load_settings(["conf=./mine.yaml", "model.builder=parts:other"])
     assert [problem.key for problem in forbidden_changes(stored, changed)] == ["model.builder"]
-
-
-def test_expected_numbers_are_read(write_recipe) -> None:
-    recipe = write_recipe("expect: {final_loss_scale: 2**10, val_loss: {max: 2**-1}}\n")
-    assert load_settings([recipe]).expect == {"final_loss_scale": 1024, "val_loss": {"max": 0.5}}
 
 
 @pytest.mark.slow
@@ -195,3 +158,8 @@ def test_faults_of_the_recipe_and_of_the_words_come_together(write_recipe, probl
 
 def test_words_are_checked_also_without_a_recipe(problems) -> None:
     assert [problem.key for problem in problems("trainer.epochs=0", "model.filters=[8]")] == ["conf", "trainer.epochs"]
+
+
+def test_a_key_with_points_in_a_file_is_told_how_it_is_written_there(write_recipe, messages) -> None:
+    (said,) = messages(write_recipe("trainer.epochs: 5\n"))
+    assert said.startswith("trainer.epochs: must be nested in a YAML file. Received: 5. Write `trainer: {epochs: …}`; ")

@@ -66,12 +66,11 @@ def test_an_edit_does_what_it_says_and_all_else_stays(before, edit, arguments, a
     assert edited(before, edit, *arguments) == after
 
 
-@pytest.mark.parametrize("word", ["on", "1e3", "null", "017", "a: b", "# no", " x", "", "*a"])
-def test_words_of_yaml_are_read_by_our_loader_as_they_were_given(word, tmp_path: Path) -> None:
+def test_words_of_yaml_are_read_by_our_loader_as_they_were_given(tmp_path: Path) -> None:
     file = tmp_path / "r.yaml"
-    file.write_text(edited("description: 5  # d\non: yes\n", "set", ["description"], word))
-    assert "on: yes" in file.read_text()
-    assert read_recipe(file).body["description"] == word
+    for word in ("on", "1e3", "null", "017", "a: b", "# no", " x", "", "*a"):
+        file.write_text(edited("description: 5  # d\non: yes\n", "set", ["description"], word))
+        assert "on: yes" in file.read_text() and read_recipe(file).body["description"] == word
 
 
 def test_what_is_no_yaml_or_shared_by_an_anchor_is_told() -> None:
@@ -109,7 +108,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.dictionaries(NAMES, VALUES, min_size=1, max_size=4), st.booleans(), NAMES, VALUES)
 def test_what_is_set_is_read_back_and_what_is_removed_is_gone(tree, is_flow, name, value) -> None:
     text = yaml.safe_dump(tree, default_flow_style=is_flow, sort_keys=False)

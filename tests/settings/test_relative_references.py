@@ -8,30 +8,7 @@ import pytest
 from mpt_cli.cli import main
 from mpt_cli.settings.json_schema import MODELINE
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.recipes import names_left_behind
-from mpt_cli.settings.relative_references import module_folders
 from mpt_cli.settings.search_path import CONFIG_DIR
-
-TEXT = """\
-# what it is for
-defaults:
-  - ./base.yaml  # all else
-  - plain
-  - optional ./no_such.yaml
-  - trainer: ours
-hydra: {searchpath: [../shared, 'file://../shared', 'pkg://mpt_cli']}
-model:
-  builder: net:build  # beside
-trainer:
-  loss: keras.losses:MeanSquaredError
-  callbacks:
-    # why
-    - object: parts/slow.py:Slow  # and this
-      kwargs: {inner: {object: net:build}, text: net:build}
-    - terminate_on_nan
-sweep:
-  grid: {trainer.loss: 'net:one,net:two', seed: [1, 2]}
-"""
 
 
 @pytest.fixture
@@ -53,18 +30,8 @@ def builder(*words: str) -> str:
     return load_settings(["conf=digits_mlp", *words]).model.builder  # type: ignore[attr-defined]
 
 
-def test_the_project_of_a_file_has_its_conf_or_recipes(folder, monkeypatch) -> None:
-    project = folder / "project"
-    for name in ("conf/model/x.yaml", "recipes/x.yaml", "recipes/deep/x.yaml"):
-        assert module_folders(project / name) == [(project / name).parent, project]
-    assert module_folders(project / "x.yaml") == [project]
-    write(project / "model" / "x.yaml")
-    monkeypatch.setenv(CONFIG_DIR, str(project))  # which has the groups itself
-    assert module_folders(project / "model" / "x.yaml") == [project / "model", project]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("inside", ["", "conf/"])
+@pytest.mark.parametrize("inside", ["conf/"])
 def test_a_group_file_means_the_modules_of_its_project(inside, folder, monkeypatch) -> None:
     project = folder / "project"
     write(project / inside / "model" / "mine.yaml", "builder: net:build\n")
@@ -84,14 +51,6 @@ def test_a_group_file_means_the_modules_of_its_project(inside, folder, monkeypat
     assert builder("model=mine") == "net:build"
 
 
-def test_a_group_of_the_projects_own_means_them_too(folder, monkeypatch) -> None:
-    project = folder / "project"
-    write(project / "conf" / "experiment" / "one.yaml", "# @package _global_\nmodel: {builder: net:build}\n")
-    net = write(project / "net.py")
-    monkeypatch.setenv(CONFIG_DIR, str(project))
-    assert builder("experiment=one") == f"{net}:build"
-
-
 @pytest.mark.slow
 def test_group_files_that_start_from_one_another_are_refused_in_a_sentence(folder, messages) -> None:
     for one, other in (("a", "b"), ("b", "a")):
@@ -99,27 +58,6 @@ def test_group_files_that_start_from_one_another_are_refused_in_a_sentence(folde
     said = ("trainer: a cannot be composed: it refers to itself, or starts from a file that starts "
             "from it.")  # fmt: skip
     assert messages("conf=digits_mlp", "trainer=a") == [said]
-
-
-@pytest.fixture
-def project(folder: Path) -> Path:
-    """A recipe with all that is meant relative to it."""
-    project = folder / "project"
-    write(project / "mine.yaml", TEXT)
-    write(project / "base.yaml", "data: {loader: net:load}\n")
-    write(project / "plain.yaml", "seed: 3\n")
-    write(project / "net.py")
-    write(project / "parts" / "slow.py")
-    write(folder / "shared" / "trainer" / "ours.yaml", "epochs: 2\n")
-    return project
-
-
-def test_what_a_copy_would_not_find_is_known(project: Path, folder: Path) -> None:
-    left = ["./base.yaml", "plain", "optional ./no_such.yaml", "../shared", "file://../shared", "net:build",
-            "parts/slow.py:Slow"]  # fmt: skip
-    assert names_left_behind(project / "mine.yaml", project / "again.yaml") == []
-    found = names_left_behind(project / "mine.yaml", folder / "tuned" / "mine.yaml")
-    assert found == left
 
 
 def test_a_copy_names_what_the_recipe_does_and_says_what_it_does_not_find(folder, capsys) -> None:

@@ -48,11 +48,6 @@ def test_which_variables_are_secrets(monkeypatch):
     assert [number for number in range(len(names)) if f"abcdefgh{number}" in text] == [4, 5]
 
 
-def test_a_variable_that_is_no_secret_and_a_default_are_values():
-    text = resolved_yaml(load_settings(["conf=digits_mlp", "description='${oc.env:NO_SUCH_TOKEN,none}'"]))
-    assert "description: none\n" in text
-
-
 @pytest.mark.slow
 def test_a_text_under_the_name_of_a_secret_is_left_out_and_has_to_be_given_again(tmp_path):
     words = ["conf=digits_mlp", "model=builder", "model.builder=parts.py:net",

@@ -47,7 +47,7 @@ def main(manner: str, run_dir: Path, value: float) -> None:
     if manner == "once":
         time.sleep(value)
     if manner == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
+        sys.exit(-signal.SIGKILL)
     if manner == "hangs" or (manner == "goes on" and not run_dir.exists()):
         signal.signal(signal.SIGTERM, lambda *_: terminated(run_dir))
         time.sleep(60)
@@ -70,4 +70,9 @@ def main(manner: str, run_dir: Path, value: float) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]))
+    try:
+        main(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]))
+    except SystemExit as ended:
+        if ended.code == -signal.SIGKILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise

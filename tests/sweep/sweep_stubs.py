@@ -1,5 +1,6 @@
 """Sweeps whose jobs are stubs: the real grammar, queue and files, without Keras."""
 
+import contextlib
 import io
 import os
 import random
@@ -10,14 +11,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
-from mpt_cli.jobs.executor import Command
+import stub_job
+
+from mpt_cli.jobs.executor import Command, Executor, Share
+from mpt_cli.jobs.launchers import LocalLauncher
 from mpt_cli.sweep.directory import SweepResults
 from mpt_cli.sweep.plan import Job
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.run import Options, resume_sweep, start_sweep
 
-STUB = Path(__file__).with_name("stub_job.py")
+STUB = Path(stub_job.__file__)
+AT_ONCE = {"good", "raises", "overflows", "killed", "saves"}  # the manners of a stub that waits for nothing
 
 
 def stub_command(run_dir: Path, manner: str = "good", value: float = 0.5) -> list[str]:
@@ -27,6 +33,27 @@ def stub_command(run_dir: Path, manner: str = "good", value: float = 0.5) -> lis
 def stub_work(folder: Path, number: int, manner: str = "good", gpus: int = 0) -> Command[Job]:
     job = Job(number, f"{number:03d}-stub", {"seed": str(number)}, ["conf=digits_mlp", f"seed={number}"], gpus)
     return Command(job.name, stub_command(folder / job.name, manner), job, folder / f"{job.name}.log", gpus=gpus)
+
+
+class InProcess(Executor):
+    """Runs a stub that waits for nothing in this process, when it is started."""
+
+    poll_seconds = 0.0
+
+    def start(self, command: Command, share: Share) -> SimpleNamespace:
+        *_, manner, run_dir, value = command.arguments
+        code = 0
+        with command.log.open("w") as log, contextlib.redirect_stderr(log):
+            try:
+                stub_job.main(manner, Path(run_dir), float(value))
+            except SystemExit as ended:
+                code = ended.code
+        return SimpleNamespace(poll=lambda: code, has_begun=True)
+
+
+class Here(LocalLauncher):
+    def executor(self, workers: int, folder: Path) -> Executor:
+        return InProcess()
 
 
 @dataclass
@@ -47,7 +74,8 @@ class Stubs:
     def _run(self, run: Callable[[Options, Screen], tuple[SweepResults, int]], options: dict[str, object]
              ) -> tuple[SweepResults, int]:  # fmt: skip
         stream = io.TextIOWrapper(io.BytesIO(), "utf-8")
-        given = {"workers": 4, "grace_seconds": 1.0, "launch": self._launch, **options}
+        launcher = Here() if AT_ONCE.issuperset(self.manners.values()) else LocalLauncher()
+        given = {"workers": 4, "grace_seconds": 1.0, "launch": self._launch, "launcher": launcher, **options}
         found = run(Options(**given), Screen(stream))  # type: ignore[arg-type]
         stream.seek(0)
         self.said = stream.read()

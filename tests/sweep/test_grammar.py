@@ -18,7 +18,6 @@ from mpt_cli.sweep.overrides import read_grid
          ["loss_scale.initial_scale=2**4", "loss_scale.initial_scale=2**14", "loss_scale.initial_scale=2**24"]),
         ("++optimizer.learning_rate=choice(1e-3,0.01)",
          ["++optimizer.learning_rate=0.001", "++optimizer.learning_rate=0.01"]),
-        ("seed=sort(3,1,2)", ["seed=1", "seed=2", "seed=3"]),
         ("model.hidden_units=[64],[128,64]", ["model.hidden_units=[64]", "model.hidden_units=[128,64]"]),
         ("policy=glob(mixed_*)", ["policy=mixed_bfloat16", "policy=mixed_float16"]),
         ("policy=glob([mixed_*,float32],exclude=*b*)", ["policy=float32", "policy=mixed_float16"]),
@@ -36,11 +35,6 @@ def test_a_word_becomes_its_values(word, words):
 
 def test_glob_over_recipes_finds_all_of_them():
     assert [point.values["conf"] for point in read_grid(["conf=glob(*)"]).axes[0]] == [*recipe_paths()]
-
-
-def test_values_are_shown_without_quotes():
-    points = read_grid(["data.path='a,b.csv',c.csv"]).axes[0]
-    assert [point.values["data.path"] for point in points] == ["a,b.csv", "c.csv"]
 
 
 @pytest.mark.parametrize(

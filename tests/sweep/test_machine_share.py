@@ -1,28 +1,19 @@
 """How many jobs at a time, with how many threads, and on which GPUs."""
 
-
-import pytest
+import os
 
 from mpt_cli import machine
 from mpt_cli.jobs import capacity
-from mpt_cli.jobs.capacity import (
-    GpuPool,
-    core_shares,
-    fewer_cores,
-    fitting_workers,
-    thread_environment,
-)
+from mpt_cli.jobs.capacity import GpuPool, core_shares, fewer_cores, fitting_workers, thread_environment
 from mpt_cli.machine import visible_gpus
 
 
-@pytest.mark.parametrize(
-    ("jobs", "gpus", "memory", "workers"),
-    [(100, 0, 2**40, 8), (3, 0, 2**40, 3), (100, 2, 2**40, 2), (100, 0, 4 * 2**30, 2), (100, 0, 1, 1), (0, 0, None, 1)],
-)
-def test_jobs_at_a_time_fit_cores_memory_and_gpus(monkeypatch, jobs, gpus, memory, workers):
+def test_jobs_at_a_time_fit_cores_memory_and_gpus(monkeypatch):
     monkeypatch.setattr(capacity, "usable_cores", lambda: 8)
-    monkeypatch.setattr(capacity, "available_bytes", lambda: memory)
-    assert fitting_workers(jobs, gpus) == workers
+    for jobs, gpus, memory, workers in ((100, 0, 2**40, 8), (3, 0, 2**40, 3), (100, 2, 2**40, 2), (100, 0, 2**32, 2),
+                                        (100, 0, 1, 1), (0, 0, None, 1)):  # fmt: skip
+        monkeypatch.setattr(capacity, "available_bytes", lambda memory=memory: memory)
+        assert fitting_workers(jobs, gpus) == workers
 
 
 def test_cores_are_divided_and_what_the_user_set_stays(monkeypatch):
@@ -32,28 +23,14 @@ def test_cores_are_divided_and_what_the_user_set_stays(monkeypatch):
     assert thread_environment(1, {}) == {}
 
 
-@pytest.mark.parametrize(
-    ("workers", "shares"),
-    [(2, [{0, 1, 2}, {3, 4, 7, 9}]), (3, [{0, 1}, {2, 3}, {4, 7, 9}]), (1, []), (8, [])],
-)
-def test_all_cores_are_shared_out_unless_jobs_outnumber_them(monkeypatch, workers, shares):
-    monkeypatch.setattr(capacity.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3, 4, 7, 9})
-    assert core_shares(workers) == shares
-
-
-def test_a_command_for_fewer_cores_has_those_that_others_leave(monkeypatch):
-    monkeypatch.setattr(capacity.os, "sched_getaffinity", lambda pid: {0, 1, 2})
+def test_all_cores_are_shared_out_unless_jobs_outnumber_them_and_a_command_for_fewer_has_those_left(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3, 4, 7, 9})
+    assert core_shares(2) == [{0, 1, 2}, {3, 4, 7, 9}] and core_shares(3) == [{0, 1}, {2, 3}, {4, 7, 9}]
+    assert core_shares(1) == core_shares(8) == []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
     assert fewer_cores(1, [frozenset({0}), frozenset({1}), frozenset()]) == {2}
     assert fewer_cores(2, [frozenset({0}), frozenset({0, 1})]) == {2, 1}
     assert fewer_cores(3, []) == frozenset()  # all there are
-
-
-def test_limits_of_a_container_are_kept(monkeypatch, tmp_path):
-    monkeypatch.setattr(capacity, "_CGROUP", tmp_path)
-    (tmp_path / "cpu.max").write_text("100000 100000\n")
-    (tmp_path / "memory.max").write_text("5000\n")
-    (tmp_path / "memory.current").write_text("2000\n")
-    assert capacity.usable_cores() == 1 and capacity.available_bytes() == 3000
 
 
 def test_gpus_are_those_that_the_user_shows(monkeypatch):
@@ -63,14 +40,11 @@ def test_gpus_are_those_that_the_user_shows(monkeypatch):
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == [] == visible_gpus({"CUDA_VISIBLE_DEVICES": ""})
 
 
-def test_a_job_waits_until_enough_gpus_are_free():
+def test_a_job_waits_until_enough_gpus_are_free_and_more_jobs_than_gpus_share_them_evenly():
     pool = GpuPool(["0", "1"], workers=2)
     assert pool.take(1) == ["0"] and pool.take(2) is None
     assert pool.take(1) == ["1"] and pool.take(1) is None
     pool.give_back(["0"])
     assert pool.take(1) == ["0"]
-
-
-def test_more_jobs_than_gpus_share_them_evenly():
     pool = GpuPool(["0", "1"], workers=4)
-    assert [pool.take(1) for _ in range(4)] == [["0"], ["1"], ["0"], ["1"]] and pool.take(1) is None
+    assert [pool.take(1) for _ in range(5)] == [["0"], ["1"], ["0"], ["1"], None]

@@ -1,6 +1,5 @@
 """Processes: so many at a time, none left behind."""
 
-import gc
 import json
 import os
 import signal
@@ -45,12 +44,13 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.slow
-def test_every_job_runs_and_no_more_at_a_time_than_asked(tmp_path):
-    jobs = [stub_work(tmp_path, number, "once") for number in range(1, 8)]  # half a second each
-    record, stopped_by = run_queue(jobs, workers=3)
-    assert {number: ending.exit_code for number, ending in record.endings.items()} == dict.fromkeys(range(1, 8), 0)
-    assert record.most_running == 3 and stopped_by is None
+def test_every_job_runs_and_no_more_at_a_time_than_asked_also_where_one_can_not_be_started(tmp_path):
+    jobs = [stub_work(tmp_path, number, "once") for number in range(1, 5)]  # half a second each
+    nowhere = replace(stub_work(tmp_path, 5), arguments=["/no/such/program"])
+    record, stopped_by = run_queue([nowhere, *jobs], workers=3)
+    codes = {number: ending.exit_code for number, ending in record.endings.items()}
+    assert codes == {5: None, **dict.fromkeys(range(1, 5), 0)}
+    assert "No such file" in record.endings[5].note and record.most_running == 3 and stopped_by is None
 
 
 @pytest.mark.slow
@@ -69,20 +69,13 @@ def test_jobs_at_a_time_are_kept_to_cores_of_their_own_and_the_parent_is_not(tmp
     assert os.sched_getaffinity(0) == own
 
 
-def test_a_job_that_can_not_be_started_leaves_the_others_alone(tmp_path):
-    nowhere = replace(stub_work(tmp_path, 1), arguments=["/no/such/program"])
-    record, _ = run_queue([nowhere, stub_work(tmp_path, 2)])
-    assert record.endings[1].exit_code is None and "No such file" in record.endings[1].note
-    assert record.endings[2].exit_code == 0
-
-
 @pytest.mark.slow
 def test_a_timeout_asks_first_and_kills_after_the_grace(tmp_path):
     record, _ = run_queue([stub_work(tmp_path, 1, "hangs"), stub_work(tmp_path, 2, "deaf")], workers=2,
-                          timeout_seconds=1.0, grace_seconds=1.0)  # fmt: skip
+                          timeout_seconds=0.5, grace_seconds=0.5)  # fmt: skip
     assert [record.endings[number].exit_code for number in (1, 2)] == [143, -9]
     assert {ending.cause for ending in record.endings.values()} == {"timeout"}
-    assert all(ending.limit_seconds == 1.0 and ending.seconds < 10 for ending in record.endings.values())
+    assert all(ending.limit_seconds == 0.5 for ending in record.endings.values())
 
 
 def test_what_a_job_leaves_running_ends_with_it(tmp_path):
@@ -114,33 +107,10 @@ def test_a_second_ctrl_c_kills(tmp_path):
     assert (record.endings[1].exit_code, record.endings[1].cause) == (-9, "interrupt")
 
 
-def environments(folder: Path) -> list[dict[str, str]]:
-    """What each stub found in its environment, in the order of their numbers."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.environment"))]
-
-
-def test_a_job_gets_as_many_gpus_as_it_wants_and_none_on_request(tmp_path):
+def test_a_job_gets_as_many_gpus_as_it_wants_none_on_request_and_the_environment_it_is_given(tmp_path):
     run_queue([stub_work(tmp_path, 1, gpus=0), stub_work(tmp_path, 2, gpus=9)], gpus=["4", "7"])
-    assert [own["CUDA_VISIBLE_DEVICES"] for own in environments(tmp_path)] == ["-1", "4,7"]
-
-
-def test_jobs_get_the_environment_they_are_given(tmp_path):
-    work = stub_work(tmp_path, 1)
-    run_queue([replace(work, environment={"OMP_NUM_THREADS": "3"})])
-    (own,) = environments(tmp_path)
+    run_queue([replace(stub_work(tmp_path, 3), environment={"OMP_NUM_THREADS": "3"})])
+    none, both, own = (json.loads(path.read_text()) for path in sorted(tmp_path.glob("*.environment")))
+    assert (none["CUDA_VISIBLE_DEVICES"], both["CUDA_VISIBLE_DEVICES"]) == ("-1", "4,7")
     assert own["OMP_NUM_THREADS"] == "3" and own["PATH"] == os.environ["PATH"]
     assert "CUDA_DEVICE_ORDER" not in own
-
-
-@pytest.mark.long
-def test_two_hundred_jobs_leave_no_files_processes_or_threads_behind(tmp_path):
-    def held() -> tuple[int, int, int]:
-        children = Path("/proc/self/task").glob("*/children")
-        processes = sum(len(child.read_text().split()) for child in children)
-        return len(os.listdir("/proc/self/fd")), processes, threading.active_count()
-
-    before = held()
-    record, _ = run_queue([stub_work(tmp_path, number) for number in range(200)], workers=8)
-    gc.collect()
-    assert held() == before
-    assert len(record.endings) == 200 and {ending.exit_code for ending in record.endings.values()} == {0}

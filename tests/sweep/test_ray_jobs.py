@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from sweep_stubs import STUB
 
-from mpt_cli import redaction
 from mpt_cli.errors import ConfigError
 from mpt_cli.jobs.launchers import RayLauncher, recorded_launcher
+from mpt_cli.redaction import without_secrets
 from mpt_cli.sweep.run import train_command
 
 
@@ -63,7 +63,6 @@ def stub_of_train(job: Any, run_dir: Path) -> list[str]:
 def test_a_job_is_handed_to_ray_without_the_secrets_of_the_environment(stubs, tmp_path, monkeypatch):
     cluster = Cluster()
     monkeypatch.setitem(sys.modules, "ray", cluster)
-    monkeypatch.setattr(redaction, "_known", redaction._Known())
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("DB_PASSWORD", "hunter2-hunter2")
     monkeypatch.setenv("WANDB_API_KEY", "hunter2-hunter3")
@@ -80,10 +79,9 @@ def test_a_job_is_handed_to_ray_without_the_secrets_of_the_environment(stubs, tm
 
 
 def test_an_address_with_a_password_has_to_be_given_again(monkeypatch):
-    monkeypatch.setattr(redaction, "_known", redaction._Known())
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: package)
     facts = {"launcher": RayLauncher("ray://me:pa55-pa55@host:1").facts}
-    recorded = json.loads(redaction.without_secrets(json.dumps(facts)))
+    recorded = json.loads(without_secrets(json.dumps(facts)))
     with pytest.raises(ConfigError) as caught:
         recorded_launcher(recorded).check()
     assert str(caught.value) == (

@@ -32,27 +32,20 @@ def cells(found, overrides: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_seeds_are_one_row_with_mean_sample_deviation_and_count(stubs):
+def test_seeds_are_one_row_with_mean_sample_deviation_and_count_and_a_failed_one_is_named(stubs):
     stubs.values = {1: 0.5, 2: 0.6, 3: 0.7, 4: 0.9, 5: 0.9, 6: 0.9}
     found, _ = stubs.start(GRID)
     assert [row.mean for row in found.configurations] == [pytest.approx(0.9), pytest.approx(0.6)]
     assert found.configurations[1].deviation == pytest.approx(0.1)  # sqrt((0.01 + 0 + 0.01) / 2)
-    shown = cells(found, "2**8")
-    assert shown["val_accuracy"] == "0.6000 ± 0.1000" and shown["n"] == "3" and shown["rank"] == "2"
-    assert {title: shown[title] for title in ("skipped", "final scale", "min scale", "max scale", "settled")} == {
-        "skipped": "3%", "final scale": "1024", "min scale": "512", "max scale": "4096", "settled": "3"}  # fmt: skip
-    assert (shown["verdict"], shown["examples/s"], shown["memory"]) == ("healthy", "1,000", "1.0 GiB")
-
-
-@pytest.mark.slow
-def test_a_failed_seed_is_counted_and_named(stubs):
+    assert {
+        "val_accuracy": "0.6000 ± 0.1000", "n": "3", "rank": "2", "skipped": "3%", "final scale": "1024",
+        "min scale": "512", "max scale": "4096", "settled": "3", "verdict": "healthy", "examples/s": "1,000",
+        "memory": "1.0 GiB",
+    }.items() <= cells(found, "2**8").items()  # fmt: skip
     stubs.manners = {1: "overflows"}
-    stubs.values = {2: 0.9, 3: 0.9}
-    found, _ = stubs.start(GRID)
+    found, _ = stubs.start([*GRID[:-1], "sweep_dir=t"])
     shown = cells(found, "2**8")
-    assert (shown["n"], shown["rank"]) == ("2 of 3", "2")
-    assert shown["verdict"] == "1 failed: never trained, 2 healthy"
-    assert found.best is not None and found.best.job.overrides["loss_scale.initial_scale"] == "2**15"
+    assert (shown["n"], shown["rank"], shown["verdict"]) == ("2 of 3", "2", "1 failed: never trained, 2 healthy")
 
 
 @pytest.mark.slow
@@ -119,50 +112,42 @@ def test_with_one_seed_none_is_called_best(stubs):
     assert [len(row.finished) for row in found.configurations] == [3, 3, 3] and len(started(Path("s"))) == 6
 
 
-def test_seeds_of_one_configuration_have_no_best(stubs):
-    stubs.values = {1: 0.5, 2: 0.9}
-    found, _ = stubs.start(["conf=digits_mlp", "seed=0,1", "sweep_dir=s"])
+@pytest.mark.slow
+def test_what_diverged_is_behind_without_any_spread_and_seeds_of_one_configuration_have_no_best(stubs):
+    stubs.values = {1: 0.5, 2: math.inf, 3: 0.6, 4: math.inf, 5: 0.7, 6: math.inf}
+    found, _ = stubs.start(["conf=digits_mlp", "seed=0,1,2", "trainer.epochs=1,2"], objective="val_accuracy:min")
+    assert found.lead.is_shown and found.lead.behind == (None,)
+    found, _ = stubs.start(["conf=digits_mlp", "seed=0,1"])
     assert best_lines(found)[2].strip() == "The only configuration: what sets its seeds apart is chance."
 
 
-@pytest.mark.slow
-def test_what_diverged_is_behind_without_any_spread(stubs):
-    stubs.values = {1: 0.5, 2: math.inf, 3: 0.6, 4: math.inf, 5: 0.7, 6: math.inf}
-    found, _ = stubs.start(["conf=digits_mlp", "seed=0,1,2", "trainer.epochs=1,2", "sweep_dir=s"],
-                           objective="val_accuracy:min")  # fmt: skip
-    assert found.lead.is_shown and found.lead.behind == (None,)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("configurations", "seeds"), [(2, 3), (5, 3)])
-def test_of_equal_configurations_one_is_called_best_no_more_often_than_is_said(configurations, seeds):
-    random, trials = np.random.default_rng(configurations), 400
-    wrong = 0
-    for values in random.normal(0.9, 0.02, (trials, configurations, seeds)):
-        ordered = values[np.argsort(-values.mean(axis=1))].tolist()
-        first, *others = [{str(seed): value for seed, value in enumerate(row)} for row in ordered]
-        wrong += read_lead(first, others, lambda difference: difference > 0).is_shown
-    assert wrong / trials <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / trials)
-
-
-@pytest.mark.slow
-def test_the_true_best_is_among_those_not_told_apart():
-    random, missed, trials = np.random.default_rng(0), 0, 400
-    for values in random.normal([[0.91], [0.905], *[[0.90]] * 4], 0.01, (trials, 6, 4)):
+def leads(seed, means, deviation, seeds, trials=100):
+    """Of configurations with these means, drawn anew each time: the order of their means, and what is said of it."""
+    random = np.random.default_rng(seed)
+    for values in random.normal(np.reshape(means, (-1, 1)), deviation, (trials, len(means), seeds)):
         order = np.argsort(-values.mean(axis=1)).tolist()
         first, *others = [{str(seed): value for seed, value in enumerate(values[place].tolist())} for place in order]
-        found = read_lead(first, others, lambda difference: difference > 0)
-        missed += 0 not in [order[0], *(order[1 + place] for place in found.together)]
-    assert missed / trials <= 0.05
+        yield order, read_lead(first, others, lambda difference: difference > 0)
 
 
-def test_nan_is_never_the_best_and_has_no_rank(stubs, tmp_path):
+def test_one_of_equals_is_called_best_and_the_true_best_put_behind_no_more_often_than_is_said():
+    wrong = sum(lead.is_shown for _, lead in leads(5, [0.9] * 5, 0.02, 3))
+    assert wrong / 100 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 100)
+    missed = [0 not in [order[0], *(order[1 + place] for place in lead.together)]
+              for order, lead in leads(0, [0.91, 0.905, *[0.90] * 4], 0.01, 4)]  # fmt: skip
+    assert sum(missed) / 100 <= 0.05
+
+
+def test_nan_is_never_the_best_and_has_no_rank_and_there_may_be_none_that_finished(stubs, tmp_path):
     stubs.values = {1: math.nan}
     found, _ = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2", "sweep_dir=s"])
     assert found.best is not None and found.best.job.number == 2
     assert [row.rank for row in found.configurations] == [1, None]
     text = (tmp_path / "s" / "results.json").read_text()
     assert json.loads(text, parse_constant=pytest.fail)["jobs"][0]["val_accuracy"] == "NaN"
+    stubs.manners = {1: "raises", 2: "raises"}
+    found, code = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2", "sweep_dir=t"])
+    assert code == 2 and found.best is None and "No job finished." in found.sweep.report_html.read_text()
 
 
 def test_configurations_of_one_mean_share_their_rank_and_are_told_to(stubs, tmp_path):
@@ -179,14 +164,6 @@ def test_configurations_of_one_mean_share_their_rank_and_are_told_to(stubs, tmp_
 
 
 @pytest.mark.slow
-def test_no_job_at_all_finished(stubs):
-    stubs.manners = dict.fromkeys(range(1, 7), "raises")
-    found, code = stubs.start(GRID)
-    assert code == 2 and found.best is None
-    assert "No job finished." in found.sweep.report_html.read_text()
-
-
-@pytest.mark.slow
 def test_files_hold_every_job_with_its_command_and_are_made_from_the_directory_alone(stubs, tmp_path):
     stubs.manners = {2: "raises"}
     made, _ = stubs.start(GRID)
@@ -196,16 +173,12 @@ def test_files_hold_every_job_with_its_command_and_are_made_from_the_directory_a
     write_results(read_results(made.sweep))
     assert [made.sweep.results_csv.read_text(), made.sweep.results_json.read_text()] == before
     assert made.sweep.report_html.exists()
-    content = json.loads((tmp_path / "s" / "results.json").read_text())
+    content = json.loads(before[1])
     assert content["schema_version"] == 1 and content["counts"] == {"failed": 1, "finished": 5}
     assert content["objective"] == {"name": "val_accuracy", "direction": "max"}
     assert content["best"]["command"] == "mpt train conf=digits_mlp 'loss_scale.initial_scale=2**15' seed=0"
     assert content["jobs"][1]["reason"] == "model.builder: build_net raised ValueError: no."
-    rows = list(csv.DictReader((tmp_path / "s" / "results.csv").open()))
-    assert [row["seed"] for row in rows] == ["0", "1", "2"] * 2
-    assert (rows[0]["rank"], rows[3]["rank"]) == ("2", "1")
     plan = json.loads((tmp_path / "s" / "sweep.json").read_text())
-    assert plan["jobs"][0]["overrides"] == {"loss_scale.initial_scale": "2**8", "seed": "0"}
     assert plan["command_line"] == ["mpt", "sweep", *GRID]
 
 
@@ -217,64 +190,40 @@ def test_the_page_has_its_pictures_and_the_command_of_the_best(stubs, monkeypatc
     assert text.count("<svg") == 4 and "mpt train conf=digits_mlp" in text
 
 
-@pytest.mark.slow
-def test_seconds_that_are_ranked_by_are_those_that_are_shown(stubs):
-    """The stub's summary has 1.5, as a run its training alone; its process takes less."""
-    found, _ = stubs.start(GRID, objective="seconds:min")
-    jobs = [report.job_dict(found, result) for result in found.results]
-    assert [job["seconds"] for job in jobs] == [result.seconds for result in found.results]
-    assert found.configurations[0].mean == min(each.mean for each in found.configurations) != 1.5
-
-
-@pytest.mark.slow
 def test_a_narrow_terminal_gets_the_columns_that_matter(stubs):
     found, _ = stubs.start(GRID)
     stream, screen = io.StringIO(), Screen(None)
     screen.live = Console(file=stream, force_terminal=True, width=110, color_system=None)
     report.print_results(found, screen)
-    head = stream.getvalue().split("\n")[1]
-    assert head.split()[:4] == ["rank", "initial_scale", "val_accuracy", "n"] and "verdict" in head
-    assert "seconds" not in head and "memory" not in head
-    lines = plain_lines(columns(found), found.configurations)
-    assert len(lines) == 3 and lines[1].split()[:2] == ["1=", "2**8"]  # of two that came to the same
+    head = stream.getvalue().split("\n")[1].split()
+    assert head[:4] == ["rank", "initial_scale", "val_accuracy", "n"] and "verdict" in head and "memory" not in head
 
 
-@pytest.mark.parametrize(
-    ("kinds", "seen", "applied", "step"),
-    [
-        ([], 50, 50, 0),
-        ([(1, "overflow"), (2, "overflow")], 50, 48, 2),
-        ([(1, "overflow"), (20, "growth"), (21, "overflow")], 50, 48, 1),
-        ([(1, "overflow"), (49, "overflow"), (50, "overflow")], 50, 47, None),
-        ([(step, "overflow") for step in range(1, 6)], 5, 0, None),
-    ],
-)
-def test_the_step_at_which_the_scale_has_settled(kinds, seen, applied, step):
-    assert settled_step([{"step": at, "kind": kind} for at, kind in kinds], seen, applied) == step
+def test_the_step_at_which_the_scale_has_settled():
+    for seen, step, *events in ((50, 0), (50, 2, 1, 2), (50, 1, 1, -20, 21), (50, None, 1, 49, 50),
+                                (5, None, 1, 2, 3, 4, 5)):  # overflows, and a growth  # fmt: skip
+        found = [{"step": abs(at), "kind": "overflow" if at > 0 else "growth"} for at in events]
+        assert settled_step(found, seen, seen - sum(at > 0 for at in events)) == step
 
 
-def test_the_latest_line_is_the_last_whole_one(tmp_path):
-    metrics = tmp_path / "metrics.jsonl"
-    metrics.write_text('{"step": 9, "loss_scale": 4.0}\n{"step": 12, "loss_sc')
-    assert latest_line(metrics) == {"step": 9, "loss_scale": 4.0}
-    assert latest_line(tmp_path / "none") is None
-
-
-@pytest.mark.parametrize(
-    ("log", "sentence"),
-    [
+def test_the_last_whole_line_and_the_last_sentence_of_the_log_are_read(tmp_path):
+    log = tmp_path / "log"
+    log.write_text('{"step": 9, "loss_scale": 4.0}\n{"step": 12, "loss_sc')
+    assert latest_line(log) == {"step": 9, "loss_scale": 4.0} and latest_line(tmp_path / "none") is None
+    for text, sentence in (
         ("loading\nmpt train: data.path: there is none.\n\nTraceback\nOSError: x\n", "data.path: there is none."),
-        ("Traceback\nKeyError: 'a'\n\nThis is a bug in mpt 0.1: please report it.\n", "KeyError: 'a'"),
-        ("", ""),
-    ],
-)  # fmt: skip
-def test_the_reason_is_the_last_sentence_of_the_log(tmp_path, log, sentence):
-    (tmp_path / "log").write_text(log)
-    assert last_sentence(tmp_path / "log") == sentence
+        ("Traceback\nKeyError: 'a'\n\nThis is a bug in mpt 0.1: please report it.\n", "KeyError: 'a'"), ("", ""),
+    ):  # fmt: skip
+        log.write_text(text)
+        assert last_sentence(log) == sentence
 
 
-def test_a_job_that_went_on_has_the_time_of_what_it_went_on_from(stubs):
-    found, _ = stubs.start(["conf=digits_mlp", "seed=0,1"])
+def test_seconds_are_those_of_the_process_and_of_what_it_went_on_from_in_the_ranking_too(stubs):
+    """The stub's summary has 1.5, as a run its training alone; its process takes less."""
+    found, _ = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2"], objective="seconds:min")
+    jobs = [report.job_dict(found, result) for result in found.results]
+    assert [job["seconds"] for job in jobs] == [result.seconds for result in found.results]
+    assert found.configurations[0].mean == min(each.mean for each in found.configurations) != 1.5
     own = found.results[0].seconds
     attempts = [{"attempt": 1, "earlier_seconds": 0.0}, {"attempt": 2, "earlier_seconds": 40.0}]
     (found.results[0].run_dir / "environment.json").write_text(json.dumps({"schema_version": 1, "attempts": attempts}))
@@ -297,18 +246,17 @@ def test_an_earlier_attempts_summary_is_not_taken_for_this_ones(stubs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("field", "value", "said"), [
-    ("name", "../../elsewhere", "the name of a job must be that of a folder in it, not '../../elsewhere'"),
-    ("name", "..", "the name of a job must be that of a folder in it, not '..'"),
-    ("words", "seed=1", "words must not be 'seed=1'"),
-])  # fmt: skip
-def test_a_plan_can_not_name_places_outside_of_its_sweep(field, value, said, stubs, tmp_path, capsys):
+def test_a_plan_can_not_name_places_outside_of_its_sweep(stubs, tmp_path, capsys):
     stubs.start(["conf=digits_mlp", "seed=0,1", "sweep_dir=s"])
-    plan = json.loads((tmp_path / "s" / "sweep.json").read_text())
-    plan["jobs"][1][field] = value
-    (tmp_path / "s" / "sweep.json").write_text(json.dumps(plan))
-    before = sorted(tmp_path.rglob("*"))
-    for words in (["report", "s"], ["watch", "s"], ["sweep", "--resume", "s"]):
-        assert main(words) == 3
-        assert capsys.readouterr().err == f"mpt {words[0]}: s/sweep.json is damaged: {said}.\n"
-    assert sorted(tmp_path.rglob("*")) == before
+    file, name = tmp_path / "s" / "sweep.json", "the name of a job must be that of a folder in it, not"
+    whole = file.read_text()
+    for field, value, said in (("name", "../../elsewhere", f"{name} '../../elsewhere'"), ("name", "..", f"{name} '..'"),
+                               ("words", "seed=1", "words must not be 'seed=1'")):  # fmt: skip
+        plan = json.loads(whole)
+        plan["jobs"][1][field] = value
+        file.write_text(json.dumps(plan))
+        before = sorted(tmp_path.rglob("*"))
+        for words in (["report", "s"], ["watch", "s"], ["sweep", "--resume", "s"]):
+            assert main(words) == 3
+            assert capsys.readouterr().err == f"mpt {words[0]}: s/sweep.json is damaged: {said}.\n"
+        assert sorted(tmp_path.rglob("*")) == before

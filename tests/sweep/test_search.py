@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import re
 import shlex
 import signal
 import threading
@@ -18,7 +17,6 @@ from sweep_stubs import Stubs, signal_when, started, stub_command
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings import load_settings
-from mpt_cli.sweep import search as studies
 from mpt_cli.sweep.directory import SweepResults
 from mpt_cli.sweep.overrides import read_space
 from mpt_cli.sweep.plan import Job, Search
@@ -75,8 +73,8 @@ def chosen(found: SweepResults) -> list[dict[str, str]]:
 
 @pytest.mark.slow
 def test_a_search_runs_its_trials_and_names_the_best(searches, tmp_path):
-    found, code = searches.search([*WORDS, "sweep_dir=s"], 8, workers=2)
-    assert code == 0 and len(found.results) == 8 and found.is_complete
+    found, code = searches.search([*WORDS, "sweep_dir=s"], 4, workers=2)
+    assert code == 0 and len(found.results) == 4 and found.is_complete
     assert found.best is not None and found.objective.name == "val_accuracy"
     assert value_of(found.best.job) == max(value_of(result.job) for result in found.results)
     assert shlex.split(best_lines(found)[1]) == ["mpt", "train", *found.best.job.words]
@@ -88,7 +86,7 @@ def test_a_search_runs_its_trials_and_names_the_best(searches, tmp_path):
     trials = study_in(tmp_path / "s").get_trials()
     # the objective rises: it is told negated
     assert [trial.value for trial in trials] == pytest.approx([-row["val_accuracy"] for row in rows])
-    assert [trial.user_attrs["job"] for trial in trials] == list(range(1, 9))
+    assert [trial.user_attrs["job"] for trial in trials] == [1, 2, 3, 4]
 
 
 def proposals(journal: Path, sampler: str, count: int) -> list[dict[str, object]]:
@@ -108,15 +106,15 @@ def proposals(journal: Path, sampler: str, count: int) -> list[dict[str, object]
     "tpe", "random", pytest.param("gp", marks=needs("torch")), pytest.param("cmaes", marks=needs("cmaes"))
 ])  # fmt: skip
 def test_a_sampler_repeats_itself_though_each_proposal_has_one_anew(tmp_path, sampler):
-    count = 30 if sampler == "tpe" else 14
+    count = 24 if sampler == "tpe" else 8
     made = proposals(tmp_path / "one", sampler, count)
-    assert proposals(tmp_path / "again", sampler, 12) == made[:12]
+    assert proposals(tmp_path / "again", sampler, 8) == made[:8]
     assert len({str(values) for values in made}) == count
     if sampler == "tpe":  # it is told which are better
-        assert sum(values["optimizer.name"] == "adam" for values in made[10:]) >= 15
+        assert sum(values["optimizer.name"] == "adam" for values in made[10:]) >= 10
 
 
-@pytest.mark.parametrize("pruner", ["median", "asha", "hyperband"])
+@pytest.mark.parametrize("pruner", ["median", "hyperband"])  # asha is one of the brackets of hyperband
 def test_a_pruner_ends_a_job_behind_the_others_and_no_other(tmp_path, pruner):
     """Of twelve that have had their eight epochs none is like the thirteenth, which learns nothing."""
     space = read_space(WORDS)
@@ -146,52 +144,34 @@ def test_a_pruned_job_has_stopped_early_and_its_trial_is_pruned(searches, tmp_pa
     assert states == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.COMPLETE]
 
 
-def test_nothing_private_of_optuna_is_used():
-    text = Path(str(studies.__file__)).read_text(encoding="utf-8")
-    assert re.findall(r"(?<!self)\._\w+", text) == []
-
-
-def test_a_sampler_that_needs_another_package_says_so(monkeypatch, capsys):
-    spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "cmaes" else spec(name))
-    assert main(["sweep", *WORDS, "--trials", "3", "--sampler", "cmaes"]) == 2
-    assert "--sampler: cmaes needs cmaes, not installed here. pip install cmaes" in capsys.readouterr().err
-
-
-def seeds_of(found: SweepResults) -> list[list[str]]:
-    return [[result.job.overrides["seed"] for result in row.results] for row in found.configurations]
+def test_what_is_not_installed_is_named_with_what_installs_it(monkeypatch, capsys):
+    for missing, said in (("cmaes", "--sampler: cmaes needs cmaes, not installed here. pip install cmaes"),
+                          ("optuna", "--trials: optuna is not installed. pip install 'mpt-cli[optuna]'")):  # fmt: skip
+        with monkeypatch.context() as patch:
+            patch.setattr(importlib.util, "find_spec", lambda name, missing=missing: None if name == missing else name)
+            assert main(["sweep", *WORDS, "--trials", "3", "--sampler", "cmaes"]) == 2
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_trial_with_several_seeds_is_worth_their_mean(searches, tmp_path):
-    searches.values = {number: 0.5 + 0.1 * (number % 2) for number in range(1, 7)}  # 0.6, 0.5 of each trial
-    found, code = searches.search([*WORDS, "seed=range(2)", "sweep_dir=s"], 3, workers=2, objective="val_accuracy")
-    assert code == 0 and found.is_complete and len(found.results) == 6
-    assert seeds_of(found) == [["0", "1"]] * 3
-    assert [row.mean for row in found.configurations] == pytest.approx([0.55] * 3)
-    trials = study_in(tmp_path / "s").get_trials()
-    assert [trial.value for trial in trials] == pytest.approx([-0.55] * 3)
-    assert [trial.user_attrs["job"] for trial in trials] == [1, 3, 5]
+def test_a_trial_with_several_seeds_is_worth_their_mean_and_one_that_failed_is_one_anew(searches, tmp_path):
+    searches.values = {number: 0.5 + 0.1 * (number % 2) for number in range(1, 9)}  # 0.6, 0.5 of each trial
+    searches.manners = {1: "raises", 4: "killed"}
+    found, code = searches.search([*WORDS, "seed=range(2)", "sweep_dir=s"], 3, workers=1, objective="val_accuracy")
+    assert code == 2 and [len(row.finished) for row in found.configurations] == [2, 1, 1]
+    seeds = {tuple(result.job.overrides["seed"] for result in row.results) for row in found.configurations}
+    assert seeds == {("0", "1")}
     assert "6 runs, 2 for the seeds of each trial" in searches.said
-    assert "Not told apart from" in lead_sentence(found)
-    found, _ = searches.resume_search(tmp_path / "s", trials=4)
-    assert len(found.results) == 8 and [name[:3] for name in started(tmp_path / "s")] == ["007", "008"]
-
-
-@pytest.mark.slow
-def test_failures_are_told_and_a_trial_whose_failed_job_runs_again_is_one_anew_with_its_mean(searches, tmp_path):
-    searches.manners = {1: "raises", 4: "killed", 6: "overflows"}
-    found, code = searches.search([*WORDS, "seed=0,1", "sweep_dir=s"], 4, workers=1)
-    assert code == 2 and len(found.results) == 8
-    assert sorted(len(row.finished) for row in found.configurations) == [1, 1, 1, 2]
-    states = [trial.state for trial in study_in(tmp_path / "s").get_trials()]
-    assert states == [TrialState.FAIL] * 3 + [TrialState.COMPLETE]
     assert failure_lines(found)[0].startswith("failed     001-")
-    searches.manners = {6: "overflows"}
-    found, code = searches.resume_search(tmp_path / "s")
-    assert code == 4 and [name[:3] for name in started(tmp_path / "s")] == ["001", "004", "006"]
-    again = {trial.user_attrs["job"]: trial.value for trial in study_in(tmp_path / "s").get_trials()[4:]}
-    assert again == {first: pytest.approx(-value_of(found.results[first - 1].job)) for first in (1, 3)}
+    told = [(trial.state, trial.value, trial.user_attrs["job"]) for trial in study_in(tmp_path / "s").get_trials()]
+    mean = pytest.approx(-0.55)
+    assert told == [(TrialState.FAIL, None, 1), (TrialState.FAIL, None, 3), (TrialState.COMPLETE, mean, 5)]
+    searches.manners = {}
+    found, code = searches.resume_search(tmp_path / "s", trials=4)
+    assert code == 0 and [name[:3] for name in started(tmp_path / "s")] == ["001", "004", "007", "008"]
+    assert "Not told apart from" in lead_sentence(found)
+    anew = study_in(tmp_path / "s").get_trials()[3:]
+    assert sorted((trial.user_attrs["job"], trial.value) for trial in anew) == [(1, mean), (3, mean), (7, mean)]
 
 
 @pytest.mark.long
@@ -225,29 +205,15 @@ def test_what_ended_while_nobody_could_tell_it_is_told_on_resume(searches, tmp_p
     assert {trial.state for trial in study_in(tmp_path / "s").get_trials()} == {TrialState.COMPLETE}
 
 
-def test_without_optuna_the_extra_is_named(monkeypatch, searches):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
-    with pytest.raises(ConfigError, match=r"--trials: optuna is not installed\. pip install 'mpt-cli\[optuna\]'"):
-        searches.search(WORDS, 3)
-
-
 @pytest.mark.slow
-def test_an_objective_that_no_job_has_ends_the_search_and_resume_may_name_another(searches, tmp_path):
-    with pytest.raises(ConfigError, match=r"number that the jobs report\. Received: 'val_mean_absolute_error'"):
-        searches.search([*WORDS, "sweep_dir=s"], 2, workers=1, objective="val_mean_absolute_error:max")
-    assert "Ranked by val_accuracy" in (tmp_path / "s" / "report.html").read_text()
-    found, code = searches.resume_search(tmp_path / "s", objective="val_accuracy:max")
-    assert code == 0 and [name[:3] for name in started(tmp_path / "s")] == ["002"]
-    values = [trial.value for trial in study_in(tmp_path / "s").get_trials()]
-    assert values == pytest.approx([-value_of(result.job) for result in found.results])
-
-
-@pytest.mark.slow
-def test_a_search_in_a_file_runs_and_goes_on_in_the_space_it_began_with(searches, tmp_path):
+def test_a_search_in_a_file_goes_on_in_its_space_and_ends_where_no_job_has_its_objective(searches, tmp_path):
     block = "search: {trials: 2, sampler: random, space: {optimizer.learning_rate: 'interval(0.001,0.1)'}}"
     base = "defaults: [{model: mlp}, {data: digits}]"
-    Path("mine.yaml").write_text(f"{base}\nsweep: {{{block}, seeds: 2, objective: val_accuracy}}\n")
-    found, code = searches.start(["conf=./mine.yaml", "trainer.epochs=1", "sweep_dir=s"])
+    Path("mine.yaml").write_text(f"{base}\nsweep: {{{block}, seeds: 2, objective: 'val_mean_absolute_error:max'}}\n")
+    with pytest.raises(ConfigError, match=r"number that the jobs report\. Received: 'val_mean_absolute_error'"):
+        searches.start(["conf=./mine.yaml", "trainer.epochs=1", "sweep_dir=s"], workers=1)
+    assert "Ranked by val_accuracy" in (tmp_path / "s" / "report.html").read_text()
+    found, code = searches.resume_search(tmp_path / "s", objective="val_accuracy:max")
     assert code == 0 and len(found.results) == 4 and found.objective.name == "val_accuracy"
     with pytest.raises(ConfigError, match="--resume: must be given without words where the sweep is a search"):
         searches.resume(tmp_path / "s", ["conf=./mine.yaml"])
@@ -260,9 +226,8 @@ def test_a_search_in_a_file_runs_and_goes_on_in_the_space_it_began_with(searches
 
 @pytest.mark.slow
 def test_no_combination_is_run_twice_and_none_left_ends_the_search(searches, tmp_path):
-    words = ["conf=digits_mlp", "optimizer.name=adam,sgd", "loss_scale.growth_steps=range(10,40,10)", "sweep_dir=s"]
-    found, code = searches.search(words, 20, workers=2, sampler="random")
-    runs = {tuple(overrides.values()) for overrides in chosen(found)}
-    assert code == 0 and len(found.results) == 6 and not found.is_complete
-    assert runs == {(name, steps) for name in ("adam", "sgd") for steps in ("10", "20", "30")}
-    assert "no new combination came up in 100 proposals: 14 of 20 trials were not made. Widen" in searches.said
+    words = ["conf=digits_mlp", "optimizer.name=adam,sgd", "sweep_dir=s"]
+    found, code = searches.search(words, 5, sampler="random")
+    assert code == 0 and len(found.results) == 2 and not found.is_complete
+    assert {*chosen(found)[0].values(), *chosen(found)[1].values()} == {"adam", "sgd"}
+    assert "no new combination came up in 100 proposals: 3 of 5 trials were not made. Widen" in searches.said

@@ -8,7 +8,6 @@ import pytest
 
 from mpt_cli.compare.comparison import CompareDirectory
 from mpt_cli.compare.report import failure_lines
-from mpt_cli.errors import DataError
 from mpt_cli.settings import load_settings
 from mpt_cli.sweep.directory import FAILED, SweepDirectory
 from mpt_cli.sweep.plan import Job
@@ -32,11 +31,3 @@ def test_a_job_writes_into_its_own_directory_whatever_it_is_called(name) -> None
     command = train_command(Job(1, name, {}, ["conf=digits_mlp"]), Path(name))
     assert (command[1:4], command[-1]) == (["-P", "-m", "mpt_cli"], "--json")
     assert load_settings(command[5:-1]).run_dir == name
-
-
-def test_a_directory_that_is_taken_is_gone_on_with_by_what_is_said(tmp_path) -> None:
-    taken = tmp_path / "my own"
-    taken.mkdir()
-    (taken / "file").touch()
-    with pytest.raises(DataError, match=f"go on with it by `mpt compare --resume '{taken}'`, or choose another"):
-        CompareDirectory.create(str(taken), "own")

@@ -21,14 +21,6 @@ class Running:
         self.command, self.seconds, self.cause = command, 12.5, None
 
 
-def screen_on(stream: io.StringIO, is_terminal: bool) -> Screen:
-    screen = Screen(io.TextIOWrapper(io.BytesIO(), "utf-8"))
-    screen._lines = lambda line: stream.write(line + "\n")  # type: ignore[assignment]
-    if is_terminal:
-        screen.live = Console(file=stream, force_terminal=True, width=100, color_system=None)
-    return screen
-
-
 def test_the_state_of_a_running_job_in_words():
     assert format_state(LINE, 12.5) == ["step 92", "loss 0.1207", "scale 2^21", "13 skipped (14.1%)", "12.5 s"]
     assert format_state({**LINE, "loss": None, "loss_scale": "NaN"}, 1.0)[1:3] == ["loss -", "scale nan"]
@@ -40,7 +32,9 @@ def test_in_a_terminal_running_jobs_stand_below_the_lines_that_stay(tmp_path):
     sweep, stream, work = SweepDirectory(tmp_path), io.StringIO(), [stub_work(tmp_path, number) for number in (1, 2)]
     (tmp_path / "001-stub").mkdir()
     (tmp_path / "001-stub" / "metrics.jsonl").write_text(json.dumps(LINE) + "\n")
-    with SweepProgress(screen_on(stream, is_terminal=True), sweep, 4, 2) as progress:
+    screen = Screen(None)
+    screen.live = Console(file=stream, force_terminal=True, width=100, color_system=None)
+    with SweepProgress(screen, sweep, 4, 2) as progress:
         time.sleep(LIVE_SECONDS)
         progress.tick([Running(item) for item in work])  # type: ignore[list-item]
         sweep.write_ending(work[0].subject, Ending(-9, 10.0))
@@ -51,8 +45,3 @@ def test_in_a_terminal_running_jobs_stand_below_the_lines_that_stay(tmp_path):
     assert "001-stub  step 92  loss 0.1207" in stream.getvalue() and "002-stub  starting" in stream.getvalue()
     assert "killed    001-stub  SIGKILL ended it after 10.0 s" in stream.getvalue()
     assert "\x1b[?25h" in stream.getvalue()  # the cursor is back
-
-
-def test_a_quiet_sweep_says_nothing(capsys):
-    Screen(None).say("anything")
-    assert capsys.readouterr() == ("", "")

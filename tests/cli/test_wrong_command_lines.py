@@ -1,0 +1,99 @@
+"""The table of wrong command lines: each exits with its code, names its key, shows no traceback and leaves nothing."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+CNN = "train conf=digits_cnn"
+SEARCH = "sweep conf=digits_mlp --trials 3"
+RATE = f"{SEARCH} 'optimizer.learning_rate=tag(log,interval(1e-4,1e-1))'"
+RANGE = "sweep conf=digits_mlp --dry-run"
+WRONG = {
+    "": "usage: mpt",
+    "trian conf=digits_cnn": "there is no verb 'trian'. Did you mean train?",
+    f"{CNN} --josn": "--josn",
+    "check --\x1b[31mred": "unrecognized arguments: --\\x1b[31mred",
+    "check conf=digits_mlp --ops": "--ops: reads the operations of a model that is built. Add --build.",
+    "run policy=auto_float16 train.py": "mpt.fit(policy='auto_float16') in the script",
+    # recipes, and words that are no key=value
+    "train": "conf: must be given",
+    "train conf=digits_cn": "conf: no recipe has this name. Received: 'digits_cn'. Did you mean digits_cnn?",
+    "train conf=digits_cnn.yaml": "Did you mean conf=digits_cnn?",
+    "train conf=digits_cnn conf=digits_mlp": "conf: must be given once",
+    "train digits_cnn": "digits_cnn: must be of the form key=value. Write conf=digits_cnn.",
+    f"{CNN} =3": "=3: must be of the form key=value",
+    f"{CNN} loss_scale.initial_scale=2^15": "2**15",
+    f"{CNN} data.path={{a": "Text with special signs",
+    f"{CNN} policy@head=float32": "without @package",
+    f"{CNN} ~policy": "~policy: a group cannot be taken away",
+    # keys and choices that there are not, each said with the others
+    f"{CNN} polcy=float32 trainer.epoch=3 learning_rate=1e-3 trainer.epochs.first=3 +new.section.key=3": (
+        "5 problems", "polcy: ", "Did you mean policy?", "Did you mean trainer.epochs?",
+        "Did you mean optimizer.learning_rate?", "trainer.epochs.first: ", "no keys inside", "new.section.key: "),
+    f"{CNN} optimizer=sgd optimizer.beta_1=0.5": "Write optimizer.kwargs.beta_1: it is an argument of the class.",
+    f"{CNN} optimizer=sgd optimizer.kwargs.beta_1=0.5": "It has momentum, nesterov",
+    f"{CNN} 'optimizer.kwargs={{beta1: 0.5, learning_rate: 1}}'": ("Did you mean beta_1?", "Write optimizer.learning_"),
+    f"{CNN} policy=mixed_fp16 loss_scale.mode=off": ("mean mixed_float16?", "auto, dynamic, fixed, logmax, none"),
+    f"{CNN} trainer.jit_compile=ture model.filters=8": ("Did you mean true?", "Write model.filters=[8]."),
+    f"{CNN} model=builder data=csv": ("model.builder: must be given", "data.path: ", "name of the column"),
+    f"{CNN} seed=0,1,2": "seed: ",
+    "check conf=digits_cnn trainer.epochs=0": "mpt check: trainer.epochs: must be >= 1. Received: 0.\n",
+    "show conf=digits_cnn trainer.epochs=0": "mpt show: trainer.epochs: must be >= 1. Received: 0.\n",
+    f"{CNN} data=loader data.loader=nowhere:load": "data.loader: there is no module nowhere,",
+    # what users of Hydra type
+    f"{CNN} -m": "-m: is an option of Hydra's own. `mpt sweep` runs every combination",
+    "train --cfg job": "`mpt show conf=…` prints the resolved configuration",
+    "train --config-name=mine": "own. conf=NAME or conf=./FILE.yaml chooses a recipe.",
+    "train --config-path x": "--config-dir DIR adds a folder",
+    f"{CNN} hydra.run.dir=x": "hydra.run.dir: there are no settings of Hydra's own",
+    "sweep conf=digits_mlp hydra/launcher=joblib": "`mpt sweep … --launcher submitit",
+    f"{CNN} hydra.nothing=1": "`mpt list keys` shows what can be set",
+    "train --config-dir": "--config-dir: must be followed by a folder",
+    f"{CNN} --config-dir nowhere": "--config-dir: must be a folder with conf/",
+    # sweeps and searches
+    "sweep": "mpt sweep: conf: must be given",
+    "sweep conf=digits_mlp seed=0,1 -j 0": "mpt sweep: -j: must be >= 1. Received: 0.",
+    "sweep conf=digits_mlp seed=0,1 --timeout nan": "mpt sweep: --timeout: must be > 0 seconds.",
+    "sweep conf=digits_mlp sweep_dir=a sweep_dir=b": "mpt sweep: sweep_dir: must be given once.",
+    "sweep conf=digits_mlp seed=0,-1": "seed: must be >= 0 and <= 4294967295. Received: -1. (job 2 of 2)",
+    "sweep conf=digits_mlp seed=0,1 --objective loss:up": "mpt sweep: --objective: must end in :min or :max",
+    "sweep conf=digits_mlp --launcher submitit": "launcher.cluster: must have Slurm on this machine: there is ",
+    f"{RANGE} 'seed=range(0,3,0)'": "seed: range() must have a step other than 0.",
+    f"{RANGE} 'seed=range(0,1e400)'": "seed: range() must have finite limits.",
+    f"{RANGE} 'seed=2**range(8,99999999999)'": "seed: range() must have at most 10,000 values.",
+    SEARCH: "--trials: must have something to vary.",
+    f"{SEARCH} 'seed=int(interval(0,9))'": "seed: must not be searched: a search would settle on a lucky one.",
+    f"{RATE} seed=0,1,0": "seed: must name each seed once. Received: '0,1,0'.",
+    f"{RATE} seed=0,1 --pruner asha": "--pruner: must be left out with several seeds",
+    f"{SEARCH} 'trainer.epochs=interval(9,1)'": "trainer.epochs: must go from a smaller to a larger number.",
+    f"{SEARCH} 'optimizer.learning_rate=interval(-1,1e-4)'": "optimizer.learning_rate: must be >",
+    f"{SEARCH} 'loss_scale.initial_scale=2**interval(8,24)'": "a whole exponent. Received: '2**interval(8,24)'.",
+    f"{RATE} --sampler-seed 1 --resume s": "--sampler-seed: is for a new search",
+    f"{RATE} --trials 0": "--trials: must be >= 1. Received: 0.",
+    f"{SEARCH} 'seed=tag(log,range(16,257,16))'": "must be an interval to be on a log scale: a range has equal steps.",
+}
+MISSING = {  # files, which exit with 3
+    "train conf=digits_mlp data=npz data.path=nowhere.npz": "data.path: there is no file nowhere.npz.",
+    f"{RATE} data=npz data.path=nowhere.npz": "data.path: there is no file nowhere.npz.",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", [*WRONG, *MISSING], ids=range(len(WRONG) + len(MISSING)))
+def test_it_is_refused_in_a_sentence(line, mpt) -> None:
+    done = mpt(*shlex.split(line))
+    assert done.code == (3 if line in MISSING else 2)
+    said = {**WRONG, **MISSING}[line]
+    missing = [part for part in ([said] if isinstance(said, str) else said) if part not in done.err + done.out]
+    assert missing == [], done.err
+    assert "Traceback" not in done.err and list(Path.cwd().iterdir()) == []
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_every_task_of_a_slurm_step_refuses_what_only_several_processes_cannot_do(index, mpt, monkeypatch) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    monkeypatch.setenv("SLURM_PROCID", str(index))
+    done = mpt(*CNN.split(), "backend=jax", "distribute=data_parallel", "trainer.max_rollbacks=3", "seed=null")
+    assert (done.code, done.out) == (2, "")
+    assert [line.strip().partition(":")[0] for line in done.err.splitlines()[1:]] == ["trainer.max_rollbacks", "seed"]
