@@ -13,8 +13,9 @@ from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.telemetry.records import Event, Scaling, UnmovedWeights
 from mpt_cli.telemetry.signs import LONGEST_SETTLING_SKIPS, EventTally, LossTrend, Signs, observe
 
-DYNAMIC, FIXED, LOGMAX = Scaling(DynamicScale()), Scaling(FixedScale(2.0**24)), Scaling(LogMaxScale())
-HIGH = Scaling(DynamicScale(2.0**40, growth_steps=100, max_scale=2.0**40))
+DYNAMIC, FIXED, LOGMAX, HIGH = (Scaling(rule, is_needed=True) for rule in (
+    DynamicScale(), FixedScale(2.0**24), LogMaxScale(), DynamicScale(2.0**40, growth_steps=100, max_scale=2.0**40)
+))  # fmt: skip
 CLEAN = Signs(DYNAMIC, steps_seen=1000, applied_steps=1000, scale=2.0**15, loss=0.5)
 FIXED_CLEAN = replace(CLEAN, scaling=FIXED, scale=2.0**24)
 NO_SCALING = replace(CLEAN, scaling=Scaling(), scale=None)
@@ -82,9 +83,8 @@ CASES = {
     "no step": replace(CLEAN, steps_seen=0, applied_steps=0),
     "all skipped": skipping(ALL),
     "all skipped, bad loss": skipping(ALL, forward_steps=ALL),
-    "useless scale": skipping([], scale=1.0),
-    "useless scale, something overflows": skipping([400], scale=1.0),
-    "useless scale, fixed": skipping([400], scaling=FIXED, scale=1.0),
+    "a low scale that flushes": skipping([], scale=1.0, flushed_share=0.4),
+    "a low scale that flushes, and something overflows": skipping([400], scale=1.0, flushed_share=0.4),
     "float16 without scaling": replace(FLOAT16, scale=None),
     "float16 without scaling, few flushed": replace(FLOAT16, flushed_share=v.FLUSHED_SHARE),
     "float16 without scaling, most flushed": replace(FLOAT16, flushed_share=0.98),
