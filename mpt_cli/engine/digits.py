@@ -14,6 +14,7 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
+from mpt_cli.data.examples import leaves
 from mpt_cli.precision.keras_internals import calls_through, computing_in_float32
 from mpt_cli.precision.policy import layers_of, name_of
 from mpt_cli.precision.rounded_weights import NARROW
@@ -23,6 +24,7 @@ MOST_EXAMPLES = 64
 LOST = 0.02  # of the spread of the outputs: beyond what rounding leaves in deep nets, well below what stops learning
 CURED = 0.25  # of the noise: what may be left where a layer in float32 is called the remedy
 MOST_TRIED = 6
+MOST_COUNTED, MOST_FEATURES = 65536, 64  # examples and features whose distinct values are counted
 SMALLEST_SPREAD = 1e-6  # of the size of the outputs: float32 itself tells no more apart
 TARGETS, ALL_LAYERS = "targets", "*"  # in place of a layer
 
@@ -68,6 +70,30 @@ def measure_digits(model: Any, batch: Any) -> LostDigits | None:
         if left is not None and left <= min(LOST, CURED * noise):
             return LostDigits(noise, name_of(layer), left)
     return LostDigits(noise)
+
+
+def describe_inputs(model: Any, x: Any) -> list[str]:
+    """What the cast to the half precision of the first layer leaves of each float input, in sentences; none where that
+    layer computes in another dtype."""
+    dtype = next((layer.compute_dtype for layer in layers_of(model)), "float32")
+    if dtype not in NARROW:
+        return []
+    lines = []
+    for name, array in leaves(x, "x"):
+        counts: list[tuple[int, int, int]] = []
+        for features in _numbers([array]):  # none of integers, one of floats
+            counts = [(_distinct(column, dtype), _distinct(column, "float32"), place)
+                      for place, column in enumerate(features.T[:MOST_FEATURES])]  # fmt: skip
+        if not counts:
+            continue
+        left, before, feature = min(counts, key=lambda count: count[0] / count[1])
+        lines.append(f"input {name}: {dtype} leaves {left:,} of the {before:,} distinct values of feature {feature}, "
+                     f"of {len(counts)} features the one that loses most")  # fmt: skip
+    return lines
+
+
+def _distinct(values: NDArray[np.float64], dtype: str) -> int:
+    return len(np.unique(ops.convert_to_numpy(ops.cast(ops.cast(values, dtype), "float32"))))
 
 
 def first_examples(arrays: Any) -> Any:

@@ -15,6 +15,7 @@ from mpt_cli.data.examples import RAGGED, Batch, DataSet, Examples, Rows, Stream
 from mpt_cli.data.load import has_targets_as_given, load_data_of_run
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.build import build_engine
+from mpt_cli.engine.digits import MOST_COUNTED, describe_inputs
 from mpt_cli.engine.distribution import Distribution, build_distribution
 from mpt_cli.engine.faults import Injector, build_injector, warn_of_fault
 from mpt_cli.engine.feed import BatchPlan, Feed, build_feed, byte_size, first_batch
@@ -480,6 +481,7 @@ class BuildCheck:
     overrides: dict[str, str] = field(default_factory=dict)  # that were chosen, with those asked for
     operations: OperationReport | None = None
     metrics: tuple[str, ...] = ()  # names of all that a run reports, loss first
+    inputs: tuple[str, ...] = ()  # what their cast to half precision leaves of them
 
 
 def try_build(program: "Program", platform: Platform, with_operations: bool = False) -> BuildCheck:
@@ -493,6 +495,7 @@ def try_build(program: "Program", platform: Platform, with_operations: bool = Fa
         layers, count_parameters(parts.model), parts.data.description, describe_scaling(parts.scaling),
         parts.warnings, parts.phases.lines, overrides, _operations(parts) if with_operations else None,
         ("loss", *metric_names(parts.model, parts.validation_feed is not None)),
+        (*describe_inputs(parts.model, first_batch(parts.data.train, MOST_COUNTED).x),),
     )  # fmt: skip
 
 

@@ -338,6 +338,7 @@ def _build_lines(built: "BuildCheck") -> list[str]:
         layers.append((layer.path, layer.kind, *dtypes, f"{layer.parameters:>10,}", remarks))
     return [
         f"data: {built.data}",
+        *built.inputs,
         f"loss scale: {built.loss_scale}",
         *(f"phase {number}: {line}" for number, line in enumerate(built.phases, start=1)),
         *plain_lines(text_columns(titles), layers),
