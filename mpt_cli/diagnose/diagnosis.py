@@ -7,6 +7,7 @@ from math import floor, log2
 from mpt_cli.diagnose.examination import Examination, ExaminationRequest, ExaminedPoint
 from mpt_cli.diagnose.safe_windows import LayerRange, ScaleTrial, common_window
 from mpt_cli.engine.backend import Platform
+from mpt_cli.engine.digits import LostDigits
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision.gradients import SafeScales
 from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule
@@ -31,7 +32,8 @@ class Diagnosis:
     that real float16 passes bear, None where none near the predicted one did; they were made at `verified_step`.
     `layer_samples` are what such passes left of each layer at the scale found, and `faults` the layers that do not
     train so as in float32: then no window is safe, and where values overflow in the forward pass no scale recommended.
-    `mended` are those that lost their outputs, which nothing does any more with `keep_in_float32`.
+    `mended` are those that lost their outputs, which nothing does any more with `keep_in_float32`. `digits` is what
+    rounding leaves of the outputs of the model at the last point, None where that could not be had.
     """
 
     settings: Settings
@@ -48,6 +50,7 @@ class Diagnosis:
     layer_samples: list[LayerSample] = field(default_factory=list)
     faults: dict[str, str] = field(default_factory=dict)
     mended: dict[str, str] = field(default_factory=dict)
+    digits: LostDigits | None = None
 
     @property
     def examines_own_policy(self) -> bool:
@@ -110,7 +113,9 @@ def diagnose(
     for step in sorted({*request.at_steps}):
         say(f"measuring {request.batches} batches at step {step}" + (" after training up to it" if step else ""))
         examination.measure_at(step)
-    return _mended(examination, _verified(examination, _keep_some_in_float32(examination, [], say), say), say)
+    digits = examination.measure_digits()
+    found = _mended(examination, _verified(examination, _keep_some_in_float32(examination, [], say), say), say)
+    return replace(found, digits=digits)
 
 
 def _check_steps(request: ExaminationRequest, parts: Assembly) -> None:

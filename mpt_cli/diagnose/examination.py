@@ -20,8 +20,9 @@ from mpt_cli.diagnose.safe_windows import (
     layer_ranges,
 )
 from mpt_cli.engine.backend import Platform
+from mpt_cli.engine.digits import LostDigits, measure_digits
 from mpt_cli.engine.feed import Piece
-from mpt_cli.engine.flow import FlowCounter, FlowMap
+from mpt_cli.engine.flow import FlowCounter, FlowMap, is_rounded
 from mpt_cli.errors import ConfigError, NumericalError, Problem
 from mpt_cli.precision import computes_in_float16, has_own_train_step
 from mpt_cli.precision.finite import is_overwritten
@@ -208,6 +209,15 @@ class Examination:
         self._measured.append(_Measurement(step, scale, counted, batches, weights))
         binding = self._binding()
         self._measured = [m if m is binding else replace(m, batches=(), weights=[]) for m in self._measured]
+
+    def measure_digits(self) -> LostDigits | None:
+        """What half precision leaves of the outputs, of the run's own model where it has half precision; None where
+        outputs can't be compared."""
+        model = self.parts.model if is_rounded(self.parts.model) else self._examined
+        try:
+            return measure_digits(model, self._stepper.peek_batches(1)[0])
+        except Exception:  # of the model's own code, which may do in inference what it does not in training
+            return None
 
     def points(self) -> list[ExaminedPoint]:
         """What was measured so far, seen with the dtypes of the model as it is examined now."""

@@ -53,6 +53,7 @@ def sentences(found: Diagnosis) -> list[tuple[str, str]]:
         rows.append(("float32", "no scale fits all layers as they are. Keep in float32: "
                      + ", ".join(found.keep_in_float32)))  # fmt: skip
     rows += [("layers", text) for text in _faults(found)]
+    rows += [("digits", found.digits.sentence)] if found.digits is not None else []
     rows += [("scale", text) for text in _recommendation(found)]
     rows += [("verified", _verified(trial)) for trial in found.trials]
     rows += [("edge", text) for text in _edge(found)]
@@ -74,6 +75,8 @@ def config_keys(found: Diagnosis) -> dict[tuple[str, ...], str]:
     """The same as keys with their values in YAML: a power of two is written as such."""
     keys: dict[tuple[str, ...], str] = {}
     keys.update({("policy", "overrides", name): "float32" for name in found.keep_in_float32})
+    if found.digits is not None:
+        keys.update({("policy", "overrides", name): "float32" for name in found.digits.remedy})
     if found.recommended is not None:
         bounds = ScaleBounds.of(found.settings.loss_scale.rule)
         keys["loss_scale", "initial_scale"] = format_power(found.recommended)
@@ -229,6 +232,7 @@ def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
             "highest_safe_scale": None if found.highest_safe is None else 2.0**found.highest_safe,
             "trials": [vars(trial) for trial in found.trials],
         },
+        "digits": None if found.digits is None else found.digits._asdict(),
         "advice": [text for _, text in sentences(found)],
         "layers": _layers_content(found.layers, scales),
         "points": [_point_content(point, scales) for point in found.points],

@@ -6,7 +6,8 @@ the same batch in float32, over the variance of those over the examples. Roundin
 to 1e-3 (bfloat16, a deep net); at 1 the outputs say nothing about their example.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import keras
@@ -18,29 +19,39 @@ from mpt_cli.data.examples import leaves
 from mpt_cli.precision.keras_internals import calls_through, computing_in_float32
 from mpt_cli.precision.policy import layers_of, name_of
 from mpt_cli.precision.rounded_weights import NARROW
+from mpt_cli.telemetry.health import describe_digits
+from mpt_cli.telemetry.records import ALL_LAYERS, TARGETS
 
 Outputs = list[NDArray[np.float64]]  # each of shape (examples, values)
 MOST_EXAMPLES = 64
 LOST = 0.02  # of the spread of the outputs: beyond what rounding leaves in deep nets, well below what stops learning
 CURED = 0.25  # of the noise: what may be left where a layer in float32 is called the remedy
-MOST_TRIED = 6
 MOST_COUNTED, MOST_FEATURES = 65536, 64  # examples and features whose distinct values are counted
 SMALLEST_SPREAD = 1e-6  # of the size of the outputs: float32 itself tells no more apart
-TARGETS, ALL_LAYERS = "targets", "*"  # in place of a layer
 
 
 class LostDigits(NamedTuple):
-    """`noise` of the outputs; and where it is more than `LOST` the name of the layer with which in float32 only
-    `noise_left` of it is left, TARGETS where the outputs' dtype rounds these, or ALL_LAYERS where no single one helps.
+    """`noise` of the outputs; and where it is more than `LOST` the names of the layers with which in float32 only
+    `noise_left` of it is left, TARGETS where the outputs' dtype rounds these, or ALL_LAYERS where no few of them help.
     """
 
     noise: float
-    layer: str = ALL_LAYERS
+    layers: tuple[str, ...] = (ALL_LAYERS,)
     noise_left: float = 0.0
 
     @property
     def is_lost(self) -> bool:
         return self.noise > LOST
+
+    @property
+    def remedy(self) -> list[str]:
+        """The layers that are to be in float32, where digits are lost and some were found."""
+        found = self.layers if self.is_lost and self.layers[0] not in (TARGETS, ALL_LAYERS) else ()
+        return [layer.rpartition("/")[2] for layer in found]
+
+    @property
+    def sentence(self) -> str:
+        return describe_digits(self.noise, self.layers if self.is_lost else (), self.noise_left)
 
 
 def measure_digits(model: Any, batch: Any) -> LostDigits | None:
@@ -57,18 +68,20 @@ def measure_digits(model: Any, batch: Any) -> LostDigits | None:
     noise = _noise(rounded, exact)
     of_targets = _noise_of_targets(model, x, y)
     if of_targets is not None and of_targets > max(LOST, noise or 0.0):
-        return LostDigits(of_targets, TARGETS)
+        return LostDigits(of_targets, (TARGETS,))
     if noise is None or noise <= LOST:
         return None if noise is None else LostDigits(noise)
     with computing_in_float32(model):
         if (_noise(_outputs(model, x)[0], exact) or 0.0) > CURED * noise:
             return None
-    for layer in _suspects(model, rounded_layers, exact_layers):
-        with computing_in_float32(layer):
+    for suspects in _suspects(model, rounded_layers, exact_layers):
+        with ExitStack() as stack:
+            for layer in suspects:
+                stack.enter_context(computing_in_float32(layer))
             found, _ = _outputs(model, x)
         left = _noise(found, exact)
         if left is not None and left <= min(LOST, CURED * noise):
-            return LostDigits(noise, name_of(layer), left)
+            return LostDigits(noise, tuple(map(name_of, suspects)), left)
     return LostDigits(noise)
 
 
@@ -151,17 +164,18 @@ def _noise_of(rounded: NDArray[np.float64], exact: NDArray[np.float64]) -> float
 
 def _suspects(
     model: Any, rounded: Sequence[tuple[int, Outputs]], exact: Sequence[tuple[int, Outputs]]
-) -> Iterator[Any]:
-    """The layers in half precision to be tried in float32: the first whose outputs have lost digits, those before it,
-    which may have cast what it reads, and those after it."""
+) -> list[list[Any]]:
+    """The layers in half precision to be tried in float32: the first whose outputs have lost digits, up to three before
+    it, each of which may have cast what it reads, and the one after it; the fewest first."""
     layers = layers_of(model)
     pairs = zip(rounded, exact, strict=False)
-    noisy = [i for i, ((_, one), (_, other)) in enumerate(pairs) if (_noise(one, other) or 0.0) > LOST]
-    called = [index for index, _ in rounded]
-    first = noisy[0] if noisy else 0
-    order = dict.fromkeys([*called[first::-1], *called[first + 1 :]])
-    halves = [layers[index] for index in order if layers[index].compute_dtype in NARROW]
-    yield from halves[:MOST_TRIED]
+    noisy = (place for place, ((_, one), (_, other)) in enumerate(pairs) if (_noise(one, other) or 0.0) > LOST)
+    first = next(noisy, 0)
+    called = [layers[index] for index, _ in rounded]
+    runs = [called[max(0, first + start) : first + end]
+            for start, end in ((0, 1), (-1, 0), (1, 2), (-1, 1), (0, 2), (-2, 1), (-3, 1))]  # fmt: skip
+    halves = [[layer for layer in dict.fromkeys(run) if layer.compute_dtype in NARROW] for run in runs]
+    return [run for place, run in enumerate(halves) if run and run not in halves[:place]]
 
 
 def _noise_of_targets(model: Any, x: Any, y: Any) -> float | None:

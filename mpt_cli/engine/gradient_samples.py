@@ -136,7 +136,7 @@ class GradientSampler:
         faults = {name: fault for name, fault in places.faults(rows).items() if fault != DEAD or name not in idle}
         digits = self._digits(piece)
         if digits is not None and digits.is_lost:
-            faults = {**faults, digits.layer: DIGITS}
+            faults = {**faults, **dict.fromkeys(digits.layers, DIGITS)}
         noise = (None, None) if digits is None else (digits.noise, digits.noise_left)
         return Look(GradientSample(step, norm, float(flushed), float(small), room, _lost_updates(rows), *noise, faults),
                     rows)  # fmt: skip

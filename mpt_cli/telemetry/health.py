@@ -19,11 +19,12 @@ from mpt_cli.telemetry.format import (
     format_seconds,
     format_share,
 )
-from mpt_cli.telemetry.records import DEAD as DEAD_LAYER
 from mpt_cli.telemetry.records import (
+    ALL_LAYERS,
     DIGITS,
     FLUSHED,
     NEVER,
+    TARGETS,
     UNMOVED,
     VANISHED,
     Scaling,
@@ -31,6 +32,7 @@ from mpt_cli.telemetry.records import (
     StreakCounts,
     UnmovedWeights,
 )
+from mpt_cli.telemetry.records import DEAD as DEAD_LAYER
 from mpt_cli.telemetry.signs import LONGEST_SETTLING_SKIPS, THIRD_TIME, Signs
 
 
@@ -324,21 +326,32 @@ def _ends_vanished(signs: Signs) -> str | None:
     return f"{words}: {CAUSES[VANISHING].explain(signs)}"
 
 
+def describe_digits(noise: float, layers: Sequence[str], noise_left: float, at: str = "") -> str:
+    """What rounding does to the outputs, and what to do where `layers` lose their digits.
+
+    >>> describe_digits(1e-05, [], 0.0)
+    'the outputs differ from those in float32 by 1e-05 times the variance between examples'
+    """
+    words = f"the outputs differ from those in float32 by {noise:.2g} times the variance between examples{at}"
+    if not layers:
+        return words
+    words = f"Rounding to half precision loses the digits that tell examples apart: {words}"
+    if layers[0] == TARGETS:
+        return f"{words}, because the targets are cast to the dtype of the outputs. Use policy.head=float32."
+    if layers[0] == ALL_LAYERS:
+        return f"{words}, and no few layers in float32 mend it. Use policy=float32."
+    names = [layer.rpartition("/")[2] for layer in layers]
+    overrides = ", ".join(f"{name}: float32" for name in names)
+    return (f"{words}, and by {noise_left:.2g} with {_name_layers(names)} in float32, tried on the same batch. Use "
+            f"policy.overrides={{{overrides}}}, or give the model smaller numbers: subtract an offset, or use integers "
+            "for identifiers.")  # fmt: skip
+
+
 def _ends_without_digits(signs: Signs) -> str | None:
     layers = signs.layers_that(DIGITS)
     if not layers or signs.output_noise is None:
         return None
-    words = ("Rounding to half precision loses the digits that tell examples apart: the outputs differ from those in "
-             f"float32 by {signs.output_noise:.2g} times the variance between examples"
-             f"{_format_sampled(signs)}")  # fmt: skip
-    if layers == ["targets"]:
-        return f"{words}, because the targets are cast to the dtype of the outputs. Use policy.head=float32."
-    if layers == ["*"]:
-        return f"{words}, and no single layer in float32 mends it. Use policy=float32."
-    layer = layers[0].rpartition("/")[2]
-    return (f"{words}, and by {signs.output_noise_left:.2g} with layer {layer} in float32, tried on the same "
-            f"batch. Use policy.overrides={{{layer}: float32}}, or give that layer smaller numbers: subtract an "
-            "offset, or use integers for identifiers.")  # fmt: skip
+    return describe_digits(signs.output_noise, layers, signs.output_noise_left or 0.0, _format_sampled(signs))
 
 
 def _ends_flushed(signs: Signs) -> str | None:
