@@ -3,19 +3,22 @@
 import keras
 import numpy as np
 import pytest
+from backends import only_on
 from keras import layers
 
 import mpt_cli as mpt
 
 DIGITS_LOST = "digits lost"
+# on JAX a sample is compiled, which a run as short takes only where it is asked for
+EVERY = 1000 if keras.backend.backend() == "jax" else "auto"
+QUIET = {"logger.console": "quiet", "trainer.save_model": False, "trainer.gradient_health_every_steps": EVERY}
 
 
 def fit(tmp_path, net, x, y, loss="mse", epochs=1, policy="mixed_bfloat16", rate=0.01, **others):
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input(x.shape[1:]), *net])
     model.compile(keras.optimizers.Adam(rate), loss, jit_compile=False, **others.pop("compiled", {}))
-    quiet = {"logger.console": "quiet", "trainer.save_model": False}
-    return mpt.fit(model, x, y, policy=policy, epochs=epochs, batch_size=64, run_dir=tmp_path / policy, settings=quiet,
+    return mpt.fit(model, x, y, policy=policy, epochs=epochs, batch_size=64, run_dir=tmp_path / policy, settings=QUIET,
                    **others)  # fmt: skip
 
 
@@ -69,6 +72,7 @@ def test_a_net_that_trains_as_in_float32_loses_none(tmp_path, policy):
     assert run.summary["gradients"]["output_noise"] < 0.002
 
 
+@only_on("tensorflow")  # JAX takes no unseeded draw
 def test_a_model_that_draws_random_numbers_in_inference_is_not_blamed(tmp_path):
     noise = layers.Lambda(lambda t: t + keras.random.normal(keras.ops.shape(t), dtype=t.dtype), output_shape=(4,))
     x = np.ones((64, 4), "float32")
@@ -87,7 +91,7 @@ def test_a_short_run_is_sampled_at_its_end(tmp_path):
 def test_without_samples_a_run_in_half_precision_is_not_checked(tmp_path):
     x = np.ones((64, 2), "float32")
     run = mpt.fit(compiled(), x, x[:, :1], policy="mixed_float16", run_dir=tmp_path / "run",
-                  settings={"trainer.gradient_health_every_steps": None, "logger.console": "quiet"})  # fmt: skip
+                  settings={**QUIET, "trainer.gradient_health_every_steps": None})  # fmt: skip
     assert run.verdict == "not checked"
     assert run.explanation.endswith("was not looked at: trainer.gradient_health_every_steps=auto takes samples of it.")
 
@@ -102,7 +106,7 @@ def compiled(loss="mse", rate=0.01):
 def test_a_hinge_loss_that_is_met_is_not_stopped(tmp_path):
     x = np.array([[4.0, 0.0], [-4.0, 0.0]] * 32, "float32")
     run = mpt.fit(compiled("hinge", 0.5), x, np.sign(x[:, :1]), policy="mixed_float16", epochs=60, batch_size=32,
-                  run_dir=tmp_path / "run", settings={"logger.console": "quiet"})  # fmt: skip
+                  run_dir=tmp_path / "run", settings=QUIET)  # fmt: skip
     assert run.summary["metrics"]["loss"] == 0.0 and run.summary["exit_code"] == 0, run.explanation
     assert run.summary["steps_seen"] == 120 and run.verdict == "warm-up skips only", run.explanation
 
@@ -114,13 +118,13 @@ def test_a_head_without_a_loss_weight_is_not_dead(tmp_path):
     model.compile("sgd", ["mse", "mse"], loss_weights=[1.0, 0.0], jit_compile=False)
     x = np.random.default_rng(0).normal(size=(64, 2)).astype("float32")
     run = mpt.fit(model, x, [x[:, :1], x[:, 1:]], policy="mixed_float16", run_dir=tmp_path / "run",
-                  settings={"logger.console": "quiet"})  # fmt: skip
+                  settings=QUIET)  # fmt: skip
     assert run.verdict == "healthy" and run.summary["gradients"]["faults"] == {}, run.explanation
 
 
 def test_targets_of_a_million_flush_nothing_and_are_not_said_to(tmp_path):
     x = np.random.default_rng(0).normal(size=(512, 2)).astype("float32")
     run = mpt.fit(compiled(rate=1e-7), x, 1e6 * x[:, :1], policy="mixed_float16", epochs=8, run_dir=tmp_path / "run",
-                  settings={"logger.console": "quiet"})  # fmt: skip
+                  settings=QUIET)  # fmt: skip
     assert run.summary["final_loss_scale"] <= 1.0 and run.summary["gradients"]["flushed_share"] == 0.0
     assert run.verdict in ("healthy", "warm-up skips only"), run.explanation
