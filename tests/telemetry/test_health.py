@@ -179,7 +179,9 @@ def test_a_floor_that_float32_cannot_hold_is_the_floor_all_the_same():
     assert not replace(signs, scale=float(np.nextafter(np.float32(low), np.float32(1)))).is_near_floor(1)
 
 
-@pytest.mark.parametrize(("metrics", "loss"), [({}, 0.5), ({"loss": 2.0}, 0.5), ({"loss": INF, "val_loss": 1.0}, INF), ({"val_loss": INF, "my_loss": INF}, 0.5)])
+@pytest.mark.parametrize(("metrics", "loss"), [
+    ({}, 0.5), ({"loss": 2.0}, 0.5), ({"loss": INF, "val_loss": 1.0}, INF), ({"val_loss": INF, "my_loss": INF}, 0.5),
+])  # fmt: skip
 def test_a_loss_of_the_last_epoch_that_is_not_finite_stands_for_the_loss(metrics, loss):
     ledger = Ledger(LedgerOptions(), seen=9, last_mean_loss=0.5)
     assert observe(ledger, EventTally(), SCALED, metrics).loss == loss
