@@ -6,7 +6,7 @@ import pytest
 from backends import assert_passes, only_on, parts
 
 HERE = Path(__file__).parent
-OF_MAKE_TEST = ("test_optimizer_steps.py", "test_skips_whole.py", "test_finite.py", "gradients/test_define_gradient.py")
+OF_MAKE_TEST = ("test_optimizer_steps.py", "test_skips_whole.py", "test_finite.py", "gradients/test_custom_gradient.py")
 pytestmark = [pytest.mark.slow, only_on("tensorflow")]
 
 
