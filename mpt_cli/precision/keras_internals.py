@@ -131,6 +131,14 @@ def configured_rate(optimizer: Any) -> Any:
     return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else float(rate)
 
 
+def begin_averages(optimizer: Any) -> None:
+    """Have the moving averages of a built optimizer begin with the weights; Keras does so at its step 0 alone."""
+    averages = optimizer._model_variables_moving_average
+    for variable, average in zip(optimizer._trainable_variables, averages, strict=True):
+        if average is not None:
+            average.assign(variable)
+
+
 def move_decay_exclusions(optimizer: Any, variables: list[Any], others: list[Any]) -> None:
     """What was excluded from weight decay among `variables` is excluded among `others`, before the optimizer is built.
     """
