@@ -25,7 +25,7 @@ from mpt_cli.errors import NUMERICAL, OK
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_own_train_step
 from mpt_cli.precision.finite import unscale
 from mpt_cli.precision.keras_internals import own_trainable_variables
-from mpt_cli.precision.policy import global_policy
+from mpt_cli.precision.policy import policy_inside
 from mpt_cli.precision.scale_rules import ScaleRule
 from mpt_cli.precision.scale_state import ScaleState
 from mpt_cli.precision.train_step import optimizers_in, unwrapped
@@ -355,7 +355,7 @@ def run_script(
     seen = ScriptRun(settings, target.title, tuple(command))
     error: BaseException | None = None
     with ExitStack() as stack:
-        stack.enter_context(global_policy(settings.policy.name))
+        stack.enter_context(policy_inside(settings.policy.name))
         for patch in (_policies, _compiles, _fits, _runs_of_ours, _optimizers, _own_scalings, _tapes):
             stack.enter_context(patch(seen))
         stack.enter_context(_as_main(target))

@@ -4,16 +4,20 @@ What each is for, and what there is instead in public, stands at its function. `
 names every one, so that a Keras without it is told from a defect of ours.
 """
 
+import logging
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import wraps
+from inspect import signature
 from typing import Any
 
 import keras
 from keras.src.backend.common import global_state
 from keras.src.losses.loss import unscale_loss_for_distribution
 from keras.src.saving.keras_saveable import KerasSaveable
+from keras.src.trainers.trainer import Trainer
 from keras.src.utils import naming
 from keras.src.utils.module_utils import tensorflow as lazy_tensorflow
 
@@ -49,6 +53,40 @@ def compiled_loss_weights(model: Any) -> Any:
     """`loss_weights` as `compile` was given them; None where it was given none. Its public config is serialised."""
     config = getattr(model, "_compile_config", None)
     return None if config is None else config.config.get("loss_weights")
+
+
+def wrap_at_compile(policy: Any, wrap: Callable[[Any], Any]) -> None:
+    """From now on, while `policy` is the global one, `Model.compile` puts an optimizer into loss scaling by `wrap`
+    where Keras would do it, and says so once. Where it is not mixed_float16 Keras's `compile` is as it was."""
+    original = getattr(Trainer.compile, "_mpt_original", Trainer.compile)
+    told: list[str] = []
+
+    @wraps(original)
+    def compile_scaled(model: Any, optimizer: Any = "rmsprop", *arguments: Any, **named: Any) -> None:
+        optimizer = keras.optimizers.get(optimizer)
+        given = signature(original).bind(model, optimizer, *arguments, **named).arguments
+        is_wanted = keras.config.dtype_policy() is policy and model.dtype_policy.name == policy.name
+        is_plain = optimizer is not None and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        if is_wanted and is_plain and given.get("auto_scale_loss", True):
+            optimizer = wrap(optimizer)
+            if not told:
+                told.append("compile puts optimizers into mpt's LossScaleOptimizer, as set_global_policy asks for.")
+                logging.getLogger("mpt_cli").warning(told[0])
+        original(model, optimizer, *arguments, **named)
+
+    compile_scaled._mpt_original = original  # type: ignore[attr-defined]
+    Trainer.compile = compile_scaled if policy.name == "mixed_float16" else original
+
+
+def put_optimizer(model: Any, optimizer: Any) -> None:
+    """Train a compiled model with `optimizer` from now on, and have files of the model say so.
+
+    Where it scales no loss they name the optimizer inside, which Keras opens without mpt.
+    """
+    model.optimizer = optimizer
+    if hasattr(model, "_compile_config"):
+        kept = optimizer if getattr(optimizer, "scales", True) else optimizer.inner_optimizer
+        model._compile_config.config["optimizer"] = kept
 
 
 def loss_tracker(model: Any) -> Any:
