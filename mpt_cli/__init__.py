@@ -113,4 +113,4 @@ class _KerasFinder:
 if "keras" in sys.modules:
     _tell(sys.modules["keras"])
 else:
-    sys.meta_path.insert(0, _KerasFinder())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _KerasFinder())

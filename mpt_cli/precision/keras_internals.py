@@ -58,7 +58,7 @@ def compiled_loss_weights(model: Any) -> Any:
 def wrap_at_compile(policy: Any, wrap: Callable[[Any], Any]) -> None:
     """From now on, while `policy` is the global one, `Model.compile` puts an optimizer into loss scaling by `wrap`
     where Keras would do it, and says so once. Where it is not mixed_float16 Keras's `compile` is as it was."""
-    original = getattr(Trainer.compile, "_mpt_original", Trainer.compile)
+    original = getattr(Trainer.compile, "unscaled", Trainer.compile)
     told: list[str] = []
 
     @wraps(original)
@@ -74,7 +74,7 @@ def wrap_at_compile(policy: Any, wrap: Callable[[Any], Any]) -> None:
                 logging.getLogger("mpt_cli").warning(told[0])
         original(model, optimizer, *arguments, **named)
 
-    compile_scaled._mpt_original = original  # type: ignore[attr-defined]
+    compile_scaled.unscaled = original  # type: ignore[attr-defined]
     Trainer.compile = compile_scaled if policy.name == "mixed_float16" else original
 
 

@@ -193,7 +193,7 @@ def _check_option(name: str, value: Any) -> None:
         check_switch(name, value)
     elif name in COUNTS:
         check_count(name, value)
-    elif isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < inf:
+    elif isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < inf:
         raise ValueError(f"`{name}` must be a finite number of at least 0. Received: {name}={value!r}.")
 
 
