@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mpt_cli.precision.audit import Finding, LayerAudit, audit_layers, find_bad_combinations
-    from mpt_cli.precision.gradients import custom_gradient
+    from mpt_cli.precision.gradients.custom_gradients import custom_gradient
     from mpt_cli.precision.optimizer import LossScaleOptimizer
     from mpt_cli.precision.policy import (
         Policy,
@@ -52,7 +52,7 @@ _HOMES = {
     "audit": ("Finding", "LayerAudit", "audit_layers", "find_bad_combinations"),
     "train_step": ("StepRecord", "has_own_train_step", "keep_skips_whole"),
     "optimizer": ("LossScaleOptimizer",),
-    "gradients": ("custom_gradient",),
+    "gradients.custom_gradients": ("custom_gradient",),
     "policy": ("Policy", "apply_policy", "computes_in_float16", "global_policy", "head_layers", "layers_of",
                "set_global_policy"),
     "scale_rules": ("DynamicScale", "FixedScale", "LogMaxScale", "NoScale", "ScaleRule"),

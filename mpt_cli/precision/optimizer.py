@@ -315,9 +315,9 @@ class LossScaleOptimizer(
     Model files and weights files hold everything once, and fit with and without the wrapper. A `tf.train.Checkpoint`
     (TensorFlow) holds it too; restored before `build`, as with any Keras 3 optimizer, values arrive at `build`. There
     the inner state lies under `inner_optimizer`: for a checkpoint of the bare optimizer, restore `inner_optimizer`.
-    `keras.models.load_model` knows the class in a process that has imported it, as any class that is not Keras's own:
-    `from mpt_cli.precision import LossScaleOptimizer`. `copy.deepcopy` and `pickle` take one that is not built, and
-    refuse another (TypeError): `set_weights` takes `variables` of another one, or those of a bare optimizer.
+    `keras.models.load_model` knows the class in a process that has imported any part of `mpt_cli`, before or after
+    Keras. `copy.deepcopy` and `pickle` take one that is not built, and refuse another (TypeError): `set_weights` takes
+    `variables` of another one, or those of a bare optimizer.
 
     Source: tf.keras.mixed_precision.LossScaleOptimizer and keras.optimizers.LossScaleOptimizer, whose documented
     attributes and methods it has; Micikevicius et al. 2018, arXiv:1710.03740.

@@ -134,13 +134,6 @@ def test_the_file_holds_the_inner_state_once(tmp_path):
     assert sizes["theirs"] / sizes["plain"] > 1.6
 
 
-def test_a_model_is_cloned_with_a_fresh_optimizer_from_the_configuration():
-    optimizer = scaled()
-    again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
-    assert type(again) is LossScaleOptimizer
-    assert again.rule == optimizer.rule == DynamicScale(2.0**10, 3)
-
-
 class Halving(DynamicScale):
     """A user's rule."""
 

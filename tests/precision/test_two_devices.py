@@ -6,7 +6,8 @@ import pytest
 from backends import assert_passes, only_on, parts
 
 HERE = Path(__file__).parent
-OF_MAKE_TEST = ("test_optimizer_steps.py", "test_skips_whole.py", "test_finite.py", "gradients/test_custom_gradient.py")
+OF_MAKE_TEST = ("test_documented_words.py", "test_optimizer_steps.py", "test_skips_whole.py", "test_finite.py",
+                "gradients/test_custom_gradient.py")  # fmt: skip
 pytestmark = [pytest.mark.slow, only_on("tensorflow")]
 
 
