@@ -136,8 +136,8 @@ def build_rule(
     rule: Any, factor: Any, dynamic: Any, initial_scale: Any, growth_steps: Any, moving: dict[str, Any]
 ) -> ScaleRule:
     """Return the rule that the constructor's arguments stand for; raise as its docstring says."""
-    if unknown := moving.keys() - MOVING_ARGUMENTS:
-        raise ValueError(f"LossScaleOptimizer does not support arguments: `{'`, `'.join(sorted(unknown))}`.")
+    if unknown := [name for name in moving if name not in MOVING_ARGUMENTS]:
+        raise ValueError(f"LossScaleOptimizer does not support arguments: `{'`, `'.join(unknown)}`.")
     given = {"dynamic": dynamic, "initial_scale": initial_scale, "dynamic_growth_steps": growth_steps, **moving}
     if rule is not None:
         if not isinstance(rule, ScaleRule):

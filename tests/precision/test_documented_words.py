@@ -140,7 +140,7 @@ def invalid_arguments_raise_value_errors():
         ("min_scale=4.0, initial_scale=2.0", {"initial_scale": 2.0, "min_scale": 4.0}),
         ("must lie between `min_scale` and `max_scale`", {"initial_scale": 2.0**40}),
         ("must be 'skip' or 'apply'. Received: on_overflow='abort'", {"on_overflow": "abort"}),
-        ("does not support arguments: `bar`, `foo`", {"foo": True, "bar": 3}),
+        ("does not support arguments: `foo`, `bar`", {"foo": True, "bar": 3}),
         ("`rule` must be a ScaleRule. Received: rule=8", {"rule": 8}),
         ("`initial_scale` must not be given beside `rule`", {"rule": FixedScale(2.0), "initial_scale": 4.0}),
         ("`dynamic` must not be given beside `rule`", {"rule": FixedScale(2.0), "dynamic": False}),
@@ -609,6 +609,7 @@ LOADING = """
 import sys
 assert "keras" not in sys.modules and "tensorflow" not in sys.modules
 import keras
+keras.config.set_dtype_policy("mixed_bfloat16")
 optimizer = keras.models.load_model(sys.argv[1]).optimizer
 print(type(optimizer).__module__, float(optimizer.loss_scale), int(optimizer.applied_steps))
 """
