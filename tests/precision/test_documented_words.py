@@ -4,6 +4,9 @@ table in `docs/reference/precision.md`, which `PYTHONPATH=tests python tests/pre
 What a document says is in the words of the row's check; names that Keras 3 has no more are its own.
 """
 
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,7 +16,6 @@ import numpy as np
 import pytest
 from backends import BACKEND, ROOT, gradients
 from keras import ops
-from preloaded import run_program
 
 import mpt_cli as mpt
 from mpt_cli.precision import FixedScale
@@ -627,8 +629,8 @@ def test_a_file_of_a_run_opens_in_keras_after_any_import(imported, tmp_path):
     model.save(tmp_path / "own.keras")
     (tmp_path / "fresh.py").write_text(imported + LOADING)
     for name in ("own", "callback"):
-        done = run_program(str(tmp_path / "fresh.py"), str(tmp_path / f"{name}.keras"), backend=BACKEND, cwd=tmp_path,
-                           timeout=300)  # fmt: skip
+        words, where = [sys.executable, "fresh.py", f"{name}.keras"], os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(words, cwd=tmp_path, env=where, capture_output=True, text=True, timeout=300)
         assert done.stdout.splitlines()[-1:] == ["mpt_cli.precision.optimizer 512.0 2"], done.stderr
 
 
