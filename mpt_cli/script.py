@@ -25,7 +25,7 @@ from mpt_cli.errors import NUMERICAL, OK
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_own_train_step
 from mpt_cli.precision.finite import unscale
 from mpt_cli.precision.keras_internals import own_trainable_variables
-from mpt_cli.precision.policy import policy_inside
+from mpt_cli.precision.policy import policy_inside, set_global_policy
 from mpt_cli.precision.scale_rules import ScaleRule
 from mpt_cli.precision.scale_state import ScaleState
 from mpt_cli.precision.train_step import optimizers_in, unwrapped
@@ -410,7 +410,8 @@ def _policies(seen: ScriptRun) -> Iterator[None]:
 
     def make_setter(_: Any) -> Any:
         def told(policy: Any) -> None:
-            if _calling_module().startswith("mpt_cli."):  # for the time that it builds a model or measures one
+            by_script = sys._getframe(1).f_code is set_global_policy.__code__
+            if not by_script and _calling_module().startswith("mpt_cli."):  # while it builds a model or measures one
                 set_policy(policy)
                 return
             seen.note(f"the script sets the dtype policy {getattr(policy, 'name', policy)} itself, which it has")
