@@ -77,15 +77,16 @@ class _Package(ModuleType):
 sys.modules[__name__].__class__ = _Package
 
 
-# Keras reads a class of another package from a file only where that has told Keras of it, which must not import Keras.
+# Keras opens a file with classes of another package only where they are registered. That must not import Keras, so it
+# waits until something else does.
 _IN_FILES = {
     "mpt>LossScaleOptimizer": "mpt_cli.precision.optimizer",
     "mpt_cli>LoweredSchedule": "mpt_cli.training.loss_and_optimizer",
 }
 
 
-def _tell(keras: Any) -> None:
-    """Have Keras find the classes of ours in its files, each imported when a file has it."""
+def _register(keras: Any) -> None:
+    """Have Keras open files with our classes; the module of a class is imported when a file has it."""
     for name, home in _IN_FILES.items():
         keras.saving.get_custom_objects().setdefault(name, _stand_in(home, name.partition(">")[2]))
 
@@ -95,7 +96,7 @@ def _stand_in(home: str, name: str) -> Any:
 
 
 class _KerasFinder:
-    """Finds Keras as Python does, and tells it of our classes once it is imported."""
+    """Finds Keras as Python does, and registers our classes as soon as it is imported."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path) if name == "keras" else None
@@ -104,13 +105,13 @@ class _KerasFinder:
 
             def executed(module: ModuleType) -> None:
                 execute(module)
-                _tell(module)
+                _register(module)
 
             spec.loader.exec_module = executed  # type: ignore[method-assign]
         return spec
 
 
 if "keras" in sys.modules:
-    _tell(sys.modules["keras"])
+    _register(sys.modules["keras"])
 else:
     sys.meta_path.insert(0, _KerasFinder())

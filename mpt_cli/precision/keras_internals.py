@@ -56,8 +56,10 @@ def compiled_loss_weights(model: Any) -> Any:
 
 
 def wrap_at_compile(policy: Any, wrap: Callable[[Any], Any]) -> None:
-    """From now on, while `policy` is the global one, `Model.compile` puts an optimizer into loss scaling by `wrap`
-    where Keras would do it, and says so once. Where it is not mixed_float16 Keras's `compile` is as it was."""
+    """Have `Model.compile` use `wrap` where Keras would put an optimizer into its own loss scaling, and say so once.
+
+    That holds while `policy` is the global one. For any policy but mixed_float16, put Keras's own `compile` back.
+    """
     original = getattr(Trainer.compile, "unscaled", Trainer.compile)
     told: list[str] = []
 
@@ -79,9 +81,9 @@ def wrap_at_compile(policy: Any, wrap: Callable[[Any], Any]) -> None:
 
 
 def put_optimizer(model: Any, optimizer: Any) -> None:
-    """Train a compiled model with `optimizer` from now on, and have files of the model say so.
+    """Train a compiled model with `optimizer` from now on, and save it with the model.
 
-    Where it scales no loss they name the optimizer inside, which Keras opens without mpt.
+    A wrapper that scales no loss is saved as the optimizer inside, which Keras opens without mpt.
     """
     model.optimizer = optimizer
     if hasattr(model, "_compile_config"):
@@ -170,7 +172,7 @@ def configured_rate(optimizer: Any) -> Any:
 
 
 def begin_averages(optimizer: Any) -> None:
-    """Have the moving averages of a built optimizer begin with the weights; Keras does so at its step 0 alone."""
+    """Start the moving averages of a built optimizer at the weights, which Keras does in step 0 only."""
     averages = optimizer._model_variables_moving_average
     for variable, average in zip(optimizer._trainable_variables, averages, strict=True):
         if average is not None:

@@ -45,7 +45,7 @@ class UnscaledFlag:
 
 
 def _scaled_gradients(optimizer: "LossScaleOptimizer", loss: Any, variables: list[Any], tape: Any) -> list[Tensor]:
-    """The gradients of `loss`, multiplied by the scale."""
+    """Return the gradients of `loss`, multiplied by the scale."""
     on_tensorflow = keras.backend.backend() == "tensorflow"
     take = _tape_gradients if on_tensorflow else _jax_gradients
     return take(optimizer, loss, variables, tape)
@@ -82,7 +82,7 @@ def _jax_gradients(optimizer: "LossScaleOptimizer", loss: Any, variables: list[A
 
 
 def _variables_in(given: Any) -> list[Any]:
-    """A single variable as a list of one; a vector of TensorFlow is no list of its elements."""
+    """Return the variables as a list, a single one too: a vector of TensorFlow would be read as its elements."""
     given = given() if callable(given) else given
     return [given] if hasattr(given, "assign") else list(given)
 
@@ -165,10 +165,10 @@ def _check_left_out(arguments: dict[str, Any], where: str) -> None:
 
 
 def base_options(inner: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Return those of Keras's base options in `given` that `inner` is to take over.
+    """Return the options in `given` that must be set on `inner`.
 
-    Defaults of Keras are left out, as its old files hold them all. Raise ValueError for a value of the wrong kind, for
-    one that `inner` has differently, not by the default of its class, and where `inner` can't take it.
+    A value that is Keras's default counts as not given, as old files of Keras hold all of them. Raise ValueError for a
+    value of the wrong kind, for one that contradicts a value given to `inner`, and where `inner` can't take it.
     """
     said = {name: value for name, value in given.items() if value is not None and value != BASE_OPTIONS[name]}
     for name, value in said.items():
@@ -358,7 +358,7 @@ class LossScaleOptimizer(
         changed = base_options(inner_optimizer, given)
         options = {option: getattr(inner_optimizer, option) for option in BASE_OPTIONS} | changed
         check_counting(count_skipped_steps, options["gradient_accumulation_steps"])
-        # Keras checks the options together; where they are set, below, is the inner optimizer
+        # Keras checks here whether the options go together; they are set on the inner optimizer below
         super(keras.optimizers.LossScaleOptimizer, self).__init__(
             learning_rate=0.0, name=name, **(options if changed else {})
         )

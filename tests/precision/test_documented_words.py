@@ -4,6 +4,7 @@ table in `docs/reference/precision.md`, which `PYTHONPATH=tests python tests/pre
 What a document says is in the words of the row's check; names that Keras 3 has no more are its own.
 """
 
+import logging
 import os
 import subprocess
 import sys
@@ -244,6 +245,12 @@ def gradients_that_there_are_none_of():
         optimizer.apply([tf.constant(1.0)], [variable])
 
 
+@row(TF_KERAS, "error", "`minimize` of what is no function", backend="jax")
+def a_loss_that_is_no_function():
+    with pytest.raises(ValueError, match="On the JAX backend `loss` must be a function without arguments"):
+        Scaled(SGD(0.25)).minimize(ops.array(1.0), [keras.Variable(1.0)])
+
+
 @row(TF_KERAS, "method", "`get_gradients` of a tensor in a graph", backend="tensorflow")
 def gradients_in_a_graph():
     optimizer, variable = Scaled(SGD(0.25)), tf.Variable(4.0)
@@ -354,6 +361,12 @@ def options_that_are_refused():
     inner.build([keras.Variable(1.0)])
     refused("`use_ema` must be given to SGD, which is built already", inner, use_ema=True)
 
+    class Own(SGD):
+        def get_config(self):
+            return {"name": self.name}
+
+    refused("`clipnorm` must be given to Own, which does not keep it", Own(), clipnorm=1.0)
+
 
 @row(KERAS_3, "method", "`build`", "`apply`", "`scale_loss`", "`exclude_from_weight_decay`",
      "`finalize_variable_values`")  # fmt: skip
@@ -389,8 +402,13 @@ def dense(**arguments) -> keras.Model:
 @row(POLICY, "rule", "`Model.compile` wraps the optimizer under mixed_float16")
 def compile_wraps_under_the_global_policy():
     mpt.set_global_policy("mixed_float16")
+    told: list[str] = []
     try:
-        assert (mpt.global_policy(), type(dense().optimizer)) == (mpt.Policy("mixed_float16"), Scaled)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(logging.getLogger("mpt_cli"), "warning", told.append)
+            assert [type(dense().optimizer) for _ in range(2)] == [Scaled, Scaled]
+        assert told == ["compile puts optimizers into mpt's LossScaleOptimizer, as set_global_policy asks for."]
+        assert mpt.global_policy() == mpt.Policy("mixed_float16")
         assert type(dense(auto_scale_loss=False).optimizer) is SGD
         keras.config.set_dtype_policy("mixed_float16")  # Keras's call leaves it to Keras
         assert type(dense().optimizer) is keras.optimizers.LossScaleOptimizer

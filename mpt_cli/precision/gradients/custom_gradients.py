@@ -49,21 +49,21 @@ def wide_dtype(x: Tensor) -> str:
 
 
 def custom_gradient(f: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """Decorate a function `f(*x)` that returns its value and the function of its gradient, as `tf.custom_gradient`.
+    """Decorate `f(*x)`, which returns a value and a function that computes its gradient, as `tf.custom_gradient` does.
 
-    The value is a tensor or a nested structure of them, and so is each of `x`. The second function is called with the
-    upstream gradient of each tensor of the value, flattened, and returns the gradient of each tensor in `x`, alone or
-    in a list; None is a gradient of zero. It may itself call functions decorated so, which gives them higher orders.
+    The value is a tensor or a nested structure of tensors, and so is each of `x`. The gradient function gets the
+    upstream gradient of each tensor of the value, one argument each, and returns the gradient of each tensor in `x`,
+    alone or in a list; None is a gradient of zero. It may call decorated functions itself: they give the second order.
     Keyword arguments get no gradient. On TensorFlow this is `tf.custom_gradient`.
 
-    Where `f` reads trainable variables the second function takes `variables=`, a list of them (TensorFlow's own there,
-    Keras's on JAX), and returns the gradients of the tensors and a list of those of the variables. On JAX `f` may only
-    read variables, and is computed again where it is differentiated; forward mode (`jax.jvp`, `jax.hessian`) is not
-    there for functions with a gradient of their own: `jax.jacrev(jax.grad(f))` is the Hessian.
+    Where `f` reads trainable variables, the gradient function also gets `variables=`, a list of them (TensorFlow's own
+    there, Keras's on JAX), and returns the gradients of the tensors and a list of the gradients of the variables. On
+    JAX `f` may read variables but not change them, and runs again where it is differentiated. JAX has no forward mode
+    for such functions: write `jax.jacrev(jax.grad(f))` for `jax.hessian(f)`.
 
     Raises, when the function is called or differentiated:
-        TypeError: `f` reads trainable variables and its gradient takes no `variables`.
-        ValueError: there is another number of gradients than of tensors, or of variables.
+        TypeError: `f` reads trainable variables and the gradient function takes no `variables`.
+        ValueError: the number of gradients is not that of the tensors, or of the variables.
 
     Source: the documentation of `tf.custom_gradient`.
 
@@ -96,7 +96,7 @@ def custom_gradient(f: Callable[..., Any] | None = None) -> Callable[..., Any]:
 
 
 def _is_tensor(leaf: Any) -> bool:
-    """Whether it counts among the tensors: not an instance whose method is decorated, nor a flag."""
+    """Whether it counts as a tensor; a flag does not, nor does the instance whose method is decorated."""
     return ops.is_tensor(leaf) or (isinstance(leaf, (float, int, np.ndarray, np.number)) and not isinstance(leaf, bool))
 
 
@@ -130,7 +130,7 @@ def _call_on_jax(function: Callable[..., Any], x: list[Tensor]) -> Any:
     def traced(values: list[Tensor], x: list[Tensor]) -> Any:
         return jax.vjp(jax.custom_gradient(both), values, x)
 
-    # what `function` takes from around it, traced values too, becomes an argument, as JAX demands of `custom_vjp`
+    # values that `function` captures become arguments: `custom_vjp` may not capture traced ones
     traced, outer = jax.closure_convert(traced, now, x)
     whole = jax.custom_vjp(lambda values, x, outer: traced(values, x, *outer)[0])
     # the forward rule calls the function itself, so that an outer derivative meets its gradient again
