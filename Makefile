@@ -28,7 +28,7 @@ train: $(VENV)/.run
 # What is tested on JAX as well, in a session of its own: Keras has one backend in a process.
 ON_JAX := tests/training/test_engine.py tests/training/test_injected_patterns.py tests/plan/test_program_on_cpu.py \
 	tests/precision/test_optimizer_steps.py tests/precision/test_skips_whole.py tests/precision/test_finite.py \
-	tests/precision/gradients/test_define_gradient.py
+	tests/precision/gradients/test_custom_gradient.py tests/precision/test_documented_words.py
 ON_JAX_NIGHTLY := tests/training tests/precision tests/diagnose tests/plan tests/test_docstring_examples.py \
 	tests/front/test_diagnosed_models.py tests/front/test_python_runs.py tests/front/test_like_fit.py
 

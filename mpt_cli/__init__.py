@@ -9,13 +9,14 @@ Names are imported when they are first used, and Keras only where one of them ne
 
 import sys
 from importlib import import_module
-from types import ModuleType
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from mpt_cli.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from mpt_cli.precision import LossScaleOptimizer, Policy
+    from mpt_cli.precision import LossScaleOptimizer, Policy, custom_gradient, global_policy, set_global_policy
     from mpt_cli.python_api import compare, diagnose, fit, plan, sweep
     from mpt_cli.recorder import Recorder
     from mpt_cli.report.run import Run, load_run
@@ -26,16 +27,19 @@ __all__ = [
     "Recorder",
     "Run",
     "compare",
+    "custom_gradient",
     "diagnose",
     "fit",
+    "global_policy",
     "load_run",
     "plan",
+    "set_global_policy",
     "sweep",
 ]
 
 _HOMES = {
     "mpt_cli.python_api": ("compare", "diagnose", "fit", "plan", "sweep"),
-    "mpt_cli.precision": ("LossScaleOptimizer", "Policy"),
+    "mpt_cli.precision": ("LossScaleOptimizer", "Policy", "custom_gradient", "global_policy", "set_global_policy"),
     "mpt_cli.recorder": ("Recorder",),
     "mpt_cli.report.run": ("Run", "load_run"),
 }
@@ -71,3 +75,43 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
+
+
+# Keras opens a file with classes of another package only where they are registered. That must not import Keras, so it
+# waits until something else does.
+_IN_FILES = {
+    "mpt>LossScaleOptimizer": "mpt_cli.precision.optimizer",
+    "mpt_cli>LoweredSchedule": "mpt_cli.training.loss_and_optimizer",
+}
+
+
+def _register(keras: Any) -> None:
+    """Have Keras open files with our classes; the module of a class is imported when a file has it."""
+    for name, home in _IN_FILES.items():
+        keras.saving.get_custom_objects().setdefault(name, _stand_in(home, name.partition(">")[2]))
+
+
+def _stand_in(home: str, name: str) -> Any:
+    return SimpleNamespace(from_config=lambda config: getattr(import_module(home), name).from_config(config))
+
+
+class _KerasFinder:
+    """Finds Keras as Python does, and registers our classes as soon as it is imported."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path) if name == "keras" else None
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def executed(module: ModuleType) -> None:
+                execute(module)
+                _register(module)
+
+            spec.loader.exec_module = executed  # type: ignore[method-assign]
+        return spec
+
+
+if "keras" in sys.modules:
+    _register(sys.modules["keras"])
+else:
+    sys.meta_path.insert(0, _KerasFinder())

@@ -43,7 +43,8 @@ def fit(
     loss_scale: Any = None, callbacks: Sequence[Any] = (), run_dir: str | Path | None = None,
     resume: bool | str | Path | None = None, settings: Mapping[str, Any] | None = None,
 ) -> Run:  # fmt: skip
-    """Train a compiled Keras model in mpt's own loop; returns the `Run`. The model has the trained weights afterwards.
+    """Train a compiled Keras model in mpt's own loop; returns the `Run`. The model has the trained weights afterwards,
+    and so has a file of it: with the scale, where the loss was scaled.
 
     Data arguments, `epochs`, `batch_size` (32) and `shuffle` are those of Keras's `fit`. What is not is that a step
     with non-finite gradients leaves the whole model alone, that every skip and scale is on record, that an unhealthy

@@ -28,7 +28,7 @@ from mpt_cli.errors import NUMERICAL, OK
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_own_train_step
 from mpt_cli.precision.finite import unscale
 from mpt_cli.precision.keras_internals import own_trainable_variables
-from mpt_cli.precision.policy import global_policy
+from mpt_cli.precision.policy import policy_inside, set_global_policy
 from mpt_cli.precision.scale_rules import ScaleRule
 from mpt_cli.precision.scale_state import ScaleState
 from mpt_cli.precision.train_step import optimizers_in, unwrapped
@@ -359,7 +359,7 @@ def run_script(
     seen = ScriptRun(settings, target.title, tuple(command))
     error: BaseException | None = None
     with ExitStack() as stack:
-        stack.enter_context(global_policy(settings.policy.name))
+        stack.enter_context(policy_inside(settings.policy.name))
         for patch in (_policies, _compiles, _fits, _runs_of_ours, _optimizers, _own_scalings, _tapes):
             stack.enter_context(patch(seen))
         stack.enter_context(_as_main(target))
@@ -414,7 +414,8 @@ def _policies(seen: ScriptRun) -> Iterator[None]:
 
     def make_setter(_: Any) -> Any:
         def told(policy: Any) -> None:
-            if _calling_module().startswith("mpt_cli."):  # for the time that it builds a model or measures one
+            by_script = sys._getframe(1).f_code is set_global_policy.__code__
+            if not by_script and _calling_module().startswith("mpt_cli."):  # while it builds a model or measures one
                 set_policy(policy)
                 return
             seen.note(f"the script sets the dtype policy {getattr(policy, 'name', policy)} itself, which it has")

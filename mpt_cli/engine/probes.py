@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mpt_cli.precision.finite import dense, is_overwritten
 from mpt_cli.precision.gradients import SINK_SIZE, statistics_of_each
-from mpt_cli.precision.gradients.custom_gradients import define_gradient, is_float_tensor, map_floats
+from mpt_cli.precision.gradients.custom_gradients import custom_gradient, is_float_tensor, map_floats
 from mpt_cli.precision.keras_internals import calls_through
 from mpt_cli.precision.policy import layers_of
 
@@ -124,13 +124,10 @@ class _TensorOrigins:
         self._any_trained = self._any_trained or is_trained
 
 
-def insert_probe(x: Tensor, sink: Tensor) -> Tensor:
+@custom_gradient
+def insert_probe(x: Tensor, sink: Tensor) -> tuple[Tensor, Callable[[Tensor], Any]]:
     """`x` unchanged; the gradient for `sink` counts the gradient of x and x itself."""
-    return define_gradient(lambda x, sink: x, _sink_gradients)(x, sink)
-
-
-def _sink_gradients(upstream: Tensor, x: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
-    return upstream, statistics_of_each([upstream, x])
+    return x, lambda upstream: (upstream, statistics_of_each([upstream, x]))
 
 
 def _float_tensors(structure: Any) -> list[Tensor]:

@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mpt_cli.precision.audit import Finding, LayerAudit, audit_layers, find_bad_combinations
+    from mpt_cli.precision.gradients.custom_gradients import custom_gradient
     from mpt_cli.precision.optimizer import LossScaleOptimizer
-    from mpt_cli.precision.policy import Policy, apply_policy, computes_in_float16, head_layers, layers_of
+    from mpt_cli.precision.policy import (
+        Policy,
+        apply_policy,
+        computes_in_float16,
+        global_policy,
+        head_layers,
+        layers_of,
+        set_global_policy,
+    )
     from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, LogMaxScale, NoScale, ScaleRule
     from mpt_cli.precision.train_step import StepRecord, has_own_train_step, keep_skips_whole
 
@@ -29,18 +38,23 @@ __all__ = [
     "apply_policy",
     "audit_layers",
     "computes_in_float16",
+    "custom_gradient",
     "find_bad_combinations",
+    "global_policy",
     "has_own_train_step",
     "head_layers",
     "keep_skips_whole",
     "layers_of",
+    "set_global_policy",
 ]  # fmt: skip
 
 _HOMES = {
     "audit": ("Finding", "LayerAudit", "audit_layers", "find_bad_combinations"),
     "train_step": ("StepRecord", "has_own_train_step", "keep_skips_whole"),
     "optimizer": ("LossScaleOptimizer",),
-    "policy": ("Policy", "apply_policy", "computes_in_float16", "head_layers", "layers_of"),
+    "gradients.custom_gradients": ("custom_gradient",),
+    "policy": ("Policy", "apply_policy", "computes_in_float16", "global_policy", "head_layers", "layers_of",
+               "set_global_policy"),
     "scale_rules": ("DynamicScale", "FixedScale", "LogMaxScale", "NoScale", "ScaleRule"),
 }
 

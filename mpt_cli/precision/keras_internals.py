@@ -4,16 +4,20 @@ What each is for, and what there is instead in public, stands at its function. `
 names every one, so that a Keras without it is told from a defect of ours.
 """
 
+import logging
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import wraps
+from inspect import signature
 from typing import Any
 
 import keras
 from keras.src.backend.common import global_state
 from keras.src.losses.loss import unscale_loss_for_distribution
 from keras.src.saving.keras_saveable import KerasSaveable
+from keras.src.trainers.trainer import Trainer
 from keras.src.utils import naming
 from keras.src.utils.module_utils import tensorflow as lazy_tensorflow
 
@@ -49,6 +53,42 @@ def compiled_loss_weights(model: Any) -> Any:
     """`loss_weights` as `compile` was given them; None where it was given none. Its public config is serialised."""
     config = getattr(model, "_compile_config", None)
     return None if config is None else config.config.get("loss_weights")
+
+
+def wrap_at_compile(policy: Any, wrap: Callable[[Any], Any]) -> None:
+    """Have `Model.compile` use `wrap` where Keras would put an optimizer into its own loss scaling, and say so once.
+
+    That holds while `policy` is the global one. For any policy but mixed_float16, put Keras's own `compile` back.
+    """
+    original = getattr(Trainer.compile, "unscaled", Trainer.compile)
+    told: list[str] = []
+
+    @wraps(original)
+    def compile_scaled(model: Any, optimizer: Any = "rmsprop", *arguments: Any, **named: Any) -> None:
+        optimizer = keras.optimizers.get(optimizer)
+        given = signature(original).bind(model, optimizer, *arguments, **named).arguments
+        is_wanted = keras.config.dtype_policy() is policy and model.dtype_policy.name == policy.name
+        is_plain = optimizer is not None and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        if is_wanted and is_plain and given.get("auto_scale_loss", True):
+            optimizer = wrap(optimizer)
+            if not told:
+                told.append("compile puts optimizers into mpt's LossScaleOptimizer, as set_global_policy asks for.")
+                logging.getLogger("mpt_cli").warning(told[0])
+        original(model, optimizer, *arguments, **named)
+
+    compile_scaled.unscaled = original  # type: ignore[attr-defined]
+    Trainer.compile = compile_scaled if policy.name == "mixed_float16" else original
+
+
+def put_optimizer(model: Any, optimizer: Any) -> None:
+    """Train a compiled model with `optimizer` from now on, and save it with the model.
+
+    A wrapper that scales no loss is saved as the optimizer inside, which Keras opens without mpt.
+    """
+    model.optimizer = optimizer
+    if hasattr(model, "_compile_config"):
+        kept = optimizer if getattr(optimizer, "scales", True) else optimizer.inner_optimizer
+        model._compile_config.config["optimizer"] = kept
 
 
 def loss_tracker(model: Any) -> Any:
@@ -129,6 +169,14 @@ def configured_rate(optimizer: Any) -> Any:
     """The learning rate of an optimizer: a schedule as such, of which the public property gives the present value."""
     rate = optimizer._learning_rate
     return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else float(rate)
+
+
+def begin_averages(optimizer: Any) -> None:
+    """Start the moving averages of a built optimizer at the weights, which Keras does in step 0 only."""
+    averages = optimizer._model_variables_moving_average
+    for variable, average in zip(optimizer._trainable_variables, averages, strict=True):
+        if average is not None:
+            average.assign(variable)
 
 
 def move_decay_exclusions(optimizer: Any, variables: list[Any], others: list[Any]) -> None:

@@ -6,6 +6,9 @@ drop-in for tf.keras's, scaling by hand and `minimize`.
 import warnings
 from collections.abc import Callable
 from importlib import import_module
+from inspect import signature
+from math import inf
+from numbers import Real
 from threading import get_ident
 from typing import Any
 
@@ -13,9 +16,10 @@ import keras
 from keras import ops
 
 from mpt_cli.precision.finite import Measured, divide, is_sparse, measure, sums_are_finite, unscale
+from mpt_cli.precision.keras_internals import begin_averages
 from mpt_cli.precision.rounded_weights import StochasticRounding, check_seed
 from mpt_cli.precision.saving import InnerSavingMixin
-from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, ScaleRule
+from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, ScaleRule, check_count, check_scale
 from mpt_cli.precision.scale_state import TALLY, ScaleAttributesMixin, ScaleState, StepLog
 
 Tensor = Any
@@ -40,21 +44,30 @@ class UnscaledFlag:
         return self._told
 
 
+def _scaled_gradients(optimizer: "LossScaleOptimizer", loss: Any, variables: list[Any], tape: Any) -> list[Tensor]:
+    """Return the gradients of `loss`, multiplied by the scale."""
+    on_tensorflow = keras.backend.backend() == "tensorflow"
+    take = _tape_gradients if on_tensorflow else _jax_gradients
+    return take(optimizer, loss, variables, tape)
+
+
 def _tape_gradients(optimizer: "LossScaleOptimizer", loss: Any, variables: list[Any], tape: Any) -> list[Tensor]:
     import tensorflow as tf
 
+    native = [v.value if isinstance(v, keras.Variable) else v for v in variables]
     if not callable(loss) and tape is None:
-        raise ValueError("`tape` is required when `loss` is a tensor. Received: loss="
-                         f"{loss}, tape=None. Pass a function that returns the loss instead.")
+        if tf.executing_eagerly():
+            raise ValueError("`tape` is required when `loss` is a tensor. Received: loss="
+                             f"{loss}, tape=None. Pass a function that returns the loss instead.")
+        return list(tf.gradients(optimizer.multiply_by_scale(loss), native))
     tape = tape or tf.GradientTape()
     with tape:
-        native = [v.value if isinstance(v, keras.Variable) else v for v in variables]
         tape.watch(native)
         scaled = optimizer.multiply_by_scale(loss() if callable(loss) else loss)
     return list(tape.gradient(scaled, native))
 
 
-def _jax_gradients(optimizer: "LossScaleOptimizer", loss: Any, variables: list[Any]) -> list[Tensor]:
+def _jax_gradients(optimizer: "LossScaleOptimizer", loss: Any, variables: list[Any], tape: Any) -> list[Tensor]:
     import jax
 
     if not callable(loss):
@@ -68,18 +81,24 @@ def _jax_gradients(optimizer: "LossScaleOptimizer", loss: Any, variables: list[A
     return list(jax.grad(scaled)([v.value for v in variables]))
 
 
-INNER_DEFAULTS = {
+def _variables_in(given: Any) -> list[Any]:
+    """Return the variables as a list, a single one too: a vector of TensorFlow would be read as its elements."""
+    given = given() if callable(given) else given
+    return [given] if hasattr(given, "assign") else list(given)
+
+
+BASE_OPTIONS = {
     "weight_decay": None, "clipnorm": None, "global_clipnorm": None, "clipvalue": None, "use_ema": False,
-    "ema_momentum": 0.99, "ema_overwrite_frequency": None, "loss_scale_factor": None,
-    "gradient_accumulation_steps": None,
+    "ema_momentum": 0.99, "ema_overwrite_frequency": None, "gradient_accumulation_steps": None,
 }  # fmt: skip
+COUNTS = {"ema_overwrite_frequency", "gradient_accumulation_steps"}
 MOVING_ARGUMENTS = {"growth_factor", "backoff_factor", "min_scale", "max_scale", "hysteresis"}
 
 
 def check_inner(inner: Any) -> None:
-    """TypeError or ValueError for what can't be wrapped."""
+    """ValueError for what can't be wrapped."""
     if not isinstance(inner, keras.optimizers.Optimizer):
-        raise TypeError(f"`inner_optimizer` must be a keras.optimizers.Optimizer. Received: {inner!r}.")
+        raise ValueError(f"`inner_optimizer` must be a keras.optimizers.Optimizer. Received: {inner!r}.")
     if isinstance(inner, keras.optimizers.LossScaleOptimizer):
         raise ValueError(f"`inner_optimizer` must not be a LossScaleOptimizer itself. Received: {inner!r}.")
     if getattr(inner, "_mpt_is_wrapped", False):
@@ -90,7 +109,7 @@ def drop_inner_scaling(inner: Any) -> None:
     """Set `loss_scale_factor` of the inner optimizer to None, as Keras does, but say so."""
     if inner.loss_scale_factor is not None:
         warnings.warn(f"`loss_scale_factor={inner.loss_scale_factor}` of the inner optimizer is ignored: gradients "
-                      "would be divided twice. For a fixed scale give dynamic=False and initial_scale.", stacklevel=3)
+                      "would be divided twice. Give it to LossScaleOptimizer for a fixed scale.", stacklevel=3)
         inner.loss_scale_factor = None
 
 
@@ -100,58 +119,82 @@ def check_on_overflow(on_overflow: Any) -> str:
     return str(on_overflow)
 
 
-def check_counting(count_skipped_steps: Any, inner: Any) -> None:
-    """TypeError or ValueError for `count_skipped_steps` that is no bool, or that `inner` has no use for."""
-    if not isinstance(count_skipped_steps, bool):
-        raise TypeError("`count_skipped_steps` must be True or False. Received: "
-                        f"count_skipped_steps={count_skipped_steps!r}.")
-    if count_skipped_steps and inner.gradient_accumulation_steps:
+def check_switch(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}.")
+
+
+def check_counting(count_skipped_steps: bool, accumulation_steps: int | None) -> None:
+    """ValueError for `count_skipped_steps` together with gradient accumulation."""
+    if count_skipped_steps and accumulation_steps:
         raise ValueError("`count_skipped_steps` does not go with `gradient_accumulation_steps`: the inner optimizer "
                          "would end a group of gradients early. Received: gradient_accumulation_steps="
-                         f"{inner.gradient_accumulation_steps}.")
+                         f"{accumulation_steps}.")
 
 
-def build_rule(dynamic: Any, initial_scale: Any, growth_steps: Any, kwargs: dict[str, Any]) -> ScaleRule:
-    """The rule that the constructor's arguments stand for; raises as its docstring says."""
-    if not isinstance(dynamic, bool):
-        raise TypeError(f"`dynamic` must be True or False. Received: dynamic={dynamic!r}.")
-    moving = _moving_arguments(kwargs)
-    if dynamic:
+def build_rule(
+    rule: Any, factor: Any, dynamic: Any, initial_scale: Any, growth_steps: Any, moving: dict[str, Any]
+) -> ScaleRule:
+    """Return the rule that the constructor's arguments stand for; raise as its docstring says."""
+    if unknown := [name for name in moving if name not in MOVING_ARGUMENTS]:
+        raise ValueError(f"LossScaleOptimizer does not support arguments: `{'`, `'.join(unknown)}`.")
+    given = {"dynamic": dynamic, "initial_scale": initial_scale, "dynamic_growth_steps": growth_steps, **moving}
+    if rule is not None:
+        if not isinstance(rule, ScaleRule):
+            raise ValueError(f"`rule` must be a ScaleRule. Received: rule={rule!r}.")
+        _check_left_out({**given, "loss_scale_factor": factor}, "beside `rule`, which has its own")
+        return rule
+    if factor is not None:
+        _check_left_out(given, "beside `loss_scale_factor`, which stands for a fixed scale")
+        return FixedScale(check_scale("loss_scale_factor", factor))
+    check_switch("dynamic", True if dynamic is None else dynamic)
+    if dynamic is not False:
         return DynamicScale(2.0**15 if initial_scale is None else initial_scale,
                             2000 if growth_steps is None else growth_steps, **moving)
-    given = sorted(moving) + (["dynamic_growth_steps"] if growth_steps is not None else [])
-    if given:
-        raise ValueError(f"`{given[0]}` must not be given when `dynamic` is False: a fixed scale does not move.")
+    _check_left_out({"dynamic_growth_steps": growth_steps, **moving},
+                    "when `dynamic` is False: a fixed scale does not move")
     if initial_scale is None:
         raise ValueError("`initial_scale` must be given when `dynamic` is False.")
     return FixedScale(initial_scale)
 
 
-def check_rule_alone(
-    rule: Any, dynamic: Any, initial_scale: Any, growth_steps: Any, kwargs: dict[str, Any]
-) -> None:
-    """TypeError for a `rule` that is none, ValueError for arguments that it would silently overrule."""
-    if not isinstance(rule, ScaleRule):
-        raise TypeError(f"`rule` must be a ScaleRule. Received: rule={rule!r}.")
-    given = sorted(_moving_arguments(kwargs)) + [
-        name for name, value, default in (("dynamic", dynamic, True), ("initial_scale", initial_scale, None),
-                                          ("dynamic_growth_steps", growth_steps, None)) if value is not default
-    ]
-    if given:
-        raise ValueError(f"`{given[0]}` must not be given beside `rule`, which has its own.")
+def _check_left_out(arguments: dict[str, Any], where: str) -> None:
+    for name, value in arguments.items():
+        if value is not None:
+            raise ValueError(f"`{name}` must not be given {where}. Received: {name}={value!r}.")
 
 
-def _moving_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a moving scale; defaults of inner arguments, which old files of Keras hold, are left out."""
-    for name, value in kwargs.items():
-        if name in INNER_DEFAULTS and value != INNER_DEFAULTS[name]:
-            raise ValueError(f"LossScaleOptimizer does not support `{name}`. Instead, set `{name}` on the "
-                             f"`inner_optimizer`. Received: {name}={value!r}.")
-    moving = {name: value for name, value in kwargs.items() if name not in INNER_DEFAULTS}
-    unknown = [name for name in moving if name not in MOVING_ARGUMENTS]
-    if unknown:
-        raise ValueError(f"LossScaleOptimizer does not support arguments: `{'`, `'.join(unknown)}`.")
-    return moving
+def base_options(inner: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options in `given` that must be set on `inner`.
+
+    A value that is Keras's default counts as not given, as old files of Keras hold all of them. Raise ValueError for a
+    value of the wrong kind, for one that contradicts a value given to `inner`, and where `inner` can't take it.
+    """
+    said = {name: value for name, value in given.items() if value is not None and value != BASE_OPTIONS[name]}
+    for name, value in said.items():
+        _check_option(name, value)
+    changed = {name: value for name, value in said.items() if value != getattr(inner, name)}
+    arguments = signature(type(inner)).parameters
+    for name, value in changed.items():
+        own = getattr(inner, name)
+        usual = arguments[name].default if name in arguments else BASE_OPTIONS[name]
+        if own not in (usual, BASE_OPTIONS[name]):
+            raise ValueError(f"`{name}` must not differ from that of the inner optimizer. Received: {name}={value!r}, "
+                             f"and {own!r} in {type(inner).__name__}. Give it once.")
+        if inner.built or name not in inner.get_config():
+            raise ValueError(f"`{name}` must be given to {type(inner).__name__}, which "
+                             f"{'is built already' if inner.built else 'does not keep it'}. Received: "
+                             f"{name}={value!r}.")
+    return changed
+
+
+def _check_option(name: str, value: Any) -> None:
+    if name == "use_ema":
+        check_switch(name, value)
+    elif name in COUNTS:
+        check_count(name, value)
+    elif isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < inf:
+        raise ValueError(f"`{name}` must be a finite number of at least 0. Received: {name}={value!r}.")
 
 
 def backend_step() -> Any:
@@ -179,13 +222,24 @@ class InnerDelegationMixin:
     def loss_scale_factor(self, value: float | None) -> None:
         if value is not None:
             raise ValueError("`loss_scale_factor` can't be set: gradients would be divided twice. Received: "
-                             f"loss_scale_factor={value}. For a fixed scale give dynamic=False and initial_scale.")
+                             f"loss_scale_factor={value}. For a fixed scale give it to the constructor.")
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Tell the inner optimizer which variables not to decay."""
         self.inner_optimizer.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
 
+    @property
+    def weights(self) -> list[Any]:
+        """The variables of the inner optimizer."""
+        return list(self.inner_optimizer.variables)
+
+    def get_weights(self) -> list[Any]:
+        """Return the values of `weights` as NumPy arrays, as `set_weights` takes them."""
+        return [ops.convert_to_numpy(variable) for variable in self.weights]
+
     def __getattr__(self, name: str) -> Any:
+        if name in ("get_slot", "get_slot_names", "add_slot"):
+            raise AttributeError(f"`{name}`: Keras 3 has no slots. Read `variables` instead.")
         if name.startswith("_") or name == "inner_optimizer":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.inner_optimizer, name)
@@ -214,7 +268,7 @@ def _inner_property(name: str) -> property:
     return property(read, write, doc=f"`{name}` of the inner optimizer.")
 
 
-for _name in INNER_DEFAULTS.keys() - {"loss_scale_factor"}:
+for _name in BASE_OPTIONS:
     setattr(InnerDelegationMixin, _name, _inner_property(_name))
 
 
@@ -234,7 +288,7 @@ class LossScaleOptimizer(
 
     Args:
         inner_optimizer: the `keras.optimizers.Optimizer` that does the work. It may be wrapped only once.
-        dynamic: True for a moving scale, False for a fixed one.
+        dynamic: True (the default) for a moving scale, False for a fixed one.
         initial_scale: first scale, a finite number above 0; 2**15 in dynamic mode, required in fixed mode.
         dynamic_growth_steps: applied steps before a growth, at least 1; 2000 in dynamic mode, not for fixed mode.
         growth_factor: factor of a growth, above 1; 2.0.
@@ -242,6 +296,7 @@ class LossScaleOptimizer(
         min_scale, max_scale: the scale stays within them; 2**-14 and 2**32. A floor above 0 keeps S from reaching 0,
             where a clean step would divide 0 by 0; a finite ceiling keeps zero gradients from growing S to inf.
         hysteresis: overflows since the last growth before the scale falls, at least 1; 1.
+        loss_scale_factor: a fixed scale: short for dynamic=False and this initial_scale.
         rule: a `ScaleRule` instead of all of the above, `LogMaxScale` or one of your own.
         on_overflow: "skip", or "apply" to hand non-finite gradients to the inner optimizer.
         count_skipped_steps: whether a skipped step moves `iterations`, and with it learning-rate schedules and Adam's
@@ -249,17 +304,20 @@ class LossScaleOptimizer(
         rounding_seed: updates of weights in float16 or bfloat16 are computed in float32 and rounded stochastically, by
             numbers drawn from this seed, a whole number from 0 on (`StochasticRounding`); None: by the inner optimizer
             in their own dtype, to nearest.
+        weight_decay, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency,
+            gradient_accumulation_steps: as in `keras.optimizers.Optimizer`; they are set on the inner optimizer.
+        name: of the optimizer.
 
     Raises:
-        TypeError: `inner_optimizer` is no Keras optimizer, `rule` no `ScaleRule`; a number is a bool or text.
-        ValueError: it is wrapped already; a number is out of range; an argument belongs to the inner optimizer.
+        ValueError: an argument is of the wrong kind or out of range; two contradict each other, or what the inner
+            optimizer has; that one is in a LossScaleOptimizer already, or built where it is to take an option.
 
     Model files and weights files hold everything once, and fit with and without the wrapper. A `tf.train.Checkpoint`
     (TensorFlow) holds it too; restored before `build`, as with any Keras 3 optimizer, values arrive at `build`. There
     the inner state lies under `inner_optimizer`: for a checkpoint of the bare optimizer, restore `inner_optimizer`.
-    `keras.models.load_model` knows the class in a process that has imported it, as any class that is not Keras's own:
-    `from mpt_cli.precision import LossScaleOptimizer`. `copy.deepcopy` and `pickle` take one that is not built, and
-    refuse another (TypeError): `set_weights` takes `variables` of another one, or those of a bare optimizer.
+    `keras.models.load_model` knows the class in a process that has imported any part of `mpt_cli`, before or after
+    Keras. `copy.deepcopy` and `pickle` take one that is not built, and refuse another (TypeError): `set_weights` takes
+    `variables` of another one, or those of a bare optimizer.
 
     Source: tf.keras.mixed_precision.LossScaleOptimizer and keras.optimizers.LossScaleOptimizer, whose documented
     attributes and methods it has; Micikevicius et al. 2018, arXiv:1710.03740.
@@ -280,10 +338,11 @@ class LossScaleOptimizer(
     def __init__(
         self,
         inner_optimizer: keras.optimizers.Optimizer,
-        dynamic: bool = True,
+        dynamic: bool | None = None,
         initial_scale: float | None = None,
         dynamic_growth_steps: int | None = None,
         *,
+        loss_scale_factor: float | None = None,
         rule: ScaleRule | None = None,
         on_overflow: str = "skip",
         count_skipped_steps: bool = False,
@@ -292,14 +351,18 @@ class LossScaleOptimizer(
         **kwargs: Any,
     ) -> None:
         check_inner(inner_optimizer)
-        if rule is None:
-            rule = build_rule(dynamic, initial_scale, dynamic_growth_steps, kwargs)
-        else:
-            check_rule_alone(rule, dynamic, initial_scale, dynamic_growth_steps, kwargs)
+        given = {option: kwargs.pop(option) for option in BASE_OPTIONS if option in kwargs}
+        rule = build_rule(rule, loss_scale_factor, dynamic, initial_scale, dynamic_growth_steps, kwargs)
         on_overflow = check_on_overflow(on_overflow)
-        check_counting(count_skipped_steps, inner_optimizer)
+        check_switch("count_skipped_steps", count_skipped_steps)
+        changed = base_options(inner_optimizer, given)
+        options = {option: getattr(inner_optimizer, option) for option in BASE_OPTIONS} | changed
+        check_counting(count_skipped_steps, options["gradient_accumulation_steps"])
+        # Keras checks here whether the options go together; they are set on the inner optimizer below
+        super(keras.optimizers.LossScaleOptimizer, self).__init__(
+            learning_rate=0.0, name=name, **(options if changed else {})
+        )
         drop_inner_scaling(inner_optimizer)
-        super(keras.optimizers.LossScaleOptimizer, self).__init__(learning_rate=0.0, name=name)
         self._warned: set[str] = set()
         self._loss_was_scaled = False
         self._scaled_gradients: list[Tensor] | None = None
@@ -316,6 +379,8 @@ class LossScaleOptimizer(
         self.refuse_unscaled: Callable[[], None] | None = None  # raises, where a step that is traced scaled no loss
         inner_optimizer._mpt_is_wrapped = True
         self.inner_optimizer = inner_optimizer
+        for option, value in changed.items():
+            setattr(inner_optimizer, option, value)
 
     @property
     def on_overflow(self) -> str:
@@ -359,7 +424,7 @@ class LossScaleOptimizer(
         """
         if self.built:
             return
-        check_counting(self.count_skipped_steps, self.inner_optimizer)
+        check_counting(self.count_skipped_steps, self.inner_optimizer.gradient_accumulation_steps)
         self.scale_state = self.scale_state or ScaleState(self.rule)
         if keras.backend.backend() == "tensorflow":
             backend_step().check_accumulation(self.inner_optimizer)
@@ -372,6 +437,8 @@ class LossScaleOptimizer(
             inner_variables = self._rounding.stand_ins
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(inner_variables)
+            if self.count_skipped_steps and self.inner_optimizer.use_ema:
+                begin_averages(self.inner_optimizer)
         self._trainable_variables = var_list
         self.built = True
 
@@ -563,14 +630,26 @@ class LossScaleOptimizer(
         `loss` is a function without arguments that returns a scalar, or (TensorFlow) a tensor recorded on `tape`;
         `var_list` holds variables, is a single one, or a function that returns either.
         """
-        given = var_list() if callable(var_list) else var_list
-        variables = [given] if hasattr(given, "assign") else list(given)
-        if keras.backend.backend() == "tensorflow":
-            gradients = _tape_gradients(self, loss, variables, tape)
-        else:
-            gradients = _jax_gradients(self, loss, variables)
-        self.apply_scaled(gradients, variables)
+        variables = _variables_in(var_list)
+        self.apply_scaled(_scaled_gradients(self, loss, variables, tape), variables)
         return self.iterations
+
+    def get_gradients(self, loss: Any, params: Any) -> list[Tensor]:
+        """Return the gradients of `loss` with respect to the variables `params`, unscaled, for `apply_gradients`.
+
+        `loss` is a function without arguments that returns a scalar, or (in a `tf.function`) a tensor. Raise ValueError
+        where it does not depend on a variable (TensorFlow).
+        """
+        variables = _variables_in(params)
+        grads = _scaled_gradients(self, loss, variables, None)
+        if without := [v.name for v, g in zip(variables, grads, strict=True) if g is None]:
+            raise ValueError(f"`loss` must depend on all of `params`. Received: no gradient for {', '.join(without)}.")
+        return self.get_unscaled_gradients(grads)
+
+    def get_updates(self, loss: Any, params: Any) -> list[Any]:
+        """Apply `get_gradients`; return `iterations` in a list."""
+        variables = _variables_in(params)
+        return [self.apply_gradients(zip(self.get_gradients(loss, variables), variables, strict=True))]
 
     def _take_unscaled(self, grads: list[Tensor]) -> bool | Tensor:
         """Whether `grads` have been unscaled by hand."""

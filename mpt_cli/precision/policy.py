@@ -4,20 +4,21 @@ which some are cloned for it and some can't take it because Keras runs them with
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, fields
 from fnmatch import fnmatchcase
 from typing import Any, Self
 
 import keras
 
-from mpt_cli.precision.keras_internals import call_behind, inner_layers, tracked_layers
+from mpt_cli.precision.keras_internals import call_behind, inner_layers, tracked_layers, wrap_at_compile
+from mpt_cli.precision.optimizer import LossScaleOptimizer
 
 
 @contextmanager
-def global_policy(name: str) -> Iterator[None]:
+def policy_inside(name: str) -> Iterator[None]:
     """The global policy `name` inside; the one before is put back, also after an exception.
 
-    >>> with global_policy("mixed_bfloat16"):
+    >>> with policy_inside("mixed_bfloat16"):
     ...     keras.layers.Dense(1).compute_dtype
     'bfloat16'
     >>> keras.layers.Dense(1).compute_dtype
@@ -77,7 +78,7 @@ def clone_with_policies(model: Any, policies: dict[Any, str], moved: Any) -> Any
             if isinstance(layer, keras.Layer):  # and not an operation of the graph, which has nothing inside
                 _set_inner_policies(twin, layer, policies)
             return twin
-        with global_policy(policies[layer]):  # for what the layer makes inside it without a dtype
+        with policy_inside(policies[layer]):  # for what the layer makes inside it without a dtype
             twin = _remake_layer(layer, dtype=policies[layer])
             _set_inner_policies(twin, layer, policies)
             if tracked_layers(layer) and type(layer).build is not keras.Layer.build:
@@ -127,7 +128,7 @@ def _set_policy(layer: Any, policy: str) -> None:
     layer.dtype_policy = policy
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Policy(str):
     """In which dtype layers compute and keep their variables.
 
@@ -144,8 +145,11 @@ class Policy(str):
     >>> keras.layers.Dense(8, dtype=Policy("mixed_float16")).dtype_policy
     <DTypePolicy "mixed_float16">
 
-    A name that Keras doesn't know raises its ValueError where the policy is first used. TypeError for a `name` that is
-    no string, or a Policy already.
+    Raises:
+        TypeError: `name` is no string, or a Policy already.
+        ValueError: Keras knows no policy of that name.
+
+    Source: tf.keras.mixed_precision.Policy, whose documented attributes and methods it has.
     """
 
     name: str = "float32"
@@ -155,7 +159,23 @@ class Policy(str):
     def __new__(cls, name: str = "float32", *_: Any, **__: Any) -> Self:
         if not isinstance(name, str) or isinstance(name, Policy):
             raise TypeError(f"`name` must be the name of a policy, such as 'mixed_float16'. Received: name={name!r}.")
+        keras.dtype_policies.get(name)
         return super().__new__(cls, name)
+
+    def __repr__(self) -> str:
+        """Return the name, and whatever else is not the default."""
+        rest = [f", {name}={value!r}" for name, value in self.get_config().items() if name != "name"]
+        return f'<Policy "{self.name}"{"".join(rest)}>'
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments that `from_config` makes an equal policy of, without defaults."""
+        known = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in known.items() if name == "name" or value != getattr(Policy(), name)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """Build from `get_config`, of tf.keras's and Keras 3's policies too."""
+        return cls(**config)
 
     def __eq__(self, other: object) -> bool:
         """A plain string is equal to its name."""
@@ -195,7 +215,38 @@ class Policy(str):
         ...     keras.layers.Dense(1).compute_dtype
         'bfloat16'
         """
-        return global_policy(self.name)
+        return policy_inside(self.name)
+
+
+def global_policy() -> Policy:
+    """Return the policy of layers that are given none, as `tf.keras.mixed_precision.global_policy` does.
+
+    >>> global_policy()
+    <Policy "float32">
+    """
+    return Policy(keras.config.dtype_policy().name)
+
+
+def set_global_policy(policy: str | None) -> None:
+    """Give a policy to all layers and models that are made from now on without one, as tf.keras's call of that name.
+
+    `policy` is a name or a `Policy`, of which the name counts; None stands for `keras.config.floatx()`. Under
+    "mixed_float16" Keras's `Model.compile` puts the optimizer into mpt's `LossScaleOptimizer` instead of Keras's, and
+    says so once, until another policy is set. `keras.config.set_dtype_policy` leaves that to Keras.
+
+    Raise ValueError for a name that Keras does not know, and for a `Policy` with `overrides`, which is for one model:
+    `apply_policy`.
+
+    >>> set_global_policy("mixed_bfloat16")
+    >>> global_policy(), keras.layers.Dense(1).compute_dtype
+    (<Policy "mixed_bfloat16">, 'bfloat16')
+    >>> set_global_policy("float32")
+    """
+    if overrides := getattr(policy, "overrides", None):
+        raise ValueError("`policy` must have no `overrides`: they are for the layers of one model. Received: "
+                         f"overrides={overrides}. Use apply_policy.")
+    keras.config.set_dtype_policy(str(keras.config.floatx() if policy is None else policy))
+    wrap_at_compile(keras.config.dtype_policy(), LossScaleOptimizer)
 
 
 def apply_policy(model: Any, policy: Policy, everywhere: bool = False) -> Any:

@@ -21,9 +21,9 @@ Tensor = Any
 
 
 def check_seed(seed: object) -> int | None:
-    """TypeError or ValueError for `rounding_seed` that is neither None nor a whole number of 32 bits."""
+    """ValueError for `rounding_seed` that is neither None nor a whole number of 32 bits."""
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, Integral)):
-        raise TypeError(f"`rounding_seed` must be a whole number or None. Received: rounding_seed={seed!r}.")
+        raise ValueError(f"`rounding_seed` must be a whole number or None. Received: rounding_seed={seed!r}.")
     if seed is not None and not 0 <= int(seed) < 2**32:
         raise ValueError(f"`rounding_seed` must be from 0 to 2**32 - 1. Received: rounding_seed={seed}.")
     return None if seed is None else int(seed)

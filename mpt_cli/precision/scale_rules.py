@@ -182,12 +182,12 @@ def find_installed_rule(class_name: str) -> type[ScaleRule] | None:
 
 
 def check_scale(name: str, value: object) -> float:
-    """`value` as a float if it is a number that a float32 scale can be, else ValueError or TypeError that names it.
+    """`value` as a float if it is a number that a float32 scale can be, else ValueError that names it.
 
     That is 2**-126 to 2**127: below, kernels flush float32 to 0; above, a doubling would be inf.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"`{name}` must be a number. Received: {name}={value!r} of type {type(value).__name__}.")
+        raise ValueError(f"`{name}` must be a number. Received: {name}={value!r} of type {type(value).__name__}.")
     size = float(value)
     if not (size > 0 and math.isfinite(size)):
         raise ValueError(f"`{name}` must be a finite number above 0. Received: {name}={value}.")
@@ -197,9 +197,9 @@ def check_scale(name: str, value: object) -> float:
 
 
 def check_count(name: str, value: object) -> int:
-    """`value` as an int if it is a whole number of at least 1, else ValueError or TypeError that names it."""
+    """`value` as an int if it is a whole number of at least 1, else ValueError that names it."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"`{name}` must be a whole number. Received: {name}={value!r} of type {type(value).__name__}.")
+        raise ValueError(f"`{name}` must be a whole number. Received: {name}={value!r} of type {type(value).__name__}.")
     size = float(value)
     if not (size >= 1 and size.is_integer()):
         raise ValueError(f"`{name}` must be a whole number of at least 1. Received: {name}={value}.")
@@ -228,7 +228,7 @@ class DynamicScale(ScaleRule):
     otherwise: `c = 0; hysteresis_left -= 1; if hysteresis_left <= 0: S = max(S * backoff_factor, min_scale)`.
     Source: Micikevicius et al. 2018, arXiv:1710.03740, section 3.2; hysteresis as in Megatron-LM.
 
-    Raises TypeError or ValueError for a number out of range, by its name in `LossScaleOptimizer`.
+    Raises ValueError for a number out of range, by its name in `LossScaleOptimizer`.
 
     >>> from keras import ops
     >>> from mpt_cli.precision.finite import Measured
@@ -310,7 +310,7 @@ class FixedScale(ScaleRule):
     """The scale stays where it is; overflow steps are skipped and counted all the same.
 
     `min_scale` and `max_scale` bound what the settings may choose, and how far rollbacks lower the scale.
-    Raises TypeError or ValueError for a scale that is no number from 2**-126 to 2**127.
+    Raises ValueError for a scale that is no number from 2**-126 to 2**127.
 
     >>> from keras import ops
     >>> from mpt_cli.precision.finite import Measured
@@ -421,7 +421,7 @@ class LogMaxScale(ScaleRule):
     rounded down to a power of two, so that scaling loses no bits, and an overflow counts as the exponent `log_max`
     (there 2**log_max is averaged as if it were an exponent).
 
-    Raises TypeError or ValueError for a number out of range, by its name.
+    Raises ValueError for a number out of range, by its name.
 
     >>> from keras import ops
     >>> from mpt_cli.precision.finite import Measured

@@ -26,6 +26,7 @@ from keras import ops
 from mpt_cli.precision.keras_internals import (
     calls_through,
     loss_tracker,
+    put_optimizer,
     untracked_variables,
 )
 from mpt_cli.precision.optimizer import LossScaleOptimizer, backend_step
@@ -415,7 +416,7 @@ def optimizers_in(model: Any) -> Iterator[tuple[str, Any, Callable[[Any], None]]
     attributes = sorted(vars(model).items(), key=lambda item: item[0] == "optimizer")
     for name, value in attributes:
         if isinstance(value, keras.optimizers.Optimizer):
-            yield name, value, partial(setattr, model, name)
+            yield name, value, partial(put_optimizer, model) if name == "optimizer" else partial(setattr, model, name)
         elif isinstance(value, (list, dict)) and not name.startswith("_"):  # those are Keras's own books
             for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
                 if isinstance(inner, keras.optimizers.Optimizer):

@@ -67,22 +67,3 @@ def test_dynamic_scales_counters_and_weights_are_equal_at_every_step(share, init
     assert int(ours.applied_steps) == np.count_nonzero(np.isfinite(additions))
     assert int(theirs.iterations) == STEPS
     assert int(ours.iterations) == (STEPS if count else int(ours.applied_steps))
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {}, {"initial_scale": 4.0}, {"initial_scale": 4, "dynamic_growth_steps": 5},
-        {"dynamic": False, "initial_scale": 3.0},
-    ],
-)  # fmt: skip
-def test_documented_attributes_read_the_same(arguments):
-    import tf_keras
-
-    theirs = tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.experimental.Adam(0.25), **arguments)
-    ours = LossScaleOptimizer(keras.optimizers.Adam(0.25), **arguments)
-    for name in ("dynamic", "dynamic_growth_steps", "initial_scale"):
-        assert getattr(ours, name) == getattr(theirs, name), name
-    for name in ("loss_scale", "learning_rate"):
-        assert float(getattr(ours, name)) == float(getattr(theirs, name)), name
-    assert (ours.dynamic_counter is None) == (theirs.dynamic_counter is None)

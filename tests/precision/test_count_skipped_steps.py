@@ -73,6 +73,14 @@ def test_accumulation_is_refused_at_once_and_when_it_is_set_later():
         optimizer.build([keras.Variable(1.0)])
 
 
-def test_it_is_true_or_false():
-    with pytest.raises(TypeError, match=r"`count_skipped_steps` must be True or False\. Received: .*=1"):
-        LossScaleOptimizer(keras.optimizers.SGD(0.5), count_skipped_steps=1)
+def test_a_moving_average_begins_with_the_weights_though_the_first_step_is_skipped():
+    """As in tf.keras; Keras 3 begins it at step 0, which is over then, and would take 0 for the average so far."""
+    weight = keras.Variable(4.0)
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5), dynamic=False, initial_scale=1.0, use_ema=True,
+                                   ema_momentum=0.75, count_skipped_steps=True)  # fmt: skip
+    optimizer.build([weight])
+    optimizer.scale_loss(1.0)
+    for gradient in (INF, np.float32(2.0)):
+        optimizer.apply([keras.ops.convert_to_tensor(gradient)], [weight])
+    optimizer.finalize_variable_values([weight])
+    assert float(weight.value) == 0.75 * 4 + 0.25 * 3

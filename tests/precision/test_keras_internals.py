@@ -19,6 +19,7 @@ MODULES = {
     "keras.src.backend.common.global_state": ("get_global_attribute", "set_global_attribute"),
     "keras.src.losses.loss": ("unscale_loss_for_distribution",),
     "keras.src.saving.keras_saveable": ("KerasSaveable",),
+    "keras.src.trainers.trainer": ("Trainer",),
     "keras.src.utils.naming": ("reset_uids",),
     "keras.src.utils.module_utils": ("tensorflow",),
 }

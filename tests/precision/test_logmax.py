@@ -102,3 +102,18 @@ def test_the_optimizer_follows_the_gradients_by_the_rule():
     assert scales[:3] == [2.0**19] * 3
     assert scales[3] < 2.0**19
     assert (int(optimizer.applied_steps), int(optimizer.skipped_steps), int(optimizer.backoffs)) == (3, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"beta1": 1.0}, "`beta1` must be below 1"),
+        ({"beta2": 0.0}, "`beta2` must be a finite number above 0"),
+        ({"log_max": 200.0}, "`log_max` must be at most 127"),
+        ({"deviations": float("nan")}, "`deviations` must be a finite number"),
+        ({"initial_scale": 0.5, "min_scale": 1.0}, "must lie between"),
+    ],
+)
+def test_logmax_refuses(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        LogMaxScale(**arguments)

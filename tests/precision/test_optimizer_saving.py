@@ -1,11 +1,8 @@
-"""Saving and loading: one copy of everything, in a fresh process too, with and without the wrapper on either side."""
-
-import json
+"""Saving and loading: one copy of everything, with and without the wrapper on either side."""
 
 import keras
 import numpy as np
 import pytest
-from command import run_program
 
 from mpt_cli.precision import DynamicScale, LogMaxScale, LossScaleOptimizer
 
@@ -33,30 +30,6 @@ def state(optimizer: keras.optimizers.Optimizer) -> list:
 def scaled(**arguments) -> LossScaleOptimizer:
     arguments = {"initial_scale": 2.0**10, "dynamic_growth_steps": 3, **arguments}
     return LossScaleOptimizer(adam(), **arguments)
-
-
-FRESH_PROCESS = """
-import json, sys
-import keras
-keras.config.set_dtype_policy(sys.argv[2])
-from mpt_cli.precision import LossScaleOptimizer
-model = keras.models.load_model(sys.argv[1])
-optimizer = model.optimizer
-print(json.dumps([type(optimizer).__name__, optimizer.get_config()["name"],
-                  [keras.ops.convert_to_numpy(v).tolist() for v in optimizer.variables]]))
-"""
-
-
-@pytest.mark.slow
-def test_a_model_file_resumes_in_a_fresh_process_with_another_global_policy(tmp_path):
-    model = trained(scaled(name="kept"))
-    model.save(tmp_path / "model.keras")
-    (tmp_path / "fresh.py").write_text(FRESH_PROCESS)
-    words = [str(tmp_path / "fresh.py"), str(tmp_path / "model.keras"), "mixed_bfloat16"]
-    done = run_program(*words, backend=keras.backend.backend(), cwd=tmp_path, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == ["LossScaleOptimizer", "kept", state(model.optimizer)]
-    assert "Skipping variable loading" not in done.stderr
 
 
 RULES = {
@@ -132,13 +105,6 @@ def test_the_file_holds_the_inner_state_once(tmp_path):
         sizes[name] = (tmp_path / f"{name}.keras").stat().st_size
     assert sizes["ours"] / sizes["plain"] < 1.05
     assert sizes["theirs"] / sizes["plain"] > 1.6
-
-
-def test_a_model_is_cloned_with_a_fresh_optimizer_from_the_configuration():
-    optimizer = scaled()
-    again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
-    assert type(again) is LossScaleOptimizer
-    assert again.rule == optimizer.rule == DynamicScale(2.0**10, 3)
 
 
 class Halving(DynamicScale):

@@ -203,10 +203,3 @@ def test_a_policy_is_equal_to_its_name_and_to_a_policy_that_says_the_same():
     again = pickle.loads(pickle.dumps(policy))
     assert (again, again.overrides, copy.deepcopy(policy)) == (policy, {"a*": "float32"}, policy)
     assert dataclasses.replace(policy, head=None).head is None
-
-
-def test_a_policy_in_the_place_of_a_name_would_lose_what_it_says_and_is_refused():
-    with pytest.raises(TypeError, match=r"`name` must be the name of a policy.*Received: name=Policy\(name='float16'"):
-        Policy(Policy("float16"))
-    with pytest.raises(TypeError, match="Received: name=8"):
-        Policy(8)

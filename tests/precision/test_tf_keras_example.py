@@ -1,6 +1,5 @@
 """What tf.keras documents of its LossScaleOptimizer, as written there, and what forgetting a part of it says."""
 
-import warnings
 
 import keras
 import numpy as np
@@ -12,24 +11,6 @@ from mpt_cli.precision import LossScaleOptimizer
 pytestmark = only_on("tensorflow")
 if BACKEND == "tensorflow":
     import tensorflow as tf
-
-
-def test_the_documented_example_runs_as_written():
-    opt = keras.optimizers.SGD(0.25)
-    opt = LossScaleOptimizer(opt)
-    var = tf.Variable(1.0)
-    loss_fn = lambda: var**2  # noqa: E731  (as documented)
-    opt.minimize(loss_fn, var_list=var)
-    assert var.numpy() == 0.5
-
-    with tf.GradientTape() as tape:
-        loss = loss_fn()
-        scaled_loss = opt.get_scaled_loss(loss)
-    scaled_grad = tape.gradient(scaled_loss, var)
-    (grad,) = opt.get_unscaled_gradients([scaled_grad])
-    opt.apply_gradients([(grad, var)])
-    assert var.numpy() == 0.25
-    assert (int(opt.iterations), int(opt.dynamic_counter)) == (2, 2)
 
 
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -63,16 +44,6 @@ def test_minimize_with_a_tape_and_a_loss_recorded_on_it():
         loss = var**2
     returned = opt.minimize(loss, [var], tape=tape)
     assert (var.numpy(), int(returned)) == (0.5, 1)
-
-
-def test_minimize_needs_a_tape_for_a_tensor():
-    with pytest.raises(ValueError, match="`tape` is required when `loss` is a tensor"):
-        LossScaleOptimizer(keras.optimizers.SGD(0.25)).minimize(tf.constant(1.0), [tf.Variable(1.0)])
-
-
-def test_get_scaled_loss_of_a_function_is_a_function():
-    opt = LossScaleOptimizer(keras.optimizers.SGD(0.25), initial_scale=8.0)
-    assert float(opt.get_scaled_loss(lambda: np.float32(3.0))()) == 24.0
 
 
 def test_unscaled_gradients_may_be_clipped_and_reordered_and_applied_in_parts():
@@ -163,18 +134,3 @@ def test_unscaled_gradients_keep_none_and_sparse_ones():
     assert none is None
     assert isinstance(kept, tf.IndexedSlices)
     assert (kept.values.numpy().item(), kept.indices.numpy().item()) == (1.0, 2)
-
-
-def test_forgetting_to_scale_the_loss_warns_once_and_names_the_method():
-    opt, var = LossScaleOptimizer(keras.optimizers.SGD(0.5)), tf.Variable(4.0)
-    with pytest.warns(UserWarning, match=r"Call LossScaleOptimizer\.scale_loss \(or get_scaled_loss\) on the loss"):
-        opt.apply_gradients([(tf.constant(8.0), var)])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        opt.apply_gradients([(tf.constant(8.0), var)])
-
-
-def test_unscaling_what_was_never_scaled_warns_and_names_the_method():
-    opt = LossScaleOptimizer(keras.optimizers.SGD(0.5))
-    with pytest.warns(UserWarning, match=r"are unscaled, but the loss .* LossScaleOptimizer\.get_scaled_loss"):
-        opt.get_unscaled_gradients([tf.constant(8.0)])

@@ -1,6 +1,6 @@
 """Custom gradients for mixed precision, on TensorFlow and JAX, usable without the rest of mpt."""
 
-from mpt_cli.precision.gradients.custom_gradients import define_gradient, scale_gradient
+from mpt_cli.precision.gradients.custom_gradients import custom_gradient, scale_gradient
 from mpt_cli.precision.gradients.exponent_counts import (
     EXPONENT_BIAS,
     INFS,
@@ -28,7 +28,7 @@ __all__ = [
     "ZEROS",
     "Float16Attention",
     "SafeScales",
-    "define_gradient",
+    "custom_gradient",
     "gradient_statistics",
     "largest_exponent",
     "round_stochastically",

@@ -2,11 +2,13 @@
 needs it: a scaled gradient.
 """
 
-import inspect
 from collections.abc import Callable, Sequence
+from functools import wraps
+from inspect import signature
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from mpt_cli.precision.keras_internals import reading_values, variables_read
@@ -46,114 +48,111 @@ def wide_dtype(x: Tensor) -> str:
     return "float64" if dtype == "float64" else "float32"
 
 
-def define_gradient(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of tensors with the value `forward(*x)` and the gradients `backward(upstream, *x)`, one per x.
+def custom_gradient(f: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """Decorate `f(*x)`, which returns a value and a function that computes its gradient, as `tf.custom_gradient` does.
 
-    `upstream` has the structure of the value: a tensor or a tuple of them. Of a function of one tensor the gradient may
-    stand alone, of several ones they are a tuple; None is a gradient of zero. Keyword arguments go to both functions,
-    and get no gradient. `backward` may itself call functions made here: that is what gives them higher orders.
+    The value is a tensor or a nested structure of tensors, and so is each of `x`. The gradient function gets the
+    upstream gradient of each tensor of the value, one argument each, and returns the gradient of each tensor in `x`,
+    alone or in a list; None is a gradient of zero. It may call decorated functions itself: they give the second order.
+    Keyword arguments get no gradient. On TensorFlow this is `tf.custom_gradient`.
 
-    Where `forward` reads trainable variables, `backward` takes `variables=`, a list of them, and returns the gradients
-    of the tensors and a list of those of the variables, as `tf.custom_gradient` has it: TensorFlow's own variables
-    there, Keras's on JAX, in the order in which they are first read. They are only read. Everything else that is
-    traced must be an argument, nothing captured.
-
-    On JAX this is `custom_vjp`, not `keras.ops.custom_gradient`: there the second order would differentiate the
-    operations inside `forward` and not the gradient given for it (Keras 3.15: a straight-through rounding gets a
-    second-order gradient of 0).
+    Where `f` reads trainable variables, the gradient function also gets `variables=`, a list of them (TensorFlow's own
+    there, Keras's on JAX), and returns the gradients of the tensors and a list of the gradients of the variables. On
+    JAX `f` may read variables but not change them, and runs again where it is differentiated. JAX has no forward mode
+    for such functions: write `jax.jacrev(jax.grad(f))` for `jax.hessian(f)`.
 
     Raises, when the function is called or differentiated:
-        TypeError: `forward` reads trainable variables and `backward` takes no `variables` (TensorFlow).
-        ValueError: `backward` returns another number of gradients than there are tensors, or variables.
+        TypeError: `f` reads trainable variables and the gradient function takes no `variables`.
+        ValueError: the number of gradients is not that of the tensors, or of the variables.
+
+    Source: the documentation of `tf.custom_gradient`.
 
     Example:
-        >>> cube = define_gradient(lambda x: x**3, lambda upstream, x: (3 * x**2 * upstream,))
-        >>> float(cube(keras.ops.array(2.0)))
-        8.0
-        >>> power = define_gradient(lambda x, n: x**n, lambda upstream, x, n: n * x ** (n - 1) * upstream)
-        >>> float(power(keras.ops.array(2.0), n=4))
-        16.0
+        >>> @custom_gradient
+        ... def log1pexp(x):
+        ...     e = keras.ops.exp(x)
+        ...     return keras.ops.log(1 + e), lambda upstream: upstream * (1 - 1 / (1 + e))
+        >>> float(log1pexp(keras.ops.array(0.0)))
+        0.6931471824645996
     """
-    if keras.backend.backend() == "jax":
-        return _define_on_jax(forward, backward)
+    if f is None:
+        return custom_gradient
+    call = _call_on_jax if keras.backend.backend() == "jax" else _call_on_tensorflow
 
-    def defined(*arguments: Any, **keywords: Any) -> Any:
-        def function(*x: Tensor) -> tuple[Any, Callable[..., Any]]:
-            def slopes(*upstream: Tensor, variables: Any = None) -> Any:
-                found = variables or []
-                grads, of_variables = _gradients(backward, _one_or_all(upstream), x, keywords, found)
-                return (grads, of_variables) if found else grads
+    @wraps(f)
+    def decorated(*arguments: Any, **keywords: Any) -> Any:
+        leaves = [ops.copy(x) if isinstance(x, keras.Variable) else x for x in keras.tree.flatten(arguments)]
+        places = [place for place, leaf in enumerate(leaves) if _is_tensor(leaf)]
 
-            return forward(*x, **keywords), slopes
+        def on_tensors(*tensors: Tensor) -> tuple[Any, Callable[..., Any]]:
+            values = dict(zip(places, tensors, strict=True))
+            given = [values.get(place, leaf) for place, leaf in enumerate(leaves)]
+            value, gradient = f(*keras.tree.pack_sequence_as(arguments, given), **keywords)
+            return value, gradient
 
-        return keras.ops.custom_gradient(function)(*_tensors(arguments))
+        return call(on_tensors, [leaves[place] for place in places])
 
-    return defined
-
-
-def _tensors(arguments: Sequence[Any]) -> list[Any]:
-    return [ops.copy(x) if isinstance(x, keras.Variable) else x for x in arguments]
-
-
-def _one_or_all(values: Sequence[Any]) -> Any:
-    return values[0] if len(values) == 1 else tuple(values)
+    return decorated
 
 
-def _takes_variables(backward: Callable[..., Any]) -> bool:
-    parameters = inspect.signature(backward).parameters.values()
-    return any(p.name == "variables" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+def _is_tensor(leaf: Any) -> bool:
+    """Whether it counts as a tensor; a flag does not, nor does the instance whose method is decorated."""
+    return ops.is_tensor(leaf) or (isinstance(leaf, (float, int, np.ndarray, np.number)) and not isinstance(leaf, bool))
 
 
-def _gradients(
-    backward: Callable[..., Any], upstream: Any, x: Sequence[Tensor], keywords: dict[str, Any], variables: Sequence[Any]
-) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-    """What `backward` returns for the tensors and for the variables, each as many as there are."""
-    if not variables:
-        return _as_many("tensors", backward(upstream, *x, **keywords), len(x)), []
-    if not _takes_variables(backward):
-        names = [variable.name for variable in variables]
-        raise TypeError("define_gradient: `backward` must take `variables`, as `forward` reads trainable ones, and "
-                        f"return their gradients too. Received: {backward}, variables {names}.")
-    grads, of_variables = backward(upstream, *x, variables=list(variables), **keywords)
-    return _as_many("tensors", grads, len(x)), list(_as_many("variables", of_variables, len(variables)))
+def _call_on_tensorflow(function: Callable[..., Any], x: list[Tensor]) -> Any:
+    return keras.ops.custom_gradient(function)(*x)
 
 
-def _as_many(what: str, grads: Any, count: int) -> tuple[Tensor, ...]:
-    several = tuple(grads) if isinstance(grads, (tuple, list)) else (grads,)
-    if len(several) != count:
-        raise ValueError(f"define_gradient: `backward` must return a gradient for each of the {count} {what}. "
-                         f"Received: {len(several)}.")
-    return several
-
-
-def _define_on_jax(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
+def _call_on_jax(function: Callable[..., Any], x: list[Tensor]) -> Any:
+    """`jax.custom_gradient` alone would differentiate the operations of `function`, and not the gradient given for it,
+    wherever its value is used in a second-order gradient (a straight-through rounding would get one of 0)."""
     import jax
 
-    def defined(*arguments: Any, **keywords: Any) -> Any:
-        traced = {name: value for name, value in keywords.items() if isinstance(value, jax.Array)}
-        static = {name: value for name, value in keywords.items() if name not in traced}
-        x = _tensors(arguments)
-        takes = _takes_variables(backward)
-        read, now = variables_read(lambda: forward(*x, **keywords)) if takes else ([], [])
-        trained = [variable for variable in read if variable.trainable]
+    x = [ops.convert_to_tensor(each) for each in x]
+    read, now = variables_read(lambda: function(*x)[0])
+    trained = [variable for variable in read if variable.trainable]
 
-        def value(x: list[Tensor], traced: dict[str, Tensor], values: list[Tensor]) -> Any:
+    def both(values: list[Tensor], x: list[Tensor]) -> tuple[Any, Callable[..., Any]]:
+        with reading_values(read, values):
+            value, gradient = function(*x)
+        _check_takes(gradient, trained)
+
+        def slopes(upstream: Any) -> Any:
             with reading_values(read, values):
-                return forward(*x, **traced, **static)
+                found = gradient(*keras.tree.flatten(upstream), **({"variables": trained} if trained else {}))
+            grads, of_trained = found if trained else (found, [])
+            by_id = dict(zip(map(id, trained), _as_many("variables", of_trained, trained), strict=True))
+            return [by_id.get(id(variable)) for variable in read], _as_many("tensors", grads, x)
 
-        def slopes(residual: Any, upstream: Any) -> Any:
-            x, traced, values = residual
-            with reading_values(read, values):
-                grads, of_trained = _gradients(backward, upstream, x, {**traced, **static}, trained)
-            by_id = {id(variable): slope for variable, slope in zip(trained, of_trained, strict=True)}
-            return list(grads), None, [by_id.get(id(variable)) for variable in read]
+        return value, slopes
 
-        function = jax.custom_vjp(value)
-        # the forward rule calls the function itself, so that an outer derivative meets its gradient again
-        function.defvjp(lambda *arguments: (function(*arguments), arguments), slopes)
-        return function(x, traced, now)
+    def traced(values: list[Tensor], x: list[Tensor]) -> Any:
+        return jax.vjp(jax.custom_gradient(both), values, x)
 
-    return defined
+    # values that `function` captures become arguments: `custom_vjp` may not capture traced ones
+    traced, outer = jax.closure_convert(traced, now, x)
+    whole = jax.custom_vjp(lambda values, x, outer: traced(values, x, *outer)[0])
+    # the forward rule calls the function itself, so that an outer derivative meets its gradient again
+    whole.defvjp(lambda *given: (whole(*given), traced(*given[:2], *given[2])[1]),
+                 lambda pull, upstream: (*pull(upstream), [None] * len(outer)))
+    return whole(now, x, outer)
+
+
+def _check_takes(gradient: Callable[..., Any], trained: list[Any]) -> None:
+    parameters = signature(gradient).parameters.values()
+    if trained and not any(p.name == "variables" or p.kind is p.VAR_KEYWORD for p in parameters):
+        raise TypeError("custom_gradient: the function of the gradient must take `variables`, as the value depends on "
+                        f"trainable ones. Received: variables {[variable.name for variable in trained]}.")
+
+
+def _as_many(what: str, grads: Any, targets: Sequence[Any]) -> list[Any]:
+    several = keras.tree.flatten(grads)
+    if len(several) != len(targets):
+        raise ValueError(f"custom_gradient: there must be a gradient for each of the {len(targets)} {what}. "
+                         f"Received: {len(several)}.")
+    return [None if grad is None or not keras.backend.is_float_dtype(target.dtype) else ops.cast(grad, target.dtype)
+            for grad, target in zip(several, targets, strict=True)]
 
 
 def scale_gradient(x: Tensor, factor: float | Tensor) -> Tensor:
@@ -180,10 +179,12 @@ def scale_gradient(x: Tensor, factor: float | Tensor) -> Tensor:
     factor = ops.cast(factor, wide_dtype(x))
     if len(factor.shape):
         raise ValueError(f"scale_gradient: factor must be a scalar. Received: shape={tuple(factor.shape)}.")
-    # the factor is an argument, not a captured value: a traced one could not be captured on JAX
-    return define_gradient(lambda x, factor: x, _scaled)(x, factor)
+    return _scaled(x, factor)
 
 
-def _scaled(upstream: Tensor, x: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
-    scaled = ops.cast(upstream, factor.dtype) * factor
-    return ops.cast(scaled, x.dtype), ops.zeros_like(factor)
+@custom_gradient
+def _scaled(x: Tensor, factor: Tensor) -> tuple[Tensor, Callable[[Tensor], Any]]:
+    def gradient(upstream: Tensor) -> tuple[Tensor, Tensor]:
+        return ops.cast(ops.cast(upstream, factor.dtype) * factor, x.dtype), ops.zeros_like(factor)
+
+    return x, gradient

@@ -9,7 +9,7 @@ from mpt_cli.precision.finite import FLOAT32_MAX, reinterpret
 from mpt_cli.precision.gradients.custom_gradients import (
     Tensor,
     check_float_tensor,
-    define_gradient,
+    custom_gradient,
     wide_dtype,
 )
 
@@ -66,7 +66,7 @@ def round_to(x: Tensor, dtype: str) -> Tensor:
         [1.0, inf]
     """
     x, form = check_float_tensor(x, "round_to"), find_format(dtype)
-    return define_gradient(lambda x: _round(x, form), lambda upstream, x: (upstream,))(x)
+    return custom_gradient(lambda x: (_round(x, form), lambda upstream: upstream))(x)
 
 
 def round_stochastically(x: Tensor, dtype: str, random: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ class Float16Attention:
 
 def _float32_product(query: Tensor, key: Tensor) -> Tensor:
     query, key = (ops.cast(part, "float32") for part in (query, key))
-    rounded_back = define_gradient(lambda x: x, lambda upstream, x: (round_to(upstream, "float16"),))
+    rounded_back = custom_gradient(lambda x: (x, lambda upstream: round_to(upstream, "float16")))
     return rounded_back(ops.einsum("btnh,bsnh->bnts", query, key))
 
 
