@@ -139,10 +139,11 @@ def compare_quality(
 ) -> Quality:  # fmt: skip
     """From the (baseline, other) values of each seed.
 
-    The same: no seed of two or more differs, or by one of the `examples` at most that an accuracy counts. Equal: the mean
-    difference is shown to be within the tolerance. Better, worse: it is shown to differ from 0, and not to be within
-    the tolerance. Else it is unclear, as it always is with one seed. What is shown is wrong in at most 5 % of the cases
-    (`mpt_cli.sweep.paired`), as far as what is rare was seen. A value that is not finite is worse than any that is.
+    The same: no seed of two or more differs, or by one at most of the `examples` that an accuracy counts. Equal: the
+    mean difference is shown to be within the tolerance. Better, worse: it is shown to differ from 0, and not to be
+    within the tolerance. Else it is unclear, as it always is with one seed. What is shown is wrong in at most 5 % of
+    the cases (`mpt_cli.sweep.paired`), as far as what is rare was seen. A value that is not finite is worse than any
+    that is.
 
     >>> compare_quality(Objective("val_accuracy", falls=False), [(0.98, 0.979), (0.97, 0.971), (0.98, 0.980)]).kind
     'equal'
