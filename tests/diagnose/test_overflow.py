@@ -33,7 +33,7 @@ def trained(run_dir: Path, *words: str) -> Path:
 
 def found(run_dir: Path, capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, Any]:
     capsys.readouterr()
-    assert main(["diagnose", str(run_dir), "--json", *words]) == code
+    assert main(["diagnose", str(run_dir), "--json", "--trial-steps", "0", *words]) == code
     content: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert content["schema_version"] == 1 and content["kind"] == "overflow"
     assert json.loads((Path(content["directory"]) / "diagnosis.json").read_text()) == content
