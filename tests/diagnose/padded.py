@@ -36,7 +36,8 @@ def outlier(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
     huge, small = keras.initializers.Constant(1e5), keras.initializers.Constant(1e-6)
     return keras.Sequential([
         keras.Input(input_shape), layers.Flatten(name="flatten"), layers.Dense(8, bias_initializer=huge, name="up"),
-        layers.Dense(8, kernel_initializer=small, name="down"), layers.Dense(num_classes, name="head"),
+        layers.Dense(8, kernel_initializer=small, name="down"), layers.LayerNormalization(name="norm"),
+        layers.Dense(num_classes, name="head"),
     ], name="net")  # fmt: skip
 
 
