@@ -23,7 +23,7 @@ from mpt_cli.compare.comparison import (
 from mpt_cli.report.history import RunHistory, read_histories
 from mpt_cli.report.page import write_page
 from mpt_cli.report.run_page import render_runs, run_pictures
-from mpt_cli.report.tables import PageTable, TableColumn, csv_text, text_table
+from mpt_cli.report.tables import PageTable, TableColumn, csv_text
 from mpt_cli.runs.directory import write_atomic, write_json
 from mpt_cli.runs.provenance import known_environment
 from mpt_cli.settings.search_path import shell_command
@@ -299,18 +299,6 @@ def failure_lines(found: Comparison) -> list[str]:
     return [*lines, *([f"again  {shell_command('compare', '--resume', found.directory.path)}"] if failed else [])]
 
 
-_METHOD = (
-    ("difference", "to the baseline: the configuration in float32 with the same other values, seed by seed: their mean "
-     "± half of its 95% interval (Student's t); ± ? where the seeds show no spread"),
-    ("step", "batch size over the median of the speeds logged in the run; compiling is left out"),
-    ("speed-up", "step time of the baseline over that of the configuration, seed by seed: median (lowest … highest)"),
-    ("verdict", "the same: no seed differs, or by one example at most of those that an accuracy is a share of; equal: "
-     "two one-sided t tests show the mean difference to be within the tolerance; better or worse: its 95% interval "
-     "leaves out 0; unclear: none of these is shown. What is rare may not have happened in so few seeds"),
-    ("memory", "the most in use: of the GPU where there is one, else of the whole process, libraries included"),
-)  # fmt: skip
-
-
 def run_stories(found: Comparison) -> list[RunHistory]:
     """The runs as far as they began, named by their precision and, of several, their seed."""
     return read_histories((job.run_dir, f"{entry.label}, seed {seed}" if found.seeds > 1 else entry.label)
@@ -329,7 +317,6 @@ def compare_page(found: Comparison, stories: Sequence[RunHistory]) -> str:
         entries=PageTable("Each precision beside its baseline", columns(found), found.entries,
                           lambda entry: "bad" if entry.failed else ""),
         sentences=sentences(found),
-        method=text_table("The columns", ("column", "what it is"), _METHOD),
         unstarted=[job for job in found.results if job.status not in GOOD and not job.summary],
         command=" ".join(map(str, found.plan.facts["command_line"])),
         job_commands=[job.job.command for job in found.results],

@@ -28,7 +28,6 @@ from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.provenance import known_environment
 from mpt_cli.settings.schema import Settings
-from mpt_cli.settings.search_path import conf_override, shell_command
 from mpt_cli.telemetry.format import format_number, format_scale
 from mpt_cli.training.assembly import Assembly, assemble
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, collect_state, restore_state
@@ -305,7 +304,7 @@ def overflow_sentences(
         rows.append(("weights", f"not finite before the step already: {', '.join(found.bad_weights)}"))
     rows += [("layer", text) for text in _layer_sentences(found)]
     rows += [("before", f"{_place_phrase(seen)}: at most {_size_phrase(seen)}") for seen in found.before]
-    return [*rows, *(remedy_rows(trials) or (("not tried", text) for text in _remedy_sentences(replayed.run, found)))]
+    return [*rows, *remedy_rows(trials)]
 
 
 def _step_sentence(replayed: ReplayedRun, found: OverflowDiagnosis) -> str:
@@ -363,22 +362,6 @@ def _not_found_sentence(found: OverflowDiagnosis) -> str:
         return ("it cannot be reproduced: the step was finite this time, also with probes. Another device or version "
                 f"computes differently, and so does a run that is not deterministic.{named}")  # fmt: skip
     return f"it overflowed again, but with probes in its layers the step is finite: compiled otherwise.{named}"
-
-
-def _remedy_sentences(run: RunDirectory, found: OverflowDiagnosis) -> list[str]:
-    first = found.first
-    if found.layer is None or found.bad_weights or found.bad_inputs:
-        return []
-    if first is None:
-        lowers = "a lower loss scale, which dynamic scaling finds by skipping such steps"
-        return [f"{lowers}; where skips don't end, keep a layer in float32: policy.overrides={{NAME: float32}}"]
-    if first.phase == FORWARD:
-        keep = f"Keep it in float32: policy.overrides={{{first.part}: float32}}, or use policy=mixed_bfloat16"
-        return [f"no loss scale mends the forward pass. {keep}"]
-    if found.loss_scale > 1:
-        measures = f"{shell_command('diagnose', conf_override(run.config_yaml))} measures it"
-        return [f"a lower loss scale: dynamic scaling finds it by skipping such steps; {measures}"]
-    return ["there is no loss scale to lower: look at the learning rate, or use policy=mixed_bfloat16"]
 
 
 def _place_phrase(seen: Sighting) -> str:

@@ -25,6 +25,7 @@ MOST_SECONDS = 1800.0
 MOST_LOOKED_AT = 200  # steps, one at a time; those between a checkpoint far before and these are trained in one go
 LATEST = 5  # steps whose mean loss stands for the end
 MOST_GROWTH = 1.5  # of the loss: what batches differ by; a run that diverges passes it in a few steps
+AS_IT_WAS = "the run as it was"
 SLOWER = (10, 1000)  # divisors of the learning rate
 
 
@@ -53,9 +54,9 @@ class RemedyTrial:
         return not self.works, -self.applied_steps, float(f"{self.loss:.2g}") if isfinite(self.loss) else inf
 
     def __str__(self) -> str:
-        name = " ".join(self.words) or "as it was"
+        name = " ".join(self.words) or AS_IT_WAS
         if self.why:
-            return f"{name}: could not be tried: {self.why}"
+            return f"{name}: {self.why}"
         losses = f"loss {format_number(self.first_loss)}, then {format_number(self.loss)}"
         return f"{name}: {self.applied_steps} of {self.steps} steps applied, {losses}"
 
@@ -63,16 +64,21 @@ class RemedyTrial:
 def try_remedies(
     replayed: "ReplayedRun", found: "OverflowDiagnosis", steps: int, say: Callable[[str], None]
 ) -> list[RemedyTrial]:
-    """The best first; none where nothing can be tried: a rehearsal spoils numbers whatever is changed."""
-    is_spoiled = found.bad_weights or found.bad_inputs or replayed.parts.settings.fault.kind != "none"
-    if not steps or found.layer is None or is_spoiled:
+    """The best first; none where the fault lies outside of the layers, and the run as it was alone where it goes on."""
+    if found.layer is None or found.bad_weights or found.bad_inputs:
         return []
+    is_rehearsal = replayed.parts.settings.fault.kind != "none"
+    if is_rehearsal or not steps:
+        why = "the run spoils numbers on purpose" if is_rehearsal else "--trial-steps=0"
+        return [RemedyTrial(words, steps, why=why) for words in candidates(replayed, found)]
     trials: list[RemedyTrial] = []
     for words in ([], *candidates(replayed, found)):
         if "learning_rate" in "".join(words) and not isfinite(trials[0].first_loss):
             continue  # before it had any effect the loss was lost
-        say(f"trying {' '.join(words) or 'the run as it was'}")
+        say(f"trying {' '.join(words) or AS_IT_WAS}")
         trials.append(_trial(replayed.run, found.overflow, words, steps))
+        if trials[0].works:
+            break
     return sorted(trials, key=lambda trial: trial.rank)
 
 
@@ -119,9 +125,13 @@ def _trial(run: RunDirectory, overflow: OverflowEvent, words: list[str], steps: 
 
 
 def remedy_rows(trials: Sequence[RemedyTrial]) -> list[tuple[str, str]]:
-    """(label, text): what works, the best first, and what else was tried."""
-    rows = [("remedy" if trial.works and trial.words else "tried", str(trial)) for trial in trials]
-    if trials and not any(label == "remedy" for label, _ in rows):
+    """(label, text): what works, the best first, and what else there is."""
+    rows = [("not tried" if trial.why else "remedy" if trial.works and trial.words else "tried", str(trial))
+            for trial in trials]  # fmt: skip
+    labels = [label for label, _ in rows]
+    if any(trial.works and not trial.words for trial in trials):
+        rows.insert(0, ("remedy", "none is needed"))
+    elif "tried" in labels and "remedy" not in labels:
         rows.insert(0, ("remedy", "none of what was tried works"))
     return rows
 

@@ -32,17 +32,27 @@ def trial(words, applied, first, last):
 def test_those_that_work_come_first_and_of_equal_ones_the_smallest_change():
     layer, wider = trial("policy.overrides={a: float32}", 20, 2.3, 2.318), trial("policy=float32", 20, 2.3, 2.317)
     better, diverging = trial("optimizer.learning_rate=1", 20, 2.3, 0.5), trial("policy=mixed_bfloat16", 20, 2.3, 90.0)
-    as_it_was, lost = trial("", 0, float("nan"), float("nan")), RemedyTrial(["x=1"], 20, why="x: there is no such key.")
+    as_it_was, lost = trial("", 0, float("nan"), float("nan")), RemedyTrial(["x=1"], 20, why="x: there is none.")
     ranked = sorted([as_it_was, layer, wider, diverging, lost, better], key=lambda each: each.rank)
     assert ranked == [better, layer, wider, diverging, as_it_was, lost]
-    assert [label for label, _ in remedy_rows(ranked)] == ["remedy"] * 3 + ["tried"] * 3
+    assert [label for label, _ in remedy_rows(ranked)] == ["remedy"] * 3 + ["tried"] * 2 + ["not tried"]
     assert str(layer) == "policy.overrides={a: float32}: 20 of 20 steps applied, loss 2.3000, then 2.3180"
-    assert str(lost) == "x=1: could not be tried: x: there is no such key."
+    assert str(lost) == "x=1: x: there is none."
 
 
 def test_none_that_works_is_an_answer():
     rows = remedy_rows([trial("policy=float32", 20, 2.3, 90.0), trial("", 3, 2.3, float("inf"))])
     assert rows[0] == ("remedy", "none of what was tried works")
+
+
+def test_where_the_run_goes_on_as_it_was_no_remedy_is_named():
+    rows = remedy_rows([trial("", 20, 2.3, 2.2)])
+    assert rows[0] == ("remedy", "none is needed") and rows[1][0] == "tried"
+
+
+def test_what_was_not_tried_is_marked_so():
+    assert remedy_rows([RemedyTrial(["policy=float32"], 0, why="--trial-steps=0")]) == [
+        ("not tried", "policy=float32: --trial-steps=0")]  # fmt: skip
 
 
 def test_the_story_of_an_overflow_begins_with_the_first_of_those_near_it(tmp_path):
