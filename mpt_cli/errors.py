@@ -5,7 +5,6 @@ Anything raised that is not an `MptError` is a bug of ours and leaves with code 
 """
 
 import importlib.util
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
@@ -146,23 +145,6 @@ class UserCodeError(MptError):
     """An exception inside a function of the user's; `__cause__` is theirs, shown from their frame on."""
 
     exit_code = BAD_CONFIG
-
-
-_UNTRACEABLE = re.compile("Concretization|TracerBool|TracerArray|TracerInteger")  # errors of JAX
-
-
-def tracing_problem(key: str, error: BaseException) -> Problem | None:
-    """What is wrong with a model that asks for a value which JAX knows only while its compiled program runs; None for
-    another error. Keras may raise one of its own where it would say more of JAX's."""
-    found: BaseException | None = error
-    while found is not None and not _UNTRACEABLE.search(type(found).__name__):
-        found = found.__context__
-    if found is None:
-        return None
-    told = summarise_error(found)[:200]
-    rule = f"its step can't be traced: it asks for a value that is known only while it runs ({told})."
-    return Problem(key, rule, None, "Use keras.ops.where or keras.ops.cond in place of an if, and no NumPy inside "
-                   "`call`.")  # fmt: skip
 
 
 def printable_tree(tree: Any) -> Any:

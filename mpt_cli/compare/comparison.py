@@ -10,14 +10,16 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.report.history import read_lines
+from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.runs.provenance import known_environment
 from mpt_cli.settings import load_settings
 from mpt_cli.sweep.directory import FINISHED, SEED, JobResult, SweepDirectory, read_job
 from mpt_cli.sweep.overrides import key_of, read_grid
-from mpt_cli.sweep.paired import PairedDifference
+from mpt_cli.sweep.paired import FEWEST_SEEDS, PairedDifference
 from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objective, make_plan
 from mpt_cli.telemetry.format import format_number
 from mpt_cli.telemetry.records import as_number
@@ -109,17 +111,16 @@ def _in_turns(jobs: Sequence[Job]) -> list[Job]:
 SHARES = ("acc", "auc", "precision", "recall", "f1", "iou", "dice")  # metrics between 0 and 1
 SHARE_TOLERANCE = 0.01  # one percentage point
 RELATIVE_TOLERANCE = 0.05  # of the baseline's value, for losses and errors
-EQUAL, WORSE, BETTER, UNCLEAR, UNKNOWN = "equal", "worse", "better", "unclear", "unknown"
-FEWEST_SEEDS = 3  # proposed where one seed shows no spread: two leave an interval 13 times the standard error wide
-_SAME = 1e-6  # of a figure: what two float32 figures of the same computation may differ by
+SAME, EQUAL, WORSE, BETTER, UNCLEAR, UNKNOWN = "the same", "equal", "worse", "better", "unclear", "unknown"
 
 
 @dataclass(frozen=True)
 class Quality:
-    """`difference` is to the baseline, the mean over the seeds; `kind` one of the five words above.
+    """`difference` is to the baseline, the mean over the seeds; `kind` one of the words above.
 
-    `interval` is that of 95 %, None where the spread is not known (one seed). `seeds_to_decide` is how many seeds
-    would show the quality to be equal, better or worse; None where it is shown, or nothing can be said of it.
+    `interval` is that of 95 %, None where the spread is not known. `seeds_to_decide` is how many seeds would show the
+    quality to be equal, better or worse; None where it is shown, or nothing can be said of it. `few_examples` is how
+    many the metric is a share of, where these are too few to show it to be equal.
     """
 
     kind: str
@@ -129,18 +130,20 @@ class Quality:
     interval: tuple[float, float] | None = None
     deviation: float | None = None
     seeds_to_decide: int | None = None
-    is_same: bool = False
+    few_examples: int | None = None
 
 
 def compare_quality(
-    objective: Objective, pairs: Sequence[tuple[float, float]], tolerance: float | None = None, is_same: bool = False
-) -> Quality:
+    objective: Objective, pairs: Sequence[tuple[float, float]], tolerance: float | None = None,
+    examples: int | None = None,
+) -> Quality:  # fmt: skip
     """From the (baseline, other) values of each seed.
 
-    Equal: the mean difference is shown to be within the tolerance. Better, worse: it is shown to differ from 0, and
-    not to be within the tolerance. Else it is unclear, as it always is with one seed. What is shown is wrong in at most
-    5 % of the cases (`mpt_cli.sweep.paired`). A value that is not finite is worse than any that is. `is_same` says that
-    all metrics of all seeds are those of the baseline: of two seeds or more, they are equal.
+    The same: no seed of two or more differs, or by one at most of the `examples` that an accuracy counts. Equal: the
+    mean difference is shown to be within the tolerance. Better, worse: it is shown to differ from 0, and not to be
+    within the tolerance. Else it is unclear, as it always is with one seed. What is shown is wrong in at most 5 % of
+    the cases (`mpt_cli.sweep.paired`), as far as what is rare was seen. A value that is not finite is worse than any
+    that is.
 
     >>> compare_quality(Objective("val_accuracy", falls=False), [(0.98, 0.979), (0.97, 0.971), (0.98, 0.980)]).kind
     'equal'
@@ -157,13 +160,16 @@ def compare_quality(
     margin = default_tolerance(objective, bases) if tolerance is None else tolerance
     if not all(math.isfinite(other) for _, other in pairs):
         return Quality(WORSE, statistics.fmean(other - base for base, other in pairs), margin, len(pairs))
-    found = PairedDifference.of(pairs)
-    kind = EQUAL if is_same and found.seeds > 1 else _quality_kind(objective, found, margin)
+    found = PairedDifference.of(pairs, examples=examples if "acc" in objective.name.lower() else None)
+    kind = _quality_kind(objective, found, margin)
+    few = found.examples if kind == UNCLEAR and found.are_examples_few(margin) else None
     wanted = found.seeds_to_decide(margin) if kind == UNCLEAR else None
-    return Quality(kind, found.mean, margin, found.seeds, found.interval(), found.deviation, wanted, is_same)
+    return Quality(kind, found.mean, margin, found.seeds, found.interval(), found.deviation, wanted, few)
 
 
 def _quality_kind(objective: Objective, found: PairedDifference, margin: float) -> str:
+    if found.is_same and found.seeds > 1:
+        return SAME
     if found.is_within(margin):
         return EQUAL
     if not found.is_zero_left_out:
@@ -183,9 +189,13 @@ def format_rule(objective: Objective, margins: Sequence[float], seeds: int) -> s
     words = (f"Equal quality: the mean difference of {objective.name} over the seeds is shown to be within {margin} of "
              "the baseline; better or worse: it is shown to differ from 0, each with an error rate of 5%; else it is "
              "unclear")  # fmt: skip
-    if seeds > 1:
+    if seeds >= FEWEST_SEEDS:
         return f"{words}."
-    return f"{words}. One seed shows no spread and so neither: --seeds {FEWEST_SEEDS} can."
+    return f"{words}. {count_seeds(seeds).capitalize()} can't tell: --seeds {FEWEST_SEEDS} can."
+
+
+def count_seeds(seeds: int) -> str:
+    return f"{seeds} seeds" if seeds > 1 else "one seed"
 
 
 FEWEST_WINDOWS = 5  # lines of metrics.jsonl with a speed; of fewer, the mean of the run says more than their median
@@ -355,18 +365,11 @@ def _hold_against(entry: Entry, baseline: Entry, objective: Objective, tolerance
     values = [(objective.value(baseline.jobs[seed].summary), objective.value(entry.jobs[seed].summary))
               for seed in shared]  # fmt: skip
     pairs = [(base, other) for base, other in values if base is not None and other is not None]
-    is_same = all(_are_same(baseline.jobs[seed].summary, entry.jobs[seed].summary) for seed in shared)
-    entry.quality = compare_quality(objective, pairs, tolerance, is_same)
+    part = "validation" if objective.name.startswith("val_") else "train"
+    counts = [known_environment(RunDirectory(entry.jobs[seed].run_dir)).get("examples") or {} for seed in shared[:1]]
+    entry.quality = compare_quality(objective, pairs, tolerance, counts[0].get(part) if counts else None)
     entry.speed = speed_up([(baseline.times[seed], time) for seed, time in entry.times.items()
                             if seed in baseline.times])  # fmt: skip
-
-
-def _are_same(baseline: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether all metrics, of which the loss is one, agree to the digits of float32: the same was computed."""
-    own, base = other.get("metrics", {}), baseline.get("metrics", {})
-    values = [(as_number(own[name]), as_number(base.get(name))) for name in own]
-    return "loss" in own and all(left is not None and right is not None and math.isclose(left, right, rel_tol=_SAME)
-                                 for left, right in values)  # fmt: skip
 
 
 def _others(entry: Entry) -> dict[str, str]:

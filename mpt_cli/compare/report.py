@@ -10,24 +10,25 @@ from typing import Any
 from mpt_cli.compare.comparison import (
     BETTER,
     EQUAL,
-    FEWEST_SEEDS,
+    SAME,
     UNCLEAR,
     UNKNOWN,
     Comparison,
     Entry,
     Quality,
     SpeedUp,
+    count_seeds,
     format_rule,
 )
 from mpt_cli.report.history import RunHistory, read_histories
 from mpt_cli.report.page import write_page
 from mpt_cli.report.run_page import render_runs, run_pictures
-from mpt_cli.report.tables import PageTable, TableColumn, csv_text, text_table
+from mpt_cli.report.tables import PageTable, TableColumn, csv_text
 from mpt_cli.runs.directory import write_atomic, write_json
 from mpt_cli.runs.provenance import known_environment
 from mpt_cli.settings.search_path import shell_command
 from mpt_cli.sweep.directory import GOOD, INTERRUPTED, NOT_RUN
-from mpt_cli.sweep.paired import MOST_SEEDS
+from mpt_cli.sweep.paired import FEWEST_SEEDS, MOST_SEEDS, RARE
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.telemetry.format import format_bytes, format_number, format_share, format_signed
 
@@ -74,29 +75,41 @@ def overall(found: Comparison) -> str:
     if paying:
         best = max(paying, key=lambda entry: entry.speed.factor if entry.speed else 0.0)
         assert best.speed is not None
-        return f"{best.label} pays: {format_factor(best.speed.factor)} faster at {_quality_kind(best)} quality."
-    unclear = [entry for entry in found.compared if _quality_kind(entry) == UNCLEAR and _is_surely_faster(entry)]
+        return f"{best.label} pays: {format_factor(best.speed.factor)} faster, its quality {_quality_words(best)}."
+    faster = [entry for entry in found.compared if _is_surely_faster(entry)]
+    unclear = [entry for entry in faster if _quality_kind(entry) in (SAME, UNCLEAR)]
     if unclear:
         return " ".join(map(_undecided, unclear))
     narrow = ", ".join(entry.label for entry in found.compared if entry.finished)
-    if not any(map(_is_surely_faster, found.compared)):
+    if not faster:
         return f"On this device none pays ({narrow}): none is faster. {_qualities(found)}"
     return f"On this device none pays ({narrow}): none is faster at equal quality. Train in {_baselines(found)}."
 
 
 def _undecided(entry: Entry) -> str:
     assert entry.speed is not None and entry.quality is not None
-    faster = format_factor(entry.speed.factor)
-    return (f"{entry.label} is {faster} faster; whether its quality is equal is not shown by "
-            f"{_count_seeds(entry.quality.seeds)}: {_remedy(entry.quality)}.")  # fmt: skip
+    faster = f"{entry.label} is {format_factor(entry.speed.factor)} faster"
+    if entry.quality.kind == SAME:
+        return f"{faster} and {_quality_words(entry)}; {_not_excluded(entry.quality)}."
+    return (f"{faster}; whether its quality is equal is not shown by {count_seeds(entry.quality.seeds)}: "
+            f"{_remedy(entry.quality)}.")  # fmt: skip
 
 
-def _count_seeds(seeds: int) -> str:
-    return f"{seeds} seeds" if seeds > 1 else "one seed"
+MANY_SEEDS = 10 * RARE
+
+
+def _not_excluded(quality: Quality) -> str:
+    """What so many seeds that agree may not have met, and how many would have."""
+    often = f"about {RARE} in {quality.seeds}" if quality.seeds > RARE else "in most seeds"
+    more = f": --seeds {MANY_SEEDS} shows what happens in 1 of 10" if quality.seeds < MANY_SEEDS else ""
+    return f"what happens less often than {often} can't be excluded{more}"
 
 
 def _remedy(quality: Quality) -> str:
-    """How many seeds would tell."""
+    """What would tell."""
+    if quality.few_examples is not None:
+        return (f"what concerns fewer than about {RARE} in {quality.few_examples} examples can't be excluded: more of "
+                "them would tell, or a wider --tolerance")  # fmt: skip
     if quality.interval is None:
         return f"--seeds {max(FEWEST_SEEDS, 2 * quality.seeds)} shows the spread"
     if quality.seeds_to_decide is None:
@@ -120,7 +133,7 @@ def entry_verdict(found: Comparison, entry: Entry) -> str:
     if entry.baseline is None:
         return f"baseline; {verdicts}"
     speed = "" if entry.speed is None or found.workers > 1 else f", {_format_speed(entry.speed)}"
-    return f"{_quality_kind(entry)}{speed}; {verdicts}"
+    return f"{_quality_words(entry)}{speed}; {verdicts}"
 
 
 def _format_failed(entry: Entry) -> str:
@@ -162,12 +175,12 @@ def _about(found: Comparison, entry: Entry) -> str:
         return f"{entry.label} did not finish: {reason}"
     if not entry.baseline.finished:
         return f"{entry.label} has nothing to be held against: {base} did not finish."
-    quality = f"{_quality_kind(entry)} quality{_difference(found, entry)}"
+    quality = f"its quality {_quality_words(entry)}{_difference(found, entry)}"
     if entry.speed is None or found.workers > 1:
         return f"{entry.label}: {quality}; its speed was not judged."
     if entry.speed.is_faster:
         verb = "pays" if pays(entry) else "is faster, but not surely as good"
-        return f"{entry.label} {verb}: {format_factor(entry.speed.factor)} the speed of {base} at {quality}."
+        return f"{entry.label} {verb}: {format_factor(entry.speed.factor)} the speed of {base}, {quality}."
     slow = _format_slow(entry.speed, base)
     return f"{entry.label} does not pay on this device: {slow}, {quality}. {why_slow(found, entry)}".rstrip()
 
@@ -184,23 +197,28 @@ def _quality_kind(entry: Entry) -> str:
     return entry.quality.kind if entry.quality else UNKNOWN
 
 
+def _quality_words(entry: Entry) -> str:
+    """Its kind; of what only holds for what was seen, in how many seeds."""
+    kind = _quality_kind(entry)
+    return f"{kind} in {count_seeds(entry.quality.seeds)}" if entry.quality and kind in (SAME, EQUAL) else kind
+
+
 def _difference(found: Comparison, entry: Entry) -> str:
     """In brackets: the mean, how sure it is, and what would be needed to tell."""
     quality = entry.quality
     if quality is None or quality.difference is None:
         return ""
-    if quality.is_same:
-        return f" (the same results in {_count_seeds(quality.seeds)})"
     words = f"{found.objective.name} {format_signed(quality.difference)}"
     if quality.interval is not None:
         low, high = quality.interval
-        words += f", 95% interval {format_signed(low)} … {format_signed(high)} over {_count_seeds(quality.seeds)}"
-    return f" ({words}{'; ' + _remedy(quality) if quality.kind == UNCLEAR else ''})"
+        words += f", 95% interval {format_signed(low)} … {format_signed(high)} over {count_seeds(quality.seeds)}"
+    limits = {UNCLEAR: _remedy, SAME: _not_excluded, EQUAL: _not_excluded}.get(quality.kind)
+    return f" ({words}{'; ' + limits(quality) if limits else ''})"
 
 
 def _qualities(found: Comparison) -> str:
     """Quality alone, where speed can't be told."""
-    words = [f"{entry.label} {_quality_kind(entry)}" for entry in found.compared if entry.finished]
+    words = [f"{entry.label} {_quality_words(entry)}" for entry in found.compared if entry.finished]
     return f"Quality against the baseline: {', '.join(words)}."
 
 
@@ -281,17 +299,6 @@ def failure_lines(found: Comparison) -> list[str]:
     return [*lines, *([f"again  {shell_command('compare', '--resume', found.directory.path)}"] if failed else [])]
 
 
-_METHOD = (
-    ("difference", "to the baseline: the configuration in float32 with the same other values, seed by seed: their mean "
-     "± half of its 95% interval (Student's t); ± ? where the seeds show no spread"),
-    ("step", "batch size over the median of the speeds logged in the run; compiling is left out"),
-    ("speed-up", "step time of the baseline over that of the configuration, seed by seed: median (lowest … highest)"),
-    ("verdict", "equal: two one-sided t tests show the mean difference to be within the tolerance; better or worse: "
-     "its 95% interval leaves out 0; unclear: neither is shown"),
-    ("memory", "the most in use: of the GPU where there is one, else of the whole process, libraries included"),
-)  # fmt: skip
-
-
 def run_stories(found: Comparison) -> list[RunHistory]:
     """The runs as far as they began, named by their precision and, of several, their seed."""
     return read_histories((job.run_dir, f"{entry.label}, seed {seed}" if found.seeds > 1 else entry.label)
@@ -310,7 +317,6 @@ def compare_page(found: Comparison, stories: Sequence[RunHistory]) -> str:
         entries=PageTable("Each precision beside its baseline", columns(found), found.entries,
                           lambda entry: "bad" if entry.failed else ""),
         sentences=sentences(found),
-        method=text_table("The columns", ("column", "what it is"), _METHOD),
         unstarted=[job for job in found.results if job.status not in GOOD and not job.summary],
         command=" ".join(map(str, found.plan.facts["command_line"])),
         job_commands=[job.job.command for job in found.results],

@@ -375,6 +375,12 @@ class DataSet(Shapes):
     rows: Array | None = None
 
     @property
+    def counts(self) -> dict[str, int | None]:
+        """How many examples there are to train on and to validate with; None for a stream and for none."""
+        parts = {"train": self.train, "validation": self.validation}
+        return {name: len(part) if isinstance(part, Examples) else None for name, part in parts.items()}
+
+    @property
     def header(self) -> str:
         """The description, and where inputs were uint8 what was done to them."""
         divided = {255} & set(self.preprocessing.get("divided_by", {}).values())

@@ -57,10 +57,10 @@ class RunStepper:
         while self.step < step:
             self._train(min(self.parts.capacity, step - self.step))
 
-    def train_step(self) -> bool:
-        """Train the next step, of the next epoch where this one is at its end; whether its gradients were finite."""
+    def take_step(self) -> StepRecords:
+        """Train the next step, of the next epoch where this one is at its end."""
         self.begin()
-        return bool(self._train(1).finite[0])
+        return self._train(1)
 
     def peek_batches(self, count: int, whole: bool = True) -> list[Any]:
         """The next `count` batches as `(x, y, sample_weight)` on the device; the run then still has them before it.

@@ -29,6 +29,9 @@ def on_one_device(settings: Settings, say: Callable[[str], None]) -> Settings:
     return replace(undistributed(settings), trainer=trainer)
 
 
+APART = 20  # steps: what overflows again before that is one story
+
+
 @dataclass(frozen=True)
 class OverflowEvent:
     """The line of events.jsonl about the step that is looked into."""
@@ -40,6 +43,7 @@ class OverflowEvent:
     borders: tuple[int, ...] = ()  # the last step of each phase that was over by then
     layer: str | None = None  # nearest to the fault, as the run itself found it
     optimizer: str | None = None  # whose gradients they were; None where it is the only one, or its search came after
+    began: int = 0  # the first of its phase that overflowed no more than APART steps before the next, up to this one
 
 
 def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent | None:
@@ -57,9 +61,12 @@ def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent | None:
         raise ConfigError(Problem("--step", f"must be a step that overflowed: {listed}.", step, remedy))
     last = chosen[-1]  # of the last attempt; of several optimizers the first may have spoilt the others
     line = next(line for line in chosen if all(line.get(key) == last.get(key) for key in ("step", "attempt")))
-    borders = _borders(events, line["step"])
+    borders, began = _borders(events, line["step"]), line["step"]
+    for step in sorted({line["step"] for line in found}, reverse=True):
+        if began - APART <= step < began and not any(step <= border < began for border in borders):
+            began = step
     return OverflowEvent(line["step"], float(line["scale_before"]), line.get("variable"), line.get("cause"), borders,
-                         line.get("layer"), line.get("optimizer"))
+                         line.get("layer"), line.get("optimizer"), began)
 
 
 def _borders(events: list[dict[str, Any]], step: int) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mpt_cli.diagnose.examination import RunStepper
 from mpt_cli.diagnose.preparation import OverflowEvent
 from mpt_cli.diagnose.safe_windows import Counted, GradientPass
+from mpt_cli.diagnose.trials import RemedyTrial, remedy_rows
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.faults import build_injector
 from mpt_cli.engine.flow import FlowCounter
@@ -27,7 +28,6 @@ from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.provenance import known_environment
 from mpt_cli.settings.schema import Settings
-from mpt_cli.settings.search_path import conf_override, shell_command
 from mpt_cli.telemetry.format import format_number, format_scale
 from mpt_cli.training.assembly import Assembly, assemble
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, collect_state, restore_state
@@ -52,6 +52,18 @@ def replay(
     run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Callable[[str], None]
 ) -> ReplayedRun:
     """Build the run again, take up its newest checkpoint before the overflow, and train up to the step before it."""
+    parts, stepper = take_up(run, settings, platform, overflow, say)
+    origin = f"from the checkpoint of step {stepper.step}" if stepper.step else "from its beginning"
+    say(f"{run.path}: training again {origin} up to step {overflow.step}")
+    from_step = stepper.step
+    stepper.train_to(max(overflow.step - 1, from_step))
+    return ReplayedRun(run, overflow, parts, stepper, from_step)
+
+
+def take_up(
+    run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Callable[[str], None]
+) -> tuple[Assembly, RunStepper]:  # fmt: skip
+    """The run built again at its newest checkpoint before the overflow."""
     program = Program(settings)
     parts = assemble(program, platform, program.load_data())
     store = CheckpointStore(run.checkpoints, say=say)
@@ -64,17 +76,14 @@ def replay(
     if checkpoint is not None:
         _take_up(parts, checkpoint, len(overflow.borders))
         stepper = _stepper_at(parts, checkpoint)
-    origin = f"from the checkpoint of step {stepper.step}" if checkpoint else "from its beginning"
-    say(f"{run.path}: training again {origin} up to step {overflow.step}")
-    from_step = stepper.step
-    stepper.train_to(max(overflow.step - 1, from_step))
-    return ReplayedRun(run, overflow, parts, stepper, from_step)
+    return parts, stepper
 
 
 def _take_up(parts: Assembly, checkpoint: Checkpoint, phase: int) -> None:
     """The state of `checkpoint`; from the last one of the phase before, what the change to `phase` makes of it."""
     enter_phase(parts, check_phase(parts.phases, checkpoint))
-    restore_state(parts.model, checkpoint.arrays)
+    is_other = checkpoint.position["scaling_mode"] != parts.scaling.mode  # of a remedy that is tried
+    restore_state(parts.model, checkpoint.arrays, other_scaling=is_other)
     if phase != parts.phases.index:
         if parts.settings.optimizer.use_ema:
             parts.optimizer.finalize_variable_values(parts.model.trainable_variables)
@@ -173,7 +182,7 @@ def examine_overflow(replayed: ReplayedRun) -> OverflowDiagnosis:
     batch = replayed.stepper.peek_batches(1, whole=False)[0]
     optimizer = optimizers_of(model).get(replayed.overflow.optimizer or "", parts.optimizer)
     scale, state = float(optimizer.loss_scale), collect_state(model)
-    again = not replayed.stepper.train_step()
+    again = not replayed.stepper.take_step().finite[0]
     restore_state(model, state)
     bad_weights = [v.path for v in weights_of(model) if not np.isfinite(_on_host(v.value)).all()]
     own = type(model).__name__ if has_own_train_step(model) else None
@@ -261,8 +270,12 @@ PLACE_PHRASES = {
 CAST_LIMIT = 65520.0  # from here on a cast to float16 gives inf
 
 
-def overflow_content(replayed: ReplayedRun, found: OverflowDiagnosis) -> dict[str, Any]:
-    """`layer` is None where none could be named; `sightings` are all places looked at, in the order of time."""
+def overflow_content(
+    replayed: ReplayedRun, found: OverflowDiagnosis, trials: Sequence[RemedyTrial]
+) -> dict[str, Any]:  # fmt: skip
+    """`layer` is None where none could be named; `sightings` are all places looked at, in the order of time; `remedies`
+    are those tried, the best first.
+    """
     first = found.first
     return {
         "status": "ok" if found.layer is not None or found.bad_weights else "not_found", "kind": "overflow",
@@ -272,12 +285,16 @@ def overflow_content(replayed: ReplayedRun, found: OverflowDiagnosis) -> dict[st
         "loss": found.loss, "loss_scale": found.loss_scale, "loss_scale_in_the_run": found.overflow.loss_scale,
         "layer": found.layer, "first": None if first is None else asdict(first),
         "before": [asdict(seen) for seen in found.before], "bad_weights": found.bad_weights,
-        "bad_inputs": found.bad_inputs, "explanation": [text for _, text in overflow_sentences(replayed, found)],
+        "bad_inputs": found.bad_inputs,
+        "explanation": [text for _, text in overflow_sentences(replayed, found, trials)],
+        "remedies": [{**asdict(trial), "works": trial.works} for trial in trials],
         "sightings": [asdict(seen) for seen in found.sightings],
     }  # fmt: skip
 
 
-def overflow_sentences(replayed: ReplayedRun, found: OverflowDiagnosis) -> list[tuple[str, str]]:
+def overflow_sentences(
+    replayed: ReplayedRun, found: OverflowDiagnosis, trials: Sequence[RemedyTrial]
+) -> list[tuple[str, str]]:  # fmt: skip
     """(label, text) in the order in which a person wants to know."""
     fault = replayed.parts.settings.fault
     rows = [("step", _step_sentence(replayed, found))]
@@ -287,7 +304,7 @@ def overflow_sentences(replayed: ReplayedRun, found: OverflowDiagnosis) -> list[
         rows.append(("weights", f"not finite before the step already: {', '.join(found.bad_weights)}"))
     rows += [("layer", text) for text in _layer_sentences(found)]
     rows += [("before", f"{_place_phrase(seen)}: at most {_size_phrase(seen)}") for seen in found.before]
-    return [*rows, *(("remedy", text) for text in _remedy_sentences(replayed.run, found))]
+    return [*rows, *remedy_rows(trials)]
 
 
 def _step_sentence(replayed: ReplayedRun, found: OverflowDiagnosis) -> str:
@@ -345,22 +362,6 @@ def _not_found_sentence(found: OverflowDiagnosis) -> str:
         return ("it cannot be reproduced: the step was finite this time, also with probes. Another device or version "
                 f"computes differently, and so does a run that is not deterministic.{named}")  # fmt: skip
     return f"it overflowed again, but with probes in its layers the step is finite: compiled otherwise.{named}"
-
-
-def _remedy_sentences(run: RunDirectory, found: OverflowDiagnosis) -> list[str]:
-    first = found.first
-    if found.layer is None or found.bad_weights or found.bad_inputs:
-        return []
-    if first is None:
-        lowers = "a lower loss scale, which dynamic scaling finds by skipping such steps"
-        return [f"{lowers}; where skips don't end, keep a layer in float32: policy.overrides={{NAME: float32}}"]
-    if first.phase == FORWARD:
-        keep = f"Keep it in float32: policy.overrides={{{first.part}: float32}}, or use policy=mixed_bfloat16"
-        return [f"no loss scale mends the forward pass. {keep}"]
-    if found.loss_scale > 1:
-        measures = f"{shell_command('diagnose', conf_override(run.config_yaml))} measures it"
-        return [f"a lower loss scale: dynamic scaling finds it by skipping such steps; {measures}"]
-    return ["there is no loss scale to lower: look at the learning rate, or use policy=mixed_bfloat16"]
 
 
 def _place_phrase(seen: Sighting) -> str:

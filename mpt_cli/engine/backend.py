@@ -28,7 +28,7 @@ from mpt_cli.errors import (
     summarise_error,
 )
 from mpt_cli.machine import cores_of_process, cpu_features, keep_freed_memory, visible_gpus
-from mpt_cli.settings.references import place_in_user_code
+from mpt_cli.settings.references import model_problem, place_in_user_code
 from mpt_cli.settings.schema import Settings
 from mpt_cli.signals import unheard
 
@@ -363,6 +363,8 @@ def framework_errors(several_processes: bool) -> Iterator[None]:
         raise
     except Exception as error:
         explained = _explain_framework_error(str(error), several_processes)
+        if explained is None and (problem := model_problem("model", error)) is not None:
+            explained = ConfigError(problem)
         if explained is None and (place := place_in_user_code(error)):
             from mpt_cli.models.build import plain_message
 

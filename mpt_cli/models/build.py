@@ -21,10 +21,10 @@ from keras import layers, ops
 
 from mpt_cli.data.examples import RAGGED, Shapes
 from mpt_cli.data.paths import damage_of
-from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError, did_you_mean, tracing_problem
+from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError, did_you_mean
 from mpt_cli.precision.keras_internals import inner_layers
 from mpt_cli.precision.train_step import can_be_called, has_own_train_step
-from mpt_cli.settings.references import call_user, load_function
+from mpt_cli.settings.references import call_user, load_function, model_problem
 from mpt_cli.settings.schema import PhaseSettings, Settings
 from mpt_cli.settings.variants import CNN, MLP, Builder, ModelSettings, ResNet, Saved, Transformer
 
@@ -100,11 +100,13 @@ def check_fit(model: keras.Model, shapes: Shapes, key: str) -> keras.Model:
         if own_step:
             model.built = True
             return model
+        if (problem := model_problem(key, error)) is not None:
+            raise ConfigError(problem) from None
         raise ConfigError(Problem(
             key, "the model must take the data's examples.", shapes.input_shape,
             f"The data gives {shapes}. Keras says: {plain_message(error)}")) from error
     except Exception as error:
-        if (problem := tracing_problem(key, error)) is not None:
+        if (problem := model_problem(key, error)) is not None:
             raise ConfigError(problem) from error
         message = f"{key}: calling the model raised {type(error).__name__}: {plain_message(error)}"
         raise UserCodeError(message) from error

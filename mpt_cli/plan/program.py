@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from mpt_cli.engine.backend import Platform, prepare_backend
 from mpt_cli.engine.distribution import Distribution, undistributed
-from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, summarise_error, tracing_problem
+from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, summarise_error
 from mpt_cli.plan.device import Device, check_compiler
+from mpt_cli.settings.references import model_problem
 from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettings, Settings
 from mpt_cli.training.program import Program
 
@@ -158,6 +159,6 @@ def tracing_errors() -> Iterator[None]:
     except MptError:
         raise
     except Exception as error:
-        if (problem := tracing_problem("model", error)) is not None:
+        if (problem := model_problem("model", error)) is not None:
             raise ConfigError(problem) from error
         raise UserCodeError(f"The model could not be compiled for planning: {summarise_error(error)[:400]}") from error

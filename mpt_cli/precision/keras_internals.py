@@ -135,6 +135,15 @@ def inner_layers(part: Any, recursive: bool = True) -> list[Any]:
     return list(part._flatten_layers(include_self=False, recursive=recursive))
 
 
+def remake_lambda(layer: Any, **changes: Any) -> Any:
+    """A `Lambda` layer with the function of this one: the public `from_config` makes one from its code, without the
+    names around it.
+    """
+    config = {name: getattr(layer, name) for name in ("name", "trainable", "dtype_policy")}
+    config["dtype"] = config.pop("dtype_policy")
+    return type(layer)(layer.function, layer._output_shape, layer.mask, layer.arguments, **{**config, **changes})
+
+
 def made_to_be_trained(model: Any) -> list[Any]:
     """The variables of a model that its layers train unless they are frozen, in the order of `model.variables`."""
     ids = {id(variable) for layer in [model, *inner_layers(model)] for variable in layer._trainable_variables}

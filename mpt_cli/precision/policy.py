@@ -10,7 +10,13 @@ from typing import Any, Self
 
 import keras
 
-from mpt_cli.precision.keras_internals import call_behind, inner_layers, tracked_layers, wrap_at_compile
+from mpt_cli.precision.keras_internals import (
+    call_behind,
+    inner_layers,
+    remake_lambda,
+    tracked_layers,
+    wrap_at_compile,
+)
 from mpt_cli.precision.optimizer import LossScaleOptimizer
 
 
@@ -74,12 +80,12 @@ def clone_with_policies(model: Any, policies: dict[Any, str], moved: Any) -> Any
 
     def clone(layer: Any) -> Any:
         if layer not in policies:
-            twin = _remake_layer(layer)
+            twin = remake_layer(layer)
             if isinstance(layer, keras.Layer):  # and not an operation of the graph, which has nothing inside
                 _set_inner_policies(twin, layer, policies)
             return twin
         with policy_inside(policies[layer]):  # for what the layer makes inside it without a dtype
-            twin = _remake_layer(layer, dtype=policies[layer])
+            twin = remake_layer(layer, dtype=policies[layer])
             _set_inner_policies(twin, layer, policies)
             if tracked_layers(layer) and type(layer).build is not keras.Layer.build:
                 twin.build_from_config(layer.get_build_config())
@@ -93,7 +99,10 @@ def clone_with_policies(model: Any, policies: dict[Any, str], moved: Any) -> Any
     return copy
 
 
-def _remake_layer(layer: Any, **changes: Any) -> Any:
+def remake_layer(layer: Any, **changes: Any) -> Any:
+    """A layer of the same config, not built; ValueError for one that can't be made anew."""
+    if type(layer) is keras.layers.Lambda:
+        return remake_lambda(layer, **changes)
     try:
         return type(layer).from_config({**_unbuilt(layer.get_config()), **changes})
     except (TypeError, NotImplementedError) as error:

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -70,6 +70,7 @@ class FrameworkFacts:
     dataset_fingerprint: str
     policy: str = ""
     distribute: str = "none"
+    examples: Mapping[str, int | None] = field(default_factory=dict)  # of train and validation; None where not known
     emulated: Sequence[str] = ()  # operations that the device lacks and others stand for
 
 
@@ -160,6 +161,7 @@ def format_attempts(environment: Mapping[str, Any]) -> str | None:
 
 ENVIRONMENT: dict[str, Any] = {  # the types of what is read of environment.json
     "versions": dict[str, str], "machine": dict[str, Any], "devices": list[str], "variables": dict[str, Any] | None,
+    "examples": dict[str, int | None],
     "git": dict[str, dict[str, Any] | None] | None, "attempts": list[dict[str, Any]], "seed": int | None,
     "command_line": list[str] | None, "started_at": str, "not_recorded": list[str],
 }  # fmt: skip

@@ -12,13 +12,13 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial, update_wrapper
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
 from mpt_cli.errors import (
@@ -28,7 +28,6 @@ from mpt_cli.errors import (
     UserCodeError,
     did_you_mean,
     summarise_error,
-    tracing_problem,
 )
 from mpt_cli.settings.search_path import expanded
 
@@ -331,9 +330,85 @@ def call_user(
     except MptError:
         raise
     except _USERS_FAULTS as error:
-        if (problem := tracing_problem(key, error)) is not None:
+        if (problem := model_problem(key, error)) is not None:
             raise ConfigError(problem) from error
         raise error_class(f"{key}: {_name(function)} raised {summarise_error(error)}.") from error
+
+
+_UNTRACEABLE = re.compile("Concretization|TracerBool|TracerArray|TracerInteger")  # errors of JAX
+# errors of TensorFlow, which converts no dtypes; JAX does
+_MIXED_DTYPES = re.compile("does not match type|that don't all match|expected to be a|requested dtype|enters the loop")
+_FLOATS = re.compile(r"\b(?:b?float\d+|half|float|double)\b")
+_NO_GRADIENTS = "No gradients provided for any variable"  # Keras's words, and ours
+
+
+def model_problem(key: str, error: BaseException) -> Problem | None:
+    """What is wrong with the code of a model, where its exception or one that led to it can only mean that; None for
+    another error.
+    """
+    for found in _led_to(error):
+        if _UNTRACEABLE.search(type(found).__name__):
+            rule = "its step can't be traced: it asks for a value that is known only while it runs "
+            return Problem(key, f"{rule}({summarise_error(found)[:200]}).", None, "Use keras.ops.where or "
+                           "keras.ops.cond in place of an if, and no NumPy inside `call`.")  # fmt: skip
+        if _NO_GRADIENTS in str(found):
+            rule = "the loss must depend on the weights that are trained: each of their gradients is None"
+            return Problem(key, rule + _place_in_brackets(error) + ".", None, "Look for a loss computed outside of the "
+                           "tape or with other weights, and on its way for stop_gradient, NumPy, argmax, round and "
+                           "casts to integers.")  # fmt: skip
+        if (problem := _dtype_problem(key, str(found), error)) is not None:
+            return problem
+    return None
+
+
+def _dtype_problem(key: str, text: str, error: BaseException) -> Problem | None:
+    text = text.split("Arguments received by")[0]
+    names = {"half": "float16", "float": "float32", "double": "float64"}
+    dtypes = sorted({names.get(name, name) for name in _FLOATS.findall(text)}, key=lambda name: name[-2:] != "16")
+    if not _MIXED_DTYPES.search(text) or len(dtypes) != 2:
+        return None
+    operation = re.search(r"'(\w+)' Op|cannot compute (\w+)", "\n".join(map(str, _led_to(error))))
+    named = operation[1] or operation[2] if operation else "a loop" if "loop" in text else "a conversion"
+    layer = failed_layer(error)
+    whole = layer is None or hasattr(layer, "fit")  # which no override takes out of float16
+    keep = "" if whole else f", or keep the layer in float32: 'policy.overrides={{{layer.name}: float32}}'"
+    return Problem(
+        key, f"{describe_layer(layer)} must give {named} one dtype{_place_in_brackets(error)}.",
+        " × ".join(dtypes), "TensorFlow converts neither. Cast the constant or the weight, as in "
+        f"tf.cast(value, x.dtype){keep}.")  # fmt: skip
+
+
+def _place_in_brackets(error: BaseException) -> str:
+    """The user's innermost line of all that led to the exception."""
+    place = _place_among(each for found in _led_to(error)[::-1] for each in traceback.walk_tb(found.__traceback__))
+    return f" ({place})" if place else ""
+
+
+def _led_to(error: BaseException) -> list[BaseException]:
+    """The exception that an error began with, those that were raised in its place, and itself."""
+    chain = [error]
+    while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and before not in chain:
+        chain.append(before)
+    return chain[::-1]
+
+
+def failed_layer(error: BaseException) -> Any:
+    """The innermost layer whose `call` led to the exception; None where none did. Keras leaves it out of the traceback
+    of its own exception.
+    """
+    for found in _led_to(error):
+        for frame, _ in reversed(list(traceback.walk_tb(found.__traceback__))):
+            if frame.f_code.co_name == "call" and hasattr(layer := frame.f_locals.get("self"), "compute_dtype"):
+                return layer
+    return None
+
+
+def describe_layer(layer: Any) -> str:
+    """
+    >>> describe_layer(None)
+    'it'
+    """
+    return "it" if layer is None else f"layer {layer.name} ({type(layer).__name__})"
 
 
 def user_traceback(error: BaseException) -> str:
@@ -358,8 +433,11 @@ def place_in_user_code(error: BaseException) -> str:
     Empty where none did, or where the exception is raised by mpt. What is installed is not the user's.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
-    if not frames or frames[-1][0].f_code.co_filename.startswith(_OUR_FILES):
-        return ""
+    is_ours = not frames or frames[-1][0].f_code.co_filename.startswith(_OUR_FILES)
+    return "" if is_ours else _place_among(frames)
+
+
+def _place_among(frames: Iterable[tuple[FrameType, int]]) -> str:
     theirs = [(frame.f_code, line) for frame, line in frames if _is_of_user(frame.f_code.co_filename)]
     return f"{Path(theirs[-1][0].co_filename).name}, line {theirs[-1][1]}, in {theirs[-1][0].co_name}" if theirs else ""
 

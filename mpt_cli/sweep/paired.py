@@ -12,6 +12,9 @@ each answered wrongly in at most LEVEL of the cases, at any number of seeds:
 Several configurations are held against the one that has come out first, so that the level is shared among the
 comparisons (Bonferroni): each of them may have been the first by chance.
 
+Runs that agree are no proof: what happens less often than about 3 in N was not seen in N seeds in 5 % of the cases
+(J. A. Hanley, A. Lippman-Hand, "If nothing goes wrong, is everything all right?", 1983).
+
 scipy, which takes most of a second to import, is imported where something is computed.
 """
 
@@ -22,8 +25,10 @@ from dataclasses import dataclass
 from typing import Self
 
 LEVEL = 0.05
+FEWEST_SEEDS = 3  # that show a spread: two leave an interval 13 times the standard error wide
 POWER = 0.8  # the chance of a verdict that "how many seeds would tell" asks for
 MOST_SEEDS = 1000  # more are not proposed
+RARE = 3  # in N: what happens less often may be missing among N, in 5 % of the cases
 _FLOAT32 = 2.0**-20  # a few roundings of a sum in float32
 
 
@@ -31,7 +36,8 @@ _FLOAT32 = 2.0**-20  # a few roundings of a sum in float32
 class PairedDifference:
     """The differences of an objective, other less baseline, one for each seed; each a finite number.
 
-    `resolution` is what equal figures may differ by, being float32; `comparisons` among how many the level is shared.
+    `resolution` is what equal figures may differ by, being float32 or a share of so many examples, by one of them;
+    `comparisons` is among how many the level is shared.
 
     >>> found = PairedDifference.of([(0.95, 0.929), (0.96, 0.941), (0.94, 0.920)])
     >>> found.is_zero_left_out, found.is_within(0.01), found.is_within(0.03)
@@ -41,12 +47,14 @@ class PairedDifference:
     differences: tuple[float, ...]
     resolution: float = 0.0
     comparisons: int = 1
+    examples: int | None = None
 
     @classmethod
-    def of(cls, pairs: Sequence[tuple[float, float]], comparisons: int = 1) -> Self:
-        """From (baseline, other) of each seed, finite numbers."""
+    def of(cls, pairs: Sequence[tuple[float, float]], comparisons: int = 1, examples: int | None = None) -> Self:
+        """From (baseline, other) of each seed, finite numbers; `examples` where they are shares of so many."""
         resolution = _FLOAT32 * max(abs(value) for pair in pairs for value in pair)
-        return cls(tuple(other - base for base, other in pairs), resolution, comparisons)
+        resolution += 1 / examples if examples else 0.0
+        return cls(tuple(other - base for base, other in pairs), resolution, comparisons, examples)
 
     @property
     def seeds(self) -> int:
@@ -57,15 +65,25 @@ class PairedDifference:
         return statistics.fmean(self.differences)
 
     @property
+    def is_same(self) -> bool:
+        """Whether no seed differs by more than the resolution."""
+        return all(abs(difference) <= self.resolution for difference in self.differences)
+
+    @property
     def deviation(self) -> float | None:
-        """Of the sample, n - 1; None for one seed, which shows no spread."""
-        return None if self.seeds == 1 else statistics.stdev(self.differences)
+        """Of the sample, n - 1, at least one example; None where the spread is not known: with fewer seeds than
+        FEWEST_SEEDS, or where all differences are the same and how many examples they count is not known.
+        """
+        if self.seeds < FEWEST_SEEDS:
+            return None
+        found = statistics.stdev(self.differences)
+        if self.examples:
+            return max(found, self.resolution)
+        return found if found > self.resolution else None
 
     def interval(self, confidence: float = 1 - LEVEL) -> tuple[float, float] | None:
-        """Of the mean difference, by Student's t. None where the spread is not known: with one seed, or where all
-        differences are the same, as accuracies over few examples may be: they come in steps.
-        """
-        if self.deviation is None or self.deviation <= self.resolution:
+        """Of the mean difference, by Student's t; None where the spread is not known."""
+        if self.deviation is None:
             return None
         from scipy import stats
 
@@ -75,23 +93,26 @@ class PairedDifference:
 
     @property
     def is_zero_left_out(self) -> bool:
-        """Whether the mean differs from 0, shown at the level."""
+        """Whether the mean differs from 0, shown at the level: as many differences of one sign are a proof by
+        themselves, whatever their spread.
+        """
         level = LEVEL / self.comparisons
-        if (interval := self.interval(1 - level)) is None:
-            return abs(self.mean) > self.resolution and self._sign_tells("two-sided", level)
-        return interval[0] > 0 or interval[1] < 0
-
-    def is_within(self, margin: float) -> bool:
-        """Whether the mean is nearer to 0 than the margin, shown at the level."""
-        if (interval := self.interval(1 - 2 * LEVEL)) is None:
-            return abs(self.mean) < margin - self.resolution and self._sign_tells("greater", LEVEL)
-        return -margin < interval[0] and interval[1] < margin
-
-    def _sign_tells(self, alternative: str, level: float) -> bool:
-        """Whether as many differences on one side are a proof by themselves, whatever their spread."""
+        if (interval := self.interval(1 - level)) is not None:
+            return interval[0] > 0 or interval[1] < 0
         from scipy import stats
 
-        return float(stats.binomtest(self.seeds, self.seeds, alternative=alternative).pvalue) <= level
+        return abs(self.mean) > self.resolution and float(stats.binomtest(self.seeds, self.seeds).pvalue) <= level
+
+    def is_within(self, margin: float) -> bool:
+        """Whether the mean is nearer to 0 than the margin, shown at the level, in the seeds and in the examples."""
+        interval = self.interval(1 - 2 * LEVEL)
+        if interval is None or self.are_examples_few(margin):
+            return False
+        return -margin < interval[0] and interval[1] < margin
+
+    def are_examples_few(self, margin: float) -> bool:
+        """Whether more than the margin may be right in one and wrong in the other of what so many did not show."""
+        return self.examples is not None and RARE / self.examples > margin
 
     def seeds_to_decide(self, margin: float | None = None) -> int | None:
         """How many seeds would show the one or the other in POWER of the cases, if mean and spread are as they look.
@@ -99,16 +120,16 @@ class PairedDifference:
         Without a margin only a difference counts. None where the spread is not known, or MOST_SEEDS would not do. The
         spread is taken for known, so that a few seeds look a little more powerful than they are.
         """
-        if self.interval() is None:
+        if self.deviation is None:
             return None
         import numpy as np
         from scipy import stats
 
         counts = np.arange(self.seeds + 1, MOST_SEEDS + 1)
-        error = (self.deviation or 0.0) / np.sqrt(counts)
+        error = self.deviation / np.sqrt(counts)
         shift = abs(self.mean) / error
         power = stats.norm.cdf(shift - stats.t.isf(LEVEL / self.comparisons / 2, counts - 1))
-        if margin is not None:
+        if margin is not None and not self.are_examples_few(margin):
             limit = stats.t.isf(LEVEL, counts - 1)
             equal = [stats.norm.cdf(margin / error + side - limit) for side in (-shift, shift)]
             power = np.maximum(power, sum(equal) - 1)

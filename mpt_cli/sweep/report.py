@@ -27,7 +27,7 @@ from mpt_cli.sweep.directory import (
     JobResult,
     SweepResults,
 )
-from mpt_cli.sweep.paired import LEVEL, MOST_SEEDS
+from mpt_cli.sweep.paired import FEWEST_SEEDS, LEVEL, MOST_SEEDS
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.telemetry.format import (
     format_bytes,
@@ -168,7 +168,6 @@ _NUMERICS = (
 
 _STYLES = {"best": "bold green", "bad": "red", "": ""}  # on the console, by the kind of a row
 MOST_NAMED = 4  # configurations that a sentence names
-FEWEST_SEEDS = 3  # that show a spread worth the name
 MOST_FAILURES = 20  # on the console; the files have all
 
 
@@ -214,8 +213,8 @@ def lead_sentence(found: SweepResults) -> str:
     if lead.is_shown:
         return f"The best of {others + 1} configurations, shown over {count} seeds at 5%."
     apart = f"{_tie(found)}Not told apart from {_names([rows[place + 1] for place in lead.together])}"
-    if count == 1:
-        return f"{apart}: one seed shows no spread, {FEWEST_SEEDS} do."
+    if count < FEWEST_SEEDS:
+        return f"{apart}: {'one seed' if count == 1 else f'{count} seeds'} can't tell, {FEWEST_SEEDS} can."
     if lead.seeds is None:
         return f"{apart} by {count} seeds, nor would {MOST_SEEDS:,} tell, as far as these show."
     return f"{apart} by {count} seeds; about {lead.seeds} would tell."
@@ -238,7 +237,7 @@ def seeds_command(found: SweepResults) -> str:
     """What runs as many seeds as may tell the first from the others; empty where it is told, or nothing would, and
     after a search, which takes no further seeds.
     """
-    wanted = FEWEST_SEEDS if len(found.ranked[0].finished) == 1 else found.lead.seeds
+    wanted = found.lead.seeds if len(found.ranked[0].finished) >= FEWEST_SEEDS else FEWEST_SEEDS
     if not found.lead.together or wanted is None or found.plan.search is not None:
         return ""
     command = shell_command("sweep", "--resume", found.sweep.path, f"{SEED}=range({wanted})")

@@ -102,7 +102,7 @@ CAUSES = {
         "lower the learning rate, or keep a layer that overflows in float32.",
         explanation="the loss itself was not finite, which no scale can cause or cure. Look for bad values in the "
         "data, a learning rate that is too high, or a layer that overflows float16 and is better kept in float32.",
-        hint="the loss itself was not finite, which no scale causes; look at the data and the learning rate",
+        hint="the loss itself was not finite, which no scale causes",
     ),
     NAN: Cause(
         lambda signs, skips: signs.is_nan(skips),

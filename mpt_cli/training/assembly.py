@@ -22,8 +22,8 @@ from mpt_cli.engine.feed import BatchPlan, Feed, build_feed, byte_size, first_ba
 from mpt_cli.engine.flow import pure_loss
 from mpt_cli.engine.loop import Engine
 from mpt_cli.engine.xla import JitChoice, check_layers, choose_jit
-from mpt_cli.errors import ConfigError, MptError, Problem, summarise_error
-from mpt_cli.models.build import build_model, freeze_layers, symbol
+from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, summarise_error
+from mpt_cli.models.build import build_model, freeze_layers, plain_message, symbol
 from mpt_cli.precision import (
     LayerAudit,
     LossScaleOptimizer,
@@ -48,6 +48,7 @@ from mpt_cli.precision.operations import (
 )
 from mpt_cli.precision.rounded_weights import rounded_variables
 from mpt_cli.precision.train_step import can_be_called, optimizers_in, optimizers_of, own_steps
+from mpt_cli.settings.references import describe_layer, failed_layer, model_problem
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings, TrainerSettings
 from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training.author_compiled import (
@@ -301,6 +302,8 @@ def choose_for(model: Any, policy: Policy, data: DataSet, batch_size: int) -> No
     except ValueError as error:
         raise ConfigError(Problem("policy.overrides", str(error))) from error
     except Exception as error:
+        if (problem := model_problem("model", error)) is not None:
+            raise ConfigError(problem) from None
         rule = "the forward pass of the model can't be traced, so that what its layers do is not seen "
         rule += f"({summarise_error(error)[:200]})."
         remedy = "Use mixed_float16 with policy.overrides."
@@ -451,6 +454,10 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Batch
     except (ValueError, TypeError, RuntimeError, KeyError) as error:
         if has_own_train_step(model):
             return batch  # it may compare other outputs with other targets than its `call` and the data have
+        if (problem := model_problem("model", error)) is not None:
+            raise ConfigError(problem) from None
+        if (layer := failed_layer(error)) is not None:
+            raise UserCodeError(f"model: {describe_layer(layer)}: {plain_message(error)}") from error
         shapes = [None if part is None else keras.tree.map_structure(lambda t: tuple(t.shape[1:]), part)
                   for part in (getattr(model, "outputs", None), batch.y)]  # fmt: skip
         output, target = (part if part else "?" for part in shapes)

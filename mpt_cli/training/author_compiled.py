@@ -11,7 +11,7 @@ import keras
 
 from mpt_cli.data.examples import DataSet
 from mpt_cli.engine.feed import first_batch
-from mpt_cli.errors import ConfigError, Problem, UserCodeError
+from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError
 from mpt_cli.models.build import plain_message
 from mpt_cli.precision import LossScaleOptimizer, has_own_train_step
 from mpt_cli.precision.train_step import (
@@ -28,6 +28,7 @@ from mpt_cli.precision.train_step import (
     trace_train_step,
     unwrapped,
 )
+from mpt_cli.settings.references import model_problem
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.records import Scaling
 
@@ -171,8 +172,11 @@ def _check_logs(model: Any, step: str, logs: Any) -> None:
         raise _step_error(model, step, error) from error
 
 
-def _step_error(model: Any, step: str, error: Exception) -> UserCodeError:
-    return UserCodeError(f"model: {type(model).__name__}.{step}: {type(error).__name__}: {plain_message(error)}")
+def _step_error(model: Any, step: str, error: Exception) -> MptError:
+    key = f"model: {type(model).__name__}.{step}"
+    if (problem := model_problem(key, error)) is not None:
+        return ConfigError(problem)
+    return UserCodeError(f"{key}: {type(error).__name__}: {plain_message(error)}")
 
 
 def loss_not_scaled_problem(model: str, optimizers: Sequence[str] = ("optimizer",)) -> Problem:

@@ -24,10 +24,11 @@ from mpt_cli.data.streams import (
     open_tf_batches,
 )
 from mpt_cli.engine.backend import Platform, running_platform
-from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.errors import ConfigError, DataError, Problem, first_line
 from mpt_cli.models.build import freeze_layers
 from mpt_cli.precision import LossScaleOptimizer, has_own_train_step, layers_of
-from mpt_cli.precision.keras_internals import compiled_loss_weights
+from mpt_cli.precision.keras_internals import compiled_loss_weights, inner_layers
+from mpt_cli.precision.policy import remake_layer
 from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule
 from mpt_cli.precision.train_step import can_be_called, has_own_compute_loss, optimizers_in, unwrapped
 from mpt_cli.settings.schema import FLOAT_POLICIES, PolicySettings, Settings
@@ -114,13 +115,16 @@ class ModelProgram(Program):
 
 def cloned(model: Any) -> Any:
     """A model of the same layers that is not compiled; ConfigError for one that Keras can't make again."""
+    # Keras makes a Lambda from its code, if it does; a subclassed model makes its own
+    has_lambda = any(type(layer) is keras.layers.Lambda for layer in inner_layers(model))
+    own = {"clone_function": remake_layer, "recursive": True} if has_lambda else {}
     try:
-        return keras.models.clone_model(model)
+        return keras.models.clone_model(model, **own)
     except (ValueError, TypeError, NotImplementedError) as error:
         raise ConfigError(Problem(
             "model", "must be one that Keras can clone, as copies of it are measured in float32 and in float16: "
-            f"Sequential, functional, or with a get_config. Keras: {str(error).strip().splitlines()[0]}",
-            type(model).__name__)) from error  # fmt: skip
+            f"Sequential, functional, or with a get_config. Keras: {first_line(error)}",
+            type(model).__name__)) from None  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -221,6 +221,8 @@ def configure_diagnose(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=int, metavar="N", help="batches to measure at each step; default: 8")
     parser.add_argument("--step", type=int, metavar="N", help="with a run directory: the step to train again; "
                         "default: the last one that overflowed")  # fmt: skip
+    parser.add_argument("--trial-steps", type=int, metavar="N", help="with a run directory: over how many steps each "
+                        "remedy is tried; 0: none is; default: 20")  # fmt: skip
     parser.add_argument("--write", metavar="FILE", help="write a copy of the recipe with the recommendation in it")
     parser.add_argument("--out", metavar="DIR", help="where to put the files; default: runs/RECIPE/diagnose-TIME-ID, "
                         "or in the run directory")  # fmt: skip

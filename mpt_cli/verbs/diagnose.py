@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mpt_cli.diagnose.diagnosis import Diagnosis
 
 DIAGNOSIS = "diagnosis.json"
+TRIAL_STEPS = 20
 
 
 def run_diagnose(arguments: argparse.Namespace) -> int:
@@ -116,7 +117,7 @@ def _progress_printer(arguments: argparse.Namespace) -> Callable[[str], None]:
 
 def _check(arguments: argparse.Namespace, run_dirs: list[str]) -> None:
     problems = _missing_directories(arguments.overrides)
-    for_runs = {"--step": arguments.step}
+    for_runs = {"--step": arguments.step, "--trial-steps": arguments.trial_steps}
     for_recipes = {"--at-steps": arguments.at_steps, "--batches": arguments.batches, "--write": arguments.write}
     for name, value in (for_recipes if run_dirs else for_runs).items():
         if value is not None:
@@ -130,6 +131,8 @@ def _check(arguments: argparse.Namespace, run_dirs: list[str]) -> None:
         problems.append(Problem("--batches", "must be at least 1.", arguments.batches))
     if arguments.step is not None and arguments.step < 1:
         problems.append(Problem("--step", "must be at least 1.", arguments.step))
+    if arguments.trial_steps is not None and arguments.trial_steps < 0:
+        problems.append(Problem("--trial-steps", "must be at least 0.", arguments.trial_steps))
     if problems:
         raise ConfigError(problems)
 
@@ -176,10 +179,13 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
     with diagnosis_directory(arguments.out, run.path) as directory:
         platform = prepare_backend(settings)
         from mpt_cli.diagnose.replay import examine_overflow, overflow_content, overflow_sentences, replay
+        from mpt_cli.diagnose.trials import try_remedies
 
         replayed = replay(run, settings, platform, overflow, say)
         found = examine_overflow(replayed)
-        content, rows = overflow_content(replayed, found), overflow_sentences(replayed, found)
+        steps = TRIAL_STEPS if arguments.trial_steps is None else arguments.trial_steps
+        trials = try_remedies(replayed, found, steps, say)
+        content, rows = overflow_content(replayed, found, trials), overflow_sentences(replayed, found, trials)
         content["directory"] = str(directory)
         write_json(directory / DIAGNOSIS, content)
     if arguments.json:

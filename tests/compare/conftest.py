@@ -20,11 +20,14 @@ STUB = Path(__file__).with_name("stub_run.py")
 
 @dataclass
 class Outcomes:
-    """What the stubs report by policy: accuracy (of each seed), examples per second, exit code."""
+    """What the stubs report by policy: accuracy (of each seed), examples per second, exit code; and of how many
+    examples.
+    """
 
     accuracy: dict[str, Sequence[float]] = field(default_factory=dict)
     rate: dict[str, float] = field(default_factory=dict)
     code: dict[str, int] = field(default_factory=dict)
+    examples: int = 0
     started: list[str] = field(default_factory=list)
 
     def compare(self, words: Sequence[str], seeds: int | None = None, **options: Any) -> tuple[Comparison, int]:
@@ -44,7 +47,7 @@ class Outcomes:
         policy = next(word.partition("=")[2] for word in job.words if word.startswith("policy="))
         seed = int(job.overrides.get("seed", 0))
         values = self.accuracy.get(policy, [0.9])
-        figures = [values[seed % len(values)], self.rate.get(policy, 1000.0), self.code.get(policy, 0)]
+        figures = [values[seed % len(values)], self.rate.get(policy, 1000.0), self.code.get(policy, 0), self.examples]
         return [sys.executable, "-S", str(STUB), str(run_dir), *map(str, figures)]
 
 

@@ -11,11 +11,12 @@ SUMMARY = {
 }  # fmt: skip
 
 
-def main(run_dir: Path, accuracy: float, rate: float, code: int) -> int:
+def main(run_dir: Path, accuracy: float, rate: float, code: int, examples: int) -> int:
     run_dir.mkdir(parents=True)
     (run_dir / "config.yaml").write_text("recipe: stub\n")
-    environment = {"devices": ["CPU"], "machine": {"cpu_precision_features": ["avx512_bf16"]}}
-    (run_dir / "environment.json").write_text(json.dumps({"schema_version": 1, **environment}))
+    environment = {"schema_version": 1, "examples": {"validation": examples or None}, "devices": ["CPU"],
+                   "machine": {"cpu_precision_features": ["avx512_bf16"]}}  # fmt: skip
+    (run_dir / "environment.json").write_text(json.dumps(environment))
     lines = [{"step": step, "loss": 0.5, "loss_scale": 1024.0, "examples_per_second": rate} for step in range(1, 9)]
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (run_dir / "events.jsonl").write_text("")
@@ -27,4 +28,4 @@ def main(run_dir: Path, accuracy: float, rate: float, code: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])))
+    sys.exit(main(Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), *map(int, sys.argv[4:])))

@@ -31,6 +31,7 @@ CLASSES = {  # methods, and attributes that are set in the source of the class
     "keras.src.layers.layer.Layer": (
         "_flatten_layers", "_call_has_training_arg", "_layers", "_trainable_variables", "_dtype_policy",
     ),
+    "keras.src.layers.core.lambda_layer.Lambda": ("_output_shape",),
     "keras.src.optimizers.base_optimizer.BaseOptimizer": (
         "_var_key", "_trainable_variables", "_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern",
         "_model_variables_moving_average", "_variables",

@@ -259,7 +259,7 @@ class Narrator:
         signs = self._signs(skips)
         for cause in (CAUSES[FORWARD], CAUSES[BEYOND]):
             if cause.fits(signs, len(skips)):
-                return f": {cause.hint}"
+                return f": {cause.hint}{self._advice(skips) if cause is CAUSES[FORWARD] else ''}"
         if CAUSES[IN_DOUBT].fits(replace(signs, skip_steps=self._tally.skip_steps), THIRD_TIME):
             return f": {CAUSES[IN_DOUBT].hint}"
         if not self._scaling.growth_steps or self._scaling.on_overflow != "skip":
@@ -274,6 +274,15 @@ class Narrator:
             return ": normal, the scale had grown as far as it can"
         is_early = may_still_settle(last - self._skipped, self._total_steps or last)
         return ": normal while the scale settles" if is_early else ": the scale had settled before"
+
+    def _advice(self, skips: list[Event]) -> str:
+        """By the layer whose output was the first that was not finite; it was not tried."""
+        layer = next((event.layer for event in skips if event.layer and event.cause == FORWARD_PASS), None)
+        if layer == "data":
+            return "; look at the data"
+        if layer is None or not self._scaling.is_needed:
+            return "; look at the data and the learning rate"
+        return f"; try policy.overrides={{{layer}: float32}} or a lower learning rate"
 
     def _signs(self, skips: list[Event]) -> Signs:
         """What these skips alone tell. Their scale counts only where nan was met at the floor: inf may go on lower."""

@@ -1,0 +1,166 @@
+"""Remedies for a step that overflowed, each tried before it is named: the run trained on with it, in a process of its
+own, from the checkpoint before the overflows of which that is the last, and ranked by what came of it.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf, isfinite, nan
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from mpt_cli.diagnose.preparation import OverflowEvent, find_overflow, on_one_device
+from mpt_cli.engine.backend import prepare_backend
+from mpt_cli.errors import MptError
+from mpt_cli.jobs.executor import call, module_command
+from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.settings import load_settings
+from mpt_cli.telemetry.format import format_number
+
+if TYPE_CHECKING:
+    from mpt_cli.diagnose.replay import OverflowDiagnosis, ReplayedRun
+
+MOST_SECONDS = 1800.0
+MOST_LOOKED_AT = 200  # steps, one at a time; those between a checkpoint far before and these are trained in one go
+LATEST = 5  # steps whose mean loss stands for the end
+MOST_GROWTH = 1.5  # of the loss: what batches differ by; a run that diverges passes it in a few steps
+AS_IT_WAS = "the run as it was"
+SLOWER = (10, 1000)  # divisors of the learning rate
+
+
+@dataclass(frozen=True)
+class RemedyTrial:
+    """So many `steps` with these words added to the run's configuration; `loss` is the mean over the last of them.
+
+    `why` says what kept it from being tried.
+    """
+
+    words: list[str]
+    steps: int
+    applied_steps: int = 0
+    first_loss: float = nan
+    loss: float = nan
+    settled: bool = False  # whether all steps of the second half were applied
+    why: str = ""
+
+    @property
+    def works(self) -> bool:
+        return self.settled and isfinite(self.loss) and not self.loss > MOST_GROWTH * self.first_loss
+
+    @property
+    def rank(self) -> tuple[bool, int, float]:
+        """What is as good to two digits stays in the order in which it was tried: the smallest change first."""
+        return not self.works, -self.applied_steps, float(f"{self.loss:.2g}") if isfinite(self.loss) else inf
+
+    def __str__(self) -> str:
+        name = " ".join(self.words) or AS_IT_WAS
+        if self.why:
+            return f"{name}: {self.why}"
+        losses = f"loss {format_number(self.first_loss)}, then {format_number(self.loss)}"
+        return f"{name}: {self.applied_steps} of {self.steps} steps applied, {losses}"
+
+
+def try_remedies(
+    replayed: "ReplayedRun", found: "OverflowDiagnosis", steps: int, say: Callable[[str], None]
+) -> list[RemedyTrial]:
+    """The best first; none where the fault lies outside of the layers, and the run as it was alone where it goes on."""
+    if found.layer is None or found.bad_weights or found.bad_inputs:
+        return []
+    is_rehearsal = replayed.parts.settings.fault.kind != "none"
+    if is_rehearsal or not steps:
+        why = "the run spoils numbers on purpose" if is_rehearsal else "--trial-steps=0"
+        return [RemedyTrial(words, steps, why=why) for words in candidates(replayed, found)]
+    trials: list[RemedyTrial] = []
+    for words in ([], *candidates(replayed, found)):
+        if "learning_rate" in "".join(words) and not isfinite(trials[0].first_loss):
+            continue  # before it had any effect the loss was lost
+        say(f"trying {' '.join(words) or AS_IT_WAS}")
+        trials.append(_trial(replayed.run, found.overflow, words, steps))
+        if trials[0].works:
+            break
+    return sorted(trials, key=lambda trial: trial.rank)
+
+
+def candidates(replayed: "ReplayedRun", found: "OverflowDiagnosis") -> list[list[str]]:
+    """Words for each remedy: layers in float32, a slower optimizer, another policy."""
+    settings = replayed.parts.settings
+    kept = ", ".join(f"{name}: {policy}" for name, policy in settings.policy.overrides.items())
+    groups = [", ".join([*([kept] if kept else []), *(f"{name}: float32" for name in names)])
+              for names in _layer_groups(replayed, found)]  # fmt: skip
+    words = [[f"policy.overrides={{{group}}}"] for group in dict.fromkeys(groups)]
+    rate = getattr(settings.optimizer, "learning_rate", None)
+    words += [[f"optimizer.learning_rate={rate / divisor:g}"] for divisor in SLOWER if rate]
+    if replayed.parts.scaling.scales and not replayed.parts.scaling.moves:
+        words.append(["loss_scale=dynamic"])
+    wider = ("mixed_bfloat16", "float32") if settings.policy.name.endswith("_float16") else ()
+    return [*words, *([f"policy={name}"] for name in wider)]
+
+
+def _layer_groups(replayed: "ReplayedRun", found: "OverflowDiagnosis") -> Iterator[list[str]]:
+    """The layer in question; with the one that takes its output, which casts it to float16; and those around it and
+    around the one before, whose own operations no probe sees."""
+    from mpt_cli.precision.keras_internals import inner_layers
+    from mpt_cli.precision.policy import name_of
+
+    layers = {name_of(layer) for layer in inner_layers(replayed.parts.model)}
+    parts = list(dict.fromkeys(seen.part for seen in found.sightings))
+    place = parts.index(found.layer) if found.layer in parts else 0
+    around = [part.rsplit("/", cut)[0] for part in [found.layer or "", *parts[max(place - 1, 0) : place]]
+              for cut in range(1, part.count("/") + 1)]  # fmt: skip
+    is_given = found.first is not None and found.first.place == "input"  # by an operation before it
+    takers = [] if is_given else [[found.layer or "", *parts[place + 1 : place + 2]]]
+    for names in ([found.layer or ""], *takers, *([name] for name in around)):
+        if layers.issuperset(names):
+            yield names
+
+
+def _trial(run: RunDirectory, overflow: OverflowEvent, words: list[str], steps: int) -> RemedyTrial:
+    arguments = [str(run.path), str(overflow.step), str(steps), *words]
+    answer = call(module_command("mpt_cli.diagnose.trials", *arguments), MOST_SECONDS)
+    try:
+        return RemedyTrial(words, **answer.json)
+    except (ValueError, TypeError):
+        return RemedyTrial(words, steps, why=answer.why or (answer.stderr.strip().splitlines() or ["it ended"])[-1])
+
+
+def remedy_rows(trials: Sequence[RemedyTrial]) -> list[tuple[str, str]]:
+    """(label, text): what works, the best first, and what else there is."""
+    rows = [("not tried" if trial.why else "remedy" if trial.works and trial.words else "tried", str(trial))
+            for trial in trials]  # fmt: skip
+    labels = [label for label, _ in rows]
+    if any(trial.works and not trial.words for trial in trials):
+        rows.insert(0, ("remedy", "none is needed"))
+    elif "tried" in labels and "remedy" not in labels:
+        rows.insert(0, ("remedy", "none of what was tried works"))
+    return rows
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Train the run on with these words; the last line of the output says what came of it."""
+    run_dir, step, steps, *words = arguments
+    run = RunDirectory.open(run_dir)
+    overflow = find_overflow(run, int(step))
+    assert overflow is not None
+    overflow = replace(overflow, step=overflow.began)
+    settings = on_one_device(load_settings([f"conf={run.config_yaml}", *words]), lambda text: None)
+    platform = prepare_backend(settings)
+    from mpt_cli.diagnose.replay import take_up
+    from mpt_cli.training.loss_and_optimizer import set_learning_rate
+
+    parts, stepper = take_up(run, settings, platform, overflow, lambda text: None)
+    if any(word.startswith("optimizer.learning_rate=") for word in words):  # the checkpoint has that of then
+        set_learning_rate(parts.optimizer, parts.phases.optimizer_settings, parts.phases.schedule_steps, 1.0)
+    end = overflow.step - 1 + int(steps)
+    stepper.train_to(max(stepper.step, end - MOST_LOOKED_AT))
+    blocks = [stepper.take_step() for _ in range(end - stepper.step)]
+    applied, losses = [bool(block.finite[0]) for block in blocks], [float(block.loss[0]) for block in blocks]
+    print(json.dumps({"steps": len(blocks), "applied_steps": sum(applied), "first_loss": losses[0],
+                      "loss": fmean(losses[-LATEST:]), "settled": all(applied[len(applied) // 2 :])}))  # fmt: skip
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except MptError as error:
+        sys.exit(str(error))
