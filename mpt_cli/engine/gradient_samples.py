@@ -137,9 +137,12 @@ class GradientSampler:
         digits = self._digits(piece)
         if digits is not None and digits.is_lost:
             faults = {**faults, **dict.fromkeys(digits.layers, DIGITS)}
-        noise = (None, None) if digits is None else (digits.noise, digits.noise_left)
-        return Look(GradientSample(step, norm, float(flushed), float(small), room, _lost_updates(rows), *noise, faults),
-                    rows)  # fmt: skip
+        sample = GradientSample(
+            step, norm, float(flushed), float(small), room, _lost_updates(rows), faults=faults,
+            output_noise=None if digits is None else digits.noise,
+            output_noise_left=None if digits is None else digits.noise_left,
+        )  # fmt: skip
+        return Look(sample, rows)
 
     def _digits(self, piece: Piece) -> LostDigits | None:
         """None where the outputs can't be compared, those of a model that draws random numbers in inference, say."""

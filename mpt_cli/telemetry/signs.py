@@ -267,8 +267,8 @@ class Signs:
     def loss_fell_to(self, share: float) -> bool:
         """Whether the loss is at most this share of what it was in the first applied step; False where it began at 0,
         or is not known."""
-        first, last = self.first_loss, self.loss
-        return bool(first) and math.isfinite(first) and last is not None and abs(last) <= share * abs(first)
+        first, last = self.first_loss or 0.0, self.loss
+        return 0.0 < abs(first) < math.inf and last is not None and abs(last) <= share * abs(first)
 
     @property
     def found_scale(self) -> float | None:

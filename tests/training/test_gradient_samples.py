@@ -60,9 +60,11 @@ def test_all_flushed_and_all_zero_are_two_things():
     assert (sample.flushed_share, sample.norm, sample.headroom_doublings) == (0.0, 0.0, None)
 
 
-def test_a_batch_that_overflows_gives_no_sample():
+def test_a_batch_that_overflows_is_looked_at_a_little_lower_and_gives_no_sample_where_it_still_does():
     engine, source = linear_engine([1.0, 0.5], 1.0)
     look = look_at(engine, source, 1, 2.0**17)
+    assert look.sample.norm == pytest.approx(1.25**0.5) and look.sample.headroom_doublings < 1
+    look = look_at(engine, source, 1, 2.0**20)
     assert look.sample is None and look.layers
 
 

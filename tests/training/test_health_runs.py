@@ -116,17 +116,19 @@ def test_a_net_that_underflows_is_called_what_it_is(tmp_path):
     assert "Raise the scale (loss_scale.initial_scale), or let it move (loss_scale=dynamic)." in summary.explanation
     written = json.loads((tmp_path / "run" / "summary.json").read_text())["gradients"]
     sampled = [line for line in objects(tmp_path / "run" / "metrics.jsonl") if line["gradient_norm"] is not None]
-    assert [line["step"] for line in sampled] == [100] == [written["step"]]
-    assert sampled[0]["gradient_flushed_share"] == written["flushed_share"] > 0.9
+    assert [line["step"] for line in sampled] == [100] and written["step"] == summary.steps_seen == 110
+    assert min(sampled[0]["gradient_flushed_share"], written["flushed_share"]) > 0.9
 
 
-def test_a_resumed_run_has_the_sample_of_before_only_where_gradients_are_scaled_as_then(tmp_path):
+def test_a_sample_of_before_says_nothing_of_gradients_that_are_scaled_otherwise(tmp_path):
     own = ["trainer.gradient_health_every_steps=20", "trainer.epochs=1"]
     first, run_dir = train(tmp_path, *own, "loss_scale=none", "trainer.max_steps=22")
     words = [*TINY, "policy=mixed_float16", *own, f"resume={run_dir}"]
     again = training_run.train(load_settings([*words, "loss_scale=none", "trainer.max_steps=24"]))
-    scaled = training_run.train(load_settings([*words, "loss_scale=dynamic", "trainer.max_steps=26"]))
+    scaled = training_run.train(load_settings([*words, "loss_scale=dynamic", "trainer.max_steps=26",
+                                               "trainer.gradient_health_every_steps=null"]))  # fmt: skip
 
-    assert first.gradients is not None and first.gradients["step"] == 20
-    assert (again.gradients, scaled.gradients) == (first.gradients, None)
+    assert first.gradients is not None and again.gradients is not None
+    assert (first.gradients["step"], again.gradients["step"], scaled.gradients) == (22, 24, None)
+    assert (first.verdict, scaled.verdict) == ("healthy", "not checked")
     assert (scaled.steps_seen, scaled.applied_steps) == (26, 26)
