@@ -162,7 +162,7 @@ def compare_quality(
         return Quality(WORSE, statistics.fmean(other - base for base, other in pairs), margin, len(pairs))
     found = PairedDifference.of(pairs, examples=examples if "acc" in objective.name.lower() else None)
     kind = _quality_kind(objective, found, margin)
-    few = found.examples if kind == UNCLEAR and found.are_examples_few(margin) else None
+    few = found.examples if kind in (SAME, UNCLEAR) and found.are_examples_few(margin) else None
     wanted = found.seeds_to_decide(margin) if kind == UNCLEAR else None
     return Quality(kind, found.mean, margin, found.seeds, found.interval(), found.deviation, wanted, few)
 

@@ -102,7 +102,9 @@ def _not_excluded(quality: Quality) -> str:
     """What so many seeds that agree may not have met, and how many would have."""
     often = f"about {RARE} in {quality.seeds}" if quality.seeds > RARE else "in most seeds"
     more = f": --seeds {MANY_SEEDS} shows what happens in 1 of 10" if quality.seeds < MANY_SEEDS else ""
-    return f"what happens less often than {often} can't be excluded{more}"
+    few = quality.few_examples
+    rare = f", nor what concerns fewer than about {RARE} in {few} examples" if few else ""
+    return f"what happens less often than {often} can't be excluded{rare}{more}"
 
 
 def _remedy(quality: Quality) -> str:

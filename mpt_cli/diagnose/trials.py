@@ -3,6 +3,7 @@ own, from the checkpoint before the overflows of which that is the last, and ran
 """
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -54,7 +55,7 @@ class RemedyTrial:
         return not self.works, -self.applied_steps, float(f"{self.loss:.2g}") if isfinite(self.loss) else inf
 
     def __str__(self) -> str:
-        name = " ".join(self.words) or AS_IT_WAS
+        name = shlex.join(self.words) or AS_IT_WAS
         if self.why:
             return f"{name}: {self.why}"
         losses = f"loss {format_number(self.first_loss)}, then {format_number(self.loss)}"
@@ -75,7 +76,7 @@ def try_remedies(
     for words in ([], *candidates(replayed, found)):
         if "learning_rate" in "".join(words) and not isfinite(trials[0].first_loss):
             continue  # before it had any effect the loss was lost
-        say(f"trying {' '.join(words) or AS_IT_WAS}")
+        say(f"trying {shlex.join(words) or AS_IT_WAS}")
         trials.append(_trial(replayed.run, found.overflow, words, steps))
         if trials[0].works:
             break

@@ -337,7 +337,8 @@ def call_user(
 
 _UNTRACEABLE = re.compile("Concretization|TracerBool|TracerArray|TracerInteger")  # errors of JAX
 # errors of TensorFlow, which converts no dtypes; JAX does
-_MIXED_DTYPES = re.compile("does not match type|that don't all match|expected to be a|requested dtype|enters the loop")
+_MIXED_DTYPES = re.compile("does not match type|that don't all match|expected to be a|requested dtype|enters the loop"
+                           "|have different types")  # fmt: skip
 _FLOATS = re.compile(r"\b(?:b?float\d+|half|float|double)\b")
 _NO_GRADIENTS = "No gradients provided for any variable"  # Keras's words, and ours
 
@@ -367,8 +368,9 @@ def _dtype_problem(key: str, text: str, error: BaseException) -> Problem | None:
     dtypes = sorted({names.get(name, name) for name in _FLOATS.findall(text)}, key=lambda name: name[-2:] != "16")
     if not _MIXED_DTYPES.search(text) or len(dtypes) != 2:
         return None
-    operation = re.search(r"'(\w+)' Op|cannot compute (\w+)", "\n".join(map(str, _led_to(error))))
-    named = operation[1] or operation[2] if operation else "a loop" if "loop" in text else "a conversion"
+    operations = re.findall(r"'(\w+)' Op|cannot compute (\w+)", "\n".join(map(str, _led_to(error))))
+    kind = next((kind for kind in ("loop", "cond") if kind in text), "conversion")
+    named = "".join(operations[0]) if operations else f"a {kind}"
     layer = failed_layer(error)
     whole = layer is None or hasattr(layer, "fit")  # which no override takes out of float16
     keep = "" if whole else f", or keep the layer in float32: 'policy.overrides={{{layer.name}: float32}}'"

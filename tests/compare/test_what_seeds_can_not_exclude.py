@@ -83,6 +83,7 @@ def test_equal_names_its_seeds_and_few_examples_are_counted(outcomes):
     words = ["conf=digits_mlp", "policy=float32,mixed_float16", "compare_dir=c"]
     found, _ = outcomes.compare(words, seeds=3)
     assert entry_verdict(found, found.entries[1]).startswith("the same in 3 seeds")
+    assert "can't be excluded, nor what concerns fewer than about 3 in 40 examples: --seeds 30" in sentences(found)[0]
     outcomes.accuracy["mixed_float16"] = [0.9, 0.99, 0.99]
     found, _ = outcomes.compare([*words[:2], "compare_dir=d"], seeds=3)
     assert "what concerns fewer than about 3 in 40 examples can't be excluded" in sentences(found)[0]

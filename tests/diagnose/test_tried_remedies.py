@@ -26,7 +26,7 @@ def trained(folder: Path, net: str, *words: str) -> str:
 
 
 def trial(words, applied, first, last):
-    return RemedyTrial(words.split(), 20, applied, first, last, settled=applied == 20)
+    return RemedyTrial([words] if words else [], 20, applied, first, last, settled=applied == 20)
 
 
 def test_those_that_work_come_first_and_of_equal_ones_the_smallest_change():
@@ -36,7 +36,7 @@ def test_those_that_work_come_first_and_of_equal_ones_the_smallest_change():
     ranked = sorted([as_it_was, layer, wider, diverging, lost, better], key=lambda each: each.rank)
     assert ranked == [better, layer, wider, diverging, as_it_was, lost]
     assert [label for label, _ in remedy_rows(ranked)] == ["remedy"] * 3 + ["tried"] * 2 + ["not tried"]
-    assert str(layer) == "policy.overrides={a: float32}: 20 of 20 steps applied, loss 2.3000, then 2.3180"
+    assert str(layer) == "'policy.overrides={a: float32}': 20 of 20 steps applied, loss 2.3000, then 2.3180"
     assert str(lost) == "x=1: x: there is none."
 
 

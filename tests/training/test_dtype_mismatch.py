@@ -39,6 +39,7 @@ MIXED = {
     "Pack": lambda x: tf.reduce_sum(tf.stack([x, tf.cast(x, tf.float32)]), 0),
     "Conv2D": lambda x: tf.nn.conv2d(x[:, :, None, None], tf.ones((3, 1, 1, 1)), 1, "SAME")[..., 0, 0],
     "a conversion": lambda x: tf.convert_to_tensor(tf.cast(x, tf.float32), dtype=x.dtype),
+    "a cond": lambda x: tf.cond(tf.reduce_sum(x) > 0, lambda: x, lambda: tf.cast(x, tf.float32)),
     "a loop": lambda x: tf.while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, tf.cast(a, tf.float32)), (0, x))[1],
 }
 
@@ -98,7 +99,12 @@ def test_a_model_with_a_call_of_its_own_is_named_without_an_override():
 def test_what_else_a_layer_raises_is_told_by_the_layer_and_not_by_the_targets():
     fault = said_of(Applied(lambda x: x.shapes, name="gate"), layers.Dense(1))
     assert isinstance(fault, UserCodeError)
-    assert "layer gate (Applied)" in str(fault) and "has no attribute 'shapes'" in str(fault)
+    assert str(fault).startswith("model: layer gate (Applied): ") and "has no attribute 'shapes'" in str(fault)
+
+
+def test_a_fault_of_keras_own_frame_around_it_is_told_without_the_frame():
+    fault = said_of(Applied(lambda x: x * tf.range(8), name="gate"), layers.Dense(1))
+    assert str(fault).startswith("model: layer gate (Applied): Input 'y' of 'Mul' Op has type int32 that does not")
 
 
 def test_a_loss_that_does_not_fit_the_targets_is_still_told_as_that():
