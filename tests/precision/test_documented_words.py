@@ -15,7 +15,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 import pytest
-from backends import BACKEND, ROOT, gradients
+from backends import BACKEND, gradients
 from keras import ops
 
 import mpt_cli as mpt
@@ -24,6 +24,7 @@ from mpt_cli.precision import LossScaleOptimizer as Scaled
 
 SGD, Adam = keras.optimizers.SGD, keras.optimizers.Adam
 INF = float("inf")
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/reference/precision.md"
 TF_KERAS, KERAS_3 = "tf.keras, LossScaleOptimizer", "Keras 3 and R, optimizer_loss_scale"
 POLICY, GRADIENT = "tf.keras, Policy", "tf.custom_gradient"
