@@ -181,7 +181,7 @@ def _known_mode(name: Any) -> str:
     if isinstance(name, str) and name in modes:
         return name
     rule = f"must be one of {', '.join(modes)}, a number or a ScaleRule."
-    raise ConfigError(Problem("loss_scale.mode", rule, name, did_you_mean(str(name), modes)))
+    raise ConfigError(Problem("loss_scale.mode", rule, name, did_you_mean(name, modes)))
 
 
 def _set(tree: dict[str, Any], path: str, value: Any) -> Problem | None:

@@ -20,7 +20,7 @@ from mpt_cli.sweep.overrides import key_of, read_grid
 from mpt_cli.sweep.paired import PairedDifference
 from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objective, make_plan
 from mpt_cli.telemetry.format import format_number
-from mpt_cli.telemetry.records import as_number
+from mpt_cli.telemetry.records import as_number, misfit, record_from, required_fields
 
 
 class CompareDirectory(SweepDirectory):
@@ -312,14 +312,19 @@ class Comparison:
         return [entry for entry in self.entries if entry.baseline is not None]
 
 
+_FACTS = {"setups": list[dict[str, Any]], "tolerance": float | None, "workers": int}  # what compare.json has beside
+
+
 def read_comparison(directory: CompareDirectory, objective: str | None = None) -> Comparison:
     """Everything from the directory; DataError where its plan is damaged, ConfigError for an unknown objective."""
     plan = directory.read_plan()
-    try:
-        setups = [Setup(**entry) for entry in plan.facts["setups"]]
-        tolerance, _ = plan.facts["tolerance"], int(plan.facts["workers"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{directory.plan_json} is damaged: {error}.") from error
+    wrong = misfit(_FACTS, plan.facts, [*_FACTS]) or next(
+        filter(None, (misfit(Setup, entry, required_fields(Setup)) for entry in plan.facts["setups"])), None
+    )
+    if wrong is not None or not plan.facts["setups"]:
+        raise DataError(f"{directory.plan_json} is damaged: {wrong or 'setups is empty'}.")
+    setups = [record_from(Setup, entry) for entry in plan.facts["setups"]]
+    tolerance = as_number(plan.facts["tolerance"])
     results = [read_job(directory, job) for job in plan.jobs]
     finished = [result.summary for result in results if result.status == FINISHED]
     chosen = choose_objective(objective or plan.facts["objective"], finished)

@@ -88,7 +88,7 @@ def test_a_wrong_file_of_a_device_is_told_what_is_wrong(old, new, words, tmp_pat
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("[1, 2]", "must hold keys and values: description, "), ("a: [", "is no YAML: "),
+    ("[1, 2]", "must hold keys and values: description, "), ("a: [", "is not valid YAML: "),
 ])  # fmt: skip
 def test_a_file_that_is_no_device_is_refused(text, words, tmp_path):
     path = tmp_path / "mine.yaml"
