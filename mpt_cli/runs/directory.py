@@ -271,7 +271,7 @@ class RunDirectory(TelemetryFiles):
     @property
     def is_saved(self) -> bool:
         """Whether it has a checkpoint to go on from."""
-        return any(self.checkpoints.glob("step-*.json"))
+        return any(self.checkpoints.glob("step-*.npz"))
 
     def exported(self, kind: str) -> Path:
         """Where `mpt export` puts the model in that format."""

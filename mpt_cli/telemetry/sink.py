@@ -261,7 +261,7 @@ def write_durably(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     """Have `write` fill a new file, and force it to disk. What has the name before is taken away, never written into:
     in a directory from elsewhere it may be a link."""
     path.unlink(missing_ok=True)
-    with path.open("xb") as file:
+    with path.open("x+b") as file:
         write(file)
         file.flush()
         os.fsync(file.fileno())

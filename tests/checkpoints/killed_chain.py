@@ -55,7 +55,7 @@ def _moment(number: int, chance: random.Random) -> dict[str, Any]:
     if number % 10 == 0:
         return {"kind": "anywhere", "seconds": chance.uniform(0.0, 2.0)}
     if number % 4 == 1:
-        return {"kind": "writing", "suffix": chance.choice((".npz", ".json")), "count": chance.randrange(3)}
+        return {"kind": "writing", "count": chance.randrange(3)}
     return {"kind": "after", "count": chance.randrange(1, 4), "seconds": chance.uniform(0.0, 0.03)}
 
 
@@ -67,14 +67,14 @@ def _end_at(process: int, folder: Path, moment: dict[str, Any]) -> int:
         ended, status = os.waitpid(process, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
-        new = {name for name in _names(folder) - before if name.endswith(".json") and name.startswith("step-")}
+        new = {name for name in _names(folder) - before if name.startswith("step-")}
         if moment["kind"] == "anywhere":
             time.sleep(moment["seconds"])
             break
         if moment["kind"] == "after" and len(new) >= moment["count"]:
             time.sleep(moment["seconds"])
             break
-        if moment["kind"] == "writing" and len(new) >= moment["count"] and _is_writing(folder, moment["suffix"]):
+        if moment["kind"] == "writing" and len(new) >= moment["count"] and _is_writing(folder):
             break
         time.sleep(0.0005)
     os.kill(process, moment.get("signal", signal.SIGKILL))
@@ -85,8 +85,8 @@ def _names(folder: Path) -> set[str]:
     return {path.name for path in folder.glob("*")} if folder.is_dir() else set()
 
 
-def _is_writing(folder: Path, suffix: str) -> bool:
-    return any(name.endswith(suffix + ".partial") for name in _names(folder))
+def _is_writing(folder: Path) -> bool:
+    return any(name.endswith(".partial") for name in _names(folder))
 
 
 def _start(words: list[str]) -> int:

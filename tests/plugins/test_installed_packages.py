@@ -65,7 +65,7 @@ def test_a_run_of_another_packages_parts_is_killed_and_goes_on(work: Path) -> No
     words = ["train", "conf=./own.yaml", "run_dir=run", "trainer.checkpoint_every_steps=1",
              "fault=overflow"]  # fmt: skip
     first = start(*words)
-    while not list(Path("run").glob("checkpoints/step-*.json")) and first.poll() is None:  # the label comes last
+    while not list(Path("run").glob("checkpoints/step-*.npz")) and first.poll() is None:
         time.sleep(0.05)
     first.send_signal(signal.SIGKILL)
     first.communicate()

@@ -142,7 +142,7 @@ def next_commands(summary: Summary) -> list[str]:
         return [*look_into, f"{repeat} {summary.change}"] if summary.change else look_into
     if summary.exit_code:
         go_on = shell_command("train", own, format_override("resume", str(run)))
-        return [go_on, repeat] if any(run.glob("checkpoints/step-*.json")) else [repeat]
+        return [go_on, repeat] if any(run.glob("checkpoints/step-*.npz")) else [repeat]
     return [shell_command("evaluate", run), shell_command("export", run), repeat]
 
 
