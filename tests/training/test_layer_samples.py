@@ -14,6 +14,7 @@ from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.feed import Piece
 from mpt_cli.engine.gradient_samples import GradientSampler, build_sampler
 from mpt_cli.precision import LossScaleOptimizer
+from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import ACTIVATIONS, UPDATES
 from mpt_cli.training.assembly import build_metrics
 
@@ -142,9 +143,16 @@ def test_a_sample_waits_until_it_is_a_small_share_of_the_time(monkeypatch):
     sampler.take(Piece(None, np.zeros((1, 4), np.int32), 1), 5, 1.0)
     sampler._passes, sampler._pass_seconds = 3, 2.0  # as after three passes of two seconds
     clock[0] += 599.0
-    assert not sampler.is_affordable(10, 10_000.0)
+    resumed = GradientSampler(Slow(), 5, lambda text: None, 0.01)  # type: ignore[arg-type]
+    kept = json.loads(strict_json([sampler.position(), resumed.position()]))
+    resumed.resume(kept[1])
+    assert resumed.is_affordable(10, 10_000.0), "none was taken before"
+    resumed.resume(kept[0])
+    for each in (sampler, resumed):
+        assert not each.is_affordable(10, 10_000.0)
     clock[0] += 1.0
-    assert sampler.is_affordable(10, 10_000.0)
+    for each in (sampler, resumed):
+        assert each.is_affordable(10, 10_000.0)
 
 
 def test_a_first_sample_that_is_compiled_waits_for_a_run_long_enough_to_pay_for_it():
