@@ -21,9 +21,13 @@ from mpt_cli.telemetry.records import misfit
 from mpt_cli.version import __version__
 
 GIT_SECONDS = 5.0  # a run must not wait for a slow file system
-# A checkout's own configuration may name programs to run; recording a commit must start none of them.
-HARMLESS = ("-c", "core.fsmonitor=false", "-c", "core.pager=cat")
-DIFF = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--binary")
+# A checkout's own configuration and hooks may name programs to run; recording a commit must start none of them, and
+# fetch nothing that the checkout lacks.
+HARMLESS = {"core.fsmonitor": "false", "core.hooksPath": os.devnull, "core.pager": "cat"}
+ALONE = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0"}
+DIFF = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "--submodule=short",
+        "--ignore-submodules=dirty")  # fmt: skip
+_FILTER = re.compile(r"filter\..*\.(process|clean|smudge|required)", re.DOTALL | re.IGNORECASE)
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
@@ -34,17 +38,22 @@ def git_state(folder: Path) -> dict[str, Any] | None:
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
-    diff = _git(folder, *DIFF)
+    keys = (_git(folder, "config", "--list", "--name-only", "-z") or b"").decode(errors="surrogateescape").split("\0")
+    diff = _git(folder, *DIFF, settings=dict.fromkeys(filter(_FILTER.fullmatch, keys), ""))
     modified = None if diff is None else bool(diff)
     digest = hashlib.sha256(diff).hexdigest() if diff else None
     return {"commit": commit.decode().strip(), "modified": modified, "diff_hash": digest}
 
 
-def _git(folder: Path, *arguments: str) -> bytes | None:
+def _git(folder: Path, *arguments: str, settings: Mapping[str, str] | None = None) -> bytes | None:
+    """What it prints, with these settings over those of the checkout."""
+    given = {**HARMLESS, **(settings or {})}
+    numbered = {f"GIT_CONFIG_{kind}_{number}": text for number, pair in enumerate(given.items())
+                for kind, text in zip(("KEY", "VALUE"), pair, strict=True)}  # fmt: skip
+    environment = {**os.environ, **ALONE, "GIT_CONFIG_COUNT": str(len(given)), **numbered}
     try:
-        done = subprocess.run(
-            ["git", *HARMLESS, "-C", str(folder), *arguments], capture_output=True, timeout=GIT_SECONDS, check=False
-        )
+        done = subprocess.run(["git", "-C", str(folder), *arguments], env=environment, capture_output=True,
+                              timeout=GIT_SECONDS, check=False)  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None

@@ -1,3 +1,5 @@
+import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -71,10 +73,21 @@ def test_recording_starts_no_program_that_the_checkout_names(checkout: Path) -> 
     trap = checkout / "trap.sh"
     trap.write_text(f"#!/bin/sh\ntouch {checkout}/sprung\n")
     trap.chmod(0o755)
-    for key in ("core.fsmonitor", "diff.external"):
+    for key in ("core.fsmonitor", "diff.external", "filter.x.process", "filter.x.clean",
+                "diff.x.textconv", "core.sshCommand", "remote.origin.uploadpack", "core.pager"):  # fmt: skip
         subprocess.run(["git", "config", key, str(trap)], cwd=checkout, check=True)
+    for key, value in (("filter.x.required", "true"), ("remote.origin.url", str(checkout)), ("remote.origin.promisor", "true"),
+                       ("extensions.partialClone", "origin"), ("core.repositoryformatversion", "1")):  # fmt: skip
+        subprocess.run(["git", "config", key, value], cwd=checkout, check=True)
+    (checkout / ".gitattributes").write_text("*.py filter=x diff=x\n")
+    shutil.copy(trap, checkout / ".git/hooks/post-index-change")
+    os.utime(checkout / "a.py", (1, 1))  # git reads it, as its time has changed
+    assert git_state(checkout)["modified"] is False
     (checkout / "a.py").write_text("2\n")
-    assert git_state(checkout) is not None
+    assert git_state(checkout)["modified"] is True
+    for path in [path for path in (checkout / ".git/objects").glob("??/*") if path.is_file()]:
+        path.unlink()  # which git would fetch
+    git_state(checkout)
     assert not (checkout / "sprung").exists()
 
 
