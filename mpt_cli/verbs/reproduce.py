@@ -18,6 +18,7 @@ from mpt_cli.reproduce.reproduction import (
     RerunLimits,
     ResumeProof,
     create_output_folder,
+    gravest_code,
     reproduce,
     update_recipes,
     verify_resume,
@@ -59,7 +60,7 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
                     "targets": [target.name for target in found.targets],
                     "results": [result.as_dict() for result in results]})  # fmt: skip
     is_met = update_recipes(results, _tell) if arguments.update else not missed
-    return BAD_CONFIG if found.errors else OK if is_met else MISMATCH
+    return BAD_CONFIG if found.errors else OK if is_met else gravest_code(missed) or MISMATCH
 
 
 def _tell(text: str) -> None:

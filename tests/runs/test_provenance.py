@@ -73,10 +73,10 @@ def test_recording_starts_no_program_that_the_checkout_names(checkout: Path) -> 
     trap = checkout / "trap.sh"
     trap.write_text(f"#!/bin/sh\ntouch {checkout}/sprung\n")
     trap.chmod(0o755)
-    for key in ("core.fsmonitor", "diff.external", "filter.x.process", "filter.x.clean",
-                "diff.x.textconv", "core.sshCommand", "remote.origin.uploadpack", "core.pager"):  # fmt: skip
+    for key in ("core.fsmonitor", "diff.external", "filter.x.process", "filter.x.clean", "diff.x.textconv",
+                "core.sshCommand", "remote.origin.uploadpack", "core.pager"):  # fmt: skip
         subprocess.run(["git", "config", key, str(trap)], cwd=checkout, check=True)
-    for key, value in (("filter.x.required", "true"), ("remote.origin.url", str(checkout)), ("remote.origin.promisor", "true"),
+    for key, value in (("filter.x.required", "true"), ("remote.origin.url", "."), ("remote.origin.promisor", "true"),
                        ("extensions.partialClone", "origin"), ("core.repositoryformatversion", "1")):  # fmt: skip
         subprocess.run(["git", "config", key, value], cwd=checkout, check=True)
     (checkout / ".gitattributes").write_text("*.py filter=x diff=x\n")
