@@ -196,7 +196,8 @@ def format_environment(environment: Mapping[str, Any]) -> str:
                 if name in ("tensorflow", "keras", "jax", "numpy")]  # fmt: skip
     machine = environment.get("machine", {})
     gpus = [] if misfit(_MACHINE, machine) else [str(gpu.get("name")) for gpu in machine.get("gpus", [])]
-    return ", ".join([f"Python {environment.get('python')}", *versions, *gpus, str(machine.get("cpu"))])
+    python = [f"Python {environment['python']}"] if environment.get("python") else []
+    return ", ".join([*python, *versions, *gpus, *([str(machine["cpu"])] if machine.get("cpu") else [])])
 
 
 def _facts_that_explain(environment: Mapping[str, Any]) -> dict[str, Any]:
