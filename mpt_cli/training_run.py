@@ -247,6 +247,7 @@ def _environment(start: Start, session: "Session", command_line: Sequence[str]) 
         backend=parts.platform.backend, jit_compile=parts.jit_compile, devices=parts.platform.devices,
         seed=settings.seed, dataset_fingerprint=parts.data.fingerprint, policy=settings.policy.name,
         distribute=settings.distribute.name, emulated=backend.emulated_operations(),
+        keras=parts.platform.keras,
     )  # fmt: skip
     environment = collect_environment(facts, list(command_line) or None)
     attempt = {

@@ -55,6 +55,7 @@ def _is_read_once(words: tuple[str, ...], env: Mapping[str, str]) -> bool:
 def start_mpt(*words: str, cwd: Path | str, backend: str | None = None,
               env: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":  # fmt: skip
     """Start `mpt WORDS` in a process of its own, with pipes as its outputs."""
+    backend = backend or (None if words[:1] == ("run",) else "tensorflow")  # a script's is that of its environment
     return start_program("mpt_cli", *words, cwd=cwd, backend=backend, env=env)
 
 

@@ -47,6 +47,7 @@ class ResultPrinter:
         """What would run, and what would be expected of it."""
         for target in found.targets:
             self.line(f"{target.name}: {', '.join(map(str, target.expect))}")
+            self.line(target.missing) if target.missing else None
         self.line(f"{len(found.targets)} to run, {len(found.errors)} unreadable, {len(found.left_out)} left out")
 
     def tell(self, result: Reproduction) -> None:

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -80,6 +80,7 @@ class FrameworkFacts:
     policy: str = ""
     distribute: str = "none"
     emulated: Sequence[str] = ()  # operations that the device lacks and others stand for
+    keras: Mapping[str, Any] = field(default_factory=dict)  # floatx, epsilon and image_data_format of all of Keras
 
 
 def collect_environment(facts: FrameworkFacts, command_line: Sequence[str] | None = None) -> dict[str, Any]:
@@ -111,8 +112,8 @@ def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in sorted(environment.items()) if RECORDED_VARIABLES.fullmatch(name)}
 
 
-_EXPLAINING = ("mpt", "python", "versions", "backend", "jit_compile", "policy", "distribute", "devices", "emulated",
-               "seed", "dataset_fingerprint", "git", "variables", "packages")  # fmt: skip
+_EXPLAINING = ("mpt", "python", "versions", "keras", "backend", "jit_compile", "policy", "distribute", "devices",
+               "emulated", "seed", "dataset_fingerprint", "git", "variables", "packages")  # fmt: skip
 _OF_THREADS = re.compile(r"(OMP|OPENBLAS)_NUM_THREADS|NPROC|TF_NUM_\w+_THREADS")
 _OF_THE_MACHINE = ("os", "cpu", "usable_cores", "cpu_precision_features", "gpus")
 
@@ -170,7 +171,7 @@ def format_attempts(environment: Mapping[str, Any]) -> str | None:
 ENVIRONMENT: dict[str, Any] = {  # the types of what is read of environment.json
     "versions": dict[str, str], "machine": dict[str, Any], "devices": list[str], "variables": dict[str, Any] | None,
     "git": dict[str, dict[str, Any] | None] | None, "attempts": list[dict[str, Any]], "seed": int | None,
-    "command_line": list[str] | None, "started_at": str, "not_recorded": list[str],
+    "command_line": list[str] | None, "started_at": str, "not_recorded": list[str], "keras": dict[str, Any],
 }  # fmt: skip
 
 
