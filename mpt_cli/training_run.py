@@ -217,7 +217,8 @@ def follow(settings: Settings) -> None:
     if told["resume"] is not None:
         run = RunDirectory.open(told["resume"])
         checkpoint = CheckpointStore(run.checkpoints).newest()
-        assert checkpoint is not None
+        if checkpoint is None:
+            raise DataError(f"{run.path} has no checkpoint here: all processes of a run must see the same run_dir.")
         session.resume(checkpoint, run.adapted_layers())
     session.finish(session.fit(), None)
 

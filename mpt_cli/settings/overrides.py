@@ -102,7 +102,7 @@ def misplaced_values_rule(override: Override) -> str | None:
     'must have range(), choice() and interval() around all of it, not inside of a list or of each other.'
     """
     value = override.value()
-    inner = list(vars(value).values()) if isinstance(value, Sweep) else value
+    inner = list(vars(value).values()) if isinstance(value, Sweep | Glob) else value
     if not _has_sweep(inner):
         return None
     return "must have range(), choice() and interval() around all of it, not inside of a list or of each other."
