@@ -70,10 +70,21 @@ def test_closing_twice_writes_once_and_closes_no_file_opened_since(tmp_path: Pat
     assert [(tmp_path / name).read_text() for name in "ab"] == ["one\n", "two"]
 
 
-def test_a_full_disk_is_named_when_everything_must_be_written() -> None:
-    file = LineFile(Path("/dev/full"))
+@pytest.fixture
+def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file on a disk that is full."""
+
+    def write(descriptor: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", write)
+    return tmp_path / "full"
+
+
+def test_a_full_disk_is_named_when_everything_must_be_written(full: Path) -> None:
+    file = LineFile(full)
     file.add(lambda: "one")
-    with pytest.raises(DataError, match=r"/dev/full can't be written: No space left on device"):
+    with pytest.raises(DataError, match=r"/full can't be written: No space left on device"):
         file.flush()
 
 
@@ -102,21 +113,21 @@ def test_lines_wait_while_the_disk_is_full_and_come_in_order_without_a_gap(tmp_p
     assert (file.path.read_text(), file.write_error) == ("first\nsecond\nthird\n", None)
 
 
-def test_more_than_can_wait_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_can_wait_ends_the_run(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink, "MOST_WAITING_BYTES", 10)
-    file = LineFile(Path("/dev/full"))
+    file = LineFile(full)
     file.add(lambda: "short")
     file.poll(now=True)
     file.add(lambda: "too much")
-    with pytest.raises(DataError, match="/dev/full can't be written"):
+    with pytest.raises(DataError, match="/full can't be written"):
         file.poll(now=True)
 
 
-def test_closing_says_what_was_never_written() -> None:
-    file = LineFile(Path("/dev/full"))
+def test_closing_says_what_was_never_written(full: Path) -> None:
+    file = LineFile(full)
     file.add(lambda: "one")
     file.poll(now=True)
-    with pytest.raises(DataError, match="/dev/full can't be written"):
+    with pytest.raises(DataError, match="/full can't be written"):
         file.close()
 
 
