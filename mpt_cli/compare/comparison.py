@@ -20,7 +20,7 @@ from mpt_cli.sweep.overrides import key_of, read_grid
 from mpt_cli.sweep.paired import PairedDifference
 from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objective, make_plan
 from mpt_cli.telemetry.format import format_number
-from mpt_cli.telemetry.records import as_number, misfit, record_from, required_fields
+from mpt_cli.telemetry.records import as_number, misfit, required_fields
 
 
 class CompareDirectory(SweepDirectory):
@@ -323,7 +323,7 @@ def read_comparison(directory: CompareDirectory, objective: str | None = None) -
     )
     if wrong is not None or not plan.facts["setups"]:
         raise DataError(f"{directory.plan_json} is damaged: {wrong or 'setups is empty'}.")
-    setups = [record_from(Setup, entry) for entry in plan.facts["setups"]]
+    setups = [Setup(**{name: entry[name] for name in required_fields(Setup)}) for entry in plan.facts["setups"]]
     tolerance = as_number(plan.facts["tolerance"])
     results = [read_job(directory, job) for job in plan.jobs]
     finished = [result.summary for result in results if result.status == FINISHED]

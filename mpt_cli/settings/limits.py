@@ -82,7 +82,7 @@ def open_regular(path: str | Path, flags: int) -> int:
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | (0 if is_read else os.O_NOFOLLOW), 0o666)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # a pipe without a reader, a socket
+        if error.errno == errno.ENXIO or (error.errno == errno.ELOOP and not is_read):  # a pipe nobody reads, a link
             raise OSError(errno.EINVAL, _NO_FILE, str(path)) from error
         raise
     kind = os.fstat(descriptor).st_mode

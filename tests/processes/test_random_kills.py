@@ -91,7 +91,7 @@ def test_a_sweep_that_is_killed_ends_as_one_that_never_was(backend, tmp_path):
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_a_reproduction_that_is_killed_leaves_nothing_running_and_no_half_verdict(backend, tmp_path):
-    (tmp_path / "mine.yaml").write_text("defaults: [digits_mlp, _self_]\nexpect: {val_loss: {max: 5}}\n")
+    (tmp_path / "mine.yaml").write_text("model: {name: mlp}\ndata: {name: digits}\nexpect: {val_loss: {max: 5}}\n")
     words = ["reproduce", "mine.yaml", f"backend={backend}", *TINY, "--junit", "found.xml"]
 
     def check() -> None:
