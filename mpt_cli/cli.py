@@ -186,7 +186,7 @@ def _print_json(error: MptError) -> None:
     """The error for scripts, which read standard output."""
     from mpt_cli.telemetry.format import strict_json
 
-    problems = [vars(problem) for problem in error.problems] if isinstance(error, ConfigError) else []
+    problems = [problem.as_dict() for problem in error.problems] if isinstance(error, ConfigError) else []
     print(strict_json({"status": "error", "exit_code": error.exit_code, "error": str(error), "problems": problems}))
 
 

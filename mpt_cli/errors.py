@@ -5,6 +5,7 @@ Anything raised that is not an `MptError` is a bug of ours and leaves with code 
 """
 
 import importlib.util
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -112,6 +113,10 @@ class Problem:
         received = "" if self.received is None else f" Received: {_shortened(repr(self.received))}."
         remedy = f" {self.remedy}" if self.remedy else ""
         return f"{self.key}: {self.rule}{received}{remedy}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`, whatever was received."""
+        return {**vars(self), "received": json.loads(json.dumps(self.received, default=repr, skipkeys=True))}
 
 
 class ConfigError(MptError):

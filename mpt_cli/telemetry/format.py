@@ -190,4 +190,4 @@ def _finite_json(value: Any) -> Any:
         return {str(name): _finite_json(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_finite_json(item) for item in value]
-    return repr(value)  # an error that shows what was received must be written, whatever that was
+    return value

@@ -7,9 +7,10 @@ import pytest
 from run_files import step_line, write_run
 
 from mpt_cli.cli import main
-from mpt_cli.errors import DataError
+from mpt_cli.errors import DataError, Problem
 from mpt_cli.report.run import load_run
 from mpt_cli.runs.directory import write_atomic
+from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.sink import LineFile, write_durably
 
 
@@ -62,3 +63,9 @@ def test_a_name_that_is_no_text_is_written_out(capsys):
     assert main(["reproduce", "x\udcff", "--junit", "j.xml", "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["exit_code"] == 2
     assert "x" in Path("j.xml").read_text()
+
+
+def test_an_error_shows_whatever_was_received():
+    received = [b"x", {(1, 2): 3, "a": {4}}, float("nan"), None]
+    found = json.loads(strict_json(Problem("key", "must be.", received).as_dict()))["received"]
+    assert found == ["b'x'", {"a": "{4}"}, "NaN", None]
