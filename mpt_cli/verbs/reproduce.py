@@ -55,7 +55,8 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
                                   f"Left out: {'; '.join(reasons)}." if reasons else ""))  # fmt: skip
     missed = [result for result in results if not result.passed]
     if arguments.json:
-        errors = [{"name": error.name, "problems": [each.as_dict() for each in error.problems]} for error in found.errors]
+        errors = [{"name": error.name, "problems": [each.as_dict() for each in error.problems]}
+                  for error in found.errors]  # fmt: skip
         print_json({"passed": not missed and not errors, "left_out": found.left_out, "errors": errors,
                     "targets": [target.name for target in found.targets],
                     "results": [result.as_dict() for result in results]})  # fmt: skip
