@@ -11,8 +11,8 @@ help:
 	@echo "make train      train a small CNN on scans of digits (under a minute of training on 2 CPU cores)"
 	@echo "make test       the suite without the long tests; make test-fast: the quick part"
 	@echo "make test-e2e   whole runs: a kill and its resume, recipes, the commands of the documentation"
-	@echo "make test-long  all that make test leaves out; make test-nightly: that and the programs for GPUs"
-	@echo "make fuzz       5,000 hostile words, recipes and files of runs each; make test has 36"
+	@echo "make test-long  all that make test leaves out; make test-nightly: that, programs for GPUs, python -O"
+	@echo "make fuzz       5,000 hostile words, recipes and directories each; nightly 2,000"
 	@echo "make audit      known vulnerabilities of what is pinned (asks a service on the network)"
 	@echo "make test-keras the quick part on the oldest Keras that pyproject allows, and on the newest there is"
 	@echo "make test-gpu-program  programs compiled for GPUs that are not here (an environment of 3 GB to download)"
@@ -51,6 +51,8 @@ test-long: $(VENV)/.dev
 		tests/precision/two_devices/test_model_parallel.py
 
 test-nightly: test-long test-gpu-program
+	FUZZ_CASES=2000 $(PYTEST) tests/fuzz
+	$(BIN)/python -O -m pytest -n 2 --dist worksteal -m "not slow and not long"
 
 audit: $(VENV)-audit/bin/pip-audit
 	$< --strict --no-deps --disable-pip -r constraints.txt

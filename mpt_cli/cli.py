@@ -21,6 +21,7 @@ from mpt_cli.errors import (
     did_you_mean,
     printable,
 )
+from mpt_cli.redaction import note_word
 from mpt_cli.settings.limits import MOST_PROBLEMS
 from mpt_cli.settings.search_path import config_directories, has_working_directory
 from mpt_cli.signals import SIGNAL_EXIT_CODES, format_end, raised_signal, signal_of
@@ -44,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         complete()
     arguments = list(sys.argv[1:] if argv is None else argv)
     _tolerate_narrow_encodings()
+    for word in arguments:
+        note_word(word)
     variables, search_path = dict(os.environ), list(sys.path)
     try:
         code = _exit_code(arguments)
@@ -183,7 +186,7 @@ def _print_json(error: MptError) -> None:
     """The error for scripts, which read standard output."""
     from mpt_cli.telemetry.format import strict_json
 
-    problems = [vars(problem) for problem in error.problems] if isinstance(error, ConfigError) else []
+    problems = [problem.as_dict() for problem in error.problems] if isinstance(error, ConfigError) else []
     print(strict_json({"status": "error", "exit_code": error.exit_code, "error": str(error), "problems": problems}))
 
 

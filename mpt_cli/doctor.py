@@ -20,12 +20,11 @@ from mpt_cli.jobs.executor import call, module_command
 from mpt_cli.machine import machine_facts
 from mpt_cli.runs.directory import DEFAULT_PARENT
 from mpt_cli.runs.provenance import NAMED_PACKAGES, installed_packages
+from mpt_cli.settings.schema import BACKENDS
 from mpt_cli.telemetry.format import format_bytes
 from mpt_cli.telemetry.records import SCHEMA_VERSION
 from mpt_cli.version import __version__
 
-DEFAULT_BACKEND = "tensorflow"
-BACKENDS = (DEFAULT_BACKEND, "jax")
 OPTIONAL_PACKAGES = {  # package -> what it is for, and the extra that has it, if one does
     "tensorflow": ("backend=tensorflow, mpt export --format savedmodel", "tensorflow"),
     "jax": ("backend=jax", "jax"), "jax_cuda12_plugin": ("mpt plan", "gpu-plan"),
@@ -147,7 +146,7 @@ def _missing_packages(machine: dict[str, Any], backends: list[BackendReport]) ->
         for name, (purpose, extra) in OPTIONAL_PACKAGES.items()
         if importlib.util.find_spec(name) is None
     ]
-    default = next(backend for backend in backends if backend.name == DEFAULT_BACKEND)
+    default = next(backend for backend in backends if backend.name == BACKENDS[0])
     if machine["gpus"] and default.works and not any("gpu" in device for device in default.devices):
         missing.append(
             MissingPackage("CUDA libraries", "the GPU of this machine", install_command("cuda"))

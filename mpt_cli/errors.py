@@ -5,6 +5,7 @@ Anything raised that is not an `MptError` is a bug of ours and leaves with code 
 """
 
 import importlib.util
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
@@ -13,8 +14,8 @@ from typing import Any
 from mpt_cli.redaction import without_secrets
 
 
-def nearest(name: str, valid: Iterable[str]) -> str | None:
-    """The valid name that `name` most likely stands for, None when none is near.
+def nearest(name: object, valid: Iterable[str]) -> str | None:
+    """The valid name that `name`, which may be anything, most likely stands for; None when none is near.
 
     >>> nearest("Mixed-Float16", ["float16", "mixed_float16"])
     'mixed_float16'
@@ -24,7 +25,7 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
     return plain[max(matches, key=lambda match: _likeness(_normalized(name), match))] if matches else None
 
 
-def did_you_mean(name: str, valid: Iterable[str]) -> str:
+def did_you_mean(name: object, valid: Iterable[str]) -> str:
     """A sentence with the nearest valid name, empty when none is near."""
     match = nearest(name, valid)
     return f"Did you mean {match}?" if match else ""
@@ -35,8 +36,8 @@ def _likeness(name: str, candidate: str) -> float:
     return SequenceMatcher(None, name, candidate).ratio() - 0.05 * abs(len(name) - len(candidate))
 
 
-def _normalized(name: str) -> str:
-    return name.lower().replace("-", "_").replace(" ", "_")
+def _normalized(name: object) -> str:
+    return str(name).lower().replace("-", "_").replace(" ", "_")
 
 
 def first_line(error: BaseException) -> str:
@@ -111,6 +112,10 @@ class Problem:
         received = "" if self.received is None else f" Received: {_shortened(repr(self.received))}."
         remedy = f" {self.remedy}" if self.remedy else ""
         return f"{self.key}: {self.rule}{received}{remedy}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`, whatever was received."""
+        return {**vars(self), "received": json.loads(json.dumps(self.received, default=repr, skipkeys=True))}
 
 
 class ConfigError(MptError):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpt_cli.compare.run import CompareSettings, start_compare
 from mpt_cli.diagnose.preparation import on_one_device
-from mpt_cli.errors import ConfigError, Problem, did_you_mean
+from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
 from mpt_cli.plan.plan import Plan, plan_program
 from mpt_cli.plan.plan import plan as make_plans
 from mpt_cli.report.run import Run, load_run
@@ -182,7 +182,7 @@ def _known_mode(name: Any) -> str:
     if isinstance(name, str) and name in modes:
         return name
     rule = f"must be one of {', '.join(modes)}, a number or a ScaleRule."
-    raise ConfigError(Problem("loss_scale.mode", rule, name, did_you_mean(str(name), modes)))
+    raise ConfigError(Problem("loss_scale.mode", rule, name, did_you_mean(name, modes)))
 
 
 def _set(tree: dict[str, Any], path: str, value: Any) -> Problem | None:
@@ -227,7 +227,8 @@ def _take_weights(model: Any, run: Run) -> None:
     from mpt_cli.training.checkpoint import CheckpointStore, restore_weights
 
     checkpoint = CheckpointStore(run.directory.checkpoints).newest()
-    assert checkpoint is not None
+    if checkpoint is None:
+        raise DataError(f"{run.path} is finished and its checkpoints are gone, so the model can't take its weights.")
     arrays = checkpoint.arrays.items()
     restore_weights(model, {name: array for name, array in arrays if name.startswith(("weight/", "frozen/"))})
 

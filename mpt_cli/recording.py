@@ -113,7 +113,7 @@ class Recording(ABC):
         self.telemetry.tally = EventTally(self.scaling)
         platform = running_platform(self.settings)
         facts = FrameworkFacts(platform.backend, self.subject.jit_compile, platform.devices, 0, "",
-                               policy=self.settings.policy.name)  # fmt: skip
+                               policy=self.settings.policy.name, keras=platform.keras)  # fmt: skip
         command = self.settings.model.command if isinstance(self.settings.model, GivenModel) else ()
         environment = collect_environment(facts, ["mpt", *command] if command else sys.argv)
         for unknown in ("seed", "dataset_fingerprint"):

@@ -1,8 +1,13 @@
 """What must not be written or printed: values that a configuration takes from the environment under the name of a
-secret, texts under keys that are named like one, and passwords in addresses (`https://name:password@host`).
+secret, texts under keys that are named like one, tokens that their issuer's prefix gives away, and what lets somebody
+in by an address (`https://name:password@host`, `https://token@host`, `?access_token=`, `&sig=`).
 
 A value of the environment is put back as the interpolation that read it, so that whoever has the variable can run the
 record again. All that is written or printed goes through `without_secrets` or `split`.
+
+The words are of the kinds that Sentry's SDK (`sentry_sdk.scrubber`) and detect-secrets (`KeywordDetector`) list, the
+prefixes those that issuers document. Neither package is taken: the one compares whole keys alone, the other is made for
+lines of source files and needs requests.
 """
 
 import json
@@ -13,15 +18,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 REDACTED = "<redacted>"
+_NAMED = (r"\w*(password|passwd|passphrase|secret|credential|authorization|private_?key|access_?key|api_?key)s?"
+          r"|(\w*[^a-z])?(pass|pwd|dsn|jwt|bearer|(signing|encryption|account|storage|shared)_?key)")  # fmt: skip
+# In an environment a name that is none costs nothing, as the interpolation stands for the value; but for these.
 _SECRET_VARIABLE = re.compile(
-    r"(^|_)(\w*SECRET\w*|\w*PASSW\w*|PWD|PASSPHRASE|\w*TOKEN|(API)?KEY|\w*CREDENTIALS?|PAT|AUTH)($|_)", re.IGNORECASE
+    rf"(?!(OLD)?PWD$)(({_NAMED}|\w*token|(\w*_)?(auth|key|pat))(_\w+)?|\w*passw\w*|\w*secret\w*)", re.IGNORECASE
 )
-_SECRET_KEY = re.compile(
-    r"(^|_)(secret|password|passwd|passphrase|credentials?|(api|access|secret|private)_?key|(auth|access|api)_?token)s?$",
-    re.IGNORECASE,
-)
+# A key is one by its end; a token of a text and a pass over data are none.
+_NO_SECRET = (r"\w*(pad|eos|bos|unk|sep|cls|mask|oov|start|end|special|text|image|first|last|next|class|word)_token"
+              r"|\w*(forward|backward|first|second|single|low|high|band|all)_?pass")  # fmt: skip
+_SECRET_KEY = re.compile(rf"(?!({_NO_SECRET})$)({_NAMED}|token|\w+_token|(auth|access|api)_?tokens)", re.IGNORECASE)
+_SIGNATURES = ("sig", "signature", "key", "code", "x-amz-signature", "x-amz-credential", "x-amz-security-token")
 _ACCESS = re.compile(r"\w://([^/\s:@]*):([^/\s@]+)@")  # name and password in an address
+_TOKEN_OF_ADDRESS = re.compile(r"https?://([^/\s:@]+)@")
+_PARAMETER = re.compile(r"[?&;#]([\w.-]+)=([^&;#\s'\"]+)")
+_ISSUED = re.compile(
+    r"gh[pousr]_\w{36,}|github_pat_\w{22,}|glpat-[\w-]{20,}|hf_[A-Za-z]{30,}|(AKIA|ASIA)[0-9A-Z]{16}|AIza[\w-]{35}"
+    r"|xox[abeprs]-[\w-]{10,}|sk-[\w-]{20,}|[rs]k_live_\w{16,}|pypi-[\w-]{16,}|npm_\w{36}"
+    r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+"
+)
 LEAST_LENGTH = 4  # a shorter text stands in too many others
+_NO_TEXTS = {"null", "none", "true", "false", "auto"}
 
 
 @dataclass
@@ -39,22 +56,43 @@ _known = _Known()
 def note_variable(name: str, value: Any) -> None:
     """An environment variable that a configuration reads, with its value."""
     _known.variables[name] = None
-    if isinstance(value, str) and len(value) >= LEAST_LENGTH and _SECRET_VARIABLE.search(name):
+    if isinstance(value, str) and len(value) >= LEAST_LENGTH and _SECRET_VARIABLE.fullmatch(name):
         _known.replacements[value] = f"${{oc.env:{name}}}"
 
 
+def note_word(word: str) -> None:
+    """A word of a command line, before anything that is said of it."""
+    key, _, value = word.partition("=")
+    note_text(re.split(r"[.+-]", key)[-1], value)
+
+
 def note_text(name: Any, text: str) -> None:
-    """A text of the settings, under this name: a secret where that is named like one, and the passwords in it."""
-    if isinstance(name, str) and _SECRET_KEY.search(name) is not None and len(text) >= LEAST_LENGTH:
+    """A text of the settings, under this name: a secret where that is named like one, and the secrets in it."""
+    is_text = len(text) >= LEAST_LENGTH and text.lower() not in _NO_TEXTS and not text.startswith("${")
+    if isinstance(name, str) and is_text and is_secret_name(name):
         _known.replacements.setdefault(text, REDACTED)
     note_passwords(text)
 
 
+def is_secret_name(name: str) -> bool:
+    """Whether what stands under this key is a secret.
+
+    >>> [is_secret_name(name) for name in ("db_pass", "hfToken", "Authorization", "pad_token", "low_pass", "tokenizer")]
+    [True, True, True, False, False, False]
+    """
+    return _SECRET_KEY.fullmatch(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)) is not None
+
+
 def note_passwords(text: str) -> None:
-    """Those of the addresses in it, but for one that is a secret of the environment, which is known as that."""
-    for name, password in _ACCESS.findall(text):
-        if not any(secret in password for secret in _known.replacements):
-            _known.replacements[f"{name}:{password}@"] = f"{name}:{REDACTED}@"
+    """Those of addresses in it and the tokens that are one by their looks, but for those of the environment."""
+    found = {f"{name}:{password}@": f"{name}:{REDACTED}@" for name, password in _ACCESS.findall(text)}
+    found |= {f"://{token}@": f"://{REDACTED}@" for token in _TOKEN_OF_ADDRESS.findall(text)}
+    found |= {f"{name}={value}": f"{name}={REDACTED}" for name, value in _PARAMETER.findall(text)
+              if name.lower() in _SIGNATURES or is_secret_name(name)}  # fmt: skip
+    found |= {match[0]: REDACTED for match in _ISSUED.finditer(text)}
+    for secret, replacement in found.items():
+        if REDACTED not in secret and not any(known in secret for known in _known.replacements):
+            _known.replacements[secret] = replacement
 
 
 @contextmanager

@@ -236,7 +236,7 @@ def _check_exportable(model: Any, trained: TrainedModel, kind: str) -> None:
     from mpt_cli.precision.train_step import can_be_called
 
     name = type(model).__name__
-    if not can_be_called(model):
+    if kind != "keras" and not can_be_called(model):
         raise ConfigError(Problem("model", f"{name} has no call, so that there is nothing to export.", None,
                                   "Give it one: that of the network to be used."))
     if kind == "keras" and not trained.is_whole:

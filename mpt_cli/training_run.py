@@ -217,7 +217,8 @@ def follow(settings: Settings) -> None:
     if told["resume"] is not None:
         run = RunDirectory.open(told["resume"])
         checkpoint = CheckpointStore(run.checkpoints).newest()
-        assert checkpoint is not None
+        if checkpoint is None:
+            raise DataError(f"{run.path} has no checkpoint here: all processes of a run must see the same run_dir.")
         session.resume(checkpoint, run.adapted_layers())
     session.finish(session.fit(), None)
 
@@ -247,6 +248,7 @@ def _environment(start: Start, session: "Session", command_line: Sequence[str]) 
         backend=parts.platform.backend, jit_compile=parts.jit_compile, devices=parts.platform.devices,
         seed=settings.seed, dataset_fingerprint=parts.data.fingerprint, policy=settings.policy.name,
         distribute=settings.distribute.name, emulated=backend.emulated_operations(), examples=parts.data.counts,
+        keras=parts.platform.keras,
     )  # fmt: skip
     environment = collect_environment(facts, list(command_line) or None)
     attempt = {

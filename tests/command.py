@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 from unittest import mock
@@ -38,7 +38,9 @@ def mpt(*words: str, cwd: Path | str, backend: str | None = None, env: Mapping[s
     if fresh or wanted != os.environ["KERAS_BACKEND"] or _is_read_once(words, env or ENVIRONMENT):
         return _ended(start_mpt(*words, cwd=cwd, backend=backend, env=env), timeout)
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        with (mock.patch.dict(os.environ, env or {}), contextlib.chdir(cwd), _standard_streams(out, err),
+        environment = {**os.environ, **(env or {})}
+        environment = _as_for_a_user(words, environment) if backend is None else environment
+        with (mock.patch.dict(os.environ, environment, clear=True), contextlib.chdir(cwd), _standard_streams(out, err),
               _forgotten_modules()):  # fmt: skip
             from mpt_cli.cli import main
 
@@ -55,7 +57,14 @@ def _is_read_once(words: tuple[str, ...], env: Mapping[str, str]) -> bool:
 def start_mpt(*words: str, cwd: Path | str, backend: str | None = None,
               env: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":  # fmt: skip
     """Start `mpt WORDS` in a process of its own, with pipes as its outputs."""
-    return start_program("mpt_cli", *words, cwd=cwd, backend=backend, env=env)
+    environment = ENVIRONMENT if env is None else env
+    environment = _as_for_a_user(words, environment) if backend is None else environment
+    return start_program("mpt_cli", *words, cwd=cwd, backend=backend, env=environment)
+
+
+def _as_for_a_user(words: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Without the backend of the session, but for a script, which has that of its environment."""
+    return {name: value for name, value in environment.items() if name != "KERAS_BACKEND" or words[:1] == ("run",)}
 
 
 def start_program(program: str, *words: str, cwd: Path | str, backend: str | None = None,

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.report.history import read_lines
@@ -22,7 +22,7 @@ from mpt_cli.sweep.overrides import key_of, read_grid
 from mpt_cli.sweep.paired import FEWEST_SEEDS, PairedDifference
 from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objective, make_plan
 from mpt_cli.telemetry.format import format_number
-from mpt_cli.telemetry.records import as_number
+from mpt_cli.telemetry.records import as_number, misfit, required_fields
 
 
 class CompareDirectory(SweepDirectory):
@@ -322,14 +322,19 @@ class Comparison:
         return [entry for entry in self.entries if entry.baseline is not None]
 
 
+_FACTS = {"setups": list[dict[str, Any]], "tolerance": float | None, "workers": int}  # what compare.json has beside
+
+
 def read_comparison(directory: CompareDirectory, objective: str | None = None) -> Comparison:
     """Everything from the directory; DataError where its plan is damaged, ConfigError for an unknown objective."""
     plan = directory.read_plan()
-    try:
-        setups = [Setup(**entry) for entry in plan.facts["setups"]]
-        tolerance, _ = plan.facts["tolerance"], int(plan.facts["workers"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{directory.plan_json} is damaged: {error}.") from error
+    wrong = misfit(_FACTS, plan.facts, [*_FACTS]) or next(
+        filter(None, (misfit(Setup, entry, required_fields(Setup)) for entry in plan.facts["setups"])), None
+    )
+    if wrong is not None or not plan.facts["setups"]:
+        raise DataError(f"{directory.plan_json} is damaged: {wrong or 'setups is empty'}.")
+    setups = [Setup(**{name: entry[name] for name in required_fields(Setup)}) for entry in plan.facts["setups"]]
+    tolerance = as_number(plan.facts["tolerance"])
     results = [read_job(directory, job) for job in plan.jobs]
     finished = [result.summary for result in results if result.status == FINISHED]
     chosen = choose_objective(objective or plan.facts["objective"], finished)

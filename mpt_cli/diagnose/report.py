@@ -6,6 +6,7 @@ exponents, as figure 3 of Micikevicius et al. 2018: without scaling above, at th
 float16 can hold marked.
 """
 
+import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -420,7 +421,7 @@ def write_pictures(found: Diagnosis, folder: Path) -> None:
     reached = np.concatenate([[-28, 18], *(occupied + np.log2(scale) for scale in scales)])
     ends = float(reached.min()), float(reached.max())
     with rc_context({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "mpt", "axes.spines.top": False,
-                     "axes.spines.right": False}):  # fmt: skip
+                     "axes.spines.right": False, "text.parse_math": False}):  # fmt: skip
         figure = Figure(figsize=(8.0, 1.2 + 2.9 * len(scales)), layout="constrained")
         rows = figure.subplots(len(scales), 1, sharex=True, squeeze=False)[:, 0]
         for axes, scale in zip(rows, scales, strict=True):
@@ -434,8 +435,10 @@ def write_pictures(found: Diagnosis, folder: Path) -> None:
         rows[-1].set_xlabel("exponent: magnitudes from 2^x up to 2^(x+1)")
         steps = ", ".join(str(point.step) for point in found.points)
         figure.suptitle(f"{found.settings.recipe}: gradients of the float16 layers, measured in float32, step {steps}")
-        figure.savefig(folder / "gradients.png", dpi=150, metadata={"Software": None})
-        figure.savefig(folder / "gradients.svg", metadata={"Date": None})
+        for name, metadata in (("gradients.png", {"Software": None}), ("gradients.svg", {"Date": None})):
+            drawn = io.BytesIO()
+            figure.savefig(drawn, format=name[-3:], dpi=150, metadata=metadata)
+            write_atomic(folder / name, drawn.getvalue())
 
 
 def _total(found: Diagnosis, of_weights: bool) -> Any:

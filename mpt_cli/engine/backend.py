@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -43,6 +43,7 @@ class Platform:
     gpus: int
     process_info: ProcessInfo | None = None  # among several processes
     notices: tuple[str, ...] = ()  # what the user asked for and does not get, in sentences
+    keras: dict[str, Any] = field(default_factory=dict)  # what keras.json or a program has set for all of Keras
 
 
 def prepare_backend(settings: Settings) -> Platform:
@@ -70,7 +71,8 @@ def prepare_backend(settings: Settings) -> Platform:
 
     with tensorflow_left_out():
         keras.utils.set_random_seed(settings.seed)
-    return replace(found, notices=(*_no_kernels(settings), *([] if not_kept is None else [not_kept])))
+    notices = *found.notices, *_no_kernels(settings), *([] if not_kept is None else [not_kept])
+    return replace(found, notices=notices)
 
 
 ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
@@ -115,8 +117,8 @@ def running_platform(settings: Settings) -> Platform:
         import tensorflow as tf
 
         on_it = replace(settings, backend=replace(settings.backend, name="tensorflow"))
-        notices = (*_no_kernels(on_it),)
-        return replace(_tensorflow_platform(tf.config.list_physical_devices("GPU")), notices=notices)
+        found = _tensorflow_platform(tf.config.list_physical_devices("GPU"))
+        return replace(found, notices=(*found.notices, *_no_kernels(on_it)))
     return _jax_platform()
 
 
@@ -296,10 +298,20 @@ def _jax_platform() -> Platform:
     return _platform(f"jax {jax.__version__}, keras {keras.__version__}", names)
 
 
+KERAS_DEFAULTS = {"floatx": "float32", "epsilon": 1e-7, "image_data_format": "channels_last"}
+
+
 def _platform(backend: str, gpus: list[str]) -> Platform:
+    import keras
+
+    state = {name: getattr(keras.config, name)() for name in KERAS_DEFAULTS}
+    changed = ", ".join(f"{name} {value}" for name, value in state.items() if value != KERAS_DEFAULTS[name])
+    notices = (f"Keras is set to {changed}, by keras.json or by the program, instead of its defaults: results are not "
+               "those of other machines.",) if changed else ()  # fmt: skip
     if gpus:
-        return Platform(backend, f"{len(gpus)} x {gpus[0]}" if len(gpus) > 1 else gpus[0], tuple(gpus), len(gpus))
-    return Platform(backend, f"CPU ({cores_of_process()} cores)", ("CPU",), 0)
+        device = f"{len(gpus)} x {gpus[0]}" if len(gpus) > 1 else gpus[0]
+        return Platform(backend, device, tuple(gpus), len(gpus), notices=notices, keras=state)
+    return Platform(backend, f"CPU ({cores_of_process()} cores)", ("CPU",), 0, notices=notices, keras=state)
 
 
 def memory_in_use() -> int | None:

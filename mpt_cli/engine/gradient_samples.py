@@ -5,8 +5,8 @@ One batch goes through the model as it trains and with every layer in float32, a
 
 import math
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,6 +58,16 @@ class GradientSampler:
         self._works = True
         self._ended_at = -math.inf  # of the latest
         self._passes, self._pass_seconds = 0, math.inf  # of the latest, and of the quickest: the first ones compile
+
+    def position(self) -> dict[str, float]:
+        """What the next sample is judged by, for a checkpoint: a resumed run takes those that the unbroken one does."""
+        return {"age_seconds": time.monotonic() - self._ended_at, "passes": self._passes,
+                "pass_seconds": self._pass_seconds}  # fmt: skip
+
+    def resume(self, position: Mapping[str, Any]) -> None:
+        """Go on from what `position` gave, also after a round trip through strict JSON."""
+        self._ended_at = time.monotonic() - float(position["age_seconds"])
+        self._passes, self._pass_seconds = int(position["passes"]), float(position["pass_seconds"])
 
     def next_due(self, step: int, log_every_steps: int) -> int | None:
         """The first line of the log after `step` that has a sample: there a call into the training loop has to end."""

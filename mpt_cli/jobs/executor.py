@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
+from mpt_cli.settings.limits import open_regular
+
 Subject = TypeVar("Subject")
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
@@ -134,7 +136,7 @@ class LocalExecutor(Executor):
                 if not command.is_heard:
                     streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
                     if command.log is not None:
-                        streams["stderr"] = stack.enter_context(open(command.log, "ab"))
+                        streams["stderr"] = stack.enter_context(open(command.log, "ab", opener=open_regular))
                 process = subprocess.Popen(
                     command.arguments, cwd=command.cwd, process_group=0,
                     env={**os.environ, **command.environment, **share.variables},

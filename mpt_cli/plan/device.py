@@ -12,10 +12,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mpt_cli.errors import ConfigError, Problem, did_you_mean, install_command
-from mpt_cli.settings.limits import read_yaml_text
+from mpt_cli.settings.limits import load_yaml
 from mpt_cli.settings.search_path import expanded
 
 FOLDER = Path(__file__).parent / "devices"
@@ -147,17 +145,14 @@ def load_device(word: str | None) -> Device:
 
 
 def _read(path: Path) -> Device:
-    try:
-        content = yaml.safe_load(read_yaml_text(path))
-    except yaml.YAMLError as error:
-        raise ConfigError(Problem("--device", f"{path} is no YAML: {str(error).splitlines()[0]}.")) from error
+    content = load_yaml(path)
     kinds = {each.name: each.type for each in fields(Device) if each.name != "name"}
     if not isinstance(content, dict):
         raise ConfigError(Problem("--device", f"{path} must hold keys and values: {', '.join(kinds)}."))
     problems = [Problem(f"{path}: {name}", "is missing.") for name in kinds if name not in content]
     for name, value in content.items():
         if name not in kinds:
-            problems.append(Problem(f"{path}: {name}", "is no key of a device.", None, did_you_mean(str(name), kinds)))
+            problems.append(Problem(f"{path}: {name}", "is no key of a device.", None, did_you_mean(name, kinds)))
         elif rule := _broken_rule(name, kinds[name], value):
             problems.append(Problem(f"{path}: {name}", rule, value))
     if problems:

@@ -1,6 +1,7 @@
 """A run as it lies on disk, whole or not: its lines and curves, and which of its files say nothing."""
 
 import json
+import os
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,12 +11,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import yaml
-
 from mpt_cli.errors import ConfigError, DataError, printable, printable_tree
 from mpt_cli.runs.directory import RunDirectory, read_json
 from mpt_cli.runs.provenance import ENVIRONMENT
-from mpt_cli.settings.limits import LONGEST_LINE, open_file, quick_loader, read_yaml_text
+from mpt_cli.settings.limits import LONGEST_LINE, open_file, parse_yaml, read_yaml_text
 from mpt_cli.telemetry.format import format_count
 from mpt_cli.telemetry.records import (
     GROWTH,
@@ -174,6 +173,7 @@ class RunHistory:
     latest_events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=LATEST_EVENTS))
     last_step: int = 0
     gaps: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)  # names of files that are there and can't be read at all
 
     @property
     def not_recorded(self) -> list[str]:
@@ -234,9 +234,16 @@ def _read(story: RunHistory, path: Path, record: type | Mapping[str, Any], conse
     try:
         return dict(printable_tree(read_json(path, record)))
     except DataError as error:
-        missing = f"There is no {path.name}: {consequence}."
-        story.gaps.append(str(error) if path.exists() else missing)
+        if os.path.lexists(path):
+            _note_unreadable(story, path, str(error))
+        else:
+            story.gaps.append(f"There is no {path.name}: {consequence}.")
         return {}
+
+
+def _note_unreadable(story: RunHistory, path: Path, why: str) -> None:
+    story.gaps.append(why)
+    story.damaged.append(path.name)
 
 
 def _lines_noting_damage(story: RunHistory, path: Path) -> Iterator[dict[str, Any]]:
@@ -264,9 +271,9 @@ def _read_config(story: RunHistory) -> None:
     path = story.run.config_yaml
     try:
         story.config_text = printable(read_yaml_text(path))
-        story.config = flatten(yaml.load(story.config_text, quick_loader()) or {})
-    except (ConfigError, ValueError, yaml.YAMLError, AttributeError, RecursionError) as error:
-        story.gaps.append(f"{path.name} is damaged: {str(error).splitlines()[0]}.")
+        story.config = flatten(parse_yaml(story.config_text, path) or {})
+    except (ConfigError, AttributeError) as error:
+        _note_unreadable(story, path, f"{path.name} is damaged: {str(error).splitlines()[0]}.")
 
 
 def _read_metrics(story: RunHistory) -> None:

@@ -10,7 +10,7 @@ from mpt_cli.errors import ConfigError, Problem, missing_extra
 from mpt_cli.report.history import NO_CURVES, OF_THE_STEP, read_history, read_lines, read_spikes
 from mpt_cli.report.picture import draw, drawable
 from mpt_cli.report.run_page import headline, outcome_facts, run_pictures
-from mpt_cli.runs.directory import RunDirectory, read_json
+from mpt_cli.runs.directory import RunDirectory, read_json, write_atomic
 from mpt_cli.telemetry.records import Spike
 
 NOT_METRICS = {*NO_CURVES, *OF_THE_STEP, "memory_bytes"} - {"learning_rate"}
@@ -97,11 +97,11 @@ class Run:
         """
         if missing := missing_extra("matplotlib", "plots", "No pictures"):
             raise ConfigError(Problem("plot", missing))
-        paths = []
-        for picture in run_pictures([read_history(self.path)]):
-            paths.append(self.path / f"{picture.name}.svg")
-            paths[-1].write_text(draw(picture, on_paper=True), encoding="utf-8")
-        return paths
+        pictures = run_pictures([read_history(self.path)])
+        paths = {self.path / f"{picture.name}.svg": picture for picture in pictures}
+        for path, picture in paths.items():
+            write_atomic(path, draw(picture, on_paper=True))
+        return [*paths]
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}: {headline(read_history(self.path))})"

@@ -386,8 +386,9 @@ def _overlay(stories: Sequence[RunHistory], name: str, title: str, y_label: str)
 
 
 def slug(name: str) -> str:
-    """
+    """Return a name that a file can have.
+
     >>> slug("val_Top 5")
     'val-top-5'
     """
-    return "".join(letter if letter.isalnum() else "-" for letter in name.lower())
+    return "".join(letter if letter.isalnum() else "-" for letter in name.lower()[:50])

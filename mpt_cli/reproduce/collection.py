@@ -17,6 +17,7 @@ from mpt_cli.runs.directory import RunDirectory, read_json, read_summary
 from mpt_cli.runs.expectations import check_names
 from mpt_cli.runs.provenance import ENVIRONMENT
 from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import missing_backend
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import (
     SUFFIXES,
@@ -40,7 +41,7 @@ _NOT_RECIPES = ("conf", "runs", "sweeps", "compares")  # folders of a project, a
 @dataclass(frozen=True)
 class ReproduceTarget:
     """What to run and what to expect. `environment` is that of the run to repeat, `recipe` the file of a recipe,
-    `seeds` with how many seeds it is to run.
+    `seeds` with how many seeds it is to run, `missing` why it can't run here.
     """
 
     name: str
@@ -51,6 +52,7 @@ class ReproduceTarget:
     tags: tuple[str, ...] = ()
     seed: int | None = None
     seeds: int = 1
+    missing: str = ""
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ def _is_of_run(file: Path) -> bool:
 
 def _of_recipe(word: str, words: list[str], settings: Settings) -> ReproduceTarget:
     return ReproduceTarget(word, words, settings.expect, recipe=find_recipe(word), tags=tuple(settings.tags),
-                           seed=settings.seed, seeds=settings.seeds)  # fmt: skip
+                           seed=settings.seed, seeds=settings.seeds, missing=missing_backend(settings))  # fmt: skip
 
 
 def expected_of(summary: dict[str, Any], rtol: float) -> dict[str, Any]:
@@ -206,7 +208,7 @@ def _of_run(run: RunDirectory, overrides: list[str], rtol: float) -> ReproduceTa
     check_repeatable(settings, str(run.path))
     expect = expected_of(read_summary(run.summary_json), rtol)
     environment = read_json(run.environment_json, ENVIRONMENT)
-    return ReproduceTarget(run.path.name, words, expect, environment=environment)
+    return ReproduceTarget(run.path.name, words, expect, environment=environment, missing=missing_backend(settings))
 
 
 def _within_rtol(value: Any, rtol: float) -> Any:
@@ -217,7 +219,7 @@ def _within_rtol(value: Any, rtol: float) -> Any:
 
 def _left_out_reason(settings: Settings) -> str | None:
     reasons: Iterable[str | None] = (_unmet_requirement(need, settings) for need in settings.requires)
-    return "; ".join(reason for reason in reasons if reason) or None
+    return "; ".join(reason for reason in [*reasons, missing_backend(settings)] if reason) or None
 
 
 def _unmet_requirement(need: str, settings: Settings) -> str | None:

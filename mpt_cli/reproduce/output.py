@@ -47,6 +47,7 @@ class ResultPrinter:
         """What would run, and what would be expected of it."""
         for target in found.targets:
             self.line(f"{target.name}: {', '.join(map(str, target.expect))}")
+            self.line(target.missing) if target.missing else None
         self.line(f"{len(found.targets)} to run, {len(found.errors)} unreadable, {len(found.left_out)} left out")
 
     def tell(self, result: Reproduction) -> None:
@@ -57,6 +58,7 @@ class ResultPrinter:
         if result.attempts > 1:
             self.count += 1
             verdict += f" at attempt {result.attempts}" + (": flaky" if result.is_flaky else "")
+        verdict = result.failure if result.child.fault else verdict
         self.line(f"[{self.done}/{self.count}] {result.target.name}: {verdict}")
 
     def finish(self, results: Sequence[Reproduction]) -> None:
@@ -74,12 +76,17 @@ class ResultPrinter:
                 self._explain(result)
 
     def _explain(self, result: Reproduction) -> None:
-        self.line(f"\n{result.target.name}: look into {result.child.run.path}")
+        where = result.child.run.path
+        self.line(f"\n{result.target.name}: {f'look into {where}' if where.is_dir() else result.failure}")
+        for attempt, failure in enumerate(result.earlier, 1):
+            self.line(f"  attempt {attempt}: {failure}")
         for check in result.checks:
             if check.unreported:
                 self.line(f"  {check.name} was expected, {check.unreported}")
-        if result.child.exit_code and result.child.words:
+        if result.child.exit_code and result.child.words and where.is_dir():
             self.line(f"  {result.child.words}")
+        if not result.child.environment:
+            return
         if result.target.environment is None:
             self.line(f"  it ran on {format_environment(result.child.environment)}")
             return
@@ -143,8 +150,10 @@ def _add_suite(root: ElementTree.Element, result: Reproduction) -> None:
         time = "0" if index else suite.get("time", "0")
         case = ElementTree.SubElement(suite, "testcase", classname=name, name=check.name, time=time)
         if not check.passed:
-            verdict = ElementTree.SubElement(case, kind, message=_printable(str(check)), type=type_)
-            details = [str(check), f"run: {child.run.path}", child.words, *result.differences]
+            message = result.failure if child.fault else str(check)
+            verdict = ElementTree.SubElement(case, kind, message=_printable(message), type=type_)
+            earlier = [f"attempt {attempt}: {failure}" for attempt, failure in enumerate(result.earlier, 1)]
+            details = [message, f"run: {child.run.path}", child.words, *earlier, *result.differences]
             verdict.text = _printable("\n".join(details))
     if missed:
         ElementTree.SubElement(suite, "system-out").text = _printable(_last_lines(result))
@@ -156,6 +165,7 @@ def _properties(result: Reproduction) -> dict[str, str]:
     found = {
         "run_dir": result.child.run.path, "seed": result.target.seed, "tags": ", ".join(result.target.tags),
         "attempts": result.attempts, "flaky": str(result.is_flaky).lower(), "exit_code": result.child.exit_code,
+        "earlier_failures": "\n".join(result.earlier),
         "environment": format_environment(machine) if machine else None,
     }  # fmt: skip
     return {name: str(value) for name, value in found.items() if value not in (None, "")}

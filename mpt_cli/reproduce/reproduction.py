@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.errors import BAD_DATA, ConfigError, DataError, Problem
+from mpt_cli.errors import BAD_CONFIG, BAD_DATA, BUG, MISMATCH, OK, TERMINATED, ConfigError, DataError, Problem
 from mpt_cli.jobs.executor import Command, LocalExecutor, mpt_command
 from mpt_cli.jobs.queue import Ending, Limits, Queue, run_one
 from mpt_cli.reproduce.collection import ReproduceTarget
@@ -78,6 +78,19 @@ class FinishedProcess:
             return ""
         return signal_name(-self.exit_code) if self.exit_code < 0 else f"exit code {self.exit_code}"
 
+    @property
+    def fault_sentence(self) -> str:
+        """`fault` with what the run said of it."""
+        said = [] if self.limit_seconds is not None else self.words.splitlines()
+        reason = (said or [""])[0].removeprefix("mpt train: ")
+        begun = "did not finish" if self.run.path.is_dir() else "did not run"
+        return f"{begun}: {self.fault}{': ' if reason else ''}{reason}"
+
+    @property
+    def fault_code(self) -> int:
+        """What a fault counts as: the run's code, as that of a job of a sweep."""
+        return TERMINATED if self.exit_code < 0 else self.exit_code or BAD_DATA
+
 
 def run_command(
     verb: str, overrides: list[str], run: RunDirectory, log: Path, as_in: Mapping[str, Any] | None = None
@@ -109,7 +122,18 @@ class Reproduction:
     child: FinishedProcess
     checks: list[ExpectationCheck]
     differences: list[str]
-    attempts: int = 1
+    earlier: tuple[str, ...] = ()  # why each attempt before this one failed
+
+    @property
+    def attempts(self) -> int:
+        return len(self.earlier) + 1
+
+    @property
+    def failure(self) -> str:
+        """Why it failed, in a line; empty where it passed."""
+        missed = [f"{check.name} {check.got_text}, expected {check.expected}"
+                  for check in self.checks if not check.passed]  # fmt: skip
+        return self.child.fault_sentence if self.child.fault else "; ".join(missed)
 
     @property
     def passed(self) -> bool:
@@ -133,6 +157,7 @@ class Reproduction:
             "passed": self.passed,
             "flaky": self.is_flaky,
             "attempts": self.attempts,
+            "failures": [*self.earlier, *([self.failure] if self.failure else [])],
             "seed": self.target.seed,
             "run_dir": str(self.child.run.path),
             "exit_code": self.child.exit_code,
@@ -171,29 +196,38 @@ def reproduce(
 
     After Ctrl-C no run is begun, and what it broke off is not judged; what --exitfirst left is not in the result.
     """
-    results = _run_once(dict(enumerate(targets, 1)), folder, plan, 1, tell)
-    for attempt in range(2, plan.retries + 2):
-        failed = {number: result.target for number, result in results.items() if not result.passed}
+    results = _run_once({number: (target, ()) for number, target in enumerate(targets, 1)}, folder, plan, tell)
+    for _ in range(plan.retries):
+        failed = {number: (result.target, (*result.earlier, result.failure))
+                  for number, result in results.items() if not result.passed}  # fmt: skip
         again = replace(plan, stops_at_failure=False)
-        results |= _run_once(failed, folder, again, attempt, tell) if failed else {}
+        results |= _run_once(failed, folder, again, tell) if failed else {}
     return [results[number] for number in sorted(results)]
 
 
+def gravest_code(results: Sequence[Reproduction]) -> int:
+    """What `mpt reproduce` exits with: 5 where a run missed what was expected, else the gravest code of those that came
+    to nothing to hold against it.
+    """
+    missed = [result for result in results if not result.passed]
+    codes = {result.child.fault_code if result.child.fault else MISMATCH for result in missed}
+    return next((code for code in (MISMATCH, BUG, BAD_DATA, BAD_CONFIG) if code in codes), max(codes, default=OK))
+
+
 def _run_once(
-    targets: Mapping[int, ReproduceTarget],
+    targets: Mapping[int, tuple[ReproduceTarget, tuple[str, ...]]],
     folder: Path,
     plan: RerunLimits,
-    attempt: int,
     tell: Callable[[Reproduction], None],
 ) -> dict[int, Reproduction]:
-    """The result of each by its number."""
+    """The result of each by its number; with each target is why it failed before."""
     results: dict[int, Reproduction] = {}
 
     def record(command: Command[RunDirectory], ending: Ending) -> None:
         if ending.cause in (None, "timeout"):
             number = numbers[command.name]
-            found = _judge(targets[number], read_finished(command, ending))
-            results[number] = replace(found, attempts=attempt)
+            target, earlier = targets[number]
+            results[number] = replace(_judge(target, read_finished(command, ending)), earlier=earlier)
             tell(results[number])
 
     def until_a_failure() -> Iterator[Command[RunDirectory]]:
@@ -202,8 +236,8 @@ def _run_once(
                 yield command
 
     with tempfile.TemporaryDirectory() as logs, LocalExecutor() as executor:
-        commands = {number: _target_command(number, target, folder, Path(logs), attempt)
-                    for number, target in targets.items()}  # fmt: skip
+        commands = {number: _target_command(number, target, folder, Path(logs), len(earlier) + 1)
+                    for number, (target, earlier) in targets.items()}  # fmt: skip
         numbers = {command.name: number for number, command in commands.items()}
         limits = Limits(workers=plan.jobs, timeout_seconds=plan.timeout_seconds)
         stopped_by = Queue(limits, executor, record).run(until_a_failure())

@@ -28,14 +28,16 @@ from mpt_cli.telemetry.records import SCHEMA_VERSION, RunHeader, Scaling, Summar
 from mpt_cli.telemetry.sink import File, Sink, TelemetryFiles, rename_durably, write_durably
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write `text` beside `path`, force it to disk and rename: a reader or a crash never meets half a file.
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write `content` beside `path`, force it to disk and rename: a reader or a crash never meets half a file, and a
+    link at `path` is replaced, not followed. Halves of characters, as in names of files, are written as \\udcff.
 
     Raises DataError naming the file when it can't be written; an earlier version of the file then still stands.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        write_durably(temporary, lambda file: file.write(text.encode()))
+        data = content if isinstance(content, bytes) else content.encode(errors="backslashreplace")
+        write_durably(temporary, lambda file: file.write(data))
         rename_durably(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
@@ -269,7 +271,7 @@ class RunDirectory(TelemetryFiles):
     @property
     def is_saved(self) -> bool:
         """Whether it has a checkpoint to go on from."""
-        return any(self.checkpoints.glob("step-*.json"))
+        return any(self.checkpoints.glob("step-*.npz"))
 
     def exported(self, kind: str) -> Path:
         """Where `mpt export` puts the model in that format."""

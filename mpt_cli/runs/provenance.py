@@ -21,9 +21,13 @@ from mpt_cli.telemetry.records import misfit
 from mpt_cli.version import __version__
 
 GIT_SECONDS = 5.0  # a run must not wait for a slow file system
-# A checkout's own configuration may name programs to run; recording a commit must start none of them.
-HARMLESS = ("-c", "core.fsmonitor=false", "-c", "core.pager=cat")
-DIFF = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--binary")
+# A checkout's own configuration and hooks may name programs to run; recording a commit must start none of them, and
+# fetch nothing that the checkout lacks.
+HARMLESS = {"core.fsmonitor": "false", "core.hooksPath": os.devnull, "core.pager": "cat"}
+ALONE = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0"}
+DIFF = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "--submodule=short",
+        "--ignore-submodules=dirty")  # fmt: skip
+_FILTER = re.compile(r"filter\..*\.(process|clean|smudge|required)", re.DOTALL | re.IGNORECASE)
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
@@ -34,17 +38,22 @@ def git_state(folder: Path) -> dict[str, Any] | None:
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
-    diff = _git(folder, *DIFF)
+    keys = (_git(folder, "config", "--list", "--name-only", "-z") or b"").decode(errors="surrogateescape").split("\0")
+    diff = _git(folder, *DIFF, settings=dict.fromkeys(filter(_FILTER.fullmatch, keys), ""))
     modified = None if diff is None else bool(diff)
     digest = hashlib.sha256(diff).hexdigest() if diff else None
     return {"commit": commit.decode().strip(), "modified": modified, "diff_hash": digest}
 
 
-def _git(folder: Path, *arguments: str) -> bytes | None:
+def _git(folder: Path, *arguments: str, settings: Mapping[str, str] | None = None) -> bytes | None:
+    """What it prints, with these settings over those of the checkout."""
+    given = {**HARMLESS, **(settings or {})}
+    numbered = {f"GIT_CONFIG_{kind}_{number}": text for number, pair in enumerate(given.items())
+                for kind, text in zip(("KEY", "VALUE"), pair, strict=True)}  # fmt: skip
+    environment = {**os.environ, **ALONE, "GIT_CONFIG_COUNT": str(len(given)), **numbered}
     try:
-        done = subprocess.run(
-            ["git", *HARMLESS, "-C", str(folder), *arguments], capture_output=True, timeout=GIT_SECONDS, check=False
-        )
+        done = subprocess.run(["git", "-C", str(folder), *arguments], env=environment, capture_output=True,
+                              timeout=GIT_SECONDS, check=False)  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
@@ -72,6 +81,7 @@ class FrameworkFacts:
     distribute: str = "none"
     examples: Mapping[str, int | None] = field(default_factory=dict)  # of train and validation; None where not known
     emulated: Sequence[str] = ()  # operations that the device lacks and others stand for
+    keras: Mapping[str, Any] = field(default_factory=dict)  # floatx, epsilon and image_data_format of all of Keras
 
 
 def collect_environment(facts: FrameworkFacts, command_line: Sequence[str] | None = None) -> dict[str, Any]:
@@ -103,8 +113,8 @@ def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in sorted(environment.items()) if RECORDED_VARIABLES.fullmatch(name)}
 
 
-_EXPLAINING = ("mpt", "python", "versions", "backend", "jit_compile", "policy", "distribute", "devices", "emulated",
-               "seed", "dataset_fingerprint", "git", "variables", "packages")  # fmt: skip
+_EXPLAINING = ("mpt", "python", "versions", "keras", "backend", "jit_compile", "policy", "distribute", "devices",
+               "emulated", "seed", "dataset_fingerprint", "git", "variables", "packages")  # fmt: skip
 _OF_THREADS = re.compile(r"(OMP|OPENBLAS)_NUM_THREADS|NPROC|TF_NUM_\w+_THREADS")
 _OF_THE_MACHINE = ("os", "cpu", "usable_cores", "cpu_precision_features", "gpus")
 
@@ -163,7 +173,7 @@ ENVIRONMENT: dict[str, Any] = {  # the types of what is read of environment.json
     "versions": dict[str, str], "machine": dict[str, Any], "devices": list[str], "variables": dict[str, Any] | None,
     "examples": dict[str, int | None],
     "git": dict[str, dict[str, Any] | None] | None, "attempts": list[dict[str, Any]], "seed": int | None,
-    "command_line": list[str] | None, "started_at": str, "not_recorded": list[str],
+    "command_line": list[str] | None, "started_at": str, "not_recorded": list[str], "keras": dict[str, Any],
 }  # fmt: skip
 
 
@@ -189,7 +199,8 @@ def format_environment(environment: Mapping[str, Any]) -> str:
                 if name in ("tensorflow", "keras", "jax", "numpy")]  # fmt: skip
     machine = environment.get("machine", {})
     gpus = [] if misfit(_MACHINE, machine) else [str(gpu.get("name")) for gpu in machine.get("gpus", [])]
-    return ", ".join([f"Python {environment.get('python')}", *versions, *gpus, str(machine.get("cpu"))])
+    python = [f"Python {environment['python']}"] if environment.get("python") else []
+    return ", ".join([*python, *versions, *gpus, *([str(machine["cpu"])] if machine.get("cpu") else [])])
 
 
 def _facts_that_explain(environment: Mapping[str, Any]) -> dict[str, Any]:

@@ -79,7 +79,10 @@ def stored_settings(run: RunDirectory, given: Settings | None = None) -> Setting
     """The settings the run was made with. Secrets, which its record leaves out, are those of the `given` ones."""
     from mpt_cli.settings import load_settings
 
-    return load_settings([f"conf={run.config_yaml}", *(_given_again(run, given) if given else ())])
+    stored = load_settings([f"conf={run.config_yaml}", *(_given_again(run, given) if given else ())])
+    if stored.seed is None:
+        raise DataError(f"{run.config_yaml} is damaged: seed must be the number that the run was made with, not null.")
+    return stored
 
 
 def _given_again(run: RunDirectory, given: Settings) -> list[str]:

@@ -349,7 +349,7 @@ def _check_layout(chosen: DistributeSettings) -> Iterator[Problem]:
         for axis in axes:
             if axis is not None and axis not in chosen.mesh and chosen.mesh:
                 rule = f"must name axes of distribute.mesh ({', '.join(chosen.mesh)}) or null."
-                yield Problem(key, rule, axis, did_you_mean(str(axis), chosen.mesh))
+                yield Problem(key, rule, axis, did_you_mean(axis, chosen.mesh))
         if len(named := [str(axis) for axis in axes if axis is not None]) > len({*named}):
             yield Problem(key, "must name an axis of distribute.mesh once.", axes)
         if (why := _pattern_fault(pattern)) is not None:
@@ -452,7 +452,7 @@ def check_loss_weights(settings: Settings) -> Iterator[Problem]:
     if not all(map(is_finite_number, values)):
         yield Problem("trainer.loss_weights", "must be a number for each output, as a mapping or list.", weights)
     elif isinstance(weights, dict) and isinstance(loss, dict) and (unknown := [*weights.keys() - loss.keys()]):
-        remedy = did_you_mean(str(unknown[0]), map(str, loss)) or f"trainer.loss has {', '.join(map(str, loss))}."
+        remedy = did_you_mean(unknown[0], map(str, loss)) or f"trainer.loss has {', '.join(map(str, loss))}."
         yield Problem("trainer.loss_weights", f"must name outputs that have a loss, not {unknown[0]}.", None, remedy)
 
 

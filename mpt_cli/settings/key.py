@@ -261,7 +261,7 @@ def _check_choice(key: Key, value: Any) -> None:
     # `is` first, since 1 == True: channels=true is no choice of (1, 3, 4)
     if key.choices and not any(type(value) is type(choice) and value == choice for choice in key.choices):
         names = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in key.choices]
-        raise BadValue(f"must be one of {', '.join(names)}.", did_you_mean(str(value), names))
+        raise BadValue(f"must be one of {', '.join(names)}.", did_you_mean(value, names))
 
 
 def _check_range(key: Key, value: Any) -> None:

@@ -1,16 +1,17 @@
 """Bounds on size, depth and aliases of what is read, so that a slip or a file that is no recipe gets a sentence at
-once, and the opening of files that may be something else.
+once, the one reader of YAML, and the opening of files that may be something else.
 """
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterator
-from io import BufferedReader
+from io import BufferedReader, StringIO
 from pathlib import Path
 from typing import Any, TextIO
 
-from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.errors import ConfigError, DataError, Problem, summarise_error
 
 MOST_BYTES = 2**20  # of a YAML file
 MOST_VALUES = 10_000  # of a YAML file, each use of an alias counted; the longest shipped recipe has 60
@@ -65,28 +66,32 @@ def broken_text_rule(text: str) -> str | None:
 
 def open_file(path: Path) -> BufferedReader:
     """Open a file to be read. OSError where something else has its name: a pipe or a device may never answer."""
-    return os.fdopen(_open_regular(str(path), os.O_RDONLY | os.O_CLOEXEC), "rb")
+    return os.fdopen(open_regular(path, os.O_RDONLY | os.O_CLOEXEC), "rb")
 
 
 def open_to_append(path: Path) -> TextIO:
     """Open a file, made where there is none. OSError as `open_file`: a pipe would wait until somebody reads it."""
-    return open(str(path), "a", encoding="utf-8", opener=_open_regular)
+    return open(path, "a", encoding="utf-8", opener=open_regular)
 
 
-def _open_regular(path: str, flags: int) -> int:
+def open_regular(path: str | Path, flags: int) -> int:
+    """Return a descriptor, as the `opener` of `open`. OSError for what is no regular file and, where it is written
+    into, for a link: what it leads to may not be meant.
+    """
+    is_read = flags & os.O_ACCMODE == os.O_RDONLY
     try:
-        descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+        descriptor = os.open(path, flags | os.O_NONBLOCK | (0 if is_read else os.O_NOFOLLOW), 0o666)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # a pipe without a reader, a socket
-            raise OSError(errno.EINVAL, _NO_FILE, path) from error
+        if error.errno == errno.ENXIO or (error.errno == errno.ELOOP and not is_read):  # a pipe nobody reads, a link
+            raise OSError(errno.EINVAL, _NO_FILE, str(path)) from error
         raise
     kind = os.fstat(descriptor).st_mode
     if stat.S_ISREG(kind):
         return descriptor
     os.close(descriptor)
     if stat.S_ISDIR(kind):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    raise OSError(errno.EINVAL, _NO_FILE, path)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, _NO_FILE, str(path))
 
 
 def read_file(path: Path, most_bytes: int | None = MOST_FILE_BYTES, errors: str = "strict") -> str:
@@ -110,30 +115,72 @@ def remove_file(path: Path) -> None:
 
 
 def read_yaml_text(path: Path) -> str:
-    """Return the text of a YAML file that is fit to be read; ConfigError for one that is too large or too deep.
+    """Return the text of a YAML file that is fit to be read; ConfigError for one that is too large or too deep."""
+    text = _read_text(path)
+    _check_yaml(text, path)
+    return text
 
-    An alias counts as what it stands for, so that a few lines can't become billions of values.
+
+def _read_text(path: Path) -> str:
+    try:
+        return read_file(path, MOST_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(Problem("conf", f"{path} cannot be read: {error}.")) from error
+
+
+def load_yaml(path: Path) -> Any:
+    """Return what a YAML file says; ConfigError as `parse_yaml`, and where it can't be read."""
+    return parse_yaml(_read_text(path), path)
+
+
+def parse_yaml(text: str, source: str | Path) -> Any:
+    """Return what YAML from `source` says, as OmegaConf reads it: a key given twice is an error, 1e-3 is a number.
+
+    ConfigError where it holds anything but texts, numbers, truth values, nulls, lists and mappings.
+    """
+    import yaml
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    _check_yaml(text, source)
+    try:
+        return OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=False)
+    except yaml.YAMLError as error:
+        raise ConfigError(Problem("conf", f"{source} {_not_yaml(error)}")) from error
+    except OmegaConfBaseException as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise ConfigError(Problem(error.full_key or "conf", f"cannot be read: {reason}.", str(source))) from error
+    except OSError as error:  # of a single scalar OmegaConf says it cannot load it
+        raise ConfigError(Problem("conf", f"{source} must hold keys and values at its top level.")) from error
+    except (ValueError, KeyError) as error:  # of a text that is not what its tag says
+        raise ConfigError(Problem("conf", f"{source} cannot be read: {summarise_error(error)}.")) from error
+
+
+def _not_yaml(error: Exception) -> str:
+    return f"is not valid YAML: {' '.join(str(error).split())}."
+
+
+_TAG = "tag:yaml.org,2002:"
+_PLAIN_TAGS = {None, "!", *(f"{_TAG}{kind}" for kind in ("str", "int", "float", "bool", "null", "seq", "map"))}
+_WHOLE_NUMBER = re.compile(r"[-+]?[0-9][0-9a-fA-FxXoO_:]*")
+LONGEST_NUMBER = 1000  # digits; Python writes none of more than 4300
+
+
+def _check_yaml(text: str, source: str | Path) -> None:
+    """ConfigError for a text that is too deep, or that a plain reader has no values for. An alias counts as what it
+    stands for, so that a few lines can't become billions of values.
     """
     import yaml
 
     try:
-        text = read_file(path, MOST_BYTES)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(Problem("conf", f"{path} cannot be read: {error}.")) from error
-    try:
-        broken = _problem_of_yaml(yaml.parse(text, Loader=quick_loader()))
-    except yaml.YAMLError:  # told in the words of the other
-        broken = _problem_of_yaml(yaml.parse(text, Loader=yaml.SafeLoader))
+        try:
+            broken = _problem_of_yaml(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+        except yaml.YAMLError:  # told in the words of the other, which takes ten times as long
+            broken = _problem_of_yaml(yaml.parse(text, Loader=yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        broken = _not_yaml(error)
     if broken is not None:
-        raise ConfigError(Problem("conf", f"{path} {broken}"))
-    return text
-
-
-def quick_loader() -> Any:
-    """Return PyYAML's safe loader as far as it is written in C, a tenth of the other's time, where it was built so."""
-    import yaml
-
-    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        raise ConfigError(Problem("conf", f"{source} {broken}"))
 
 
 def _problem_of_yaml(events: Iterator[Any]) -> str | None:
@@ -142,6 +189,9 @@ def _problem_of_yaml(events: Iterator[Any]) -> str | None:
 
     values, sizes, opened = 0, dict[str, int](), list[tuple[str, int]]()  # sizes of what anchors name
     for event in events:
+        if getattr(event, "tag", None) not in _PLAIN_TAGS:
+            kind = event.tag.replace(_TAG, "!!")
+            return f"must hold plain values, without the tag {kind} in line {event.start_mark.line + 1}."
         if isinstance(event, yaml.AliasEvent):
             if event.anchor in [anchor for anchor, _ in opened]:
                 return f"must not hold itself: &{event.anchor} contains *{event.anchor}."
@@ -151,6 +201,8 @@ def _problem_of_yaml(events: Iterator[Any]) -> str | None:
                 return "must hold keys and values at its top level."  # OmegaConf would take a text for a key
             if "${" in event.value and depth_of(event.value) > DEEPEST:
                 return _TOO_DEEP
+            if len(event.value) > LONGEST_NUMBER and _WHOLE_NUMBER.fullmatch(event.value) and not event.style:
+                return f"must have numbers of at most {LONGEST_NUMBER:,} digits."
             values += 1 + len(event.value) // 1000
             sizes[event.anchor or ""] = 1 + len(event.value) // 1000
         elif isinstance(event, yaml.CollectionStartEvent):

@@ -10,9 +10,10 @@ import math
 import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -26,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers.oc import env as environment_resolver
 
 from mpt_cli import plugins, redaction
-from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.errors import ConfigError, Problem, missing_extra
 from mpt_cli.settings.checks import check_combinations, read_expect
 from mpt_cli.settings.key import BadValue, Key, as_whole, format_type, read_key, read_value
 from mpt_cli.settings.limits import read_yaml_text
@@ -45,11 +46,13 @@ from mpt_cli.settings.recipes import (
     bodies_of_groups,
     default_choices,
     is_meant_instead,
+    load_mapping,
     read_recipe,
     readable_files_of,
     variant_of,
 )
 from mpt_cli.settings.schema import (
+    BACKENDS,
     VARIANTS,
     Settings,
     choosing_key,
@@ -57,6 +60,7 @@ from mpt_cli.settings.schema import (
     find_key,
     logger_class,
     no_such_key,
+    sections,
     unknown_key_problem,
     variant_class,
 )
@@ -65,6 +69,7 @@ from mpt_cli.settings.search_path import (
     find_recipe,
     group_files,
     own_conf_directories,
+    own_group_file,
     projects_of_recipes,
     recipe_paths,
     searching,
@@ -312,7 +317,8 @@ def _settings_of(recipe: Recipe, given: ParsedOverrides, problems: list[Problem]
     if recipe.unreadable:
         unsure |= set(VARIANTS)  # whether a key fits depends on what the recipe would have chosen
     bodies = [*bodies_of_groups(choices), *applicable_bodies(recipe, choices, given.choices)]
-    tree = compose_tree(choices, bodies, given.overrides, problems)
+    overrides = [*given.overrides, *_backend_override(recipe, given, problems)]
+    tree = compose_tree(choices, bodies, overrides, problems)
     tree.setdefault("recipe", recipe.path.stem)
     for name, text in _texts(tree):
         redaction.note_text(name, text)
@@ -321,6 +327,44 @@ def _settings_of(recipe: Recipe, given: ParsedOverrides, problems: list[Problem]
     problems += check_combinations(settings, {problem.key for problem in problems} | unsure)
     problems[:] = _with_places(problems, recipe, choices, given)
     return settings
+
+
+def _backend_override(recipe: Recipe, given: ParsedOverrides, problems: list[Problem]) -> Iterator[str]:
+    """What the backend is where no word says it: `KERAS_BACKEND`, else the recipe's, else the one that is installed.
+
+    The record of a run, which has every section, keeps its backend.
+    """
+    asked, of_recipe, of_keras = given.choices.get("backend"), recipe.chosen().get("backend"), os.environ.get(VARIABLE)
+    is_record = of_recipe is not None and sections().keys() <= recipe.body.keys()
+    if (asked is not None and _backend_of(asked)) or (is_record and asked is None):
+        return
+    if of_keras and of_keras not in BACKENDS:
+        rule = f"{VARIABLE} must be one of {', '.join(BACKENDS)}, or not set."
+        problems.append(Problem("backend.name", rule, of_keras, "backend=tensorflow or backend=jax has priority."))
+    elif of_keras or of_recipe is None or not _backend_of(of_recipe):
+        yield f"++backend.name={of_keras or installed_backend()}"
+
+
+def _backend_of(choice: GroupChoice) -> str | None:
+    """The backend that a file of the group names; None where it leaves that open, or is no good."""
+    own = own_group_file("backend", str(choice.name))
+    with suppress(ConfigError):
+        name = choice.name if own is None else load_mapping(own).get("name")
+        return None if name in ("auto", None) else str(name)
+    return None
+
+
+VARIABLE = "KERAS_BACKEND"
+
+
+def installed_backend() -> str:
+    """The first one that is installed; TensorFlow where none is, which is said where it is needed."""
+    return next((name for name in BACKENDS if find_spec(name) is not None), BACKENDS[0])
+
+
+def missing_backend(settings: Settings) -> str:
+    """Why the run can't be here, in a sentence; empty where its backend is installed."""
+    return missing_extra(settings.backend.name, settings.backend.name, "It can't run here")
 
 
 def _with_places(

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from antlr4 import InputStream, Token
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString, Sweep
 from hydra.errors import HydraException
 from hydra.grammar.gen.OverrideLexer import OverrideLexer
 
@@ -91,6 +91,27 @@ def _numbers_quoted(text: str) -> str:
         is_alone = before in _BORDERS and after in _BORDERS
         written += f'"{token.text}"' if token.type in _NUMBERS and is_alone and not depth else token.text
     return written
+
+
+def misplaced_values_rule(override: Override) -> str | None:
+    """What must hold of where values are listed, where it does not: Hydra's functions inside of a list do nothing.
+
+    >>> misplaced_values_rule(parse_override("seed=range(3)")) is None
+    True
+    >>> misplaced_values_rule(parse_override("seed=[range(3)]"))
+    'must have range(), choice() and interval() around all of it, not inside of a list or of each other.'
+    """
+    value = override.value()
+    inner = list(vars(value).values()) if isinstance(value, Sweep | Glob) else value
+    if not _has_sweep(inner):
+        return None
+    return "must have range(), choice() and interval() around all of it, not inside of a list or of each other."
+
+
+def _has_sweep(value: Any) -> bool:
+    if isinstance(value, dict | list):
+        return any(map(_has_sweep, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, Sweep | Glob)
 
 
 _PATH = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
@@ -205,6 +226,8 @@ def _take_override(override: Override, result: ParsedOverrides) -> None:
         result.problems.append(Problem(line, "must be of the form key=value."))
     elif override.package is not None:
         result.problems.append(Problem(key, "must be given without @package.", line))
+    elif rule := misplaced_values_rule(override):
+        result.problems.append(Problem(key, rule, line.partition("=")[2]))
     elif override.is_sweep_override():
         values = line.partition("=")[2]
         result.problems.append(Problem(key, "must be one value here.", values, "`mpt sweep` tries several."))

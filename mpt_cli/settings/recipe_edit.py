@@ -13,6 +13,7 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.representer import RoundTripRepresenter
 
 from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.settings.limits import parse_yaml
 from mpt_cli.settings.schema import choosing_key
 
 _WIDTH = 10**6  # of a line, so that none is folded
@@ -40,10 +41,7 @@ class RecipeText:
 
     def content(self) -> dict[str, Any]:
         """Return all keys with their values, those of merge keys too."""
-        try:
-            found = _unshared(yaml.safe_load(self.text))
-        except yaml.YAMLError as error:
-            raise ConfigError(Problem("conf", f"it is not valid YAML: {' '.join(str(error).split())}.")) from error
+        found = _unshared(parse_yaml(self.text, "it"))
         if not isinstance(found, dict | None):
             raise ConfigError(Problem("conf", "it must hold keys and values at its top level."))
         return found or {}

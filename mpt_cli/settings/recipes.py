@@ -7,14 +7,13 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import ConfigError, Problem, did_you_mean
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.key import format_type
-from mpt_cli.settings.limits import read_yaml_text
+from mpt_cli.settings.limits import load_yaml, read_yaml_text
 from mpt_cli.settings.relative_references import (
     NAMING,
     file_beside,
@@ -70,7 +69,7 @@ class GroupChoice:
         valid = group_choices(self.group)
         if self.name in valid or (self.name == PYTHON and self.group in GIVEN):
             return self._unusable()
-        remedy = did_you_mean(str(self.name), valid)
+        remedy = did_you_mean(self.name, valid)
         received = "null" if self.name is None else self.name
         return Problem(self.written, f"must be one of {', '.join(valid)}.", received, remedy)
 
@@ -299,20 +298,7 @@ def _take_searchpath(content: dict[str, Any], recipe: Recipe) -> list[Path]:
 
 def load_mapping(path: Path) -> dict[str, Any]:
     """The keys of a recipe or a group file as they are written. ConfigError where it holds none."""
-    import yaml
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        # OmegaConf's way of reading: duplicate keys are errors, 1e-3 is a number
-        content = OmegaConf.to_container(OmegaConf.load(StringIO(read_yaml_text(path))), resolve=False)
-    except yaml.YAMLError as error:
-        raise ConfigError(Problem("conf", f"{path} is not valid YAML: {' '.join(str(error).split())}.")) from error
-    except OmegaConfBaseException as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise ConfigError(Problem(error.full_key or "conf", f"cannot be read: {reason}.", str(path))) from error
-    except OSError as error:  # of a single scalar OmegaConf says it cannot load it
-        raise ConfigError(Problem("conf", f"{path} must hold keys and values at its top level.")) from error
+    content = load_yaml(path)
     if not isinstance(content, dict):
         raise ConfigError(Problem("conf", f"{path} must hold keys and values at its top level."))
     if not content:
@@ -421,7 +407,7 @@ def _add_packaged(recipe: Recipe, entry: _Entry, reading: _Reading) -> None:
             _add_read(recipe, path, replace(reading, package=keys), f"{entry.group}: {name}")
         elif not entry.is_optional:
             rule = f"must be one of {', '.join(group_choices(entry.group))}."
-            remedy = did_you_mean(str(name), group_choices(entry.group))
+            remedy = did_you_mean(name, group_choices(entry.group))
             recipe.problems.append(Problem(f"defaults.{entry.group}", rule, name, remedy))
 
 

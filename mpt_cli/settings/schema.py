@@ -197,11 +197,15 @@ class TrainerSettings:
     save_model: bool = key(True, "write model.keras at the end")
 
 
+BACKENDS = ("tensorflow", "jax")  # in the order in which they are taken where nobody says which
+
+
 @dataclass
 class BackendSettings:
     """What runs underneath Keras."""
 
-    name: str = key("tensorflow", "Keras backend", choices=("tensorflow", "jax"))
+    name: str = key("auto", "Keras backend; auto: KERAS_BACKEND where it is set, else the one that is installed, "
+                    "TensorFlow where both are", choices=("auto", *BACKENDS))
     device: str = key("auto", "auto: GPU where there is one; gpu without one is an error",
                       choices=("auto", "cpu", "gpu"))
     memory_growth: bool = key(True, "take GPU memory as needed instead of all of it")

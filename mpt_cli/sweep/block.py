@@ -225,11 +225,11 @@ def _checked(
     for name in content:
         if name not in known:
             rule = f"must be one of {', '.join(known)}."
-            problems.append(Problem(f"{place}.{name}", rule, None, did_you_mean(str(name), known)))
+            problems.append(Problem(f"{place}.{name}", rule, None, did_you_mean(name, known)))
     found = {name: content[name] for name in rules if content.get(name) is not None}
     for name, value in found.items():
         if not rules[name].holds(value):
-            remedy = did_you_mean(str(value), rules[name].names)
+            remedy = did_you_mean(value, rules[name].names)
             problems.append(Problem(f"{place}.{name}", rules[name].says, value, remedy))
     return {name: value for name, value in found.items() if rules[name].holds(value)}
 
@@ -245,7 +245,7 @@ def _launcher(content: Any, problems: list[Problem]) -> tuple[str, Sequence[str]
     given = {"name": content} if isinstance(content, str) else content
     name = given.get("name")
     if not isinstance(name, str) or name not in LAUNCHERS:
-        remedy = did_you_mean(str(name), [*LAUNCHERS])
+        remedy = did_you_mean(name, [*LAUNCHERS])
         problems.append(Problem("sweep.launcher.name", f"must be one of {', '.join(LAUNCHERS)}.", name, remedy))
         return None
     parts = {f"{key}.{inner}" if inner else str(key): each for key, value in given.items() if key != "name"

@@ -2,7 +2,6 @@
 file of whole lines that those which write share.
 """
 
-import errno
 import itertools
 import mmap
 import os
@@ -16,6 +15,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self, TypeVar
 
 from mpt_cli.errors import DataError, printable
+from mpt_cli.settings.limits import open_regular
 from mpt_cli.signals import unheard
 from mpt_cli.telemetry.format import describe_spike
 from mpt_cli.telemetry.records import Event, LayerSample, RunHeader, Snapshot, Spike, Summary
@@ -258,8 +258,10 @@ class TelemetryFiles:
 
 
 def write_durably(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Have `write` fill the file, and force it to disk."""
-    with path.open("wb") as file:
+    """Have `write` fill a new file, and force it to disk. What has the name before is taken away, never written into:
+    in a directory from elsewhere it may be a link."""
+    path.unlink(missing_ok=True)
+    with path.open("x+b") as file:
         write(file)
         file.flush()
         os.fsync(file.fileno())
@@ -320,7 +322,7 @@ class LineFile:
 
     def _open(self) -> None:
         repair_tail(self.path)
-        self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._descriptor = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def add(self, line: Callable[[], str]) -> None:
         self._lines.append(line)
@@ -375,9 +377,7 @@ def repair_tail(path: Path) -> int:
     """Cut a partial last line (one without a line end) off the file; returns how many bytes went. No file: 0."""
     if not path.exists():
         return 0
-    if path.is_fifo():
-        raise OSError(errno.EINVAL, "it is a pipe", str(path))
-    with path.open("r+b") as file:
+    with open(path, "r+b", opener=open_regular) as file:
         if not (size := file.seek(0, os.SEEK_END)):
             return 0
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

@@ -248,7 +248,7 @@ class TensorBoardSink(Sink):
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.0"
         with _as_data_error(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            self._writer = RecordWriter((folder / name).open("wb"))
+            self._writer = RecordWriter((folder / name).open("xb"))
             self._writer.write(self._event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
             self._writer.flush()
         self._folder = folder

@@ -1,9 +1,7 @@
-"""Checkpoints: their two files, which of them are kept, the variables in them, and when one is saved.
+"""Checkpoints: the file of each, which of them are kept, the variables in them, and when one is saved.
 
-`NAME.npz` holds every variable; the label `NAME.json` the position of the run, and the name and SHA-256 of the first.
-The label is renamed into place last, so that its presence says that the variables are complete. Where there is a
-checkpoint of that name already, the new variables go into `NAME-again.npz` (and the next time into `NAME.npz`): the old
-one is valid until its label is replaced.
+`NAME.npz` holds every variable, the label `label.json` with the position of the run, and at its end, where a zip file
+has its comment, the SHA-256 of all before. It is made under another name; renaming it makes it a checkpoint.
 """
 
 import errno
@@ -12,16 +10,18 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpt_cli.errors import DataError
-from mpt_cli.settings.limits import open_file, read_file, remove_file
+from mpt_cli.settings.limits import open_file, remove_file
 from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.ledger import Ledger
@@ -30,8 +30,9 @@ from mpt_cli.training.progress import Progress, Stopwatch
 
 SCHEMA_VERSION = 1
 SPARE_BYTES = 2**16  # for the label and what the file system keeps for itself
-AGAIN = "-again"
-DAMAGED = (OSError, ValueError, KeyError, EOFError, RecursionError)  # whatever reading a damaged file can meet
+LABEL, DIGEST_BYTES = "label.json", 64
+# whatever reading a damaged file can meet
+DAMAGED = (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError, zipfile.BadZipFile)
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -44,64 +45,68 @@ class Checkpoint:
     position: dict[str, Any]
 
 
-def files_of(folder: Path, name: str) -> tuple[Path, Path, Path]:
-    """The label first, which makes the others a checkpoint, and the two places for the variables."""
-    return folder / f"{name}.json", folder / f"{name}.npz", folder / f"{name}{AGAIN}.npz"
-
-
-def name_of(file: Path) -> str:
-    """Of the checkpoint that a file belongs to."""
-    return file.stem.removesuffix(AGAIN)
-
-
 def write_checkpoint(folder: Path, name: str, checkpoint: Checkpoint) -> None:
-    """Write both files, or none: OSError where there is no room or no right to, and what was there before stays."""
+    """Write the file, or none: OSError where there is no room or no right to, and what was there before stays."""
     check_room(folder, sum(array.nbytes for array in checkpoint.arrays.values()))
-    label, *places = files_of(folder, name)
-    data = next(place for place in places if place != _data_in_use(label))
-    partial_label, partial_data = _partial(label), _partial(data)
-    arrays: dict[str, Any] = checkpoint.arrays
+    place = folder / f"{name}.npz"
+    partial = place.with_name(f".{place.name}.partial")
     try:
-        write_durably(partial_data, lambda file: np.savez(file, **arrays))
-        text = _label_text(checkpoint, data.name, _sha256(partial_data))
-        write_durably(partial_label, lambda file: file.write(text.encode()))
-        rename_durably(partial_data, data)
-        rename_durably(partial_label, label)
+        write_durably(partial, lambda file: _fill(file, checkpoint))
+        rename_durably(partial, place)
     except BaseException:
-        partial_data.unlink(missing_ok=True)
-        partial_label.unlink(missing_ok=True)
-        if _data_in_use(label) != data:  # it has its name, and its label has not: a resume would take it for damaged
-            data.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
-    for place in places:
-        if place != data:
-            place.unlink(missing_ok=True)
 
 
-def read_label(folder: Path, name: str) -> dict[str, Any]:
-    """The checked content of a label; OSError, ValueError or KeyError with the reason where it is not whole."""
-    label, *places = files_of(folder, name)
-    content = json.loads(read_file(label))
-    if not isinstance(content, dict) or content.pop("checksum", None) != _checksum(content):
-        raise ValueError("its label does not match its checksum")
-    if content["schema_version"] != SCHEMA_VERSION:
-        raise ValueError(f"it has schema_version {content['schema_version']}, this mpt reads {SCHEMA_VERSION}")
-    if content["data"] not in [place.name for place in places]:
-        raise ValueError("its label is of another checkpoint")
-    return content
+def _fill(file: BinaryIO, checkpoint: Checkpoint) -> None:
+    arrays: dict[str, Any] = checkpoint.arrays
+    dtypes = {name: str(array.dtype) for name, array in arrays.items()}
+    label = {"schema_version": SCHEMA_VERSION, "step": checkpoint.step, "dtypes": dtypes,
+             "position": checkpoint.position}  # fmt: skip
+    np.savez(file, **arrays)
+    with zipfile.ZipFile(file, "a") as packed:
+        packed.writestr(LABEL, strict_json(label))
+        packed.comment = bytes(DIGEST_BYTES)
+    digest = _digest(file)
+    file.seek(-DIGEST_BYTES, os.SEEK_END)
+    file.write(digest)
+
+
+def _digest(file: BinaryIO) -> bytes:
+    """SHA-256 of all but the room for it at the end."""
+    left, digest = file.seek(0, os.SEEK_END) - DIGEST_BYTES, hashlib.sha256()
+    file.seek(0)
+    while left > 0:
+        part = file.read(min(left, 2**20))
+        digest.update(part)
+        left -= len(part)
+    return digest.hexdigest().encode()
+
+
+@contextmanager
+def _opened(folder: Path, name: str) -> Iterator[tuple[BinaryIO, dict[str, Any]]]:
+    """The file after its check, and its label; OSError, ValueError or KeyError with the reason where it is not whole.
+    """
+    with open_file(folder / f"{name}.npz") as file:
+        if _digest(file) != file.read():
+            raise ValueError("it does not match its checksum")
+        with zipfile.ZipFile(file) as packed:
+            label = json.loads(packed.read(LABEL))
+        if label["schema_version"] != SCHEMA_VERSION:
+            raise ValueError(f"it has schema_version {label['schema_version']}, this mpt reads {SCHEMA_VERSION}")
+        if f"-{label['step']:09d}" not in name:
+            raise ValueError("it is another checkpoint")
+        file.seek(0)
+        yield file, label
 
 
 def read_checkpoint(folder: Path, name: str) -> Checkpoint:
-    """Read and check both files; OSError, ValueError or KeyError with the reason where they are not whole."""
+    """Read and check a checkpoint; OSError, ValueError or KeyError with the reason where it is not whole."""
     import ml_dtypes  # noqa: F401  # NumPy then knows bfloat16, of which its files hold the bits without the name
 
-    content = read_label(folder, name)
-    data = folder / content["data"]
-    if _sha256(data) != content["sha256"]:
-        raise ValueError("its variables do not match their checksum")
-    with np.load(data, allow_pickle=False) as stored:
-        arrays = {name: stored[name].view(np.dtype(dtype)) for name, dtype in content["dtypes"].items()}
-    return Checkpoint(content["step"], arrays, content["position"])
+    with _opened(folder, name) as (file, label), np.load(file, allow_pickle=False) as stored:
+        arrays = {name: stored[name].view(np.dtype(dtype)) for name, dtype in label["dtypes"].items()}
+    return Checkpoint(label["step"], arrays, label["position"])
 
 
 def check_room(folder: Path, size_bytes: int) -> None:
@@ -110,39 +115,6 @@ def check_room(folder: Path, size_bytes: int) -> None:
     if free < size_bytes + SPARE_BYTES:
         needed = f"{os.strerror(errno.ENOSPC)}: {size_bytes / 2**20:.1f} MiB needed, {free / 2**20:.1f} MiB free"
         raise OSError(errno.ENOSPC, needed)
-
-
-def _data_in_use(label: Path) -> Path | None:
-    """The variables of the checkpoint that stands; None where there is none, or none that can be read."""
-    try:
-        return label.with_name(read_label(label.parent, label.stem)["data"])
-    except DAMAGED:
-        return None
-
-
-def _label_text(checkpoint: Checkpoint, data: str, sha256: str) -> str:
-    content = {
-        "schema_version": SCHEMA_VERSION,
-        "step": checkpoint.step,
-        "data": data,
-        "sha256": sha256,
-        "dtypes": {name: str(array.dtype) for name, array in checkpoint.arrays.items()},
-        "position": checkpoint.position,
-    }
-    return strict_json({**content, "checksum": _checksum(content)}) + "\n"
-
-
-def _checksum(content: dict[str, Any]) -> str:
-    return hashlib.sha256(strict_json(dict(sorted(content.items()))).encode()).hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with open_file(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _partial(path: Path) -> Path:
-    return path.with_name(f".{path.name}.partial")
 
 
 LATEST, BEST = "step-", "best-"  # before the number of the step
@@ -173,7 +145,7 @@ class CheckpointStore:
     def cut_back(self, step: int) -> None:
         """Forget what was saved after `step`: the run goes on from there, perhaps differently."""
         for kind in (LATEST, BEST):
-            self._drop(kind, [later for later in self._begun_steps(kind) if later > step])
+            self._drop(kind, [later for later in self.steps(kind) if later > step])
 
     def go_on_from(self, checkpoint: Checkpoint) -> None:
         """Forget what was saved after `checkpoint`, and best ones of its own step or before that it knows nothing of.
@@ -187,10 +159,10 @@ class CheckpointStore:
     def newest(self, before: int | None = None) -> Checkpoint | None:
         """The latest checkpoint that is whole, of a step below `before`; None when the folder has none.
 
-        A damaged one is reported and the one before it is taken. DataError when there are checkpoints, or variables
-        without a label, and none is whole: starting again from the beginning must be the user's choice.
+        A damaged one is reported and the one before it is taken. DataError when there are checkpoints and none is
+        whole: starting again from the beginning must be the user's choice.
         """
-        steps = [step for step in self._begun_steps() if before is None or step < before]
+        steps = [step for step in self.steps() if before is None or step < before]
         for step in reversed(steps):
             try:
                 return read_checkpoint(self.folder, _name(LATEST, step))
@@ -214,17 +186,15 @@ class CheckpointStore:
             raise DataError(f"the best weights in {self.folder} are damaged ({_reason(error)}).") from error
 
     def steps(self, kind: str = LATEST) -> list[int]:
-        """The steps of the checkpoints that have both files or only the label, ascending."""
-        return _steps_in(kind, self.folder.glob(f"{kind}*.json"))
-
-    def _begun_steps(self, kind: str = LATEST) -> list[int]:
-        """As `steps`, also of those that have only their variables."""
-        return sorted({*self.steps(kind), *_steps_in(kind, self.folder.glob(f"{kind}*.npz"))})
+        """The steps of the checkpoints, ascending."""
+        names = [path.stem.removeprefix(kind) for path in self.folder.glob(f"{kind}*.npz")]
+        return sorted(int(name) for name in names if name.isdigit())
 
     def _is_known(self, step: int, best: dict[str, Any]) -> bool:
         """Whether the best checkpoint of `step` has the value that is the best of its metric."""
         try:
-            position = read_label(self.folder, _name(BEST, step))["position"]
+            with _opened(self.folder, _name(BEST, step)) as (_, label):
+                position = label["position"]
         except DAMAGED as error:
             self.say(f"the best weights of step {step} are damaged ({_reason(error)}) and are left out")
             return False
@@ -234,21 +204,19 @@ class CheckpointStore:
     def _prune(self, newest: int) -> None:
         """Keep the last few up to `newest` and the best of them.
 
-        Later ones belong to a past that was given up because they were damaged. What a killed run left goes too:
-        variables whose label was never written, and files half written.
+        Later ones belong to a past that was given up because they were damaged. Files that a killed run had half
+        written go too.
         """
         kept = {_name(LATEST, step) for step in [step for step in self.steps() if step <= newest][-self.keep :]}
         kept |= {_name(BEST, step) for step in [step for step in self.steps(BEST) if step <= newest][-1:]}
-        files = [path for path in self.folder.iterdir() if not path.is_dir()]
-        for path in sorted(files):  # .json before .npz: without its label data is no checkpoint
-            is_ours = path.name.startswith((LATEST, BEST)) and path.suffix in (".json", ".npz")
-            if (is_ours and name_of(path) not in kept) or path.suffix == ".partial":
+        for path in [path for path in self.folder.iterdir() if not path.is_dir()]:
+            is_ours = path.name.startswith((LATEST, BEST)) and path.suffix == ".npz"
+            if (is_ours and path.stem not in kept) or path.suffix == ".partial":
                 path.unlink(missing_ok=True)
 
     def _drop(self, kind: str, steps: list[int]) -> None:
         for step in steps:
-            for path in files_of(self.folder, _name(kind, step)):
-                remove_file(path)
+            remove_file(self.folder / f"{_name(kind, step)}.npz")
 
 
 class NoStore(CheckpointStore):
@@ -264,11 +232,6 @@ class NoStore(CheckpointStore):
 
     def cut_back(self, step: int) -> None:
         """Left to the first process."""
-
-
-def _steps_in(kind: str, files: Iterable[Path]) -> list[int]:
-    names = {name_of(path).removeprefix(kind) for path in files}
-    return sorted(int(name) for name in names if name.isdigit())
 
 
 def _name(kind: str, step: int) -> str:

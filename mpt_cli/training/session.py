@@ -351,6 +351,8 @@ def restore(parts: Assembly, trainer: Trainer, checkpoint: Checkpoint) -> bool:
     other_fixed = not parts.scaling.moves and trainer.ledger.scale != saved_scale(checkpoint)
     if trainer.sampler is None or before != parts.scaling.mode or other_fixed:
         trainer.ledger.sample = None  # it says nothing of gradients that are not computed or scaled as then
+    if trainer.sampler is not None and "sampler" in checkpoint.position:
+        trainer.sampler.resume(checkpoint.position["sampler"])
     trainer.logged_step = 0
     trainer.watch_weights(has_moved=checkpoint.position.get("has_moved", True))
     factor = ROLLBACK_FACTOR ** len(rollbacks)
@@ -380,7 +382,8 @@ def position_beside(parts: Assembly, trainer: Trainer) -> tuple[dict[str, Any], 
     """Return what a checkpoint holds beside the variables, of weights that have not moved and of callbacks: more of its
     position, and arrays."""
     watch, rollbacks = trainer.weight_watch, trainer.telemetry.tally.rollbacks
-    watched = {} if watch is None else {"has_moved": watch.has_moved}
+    watched: dict[str, Any] = {} if watch is None else {"has_moved": watch.has_moved}
+    watched |= {} if trainer.sampler is None else {"sampler": trainer.sampler.position()}
     if not trainer.callbacks:
         return watched, {}
     position, arrays = trainer.callbacks.position()

@@ -305,6 +305,8 @@ def run_check(arguments: argparse.Namespace) -> int:
         raise ConfigError(Problem("--ops", "reads the operations of a model that is built.", None, "Add --build."))
     if arguments.untrusted and arguments.build:
         raise ConfigError(Problem("--build", "imports and runs what the recipe names: it can't be --untrusted."))
+    from mpt_cli.settings.load import missing_backend
+
     settings, variables = _settings_of(arguments)
     check_repeatable(settings)
     problems, built = check_names(settings), None
@@ -315,12 +317,15 @@ def run_check(arguments: argparse.Namespace) -> int:
         problems = check_names(settings, built.metrics)
     if problems:
         raise ConfigError(problems)
+    missing = missing_backend(settings)
     if arguments.json:
         print_json({"status": "ok", "recipe": settings.recipe, "environment": variables,
+                    "backend": settings.backend.name, "cannot_run_here": missing or None,
                     "build": asdict(built) if built else None})  # fmt: skip
     else:
         reads = [f"reads {', '.join(variables)} of the environment"] if variables else []
-        say("\n".join([_ok_line(settings), *reads, *(_build_lines(built) if built else [])]))
+        notes = [missing] if missing else []
+        say("\n".join([_ok_line(settings), *reads, *notes, *(_build_lines(built) if built else [])]))
     return OK
 
 

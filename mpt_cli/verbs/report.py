@@ -9,7 +9,7 @@ from typing import Any
 
 from mpt_cli.compare.comparison import CompareDirectory, read_comparison
 from mpt_cli.compare.report import comparison_dict, print_comparison, write_comparison
-from mpt_cli.errors import OK, ConfigError, DataError, Problem
+from mpt_cli.errors import BAD_DATA, OK, ConfigError, DataError, Problem
 from mpt_cli.report.history import RunHistory, jumps_sentence, read_history
 from mpt_cli.report.page import check_replaceable
 from mpt_cli.report.run_page import headline, write_run_page
@@ -50,7 +50,7 @@ def run_report(arguments: argparse.Namespace) -> int:
     elif arguments.objective:
         raise ConfigError(Problem("--objective", "is for a sweep or a comparison.", arguments.objective))
     else:
-        _report_runs(paths, page, arguments)
+        return _report_runs(paths, page, arguments)
     return OK
 
 
@@ -69,7 +69,7 @@ def _report_results(kind: Kind, path: Path, page: Path | None, arguments: argpar
         kind.print_table(found, Screen(sys.stdout), page)
 
 
-def _report_runs(paths: Sequence[Path], page: Path | None, arguments: argparse.Namespace) -> None:
+def _report_runs(paths: Sequence[Path], page: Path | None, arguments: argparse.Namespace) -> int:
     stories = _stories([run for path in paths for run in _runs_in(path)])
     page = page or (paths[0] / PAGE if len(stories) == 1 else Path(PAGE))
     write_run_page(stories, page)
@@ -79,12 +79,16 @@ def _report_runs(paths: Sequence[Path], page: Path | None, arguments: argparse.N
                  "not_recorded": story.not_recorded, "spikes": [spike.step for spike in story.spikes]}
                 for story in stories]  # fmt: skip
         print_json({"page": str(page), "runs": runs})
-        return
-    for story in stories:
+    for story in [] if arguments.json else stories:
         jumps = [jumps_sentence(story.spikes)] if story.spikes else []
         unseen = [f"not recorded: {sentence}" for sentence in story.not_recorded]
         say("\n  ".join([f"{story.label}: {headline(story)}", *jumps, *story.gaps, *unseen]))
-    say(f"page  {page}")
+    if not arguments.json:
+        say(f"page  {page}")
+    damaged = [str(story.run.path / name) for story in stories for name in story.damaged]
+    if damaged:
+        say(f"mpt report: can't be read: {', '.join(damaged)}. The page shows the rest.", sys.stderr)
+    return BAD_DATA if damaged else OK
 
 
 def _runs_in(path: Path) -> list[Path]:

@@ -18,6 +18,7 @@ from mpt_cli.reproduce.reproduction import (
     RerunLimits,
     ResumeProof,
     create_output_folder,
+    gravest_code,
     reproduce,
     update_recipes,
     verify_resume,
@@ -54,12 +55,13 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
                                   f"Left out: {'; '.join(reasons)}." if reasons else ""))  # fmt: skip
     missed = [result for result in results if not result.passed]
     if arguments.json:
-        errors = [{"name": error.name, "problems": [vars(each) for each in error.problems]} for error in found.errors]
+        errors = [{"name": error.name, "problems": [each.as_dict() for each in error.problems]}
+                  for error in found.errors]  # fmt: skip
         print_json({"passed": not missed and not errors, "left_out": found.left_out, "errors": errors,
                     "targets": [target.name for target in found.targets],
                     "results": [result.as_dict() for result in results]})  # fmt: skip
     is_met = update_recipes(results, _tell) if arguments.update else not missed
-    return BAD_CONFIG if found.errors else OK if is_met else MISMATCH
+    return BAD_CONFIG if found.errors else OK if is_met else gravest_code(missed) or MISMATCH
 
 
 def _tell(text: str) -> None:

@@ -44,8 +44,8 @@ def test_kills_at_random_moments_and_the_same_end(tmp_path: Path, backend: str, 
     done = mpt("train", *words, "run_dir=whole", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     words += ["run_dir=killed", "resume=auto"]
-    codes = [killed_after(words, tmp_path, chance.randrange(1, 4), chance.uniform(0.0, 0.03)) for _ in range(10)]
-    assert codes.count(-signal.SIGKILL) >= 5, codes
+    codes = [killed_after(words, tmp_path, chance.randrange(1, 4), chance.uniform(0.0, 0.03)) for _ in range(30)]
+    assert codes.count(-signal.SIGKILL) >= 15, codes
     done = mpt("train", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     whole, killed = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "killed")
@@ -57,3 +57,5 @@ def test_kills_at_random_moments_and_the_same_end(tmp_path: Path, backend: str, 
     lines = [json.loads(line) for line in killed.metrics_jsonl.read_text().splitlines()]
     assert [line["step"] for line in lines if not line["epoch_end"]] == list(range(7, 120, 7))
     assert [line["step"] for line in lines if line["epoch_end"]] == list(range(15, 121, 15))
+    files = [path for path in killed.checkpoints.iterdir() if not path.name.startswith("best-")]
+    assert {path.name for path in files} == {"step-000000118.npz", "step-000000120.npz"}

@@ -1,6 +1,7 @@
 """Each verb that works without Keras, and how errors become exit codes."""
 
 import json
+import os
 import shlex
 from pathlib import Path
 
@@ -34,6 +35,7 @@ def test_check_says_what_it_found(mpt) -> None:
     assert done.out == "ok: digits_cnn: cnn on digits, sgd, mixed_bfloat16, loss scale auto\n"
     assert json.loads(mpt("check", "conf=digits_cnn", "--json").out) == {
         "schema_version": 1, "status": "ok", "recipe": "digits_cnn", "environment": [], "build": None,
+        "backend": os.environ["KERAS_BACKEND"], "cannot_run_here": None,
     }  # fmt: skip
 
 

@@ -84,7 +84,7 @@ def _until(watch: "subprocess.Popen[str]", words: str) -> None:
 def test_a_run_that_is_killed_is_said_to_be_gone(tmp_path) -> None:
     run = _start_run(tmp_path, 1000, 0.2)
     (tmp_path / "r" / "checkpoints").mkdir()
-    (tmp_path / "r" / "checkpoints" / "step-10.json").write_text("{}")
+    (tmp_path / "r" / "checkpoints" / "step-10.npz").write_text("")
     watch = _start("-m", "mpt_cli", "watch", "r", cwd=tmp_path)
     _until(watch, "2/1000")
     run.kill()  # and not waited for: a process that is over may still be listed

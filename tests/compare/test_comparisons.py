@@ -159,7 +159,7 @@ def test_a_comparison_is_shown_in_plain_lines_and_read_from_its_directory_alone(
     before = (tmp_path / "c" / "results.json").read_text()
     assert overall(read_comparison(CompareDirectory.open("c"))) in before
     plan = json.loads(found.directory.plan_json.read_text())
-    del plan["setups"]
-    found.directory.plan_json.write_text(json.dumps(plan))
-    with pytest.raises(DataError, match=r"compare\.json is damaged"):
-        read_comparison(found.directory)
+    for name, damaged in (("setups", None), ("setups", []), ("setups", [{"policy": 1}]), ("tolerance", "much")):
+        found.directory.plan_json.write_text(json.dumps({**plan, name: damaged}))
+        with pytest.raises(DataError, match=r"compare\.json is damaged"):
+            read_comparison(found.directory)

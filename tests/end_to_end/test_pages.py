@@ -124,8 +124,9 @@ def test_what_a_page_shows_runs(page, tmp_path):
             assert not set(shape(block.text)) - {"", *shape(said)}, said
 
 
-def test_what_cannot_be_run_here_is_at_least_well_formed(tmp_path):
+def test_what_cannot_be_run_here_is_at_least_well_formed(tmp_path, monkeypatch):
     """A sweep's values are left out; a file that it names is one of the pages, or stands where the tests run."""
+    monkeypatch.delenv("KERAS_BACKEND")
     for command in NOT_RUN:
         with contextlib.chdir(ROOT):
             for block in (block for blocks in BLOCKS.values() for block in blocks):

@@ -16,7 +16,8 @@ from mpt_cli.settings import load_settings
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 RUN_FILES = {"config.yaml", "environment.json", "metrics.jsonl", "metrics.csv", "events.jsonl", "summary.json",
-             "checkpoints", "model.keras", "console.log", "preprocessing.json", "header.json", "layers.jsonl"}  # fmt: skip
+             "checkpoints", "model.keras", "console.log", "preprocessing.json", "header.json",
+             "layers.jsonl"}  # fmt: skip
 
 
 def strict_lines(path):

@@ -201,7 +201,7 @@ def kill_after_a_checkpoint(words: list[str], work: Path) -> int | None:
     process = start_mpt(*words, cwd=work)
     ends = time.monotonic() + PATIENCE_SECONDS
     try:
-        while not list((work / "killed" / "checkpoints").glob("step-*.json")) and time.monotonic() < ends:
+        while not list((work / "killed" / "checkpoints").glob("step-*.npz")) and time.monotonic() < ends:
             if process.poll() is not None:
                 break
             time.sleep(0.002)

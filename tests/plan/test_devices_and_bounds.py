@@ -76,7 +76,7 @@ def test_a_device_of_ones_own_is_read_and_a_wrong_file_is_told_what_is_wrong(tmp
          "matrix_units: must be dtypes."),
         ("description: NVIDIA H100 80GB HBM3", "description: 3", "description: must be one line of text."),
         (whole, "[1, 2]", "must hold keys and values: description, "),
-        (whole, "a: [", "is no YAML: "),
+        (whole, "a: [", "is not valid YAML: "),
     ):
         assert old in whole
         path.write_text(whole.replace(old, new))

@@ -59,7 +59,7 @@ def mpt(tmp_path: Path) -> Mpt:
 def test_a_run_of_another_packages_parts_is_killed_and_goes_on(mpt: Mpt, tmp_path: Path) -> None:
     words = "train", "conf=./own.yaml", "run_dir=run", "trainer.checkpoint_every_steps=1", "fault=overflow"
     run = tmp_path / "run"
-    mpt(*words, code=-9, until=lambda: [*run.glob("checkpoints/step-*.json")])  # the label comes last
+    mpt(*words, code=-9, until=lambda: [*run.glob("checkpoints/step-*.npz")])
     out = mpt(*words, "resume=run")
     assert "going on at step" in out and "linear from" in out and "rises by 8 a step" in out
     summary = json.loads((run / "summary.json").read_text())

@@ -1,3 +1,5 @@
+import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -51,22 +53,39 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_each_state_of_a_checkout_has_its_own_hash_and_no_program_that_it_names_is_started(checkout: Path) -> None:
+def test_each_state_of_a_checkout_has_its_own_hash(checkout: Path) -> None:
     state = git_state(checkout)
     assert state is not None
     assert (len(state["commit"]), state["modified"], state["diff_hash"]) == (40, False, None)
-    trap = checkout / "trap.sh"
-    trap.write_text(f"#!/bin/sh\ntouch {checkout}/sprung\n")
-    trap.chmod(0o755)
-    for key in ("core.fsmonitor", "diff.external"):
-        subprocess.run(["git", "config", key, str(trap)], cwd=checkout, check=True)
     hashes = set()
     for text in ("2\n", "3\n"):
         (checkout / "a.py").write_text(text)
         state = git_state(checkout)
         assert state is not None and state["modified"]
         hashes.add(state["diff_hash"])
-    assert len(hashes) == 2 and not (checkout / "sprung").exists()
+    assert len(hashes) == 2
+
+
+def test_recording_starts_no_program_that_the_checkout_names(checkout: Path) -> None:
+    trap = checkout / "trap.sh"
+    trap.write_text(f"#!/bin/sh\ntouch {checkout}/sprung\n")
+    trap.chmod(0o755)
+    for key in ("core.fsmonitor", "diff.external", "filter.x.process", "filter.x.clean", "diff.x.textconv",
+                "core.sshCommand", "remote.origin.uploadpack", "core.pager"):  # fmt: skip
+        subprocess.run(["git", "config", key, str(trap)], cwd=checkout, check=True)
+    for key, value in (("filter.x.required", "true"), ("remote.origin.url", "."), ("remote.origin.promisor", "true"),
+                       ("extensions.partialClone", "origin"), ("core.repositoryformatversion", "1")):  # fmt: skip
+        subprocess.run(["git", "config", key, value], cwd=checkout, check=True)
+    (checkout / ".gitattributes").write_text("*.py filter=x diff=x\n")
+    shutil.copy(trap, checkout / ".git/hooks/post-index-change")
+    os.utime(checkout / "a.py", (1, 1))  # git reads it, as its time has changed
+    assert git_state(checkout)["modified"] is False
+    (checkout / "a.py").write_text("2\n")
+    assert git_state(checkout)["modified"] is True
+    for path in [path for path in (checkout / ".git/objects").glob("??/*") if path.is_file()]:
+        path.unlink()  # which git would fetch
+    git_state(checkout)
+    assert not (checkout / "sprung").exists()
 
 
 def test_without_a_checkout_or_without_git_there_is_no_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

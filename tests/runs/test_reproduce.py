@@ -72,7 +72,7 @@ def test_junit_makes_its_folder_and_is_refused_before_anything_runs_where_it_can
 
 def test_a_run_that_ends_otherwise_than_its_summary_says_reproduces_nothing(outcome, capsys) -> None:
     outcome["code"] = 3
-    assert main(["reproduce", "./mine.yaml"]) == 5
+    assert main(["reproduce", "./mine.yaml"]) == 3
     row = next(line.split() for line in capsys.readouterr().out.splitlines() if "MISSED" in line)
     assert row == ["./mine.yaml", "run", "a", "summary", "exit", "code", "3", "MISSED"]
 
@@ -317,9 +317,9 @@ def test_a_run_that_takes_too_long_is_ended_and_has_failed(outcome, monkeypatch,
         write_json(command.subject.summary_json, {**SUMMARY, "status": "terminated", "exit_code": 143})
 
     monkeypatch.setattr(StubExecutor, "run", staticmethod(never_ends), raising=False)
-    assert main(["reproduce", "./mine.yaml", "--timeout", "0.05", "--junit", "out.xml"]) == 5
-    assert "it was ended after 0.05 s" in capsys.readouterr().out
-    message = "MISS run: expected a summary, got ended after 0.05 s"
+    assert main(["reproduce", "./mine.yaml", "--timeout", "0.05", "--junit", "out.xml"]) == 143
+    message = "did not finish: ended after 0.05 s"
+    assert f"[1/1] ./mine.yaml: {message}" in capsys.readouterr().out
     assert junit_verdicts() == [("./mine.yaml", "run", "error", message)]
 
 
@@ -337,11 +337,20 @@ def junit_verdicts() -> list[tuple[str, str, str, str]]:
     return found
 
 
-def test_a_run_that_left_no_summary_is_an_error_of_junit(outcome, capsys) -> None:
-    outcome |= {"summary": None, "code": -9}
-    assert main(["reproduce", "./mine.yaml", "--junit", "out.xml"]) == 5
-    assert junit_verdicts() == [("./mine.yaml", "run", "error", "MISS run: expected a summary, got SIGKILL")]
-    assert "there is no such file" in capsys.readouterr().out  # as its log ends
+@pytest.mark.parametrize(
+    ("code", "got", "exit_code"), [(3, "exit code 3", 3), (-9, "SIGKILL", 143), (2, "exit code 2", 2)]
+)
+def test_a_run_that_left_no_summary_is_told_as_what_it_was_and_its_code_is_the_answer(
+    outcome, code: int, got: str, exit_code: int, capsys
+) -> None:
+    outcome |= {"summary": None, "code": code}
+    words = ["reproduce", "./mine.yaml", "--junit", "out.xml", "--retries", "1", "--output", "out"]
+    assert main(words) == exit_code
+    message = f"did not finish: {got}: there is no such file"  # as its log ends
+    assert junit_verdicts() == [("./mine.yaml", "run", "error", message)]
+    said = capsys.readouterr().out
+    assert f"[1/1] ./mine.yaml: {message}\n" in said and f"  attempt 1: {message}\n" in said
+    assert "expectations missed" not in said and "None" not in said
 
 
 def test_a_recipe_runs_with_each_of_its_seeds(outcome, recipe: Path, capsys) -> None:

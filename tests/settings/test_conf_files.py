@@ -1,5 +1,6 @@
 """The shipped group files: they compose, agree with the schema, and comment every key."""
 
+import os
 import re
 from dataclasses import asdict
 from itertools import pairwise
@@ -10,7 +11,7 @@ from omegaconf import OmegaConf
 
 from mpt_cli.settings.key import class_keys, read_value
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.schema import FLOAT_POLICIES, VARIANTS, Settings, choosing_key, sections
+from mpt_cli.settings.schema import FLOAT_POLICIES, VARIANTS, BackendSettings, Settings, choosing_key, sections
 from mpt_cli.settings.search_path import conf_directory, group_choices, group_names
 
 _NEEDED = {
@@ -49,7 +50,8 @@ def test_every_file_composes(write_recipe) -> None:
         needed = [word for choice in chosen.items() for word in _NEEDED.get(choice, [])]
         settings = load_settings([recipe, *needed])
         for group, choice in chosen.items():
-            assert getattr(getattr(settings, group), choosing_key(group) or "", choice) == choice
+            wanted = os.environ["KERAS_BACKEND"] if group == "backend" else choice  # which has priority over a recipe
+            assert getattr(getattr(settings, group), choosing_key(group) or "", wanted) == wanted
 
 
 def test_the_files_of_variants_and_the_default_files_agree_with_the_schema(write_recipe) -> None:
@@ -59,7 +61,8 @@ def test_the_files_of_variants_and_the_default_files_agree_with_the_schema(write
             written = OmegaConf.to_container(OmegaConf.load(conf_directory() / section / f"{variant}.yaml"))
             for name, value in written.items():
                 assert (value if value == "???" else read_value(keys[name], value)) == keys[name].default, name
-    assert asdict(load_settings([write_recipe("recipe: own\n")])) == asdict(Settings(recipe="own"))
+    own = Settings(recipe="own", backend=BackendSettings(os.environ["KERAS_BACKEND"]))  # auto is never left
+    assert asdict(load_settings([write_recipe("recipe: own\n")])) == asdict(own)
 
 
 def test_the_file_of_a_mode_is_written_from_its_fields() -> None:

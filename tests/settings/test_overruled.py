@@ -14,8 +14,8 @@ def test_a_mode_wins_over_the_recipes_and_only_the_keys_it_has_stay(write_recipe
 
 def test_a_mapping_that_the_chosen_file_has_empty_is_empty(write_recipe) -> None:
     divided = "distribute: {name: model_parallel, mesh: {data: 2}, layout: {k: [data]}}\n"
-    recipe = write_recipe(f"{divided}backend: {{name: jax}}\n")
-    assert load_settings([recipe]).distribute.mesh == {"data": 2}
+    recipe = write_recipe(divided)
+    assert load_settings([recipe, "backend=jax"]).distribute.mesh == {"data": 2}
     assert load_settings([recipe, "distribute=none"]).distribute == DistributeSettings()
 
 

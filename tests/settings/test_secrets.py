@@ -40,12 +40,43 @@ def test_a_secret_of_the_environment_is_put_back_as_where_it_comes_from(monkeypa
 
 
 def test_which_variables_are_secrets(monkeypatch):
-    names = ("AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "PGPASSWORD", "API_KEY", "MONKEY", "TOKENIZER")
-    for number, name in enumerate(names):
-        monkeypatch.setenv(name, f"abcdefgh{number}")
+    names = ["AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "PGPASSWORD", "API_KEY", "DB_PASS", "SMTP_PASS", "SENTRY_DSN",
+             "HF_TOKEN_READ", "BASIC_AUTH", "MONKEY", "TOKENIZER", "PASSES", "COMPASS", "OLDPWD"]  # fmt: skip
+    for name in names:
+        monkeypatch.setenv(name, f"<<{name.lower()}>>")
     description = " ".join(f"${{oc.env:{name}}}" for name in names)
-    text = resolved_yaml(load_settings(["conf=digits_mlp", f"description={description}"]))
-    assert [number for number in range(len(names)) if f"abcdefgh{number}" in text] == [4, 5]
+    text = resolved_yaml(load_settings(["conf=digits_mlp", f"description='{description}'"]))
+    assert [name for name in names if f"<<{name.lower()}>>" in text] == names[9:]
+
+
+@pytest.mark.parametrize("key", ["pwd", "hf_token", "bearer_token", "authorization", "dbPass", "APIKEY"])
+def test_which_keys_are_secrets(key, capsys):
+    assert main(["show", "conf=digits_mlp", f"vars.{key}=abc.def-ghi", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "abc.def-ghi" not in captured.out + captured.err and f'"{key}": "<redacted>"' in captured.out
+
+
+LEAKS = {
+    "https://ghtoken99@host/x": "https://<redacted>@host/x",
+    "http://h/x?access_token=abc1&n=2": "?access_token=<redacted>&n=2",
+    "https://h/b?sv=1&sig=abc%2F1": "?sv=1&sig=<redacted>", f"hf_{'a' * 34}": "<redacted>",
+    f"a ghp_{'b1' * 18} c": "a <redacted> c", "wss://h/s#token=abc1": "#token=<redacted>",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", LEAKS)
+def test_a_secret_inside_of_a_text_is_left_out_of_records_and_of_messages(text, capsys):
+    assert main(["show", "conf=digits_mlp", f"description='{text}'"]) == 0
+    assert LEAKS[text] in (shown := capsys.readouterr().out) and text not in shown
+    assert main(["check", "conf=digits_mlp", f"policy='{text}'", f"nosuch.{'x'}='{text}'"]) == 2
+    said = capsys.readouterr().err
+    assert text not in said and "<redacted>" in said
+
+
+def test_what_only_looks_like_one_stays():
+    words = ["vars.pad_token='<pad>'", "vars.low_pass=butter", "vars.hf_token=null", "vars.a='http://h:80/a@b?n=2'"]
+    text = resolved_yaml(load_settings(["conf=digits_mlp", *words]))
+    assert redaction.REDACTED not in text and "low_pass: butter" in text
 
 
 @pytest.mark.slow

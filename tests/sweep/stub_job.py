@@ -29,7 +29,7 @@ def write(run_dir: Path, **changes: object) -> None:
 def terminated(run_dir: Path) -> None:
     write(run_dir, status="terminated", exit_code=143)
     (run_dir / "checkpoints").mkdir(exist_ok=True)
-    (run_dir / "checkpoints" / "step-000000100.json").touch()
+    (run_dir / "checkpoints" / "step-000000100.npz").touch()
     sys.exit(143)
 
 

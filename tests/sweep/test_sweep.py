@@ -107,7 +107,7 @@ def test_a_job_that_a_signal_ended_has_saved_and_goes_on(stubs, tmp_path):
     found, code = stubs.start(["conf=digits_mlp", "seed=0,1", "sweep_dir=s"])
     assert (code, statuses(found)) == (143, {1: "killed"})
     assert found.results[0].reason.startswith("SIGTERM ended it after") and found.results[0].reason.endswith(", saved")
-    next((tmp_path / "s").rglob("step-*.json")).unlink()  # as where it ended before its first step
+    next((tmp_path / "s").rglob("step-*.npz")).unlink()  # as where it ended before its first step
     assert read_results(SweepDirectory(tmp_path / "s")).results[0].reason.endswith(", nothing saved")
     _, code = stubs.resume(tmp_path / "s")
     assert code == 0 and not (tmp_path / "s" / "earlier").exists()

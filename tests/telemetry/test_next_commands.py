@@ -22,6 +22,9 @@ def test_what_is_printed_can_be_run(run_dir, tmp_path, monkeypatch, summary) -> 
     [resume] = words(status="interrupted", exit_code=130)
     settings = load_settings(resume[2:])
     assert (settings.recipe, settings.resume) == ("own", run_dir)
+    [repeat] = words()  # without a model there is no more
+    assert load_settings(repeat[2:]).recipe == "own"
+    (Path(run_dir) / "model.keras").touch()
     evaluate, export, repeat = words()
     assert (evaluate[:2], export[:2]) == (["mpt", "evaluate"], ["mpt", "export"])
     diagnose, report, changed = words(status="stopped", exit_code=4, change="seed=1", skipped_steps=3)

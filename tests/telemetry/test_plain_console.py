@@ -57,7 +57,10 @@ def console(written, clock) -> PlainConsole:
     return PlainConsole(written.append, clock)
 
 
-def test_a_whole_run_in_plain_lines(console, written, clock, header, snapshot, summary) -> None:
+def test_a_whole_run_in_plain_lines(console, written, clock, header, snapshot, summary, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs/tiny/1").mkdir(parents=True)
+    Path("runs/tiny/1/model.keras").touch()
     console.start(header)
     console.events([Event(1, 1, "overflow", 32768.0, 16384.0, 0, 9, "dense/kernel")])
     console.progress(30, 1, "")

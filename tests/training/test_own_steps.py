@@ -157,7 +157,7 @@ def test_states_of_a_recurrent_layer_are_left_by_a_skip_and_resumed(tmp_path):
     whole, cut = (dict(np.load(sorted((tmp_path / run / "checkpoints").glob("step-*.npz"))[-1]))
                   for run in ("run", "cut"))  # fmt: skip
     assert whole["state/0"].shape == (12, 4) and np.isfinite(whole["state/0"]).all() and whole["state/0"].any()
-    assert all(np.array_equal(value, cut[name]) for name, value in whole.items())
+    assert all(np.array_equal(value, cut[name]) for name, value in whole.items() if name != "label.json")
 
 
 @only_on("tensorflow")

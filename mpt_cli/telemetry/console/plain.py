@@ -142,8 +142,11 @@ def next_commands(summary: Summary) -> list[str]:
         return [*look_into, f"{repeat} {summary.change}"] if summary.change else look_into
     if summary.exit_code:
         go_on = shell_command("train", own, format_override("resume", str(run)))
-        return [go_on, repeat] if any(run.glob("checkpoints/step-*.json")) else [repeat]
-    return [shell_command("evaluate", run), shell_command("export", run), repeat]
+        return [go_on, repeat] if any(run.glob("checkpoints/step-*.npz")) else [repeat]
+    is_whole, has_weights = ((run / name).is_file() for name in ("model.keras", "model.weights.h5"))
+    can_be_evaluated = (is_whole or has_weights) and any(name.startswith("val_") for name in summary.metrics)
+    evaluate = [shell_command("evaluate", run)] if can_be_evaluated else []
+    return [*evaluate, *([shell_command("export", run)] if is_whole else []), repeat]
 
 
 def _format_scale_range(summary: Summary) -> str:

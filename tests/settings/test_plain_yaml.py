@@ -1,0 +1,50 @@
+"""YAML of any kind is read by one plain reader: whatever it says is a value that JSON has, or a sentence."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mpt_cli.cli import main
+
+BASE = "defaults: [digits_mlp, _self_]\n"
+REFUSED = {
+    f"seed: {'9' * 20_000}": "numbers of at most 1,000 digits", f"seed: 0x{'f' * 5000}": "numbers of at most",
+    "seed: !!binary aGk=": "without the tag !!binary in line 2", "vars: {a: !!set {x, y}}": "without the tag !!set",
+    "vars: {a: !!timestamp 2001-01-01}": "the tag !!timestamp", "vars: {a: !!int abc}": "cannot be read: ValueError",
+    "vars: {a: !!bool abc}": "cannot be read: KeyError", "expect: {val_loss: {1: 2}}": "expect.val_loss.1: must be one",
+    "vars: {a: !mine x}": "the tag !mine",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_no_plain_reader_knows_is_refused_with_its_line(line, capsys):
+    Path("x.yaml").write_text(BASE + line + "\n")
+    assert main(["show", "conf=./x.yaml", "--json"]) == 2
+    [problem] = json.loads(capsys.readouterr().out)["problems"]
+    assert REFUSED[line] in f"{problem['key']}: {problem['rule']}"
+
+
+def test_a_date_is_the_text_that_it_is_written_as(capsys):
+    Path("x.yaml").write_text(BASE + "vars: {a: 2001-01-01, b: !!str 3}\n")
+    assert main(["show", "conf=./x.yaml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["settings"]["vars"] == {"a": "2001-01-01", "b": "3"}
+
+
+def test_a_group_file_of_the_project_is_read_the_same_way(capsys):
+    Path("conf/optimizer").mkdir(parents=True)
+    Path("conf/optimizer/mine.yaml").write_text("name: sgd\nlearning_rate: !!binary aGk=\n")
+    assert main(["check", "conf=digits_mlp", "optimizer=mine"]) == 2
+    assert "without the tag !!binary" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("values", ["range(3),3", "choice(1,2),3", "[sort(1,2)]", "[shuffle(1,2)],3", "{a:glob(*)}"])
+@pytest.mark.parametrize("search", [[], ["--trials", "3"]])
+def test_values_inside_of_a_list_are_refused_by_a_sweep(values, search, capsys):
+    assert main(["sweep", "conf=digits_mlp", f"seed={values}", *search, "--dry-run"]) == 2
+    assert "seed: must have range(), choice() and interval() around all of it" in capsys.readouterr().err
