@@ -33,7 +33,8 @@ class Diagnosis:
     `layer_samples` are what such passes left of each layer at the scale found, and `faults` the layers that do not
     train so as in float32: then no window is safe, and where values overflow in the forward pass no scale recommended.
     `mended` are those that lost their outputs, which nothing does any more with `keep_in_float32`. `digits` is what
-    rounding leaves of the outputs of the model at the last point, None where that could not be had.
+    rounding leaves of the outputs of the model at the last point, None where that could not be had. `overpredicted` are
+    gradients of which real passes at scale 1 flush far fewer than predicted.
     """
 
     settings: Settings
@@ -51,6 +52,7 @@ class Diagnosis:
     faults: dict[str, str] = field(default_factory=dict)
     mended: dict[str, str] = field(default_factory=dict)
     digits: LostDigits | None = None
+    overpredicted: list[LayerSample] = field(default_factory=list)
 
     @property
     def examines_own_policy(self) -> bool:
@@ -202,10 +204,13 @@ def _verified(examination: Examination, kept: list[str], say: Callable[[str], No
     for scale in (1.0, binding.loss_scale, recommended / 2, recommended):
         verifier.try_scale(scale)
     rows, faults = examination.look_at_layers(verifier, recommended)
+    unscaled, _ = examination.look_at_layers(verifier, 1.0)
+    overpredicted = [row for row in unscaled if row.predicted_flushed > row.flushed + MOST_DISAGREEMENT]
     overflows = OVERFLOWED in faults.values() or any(not trial.loss_is_finite for trial in verifier.trials())
     return Diagnosis(
         settings, examination.platform, examination.policy, examination.request.batches, points, window,
         None if overflows else recommended, binding.step, kept, verifier.trials(), highest, rows, faults,
+        overpredicted=overpredicted,
     )  # fmt: skip
 
 

@@ -157,6 +157,10 @@ def _faults(found: Diagnosis) -> Iterator[str]:
         yield (f"{row.layer}: {format_fraction(row.flushed)} of its {row.kind.replace('_', ' ')} are flushed where "
                f"{format_fraction(row.predicted_flushed)} were predicted: what they are made of is lost "
                "before")  # fmt: skip
+    for row in found.overpredicted:
+        yield (f"{row.layer}: real passes at scale 1 flush {format_fraction(row.flushed)} of its "
+               f"{row.kind.replace('_', ' ')} where {format_fraction(row.predicted_flushed)} were predicted: scales "
+               "below the lowest safe one may do as well")  # fmt: skip
 
 
 def _recommendation(found: Diagnosis) -> Iterator[str]:
@@ -230,6 +234,7 @@ def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
             "layers": [{**vars(row), "predicted_flushed": row.predicted_flushed} for row in found.layer_samples],
             "faults": found.faults,
             "mended": found.mended,
+            "overpredicted": [row.layer for row in found.overpredicted],
             "highest_safe_scale": None if found.highest_safe is None else 2.0**found.highest_safe,
             "trials": [vars(trial) for trial in found.trials],
         },

@@ -36,22 +36,17 @@ class LostDigits(NamedTuple):
     """
 
     noise: float
-    layers: tuple[str, ...] = (ALL_LAYERS,)
+    layers: tuple[str, ...] = ()
     noise_left: float = 0.0
 
     @property
-    def is_lost(self) -> bool:
-        return self.noise > LOST
-
-    @property
     def remedy(self) -> list[str]:
-        """The layers that are to be in float32, where digits are lost and some were found."""
-        found = self.layers if self.is_lost and self.layers[0] not in (TARGETS, ALL_LAYERS) else ()
-        return [layer.rpartition("/")[2] for layer in found]
+        """The layers that are to be in float32."""
+        return [layer.rpartition("/")[2] for layer in self.layers if layer not in (TARGETS, ALL_LAYERS)]
 
     @property
     def sentence(self) -> str:
-        return describe_digits(self.noise, self.layers if self.is_lost else (), self.noise_left)
+        return describe_digits(self.noise, self.layers, self.noise_left)
 
 
 def measure_digits(model: Any, batch: Any) -> LostDigits | None:
@@ -82,7 +77,7 @@ def measure_digits(model: Any, batch: Any) -> LostDigits | None:
         left = _noise(found, exact)
         if left is not None and left <= min(LOST, CURED * noise):
             return LostDigits(noise, tuple(map(name_of, suspects)), left)
-    return LostDigits(noise)
+    return LostDigits(noise, (ALL_LAYERS,), noise)
 
 
 def describe_inputs(model: Any, x: Any) -> list[str]:

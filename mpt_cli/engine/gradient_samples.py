@@ -145,8 +145,7 @@ class GradientSampler:
         norm, idle = math.sqrt(squares) / scale, layers_without_loss(self.engine.model)
         faults = {name: fault for name, fault in places.faults(rows).items() if fault != DEAD or name not in idle}
         digits = self._digits(piece)
-        if digits is not None and digits.is_lost:
-            faults = {**faults, **dict.fromkeys(digits.layers, DIGITS)}
+        faults |= dict.fromkeys([] if digits is None else digits.layers, DIGITS)
         sample = GradientSample(
             step, norm, float(flushed), float(small), room, _lost_updates(rows), faults=faults,
             output_noise=None if digits is None else digits.noise,
