@@ -1,3 +1,4 @@
+import errno
 import os
 from pathlib import Path
 
@@ -49,19 +50,23 @@ def test_closing_twice_writes_once_and_closes_no_file_opened_since(tmp_path: Pat
     assert [(tmp_path / name).read_text() for name in "ab"] == ["one\n", "two"]
 
 
-def test_a_full_disk_is_named_where_all_must_be_written_at_the_end_and_where_too_much_waits(monkeypatch) -> None:
+def test_a_full_disk_is_named_where_all_must_be_written_and_where_too_much_waits(tmp_path: Path, monkeypatch) -> None:
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
     monkeypatch.setattr(sink, "MOST_WAITING_BYTES", 10)
-    file = LineFile(Path("/dev/full"))
+    file = LineFile(tmp_path / "full")
     file.add(lambda: "short")
     file.poll(now=True)
     for done in (file.flush, file.close):
-        with pytest.raises(DataError, match=r"/dev/full can't be written: No space left on device"):
+        with pytest.raises(DataError, match=r"/full can't be written: No space left on device"):
             done()
-    file = LineFile(Path("/dev/full"))
+    file = LineFile(tmp_path / "full")
     file.add(lambda: "short")
     file.poll(now=True)
     file.add(lambda: "too much")
-    with pytest.raises(DataError, match="/dev/full can't be written"):
+    with pytest.raises(DataError, match="/full can't be written"):
         file.poll(now=True)
 
 
