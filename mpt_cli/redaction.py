@@ -11,6 +11,7 @@ lines of source files and needs requests.
 """
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ _ISSUED = re.compile(
     r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+"
 )
 LEAST_LENGTH = 4  # a shorter text stands in too many others
+LEAST_KEY_LENGTH = 12
 _NO_TEXTS = {"null", "none", "true", "false", "auto"}
 
 
@@ -48,6 +50,7 @@ class _Known:
     replacements: dict[str, str] = field(default_factory=dict)
     variables: dict[str, None] = field(default_factory=dict)
     is_closed: bool = False  # no variable is read
+    is_environment_noted: bool = False
 
 
 _known = _Known()
@@ -58,6 +61,15 @@ def note_variable(name: str, value: Any) -> None:
     _known.variables[name] = None
     if isinstance(value, str) and len(value) >= LEAST_LENGTH and _SECRET_VARIABLE.fullmatch(name):
         _known.replacements[value] = f"${{oc.env:{name}}}"
+
+
+def _note_environment() -> None:
+    """Once: the variables whose name is that of a secret, of a length that few other texts contain."""
+    if not _known.is_environment_noted:
+        _known.is_environment_noted = True
+        for name, value in os.environ.items():
+            if len(value) >= LEAST_KEY_LENGTH and _SECRET_VARIABLE.fullmatch(name):
+                _known.replacements.setdefault(value, f"${{oc.env:{name}}}")
 
 
 def note_word(word: str) -> None:
@@ -128,7 +140,12 @@ def split(text: str) -> list[tuple[str, bool]]:
 
 
 def without_secrets(text: str) -> str:
-    """The text as it may be written or printed; also JSON, in which a value may stand escaped."""
+    """The text as it may be written or printed; also JSON, in which a value may stand escaped.
+
+    It may hold what no configuration read: an error of the user's code quotes what it likes.
+    """
+    _note_environment()
+    note_passwords(text)
     if not _known.replacements:
         return text
     for secret, replacement in _known.replacements.items():

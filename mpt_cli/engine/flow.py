@@ -108,7 +108,7 @@ class FlowCounter:
     def count(self, gradients: list[Tensor | None], sinks: list[Tensor | None]) -> Flow:
         """On the device, from the gradients by all trainable variables and by the sinks; None is all 0."""
         variables = self.model.trainable_variables
-        kept = [ops.zeros(v.shape) if g is None else dense(g)
+        kept = [ops.zeros(v.shape, "float32") if g is None else dense(g)
                 for g, v in zip(gradients, variables, strict=True) if not is_overwritten(v)]  # fmt: skip
         found = [zeros if sink is None else sink for sink, zeros in zip(sinks, self.probes.sinks(), strict=True)]
         is_rounded = self.in_float32 and any(map(_is_narrow, weights_of(self.model)))
@@ -179,7 +179,7 @@ def _wide(value: Tensor) -> Tensor:
 
 
 def _norm(gradients: list[Tensor]) -> Tensor:
-    squares, largest = ops.zeros(()), ops.zeros(())
+    squares, largest = ops.zeros((), "float32"), ops.zeros((), "float32")
     for gradient in map(_wide, gradients):
         squares = squares + ops.sum(ops.square(gradient))
         largest = ops.maximum(largest, ops.max(ops.abs(gradient), initial=0.0))

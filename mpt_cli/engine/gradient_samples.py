@@ -55,7 +55,7 @@ class GradientSampler:
         self.engine, self.every_steps, self.say, self.most_share = engine, every_steps, say, most_share
         self.compile_seconds = compile_seconds
         self._is_said = False
-        self._works = True
+        self._works, self.failure = True, ""  # why not, where no sample can be had
         self._ended_at = -math.inf  # of the latest
         self._passes, self._pass_seconds = 0, math.inf  # of the latest, and of the quickest: the first ones compile
 
@@ -104,8 +104,8 @@ class GradientSampler:
         try:
             return self._look(piece, step, scale)
         except Exception as error:  # a look must never end what it looks at
-            self._works = False
-            self.say(f"gradients can't be sampled here ({first_line(error)[:200]}); training goes on without")
+            self._works, self.failure = False, f"gradients can't be sampled here ({first_line(error)[:200]})"
+            self.say(f"{self.failure}; training goes on without")
             return None
         finally:
             self._ended_at = time.monotonic()

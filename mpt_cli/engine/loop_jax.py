@@ -32,6 +32,7 @@ from mpt_cli.engine.loop import (
     row_lengths,
     update_streaks,
 )
+from mpt_cli.precision.keras_internals import has_value
 from mpt_cli.precision.step_jax import TrainState, cond, own_test_step, train_step
 from mpt_cli.precision.train_step import assign, metric_variables, metrics_of
 
@@ -62,6 +63,7 @@ class JaxEngine(Engine):
         self._everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
         self._loops_on_device = jit_compile and (jax.default_backend() != "cpu" or not convolves(model))
         self._compile = jax.jit if jit_compile else _as_it_is
+        _unshare([*model.variables, *model.optimizer.variables])
         self._make_functions()
 
     def _make_functions(self) -> None:
@@ -272,6 +274,16 @@ def _sample_options() -> dict[str, Any]:
     exact: dict[str, Any] = {"xla_allow_excess_precision": False}
     quick = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
     return exact | quick if jax.default_backend() == "cpu" else exact
+
+
+def _unshare(variables: list[Any]) -> None:
+    """Give each variable memory of its own: a call donates it, once. A fit with `use_ema` ends with weights that are
+    their averages."""
+    seen = set[int]()
+    for variable in filter(has_value, variables):  # a planned one has none
+        if id(variable.value) in seen:
+            variable.assign(jnp.copy(variable.value))
+        seen.add(id(variable.value))
 
 
 def _as_it_is(function: Callable[..., Any], donate_argnums: int) -> Callable[..., Any]:

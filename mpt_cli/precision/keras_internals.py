@@ -185,7 +185,7 @@ def begin_averages(optimizer: Any) -> None:
     averages = optimizer._model_variables_moving_average
     for variable, average in zip(optimizer._trainable_variables, averages, strict=True):
         if average is not None:
-            average.assign(variable)
+            average.assign(keras.ops.copy(variable.value))  # JAX would give both the same memory, and take it twice
 
 
 def move_decay_exclusions(optimizer: Any, variables: list[Any], others: list[Any]) -> None:

@@ -343,8 +343,8 @@ def describe_digits(noise: float, layers: Sequence[str], noise_left: float, at: 
     names = [layer.rpartition("/")[2] for layer in layers]
     overrides = ", ".join(f"{name}: float32" for name in names)
     return (f"{words}, and by {noise_left:.2g} with {_name_layers(names)} in float32, tried on the same batch. Use "
-            f"policy.overrides={{{overrides}}}, or give the model smaller numbers: subtract an offset, or use integers "
-            "for identifiers.")  # fmt: skip
+            f"policy.overrides={{{overrides}}} (in a script dtype=\"float32\" where the layer is made), or give the "
+            "model smaller numbers: subtract an offset, or use integers for identifiers.")  # fmt: skip
 
 
 def _ends_without_digits(signs: Signs) -> str | None:

@@ -145,8 +145,12 @@ class Trainer:
             self.ledger, self.telemetry.tally, self.health.scaling, progress.metrics, val_loss=progress.val_loss,
             input_seconds=watch.input_seconds, step_seconds=watch.seconds,
             unmoved=None if self.weight_watch is None else self.weight_watch.found,
-            unchecked="" if self.ledger.sample is not None else self.unchecked,
+            unchecked="" if self.ledger.sample is not None else self._why_unchecked(),
         )  # fmt: skip
+
+    def _why_unchecked(self) -> str:
+        failure = "" if self.sampler is None else self.sampler.failure
+        return f"{failure}." if failure else self.unchecked
 
     def watch_weights(self, has_moved: bool = False) -> None:
         """See whether they move from here on, the beginning of a phase say, unless they have by now."""

@@ -574,3 +574,14 @@ def test_the_package_is_light_to_import():
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
     with pytest.raises(AttributeError, match="module 'mpt_cli' has no attribute 'fitt'"):
         mpt.fitt  # noqa: B018
+
+
+@pytest.mark.slow
+def test_a_fit_after_one_with_averaged_weights_goes_on(tmp_path):
+    """The first ends with weights that are their averages; JAX would be given the same memory twice."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.1, use_ema=True), "mse", jit_compile=False)
+    x = np.ones((8, 2), "float32")
+    for name in ("first", "second"):
+        run = mpt.fit(model, x, x[:, :1], run_dir=tmp_path / name, settings={"logger.console": "quiet"})
+        assert run.summary["applied_steps"] == 1

@@ -39,6 +39,12 @@ def test_a_secret_of_the_environment_is_put_back_as_where_it_comes_from(monkeypa
         assert "hunter2" not in shown and "it is" in shown and "${oc.env:DB_PASSWORD}" in shown
 
 
+def test_what_an_error_of_the_users_code_quotes_is_masked_too(monkeypatch):
+    monkeypatch.setenv("MY_API_KEY", "a value that is long")
+    said = f"ghp_{'a' * 36} postgres://u:pw@h/db a value that is long"
+    assert printable(said) == "<redacted> postgres://u:<redacted>@h/db ${oc.env:MY_API_KEY}"
+
+
 def test_which_variables_are_secrets(monkeypatch):
     names = ["AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "PGPASSWORD", "API_KEY", "DB_PASS", "SMTP_PASS", "SENTRY_DSN",
              "HF_TOKEN_READ", "BASIC_AUTH", "MONKEY", "TOKENIZER", "PASSES", "COMPASS", "OLDPWD"]  # fmt: skip
