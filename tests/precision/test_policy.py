@@ -95,20 +95,15 @@ def test_heads_are_found_behind_layers_without_weights_and_in_every_output():
     assert len(layers_of(model)) == 4  # a layer that is used twice is listed once
 
 
-def test_the_head_of_a_nested_model_is_inside_it():
-    inner = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4), keras.layers.Dense(2, name="last")])
-    inputs = keras.Input((8,))
-    model = keras.Model(inputs, keras.layers.Softmax(name="softmax")(inner(inputs)))
-    assert [layer.name for layer in head_layers(model)] == ["softmax", "last"]
-
-
-def test_the_head_in_a_wrapper_is_the_layer_inside_it_too():
+def test_the_head_of_a_nested_model_is_inside_it_and_inside_a_wrapper_there():
     with Policy("mixed_float16").scope():
         inputs = keras.Input((3, 8))
-        last = keras.layers.TimeDistributed(keras.layers.Dense(2, activation="softmax", name="inside"), name="wrapper")
-        model = apply_policy(keras.Model(inputs, last(inputs)), Policy("mixed_float16"))
-    assert [layer.name for layer in head_layers(model)] == ["wrapper", "inside"]
-    assert policies(model) == {"wrapper": "float32", "inside": "float32"}
+        last = keras.layers.TimeDistributed(keras.layers.Dense(2, name="inside"), name="wrapper")
+        inner = keras.Sequential([keras.Input((3, 8)), keras.layers.Dense(4, name="first"), last])
+        model = keras.Model(inputs, keras.layers.Softmax(name="softmax")(inner(inputs)))
+    model = apply_policy(model, Policy("mixed_float16"))
+    assert {layer.name for layer in head_layers(model)} == {"softmax", "wrapper", "inside"}
+    assert policies(model).pop("first") == "mixed_float16"
     assert keras.backend.standardize_dtype(model(np.ones((1, 3, 8))).dtype) == "float32"
 
 

@@ -60,9 +60,9 @@ def weight(value, dtype="bfloat16", name="weight"):
     return keras.Variable(np.asarray(value, "float32"), dtype=dtype, name=name)
 
 
-def built(variables, inner=None, seed=3, **arguments):
+def built(variables, inner=None, seed=3):
     inner = keras.optimizers.SGD(2.0**-10) if inner is None else inner
-    optimizer = LossScaleOptimizer(inner, rounding_seed=seed, dynamic=False, initial_scale=4.0, **arguments)
+    optimizer = LossScaleOptimizer(inner, rounding_seed=seed, dynamic=False, initial_scale=4.0)
     optimizer.build(variables)
     return optimizer
 
@@ -109,9 +109,9 @@ def test_what_needs_no_rounding_is_what_float32_weights_get(settings, dtype):
     assert (found[0][0] != [2.0, -1.0]).all()
 
 
-def trained(slopes, seed=3, **arguments):
+def trained(slopes, seed=3):
     variables = [weight(np.linspace(0.5, 1, 100)), weight(np.ones((3, 3)))]
-    optimizer = built(variables, keras.optimizers.Adam(1e-3), seed, **arguments)
+    optimizer = built(variables, keras.optimizers.Adam(1e-3), seed)
     for slope in slopes:
         step(optimizer, variables, [slope, slope])
     return optimizer, variables
