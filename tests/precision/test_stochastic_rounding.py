@@ -74,14 +74,11 @@ def step(optimizer, variables, slopes):
 
 
 @pytest.mark.slow
-def test_small_updates_add_up_to_what_they_are_in_the_mean_and_to_nothing_when_rounded_to_nearest():
-    plain, moved = weight(np.ones(4096)), weight(np.ones(4096))
-    for variable, seed in ((plain, None), (moved, 3)):
-        optimizer = built([variable], seed=seed)
-        for _ in range(64):  # 2**-10 is a quarter of the step to the next number below
-            step(optimizer, [variable], [1.0])
-        assert int(optimizer.applied_steps) == 64
-    assert (numbers(plain) == 1).all()
+def test_small_updates_add_up_to_what_they_are_in_the_mean():
+    moved = weight(np.ones(4096))
+    optimizer = built([moved])
+    for _ in range(64):  # 2**-10 is a quarter of the step to the next number below, lost when rounded to nearest
+        step(optimizer, [moved], [1.0])
     deviation = np.sqrt(64 * (1 / 4) * (3 / 4) / 4096) * STEP  # of the mean of 4096 sums of 64
     assert abs(numbers(moved).mean() - (1 - 64 * 2.0**-10)) < 5 * deviation
     assert moved.dtype == "bfloat16" and len(np.unique(numbers(moved))) > 10
