@@ -75,11 +75,6 @@ def counting(count: int):
         yield X[:2], np.full((2, 1), float(number))
 
 
-def test_a_generator_begins_anew_with_each_epoch() -> None:
-    stream = open_batches(counting(0), lambda: counting(3), 5, "it")
-    assert [value for _, value in read(stream, 1)] == [value for _, value in read(stream, 2)] == [0, 1, 2]
-
-
 def test_epochs_of_so_many_steps_go_on_where_the_last_ended() -> None:
     numbers = {1: [0, 1, 2], 2: [3, 4, 0], 3: [1, 2, 3]}
     for order in ((1, 2, 3), (3,), (2, 1, 2)):
@@ -154,18 +149,17 @@ def loaded(name: str, keep_targets: bool = True):
 @pytest.mark.usefixtures("loaders")
 def test_one_hot_rows_stay_for_a_loss_that_is_named_and_become_labels_for_auto() -> None:
     kept, auto = loaded("rows"), loaded("rows", keep_targets=False)
-    assert (kept.train.y.shape, kept.train.y.dtype, kept.num_classes, kept.task) == ((10, 5), "float32", 5,
-                                                                                      "classification")  # fmt: skip
-    assert (auto.train.y.shape, auto.train.y.dtype, auto.num_classes) == ((10,), "int32", 5)
+    assert (kept.train.y.shape, kept.num_classes, kept.task) == ((10, 5), 5, "classification")
+    assert (auto.train.y.shape, auto.num_classes) == ((10,), 5)
 
 
 @pytest.mark.usefixtures("loaders")
 def test_x_alone_lists_dicts_and_weights_by_output() -> None:
     alone = loaded("alone")
     assert (alone.train.y, alone.task, alone.num_classes) == (None, "other", None)
-    several = loaded("several").train
-    assert several.x[1]["a"].shape == (10, 4) and set(several.sample_weight) == {"p", "q"}
-    assert several.take(slice(0, 3)).sample_weight["q"].shape == (3, 4)
+    taken = loaded("several").train.take(np.array([9, 1]))
+    assert [part[:, 0].tolist() for part in (taken.x[1]["a"], taken.y["p"], taken.sample_weight["q"])] == [
+        [36, 4], [36, 4], [37, 5]]  # fmt: skip
 
 
 @pytest.mark.usefixtures("loaders")

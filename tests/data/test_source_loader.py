@@ -10,7 +10,6 @@ import tensorflow as tf
 from tensorflow.python.framework import config as tf_config
 
 from mpt_cli.data import streams
-from mpt_cli.data.examples import Stream
 from mpt_cli.data.load import load_data, load_data_of_run
 from mpt_cli.errors import ConfigError, DataError, UserCodeError
 from mpt_cli.settings import load_settings
@@ -36,23 +35,11 @@ def returning(tmp_path, monkeypatch):
     return load
 
 
-def test_arrays_are_split(returning):
-    data = returning("x, y")
-    assert data.description == "loader mine.py:load: 16 training and 4 validation examples of 2, 4 classes"
-    assert (data.train.x.dtype, data.train.y.dtype) == (np.float32, np.int32)
-
-
 def test_a_validation_pair_is_kept_and_one_that_is_none_is_split_off(returning):
     data = returning("(x, y), (x[:5], y[:5], y[:5] + 1)")
     assert returning("tf.constant(x), tf.constant(y)", prelude=DATASET).num_classes == 4
     assert (len(data.train), data.validation.x.tolist()) == (20, [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]])
     assert len(returning("(x, y), None").validation) == 4
-
-
-def test_num_classes_of_the_settings(returning):
-    assert returning("x, y", num_classes=9).num_classes == 9
-    with pytest.raises(DataError, match=r"loader mine\.py:load: 3 classes have labels 0 to 2; y has 3 at \[3\]"):
-        returning("x, y", num_classes=3)
 
 
 def test_arguments_path_and_seed_are_passed_where_they_are_taken(returning):
@@ -77,13 +64,9 @@ def test_arguments_that_do_not_fit(returning, signature, settings, message):
         returning("x, y", signature, **settings)
 
 
-@pytest.mark.parametrize(("expression", "message"), [
-    ("None", r"loader mine\.py:load: must return x, \(x, y\), .* Received: a NoneType\."),
-    ("[x, y]", r"Received: a list"),
-])
-def test_what_is_not_data(returning, expression, message):
-    with pytest.raises(DataError, match=message):
-        returning(expression)
+def test_what_is_not_data(returning):
+    with pytest.raises(DataError, match=r"loader mine\.py:load: must return x, \(x, y\), .* Received: a list"):
+        returning("[x, y]")
 
 
 def test_an_exception_of_the_loader_is_the_users(returning):
@@ -97,15 +80,12 @@ def test_uint8_inputs_stay_as_they_came(returning):
 
 
 def test_a_dataset_is_described_by_its_first_batch(returning):
-    made = "d.batch(8), (x[:5], y[:5])"
-    data = returning(made, prelude=DATASET, num_classes=4)
-    assert isinstance(data.train, Stream) and len(data.validation) == 5
+    data = returning("d.batch(8), (x[:5], y[:5])", prelude=DATASET, num_classes=4)
     assert data.description == ("loader mine.py:load: streamed training and 5 validation examples of 2, 4 classes; its "
                                 "own batches")  # fmt: skip
     x, y, weight = next(data.train.batches(1))
     assert (x.dtype, y.dtype, x.shape, weight) == (np.float32, np.int32, (8, 2), None)
-    assert (data.validation.y.dtype, data.max_abs_input) == (np.int32, 15.0)
-    assert data.fingerprint == returning(made, prelude=DATASET, num_classes=4).fingerprint
+    assert data.max_abs_input == 15.0
 
 
 @pytest.mark.parametrize(("expression", "settings", "message"), [

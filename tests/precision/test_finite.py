@@ -1,7 +1,5 @@
 """One pass over a gradient: how large, whether finite, whether zero; wherever the bad element stands."""
 
-import time
-
 import keras
 import numpy as np
 import pytest
@@ -66,7 +64,6 @@ def test_the_description_counts_the_bad_ones_and_says_when_all_are_zero(mode: st
         ((1.0, 0.0, 2.0), (0.0, 0.0, 0.0)): [0, 0, -1, 0, 0],
         ((0.0, 0.0, 0.0), (0.0, -0.0, 0.0)): [0, 0, -1, 0, 1],
         ((0.0, 0.0, 0.0), (nan, inf, -inf)): [1, 2, 2, 1, 0],
-        ((1.0, nan, nan), (0.0, inf, 0.0)): [2, 1, 2, 1, 0],
         ((1.0, inf, nan), (0.0, nan, 0.0)): [2, 1, 2, 0, 0],  # the nearest has nan alone
     }
     for values, expected in table.items():
@@ -93,17 +90,6 @@ def test_the_nearest_bad_one_is_found_among_small_and_large_and_empty_ones(mode:
         found = np.asarray(described(*map(keras.ops.convert_to_tensor, values))).tolist()
         of_layer = [values[i] for i in before if ranks[i] == ranks[nearest]]
         assert found == [nans, infs, nearest, int(any(np.isinf(v).any() for v in of_layer))]
-
-
-@pytest.mark.slow
-def test_hundreds_of_gradients_compile_in_seconds():
-    """On each backend: a chain of conditions over them took XLA minutes, or for ever."""
-    gradients = [np.ones(3, "float32") for _ in range(150)]
-    gradients[70][1], gradients[149][2] = np.inf, np.nan
-    described = compiled(lambda *values: describe_bad(list(values), range(150)), "xla")
-    started = time.process_time()
-    assert np.asarray(described(*map(keras.ops.convert_to_tensor, gradients))).tolist() == [1, 1, 149, 0]
-    assert time.process_time() - started < 30
 
 
 def test_no_gradients_hold_nothing() -> None:
@@ -134,9 +120,16 @@ SPARSE_CASES = {  # rows, their places, the scale, whether what is applied is fi
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", SPARSE_CASES.values(), ids=SPARSE_CASES)
-def test_sparse_gradients_are_judged_by_the_sums_that_are_applied(case, mode):
+def test_sparse_gradients_stay_sparse_and_are_judged_by_the_sums_that_are_applied(case, mode):
     rows, places, scale, applied = case
-    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5), dynamic=False, initial_scale=scale)
+    seen = []
+
+    class Watching(keras.optimizers.SGD):
+        def update_step(self, gradient, variable, learning_rate):
+            seen.append(type(gradient).__name__)
+            super().update_step(gradient, variable, learning_rate)
+
+    optimizer = LossScaleOptimizer(Watching(0.5), dynamic=False, initial_scale=scale)
     table = keras.Variable(np.zeros((4, 2)))
     optimizer.build([table])
     optimizer.scale_loss(1.0)
@@ -156,6 +149,7 @@ def test_sparse_gradients_are_judged_by_the_sums_that_are_applied(case, mode):
     expected = np.zeros((4, 2), "float32")
     if applied:
         np.subtract.at(expected, np.array(places), np.float32(0.5) * (np.float32(rows)[:, None] / np.float32(scale)))
+    assert BACKEND == "jax" or {*seen} <= {"IndexedSlices"}
     np.testing.assert_array_equal(keras.ops.convert_to_numpy(table), expected)
     assert (int(optimizer.applied_steps), int(optimizer.skipped_steps)) == (int(applied), int(not applied))
 
@@ -167,13 +161,11 @@ def test_sums_of_float16_rows_are_those_in_float32():
     assert keras.ops.convert_to_numpy(finite.sum_duplicates(gradient)).ravel().tolist() == [60000.0, 120000.0, 0.0]
 
 
-@pytest.mark.parametrize("is_cpu", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_variables_are_finite_unless_one_holds_inf_or_nan(monkeypatch, dtype, is_cpu):
+def test_variables_are_finite_unless_one_holds_inf_or_nan(dtype):
     variables = [keras.Variable(np.ones(shape, "float32"), dtype=dtype) for shape in ((3, 2), (), (0,))]
     variables += [keras.Variable(np.int32([1, 2])), keras.Variable(True, dtype="bool")]
     variables[1].assign(FLOAT32_MAX if dtype == "float32" else 6e4)
-    monkeypatch.setattr(finite, "_on_cpu", lambda: is_cpu)
     assert finite.are_finite(variables) and finite.are_finite([])
     for bad in (np.inf, -np.inf, np.nan):
         variables[0].assign([[1, 1], [1, bad], [1, 1]])

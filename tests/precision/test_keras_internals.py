@@ -79,17 +79,6 @@ def test_no_other_file_uses_a_private_part_of_keras():
                 assert is_own, f"{path}:{node.lineno} uses {node.attr}: it belongs into {FILE.name}"
 
 
-def test_outputs_in_training_have_dropout_and_the_loss_is_the_compiled_one():
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    keras.utils.set_random_seed(0)
-    x, y = np.ones((64, 4), "float32"), np.zeros((64, 1), "float32")
-    y_pred = keras.ops.convert_to_numpy(internals.predict_in_training(model, x))
-    assert len(np.unique(y_pred)) > 1  # without dropout all rows are equal
-    loss = internals.training_loss(model, x, y, y_pred, None)
-    assert float(loss) == pytest.approx(float(np.mean(y_pred**2)), rel=1e-6)
-
-
 def test_names_are_counted_from_the_beginning_and_then_as_before():
     def name() -> str:
         return str(keras.layers.Dense(1).name)

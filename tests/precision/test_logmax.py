@@ -57,20 +57,6 @@ def test_a_step_of_zero_gradients_changes_nothing_but_the_counter():
     assert {name: float(value) for name, value in after.items()} == {**rows[-1], "counter": 5.0}
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("largest", "scale"), [
-    (2.0**-126, 2.0**20), (2.0**-149, 2.0**7), (0.0, 2.0**7), (2.0**127, 2.0**-4), (float("inf"), 2.0**-4),
-])  # fmt: skip
-def test_a_gradient_of_any_finite_size_moves_the_scale_to_a_bound_or_not_at_all(largest, scale, mode):
-    """Beyond the normal numbers: what is subnormal tells nothing; inf is what a true gradient became by scaling."""
-    state = {name: keras.ops.convert_to_tensor(value) for name, value in RULE.initial().items()}
-    state["scale"] = keras.ops.convert_to_tensor(np.float32(2.0**7))
-    advance = compiled(lambda state, largest: RULE.advance(state, Measured(state["scale"] > 0, largest)), mode)
-    after = advance(state, keras.ops.convert_to_tensor(np.float32(largest)))
-    assert float(after["scale"]) == scale
-    assert all(np.isfinite(float(value)) for value in after.values())
-
-
 def test_the_largest_gradient_reaches_the_rule_and_statistics_do_not():
     statistics = keras.Variable(0.0)
     statistics.overwrite_with_gradient = True
@@ -81,17 +67,14 @@ def test_the_largest_gradient_reaches_the_rule_and_statistics_do_not():
     assert float(optimizer.measure(grads, variables).largest) == 5.0
     optimizer.build(variables)
     assert float(optimizer.measure(grads, variables, unscaled=True).largest) == 5.0 * 2.0**15
-
-
-def test_a_statistic_that_is_not_finite_skips_the_step_without_being_large():
-    statistics = keras.Variable(0.0)
-    statistics.overwrite_with_gradient = True
-    measured = measure([keras.ops.ones(()), keras.ops.ones(()) * np.inf], [keras.Variable(1.0), statistics])
-    assert not bool(measured.finite) and float(measured.largest) == 1.0
+    grads[1] = keras.ops.ones(()) * np.inf
+    measured = measure(grads, variables)  # the step is skipped without its being large
+    assert not bool(measured.finite) and float(measured.largest) == 5.0
 
 
 def test_the_optimizer_follows_the_gradients_by_the_rule():
     optimizer, weight = LossScaleOptimizer(keras.optimizers.SGD(0.0), rule=LogMaxScale()), keras.Variable(1.0)
+    assert (optimizer.dynamic, optimizer.dynamic_growth_steps) == (True, None)
     optimizer.build([weight])
     optimizer.scale_loss(1.0)
     scales = []

@@ -105,13 +105,6 @@ def test_gradients_and_variables_must_match():
         optimizer.apply(tensors(1.0))
 
 
-def test_a_variable_the_optimizer_was_not_built_with_is_an_error():
-    optimizer = wrapped(keras.optimizers.SGD(0.5))
-    optimizer.build([keras.Variable(1.0)])
-    with pytest.raises(ValueError, match="Unknown variable"):
-        optimizer.apply(tensors(1.0), [keras.Variable(1.0)])
-
-
 def test_some_of_the_variables_in_another_order():
     optimizer = wrapped(keras.optimizers.SGD(0.5, momentum=0.5))
     a, b, c = (keras.Variable(float(start)) for start in (1, 2, 3))
@@ -144,52 +137,12 @@ def test_the_scale_that_made_the_gradients_unscales_them():
     assert (float(variable.value), float(optimizer.loss_scale)) == (-1.0, 8.0)
 
 
-def test_bounds_hysteresis_and_factors_by_hand():
-    optimizer = wrapped(
-        keras.optimizers.SGD(0.0), initial_scale=8.0, dynamic_growth_steps=2, growth_factor=4.0, backoff_factor=0.25,
-        min_scale=1.0, max_scale=100.0, hysteresis=2,
-    )  # fmt: skip
-    variable, scales = keras.Variable(0.0), []
-    for gradient in (1.0, 1.0, 1.0, 1.0, INF, 1.0, INF, INF, INF, INF, 1.0, 1.0, INF, INF):
-        optimizer.apply(tensors(gradient), [variable])
-        scales.append(float(optimizer.loss_scale))
-    # two steps: x4; x4 is 128, held at 100; the first overflow is forgiven; then x0.25 each, held at 1; growth refills
-    assert scales == [8.0, 32.0, 32.0, 100.0, 100.0, 100.0, 25.0, 6.25, 1.5625, 1.0, 1.0, 4.0, 4.0, 1.0]
-
-
 def test_a_constraint_holds_after_an_applied_step_and_is_left_alone_in_a_skipped_one():
     variable = keras.Variable([0.5])
     variable.constraint = keras.constraints.NonNeg()
     optimizer = wrapped(keras.optimizers.SGD(1.0))
     optimizer.apply(tensors([4.0]), [variable])
     assert values([variable])[0] == [0.0]
-
-
-@pytest.mark.slow
-@only_on("tensorflow")
-@pytest.mark.parametrize("mode", MODES)
-def test_sparse_gradients_stay_sparse(mode):
-    import tensorflow as tf
-
-    seen = []
-
-    class Watching(keras.optimizers.SGD):
-        def update_step(self, gradient, variable, learning_rate):
-            seen.append(type(gradient).__name__)
-            super().update_step(gradient, variable, learning_rate)
-
-    optimizer, table = wrapped(Watching(1.0)), keras.Variable(np.ones((4, 2), "float32"))
-    optimizer.build([table])
-
-    def step(factor):
-        optimizer.apply([tf.IndexedSlices(tf.ones((2, 2)) * factor, tf.constant([1, 3]), tf.constant([4, 2]))], [table])
-
-    run = compiled(step, mode)
-    run(tf.constant(2.0))
-    run(tf.constant(INF))
-    assert set(seen) == {"IndexedSlices"}
-    np.testing.assert_array_equal(values([table])[0][:, 0], [1.0, 0.5, 1.0, 0.5])
-    assert int(optimizer.skipped_steps) == 1
 
 
 @only_on("tensorflow")
@@ -231,3 +184,50 @@ def test_stateful_apply_works_inside_jit_in_a_stateless_scope():
     assert (float(found[0]), float(found[1])) == (1.0, 1.5)
     found = step(found[:2], found[2:], tensors(INF)[0])
     assert (float(found[1]), float(found[2])) == (1.5, 2.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("count", "iterations"), [(False, [1, 1, 2, 2, 2, 3, 4]), (True, [1, 2, 3, 4, 5, 6, 7])])
+def test_iterations_and_the_schedule_follow_applied_or_all_steps(count, iterations, mode):
+    """`count_skipped_steps`: all of them, as in tf.keras, or applied ones, as in Keras 3."""
+    schedule = keras.optimizers.schedules.ExponentialDecay(1.0, decay_steps=1, decay_rate=0.5)
+    optimizer, weight = wrapped(keras.optimizers.SGD(schedule), count_skipped_steps=count), keras.Variable(0.0)
+    optimizer.build([weight])
+    step, found = stepper(optimizer, weight, mode), []
+    for gradient in (1.0, INF, 0.5, -INF, NAN, 1.0, 0.25):
+        step(tensors(gradient)[0])
+        found.append((int(optimizer.iterations.value), float(optimizer.learning_rate)))
+    assert found == [(n, 0.5**n) for n in iterations]
+
+
+def test_accumulation_is_refused_where_skipped_steps_count_also_when_it_is_set_later():
+    optimizer = wrapped(keras.optimizers.SGD(0.5), count_skipped_steps=True)
+    optimizer.gradient_accumulation_steps = 2
+    with pytest.raises(ValueError, match="would end a group of gradients early"):
+        optimizer.build([keras.Variable(1.0)])
+
+
+def test_a_moving_average_begins_with_the_weights_though_the_first_step_is_skipped():
+    """As in tf.keras; Keras 3 begins it at step 0, which is over then, and would take 0 for the average so far."""
+    weight = keras.Variable(4.0)
+    optimizer = wrapped(keras.optimizers.SGD(0.5), dynamic=False, use_ema=True, ema_momentum=0.75,
+                        count_skipped_steps=True)  # fmt: skip
+    for gradient in (INF, 8.0):
+        optimizer.apply(tensors(gradient), [weight])
+    optimizer.finalize_variable_values([weight])
+    assert float(weight.value) == 0.75 * 4 + 0.25 * 3
+
+
+def test_growth_steps_set_later_take_effect():
+    optimizer, variable = wrapped(keras.optimizers.SGD(0.0), dynamic_growth_steps=100), keras.Variable(1.0)
+    for steps in (50, 50, 2):
+        optimizer.dynamic_growth_steps = steps
+        before = optimizer.loss_scale
+        optimizer.apply(tensors(0.0), [variable])
+    assert (float(before), float(optimizer.loss_scale)) == (4.0, 8.0)  # what was read earlier stays
+    assert optimizer.dynamic_growth_steps == optimizer.rule.growth_steps == 2
+    with pytest.raises(ValueError, match="`dynamic_growth_steps` must be a whole number"):
+        optimizer.dynamic_growth_steps = 0
+    with pytest.raises(ValueError, match="does not grow by steps"):
+        wrapped(keras.optimizers.SGD(0.0), dynamic=False).dynamic_growth_steps = 3

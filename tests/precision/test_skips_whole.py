@@ -42,9 +42,9 @@ def inner() -> keras.optimizers.Optimizer:
     return keras.optimizers.AdamW(schedule, weight_decay=0.1, global_clipnorm=1.0, use_ema=True, ema_momentum=0.5)
 
 
-def fitted(kind, x, y, execution, tmp_path, metrics=("mae",)):
+def fitted(kind, x, y, execution, tmp_path):
     model, (jit_compile, steps) = network(kind), execution
-    arguments = {"loss": "mse", "metrics": list(metrics), "jit_compile": jit_compile, "steps_per_execution": steps}
+    arguments = {"loss": "mse", "metrics": ["mae"], "jit_compile": jit_compile, "steps_per_execution": steps}
     model.compile(LossScaleOptimizer(inner(), initial_scale=2.0**8), **arguments)
     if kind == "loaded":
         model.save(tmp_path / "model.keras")

@@ -27,7 +27,7 @@ def rounded(x, dtype, random) -> np.ndarray:
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_of_all_random_numbers_exactly_the_right_share_rounds_up(dtype, dropped, sign):
     size = 2**dropped
-    for above in (1, size // 2, size - 1):  # so many float32 steps of the `size` to the next number of dtype
+    for above in (0, 1, size // 2, size - 1):  # so many float32 steps of the `size` to the next number of dtype
         found = rounded(np.full(size, sign * (1 + above * 2.0**-23)), dtype, np.arange(size))
         up = sign * (1 + size * 2.0**-23)
         assert (found == up).sum() == above and (found == sign).sum() == size - above
@@ -35,19 +35,9 @@ def test_of_all_random_numbers_exactly_the_right_share_rounds_up(dtype, dropped,
 
 def test_below_the_normal_numbers_of_float16_the_share_is_right_too():
     random = np.arange(2**16) * 2**8
-    for above in (1, 40_000):
+    for above in (0, 1, 40_000):
         found = rounded(np.full(2**16, (3 + above * 2.0**-16) * 2.0**-24), "float16", random)
         assert (found == 4 * 2.0**-24).sum() == above and (found == 3 * 2.0**-24).sum() == 2**16 - above
-
-
-@pytest.mark.parametrize("random", [0, -1, 0x12345678])
-@pytest.mark.parametrize("dtype", HALF)
-def test_a_number_of_the_dtype_never_changes(dtype, random):
-    every = ops.convert_to_numpy(ops.cast(ops.view(ops.arange(2**15, dtype="int16"), dtype), "float32"))
-    every = every[np.isfinite(every)]
-    every = every[(every == 0) | (every > 1e-37)]  # not those that a CPU may take for 0 in float32
-    for x in (every, -every):
-        np.testing.assert_array_equal(rounded(x, dtype, np.full(x.shape, random)), x)
 
 
 @pytest.mark.parametrize("random", [0, -1])
@@ -61,30 +51,18 @@ def test_nothing_finite_becomes_infinite_that_a_cast_keeps(dtype, largest, half_
     assert np.isnan(rounded([np.nan], dtype, [random])).all()
 
 
-def mixed(bits: np.ndarray) -> np.ndarray:
-    bits = (bits ^ (bits >> np.uint32(16))) * np.uint32(0x85EBCA6B)
-    bits = (bits ^ (bits >> np.uint32(13))) * np.uint32(0xC2B2AE35)
-    return bits ^ (bits >> np.uint32(16))
-
-
 def test_the_random_numbers_are_the_same_on_every_backend():
-    def expected(seed: int, count: int, index: int, size: int) -> np.ndarray:
-        word = [np.array([number], np.uint32) for number in (seed, count, index, 0x9E3779B9)]
-        key = mixed(mixed(mixed(word[0]) + word[1]) + word[2])
-        return mixed(mixed(np.arange(size, dtype=np.uint32) + key) ^ mixed(key + word[3])).view(np.int32)
-
-    for seed, count, index in ((0, 0, 0), (2**32 - 1, 5, 3)):
-        found = np.asarray(random_bits(seed, ops.convert_to_tensor(count, "int32"), index, (2, 3)))
-        np.testing.assert_array_equal(found.ravel(), expected(seed, count, index, 6))
+    found = np.asarray(random_bits(2**32 - 1, ops.convert_to_tensor(5, "int32"), 3, (2, 2)))
+    assert found.tolist() == [[1608592406, -781872643], [-1760397188, -2085266266]]
 
 
 def weight(value, dtype="bfloat16", name="weight"):
     return keras.Variable(np.asarray(value, "float32"), dtype=dtype, name=name)
 
 
-def built(variables, inner=None, seed=3, **arguments):
+def built(variables, inner=None, seed=3):
     inner = keras.optimizers.SGD(2.0**-10) if inner is None else inner
-    optimizer = LossScaleOptimizer(inner, rounding_seed=seed, dynamic=False, initial_scale=4.0, **arguments)
+    optimizer = LossScaleOptimizer(inner, rounding_seed=seed, dynamic=False, initial_scale=4.0)
     optimizer.build(variables)
     return optimizer
 
@@ -96,14 +74,11 @@ def step(optimizer, variables, slopes):
 
 
 @pytest.mark.slow
-def test_small_updates_add_up_to_what_they_are_in_the_mean_and_to_nothing_when_rounded_to_nearest():
-    plain, moved = weight(np.ones(4096)), weight(np.ones(4096))
-    for variable, seed in ((plain, None), (moved, 3)):
-        optimizer = built([variable], seed=seed)
-        for _ in range(64):  # 2**-10 is a quarter of the step to the next number below
-            step(optimizer, [variable], [1.0])
-        assert int(optimizer.applied_steps) == 64
-    assert (numbers(plain) == 1).all()
+def test_small_updates_add_up_to_what_they_are_in_the_mean():
+    moved = weight(np.ones(4096))
+    optimizer = built([moved])
+    for _ in range(64):  # 2**-10 is a quarter of the step to the next number below, lost when rounded to nearest
+        step(optimizer, [moved], [1.0])
     deviation = np.sqrt(64 * (1 / 4) * (3 / 4) / 4096) * STEP  # of the mean of 4096 sums of 64
     assert abs(numbers(moved).mean() - (1 - 64 * 2.0**-10)) < 5 * deviation
     assert moved.dtype == "bfloat16" and len(np.unique(numbers(moved))) > 10
@@ -131,9 +106,9 @@ def test_what_needs_no_rounding_is_what_float32_weights_get(settings, dtype):
     assert (found[0][0] != [2.0, -1.0]).all()
 
 
-def trained(slopes, seed=3, **arguments):
+def trained(slopes, seed=3):
     variables = [weight(np.linspace(0.5, 1, 100)), weight(np.ones((3, 3)))]
-    optimizer = built(variables, keras.optimizers.Adam(1e-3), seed, **arguments)
+    optimizer = built(variables, keras.optimizers.Adam(1e-3), seed)
     for slope in slopes:
         step(optimizer, variables, [slope, slope])
     return optimizer, variables
@@ -147,20 +122,9 @@ def test_a_skipped_step_changes_nothing_and_draws_no_random_numbers():
     optimizer, skipped = trained([1.0, np.inf, 0.5, np.nan, 0.25])
     assert (int(optimizer.applied_steps), int(optimizer.skipped_steps)) == (3, 2)
     assert equal(skipped, trained([1.0, 0.5, 0.25])[1])
+    assert LossScaleOptimizer.from_config(optimizer.get_config()).rounding_seed == 3
     _, once = trained([1.0])
     assert equal(trained([1.0, np.inf])[1], once) and not equal(once, trained([1.0], seed=4)[1])
-
-
-def test_another_one_with_its_state_goes_on_as_the_original():
-    optimizer, variables = trained([1.0, 0.5])
-    again, copies = LossScaleOptimizer.from_config(optimizer.get_config()), [weight(numbers(v)) for v in variables]
-    again.build(copies)
-    again.set_weights(optimizer.variables)
-    assert again.rounding_seed == 3
-    for ours, theirs in ((optimizer, variables), (again, copies)):
-        for slope in (0.25, -1.0):
-            step(ours, theirs, [slope, slope])
-    assert equal(variables, copies) and equal(variables, trained([1.0, 0.5, 0.25, -1.0])[1])
 
 
 @pytest.mark.slow

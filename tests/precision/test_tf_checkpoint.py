@@ -53,16 +53,3 @@ def test_restored_before_or_after_build_it_trains_on_as_if_never_stopped(built, 
     assert state(again) == state(model)
     assert state(fit(again)) == state(fit(model))
     assert int(again.optimizer.seen_steps) == 20
-
-
-def test_a_checkpoint_of_the_bare_optimizer_is_restored_into_the_inner_one(tmp_path):
-    import tensorflow as tf
-
-    weight = keras.Variable([1.0, 2.0])
-    plain, ours = keras.optimizers.Adam(0.5), LossScaleOptimizer(keras.optimizers.Adam(0.5))
-    plain.apply([keras.ops.ones((2,))], [weight])
-    path = tf.train.Checkpoint(optimizer=plain).save(str(tmp_path / "plain"))
-    ours.build([weight])
-    tf.train.Checkpoint(optimizer=ours.inner_optimizer).restore(path).assert_consumed()
-    for found, expected in zip(ours.inner_optimizer.variables, plain.variables, strict=True):
-        np.testing.assert_array_equal(found.numpy(), expected.numpy())

@@ -1,7 +1,6 @@
 """Who divides gradients by hand can say so: then nothing depends on what was told while a function was traced."""
 
 import keras
-import numpy as np
 import pytest
 from backends import BACKEND, compiled, only_on
 
@@ -40,7 +39,5 @@ def test_a_pure_step_is_told_by_its_argument(given, unscaled):
     optimizer.build([weight])
     values = [variable.value for variable in optimizer.variables]
     gradients = [keras.ops.convert_to_tensor(given)]
-    (new,), state = optimizer.stateless_apply(values, gradients, [weight.value], unscaled=unscaled)
+    (new,), _ = optimizer.stateless_apply(values, gradients, [weight.value], unscaled=unscaled)
     assert float(new) == 3.5
-    names = [variable.name for variable in optimizer.variables]
-    np.testing.assert_array_equal(state[names.index("loss_scale_tally")][:3], [1, 1, 0])

@@ -1,7 +1,6 @@
 """`custom_gradient` beyond what its page has: keyword arguments, layers, methods and traced values from around it."""
 
 import keras
-import numpy as np
 import pytest
 from backends import MODES, compiled, gradients, only_on
 from keras import ops
@@ -37,32 +36,6 @@ def test_a_variable_among_the_tensors_is_one_of_them_and_an_instance_is_none():
     double = Doubling()
     assert float(double(keras.Variable(3.0))) == 6.0
     assert [float(slope) for slope in gradients(lambda x: double(x, False), ops.array(3.0))] == [5.0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
-def test_a_layer_whose_call_has_a_gradient_of_its_own_trains_in_fit(dtype):
-    """The gradient given for the kernel is its sign, not the true one."""
-
-    class Signed(keras.layers.Layer):
-        def build(self, shape):
-            self.kernel = self.add_weight(shape=(shape[-1], 1), initializer="ones")
-
-        def call(self, x):
-            @custom_gradient
-            def multiplied(x):
-                def gradient(upstream, variables):
-                    sign = ops.cast(ops.sign(ops.sum(upstream)), "float32")
-                    return ops.zeros_like(x), [ops.ones_like(ops.convert_to_tensor(variables[0])) * sign]
-
-                return ops.matmul(x, ops.cast(self.kernel, x.dtype)), gradient
-
-            return multiplied(x)
-
-    model = keras.Sequential([keras.Input((2,)), Signed(dtype=dtype)])
-    model.compile(keras.optimizers.SGD(0.25), "mse")
-    model.fit(np.ones((4, 2)), np.zeros((4, 1)), batch_size=4, epochs=2, verbose=0)
-    assert model.get_weights()[0].ravel().tolist() == [0.5, 0.5]
 
 
 @only_on("jax")

@@ -22,3 +22,15 @@ def strategy():
     import tensorflow as tf
 
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+@pytest.fixture
+def two_devices(request):
+    """What puts a model on both."""
+    import keras
+
+    if keras.backend.backend() == "tensorflow":
+        return request.getfixturevalue("strategy").scope
+    devices = keras.distribution.list_devices()
+    assert len(devices) == 2
+    return keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False).scope

@@ -158,34 +158,3 @@ def test_a_checkpoint_is_whole_and_goes_on_over_another_mesh_and_on_one_device(m
             np.testing.assert_array_equal(value, saved[name])
         assert_same(collect_state(again.epoch(2).model), expected)
     assert again.ledger.skipped == 1
-
-
-def one_step(coefficients):
-    """A step of gradient descent of a layer without bias whose outputs have these coefficients in the loss."""
-    with over(MESHES[0], {".*kernel": [None, "model"]}) as distribution:
-        layer = L.Dense(len(coefficients), use_bias=False, kernel_initializer="zeros", dtype="mixed_float16")
-        model = keras.Sequential([keras.Input((1,), dtype="float32"), layer])
-        distribution.divide(model)
-        optimizer = LossScaleOptimizer(keras.optimizers.SGD(2.0**-4), False, 2.0)
-        model.compile(optimizer, lambda y, out: keras.ops.sum(y * keras.ops.cast(out, "float32"), axis=-1),
-                      auto_scale_loss=False)  # fmt: skip
-        optimizer.build(model.trainable_variables)
-        data = Examples(np.ones((2, 1), "float32"), np.tile(np.float32(coefficients), (2, 1)), None)
-        build_metrics(model, data, 2)
-        engine = build_engine(model, True, distribution)
-        feed = build_feed(data, engine, BatchPlan(2, 1, devices=distribution.replicas), True)
-        feed.start(1)
-        piece = feed.take(1)
-        engine.train(piece.source, piece.batch_indices, 1).wait()
-    assert share(layer.kernel) == 1 / DEVICES
-    return optimizer, np.asarray(layer.kernel.value, "float32")[0]
-
-
-def test_a_gradient_that_overflows_on_one_device_alone_skips_the_step_on_all():
-    """The last column, of the last device, has a slope of 1e6, which is inf in float16; the others are 1."""
-    slopes = [1.0] * (DEVICES - 1)
-    optimizer, kernel = one_step([*slopes, 1e6])
-    assert (int(optimizer.applied_steps), int(optimizer.skipped_steps)) == (0, 1) and not kernel.any()
-    optimizer, kernel = one_step([*slopes, 1.0])
-    assert (int(optimizer.applied_steps), int(optimizer.skipped_steps)) == (1, 0)
-    np.testing.assert_array_equal(kernel, [-(2.0**-4)] * DEVICES)

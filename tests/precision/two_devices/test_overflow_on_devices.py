@@ -70,14 +70,3 @@ def test_a_sum_beyond_float16_skips_the_step_whole_on_every_device(numbers, fini
     for variable in [*model.variables, *optimizer.inner_optimizer.variables]:
         shards = [np.asarray(shard.data) for shard in variable.value.addressable_shards]
         assert len(shards) == devices and all(np.array_equal(shards[0], shard) for shard in shards)
-
-
-def test_all_devices_round_a_weight_to_the_same_number():
-    split_over(COUNT)
-    model = keras.Sequential([keras.Input((3,)), L.Dense(64, dtype="bfloat16"), L.Dense(1)])
-    model.compile(LossScaleOptimizer(keras.optimizers.SGD(2.0**-9), rounding_seed=1), "mse")
-    first = np.asarray(model.layers[0].kernel.value, "float32")
-    model.fit(np.ones((ROWS, 3)), np.ones((ROWS, 1)), ROWS, verbose=0)
-    shards = [np.asarray(shard.data, "float32") for shard in model.layers[0].kernel.value.addressable_shards]
-    assert len(shards) == COUNT and int(model.optimizer.applied_steps) == 1
-    assert all(np.array_equal(shards[0], shard) for shard in shards) and (shards[0] != first).any()

@@ -19,15 +19,6 @@ Y = (X.sum(1) > 0).astype("int32")
 X[3::4][~np.array(PATTERN)] = 6e4  # beyond float16 behind the first layer
 
 
-@pytest.fixture
-def two_devices(request):
-    if BACKEND == "tensorflow":
-        return request.getfixturevalue("strategy").scope
-    devices = keras.distribution.list_devices()
-    assert len(devices) == 2
-    return keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False).scope
-
-
 def recorded(scope, run_dir, **options) -> Run:
     keras.utils.set_random_seed(1)
     layers = keras.layers
