@@ -93,7 +93,6 @@ MASKED = network(lambda: layers.Embedding(20, 8, mask_zero=True),
                  layers.GlobalAveragePooling1D, shape=(None,), dtype="int32")  # fmt: skip
 KINDS: dict[str, tuple[Callable[[], Any], Callable[[], tuple[Any, ...]]]] = {
     "ragged": (TEXT, lambda: (ragged(), LONG)),
-    "csr": (MLP, lambda: (ROWS, Y)),
     "sparse batches": (MLP, lambda: (sliced(tf.sparse.from_dense(ROWS.toarray()), Y).batch(16),)),
     "padded batches": (MASKED, lambda: (padded_batches(),)),
     "x alone": (alone, lambda: (X,)),
