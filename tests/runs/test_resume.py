@@ -17,7 +17,6 @@ from mpt_cli.runs.resume import (
     check_checkpoints,
     check_resumable,
     find_run,
-    finished_summary,
     forbidden_changes,
     stored_settings,
     truncate_telemetry,
@@ -25,7 +24,6 @@ from mpt_cli.runs.resume import (
 )
 from mpt_cli.settings import load_settings, resolved_yaml
 from mpt_cli.settings.schema import DistributeSettings, Settings
-from mpt_cli.verbs.train import with_configuration_of_run
 
 WORDS = ["conf=digits_mlp", "trainer.epochs=3"]
 
@@ -90,14 +88,6 @@ def test_a_folder_with_anything_else_in_it_is_left_alone() -> None:
     assert Path("here", "metrics.jsonl").exists()
     with pytest.raises(DataError, match="already exists and is not empty"):
         RunDirectory.create("here", "digits_mlp")
-
-
-def test_two_processes_never_write_in_one_run() -> None:
-    run = _run(Path("here"))
-    with run.lock(), pytest.raises(DataError, match="another process is writing"), run.lock():
-        pass
-    with run.lock():
-        pass
 
 
 def test_a_run_whose_record_lacks_a_secret_is_gone_on_with_where_that_is_given_again() -> None:
@@ -169,17 +159,6 @@ def test_auto_float16_is_what_it_came_to_when_the_run_began() -> None:
     assert check_resumable(plain, settings)["policy.name"] == ("mixed_float16", "auto_float16")
 
 
-def test_a_finished_run_with_nothing_left_gives_its_summary_as_it_is() -> None:
-    for number, (words, summary, is_done) in enumerate((
-        ([], {"status": "finished"}, True), (["trainer.epochs=4"], {"status": "finished"}, False),
-        ([], {"status": "terminated", "epochs_completed": 2}, False), ([], {}, False),
-        (["seed=null"], {"status": "finished"}, True),
-    )):  # fmt: skip
-        done = finished_summary(_run(Path(str(number)), **summary), _settings(*words))
-        assert (done is not None) is is_done
-        assert done is None or (done.steps_seen, done.exit_code) == (69, 0)
-
-
 def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_by_itself() -> None:
     run = _run(Path("here"))
     check_checkpoints(run, None)
@@ -218,15 +197,6 @@ def test_a_damaged_record_is_named() -> None:
     run.metrics_jsonl.write_text('{"step": 1}\nrubbish\n')
     with pytest.raises(DataError, match=r"metrics.jsonl is damaged: Expecting value.* Take out the damaged line"):
         truncate_telemetry(run, 1, 0)
-
-
-def test_resume_of_a_run_alone_takes_its_configuration() -> None:
-    run = _run(Path("here"))
-    assert with_configuration_of_run(["resume=here"]) == [f"conf={run.config_yaml}", "resume=here"]
-    for words in (["resume=auto"], ["conf=x", "resume=here"], ["trainer.epochs=3"]):
-        assert with_configuration_of_run(words) == words
-    with pytest.raises(DataError, match="run directory nowhere does not exist"):
-        with_configuration_of_run(["resume=nowhere"])
 
 
 def test_the_devices_of_a_divided_model_may_change_and_those_of_replicas_may_not() -> None:
