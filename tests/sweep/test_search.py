@@ -3,8 +3,6 @@
 import importlib.util
 import json
 import shlex
-import signal
-import threading
 from pathlib import Path
 
 import optuna
@@ -12,7 +10,7 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
-from sweep_stubs import Stubs, signal_when, started, stub_command
+from sweep_stubs import Stubs, started, stub_command
 
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
@@ -172,23 +170,6 @@ def test_a_trial_with_several_seeds_is_worth_their_mean_and_one_that_failed_is_o
     assert "Not told apart from" in lead_sentence(found)
     anew = study_in(tmp_path / "s").get_trials()[3:]
     assert sorted((trial.user_attrs["job"], trial.value) for trial in anew) == [(1, mean), (3, mean), (7, mean)]
-
-
-@pytest.mark.long
-def test_an_interrupted_search_goes_on_as_if_it_had_not_been(searches, tmp_path):
-    whole, _ = searches.search([*WORDS, "sweep_dir=whole"], 12, workers=1, sampler_seed=5)
-    searches.manners = {3: "hangs"}
-    threading.Thread(target=signal_when, args=(tmp_path / "s", 3, signal.SIGINT), daemon=True).start()
-    broken, code = searches.search([*WORDS, "sweep_dir=s"], 12, workers=1, sampler_seed=5, grace_seconds=5.0)
-    assert code == 130 and len(broken.results) == 3 and not broken.is_complete
-    assert failure_lines(broken)[0] == "not ended  10 of 12 jobs"
-    searches.manners = {}
-    found, code = searches.resume_search(tmp_path / "s", workers=1)
-    assert code == 0 and chosen(found) == chosen(whole)
-    assert [name[:3] for name in started(tmp_path / "s")] == [f"{number:03d}" for number in range(3, 13)]
-    assert {trial.state for trial in study_in(tmp_path / "s").get_trials()} == {TrialState.COMPLETE}
-    found, _ = searches.resume_search(tmp_path / "s", trials=13)
-    assert len(found.results) == 13 and [name[:3] for name in started(tmp_path / "s")] == ["013"]
 
 
 @pytest.mark.slow
