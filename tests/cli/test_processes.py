@@ -24,7 +24,8 @@ def test_output_that_is_piped_is_plain(tmp_path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["check", "conf=digits_cnn"], ["sweep", "conf=digits_mlp", "seed=0,1", "--dry-run"]])
+@pytest.mark.parametrize("words", [["check", "conf=digits_cnn", "trainer.loss=mse"],
+                                   ["sweep", "conf=digits_mlp", "seed=0,1", "--dry-run"]])
 def test_no_framework_is_imported(words, tmp_path) -> None:
     code = "import sys; from mpt_cli.cli import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
     command = [sys.executable, "-c", code, *words]

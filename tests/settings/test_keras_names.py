@@ -2,8 +2,6 @@
 
 import inspect
 import operator
-import subprocess
-import sys
 
 import pytest
 
@@ -56,18 +54,6 @@ def test_the_listing_is_what_keras_has_once_it_is_imported(listing) -> None:
 def test_a_wrong_name_is_a_problem_of_the_settings(own, messages, word, message) -> None:
     (said,) = messages(own, *word.split("; "))
     assert said.startswith(message)
-
-
-@pytest.mark.parametrize("loss", ["mse", "MeanSquaredError", "kl_divergence"])
-def test_names_of_every_form_are_known(own, loss) -> None:
-    assert load_settings([own, f"trainer.loss={loss}", "trainer.metrics=[mae,AUC]"]).trainer.loss == loss
-
-
-@pytest.mark.slow
-def test_the_names_are_checked_without_keras() -> None:
-    code = ("import sys; from mpt_cli.cli import main; main(['check', 'conf=digits_mlp', 'trainer.loss=mse']); "
-            "sys.exit('keras' in sys.modules)")  # fmt: skip
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.slow

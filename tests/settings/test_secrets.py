@@ -147,13 +147,6 @@ def test_what_lists_watches_and_reports_reads_nothing_of_the_environment(tmp_pat
     assert "elsewhere" not in captured.out + captured.err + (tmp_path / "run" / "report.html").read_text()
 
 
-def test_a_message_about_a_secret_does_not_hold_it(monkeypatch, capsys):
-    monkeypatch.setenv("DB_PASSWORD", "hunter2")
-    assert main(["check", "conf=digits_mlp", "policy=${oc.env:DB_PASSWORD}"]) == 2
-    said = capsys.readouterr().err
-    assert "Received: '${oc.env:DB_PASSWORD}'" in said and "hunter2" not in said
-
-
 @pytest.mark.slow
 def test_nothing_that_a_run_writes_or_prints_holds_a_secret(tmp_path):
     (tmp_path / "parts.py").write_text(PARTS)
