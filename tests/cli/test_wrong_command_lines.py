@@ -88,12 +88,3 @@ def test_it_is_refused_in_a_sentence(line, mpt) -> None:
     missing = [part for part in ([said] if isinstance(said, str) else said) if part not in done.err + done.out]
     assert missing == [], done.err
     assert "Traceback" not in done.err and list(Path.cwd().iterdir()) == []
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_every_task_of_a_slurm_step_refuses_what_only_several_processes_cannot_do(index, mpt, monkeypatch) -> None:
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    monkeypatch.setenv("SLURM_PROCID", str(index))
-    done = mpt(*CNN.split(), "backend=jax", "distribute=data_parallel", "trainer.max_rollbacks=3", "seed=null")
-    assert (done.code, done.out) == (2, "")
-    assert [line.strip().partition(":")[0] for line in done.err.splitlines()[1:]] == ["trainer.max_rollbacks", "seed"]
