@@ -76,6 +76,7 @@ WRONG = {
 MISSING = {  # files, which exit with 3
     "train conf=digits_mlp data=npz data.path=nowhere.npz": "data.path: there is no file nowhere.npz.",
     f"{RATE} data=npz data.path=nowhere.npz": "data.path: there is no file nowhere.npz.",
+    "watch nowhere": "nowhere is no directory of a run, a sweep or a comparison: it ",
 }
 
 
