@@ -39,9 +39,6 @@ def test_the_best_epoch_is_named_with_its_step_metric_and_value(capsys):
     assert capsys.readouterr().out == (
         "best epoch              3, step 60: val_accuracy 0.75 in training\n"
         "loss                    0.5\naccuracy                0.75\n")  # fmt: skip
-    assert main(["evaluate", "run", "--best", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["best"] == {"epoch": 3, "step": 60, "monitor": "val_accuracy", "value": 0.75}
 
 
 @pytest.mark.usefixtures("run")
