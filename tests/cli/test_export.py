@@ -45,16 +45,14 @@ def test_weights_alone_make_no_keras_file(export, tmp_path, monkeypatch, capsys)
     assert "Model can't be written as a .keras file, for want of a get_config" in capsys.readouterr().err
 
 
-def test_an_interrupted_export_leaves_nothing_and_says_so(export, tmp_path, capsys):
-    assert export(KeyboardInterrupt()) == 130
-    assert not list((tmp_path / "out").iterdir())
-    assert f"mpt: interrupted: nothing was written to {tmp_path}/out/served" in capsys.readouterr().err
-
-
-def test_a_disk_without_room_leaves_nothing_and_is_a_sentence(export, tmp_path, capsys):
-    assert export(OSError(28, "No space left on device")) == 3
-    assert not list((tmp_path / "out").iterdir())
-    assert "served can't be written: No space left on device. Give another --output." in capsys.readouterr().err
+def test_an_export_that_is_interrupted_or_has_no_room_leaves_nothing_and_says_so(export, tmp_path, capsys):
+    for trouble, code, said in (
+        (KeyboardInterrupt(), 130, f"mpt: interrupted: nothing was written to {tmp_path}/out/served"),
+        (OSError(28, "No space left on device"), 3,
+         "served can't be written: No space left on device. Give another --output."),
+    ):  # fmt: skip
+        assert export(trouble) == code and not list((tmp_path / "out").iterdir())
+        assert said in capsys.readouterr().err
 
 
 def test_what_can_not_be_exported_is_said_before_keras_is_imported(tmp_path, monkeypatch, capsys):
