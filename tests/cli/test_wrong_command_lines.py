@@ -16,6 +16,10 @@ WRONG = {
     "check --\x1b[31mred": "unrecognized arguments: --\\x1b[31mred",
     "check conf=digits_mlp --ops": "--ops: reads the operations of a model that is built. Add --build.",
     "run policy=auto_float16 train.py": "mpt.fit(policy='auto_float16') in the script",
+    "run": "script: must be given: mpt run",
+    "run model=cnn train.py": "model: is the script's own affair. Received: 'cnn'. mpt run takes policy",
+    "run backend.device=cpu train.py": "backend.device: is the script's own affair",
+    "run policy=float99 train.py": "policy: must be one of",
     # recipes, and words that are no key=value
     "train": "conf: must be given",
     "train conf=digits_cn": "conf: no recipe has this name. Received: 'digits_cn'. Did you mean digits_cnn?",
@@ -76,6 +80,7 @@ WRONG = {
 MISSING = {  # files, which exit with 3
     "train conf=digits_mlp data=npz data.path=nowhere.npz": "data.path: there is no file nowhere.npz.",
     f"{RATE} data=npz data.path=nowhere.npz": "data.path: there is no file nowhere.npz.",
+    "run nowhere.py": "there is no script nowhere.py.",
     "watch nowhere": "nowhere is no directory of a run, a sweep or a comparison: it ",
 }
 

@@ -463,18 +463,6 @@ def test_pictures_say_what_is_missing(reference, monkeypatch):
         reference[0].plot()
 
 
-def test_what_can_not_be_run_is_said(capsys):
-    for words, code, said in (
-        ([], 2, "script: must be given: mpt run"),
-        (["nowhere.py"], 3, "there is no script nowhere.py."),
-        (["model=cnn", "nowhere.py"], 2, "model: is the script's own affair. Received: 'cnn'. mpt run takes policy"),
-        (["backend.device=cpu", "nowhere.py"], 2, "backend.device: is the script's own affair"),
-        (["policy=float99", "nowhere.py"], 2, "policy: must be one of"),
-    ):
-        assert main(["run", *words]) == code
-        assert said in capsys.readouterr().err
-
-
 NEVER = """
 import sys, numpy as np, keras
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

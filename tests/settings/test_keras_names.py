@@ -63,5 +63,3 @@ def test_an_optimizer_of_the_users_is_chosen_by_its_name(own, write_recipe) -> N
                                                                                  3e-3)  # fmt: skip
     recipe = write_recipe("optimizer: {object: nets.py:Lookahead, kwargs: {k: 6}}\n", "two.yaml")
     assert load_settings([recipe]).optimizer.kwargs == {"k": 6}
-    recipe = write_recipe("optimizer: {name: 'nets:Lookahead'}\n", "three.yaml")
-    assert load_settings([recipe]).optimizer.object == "nets:Lookahead"
