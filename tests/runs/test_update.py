@@ -36,17 +36,10 @@ def test_a_first_block_has_bounds_on_the_side_that_matters() -> None:
                      ("skipped_steps", "max"): 1}  # fmt: skip
 
 
-@pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    path = Path("mine.yaml")
-    path.write_text(RECIPE.partition("expect:")[0])
-    return path
-
-
-def test_update_leaves_an_expectation_that_came_to_nan_and_says_so(outcome, mine, capsys) -> None:
+def test_update_leaves_an_expectation_that_came_to_nan_and_says_so(outcome, tmp_path, monkeypatch, capsys) -> None:
     """What came to a number is written all the same."""
-    mine.write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    (mine := Path("mine.yaml")).write_text(RECIPE)
     outcome["summary"] = {**SUMMARY, "metrics": {"val_accuracy": 0.5, "val_loss": "NaN"}}
     assert main(["reproduce", "./mine.yaml", "--update"]) == 5
     assert mine.read_text() == RECIPE.replace("0.97}  #", "0.4975} #")
