@@ -134,21 +134,16 @@ def test_the_step_log_is_in_no_file(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "bad", "rules", "steps", "seen"), [
-    ("float32", range(4, 33), {"trainer.max_nonfinite_losses": 5}, 1, 8),
-    ("mixed_float16", range(1, 33), {"loss_scale.max_consecutive_skips": 20}, 7, 21),
-])  # fmt: skip
-def test_each_rule_ends_a_recorded_fit_at_its_step_or_the_call_that_holds_it(tmp_path, policy, bad, rules, steps, seen):
-    x, y = data(bad=bad)
+def test_a_rule_ends_a_recorded_fit_at_the_call_that_holds_its_step(tmp_path):
+    x, y = data(bad=range(1, 33))
     # one feature: all eight make NaN in a layer, of which TensorFlow's ReLU, fused with the product, makes 0 on AVX-512
     x[(x > 5e4).all(1), 0] = np.inf
-    model = net(policy, steps_per_execution=steps)
-    recorder = mpt.Recorder(tmp_path / "run", loss_scale=8.0 if policy != "float32" else None,
-                            settings={**QUIET, "trainer.log_every_steps": 1000, **rules})  # fmt: skip
-    model.fit(x, y, batch_size=4, shuffle=False, verbose=0, callbacks=[recorder])
+    recorder = mpt.Recorder(tmp_path / "run", loss_scale=8.0, settings={**QUIET, "trainer.log_every_steps": 1000,
+                                                                        "loss_scale.max_consecutive_skips": 20})
+    net(steps_per_execution=7).fit(x, y, batch_size=4, shuffle=False, verbose=0, callbacks=[recorder])
     summary = recorder.run.summary
-    assert (summary["status"], summary["exit_code"], summary["steps_seen"]) == ("stopped", 4, seen)
-    assert f"(rule {next(iter(rules))})" in summary["explanation"]
+    assert (summary["status"], summary["exit_code"], summary["steps_seen"]) == ("stopped", 4, 21)
+    assert "(rule loss_scale.max_consecutive_skips)" in summary["explanation"]
 
 
 @pytest.mark.slow
