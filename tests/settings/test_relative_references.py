@@ -31,11 +31,10 @@ def builder(*words: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("inside", ["conf/"])
-def test_a_group_file_means_the_modules_of_its_project(inside, folder, monkeypatch) -> None:
+def test_a_group_file_means_the_modules_of_its_project(folder, monkeypatch) -> None:
     project = folder / "project"
-    write(project / inside / "model" / "mine.yaml", "builder: net:build\n")
-    write(project / inside / "model" / "narrow.yaml", "defaults: [mine]\nkwargs: {width: 4}\n")
+    write(project / "conf" / "model" / "mine.yaml", "builder: net:build\n")
+    write(project / "conf" / "model" / "narrow.yaml", "defaults: [mine]\nkwargs: {width: 4}\n")
     net = write(project / "net.py")
     monkeypatch.setenv(CONFIG_DIR, str(project))
     assert builder("model=mine") == builder("model=narrow") == f"{net}:build"
