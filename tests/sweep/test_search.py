@@ -65,10 +65,6 @@ def study_in(folder: Path) -> optuna.Study:
     return optuna.load_study(study_name="mpt", storage=journal)
 
 
-def chosen(found: SweepResults) -> list[dict[str, str]]:
-    return [result.job.overrides for result in found.results]
-
-
 @pytest.mark.slow
 def test_a_search_runs_its_trials_and_names_the_best(searches, tmp_path):
     found, code = searches.search([*WORDS, "sweep_dir=s"], 4, workers=2)
@@ -210,5 +206,5 @@ def test_no_combination_is_run_twice_and_none_left_ends_the_search(searches, tmp
     words = ["conf=digits_mlp", "optimizer.name=adam,sgd", "sweep_dir=s"]
     found, code = searches.search(words, 5, sampler="random")
     assert code == 0 and len(found.results) == 2 and not found.is_complete
-    assert {*chosen(found)[0].values(), *chosen(found)[1].values()} == {"adam", "sgd"}
+    assert sorted(result.job.overrides["optimizer.name"] for result in found.results) == ["adam", "sgd"]
     assert "no new combination came up in 100 proposals: 3 of 5 trials were not made. Widen" in searches.said
