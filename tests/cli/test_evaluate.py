@@ -34,18 +34,11 @@ def run(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("run")
-def test_the_best_epoch_is_named_with_its_step_metric_and_value(capsys):
+def test_the_best_epoch_is_named_and_that_it_is_missing_and_none_of_the_last_weights(capsys):
     assert main(["evaluate", "run", "--best"]) == 0
     assert capsys.readouterr().out == (
         "best epoch              3, step 60: val_accuracy 0.75 in training\n"
         "loss                    0.5\naccuracy                0.75\n")  # fmt: skip
-    assert main(["evaluate", "run", "--best", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["best"] == {"epoch": 3, "step": 60, "monitor": "val_accuracy", "value": 0.75}
-
-
-@pytest.mark.usefixtures("run")
-def test_of_the_last_weights_no_epoch_is_named_and_that_the_best_are_missing_is_said(capsys):
     assert main(["evaluate", "run", "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)) == {"schema_version", "run_dir", "split", "metrics"}
     shutil.rmtree("run/checkpoints")

@@ -38,11 +38,6 @@ def export(tmp_path, monkeypatch):
     return run
 
 
-def test_an_export_that_ends_is_in_its_place(export, tmp_path):
-    assert export(None) == 0
-    assert [path.name for path in (tmp_path / "out").rglob("*")] == ["served", "saved_model.pb"]
-
-
 def test_weights_alone_make_no_keras_file(export, tmp_path, monkeypatch, capsys):
     (tmp_path / "run" / "model.weights.h5").touch()
     monkeypatch.setattr(trained_model, "load_trained", lambda _: Model(None))
@@ -50,47 +45,30 @@ def test_weights_alone_make_no_keras_file(export, tmp_path, monkeypatch, capsys)
     assert "Model can't be written as a .keras file, for want of a get_config" in capsys.readouterr().err
 
 
-def test_an_interrupted_export_leaves_nothing_and_says_so(export, tmp_path, capsys):
-    assert export(KeyboardInterrupt()) == 130
-    assert not list((tmp_path / "out").iterdir())
-    assert f"mpt: interrupted: nothing was written to {tmp_path}/out/served" in capsys.readouterr().err
+def test_an_export_that_is_interrupted_or_has_no_room_leaves_nothing_and_says_so(export, tmp_path, capsys):
+    for trouble, code, said in (
+        (KeyboardInterrupt(), 130, f"mpt: interrupted: nothing was written to {tmp_path}/out/served"),
+        (OSError(28, "No space left on device"), 3,
+         "served can't be written: No space left on device. Give another --output."),
+    ):  # fmt: skip
+        assert export(trouble) == code and not list((tmp_path / "out").iterdir())
+        assert said in capsys.readouterr().err
 
 
-def test_a_disk_without_room_leaves_nothing_and_is_a_sentence(export, tmp_path, capsys):
-    assert export(OSError(28, "No space left on device")) == 3
-    assert not list((tmp_path / "out").iterdir())
-    assert "served can't be written: No space left on device. Give another --output." in capsys.readouterr().err
-
-
-@pytest.fixture
-def run_without_keras(tmp_path, monkeypatch):
-    """The words for an export of a run, where Keras must not be needed."""
+def test_what_can_not_be_exported_is_said_before_keras_is_imported(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(trained_model, "check_model", lambda _: None)
     monkeypatch.setattr("mpt_cli.engine.backend.prepare_backend", lambda _: pytest.fail("Keras is on its way"))
-    monkeypatch.chdir(tmp_path)
-    Path("run").mkdir()
-    Path("run", "config.yaml").write_text("recipe: tiny\ndefaults:\n  - model: mlp\n")
-    return ["export", "run"]
-
-
-def test_an_output_that_is_there_is_found_before_keras_is_imported(run_without_keras, capsys):
-    Path("there").mkdir()
-    assert main([*run_without_keras, "--output", "there"]) == 3
-    assert capsys.readouterr().err == (
-        "mpt export: there exists already. Nothing was changed; give another --output.\n")
-
-
-def test_so_is_a_wrong_suffix(run_without_keras, capsys):
-    assert main([*run_without_keras, "--output", "served.h5"]) == 2
-    assert "--output: must end in .keras with --format keras. Received: 'served.h5'." in capsys.readouterr().err
-
-
-def test_so_is_an_exporter_that_is_not_installed(run_without_keras, monkeypatch, capsys):
     monkeypatch.setitem(trained_model.EXPORTERS, "onnx", ["onnx_of_no_one"])
-    assert main([*run_without_keras, "--format", "onnx"]) == 2
-    said = capsys.readouterr().err
-    assert "--format: onnx needs onnx_of_no_one, not installed here. Received: 'onnx'." in said
-    assert "pip install onnx_of_no_one" in said
+    monkeypatch.chdir(tmp_path)
+    Path("there").mkdir()
+    Path("there", "config.yaml").write_text("recipe: tiny\ndefaults:\n  - model: mlp\n")
+    for words, code, said in (
+        (["--output", "there"], 3, "mpt export: there exists already. Nothing was changed; give another --output.\n"),
+        (["--output", "served.h5"], 2, "--output: must end in .keras with --format keras. Received: 'served.h5'."),
+        (["--format", "onnx"], 2, "--format: onnx needs onnx_of_no_one, not installed here. Received: 'onnx'."),
+    ):
+        assert main(["export", "there", *words]) == code
+        assert said in capsys.readouterr().err
 
 
 LOOK_UP = """

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 from pathlib import Path
 
 import pytest
@@ -55,12 +54,6 @@ def test_list_shows_each_with_a_description(mpt) -> None:
         assert all(entry["description"] or entry["name"] == "(all)" for entry in entries)
 
 
-@pytest.mark.slow
-def test_list_without_a_kind_is_of_recipes(mpt) -> None:
-    assert mpt("list").out == mpt("list", "recipes").out
-    assert [line.split()[0] for line in mpt("list").out.splitlines()] == sorted(recipe_paths())
-
-
 def test_a_copy_is_a_recipe_of_ones_own(mpt) -> None:
     done = mpt("copy", "digits_cnn")
     assert (done.code, done.out.splitlines()) == (0, [
@@ -74,14 +67,6 @@ def test_a_copy_is_a_recipe_of_ones_own(mpt) -> None:
     Path("sub").mkdir()
     assert mpt("copy", "digits_cnn", "sub").code == 0 and Path("sub/digits_cnn.yaml").is_file()
     assert Path("sub/mpt.schema.json").is_file()
-
-
-@pytest.mark.parametrize("name", ["overflow", "a, b=c"])
-def test_a_copy_of_any_name_is_trained_by_the_command_that_is_said(name, mpt) -> None:
-    target, said = mpt("copy", "digits_cnn", name).out.splitlines()[0].split(": ", 1)
-    words = shlex.split(said)
-    assert (target, words[:2]) == (name, ["mpt", "train"])
-    assert load_settings(words[2:]).recipe == "digits_cnn" and Path(name).is_file()
 
 
 def test_a_copy_overwrites_nothing(mpt) -> None:

@@ -57,13 +57,6 @@ def test_a_run_that_is_over_is_shown_as_its_own_console_showed_it_and_as_an_obje
     assert records[5]["verdict"] == "healthy"
 
 
-@pytest.mark.parametrize("make", [lambda p: None, lambda p: p.mkdir(), lambda p: p.write_text("")])
-def test_what_is_no_run_is_said_and_exits_with_three(tmp_path, mpt, make) -> None:
-    make(tmp_path / "r")
-    done = mpt("watch", "r")
-    assert done.code == 3 and "r is no directory of a run, a sweep or a comparison: it " in done.err and done.out == ""
-
-
 @pytest.mark.slow
 def test_a_run_that_goes_on_is_followed_to_its_end(tmp_path) -> None:
     run = _start_run(tmp_path, 2, 0.4)

@@ -44,13 +44,6 @@ def mpt(tmp_path_factory):
     return run
 
 
-@pytest.mark.slow
-def test_a_search_names_its_extra(mpt):
-    done = mpt("sweep", "conf=digits_mlp", "seed=1,2", "--trials", "2")
-    assert done.returncode == 2
-    assert "--trials: optuna is not installed. pip install 'mpt-cli[optuna]'" in done.stderr
-
-
 @pytest.mark.long
 @pytest.mark.slow
 def test_every_verb_runs_on_jax_without_tensorflow(mpt):

@@ -16,6 +16,10 @@ WRONG = {
     "check --\x1b[31mred": "unrecognized arguments: --\\x1b[31mred",
     "check conf=digits_mlp --ops": "--ops: reads the operations of a model that is built. Add --build.",
     "run policy=auto_float16 train.py": "mpt.fit(policy='auto_float16') in the script",
+    "run": "script: must be given: mpt run",
+    "run model=cnn train.py": "model: is the script's own affair. Received: 'cnn'. mpt run takes policy",
+    "run backend.device=cpu train.py": "backend.device: is the script's own affair",
+    "run policy=float99 train.py": "policy: must be one of",
     # recipes, and words that are no key=value
     "train": "conf: must be given",
     "train conf=digits_cn": "conf: no recipe has this name. Received: 'digits_cn'. Did you mean digits_cnn?",
@@ -76,6 +80,8 @@ WRONG = {
 MISSING = {  # files, which exit with 3
     "train conf=digits_mlp data=npz data.path=nowhere.npz": "data.path: there is no file nowhere.npz.",
     f"{RATE} data=npz data.path=nowhere.npz": "data.path: there is no file nowhere.npz.",
+    "run nowhere.py": "there is no script nowhere.py.",
+    "watch nowhere": "nowhere is no directory of a run, a sweep or a comparison: it ",
 }
 
 
@@ -88,12 +94,3 @@ def test_it_is_refused_in_a_sentence(line, mpt) -> None:
     missing = [part for part in ([said] if isinstance(said, str) else said) if part not in done.err + done.out]
     assert missing == [], done.err
     assert "Traceback" not in done.err and list(Path.cwd().iterdir()) == []
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_every_task_of_a_slurm_step_refuses_what_only_several_processes_cannot_do(index, mpt, monkeypatch) -> None:
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    monkeypatch.setenv("SLURM_PROCID", str(index))
-    done = mpt(*CNN.split(), "backend=jax", "distribute=data_parallel", "trainer.max_rollbacks=3", "seed=null")
-    assert (done.code, done.out) == (2, "")
-    assert [line.strip().partition(":")[0] for line in done.err.splitlines()[1:]] == ["trainer.max_rollbacks", "seed"]

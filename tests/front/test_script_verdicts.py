@@ -47,26 +47,16 @@ model.fit(7e4 * x, y, batch_size=1, verbose=0)
 """
 
 
-@pytest.fixture(scope="module")
-def two_fits(tmp_path_factory):
-    """One that EarlyStopping ends, one that a rule stops, both shown on a console."""
-    folder = tmp_path_factory.mktemp("two")
-    (folder / "two.py").write_text(TWO_FITS)
-    return folder, mpt("run", "run_dir=run", "loss_scale.max_consecutive_skips=9", "two.py", cwd=folder)
-
-
 @pytest.mark.slow
-def test_early_stopping_is_told_as_such(two_fits):
-    run = load_run(two_fits[0] / "run")
+def test_early_stopping_is_told_and_a_rule_ends_a_fit_at_the_step_that_breaks_it_and_why_is_said_once(tmp_path):
+    """Both are shown on a console."""
+    (tmp_path / "two.py").write_text(TWO_FITS)
+    done = mpt("run", "run_dir=run", "loss_scale.max_consecutive_skips=9", "two.py", cwd=tmp_path)
+    run = load_run(tmp_path / "run")
     assert run.summary["epochs_completed"] == 3
     assert run.summary["ended_early"] == "loss was no better than 1 (epoch 1) for 2 epochs (EarlyStopping)"
     assert run.explanation.endswith(f" It ended early, in epoch 3: {run.summary['ended_early']}.")
-
-
-@pytest.mark.slow
-def test_a_rule_ends_a_fit_at_the_step_that_breaks_it_and_why_is_said_once(two_fits):
-    folder, done = two_fits
-    run = load_run(folder / "run-2")
+    run = load_run(tmp_path / "run-2")
     assert (done.returncode, run.status, run.summary["steps_seen"]) == (4, "stopped", 9), done.stderr
     assert run.summary["ended_early"] == "" and run.explanation.startswith("Stopped: 9 steps in a row were skipped")
     assert (done.stdout + done.stderr).count("9 steps in a row were skipped") == 1

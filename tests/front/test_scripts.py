@@ -378,7 +378,7 @@ AGAIN = "mpt run loss_scale.initial_scale=8 short.py --epochs 3"
 
 
 @pytest.mark.slow
-def test_what_needs_more_than_a_record_says_how_the_script_is_run_again(short_run, monkeypatch, capsys):
+def test_what_needs_more_than_a_record_and_its_report_say_how_the_script_is_run_again(short_run, monkeypatch, capsys):
     monkeypatch.chdir(short_run[0])
     for words, said in (
         (["train", "conf=run/config.yaml"], f"Run the script again: {AGAIN}"),
@@ -391,11 +391,6 @@ def test_what_needs_more_than_a_record_says_how_the_script_is_run_again(short_ru
         assert re.search(said, capsys.readouterr().err), words
     with pytest.raises(DataError, match=r"run can't be gone on with: it was recorded while a program of its own"):
         find_run(Settings(resume="run"))
-
-
-@pytest.mark.slow
-def test_a_report_of_a_script_says_what_was_not_recorded_and_how_it_is_run_again(short_run, monkeypatch, capsys):
-    monkeypatch.chdir(short_run[0])
     assert main(["report", "run", "--out", "page.html"]) == 0
     said, page = capsys.readouterr().out, Path("page.html").read_text()
     assert "not recorded: checkpoints: a loop of its own can't be gone on with" in said

@@ -31,14 +31,6 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_recipe_that_comes_out_as_expected_is_reproduced(outcome, capsys) -> None:
-    assert main(["reproduce", "./mine.yaml", "seed=7", "--output", "out"]) == 0
-    assert outcome["words"] == [["conf=./mine.yaml", "seed=7", "run_dir=out/1-mine"]]
-    shown = capsys.readouterr().out
-    assert "[1/1] ./mine.yaml: reproduced" in shown
-    assert "at least 0.97" in shown and "0.98" in shown
-
-
 def test_a_missed_expectation_is_five_in_the_table_as_json_and_for_junit(outcome, capsys, recipe: Path) -> None:
     recipe.write_text(RECIPE.replace("0.97", "0.99"))
     assert main(["reproduce", "./mine.yaml"]) == 5

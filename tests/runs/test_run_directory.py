@@ -5,31 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mpt_cli.errors import BAD_DATA, DataError
+from mpt_cli.errors import DataError
 from mpt_cli.runs import directory
 from mpt_cli.runs.directory import RunDirectory, write_atomic
-
-NAMES = {
-    "config_yaml": "config.yaml",
-    "environment_json": "environment.json",
-    "preprocessing_json": "preprocessing.json",
-    "metrics_jsonl": "metrics.jsonl",
-    "events_jsonl": "events.jsonl",
-    "layers_jsonl": "layers.jsonl",
-    "spikes_jsonl": "spikes.jsonl",
-    "summary_json": "summary.json",
-    "metrics_csv": "metrics.csv",
-    "console_log": "console.log",
-    "tensorboard": "tensorboard",
-    "checkpoints": "checkpoints",
-    "model_keras": "model.keras",
-}
-
-
-def test_the_file_names_are_the_contract(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path / "run", "tiny")
-    assert {name: getattr(run, name).relative_to(run.path).name for name in NAMES} == NAMES
-    assert list(run.path.iterdir()) == []
 
 
 def test_the_default_lies_under_runs_recipe_time_and_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,15 +40,6 @@ def test_a_run_that_began_and_ended_meanwhile_is_left_alone(monkeypatch: pytest.
     with pytest.raises(DataError, match="already exists and is not empty"), RunDirectory.begin(tmp_path / "r", "mine"):
         raise AssertionError("it was begun")
     assert (tmp_path / "r" / "config.yaml").read_text() == "recipe: other\n"
-
-
-def test_a_directory_that_holds_anything_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("mine")
-    with pytest.raises(DataError, match=r"already exists and is not empty. Nothing in it was changed") as error:
-        RunDirectory.create(tmp_path, "tiny")
-    assert error.value.exit_code == BAD_DATA
-    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
-    assert (tmp_path / "config.yaml").read_text() == "mine"
 
 
 def test_a_file_in_its_place_is_named(tmp_path: Path) -> None:

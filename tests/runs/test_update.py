@@ -9,7 +9,7 @@ from stub_runs import RECIPE, SUMMARY
 
 from mpt_cli.cli import main
 from mpt_cli.errors import DataError
-from mpt_cli.runs.expectations import first_figures, new_figures, updated_text
+from mpt_cli.runs.expectations import first_figures, new_figures
 from mpt_cli.settings.recipe_edit import format_yaml_value
 
 
@@ -34,32 +34,16 @@ def test_a_first_block_has_bounds_on_the_side_that_matters() -> None:
     found = first_figures(seeds)
     assert found == {("val_loss", "max"): 0.6, ("val_accuracy", "min"): 0.9552, ("steps_seen",): 5,
                      ("skipped_steps", "max"): 1}  # fmt: skip
-    text = updated_text("seed: 1\n", found, is_new=True)
-    assert yaml.safe_load(text)["expect"] == {"val_loss": {"max": 0.6}, "val_accuracy": {"min": 0.9552},
-                                              "steps_seen": 5, "skipped_steps": {"max": 1}}  # fmt: skip
 
 
-@pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    path = Path("mine.yaml")
-    path.write_text(RECIPE.partition("expect:")[0])
-    return path
-
-
-def test_update_leaves_an_expectation_that_came_to_nan_and_says_so(outcome, mine, capsys) -> None:
+def test_update_leaves_an_expectation_that_came_to_nan_and_says_so(outcome, tmp_path, monkeypatch, capsys) -> None:
     """What came to a number is written all the same."""
-    mine.write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    (mine := Path("mine.yaml")).write_text(RECIPE)
     outcome["summary"] = {**SUMMARY, "metrics": {"val_accuracy": 0.5, "val_loss": "NaN"}}
     assert main(["reproduce", "./mine.yaml", "--update"]) == 5
     assert mine.read_text() == RECIPE.replace("0.97}  #", "0.4975} #")
     assert "expect.val_loss.max is not written: it would be nan, which nothing meets" in capsys.readouterr().err
-
-
-def test_new_figures_keep_comments_order_and_style() -> None:
-    text = "expect:\n  loss: {value: 1.0, tolerance: 0.1}  # why\n  x:  7 # y\nseed: 3\n"
-    updated = updated_text(text, {("loss", "value"): 2.5, ("x",): 8})
-    assert updated == "expect:\n  loss: {value: 2.5, tolerance: 0.1}  # why\n  x: 8  # y\nseed: 3\n"
 
 
 @pytest.mark.parametrize("value", ["ends\n", "a\rb", "a\u2028b", ["two\nlines", 1e-3], "loss went up " * 10,

@@ -33,7 +33,7 @@ def installed(monkeypatch, *names: str) -> None:
         ([], None, None, "tensorflow"), ([], "jax", None, "jax"), ([], None, OF_JAX, "jax"), ([], None, OTHER, "jax"),
         ([], "tensorflow", OF_JAX, "tensorflow"), (["backend=tensorflow"], "jax", OF_JAX, "tensorflow"),
         (["backend.name=jax"], "tensorflow", None, "jax"), (["backend=auto"], "jax", OF_JAX, "jax"),
-        (["backend=auto"], None, None, "tensorflow"), (["backend.device=cpu"], "jax", None, "jax"),
+        (["backend.device=cpu"], "jax", None, "jax"),
     ],
 )  # fmt: skip
 def test_the_order_in_which_a_backend_is_taken(word, variable, recipe, wanted, monkeypatch):

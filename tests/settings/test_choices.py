@@ -5,12 +5,6 @@ import pytest
 from mpt_cli.settings.load import load_settings
 
 
-def test_a_builder_implies_its_model_on_the_command_line(own) -> None:
-    settings = load_settings([own, "model.builder=nets:build", "model.kwargs.depth=3"])
-    assert (settings.model.name, settings.model.builder) == ("builder", "nets:build")
-    assert settings.model.kwargs == {"depth": 3}
-
-
 def test_a_path_implies_a_saved_model_and_a_loader_its_data_also_in_a_recipe(own, write_recipe) -> None:
     recipe = write_recipe("model: {path: old.keras}\n", "second.yaml")
     for words in ([own, "model.path=old.keras"], [recipe]):

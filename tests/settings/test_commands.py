@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from mpt_cli.settings import load_settings
 from mpt_cli.settings.overrides import format_override, parse_override
 from mpt_cli.settings.search_path import conf_override, shell_command
 
@@ -16,19 +15,6 @@ NAMES = ["plain-1.x", "my run", "a,b", "a=b", "it's", 'say "so"', "größe", "nu
 @pytest.mark.parametrize("name", [name for name in NAMES if "${" not in name])
 def test_a_text_of_any_letters_is_read_as_it_was(name) -> None:
     assert parse_override(format_override("run_dir", name)).value() == name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["a=b", 'say "so"', "${x}"])
-def test_a_path_of_any_name_comes_back(name, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path(name).mkdir()
-    (Path(name) / "config.yaml").write_text("recipe: own\n")
-    said = shell_command("train", conf_override(Path(name) / "config.yaml"), format_override("run_dir", name))
-    program, verb, *words = shlex.split(said)
-    assert (program, verb) == ("mpt", "train")
-    settings = load_settings(words)
-    assert (settings.recipe, settings.run_dir) == ("own", name)
 
 
 @pytest.mark.parametrize("name", ["-x", "a=b", "--best=1/y", "~x"])

@@ -2,8 +2,6 @@
 
 import inspect
 import operator
-import subprocess
-import sys
 
 import pytest
 
@@ -58,18 +56,6 @@ def test_a_wrong_name_is_a_problem_of_the_settings(own, messages, word, message)
     assert said.startswith(message)
 
 
-@pytest.mark.parametrize("loss", ["mse", "MeanSquaredError", "kl_divergence"])
-def test_names_of_every_form_are_known(own, loss) -> None:
-    assert load_settings([own, f"trainer.loss={loss}", "trainer.metrics=[mae,AUC]"]).trainer.loss == loss
-
-
-@pytest.mark.slow
-def test_the_names_are_checked_without_keras() -> None:
-    code = ("import sys; from mpt_cli.cli import main; main(['check', 'conf=digits_mlp', 'trainer.loss=mse']); "
-            "sys.exit('keras' in sys.modules)")  # fmt: skip
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 @pytest.mark.slow
 def test_an_optimizer_of_the_users_is_chosen_by_its_name(own, write_recipe) -> None:
     chosen = load_settings([own, "optimizer.name=nets:Lookahead", "optimizer.kwargs.k=5"]).optimizer
@@ -77,5 +63,3 @@ def test_an_optimizer_of_the_users_is_chosen_by_its_name(own, write_recipe) -> N
                                                                                  3e-3)  # fmt: skip
     recipe = write_recipe("optimizer: {object: nets.py:Lookahead, kwargs: {k: 6}}\n", "two.yaml")
     assert load_settings([recipe]).optimizer.kwargs == {"k": 6}
-    recipe = write_recipe("optimizer: {name: 'nets:Lookahead'}\n", "three.yaml")
-    assert load_settings([recipe]).optimizer.object == "nets:Lookahead"

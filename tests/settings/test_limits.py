@@ -57,20 +57,6 @@ def test_a_word_beyond_the_limits_is_refused_and_brings_no_control_code_to_the_t
     assert not {sign for sign in err if ord(sign) < 32} - {"\n"} and len(err) < 2000
 
 
-def test_a_name_that_no_file_can_have_is_a_sentence(tmp_path, capsys):
-    (tmp_path / "x.yaml").write_text(f"defaults: [./{'x' * 300}]\n")
-    assert main(["check", f"conf={tmp_path}/x.yaml"]) == 3
-    assert capsys.readouterr().err.endswith("xxxx: File name too long.\n")
-
-
-def test_a_home_that_does_not_exist_is_a_file_that_does_not_exist(tmp_path, capsys):
-    assert main(["check", "conf=~nosuchuser/x.yaml"]) == 2
-    assert "conf: there is no such file. Received: '~nosuchuser/x.yaml'." in capsys.readouterr().err
-    (tmp_path / "x.yaml").write_text("defaults: [~optimizer]\n")
-    assert main(["check", f"conf={tmp_path}/x.yaml"]) == 2
-    assert "conf: no recipe has this name. Received: '~optimizer'." in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_many_problems_are_shown_in_part(tmp_path, capsys):
     (tmp_path / "x.yaml").write_text("".join(f"k{number}: 1\n" for number in range(1000)))

@@ -2,7 +2,7 @@
 
 
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.schema import DistributeSettings, FaultSettings, PolicySettings
+from mpt_cli.settings.schema import DistributeSettings, PolicySettings
 from mpt_cli.settings.variants import LossScaleSettings
 
 
@@ -26,12 +26,6 @@ def test_a_file_that_is_about_some_keys_leaves_the_recipes_others(write_recipe) 
     assert (settings.trainer.epochs, settings.trainer.batch_size) == (1, 32)
     assert (settings.logger.console, settings.logger.mlflow) == ("quiet", True)
     assert settings.policy == PolicySettings("mixed_bfloat16", None, {"a": "float32"})
-
-
-def test_other_words_win_over_the_chosen_file_wherever_they_stand(write_recipe) -> None:
-    recipe = write_recipe("trainer: {epochs: 20}\nfault: {kind: nan, at_steps: [1], every_steps: 3}\n")
-    settings = load_settings([recipe, "trainer.epochs=4", "trainer=quick", "fault=overflow", "fault.at_steps=[2]"])
-    assert (settings.trainer.epochs, settings.fault) == (4, FaultSettings(kind="overflow", at_steps=[2]))
 
 
 def test_a_misspelt_key_of_an_overruled_section_is_still_an_error(write_recipe, messages) -> None:

@@ -41,18 +41,16 @@ def written_beside(project: Path, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("written", "file"), [("parts:stack", "parts.py"), ("nets.deep:stack", "nets/deep.py"),
-                                               ("../project/parts.py:stack", "parts.py")])  # fmt: skip
-def test_a_module_beside_the_recipe_is_found_from_everywhere(written, file, project, monkeypatch) -> None:
+                                               ("../project/parts.py:stack", "parts.py"), ("others:stack", None),
+                                               ("/abs/parts.py:stack", None), ("~/p.py:f", None)])  # fmt: skip
+def test_a_module_beside_the_recipe_is_found_from_everywhere_and_another_is_what_it_was(
+    written, file, project, monkeypatch
+) -> None:
+    Path("others.py").touch()
     words = written_beside(project, f"model: {{builder: '{written}'}}")
-    assert load_settings(words).model.builder == f"{project / file}:stack"
+    assert load_settings(words).model.builder == (f"{project / file}:stack" if file else written)
     monkeypatch.chdir(project)  # in the folder of the recipe it is what it was
     assert load_settings(["conf=./mine.yaml"]).model.builder == written
-
-
-@pytest.mark.parametrize("written", ["others:stack", "/abs/parts.py:stack", "~/p.py:f"])
-def test_a_module_that_is_not_beside_the_recipe_is_what_it_was(written, project) -> None:
-    Path("others.py").touch()
-    assert load_settings(written_beside(project, f"model: {{builder: '{written}'}}")).model.builder == written
 
 
 def test_every_object_of_a_recipe_and_of_those_it_starts_from_is_looked_for_beside_it(project) -> None:

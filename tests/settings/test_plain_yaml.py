@@ -36,13 +36,6 @@ def test_a_date_is_the_text_that_it_is_written_as(capsys):
     assert json.loads(capsys.readouterr().out)["settings"]["vars"] == {"a": "2001-01-01", "b": "3"}
 
 
-def test_a_group_file_of_the_project_is_read_the_same_way(capsys):
-    Path("conf/optimizer").mkdir(parents=True)
-    Path("conf/optimizer/mine.yaml").write_text("name: sgd\nlearning_rate: !!binary aGk=\n")
-    assert main(["check", "conf=digits_mlp", "optimizer=mine"]) == 2
-    assert "without the tag !!binary" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("values", ["range(3),3", "choice(1,2),3", "[sort(1,2)]", "[shuffle(1,2)],3", "{a:glob(*)}"])
 @pytest.mark.parametrize("search", [[], ["--trials", "3"]])
 def test_values_inside_of_a_list_are_refused_by_a_sweep(values, search, capsys):

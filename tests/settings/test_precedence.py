@@ -8,14 +8,6 @@ def test_the_last_of_two_words_wins(own) -> None:
     assert load_settings([own, "trainer.epochs=3", "trainer.epochs=4"]).trainer.epochs == 4
 
 
-def test_a_base_recipe_comes_before_the_one_that_starts_from_it(write_recipe) -> None:
-    write_recipe()
-    recipe = write_recipe("defaults:\n  - ./own.yaml\ntrainer: {epochs: 7}\n", "second.yaml")
-    settings = load_settings([recipe])
-    assert (settings.trainer.epochs, settings.model.filters, settings.recipe) == (7, [8, 16], "second")
-    assert settings.expect == {"val_accuracy": {"min": 0.5}} and settings.description == "a CNN for tests"
-
-
 def test_keys_of_a_replaced_model_go_with_it_and_shared_keys_stay(own) -> None:
     settings = load_settings([own, "model=mlp", "optimizer=sgd"])
     assert settings.model.hidden_units == [512, 512]

@@ -45,13 +45,6 @@ def test_a_function_is_found_with_the_modules_beside_it(reference) -> None:
     assert load_function(reference, "model.builder")() == 7
 
 
-def test_a_file_in_another_folder_finds_its_neighbours(user_directory, monkeypatch) -> None:
-    (user_directory / "elsewhere").mkdir()
-    monkeypatch.chdir(user_directory / "elsewhere")
-    assert load_function("../my_nets.py:build", "model.builder")() == 7
-    assert load_function(f"{user_directory}/my_nets.py:build", "model.builder")() == 7
-
-
 @pytest.mark.parametrize("place", ["nets/deep.py", "nets/__init__.py"])
 def test_a_file_of_a_package_imports_from_it_by_points(place) -> None:
     Path("nets").mkdir()

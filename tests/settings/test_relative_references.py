@@ -31,18 +31,13 @@ def builder(*words: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("inside", ["conf/"])
-def test_a_group_file_means_the_modules_of_its_project(inside, folder, monkeypatch) -> None:
+def test_a_group_file_means_the_modules_of_its_project(folder, monkeypatch) -> None:
     project = folder / "project"
-    write(project / inside / "model" / "mine.yaml", "builder: net:build\n")
-    write(project / inside / "model" / "narrow.yaml", "defaults: [mine]\nkwargs: {width: 4}\n")
-    write(project / inside / "model" / "deep.yaml", "defaults: [mine]\nbuilder: nets.deep:build\n")
-    write(project / inside / "model" / "other.yaml", "builder: keras.applications:ResNet50\n")
-    net, deep = write(project / "net.py"), write(project / "nets" / "deep.py")
+    write(project / "conf" / "model" / "mine.yaml", "builder: net:build\n")
+    write(project / "conf" / "model" / "narrow.yaml", "defaults: [mine]\nkwargs: {width: 4}\n")
+    net = write(project / "net.py")
     monkeypatch.setenv(CONFIG_DIR, str(project))
     assert builder("model=mine") == builder("model=narrow") == f"{net}:build"
-    assert builder("model=deep") == f"{deep}:build"
-    assert builder("model=other") == "keras.applications:ResNet50"
     assert builder("model=mine", "model.builder=net:build") == "net:build"  # the words mean the working directory
     assert builder("model=narrow", "model.builder=other:build") == "other:build"
     write(folder / "work" / "r.yaml", "defaults: [{model: mine}]\nmodel: {builder: mine:build}\n")

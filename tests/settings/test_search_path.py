@@ -39,13 +39,6 @@ def test_groups_and_recipes_beside_where_one_works_are_found(capsys) -> None:
     assert line.split(maxsplit=1)[1] == "for my net (conf/loss_scale/mine.yaml)"
 
 
-@pytest.mark.slow
-def test_a_sweep_takes_them(capsys) -> None:
-    write("conf/loss_scale/mine.yaml", MINE)
-    assert main(["sweep", "conf=digits_mlp", "loss_scale=glob(*ne)", "--dry-run"]) == 0
-    assert "loss_scale=mine\n002-loss_scale-none" in capsys.readouterr().out
-
-
 def test_a_folder_is_named_by_option_or_variable(folder, monkeypatch, capsys) -> None:
     write("far/conf/loss_scale/mine.yaml", MINE)
     write("far/recipes/first.yaml", RECIPE)
@@ -142,6 +135,7 @@ def test_a_name_that_says_two_things_is_refused(messages) -> None:
         ("mode: [1\n", "is not valid YAML"),
         ("", "must hold keys, and it is empty"),
         ("defaults: [nothing, _self_]\nmode: fixed\n", "mine cannot be composed: In 'loss_scale/mine'"),
+        ("mode: fixed\ninitial_scale: !!binary aGk=\n", "without the tag !!binary"),
         ("mode: fixed\ninitial_scal: 4\n", "loss_scale.initial_scal: there is no such key"),
     ],
 )

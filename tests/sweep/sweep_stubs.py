@@ -3,7 +3,6 @@
 import contextlib
 import io
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -120,23 +119,3 @@ def begun_sweep(folder: Path, count: int, *arguments: str) -> "subprocess.Popen[
         time.sleep(0.05)
     time.sleep(0.5)  # until they do
     return process
-
-
-def kill_and_go_on(folder: Path, kills: int, jobs: int) -> int:
-    """A sweep that is killed at random times and at once gone on with; the exit code of the last one, which is left
-    alone. Each is a fork of this process, which has no threads.
-    """
-    chance = random.Random(0)
-    stubs = Stubs(dict.fromkeys(range(1, jobs + 1), "once"), {n: chance.uniform(0.05, 1.0) for n in range(1, jobs + 1)})
-    words = ["conf=digits_mlp", f"seed=range({jobs})", f"sweep_dir={folder}"]
-    for number in range(kills + 1):
-        pid = os.fork()
-        if pid == 0:
-            is_begun = (folder / "sweep.json").exists()
-            _, code = stubs.resume(folder, workers=3) if is_begun else stubs.start(words, workers=3)
-            os._exit(code)
-        if number < kills:
-            time.sleep(chance.uniform(0.1, 1.0) + (2.0 if number == 0 else 0.0))
-            os.kill(pid, signal.SIGKILL)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return code

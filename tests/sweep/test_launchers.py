@@ -1,11 +1,8 @@
 """Jobs that run through submitit and Ray: the same sweeps, and nothing left running when they end."""
 
 import importlib.util
-import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -74,18 +71,6 @@ def test_the_job_of_a_task_of_submitits_that_was_killed_ends_too(stubs, tmp_path
     found, _ = stubs.start(["conf=digits_mlp", "seed=0", f"sweep_dir={tmp_path / 's'}"], launcher=launcher("submitit"))
     assert (found.results[0].status, found.results[0].exit_code) == ("killed", 143) and none_is_left(tmp_path)
     assert found.results[0].reason.startswith("the job was lost. submitit's job ")
-
-
-@pytest.mark.long
-def test_no_job_is_lost_after_twenty_random_kills_of_the_sweep(tmp_path):
-    script = ("import sys; from pathlib import Path; from mpt_cli.sweep import report; import sweep_stubs as own; "
-              "report.pictures = lambda found: []; sys.exit(own.kill_and_go_on(Path('s'), 20, 60))")  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    results = json.loads((tmp_path / "s" / "results.json").read_text())["jobs"]
-    assert [job["status"] for job in results] == ["finished"] * 60
-    assert none_is_left(tmp_path / "s")
 
 
 @pytest.mark.parametrize(

@@ -89,17 +89,6 @@ def test_what_a_job_leaves_running_ends_with_it(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_signal_ends_the_children_cleanly_and_starts_no_more(tmp_path):
-    work = [stub_work(tmp_path, index, "hangs") for index in (1, 2, 3)]
-    threading.Thread(target=signal_when, args=(tmp_path, 2, signal.SIGTERM), daemon=True).start()
-    record, stopped_by = run_queue(work, workers=2, grace_seconds=5.0)
-    assert stopped_by == signal.SIGTERM
-    assert {index: (e.exit_code, e.cause) for index, e in record.endings.items()} == dict.fromkeys(
-        (1, 2), (143, "interrupt")
-    )
-
-
-@pytest.mark.slow
 def test_a_second_ctrl_c_kills(tmp_path):
     threading.Thread(target=signal_when, args=(tmp_path, 1, signal.SIGINT, 2), daemon=True).start()
     record, stopped_by = run_queue([stub_work(tmp_path, 1, "deaf")], grace_seconds=60.0)

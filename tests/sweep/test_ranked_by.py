@@ -32,16 +32,12 @@ def test_an_objective_that_no_job_has_is_an_error():
         choose_objective("loss:up", [])
 
 
-def test_an_objective_that_the_jobs_can_have_is_taken_before_they_run():
+def test_an_objective_that_jobs_can_have_is_taken_and_another_refused_before_they_run(tmp_path):
+    (tmp_path / "net.py").write_text("def build(input_shape): ...")
+    own = load_settings(["conf=digits_mlp", f"model.builder={tmp_path / 'net.py'}:build"])
     plain, more = load_settings(["conf=digits_mlp"]), load_settings(["conf=digits_mlp", "trainer.metrics=[mae,AUC]"])
     for word in ("loss", "val_mae", "best_metrics.val_AUC:max", "final_loss_scale:max", "gradients.norm"):
         check_objective(word, [plain, more])
-
-
-def test_an_objective_that_no_job_can_have_is_refused_before_they_run(tmp_path):
-    (tmp_path / "net.py").write_text("def build(input_shape): ...")
-    own = load_settings(["conf=digits_mlp", f"model.builder={tmp_path / 'net.py'}:build"])
-    plain = load_settings(["conf=digits_mlp"])
     for word in ("val_mae", "val_Accuracy", "verdict", "best_metrics", "gradients.norms", "seed"):
         check_objective(word, [own])  # may report it
         with pytest.raises(ConfigError, match="--objective: must be a number that the jobs report"):

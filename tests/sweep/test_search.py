@@ -3,8 +3,6 @@
 import importlib.util
 import json
 import shlex
-import signal
-import threading
 from pathlib import Path
 
 import optuna
@@ -12,7 +10,7 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
-from sweep_stubs import Stubs, signal_when, started, stub_command
+from sweep_stubs import Stubs, started, stub_command
 
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
@@ -65,10 +63,6 @@ def searches(stubs: Stubs) -> SearchStubs:
 def study_in(folder: Path) -> optuna.Study:
     journal = JournalStorage(JournalFileBackend(str(folder / "study.journal")))
     return optuna.load_study(study_name="mpt", storage=journal)
-
-
-def chosen(found: SweepResults) -> list[dict[str, str]]:
-    return [result.job.overrides for result in found.results]
 
 
 @pytest.mark.slow
@@ -174,23 +168,6 @@ def test_a_trial_with_several_seeds_is_worth_their_mean_and_one_that_failed_is_o
     assert sorted((trial.user_attrs["job"], trial.value) for trial in anew) == [(1, mean), (3, mean), (7, mean)]
 
 
-@pytest.mark.long
-def test_an_interrupted_search_goes_on_as_if_it_had_not_been(searches, tmp_path):
-    whole, _ = searches.search([*WORDS, "sweep_dir=whole"], 12, workers=1, sampler_seed=5)
-    searches.manners = {3: "hangs"}
-    threading.Thread(target=signal_when, args=(tmp_path / "s", 3, signal.SIGINT), daemon=True).start()
-    broken, code = searches.search([*WORDS, "sweep_dir=s"], 12, workers=1, sampler_seed=5, grace_seconds=5.0)
-    assert code == 130 and len(broken.results) == 3 and not broken.is_complete
-    assert failure_lines(broken)[0] == "not ended  10 of 12 jobs"
-    searches.manners = {}
-    found, code = searches.resume_search(tmp_path / "s", workers=1)
-    assert code == 0 and chosen(found) == chosen(whole)
-    assert [name[:3] for name in started(tmp_path / "s")] == [f"{number:03d}" for number in range(3, 13)]
-    assert {trial.state for trial in study_in(tmp_path / "s").get_trials()} == {TrialState.COMPLETE}
-    found, _ = searches.resume_search(tmp_path / "s", trials=13)
-    assert len(found.results) == 13 and [name[:3] for name in started(tmp_path / "s")] == ["013"]
-
-
 @pytest.mark.slow
 def test_what_ended_while_nobody_could_tell_it_is_told_on_resume(searches, tmp_path):
     searches.search([*WORDS, "sweep_dir=s"], 3)
@@ -229,5 +206,5 @@ def test_no_combination_is_run_twice_and_none_left_ends_the_search(searches, tmp
     words = ["conf=digits_mlp", "optimizer.name=adam,sgd", "sweep_dir=s"]
     found, code = searches.search(words, 5, sampler="random")
     assert code == 0 and len(found.results) == 2 and not found.is_complete
-    assert {*chosen(found)[0].values(), *chosen(found)[1].values()} == {"adam", "sgd"}
+    assert sorted(result.job.overrides["optimizer.name"] for result in found.results) == ["adam", "sgd"]
     assert "no new combination came up in 100 proposals: 3 of 5 trials were not made. Widen" in searches.said

@@ -1,8 +1,6 @@
 """The space of a search: what is read from the words, what can't be searched, and that all of it can be tried."""
 
 from mpt_cli.sweep.overrides import read_space
-from mpt_cli.sweep.plan import Search
-from mpt_cli.sweep.search import OptunaStudy
 
 
 def test_the_space_in_the_grammar_of_hydra():
@@ -14,10 +12,3 @@ def test_the_space_in_the_grammar_of_hydra():
         "0.125 … 16", "1 … 64, on a log scale", "x, y", "0, 5", "2**8, 2**16, 2**24", "3, 4", "0.5, 1.0, 1.5",
     ]  # fmt: skip
     assert space.overrides({"a": 0.5, "b": 7, "c": "x", "d": "5", "e": "2**16", "f": "3", "g": "1.0"})["b"] == "7"
-
-
-def test_a_range_of_real_numbers_is_searched_to_its_end(tmp_path):
-    space = read_space(["optimizer.learning_rate=range(0.001,0.01,0.003)", "optimizer.name=adam,sgd"])
-    study = OptunaStudy(tmp_path / "journal", space, Search(6, "random"))
-    found = [tuple(space.overrides(values).values()) for job in range(1, 7) if (values := study.propose(job))]
-    assert sorted(found) == [(rate, name) for rate in ("0.001", "0.004", "0.007") for name in ("adam", "sgd")]

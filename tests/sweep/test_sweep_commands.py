@@ -1,6 +1,5 @@
 """Commands that a sweep or a comparison prints, for a directory with a name that the shell would split."""
 
-import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,15 +8,9 @@ import pytest
 from mpt_cli.compare.comparison import CompareDirectory
 from mpt_cli.compare.report import failure_lines
 from mpt_cli.settings import load_settings
-from mpt_cli.sweep.directory import FAILED, SweepDirectory
+from mpt_cli.sweep.directory import FAILED
 from mpt_cli.sweep.plan import Job
-from mpt_cli.sweep.report import again_command
 from mpt_cli.sweep.run import train_command
-
-
-def test_the_command_that_goes_on_with_a_sweep() -> None:
-    found = SimpleNamespace(sweep=SweepDirectory(Path("my sweep")))
-    assert shlex.split(again_command(found)) == ["mpt", "sweep", "--resume", "my sweep"]
 
 
 def test_the_command_that_goes_on_with_a_comparison() -> None:
