@@ -140,12 +140,6 @@ class NumericalError(MptError):
     exit_code = NUMERICAL
 
 
-class ExpectationError(MptError):
-    """A run that finished but missed what was expected of it."""
-
-    exit_code = MISMATCH
-
-
 class UserCodeError(MptError):
     """An exception inside a function of the user's; `__cause__` is theirs, shown from their frame on."""
 

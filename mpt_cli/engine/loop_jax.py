@@ -63,7 +63,8 @@ class JaxEngine(Engine):
         self._everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
         self._loops_on_device = jit_compile and (jax.default_backend() != "cpu" or not convolves(model))
         self._compile = jax.jit if jit_compile else _as_it_is
-        _unshare([*model.variables, *model.optimizer.variables])
+        optimizer = getattr(model, "optimizer", None)  # a model that is planned has it later
+        _unshare([*model.variables, *([] if optimizer is None else optimizer.variables)])
         self._make_functions()
 
     def _make_functions(self) -> None:

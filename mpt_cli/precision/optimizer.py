@@ -534,9 +534,13 @@ class LossScaleOptimizer(
     def finalize_variable_values(self, var_list: list[Any]) -> None:
         """Put the inner optimizer's moving averages into the variables, where it keeps any.
 
-        Nothing happens before a step was applied: the averages are zeros then.
+        Nothing happens before a step was applied: the averages are zeros then. Nor after a `fit` on JAX that an
+        exception ended while it held the values: Keras calls this even then, and the exception matters.
         """
-        if self.scale_state is not None and not int(self.applied_steps):
+        try:
+            if self.scale_state is not None and not int(self.applied_steps):
+                return
+        except RuntimeError:
             return
         if self._rounding is None:
             self.inner_optimizer.finalize_variable_values(var_list)

@@ -93,7 +93,6 @@ def test_a_copy_that_cannot_be_made(mpt) -> None:
     [
         (errors.DataError("no disk."), 3, "mpt check: no disk.\n"),
         (errors.NumericalError("collapsed."), 4, "mpt check: collapsed.\n"),
-        (errors.ExpectationError("missed."), 5, "mpt check: missed.\n"),
         (KeyboardInterrupt(), 130, "\nmpt: interrupted\n"),
         (MemoryError(), 3, "mpt check: there is no memory left: it takes more than there is.\n"),
         (RuntimeError("can't start new thread"), 3, "mpt check: the system starts no more threads or processes: can't "
