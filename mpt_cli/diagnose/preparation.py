@@ -1,12 +1,15 @@
-"""What is settled before Keras is imported: one device, the overflow to look into, and the directory for the files.
+"""What is settled before Keras is imported: one device, the overflow to look into, and the directory for the files; and
+what came of a remedy that was tried, which the process that tries it says.
 
 Nothing here may import Keras: `training.backend.prepare_backend`, which chooses its backend, runs afterwards.
 """
 
 import json
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import inf, isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from mpt_cli.settings.overrides import recipes_named
 from mpt_cli.settings.recipes import names_left_behind
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded, find_recipe, is_shipped
+from mpt_cli.telemetry.format import format_number
 from mpt_cli.telemetry.records import OVERFLOW, PHASE, Event, misfit, required_fields
 
 
@@ -122,3 +126,51 @@ def check_write_path(target: str | None, words: Sequence[str]) -> None:
         if left := [] if is_shipped(source) else names_left_behind(source, path):
             rule = f"must be beside {source}, which names {', '.join(left)} from there."
             raise ConfigError(Problem("--write", rule, target, f"Use --write {source.parent / path.name}."))
+
+
+MOST_GROWTH = 1.5  # of the loss: what batches differ by; a run that diverges passes it in a few steps
+AS_IT_WAS = "the run as it was"
+
+
+@dataclass(frozen=True)
+class RemedyTrial:
+    """So many `steps` with these words added to the run's configuration; `loss` is the mean over the last of them.
+
+    `why` says what kept it from being tried.
+    """
+
+    words: list[str]
+    steps: int
+    applied_steps: int = 0
+    first_loss: float = nan
+    loss: float = nan
+    settled: bool = False  # whether all steps of the second half were applied
+    why: str = ""
+
+    @property
+    def works(self) -> bool:
+        return self.settled and isfinite(self.loss) and not self.loss > MOST_GROWTH * self.first_loss
+
+    @property
+    def rank(self) -> tuple[bool, int, float]:
+        """What is as good to two digits stays in the order in which it was tried: the smallest change first."""
+        return not self.works, -self.applied_steps, float(f"{self.loss:.2g}") if isfinite(self.loss) else inf
+
+    def __str__(self) -> str:
+        name = shlex.join(self.words) or AS_IT_WAS
+        if self.why:
+            return f"{name}: {self.why}"
+        losses = f"loss {format_number(self.first_loss)}, then {format_number(self.loss)}"
+        return f"{name}: {self.applied_steps} of {self.steps} steps applied, {losses}"
+
+
+def remedy_rows(trials: Sequence[RemedyTrial]) -> list[tuple[str, str]]:
+    """(label, text): what works, the best first, and what else there is."""
+    rows = [("not tried" if trial.why else "remedy" if trial.works and trial.words else "tried", str(trial))
+            for trial in trials]  # fmt: skip
+    labels = [label for label, _ in rows]
+    if any(trial.works and not trial.words for trial in trials):
+        rows.insert(0, ("remedy", "none is needed"))
+    elif "tried" in labels and "remedy" not in labels:
+        rows.insert(0, ("remedy", "none of what was tried works"))
+    return rows

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpt_cli.diagnose.examination import RunStepper
-from mpt_cli.diagnose.preparation import OverflowEvent
+from mpt_cli.diagnose.preparation import OverflowEvent, RemedyTrial, remedy_rows
 from mpt_cli.diagnose.safe_windows import Counted, GradientPass
-from mpt_cli.diagnose.trials import RemedyTrial, remedy_rows
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.faults import build_injector
 from mpt_cli.engine.flow import FlowCounter

@@ -6,18 +6,17 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from math import inf, isfinite, nan
+from dataclasses import replace
+from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from mpt_cli.diagnose.preparation import OverflowEvent, find_overflow, on_one_device
+from mpt_cli.diagnose.preparation import AS_IT_WAS, OverflowEvent, RemedyTrial, find_overflow, on_one_device
 from mpt_cli.engine.backend import prepare_backend
 from mpt_cli.errors import MptError
 from mpt_cli.jobs.executor import call, module_command
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings import load_settings
-from mpt_cli.telemetry.format import format_number
 
 if TYPE_CHECKING:
     from mpt_cli.diagnose.replay import OverflowDiagnosis, ReplayedRun
@@ -25,41 +24,7 @@ if TYPE_CHECKING:
 MOST_SECONDS = 1800.0
 MOST_LOOKED_AT = 200  # steps, one at a time; those between a checkpoint far before and these are trained in one go
 LATEST = 5  # steps whose mean loss stands for the end
-MOST_GROWTH = 1.5  # of the loss: what batches differ by; a run that diverges passes it in a few steps
-AS_IT_WAS = "the run as it was"
 SLOWER = (10, 1000)  # divisors of the learning rate
-
-
-@dataclass(frozen=True)
-class RemedyTrial:
-    """So many `steps` with these words added to the run's configuration; `loss` is the mean over the last of them.
-
-    `why` says what kept it from being tried.
-    """
-
-    words: list[str]
-    steps: int
-    applied_steps: int = 0
-    first_loss: float = nan
-    loss: float = nan
-    settled: bool = False  # whether all steps of the second half were applied
-    why: str = ""
-
-    @property
-    def works(self) -> bool:
-        return self.settled and isfinite(self.loss) and not self.loss > MOST_GROWTH * self.first_loss
-
-    @property
-    def rank(self) -> tuple[bool, int, float]:
-        """What is as good to two digits stays in the order in which it was tried: the smallest change first."""
-        return not self.works, -self.applied_steps, float(f"{self.loss:.2g}") if isfinite(self.loss) else inf
-
-    def __str__(self) -> str:
-        name = shlex.join(self.words) or AS_IT_WAS
-        if self.why:
-            return f"{name}: {self.why}"
-        losses = f"loss {format_number(self.first_loss)}, then {format_number(self.loss)}"
-        return f"{name}: {self.applied_steps} of {self.steps} steps applied, {losses}"
 
 
 def try_remedies(
@@ -123,18 +88,6 @@ def _trial(run: RunDirectory, overflow: OverflowEvent, words: list[str], steps: 
         return RemedyTrial(words, **answer.json)
     except (ValueError, TypeError):
         return RemedyTrial(words, steps, why=answer.why or (answer.stderr.strip().splitlines() or ["it ended"])[-1])
-
-
-def remedy_rows(trials: Sequence[RemedyTrial]) -> list[tuple[str, str]]:
-    """(label, text): what works, the best first, and what else there is."""
-    rows = [("not tried" if trial.why else "remedy" if trial.works and trial.words else "tried", str(trial))
-            for trial in trials]  # fmt: skip
-    labels = [label for label, _ in rows]
-    if any(trial.works and not trial.words for trial in trials):
-        rows.insert(0, ("remedy", "none is needed"))
-    elif "tried" in labels and "remedy" not in labels:
-        rows.insert(0, ("remedy", "none of what was tried works"))
-    return rows
 
 
 def main(arguments: Sequence[str]) -> None:

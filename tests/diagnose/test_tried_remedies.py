@@ -9,8 +9,7 @@ from backends import BACKEND
 from mpt_cli import training_run
 from mpt_cli.cli import main
 from mpt_cli.diagnose import trials
-from mpt_cli.diagnose.preparation import find_overflow
-from mpt_cli.diagnose.trials import RemedyTrial, remedy_rows
+from mpt_cli.diagnose.preparation import RemedyTrial, find_overflow, remedy_rows
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings import load_settings
 
