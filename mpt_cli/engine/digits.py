@@ -6,7 +6,7 @@ the same batch in float32, over the variance of those over the examples. Roundin
 to 1e-3 (bfloat16, a deep net); at 1 the outputs say nothing about their example.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -16,14 +16,15 @@ from keras import ops
 from numpy.typing import NDArray
 
 from mpt_cli.data.examples import leaves
-from mpt_cli.precision.keras_internals import calls_through, computing_in_float32
+from mpt_cli.precision.gradients.custom_gradients import is_float_tensor
+from mpt_cli.precision.keras_internals import computing_in_float32, outputs_noted
 from mpt_cli.precision.policy import layers_of, name_of
 from mpt_cli.precision.rounded_weights import NARROW
 from mpt_cli.telemetry.health import describe_digits
 from mpt_cli.telemetry.records import ALL_LAYERS, TARGETS
 
 Outputs = list[NDArray[np.float64]]  # each of shape (examples, values)
-MOST_EXAMPLES = 64
+MOST_EXAMPLES, MOST_VALUES = 64, 4096  # of an output: a language model has 50 million for each example
 LOST = 0.02  # of the spread of the outputs: beyond what rounding leaves in deep nets, well below what stops learning
 CURED = 0.25  # of the noise: what may be left where a layer in float32 is called the remedy
 MOST_COUNTED, MOST_FEATURES = 65536, 64  # examples and features whose distinct values are counted
@@ -88,19 +89,20 @@ def describe_inputs(model: Any, x: Any) -> list[str]:
         return []
     lines = []
     for name, array in leaves(x, "x"):
-        counts: list[tuple[int, int, int]] = []
-        for features in _numbers([array]):  # none of integers, one of floats
-            counts = [(_distinct(column, dtype), _distinct(column, "float32"), place)
-                      for place, column in enumerate(features.T[:MOST_FEATURES])]  # fmt: skip
-        if not counts:
+        is_array = isinstance(array, np.ndarray)
+        is_float = np.issubdtype(array.dtype, np.floating) if is_array else is_float_tensor(array)
+        if not is_float or None in tuple(array.shape):  # rows of several lengths
             continue
+        features = np.reshape(array, (len(array), -1))[:, :MOST_FEATURES]
+        counts = [(_distinct(column, dtype), _distinct(column, "float32"), place)
+                  for place, column in enumerate(features.T)]  # fmt: skip
         left, before, feature = min(counts, key=lambda count: count[0] / count[1])
         lines.append(f"input {name}: {dtype} leaves {left:,} of the {before:,} distinct values of feature {feature}, "
                      f"of {len(counts)} features the one that loses most")  # fmt: skip
     return lines
 
 
-def _distinct(values: NDArray[np.float64], dtype: str) -> int:
+def _distinct(values: NDArray[Any], dtype: str) -> int:
     return len(np.unique(ops.convert_to_numpy(ops.cast(ops.cast(values, dtype), "float32"))))
 
 
@@ -111,34 +113,27 @@ def first_examples(arrays: Any) -> Any:
 
 def _outputs(model: Any, x: Any) -> tuple[Outputs, list[tuple[int, Outputs]]]:
     """Those of the model, and those of its layers in the order of their calls, each with the layer's index."""
-    layers, found = layers_of(model), list[tuple[int, Outputs]]()
-
-    def watched(index: int, call: Callable[..., Any]) -> Callable[..., Any]:
-        def watched_call(*arguments: Any, **named: Any) -> Any:
-            outputs = call(*arguments, **named)
-            found.append((index, _numbers(outputs)))
-            return outputs
-
-        return watched_call
-
-    with keras.StatelessScope(collect_losses=True), calls_through(layers, watched):
-        outputs = model(x, training=False) if model._call_has_training_arg else model(x)
-        return _numbers(outputs), found
+    found: list[tuple[int, Outputs]] = []
+    noted = outputs_noted(layers_of(model), lambda index, outputs: found.append((index, _numbers(outputs))))
+    with keras.StatelessScope(collect_losses=True), noted:
+        return _numbers(model(x, training=False)), found
 
 
 def _numbers(structure: Any) -> Outputs:
-    """The float tensors with examples; those of a loop that is being traced have no values yet."""
+    """The float tensors with examples, of large ones the same `MOST_VALUES` each time, drawn at random; those of a loop
+    that is being traced have no values yet."""
     found = []
     for tensor in keras.tree.flatten(structure):
-        is_float = hasattr(tensor, "dtype") and keras.backend.is_float_dtype(
-            keras.backend.standardize_dtype(tensor.dtype))  # fmt: skip
-        if not is_float or not len(tensor.shape):
+        if not is_float_tensor(tensor) or not len(tensor.shape):
             continue
         try:
-            array = np.asarray(ops.convert_to_numpy(ops.cast(tensor, "float32")), np.float64)
+            values = ops.reshape(tensor, (tensor.shape[0], -1))
+            if values.shape[1] > MOST_VALUES:
+                places = np.random.default_rng(0).integers(values.shape[1], size=MOST_VALUES)
+                values = ops.take(values, places, axis=1)
+            found.append(np.asarray(ops.convert_to_numpy(ops.cast(values, "float32")), np.float64))
         except Exception:  # each backend says so its own way
             continue
-        found.append(array.reshape(len(array), -1))
     return found
 
 
@@ -177,8 +172,7 @@ def _noise_of_targets(model: Any, x: Any, y: Any) -> float | None:
     """Of targets that are cast to the half precision of the outputs before the loss compares them."""
     dtypes = {keras.backend.standardize_dtype(out.dtype) for out in keras.tree.flatten(model.outputs or [])}
     narrow = dtypes & set(NARROW)
-    floats = [array for array in keras.tree.flatten(y) if keras.backend.is_float_dtype(
-        keras.backend.standardize_dtype(array.dtype))] if y is not None else []  # fmt: skip
+    floats = list(filter(is_float_tensor, keras.tree.flatten(y)))
     if not narrow or not floats:
         return None
     return _noise(_numbers([ops.cast(array, next(iter(narrow))) for array in floats]), _numbers(floats))

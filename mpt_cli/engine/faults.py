@@ -21,7 +21,7 @@ from mpt_cli.engine.loop import Engine
 from mpt_cli.errors import ConfigError, Problem, first_line
 from mpt_cli.precision import layers_of
 from mpt_cli.precision.gradients import scale_gradient
-from mpt_cli.precision.keras_internals import calls_through, predict_in_training
+from mpt_cli.precision.keras_internals import outputs_noted, predict_in_training
 from mpt_cli.precision.train_step import OwnSteps, optimizers_of, own_steps
 from mpt_cli.settings.schema import FaultSettings
 from mpt_cli.telemetry.records import FORWARD_PASS, OVERFLOW, Event
@@ -158,21 +158,16 @@ def find_forward_fault(model: Any, batch: Any) -> ForwardFault | None:
     layers, found = layers_of(model), list[ForwardFault]()
     variable: str | None = None
 
-    def watched(index: int, call: Callable[..., Any]) -> Callable[..., Any]:
+    def look(index: int, outputs: Any) -> None:
+        nonlocal variable
+        if found:
+            return
         layer = layers[index]
+        variable = next((v.path for v in layer.trainable_variables), variable)
+        if fault := _fault_of(outputs):
+            found.append(ForwardFault(layer.path or layer.name, variable, fault))
 
-        def watched_call(*arguments: Any, **named: Any) -> Any:
-            nonlocal variable
-            outputs = call(*arguments, **named)
-            if not found:
-                variable = next((v.path for v in layer.trainable_variables), variable)
-                if fault := _fault_of(outputs):
-                    found.append(ForwardFault(layer.path or layer.name, variable, fault))
-            return outputs
-
-        return watched_call
-
-    with keras.StatelessScope(collect_losses=True), calls_through(layers, watched):
+    with keras.StatelessScope(collect_losses=True), outputs_noted(layers, look):
         outputs = predict_in_training(model, x)
     if not found and (fault := _fault_of(outputs)):
         return ForwardFault(LOSS, variable, fault)

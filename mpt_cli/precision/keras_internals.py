@@ -374,3 +374,17 @@ def calls_through(parts: Sequence[Any], wrap: Callable[[int, LayerCall], LayerCa
                 setattr(part, name, own)
             elif name in vars(part):
                 delattr(part, name)  # the one of its class shows again
+
+
+def outputs_noted(parts: Sequence[Any], note: Callable[[int, Any], None]) -> AbstractContextManager[None]:
+    """Inside, `note` gets the index and the outputs of each of `parts` that is called."""
+
+    def noting(index: int, call: LayerCall) -> LayerCall:
+        def call_and_note(*arguments: Any, **named: Any) -> Any:
+            outputs = call(*arguments, **named)
+            note(index, outputs)
+            return outputs
+
+        return call_and_note
+
+    return calls_through(parts, noting)
