@@ -207,16 +207,19 @@ class CheckpointStore:
         Later ones belong to a past that was given up because they were damaged. Files that a killed run had half
         written go too.
         """
-        kept = {_name(LATEST, step) for step in [step for step in self.steps() if step <= newest][-self.keep :]}
-        kept |= {_name(BEST, step) for step in [step for step in self.steps(BEST) if step <= newest][-1:]}
-        for path in [path for path in self.folder.iterdir() if not path.is_dir()]:
-            is_ours = path.name.startswith((LATEST, BEST)) and path.suffix == ".npz"
-            if (is_ours and path.stem not in kept) or path.suffix == ".partial":
-                path.unlink(missing_ok=True)
+        for kind, count in ((LATEST, self.keep), (BEST, 1)):
+            files = [step for step in self.steps(kind) if not self._file(kind, step).is_dir()]
+            kept = [step for step in self.steps(kind) if step <= newest][-count:]
+            self._drop(kind, [step for step in files if step not in kept])
+        for path in self.folder.glob("*.partial"):
+            remove_file(path)
 
     def _drop(self, kind: str, steps: list[int]) -> None:
         for step in steps:
-            remove_file(self.folder / f"{_name(kind, step)}.npz")
+            remove_file(self._file(kind, step))
+
+    def _file(self, kind: str, step: int) -> Path:
+        return self.folder / f"{_name(kind, step)}.npz"
 
 
 class NoStore(CheckpointStore):
