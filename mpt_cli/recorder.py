@@ -22,12 +22,11 @@ from mpt_cli.engine.build import build_engine
 from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.feed import Piece
 from mpt_cli.engine.flow import is_rounded
-from mpt_cli.engine.gradient_samples import build_sampler
+from mpt_cli.engine.gradient_samples import build_sampler, layers_to_compile
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_own_train_step, keep_skips_whole
 from mpt_cli.precision.finite import are_finite
 from mpt_cli.precision.keras_internals import optimizer_values_in_fit
-from mpt_cli.precision.policy import parts_of
 from mpt_cli.precision.scale_state import count_of
 from mpt_cli.precision.train_step import check_replicas, optimizers_in, unwrapped
 from mpt_cli.python_api import Asked, given_settings
@@ -316,8 +315,7 @@ class _FitRecording(Recording):
         """What half precision does to a batch, as `mpt train` looks at it; on JAX only where compiling that is little
         beside the fit."""
         engine = build_engine(self.model, keras.backend.backend() == "jax", Distribution())
-        layers = len(parts_of(self.model)) if engine.compiles_flows else 0
-        sampler = build_sampler(engine, "auto", self.telemetry.message, layers)
+        sampler = build_sampler(engine, "auto", self.telemetry.message, layers_to_compile(engine))
         if not sampler.is_affordable(self.ledger.seen, time.perf_counter() - self.began):
             return
         rows = np.arange(len(keras.tree.flatten(examples.x)[0]), dtype=np.int32)[None]

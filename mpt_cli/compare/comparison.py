@@ -19,7 +19,7 @@ from mpt_cli.runs.provenance import known_environment
 from mpt_cli.settings import load_settings
 from mpt_cli.sweep.directory import FINISHED, SEED, JobResult, SweepDirectory, read_job
 from mpt_cli.sweep.overrides import key_of, read_grid
-from mpt_cli.sweep.paired import FEWEST_SEEDS, PairedDifference
+from mpt_cli.sweep.paired import FEWEST_SEEDS, PairedDifference, count_seeds
 from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objective, make_plan
 from mpt_cli.telemetry.format import format_number
 from mpt_cli.telemetry.records import as_number, misfit, required_fields
@@ -192,10 +192,6 @@ def format_rule(objective: Objective, margins: Sequence[float], seeds: int) -> s
     if seeds >= FEWEST_SEEDS:
         return f"{words}."
     return f"{words}. {count_seeds(seeds).capitalize()} can't tell: --seeds {FEWEST_SEEDS} can."
-
-
-def count_seeds(seeds: int) -> str:
-    return f"{seeds} seeds" if seeds > 1 else "one seed"
 
 
 FEWEST_WINDOWS = 5  # lines of metrics.jsonl with a speed; of fewer, the mean of the run says more than their median

@@ -17,7 +17,6 @@ from mpt_cli.compare.comparison import (
     Entry,
     Quality,
     SpeedUp,
-    count_seeds,
     format_rule,
 )
 from mpt_cli.report.history import RunHistory, read_histories
@@ -28,7 +27,7 @@ from mpt_cli.runs.directory import write_atomic, write_json
 from mpt_cli.runs.provenance import known_environment
 from mpt_cli.settings.search_path import shell_command
 from mpt_cli.sweep.directory import GOOD, INTERRUPTED, NOT_RUN
-from mpt_cli.sweep.paired import FEWEST_SEEDS, MOST_SEEDS, RARE
+from mpt_cli.sweep.paired import FEWEST_SEEDS, MOST_SEEDS, RARE, count_seeds
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.telemetry.format import format_bytes, format_number, format_share, format_signed
 

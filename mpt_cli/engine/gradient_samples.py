@@ -15,6 +15,7 @@ from mpt_cli.engine.feed import Piece
 from mpt_cli.engine.flow import Flow, layers_without_loss
 from mpt_cli.engine.loop import Engine
 from mpt_cli.errors import first_line
+from mpt_cli.precision.policy import parts_of
 from mpt_cli.telemetry.format import format_seconds
 from mpt_cli.telemetry.records import DEAD, DIGITS, UPDATES, WEIGHT_GRADIENTS, GradientSample, LayerSample
 
@@ -162,11 +163,16 @@ class GradientSampler:
             return None
 
 
+def layers_to_compile(engine: Engine) -> int:
+    """How many layers and operations the first sample compiles; 0 where a pass of `engine` needs no compiling."""
+    return len(parts_of(engine.model)) if engine.compiles_flows else 0
+
+
 def build_sampler(
     engine: Engine, every_steps: int | str, say: Callable[[str], None], compiled_layers: int
 ) -> GradientSampler:
-    """With an interval that adapts where `every_steps` is auto, exactly so many steps otherwise. So many layers are to
-    be compiled for the first sample, none where a pass of `engine` needs no compiling."""
+    """With an interval that adapts where `every_steps` is auto, exactly so many steps otherwise; see
+    `layers_to_compile`."""
     if isinstance(every_steps, int):
         return GradientSampler(engine, every_steps, say)
     compile_seconds = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * compiled_layers if compiled_layers else 0.0

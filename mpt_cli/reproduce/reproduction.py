@@ -205,11 +205,10 @@ def reproduce(
     return [results[number] for number in sorted(results)]
 
 
-def gravest_code(results: Sequence[Reproduction]) -> int:
-    """What `mpt reproduce` exits with: 5 where a run missed what was expected, else the gravest code of those that came
-    to nothing to hold against it.
+def exit_code_of(missed: Sequence[Reproduction]) -> int:
+    """Return what `mpt reproduce` exits with for the results that did not pass: 5 where a run missed what was expected,
+    else the gravest code of the runs that did not finish, and 0 for none.
     """
-    missed = [result for result in results if not result.passed]
     codes = {result.child.fault_code if result.child.fault else MISMATCH for result in missed}
     return next((code for code in (MISMATCH, BUG, BAD_DATA, BAD_CONFIG) if code in codes), max(codes, default=OK))
 

@@ -32,6 +32,10 @@ RARE = 3  # in N: what happens less often may be missing among N, in 5 % of the 
 _FLOAT32 = 2.0**-20  # a few roundings of a sum in float32
 
 
+def count_seeds(seeds: int) -> str:
+    return f"{seeds} seeds" if seeds > 1 else "one seed"
+
+
 @dataclass(frozen=True)
 class PairedDifference:
     """The differences of an objective, other less baseline, one for each seed; each a finite number.

@@ -27,7 +27,7 @@ from mpt_cli.sweep.directory import (
     JobResult,
     SweepResults,
 )
-from mpt_cli.sweep.paired import FEWEST_SEEDS, LEVEL, MOST_SEEDS
+from mpt_cli.sweep.paired import FEWEST_SEEDS, LEVEL, MOST_SEEDS, count_seeds
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.telemetry.format import (
     format_bytes,
@@ -214,7 +214,7 @@ def lead_sentence(found: SweepResults) -> str:
         return f"The best of {others + 1} configurations, shown over {count} seeds at 5%."
     apart = f"{_tie(found)}Not told apart from {_names([rows[place + 1] for place in lead.together])}"
     if count < FEWEST_SEEDS:
-        return f"{apart}: {'one seed' if count == 1 else f'{count} seeds'} can't tell, {FEWEST_SEEDS} can."
+        return f"{apart}: {count_seeds(count)} can't tell, {FEWEST_SEEDS} can."
     if lead.seeds is None:
         return f"{apart} by {count} seeds, nor would {MOST_SEEDS:,} tell, as far as these show."
     return f"{apart} by {count} seeds; about {lead.seeds} would tell."

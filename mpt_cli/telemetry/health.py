@@ -461,7 +461,7 @@ def _describe_skips(signs: Signs) -> str:
     searched = signs.search_skips
     if not searched:
         return f"{_format_skipped(signs)}, few enough to do no harm."
-    bad = signs.forward_steps
+    bad = {*signs.forward_steps}
     later = sum(step > signs.skip_steps[searched - 1] and step not in bad for step in signs.unprovoked_steps)
     groups = {"while the scale settled": searched,
               "after it had grown": signs.skipped_steps - searched - later - len(bad),
@@ -488,7 +488,8 @@ def _remark_flushed(signs: Signs) -> str | None:
 
 def _remark_late_skips(signs: Signs) -> str | None:
     """Only of a scale that grows after so many steps, whose skips otherwise follow a growth."""
-    late = [step for step in signs.unprovoked_steps if not signs.is_early(step) and step not in signs.forward_steps]
+    bad = {*signs.forward_steps}
+    late = [step for step in signs.unprovoked_steps if not signs.is_early(step) and step not in bad]
     if not late or not signs.scaling.growth_steps:
         return None
     named = ("… " if len(late) > 3 else "") + ", ".join(map(str, late[-3:]))

@@ -255,8 +255,9 @@ class Signs:
         if not self.scaling.growth_steps:
             return 0
         end = self.steps_seen if self.first_growth_step is None else self.first_growth_step
+        forward = {*self.forward_steps}
         others = (place for place, step in enumerate(self.skip_steps)
-                  if step > end or step in self.forward_steps or not self.is_early(step))  # fmt: skip
+                  if step > end or step in forward or not self.is_early(step))  # fmt: skip
         return next(others, self.skipped_steps)
 
     @property

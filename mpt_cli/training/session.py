@@ -14,12 +14,11 @@ from mpt_cli.engine.backend import Platform, emulated_operations, framework_erro
 from mpt_cli.engine.distribution import ProcessGroup, check_same_data
 from mpt_cli.engine.faults import FaultSearch
 from mpt_cli.engine.flow import is_rounded
-from mpt_cli.engine.gradient_samples import build_sampler
+from mpt_cli.engine.gradient_samples import build_sampler, layers_to_compile
 from mpt_cli.engine.xla import try_xla
 from mpt_cli.errors import DataError
 from mpt_cli.precision import Policy, head_layers
 from mpt_cli.precision.keras_internals import configured_rate
-from mpt_cli.precision.policy import parts_of
 from mpt_cli.precision.train_step import has_own_compute_loss, optimizers_of, own_steps
 from mpt_cli.settings.references import Reference
 from mpt_cli.settings.schema import Settings
@@ -217,8 +216,7 @@ def _add_what_was_asked_for(parts: Assembly, runner: Trainer, may_sample: bool) 
     if is_rounded(parts.model):
         runner.unchecked = NO_SAMPLES_ASKED if every is None else NO_SAMPLE_YET if may_sample else LOSS_IS_ITS_OWN
         if every is not None and may_sample:
-            compiled_layers = len(parts_of(parts.model)) if parts.engine.compiles_flows else 0
-            runner.sampler = build_sampler(parts.engine, every, telemetry.message, compiled_layers)
+            runner.sampler = build_sampler(parts.engine, every, telemetry.message, layers_to_compile(parts.engine))
     own = own_steps(parts.model)
     if process_info is None and (own is None or not own.optimizers):
         runner.fault_search = FaultSearch(parts.engine, telemetry.message)

@@ -18,7 +18,7 @@ from mpt_cli.reproduce.reproduction import (
     RerunLimits,
     ResumeProof,
     create_output_folder,
-    gravest_code,
+    exit_code_of,
     reproduce,
     update_recipes,
     verify_resume,
@@ -61,7 +61,7 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
                     "targets": [target.name for target in found.targets],
                     "results": [result.as_dict() for result in results]})  # fmt: skip
     is_met = update_recipes(results, _tell) if arguments.update else not missed
-    return BAD_CONFIG if found.errors else OK if is_met else gravest_code(missed) or MISMATCH
+    return BAD_CONFIG if found.errors else OK if is_met else exit_code_of(missed) or MISMATCH
 
 
 def _tell(text: str) -> None:
