@@ -1,6 +1,7 @@
 """`run`: an unchanged Keras script under a policy, with loss scaling, record, health rules and verdict."""
 
 import argparse
+import importlib.util
 import os
 import sys
 from dataclasses import replace
@@ -27,8 +28,9 @@ def run_run(arguments: argparse.Namespace) -> int:
     allows_unchecked = arguments.allow_unchecked or ALLOW_UNCHECKED in overrides
     overrides = [word for word in overrides if word not in (STRICT, ALLOW_UNCHECKED)]
     settings, name = _settings(overrides), _target_name(rest)
-    asked = any(word.startswith(("backend=", "backend.name=")) for word in overrides)
-    backend = settings.backend.name if asked else None  # else the script runs on the one that Keras chooses for it
+    named = settings.backend.name
+    asked = any(word.startswith(("backend=", "backend.name=")) for word in overrides) and named != "auto"
+    backend = named if asked else _backend_without_tensorflow()
     if backend is not None:
         _choose_backend(backend)
     from mpt_cli.engine.backend import keras_import, set_import_variables
@@ -57,6 +59,15 @@ def _judge_strictly(seen: "ScriptRun", allow_unchecked: bool) -> int:
     if reason := seen.why_not_good(allow_unchecked):
         say(f"mpt run: --fail-on-verdict: {reason}", sys.stderr)
     return NUMERICAL if reason else OK
+
+
+def _backend_without_tensorflow() -> str | None:
+    """The installed backend where Keras would choose TensorFlow, which is not there; None where Keras can choose."""
+    if "KERAS_BACKEND" in os.environ or importlib.util.find_spec("tensorflow") is not None:
+        return None
+    from mpt_cli.settings.load import installed_backend
+
+    return installed_backend()
 
 
 def _choose_backend(name: str) -> None:

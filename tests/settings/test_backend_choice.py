@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+from backends import only_on
 
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
@@ -25,6 +26,15 @@ def installed(monkeypatch, *names: str) -> None:
     find = lambda name, *more: found[name] if name in found else real(name, *more)  # noqa: E731
     monkeypatch.setattr(load, "find_spec", find)
     monkeypatch.setattr("importlib.util.find_spec", find)
+
+
+@only_on("tensorflow")
+def test_a_script_runs_on_the_only_backend_that_is_installed(monkeypatch, capsys):
+    """Keras would choose TensorFlow and fail; here it is loaded with that already."""
+    installed(monkeypatch, "jax")
+    Path("never.py").touch()
+    assert main(["run", "never.py"]) == main(["run", "backend=auto", "never.py"]) == 2
+    assert "Keras is loaded with backend tensorflow already. Received: 'jax'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
