@@ -473,8 +473,8 @@ def _describe_skips(signs: Signs) -> str:
 def _remark_bad_values(signs: Signs) -> str | None:
     if not signs.forward_steps:
         return None
-    steps = ", ".join(map(str, signs.forward_steps))
-    return (f"The loss of step {steps} was not finite before any scaling, which no loss scale prevents: look at the "
+    steps = f"step{'s' if len(signs.forward_steps) > 1 else ''} {', '.join(map(str, signs.forward_steps))}"
+    return (f"The loss of {steps} was not finite before any scaling, which no loss scale prevents: look at the "
             "examples of that batch, or keep the layer that events.jsonl names in float32.")  # fmt: skip
 
 
