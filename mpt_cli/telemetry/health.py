@@ -1,7 +1,7 @@
-"""Whether a run trains: the causes of what goes wrong, and the rules that end it or name it, by what `signs` tells.
+"""Whether a run trains: the rules that end it or name what goes wrong, by what `signs` tells.
 
-A new rule is one row of `RULES`, and its key in `settings/schema.py` or `settings/variants.py`; a new piece of advice
-is one row of `CAUSES`.
+A new rule is one row of `RULES`, and its key in `settings/schema.py` or `settings/variants.py`. Advice on each cause
+stands in `causes`.
 """
 
 import math
@@ -11,6 +11,23 @@ from typing import NamedTuple
 
 from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.settings.variants import LossScaleSettings
+from mpt_cli.telemetry.causes import (
+    BEYOND,
+    CAUSES,
+    DEAD_GRADIENTS,
+    FIXED,
+    FORWARD,
+    NAN,
+    OVERFLOW_CAUSES,
+    SPOILED_LOSS,
+    SPOILED_WEIGHTS,
+    TOO_HIGH,
+    UNDERFLOW_CAUSES,
+    VANISHING,
+    ZERO_UNKNOWN,
+    explain_cause,
+    find_cause,
+)
 from mpt_cli.telemetry.format import (
     format_count,
     format_fraction,
@@ -21,6 +38,7 @@ from mpt_cli.telemetry.format import (
 )
 from mpt_cli.telemetry.records import (
     ALL_LAYERS,
+    DEAD,
     DIGITS,
     FLUSHED,
     NEVER,
@@ -32,185 +50,7 @@ from mpt_cli.telemetry.records import (
     StreakCounts,
     UnmovedWeights,
 )
-from mpt_cli.telemetry.records import DEAD as DEAD_LAYER
 from mpt_cli.telemetry.signs import LONGEST_SETTLING_SKIPS, THIRD_TIME, Signs
-
-
-@dataclass(frozen=True)
-class Cause:
-    """Why steps go wrong, as far as the signs tell, and what to do about it.
-
-    `fits` is asked with how many of the latest skipped steps are in question. `remedy` is the advice while the run is
-    on and `explanation` the one in the verdict; `hint` is the console's comment on a few skips; `change` are the words
-    that carry the remedy out when they are added to the command, empty where that takes a look first. In the texts
-    {fixed} is the scale of the settings, {lower} one that is 2^8 lower than the present, and {or_slower} what else
-    helps a scale that grows after so many steps. The words hold wherever a run was begun: a setting is named by what it
-    is, and by its key where every door takes that.
-    """
-
-    fits: Callable[[Signs, int], bool]
-    remedy: str
-    explanation: str = ""
-    hint: str = ""
-    change: str = ""
-
-    def advise(self, signs: Signs) -> str:
-        return _fill(self.remedy, signs)
-
-    def explain(self, signs: Signs) -> str:
-        return _fill(self.explanation, signs)
-
-
-def _fill(text: str, signs: Signs) -> str:
-    lower = format_scale(None if signs.scale is None else signs.scale / 2**8)
-    or_slower = "let it grow more slowly (loss_scale.growth_steps), " if signs.scaling.growth_steps else ""
-    return text.format(fixed=format_scale(signs.scaling.initial_scale), lower=lower, or_slower=or_slower)
-
-
-def _always(signs: Signs, skips: int) -> bool:
-    return True
-
-
-DYNAMIC, WIDER, CLIP = "loss_scale=dynamic", "policy=mixed_bfloat16", "optimizer.global_clipnorm=1.0"
-OTHER_POLICY = "the policy mixed_bfloat16 or float32"
-LOWER_START = f"Lower the initial loss scale (loss_scale.initial_scale), or run with {OTHER_POLICY} to compare."
-RAISE_START = "raise the initial loss scale (loss_scale.initial_scale)"
-KEPT_BY_MORE = "float16 flushed them to zero, a higher loss scale keeps them: "
-
-LIFTED = (
-    "Initialise their weights larger, normalise their inputs, or keep these layers in float32, which holds smaller "
-    "numbers."
-)
-
-IN_DOUBT_WORDS = (
-    "A scale that is much too high leaves that, and so does a bug of the model or data: an initial loss scale of 1 "
-    "(loss_scale.initial_scale) tells which, as nothing overflows there that float16 holds."
-)
-
-FORWARD, NAN, FIXED, BEYOND = "forward pass", "nan", "fixed too high", "beyond any scale"
-IN_DOUBT, UNSETTLED, TOO_HIGH = "nan in every step", "unsettled", "too high"
-VANISHING, NO_SCALE, FIXED_LOW, LOW, NO_ROOM, DEAD, ZERO_UNKNOWN = (
-    "vanishing", "flushed without scale", "fixed too low", "too low", "no room", "dead gradients",
-    "zero for an unknown reason",
-)
-SPOILED_LOSS, SPOILED_WEIGHTS = "spoiled loss", "spoiled weights"
-
-CAUSES = {
-    FORWARD: Cause(
-        lambda signs, skips: signs.forward_share(skips) > 0.5,
-        remedy="The loss itself was not finite, which no scale can cause or cure: look for nan or inf in the data, "
-        "lower the learning rate, or keep a layer that overflows in float32.",
-        explanation="the loss itself was not finite, which no scale can cause or cure. Look for bad values in the "
-        "data, a learning rate that is too high, or a layer that overflows float16 and is better kept in float32.",
-        hint="the loss itself was not finite, which no scale causes",
-    ),
-    NAN: Cause(
-        lambda signs, skips: signs.is_nan(skips),
-        remedy="The gradients held nan and no inf, of a finite loss, again and again: rather a bug of the model or "
-        "data than the scale. Look at the layer that the events name: a square root, norm or division whose "
-        "gradient is not defined at 0, a masked logarithm.",
-        explanation="the gradients held nan and no inf, of a finite loss, which the scale does not explain: a bug of "
-        "the model or data. Look at the layer that events.jsonl names: a square root, norm or division whose "
-        "gradient is not defined at 0, a masked logarithm.",
-        hint="nan without inf for the third time, which the scale does not explain: a bug of the model or data",
-    ),
-    FIXED: Cause(
-        lambda signs, _: not signs.scaling.moves,
-        remedy="The fixed scale is too high for this model: try {lower} (loss_scale.initial_scale), or let it move "
-        "(loss_scale=dynamic).",
-        explanation="the fixed scale {fixed} is too high: lower it (loss_scale.initial_scale), or let it move "
-        "(loss_scale=dynamic).",
-        change=DYNAMIC,
-    ),
-    BEYOND: Cause(
-        lambda signs, _: signs.is_near_floor(2),
-        remedy="No scale is low enough, so scaling is not the cause: look for nan in the model or data, lower the "
-        f"learning rate, or run with {OTHER_POLICY} to compare.",
-        explanation="when no scale is low enough, the cause is a nan or a value beyond float16, not the scale. Try "
-        f"{OTHER_POLICY}, a lower learning rate, or clipping gradients by their global norm.",
-        hint="nan even at the lowest scale, so the scale is not the cause",
-        change=WIDER,
-    ),
-    TOO_HIGH: Cause(
-        _always,
-        remedy=LOWER_START,
-        explanation="lower the highest scale (loss_scale.max_scale), {or_slower}or try the policy mixed_bfloat16.",
-        change=WIDER,
-    ),
-    IN_DOUBT: Cause(
-        lambda signs, skips: signs.applied_steps == 0 and signs.is_nan_throughout(skips),
-        remedy="The gradients held nan and no inf in every step. " + IN_DOUBT_WORDS,
-        explanation="the gradients held nan and no inf. " + IN_DOUBT_WORDS,
-        hint="nan without inf: a scale that is much too high leaves that, or a bug of the model or data; which of them "
-        "shows as it falls",
-        change="loss_scale.initial_scale=1",
-    ),
-    UNSETTLED: Cause(
-        lambda signs, _: signs.applied_steps == 0,
-        remedy=LOWER_START,
-        explanation="start lower (loss_scale.initial_scale), or give the scale more epochs to settle.",
-        change=WIDER,
-    ),
-    VANISHING: Cause(
-        lambda signs, _: bool(signs.layers_that(VANISHED)),
-        remedy="The outputs of layers vanish in the forward pass, which no loss scale brings back. " + LIFTED,
-        explanation="no loss scale brings them back. " + LIFTED,
-        change=WIDER,
-    ),
-    NO_SCALE: Cause(
-        lambda signs, _: not signs.scaling.scales,
-        remedy=KEPT_BY_MORE + "scale the loss (loss_scale=dynamic).",
-        explanation="scale the loss (loss_scale=dynamic).",
-        change=DYNAMIC,
-    ),
-    FIXED_LOW: Cause(
-        lambda signs, _: not signs.scaling.moves,
-        remedy=f"{KEPT_BY_MORE}{RAISE_START}.",
-        explanation="raise the scale (loss_scale.initial_scale), or let it move (loss_scale=dynamic).",
-    ),
-    LOW: Cause(
-        lambda signs, _: not signs.skip_steps,
-        remedy=f"{KEPT_BY_MORE}{RAISE_START}.",
-        explanation=f"nothing overflowed: {RAISE_START}.",
-    ),
-    NO_ROOM: Cause(
-        _always,
-        remedy=f"{KEPT_BY_MORE}{RAISE_START}.",
-        explanation="something overflows at any useful scale: keep that layer in float32.",
-    ),
-    ZERO_UNKNOWN: Cause(
-        lambda signs, _: signs.scaling.is_needed and not signs.sample_is_new,
-        remedy="Whether float16 flushed them was not looked at. A higher loss scale (loss_scale.initial_scale) or "
-        f"{OTHER_POLICY} keeps such gradients; else units are dead, or the loss does not depend on the weights.",
-    ),
-    DEAD: Cause(
-        lambda signs, _: not (signs.sample_is_new and (signs.flushed_share or 0) > 0),
-        remedy="No loss scale brings them back: look for a loss that does not depend on the weights, for units that "
-        "are dead (a lower learning rate), or for targets that are met already.",
-    ),
-    SPOILED_LOSS: Cause(
-        _always,
-        remedy="Lower the learning rate, or clip gradients to a global norm of 1.0; in float16 without loss scaling "
-        "scale the loss (loss_scale=dynamic).",
-        change=CLIP,
-    ),
-    SPOILED_WEIGHTS: Cause(
-        _always,
-        remedy="Lower the learning rate, clip gradients to a global norm of 1.0, or use another optimizer.",
-        change=CLIP,
-    ),
-}
-OVERFLOW_CAUSES = (FORWARD, NAN, IN_DOUBT, FIXED, BEYOND, UNSETTLED, TOO_HIGH)
-UNDERFLOW_CAUSES = (VANISHING, NO_SCALE, FIXED_LOW, LOW, NO_ROOM)
-
-
-def find_cause(signs: Signs, skips: int, names: Sequence[str]) -> str:
-    """The first of these causes that fits, the last where none does, of the latest `skips` skipped steps."""
-    return next((name for name in names if CAUSES[name].fits(signs, skips)), names[-1])
-
-
-def _explain(signs: Signs, skips: int, names: Sequence[str]) -> str:
-    return CAUSES[find_cause(signs, skips, names)].explain(signs)
 
 
 def _as_sentence(text: str) -> str:
@@ -268,7 +108,7 @@ def _ends_at_floor(signs: Signs) -> str | None:
     if streak < FLOOR_STREAK or not signs.is_near_floor(1):
         return None
     words = f"The scale fell to its floor, {format_scale(signs.scale)}, and steps still overflowed: "
-    return words + _explain(signs, streak, (FORWARD, NAN, BEYOND))
+    return words + explain_cause(signs, streak, (FORWARD, NAN, BEYOND))
 
 
 def _ends_in_skips(signs: Signs) -> str | None:
@@ -277,7 +117,7 @@ def _ends_in_skips(signs: Signs) -> str | None:
     if streak < LONGEST_SETTLING_SKIPS:
         return None
     words = f"The last {format_count(streak)} steps were all skipped{_format_at_scale(signs)}: "
-    return words + _explain(signs, streak, (FORWARD, NAN, FIXED, BEYOND))
+    return words + explain_cause(signs, streak, (FORWARD, NAN, FIXED, BEYOND))
 
 
 def _ends_overflowing(signs: Signs) -> str | None:
@@ -363,7 +203,7 @@ def _ends_flushed(signs: Signs) -> str | None:
     words = f"{format_fraction(flushed or 0.0)} of the gradient elements were flushed to zero{_format_at_scale(signs)}"
     if layers:
         words += f", next to all of those of {_name_layers(layers)}"
-    return f"{words}. {_as_sentence(_explain(signs, 0, UNDERFLOW_CAUSES))}"
+    return f"{words}. {_as_sentence(explain_cause(signs, 0, UNDERFLOW_CAUSES))}"
 
 
 def _ends_dead(signs: Signs) -> str | None:
@@ -371,7 +211,7 @@ def _ends_dead(signs: Signs) -> str | None:
 
 
 def _describe_dead(signs: Signs) -> str | None:
-    layers = signs.layers_that(DEAD_LAYER)
+    layers = signs.layers_that(DEAD)
     if not layers:
         return None
     return (f"No gradient reached the weights of {_name_layers(layers)}{_format_sampled(signs)}, in float32 neither: "
@@ -666,7 +506,7 @@ RULES = (
         TOO_LOW, _ends_flushed, "trainer.max_zero_gradients", "zero_steps",
         applies=lambda signs: not signs.is_learnt,
         evidence=lambda signs: f"every gradient was exactly 0 in {signs.peaks.zero_steps} applied steps in a row",
-        causes=(ZERO_UNKNOWN, DEAD, *UNDERFLOW_CAUSES),
+        causes=(ZERO_UNKNOWN, DEAD_GRADIENTS, *UNDERFLOW_CAUSES),
         needs_sample=True,
     ),
     HealthRule(DIGITS_LOST, _ends_without_digits),

@@ -8,7 +8,8 @@ import keras
 import pytest
 
 from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale
-from mpt_cli.telemetry.health import CAUSES, judge
+from mpt_cli.telemetry.causes import CAUSES
+from mpt_cli.telemetry.health import judge
 from mpt_cli.telemetry.records import Scaling, UnmovedWeights
 from mpt_cli.telemetry.signs import LossTrend, Signs
 from mpt_cli.training.assembly import warn_of_half_head

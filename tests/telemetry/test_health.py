@@ -11,7 +11,8 @@ from mpt_cli.precision import DynamicScale, FixedScale
 from mpt_cli.settings.load import load_settings, resolved_yaml
 from mpt_cli.settings.schema import PolicySettings, Settings, TrainerSettings, find_key
 from mpt_cli.settings.variants import LossScaleSettings
-from mpt_cli.telemetry.health import CLIP, DYNAMIC, WIDER, HealthRules, Stop
+from mpt_cli.telemetry.causes import CLIP, DYNAMIC, WIDER
+from mpt_cli.telemetry.health import HealthRules, Stop
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
 from mpt_cli.telemetry.records import NEVER, GradientSample, Scaling, StopLimits, StreakCounts
 from mpt_cli.telemetry.signs import LONGEST_SETTLING_SKIPS, EventTally, Signs, observe

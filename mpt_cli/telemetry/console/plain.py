@@ -16,6 +16,7 @@ from rich.text import Text
 from mpt_cli.errors import NUMERICAL, printable
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import conf_override, shell_command
+from mpt_cli.telemetry.causes import BEYOND, CAUSES, FORWARD, IN_DOUBT, NAN
 from mpt_cli.telemetry.console.table import EpochTable, own_metrics
 from mpt_cli.telemetry.format import (
     format_bytes,
@@ -28,7 +29,7 @@ from mpt_cli.telemetry.format import (
     format_share,
     format_whole_seconds,
 )
-from mpt_cli.telemetry.health import BEYOND, CAUSES, CHRONIC_SHARE, CHRONIC_SKIPS, COLLAPSED, FORWARD, IN_DOUBT, NAN
+from mpt_cli.telemetry.health import CHRONIC_SHARE, CHRONIC_SKIPS, COLLAPSED
 from mpt_cli.telemetry.records import (
     CEILING,
     DECLINE,
