@@ -4,7 +4,8 @@ drop-in for tf.keras's, scaling by hand and `minimize`.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from inspect import signature
 from math import inf
@@ -44,14 +45,18 @@ class UnscaledFlag:
         return self._told
 
 
-def _scaled_gradients(optimizer: "LossScaleOptimizer", loss: Any, variables: list[Any], tape: Any) -> list[Tensor]:
-    """Return the gradients of `loss`, multiplied by the scale."""
+def _scaled_gradients(
+    optimizer: "LossScaleOptimizer", loss: Any, variables: list[Any], tape: Any = None, grad_loss: Any = None
+) -> list[Tensor]:
+    """Return the gradients of `loss`, each element weighted by `grad_loss`, multiplied by the scale."""
     on_tensorflow = keras.backend.backend() == "tensorflow"
     take = _tape_gradients if on_tensorflow else _jax_gradients
-    return take(optimizer, loss, variables, tape)
+    return take(optimizer, loss, variables, tape, grad_loss)
 
 
-def _tape_gradients(optimizer: "LossScaleOptimizer", loss: Any, variables: list[Any], tape: Any) -> list[Tensor]:
+def _tape_gradients(
+    optimizer: "LossScaleOptimizer", loss: Any, variables: list[Any], tape: Any, grad_loss: Any
+) -> list[Tensor]:
     import tensorflow as tf
 
     native = [v.value if isinstance(v, keras.Variable) else v for v in variables]
@@ -59,26 +64,39 @@ def _tape_gradients(optimizer: "LossScaleOptimizer", loss: Any, variables: list[
         if tf.executing_eagerly():
             raise ValueError("`tape` is required when `loss` is a tensor. Received: loss="
                              f"{loss}, tape=None. Pass a function that returns the loss instead.")
-        return list(tf.gradients(optimizer.multiply_by_scale(loss), native))
+        return list(tf.gradients(optimizer.multiply_by_scale(loss), native, grad_loss))
     tape = tape or tf.GradientTape()
     with tape:
         tape.watch(native)
         scaled = optimizer.multiply_by_scale(loss() if callable(loss) else loss)
-    return list(tape.gradient(scaled, native))
+    return list(tape.gradient(scaled, native, grad_loss))
 
 
-def _jax_gradients(optimizer: "LossScaleOptimizer", loss: Any, variables: list[Any], tape: Any) -> list[Tensor]:
+def _jax_gradients(
+    optimizer: "LossScaleOptimizer", loss: Any, variables: list[Any], tape: Any, grad_loss: Any
+) -> list[Tensor]:
     import jax
 
     if not callable(loss):
-        raise ValueError("On the JAX backend `loss` must be a function without arguments that returns a scalar. "
+        raise ValueError("On the JAX backend `loss` must be a function without arguments that returns the loss. "
                          f"Received: {loss!r}.")
 
     def scaled(values: list[Tensor]) -> Tensor:
         with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
             return optimizer.multiply_by_scale(loss())
 
-    return list(jax.grad(scaled)([v.value for v in variables]))
+    value, backward = jax.vjp(scaled, [v.value for v in variables])
+    weights = keras.ops.ones_like(value) if grad_loss is None else keras.ops.cast(grad_loss, value.dtype)
+    return list(backward(weights)[0])
+
+
+def _share_of_a_replica(gradient: Any) -> Any:
+    """Return the part of a gradient of all replicas that each of them adds to the sum that Keras 3 always takes."""
+    if gradient is None or keras.backend.backend() != "tensorflow":
+        return gradient
+    import tensorflow as tf
+
+    return tf.math.scalar_mul(1.0 / tf.distribute.get_strategy().num_replicas_in_sync, gradient)
 
 
 def _variables_in(given: Any) -> list[Any]:
@@ -474,11 +492,22 @@ class LossScaleOptimizer(
         places = {id(variable): place for place, variable in enumerate(self._trainable_variables)}
         return [places[id(variable)] for variable in variables]
 
-    def apply_gradients(self, grads_and_vars: Any, unscaled: bool | None = None) -> Any:
-        """`apply` of pairs (gradient, variable); returns `iterations`, as tf.keras does."""
+    def apply_gradients(
+        self, grads_and_vars: Any, name: str | None = None, experimental_aggregate_gradients: bool = True,
+        unscaled: bool | None = None,
+    ) -> Any:  # fmt: skip
+        """`apply` of pairs (gradient, variable); returns `iterations`, as tf.keras does.
+
+        `name` is the name scope of the operations. With `experimental_aggregate_gradients` False the gradients are
+        already summed over the replicas of a `tf.distribute` strategy, so that they are the same in each.
+        """
         grads, variables = zip(*grads_and_vars, strict=True)
+        if not experimental_aggregate_gradients:
+            unscaled = self._take_unscaled(grads) if unscaled is None else unscaled
+            grads = [_share_of_a_replica(g) for g in grads]
         given = {} if unscaled is None else {"unscaled": unscaled}  # a subclass may have an `apply` without it
-        self.apply(list(grads), list(variables), **given)
+        with keras.name_scope(name) if name else nullcontext():
+            self.apply(list(grads), list(variables), **given)
         return self.iterations
 
     def apply(
@@ -493,7 +522,7 @@ class LossScaleOptimizer(
         Raises ValueError when every gradient is None, or in the cross-replica context of a `tf.distribute` strategy.
         """
         grads, variables = self._matched(grads, trainable_variables)
-        told = self._take_unscaled(grads) if unscaled is None else bool(unscaled)
+        told = self._take_unscaled(grads) if unscaled is None else unscaled
         self._apply_where_finite(grads, variables, told)
 
     def apply_scaled(self, grads: list[Tensor], variables: list[Any]) -> None:
@@ -628,14 +657,19 @@ class LossScaleOptimizer(
         scale = self.loss_scale if self.scales else None
         return [None if g is None else divide(g, scale) for g in grads]
 
-    def minimize(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
+    def minimize(
+        self, loss: Any, var_list: Any, grad_loss: Any = None, name: str | None = None, tape: Any = None
+    ) -> Any:
         """Scale `loss`, differentiate it with respect to `var_list`, apply; returns `iterations`.
 
-        `loss` is a function without arguments that returns a scalar, or (TensorFlow) a tensor recorded on `tape`;
-        `var_list` holds variables, is a single one, or a function that returns either.
+        `loss` is a function without arguments that returns the loss, or (TensorFlow) a tensor recorded on `tape`;
+        `var_list` holds variables, is a single one, or a function that returns either. `grad_loss`, of the loss's
+        shape, is the gradient of what is minimized with respect to the loss (ones by default); `name` is the name
+        scope of the operations.
         """
         variables = _variables_in(var_list)
-        self.apply_scaled(_scaled_gradients(self, loss, variables, tape), variables)
+        with keras.name_scope(name) if name else nullcontext():
+            self.apply_scaled(_scaled_gradients(self, loss, variables, tape, grad_loss), variables)
         return self.iterations
 
     def get_gradients(self, loss: Any, params: Any) -> list[Tensor]:
@@ -645,7 +679,7 @@ class LossScaleOptimizer(
         where it does not depend on a variable (TensorFlow).
         """
         variables = _variables_in(params)
-        grads = _scaled_gradients(self, loss, variables, None)
+        grads = _scaled_gradients(self, loss, variables)
         if without := [v.name for v, g in zip(variables, grads, strict=True) if g is None]:
             raise ValueError(f"`loss` must depend on all of `params`. Received: no gradient for {', '.join(without)}.")
         return self.get_unscaled_gradients(grads)
@@ -655,7 +689,7 @@ class LossScaleOptimizer(
         variables = _variables_in(params)
         return [self.apply_gradients(zip(self.get_gradients(loss, variables), variables, strict=True))]
 
-    def _take_unscaled(self, grads: list[Tensor]) -> bool | Tensor:
+    def _take_unscaled(self, grads: Sequence[Tensor]) -> bool | Tensor:
         """Whether `grads` have been unscaled by hand."""
         given, self._scaled_gradients = self._scaled_gradients, None
         still_scaled = {id(g) for g in given or [] if g is not None}

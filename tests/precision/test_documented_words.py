@@ -220,6 +220,36 @@ def gradients_are_scaled_and_unscaled():
     assert floats(variable.value, other.value) == [1.0, 1.25]
 
 
+@row(TF_KERAS, "argument", "`minimize`: `loss`, `var_list`, `grad_loss`, `name`", "`apply_gradients`: `name`")
+def arguments_of_a_step():
+    variable = keras.Variable([1.0, 2.0])
+    optimizer = Scaled(SGD(0.25), initial_scale=2.0**20)
+    optimizer.build([variable])
+    optimizer.minimize(lambda: variable**2, [variable], ops.array([1.0, 3.0]), "with_weights")
+    assert floats(variable.value) == [[0.5, -1.0]]  # 0.25 * 2 * (1, 2) * (1, 3) less
+    optimizer.minimize(lambda: variable**2, [variable])
+    assert floats(variable.value) == [[0.25, -0.5]]
+    (slopes,) = optimizer.get_gradients(lambda: 2 * variable, variable)
+    optimizer.apply_gradients([(slopes, variable)], "named")
+    assert floats(variable.value) == [[-0.25, -1.0]]
+
+
+@row(TF_KERAS, "argument", "`minimize`: `tape`", "`apply_gradients`: `experimental_aggregate_gradients`",
+     backend="tensorflow")  # fmt: skip
+def arguments_of_a_step_on_tensorflow():
+    variable, optimizer = tf.Variable(1.0), Scaled(SGD(0.25))
+    with tf.GradientTape() as tape:
+        loss = variable**2
+    optimizer.minimize(loss, [variable], tape=tape)
+    assert float(variable) == 0.5
+    (gradient,) = optimizer.get_gradients(lambda: variable**2, [variable])
+    optimizer.apply_gradients([(gradient, variable)], experimental_aggregate_gradients=False)
+    assert float(variable) == 0.25
+    step = tf.function(lambda: optimizer.minimize(lambda: variable**2, [variable], name="mine"))
+    operations = step.get_concrete_function().graph.get_operations()
+    assert any(operation.name.startswith("mine/") for operation in operations)
+
+
 @row(TF_KERAS, "rule", "a warning, once, where loss or gradients are not scaled")
 def forgetting_to_scale_is_told():
     optimizer, variable = Scaled(SGD(0.5)), keras.Variable(4.0)

@@ -18,7 +18,7 @@ def copies(variable) -> list[np.ndarray]:
     return [value.numpy() for value in variable.value.values]
 
 
-def custom_loop(strategy, optimizer_of, pairs, by_hand=False, built=True):
+def custom_loop(strategy, optimizer_of, pairs, by_hand=False, built=True, aggregate=True):
     """One step per pair of gradients, one for each replica, of a weight that starts at 1; the weight on both."""
     with strategy.scope():
         weight = keras.Variable([1.0, 1.0])
@@ -30,7 +30,7 @@ def custom_loop(strategy, optimizer_of, pairs, by_hand=False, built=True):
     def on_replica(gradient):
         grads = [gradient * optimizer.loss_scale]
         grads = optimizer.get_unscaled_gradients(grads) if by_hand else grads
-        optimizer.apply_gradients(zip(grads, [weight], strict=True))
+        optimizer.apply_gradients(zip(grads, [weight], strict=True), experimental_aggregate_gradients=aggregate)
 
     @tf.function
     def step(gradient):
@@ -54,6 +54,16 @@ def test_one_bad_replica_of_two_skips_the_step_on_both(strategy, bad, by_hand):
     np.testing.assert_array_equal(weights, np.float32([[-0.25, -0.25], [-0.25, -0.25]]))
     assert (int(found.seen_steps), int(found.applied_steps), int(found.skipped_steps)) == (4, 2, 2)
     assert (float(found.loss_scale), copies(found.iterations), int(found.dynamic_counter)) == (1.0, [2, 2], 1)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_gradients_that_are_summed_already_are_not_summed_again(strategy, by_hand):
+    def optimizer():
+        return LossScaleOptimizer(keras.optimizers.SGD(0.125), initial_scale=4.0)
+
+    found, weights = custom_loop(strategy, optimizer, [(4.0, 4.0), (INF, INF)], by_hand, aggregate=False)
+    np.testing.assert_array_equal(weights, np.full((2, 2), 0.5, "float32"))
+    assert (int(found.applied_steps), int(found.skipped_steps)) == (1, 1)
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
