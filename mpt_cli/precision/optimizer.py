@@ -504,14 +504,14 @@ class LossScaleOptimizer(
         grads, variables = zip(*grads_and_vars, strict=True)
         if not experimental_aggregate_gradients:
             unscaled = self._take_unscaled(grads) if unscaled is None else unscaled
-            grads = [_share_of_a_replica(g) for g in grads]
+            grads = tuple(_share_of_a_replica(g) for g in grads)
         given = {} if unscaled is None else {"unscaled": unscaled}  # a subclass may have an `apply` without it
         with keras.name_scope(name) if name else nullcontext():
             self.apply(list(grads), list(variables), **given)
         return self.iterations
 
     def apply(
-        self, grads: list[Tensor], trainable_variables: list[Any] | None = None, unscaled: bool | None = None
+        self, grads: list[Tensor], trainable_variables: list[Any] | None = None, unscaled: bool | Tensor | None = None
     ) -> None:
         """Unscale `grads` and hand them to the inner optimizer, or skip the step; then move the scale.
 
