@@ -4,12 +4,10 @@ Keras picks its backend once per process. So tests are written with `keras.ops` 
 with `KERAS_BACKEND=tensorflow`, which is the default, and once with `KERAS_BACKEND=jax`.
 """
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 
 BACKEND = keras.backend.backend()
@@ -50,27 +48,6 @@ def gradients(function: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
             tape.watch(argument)
         total = tf.reduce_sum(function(*arguments))
     return tuple(tape.gradient(total, arguments))
-
-
-def central_difference(function: Callable[..., Any], x: np.ndarray, step: float = 1e-5) -> np.ndarray:
-    """Slope of the sum of `function` along each element of float64 `x`; error about `step ** 2` + 1e-16 / `step`."""
-    slopes = np.zeros_like(x)
-    for index in np.ndindex(x.shape):
-        ahead, behind = x.copy(), x.copy()
-        ahead[index] += step
-        behind[index] -= step
-        difference = np.sum(keras.ops.convert_to_numpy(function(ahead)) - keras.ops.convert_to_numpy(function(behind)))
-        slopes[index] = difference / (2 * step)
-    return slopes
-
-
-def float64_allowed() -> contextlib.AbstractContextManager[Any]:
-    """Context in which float64 stays float64: JAX turns it into float32 otherwise."""
-    if BACKEND == "jax":
-        import jax
-
-        return jax.enable_x64(True)
-    return contextlib.nullcontext()
 
 
 class ScalesInFit(keras.callbacks.Callback):

@@ -17,7 +17,7 @@ from mpt_cli.precision.gradients.exponent_counts import (
     share_subnormal,
     statistics_of_each,
 )
-from mpt_cli.precision.gradients.rounding import Float16Attention, round_stochastically, round_to
+from mpt_cli.precision.gradients.rounding import Float16Attention, round_stochastically
 
 __all__ = [
     "EXPONENT_BIAS",
@@ -32,7 +32,6 @@ __all__ = [
     "gradient_statistics",
     "largest_exponent",
     "round_stochastically",
-    "round_to",
     "safe_scales",
     "scale_gradient",
     "share_flushed",
