@@ -18,11 +18,11 @@ from mpt_cli.engine.backend import Platform
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.sink import Telemetry, TelemetryFiles
 from mpt_cli.telemetry.sinks import build_telemetry
-from mpt_cli.training.assembly import build_under_policy, compile_model
 from mpt_cli.training.checkpoint import CheckpointStore
-from mpt_cli.training.loss_and_optimizer import build_optimizer
+from mpt_cli.training.loss_and_optimizer import build_optimizer, compile_model
 from mpt_cli.training.program import Program
 from mpt_cli.training.session import Session, prepare
+from mpt_cli.training.under_policy import build_under_policy
 
 Turn = Callable[[int], float]
 

@@ -6,7 +6,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 
@@ -22,13 +22,12 @@ from mpt_cli.engine.feed import BatchPlan, Feed, build_feed, byte_size, first_ba
 from mpt_cli.engine.flow import pure_loss
 from mpt_cli.engine.loop import Engine
 from mpt_cli.engine.xla import JitChoice, check_layers, choose_jit
-from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, summarise_error
-from mpt_cli.models.build import build_model, freeze_layers, plain_message, symbol
+from mpt_cli.errors import ConfigError, Problem, UserCodeError, summarise_error
+from mpt_cli.models.build import plain_message, symbol
 from mpt_cli.precision import (
     LayerAudit,
     LossScaleOptimizer,
     Policy,
-    apply_policy,
     audit_layers,
     find_bad_combinations,
     has_own_train_step,
@@ -39,10 +38,8 @@ from mpt_cli.precision.keras_internals import add_losses_in_float32, build_for_b
 from mpt_cli.precision.operations import (
     ChosenPolicies,
     OperationReport,
-    choose_policies,
     chosen_policies,
     report_operations,
-    set_chosen_policies,
     trace,
     trace_forward,
 )
@@ -52,7 +49,6 @@ from mpt_cli.settings.references import describe_layer, failed_layer, model_prob
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings, TrainerSettings
 from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training.author_compiled import (
-    check_author_compiled,
     is_compiled,
     optimizers_used,
     prepare_own_steps,
@@ -60,17 +56,16 @@ from mpt_cli.training.author_compiled import (
     wrap_author_optimizers,
 )
 from mpt_cli.training.loss_and_optimizer import (
-    build_loss_and_metrics,
+    compile_model,
     describe_scaling,
     resolve_scaling,
     warn_of_learning_rate,
     warn_of_scaling,
 )
 from mpt_cli.training.phases import Phases
+from mpt_cli.training.program import Program
 from mpt_cli.training.saving import load_initial_weights, warn_of_saving
-
-if TYPE_CHECKING:
-    from mpt_cli.training.program import Program
+from mpt_cli.training.under_policy import policy_of
 
 RESIDENT_BYTES = 2 * 2**30  # data up to this size stays on the device when feed is auto
 # Most steps per call when steps_per_execution is auto. A call of a small model costs as much as three of its steps; a
@@ -82,7 +77,7 @@ RESIDENT_CAPACITY, STREAM_CAPACITY = 256, 64
 class Assembly:
     """Everything one run works with."""
 
-    program: "Program"
+    program: Program
     platform: Platform
     data: DataSet
     model: Any
@@ -123,12 +118,6 @@ class Assembly:
         return count_steps(self.settings, self.train_feed.steps)
 
 
-def policy_of(settings: Settings) -> Policy:
-    """The dtype policy of a run."""
-    policy = settings.policy
-    return Policy(policy.base, policy.head, policy.overrides)
-
-
 @dataclass(frozen=True)
 class Hardware:
     """What the steps run on where it is not what `distribute` says: the devices, and the engine that uses them."""
@@ -137,14 +126,14 @@ class Hardware:
     build_engine: Callable[[Any, bool, Distribution, Any], Engine] = build_engine
 
 
-def assemble(program: "Program", platform: Platform, data: DataSet, hardware: Hardware | None = None) -> Assembly:
+def assemble(program: Program, platform: Platform, data: DataSet, hardware: Hardware | None = None) -> Assembly:
     """Build it all; ConfigError names every combination known to be bad before anything is trained."""
     with policy_of(program.settings).scope():
         hardware = hardware or Hardware(build_distribution(program.settings, platform.gpus))
         return _assemble(program, platform, data, hardware)
 
 
-def _assemble(program: "Program", platform: Platform, data: DataSet, hardware: Hardware) -> Assembly:
+def _assemble(program: Program, platform: Platform, data: DataSet, hardware: Hardware) -> Assembly:
     settings, distribution = program.settings, hardware.distribution
     with distribution.scope():
         model = program.build_model(data)
@@ -289,57 +278,6 @@ def warn_of_own_steps(model: Any) -> list[str]:
             f"sampled.{reported}{several}", *drawn]
 
 
-def choose_for(model: Any, policy: Policy, data: DataSet, batch_size: int) -> None:
-    """Policies for the layers of a `model` in mixed_float16 by what they do; ConfigError where that can't be seen."""
-    if not can_be_called(model):
-        rule = f"{type(model).__name__} has no `call`, in which could be seen what its layers do."
-        raise ConfigError(Problem("policy.name", rule, AUTO_FLOAT16, "Use mixed_float16 with policy.overrides."))
-    batch = first_batch(data.train, batch_size)
-    try:
-        set_chosen_policies(model, choose_policies(model, policy, batch.x))
-    except MptError:
-        raise
-    except ValueError as error:
-        raise ConfigError(Problem("policy.overrides", str(error))) from error
-    except Exception as error:
-        if (problem := model_problem("model", error)) is not None:
-            raise ConfigError(problem) from None
-        rule = "the forward pass of the model can't be traced, so that what its layers do is not seen "
-        rule += f"({summarise_error(error)[:200]})."
-        remedy = "Use mixed_float16 with policy.overrides."
-        raise ConfigError(Problem("policy.name", rule, AUTO_FLOAT16, remedy)) from error
-
-
-def put_under_policy(settings: Settings, model: Any, data: DataSet, everywhere: bool) -> Any:
-    """The built model with its head and overrides in their policies, and `everywhere` its other layers in the run's.
-
-    ConfigError where they can't be.
-    """
-    policy, overrides = policy_of(settings), settings.policy.overrides
-    try:
-        model = apply_policy(model, policy, everywhere)
-    except ValueError as error:
-        key = "policy.overrides" if overrides else "policy"
-        raise ConfigError(Problem(key, str(error), overrides or settings.policy.name)) from error
-    if settings.policy.is_auto:
-        choose_for(model, policy, data, settings.trainer.batch_size)
-    return model
-
-
-def build_under_policy(settings: Settings, data: DataSet) -> Any:
-    """The model with its layers in the dtypes of `policy`; the global policy is as before afterwards."""
-    with policy_of(settings).scope():
-        model = build_model(settings.model, data)
-        model = put_under_policy(settings, model, data, everywhere=settings.model.name == "saved")
-    freeze_layers(settings, model)
-    if is_compiled(model):
-        check_author_compiled(settings, model)
-    elif has_own_train_step(model) and type(model).compile is not keras.Model.compile:
-        raise ConfigError(Problem("model.builder", f"{type(model).__name__} has a compile of its own, whose arguments "
-                                  "only its author knows.", None, "Call it in the builder."))
-    return model
-
-
 def _uncompiled_inputs(settings: Settings, data: DataSet) -> str:
     """Return what XLA does not compute with among the inputs: "text", "ragged" tensors (on JAX they are padded), or "".
 
@@ -369,18 +307,6 @@ def check_numerics(settings: Settings, model: Any, data: DataSet) -> list[str]:
     if fatal:
         raise ConfigError(fatal)
     return [f"{finding.key}: {finding.what}" for finding in findings]
-
-
-def compile_model(settings: Settings, model: Any, data: DataSet, optimizer: LossScaleOptimizer | None) -> None:
-    """Give `model` its loss, metrics and optimizer, with all variables made."""
-    # auto_scale_loss would wrap the optimizer in Keras's own class under a float16 policy
-    if has_own_train_step(model) and settings.trainer.loss == "auto":
-        model.compile(optimizer=optimizer, auto_scale_loss=False)  # its step knows what it minimises
-        return
-    objective = build_loss_and_metrics(settings.trainer, model, data.task, settings.policy.base)
-    model.compile(optimizer=optimizer, auto_scale_loss=False, **objective)
-    if optimizer is not None and not has_own_train_step(model):
-        optimizer.build(model.trainable_variables)
 
 
 def count_steps(settings: Settings, steps_per_epoch: int | None) -> int | None:
@@ -491,7 +417,7 @@ class BuildCheck:
     inputs: tuple[str, ...] = ()  # what their cast to half precision leaves of them
 
 
-def try_build(program: "Program", platform: Platform, with_operations: bool = False) -> BuildCheck:
+def try_build(program: Program, platform: Platform, with_operations: bool = False) -> BuildCheck:
     """Assemble the run; raises what would keep it from starting, and where its forward pass can't be traced to read its
     operations."""
     parts = assemble(program, platform, program.load_data())

@@ -15,8 +15,9 @@ from typing import Any
 import keras
 from keras.optimizers import schedules
 
+from mpt_cli.data.examples import DataSet
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.precision import LossScaleOptimizer, Policy, computes_in_float16, head_layers
+from mpt_cli.precision import LossScaleOptimizer, Policy, computes_in_float16, has_own_train_step, head_layers
 from mpt_cli.precision.keras_internals import call_behind, configured_rate
 from mpt_cli.settings.references import (
     Reference,
@@ -28,7 +29,7 @@ from mpt_cli.settings.references import (
     load_named,
     read_object,
 )
-from mpt_cli.settings.schema import TrainerSettings
+from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.settings.variants import LossScaleSettings, OptimizerSettings, OwnOptimizer, Schedule
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.records import Scaling
@@ -57,6 +58,18 @@ class _LossContext:
     outputs: int
     from_logits: bool
     dtype: str
+
+
+def compile_model(settings: Settings, model: Any, data: DataSet, optimizer: LossScaleOptimizer | None) -> None:
+    """Give `model` its loss, metrics and optimizer, with all variables made."""
+    # auto_scale_loss would wrap the optimizer in Keras's own class under a float16 policy
+    if has_own_train_step(model) and settings.trainer.loss == "auto":
+        model.compile(optimizer=optimizer, auto_scale_loss=False)  # its step knows what it minimises
+        return
+    objective = build_loss_and_metrics(settings.trainer, model, data.task, settings.policy.base)
+    model.compile(optimizer=optimizer, auto_scale_loss=False, **objective)
+    if optimizer is not None and not has_own_train_step(model):
+        optimizer.build(model.trainable_variables)
 
 
 def build_loss_and_metrics(trainer: TrainerSettings, model: keras.Model, task: str, policy_name: str) -> dict[str, Any]:

@@ -33,9 +33,10 @@ from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule
 from mpt_cli.precision.train_step import can_be_called, has_own_compute_loss, optimizers_in, unwrapped
 from mpt_cli.settings.schema import FLOAT_POLICIES, PolicySettings, Settings
 from mpt_cli.settings.variants import GivenModel, GivenOptimizer
-from mpt_cli.training.assembly import build_metrics, policy_of, put_under_policy
+from mpt_cli.training.assembly import build_metrics
 from mpt_cli.training.loss_and_optimizer import copied_optimizer
 from mpt_cli.training.program import Program
+from mpt_cli.training.under_policy import policy_of, put_under_policy
 
 Array = NDArray[Any]
 

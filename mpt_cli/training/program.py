@@ -72,13 +72,13 @@ class Program:
 
     def build_copy(self, settings: Settings, data: "DataSet") -> Any:
         """The model once more, to be measured under the policy of `settings`; it is not compiled."""
-        from mpt_cli.training.assembly import build_under_policy
+        from mpt_cli.training.under_policy import build_under_policy
 
         return build_under_policy(settings, data)
 
     def compile_copy(self, settings: Settings, model: Any, data: "DataSet") -> None:
         """Give such a copy the loss of the run, and no optimizer."""
-        from mpt_cli.training.assembly import compile_model
+        from mpt_cli.training.loss_and_optimizer import compile_model
 
         compile_model(settings, model, data, None)
 

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.speed_cell import MODELS, RECIPES, cell_settings
 from mpt_cli.data.load import load_data
-from mpt_cli.training.assembly import build_under_policy
+from mpt_cli.training.under_policy import build_under_policy
 
 
 @pytest.mark.slow
