@@ -49,11 +49,43 @@ def __getattr__(name: str) -> Any:
     home = next((home for home, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if home == "mpt_cli.precision" and "keras" not in sys.modules:
+        return _ImportedWhenUsed(home, name)
     return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+class _ImportedWhenUsed:
+    """A class or function whose module needs Keras. `from mpt_cli import Policy` does not import Keras; a call, an
+    attribute, a subclass and `isinstance` do, and act as those of the class itself.
+    """
+
+    def __init__(self, home: str, name: str) -> None:
+        self._home, self._name = home, name
+
+    def _imported(self) -> Any:
+        return getattr(import_module(self._home), self._name)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._imported()(*arguments, **named)
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._imported(), attribute)
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(instance, self._imported())
+
+    def __subclasscheck__(self, other: type) -> bool:
+        return issubclass(other, self._imported())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _ImportedWhenUsed, (self._home, self._name)
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (self._imported(),)
 
 
 # `mpt.sweep` and its like are functions by documentation, and folders of the package of the same name. Python binds a
