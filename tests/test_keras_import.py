@@ -19,7 +19,7 @@ print(json.dumps({"frozen": gc.get_freeze_count(), "collects": gc.isenabled()}))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_the_import_made_is_frozen_and_garbage_is_collected_again():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True)
     found = json.loads(done.stdout.splitlines()[-1])

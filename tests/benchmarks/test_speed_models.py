@@ -7,7 +7,7 @@ from mpt_cli.data.load import load_data
 from mpt_cli.training.under_policy import build_under_policy
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_models_are_built_for_their_data() -> None:
     for model in set(MODELS) - set(RECIPES):
         settings = cell_settings({"backend": "tensorflow", "model": model}, "mixed_float16")

@@ -39,6 +39,7 @@ def test_a_finished_run_says_so_and_nothing_of_it_changes(folder: Path) -> None:
     assert _files(folder / "run") == before
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_from_its_newest_whole_checkpoint_to_the_same_end(folder: Path) -> None:
     """Killed by kill -9 after step 51; the checkpoint of step 40 is damaged, so from that of step 20."""
     process = start_mpt("__killed", "--at=51", *TINY, *SAVED, "run_dir=killed", cwd=folder)

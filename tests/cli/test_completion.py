@@ -106,7 +106,7 @@ TYPED = {"mpt train conf=digits_c": "mpt train conf=digits_cnn X", "mpt report m
          "mpt train loss_scale.ini": "mpt train loss_scale.initial_scale=X"}  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("shell", START)
 def test_tab_in_a_real_shell(shell, shell_env, tmp_path) -> None:
     (tmp_path / "mine.d").mkdir()

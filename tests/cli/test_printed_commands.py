@@ -35,7 +35,8 @@ def build(input_shape, num_classes):
 """
 
 
-@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize("kind", ["validated", *(
+    pytest.param(kind, marks=pytest.mark.long) for kind in RUNS if kind != "validated")])  # fmt: skip
 def test_what_is_printed_as_next_works(kind, tmp_path):
     shutil.copy(NETS, tmp_path)
     (tmp_path / "no_config.py").write_text(NO_CONFIG)

@@ -63,7 +63,7 @@ def test_every_verb_runs_on_jax_without_tensorflow(mpt):
         assert (done.stdout + done.stderr).count(no_pictures) == has_pictures, words
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_needs_tensorflow_names_its_extra(mpt):
     without = (*EXTRAS, "tensorflow")
     install = "pip install 'mpt-cli[tensorflow]'"

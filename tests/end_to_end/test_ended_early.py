@@ -64,7 +64,7 @@ def check_whole_or_gone(run: Path, number: signal.Signals) -> None:
         json.loads(line)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_is_ended_while_it_compiles_is_whole(tmp_path):
     (tmp_path / "parts.py").write_text(PARTS)
     deep = [*DEEP, "model.kwargs={blocks: 20}", "backend=jax"]
@@ -82,7 +82,7 @@ def test_a_run_that_is_ended_while_it_compiles_is_whole(tmp_path):
     assert "terminated while compiling" in (tmp_path / "r" / "console.log").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_twice_in_compiled_code_is_not_waited_for_and_nothing_is_left(tmp_path):
     (tmp_path / "parts.py").write_text(PARTS)
     process = start_mpt("train", "conf=digits_mlp", "data.loader=parts.py:load_slowly", cwd=tmp_path)
@@ -95,7 +95,6 @@ def test_ctrl_c_twice_in_compiled_code_is_not_waited_for_and_nothing_is_left(tmp
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_at_any_moment_up_to_the_second_epoch(backend, tmp_path):
     """Five moments each, in processes that import everything anew; the time to the second epoch is measured first, and

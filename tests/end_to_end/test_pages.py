@@ -124,6 +124,7 @@ def test_what_a_page_shows_runs(page, tmp_path):
             assert not set(shape(block.text)) - {"", *shape(said)}, said
 
 
+@pytest.mark.long
 def test_what_cannot_be_run_here_is_at_least_well_formed(tmp_path, monkeypatch):
     """A sweep's values are left out; a file that it names is one of the pages, or stands where the tests run."""
     monkeypatch.delenv("KERAS_BACKEND")
@@ -167,7 +168,7 @@ def test_the_guide_says_of_each_verdict_what_to_try():
     assert {verdict for verdict, *_ in rows} == {STOPPED, *(rule.verdict for rule in RULES)}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_reference_is_whole_and_a_public_name_without_words_ends_the_build(hook):
     keys = hook.keys()
     assert [key.path for key in key_versions() if f"| `{key.path}` |" not in keys and not key.path.endswith(

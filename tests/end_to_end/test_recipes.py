@@ -19,7 +19,7 @@ def test_a_recipe_meets_its_expectations(recipe, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_each_recipe_that_runs_on_a_cpu_is_reproduced_once():
     run = [line.split()[2:] for line in COMMANDS if line.startswith("mpt reproduce") and "--dry-run" not in line]
     by_pages = {word for words in run for word in words}  # one may do it again, with other options

@@ -71,6 +71,7 @@ def test_the_written_configuration_repeats_the_run_bit_for_bit(tmp_path):
     assert first["metrics"] == again["metrics"]
 
 
+@pytest.mark.long
 def test_sigterm_stops_cleanly_and_the_run_goes_on_later(tmp_path):
     words = ["train", "conf=digits_mlp", "run_dir=r", "trainer.epochs=100000", "trainer.jit_compile=false"]
     process = start_mpt(*words, cwd=tmp_path)

@@ -176,7 +176,7 @@ def test_a_saved_model_must_fit_the_data(saved):
         build_model(Saved(path=str(saved)), Shapes((3,), 10))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_recipe_with_its_own_modules_is_run_and_resumed_from_other_folders(tmp_path, monkeypatch, capsys):
     """As cloned beside the folder one works in; the run is gone on with, and repeated, from a third folder."""
     project, work, third = (tmp_path / name for name in ("project", "work", "third"))

@@ -112,7 +112,7 @@ REASONS = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_broken_one_is_listed_with_its_reason_a_sentence_where_it_is_chosen_and_in_nobodys_way(
     mpt: Mpt, tmp_path: Path
 ) -> None:
@@ -132,7 +132,7 @@ def test_a_broken_one_is_listed_with_its_reason_a_sentence_where_it_is_chosen_an
         assert said in mpt("train", "conf=digits_mlp", word, code=2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_called_as_ours_is_a_sentence_where_that_name_is_chosen(mpt: Mpt, tmp_path: Path) -> None:
     points = {"mpt.data": {"digits": "bad_mpt:Bad"}, "mpt.sinks": {"tensorboard": "bad_mpt:Bad"}}
     install(tmp_path / "lib", "bad-mpt", points, "")

@@ -11,7 +11,7 @@ from mpt_cli.runs.provenance import environment_differences
 DEFAULTS = {"floatx": "float32", "epsilon": 1e-7, "image_data_format": "channels_last"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @only_on("tensorflow")
 def test_what_keras_json_sets_is_recorded_said_and_held_against_a_repetition(tmp_path):
     home = tmp_path / "home"

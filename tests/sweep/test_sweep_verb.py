@@ -42,7 +42,7 @@ def test_a_dry_run_says_where_the_directory_is_taken(tmp_path, monkeypatch, caps
     assert main(["sweep", *words, "seed=0,1"]) == 3 and os.listdir("taken") == ["mine.txt"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_real_jobs_of_which_one_overflows_for_ever(tmp_path):
     words = ["conf=digits_mlp", "model.hidden_units=[8]", "trainer.max_steps=6", "trainer.jit_compile=false",
              "loss_scale.mode=fixed", "loss_scale.initial_scale=2**10,2**40", "loss_scale.max_scale=2**50",

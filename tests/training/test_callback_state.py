@@ -88,7 +88,7 @@ def test_a_run_that_is_gone_on_with_ends_as_the_unbroken_one(tmp_path):
     assert all((a == b).all() for a, b in zip(*saved, strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_callback_that_comes_later_begins_anew_and_more_epochs_go_on(tmp_path):
     stops = ["trainer.early_stopping.patience=1", "trainer.early_stopping.mode=max"]
     first, run_dir = train(tmp_path, *stops)

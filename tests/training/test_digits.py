@@ -52,7 +52,9 @@ def means_of_many(draw):
 
 
 @pytest.mark.parametrize(("net", "layer"), [
-    (identifiers, "reshape"), (days, "scaled"), (offsets, "first"), (phases_of_waves, "waves"), (means_of_many, "mean"),
+    (identifiers, "reshape"), (offsets, "first"),
+    *(pytest.param(*case, marks=pytest.mark.long)
+      for case in ((days, "scaled"), (phases_of_waves, "waves"), (means_of_many, "mean"))),
 ])  # fmt: skip
 def test_the_layer_that_loses_digits_is_named_and_its_remedy_was_tried(net, layer, tmp_path):
     parts, x, y = net(np.random.default_rng(0))
@@ -63,7 +65,7 @@ def test_the_layer_that_loses_digits_is_named_and_its_remedy_was_tried(net, laye
     assert sample["output_noise"] > 0.02 and sample["output_noise_left"] <= sample["output_noise"] / 4
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.long)])
 def test_a_net_that_trains_as_in_float32_loses_none(tmp_path, policy):
     x = np.random.default_rng(0).normal(size=(512, 16)).astype("float32")
     hidden = [layers.Dense(32, "tanh") for _ in range(8)]

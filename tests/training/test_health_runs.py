@@ -120,6 +120,7 @@ def test_a_net_that_underflows_is_called_what_it_is(tmp_path):
     assert min(sampled[0]["gradient_flushed_share"], written["flushed_share"]) > 0.9
 
 
+@pytest.mark.long
 def test_a_sample_of_before_says_nothing_of_gradients_that_are_scaled_otherwise(tmp_path):
     own = ["trainer.gradient_health_every_steps=20", "trainer.epochs=1"]
     first, run_dir = train(tmp_path, *own, "loss_scale=none", "trainer.max_steps=22")

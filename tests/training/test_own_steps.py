@@ -137,6 +137,7 @@ def test_phases_of_a_gan_have_fresh_optimizers_and_go_on_after_a_stop(tmp_path):
     assert all(np.array_equal(value, cut[name]) for name, value in weights(tmp_path).items())
 
 
+@pytest.mark.long
 @only_on("tensorflow")
 def test_a_model_whose_call_is_for_other_inputs_than_its_step_trains(tmp_path):
     train(tmp_path, *GAN, f"model.builder={NETS}:called_to_generate", "trainer.epochs=1")
@@ -145,6 +146,7 @@ def test_a_model_whose_call_is_for_other_inputs_than_its_step_trains(tmp_path):
     assert done.returncode == 2 and "its call does not take the inputs of the run's data. Keras says: " in done.stderr
 
 
+@pytest.mark.long
 @only_on("tensorflow")
 def test_states_of_a_recurrent_layer_are_left_by_a_skip_and_resumed(tmp_path):
     """Keras does not count them among the variables of the model."""

@@ -126,7 +126,7 @@ def whole(tmp_path_factory):
     return RunDirectory(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_is_killed_at_the_border_and_after_it_ends_as_the_unbroken_one(tmp_path, whole):
     for sink in (Kills(np.inf), Kills(15)):
         with pytest.raises(Killed):

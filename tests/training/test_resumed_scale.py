@@ -95,7 +95,7 @@ def test_what_is_without_effect_is_said_to_be() -> None:
     assert unused_changes(changes, "logmax", None) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_lower_fixed_scale_acts_when_the_run_goes_on(tmp_path: Path) -> None:
     _, run_dir = train(tmp_path, *FIXED, "trainer.max_steps=30")
     lower = [*TINY, "policy=mixed_float16", *FIXED, "loss_scale.initial_scale=2**7", f"resume={run_dir}"]

@@ -72,6 +72,7 @@ def test_a_run_that_can_not_be_helped_stops_at_the_limit(tmp_path):
     assert CheckpointStore(run_dir / "checkpoints", 1, print).newest().step == 0
 
 
+@pytest.mark.long
 @only_on("tensorflow")
 def test_it_goes_back_to_the_checkpoint_before_the_trouble(tmp_path):
     """Steps 45 and later overflow: none of them, and no step of the streak, is a place to go back to."""
@@ -102,6 +103,7 @@ def test_a_resumed_run_keeps_its_lower_rates(tmp_path):
     assert ours[-6:] == theirs[-6:] and whole.metrics == again.metrics
 
 
+@pytest.mark.long
 @only_on("tensorflow")
 def test_a_checkpoint_with_bad_weights_is_passed_over(tmp_path):
     """The weights go bad in a way no loss shows; checkpoints of them are whole files all the same."""

@@ -95,6 +95,7 @@ def test_inputs_that_overflow_are_named_by_their_places_in_the_source(tmp_path, 
     assert not all(spike.applied for spike in run.spikes) and run.summary["skipped_steps"] > 0
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_notes_each_jump_once_however_its_steps_are_called(poisoned, tmp_path, words):
     other = ["trainer.steps_per_execution=7", "trainer.feed=stream"]
     trained(tmp_path / "resumed", words, "trainer.max_steps=100", *other)

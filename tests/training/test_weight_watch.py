@@ -106,6 +106,7 @@ def test_a_run_that_trained_nothing_is_no_success(tmp_path, capsys):
     assert "never trained: Not one bit of any kernel" in said and "no layer is bad" not in said
 
 
+@pytest.mark.long
 def test_a_run_that_trained_and_goes_on_at_a_rate_of_nothing_is_healthy(tmp_path):
     """What moved before the checkpoint has moved; without it the last 32 steps would be a run that trained nothing."""
     train(load_settings([*WORDS, "trainer.epochs=1", "optimizer.learning_rate=0.1", f"run_dir={tmp_path}/r"]))

@@ -114,7 +114,7 @@ WORDS = ["conf=digits_mlp", f"backend={BACKEND}", "model.hidden_units=[16]", "tr
          "trainer.batch_size=200"]  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_choice_is_recorded_and_a_resumed_run_does_not_choose_again(tmp_path):
     """With a billion epochs it would choose XLA; the first attempt of 6 steps did not, on TensorFlow."""
     compiles = BACKEND == "jax"
