@@ -68,6 +68,7 @@ def test_a_gradient_that_overflows_on_its_way_back(tmp_path, capsys):
     assert ["loss_scale=dynamic"] in [remedy["words"] for remedy in content["remedies"]]
 
 
+@pytest.mark.long
 @only_on("tensorflow")
 def test_the_first_step_of_a_later_phase_is_trained_again_in_that_phase(tmp_path, capsys):
     """The last checkpoint before it is the one at the border, of the phase before."""
@@ -119,6 +120,7 @@ def test_a_fault_is_replayed_from_the_newest_checkpoint_before_it_and_what_canno
     assert (content["status"], content["step"], content["layer"]) == ("ok", None, None)
 
 
+@pytest.mark.long
 @only_on("tensorflow")
 def test_weights_that_were_lost_before_are_named(tmp_path, capsys):
     run = trained(tmp_path / "r", "policy=float32", "loss_scale=none", "fault=overflow", "fault.at_steps=[3]",

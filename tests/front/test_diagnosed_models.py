@@ -19,7 +19,7 @@ def net(policy: str = "float32") -> keras.Model:
         inputs = keras.Input((6,))
         hidden = keras.layers.Dense(8, "tanh", name="hidden")(inputs)
         model = keras.Model(inputs, keras.layers.Dense(2, dtype="float32", name="head")(hidden))
-    model.compile(keras.optimizers.Adam(0.01), "mse")
+    model.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=False)
     return model
 
 

@@ -12,7 +12,7 @@ keras.utils.set_random_seed(1)
 x = np.ones((200, 2), "float32")
 x[::5] = 7e4  # more than float16 holds
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(4), keras.layers.Dense(1, name="out")], name="net")
-model.compile(keras.optimizers.SGD(0.001), "mse")
+model.compile(keras.optimizers.SGD(0.001), "mse", jit_compile=False)
 model.fit(x, np.ones((200, 1)), batch_size=1, epochs=2, shuffle=False, verbose=2)
 """
 
@@ -38,11 +38,11 @@ def test_a_verdict_that_is_not_good_fails_where_that_was_asked_for_and_a_head_in
 TWO_FITS = """
 import keras, numpy as np, mpt_cli as mpt
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="zeros", dtype="float32")])
-model.compile(keras.optimizers.SGD(0.0), "mse")
+model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
 x, y = np.ones((40, 2), "float32"), np.ones((40, 1), "float32")
 model.fit(x, y, epochs=9, verbose=0, callbacks=[keras.callbacks.EarlyStopping("loss", patience=2)])
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(4), keras.layers.Dense(1, dtype="float32")])
-model.compile("sgd", "mse")
+model.compile("sgd", "mse", jit_compile=False)
 model.fit(7e4 * x, y, batch_size=1, verbose=0)
 """
 
@@ -87,7 +87,7 @@ def test_a_loop_that_broke_a_rule_and_went_on_fails_as_a_run_that_was_stopped(tm
 OWN_RECORD = """
 import keras, numpy as np, mpt_cli as mpt
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-model.compile("sgd", "mse")
+model.compile("sgd", "mse", jit_compile=False)
 own = mpt.Recorder("own", settings={"logger.console": "quiet", "loss_scale.max_consecutive_skips": 10})
 model.fit(np.full((40, 2), 7e4), np.ones((40, 1)), batch_size=1, verbose=0, callbacks=[own])
 """

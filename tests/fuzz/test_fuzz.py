@@ -34,7 +34,7 @@ from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.plan import make_plan
 from mpt_cli.sweep.run import Options, plan_facts
 
-CASES = int(os.environ.get("FUZZ_CASES", 12))
+CASES = int(os.environ.get("FUZZ_CASES", 6))
 CODES = (0, 2, 3, 4, 5, 130, 143)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # and what turns a line around
 SECONDS = 10

@@ -41,7 +41,8 @@ def test_compile_does_not_wrap_it_again_under_mixed_float16():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jit_compile", [False, True] if BACKEND == "tensorflow" else [True])
+@pytest.mark.parametrize("jit_compile", [pytest.param(True, marks=pytest.mark.long),
+                                         *([False] if BACKEND == "tensorflow" else [])])
 def test_fit_trains_as_with_keras_s_class(jit_compile):
     """Bit for bit; compiled by XLA the two are different programs, with a few roundings of difference."""
 
@@ -67,7 +68,8 @@ def test_fit_trains_as_with_keras_s_class(jit_compile):
 @pytest.mark.slow
 def test_callbacks_write_the_learning_rate_and_swap_moving_averages_in_fit():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5)), "mse")
+    inner = keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5)
+    model.compile(LossScaleOptimizer(inner), "mse", jit_compile=False)
     callbacks = [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
                  keras.callbacks.SwapEMAWeights(swap_on_epoch=True)]  # fmt: skip
     history = model.fit(np.ones((4, 2)), np.ones((4, 1)), epochs=2, verbose=0, callbacks=callbacks)
@@ -79,7 +81,7 @@ def test_callbacks_write_the_learning_rate_and_swap_moving_averages_in_fit():
 def test_averages_of_a_fit_that_applied_nothing_do_not_become_the_weights():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     before = model.get_weights()
-    model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.5, use_ema=True)), "mse")
+    model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.5, use_ema=True)), "mse", jit_compile=False)
     model.fit(np.full((4, 2), np.inf, "float32"), np.ones((4, 1), "float32"), batch_size=2, epochs=1, verbose=0)
     assert (int(model.optimizer.applied_steps), int(model.optimizer.skipped_steps)) == (0, 2)
     for old, new in zip(before, model.get_weights(), strict=True):

@@ -13,7 +13,7 @@ from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale, ScaleRule
 from mpt_cli.precision.finite import Measured
 from mpt_cli.precision.scale_state import TALLY, next_values
 
-QUICK = settings(max_examples=60, deadline=None)
+QUICK = settings(max_examples=25, deadline=None)
 FINITE = st.lists(st.booleans(), max_size=60)
 POWERS = st.integers(-6, 6).map(lambda k: 2.0**k)
 

@@ -13,7 +13,7 @@ Y = RANDOM.normal(size=(BATCH * BATCHES, 1)).astype("float32")
 IN_BAD = np.isin(np.arange(len(X)) // BATCH, BAD)
 BAD_X = np.where(IN_BAD[:, None], np.float32("inf"), X)
 # kind of model, (jit_compile, steps_per_execution); two_devices has all ways of execution for one kind
-CASES = [("functional", (False, 1)), ("functional", (True, 4)), ("subclassed", (True, 1)), ("loaded", (False, 1))]
+CASES = [("functional", (True, 4)), ("loaded", (False, 1))]
 
 
 @keras.saving.register_keras_serializable("tests_of_skips")
@@ -30,7 +30,7 @@ class Subclassed(keras.Model):
 
 def network(kind: str) -> keras.Model:
     keras.utils.set_random_seed(2)
-    if kind == "subclassed":
+    if kind == "loaded":
         return Subclassed()
     inputs = keras.Input((3,))
     hidden = keras.layers.Dense(4, "relu", dtype="mixed_float16")(keras.layers.BatchNormalization()(inputs))
@@ -73,20 +73,19 @@ def test_bad_batches_leave_weights_statistics_slots_and_metrics_as_if_absent(kin
 
 @pytest.mark.slow
 def test_an_epoch_without_an_applied_step_reports_nan_and_not_0(tmp_path):
-    model, history = fitted("functional", np.full_like(X, np.inf), Y, (True, 1), tmp_path)
+    model, history = fitted("functional", np.full_like(X, np.inf), Y, (False, 1), tmp_path)
     assert (int(model.optimizer.applied_steps), int(model.optimizer.skipped_steps)) == (0, 12)
     assert np.isnan(history["loss"]).all()
     assert np.isnan(history["mae"]).all()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("x", [X, BAD_X], ids=["clean", "overflowing"])
-def test_without_overflow_or_with_apply_it_is_keras_s_own_step(x):
+def test_with_apply_it_is_keras_s_own_step():
     def trained(whole):
         model = network("functional")
         model.compile(LossScaleOptimizer(inner(), initial_scale=2.0**8, on_overflow="apply"), "mse", jit_compile=False)
         model = keep_skips_whole(model) if whole else model
-        return model.fit(x, Y, batch_size=BATCH, shuffle=False, verbose=0).history["loss"], model.get_weights()
+        return model.fit(BAD_X, Y, batch_size=BATCH, shuffle=False, verbose=0).history["loss"], model.get_weights()
 
     np.testing.assert_equal(trained(True), trained(False))
 

@@ -28,7 +28,7 @@ def faults(validator: Any, text: str) -> list[str]:
     return ["/".join(map(str, error.absolute_path)) for error in validator.iter_errors(yaml.safe_load(text))]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_shipped_recipe_and_what_a_run_writes_of_one_keep_it(validator) -> None:
     for path in recipe_paths().values():
         assert faults(validator, path.read_text(encoding="utf-8")) == [], path

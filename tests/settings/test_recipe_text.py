@@ -32,6 +32,7 @@ def changed_lines(before: str, after: str) -> list[str]:
     return [line for line in difflib.ndiff(before.splitlines(), after.splitlines()) if line[0] in "+-"]
 
 
+@pytest.mark.long
 def test_shipped_files_come_back_byte_for_byte_and_an_edit_changes_only_its_lines() -> None:
     assert len(SHIPPED) > 80
     for path in SHIPPED:
