@@ -63,6 +63,15 @@ OK, BUG, BAD_CONFIG, BAD_DATA, NUMERICAL, MISMATCH, INTERRUPTED, TERMINATED = 0,
 EXIT_CODES = (OK, BUG, BAD_CONFIG, BAD_DATA, NUMERICAL, MISMATCH, INTERRUPTED, TERMINATED)
 
 
+def gravest_code(codes: Iterable[int]) -> int:
+    """Return what several runs together exit with: 5 where one missed what was expected of it, else the gravest code of
+    those that failed (1 before 3, 2 and 143), 4 where all of these failed numerically, and 0 without any.
+    """
+    found = {*codes}
+    return next((code for code in (MISMATCH, BUG, BAD_DATA, BAD_CONFIG, TERMINATED) if code in found),
+                max(found, default=OK))  # fmt: skip
+
+
 def install_command(extra: str) -> str:
     """What installs the packages of an extra of pyproject.toml.
 

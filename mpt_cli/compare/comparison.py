@@ -17,7 +17,7 @@ from mpt_cli.report.history import read_lines
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.provenance import known_environment
 from mpt_cli.settings import load_settings
-from mpt_cli.sweep.directory import FINISHED, SEED, JobResult, SweepDirectory, read_job
+from mpt_cli.sweep.directory import FINISHED, SEED, JobResult, JobResults, SweepDirectory, read_job
 from mpt_cli.sweep.overrides import key_of, read_grid
 from mpt_cli.sweep.paired import FEWEST_SEEDS, PairedDifference, count_seeds
 from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objective, make_plan
@@ -124,9 +124,9 @@ class Quality:
     """
 
     kind: str
-    difference: float | None
-    margin: float
-    seeds: int
+    difference: float | None = None
+    margin: float = 0.0
+    seeds: int = 0
     interval: tuple[float, float] | None = None
     deviation: float | None = None
     seeds_to_decide: int | None = None
@@ -153,7 +153,7 @@ def compare_quality(
     'unclear'
     """
     if not pairs:
-        return Quality(UNKNOWN, None, 0.0, 0)
+        return Quality(UNKNOWN)
     bases = [base for base, _ in pairs]
     if not all(map(math.isfinite, bases)):
         return Quality(UNKNOWN, None, math.nan, len(pairs))
@@ -268,8 +268,18 @@ class Entry:
     jobs: dict[str, JobResult]
     times: dict[str, StepTime] = field(default_factory=dict)
     baseline: "Entry | None" = None  # None for a baseline itself
-    quality: Quality | None = None
+    quality: Quality = Quality(UNKNOWN)
     speed: SpeedUp | None = None
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether the time of its steps shows it."""
+        return self.speed is not None and self.speed.is_faster
+
+    @property
+    def pays(self) -> bool:
+        """Whether it is faster at no loss of quality, where jobs ran one after another."""
+        return self.quality.kind in (EQUAL, BETTER) and self.is_faster
 
     @property
     def finished(self) -> dict[str, JobResult]:
@@ -292,17 +302,10 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """A whole comparison as it stands on disk."""
+class Comparison(JobResults):
+    """A whole comparison."""
 
-    directory: CompareDirectory
-    plan: SweepPlan
-    objective: Objective
     entries: list[Entry]
-
-    @property
-    def results(self) -> list[JobResult]:
-        return [job for entry in self.entries for job in entry.jobs.values()]
 
     @property
     def seeds(self) -> int:
@@ -339,7 +342,7 @@ def read_comparison(directory: CompareDirectory, objective: str | None = None) -
         entry.baseline = _baseline(entry, entries)
         if entry.baseline is not None:
             _hold_against(entry, entry.baseline, chosen, tolerance)
-    return Comparison(directory, plan, chosen, entries)
+    return Comparison(directory, plan, chosen, results, entries)
 
 
 def _entry(setup: Setup, results: list[JobResult]) -> Entry:

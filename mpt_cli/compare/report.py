@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.compare.comparison import (
-    BETTER,
     EQUAL,
     SAME,
     UNCLEAR,
@@ -22,13 +21,12 @@ from mpt_cli.compare.comparison import (
 from mpt_cli.report.history import RunHistory, read_histories
 from mpt_cli.report.page import write_page
 from mpt_cli.report.run_page import render_runs, run_pictures
-from mpt_cli.report.tables import PageTable, TableColumn, csv_text
-from mpt_cli.runs.directory import write_atomic, write_json
+from mpt_cli.report.tables import PageTable, TableColumn
 from mpt_cli.runs.provenance import known_environment
-from mpt_cli.settings.search_path import shell_command
-from mpt_cli.sweep.directory import GOOD, INTERRUPTED, NOT_RUN
+from mpt_cli.sweep.directory import INTERRUPTED, NOT_RUN
 from mpt_cli.sweep.paired import FEWEST_SEEDS, MOST_SEEDS, RARE, count_seeds
 from mpt_cli.sweep.progress import Screen
+from mpt_cli.sweep.report import ending_lines, job_dict, write_files
 from mpt_cli.telemetry.format import format_bytes, format_number, format_share, format_signed
 
 
@@ -66,17 +64,17 @@ def why_slow(found: Comparison, entry: Entry) -> str:
 
 def overall(found: Comparison) -> str:
     """The one sentence to remember."""
-    if not any(entry.quality and entry.quality.kind != UNKNOWN for entry in found.compared):
+    if all(entry.quality.kind == UNKNOWN for entry in found.compared):
         return "Nothing can be compared: " + _unfinished(found)
     if found.workers > 1:
         return f"Speed was not compared, as jobs ran at the same time. {_qualities(found)}"
-    paying = [entry for entry in found.compared if pays(entry)]
+    paying = [entry for entry in found.compared if entry.pays]
     if paying:
         best = max(paying, key=lambda entry: entry.speed.factor if entry.speed else 0.0)
         assert best.speed is not None
         return f"{best.label} pays: {format_factor(best.speed.factor)} faster, its quality {_quality_words(best)}."
-    faster = [entry for entry in found.compared if _is_surely_faster(entry)]
-    unclear = [entry for entry in faster if _quality_kind(entry) in (SAME, UNCLEAR)]
+    faster = [entry for entry in found.compared if entry.is_faster]
+    unclear = [entry for entry in faster if entry.quality.kind in (SAME, UNCLEAR)]
     if unclear:
         return " ".join(map(_undecided, unclear))
     narrow = ", ".join(entry.label for entry in found.compared if entry.finished)
@@ -86,7 +84,7 @@ def overall(found: Comparison) -> str:
 
 
 def _undecided(entry: Entry) -> str:
-    assert entry.speed is not None and entry.quality is not None
+    assert entry.speed is not None
     faster = f"{entry.label} is {format_factor(entry.speed.factor)} faster"
     if entry.quality.kind == SAME:
         return f"{faster} and {_quality_words(entry)}; {_not_excluded(entry.quality)}."
@@ -121,7 +119,7 @@ def _remedy(quality: Quality) -> str:
 def sentences(found: Comparison) -> list[str]:
     """One for each configuration that was held against another, then the rules and doubts that belong to them."""
     told = [_about(found, entry) for entry in found.compared]
-    known = [entry.quality.margin for entry in found.compared if entry.quality and entry.quality.kind != UNKNOWN]
+    known = [entry.quality.margin for entry in found.compared if entry.quality.kind != UNKNOWN]
     rule = [format_rule(found.objective, known, found.seeds)] if known else []
     return [*told, *rule, *doubts(found)]
 
@@ -153,15 +151,6 @@ def format_factor(factor: float) -> str:
     return f"{factor:.0f}×" if factor >= 10 else f"{factor:.1f}×" if factor >= 1 else f"{factor:.2f}×"
 
 
-def pays(entry: Entry) -> bool:
-    """Whether it is faster at no loss of quality, where jobs ran one after another."""
-    return _quality_kind(entry) in (EQUAL, BETTER) and _is_surely_faster(entry)
-
-
-def _is_surely_faster(entry: Entry) -> bool:
-    return entry.speed is not None and entry.speed.is_faster
-
-
 def _format_speed(speed: SpeedUp) -> str:
     return "faster" if speed.is_faster else "slower" if speed.is_slower else "as fast"
 
@@ -180,7 +169,7 @@ def _about(found: Comparison, entry: Entry) -> str:
     if entry.speed is None or found.workers > 1:
         return f"{entry.label}: {quality}; its speed was not judged."
     if entry.speed.is_faster:
-        verb = "pays" if pays(entry) else "is faster, but not surely as good"
+        verb = "pays" if entry.pays else "is faster, but not surely as good"
         return f"{entry.label} {verb}: {format_factor(entry.speed.factor)} the speed of {base}, {quality}."
     slow = _format_slow(entry.speed, base)
     return f"{entry.label} does not pay on this device: {slow}, {quality}. {why_slow(found, entry)}".rstrip()
@@ -194,20 +183,16 @@ def _format_slow(speed: SpeedUp, base: str) -> str:
     return f"about as fast as {base} ({factor}, where up to {share} may be chance)"
 
 
-def _quality_kind(entry: Entry) -> str:
-    return entry.quality.kind if entry.quality else UNKNOWN
-
-
 def _quality_words(entry: Entry) -> str:
     """Its kind; of what only holds for what was seen, in how many seeds."""
-    kind = _quality_kind(entry)
-    return f"{kind} in {count_seeds(entry.quality.seeds)}" if entry.quality and kind in (SAME, EQUAL) else kind
+    kind = entry.quality.kind
+    return f"{kind} in {count_seeds(entry.quality.seeds)}" if kind in (SAME, EQUAL) else kind
 
 
 def _difference(found: Comparison, entry: Entry) -> str:
     """In brackets: the mean, how sure it is, and what would be needed to tell."""
     quality = entry.quality
-    if quality is None or quality.difference is None:
+    if quality.difference is None:
         return ""
     words = f"{found.objective.name} {format_signed(quality.difference)}"
     if quality.interval is not None:
@@ -251,7 +236,7 @@ def columns(found: Comparison) -> list[TableColumn[Entry]]:
 def _paired_cell(entry: Entry) -> str:
     """Of the objective to the baseline, over the seeds both finished; ± half the 95 % interval, ? for one seed."""
     quality = entry.quality
-    if quality is None or quality.difference is None:
+    if quality.difference is None:
         return "-"
     half = "" if quality.interval is None else f" ± {format_number((quality.interval[1] - quality.interval[0]) / 2)}"
     return f"{format_signed(quality.difference)}{half or ' ± ?'}"
@@ -286,18 +271,8 @@ def _peak_bytes(entry: Entry) -> int | None:
 def print_comparison(found: Comparison, screen: Screen, page: Path | None = None) -> None:
     """In a terminal as many columns as fit; piped, all of them in aligned plain lines."""
     screen.show_table(columns(found), found.entries, lambda entry: "red" if entry.failed else "", SECONDARY)
-    for line in ["", overall(found), *(f"- {sentence}" for sentence in sentences(found))]:
+    for line in ["", overall(found), *(f"- {sentence}" for sentence in sentences(found)), *ending_lines(found, page)]:
         screen.say(line)
-    for line in failure_lines(found):
-        screen.say(line, "red")
-    screen.say(f"page  {page or found.directory.report_html}")
-
-
-def failure_lines(found: Comparison) -> list[str]:
-    """Each job that is not good with its reason, and what runs these again."""
-    failed = [result for result in found.results if result.status not in GOOD]
-    lines = [f"{result.status}: {result.job.name}  {result.reason}".rstrip() for result in failed]
-    return [*lines, *([f"again  {shell_command('compare', '--resume', found.directory.path)}"] if failed else [])]
 
 
 def run_stories(found: Comparison) -> list[RunHistory]:
@@ -318,17 +293,16 @@ def compare_page(found: Comparison, stories: Sequence[RunHistory]) -> str:
         entries=PageTable("Each precision beside its baseline", columns(found), found.entries,
                           lambda entry: "bad" if entry.failed else ""),
         sentences=sentences(found),
-        unstarted=[job for job in found.results if job.status not in GOOD and not job.summary],
+        unstarted=[job for job in found.results if not job.is_good and not job.summary],
         command=" ".join(map(str, found.plan.facts["command_line"])),
-        job_commands=[job.job.command for job in found.results],
+        job_commands=[job.job.command for entry in found.entries for job in entry.jobs.values()],
     )  # fmt: skip
 
 
 def write_comparison(found: Comparison, page: Path | None = None) -> None:
-    """Write the three files, each whole or not at all; with `page` only the page, there."""
+    """Write results.json, results.csv and the page; with `page` only that, there."""
     if page is None:
-        write_json(found.directory.results_json, comparison_dict(found))
-        write_atomic(found.directory.results_csv, results_csv(found))
+        write_files(found.directory, comparison_dict(found), _job_rows(found))
     write_page(page or found.directory.report_html, compare_page(found, run_stories(found)))
 
 
@@ -354,25 +328,20 @@ def _entry_dict(found: Comparison, entry: Entry) -> dict[str, Any]:
         "policy": entry.setup.policy,
         "baseline": None if entry.baseline is None else entry.baseline.label,
         "verdict": entry_verdict(found, entry),
-        "quality": None if entry.quality is None else asdict(entry.quality),
+        "quality": None if entry.baseline is None else asdict(entry.quality),
         "metrics": {name: entry.mean(name) for name in names},
         "skipped_steps": sum(int(job.number("skipped_steps") or 0) for job in entry.jobs.values()),
         "step_seconds": entry.step_seconds,
         "speed_up": None if speed is None else {**asdict(speed), "is_faster": speed.is_faster},
         "peak_memory_bytes": _peak_bytes(entry),
-        "jobs": [{"name": job.job.name, "status": job.status, "exit_code": job.exit_code, "reason": job.reason,
-                  "run_dir": str(job.run_dir), "command": job.job.command} for job in entry.jobs.values()],
+        "jobs": [{**job_dict(found, job), "run_dir": str(job.run_dir)} for job in entry.jobs.values()],
     }  # fmt: skip
 
 
-def results_csv(found: Comparison) -> str:
+def _job_rows(found: Comparison) -> list[dict[str, Any]]:
     """A row per job."""
-    rows = [
-        {"precision": entry.label, "seed": seed, "status": job.status, "exit_code": job.exit_code,
-         found.objective.name: found.objective.value(job.summary), "skipped_steps": job.summary.get("skipped_steps"),
-         "step_seconds": entry.times[seed].seconds if seed in entry.times else None,
-         "peak_memory_bytes": job.summary.get("peak_memory_bytes"), "verdict": job.summary.get("verdict"),
-         "reason": job.reason, "command": job.job.command}
+    return [
+        {"precision": entry.label, "seed": seed,
+         "step_seconds": entry.times[seed].seconds if seed in entry.times else None, **job_dict(found, job)}
         for entry in found.entries for seed, job in entry.jobs.items()
     ]  # fmt: skip
-    return csv_text(rows)

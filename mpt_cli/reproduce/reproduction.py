@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.errors import BAD_CONFIG, BAD_DATA, BUG, MISMATCH, OK, TERMINATED, ConfigError, DataError, Problem
+from mpt_cli.errors import BAD_DATA, MISMATCH, OK, TERMINATED, ConfigError, DataError, Problem
 from mpt_cli.jobs.executor import Command, LocalExecutor, mpt_command
 from mpt_cli.jobs.queue import Ending, Limits, Queue, run_one
 from mpt_cli.reproduce.collection import ReproduceTarget
@@ -86,11 +86,6 @@ class FinishedProcess:
         begun = "did not finish" if self.run.path.is_dir() else "did not run"
         return f"{begun}: {self.fault}{': ' if reason else ''}{reason}"
 
-    @property
-    def fault_code(self) -> int:
-        """What a fault counts as: the run's code, as that of a job of a sweep."""
-        return TERMINATED if self.exit_code < 0 else self.exit_code or BAD_DATA
-
 
 def run_command(
     verb: str, overrides: list[str], run: RunDirectory, log: Path, as_in: Mapping[str, Any] | None = None
@@ -138,6 +133,14 @@ class Reproduction:
     @property
     def passed(self) -> bool:
         return all(check.passed for check in self.checks)
+
+    @property
+    def exit_code(self) -> int:
+        """What it counts as: 0 where it passed, 5 where something else came out, else the code of the run that broke.
+        """
+        if not self.child.fault:
+            return OK if self.passed else MISMATCH
+        return TERMINATED if self.child.exit_code < 0 else self.child.exit_code or BAD_DATA
 
     @property
     def is_flaky(self) -> bool:
@@ -203,14 +206,6 @@ def reproduce(
         again = replace(plan, stops_at_failure=False)
         results |= _run_once(failed, folder, again, tell) if failed else {}
     return [results[number] for number in sorted(results)]
-
-
-def exit_code_of(missed: Sequence[Reproduction]) -> int:
-    """Return what `mpt reproduce` exits with for the results that did not pass: 5 where a run missed what was expected,
-    else the gravest code of the runs that did not finish, and 0 for none.
-    """
-    codes = {result.child.fault_code if result.child.fault else MISMATCH for result in missed}
-    return next((code for code in (MISMATCH, BUG, BAD_DATA, BAD_CONFIG) if code in codes), max(codes, default=OK))
 
 
 def _run_once(

@@ -5,14 +5,14 @@ with the configurations in order of their rank.
 import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from mpt_cli.errors import BAD_DATA, BUG, NUMERICAL, OK, TERMINATED, ConfigError, DataError
+from mpt_cli.errors import BAD_DATA, OK, TERMINATED, ConfigError, DataError, gravest_code
 from mpt_cli.jobs.queue import Ending
 from mpt_cli.report.history import read_lines, settled_step
 from mpt_cli.runs.directory import (
@@ -268,13 +268,10 @@ def last_sentence(log: Path) -> str:
     return (messages or said or [""])[-1]
 
 
-def gravest_code(results: list[JobResult]) -> int:
-    """What the sweep exits with: 0 when every job is good, 4 when those that failed did so numerically, else the
-    gravest code: 1 before 3, 2 and 143 (killed, timed out or not run).
-    """
-    codes = {TERMINATED if result.exit_code is None else result.exit_code for result in results if not result.is_good}
-    order = [BUG, BAD_DATA, 2, TERMINATED]
-    return next((code for code in order if code in codes), NUMERICAL if NUMERICAL in codes else max(codes, default=OK))
+def exit_code_of(results: Iterable[JobResult]) -> int:
+    """Return what the sweep exits with; a job that was killed, timed out or was not run counts as 143."""
+    bad = (result.exit_code for result in results if not result.is_good)
+    return gravest_code(TERMINATED if code is None else code for code in bad)
 
 
 SEED = "seed"
@@ -308,16 +305,22 @@ class Configuration:
 
 
 @dataclass(frozen=True)
-class SweepResults:
-    """A whole sweep as it stands on disk; `configurations` are in order of their rank.
+class JobResults:
+    """What became of all jobs, as it stands in a directory."""
+
+    directory: SweepDirectory
+    plan: SweepPlan
+    objective: Objective
+    results: list[JobResult]
+
+
+@dataclass(frozen=True)
+class SweepResults(JobResults):
+    """A whole sweep; `configurations` are in order of their rank.
 
     `complaint` says why they are not ranked by what was asked for.
     """
 
-    sweep: SweepDirectory
-    plan: SweepPlan
-    objective: Objective
-    results: list[JobResult]
     configurations: list[Configuration]
     complaint: str = ""
 

@@ -25,6 +25,8 @@ from mpt_cli.sweep.directory import (
     SEED,
     Configuration,
     JobResult,
+    JobResults,
+    SweepDirectory,
     SweepResults,
 )
 from mpt_cli.sweep.paired import FEWEST_SEEDS, LEVEL, MOST_SEEDS, count_seeds
@@ -172,12 +174,9 @@ MOST_FAILURES = 20  # on the console; the files have all
 
 
 def print_results(found: SweepResults, screen: Screen, page: Path | None = None) -> None:
-    """In a terminal as many columns as fit; piped, all of them in aligned plain lines. At the end the `page`, by
-    default the sweep's own where it has one."""
+    """Print the table, what is best, what failed, and where the `page` is."""
     screen.show_table(columns(found), found.configurations, lambda row: _STYLES[_row_kind(row)], SECONDARY)
-    page = page or (found.sweep.report_html if found.sweep.report_html.exists() else None)
-    said = [*objective_lines(found), *best_lines(found), *failure_lines(found)]
-    for line in [*said, *([_line("files", str(page))] if page else [])]:
+    for line in [*objective_lines(found), *best_lines(found), *ending_lines(found, page)]:
         screen.say(line)
 
 
@@ -240,11 +239,18 @@ def seeds_command(found: SweepResults) -> str:
     wanted = found.lead.seeds if len(found.ranked[0].finished) >= FEWEST_SEEDS else FEWEST_SEEDS
     if not found.lead.together or wanted is None or found.plan.search is not None:
         return ""
-    command = shell_command("sweep", "--resume", found.sweep.path, f"{SEED}=range({wanted})")
+    command = shell_command("sweep", "--resume", found.directory.path, f"{SEED}=range({wanted})")
     return found.plan.jobs[0].with_variables(command, CONFIG_DIR)
 
 
-def failure_lines(found: SweepResults) -> list[str]:
+def ending_lines(found: JobResults, page: Path | None = None) -> list[str]:
+    """What failed, and where the page is, by default the directory's own where it has one."""
+    own = found.directory.report_html
+    shown = page or (own if own.exists() else None)
+    return [*failure_lines(found), *([_line("files", str(shown))] if shown else [])]
+
+
+def failure_lines(found: JobResults) -> list[str]:
     """Each job that failed: why, and the command that runs it again; of those that did not end, only how many."""
     left = [result for result in found.results if result.status in (INTERRUPTED, NOT_RUN)]
     failed = [result for result in _not_good(found) if result not in left]
@@ -252,7 +258,7 @@ def failure_lines(found: SweepResults) -> list[str]:
     for result in failed[:MOST_FAILURES]:
         lines += [_line(result.status, f"{result.job.name}: {result.reason}"), _line("", result.job.command)]
     if len(failed) > MOST_FAILURES:
-        lines.append(_line("", f"and {len(failed) - MOST_FAILURES} more, in {found.sweep.results_csv}"))
+        lines.append(_line("", f"and {len(failed) - MOST_FAILURES} more, in {found.directory.results_csv}"))
     missing = found.plan.missing
     if left or missing:
         lines.append(_line("not ended", f"{len(left) + missing} of {len(found.results) + missing} jobs"))
@@ -261,9 +267,9 @@ def failure_lines(found: SweepResults) -> list[str]:
     return lines
 
 
-def again_command(found: SweepResults) -> str:
+def again_command(found: JobResults) -> str:
     """What runs the jobs that are not good, and no others."""
-    return shell_command("sweep", "--resume", found.sweep.path)
+    return shell_command(found.directory.verb, "--resume", found.directory.path)
 
 
 def _line(title: str, text: str) -> str:
@@ -278,7 +284,7 @@ def counts_sentence(found: SweepResults) -> str:
     return f"{sentence} {found.complaint}".rstrip()
 
 
-def _not_good(found: SweepResults) -> list[JobResult]:
+def _not_good(found: JobResults) -> list[JobResult]:
     return [result for result in found.results if result.status not in GOOD]
 
 
@@ -361,7 +367,7 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture]) -> str:
     title = "Best" if found.lead.is_shown else "First"
     return render_page(
         "sweep.html",
-        f"Sweep {found.sweep.path.name}",
+        f"Sweep {found.directory.path.name}",
         pictures,
         headline="No job finished." if best is None else f"{title}: {best.job.name}, {_reached(found, best)}",
         kind="bad" if best is None else "good" if found.lead.is_shown else "",
@@ -397,18 +403,23 @@ _NUMBERS = ("steps_seen", "skipped_steps", "final_loss_scale", "min_loss_scale",
 
 
 def write_results(found: SweepResults, page: Path | None = None) -> None:
-    """Write the three files, each whole or not at all; with `page` only the page, there."""
+    """Write results.json, results.csv and the page; with `page` only that, there."""
     if page is None:
-        write_json(found.sweep.results_json, results_dict(found))
-        write_atomic(found.sweep.results_csv, results_csv(found))
-    write_page(page or found.sweep.report_html, sweep_page(found, pictures(found)))
+        write_files(found.directory, results_dict(found), _job_rows(found))
+    write_page(page or found.directory.report_html, sweep_page(found, pictures(found)))
+
+
+def write_files(directory: SweepDirectory, content: dict[str, Any], job_rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write results.json and results.csv, each whole or not at all."""
+    write_json(directory.results_json, content)
+    write_atomic(directory.results_csv, csv_text(job_rows))
 
 
 def results_dict(found: SweepResults) -> dict[str, Any]:
     """What results.json holds and `--json` prints."""
     best = found.best
     return {
-        "sweep_dir": str(found.sweep.path),  # as it was given
+        "sweep_dir": str(found.directory.path),  # as it was given
         # what ranks: `name`, and `direction` min or max
         "objective": {"name": found.objective.name, "direction": found.objective.direction},
         "varied": found.plan.varied,  # the keys, in their order
@@ -429,15 +440,14 @@ def results_dict(found: SweepResults) -> dict[str, Any]:
     }
 
 
-def results_csv(found: SweepResults) -> str:
+def _job_rows(found: SweepResults) -> list[dict[str, Any]]:
     """A row per job, with its rank and every varied key in a column of its own, empty where the job has none of it."""
     ranks = {result.job.number: row.rank for row in found.configurations for result in row.results}
     blank = dict.fromkeys(found.plan.varied)
-    rows = [
+    return [
         {"rank": ranks[result.job.number], **blank, **result.job.overrides, **job_dict(found, result)}
         for result in found.results
     ]
-    return csv_text(rows)
 
 
 def configuration_dict(row: Configuration) -> dict[str, Any]:
@@ -451,7 +461,7 @@ def configuration_dict(row: Configuration) -> dict[str, Any]:
     }
 
 
-def job_dict(found: SweepResults, result: JobResult) -> dict[str, Any]:
+def job_dict(found: JobResults, result: JobResult) -> dict[str, Any]:
     """The flat columns of one job; figures are None where it left no summary."""
     return {
         "job": result.job.number,  # from 1

@@ -24,7 +24,7 @@ from mpt_cli.sweep.directory import (
     JobResult,
     SweepDirectory,
     SweepResults,
-    gravest_code,
+    exit_code_of,
     read_job,
     read_results,
 )
@@ -284,7 +284,7 @@ def _count_words(plan: SweepPlan, count: int) -> str:
 
 def exit_code(stopped_by: signal.Signals | None, results: Sequence[JobResult]) -> int:
     """130 or 143 where a signal ended it, else what its jobs came to."""
-    return SIGNAL_EXIT_CODES[stopped_by] if stopped_by is not None else gravest_code(list(results))
+    return SIGNAL_EXIT_CODES[stopped_by] if stopped_by is not None else exit_code_of(results)
 
 
 def format_machine_share(environment: Mapping[str, str], limits: Limits, options: Options) -> str:

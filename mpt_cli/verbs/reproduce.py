@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, Problem
+from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, Problem, gravest_code
 from mpt_cli.reproduce.collection import Selection, collect, names_run, raise_problems
 from mpt_cli.reproduce.output import ResultPrinter, check_junit, write_junit
 from mpt_cli.reproduce.reproduction import (
@@ -18,7 +18,6 @@ from mpt_cli.reproduce.reproduction import (
     RerunLimits,
     ResumeProof,
     create_output_folder,
-    exit_code_of,
     reproduce,
     update_recipes,
     verify_resume,
@@ -61,7 +60,8 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
                     "targets": [target.name for target in found.targets],
                     "results": [result.as_dict() for result in results]})  # fmt: skip
     is_met = update_recipes(results, _tell) if arguments.update else not missed
-    return BAD_CONFIG if found.errors else OK if is_met else exit_code_of(missed) or MISMATCH
+    gravest = gravest_code(result.exit_code for result in results)
+    return BAD_CONFIG if found.errors else OK if is_met else gravest or MISMATCH
 
 
 def _tell(text: str) -> None:

@@ -144,7 +144,7 @@ def test_nan_is_never_the_best_and_has_no_rank_and_there_may_be_none_that_finish
     assert json.loads(text, parse_constant=pytest.fail)["jobs"][0]["val_accuracy"] == "NaN"
     stubs.manners = {1: "raises", 2: "raises"}
     found, code = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2", "sweep_dir=t"])
-    assert code == 2 and found.best is None and "No job finished." in found.sweep.report_html.read_text()
+    assert code == 2 and found.best is None and "No job finished." in found.directory.report_html.read_text()
 
 
 def test_configurations_of_one_mean_share_their_rank_and_are_told_to(stubs, tmp_path):
@@ -162,12 +162,12 @@ def test_configurations_of_one_mean_share_their_rank_and_are_told_to(stubs, tmp_
 def test_files_hold_every_job_with_its_command_and_are_made_from_the_directory_alone(stubs, tmp_path):
     stubs.manners = {2: "raises"}
     made, _ = stubs.start(GRID)
-    before = [path.read_text() for path in (made.sweep.results_csv, made.sweep.results_json)]
-    for path in (made.sweep.results_csv, made.sweep.results_json, made.sweep.report_html):
+    before = [path.read_text() for path in (made.directory.results_csv, made.directory.results_json)]
+    for path in (made.directory.results_csv, made.directory.results_json, made.directory.report_html):
         path.unlink()
-    write_results(read_results(made.sweep))
-    assert [made.sweep.results_csv.read_text(), made.sweep.results_json.read_text()] == before
-    assert made.sweep.report_html.exists()
+    write_results(read_results(made.directory))
+    assert [made.directory.results_csv.read_text(), made.directory.results_json.read_text()] == before
+    assert made.directory.report_html.exists()
     content = json.loads(before[1])
     assert content["schema_version"] == 1 and content["counts"] == {"failed": 1, "finished": 5}
     assert content["objective"] == {"name": "val_accuracy", "direction": "max"}
@@ -181,7 +181,7 @@ def test_files_hold_every_job_with_its_command_and_are_made_from_the_directory_a
 def test_the_page_has_its_pictures_and_the_command_of_the_best(stubs, monkeypatch):
     monkeypatch.setattr(report, "pictures", pictures)
     found, _ = stubs.start(["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15"])
-    text = found.sweep.report_html.read_text()
+    text = found.directory.report_html.read_text()
     assert text.count("<svg") == 4 and "mpt train conf=digits_mlp" in text
 
 
@@ -222,22 +222,22 @@ def test_seconds_are_those_of_the_process_and_of_what_it_went_on_from_in_the_ran
     own = found.results[0].seconds
     attempts = [{"attempt": 1, "earlier_seconds": 0.0}, {"attempt": 2, "earlier_seconds": 40.0}]
     (found.results[0].run_dir / "environment.json").write_text(json.dumps({"schema_version": 1, "attempts": attempts}))
-    assert read_results(found.sweep).results[0].seconds == own + 40.0
+    assert read_results(found.directory).results[0].seconds == own + 40.0
 
 
 def test_an_earlier_attempts_summary_is_not_taken_for_this_ones(stubs):
     stubs.manners = {1: "overflows"}
     found, _ = stubs.start(["conf=digits_mlp", "seed=0,1"])
-    ending = found.sweep.ending_json(found.plan.jobs[0])
+    ending = found.directory.ending_json(found.plan.jobs[0])
     ending.write_text(ending.read_text().replace('"exit_code": 4', '"exit_code": -9'))
-    result = read_results(found.sweep).results[0]
+    result = read_results(found.directory).results[0]
     assert (result.status, result.summary) == ("killed", {})
     ending.write_text(ending.read_text().replace('"exit_code": -9', '"exit_code": 143'))
-    found.sweep.log(found.plan.jobs[0]).write_text("mpt sweep: the job was lost. Its machine is gone.\n")
-    result = read_results(found.sweep).results[0]
+    found.directory.log(found.plan.jobs[0]).write_text("mpt sweep: the job was lost. Its machine is gone.\n")
+    result = read_results(found.directory).results[0]
     assert (result.status, result.reason) == ("killed", "the job was lost. Its machine is gone.")
     ending.write_text("{half")
-    assert read_results(found.sweep).results[0].status == "not run"
+    assert read_results(found.directory).results[0].status == "not run"
 
 
 @pytest.mark.slow

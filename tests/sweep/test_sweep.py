@@ -89,11 +89,12 @@ def test_what_another_process_runs_is_not_started_again_and_a_sweep_is_resumed_f
     found, _ = stubs.start(["conf=digits_mlp", "seed=0,1", f"sweep_dir={tmp_path}/s"])
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    with found.sweep.lock(), pytest.raises(DataError, match="another process is writing"):
+    with found.directory.lock(), pytest.raises(DataError, match="another process is writing"):
         stubs.resume(tmp_path / "s")
     job = found.plan.jobs[1]
-    found.sweep.ending_json(job).unlink()
-    with found.sweep.run(job).lock(), pytest.raises(DataError, match=r"another process is writing in .*/002-seed-1 "):
+    found.directory.ending_json(job).unlink()
+    held = found.directory.run(job).lock()
+    with held, pytest.raises(DataError, match=r"another process is writing in .*/002-seed-1 "):
         stubs.resume(tmp_path / "s")
     assert stubs.resume(tmp_path / "s")[1] == 0 and os.listdir() == []
     for place, said in ((tmp_path, r"it has no sweep\.json"), (tmp_path / "nowhere", "it does not exist")):
@@ -125,12 +126,12 @@ def test_a_sweep_that_cannot_be_written_is_named_by_its_own_key(tmp_path):
 def test_piped_progress_is_plain_lines_the_directory_named_after_the_recipe_and_of_many_failures_twenty_shown(stubs):
     stubs.manners = {2: "raises"}
     found, _ = stubs.start(["conf=digits_mlp", "seed=0,1,1"])
-    assert found.sweep.path.parts[:2] == ("sweeps", "digits_mlp")
+    assert found.directory.path.parts[:2] == ("sweeps", "digits_mlp")
     assert "\x1b" not in stubs.said and "left out: seed=1 is the same as job 2" in stubs.said
     assert "finished  001-seed-0  val_accuracy 0.5000, 3 skipped, healthy" in stubs.said
     assert "failed    002-seed-1  model.builder: build_net raised ValueError: no." in stubs.said
     lines = failure_lines(replace(found, results=[found.results[1]] * 22))
-    assert len(lines) == 42 and lines[40].strip() == f"and 2 more, in {found.sweep.results_csv}"
+    assert len(lines) == 42 and lines[40].strip() == f"and 2 more, in {found.directory.results_csv}"
 
 
 def test_a_jobs_share_of_the_cores_stays_its_own_and_stands_in_its_command(stubs, tmp_path, monkeypatch):
