@@ -1,4 +1,4 @@
-"""A picture: its curves, with few points and every peak, drawn by matplotlib as SVG."""
+"""A picture: its curves, drawn by matplotlib as SVG."""
 
 import io
 import math
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-MOST_POINTS = 2_000  # of one picture, whatever the number of its curves
-FEWEST_POINTS = 90  # of one curve
+MOST_MARKS = 1_000  # of one curve: those that would fall on one place share it
 _INK = "#010203"  # stands for currentColor, which matplotlib can't write
 _INCHES, _LEGEND_ROW_INCHES = (5.6, 3.3), 0.19
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -26,27 +25,9 @@ _STYLE: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color"),
                     _INK),
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.15, "font.size": 10.5,
+    "path.simplify_threshold": 0.5,  # of a pixel: a curve of a million points keeps 2,000, and every peak
     "svg.fonttype": "none", "text.parse_math": False,  # a dollar in a name is one
 }  # fmt: skip
-
-
-def thin(xs: Sequence[float], ys: Sequence[float], most: int) -> tuple[Sequence[float], Sequence[float]]:
-    """About `most` points at most: the ends, and of each of equal stretches the lowest, the highest, and one that is
-    not finite, where the line breaks.
-
-    >>> thin(range(1000), [0.0] * 500 + [9.0] + [0.0] * 499, 6)
-    ([0, 500, 501, 999], [0.0, 9.0, 0.0, 0.0])
-    """
-    if len(xs) <= most:
-        return xs, ys
-    values = np.asarray(ys, float)
-    kept = {0, len(xs) - 1}
-    for stretch in np.array_split(np.arange(len(xs)), most // 3):
-        is_finite = np.isfinite(values[stretch])
-        finite, lost = stretch[is_finite], stretch[~is_finite]
-        kept |= {int(at) for at in lost[:1]}
-        kept |= {int(finite[values[finite].argmin()]), int(finite[values[finite].argmax()])} if finite.size else set()
-    return [xs[at] for at in sorted(kept)], [ys[at] for at in sorted(kept)]
 
 
 @dataclass(frozen=True)
@@ -108,12 +89,10 @@ def draw(picture: Picture, on_paper: bool = False) -> str:
 def _fill(canvas: "Canvas", picture: Picture) -> None:
     axes = canvas.subplots()
     axes.set_facecolor("none")
-    most = max(FEWEST_POINTS, MOST_POINTS // max(1, len(picture.curves)))
     for curve in picture.curves:
-        _plot(axes, curve, most)
-    if picture.skips:
-        axes.plot(picture.skips, [0.02] * len(picture.skips), "|", color=SKIPPED_STEP_COLOUR, ms=11, mew=1.1,
-                  transform=axes.get_xaxis_transform(), label="skipped step")  # fmt: skip
+        _plot(axes, curve)
+    if len(picture.skips):
+        _mark(axes, picture.skips, 0.02, marker="|", color=SKIPPED_STEP_COLOUR, ms=11, mew=1.1, label="skipped step")
     _scale_axes(axes, picture)
     axes.set_xlabel(picture.x_label)
     axes.set_ylabel(picture.y_label)
@@ -127,14 +106,19 @@ def _fill(canvas: "Canvas", picture: Picture) -> None:
     canvas.tight_layout(pad=0.4, rect=(0, below / (_INCHES[1] + below), 1, 1))
 
 
-def _plot(axes: "Axes", curve: Curve, most: int) -> None:
-    xs, ys = thin(curve.xs, curve.ys, most)
-    marker = curve.look.marker or ("o" if len(xs) == 1 else "")
-    axes.plot(xs, [y if math.isfinite(y) else math.nan for y in ys], linestyle=curve.look.style or "none",
-              marker=marker, ms=4, color=curve.look.colour, lw=1.6, label=curve.label or "_")  # fmt: skip
-    lost = [x for x, y in zip(xs, ys, strict=True) if not math.isfinite(y)]
-    axes.plot(lost, [0.985] * len(lost), "x", color=NON_FINITE_COLOUR, ms=5, transform=axes.get_xaxis_transform(),
-              clip_on=False, label="_")  # fmt: skip
+def _plot(axes: "Axes", curve: Curve) -> None:
+    xs, ys = np.asarray(curve.xs, float), np.asarray(curve.ys, float)
+    is_lost = ~np.isfinite(ys)
+    axes.plot(xs, np.where(is_lost, np.nan, ys), linestyle=curve.look.style or "none", ms=4, lw=1.6,
+              marker=curve.look.marker or ("o" if len(xs) == 1 else ""), markevery=1 + len(xs) // MOST_MARKS,
+              color=curve.look.colour, label=curve.label or "_")  # fmt: skip
+    _mark(axes, xs[is_lost], 0.985, marker="x", color=NON_FINITE_COLOUR, ms=5, clip_on=False, label="_")
+
+
+def _mark(axes: "Axes", xs: Sequence[float], height: float, **look: Any) -> None:
+    """Marks at this share of the height of the axes."""
+    apart = [*{int(MOST_MARKS * x / (xs[-1] or 1)): x for x in xs}.values()]
+    axes.plot(apart, [height] * len(apart), linestyle="none", transform=axes.get_xaxis_transform(), **look)
 
 
 def _scale_axes(axes: "Axes", picture: Picture) -> None:

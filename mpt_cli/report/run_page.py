@@ -288,7 +288,6 @@ def _differences_table(stories: Sequence[RunHistory]) -> PageTable[Any] | None:
     return text_table("Keys whose values are not the same in all runs", ("run", *keys), rows) if keys else None
 
 
-_MOST_MARKS = 1000  # of skipped steps: those that fall on one place share it
 _GRADIENTS = {
     "gradient_headroom_doublings": ("Gradient head-room", "doublings of the scale left"),
     "gradient_flushed_share": ("Gradients flushed to zero", "share of elements, %"),
@@ -369,9 +368,8 @@ def _scale_pictures(stories: Sequence[RunHistory]) -> list[Picture]:
     curves = [Curve(labels[place], story.scale.xs, story.scale.ys, distinct_style(place))
               for place, story in enumerate(stories) if story.has_scale]  # fmt: skip
     skips = stories[0].skips if len(stories) == 1 and curves else ()
-    marks = {int(_MOST_MARKS * step / max(stories[0].last_step, 1)): step for step in skips}
     note = f"{len(skips):,} skipped step{'s are' if len(skips) != 1 else ' is'} marked at the bottom." if skips else ""
-    scale = Picture("loss-scale", "Loss scale", "loss scale", curves, log_base=2, skips=[*marks.values()], note=note)
+    scale = Picture("loss-scale", "Loss scale", "loss scale", curves, log_base=2, skips=skips, note=note)
     return [scale] if curves else []
 
 

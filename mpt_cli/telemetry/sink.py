@@ -278,16 +278,12 @@ def rename_durably(path: Path, place: Path) -> None:
 
 
 FLUSH_SECONDS = 1.0  # how old a line may get before it is in the file
-EPOCH_SECONDS = 0.1  # epochs shorter than this share a write
 FLUSH_LINES = 256
 MOST_WAITING_BYTES = 64 * 2**20
 
 
 class LineFile:
     """Appends lines, buffered; each flush is one `write` of whole lines to a file opened for appending.
-
-    A line is given as a function, which is asked for the text when it is written: many at a time take less of a core
-    whose caches are full of the model than one by one between two calls into the compiled loop.
 
     A process killed at any moment loses at most the last second and leaves at most one partial line at the end, which
     opening the file again takes away.
@@ -304,10 +300,9 @@ class LineFile:
         self._clock = clock
         self._when_needed = when_needed
         self._descriptor = -1
-        self._lines: list[Callable[[], str]] = []
+        self._lines: list[str] = []
         self._unwritten = b""  # lines a write did not take
         self._flushed_at = clock()
-        self._epoch_ended_at = float("-inf")
         self.write_error: str | None = None
         self.open()
 
@@ -324,7 +319,7 @@ class LineFile:
         repair_tail(self.path)
         self._descriptor = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def add(self, line: Callable[[], str]) -> None:
+    def add(self, line: str) -> None:
         self._lines.append(line)
         if len(self._lines) >= FLUSH_LINES and self.write_error is None:
             self._try()
@@ -334,16 +329,9 @@ class LineFile:
         if (self._lines or self._unwritten) and (now or self._clock() - self._flushed_at >= FLUSH_SECONDS):
             self._try()
 
-    def poll_line(self, ends_epoch: bool) -> None:
-        """`poll` after a line; now where it `ends_epoch`, unless one ended only just before."""
-        now = ends_epoch and self._clock() - self._epoch_ended_at >= EPOCH_SECONDS
-        if now:
-            self._epoch_ended_at = self._clock()
-        self.poll(now)
-
     def flush(self) -> None:
         """Everything into the file now, or DataError."""
-        data = b"".join([self._unwritten, *(line().encode() + b"\n" for line in self._lines)])
+        data = b"".join([self._unwritten, *(line.encode() + b"\n" for line in self._lines)])
         self._flushed_at, self._lines = self._clock(), []
         try:
             if data and self._descriptor < 0 and self._when_needed:

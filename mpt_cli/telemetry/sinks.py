@@ -16,10 +16,9 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, fields
-from functools import partial
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -131,8 +130,7 @@ class JsonlSink(FileSink):
     """A line per snapshot, per event and, in files made by the first, per `LayerSample` and per `Spike`, every line
     with `schema_version` and `attempt`.
 
-    In the file within a second; at once with every batch of events and at the end of an epoch, unless several epochs
-    end within a tenth of a second.
+    In the file within a second; at once with every batch of events and at the end of an epoch.
     """
 
     def __init__(self, metrics_path: Path, events_path: Path, layers_path: Path, spikes_path: Path) -> None:
@@ -150,30 +148,25 @@ class JsonlSink(FileSink):
 
     def snapshot(self, snapshot: Snapshot) -> None:
         seconds = round(time.monotonic() - self._started_at, 3)
-        self._metrics.add(lambda: strict_json({**snapshot_fields(snapshot), "seconds": seconds, **self._common}))
-        self._metrics.poll_line(snapshot.epoch_end)
+        self._add(self._metrics, {**snapshot_fields(snapshot), "seconds": seconds}, snapshot.epoch_end)
 
     def events(self, events: Sequence[Event]) -> None:
         for event in events:
-            self._events.add(partial(self._line_of, event))
+            only_one = [name for name in ("optimizer", "phase") if getattr(event, name) is None]
+            self._add(self._events, {name: value for name, value in vars(event).items() if name not in only_one})
         self._events.poll(now=True)
-
-    def _line_of(self, event: Event) -> str:
-        fields = {**asdict(event), **self._common}
-        for name in ("optimizer", "phase"):
-            if fields[name] is None:
-                del fields[name]  # there is only one
-        return strict_json(fields)
 
     def layers(self, step: int, loss_scale: float, layers: Sequence[LayerSample]) -> None:
         for layer in layers:
-            line = {"step": step, "loss_scale": loss_scale, **vars(layer), **self._common}
-            self._layers.add(partial(strict_json, line))
+            self._add(self._layers, {"step": step, "loss_scale": loss_scale, **vars(layer)})
         self._layers.poll(now=True)
 
     def spike(self, spike: Spike) -> None:
-        self._spikes.add(partial(strict_json, {**vars(spike), **self._common}))
-        self._spikes.poll(now=True)
+        self._add(self._spikes, vars(spike), now=True)
+
+    def _add(self, file: LineFile, fields: Mapping[str, Any], now: bool = False) -> None:
+        file.add(strict_json({**fields, **self._common}))
+        file.poll(now)
 
 
 OWN_COLUMNS = (*(field.name for field in fields(Snapshot) if field.name not in ("metrics", "gradients", "phase")),
@@ -200,16 +193,13 @@ class CsvSink(FileSink):
         if not self._columns:
             self._columns = ["schema_version", "attempt", *OWN_COLUMNS, *(["phase"] if header.phases else [])]
             self._columns += [name for name in header.metric_names if name not in self._columns]
-            self._file.add(lambda: _csv_row(self._columns))
+            self._file.add(_csv_row(self._columns))
             self._file.flush()
 
     def snapshot(self, snapshot: Snapshot) -> None:
-        self._file.add(lambda: self._row_of(snapshot))
-        self._file.poll_line(snapshot.epoch_end)
-
-    def _row_of(self, snapshot: Snapshot) -> str:
         values = {"schema_version": SCHEMA_VERSION, "attempt": self._attempt, **snapshot_fields(snapshot)}
-        return _csv_row([values.get(column) for column in self._columns])
+        self._file.add(_csv_row([values.get(column) for column in self._columns]))
+        self._file.poll(snapshot.epoch_end)
 
 
 def _csv_row(cells: Sequence[Any]) -> str:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import conf_override, expanded, shell_command
 from mpt_cli.telemetry.console.plain import PlainConsole
 from mpt_cli.telemetry.format import format_count, format_whole_seconds, strict_json
-from mpt_cli.telemetry.records import Event, Summary, misfit, record_from, required_fields, snapshot_from
+from mpt_cli.telemetry.records import Event, Summary, as_number, misfit, record_from, required_fields, snapshot_from
 from mpt_cli.telemetry.sink import Sink, reminders
 from mpt_cli.telemetry.sinks import console_sinks
 
@@ -54,23 +54,21 @@ class LineTail:
         """Whether lines given out are gone, and the new ones."""
         try:
             with open_file(self.path) as file:
-                status = os.fstat(file.fileno())
-                is_new = status.st_ino != self._inode or status.st_size < self._offset
-                self._inode, self._offset = status.st_ino, 0 if is_new else self._offset
+                inode = os.fstat(file.fileno()).st_ino
+                if is_new := inode != self._inode:
+                    self._inode, self._offset = inode, 0
                 file.seek(self._offset)
                 new = file.read()
         except OSError:
             return False, []
         whole = new[: new.rfind(b"\n") + 1]
         self._offset += len(whole)
-        lines, known = whole.splitlines(), self._known if is_new else []  # a file written anew begins with known lines
-        pairs = enumerate(zip_longest(known, map(hash, lines)))
-        kept = next((place for place, (old, new) in pairs if old != new), len(known))
-        was_cut = kept < len(known)
-        del known[kept:]
-        self._known += map(hash, lines[kept:])
+        lines, before = whole.splitlines(), self._known if is_new else []  # a file written anew begins with known lines
+        hashes = [*map(hash, lines)]
+        kept = len([*takewhile(lambda pair: pair[0] == pair[1], zip(before, hashes, strict=False))])
+        self._known = hashes if is_new else self._known + hashes
         found = (json_object(line.decode("utf-8", "replace"), is_whole=True) for line in lines[kept:])
-        return was_cut, [printable_tree(line) for line in found if line is not None]
+        return kept < len(before), [printable_tree(line) for line in found if line is not None]
 
 
 class RunFollower:
@@ -150,7 +148,8 @@ class RunConsole:
 
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
-        self._attempt, self._earlier_seconds, self._seconds, self._skipped_steps = 1, 0.0, 0.0, 0
+        self._earlier_seconds = self._seconds = 0.0
+        self._skipped_steps = 0
         self.sink: Sink = console_sinks("auto", sys.stdout, self.clock)[0]
 
     def clock(self) -> float:
@@ -159,36 +158,32 @@ class RunConsole:
 
     def show(self, kind: str, content: dict[str, Any]) -> None:
         """A record of `RunFollower`."""
-        getattr(self, f"_show_{kind}")(content)
+        match kind:
+            case "header":
+                self.sink.start(replace(header_from(content), run_dir=str(self.run.path)))  # as it is called here
+            case "event":
+                self.sink.events([record_from(Event, content)])
+            case "interval" | "epoch":
+                self._show_line(content)
+            case "went_back":
+                self.sink.message(f"the run went back to step {format_count(content['step'])}")
+                self.sink.suspend()
+                self.sink.rewind(content["step"], self._skipped_steps)
+            case "silent":
+                self.sink.message(f"nothing new for {format_whole_seconds(content['seconds'])}")
+            case "gone":
+                self._show_gone(content)
+            case "end":
+                self.sink.finish(replace(record_from(Summary, content), run_dir=str(self.run.path)))
 
-    def _show_header(self, tree: dict[str, Any]) -> None:
-        self.sink.start(replace(header_from(tree), run_dir=str(self.run.path)))  # as it is called here
-
-    def _show_event(self, line: dict[str, Any]) -> None:
-        self.sink.events([record_from(Event, line)])
-
-    def _show_epoch(self, line: dict[str, Any]) -> None:
-        self._advance_clock(line)
+    def _show_line(self, line: dict[str, Any]) -> None:
+        seconds = as_number(line.get("seconds")) or 0.0
+        if seconds < self._seconds:  # of another attempt, whose seconds count from 0
+            self._earlier_seconds += self._seconds
+        self._seconds = seconds if 0 <= seconds < float("inf") else 0.0
         self._skipped_steps = line["skipped_steps"]
         self.sink.progress(line["step"], line["epoch"], "")
         self.sink.snapshot(snapshot_from(line))
-
-    _show_interval = _show_epoch
-
-    def _advance_clock(self, line: dict[str, Any]) -> None:
-        """Go on to when `line` was written; the seconds of another attempt count from 0."""
-        if (attempt := int(line.get("attempt", 1))) != self._attempt:
-            self._attempt, self._earlier_seconds = attempt, self.clock()
-        seconds = float(line.get("seconds") or 0.0)
-        self._seconds = seconds if 0 <= seconds < float("inf") else 0.0
-
-    def _show_went_back(self, record: dict[str, Any]) -> None:
-        self.sink.message(f"the run went back to step {format_count(record['step'])}")
-        self.sink.suspend()
-        self.sink.rewind(record["step"], self._skipped_steps)
-
-    def _show_silent(self, record: dict[str, Any]) -> None:
-        self.sink.message(f"nothing new for {format_whole_seconds(record['seconds'])}")
 
     def _show_gone(self, record: dict[str, Any]) -> None:
         self.sink.suspend()
@@ -198,9 +193,6 @@ class RunConsole:
         if record["can_be_resumed"] and config.is_file():
             words = conf_override(config), format_override("resume", str(self.run.path))
             self.sink.message(f"to go on: {shell_command('train', *words)}")
-
-    def _show_end(self, tree: dict[str, Any]) -> None:
-        self.sink.finish(replace(record_from(Summary, tree), run_dir=str(self.run.path)))
 
 
 def run_watch(arguments: argparse.Namespace) -> int:
@@ -217,20 +209,15 @@ def run_watch(arguments: argparse.Namespace) -> int:
 
 
 def _watch_run(run: RunDirectory, as_json: bool) -> int:
-    if as_json:
-        for kind, content in RunFollower(run).records():
-            _print_record(kind, content)
-        return _exit_code(kind, content)
     console = RunConsole(run)
     with closing(console.sink) as sink:
         for kind, content in RunFollower(run).records():
+            if as_json:
+                _print_record(kind, content)
+                continue
             console.show(kind, content)
             if isinstance(sink, PlainConsole) and not sink.is_read:
                 return OK
-    return _exit_code(kind, content)
-
-
-def _exit_code(kind: str, content: dict[str, Any]) -> int:
     return int(content["exit_code"]) if kind == "end" else TERMINATED
 
 
@@ -239,7 +226,7 @@ def _print_record(record: str, content: dict[str, Any]) -> None:
 
 
 def _watch_sweep(path: Path, as_json: bool) -> int:
-    from mpt_cli.sweep.directory import GOOD, gravest_code
+    from mpt_cli.sweep.directory import exit_code_of
     from mpt_cli.sweep.progress import RUNNING, RunningLines, Screen, format_job, job_states
     from mpt_cli.verbs.report import kind_of
 
@@ -260,19 +247,16 @@ def _watch_sweep(path: Path, as_json: bool) -> int:
                     if as_json:
                         _print_record("job", state.as_dict())
                     else:
-                        screen.say(format_job(state), "" if state.status in GOOD else "red")
+                        screen.say(format_job(state), "" if state.result and state.result.is_good else "red")
             results = [state.result for state in jobs if state.result is not None]
             if abandoned >= LOOKS_TO_BE_SURE:
                 break
             if below.is_due:
                 running = [format_job(state) for state in jobs if state.status == RUNNING]
                 below.show([*running, f"{len(results)} of {len(jobs)} jobs done, {len(running)} running"])
-    code = gravest_code(results) if len(results) == len(jobs) else TERMINATED
+    code = exit_code_of(results) if len(results) == len(jobs) else TERMINATED
     if as_json:
         _print_record("end", {"exit_code": code, "jobs": len(jobs), "ended": len(results)})
         return code
-    if len(results) < len(jobs):
-        screen.say(f"nobody goes on with it, and {len(jobs) - len(results)} of {len(jobs)} jobs have not ended: "
-                   f"{shell_command(sweep.verb, '--resume', path)}")  # fmt: skip
     kind.print_table(kind.read(sweep), screen, None)
     return code

@@ -108,7 +108,7 @@ def test_the_jobs_of_a_sweep_are_shown_until_it_ends(tmp_path) -> None:
     assert records[0]["step"] == 23 and records[-1] == {"record": "end", "exit_code": 0, "jobs": 2, "ended": 2}
     (tmp_path / "s" / "logs" / "002-seed-1.json").unlink()
     broken = _watch(tmp_path, "s")
-    assert broken.returncode == 143 and "1 of 2 jobs have not ended: mpt sweep --resume s" in broken.stdout
+    assert broken.returncode == 143 and "not ended  1 of 2 jobs\nagain      mpt sweep --resume s " in broken.stdout
 
 
 def _line(step: int, **more: object) -> str:

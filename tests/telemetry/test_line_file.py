@@ -19,7 +19,7 @@ def test_a_partial_last_line_is_cut_off_and_whole_lines_stay(tmp_path: Path) -> 
 
 def test_lines_reach_the_file_within_a_second_of_polling_or_where_they_are_many(tmp_path: Path, clock) -> None:
     file = LineFile(tmp_path / "a", clock)
-    file.add(lambda: "one")
+    file.add("one")
     clock.now += 0.9
     file.poll()
     assert file.path.read_text() == ""
@@ -27,22 +27,13 @@ def test_lines_reach_the_file_within_a_second_of_polling_or_where_they_are_many(
     file.poll()
     assert file.path.read_text() == "one\n"
     for written in (*[4] * (sink.FLUSH_LINES - 1), 4 + 2 * sink.FLUSH_LINES):
-        file.add(lambda: "x")
+        file.add("x")
         assert file.path.stat().st_size == written
-
-
-def test_the_end_of_an_epoch_is_in_the_file_at_once_unless_epochs_are_very_short(tmp_path: Path, clock) -> None:
-    file = LineFile(tmp_path / "a", clock)
-    for epoch, wait in ((1, 0.0), (2, 0.05), (3, 0.04), (4, 0.02)):
-        clock.now += wait
-        file.add(lambda epoch=epoch: str(epoch))
-        file.poll_line(ends_epoch=True)
-        assert file.path.read_text() == ("1\n" if epoch < 4 else "1\n2\n3\n4\n")
 
 
 def test_closing_twice_writes_once_and_closes_no_file_opened_since(tmp_path: Path) -> None:
     file = LineFile(tmp_path / "a")
-    file.add(lambda: "one")
+    file.add("one")
     file.close()
     with (tmp_path / "b").open("w") as since:  # gets the descriptor that was given back
         file.close()
@@ -57,15 +48,15 @@ def test_a_full_disk_is_named_where_all_must_be_written_and_where_too_much_waits
     monkeypatch.setattr(os, "write", full)
     monkeypatch.setattr(sink, "MOST_WAITING_BYTES", 10)
     file = LineFile(tmp_path / "full")
-    file.add(lambda: "short")
+    file.add("short")
     file.poll(now=True)
     for done in (file.flush, file.close):
         with pytest.raises(DataError, match=r"/full can't be written: No space left on device"):
             done()
     file = LineFile(tmp_path / "full")
-    file.add(lambda: "short")
+    file.add("short")
     file.poll(now=True)
-    file.add(lambda: "too much")
+    file.add("too much")
     with pytest.raises(DataError, match="/full can't be written"):
         file.poll(now=True)
 
@@ -89,6 +80,6 @@ def test_lines_wait_while_the_disk_is_full_and_come_in_order_without_a_gap(tmp_p
     for line, more, text in (("first", 6, "first\n"), ("second", 0, "first\n"), ("third", 3, "first\nsec"),
                              ("fourth", 99, "first\nsecond\nthird\nfourth\n")):  # fmt: skip
         room[0] += more
-        file.add(lambda line=line: line)
+        file.add(line)
         file.poll(now=True)
         assert (file.path.read_text(), file.write_error is None) == (text, more > 3)

@@ -522,5 +522,5 @@ class ConsoleLog(PlainConsole):
             self._file.close()
 
     def _append(self, line: str) -> None:
-        self._file.add(lambda: line)
+        self._file.add(line)
         self._file.poll()
