@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from mpt_cli.errors import ConfigError, DataError, printable, printable_tree
 from mpt_cli.runs.directory import RunDirectory, read_json
-from mpt_cli.runs.provenance import ENVIRONMENT
+from mpt_cli.runs.provenance import ENVIRONMENT, flatten
 from mpt_cli.settings.limits import LONGEST_LINE, open_file, parse_yaml, read_yaml_text
 from mpt_cli.telemetry.format import format_count
 from mpt_cli.telemetry.records import (
@@ -337,16 +337,3 @@ def _add_scale(story: RunHistory, first: float, step: float, value: float) -> No
         scale.xs[-1] = max(step, scale.xs[-1])
     else:
         scale.add(step, value)
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Every leaf by its dotted key.
-
-    >>> flatten({"seed": 1, "policy": {"name": "float32"}})
-    {'seed': 1, 'policy.name': 'float32'}
-    """
-    found: dict[str, Any] = {}
-    for name, value in tree.items():
-        key = f"{prefix}{name}"
-        found |= flatten(value, f"{key}.") if isinstance(value, Mapping) and value else {key: value}
-    return found

@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.report.history import OF_THE_STEP, RunHistory, Series, flatten
+import numpy as np
+
+from mpt_cli.report.history import OF_THE_STEP, RunHistory, Series
 from mpt_cli.report.page import render_page, write_page
 from mpt_cli.report.picture import Curve, Picture
 from mpt_cli.report.tables import PageTable, TableColumn, text_table
-from mpt_cli.runs.provenance import format_environment
+from mpt_cli.runs.provenance import flatten, format_environment
 from mpt_cli.settings.search_path import conf_override, explicit_path, shell_command
 from mpt_cli.settings.variants import PYTHON
 from mpt_cli.telemetry.format import (
@@ -32,8 +34,8 @@ from mpt_cli.training.progress import MONITORED
 
 _MOST_RANGES = 300
 _NOT_COMPARED = ("expect", "description", "recipe")
-_OF_THE_ENVIRONMENT = ("backend", "jit_compile", "policy", "distribute", "seed", "dataset_fingerprint", "started_at",
-                       "working_directory", "mpt", "python")  # fmt: skip
+_OF_THE_ENVIRONMENT = ("devices", "backend", "jit_compile", "policy", "distribute", "seed", "dataset_fingerprint",
+                       "started_at", "working_directory", "mpt", "python", "variables", "git")  # fmt: skip
 
 
 def headline(story: RunHistory) -> str:
@@ -98,26 +100,19 @@ def format_step_ranges(steps: Sequence[int]) -> str:
     >>> format_step_ranges([1, 2, 3, 7, 9, 10])
     '1–3, 7, 9–10'
     """
-    ranges: list[list[int]] = []
-    for step in steps:
-        if ranges and step == ranges[-1][1] + 1:
-            ranges[-1][1] = step
-        else:
-            ranges.append([step, step])
-    words = [f"{first:,}" if first == last else f"{first:,}–{last:,}" for first, last in ranges[:_MOST_RANGES]]
+    found = np.asarray(steps, int)
+    ranges = np.split(found, np.flatnonzero(np.diff(found) > 1) + 1) if len(found) else []
+    words = [f"{each[0]:,}" if len(each) == 1 else f"{each[0]:,}–{each[-1]:,}" for each in ranges[:_MOST_RANGES]]
     more = [f"and {len(ranges) - _MOST_RANGES:,} more ranges, in events.jsonl"] if len(ranges) > _MOST_RANGES else []
     return ", ".join([*words, *more])
 
 
 def environment_facts(story: RunHistory) -> list[tuple[str, str]]:
     """Versions, machine and what else the result may depend on; not the list of all packages."""
-    found = story.environment
-    pairs = [("where", format_environment(found)), ("devices", ", ".join(map(str, found.get("devices", []))))]
-    pairs += [(name, str(found[name])) for name in _OF_THE_ENVIRONMENT if found.get(name) is not None]
-    pairs += [(f"{name} in use", str(value)) for name, value in flatten(found.get("variables") or {}).items()]
-    git = (found.get("git") or {}).get("working_directory") or {}
-    pairs += [("git commit", f"{git['commit']}{' (modified)' if git.get('modified') else ''}")] if git else []
-    return [(name, value) for name, value in pairs if value]
+    found = {name: story.environment[name] for name in _OF_THE_ENVIRONMENT if name in story.environment}
+    facts = {"where": format_environment(story.environment), **flatten(found)}
+    return [(name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
+            for name, value in facts.items() if value not in (None, "", [])]  # fmt: skip
 
 
 def format_value(value: Any) -> str:
@@ -147,31 +142,8 @@ def failure_facts(story: RunHistory) -> list[tuple[str, str]]:
         ("stopped at step", f"{format_count(found.get('step', 0))}, epoch {found.get('epoch', '-')}"),
         ("checkpoint before it", "none" if checkpoint is None else f"step {format_count(checkpoint)}"),
         ("loss scale", "none" if scale is None else format_scale(scale)),
+        ("batch and weights", f"in numbers in {story.run.postmortem_json.name}"),
     ]
-
-
-def failure_tables(story: RunHistory) -> list[PageTable[Any]]:
-    """The arrays of its last batch and its weights, as far as they are known."""
-    found = story.postmortem
-    variables = {name: numbers for layer in found.get("layers") or [] for name, numbers in layer["variables"].items()}
-    spoiled = sum(map(_is_spoiled, variables.values()))
-    tables = [
-        _arrays_table(f"The last batch of {story.label}", found.get("last_batch") or {}),
-        _arrays_table(f"Weights of {story.label}: {spoiled or 'none'} of {len(variables)} hold nan or inf", variables),
-    ]
-    return [table for table in tables if table.rows]
-
-
-def _arrays_table(caption: str, arrays: dict[str, dict[str, Any]]) -> PageTable[Any]:
-    names = ("dtype", "min", "max", "nan", "inf")
-    rows = [[name, " × ".join(map(str, its.get("shape", []))) or "scalar",
-             *(format_value(its.get(field, "-")) for field in names)] for name, its in arrays.items()]  # fmt: skip
-    table = text_table(caption, ("array", "shape", *names), rows, numbers=4)
-    return replace(table, kind=lambda row: "bad" if _is_spoiled(arrays[row[0]]) else "")
-
-
-def _is_spoiled(array: dict[str, Any]) -> bool:
-    return bool(array.get("nan") or array.get("inf"))
 
 
 def events_table(story: RunHistory) -> PageTable[Any]:
@@ -256,8 +228,8 @@ def render_runs(
     template: str, title: str, stories: Sequence[RunHistory], pictures: Sequence[Picture], **values: Any
 ) -> str:
     """A page with runs on it, from a template that takes them as `runs` and what is to be said of each by these."""
-    parts = (outcome_facts, skips_sentence, failure_facts, failure_tables, events_table, spikes_table, layers_table,
-             environment_facts, run_commands)  # fmt: skip
+    parts = (outcome_facts, skips_sentence, failure_facts, events_table, spikes_table, layers_table, environment_facts,
+             run_commands)  # fmt: skip
     return render_page(template, title, pictures, runs=stories, **{part.__name__: part for part in parts}, **values)
 
 

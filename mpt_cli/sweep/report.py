@@ -293,14 +293,9 @@ MOST_RUNS = 100  # whose lines are read for a page
 
 
 def pictures(found: SweepResults) -> list[Picture]:
-    """Objective and skips over the key that is varied in numbers, then the runs."""
-    own: list[Picture] = []
-    if (key := _horizontal_key(found)) is not None:
-        good = {result.job.name: found.objective.value(result.summary) for result in found.results if result.is_good}
-        shares = {result.job.name: result.skipped_share for result in found.results}
-        percents = {name: None if share is None else 100 * share for name, share in shares.items()}
-        own = [_picture(found, key, ("objective", found.objective.name, found.objective.name), good),
-               _picture(found, key, ("skipped", "Skipped steps", "skipped steps, %"), percents)]  # fmt: skip
+    """The objective over the key that is varied in numbers, then the runs."""
+    key = _horizontal_key(found)
+    own = [] if key is None else [_picture(found, key)]
     return [*(picture for picture in own if picture.curves), *run_pictures(run_stories(found))]
 
 
@@ -322,25 +317,19 @@ def _number(result: JobResult, key: str) -> float | None:
     return None if number is None else float(number)
 
 
-def _picture(
-    found: SweepResults, key: str, titles: tuple[str, str, str], values: Mapping[str, float | None]
-) -> Picture:  # fmt: skip
-    """A point per job, whose `values` have its name, and a line through the means, a colour for each setting of the
-    other varied keys; `titles` are the name of the picture, what it shows, and that of its y axis.
-    """
-    name, title, y_label = titles
+def _picture(found: SweepResults, key: str) -> Picture:
+    """A point per good job, and a line through the means, a colour for each setting of the other varied keys."""
     is_search = found.plan.search is not None  # of which no two jobs are alike in the other keys
-    series: dict[str, dict[float, list[float]]] = {}
+    name, series = found.objective.name, dict[str, dict[float, list[float]]]()
     for result in found.results:
-        x, y = _number(result, key), values.get(result.job.name)
+        x, y = _number(result, key), found.objective.value(result.summary) if result.is_good else None
         if x is not None and y is not None and math.isfinite(y):
             label = "" if is_search else _label(result, key, SEED)
             series.setdefault(label, {}).setdefault(x, []).append(y)
     drawn = [curve for place, (label, points) in enumerate(sorted(series.items()))
              for curve in _means_and_points("" if is_search else label or "mean", points, distinct_style(place))]
     base = _log_base(key, sorted({x for points in series.values() for x in points}))
-    return Picture(name, f"{title} over {key.rpartition('.')[2]}", y_label, drawn, x_label=key, log_base_x=base,
-                   from_zero=name == "skipped")  # fmt: skip
+    return Picture("objective", f"{name} over {key.rpartition('.')[2]}", name, drawn, x_label=key, log_base_x=base)
 
 
 def _means_and_points(label: str, points: dict[float, list[float]], look: CurveStyle) -> list[Curve]:
@@ -348,7 +337,7 @@ def _means_and_points(label: str, points: dict[float, list[float]], look: CurveS
     xs = sorted(points)
     jobs = [(x, y) for x in xs for y in points[x]]
     alone = Curve("", [x for x, _ in jobs], [y for _, y in jobs], CurveStyle(look.colour, "", marker="o"))
-    return [*([Curve(label, xs, [sum(points[x]) / len(points[x]) for x in xs], look)] if label else []), alone]
+    return [*([Curve(label, xs, [fmean(points[x]) for x in xs], look)] if label else []), alone]
 
 
 def _label(result: JobResult, *left_out: str) -> str:

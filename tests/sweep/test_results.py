@@ -182,7 +182,7 @@ def test_the_page_has_its_pictures_and_the_command_of_the_best(stubs, monkeypatc
     monkeypatch.setattr(report, "pictures", pictures)
     found, _ = stubs.start(["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15"])
     text = found.directory.report_html.read_text()
-    assert text.count("<svg") == 4 and "mpt train conf=digits_mlp" in text
+    assert text.count("<svg") == 3 and "mpt train conf=digits_mlp" in text
 
 
 def test_a_narrow_terminal_gets_the_columns_that_matter(stubs):
