@@ -3,14 +3,14 @@
 import dataclasses
 import secrets
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mpt_cli.engine import backend
-from mpt_cli.engine.distribution import broadcast_from_rank0, undistributed
+from mpt_cli.engine.distribution import broadcast_from_rank0, find_process_info, is_connected, undistributed
 from mpt_cli.errors import DataError
 from mpt_cli.runs.directory import (
     DirectoryGuard,
@@ -50,8 +50,6 @@ from mpt_cli.training.program import Program
 if TYPE_CHECKING:
     from mpt_cli.training.assembly import BuildCheck
     from mpt_cli.training.session import Session
-
-BUILT_ALONE = "distribute: the model was built on one device, and its split over several processes was not tried"
 
 
 @dataclass(frozen=True)
@@ -120,14 +118,6 @@ def with_drawn_seed(settings: Settings) -> Settings:
     if settings.seed is not None:
         return settings
     return dataclasses.replace(settings, seed=secrets.randbelow(2**32))
-
-
-def with_seed_of_run(settings: Settings) -> Settings:
-    """`with_drawn_seed`, but a run that is gone on with keeps the seed that was drawn for it."""
-    earlier = find_run(settings) if settings.seed is None else None
-    if earlier is None:
-        return with_drawn_seed(settings)
-    return with_stored_choices(settings, stored_settings(earlier, settings))
 
 
 def _continue(run: RunDirectory, program: Program) -> Start:
@@ -223,21 +213,39 @@ def follow(settings: Settings) -> None:
     session.finish(session.fit(), None)
 
 
+@contextmanager
+def others_released(settings: Settings) -> Iterator[None]:
+    """Where the first process of several ends before it met the others, it meets them after all, to end them too.
+
+    They would wait for it for JAX's five minutes.
+    """
+    try:
+        yield
+    except Exception:
+        with suppress(Exception):  # what ended the run matters more
+            _release(settings)
+        raise
+    _release(settings)
+
+
+def _release(settings: Settings) -> None:
+    if find_process_info(settings) is not None and not is_connected():
+        backend.prepare_backend(settings)
+        broadcast_from_rank0({"trains": False})
+
+
 def check_build(settings: Settings, with_operations: bool = False) -> "BuildCheck":
     """Build the model under its policy without training; raises what `train` would raise before its first step.
 
-    Where several processes are to train it, this one builds it alone, with a warning that it did. `with_operations`
-    reads those of the training step, on one device.
+    `with_operations` reads those of the training step, on one device.
     """
     settings = with_drawn_seed(settings)
-    several = (settings.distribute.processes or 1) > 1
-    if several or with_operations:
+    if with_operations:
         settings = undistributed(settings)
     platform = backend.prepare_backend(settings)
     from mpt_cli.training.assembly import try_build
 
-    built = try_build(Program(settings), platform, with_operations)
-    return replace(built, warnings=(*built.warnings, BUILT_ALONE)) if several else built
+    return try_build(Program(settings), platform, with_operations)
 
 
 def _environment(start: Start, session: "Session", command_line: Sequence[str]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettin
 if TYPE_CHECKING:
     from mpt_cli.engine.layout import VariableLayout
 
-PROCESS_VARIABLE = "MPT_PROCESS"  # "RANK/WORLD_SIZE@HOST:PORT", set by `mpt train` for the processes it starts
+PROCESS_VARIABLE = "MPT_PROCESS"  # "RANK/WORLD_SIZE@HOST:PORT", set by who starts the processes
 MOST_MESSAGE_BYTES = 4096  # of what rank 0 tells the others at once
 
 
@@ -48,7 +48,7 @@ class ProcessInfo:
 
 
 def find_process_info(settings: Settings, environment: Mapping[str, str] = os.environ) -> ProcessInfo | None:
-    """This process's place in a run of several, from the variables of `mpt train` or of a Slurm step; else None."""
+    """This process's place in a run of several, from that variable or those of a Slurm step; else None."""
     if settings.distribute.name != "data_parallel":
         return None
     if given := re.fullmatch(r"(\d+)/(\d+)@(.+)", environment.get(PROCESS_VARIABLE, "")):
@@ -66,15 +66,11 @@ def check_process_info(settings: Settings, process_info: ProcessInfo) -> None:
     """ConfigError, with all problems, where these settings can't be trained with at this place.
 
     To be called by every process before the first goes its own way: one that stopped later would leave the others
-    waiting. What `mpt train` starts passes; a Slurm step reads settings that nobody held against its tasks.
+    waiting.
     """
-    problems, asked = list(check_several_processes(settings)), settings.distribute.processes
-    started = process_info.world_size
-    if asked not in (None, started):
-        rule = f"must be null or {started}, the number of processes that were started."
-        problems.append(Problem("distribute.processes", rule, asked, "Leave it out, or start that many tasks."))
+    problems = list(check_several_processes(settings))
     if settings.seed is None:
-        rule = f"must be a number where {started} processes start by themselves: each would draw another."
+        rule = f"must be a number for {process_info.world_size} processes: each would draw another."
         problems.append(Problem("seed", rule, "null", "For example seed=0."))
     if problems:
         raise ConfigError(problems)

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -41,9 +40,8 @@ class Command(Generic[Subject]):
     """What is to be run. `name` is unique among those that run together.
 
     `subject` is what the caller wants back with its ending, and is never looked at. Standard error goes to the end of
-    `log`, to nowhere without one; where the command `is_heard`, all its streams are those of this process. Its
-    `environment` comes on top of that of the machine it runs on. `gpus` is how many it wants at most, `cores` how many
-    it may use at most, where what it comes to hangs on that.
+    `log`, to nowhere without one. Its `environment` comes on top of that of the machine it runs on. `gpus` is how many
+    it wants at most, `cores` how many it may use at most, where what it comes to hangs on that.
     """
 
     name: str
@@ -54,7 +52,6 @@ class Command(Generic[Subject]):
     environment: Mapping[str, str] = field(default_factory=dict)
     gpus: int = 0
     attempt: int = 1
-    is_heard: bool = False
     cores: int | None = None
 
     def elsewhere(self, inherited: Mapping[str, str], share: Share) -> "Command[None]":
@@ -132,11 +129,9 @@ class LocalExecutor(Executor):
     def start(self, command: Command[Any], share: Share = WHOLE_MACHINE) -> "LocalHandle":
         with ExitStack() as stack:
             try:
-                streams: dict[str, Any] = {}
-                if not command.is_heard:
-                    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-                    if command.log is not None:
-                        streams["stderr"] = stack.enter_context(open(command.log, "ab", opener=open_regular))
+                streams: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+                if command.log is not None:
+                    streams["stderr"] = stack.enter_context(open(command.log, "ab", opener=open_regular))
                 process = subprocess.Popen(
                     command.arguments, cwd=command.cwd, process_group=0,
                     env={**os.environ, **command.environment, **share.variables},
@@ -174,11 +169,6 @@ class LocalHandle:
             self._signal_group(signal.SIGKILL)
         return self._process.returncode
 
-    def wait(self) -> int:
-        while (code := self.poll()) is None:
-            time.sleep(LocalExecutor.poll_seconds)
-        return code
-
     def terminate(self) -> None:
         if self._process.returncode is None:
             self._signal_group(signal.SIGTERM)
@@ -186,12 +176,6 @@ class LocalHandle:
     def kill(self) -> None:
         if self._process.returncode is None:
             self._signal_group(signal.SIGKILL)
-
-    def send_signal(self, number: int) -> None:
-        """To the process alone."""
-        if self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, number)
 
     def _signal_group(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError, PermissionError):

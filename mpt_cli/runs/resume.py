@@ -26,7 +26,7 @@ from mpt_cli.training.checkpoint import Checkpoint
 
 # What decides the variables, the examples or their order can't change in the middle of a run.
 FIXED_KEYS = (
-    "seed", "model.", "data.", "backend.name", "distribute.name", "distribute.devices", "distribute.processes",
+    "seed", "model.", "data.", "backend.name", "distribute.name", "distribute.devices",
     "optimizer.name", "optimizer.use_ema", "optimizer.gradient_accumulation_steps", "trainer.batch_size",
     "trainer.shuffle", "trainer.drop_remainder",
 )  # fmt: skip

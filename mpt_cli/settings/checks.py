@@ -314,11 +314,6 @@ def check_distribution(settings: Settings) -> Iterator[Problem]:
         yield from _check_unused("distribute", chosen, ("mesh", "layout"),
                                  f"with distribute={chosen.name}: nothing uses it",
                                  "Use distribute=model_parallel backend=jax.")  # fmt: skip
-    if chosen.name != "data_parallel" and chosen.processes is not None:
-        rule = f"must be left out with distribute={chosen.name}."
-        yield Problem("distribute.processes", rule, chosen.processes, "Use distribute=data_parallel backend=jax.")
-    if (chosen.processes or 1) > 1:
-        yield from check_several_processes(settings)
 
 
 def _check_mesh(chosen: DistributeSettings) -> Iterator[Problem]:

@@ -236,8 +236,6 @@ class DistributeSettings:
     name: str = key("none", "none, mirrored (TensorFlow), data_parallel or model_parallel (JAX)",
                     choices=("none", "mirrored", "data_parallel", "model_parallel"))
     devices: Optional[int] = key(None, "how many devices (of each process), null = all, or those of `mesh`", at_least=1)
-    processes: Optional[int] = key(None, "data_parallel: processes that `mpt train` starts on this machine; null = "
-                                   "one, or those of a Slurm step", at_least=1)
     mesh: Dict[str, int] = key({}, "model_parallel: how many devices along each axis, as in {data: 2, model: 4}; each "
                                "batch is split along `data`", at_least=1, at_most=2**16)
     layout: Dict[str, Any] = key({}, "model_parallel: pattern (a regular expression) of whole variable paths -> the "

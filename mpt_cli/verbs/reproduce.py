@@ -110,9 +110,6 @@ def run_killed(arguments: argparse.Namespace) -> int:
 
 def run_verify_resume(arguments: argparse.Namespace) -> int:
     settings = with_drawn_seed(load_settings(arguments.overrides))
-    if (settings.distribute.processes or 1) > 1:
-        rule = "must be null or 1 with verify-resume, which kills a run of one process at an exact step."
-        raise ConfigError(Problem("distribute.processes", rule, settings.distribute.processes, "Use distribute=none."))
     overrides = [*arguments.overrides, f"seed={settings.seed}"]  # the same for both runs
     if arguments.output:
         return _print_proof(verify_resume(overrides, Path(arguments.output), arguments.at), arguments)

@@ -21,16 +21,15 @@ if TYPE_CHECKING:
 def run_train(arguments: argparse.Namespace) -> int:
     overrides = with_configuration_of_run(arguments.overrides)
     settings, recipe = load_with_recipe(overrides)
-    if settings.distribute.name != "none" and (code := _as_one_of_several(settings, arguments, overrides)) is not None:
+    if settings.distribute.name != "none" and (code := _as_one_of_several(settings)) is not None:
         return code
     from mpt_cli import training_run  # with what trains: a wrong word is answered before that is loaded
-    from mpt_cli.jobs import launch
     from mpt_cli.runs.directory import summary_dict
     from mpt_cli.sweep.block import Block, block_of
 
     command = ["mpt", "train", *overrides]
     is_swept = block_of(recipe) != Block()
-    with _stream_of(arguments) as stream, launch.others_released(settings):
+    with _stream_of(arguments) as stream, training_run.others_released(settings):
         if is_swept:
             line = f"{settings.recipe}: this is one run; what its sweep: block varies, `mpt sweep` runs"
             say(line, stream)
@@ -73,16 +72,11 @@ def _format_ending(status: str, explanation: str) -> str:
     return explanation if explanation.lower().startswith(status) else f"{status}: {explanation}"
 
 
-def _as_one_of_several(settings: Settings, arguments: argparse.Namespace, overrides: list[str]) -> int | None:
-    """The exit code where this process starts the others of a run or is one of those; None where it is the first."""
+def _as_one_of_several(settings: Settings) -> int | None:
+    """The exit code where this process trains along in a run of several; None where it is the first, or alone."""
     from mpt_cli import training_run
     from mpt_cli.engine.distribution import check_process_info, find_process_info
-    from mpt_cli.jobs import launch
 
-    if launch.must_launch(settings):
-        options = ("--json", "--quiet", "--fail-on-verdict", "--allow-unchecked")
-        flags = [option for option in options if getattr(arguments, option[2:].replace("-", "_"))]
-        return launch.launch(settings, [*overrides, f"seed={training_run.with_seed_of_run(settings).seed}", *flags])
     process_info = find_process_info(settings)
     if process_info is not None:
         check_process_info(settings, process_info)

@@ -72,7 +72,8 @@ def test_a_command_has_its_folder_log_and_environment_a_group_of_its_own_and_ign
                       environment={"A.B": "c"})  # fmt: skip
     with LocalExecutor() as executor:
         handle = executor.start(command)
-        assert handle.wait() == 0
+        wait_for(lambda: handle.poll() is not None)
+    assert handle.poll() == 0
     python = [signal.SIGPIPE, signal.SIGXFSZ]  # those that Python itself ignores
     assert json.loads((tmp_path / "log").read_text()) == ["c", str(tmp_path), True, ["-c", "a b"], python]
 

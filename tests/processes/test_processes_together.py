@@ -1,10 +1,7 @@
 """Two real processes on this machine train one model: same steps, same scales, one writer; one lost ends the other."""
 
 import json
-import os
-import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,13 +9,10 @@ from typing import Any
 import pytest
 from command import mpt, start_program
 from finished_run import FINISHED
-from pair import TINY, TWO, two_seen
+from pair import TINY, TWO, free_port, start_two, train_two, two_seen
 
-from mpt_cli.cli import main
 from mpt_cli.engine.distribution import ProcessInfo, check_process_info, connect, find_process_info
 from mpt_cli.errors import ConfigError
-from mpt_cli.jobs import launch
-from mpt_cli.jobs.launch import free_port
 from mpt_cli.runs.directory import write_json
 from mpt_cli.settings import load_settings, resolved_yaml
 
@@ -65,29 +59,17 @@ def test_processes_of_one_machine_meet_at_an_address_that_no_other_reaches(meeti
 
 ROLLBACK = ("trainer.max_rollbacks: must be 0 with several processes: only the first has the checkpoints to go back "
             "to. Received: 3. Resume the run after it has stopped.")
-OTHER_COUNT = ("distribute.processes: must be null or 4, the number of processes that were started. Received: 1. Leave "
-               "it out, or start that many tasks.")
-NO_SEED = ("seed: must be a number where 4 processes start by themselves: each would draw another. Received: 'null'. "
-           "For example seed=0.")  # fmt: skip
+CALLBACKS = ("trainer.callbacks: must be empty with several processes: each would call them, and all would write the "
+             "same files. Received: ['history']. trainer.early_stopping and trainer.reduce_on_plateau work.")
+NO_SEED = ("seed: must be a number for 4 processes: each would draw another. Received: 'null'. For example seed=0.")
 
 
 def test_a_task_of_a_slurm_step_says_what_its_settings_lack() -> None:
-    words = ["trainer.max_rollbacks=3", "distribute.processes=1", "seed=null"]
+    words = ["trainer.max_rollbacks=3", "trainer.callbacks=[history]", "seed=null"]
     with pytest.raises(ConfigError) as refused:
         check_process_info(settings("backend=jax", "distribute=data_parallel", *words), ProcessInfo(3, 4))
-    assert [str(problem) for problem in refused.value.problems] == [ROLLBACK, OTHER_COUNT, NO_SEED]
-    check_process_info(settings("backend=jax", "distribute=data_parallel", "distribute.processes=4"), ProcessInfo(3, 4))
+    assert [str(problem) for problem in refused.value.problems] == [ROLLBACK, CALLBACKS, NO_SEED]
     check_process_info(settings("backend=jax", *TWO), ProcessInfo(0, 2, "127.0.0.1:99"))
-
-
-@pytest.mark.slow
-def test_a_run_gone_on_with_keeps_the_seed_it_drew_in_all_processes(tmp_path: Path, monkeypatch) -> None:
-    (tmp_path / "config.yaml").write_text(resolved_yaml(settings("seed=77", "backend=jax", *TWO)))
-    started: list[str] = []
-    monkeypatch.setattr(launch, "launch", lambda _, words: started.extend(words) or 0)
-    assert main(["train", *TINY, *TWO, "seed=null", "--quiet", "--fail-on-verdict", f"resume={tmp_path}"]) == 0
-    assert {"--quiet", "--fail-on-verdict"} <= {*started}
-    assert [word for word in started if word.startswith("seed=")] == ["seed=null", "seed=77"]
 
 
 @pytest.mark.long
@@ -120,10 +102,9 @@ def test_both_processes_see_the_same_and_end_with_the_same_weights(tmp_path: Pat
 def test_the_result_is_that_of_one_process_with_the_whole_batch(tmp_path: Path) -> None:
     """Within rounding: the sum over a batch is taken in another order."""
     words = [*TINY, "trainer.epochs=2", "logger.console=quiet"]
-    both = mpt("train", *words, *TWO, "run_dir=both", "--json", cwd=tmp_path)
-    assert both.returncode == 0, both.stderr
+    train_two(tmp_path, *words[len(TINY):], "run_dir=both")
     assert mpt("train", *words, "run_dir=one", cwd=tmp_path).returncode == 0
-    summary, one = json.loads(both.stdout), json.loads((tmp_path / "one/summary.json").read_text())
+    summary, one = (json.loads((tmp_path / run / "summary.json").read_text()) for run in ("both", "one"))
     for key in ("steps_seen", "applied_steps", "skipped_steps", "final_loss_scale"):
         assert summary[key] == one[key]
     assert summary["metrics"] == pytest.approx(one["metrics"], rel=2e-3, abs=3e-3)  # float16 products, 46 steps
@@ -132,20 +113,17 @@ def test_the_result_is_that_of_one_process_with_the_whole_batch(tmp_path: Path) 
 
 @pytest.mark.long
 def test_one_process_killed_ends_the_other_with_a_sentence_and_the_run_resumes(tmp_path: Path) -> None:
-    words = [*TINY, *TWO, "trainer.epochs=2000", "trainer.checkpoint_every_steps=20", "run_dir=run"]
-    command = [sys.executable, "-m", "mpt_cli", "train", *words]
-    running = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    words = ["trainer.epochs=2000", "trainer.checkpoint_every_steps=20", "run_dir=run"]
+    first, second = start_two("mpt_cli", "train", *TINY, *TWO, *words, cwd=tmp_path)
     wait_for(lambda: (tmp_path / "run/metrics.jsonl").exists() and lines(tmp_path / "run/metrics.jsonl"))
-    os.kill(follower_of(running.pid), signal.SIGKILL)
-    said = running.communicate(timeout=100)[1]
-    assert running.returncode == 3 and "Traceback" not in said, said
-    assert "process 1 of 2 (counted from 0) was ended by SIGKILL, so the run was ended" in said
+    second.kill()
+    second.communicate()
+    first.communicate(timeout=100)
+    assert first.returncode
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert (summary["status"], summary["exit_code"]) == ("failed", 3)
     step = max(line["step"] for line in lines(tmp_path / "run/metrics.jsonl"))
-    words = ["resume=run", f"trainer.max_steps={step + 50}", "trainer.epochs=2000"]
-    resumed = mpt("train", *words, cwd=tmp_path, fresh=True)  # two processes, as in its configuration
-    assert resumed.returncode == 0, resumed.stderr
+    train_two(tmp_path, *words, "resume=auto", f"trainer.max_steps={step + 50}")
     steps = [line["step"] for line in lines(tmp_path / "run/metrics.jsonl") if not line.get("epoch_end")]
     assert steps == list(range(50, steps[-1] + 1, 50)) and steps[-1] >= step
 
@@ -172,11 +150,3 @@ def wait_for(condition, seconds: float = 120.0) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
-
-
-def follower_of(launcher: int) -> int:
-    """The second process, by its environment."""
-    for path in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
-        if b"MPT_PROCESS=1/2@" in Path(f"/proc/{path}/environ").read_bytes():
-            return int(path)
-    raise AssertionError("no second process")

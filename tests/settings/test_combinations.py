@@ -95,12 +95,6 @@ _WRONG = [
     (["distribute.devices=2"],
      ["distribute.devices: must be left out with distribute=none. Received: 2. "
       "Use distribute=mirrored or data_parallel."]),
-    (["backend=jax", "distribute=data_parallel", "distribute.processes=2", "trainer.callbacks=[history]"],
-     ["trainer.callbacks: must be empty with several processes: each would call them, and all would write the same "
-      "files. Received: ['history']. trainer.early_stopping and trainer.reduce_on_plateau work."]),
-    (["backend=jax", "distribute=data_parallel", "distribute.processes=2", "trainer.max_rollbacks=3"],
-     ["trainer.max_rollbacks: must be 0 with several processes: only the first has the checkpoints to go back to. "
-      "Received: 3. Resume the run after it has stopped."]),
     (["distribute=model_parallel", *_DIVIDED],
      ["distribute.name: model_parallel must have backend=jax, here it is tensorflow. Received: 'model_parallel'. Use "
       "backend=jax."]),
@@ -137,9 +131,6 @@ _WRONG = [
     ([_DIVIDED[1]],
      ["distribute.layout: must be left out with distribute=none: nothing uses it. Received: {'.*kernel': [None, "
       "'model']}. Use distribute=model_parallel backend=jax."]),
-    (["backend=jax", "distribute=model_parallel", *_DIVIDED, "distribute.processes=2"],
-     ["distribute.processes: must be left out with distribute=model_parallel. Received: 2. Use "
-      "distribute=data_parallel backend=jax."]),
     (["distribute=mirrored", "optimizer.gradient_accumulation_steps=2"],
      ["optimizer.gradient_accumulation_steps: must be null with distribute=mirrored: Keras cannot accumulate there. "
       "Received: 2. Raise trainer.batch_size instead."]),
