@@ -160,7 +160,7 @@ class Recording(ABC):
         self.taken += len(rows.floats) + rows.lost
         floats = rows.floats if self.tells_loss else np.where([True, False, False, False], 0.0, rows.floats)
         self.ledger.rules = self.ledger_options()
-        events = self.ledger.absorb(StepRecords(floats.astype("float32"), rows.ints, {}), self.progress.epoch)
+        events = self.ledger.absorb(StepRecords(floats.astype("float32"), rows.ints), self.progress.epoch)
         self.telemetry.events(events if self.tells_loss else [replace(event, cause=None) for event in events])
         for spike in self.ledger.spikes:
             step_in_epoch = self.progress.step_in_epoch - (self.ledger.seen - spike.step)

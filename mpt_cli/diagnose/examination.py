@@ -81,7 +81,7 @@ class RunStepper:
 
     def _train(self, most: int) -> StepRecords:
         piece = self._next_piece(most)
-        block = self.parts.engine.train(piece.source, piece.batch_indices, piece.count).wait()
+        block = self.parts.engine.train(piece.source, piece.batch_indices, piece.count)
         self.step += piece.count
         self.step_in_epoch += piece.count
         return block

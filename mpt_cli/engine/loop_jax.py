@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -23,28 +22,27 @@ from mpt_cli.engine.loop import (
     BatchIndices,
     Engine,
     LoopControl,
-    LoopRecords,
     LoopResult,
     StepWrapper,
     convolves,
-    metric_vector,
     pack_record,
     row_lengths,
     update_streaks,
 )
 from mpt_cli.precision.keras_internals import has_value
-from mpt_cli.precision.step_jax import TrainState, cond, own_test_step, train_step
-from mpt_cli.precision.train_step import assign, metric_variables, metrics_of
+from mpt_cli.precision.step_jax import TrainState, own_test_step, train_step
+from mpt_cli.precision.train_step import assign, metric_variables
 
 Tensor = Any
 
 
 class Carry(NamedTuple):
-    """What goes from step to step: their number in this call, the variables, the records so far and the streaks."""
+    """What goes from step to step: the variables, their number in this call, the records so far and the streaks."""
 
-    i: Tensor
     state: TrainState
-    records: LoopRecords
+    i: Tensor
+    floats: Tensor
+    ints: Tensor
     streaks: Tensor
 
 
@@ -74,10 +72,6 @@ class JaxEngine(Engine):
         self._evaluate_many = self._compile(lambda *given: self._evaluate_loop(*given), donate_argnums=2)
         self._evaluate_one = self._compile(lambda *given: self._evaluate_step(*given), donate_argnums=2)
         self._flows = {in_float32: self._compiled_flow(in_float32) for in_float32 in (False, True)}
-        self._begin = jax.jit(lambda *given: self._first_carry(*given), donate_argnums=0)
-        self._end = jax.jit(lambda metrics: self._metric_vector(metrics))
-        self._results = jax.jit(lambda values: self._keras_metrics(values))
-        self._fresh = jax.jit(lambda: self._fresh_metrics(), out_shardings=self._everywhere)
 
     def _make_training(self) -> None:
         self._train_many = self._compile(lambda *given: self._train_loop(*given), donate_argnums=0)
@@ -91,11 +85,13 @@ class JaxEngine(Engine):
         lists = TrainState(model.trainable_variables, model.non_trainable_variables, model.optimizer.variables,
                            metric_variables(model))
         state = TrainState(*([v.value for v in variables] for variables in lists))
-        run = self._train_many if self._loops_on_device else partial(self._train_in_a_row, control)
-        given = batch_indices, control.pack()
-        if not (self._loops_on_device and self._everywhere is None):  # else the one call moves them, which takes less
-            given = self.to_device(given)
-        state, result = run(state, source, *given)
+        if self._loops_on_device:
+            given = batch_indices, control.pack()
+            if self._everywhere is not None:  # else the one call moves them, which takes less
+                given = self.to_device(given)
+            state, result = self._train_many(state, source, *given)
+        else:
+            state, result = self._train_in_a_row(state, source, self.to_device(batch_indices), control)
         for variables, values in zip(lists, state, strict=True):
             assign(variables, values)
         return result
@@ -111,12 +107,6 @@ class JaxEngine(Engine):
             for row in self.to_device(batch_indices[:count]):
                 metrics = self._evaluate_one(weights, frozen, metrics, source, row)
         assign(metric_variables(model), jax.block_until_ready(metrics))
-
-    def _clear_metrics(self) -> None:
-        assign(metric_variables(self.model), self._fresh())
-
-    def _compute_metrics(self) -> Tensor:
-        return self._results([v.value for v in metric_variables(self.model)])
 
     def batch(self, source: Any, row: Any) -> Any:
         return self._batch(source, self.to_device(row))
@@ -150,27 +140,6 @@ class JaxEngine(Engine):
         gradients, sinks = jax.grad(scaled_loss, argnums=(0, 1))(counter.weights(weights), counter.probes.sinks())
         return counter.count(gradients, sinks)
 
-    def _metric_vector(self, values: list[Tensor]) -> Tensor:
-        if self.own is not None and self.own.train_names:
-            self._names[:] = self.own.train_names
-            return values[len(self.model.metrics_variables)]
-        vector = self._keras_metrics(values)
-        self._names[:] = self._metric_names
-        return vector
-
-    def _keras_metrics(self, values: list[Tensor]) -> Tensor:
-        with keras.StatelessScope(state_mapping=list(zip(self.model.metrics_variables, values, strict=False))):
-            results = metrics_of(self.model)
-        self._metric_names[:] = results
-        return metric_vector(results)
-
-    def _fresh_metrics(self) -> list[Tensor]:
-        with keras.StatelessScope() as scope:
-            self.model.reset_metrics()
-        fresh = [scope.get_current_value(v) for v in self.model.metrics_variables]
-        logs = self.own.variables if self.own is not None else []
-        return fresh + [jnp.full(tuple(log.shape), jnp.nan, "float32") for log in logs]
-
     def _batch(self, source: Any, row: Tensor) -> Any:
         """The examples of one step, split over the devices of the mesh; XLA reduces the gradients over all of them."""
 
@@ -180,29 +149,16 @@ class JaxEngine(Engine):
 
         return jax.tree.map(take, source)
 
-    def _first_carry(self, state: TrainState, batch_indices: Tensor, packed: Tensor) -> Carry:
-        """Before the first step of a call: nothing recorded, and the metrics fresh where that was asked for."""
-        control, fresh = LoopControl.unpack(packed), self._fresh_metrics()
-        metrics = [jnp.where(control.resets > 0, new, old) for new, old in zip(fresh, state.metrics, strict=True)]
-        steps = len(batch_indices)
-        records = LoopRecords(
-            floats=jnp.zeros((steps, row_lengths(self.model)[0]), "float32"),
-            ints=jnp.zeros((steps, row_lengths(self.model)[1]), "int32"),
-            metrics=jnp.zeros((steps, *self._metric_vector(fresh).shape), "float32"),
-        )
-        return Carry(jnp.int32(0), state._replace(metrics=metrics), records, control.streaks)
+    def _first_records(self, steps: int, streaks: Tensor) -> tuple[Tensor, ...]:
+        """What a `Carry` begins with beside the state: nothing is done and recorded of so many steps."""
+        floats, ints = row_lengths(self.model)
+        return np.int32(0), np.zeros((steps, floats), "float32"), np.zeros((steps, ints), "int32"), streaks
 
-    def _train_step(self, carry: Carry, source: Any, batch_indices: Tensor, packed: Tensor) -> Carry:
-        i, state, records, streaks = carry
+    def _train_step(self, carry: Carry, source: Any, batch_indices: Tensor) -> Carry:
+        state, i, *records, streaks = carry
         _, state, record = self._step(self.model, self._in_place(state), self._batch(source, batch_indices[i]))
-        state = self._in_place(state)
-        metrics = cond(LoopControl.unpack(packed).is_logged(i + 1), lambda: self._metric_vector(state.metrics),
-                       lambda: jnp.zeros_like(records.metrics[0]))
-        floats, ints = pack_record(record)
-        records = LoopRecords(
-            records.floats.at[i].set(floats), records.ints.at[i].set(ints), records.metrics.at[i].set(metrics)
-        )
-        return Carry(i + 1, state, records, update_streaks(streaks, self.model.optimizer, record))
+        floats, ints = (rows.at[i].set(row) for rows, row in zip(records, pack_record(record), strict=True))
+        return Carry(self._in_place(state), i + 1, floats, ints, update_streaks(streaks, self.model.optimizer, record))
 
     def _in_place(self, state: TrainState) -> TrainState:
         """The same, each variable whole on each device or divided, as the distribution says. Said before and after each
@@ -233,26 +189,25 @@ class JaxEngine(Engine):
         control = LoopControl.unpack(packed)
         carry = jax.lax.while_loop(
             lambda carry: control.go_on(carry.i, carry.streaks),
-            lambda carry: self._train_step(carry, source, batch_indices, packed),
-            self._first_carry(state, batch_indices, packed),
+            lambda carry: self._train_step(carry, source, batch_indices),
+            Carry(state, *self._first_records(len(batch_indices), control.streaks)),
         )
-        state = self._in_place(carry.state)
-        return state, LoopResult(carry.i, carry.records, self._metric_vector(state.metrics))
+        return self._in_place(carry.state), LoopResult(carry.i, carry.floats, carry.ints)
 
     def _train_in_a_row(
-        self, control: LoopControl, state: TrainState, source: Any, batch_indices: Tensor, packed: Tensor
+        self, state: TrainState, source: Any, batch_indices: Tensor, control: LoopControl
     ) -> tuple[TrainState, LoopResult]:
         """As `_train_loop`, from the host, which looks at the streaks only where one could be at its limit."""
-        carry, done = self._begin(state, batch_indices, packed), 0
-        streaks, limits = np.array(control.streaks), np.array(control.limits)
+        streaks, limits = np.array(control.streaks, np.int32), np.array(control.limits)
+        carry, done = Carry(state, *self.to_device(self._first_records(len(batch_indices), streaks))), 0
         while done < control.count and (streaks < limits).all():
             sure = min(control.count - done, int((limits - streaks).min()))
             for _ in range(sure):
-                carry = self._train_one(carry, source, batch_indices, packed)
+                carry = self._train_one(carry, source, batch_indices)
             done += sure
             if done < control.count:
                 streaks = np.asarray(carry.streaks)
-        return carry.state, LoopResult(done, carry.records, self._end(carry.state.metrics))
+        return carry.state, LoopResult(done, carry.floats, carry.ints)
 
     def _evaluate_step(
         self, weights: list[Tensor], frozen: list[Tensor], metrics: list[Tensor], source: Any, row: Tensor

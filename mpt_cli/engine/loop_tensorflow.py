@@ -19,10 +19,8 @@ from mpt_cli.engine.loop import (
     BatchIndices,
     Engine,
     LoopControl,
-    LoopRecords,
     LoopResult,
     StepWrapper,
-    metric_vector,
     pack_record,
     row_lengths,
     update_streaks,
@@ -31,7 +29,7 @@ from mpt_cli.engine.probes import ReplicaSinks
 from mpt_cli.precision.policy import layers_of
 from mpt_cli.precision.step_tensorflow import own_test_step, train_step
 from mpt_cli.precision.train_step import StepRecord, optimizers_of
-from mpt_cli.telemetry.records import LoggedSteps, StopLimits
+from mpt_cli.telemetry.records import StopLimits
 
 Tensor = Any
 
@@ -55,8 +53,6 @@ class TensorFlowEngine(Engine):
         self._make_training()
         self._evaluate = self._loop(self._evaluate_loop)
         self._flows = {in_float32: self._flow_function(in_float32) for in_float32 in (False, True)}
-        self._reset = tf.function(self._reset_metrics, autograph=False)  # eagerly, each variable is a call of its own
-        self._results = tf.function(self._keras_metrics, autograph=False)
 
     def _loop(self, function: Callable[..., Any], is_of_one_length: Callable[[], bool] = lambda: False) -> Any:
         def make() -> Any:
@@ -68,7 +64,7 @@ class TensorFlowEngine(Engine):
         self._train = self._loop(self._train_loop, lambda: self.trains_in_whole_batches)
 
     def compile_training(self, source: Any, batch_indices: BatchIndices) -> str | None:
-        no_step = tf.constant(LoopControl.of(0, False, LoggedSteps(), StopLimits()).pack())
+        no_step = tf.constant(LoopControl(0, *StopLimits()).pack())
         with self._called(TRAINING, batch_indices.shape):
             return _obstacle(self._train, source, tf.convert_to_tensor(batch_indices), no_step)
 
@@ -99,17 +95,6 @@ class TensorFlowEngine(Engine):
 
     def _program(self, function: str, shape: tuple[int, ...]) -> tuple[Any, ...]:
         return (function,) if self._takes_any_length else super()._program(function, shape)
-
-    def reset_metrics(self) -> None:
-        super().reset_metrics()
-        if self.strategy is not None:
-            self._reset_now()  # on several replicas nothing can be assigned in a condition
-
-    def _clear_metrics(self) -> None:
-        self._reset()
-
-    def _compute_metrics(self) -> Tensor:
-        return self._results()
 
     def batch(self, source: Any, row: Any) -> Any:
         return _batch(source, tf.convert_to_tensor(row))
@@ -150,47 +135,20 @@ class TensorFlowEngine(Engine):
 
     def _train_loop(self, source: Any, batch_indices: Tensor, packed: Tensor) -> LoopResult:
         control = LoopControl.unpack(packed)
-        if self.strategy is None:
-            tf.cond(control.resets > 0, self._reset_metrics, lambda: tf.constant(0))
-        latest = self._metric_vector()
         floats, ints = row_lengths(self.model)
         rows = batch_indices.shape[0] or tf.shape(batch_indices)[0]
-        arrays = [
-            tf.TensorArray(dtype, rows, element_shape=shape)
-            for dtype, shape in ((tf.float32, (floats,)), (tf.int32, (ints,)), (tf.float32, latest.shape))
-        ]
+        arrays = [tf.TensorArray(tf.float32, rows, element_shape=(floats,)),
+                  tf.TensorArray(tf.int32, rows, element_shape=(ints,))]  # fmt: skip
         main = next(iter(optimizers_of(self.model).values()))
 
         def body(i: Tensor, streaks: Tensor, *arrays: Any) -> tuple[Tensor, ...]:
             record = self._on_replicas(self._train_one, source, batch_indices[i])
-            metrics = tf.cond(control.is_logged(i + 1), self._metric_vector, lambda: tf.zeros_like(latest))
-            row = *pack_record(record), metrics
-            written = [array.write(i, part) for array, part in zip(arrays, row, strict=True)]
+            written = [array.write(i, row) for array, row in zip(arrays, pack_record(record), strict=True)]
             return i + 1, update_streaks(streaks, main, record), *written
 
         done, _, *arrays = tf.while_loop(lambda i, streaks, *_: control.go_on(i, streaks), body,
                                          (tf.constant(0), control.streaks, *arrays), parallel_iterations=1)
-        records = LoopRecords(*(array.stack() for array in arrays))
-        return LoopResult(done, records, self._metric_vector())
-
-    def _metric_vector(self) -> Tensor:
-        if self.own is not None and self.own.train_names:
-            self._names = [*self.own.train_names]
-            return tf.identity(self.own.train_log.value)
-        vector = self._keras_metrics()
-        self._names = self._metric_names
-        return vector
-
-    def _keras_metrics(self) -> Tensor:
-        results = self.model.get_metrics_result()
-        self._metric_names = [*results]
-        return metric_vector(results)
-
-    def _reset_metrics(self) -> Tensor:
-        self.model.reset_metrics()
-        for log in self.own.variables if self.own is not None else ():
-            log.assign(tf.fill(log.shape, float("nan")))
-        return tf.constant(0)
+        return LoopResult(done, *(array.stack() for array in arrays))
 
     def _evaluate_loop(self, source: Any, batch_indices: Tensor, count: Tensor) -> Tensor:
         def body(i: Tensor) -> tuple[Tensor]:

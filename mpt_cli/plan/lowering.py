@@ -11,7 +11,7 @@ from mpt_cli.engine.loop import LoopControl
 from mpt_cli.engine.loop_jax import JaxEngine
 from mpt_cli.precision.step_jax import TrainState
 from mpt_cli.precision.train_step import metric_variables
-from mpt_cli.telemetry.records import LoggedSteps, StopLimits
+from mpt_cli.telemetry.records import StopLimits
 
 
 class PlannedEngine(JaxEngine):
@@ -36,7 +36,7 @@ class PlannedEngine(JaxEngine):
         return program.lower(TrainState(*lists), piece.source, piece.batch_indices, self._control())
 
     def _control(self) -> Any:
-        packed_control = LoopControl.of(1, True, LoggedSteps(), StopLimits()).pack()
+        packed_control = LoopControl(1, *StopLimits()).pack()
         return self._shaped(packed_control.shape, packed_control.dtype)
 
     def _lists(self, optimizer_variables: Any) -> list[list[Any]]:

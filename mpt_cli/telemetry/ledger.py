@@ -8,7 +8,6 @@ are divided into calls nor on where a run was resumed.
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import pairwise
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -166,15 +165,10 @@ class StepRecords:
     """One row per step, in order. `floats` is float32 (steps, 4) and `ints` int32 (steps, 7), columns as named above.
     `finite` is 1 where the gradients were, `zero` where every element of every gradient was 0. Of a step with several
     optimizers these are the columns of all together, and those of each follow: `of_optimizer`.
-
-    `metrics` are the epoch's running metrics after the last step, `logged` those after each step that has a line of
-    the log, by its number in the call, counted from 1.
     """
 
     floats: NDArray[Any]
     ints: NDArray[Any]
-    metrics: dict[str, float]
-    logged: dict[int, dict[str, float]] = field(default_factory=dict)
 
     loss = Column()
     scale_before = Column()
@@ -188,24 +182,10 @@ class StepRecords:
     holds_inf = Column(is_flag=True)  # whether that gradient held inf; else nan alone
     zero = Column(is_flag=True)
 
-    def parts(self) -> list[Self]:
-        """Cut after each step that has a line; the metrics of a part are those after its last step.
-
-        >>> logged = {2: {"loss": 2.0}, 4: {"loss": 4.0}}
-        >>> records = StepRecords(np.zeros((5, 4)), np.zeros((5, 7)), {"loss": 5.0}, logged)
-        >>> [(len(part), part.metrics["loss"]) for part in records.parts()]
-        [(2, 2.0), (2, 4.0), (1, 5.0)]
-        """
-        ends = sorted({*self.logged, len(self)})
-        return [
-            type(self)(self.floats[first:last], self.ints[first:last], self.logged.get(last, self.metrics))
-            for first, last in pairwise([0, *ends])
-        ]
-
     def of_optimizer(self, place: int) -> Self:
         """The records of one of several optimizers."""
         first_float, first_int = (place + 1) * len(FLOAT_FIELDS), (place + 1) * len(INT_FIELDS)
-        return type(self)(self.floats[:, first_float:], self.ints[:, first_int:], {})
+        return type(self)(self.floats[:, first_float:], self.ints[:, first_int:])
 
     def __len__(self) -> int:
         return len(self.floats)

@@ -322,13 +322,6 @@ class Summary:
     not_recorded: list[str] = field(default_factory=list)  # what a Recorder or `mpt run` could not see, in sentences
 
 
-class LoggedSteps(NamedTuple):
-    """After which steps of a call there is a line of the log: the `first`, counted from 1, and each `every` further."""
-
-    first: int = NEVER
-    every: int = NEVER
-
-
 Count = TypeVar("Count")
 R = TypeVar("R", RunHeader, Event, Spike, Summary)
 

@@ -20,7 +20,7 @@ from mpt_cli.engine.distribution import Distribution, build_distribution
 from mpt_cli.engine.faults import Injector, build_injector, warn_of_fault
 from mpt_cli.engine.feed import BatchPlan, Feed, build_feed, byte_size, first_batch
 from mpt_cli.engine.flow import pure_loss
-from mpt_cli.engine.loop import Engine
+from mpt_cli.engine.loop import Engine, read_metrics
 from mpt_cli.engine.xla import JitChoice, check_layers, choose_jit
 from mpt_cli.errors import ConfigError, Problem, UserCodeError, summarise_error
 from mpt_cli.models.build import plain_message, symbol
@@ -358,7 +358,7 @@ def count_parameters(model: Any) -> int:
 
 def metric_names(model: Any, with_validation: bool) -> tuple[str, ...]:
     """Names of the metrics a run reports beside the loss, `val_*` last."""
-    own, names = own_steps(model), [name for name in model.get_metrics_result() if name != "loss"]
+    own, names = own_steps(model), [name for name in read_metrics(model) if name != "loss"]
     tested = ["loss", *names]
     if own is not None:
         names, tested = [*own.train_names[1:]] or names, [*own.test_names] or tested

@@ -286,14 +286,11 @@ def check_monitors(trainer: TrainerSettings, metrics: Sequence[str]) -> None:
 class Callbacks:
     """The callbacks of a run. `ended` says why one of them set `model.stop_training`; empty while none did.
 
-    `after_hook` is called after each: what the engine knows of the model may no longer hold. A hook that raises ends
-    the run with UserCodeError.
+    A hook that raises ends the run with UserCodeError.
     """
 
-    def __init__(
-        self, members: Sequence[Any] = (), model: Any = None, after_hook: Callable[[], None] = lambda: None
-    ) -> None:
-        self.members, self.model, self.after_hook = list(members), model, after_hook
+    def __init__(self, members: Sequence[Any] = (), model: Any = None) -> None:
+        self.members, self.model = list(members), model
         self.ended = ""
         self._of_hook = {hook: [each for each in self.members if declares(each, hook)] for hook in HOOKS}
         self._states: list[CallbackState] = []
@@ -355,7 +352,6 @@ class Callbacks:
                 self._guarded(callback, hook, *where, given)
             if self.model.stop_training and not self.ended:
                 self.ended = why_ended(callback, hook)
-        self.after_hook()
         return given
 
     def epoch_end(self, epoch: int, metrics: Logs) -> Logs:

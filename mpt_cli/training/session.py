@@ -95,7 +95,6 @@ class Session:
             with self.assembly.policy.scope():
                 has_changed |= end_training(self.assembly, trainer)
         if has_changed and outcome.finished:
-            trainer.engine.forget()
             with self.assembly.policy.scope():
                 if (validated := trainer.validate()) is None:
                     return replace(outcome, signal=trainer.interruption.requested)
@@ -185,7 +184,7 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
     feeds = parts.train_feed, parts.validation_feed
     runner = Trainer(parts.engine, *feeds, plan, telemetry, ledger, health, checkpointer)
     runner.source_rows = parts.data.rows
-    runner.callbacks = Callbacks(callbacks, parts.model, parts.engine.forget_last_call)
+    runner.callbacks = Callbacks(callbacks, parts.model)
     checkpointer.beside = partial(position_beside, parts, runner)
     runner.next_phase = partial(change_phase, parts, runner)
     _add_what_was_asked_for(parts, runner, may_sample=not rules.loss_is_running)
@@ -341,7 +340,6 @@ def restore(parts: Assembly, trainer: Trainer, checkpoint: Checkpoint) -> bool:
     before = str(checkpoint.position["scaling_mode"])
     enter_phase(parts, check_phase(phases, checkpoint), trainer)
     restore_state(parts.model, checkpoint.arrays, other_scaling=before != parts.scaling.mode)
-    parts.engine.forget()
     trainer.checkpointer.resume(checkpoint)
     trainer.progress = Progress.from_position(checkpoint.position["progress"])
     trainer.ledger.resume(checkpoint.position["ledger"])

@@ -14,11 +14,12 @@ from mpt_cli.engine.feed import Feed, Piece
 from mpt_cli.engine.gradient_samples import GradientSampler
 from mpt_cli.engine.loop import TRAINING, Engine
 from mpt_cli.engine.weight_watch import WeightWatch
+from mpt_cli.precision.finite import are_finite
 from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.signals import Interruption
 from mpt_cli.telemetry.health import HealthRules, Stop, describe_unmoved
 from mpt_cli.telemetry.ledger import Ledger, StepRecords
-from mpt_cli.telemetry.records import GradientSample, LoggedSteps, Snapshot
+from mpt_cli.telemetry.records import GradientSample, Snapshot
 from mpt_cli.telemetry.signs import Signs, observe
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training.callbacks import TEST_BATCH_HOOKS, Callbacks
@@ -210,7 +211,8 @@ class Trainer:
         if self._must_stop():
             return
         is_whole = not self._is_cut_short() or self.progress.step_in_epoch == self.train_feed.steps
-        signs = replace(self.signs(), epoch_is_whole=is_whole, weights_are_finite=self.engine.weights_are_finite())
+        finite = are_finite(self.engine.model.trainable_variables)
+        signs = replace(self.signs(), epoch_is_whole=is_whole, weights_are_finite=finite)
         self._stop = self.health.check(signs, at_epoch_end=True)
         if self._stop is None:
             self._finish_epoch(is_whole)
@@ -235,13 +237,14 @@ class Trainer:
             return self.train_feed.take(count, self._must_stop)
 
     def _next_count(self) -> int:
-        """Steps of the next call: up to the next checkpoint or sample of the gradients, to where the skip rate begins
-        to count, and to the end of the run."""
+        """Steps of the next call: up to the next line of the log or checkpoint, to where the skip rate begins to count,
+        and to the end of the run."""
         seen, plan = self.ledger.seen, self.plan
-        sample = self.sampler.next_due(seen, plan.log_every_steps) if self.sampler is not None else None
-        ends = (None if sample is None else sample - seen, self.checkpointer.steps_until_due(seen), self._steps_left(),
+        ends = (self.checkpointer.steps_until_due(seen), self._steps_left(),
                 self.health.steps_to_first_check(self.signs()))  # fmt: skip
-        return self._call_steps(self.stopwatch, min([plan.capacity, *(steps for steps in ends if steps is not None)]))
+        to_line = plan.log_every_steps - seen % plan.log_every_steps
+        most = min([plan.capacity, to_line, *(steps for steps in ends if steps is not None)])
+        return self._call_steps(self.stopwatch, most)
 
     def _call_steps(self, stopwatch: Stopwatch, most: int) -> int:
         chosen = self.plan.steps_per_call
@@ -260,36 +263,34 @@ class Trainer:
 
     def _run_call(self, piece: Piece) -> Piece:
         """Returns what is left of the piece."""
-        every = self.plan.log_every_steps
-        logged = LoggedSteps(every - self.ledger.seen % every, every)
         limits = self.health.stop_limits(self.signs())
         if self.process_group is None and self.engine.compiles(TRAINING, piece.batch_indices.shape):
             self.checkpointer.save_before_silence(self.progress, self.ledger)  # a signal waits for no compiler
         self.callbacks.call("on_train_batch_begin", self.progress.step_in_epoch)
         self.stopwatch.start()
-        call = self.engine.train(piece.source, piece.batch_indices, piece.count, logged, limits)
-        records = call.wait()
+        records = self.engine.train(piece.source, piece.batch_indices, piece.count, limits)
         self.stopwatch.stop(len(records), piece.batch_indices.shape[1])
         done, left = piece.divide(len(records))
         self.last_piece = done
-        first_step = self.ledger.seen + 1
-        for part in records.parts():
-            self._take_in(part, first_step)
-        self.callbacks.call("on_train_batch_end", self.progress.step_in_epoch - 1, logs=records.metrics)
+        self._take_in(records, done)
+        if self.callbacks.wants("on_train_batch_end"):
+            step = self.progress.step_in_epoch - 1
+            self.callbacks.call("on_train_batch_end", step, logs=self.engine.metrics())
         return left
 
-    def _take_in(self, part: StepRecords, first_step: int) -> None:
-        """The next steps, up to a line of the log or the end of the call, of which `last_piece` has all."""
-        events = self.ledger.absorb(part, self.progress.epoch)
-        if events and self.fault_search is not None and self.last_piece is not None:
-            events = self.fault_search.name_layers(events, self.last_piece, first_step)
+    def _take_in(self, records: StepRecords, piece: Piece) -> None:
+        """The steps of a call, which are those of `piece`."""
+        first_step = self.ledger.seen + 1
+        events = self.ledger.absorb(records, self.progress.epoch)
+        if events and self.fault_search is not None:
+            events = self.fault_search.name_layers(events, piece, first_step)
         self.telemetry.events(events)
-        self.progress.step_in_epoch += len(part)
+        self.progress.step_in_epoch += len(records)
         for spike in self.ledger.spikes:
             step = self.progress.step_in_epoch - (self.ledger.seen - spike.step)
             self.telemetry.spike(replace(spike, step_in_epoch=step, examples=self._examples_of(step)))
         if self.ledger.seen % self.plan.log_every_steps == 0:
-            self._log(part.metrics)
+            self._log(self.engine.metrics())
         self._stop = self._stop or self.health.check(self.signs())
 
     def _examples_of(self, step_in_epoch: int) -> tuple[int, ...] | None:

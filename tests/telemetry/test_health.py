@@ -31,7 +31,7 @@ def after(*calls: str, scale: float = 4.0, loss: float = 0.5, window: int = 500,
     for marks in calls:
         floats = np.array([[loss, scale, scale, 0.1]] * len(marks), np.float32)
         ints = np.array([[mark != "x", 0, 0, 0, 0, 0, mark == "0"] for mark in marks], np.int32)
-        tally.add(ledger.absorb(StepRecords(floats, ints, {}), 1))
+        tally.add(ledger.absorb(StepRecords(floats, ints), 1))
     ledger.sample = sample
     return observe(ledger, tally, SCALED, {})
 

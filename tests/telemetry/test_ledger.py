@@ -24,7 +24,6 @@ def block_of(steps: list[Step], losses: list[float] | None = None, **columns: in
     return StepRecords(
         np.array(floats, np.float32).reshape(-1, len(FLOAT_FIELDS)),
         np.array(ints, np.int32).reshape(-1, len(INT_FIELDS)),
-        {},
     )
 
 

@@ -55,7 +55,7 @@ def told(ledger: Ledger, losses, calls, skipped=()):
         floats = [[loss, 8.0, 8.0, 0.25] for loss in losses[start:end]]
         ints = np.zeros((end - start, len(INT_FIELDS)), np.int32)
         ints[:, 0] = [ledger.seen + row + 1 not in skipped for row in range(end - start)]
-        ledger.absorb(StepRecords(np.array(floats, np.float32), ints, {}), epoch=2)
+        ledger.absorb(StepRecords(np.array(floats, np.float32), ints), epoch=2)
         yield from ledger.spikes
         start, number = end, number + 1
 
@@ -130,7 +130,7 @@ def test_a_jump_is_told_once_with_the_latest_sample_of_the_gradients_and_read_ba
     ledger = Ledger(LedgerOptions(keep_spikes=4), sample=GradientSample(100, 0.5, 0.0, 0.0, None))
     (spike,) = told(ledger, np.array([1.0] * 64 + [9.0], np.float32), (65,))
     assert spike == Spike(65, 2, 0, 9.0, 1.0, 1.5, (1.0,) * 8, True, 0.25, 8.0, None, 0.5, 100)
-    ledger.absorb(StepRecords(np.zeros((0, 4), np.float32), np.zeros((0, len(INT_FIELDS)), np.int32), {}), epoch=2)
+    ledger.absorb(StepRecords(np.zeros((0, 4), np.float32), np.zeros((0, len(INT_FIELDS)), np.int32)), epoch=2)
     assert ledger.spikes == []
     for kept in (spike, replace(spike, loss=INF, median=None, bound=None, examples=(3, 1), no_examples="1.5")):
         assert record_from(Spike, json.loads(strict_json({**vars(kept), "attempt": 2}))) == kept

@@ -64,7 +64,7 @@ def named(run: TinyRun, search: FaultSearch):
     """The event of one step of the run."""
     run.feed.start(1)
     piece, first = run.feed.take(1), run.ledger.seen + 1
-    events = run.ledger.absorb(run.engine.train(piece.source, piece.batch_indices, piece.count).wait(), 1)
+    events = run.ledger.absorb(run.engine.train(piece.source, piece.batch_indices, piece.count), 1)
     (event,) = search.name_layers(events, piece, first)
     return event
 

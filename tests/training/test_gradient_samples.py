@@ -123,7 +123,7 @@ def test_a_sample_that_fails_is_said_once_and_ends_nothing():
 def test_the_record_of_a_step_says_whether_every_gradient_is_zero():
     for x, zero in (([0.0, 2.0**-20], 0), ([0.0, 2.0**-40], 1)):
         engine, source = linear_engine(x, 2.0**-15)  # the scale is 2^15
-        block = engine.train(source, ROW, 1).wait()
+        block = engine.train(source, ROW, 1)
         assert (block.zero.tolist(), block.nearest.tolist()) == ([zero], [-1])
 
 

@@ -67,7 +67,6 @@ def trainer_of(compiled, pattern: list[bool], telemetry: Telemetry, *, value: fl
                **rules) -> Trainer:  # fmt: skip
     run, start = compiled
     restore_state(run.model, start)
-    run.engine.forget()
     feeds = (build_feed(data, run.engine, BatchPlan(4, 8), resident=True)
              for data in (spoiled(pattern, value), tiny_data(validation * 4)))  # fmt: skip
     ledger = Ledger(LedgerOptions(tuple(v.path for v in run.model.trainable_variables), FLOOR, 64.0), WINDOW)
@@ -147,7 +146,7 @@ def test_weights_are_those_of_the_good_steps_alone(compiled):
     feed = build_feed(data.take(np.flatnonzero(good)), run.engine, BatchPlan(4, 8), resident=False)
     feed.start(1)
     while (piece := feed.take(8)) is not None:
-        assert run.engine.train(piece.source, piece.batch_indices, piece.count).wait().finite.all()
+        assert run.engine.train(piece.source, piece.batch_indices, piece.count).finite.all()
     for ours, theirs in zip(with_skips, run.weights(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 

@@ -59,7 +59,7 @@ class TinyRun:
             self.engine.reset_metrics()
             self.feed.start(epoch)
             while (piece := self.feed.take(most)) is not None:
-                blocks.append(self.engine.train(piece.source, piece.batch_indices, piece.count).wait())
+                blocks.append(self.engine.train(piece.source, piece.batch_indices, piece.count))
                 self.ledger.absorb(blocks[-1], epoch)
         return blocks
 

@@ -78,7 +78,7 @@ class Trained:
     def epoch(self, number: int = 1) -> "Trained":
         self.feed.start(number)
         while (piece := self.feed.take(4)) is not None:
-            records = self.engine.train(piece.source, piece.batch_indices, piece.count).wait()
+            records = self.engine.train(piece.source, piece.batch_indices, piece.count)
             self.skipped += [event.step for event in self.ledger.absorb(records, number) if event.kind == "overflow"]
         return self
 
