@@ -187,7 +187,7 @@ class Engine(ABC):
 
 def read_metrics(model: Any) -> dict[str, float]:
     """Keras's metrics of a model as they are; ConfigError for one that is not a single number."""
-    found = {name: keras.ops.convert_to_numpy(value) for name, value in metrics_of(model).items()}
+    found = {name: np.asarray(value) for name, value in metrics_of(model).items()}
     for name, value in found.items():
         if value.size != 1:
             raise ConfigError(Problem("model", f"its metric {name} must be one number, not shape {value.shape}.", None,

@@ -85,6 +85,7 @@ class JaxEngine(Engine):
         lists = TrainState(model.trainable_variables, model.non_trainable_variables, model.optimizer.variables,
                            metric_variables(model))
         state = TrainState(*([v.value for v in variables] for variables in lists))
+        result: LoopResult
         if self._loops_on_device:
             given = batch_indices, control.pack()
             if self._everywhere is not None:  # else the one call moves them, which takes less
