@@ -69,7 +69,8 @@ def test_an_own_step_trains_skips_and_measures_as_keras_s_own_does(tmp_path):
         np.testing.assert_allclose(weights(own)[name], value, rtol=1e-5, atol=1e-6, err_msg=name)  # order of fusion
     assert np.isfinite(list(summary(own)["metrics"].values())).all()
     assert summary(own)["metrics"] == pytest.approx(summary(plain)["metrics"], rel=1e-4)
-    of_both = [[(e["step"], e["kind"], e["scale_after"], e["variable"]) for e in lines(folder, "events")]
+    of_both = [[(e["step"], e["kind"], e["scale_after"], e["variable"], e["nan"], e["inf"])
+                for e in lines(folder, "events")]
                for folder in (own, plain)]  # fmt: skip
     assert of_both[0] == of_both[1] and [event[0] for event in of_both[0]] == [2, 8]
     assert "optimizer" not in lines(own, "events")[0]
