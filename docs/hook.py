@@ -233,7 +233,7 @@ def file(path: str) -> str:
 def python(package: str) -> str:
     """Every public name of a package for mkdocstrings, classes first, and its constants with their values; PluginError
     where a name, or a method of a class, has no docstring."""
-    tree = _tree()
+    tree = package_tree()
     public = EXTENDED if package == "extended" else _public(package)
     found = [tree[home.partition(".")[2]].members.get(name) for home, name in public]
     objects = sorted(filter(None, found), key=lambda each: (not each.is_class, each.name.lower()))
@@ -247,7 +247,7 @@ def python(package: str) -> str:
 
 
 @cache
-def _tree() -> Any:
+def package_tree() -> Any:
     """The package as its source says it, imported nowhere."""
     return griffe.load("mpt_cli", search_paths=[str(ROOT)])
 

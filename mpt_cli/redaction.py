@@ -44,7 +44,7 @@ _NO_TEXTS = {"null", "none", "true", "false", "auto"}
 
 
 @dataclass
-class _Known:
+class Known:
     """The replacement of each secret value that this process has read, and what `watched_environment` tells."""
 
     replacements: dict[str, str] = field(default_factory=dict)
@@ -53,23 +53,23 @@ class _Known:
     is_environment_noted: bool = False
 
 
-_known = _Known()
+known = Known()
 
 
 def note_variable(name: str, value: Any) -> None:
     """An environment variable that a configuration reads, with its value."""
-    _known.variables[name] = None
+    known.variables[name] = None
     if isinstance(value, str) and len(value) >= LEAST_LENGTH and _SECRET_VARIABLE.fullmatch(name):
-        _known.replacements[value] = f"${{oc.env:{name}}}"
+        known.replacements[value] = f"${{oc.env:{name}}}"
 
 
 def _note_environment() -> None:
     """Once: the variables whose name is that of a secret, of a length that few other texts contain."""
-    if not _known.is_environment_noted:
-        _known.is_environment_noted = True
+    if not known.is_environment_noted:
+        known.is_environment_noted = True
         for name, value in os.environ.items():
             if len(value) >= LEAST_KEY_LENGTH and _SECRET_VARIABLE.fullmatch(name):
-                _known.replacements.setdefault(value, f"${{oc.env:{name}}}")
+                known.replacements.setdefault(value, f"${{oc.env:{name}}}")
 
 
 def note_word(word: str) -> None:
@@ -82,7 +82,7 @@ def note_text(name: Any, text: str) -> None:
     """A text of the settings, under this name: a secret where that is named like one, and the secrets in it."""
     is_text = len(text) >= LEAST_LENGTH and text.lower() not in _NO_TEXTS and not text.startswith("${")
     if isinstance(name, str) and is_text and is_secret_name(name):
-        _known.replacements.setdefault(text, REDACTED)
+        known.replacements.setdefault(text, REDACTED)
     note_passwords(text)
 
 
@@ -103,38 +103,38 @@ def note_passwords(text: str) -> None:
               if name.lower() in _SIGNATURES or is_secret_name(name)}  # fmt: skip
     found |= {match[0]: REDACTED for match in _ISSUED.finditer(text)}
     for secret, replacement in found.items():
-        if REDACTED not in secret and not any(known in secret for known in _known.replacements):
-            _known.replacements[secret] = replacement
+        if REDACTED not in secret and not any(noted in secret for noted in known.replacements):
+            known.replacements[secret] = replacement
 
 
 @contextmanager
 def watched_environment(is_closed: bool = False) -> Iterator[dict[str, None]]:
     """The variables that configurations read inside. Where it `is_closed` none is read: each stands for itself."""
-    before = _known.variables, _known.is_closed
-    _known.variables, _known.is_closed = {}, is_closed
+    before = known.variables, known.is_closed
+    known.variables, known.is_closed = {}, is_closed
     try:
-        yield _known.variables
+        yield known.variables
     finally:
-        _known.variables, _known.is_closed = before
+        known.variables, known.is_closed = before
 
 
 def stand_in(name: str) -> str | None:
     """What stands for a variable in a closed environment; None outside of one."""
-    if not _known.is_closed:
+    if not known.is_closed:
         return None
     text = f"${{oc.env:{name}}}"
-    _known.replacements[text], _known.variables[name] = text, None
+    known.replacements[text], known.variables[name] = text, None
     return text
 
 
 def split(text: str) -> list[tuple[str, bool]]:
     """The text in pieces, each with whether it replaces a secret."""
-    if not any(secret in text for secret in _known.replacements):
+    if not any(secret in text for secret in known.replacements):
         return [(text, False)]
-    found = re.compile("|".join(re.escape(secret) for secret in sorted(_known.replacements, key=len, reverse=True)))
+    found = re.compile("|".join(re.escape(secret) for secret in sorted(known.replacements, key=len, reverse=True)))
     pieces, end = [], 0
     for match in found.finditer(text):
-        pieces += [(text[end : match.start()], False), (_known.replacements[match[0]], True)]
+        pieces += [(text[end : match.start()], False), (known.replacements[match[0]], True)]
         end = match.end()
     return [piece for piece in [*pieces, (text[end:], False)] if piece[0]]
 
@@ -146,8 +146,8 @@ def without_secrets(text: str) -> str:
     """
     _note_environment()
     note_passwords(text)
-    if not _known.replacements:
+    if not known.replacements:
         return text
-    for secret, replacement in _known.replacements.items():
+    for secret, replacement in known.replacements.items():
         text = text.replace(json.dumps(secret, ensure_ascii=False)[1:-1], replacement)
     return "".join(piece for piece, _ in split(text))

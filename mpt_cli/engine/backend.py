@@ -71,7 +71,7 @@ def prepare_backend(settings: Settings) -> Platform:
 
     with tensorflow_left_out():
         keras.utils.set_random_seed(settings.seed)
-    notices = *found.notices, *_no_kernels(settings), *([] if not_kept is None else [not_kept])
+    notices = *found.notices, *onednn_notices(settings), *([] if not_kept is None else [not_kept])
     return replace(found, notices=notices)
 
 
@@ -99,7 +99,7 @@ def set_import_variables(settings: Settings) -> None:
         os.environ.update(import_variables(settings, os.environ))
 
 
-def _no_kernels(settings: Settings) -> Iterator[str]:
+def onednn_notices(settings: Settings) -> Iterator[str]:
     """What was done about float16 that has no kernels here, or what is to do where TensorFlow was imported before."""
     environment = {name: value for name, value in os.environ.items() if name != ONEDNN}
     if import_variables(settings, environment):
@@ -118,7 +118,7 @@ def running_platform(settings: Settings) -> Platform:
 
         on_it = replace(settings, backend=replace(settings.backend, name="tensorflow"))
         found = _tensorflow_platform(tf.config.list_physical_devices("GPU"))
-        return replace(found, notices=(*found.notices, *_no_kernels(on_it)))
+        return replace(found, notices=(*found.notices, *onednn_notices(on_it)))
     return _jax_platform()
 
 
@@ -253,11 +253,11 @@ def _jax(settings: Settings) -> Platform:
     check_device_count(settings, found.gpus)
     if not found.gpus:
         keep_freed_memory()
-    _replace_attention(on_cpu=not found.gpus)
+    replace_attention(on_cpu=not found.gpus)
     return replace(found, process_info=process_info)
 
 
-def _replace_attention(on_cpu: bool) -> None:
+def replace_attention(on_cpu: bool) -> None:
     """Let JAX's attention take float16 on a CPU, where JAX refuses its products; elsewhere it is JAX's own.
 
     For the whole process: Keras's layers look it up there, and `char_transformer` trains in float16 wherever it runs.

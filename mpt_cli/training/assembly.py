@@ -145,7 +145,7 @@ def _assemble(program: Program, platform: Platform, data: DataSet, hardware: Har
         program = program.with_settings(settings)
     data = data_for(settings, model, data)
     check_layers(settings.backend.name, model)
-    _check_scaled_once(settings, model, data)
+    check_scaled_once(settings, model, data)
     scaling = resolve_scaling(settings.loss_scale, model)
     warnings = [
         *warn_of_fault(settings.fault), *check_numerics(settings, model, data),
@@ -155,7 +155,7 @@ def _assemble(program: Program, platform: Platform, data: DataSet, hardware: Har
     ]  # fmt: skip
     plan = BatchPlan(settings.trainer.batch_size, 1, settings.trainer.drop_remainder, devices=distribution.replicas)
     jit = choose_jit(settings, platform, model, count_steps(settings, plan.steps_per_epoch(data.train)))
-    if uncompiled := _uncompiled_inputs(settings, data):
+    if uncompiled := uncompiled_inputs(settings, data):
         jit = JitChoice(False, f"inputs are {uncompiled}")
     injector = build_injector(settings.fault, model, data)
     wrapper = injector.wrap_step if injector else None
@@ -186,7 +186,7 @@ def data_for(settings: Settings, model: Any, data: DataSet) -> DataSet:
     return load_data_of_run(settings, as_given=True) if settings.model.name == "builder" else data
 
 
-def _check_scaled_once(settings: Settings, model: Any, data: DataSet) -> None:
+def check_scaled_once(settings: Settings, model: Any, data: DataSet) -> None:
     """ConfigError where both source and model would scale pixels, and nobody asked for it."""
     layer = first_scaling(model)
     if layer and "divided_by" in data.preprocessing and getattr(settings.data, "scale_pixels", None) == "auto":
@@ -278,7 +278,7 @@ def warn_of_own_steps(model: Any) -> list[str]:
             f"sampled.{reported}{several}", *drawn]
 
 
-def _uncompiled_inputs(settings: Settings, data: DataSet) -> str:
+def uncompiled_inputs(settings: Settings, data: DataSet) -> str:
     """Return what XLA does not compute with among the inputs: "text", "ragged" tensors (on JAX they are padded), or "".
 
     ConfigError where it was asked to, and for text on JAX.

@@ -8,7 +8,7 @@ import pytest
 from backends import only_on
 from command import mpt
 
-pytestmark = [pytest.mark.slow, only_on("tensorflow")]
+pytestmark = [pytest.mark.long, only_on("tensorflow")]
 NETS = str(Path(__file__).parents[1] / "training" / "own_nets.py")
 TINY = ["conf=digits_mlp", "model.hidden_units=[8]", "trainer.jit_compile=false", "trainer.max_steps=20"]
 OWN = ["data.loader=own_nets.py:unsplit", "data.validation_fraction=0", "trainer.max_steps=4"]
@@ -35,8 +35,7 @@ def build(input_shape, num_classes):
 """
 
 
-@pytest.mark.parametrize("kind", ["validated", *(
-    pytest.param(kind, marks=pytest.mark.long) for kind in RUNS if kind != "validated")])  # fmt: skip
+@pytest.mark.parametrize("kind", RUNS)
 def test_what_is_printed_as_next_works(kind, tmp_path):
     shutil.copy(NETS, tmp_path)
     (tmp_path / "no_config.py").write_text(NO_CONFIG)

@@ -182,6 +182,6 @@ def test_the_reference_is_whole_and_a_public_name_without_words_ends_the_build(h
     settings = [each.name for kind in LAUNCHERS.values() for each in fields(kind)]
     assert [name for name in settings if f"| `launcher.{name}` |" not in hook.launchers()] == []
     assert "::: mpt_cli.python_api.fit\n" in hook.python("mpt_cli")
-    hook._tree()["python_api"].members["fit"].docstring = None
+    hook.package_tree()["python_api"].members["fit"].docstring = None
     with pytest.raises(Exception, match=r"public names without a docstring: mpt_cli\.python_api\.fit$"):
         hook.python("mpt_cli")

@@ -22,7 +22,7 @@ def net(input_shape, num_classes, api_key):
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch):
-    monkeypatch.setattr(redaction, "_known", redaction._Known())
+    monkeypatch.setattr(redaction, "known", redaction.Known())
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ def test_a_password_in_an_address_is_left_out(monkeypatch):
     address = "model.kwargs={url: 'https://me:pa55@host/x'}"
     text = resolved_yaml(load_settings([*words, address]))
     assert "url: https://me:<redacted>@host/x\n" in text and "pa55" not in text + printable("at https://me:pa55@host")
-    monkeypatch.setattr(redaction, "_known", redaction._Known())
+    monkeypatch.setattr(redaction, "known", redaction.Known())
     monkeypatch.setenv("DB_PASSWORD", "hunter2")  # one of the environment is read there again
     text = resolved_yaml(load_settings([*words, address.replace("pa55", "${oc.env:DB_PASSWORD}")]))
     assert "url: https://me:${oc.env:DB_PASSWORD}@host/x\n" in text

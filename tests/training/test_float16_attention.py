@@ -8,7 +8,7 @@ import pytest
 from backends import only_on
 from command import mpt
 
-from mpt_cli.engine.backend import _replace_attention
+from mpt_cli.engine.backend import replace_attention
 
 pytestmark = only_on("jax")
 
@@ -18,9 +18,9 @@ def attention() -> Any:
     """JAX's attention as a run on its CPU has it, and afterwards as it was."""
     import jax
 
-    _replace_attention(on_cpu=True)
+    replace_attention(on_cpu=True)
     yield jax.nn.dot_product_attention
-    _replace_attention(on_cpu=False)
+    replace_attention(on_cpu=False)
 
 
 def attended(query: Any, key: Any, value: Any, seen: Any, bias: Any = 0.0) -> Any:

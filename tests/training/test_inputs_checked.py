@@ -12,7 +12,7 @@ from mpt_cli.data.examples import Examples
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.variants import DataSettings
-from mpt_cli.training.assembly import _check_scaled_once, _uncompiled_inputs, first_scaling
+from mpt_cli.training.assembly import check_scaled_once, first_scaling, uncompiled_inputs
 
 
 def model(*stack):
@@ -36,12 +36,12 @@ def pixels(scale: bool):
 def test_pixels_that_would_be_scaled_twice_are_asked_about():
     rescaled, plain = model(layers.Rescaling(1 / 255), layers.Flatten()), model(layers.Flatten())
     for asked, scaled, built in (("auto", True, plain), (True, True, rescaled), (False, False, rescaled)):
-        _check_scaled_once(SimpleNamespace(data=SimpleNamespace(scale_pixels=asked)), built, pixels(scaled))
-    _check_scaled_once(SimpleNamespace(data=SimpleNamespace()), rescaled, pixels(False))
+        check_scaled_once(SimpleNamespace(data=SimpleNamespace(scale_pixels=asked)), built, pixels(scaled))
+    check_scaled_once(SimpleNamespace(data=SimpleNamespace()), rescaled, pixels(False))
     message = (r"^data\.scale_pixels: must be said: the model begins with Rescaling, and uint8 inputs would be divided "
                r"by 255 before it\. Received: 'auto'\. Set false for inputs of 0 to 255")
     with pytest.raises(ConfigError, match=message):
-        _check_scaled_once(SimpleNamespace(data=SimpleNamespace(scale_pixels="auto")), rescaled, pixels(True))
+        check_scaled_once(SimpleNamespace(data=SimpleNamespace(scale_pixels="auto")), rescaled, pixels(True))
 
 
 def settings(*words: str):
@@ -54,18 +54,18 @@ def inputs(dtype: str):
 
 @pytest.mark.slow
 def test_text_is_refused_on_jax_and_under_xla():
-    assert _uncompiled_inputs(settings(), inputs("float32+string")) == "text"
-    assert _uncompiled_inputs(settings(), inputs("int32")) == ""
+    assert uncompiled_inputs(settings(), inputs("float32+string")) == "text"
+    assert uncompiled_inputs(settings(), inputs("int32")) == ""
     message = r"^backend\.name: jax has no text, and inputs of the data are\. .* turn them into numbers in data\.loader"
     with pytest.raises(ConfigError, match=message):
-        _uncompiled_inputs(settings("backend=jax"), inputs("string"))
+        uncompiled_inputs(settings("backend=jax"), inputs("string"))
     with pytest.raises(ConfigError, match=r"^trainer\.jit_compile: must be auto or false: inputs of the data are text"):
-        _uncompiled_inputs(settings("trainer.jit_compile=true"), inputs("string"))
+        uncompiled_inputs(settings("trainer.jit_compile=true"), inputs("string"))
 
 
 def test_ragged_inputs_go_without_xla_on_tensorflow():
-    assert _uncompiled_inputs(settings(), inputs("float32+ragged int32")) == "ragged"
-    assert _uncompiled_inputs(settings("backend=jax"), inputs("ragged int32")) == ""
+    assert uncompiled_inputs(settings(), inputs("float32+ragged int32")) == "ragged"
+    assert uncompiled_inputs(settings("backend=jax"), inputs("ragged int32")) == ""
     message = r"must be auto or false: inputs of the data are ragged, which XLA does not compute with"
     with pytest.raises(ConfigError, match=message):
-        _uncompiled_inputs(settings("trainer.jit_compile=true"), inputs("ragged int32"))
+        uncompiled_inputs(settings("trainer.jit_compile=true"), inputs("ragged int32"))

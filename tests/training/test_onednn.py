@@ -57,12 +57,12 @@ def test_a_gpu_and_the_users_own_variable_keep_it(cpu) -> None:
 def test_what_was_done_is_said_and_what_can_no_longer_be_done(cpu, monkeypatch: pytest.MonkeyPatch) -> None:
     cpu("avx512_fp16")
     settings = load_settings(["conf=digits_mlp", "policy=mixed_float16"])
-    (too_late,) = backend._no_kernels(settings)
+    (too_late,) = backend.onednn_notices(settings)
     assert "set TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported" in too_late
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
-    (done,) = backend._no_kernels(settings)
+    (done,) = backend.onednn_notices(settings)
     assert done.startswith("oneDNN is left out (TF_ENABLE_ONEDNN_OPTS=0)")
-    assert not list(backend._no_kernels(load_settings(["conf=digits_mlp", "policy=float32"])))
+    assert not list(backend.onednn_notices(load_settings(["conf=digits_mlp", "policy=float32"])))
 
 
 @pytest.mark.long
