@@ -40,7 +40,7 @@ test-fast: $(VENV)/.dev
 	$(PYTEST) -m "not slow"
 
 test-e2e: $(VENV)/.dev
-	$(PYTEST) -m long tests/end_to_end tests/checkpoints/test_resume_cli.py tests/cli tests/sweep/test_sweep_verb.py
+	$(PYTEST) -m long tests/end_to_end tests/checkpoints/test_resume_cli.py tests/cli
 
 test-long: $(VENV)/.dev
 	$(PYTEST) -m long

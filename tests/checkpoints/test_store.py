@@ -125,23 +125,6 @@ def test_a_later_version_is_not_guessed_at(store, said, monkeypatch: pytest.Monk
     assert "it has schema_version 2, this mpt reads 1" in said[0]
 
 
-def test_files_of_others_in_the_folder_are_left_alone(store) -> None:
-    store.folder.mkdir()
-    (store.folder / "notes.txt").write_text("mine")
-    (store.folder / "step-latest.npz").write_text("mine too")
-    store.save(_checkpoint(1))
-    assert store.steps() == [1]
-    assert (store.folder / "notes.txt").read_text() == "mine"
-
-
-def test_what_a_killed_run_left_is_cleared_away(store) -> None:
-    store.folder.mkdir()
-    (store.folder / ".step-000000004.npz.partial").write_bytes(b"half")
-    assert store.newest() is None
-    store.save(_checkpoint(5))
-    assert [path.name for path in store.folder.iterdir()] == ["step-000000005.npz"]
-
-
 def test_a_damaged_later_one_never_pushes_out_what_is_saved_now(tmp_path: Path, said: Said) -> None:
     store = CheckpointStore(tmp_path, 1, said)
     store.save(_checkpoint(10))

@@ -177,25 +177,6 @@ def check_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"no step of {run} overflowed" in capsys.readouterr().out
 
 
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "backend", "layer"), [
-    ("tickets", "jax", "concatenate"), ("raw_text", "tensorflow", "global_average_pooling1d"),
-    ("ragged_text", "tensorflow", "dense"), ("gan", "tensorflow", "sequential/dense_1"),
-    ("autoencoder", "tensorflow", "conv2d_1"),
-])  # fmt: skip
-def test_of_an_overflow_the_layer_is_named(work: Path, name: str, backend: str, layer: str) -> None:
-    """Text, ragged and several inputs, a step and a loss of the model's own. What a float32 head sends back overflows
-    where it becomes float16: at the output of the layer before it."""
-    words = words_of(name, backend, "run", "loss_scale.initial_scale=2**32", "loss_scale.backoff_factor=2**-20")
-    done = mpt(*words, "trainer.jit_compile=auto", cwd=work)
-    assert done.returncode == 0, done.stdout + done.stderr
-    done = mpt("diagnose", "run", "--step", "1", "--json", cwd=work, backend=backend)
-    assert done.returncode == 0, done.stdout + done.stderr
-    content = json.loads(done.stdout)
-    assert content["overflowed_again"] and content["layer"].startswith(layer), content["explanation"]
-
-
 def kill_after_a_checkpoint(words: list[str], work: Path) -> int | None:
     """The exit code of a run that was killed as soon as it had written a checkpoint."""
     process = start_mpt(*words, cwd=work)

@@ -1,4 +1,4 @@
-"""A sweep, a reproduction and a script that are killed at random moments: nothing is lost, nothing is there twice, and
+"""A sweep and a script that are killed at random moments: nothing is lost, nothing is there twice, and
 no process is left behind. `tests/checkpoints/test_kills.py` does that to a run.
 """
 
@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from command import ENVIRONMENT, mpt, start_mpt
@@ -87,20 +86,6 @@ def test_a_sweep_that_is_killed_ends_as_one_that_never_was(backend, tmp_path):
     assert sorted(row["job"] for row in rows[0]) == sorted(row["job"] for row in rows[1])
     for path in sorted((tmp_path / "whole").glob("00*")):
         assert first_difference(RunDirectory(path), RunDirectory(tmp_path / "killed" / path.name)) is None
-
-
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
-def test_a_reproduction_that_is_killed_leaves_nothing_running_and_no_half_verdict(backend, tmp_path):
-    (tmp_path / "mine.yaml").write_text("model: {name: mlp}\ndata: {name: digits}\nexpect: {val_loss: {max: 5}}\n")
-    words = ["reproduce", "mine.yaml", f"backend={backend}", *TINY, "--junit", "found.xml"]
-
-    def check() -> None:
-        if (tmp_path / "found.xml").exists():
-            assert ElementTree.parse(tmp_path / "found.xml").getroot().get("name") == "mpt reproduce"
-
-    kill_over_and_over(backend, tmp_path, lambda number: [*words, "--output", f"out{number}"], check)
-    done = mpt(*words, "--output", "last", cwd=tmp_path, backend=backend, fresh=True)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])

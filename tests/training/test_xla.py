@@ -128,22 +128,3 @@ def test_the_choice_is_recorded_and_a_resumed_run_does_not_choose_again(tmp_path
     assert json.loads((tmp_path / "run/environment.json").read_text())["jit_compile"] is compiles
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert (summary["steps_seen"], summary["applied_steps"]) == (9, 9)
-
-
-@only_on("tensorflow")
-@pytest.mark.long
-def test_a_run_with_an_operation_that_xla_lacks_says_so_and_repeats_itself(tmp_path):
-    (tmp_path / "turned.py").write_text(
-        "import keras\nfrom keras import layers\ndef build(input_shape, num_classes):\n"
-        "    return keras.Sequential([keras.Input(input_shape), layers.RandomRotation(0.1, seed=1), layers.Flatten(),\n"
-        "                             layers.Dense(2048), layers.Dense(num_classes, name='head')])\n"
-    )
-    words = ["conf=digits_cnn", "policy=float32", "model=builder", "model.builder=turned.py:build",
-             "trainer.save_model=false"]  # fmt: skip
-    stop_at_once = ["fault.kind=nan", "fault.place=forward", "fault.at_steps=[1]", "trainer.max_nonfinite_losses=1"]
-    done = mpt("train", *words, *stop_at_once, "trainer.epochs=1000", "run_dir=run", cwd=tmp_path)
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert (done.returncode, summary["steps_seen"], summary["applied_steps"]) == (4, 1, 1)
-    assert "no XLA (it has no operation ImageProjectiveTransformV3)" in done.stdout
-    assert "jit_compile: false\n" in (tmp_path / "run/config.yaml").read_text()
-    assert json.loads((tmp_path / "run/environment.json").read_text())["jit_compile"] is False
