@@ -124,16 +124,21 @@ def write_junit(path: Path, found: Collection, results: Sequence[Reproduction], 
     unread = [(name, "skipped", reason) for name, reason in left_out.items()]
     for name, kind, message in [*unread, *((error.name, "error", str(error)) for error in found.errors)]:
         suite = _suite(root, name, 1, **{"errors" if kind == "error" else kind: 1})
-        case = ElementTree.SubElement(suite, "testcase", classname=name, name="run")
-        ElementTree.SubElement(case, kind, message=_printable(message))
+        _add(_add(suite, "testcase", classname=name, name="run"), kind, message=message)
     ElementTree.indent(root)
     text = ElementTree.tostring(root, encoding="unicode", xml_declaration=False)
     write_atomic(path, f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n')
 
 
-def _suite(root: ElementTree.Element, name: str, tests: int, **counts: int) -> ElementTree.Element:
-    numbers = {"tests": tests, "failures": 0, "errors": 0, "skipped": 0, **counts}
-    return ElementTree.SubElement(root, "testsuite", {"name": name, **{key: str(n) for key, n in numbers.items()}})
+def _add(parent: ElementTree.Element, tag: str, text: str = "", **attributes: object) -> ElementTree.Element:
+    """An element, without the control characters that the last words of a broken run may hold and XML has not."""
+    found = ElementTree.SubElement(parent, tag, {name: _printable(str(value)) for name, value in attributes.items()})
+    found.text = _printable(text) or None
+    return found
+
+
+def _suite(root: ElementTree.Element, name: str, tests: int, **counts: object) -> ElementTree.Element:
+    return _add(root, "testsuite", name=name, **{"tests": tests, "failures": 0, "errors": 0, "skipped": 0, **counts})
 
 
 def _add_suite(root: ElementTree.Element, result: Reproduction) -> None:
@@ -141,34 +146,32 @@ def _add_suite(root: ElementTree.Element, result: Reproduction) -> None:
     name, child = result.target.name, result.child
     missed = [check for check in result.checks if not check.passed]
     kind, type_ = ("error", "no summary") if child.fault else ("failure", "mismatch")
-    suite = _suite(root, name, len(result.checks), **{f"{kind}s": len(missed)})
-    suite.set("time", str((child.summary or {}).get("seconds", 0.0)))
-    properties = ElementTree.SubElement(suite, "properties")
+    seconds = (child.summary or {}).get("seconds", 0.0)
+    suite = _suite(root, name, len(result.checks), **{f"{kind}s": len(missed), "time": seconds})
+    properties = _add(suite, "properties")
     for key, value in _properties(result).items():
-        ElementTree.SubElement(properties, "property", name=key, value=_printable(value))
+        if value not in (None, ""):
+            _add(properties, "property", name=key, value=value)
     for index, check in enumerate(result.checks):  # the run is the first case's time, and a look at its summary theirs
-        time = "0" if index else suite.get("time", "0")
-        case = ElementTree.SubElement(suite, "testcase", classname=name, name=check.name, time=time)
+        case = _add(suite, "testcase", classname=name, name=check.name, time=0 if index else seconds)
         if not check.passed:
             message = result.failure if child.fault else str(check)
-            verdict = ElementTree.SubElement(case, kind, message=_printable(message), type=type_)
             earlier = [f"attempt {attempt}: {failure}" for attempt, failure in enumerate(result.earlier, 1)]
             details = [message, f"run: {child.run.path}", child.words, *earlier, *result.differences]
-            verdict.text = _printable("\n".join(details))
+            _add(case, kind, "\n".join(details), message=message, type=type_)
     if missed:
-        ElementTree.SubElement(suite, "system-out").text = _printable(_last_lines(result))
+        _add(suite, "system-out", _last_lines(result))
 
 
-def _properties(result: Reproduction) -> dict[str, str]:
+def _properties(result: Reproduction) -> dict[str, object]:
     """What a reader of the verdicts may want to group them by."""
     machine = result.child.environment
-    found = {
+    return {
         "run_dir": result.child.run.path, "seed": result.target.seed, "tags": ", ".join(result.target.tags),
         "attempts": result.attempts, "flaky": str(result.is_flaky).lower(), "exit_code": result.child.exit_code,
         "earlier_failures": "\n".join(result.earlier),
         "environment": format_environment(machine) if machine else None,
     }  # fmt: skip
-    return {name: str(value) for name, value in found.items() if value not in (None, "")}
 
 
 def _last_lines(result: Reproduction) -> str:
@@ -181,5 +184,4 @@ def _last_lines(result: Reproduction) -> str:
 
 
 def _printable(text: str) -> str:
-    """XML has no control characters, which the last words of a broken run may hold."""
     return "".join(sign if sign.isprintable() or sign == "\n" else "?" for sign in without_secrets(text))

@@ -4,7 +4,6 @@ is killed and resumed ends as one that never was: both held against each other, 
 """
 
 import difflib
-import json
 import math
 import random
 import tempfile
@@ -19,6 +18,7 @@ import numpy as np
 from mpt_cli.errors import BAD_DATA, MISMATCH, OK, TERMINATED, ConfigError, DataError, Problem
 from mpt_cli.jobs.executor import Command, LocalExecutor, mpt_command
 from mpt_cli.jobs.queue import Ending, Limits, Queue, run_one
+from mpt_cli.report.history import read_lines
 from mpt_cli.reproduce.collection import ReproduceTarget
 from mpt_cli.runs.directory import DEFAULT_PARENT, RunDirectory, drawn_name, make_empty, read_summary
 from mpt_cli.runs.expectations import (
@@ -55,15 +55,8 @@ class FinishedProcess:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """The content of its summary.json; None where it didn't come to one.
-
-        One that tells another exit code is that of another run, or of an attempt before.
-        """
-        try:
-            found = read_summary(self.run.summary_json)
-        except DataError:
-            return None
-        return found if found.get("exit_code") == self.exit_code else None
+        """The content of its summary.json; None where it didn't come to one."""
+        return self.run.summary_of(self.exit_code)
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -330,13 +323,13 @@ def first_difference(one: RunDirectory, other: RunDirectory) -> str | None:
     """Where the runs first differ, as a sentence about `other`; None when they are identical.
 
     Compared are every event (the scale sequence), every line of metrics, every jump of the loss, the summary, and every
-    variable of the last checkpoints, bit by bit; not what depends on the clock. DataError when a file is missing or a
-    checkpoint damaged.
+    variable of the last checkpoints, bit by bit; not what depends on the clock. DataError when a checkpoint is missing
+    or damaged.
     """
     lines = [
         _first_differing_line(one.events_jsonl, other.events_jsonl),
         _first_differing_line(one.metrics_jsonl, other.metrics_jsonl),
-        _first_differing_line(one.spikes_jsonl, other.spikes_jsonl, may_be_missing=True),
+        _first_differing_line(one.spikes_jsonl, other.spikes_jsonl),
     ]
     found = [difference for difference in lines if difference]
     if found:
@@ -344,31 +337,22 @@ def first_difference(one: RunDirectory, other: RunDirectory) -> str | None:
     return _variables_differ(_newest_checkpoint(one), _newest_checkpoint(other)) or _summaries_differ(one, other)
 
 
-def _first_differing_line(one: Path, other: Path, may_be_missing: bool = False) -> tuple[int, str] | None:
+def _first_differing_line(one: Path, other: Path) -> tuple[int, str] | None:
     """The step of the first differing line, and a sentence."""
-    for mine, its in zip_longest(*(_read_lines(path, may_be_missing) for path in (one, other))):
+    for mine, its in zip_longest(read_lines(one), read_lines(other)):
         if mine is None or its is None:
             line = its if mine is None else mine
             what = "has one line more than before, of" if mine is None else "lacks the line of"
             return int(line["step"]), f"{other.name} {what} step {line['step']}"
+        names = (mine.keys() | its.keys()) - _TIME_DEPENDENT
         sampled = {name for name in mine.keys() & its.keys() if name.startswith("gradient_")}
         once = {name for name in sampled if mine[name] is None or its[name] is None}  # how often depends on the clock
         once |= sampled if mine.get("gradient_step") != its.get("gradient_step") else set()
-        for name in (mine.keys() | its.keys()) - once:
+        for name in names - once:
             if mine.get(name) != its.get(name):
                 step = min(int(mine["step"]), int(its["step"]))
                 return step, f"{name} at step {step} is {its.get(name)} instead of {mine.get(name)} ({other.name})"
     return None
-
-
-def _read_lines(path: Path, may_be_missing: bool) -> list[dict[str, Any]]:
-    if may_be_missing and not path.exists():
-        return []
-    try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror}.") from error
-    return [{name: value for name, value in line.items() if name not in _TIME_DEPENDENT} for line in lines]
 
 
 def _newest_checkpoint(run: RunDirectory) -> Checkpoint:

@@ -14,11 +14,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self, TextIO, get_type_hints
+from typing import Any, Self, TextIO, get_type_hints
 
 from mpt_cli.errors import EXIT_CODES, DataError
 from mpt_cli.plugins import PluginError
-from mpt_cli.precision.scale_rules import RuleState, ScaleRule
+from mpt_cli.precision.scale_rules import FixedScale, ScaleRule
 from mpt_cli.settings.limits import open_to_append, read_file, remove_file
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.settings.variants import mode_settings
@@ -268,6 +268,15 @@ class RunDirectory(TelemetryFiles):
         path = self.preprocessing_json
         return list(read_json(path).get("adapted_layers", [])) if path.is_file() else []
 
+    def summary_of(self, exit_code: int | None) -> dict[str, Any] | None:
+        """The content of summary.json of a process that ended so; None where it left none: one that tells another code
+        is that of an earlier attempt, or of another run."""
+        try:
+            found = read_summary(self.summary_json)
+        except DataError:
+            return None
+        return found if found.get("exit_code") == exit_code else None
+
     @property
     def is_saved(self) -> bool:
         """Whether it has a checkpoint to go on from."""
@@ -407,22 +416,12 @@ def header_from(tree: Mapping[str, Any]) -> RunHeader:
     return replace(record_from(RunHeader, tree), scaling=read)
 
 
-@dataclass(frozen=True)
-class _RuleOfElsewhere(ScaleRule):
-    """Stands for a mode that is not installed here: where its scale is, is known, what moves it is not."""
-
-    mode: ClassVar[str] = "of another package"
-
-    def advance(self, state: RuleState, measured: Any) -> RuleState:
-        """Nothing is trained with it."""
-        return state
-
-
 def _rule_from(mode: str, numbers: Mapping[str, Any]) -> ScaleRule:
+    """A fixed scale stands for a mode that is not installed here: what moves it is not known."""
     try:
         return mode_settings(mode).rule_class(**numbers)
     except (PluginError, IndexError, TypeError, ValueError):
-        return _RuleOfElsewhere()
+        return FixedScale()
 
 
 DIRECTORY_LOOK_SECONDS = 1.0

@@ -80,7 +80,7 @@ def expectation_lines(summary: Mapping[str, Any], expect: Mapping[str, Any]) -> 
 
 
 def _check(summary: Mapping[str, Any], name: str, wanted: Any) -> ExpectationCheck:
-    known = _known_values(summary)
+    known = known_values(summary)
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         reported = ", ".join(summary.get("metrics", {})) or "none"
@@ -140,7 +140,8 @@ def _format_range(wanted: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _known_values(summary: Mapping[str, Any]) -> dict[str, Any]:
+def known_values(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What a summary has, by its name: a metric, else a field, dotted where it is inside one."""
     known: dict[str, Any] = {}
     for field, value in summary.items():
         if isinstance(value, Mapping):
@@ -189,7 +190,7 @@ def check_names(settings: Settings, metric_names: Sequence[str] | None = None) -
     summary = reportable(settings) if metric_names is None else summary_with(metric_names)
     if summary is None:
         return []
-    known = _known_values(summary)
+    known = known_values(summary)
     listed = ", ".join(summary["metrics"])
     return [
         Problem(f"expect.{name}", "no run of this recipe reports it.", None,

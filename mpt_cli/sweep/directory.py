@@ -21,7 +21,6 @@ from mpt_cli.runs.directory import (
     default_parent,
     drawn_name,
     read_json,
-    read_summary,
     write_json,
 )
 from mpt_cli.runs.resume import past_attempts
@@ -213,7 +212,7 @@ def read_job(sweep: SweepDirectory, job: Job) -> JobResult:
     ending, run = sweep.read_ending(job), sweep.run(job)
     if ending is None:
         return JobResult(job, run.path, NOT_RUN)
-    summary = _summary_of(run, ending)
+    summary = run.summary_of(ending.exit_code) or {}
     status, exit_code, reason = _judge(ending, summary, sweep, job)
     events = list(read_lines(run.events_jsonl)) if summary else []
     counts = [summary[name] for name in ("steps_seen", "applied_steps") if name in summary]
@@ -223,15 +222,6 @@ def read_job(sweep: SweepDirectory, job: Job) -> JobResult:
     seconds = ending.seconds + (float(attempts[-1].get("earlier_seconds", 0.0)) if attempts else 0.0)
     summary = {**summary, "seconds": seconds} if summary else summary
     return JobResult(job, run.path, status, exit_code, reason, seconds, settled if is_scaled else None, summary)
-
-
-def _summary_of(run: RunDirectory, ending: Ending) -> dict[str, Any]:
-    """summary.json, unless it is an earlier attempt's: the one of a process that was killed tells another code."""
-    try:
-        summary = read_summary(run.summary_json)
-    except DataError:
-        return {}
-    return summary if summary.get("exit_code") == ending.exit_code else {}
 
 
 def _judge(ending: Ending, summary: dict[str, Any], sweep: SweepDirectory, job: Job) -> tuple[str, int | None, str]:

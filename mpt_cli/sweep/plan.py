@@ -12,7 +12,7 @@ from typing import Any
 
 from mpt_cli.data.paths import check_run_present
 from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean, install_command
-from mpt_cli.runs.expectations import reportable
+from mpt_cli.runs.expectations import known_values, reportable
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.key import read_number
 from mpt_cli.settings.limits import MOST_JOBS
@@ -22,6 +22,7 @@ from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
 from mpt_cli.sweep import ONLY_OF_A_NEW_SEARCH, SAMPLERS
 from mpt_cli.sweep.block import Block
 from mpt_cli.sweep.overrides import Point, check_space, combinations, key_of, read_grid, read_space, varied_keys
+from mpt_cli.telemetry.records import as_number
 from mpt_cli.training.program import check_repeatable
 from mpt_cli.training.progress import MONITORED, falls
 
@@ -39,14 +40,7 @@ class Objective:
 
     def value(self, summary: Mapping[str, Any]) -> float | None:
         """The value a run reached; None where it has no such number, and nan stays nan."""
-        found = summary.get("metrics", {}).get(self.name, summary.get(self.name))
-        holder, _, leaf = self.name.partition(".")
-        if found is None and isinstance(summary.get(holder), Mapping):
-            found = summary[holder].get(leaf)
-        try:
-            return None if found is None or isinstance(found, bool) else float(found)
-        except (TypeError, ValueError):
-            return None
+        return as_number(known_values(summary).get(self.name))
 
     def sort_key(self, value: float | None) -> float:
         """Ascending order puts the best first, nan and no value last."""
@@ -60,7 +54,8 @@ def choose_objective(word: str | None, summaries: Iterable[Mapping[str, Any]]) -
 
     ConfigError for a name that no run has; without any run, the name is taken as it is.
     """
-    known = [set(_names(summary)) for summary in summaries]
+    known = [{name for name, value in known_values(summary).items() if as_number(value) is not None}
+             for summary in summaries]  # fmt: skip
     if word is None:
         counts = {name: sum(name in names for names in known) for name in MONITORED}
         word = max(counts, key=lambda name: counts[name])
@@ -96,16 +91,6 @@ def check_objective_of_block(block: Block, settings: Settings) -> None:
     sections = {key.partition(".")[0] for key in [*varied_keys(block.axes), *block.space]}
     is_one = sections <= {"seed", "policy", "loss_scale", "optimizer"}
     check_objective(block.objective, [settings] if is_one else [], "sweep.objective")
-
-
-def _names(summary: Mapping[str, Any]) -> Iterable[str]:
-    for section, value in summary.items():
-        if isinstance(value, Mapping):
-            yield from (f"{section}.{name}" for name in value)
-            if section == "metrics":
-                yield from value
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield section
 
 
 # One thread adds up in another order than several, and val_loss differed in the fourth digit; of the other variables

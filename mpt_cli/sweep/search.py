@@ -29,7 +29,7 @@ from mpt_cli.sweep.plan import Job, Objective, Search, SweepPlan, choose_objecti
 from mpt_cli.training.progress import MONITORED
 
 STUDY_NAME = "mpt"
-_JOB = "job"  # the attribute of a trial that says which job it became
+JOB = "job"  # the attribute of a trial that says which job it became
 MOST_ASKED = 100  # proposals in a row without a new combination, after which a search gives up
 LOOK_SECONDS = 1.0  # between two looks of a pruner at the epochs of running jobs
 
@@ -49,35 +49,30 @@ class OptunaStudy:
     def trials(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False)
 
-    def running_jobs(self) -> dict[int, int | None]:
-        """Job by the number of each trial that nothing was told of; None for one that became no job."""
-        running = [trial for trial in self.trials if trial.state == TrialState.RUNNING]
-        return {trial.number: trial.user_attrs.get(_JOB) for trial in running}
-
     def propose(self, job: int) -> dict[str, Value] | None:
         """Values for this job that no job before had; None where MOST_ASKED proposals had none."""
-        tried = {self._words(trial.params) for trial in self.trials if _JOB in trial.user_attrs}
+        tried = {self._words(trial.params) for trial in self.trials if JOB in trial.user_attrs}
         for _ in range(MOST_ASKED):
             seed = random.Random(f"{self._search.sampler_seed} {len(self.trials)}").getrandbits(32)
             # one for each trial, so that a search that is resumed goes on as if it had not been interrupted
             self._study.sampler = _sampler(self._search.sampler, seed)
             trial = self._study.ask(self._distributions)
             if self._words(trial.params) not in tried:
-                trial.set_user_attr(_JOB, job)
+                trial.set_user_attr(JOB, job)
                 return dict(trial.params)
-            self.tell_failure(trial.number)
+            self._study.tell(trial, state=TrialState.FAIL)
         return None
 
     def tell(self, job: int, value: float) -> None:
         """What a job reached. A number that is none is a failure; a failed job that was repeated is a trial anew."""
         trial = self.trial_of(job)
         if not math.isfinite(value):
-            self.tell_failure(trial.number)
+            self.end(trial, TrialState.FAIL)
         elif trial.state == TrialState.RUNNING:
             self._study.tell(trial.number, value)
         elif trial.state == TrialState.FAIL:
             self._study.add_trial(optuna.create_trial(
-                params=trial.params, distributions=trial.distributions, value=value, user_attrs={_JOB: job}
+                params=trial.params, distributions=trial.distributions, value=value, user_attrs={JOB: job}
             ))  # fmt: skip
 
     def is_behind(self, job: int, course: Sequence[float]) -> bool:
@@ -92,18 +87,14 @@ class OptunaStudy:
                 self._storage.set_trial_intermediate_value(trial_id, epoch, value)
         return self._pruner.prune(self._study, self.trial_of(job))
 
-    def tell_pruned(self, job: int) -> None:
-        trial = self.trial_of(job)
+    def end(self, trial: FrozenTrial, state: TrialState) -> None:
+        """Tell that a trial ended without a value, where nothing was told yet."""
         if trial.state == TrialState.RUNNING:
-            self._study.tell(trial.number, state=TrialState.PRUNED)
-
-    def tell_failure(self, trial_number: int) -> None:
-        if self.trials[trial_number].state == TrialState.RUNNING:
-            self._study.tell(trial_number, state=TrialState.FAIL)
+            self._study.tell(trial.number, state=state)
 
     def trial_of(self, job: int) -> FrozenTrial:
         """The latest of this job."""
-        return next(trial for trial in reversed(self.trials) if trial.user_attrs.get(_JOB) == job)
+        return next(trial for trial in reversed(self.trials) if trial.user_attrs.get(JOB) == job)
 
     def _words(self, values: Mapping[str, Value]) -> tuple[str, ...]:
         """What a job is given: values that differ in what is not written are the same to it."""
@@ -187,10 +178,11 @@ class SearchJobs(Observer[Job]):
 
     def catch_up(self) -> None:
         """Tell what became of jobs that ended without anyone to tell it; a proposal that became no job is void."""
-        for trial, number in self.study.running_jobs().items():
-            if number is None or number > len(self.plan.jobs):
-                self.study.tell_failure(trial)
-            else:
+        for trial in self.study.trials:
+            number = trial.user_attrs.get(JOB, math.inf)
+            if number > len(self.plan.jobs):
+                self.study.end(trial, TrialState.FAIL)
+            elif trial.state == TrialState.RUNNING:
                 self._tell(number)
 
     def tick(self, running: Sequence[Running[Job]]) -> None:
@@ -223,7 +215,5 @@ class SearchJobs(Observer[Job]):
         if statuses == {FINISHED}:
             objective = choose_objective(self.plan.facts["objective"], [each.summary for each in results])
             self.study.tell(first, objective.sort_key(mean_of(results, objective)))
-        elif statuses <= {*GOOD}:
-            self.study.tell_pruned(first)
         else:  # the mean of the other seeds would be of easier ones
-            self.study.tell_failure(self.study.trial_of(first).number)
+            self.study.end(self.study.trial_of(first), TrialState.PRUNED if statuses <= {*GOOD} else TrialState.FAIL)

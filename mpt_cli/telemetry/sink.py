@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
@@ -203,15 +203,10 @@ class Telemetry:
             sink.finish(summary)
 
     def close(self) -> None:
-        """Close every sink, also when closing one of them fails; the first failure is raised after the last."""
-        failures: list[Exception] = []
-        for sink in self.sinks:
-            try:
-                sink.close()
-            except Exception as failure:
-                failures.append(failure)
-        if failures:
-            raise failures[0]
+        """Close every sink, also when closing one of them fails, the last first."""
+        with ExitStack() as stack:
+            for sink in self.sinks:
+                stack.callback(sink.close)
 
     def __enter__(self) -> Self:
         return self

@@ -88,6 +88,17 @@ def add_fail_on_verdict(parser: argparse.ArgumentParser, what: str) -> None:
                         "a run too short to be looked at, for healthy")  # fmt: skip
 
 
+def add_job_options(parser: argparse.ArgumentParser, at_a_time: str, objective: str, directory: str) -> None:
+    """Those of verbs that run jobs."""
+    parser.add_argument("-j", "--jobs", type=int, metavar="N", help=f"jobs at a time; default: {at_a_time}")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end a job after this long")
+    parser.add_argument("--objective", metavar="NAME[:min|:max]", help=f"{objective}; default: the first of "
+                        "val_accuracy, val_loss, accuracy, loss that the jobs have")  # fmt: skip
+    parser.add_argument("--resume", metavar=directory, help="run what is missing or failed in an earlier one")
+    parser.add_argument("--json", action="store_true", help="print results.json; progress to stderr")
+    parser.add_argument("--quiet", action="store_true", help="print no progress and no table")
+
+
 def add_best(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--best", action="store_true", help="weights of the best epoch (trainer.monitor), not the last")
 
@@ -179,12 +190,9 @@ def configure_sweep(parser: argparse.ArgumentParser) -> None:
 
     add_overrides(parser)
     parser.epilog = _SWEEP_EXAMPLES
-    parser.add_argument("-j", "--jobs", type=int, metavar="N", help="jobs at a time; default: what cores, memory and "
-                        "GPUs allow, and 16 on a cluster")  # fmt: skip
+    add_job_options(parser, "what cores, memory and GPUs allow, and 16 on a cluster", "what the jobs are ranked by",
+                    "SWEEP_DIR")  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="check all configurations, list the jobs, run none")
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end a job after this long")
-    parser.add_argument("--objective", metavar="NAME[:min|:max]", help="what the jobs are ranked by; default: the "
-                        "first of val_accuracy, val_loss, accuracy, loss that they have")  # fmt: skip
     parser.add_argument("--trials", type=int, metavar="N", help="search: N points, each with values chosen by Optuna, "
                         "a job each, or one for each of several seeds; with --resume, so many in all")  # fmt: skip
     parser.add_argument("--sampler", choices=tuple(SAMPLERS), help="how a search chooses, as Optuna calls it; "
@@ -198,9 +206,6 @@ def configure_sweep(parser: argparse.ArgumentParser) -> None:
         choices=tuple(LAUNCHERS),
         help="where the jobs run, each a process as ever; default: local, and with --resume as before",
     )
-    parser.add_argument("--resume", metavar="SWEEP_DIR", help="run what is missing or failed in an earlier sweep")
-    parser.add_argument("--json", action="store_true", help="print results.json; progress to stderr")
-    parser.add_argument("--quiet", action="store_true", help="print no progress and no table")
 
 
 _DIAGNOSE_EXAMPLES = """examples:
@@ -270,17 +275,10 @@ def configure_compare(parser: argparse.ArgumentParser) -> None:
     """One recipe under several precisions, same seed, data and order: quality, speed, memory and skips side by side."""
     add_overrides(parser)
     parser.epilog = _COMPARE_EXAMPLES
-    parser.add_argument("-j", "--jobs", type=int, metavar="N", help="jobs at a time; default: 1. With more, "
-                        "speeds are not compared")  # fmt: skip
+    add_job_options(parser, "1. With more, speeds are not compared", "the metric that is quality", "COMPARE_DIR")
     parser.add_argument("--seeds", type=int, metavar="N", help="repeat with N seeds, from the recipe's on; default: 1")
     parser.add_argument("--tolerance", type=float, metavar="X", help="how far the objective may be from the baseline's "
                         "and still be equal; default: 0.01 of an accuracy, 5 %% of a loss")  # fmt: skip
-    parser.add_argument("--objective", metavar="NAME[:min|:max]", help="the metric that is quality; default: the first "
-                        "of val_accuracy, val_loss, accuracy, loss that the runs have")  # fmt: skip
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end a job after this long")
-    parser.add_argument("--resume", metavar="COMPARE_DIR", help="run what is missing or failed in an earlier one")
-    parser.add_argument("--json", action="store_true", help="print results.json; progress to stderr")
-    parser.add_argument("--quiet", action="store_true", help="print no progress and no table")
 
 
 _WATCH_EXAMPLES = """examples:

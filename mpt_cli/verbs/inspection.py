@@ -210,9 +210,10 @@ def run_copy(arguments: argparse.Namespace) -> int:
     if source is None:
         remedy = did_you_mean(arguments.recipe, recipe_paths()) or "`mpt list recipes` shows them."
         raise ConfigError(Problem("RECIPE", "no recipe has this name.", arguments.recipe, remedy))
-    target = _destination_file(arguments.destination, source.name)
+    target = expanded(arguments.destination or ".")
+    target = target / source.name if target.is_dir() else target
     left = [] if is_shipped(source) else names_left_behind(source, target)
-    _write_copy(target, MODELINE.encode() + _content(source))
+    _copy(source, target)
     lines = [f"{target}: {shell_command('train', conf_override(target))}"]
     schema = target.with_name(SCHEMA_FILE)
     if not schema.exists():
@@ -224,27 +225,14 @@ def run_copy(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _content(recipe: Path) -> bytes:
+def _copy(source: Path, target: Path) -> None:
     try:
-        with open_file(recipe) as file:
-            return file.read(MOST_BYTES)
-    except OSError as error:
-        raise DataError(f"{recipe} cannot be read: {error.strerror}.") from error
-
-
-def _destination_file(destination: str | None, name: str) -> Path:
-    target = expanded(destination or ".")
-    return target / name if target.is_dir() else target
-
-
-def _write_copy(target: Path, content: bytes) -> None:
-    try:
-        with target.open("xb") as file:
-            file.write(content)
+        with open_file(source) as recipe, target.open("xb") as file:
+            file.write(MODELINE.encode() + recipe.read(MOST_BYTES))
     except FileExistsError:
         raise DataError(f"{target} exists already. Nothing was changed; give another DEST.") from None
     except OSError as error:
-        raise DataError(f"{target} cannot be written: {error.strerror}.") from None
+        raise DataError(f"{source} cannot be copied: {error.filename or target}: {error.strerror}.") from None
 
 
 def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
