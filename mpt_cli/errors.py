@@ -6,7 +6,8 @@ Anything raised that is not an `MptError` is a bug of ours and leaves with code 
 
 import importlib.util
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
 from typing import Any
@@ -141,6 +142,18 @@ class DataError(MptError):
     """Data or files that are missing, unreadable or unfit, and places that cannot be written."""
 
     exit_code = BAD_DATA
+
+
+CHECK_DISK = "Check free space and permissions."
+
+
+@contextmanager
+def naming(place: object, remedy: str) -> Iterator[None]:
+    """DataError for a place that can't be written, with the reason and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{place} can't be written: {error.strerror}. {remedy}") from error
 
 
 class NumericalError(MptError):

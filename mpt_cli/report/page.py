@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpt_cli.errors import DataError, without_control
+from mpt_cli.errors import DataError, naming, without_control
 from mpt_cli.report.picture import Picture, draw, drawable, missing_matplotlib
 from mpt_cli.runs.directory import write_atomic
 from mpt_cli.settings.limits import open_file
@@ -48,10 +48,8 @@ def write_page(path: Path, text: str) -> None:
     """DataError where it can't be written, and where `path` is a file that is no page of mpt: nothing is overwritten.
     """
     check_replaceable(path)
-    try:
+    with naming(path, "Choose another place by --out."):
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"{path} can't be written: {error.strerror}. Choose another place by --out.") from error
     write_atomic(path, text)
 
 

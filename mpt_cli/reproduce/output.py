@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TextIO
 from xml.etree import ElementTree
 
-from mpt_cli.errors import DataError
+from mpt_cli.errors import naming
 from mpt_cli.jobs.capacity import fewer_cores, usable_cores
 from mpt_cli.redaction import without_secrets
 from mpt_cli.report.tables import print_table, text_columns
@@ -102,14 +102,12 @@ class ResultPrinter:
 
 def check_junit(path: Path) -> None:
     """Its folder is there from now on; DataError where the file can't be written, before the runs take their time."""
-    try:
+    with naming(path, "Give another --junit."):
         path.parent.mkdir(parents=True, exist_ok=True)
         is_new = not path.exists()
         path.open("ab").close()
         if is_new:
             path.unlink()
-    except OSError as error:
-        raise DataError(f"{path} can't be written: {error.strerror}. Give another --junit.") from error
 
 
 def write_junit(path: Path, found: Collection, results: Sequence[Reproduction], is_dry_run: bool = False) -> None:
@@ -130,7 +128,7 @@ def write_junit(path: Path, found: Collection, results: Sequence[Reproduction], 
     write_atomic(path, f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n')
 
 
-def _add(parent: ElementTree.Element, tag: str, text: str = "", **attributes: object) -> ElementTree.Element:
+def _add(parent: ElementTree.Element, tag: str, text: str = "", /, **attributes: object) -> ElementTree.Element:
     """An element, without the control characters that the last words of a broken run may hold and XML has not."""
     found = ElementTree.SubElement(parent, tag, {name: _printable(str(value)) for name, value in attributes.items()})
     found.text = _printable(text) or None

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TextIO, get_type_hints
 
-from mpt_cli.errors import EXIT_CODES, DataError
+from mpt_cli.errors import CHECK_DISK, EXIT_CODES, DataError, naming
 from mpt_cli.plugins import PluginError
 from mpt_cli.precision.scale_rules import FixedScale, ScaleRule
 from mpt_cli.settings.limits import open_to_append, read_file, remove_file
@@ -35,13 +35,13 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     Raises DataError naming the file when it can't be written; an earlier version of the file then still stands.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    data = content if isinstance(content, bytes) else content.encode(errors="backslashreplace")
     try:
-        data = content if isinstance(content, bytes) else content.encode(errors="backslashreplace")
-        write_durably(temporary, lambda file: file.write(data))
-        rename_durably(temporary, path)
-    except OSError as error:
+        with naming(path, CHECK_DISK):
+            write_durably(temporary, lambda file: file.write(data))
+            rename_durably(temporary, path)
+    finally:
         temporary.unlink(missing_ok=True)
-        raise DataError(f"{path} can't be written: {error.strerror}. Check free space and permissions.") from error
 
 
 def make_folder(path: Path, exist_ok: bool = True) -> tuple[Path, ...]:
@@ -53,11 +53,9 @@ def make_folder(path: Path, exist_ok: bool = True) -> tuple[Path, ...]:
 
 def make_empty(path: Path, option: str, exist_ok: bool = True) -> tuple[Path, ...]:
     """`make_folder` of the folder that `option` names; DataError where it holds anything or can't be made."""
-    try:
+    with naming(path, f"Choose another {option}."):
         made = make_folder(path, exist_ok)
         taken = any(path.iterdir())
-    except OSError as error:
-        raise DataError(f"{path} can't be written: {error.strerror}. Choose another {option}.") from error
     if taken:
         raise DataError(f"{path} is not empty. Nothing in it was changed; choose another {option}.")
     return made
@@ -394,14 +392,7 @@ def header_dict(header: RunHeader) -> dict[str, Any]:
     }}  # fmt: skip
 
 
-HEADER = {  # the types of what stands in header.json
-    **get_type_hints(RunHeader), "scaling": dict[str, Any],
-}  # fmt: skip
-
-
-_SCALING: dict[str, Any] = {
-    "mode": str, "numbers": dict[str, Any], "on_overflow": str, "is_needed": bool,
-}  # fmt: skip
+HEADER = {**get_type_hints(RunHeader), "scaling": dict[str, Any]}  # the types of what stands in header.json
 
 
 def header_from(tree: Mapping[str, Any]) -> RunHeader:
@@ -409,10 +400,8 @@ def header_from(tree: Mapping[str, Any]) -> RunHeader:
     if (lacking := misfit({}, tree, required_fields(RunHeader))) is not None:
         raise DataError(f"header.json is damaged: {lacking}.")
     scaling: dict[str, Any] = tree.get("scaling") or {}
-    if (wrong := misfit(_SCALING, scaling)) is not None:
-        raise DataError(f"header.json is damaged: scaling.{wrong}.")
     rule = _rule_from(scaling.get("mode", "none"), scaling.get("numbers", {}))
-    read = Scaling(rule, scaling.get("on_overflow", "skip"), scaling.get("is_needed", False))
+    read = Scaling(rule, str(scaling.get("on_overflow", "skip")), bool(scaling.get("is_needed")))
     return replace(record_from(RunHeader, tree), scaling=read)
 
 
@@ -420,7 +409,7 @@ def _rule_from(mode: str, numbers: Mapping[str, Any]) -> ScaleRule:
     """A fixed scale stands for a mode that is not installed here: what moves it is not known."""
     try:
         return mode_settings(mode).rule_class(**numbers)
-    except (PluginError, IndexError, TypeError, ValueError):
+    except (PluginError, AttributeError, IndexError, TypeError, ValueError):
         return FixedScale()
 
 

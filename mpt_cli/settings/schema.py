@@ -217,7 +217,7 @@ class BackendSettings:
 class LoggerSettings:
     """Where telemetry goes beside metrics.jsonl and events.jsonl, which are always written."""
 
-    console: str = key("auto", "auto: live in a terminal or a notebook, plain lines elsewhere",
+    console: str = key("auto", "auto: live in a terminal, plain lines elsewhere",
                        choices=("auto", "live", "plain", "quiet"))
     csv: bool = key(True, "metrics.csv")
     tensorboard: bool = key(False, "tensorboard/ event files")

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from mpt_cli.errors import BAD_DATA, OK, TERMINATED, ConfigError, DataError, gravest_code
+from mpt_cli.errors import BAD_DATA, OK, TERMINATED, ConfigError, DataError, gravest_code, naming
 from mpt_cli.jobs.queue import Ending
 from mpt_cli.report.history import read_lines, settled_step
 from mpt_cli.runs.directory import (
@@ -52,12 +52,10 @@ class SweepDirectory:
     def check_free(self, is_made: bool = False) -> None:
         """DataError where it can't be a new directory: it holds anything already, or can't be made where `is_made`."""
         named = f"{self.verb}_dir {self.path}"
-        try:
+        with naming(named, "Choose another."):
             if is_made:
                 self.path.mkdir(parents=True, exist_ok=True)
             taken = self.path.exists() and any(entry.name != LOCK_FILE for entry in self.path.iterdir())
-        except OSError as error:
-            raise DataError(f"{named} can't be written: {error.strerror}. Choose another.") from error
         if taken:
             raise DataError(
                 f"{named} already exists and is not empty. Nothing in it was changed; go on with it by "

@@ -288,17 +288,22 @@ def read_dimensions(words: Sequence[str]) -> tuple[Space, list[Problem]]:
     return space, problems
 
 
-def check_space(space: Space) -> list[Settings]:
-    """Loads the configurations at its edges, before anything runs. Returns them; ConfigError with all problems."""
-    loaded, problems = list[Settings](), dict[str, Problem]()
-    for words in space.edges:
+def load_each(configurations: Iterable[Sequence[str]]) -> list[Settings]:
+    """The settings of each, before anything runs; ConfigError with all that is wrong with any."""
+    loaded, problems = list[Settings](), list[Problem]()
+    for words in configurations:
         try:
-            loaded.append(load_settings(words))
+            loaded.append(load_settings([*words]))
         except ConfigError as error:
-            problems.update({str(problem): problem for problem in error.problems})
+            problems += error.problems
     if problems:
-        raise ConfigError(list(problems.values()))
+        raise ConfigError(each_once(problems))
     return loaded
+
+
+def each_once(problems: Iterable[Problem]) -> list[Problem]:
+    """Without those that say the same."""
+    return [*{str(problem): problem for problem in problems}.values()]
 
 
 def _span_of(word: str) -> Span | None:

@@ -16,12 +16,11 @@ from mpt_cli.runs.expectations import known_values, reportable
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.key import read_number
 from mpt_cli.settings.limits import MOST_JOBS
-from mpt_cli.settings.load import missing_backend
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
 from mpt_cli.sweep import ONLY_OF_A_NEW_SEARCH, SAMPLERS
 from mpt_cli.sweep.block import Block
-from mpt_cli.sweep.overrides import Point, check_space, combinations, key_of, read_grid, read_space, varied_keys
+from mpt_cli.sweep.overrides import Point, combinations, each_once, load_each, read_grid, read_space, varied_keys
 from mpt_cli.telemetry.records import as_number
 from mpt_cli.training.program import check_repeatable
 from mpt_cli.training.progress import MONITORED, falls
@@ -210,19 +209,19 @@ def make_plan(
         raise ConfigError([*grid.problems, *([] if count > MOST_JOBS else _problems_of_the_rest(grid.problems, axes))])
     if count >= 100:
         say(f"checking {count:,} configurations")
-    loaded = _load_all([*combinations(axes)])
-    settings = [each for _, each in loaded]
+    points = [*combinations(axes)]
+    settings = load_each(point.words for point in points)
     check_objective(objective, settings, _place_of(objective, block))
     if is_here:
         check_files(settings)
-    return _distinct(varied_keys(axes), loaded)
+    return _distinct(varied_keys(axes), [_with_seed(*each) for each in zip(points, settings, strict=True)])
 
 
 def plan_search(words: Sequence[str], search: Search, block: Block, objective: str | None, is_here: bool) -> SweepPlan:
     """No job yet. The edges of the space are checked; the configurations inside it by the jobs themselves."""
     search = replace(search, words=block.words_of_search(words))
     space = read_space(search.words)
-    settings = check_space(space)
+    settings = load_each(space.edges)
     if space.seeds and search.pruner:
         rule = "must be left out with several seeds: what a trial came to is known when all of them have run."
         raise ConfigError(Problem("--pruner", rule, search.pruner))
@@ -259,19 +258,19 @@ def _configuration(settings: Settings) -> str:
 
 def check_files(settings: Sequence[Settings]) -> None:
     """DataError with what is not there of the data and models of the jobs, ConfigError where a function is missing."""
-    met, is_of_data = _Met(len(settings)), True
-    for number, each in enumerate(settings, 1):
+    met, is_of_data = list[Problem](), True
+    for each in settings:
         try:
             check_repeatable(each)
             check_run_present(each)
         except ConfigError as error:
             is_of_data = False
-            met.add(error.problems, number)
+            met += error.problems
         except DataError as error:
             key, _, rule = str(error).partition(": ")
-            met.add([Problem(key, rule)], number)
-    if met.problems:
-        raise DataError("\n  ".join(map(str, met.problems))) if is_of_data else ConfigError(met.problems)
+            met.append(Problem(key, rule))
+    if met:
+        raise DataError("\n  ".join(dict.fromkeys(map(str, met)))) if is_of_data else ConfigError(each_once(met))
 
 
 def _problems_of_the_rest(known: Sequence[Problem], axes: Sequence[Sequence[Point]]) -> list[Problem]:
@@ -279,46 +278,10 @@ def _problems_of_the_rest(known: Sequence[Problem], axes: Sequence[Sequence[Poin
     keys = {problem.key for problem in known}
     sound = [tuple(point.without(keys) for point in axis) for axis in axes if axis]
     try:
-        _load_all([*combinations(sound)])
+        load_each(point.words for point in combinations(sound))
     except ConfigError as error:
         return error.problems
     return []
-
-
-def _load_all(points: Sequence[Point]) -> list[tuple[Point, Settings]]:
-    loaded: list[tuple[Point, Settings]] = []
-    met = _Met(len(points))
-    for number, point in enumerate(points, 1):
-        try:
-            loaded.append(_with_seed(point, load_settings([*point.words])))
-        except ConfigError as error:
-            met.add(error.problems, number)
-    if met.problems:
-        raise ConfigError(met.problems)
-    return loaded
-
-
-@dataclass
-class _Met:
-    """Problems of jobs, each once, with the numbers of those that have it."""
-
-    count: int
-    numbers: dict[str, tuple[Problem, list[int]]] = field(default_factory=dict)
-
-    def add(self, problems: Iterable[Problem], number: int) -> None:
-        for problem in problems:
-            self.numbers.setdefault(str(problem), (problem, []))[1].append(number)
-
-    @property
-    def problems(self) -> list[Problem]:
-        return [self._with_jobs(*each) for each in self.numbers.values()]
-
-    def _with_jobs(self, problem: Problem, numbers: list[int]) -> Problem:
-        if len(numbers) == self.count:
-            return problem
-        listed = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
-        where = f"(job{'s' if len(numbers) > 1 else ''} {listed} of {self.count})"
-        return replace(problem, remedy=f"{problem.remedy} {where}".strip())
 
 
 def _with_seed(point: Point, settings: Settings) -> tuple[Point, Settings]:
@@ -369,16 +332,6 @@ def plan_lines(plan: SweepPlan) -> list[str]:
     lines = [f"{job.name}  {' '.join(f'{key}={value}' for key, value in job.overrides.items())}".rstrip()
              for job in plan.jobs]  # fmt: skip
     return [*lines, *duplicate_lines(plan), job_count(len(plan.jobs))]
-
-
-def missing_backends(plan: SweepPlan) -> list[str]:
-    """Which jobs can't run here, in sentences; one is looked at of each recipe and backend."""
-    every = [job.words for job in plan.jobs]
-    if plan.search is not None and not every:
-        every = [next(read_space(plan.search.words).edges)]
-    distinct = {tuple(word for word in words if key_of(word).split(".")[0] in ("conf", "backend")): words
-                for words in every}  # fmt: skip
-    return sorted({missing_backend(load_settings([*words])) for words in distinct.values()} - {""})
 
 
 def duplicate_lines(plan: SweepPlan) -> list[str]:

@@ -257,7 +257,7 @@ def run_jobs(
         screen.say(f"{sweep.path}: nothing is left to run")
         return None
     share = format_machine_share(shared, limits, options)
-    screen.say(f"{_count_words(plan, count)}, {share}, in {sweep.path}")
+    screen.say(f"{job_count(count)}, {share}, in {sweep.path}")
     progress = SweepProgress(screen, sweep, count, limits.workers)
     cwd = Path(plan.facts["working_directory"])
 
@@ -273,13 +273,6 @@ def run_jobs(
     if stopped_by is None and search is not None and (why := search.why_fewer()):
         screen.say(why)
     return stopped_by
-
-
-def _count_words(plan: SweepPlan, count: int) -> str:
-    if plan.search is None:
-        return job_count(count)
-    seeds = plan.search.seeds
-    return f"{count} runs, {seeds} for the seeds of each trial" if seeds > 1 else f"{count} trials"
 
 
 def exit_code(stopped_by: signal.Signals | None, results: Sequence[JobResult]) -> int:

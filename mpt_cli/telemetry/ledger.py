@@ -7,7 +7,7 @@ are divided into calls nor on where a run was resumed.
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -76,8 +76,26 @@ def loss_bound(losses: NDArray[Any]) -> tuple[float, float]:
     return median, max(bound, math.exp(min(math.log(median) + LOG_MADS * log_deviation, 700.0)))
 
 
+class Resumable:
+    """Counts that stand in a checkpoint, from which a resumed run goes on."""
+
+    def position(self) -> dict[str, Any]:
+        """The fields as a JSON object."""
+        return {name: now.tolist() if isinstance(now, np.ndarray) else now for name, now in vars(self).items()}
+
+    def resume(self, position: dict[str, Any]) -> None:
+        """Go on from what `position` gave, also after a round trip through strict JSON."""
+        for name, value in position.items():
+            now = getattr(self, name)
+            if isinstance(now, np.ndarray):
+                value = np.array([float(each) for each in value], now.dtype)
+            elif isinstance(now, StreakCounts):
+                value = StreakCounts(*value)
+            setattr(self, name, float(value) if isinstance(value, str) else value)
+
+
 @dataclass
-class SpikeWatch:
+class SpikeWatch(Resumable):
     """What must be known of the steps so far; `window` holds the losses of the last ones, newest last. A loss above
     `bound` is a jump.
     """
@@ -87,16 +105,6 @@ class SpikeWatch:
     bound: float = math.inf
     last_above: int = -APART - 1  # the last step that was a jump or part of one
     found: int = 0
-
-    def position(self) -> dict[str, Any]:
-        """As a JSON object, for a checkpoint."""
-        return {**vars(self), "window": self.window.tolist()}
-
-    def resume(self, position: dict[str, Any]) -> None:
-        """Go on from what `position` gave, also after a round trip through strict JSON."""
-        self.window = np.array([float(loss) for loss in position["window"]], np.float32)
-        self.median, self.bound = float(position["median"]), float(position["bound"])
-        self.last_above, self.found = position["last_above"], position["found"]
 
     def absorb(self, seen: int, losses: NDArray[Any], applied: NDArray[np.bool_], most: int) -> list[Jump]:
         """Take in the losses of the next steps, `seen` of them before; the jumps, as long as they are the first `most`.
@@ -212,7 +220,7 @@ class LedgerOptions:
 
 
 @dataclass
-class Ledger:
+class Ledger(Resumable):
     """Totals over all steps so far.
 
     `streaks` are those that end with the last step; the next call begins with them. `window` holds one boolean per
@@ -248,25 +256,17 @@ class Ledger:
     _loss_count: int = 0
 
     def position(self) -> dict[str, Any]:
-        """The totals as a JSON object, for a checkpoint."""
+        """The totals as a JSON object."""
         left_out = ("rules", "window_steps", "spikes")
-        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
-        sample = None if self.sample is None else asdict(self.sample)
-        return {**kept, "sample": sample, "window": self.window.astype(int).tolist(), "watch": self.watch.position()}
+        kept = {name: value for name, value in super().position().items() if name not in left_out}
+        return {**kept, "sample": self.sample and asdict(self.sample), "watch": self.watch.position()}
 
     def resume(self, position: dict[str, Any]) -> None:
         """Go on from what `position` gave, also after a round trip through strict JSON."""
-        for name, value in position.items():
-            if name == "window":
-                self.window = np.asarray(value, bool)
-            elif name == "watch":
-                self.watch.resume(value)
-            elif name in ("streaks", "peaks"):
-                setattr(self, name, StreakCounts(*value))
-            elif name == "sample":
-                self.sample = None if value is None else GradientSample(**value)
-            else:
-                setattr(self, name, float(value) if isinstance(value, str) else value)
+        totals = dict(position)
+        self.watch.resume(totals.pop("watch"))
+        sample = totals.pop("sample")
+        super().resume({**totals, "sample": sample and GradientSample(**sample)})
 
     def snapshot(self, **others: Any) -> Snapshot:
         """The state after the last step as a line of the log; `others` are the fields that are not counted here."""

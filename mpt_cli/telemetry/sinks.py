@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from mpt_cli import plugins
-from mpt_cli.errors import ConfigError, DataError, Problem, first_line, install_command
+from mpt_cli.errors import CHECK_DISK, ConfigError, DataError, Problem, first_line, install_command, naming
 from mpt_cli.redaction import note_passwords
 from mpt_cli.settings.schema import LoggerSettings, check_sink_key
 from mpt_cli.telemetry.console import PrintableConsole
-from mpt_cli.telemetry.console.live import LiveConsole, NotebookConsole, notebook_update
+from mpt_cli.telemetry.console.live import LiveConsole
 from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole, StreamLines
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import (
@@ -81,11 +81,9 @@ def load_sink(name: str) -> Any:
 
 
 def console_sinks(mode: str, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> list[Sink]:
-    """`auto` is live in a notebook, and in a terminal that can move its cursor and show the characters; else plain."""
+    """`auto` is live in a terminal that can move its cursor and show the characters, else plain."""
     if mode == "quiet":
         return []
-    if mode == "auto" and stream is sys.stdout and (update := notebook_update()) is not None:
-        return [NotebookConsole(update, clock)]
     if mode == "live" or (mode == "auto" and _is_live_terminal(stream)):
         return [LiveConsole(PrintableConsole(stream, force_terminal=True), clock)]
     return [PlainConsole(StreamLines(stream), clock)]
@@ -236,7 +234,7 @@ class TensorBoardSink(Sink):
 
         self._event, self._summary, self._session_log = event_pb2.Event, summary_pb2.Summary, event_pb2.SessionLog
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.0"
-        with _as_data_error(folder):
+        with naming(folder, CHECK_DISK):
             folder.mkdir(parents=True, exist_ok=True)
             self._writer = RecordWriter((folder / name).open("xb"))
             self._writer.write(self._event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
@@ -259,27 +257,19 @@ class TensorBoardSink(Sink):
                 self._write(event.step, {"loss_scale": event.scale_after})
 
     def close(self) -> None:
-        with _as_data_error(self._folder):
+        with naming(self._folder, CHECK_DISK):
             self._writer.close()
 
     def _write(self, step: int, scalars: dict[str, float]) -> None:
         values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
         event = self._event(wall_time=time.time(), step=step, summary=self._summary(value=values))
-        with _as_data_error(self._folder):
+        with naming(self._folder, CHECK_DISK):
             if self._begins_anew:
                 start = self._session_log(status=self._session_log.START)
                 self._writer.write(self._event(wall_time=time.time(), step=step, session_log=start).SerializeToString())
                 self._begins_anew = False
             self._writer.write(event.SerializeToString())
             self._writer.flush()
-
-
-@contextmanager
-def _as_data_error(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DataError(f"{folder} can't be written: {error.strerror}. Check free space and permissions.") from error
 
 
 PARAMS = ("recipe", "policy", "loss_scale", "model", "data", "optimizer", "backend", "device", "execution", "attempt")

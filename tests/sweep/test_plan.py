@@ -27,7 +27,7 @@ def test_all_problems_of_all_jobs_come_at_once_each_once():
     found = [str(problem) for problem in caught.value.problems]
     assert [line.split(":")[0] for line in found] == ["policy", "resume", "trainer.epoch", "seed", "seed"]
     assert found[2].endswith("Did you mean trainer.epochs?")
-    assert found[3].endswith("(job 2 of 3)")
+    assert found[3].endswith("Received: -1.")
 
 
 @pytest.mark.slow

@@ -155,7 +155,7 @@ def test_a_trial_with_several_seeds_is_worth_their_mean_and_one_that_failed_is_o
     assert code == 2 and [len(row.finished) for row in found.configurations] == [2, 1, 1]
     seeds = {tuple(result.job.overrides["seed"] for result in row.results) for row in found.configurations}
     assert seeds == {("0", "1")}
-    assert "6 runs, 2 for the seeds of each trial" in searches.said
+    assert "6 jobs, " in searches.said
     assert failure_lines(found)[0].startswith("failed     001-")
     told = [(trial.state, trial.value, trial.user_attrs["job"]) for trial in study_in(tmp_path / "s").get_trials()]
     mean = pytest.approx(-0.55)

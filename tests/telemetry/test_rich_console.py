@@ -4,7 +4,7 @@ import io
 from dataclasses import replace
 
 from mpt_cli.telemetry.console import PrintableConsole
-from mpt_cli.telemetry.console.live import LiveConsole, NotebookConsole
+from mpt_cli.telemetry.console.live import LiveConsole
 from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole, StreamLines
 from mpt_cli.telemetry.records import Event
 
@@ -14,14 +14,13 @@ SHOWN = "\\x1b]0;evil\\x9b2J\\u202e"
 
 def test_names_of_layers_and_metrics_can_not_command_a_terminal(tmp_path, header, snapshot, summary) -> None:
     """As they stand in a saved model of a stranger, or in the user's own."""
-    stream, terminal, pages, log = io.StringIO(), io.StringIO(), [{}], tmp_path / "console.log"
+    stream, terminal, log = io.StringIO(), io.StringIO(), tmp_path / "console.log"
     drawn = PrintableConsole(terminal, force_terminal=True, width=200)
     metrics = {EVIL: 0.5, f"val_{EVIL}": 0.5}
     for console, shown in (
         (PlainConsole(StreamLines(stream)), stream.getvalue),
         (ConsoleLog(log), log.read_text),
         (LiveConsole(drawn), terminal.getvalue),
-        (NotebookConsole(pages.append), lambda: "".join(pages[-1].values())),
     ):
         console.start(replace(header, model=EVIL, warnings=(EVIL,), metric_names=tuple(metrics)))
         console.events([Event(1, 1, "overflow", 4.0, 2.0, 0, 9, f"{EVIL}/kernel", layer=EVIL)])

@@ -344,6 +344,7 @@ class EpochConsole(Sink, ABC):
     def __init__(self, narrator: Narrator, clock: Callable[[], float]) -> None:
         self._narrator, self._clock = narrator, clock
         self._table: EpochTable | None = None
+        self._sample: GradientSample | None = None  # the latest
         self._epoch_started_at = clock()
 
     @property
@@ -359,14 +360,26 @@ class EpochConsole(Sink, ABC):
     def _print_beside(self, sentence: str) -> None:
         """Show a sentence between two rows."""
 
-    def _begin(self, header: RunHeader) -> None:
+    def start(self, header: RunHeader) -> None:
         self._table = EpochTable(header)
         self._epoch_started_at = self._clock()
         self._narrator.start(header)
 
+    def progress(self, step: int, epoch: int, phase: str) -> None:
+        self._tell()
+
     def events(self, events: Sequence[Event]) -> None:
         self._narrator.add(events)
         self._tell()
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        self._narrator.recount(snapshot)
+        self._sample = snapshot.gradients or self._sample
+        if snapshot.epoch_end:
+            self._end_epoch(snapshot)
+
+    def close(self) -> None:
+        self._tell(at_once=True)
 
     def suspend(self) -> None:
         self._tell(at_once=True)
@@ -406,7 +419,6 @@ class PlainConsole(EpochConsole):
         self._write_line = write_line
         self._started_at = clock()
         self._interval_told_at = float("-inf")
-        self._sample: GradientSample | None = None  # the latest, until it is told
         self._writing = threading.RLock()  # a phase that lasts is told from another thread
 
     def phase_lasts(self, doing: str, seconds: float, hint: str) -> None:
@@ -417,24 +429,18 @@ class PlainConsole(EpochConsole):
             self._write([f"{doing} took {format_seconds(seconds)}"])
 
     def start(self, header: RunHeader) -> None:
-        self._begin(header)
+        super().start(header)
         self._started_at = self._clock()
         self._write(labelled_lines(header_rows(header)))
         self._write([""])
 
-    def progress(self, step: int, epoch: int, phase: str) -> None:
-        self._tell()
-
     def snapshot(self, snapshot: Snapshot) -> None:
+        super().snapshot(snapshot)
         now = self._clock()
-        self._narrator.recount(snapshot)
-        self._sample = snapshot.gradients or self._sample
-        if snapshot.epoch_end:
-            self._end_epoch(snapshot)
-        elif now - self._interval_told_at >= self._wait_seconds(now):
+        if not snapshot.epoch_end and now - self._interval_told_at >= self._wait_seconds(now):
             self._interval_told_at = now
             self._print_row(snapshot)
-            if self._sample is not None:
+            if self._sample is not None:  # until it is told
                 self._print_beside(sample_sentence(self._sample))
                 self._sample = None
 
@@ -444,9 +450,6 @@ class PlainConsole(EpochConsole):
     def finish(self, summary: Summary) -> None:
         self._tell(at_once=True)
         self._write(["", *labelled_lines(final_rows(summary))])
-
-    def close(self) -> None:
-        self._tell(at_once=True)
 
     @property
     def is_read(self) -> bool:
