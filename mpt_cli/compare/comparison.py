@@ -57,18 +57,13 @@ def make_comparison(words: Sequence[str], seeds: int | None) -> tuple[SweepPlan,
     plan = make_plan(_with_seeds(words, seeds))
     setups: dict[str, Setup] = {}
     for job in plan.jobs:
-        own = without_seed(job)
+        own = job.without_seed
         if str(own) not in setups:
             settings = load_settings(job.words)
             setups[str(own)] = Setup(own, settings.policy.description, settings.trainer.batch_size)
     if len(setups) < 2:
         raise ConfigError(Problem("policy", "must have at least two values to compare.", None, f"As in {POLICIES}."))
     return replace(plan, jobs=_in_turns(plan.jobs)), list(setups.values())
-
-
-def without_seed(job: Job) -> dict[str, str]:
-    """What sets the job's configuration apart from the others."""
-    return {key: value for key, value in job.overrides.items() if key != SEED}
 
 
 def _check(words: Sequence[str], seeds: int | None) -> None:
@@ -347,7 +342,7 @@ def read_comparison(directory: CompareDirectory, objective: str | None = None) -
 
 def _entry(setup: Setup, results: list[JobResult]) -> Entry:
     jobs = {result.job.overrides.get(SEED, ""): result for result in results
-            if without_seed(result.job) == setup.overrides}  # fmt: skip
+            if result.job.without_seed == setup.overrides}  # fmt: skip
     label = ", ".join(value if key == "policy" else f"{key.removesuffix('.name')} {value}"
                       for key, value in setup.overrides.items())  # fmt: skip
     times = {

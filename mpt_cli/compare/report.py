@@ -22,11 +22,11 @@ from mpt_cli.report.history import RunHistory, read_histories
 from mpt_cli.report.page import write_page
 from mpt_cli.report.run_page import render_runs, run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn
-from mpt_cli.runs.provenance import known_environment
+from mpt_cli.runs.provenance import is_of_cpu, known_environment
 from mpt_cli.sweep.directory import INTERRUPTED, NOT_RUN
 from mpt_cli.sweep.paired import FEWEST_SEEDS, MOST_SEEDS, RARE, count_seeds
 from mpt_cli.sweep.progress import Screen
-from mpt_cli.sweep.report import ending_lines, job_dict, write_files
+from mpt_cli.sweep.report import ending_lines, format_difference, job_dict, write_files
 from mpt_cli.telemetry.format import format_bytes, format_number, format_share, format_signed
 
 
@@ -55,9 +55,8 @@ def why_slow(found: Comparison, entry: Entry) -> str:
     """Why a configuration is no faster, as far as the record of its run shows it: empty where it does not."""
     dtype = next((name for name in ("bfloat16", "float16") if name in entry.setup.policy), None)
     environment = known_environment(found.directory.run(next(iter(entry.finished.values())).job))
-    is_of_cpu = all(str(device).upper().startswith("CPU") for device in environment.get("devices") or [""])
     known = (environment.get("machine") or {}).get("cpu_precision_features")
-    if dtype is None or not is_of_cpu or not isinstance(known, list) or {*known} & {*_CPU_FEATURES[dtype]}:
+    if dtype is None or not is_of_cpu(environment) or not isinstance(known, list) or {*known} & {*_CPU_FEATURES[dtype]}:
         return ""
     return f"The CPU has no instructions for {dtype} ({' or '.join(_CPU_FEATURES[dtype])})."
 
@@ -236,10 +235,7 @@ def columns(found: Comparison) -> list[TableColumn[Entry]]:
 def _paired_cell(entry: Entry) -> str:
     """Of the objective to the baseline, over the seeds both finished; ± half the 95 % interval, ? for one seed."""
     quality = entry.quality
-    if quality.difference is None:
-        return "-"
-    half = "" if quality.interval is None else f" ± {format_number((quality.interval[1] - quality.interval[0]) / 2)}"
-    return f"{format_signed(quality.difference)}{half or ' ± ?'}"
+    return "-" if quality.difference is None else format_difference(quality.difference, quality.interval)
 
 
 def _skipped_cell(entry: Entry) -> str:

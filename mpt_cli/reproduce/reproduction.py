@@ -56,7 +56,7 @@ class FinishedProcess:
     @property
     def summary(self) -> dict[str, Any] | None:
         """The content of its summary.json; None where it didn't come to one."""
-        return self.run.summary_of(self.exit_code)
+        return self.run.summary_of(self.exit_code) or None
 
     @property
     def environment(self) -> dict[str, Any]:

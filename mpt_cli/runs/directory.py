@@ -266,14 +266,18 @@ class RunDirectory(TelemetryFiles):
         path = self.preprocessing_json
         return list(read_json(path).get("adapted_layers", [])) if path.is_file() else []
 
-    def summary_of(self, exit_code: int | None) -> dict[str, Any] | None:
-        """The content of summary.json of a process that ended so; None where it left none: one that tells another code
-        is that of an earlier attempt, or of another run."""
+    @property
+    def ending(self) -> dict[str, Any]:
+        """The content of summary.json; empty where there is none, or none that is whole."""
         try:
-            found = read_summary(self.summary_json)
+            return read_summary(self.summary_json)
         except DataError:
-            return None
-        return found if found.get("exit_code") == exit_code else None
+            return {}
+
+    def summary_of(self, exit_code: int | None) -> dict[str, Any]:
+        """The content of summary.json of a process that ended so; empty where it left none: one that tells another code
+        is that of an earlier attempt, or of another run."""
+        return found if (found := self.ending).get("exit_code") == exit_code else {}
 
     @property
     def is_saved(self) -> bool:

@@ -150,8 +150,12 @@ def cores_of(environment: Mapping[str, Any]) -> int | None:
     (1, None)
     """
     cores = (environment.get("machine") or {}).get("usable_cores")
-    is_of_cpu = all(str(device).upper().startswith("CPU") for device in environment.get("devices") or [""])
-    return cores if is_of_cpu and type(cores) is int and cores > 0 else None
+    return cores if is_of_cpu(environment) and type(cores) is int and cores > 0 else None
+
+
+def is_of_cpu(environment: Mapping[str, Any]) -> bool:
+    """Whether the CPU computed, as far as the devices are known."""
+    return all(str(device).upper().startswith("CPU") for device in environment.get("devices") or [""])
 
 
 def format_attempts(environment: Mapping[str, Any]) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.redaction import REDACTED
-from mpt_cli.runs.directory import RunDirectory, default_parent, read_summary, write_atomic
+from mpt_cli.runs.directory import RunDirectory, default_parent, write_atomic
 from mpt_cli.runs.provenance import flatten, known_environment
 from mpt_cli.settings.limits import read_file
 from mpt_cli.settings.overrides import format_override
@@ -53,14 +53,20 @@ def find_run(settings: Settings) -> RunDirectory | None:
     if settings.resume != "auto":
         return _to_go_on_with(RunDirectory.open(settings.resume))
     if settings.run_dir is not None:
-        found = _in_run_dir(RunDirectory(expanded(settings.run_dir)))
-        return found and _to_go_on_with(found)
-    for path in sorted(default_parent(settings.recipe).glob("*"), reverse=True):
-        if _holds_a_run(path) and not is_recorded(RunDirectory(path)):
-            run = RunDirectory(path)
-            if not _is_finished(run) and not forbidden_changes(stored_settings(run, settings), settings):
-                return run
-    return None
+        named = RunDirectory(expanded(settings.run_dir))
+        if named.config_yaml.is_file():
+            return _to_go_on_with(named)
+        if named.path.is_dir():
+            named.clear_unstarted()
+        return None
+    runs = map(RunDirectory, sorted(default_parent(settings.recipe).glob("*"), reverse=True))
+    return next((run for run in runs if run.config_yaml.is_file() and _may_go_on(run, settings)), None)
+
+
+def _may_go_on(run: RunDirectory, settings: Settings) -> bool:
+    """Whether it has not finished, and the settings fit."""
+    is_over = is_recorded(run) or run.ending.get("status") == "finished"
+    return not is_over and not forbidden_changes(stored_settings(run, settings), settings)
 
 
 def is_recorded(run: RunDirectory) -> bool:
@@ -218,19 +224,15 @@ def past_attempts(run: RunDirectory) -> list[dict[str, Any]]:
 
 def finished_summary(run: RunDirectory, settings: Settings) -> Summary | None:
     """The summary of a finished run that `settings` ask nothing more of, as it stands; None where work is left."""
-    try:
-        found = read_summary(run.summary_json)
-    except DataError:
+    found, trainer = run.ending, settings.trainer
+    if found.get("status") != "finished":
         return None
-    trainer = settings.trainer
     if settings.phases:
         whole = (found.get("phases_completed") or 0) >= len(settings.phases)
     else:
         whole = found["epochs_completed"] >= trainer.epochs or bool(found.get("ended_early"))
     is_done = whole or (trainer.max_steps is not None and found["steps_seen"] >= trainer.max_steps)
-    if found["status"] != "finished" or not is_done or check_resumable(run, settings):
-        return None
-    return Summary(**{name: value for name, value in found.items() if name in Summary.__dataclass_fields__})
+    return record_from(Summary, found) if is_done and not check_resumable(run, settings) else None
 
 
 def check_checkpoints(run: RunDirectory, found: Checkpoint | None) -> None:
@@ -240,25 +242,6 @@ def check_checkpoints(run: RunDirectory, found: Checkpoint | None) -> None:
             f"the checkpoints of {run.path} are gone, and it had some. Put them back, or start again in another "
             "run_dir."
         )
-
-
-def _in_run_dir(run: RunDirectory) -> RunDirectory | None:
-    if _holds_a_run(run.path):
-        return run
-    if run.path.is_dir():
-        run.clear_unstarted()
-    return None
-
-
-def _holds_a_run(path: Path) -> bool:
-    return RunDirectory(path).config_yaml.is_file()
-
-
-def _is_finished(run: RunDirectory) -> bool:
-    try:
-        return bool(read_summary(run.summary_json)["status"] == "finished")
-    except DataError:
-        return False
 
 
 def truncate_telemetry(run: RunDirectory, step: int, epochs_completed: int) -> list[Event]:

@@ -210,7 +210,7 @@ def read_job(sweep: SweepDirectory, job: Job) -> JobResult:
     ending, run = sweep.read_ending(job), sweep.run(job)
     if ending is None:
         return JobResult(job, run.path, NOT_RUN)
-    summary = run.summary_of(ending.exit_code) or {}
+    summary = run.summary_of(ending.exit_code)
     status, exit_code, reason = _judge(ending, summary, sweep, job)
     events = list(read_lines(run.events_jsonl)) if summary else []
     counts = [summary[name] for name in ("steps_seen", "applied_steps") if name in summary]
@@ -380,8 +380,7 @@ def rank(results: Sequence[JobResult], objective: Objective) -> list[Configurati
     """
     groups: dict[tuple[tuple[str, str], ...], list[JobResult]] = {}
     for result in results:
-        own = tuple((key, value) for key, value in result.job.overrides.items() if key != SEED)
-        groups.setdefault(own, []).append(result)
+        groups.setdefault(tuple(result.job.without_seed.items()), []).append(result)
     rows = [_configuration(dict(own), members, objective) for own, members in groups.items()]
     rows.sort(key=lambda row: (row.mean is None, not row.is_complete, objective.sort_key(row.mean), _skips(row)))
     first: dict[tuple[bool, float | None], int] = {}

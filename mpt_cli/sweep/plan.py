@@ -113,6 +113,11 @@ class Job:
     environment: dict[str, str] = field(default_factory=dict)
 
     @property
+    def without_seed(self) -> dict[str, str]:
+        """The overrides that set its configuration apart from the others."""
+        return {key: value for key, value in self.overrides.items() if key != "seed"}
+
+    @property
     def command(self) -> str:
         """What runs it again outside the sweep, to the same bits where the job was deterministic."""
         return self.with_variables(shell_command("train", *self.words), _OF_THE_RESULT, CONFIG_DIR)

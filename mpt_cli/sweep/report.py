@@ -46,7 +46,7 @@ SECONDARY = ("seconds", "memory", "max scale", "min scale", "examples/s", "settl
 
 def columns(found: SweepResults) -> list[TableColumn[Configuration]]:
     """All columns for these results: rank, varied keys, objective, then the numerics and the cost."""
-    keys = [TableColumn(_short(key, found.keys), _override(key), is_number=False) for key in found.keys]
+    keys = [TableColumn(_short(key, found.keys), partial(_format_override, key), is_number=False) for key in found.keys]
     objective = TableColumn(found.objective.name, _format_objective)
     seeds = [TableColumn("n", _format_count), TableColumn("to the first", partial(_format_behind, found))]
     return [TableColumn("rank", partial(_format_rank, found)), *keys, objective,
@@ -92,13 +92,16 @@ def _format_behind(found: SweepResults, row: Configuration) -> str:
     if behind is None:
         return "-"
     mark = "≈ " if place in found.lead.together else ""
-    interval = behind.interval(1 - LEVEL / behind.comparisons)
-    half = "?" if interval is None else format_number((interval[1] - interval[0]) / 2)
-    return f"{mark}{format_signed(behind.mean)} ± {half}"
+    return mark + format_difference(behind.mean, behind.interval(1 - LEVEL / behind.comparisons))
 
 
-def _override(key: str) -> Callable[[Configuration], str]:
-    return lambda row: row.overrides.get(key, "")
+def format_difference(mean: float, interval: tuple[float, float] | None) -> str:
+    """With half of its interval; ? where that is not known."""
+    return f"{format_signed(mean)} ± {'?' if interval is None else format_number((interval[1] - interval[0]) / 2)}"
+
+
+def _format_override(key: str, row: Configuration) -> str:
+    return row.overrides.get(key, "")
 
 
 def _short(key: str, keys: Sequence[str]) -> str:
@@ -107,31 +110,14 @@ def _short(key: str, keys: Sequence[str]) -> str:
     return leaf if [other.rpartition(".")[2] for other in keys].count(leaf) == 1 else key
 
 
-def _numbers_of(row: Configuration, name: str) -> list[float]:
-    return [value for result in row.shown if (value := result.number(name)) is not None]
-
-
-def _span(name: str, words: Callable[[float], str]) -> Callable[[Configuration], str]:
-    """One value, or the lowest and highest over the seeds."""
-
-    def cell(row: Configuration) -> str:
-        values = _numbers_of(row, name)
-        if not values:
-            return "-"
-        low, high = words(min(values)), words(max(values))
-        return low if low == high else f"{low} … {high}"
-
-    return cell
-
-
 def _figure(
-    name: str, pick: Callable[[list[float]], float], words: Callable[[float], str]
+    name: str, words: Callable[[float], str], *picks: Callable[[list[float]], float]
 ) -> Callable[[Configuration], str]:  # fmt: skip
-    """One of the seeds' values, or what they come to."""
+    """What the seeds' values of a field come to by each of the picks, once where these are the same."""
 
     def cell(row: Configuration) -> str:
-        values = _numbers_of(row, name)
-        return words(pick(values)) if values else "-"
+        values = [value for result in row.shown if (value := result.number(name)) is not None]
+        return " … ".join(dict.fromkeys(words(pick(values)) for pick in picks)) if values else "-"
 
     return cell
 
@@ -157,13 +143,13 @@ def _format_seconds(row: Configuration) -> str:
 
 _NUMERICS = (
     TableColumn("skipped", _format_skipped),
-    TableColumn("final scale", _span("final_loss_scale", format_scale)),
-    TableColumn("min scale", _span("min_loss_scale", format_scale)),
-    TableColumn("max scale", _span("max_loss_scale", format_scale)),
+    TableColumn("final scale", _figure("final_loss_scale", format_scale, min, max)),
+    TableColumn("min scale", _figure("min_loss_scale", format_scale, min, max)),
+    TableColumn("max scale", _figure("max_loss_scale", format_scale, min, max)),
     TableColumn("settled", _format_settled),
     TableColumn("verdict", format_verdict, is_number=False),
-    TableColumn("examples/s", _figure("examples_per_second", fmean, format_count)),
-    TableColumn("memory", _figure("peak_memory_bytes", max, lambda count: format_bytes(int(count)))),
+    TableColumn("examples/s", _figure("examples_per_second", format_count, fmean)),
+    TableColumn("memory", _figure("peak_memory_bytes", lambda count: format_bytes(int(count)), max)),
     TableColumn("seconds", _format_seconds),
 )
 
@@ -260,9 +246,9 @@ def failure_lines(found: JobResults) -> list[str]:
     if len(failed) > MOST_FAILURES:
         lines.append(_line("", f"and {len(failed) - MOST_FAILURES} more, in {found.directory.results_csv}"))
     missing = found.plan.missing
-    if left or missing:
-        lines.append(_line("not ended", f"{len(left) + missing} of {len(found.results) + missing} jobs"))
-    if failed or left or missing:
+    if count := len(left) + missing:
+        lines.append(_line("not ended", f"{count} of {len(found.results) + missing} jobs"))
+    if failed or count:
         lines.append(_line("again", f"{again_command(found)}    runs these and no others"))
     return lines
 

@@ -237,10 +237,8 @@ class TensorBoardSink(Sink):
         with naming(folder, CHECK_DISK):
             folder.mkdir(parents=True, exist_ok=True)
             self._writer = RecordWriter((folder / name).open("xb"))
-            self._writer.write(self._event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
-            self._writer.flush()
-        self._folder = folder
-        self._begins_anew = False
+        self._folder, self._begins_anew = folder, False
+        self._put(file_version="brain.Event:2")
 
     def start(self, header: RunHeader) -> None:
         self._begins_anew = header.attempt > 1
@@ -262,13 +260,14 @@ class TensorBoardSink(Sink):
 
     def _write(self, step: int, scalars: dict[str, float]) -> None:
         values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        event = self._event(wall_time=time.time(), step=step, summary=self._summary(value=values))
+        if self._begins_anew:
+            self._put(step=step, session_log=self._session_log(status=self._session_log.START))
+            self._begins_anew = False
+        self._put(step=step, summary=self._summary(value=values))
+
+    def _put(self, **fields: Any) -> None:
         with naming(self._folder, CHECK_DISK):
-            if self._begins_anew:
-                start = self._session_log(status=self._session_log.START)
-                self._writer.write(self._event(wall_time=time.time(), step=step, session_log=start).SerializeToString())
-                self._begins_anew = False
-            self._writer.write(event.SerializeToString())
+            self._writer.write(self._event(wall_time=time.time(), **fields).SerializeToString())
             self._writer.flush()
 
 

@@ -101,6 +101,12 @@ def take_config_directories(words: list[str]) -> tuple[list[str], list[str]]:
     return folders, others
 
 
+def too_small(least: int, **given: float | None) -> list[Problem]:
+    """A problem for each option, by its name with _, that is below the least it may be."""
+    return [Problem(f"--{name.replace('_', '-')}", f"must be >= {least}.", value)
+            for name, value in given.items() if value is not None and not value >= least]  # fmt: skip
+
+
 def print_json(content: dict[str, Any]) -> None:
     """One object that strict parsers read, with its schema_version."""
     print(strict_json({"schema_version": SCHEMA_VERSION, **content}, indent=2))

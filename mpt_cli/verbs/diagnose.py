@@ -22,7 +22,7 @@ from mpt_cli.telemetry.health import GOOD_VERDICTS
 from mpt_cli.telemetry.records import Summary
 from mpt_cli.training.program import Program
 from mpt_cli.training_run import with_drawn_seed
-from mpt_cli.verbs import print_json, say
+from mpt_cli.verbs import print_json, say, too_small
 
 if TYPE_CHECKING:
     from mpt_cli.diagnose.diagnosis import Diagnosis
@@ -127,12 +127,8 @@ def _check(arguments: argparse.Namespace, run_dirs: list[str]) -> None:
     if run_dirs and len(arguments.overrides) > 1:
         others = [text for text in arguments.overrides if text != run_dirs[0]]
         problems.append(Problem("RUN_DIR", "must stand alone: a run has its own configuration.", " ".join(others)))
-    if arguments.batches is not None and arguments.batches < 1:
-        problems.append(Problem("--batches", "must be at least 1.", arguments.batches))
-    if arguments.step is not None and arguments.step < 1:
-        problems.append(Problem("--step", "must be at least 1.", arguments.step))
-    if arguments.trial_steps is not None and arguments.trial_steps < 0:
-        problems.append(Problem("--trial-steps", "must be at least 0.", arguments.trial_steps))
+    problems += too_small(1, batches=arguments.batches, step=arguments.step)
+    problems += too_small(0, trial_steps=arguments.trial_steps)
     if problems:
         raise ConfigError(problems)
 

@@ -25,7 +25,7 @@ from mpt_cli.reproduce.reproduction import (
 from mpt_cli.settings.load import load_settings
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.training_run import Reporters, train, with_drawn_seed
-from mpt_cli.verbs import print_json, say
+from mpt_cli.verbs import print_json, say, too_small
 
 
 def run_reproduce(arguments: argparse.Namespace) -> int:
@@ -80,15 +80,13 @@ def _read_request(arguments: argparse.Namespace) -> Selection:
 def _problems(arguments: argparse.Namespace, names: list[str], has_run: bool) -> list[Problem]:
     checks = [
         (bool(names) or arguments.all, Problem("NAME", "give recipes, files or run directories, or --all.")),
-        (arguments.jobs >= 1, Problem("-j", "must be at least 1.", arguments.jobs)),
-        (arguments.rtol >= 0, Problem("--rtol", "must be at least 0.", arguments.rtol)),
-        (arguments.retries >= 0, Problem("--retries", "must be at least 0.", arguments.retries)),
         (arguments.timeout is None or arguments.timeout > 0, Problem("--timeout", "must be > 0.", arguments.timeout)),
         (not (arguments.update and arguments.dry_run), Problem("--dry-run", "must be left out with --update.")),
         (not (arguments.update and has_run),
          Problem("--update", "rewrites recipes; a run directory is a record and stays as it is.")),
     ]  # fmt: skip
-    return [problem for holds, problem in checks if not holds]
+    small = [*too_small(1, jobs=arguments.jobs), *too_small(0, rtol=arguments.rtol, retries=arguments.retries)]
+    return [*(problem for holds, problem in checks if not holds), *small]
 
 
 class KillAt(Sink):

@@ -21,7 +21,7 @@ from mpt_cli.sweep.run import (
     split_overrides,
     start_sweep,
 )
-from mpt_cli.verbs import print_json, say
+from mpt_cli.verbs import print_json, say, too_small
 
 
 def run_sweep(arguments: argparse.Namespace) -> int:
@@ -68,22 +68,17 @@ def _dry_run(arguments: argparse.Namespace, words: list[str], options: Options, 
 
 
 def _problems_of_jobs(arguments: argparse.Namespace) -> list[Problem]:
-    problems = []
-    if arguments.jobs is not None and arguments.jobs < 1:
-        problems.append(Problem("-j", "must be >= 1.", arguments.jobs))
+    problems = too_small(1, jobs=arguments.jobs)
     if arguments.timeout is not None and not arguments.timeout > 0:
         problems.append(Problem("--timeout", "must be > 0 seconds.", arguments.timeout))
     return problems
 
 
 def _check_sweep(arguments: argparse.Namespace) -> None:
-    problems = _problems_of_jobs(arguments)
-    if arguments.trials is not None and arguments.trials < 1:
-        problems.append(Problem("--trials", "must be >= 1.", arguments.trials))
+    problems = [*_problems_of_jobs(arguments), *too_small(1, trials=arguments.trials)]
     of_search = {"--sampler": arguments.sampler, "--sampler-seed": arguments.sampler_seed, "--pruner": arguments.pruner}
-    for name, value in of_search.items():
-        if value is not None and arguments.resume is not None:
-            problems.append(Problem(name, ONLY_OF_A_NEW_SEARCH, value))
+    problems += [Problem(name, ONLY_OF_A_NEW_SEARCH, value) for name, value in of_search.items()
+                 if value is not None and arguments.resume is not None]  # fmt: skip
     if problems:
         raise ConfigError(problems)
 
@@ -108,9 +103,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
 
 
 def _check_compare(arguments: argparse.Namespace) -> None:
-    problems = _problems_of_jobs(arguments)
-    if arguments.tolerance is not None and not arguments.tolerance >= 0:
-        problems.append(Problem("--tolerance", "must be >= 0.", arguments.tolerance))
+    problems = [*_problems_of_jobs(arguments), *too_small(0, tolerance=arguments.tolerance)]
     fixed = (arguments.overrides or None, arguments.jobs, arguments.seeds, arguments.tolerance)
     if arguments.resume is not None and any(value is not None for value in fixed):
         problems.append(Problem("--resume", "must be given without overrides, -j, --seeds and --tolerance.", None,

@@ -15,7 +15,7 @@ from typing import Any
 
 from mpt_cli.errors import INTERRUPTED, OK, TERMINATED, DataError, printable_tree
 from mpt_cli.report.history import json_object
-from mpt_cli.runs.directory import HEADER, RunDirectory, header_from, read_holder, read_json, read_summary
+from mpt_cli.runs.directory import HEADER, RunDirectory, header_from, read_holder, read_json
 from mpt_cli.settings.limits import open_file
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import conf_override, expanded, shell_command
@@ -129,10 +129,7 @@ class RunFollower:
 
     def _summary(self) -> dict[str, Any] | None:
         """How the run ended; None where it left nothing of that."""
-        try:
-            found = read_summary(self.run.summary_json)
-        except DataError:
-            return None
+        found = self.run.ending
         return dict(printable_tree(found)) if misfit(Summary, found, required_fields(Summary)) is None else None
 
     @property

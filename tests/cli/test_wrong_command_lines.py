@@ -59,10 +59,10 @@ WRONG = {
     f"{CNN} --config-dir nowhere": "--config-dir: must be a folder with conf/",
     # sweeps and searches
     "sweep": "mpt sweep: conf: must be given",
-    "sweep conf=digits_mlp seed=0,1 -j 0": "mpt sweep: -j: must be >= 1. Received: 0.",
+    "sweep conf=digits_mlp seed=0,1 -j 0": "mpt sweep: --jobs: must be >= 1. Received: 0.",
     "sweep conf=digits_mlp seed=0,1 --timeout nan": "mpt sweep: --timeout: must be > 0 seconds.",
     "sweep conf=digits_mlp sweep_dir=a sweep_dir=b": "mpt sweep: sweep_dir: must be given once.",
-    "sweep conf=digits_mlp seed=0,-1": "seed: must be >= 0 and <= 4294967295. Received: -1. (job 2 of 2)",
+    "sweep conf=digits_mlp seed=0,-1": "seed: must be >= 0 and <= 4294967295. Received: -1.",
     "sweep conf=digits_mlp seed=0,1 --objective loss:up": "mpt sweep: --objective: must end in :min or :max",
     "sweep conf=digits_mlp --launcher submitit": "launcher.cluster: must have Slurm on this machine: there is ",
     f"{RANGE} 'seed=range(0,3,0)'": "seed: range() must have a step other than 0.",

@@ -49,7 +49,7 @@ def test_where_no_scale_fits_the_layers_to_keep_in_float32_are_named_in_every_ou
 
 REFUSED = [
     (["conf=digits_mlp", "--at-steps", "0,x"], 2, "--at-steps: must be whole numbers with commas between them"),
-    (["conf=digits_mlp", "--batches", "0"], 2, "--batches: must be at least 1. Received: 0."),
+    (["conf=digits_mlp", "--batches", "0"], 2, "--batches: must be >= 1. Received: 0."),
     (["conf=digits_mlp", "--step", "3"], 2, "--step: must be given with a run directory: mpt diagnose RUN_DIR."),
     (["conf=digits_mpl"], 2, "no recipe has this name"),
     (["conf=digits_mlp", "--write", "there.yaml"], 3, "there.yaml exists already. Nothing was changed"),

@@ -93,4 +93,4 @@ def test_the_remedy_that_is_named_first_works(net, first, failed, tmp_path, caps
 
 def test_trials_of_less_than_no_step_are_refused(tmp_path, capsys):
     assert main(["diagnose", str(tmp_path), "--trial-steps", "-1"]) == 2
-    assert "--trial-steps: must be at least 0. Received: -1." in capsys.readouterr().err
+    assert "--trial-steps: must be >= 0. Received: -1." in capsys.readouterr().err

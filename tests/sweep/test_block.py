@@ -227,7 +227,7 @@ def test_a_sweep_grows_with_a_larger_file(stubs, tmp_path) -> None:
 def test_what_is_made_of_a_seed_is_checked_with_the_seed_of_each_job() -> None:
     plan = make_plan(["conf=digits_mlp", "trainer.epochs=${seed}", "seed=1,2"])
     assert [load_settings(job.words).trainer.epochs for job in plan.jobs] == [1, 2]
-    with pytest.raises(ConfigError, match=r"trainer.epochs: must be >= 1. Received: 0. \(job 3 of 3\)"):
+    with pytest.raises(ConfigError, match=r"trainer.epochs: must be >= 1. Received: 0."):
         make_plan(["conf=digits_mlp", "trainer.epochs=${seed}", "seed=1,2,0"])
 
 

@@ -14,16 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mpt_cli.telemetry.console.plain import INDENT, EpochConsole, Narrator, final_rows, header_rows
-from mpt_cli.telemetry.console.table import SCALE_STYLE, other_optimizers, own_metrics
-from mpt_cli.telemetry.format import (
-    format_bytes,
-    format_count,
-    format_number,
-    format_sample,
-    format_scale,
-    format_share,
-    format_whole_seconds,
-)
+from mpt_cli.telemetry.console.table import SCALE_STYLE
+from mpt_cli.telemetry.format import format_bytes, format_count, format_sample, format_whole_seconds
 from mpt_cli.telemetry.health import GOOD_VERDICTS
 from mpt_cli.telemetry.palette import WARNING_STYLE
 from mpt_cli.telemetry.records import RunHeader, Snapshot, Summary
@@ -33,6 +25,7 @@ REFRESHES_PER_SECOND = 4
 # Kept free at the right: the terminal writes ^C behind the last line, and where that breaks into a new one the area
 # above it can't be cleared any more.
 ECHO_COLUMNS = 4
+OF_A_ROW = ("epoch", "step", "time", "grows in")  # columns of the table that the bar says, or what is counted beside it
 
 
 class LiveConsole(EpochConsole):
@@ -129,31 +122,15 @@ class LiveConsole(EpochConsole):
         return Padding(Group(self._bar, Columns(cells, padding=(0, 3), equal=True)), (0, ECHO_COLUMNS, 0, 0))
 
     def _values(self, header: RunHeader, snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:
-        """Label, value and style of everything a person watches."""
-        if snapshot.phase is not None:
-            yield "phase", f"{snapshot.phase}/{len(header.phases)}", ""
-        yield "loss", format_number(snapshot.loss), "bold"
-        for name, value in own_metrics(snapshot.metrics).items():
-            if name != "loss":
-                yield name, format_number(value), ""
-        yield "learning rate", f"{snapshot.learning_rate:.3g}", ""
-        if not header.scaling.scales:
-            yield "loss scale", "not scaled", "dim"
-        else:
-            skipped, streak = snapshot.skipped_steps, snapshot.consecutive_skips
-            share = f"{format_count(skipped)} ({format_share(skipped, snapshot.step)})"
-            yield "loss scale", format_scale(snapshot.loss_scale), SCALE_STYLE
+        """Label, value and style of what a row of the table has, and of what is of this moment alone."""
+        assert self._table is not None
+        yield from (cell for cell in self._table.cells(snapshot) if cell[0] not in OF_A_ROW)
+        if header.scaling.scales:
+            streak = snapshot.consecutive_skips
             yield "next growth", header.scaling.rule.next_move(snapshot.scale_counter), SCALE_STYLE
-            yield "skipped", share, WARNING_STYLE if skipped else ""
             yield "skip streak", format_count(streak), "bold red" if streak > 1 else WARNING_STYLE if streak else ""
-        for name in other_optimizers(snapshot.metrics):
-            count = snapshot.metrics.get(f"skipped_steps/{name}", 0.0)
-            scale = format_scale(snapshot.metrics[f"loss_scale/{name}"])
-            yield f"scale {name}", f"{scale}, {format_count(count)} skipped", WARNING_STYLE if count else SCALE_STYLE
         if self._sample is not None:
             yield from ((label, value, SCALE_STYLE) for label, value in format_sample(self._sample))
-        rate = snapshot.examples_per_second
-        yield "examples/s", "–" if rate is None else format_count(rate), ""
         yield "memory", format_bytes(snapshot.memory_bytes), ""
 
 

@@ -58,15 +58,14 @@ def header_rows(header: RunHeader) -> list[tuple[str, str]]:
         length += f" of {format_count(header.steps_per_epoch)} steps"
     if header.total_steps and header.total_steps != header.epochs * (header.steps_per_epoch or 0):
         length += f", ended after {format_count(header.total_steps)} steps in all"
-    rows = [("recipe", header.recipe), ("", header.description), ("policy", header.policy)]
-    rows += [("loss scale", header.loss_scale), ("model", header.model), ("data", header.data)]
-    rows += [("loss", header.loss), ("optimizer", header.optimizer)]
-    rows += [("callbacks", header.callbacks)]
-    rows += [("backend", header.backend), ("device", header.device)]
-    rows += [("execution", header.execution), ("length", length)]
-    rows += [(f"phase {number}", line) for number, line in enumerate(header.phases, start=1)]
-    rows += [("writes to", header.run_dir)]
-    rows += [("warning", warning) for warning in header.warnings]
+    rows = [
+        ("recipe", header.recipe), ("", header.description), ("policy", header.policy),
+        ("loss scale", header.loss_scale), ("model", header.model), ("data", header.data), ("loss", header.loss),
+        ("optimizer", header.optimizer), ("callbacks", header.callbacks), ("backend", header.backend),
+        ("device", header.device), ("execution", header.execution), ("length", length),
+        *((f"phase {number}", line) for number, line in enumerate(header.phases, start=1)),
+        ("writes to", header.run_dir), *(("warning", warning) for warning in header.warnings),
+    ]  # fmt: skip
     return [(label, text) for label, text in rows if text]
 
 

@@ -46,7 +46,7 @@ class EpochTable:
     def row(self, snapshot: Snapshot, seconds: float | None, width: int | None = None) -> list[Text]:
         """The lines of one row; `seconds` are those of the epoch, None within one."""
         self._metrics |= own_metrics(snapshot.metrics)
-        cells = {name: (text, style) for name, text, style in self._cells(snapshot, seconds)}
+        cells = {name: (text, style) for name, text, style in self.cells(snapshot, seconds)}
         for name, (text, _) in cells.items():
             self._widths[name] = max(self._widths.get(name, LEAST_WIDTH), cell_len(text), *map(len, _words(name)))
         shown, end = [], -len(GAP)
@@ -66,7 +66,7 @@ class EpochTable:
                    for lines, (_, wide) in zip(words, self._shown, strict=True)]  # fmt: skip
         return [Text(GAP.join(line), HEADING_STYLE) for line in zip(*columns, strict=True)]
 
-    def _cells(self, snapshot: Snapshot, seconds: float | None) -> Iterator[tuple[str, str, str]]:
+    def cells(self, snapshot: Snapshot, seconds: float | None = None) -> Iterator[tuple[str, str, str]]:
         """Name, text and style of each column."""
         header, metrics = self._header, snapshot.metrics
         yield "epoch", format_epoch(snapshot, header), ""
