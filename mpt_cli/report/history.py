@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from mpt_cli.errors import ConfigError, DataError, printable, printable_tree
 from mpt_cli.runs.directory import RunDirectory, read_json
@@ -29,6 +29,7 @@ from mpt_cli.telemetry.records import (
 )
 
 _TAIL_BYTES = 8192
+T = TypeVar("T")
 
 
 def read_lines(path: Path, tell_damaged: Callable[[bool], None] = lambda _: None) -> Iterator[dict[str, Any]]:
@@ -70,15 +71,13 @@ def latest_line(path: Path) -> dict[str, Any] | None:
     return next((found for line in reversed(lines) if (found := json_object(line)) is not None), None)
 
 
-def read_spikes(run: RunDirectory, tell_damaged: Callable[[bool], None] = lambda _: None) -> list[Spike]:
-    """The jumps of the loss that the run noted; a line that can't be read is left out, and told."""
-    spikes = []
-    for line in islice(read_lines(run.spikes_jsonl, tell_damaged), MOST_SPIKES):
+def read_spikes(path: Path, tell_damaged: Callable[[bool], None] = lambda _: None) -> Iterator[Spike]:
+    """The jumps of the loss in spikes.jsonl; a line that can't be read is left out, and told."""
+    for line in islice(read_lines(path, tell_damaged), MOST_SPIKES):
         if misfit(Spike, line, required_fields(Spike)) is None:
-            spikes.append(record_from(Spike, printable_tree(line)))
+            yield record_from(Spike, printable_tree(line))
         else:
             tell_damaged(False)
-    return spikes
 
 
 def jumps_sentence(spikes: Sequence[Spike]) -> str:
@@ -217,7 +216,7 @@ def read_history(path: str | Path, label: str | None = None) -> RunHistory:
     _read_metrics(story)
     _read_events(story)
     _read_layers(story)
-    _read_spikes(story)
+    story.spikes = [*_noting_damage(story, run.spikes_jsonl, read_spikes)]
     return story
 
 
@@ -246,25 +245,20 @@ def _note_unreadable(story: RunHistory, path: Path, why: str) -> None:
     story.damaged.append(path.name)
 
 
-def _lines_noting_damage(story: RunHistory, path: Path) -> Iterator[dict[str, Any]]:
-    """The lines that can be read; how many can't is one of the gaps."""
-    lost: list[bool] = []
-    yield from map(printable_tree, read_lines(path, lost.append))
-    _note_damage(story, path, lost)
-
-
-def _read_spikes(story: RunHistory) -> None:
-    lost: list[bool] = []
-    story.spikes = read_spikes(story.run, lost.append)
-    _note_damage(story, story.run.spikes_jsonl, lost)
-
-
-def _note_damage(story: RunHistory, path: Path, lost: list[bool]) -> None:
-    """`lost` has whether it was too long for each line that was not read."""
+def _noting_damage(
+    story: RunHistory, path: Path, read: Callable[[Path, Callable[[bool], None]], Iterator[T]]
+) -> Iterator[T]:
+    """What can be read; how many lines can't is one of the gaps."""
+    lost: list[bool] = []  # whether it was too long, for each line that was not read
+    yield from read(path, lost.append)
     if lost:
         why = f" A line may have {LONGEST_LINE:,} bytes." if any(lost) else ""
         text = f"{path.name}: {len(lost)} damaged line{'s were' if len(lost) > 1 else ' was'} left out."
         story.gaps.append(text + why)
+
+
+def _lines_noting_damage(story: RunHistory, path: Path) -> Iterator[dict[str, Any]]:
+    return map(printable_tree, _noting_damage(story, path, read_lines))
 
 
 def _read_config(story: RunHistory) -> None:

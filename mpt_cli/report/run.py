@@ -67,7 +67,7 @@ class Run:
     @cached_property
     def spikes(self) -> list[Spike]:
         """The steps at which the loss jumped, with the examples of their batches, in order."""
-        return read_spikes(self.directory)
+        return list(read_spikes(self.directory.spikes_jsonl))
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:

@@ -5,7 +5,6 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, is_dataclass, replace
-from operator import itemgetter
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -60,11 +59,11 @@ def run_list(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({arguments.kind: entries})
         return OK
-    width, was_advanced = max((len(entry["name"]) for entry in entries), default=0), False
-    for is_advanced, entry in sorted(((entry.get("advanced", False), entry) for entry in entries), key=itemgetter(0)):
-        if is_advanced and not was_advanced:
+    width = max((len(entry["name"]) for entry in entries), default=0)
+    advanced = [entry for entry in entries if entry.get("advanced")]
+    for entry in [*(entry for entry in entries if entry not in advanced), *advanced]:
+        if entry in advanced[:1]:
             say("\nadvanced: what hardly anyone needs to set")
-        was_advanced = is_advanced
         lines = [text for text in (entry["description"], entry.get("keys", "")) if text]
         say(f"{entry['name']:<{width}}  " + f"\n{'':<{width}}  ".join(lines))
     return OK
@@ -136,19 +135,17 @@ def _names(keys: Iterable[Key]) -> str:
     return ", ".join(name for name in names if name not in ("name", "mode"))
 
 
-def _policies() -> list[dict[str, str]]:
-    return [{"name": name, "description": _heading(path)} for name, path in sorted(group_files("policy").items())]
+def _files_of(group: str, prefix: str = "") -> list[dict[str, str]]:
+    """Those of the project with their path."""
+    return [{"name": prefix + name,
+             "description": (_heading(path) + ("" if is_shipped(path) else f" ({path})")).strip()}
+            for name, path in sorted(group_files(group).items())]  # fmt: skip
 
 
 def _groups() -> list[dict[str, str]]:
-    """Each group's files, those of the project with their path; then the project's own groups."""
+    """Each group's files; then those of the project's own groups."""
     own = {path.name for root in own_conf_directories() for path in root.iterdir() if is_own_group(path.name)}
-    return [
-        {"name": f"{group}={name}",
-         "description": (_heading(path) + ("" if is_shipped(path) else f" ({path})")).strip()}
-        for group in [*group_names(), *sorted(own)]
-        for name, path in sorted(group_files(group).items())
-    ]
+    return [entry for group in [*group_names(), *sorted(own)] for entry in _files_of(group, f"{group}=")]
 
 
 def _heading(path: Path) -> str:
@@ -196,7 +193,7 @@ LISTINGS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "recipes": _recipes,
     "models": lambda: _variants("model"),
     "data": lambda: _variants("data"),
-    "policies": _policies,
+    "policies": lambda: _files_of("policy"),
     "groups": _groups,
     "optimizers": lambda: _variants("optimizer"),
     "modes": lambda: _variants("loss_scale"),

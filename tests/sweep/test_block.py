@@ -207,7 +207,7 @@ def test_what_the_block_says_of_the_jobs_holds_when_the_sweep_is_resumed(stubs, 
     assert found.results[0].reason == "it was still running after 0.5 s"
     stubs.manners = {}
     found, code = stubs.resume(tmp_path / "s", timeout_seconds=60.0)
-    assert code == 0 and found.objective.name == read_results(found.sweep).objective.name == "skipped_steps"
+    assert code == 0 and found.objective.name == read_results(found.directory).objective.name == "skipped_steps"
 
 
 @pytest.mark.slow
