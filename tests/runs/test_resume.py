@@ -17,6 +17,7 @@ from mpt_cli.runs.resume import (
     check_checkpoints,
     check_resumable,
     find_run,
+    finished_summary,
     forbidden_changes,
     stored_settings,
     truncate_telemetry,
@@ -61,6 +62,23 @@ def test_auto_takes_the_newest_unfinished_run_that_fits() -> None:
     assert drawn is not None and drawn.path == parent / "3"
     assert find_run(_settings("resume=auto", "seed=6")) is None
     assert find_run(_settings()) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "facts", "is_done"),
+    [
+        ([], {"epochs_completed": 3}, True),
+        ([], {"epochs_completed": 2}, False),
+        ([], {"epochs_completed": 2, "ended_early": "early stopping"}, True),
+        ([], {"epochs_completed": 3, "status": "stopped"}, False),
+        (["trainer.max_steps=40"], {"epochs_completed": 2, "steps_seen": 40}, True),
+        (["trainer.max_steps=40"], {"epochs_completed": 2, "steps_seen": 39}, False),
+    ],
+)
+def test_a_run_is_done_where_its_epochs_or_steps_are(words: list[str], facts: dict[str, object], is_done: bool) -> None:
+    found = finished_summary(_run(Path("run"), *words, **facts), _settings(*words))
+    assert (found is not None) == is_done
+    assert found is None or found.epochs_completed == facts["epochs_completed"]
 
 
 def test_auto_with_a_run_dir_looks_there_only() -> None:
