@@ -25,10 +25,10 @@ from mpt_cli.settings.schema import (
     LoggerSettings,
     Settings,
     all_keys,
-    check_choice,
     choosing_key,
     chosen_variant,
     key_versions,
+    variant_class,
     variants_of,
 )
 from mpt_cli.settings.search_path import (
@@ -98,7 +98,7 @@ def _unusable(section: str) -> Iterator[tuple[str, str]]:
     """What other packages add to a section and can't be used, with the reason."""
     for name in plugins.installed(plugins.GROUPS[section]) if section in plugins.GROUPS else ():
         try:
-            check_choice(section, name)
+            variant_class(section, name)
         except plugins.PluginError as error:
             yield name, f"(can't be used: {error})"
 
@@ -347,16 +347,16 @@ def _overrides_lines(label: str, overrides: dict[str, str]) -> list[str]:
 
 def _operation_lines(report: "OperationReport") -> list[str]:
     """What is amiss first, then products, then the operations of each layer."""
-    flags = [(flag.kind.replace("_", " "), flag.layer, flag.what) for flag in report.flags]
+    flags = [(flag.layer, flag.what) for flag in report.flags]
     products = ", ".join(f"{count:,} in {dtype}" for dtype, count in sorted(report.products.items()))
     rows: dict[str, list[str]] = {}
     for each in report.counts:
         rows.setdefault(each.layer, []).append(f"{each.count} {each.operation} {each.dtype}")
     operations = [(layer, ", ".join(texts)) for layer, texts in rows.items()]
-    fine = "nothing is amiss: what needs float32 has it, and there are no float32 islands"
+    fine = "nothing is amiss: what needs float32 has it"
     return [
         "operations of the forward pass and the loss, as traced; what XLA fuses later is not in it",
-        *(plain_lines(text_columns(["amiss", "layer", "why"]), flags) if flags else [fine]),
+        *(plain_lines(text_columns(["amiss", "why"]), flags) if flags else [fine]),
         *_overrides_lines("try", report.suggestion),
         f"products: {products or 'none'}",
         *plain_lines(text_columns(["layer", "operations"]), operations),

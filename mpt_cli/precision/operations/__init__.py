@@ -6,7 +6,7 @@ What is read is the program as the backend traced it, before XLA fuses it: where
 that is seen.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -121,11 +121,10 @@ def _bound_of(argument: Value, operations: Sequence[Operation]) -> str:
 
 @dataclass(frozen=True)
 class Flag:
-    """Something to look at in a layer: `kind` is needs_float32 or island; `remedies` are the policies of layers that
-    make it go away, none where no policy does."""
+    """What needs float32 in a layer and is in float16; `remedies` are the policies of layers that make it go away, none
+    where no policy does."""
 
     layer: str
-    kind: str
     what: str
     remedies: dict[str, str] = field(default_factory=dict)
 
@@ -162,7 +161,7 @@ class OperationReport:
 
 def report_operations(model: Any, operations: list[Operation]) -> OperationReport:
     """Of the operations of the forward pass, with the loss where they were traced with it."""
-    flags, names = (*needs_of(model, operations), *_islands(model, operations)), Names(model)
+    flags, names = tuple(needs_of(model, operations)), Names(model)
     found: dict[OperationCount, int] = {}
     for each in operations:
         if any("float" in value.dtype for value in (*each.inputs, *each.outputs)):
@@ -230,47 +229,7 @@ def needs_of(model: Any, operations: Sequence[Operation]) -> list[Flag]:
                      ) if need == "sum of squares" else each  # fmt: skip
         found.setdefault(names.of(place), {})[need] = None
         remedies.setdefault(names.of(place), {}).update(names.remedy(place, operations))
-    return [Flag(layer, "needs_float32", f"{', '.join(needs)} in float16", remedies[layer])
-            for layer, needs in found.items()]  # fmt: skip
-
-
-def _islands(model: Any, operations: Sequence[Operation]) -> Iterator[Flag]:
-    """Layers that multiply in float32 between operations in float16, with nothing in them that needs it.
-
-    One that computes in float16 itself does so for its inputs, which no policy of it changes.
-    """
-    names, after, before = Names(model), _reached(operations, forward=True), _reached(operations, forward=False)
-    rows: dict[int, list[tuple[int, Operation]]] = {}
-    for index, each in enumerate(operations):
-        if each.part is not None:
-            rows.setdefault(each.part, []).append((index, each))
-    needing = {part for part, own in rows.items() if any(need_of(each, operations) for _, each in own)}
-    for part, own in rows.items():
-        products = sum(each.kind == PRODUCT and each.dtype == SINGLE for _, each in own)
-        between = any(index in after and index in before for index, _ in own)
-        layer = names.layer_of(part)
-        if layer is None or not products or not between or needing & names.with_inside(part):
-            continue
-        is_own = getattr(names.parts[part], "compute_dtype", "") == SINGLE
-        yield Flag(layer, "island", f"{products} products in float32 between float16" + ", as its inputs are" * (
-            not is_own), {layer: "mixed_float16"} if is_own else {})  # fmt: skip
-
-
-def _reached(operations: Sequence[Operation], forward: bool) -> set[int]:
-    """The operations that follow one which computes in float16, or that are followed by one."""
-    halves = {i for i, each in enumerate(operations) if each.kind not in (CAST, MOVE) and each.dtype == HALF}
-    edges: dict[int, set[int]] = {}
-    for index, each in enumerate(operations):
-        for source in {source for value in each.inputs for source in value.sources}:
-            start, end = (source, index) if forward else (index, source)
-            edges.setdefault(start, set()).add(end)
-    found, waiting = set[int](), [*halves]
-    while waiting:
-        for following in edges.get(waiting.pop(), ()):
-            if following not in found:
-                found.add(following)
-                waiting.append(following)
-    return found
+    return [Flag(layer, f"{', '.join(needs)} in float16", remedies[layer]) for layer, needs in found.items()]
 
 
 BASE = "mixed_float16"
@@ -306,13 +265,11 @@ def choose_policies(model: Any, policy: Policy, x: Any) -> ChosenPolicies:
             break
         chosen |= found
         _put(model, policy, chosen)
-    following = _following(model, operations, asked | own)
-    _put(model, policy, chosen | following)
-    reasons = _reasons(model, operations, chosen | following)
+    reasons = _reasons(model, operations, chosen)
     reasons |= dict.fromkeys(own, "its author gave it this policy")
     reasons |= dict.fromkeys(heads, "") | dict.fromkeys(asked, "policy.overrides")
     left = tuple(f"{flag.layer}: {flag.what}" for flag in needs_of(model, operations))
-    return ChosenPolicies(_overrides(policy, chosen | following), reasons, left)
+    return ChosenPolicies(_overrides(policy, chosen), reasons, left)
 
 
 def set_chosen_policies(model: Any, chosen: ChosenPolicies) -> None:
@@ -345,47 +302,12 @@ def _needing(model: Any, operations: Sequence[Operation]) -> dict[str, str]:
     return found
 
 
-def _following(model: Any, operations: Sequence[Operation], others: set[str]) -> dict[str, str]:
-    """Layers in float16 without products that take what a layer in float32 gives, and with them those after them."""
-    names, found = Names(model), dict[str, str]()
-    multiplying = {each.part for each in operations if each.kind == PRODUCT}
-    for each in operations:
-        part = each.part
-        if part is None or (path := names.layer_of(part)) is None or path in others or path in found:
-            continue
-        layer = names.parts[part]
-        if getattr(layer, "compute_dtype", "") != HALF or multiplying & names.with_inside(part):
-            continue
-        for value in each.inputs:
-            if (giver := _giver(names, operations, value.sources, found)) is not None:
-                found[path] = f"follows its inputs, which {giver} gives in float32"
-    return found
-
-
-def _giver(
-    names: Names, operations: Sequence[Operation], sources: Sequence[int], following: Mapping[str, str]
-) -> str | None:
-    """The layer in float32, or among those to be, that made a value which a layer takes; Keras's cast on the way in
-    is of neither."""
-    for source in sources:
-        made = operations[source]
-        if made.kind == CAST and made.dtype == f"{SINGLE} to {HALF}" and names.layer_of(made.part) is None:
-            giver = _giver(names, operations, made.inputs[0].sources, following)
-            if giver is not None:
-                return giver
-        path = names.layer_of(made.part)
-        is_single = path is not None and getattr(names.parts[made.part or 0], "compute_dtype", "") == SINGLE
-        if path is not None and (path in following or (is_single and made.outputs[0].dtype == SINGLE)):
-            return path
-    return None
-
-
 def _reasons(model: Any, operations: Sequence[Operation], chosen: Mapping[str, str]) -> dict[str, str]:
     """Of every layer: that for which it was chosen, or was a layer around it, else whether it multiplies."""
     names = Names(model)
     multiplying = {names.layer_of(each.part) for each in operations if each.kind == PRODUCT}
     paths = [name_of(layer) for layer in layers_of(model)]
-    found = {path: "products" if path in multiplying else "follows its inputs" for path in paths}
+    found = {path: "products" if path in multiplying else "nothing needs float32" for path in paths}
     for part, layer in enumerate(names.parts):
         if name_of(layer) in chosen:
             found |= {name_of(names.parts[inner]): f"inside {name_of(layer)}" for inner in names.with_inside(part)}

@@ -13,11 +13,10 @@ PRODUCT, CAST, MOVE, SUM, SQUARE = "product", "cast", "move", "sum", "square"
 
 
 class Value(NamedTuple):
-    """An array of the program: its dtype, its shape (None where a length is unknown), and the operations (indices) that
-    may have made it: none of inputs and weights."""
+    """An array of the program: its dtype, and the operations (indices) that may have made it, none of inputs and
+    weights."""
 
     dtype: str
-    shape: tuple[int | None, ...]
     sources: tuple[int, ...] = ()
 
 

@@ -109,8 +109,7 @@ class _Reader:
 
 
 def _value(variable: Any, sources: tuple[int, ...]) -> Value:
-    aval = variable.aval
-    return Value(str(getattr(aval, "dtype", "")), tuple(getattr(aval, "shape", ())), sources)
+    return Value(str(getattr(variable.aval, "dtype", "")), sources)
 
 
 def _is_square(each: Any) -> bool:

@@ -134,7 +134,7 @@ class _Reader:
 
 
 def _value(tensor: Any, sources: tuple[int, ...]) -> Value:
-    return Value(tensor.dtype.name, _shape(tensor), sources)
+    return Value(tensor.dtype.name, sources)
 
 
 def _shape(tensor: Any) -> tuple[int | None, ...]:
