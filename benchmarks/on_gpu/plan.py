@@ -45,6 +45,6 @@ TINY = {
         "conf=gpt2_small_synthetic", "model.layers=1", "model.width=16", "model.heads=2", "data.input_shape=[8]",
         "data.num_classes=50"), 4, 2, 8),
     "resnet50": Model("resnet50", (
-        "conf=resnet50_synthetic", "model.filters=[4]", "model.blocks=[1]", "data.input_shape=[32,32,3]",
-        "data.num_classes=10"), 4, 2),
+        "conf=resnet50_synthetic", "model=resnet", "model.filters=[4]", "model.blocks=[1]",
+        "data.input_shape=[32,32,3]", "data.num_classes=10"), 4, 2),
 }  # fmt: skip

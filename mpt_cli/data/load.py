@@ -20,7 +20,6 @@ from mpt_cli.data.build import (
     build_data_set,
     build_stream_set,
     missing_targets,
-    shape_text,
     weighted_by_class,
 )
 from mpt_cli.data.examples import Array, DataSet, Examples, Stream, as_rows, in_epochs_of
@@ -79,49 +78,31 @@ _KERAS_FILES = {
     "fashion_mnist": [f"datasets/fashion-mnist/{name}" for name in _FASHION],
     "cifar10": ["datasets/cifar-10-batches-py-target_archive"],  # cifar-10-python.tar.gz under another name
     "cifar100": ["datasets/cifar-100-python-target_archive"],
-    "imdb": ["datasets/imdb.npz"],
 }
-_KERAS_CLASSES = {"cifar100": 100, "imdb": 2}
 
 
 def load_keras_set(settings: KerasDataset, seed: int) -> DataSet:
-    """A set with its own test set as validation. Images (h, w, c), float32 0 … 1 or uint8; imdb int32 tokens (T,)."""
-    (x, y), (x_val, y_val) = _load_keras(settings)
-    if settings.dataset == "imdb":
-        x, x_val = _padded(x, settings), _padded(x_val, settings)
-    elif x.ndim == 3:
-        x, x_val = x[..., None], x_val[..., None]
-    raw = RawArrays(settings.dataset, Examples(x, y), Examples(x_val, y_val), "classification",
-              _KERAS_CLASSES.get(settings.dataset, 10), scale_pixels=settings.scale_pixels is not False)
-    return build_data_set(raw, settings, seed)
-
-
-def _load_keras(settings: KerasDataset) -> Any:
+    """A set with its own test set as validation. Images (h, w, c), float32 0 … 1 or uint8."""
     import keras
 
-    # imdb's order is a seed of Keras's own; the trainer draws the order of training from the run's seed
-    arguments = {"num_words": settings.vocabulary} if settings.dataset == "imdb" else {}
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            return getattr(keras.datasets, settings.dataset).load_data(**arguments)
+            (x, y), (x_val, y_val) = getattr(keras.datasets, settings.dataset).load_data()
     except Exception as error:  # Keras raises bare Exception for a failed download
         missing = ", ".join(map(str, missing_keras_files(settings.dataset)))
         remedy = f" Without a network, put the original there: {missing}" if missing else ""
         raise DataError(f"{settings.dataset} couldn't be loaded: {error}.{remedy}") from error
+    if x.ndim == 3:
+        x, x_val = x[..., None], x_val[..., None]
+    raw = RawArrays(settings.dataset, Examples(x, y), Examples(x_val, y_val), "classification",
+                    100 if settings.dataset == "cifar100" else 10, scale_pixels=settings.scale_pixels is not False)
+    return build_data_set(raw, settings, seed)
 
 
 def missing_keras_files(dataset: str) -> list[Path]:
     """The files of a set that are not on this machine and would have to be downloaded."""
     home = expanded(os.environ.get("KERAS_HOME") or "~/.keras")
     return [home / name for name in _KERAS_FILES[dataset] if not (home / name).exists()]
-
-
-def _padded(reviews: Array, settings: KerasDataset) -> Array:
-    """The last `sequence_length` words of each review, zeros before shorter ones: Keras's own default."""
-    import keras
-
-    padded: Array = keras.utils.pad_sequences(reviews, maxlen=settings.sequence_length)
-    return padded
 
 
 _COARSE_VECTOR, _COARSE_SIDE, _HIDDEN = 256, 8, 64
@@ -178,9 +159,6 @@ def _teacher_targets(seen: Array, settings: Synthetic, rng: np.random.Generator)
 
 def _random_tokens(settings: Synthetic, rng: np.random.Generator) -> tuple[Array, Array]:
     """Sequences in which four of five tokens follow from the one before by a random map; y is x one step on."""
-    if len(settings.input_shape) != 1:
-        raise ConfigError(Problem("data.input_shape", "must be [sequence_length] with data.task=tokens.",
-                                  shape_text(tuple(settings.input_shape))))
     count, length, size = settings.examples, settings.input_shape[0], settings.num_classes
     follower = rng.permutation(size)
     tokens = rng.integers(0, size, (count, length + 1))

@@ -21,7 +21,6 @@ from mpt_cli.settings.references import (
 from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettings, Settings
 from mpt_cli.settings.variants import (
     PYTHON,
-    KerasDataset,
     OptimizerSettings,
     OwnOptimizer,
     ResNet,
@@ -39,14 +38,6 @@ def check_synthetic(settings: Settings) -> Iterator[Problem]:
     elif isinstance(data, Synthetic) and data.task == "tokens" and len(data.input_shape) != 1:
         rule = "must be [sequence_length] with data.task=tokens."
         yield Problem("data.input_shape", rule, data.input_shape)
-
-
-def check_keras_dataset(settings: Settings) -> Iterator[Problem]:
-    """Words per review and vocabulary are matters of imdb; the image sets would ignore them."""
-    data = settings.data
-    if isinstance(data, KerasDataset) and data.dataset != "imdb":
-        where = f"with data.dataset={data.dataset}: only imdb uses it"
-        yield from _check_unused("data", data, ("sequence_length", "vocabulary"), where)
 
 
 def _check_unused(path: str, section: Any, names: Iterable[str], where: str, remedy: str = "") -> Iterator[Problem]:
@@ -140,16 +131,19 @@ def check_clipping(settings: Settings) -> Iterator[Problem]:
         yield Problem(f"optimizer.{given[-1]}", rule, getattr(settings.optimizer, given[-1]), "Keep one of them.")
 
 
-def check_clipping_on_replicas(settings: Settings) -> Iterator[Problem]:
+_NOT_ON_REPLICAS = {
+    **dict.fromkeys(_CLIPPING, ("Keras clips on each replica, before gradients are added up.",
+                                "Use backend=jax distribute=data_parallel, or distribute=none.")),
+    "gradient_accumulation_steps": ("Keras cannot accumulate there.", "Raise trainer.batch_size instead."),
+}  # fmt: skip
+
+
+def check_replicas(settings: Settings) -> Iterator[Problem]:
     """Each of N replicas may keep gradients as large as the limit, so that their sum is up to N times that."""
-    if settings.distribute.name != "mirrored":
-        return
-    for name in _CLIPPING:
+    for name, (why, remedy) in _NOT_ON_REPLICAS.items():
         value = getattr(settings.optimizer, name)
-        if value is not None:
-            rule = "must be null with distribute=mirrored: Keras clips on each replica, before gradients are added up."
-            remedy = "Use backend=jax distribute=data_parallel, or distribute=none."
-            yield Problem(f"optimizer.{name}", rule, value, remedy)
+        if settings.distribute.name == "mirrored" and value is not None:
+            yield Problem(f"optimizer.{name}", f"must be null with distribute=mirrored: {why}", value, remedy)
 
 
 def check_ema(settings: Settings) -> Iterator[Problem]:
@@ -371,13 +365,6 @@ def check_several_processes(settings: Settings) -> Iterator[Problem]:
         yield Problem("trainer.callbacks", rule, settings.trainer.callbacks, remedy)
 
 
-def check_accumulation(settings: Settings) -> Iterator[Problem]:
-    steps = settings.optimizer.gradient_accumulation_steps
-    if settings.distribute.name == "mirrored" and steps is not None:
-        rule = "must be null with distribute=mirrored: Keras cannot accumulate there."
-        yield Problem("optimizer.gradient_accumulation_steps", rule, steps, "Raise trainer.batch_size instead.")
-
-
 def check_model_shape(settings: Settings) -> Iterator[Problem]:
     model = settings.model
     if isinstance(model, Transformer) and model.width % model.heads:
@@ -389,16 +376,15 @@ def check_model_shape(settings: Settings) -> Iterator[Problem]:
         yield Problem("model.filters", "must have at least one stage.", model.filters)
 
 
-def check_steps_per_execution(settings: Settings) -> Iterator[Problem]:
-    steps = settings.trainer.steps_per_execution
-    if steps != "auto" and not (isinstance(steps, int) and steps >= 1):
-        yield Problem("trainer.steps_per_execution", "must be auto or a whole number >= 1.", steps)
+_WORDS_FOR_STEPS = {"steps_per_execution": ("auto",), "gradient_health_every_steps": ("auto", None)}
 
 
-def check_gradient_health(settings: Settings) -> Iterator[Problem]:
-    steps = settings.trainer.gradient_health_every_steps
-    if steps not in ("auto", None) and not (isinstance(steps, int) and steps >= 1):
-        yield Problem("trainer.gradient_health_every_steps", "must be auto, null or a whole number >= 1.", steps)
+def check_steps_or_words(settings: Settings) -> Iterator[Problem]:
+    for name, words in _WORDS_FOR_STEPS.items():
+        steps = getattr(settings.trainer, name)
+        if steps not in words and not (isinstance(steps, int) and steps >= 1):
+            allowed = "auto, null" if None in words else "auto"
+            yield Problem(f"trainer.{name}", f"must be {allowed} or a whole number >= 1.", steps)
 
 
 def check_recipe_name(settings: Settings) -> Iterator[Problem]:
@@ -532,7 +518,6 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
     (check_stochastic_rounding, ("policy", "distribute.name")),
     (check_half_variables, ("policy.name", "policy.stochastic_rounding", "optimizer.name")),
     (check_distribution, ("distribute", "backend.name")),
-    (check_accumulation, ("distribute.name", "optimizer.gradient_accumulation_steps")),
     (check_model_shape, ("model",)),
     *((partial(check_reference, key), (key,)) for key in ("model.builder", "data.loader", "optimizer.object")),
     (check_optimizer_arguments, ("optimizer.name", "optimizer.kwargs")),
@@ -540,15 +525,12 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
     (check_loss_weights, ("trainer.loss", "trainer.loss_weights")),
     (check_class_weight, ("trainer.class_weight",)),
     (check_callbacks, ("trainer.callbacks", "trainer.early_stopping", "trainer.reduce_on_plateau")),
-    (check_steps_per_execution, ("trainer.steps_per_execution",)),
-    (check_gradient_health, ("trainer.gradient_health_every_steps",)),
+    (check_steps_or_words, tuple(f"trainer.{name}" for name in _WORDS_FOR_STEPS)),
     (check_clipping, ("optimizer.clipnorm", "optimizer.clipvalue", "optimizer.global_clipnorm")),
-    (check_clipping_on_replicas, ("distribute.name", "optimizer.clipnorm", "optimizer.clipvalue",
-                                  "optimizer.global_clipnorm")),
+    (check_replicas, ("distribute.name", *(f"optimizer.{name}" for name in _NOT_ON_REPLICAS))),
     (check_ema, ("optimizer.use_ema", "optimizer.ema_momentum", "optimizer.ema_overwrite_frequency")),
     (check_schedule, ("optimizer.schedule",)),
     (check_synthetic, ("data",)),
-    (check_keras_dataset, ("data",)),
     (check_fault, ("fault",)),
     (check_expect, ("expect",)),
     (check_phases, ("phases", "trainer.epochs", "optimizer.learning_rate", "optimizer.schedule")),

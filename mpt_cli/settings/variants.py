@@ -50,14 +50,11 @@ class CNN(ModelSettings):
 
 @dataclass
 class ResNet(ModelSettings):
-    """Residual network with BatchNormalization (He et al. 2016): basic blocks, or bottlenecks for large images."""
+    """Residual network with BatchNormalization (He et al. 2016), for small images."""
 
     name: str = "resnet"
     filters: List[int] = key([16, 32, 64], "filters of each stage; each but the first halves the image", at_least=1)
     blocks: List[int] = key([1, 1, 1], "residual blocks of each stage", at_least=1)
-    bottleneck: bool = key(False, "1x1-3x3-1x1 blocks with four times the filters, as in ResNet-50")
-    stem: str = key("small", "small: one 3x3 convolution; imagenet: 7x7 stride 2 and max pooling",
-                    choices=("small", "imagenet"))
 
 
 @dataclass
@@ -152,12 +149,10 @@ class Synthetic(DataSettings):
 
 @dataclass
 class KerasDataset(PixelSettings):
-    """A set of keras.datasets; downloaded on first use where there is a network."""
+    """Images of keras.datasets; downloaded on first use where there is a network."""
 
     name: str = "keras"
-    dataset: str = key("mnist", "which set", choices=("mnist", "fashion_mnist", "cifar10", "cifar100", "imdb"))
-    sequence_length: int = key(256, "imdb: words per review, cut or padded", at_least=1)
-    vocabulary: int = key(20_000, "imdb: most frequent words kept", at_least=4)
+    dataset: str = key("mnist", "which set", choices=("mnist", "fashion_mnist", "cifar10", "cifar100"))
 
 
 @dataclass

@@ -52,15 +52,6 @@ def test_grey_images_get_a_channel(home, monkeypatch, capsys):
     assert (data.train.x.dtype, float(data.train.x[0, 0, 0, 0])) == (np.float32, np.float32(0.2))
 
 
-def test_reviews_are_cut_or_padded_in_front(home, monkeypatch):
-    reviews = np.array([[1, 14, 22], [1, 9, 8, 7, 6]], dtype=object)
-    calls = serve(monkeypatch, "imdb", reviews, np.array([0, 1]), reviews[:1], np.array([0]))
-    data = load(dataset="imdb", sequence_length=4, vocabulary=30)
-    assert calls == [{"num_words": 30}]
-    assert data.train.x.tolist() == [[0, 1, 14, 22], [9, 8, 7, 6]]
-    assert (data.train.x.dtype, data.num_classes, data.input_dtype) == (np.int32, 2, "int32")
-
-
 def fail(monkeypatch, name):
     def load_data(**_):
         raise Exception("URL fetch failure on https://host/file: None -- no route")
@@ -88,7 +79,7 @@ def test_the_files_are_where_keras_itself_looks(home, monkeypatch):
         asked.append(f"{folder}/{fname}" + ("_archive" if arguments.get("extract") else ""))
         raise Exception("stop")
 
-    for name in ("mnist", "fashion_mnist", "cifar10", "cifar100", "imdb"):
+    for name in ("mnist", "fashion_mnist", "cifar10", "cifar100"):
         monkeypatch.setattr(sys.modules[getattr(keras.datasets, name).load_data.__module__], "get_file", get_file)
         with pytest.raises(DataError, match="stop") as caught:
             load(dataset=name)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mpt_cli.data.load import SOURCES, load_data
-from mpt_cli.errors import ConfigError, DataError
+from mpt_cli.errors import DataError
 from mpt_cli.settings.variants import Synthetic
 
 
@@ -22,12 +22,6 @@ def test_four_of_five_tokens_follow_from_the_one_before():
     assert (x[:, 1:] == y[:, :-1]).all()
     follower = np.array([np.bincount(y[x == token]).argmax() for token in range(25)])
     assert (follower[x] == y).mean() == pytest.approx(0.8 + 0.2 / 25, abs=0.015)  # 16,000 draws: deviation 0.003
-
-
-def test_tokens_need_a_sequence_length():
-    message = r"data\.input_shape: must be \[sequence_length\] with data\.task=tokens\. Received: '8x8'"
-    with pytest.raises(ConfigError, match=message):
-        load_data(Synthetic(task="tokens", input_shape=[8, 8]), 0)
 
 
 def test_data_for_which_there_is_no_memory_is_told(monkeypatch) -> None:

@@ -62,14 +62,6 @@ def test_a_basic_block_has_the_count_worked_out_by_hand():
     assert trainable_count(model) == stem + block + (4 * 3 + 3)
 
 
-@pytest.mark.long
-def test_resnet_50_has_the_25_557_032_parameters_of_the_paper():
-    settings = ResNet(filters=[64, 128, 256, 512], blocks=[3, 4, 6, 3], bottleneck=True, stem="imagenet")
-    model = build_model(settings, Shapes((224, 224, 3), 1000))
-    assert trainable_count(model) == 25_557_032
-    assert model.get_layer("stage_4_block_3_relu").output.shape == (None, 7, 7, 2048)
-
-
 SHIPPED = [
     (MLP(hidden_units=[4], dropout=0.1), (3,), "float32"),
     (CNN(filters=[2], hidden_units=4), (4, 4, 1), "float32"),

@@ -43,13 +43,12 @@ _WRONG = [
       "data.input_shape: must have at least one entry. Received: [].",
       "expect.loss: must have at least one of min, max, value, tolerance, rtol, atol. Received: {}."]),
     (["loss_scale.mode=logmax", "loss_scale.hysteresis=5", "model=resnet", "model.blocks=[]", "model.filters=[]",
-      "optimizer.schedule.name=exponential", "optimizer.schedule.decay_rate=0.5", "data=keras", "data.vocabulary=9",
+      "optimizer.schedule.name=exponential", "optimizer.schedule.decay_rate=0.5",
       "expect.loss={max: nan}"],
      ["loss_scale.hysteresis: must be left out with loss_scale.mode=logmax: it follows the gradients. Received: 5. "
       "Use loss_scale=dynamic.",
       "model.filters: must have at least one stage. Received: [].",
       "optimizer.schedule.decay_steps: must be given with optimizer.schedule.name=exponential.",
-      "data.vocabulary: must be left out with data.dataset=mnist: only imdb uses it. Received: 9.",
       "expect.loss.max: must be a finite number. Received: nan."]),
     (["loss_scale.deviations=2", "optimizer.schedule.name=piecewise", "optimizer.schedule.boundaries=[5,3]",
       "optimizer.schedule.values=[1,1,1]", "expect.loss={min: 3, max: 2}"],
@@ -158,7 +157,6 @@ _NEIGHBOURS = [
      "distribute.device_count", 4),
     (["optimizer.schedule.name=piecewise", "optimizer.schedule.boundaries=[3]", "optimizer.schedule.values=[1,0]"],
      "optimizer.schedule.values", [1.0, 0.0]),
-    (["data=keras", "data.dataset=imdb", "data.vocabulary=9"], "data.vocabulary", 9),
     (["model=transformer", "model.width=6", "model.heads=3"], "model.heads", 3),
     (["expect={loss: {value: 1, tolerance: 0.5}, steps_seen: 4}"], "expect",
      {"val_accuracy": {"min": 0.5}, "loss": {"value": 1, "tolerance": 0.5}, "steps_seen": 4}),  # merged
