@@ -85,26 +85,28 @@ def explain(error: Exception, arguments: list[str]) -> int:
         if "--json" in arguments:
             _print_json(error)
         return error.exit_code
-    if _is_short_of_processes(error):
-        _say(f"mpt {arguments[0]}: the system starts no more threads or processes: {error}. `ulimit -u` shows how many "
-             "there may be.")  # fmt: skip
-        return BAD_DATA
-    if isinstance(error, OSError) and error.errno in _NO_ROOM:  # of a file, or of what standard output leads to
-        _silence_stdout()
-        _say(f"mpt {arguments[0]}: what it has to say can't be written: {error.strerror}")
-        return BAD_DATA
-    if isinstance(error, MemoryError):
-        _say(f"mpt {arguments[0]}: there is no memory left: {str(error) or 'it takes more than there is'}.")
-        return BAD_DATA
-    if isinstance(error, FileNotFoundError) and not has_working_directory():
-        _say(f"mpt {arguments[0]}: the working directory is gone. Change to one that exists.")
-        return BAD_DATA
-    if isinstance(error, OSError) and error.errno in _OF_A_PATH and isinstance(error.filename, str):
-        _say(f"mpt {arguments[0]}: {error.filename[:200]}: {error.strerror}.")
+    if fault := _fault_of_system(error):
+        _say(f"mpt {arguments[0]}: {fault}")
         return BAD_DATA
     _say("".join(traceback.format_exception(error)))
     _say(f"This is a bug in mpt {__version__}: please report it with the lines above.")
     return BUG
+
+
+def _fault_of_system(error: Exception) -> str:
+    """What the system lacks or refuses, in a sentence; empty for any other error."""
+    if _is_short_of_processes(error):
+        return f"the system starts no more threads or processes: {error}. `ulimit -u` shows how many there may be."
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:  # of a file, or of what standard output leads to
+        _silence_stdout()
+        return f"what it has to say can't be written: {error.strerror}"
+    if isinstance(error, MemoryError):
+        return f"there is no memory left: {str(error) or 'it takes more than there is'}."
+    if isinstance(error, FileNotFoundError) and not has_working_directory():
+        return "the working directory is gone. Change to one that exists."
+    if isinstance(error, OSError) and error.errno in _OF_A_PATH and isinstance(error.filename, str):
+        return f"{error.filename[:200]}: {error.strerror}."
+    return ""
 
 
 def _is_short_of_processes(error: Exception) -> bool:

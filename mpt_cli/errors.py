@@ -56,8 +56,8 @@ def summarise_error(error: BaseException) -> str:
     >>> summarise_error(ValueError("must be 3.\\nReceived: 4")), summarise_error(KeyError())
     ('ValueError: must be 3', 'KeyError')
     """
-    first = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {first[0].rstrip('.')}" if first else type(error).__name__
+    name, first = type(error).__name__, first_line(error)
+    return name if first == name else f"{name}: {first.rstrip('.')}"
 
 
 OK, BUG, BAD_CONFIG, BAD_DATA, NUMERICAL, MISMATCH, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143

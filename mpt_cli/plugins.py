@@ -1,5 +1,4 @@
-"""What other installed packages add, by entry points: loss-scale modes, models, data sources, telemetry sinks, and
-resolvers of interpolations.
+"""What other installed packages add, by entry points: loss-scale modes, models, data sources and telemetry sinks.
 
     [project.entry-points."mpt.scale_rules"]
     halving = "their_package.rules:HalvingScale"
@@ -14,7 +13,6 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 SCALE_RULES, MODELS, DATA, SINKS = "mpt.scale_rules", "mpt.models", "mpt.data", "mpt.sinks"
-RESOLVERS = "mpt.resolvers"
 GROUPS = {"loss_scale": SCALE_RULES, "model": MODELS, "data": DATA}  # by the group of the settings that chooses one
 
 
@@ -46,11 +44,6 @@ def load_plugin(group: str, name: str, base: type) -> type:
     return found
 
 
-def call_plugin(group: str, name: str, *arguments: Any) -> Any:
-    """What the function behind an entry point returns; PluginError where it can't be imported."""
-    return _load(_only_point(group, name))(*arguments)
-
-
 def _only_point(group: str, name: str) -> EntryPoint:
     same = [point for point in _entry_points(group) if point.name == name]
     if len({_described(point).reference for point in same}) > 1:
@@ -78,7 +71,7 @@ def _entry_points(group: str) -> list[EntryPoint]:
 def _all_entry_points() -> list[EntryPoint]:
     """Of all our groups: the metadata of every installed package is read once."""
     found = entry_points()
-    mine = (point for group in (SCALE_RULES, MODELS, DATA, SINKS, RESOLVERS) for point in found.select(group=group))
+    mine = (point for group in (SCALE_RULES, MODELS, DATA, SINKS) for point in found.select(group=group))
     return sorted(mine, key=lambda point: (point.name, point.value))
 
 

@@ -34,14 +34,17 @@ def evaluate(
 
     `best`: with the weights of the best epoch by `trainer.monitor` instead of the last, and which epoch that is.
     """
-    run = RunDirectory.open(run_path)
-    settings = undistributed(stored_settings(run))
+    trained = _model_of(RunDirectory.open(run_path), best)
+    backend.prepare_backend(trained.settings)
+    metrics = evaluate_model(trained.settings, trained, split)
+    return metrics, None if trained.best is None else best_epoch(trained.best)
+
+
+def _model_of(run: RunDirectory, best: bool) -> "TrainedModel":
+    """What is saved of a run, before Keras is imported to read it; DataError as `check_model`."""
     check_model(run)
     kept = CheckpointStore(run.checkpoints).best() if best else None
-    backend.prepare_backend(settings)
-
-    metrics = evaluate_model(settings, TrainedModel(model_file(run), settings, kept), split)
-    return metrics, None if kept is None else best_epoch(kept)
+    return TrainedModel(model_file(run), undistributed(stored_settings(run)), kept)
 
 
 def check_model(run: RunDirectory) -> None:
@@ -204,13 +207,11 @@ def export(run_path: str, kind: str, output: str | None = None, best: bool = Fal
     Nothing that exists is overwritten.
     """
     run = RunDirectory.open(run_path)
-    settings = undistributed(stored_settings(run))
     target = Path(output) if output else run.exported(kind)
     check_target(kind, target)
-    check_model(run)
-    kept = CheckpointStore(run.checkpoints).best() if best else None
-    backend.prepare_backend(settings)
-    export_model(TrainedModel(model_file(run), settings, kept), kind, target)
+    trained = _model_of(run, best)
+    backend.prepare_backend(trained.settings)
+    export_model(trained, kind, target)
     return target
 
 

@@ -16,7 +16,6 @@ from mpt_cli.errors import DataError
 from mpt_cli.jobs.executor import Command, Executor, LocalExecutor, Lost, Share
 from mpt_cli.signals import SIGNALS
 
-_ASK_SECONDS = 0.2  # between questions to an actor
 _KILL_SECONDS = 2.0  # for an actor to end its command; one that does not answer is ended with its process
 _RESTARTS = 3  # of an actor whose machine is lost; the command goes on from its last checkpoint
 
@@ -43,7 +42,6 @@ class RayHandle:
     def __init__(self, ray: ModuleType, actor: Any) -> None:
         self._ray, self._actor = ray, actor
         self._question = actor.poll.remote()
-        self._asked_at = time.monotonic()
         self._code: int | None = None
         self._killed_at: float | None = None
         self.has_begun = False
@@ -52,26 +50,16 @@ class RayHandle:
         if self._code is not None:
             return self._code
         try:
-            self._hear()
+            answered, _ = self._ray.wait([self._question], timeout=0)
+            if answered:
+                self._code, self.has_begun = self._ray.get(self._question), True
+                self._question = self._actor.poll.remote()
         except self._ray.exceptions.RayError as error:
             raise Lost(f"Ray: {str(error).strip().splitlines()[0]}") from error
-        if self._code is not None or self._is_overdue():
+        is_overdue = self._killed_at is not None and time.monotonic() - self._killed_at > _KILL_SECONDS
+        if self._code is not None or is_overdue:
             self._ray.kill(self._actor)
-        elif time.monotonic() - self._asked_at > _ASK_SECONDS and self._question is None:
-            self._ask()
         return self._code
-
-    def _hear(self) -> None:
-        if self._question is None:
-            return
-        answered, _ = self._ray.wait([self._question], timeout=0)
-        if answered:
-            self._question, question = None, self._question
-            self._code = self._ray.get(question)
-            self.has_begun = True
-
-    def _ask(self) -> None:
-        self._question, self._asked_at = self._actor.poll.remote(), time.monotonic()
 
     def terminate(self) -> None:
         if self.has_begun:
@@ -86,9 +74,6 @@ class RayHandle:
             self._actor.kill.remote()
         else:
             self._ray.kill(self._actor)
-
-    def _is_overdue(self) -> bool:
-        return self._killed_at is not None and time.monotonic() - self._killed_at > _KILL_SECONDS
 
 
 class RayExecutor(Executor):

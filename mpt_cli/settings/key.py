@@ -201,19 +201,12 @@ def _read_mapping(key: Key, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise BadValue("must be a mapping from names to values.", f"Write {key.path}.NAME=VALUE.")
     kind = get_args(key.options[0])[1]
-    return {name: _number_in_mapping(kind, part) for name, part in value.items()} if kind in (int, float) else value
-
-
-def _number_in_mapping(kind: type, part: Any) -> float:
-    number = as_whole(read_number(part) if isinstance(part, str) else part)
-    if kind is int and isinstance(number, int) and not isinstance(number, bool):
-        return number
-    if kind is int or not isinstance(number, int | float) or isinstance(number, bool):
-        raise BadValue(f"must be a mapping from names to {'whole ' if kind is int else ''}numbers.")
+    if kind not in (int, float):
+        return value
     try:
-        return float(number)
-    except OverflowError as error:
-        raise BadValue("must be a mapping from names to numbers within float's range.") from error
+        return {name: _convert_part(key, part, kind, (kind,)) for name, part in value.items()}
+    except BadValue:
+        raise BadValue(f"must be a mapping from names to {_PLURALS[kind]}.") from None
 
 
 def _convert(key: Key, value: Any) -> Any:

@@ -1,8 +1,7 @@
 """From the overrides of a command line to checked settings, or to all of their problems at once; and back to YAML.
 
 Hydra composes group files, then the recipe, then the overrides; the plain tree is read key by key against the schema.
-Interpolations (`${eval:'2 * ${trainer.batch_size}'}`, `${oc.env:NAME}`) have resolvers of ours, and those of other
-installed packages (`mpt.resolvers`), which are imported where a recipe uses them.
+Interpolations (`${eval:'2 * ${trainer.batch_size}'}`, `${oc.env:NAME}`) have resolvers of ours.
 """
 
 import ast
@@ -12,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, is_dataclass, replace
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -26,7 +25,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers.oc import env as environment_resolver
 
-from mpt_cli import plugins, redaction
+from mpt_cli import redaction
 from mpt_cli.errors import ConfigError, Problem, missing_extra
 from mpt_cli.settings.checks import check_combinations, read_expect
 from mpt_cli.settings.key import BadValue, Key, as_whole, format_type, read_key, read_value
@@ -291,7 +290,6 @@ def load_with_recipe(overrides: list[str]) -> tuple[Settings, Recipe]:
 
     Precedence: schema < group file < recipe < command line. And the recipe, with what no run reads of it.
     """
-    register_installed()
     with searching((), projects_of_recipes(recipes_named(overrides))):
         given = parse_overrides(overrides)
         recipe, problems = _read_recipe(given)
@@ -530,11 +528,3 @@ def _variable(name: str, *default: Any) -> Any:
 
 OmegaConf.register_new_resolver("oc.env", _variable, replace=True)
 OmegaConf.register_new_resolver("eval", evaluate, replace=True)
-
-
-@cache
-def register_installed() -> None:
-    """Those of other packages; one that has the name of a resolver that is there takes nothing from it."""
-    for name in plugins.installed(plugins.RESOLVERS):
-        if not OmegaConf.has_resolver(name):
-            OmegaConf.register_new_resolver(name, partial(plugins.call_plugin, plugins.RESOLVERS, name))

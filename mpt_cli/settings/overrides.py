@@ -14,11 +14,10 @@ from hydra.errors import HydraException
 from hydra.grammar.gen.OverrideLexer import OverrideLexer
 
 from mpt_cli.errors import Problem
-from mpt_cli.plugins import PluginError
 from mpt_cli.settings.key import Key
 from mpt_cli.settings.limits import word_problem
 from mpt_cli.settings.recipes import IMPLIED_CHOICES, GroupChoice, add_choice, is_own_optimizer
-from mpt_cli.settings.schema import CHOOSING_KEYS, check_sink_key, emptied_paths, find_key, unknown_key_problem
+from mpt_cli.settings.schema import CHOOSING_KEYS, emptied_paths, find_key, unknown_key_problem
 from mpt_cli.settings.search_path import conf_override, group_names, is_own_group, recipe_paths, recipe_remedy
 
 _PLAIN = re.compile(r"(?!null$)[\w./+-]+", re.ASCII | re.IGNORECASE)
@@ -242,7 +241,7 @@ def _take_override(override: Override, result: ParsedOverrides) -> None:
         result.problems.append(Problem(key, "must not be the name of a folder with group files too.", line, remedy))
     elif is_own_group(key):
         result.own_groups[key] = str(override.value())
-    elif problem := unknown_key_problem(key, override.value(), result.problems) or _sink_problem(key, override.value()):
+    elif problem := unknown_key_problem(key, override.value(), result.problems):
         result.problems.append(problem)
     else:
         emptied = [path for path in emptied_paths(key, override.value()) if _PATH.fullmatch(path)]
@@ -289,14 +288,6 @@ def hydra_problem(key: str, line: str) -> Problem | None:
     best = max((word for word in _HYDRA_WORDS if f"{path}.".startswith(f"{word}.")), key=len, default="")
     remedy = _HYDRA_WORDS.get(best, "`mpt list keys` shows what can be set.")
     return Problem(key, "there are no settings of Hydra's own.", line, remedy)
-
-
-def _sink_problem(key: str, value: object) -> Problem | None:
-    try:
-        check_sink_key(key)
-        return None
-    except PluginError as error:
-        return Problem(key, str(error), value)
 
 
 def _take_deletion(override: Override, result: ParsedOverrides) -> None:

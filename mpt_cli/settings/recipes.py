@@ -26,7 +26,6 @@ from mpt_cli.settings.schema import (
     CHOOSING_KEYS,
     VARIANTS,
     Settings,
-    check_choice,
     choosing_key,
     chosen_variant,
     emptied_paths,
@@ -82,7 +81,7 @@ class GroupChoice:
             if own is not None:
                 load_mapping(own)
             if self.group in VARIANTS:
-                check_choice(self.group, variant_of(self.group, self.name))
+                variant_class(self.group, variant_of(self.group, self.name))
             return None
         except PluginError as error:
             return Problem(self.written, f"{self.name} can't be used: {error}")

@@ -339,23 +339,6 @@ def variant_class(section: str, name: str) -> type:
     return _checked(plugins.load_plugin(plugins.GROUPS[section], name, base), name, _METHODS[section])
 
 
-def check_choice(section: str, name: str) -> None:
-    """PluginError where what another package has under this name can't be used, or is in the way of ours."""
-    added = plugins.installed(plugins.GROUPS[section]) if section in plugins.GROUPS else {}
-    if name in added and name in VARIANTS[section]:
-        raise plugins.PluginError(f"{added[name].package} has one of this name too. Uninstall it, or have it renamed.")
-    variant_class(section, name)
-
-
-def check_sink_key(path: str) -> None:
-    """PluginError where a sink of another package is in the way of a key of ours."""
-    section, _, name = path.partition(".")
-    added = plugins.installed(plugins.SINKS) if section == "logger" else {}
-    if name in added and path not in _sink_keys():
-        package = added[name].package
-        raise plugins.PluginError(f"{package} has a sink of this name too. Uninstall it, or have it renamed.")
-
-
 def _checked(cls: type, name: str, method: str) -> type:
     """PluginError unless it is a dataclass whose name is the one it is installed under, with this method."""
     here = f"{cls.__module__}.{cls.__qualname__}"

@@ -25,7 +25,7 @@ from typing import Any, TextIO
 from mpt_cli import plugins
 from mpt_cli.errors import CHECK_DISK, ConfigError, DataError, Problem, first_line, install_command, naming
 from mpt_cli.redaction import note_passwords
-from mpt_cli.settings.schema import LoggerSettings, check_sink_key
+from mpt_cli.settings.schema import LoggerSettings
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.console.live import LiveConsole
 from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole, StreamLines
@@ -74,7 +74,6 @@ def _chosen_sinks(logger: LoggerSettings) -> dict[str, Any]:
 def load_sink(name: str) -> Any:
     """The sink that another package has under this name; ConfigError where it can't be used."""
     try:
-        check_sink_key(f"logger.{name}")
         return plugins.load_plugin(plugins.SINKS, name, Sink)
     except plugins.PluginError as error:
         raise ConfigError(Problem(f"logger.{name}", f"can't be used: {error}", True)) from error

@@ -223,7 +223,7 @@ SAID = {  # of loops of their own
     "own_optimizers": ["Pair has optimizers of its own (optimizers.0, optimizers.1)", f"Adam {IN_OWN_LOOP}",
                        f"SGD {IN_OWN_LOOP}"],
     "own_scaling": ["the script's own LossScaleOptimizer is used as it is"],
-    "batches": ["not recorded: train_on_batch on JAX. SGD skipped 1 of 12 steps there, loss scale 16384"],
+    "batches": ["not recorded: train_on_batch on JAX, whose steps are scaled and skipped as those of fit"],
 }  # fmt: skip
 BY_HAND = {
     "policy": 'keras.config.set_dtype_policy("mixed_float16")\nfrom mpt_cli.precision import *',

@@ -1,4 +1,4 @@
-"""Another installed package, as files: a mode, a model, a data source, a sink and a resolver of its own."""
+"""Another installed package, as files: a mode, a model, a data source and a sink of its own."""
 
 from pathlib import Path
 
@@ -74,17 +74,12 @@ class StepFile(Sink):
 
     def close(self):
         self.path.write_text(" ".join(map(str, self.steps)))
-
-
-def thrice(number):
-    return 3 * number
 '''
 ENTRY_POINTS = {
     "mpt.scale_rules": {"linear": "tiny_mpt:LinearScale"},
     "mpt.models": {"wide": "tiny_mpt:Wide"},
     "mpt.data": {"halves": "tiny_mpt:Halves"},
     "mpt.sinks": {"step_file": "tiny_mpt:StepFile"},
-    "mpt.resolvers": {"thrice": "tiny_mpt:thrice", "eval": "tiny_mpt:thrice", "broken": "no_such_module:f"},
 }
 
 
