@@ -87,6 +87,8 @@ def test_the_best_epoch_can_be_evaluated_and_exported(folder: Path) -> None:
     course = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
     ends = {line["step"]: line for line in course if line["epoch_end"]}
     assert (ends[kept["step"]]["epoch"], ends[kept["step"]]["val_accuracy"]) == (kept["epoch"], kept["value"])
+    done = mpt("evaluate", "run", "--best", cwd=folder)
+    assert done.stdout.startswith(f"best epoch              {kept['epoch']}, step {kept['step']}: val_accuracy ")
     assert mpt("export", "run", "--best", "--format", "keras", "--output", "best.keras", cwd=folder).returncode == 0
     assert (folder / "best.keras").stat().st_size > 1000
 

@@ -1,49 +1,13 @@
-"""`mpt evaluate --best` says which epoch it took, and a model that isn't whole is said before Keras is imported."""
+"""A model that isn't whole is said before Keras is imported."""
 
-import json
-import shutil
 import zipfile
-from dataclasses import asdict
 
-import numpy as np
 import pytest
 
-from mpt_cli import trained_model
 from mpt_cli.cli import main
 from mpt_cli.errors import DataError
 from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.telemetry.signs import LossTrend
 from mpt_cli.trained_model import check_model
-from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
-
-PROGRESS = {"epoch": 3, "step_in_epoch": 20, "epochs_completed": 2, "metrics": {"val_loss": 0.5, "val_accuracy": 0.75},
-            "best": {"val_loss": 0.25, "val_accuracy": 0.75}, "val_loss": asdict(LossTrend())}  # fmt: skip
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    """A run directory with best weights of epoch 3, at step 60."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(trained_model, "check_model", lambda _: None)
-    monkeypatch.setattr("mpt_cli.engine.backend.prepare_backend", lambda _: None)
-    monkeypatch.setattr(trained_model, "evaluate_model", lambda *_: {"loss": 0.5, "accuracy": 0.75})
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_text("recipe: stub\ndefaults:\n  - model: mlp\n")
-    position = {"progress": PROGRESS, "monitor": "val_accuracy"}
-    CheckpointStore(tmp_path / "run" / "checkpoints").save_best(Checkpoint(60, {"a": np.ones(2)}, position))
-
-
-@pytest.mark.usefixtures("run")
-def test_the_best_epoch_is_named_and_that_it_is_missing_and_none_of_the_last_weights(capsys):
-    assert main(["evaluate", "run", "--best"]) == 0
-    assert capsys.readouterr().out == (
-        "best epoch              3, step 60: val_accuracy 0.75 in training\n"
-        "loss                    0.5\naccuracy                0.75\n")  # fmt: skip
-    assert main(["evaluate", "run", "--json"]) == 0
-    assert set(json.loads(capsys.readouterr().out)) == {"schema_version", "run_dir", "split", "metrics"}
-    shutil.rmtree("run/checkpoints")
-    assert main(["evaluate", "run", "--best"]) == 3
-    assert "run/checkpoints has no best weights" in capsys.readouterr().err
 
 
 def _zipped(path):

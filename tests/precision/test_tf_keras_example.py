@@ -13,23 +13,6 @@ if BACKEND == "tensorflow":
     import tensorflow as tf
 
 
-@pytest.mark.slow
-def test_the_example_in_a_compiled_function():
-    opt, var = LossScaleOptimizer(keras.optimizers.SGD(0.25, clipvalue=100.0)), tf.Variable(1.0)
-
-    @tf.function(jit_compile=True)
-    def step(factor):
-        with tf.GradientTape() as tape:
-            scaled_loss = opt.get_scaled_loss(factor * var**2)
-        grads = opt.get_unscaled_gradients(tape.gradient(scaled_loss, [var]))
-        opt.apply_gradients(zip(grads, [var], strict=True))
-
-    opt.build([var])
-    for factor in (1.0, float("inf"), 1.0):
-        step(tf.constant(factor))
-    assert (var.numpy(), float(opt.loss_scale), int(opt.skipped_steps)) == (0.25, 2.0**14, 1)
-
-
 def test_minimize_builds_the_optimizer_inside_a_function_and_takes_a_loss_recorded_on_a_tape():
     opt, var = LossScaleOptimizer(keras.optimizers.SGD(0.25)), tf.Variable(1.0)
     tf.function(lambda: opt.minimize(lambda: var**2, [var]))()

@@ -109,15 +109,6 @@ def test_with_one_seed_none_is_called_best(stubs):
 
 
 @pytest.mark.slow
-def test_two_seeds_can_not_tell_and_no_interval_is_shown(stubs):
-    stubs.values = {1: 0.5, 2: 0.7, 3: 0.8, 4: 0.65}
-    found, _ = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2", "seed=0,1", "sweep_dir=s"])
-    behind = next(column for column in columns(found) if column.title == "to the first")
-    assert [behind.cell(row) for row in found.configurations] == ["-", "≈ -0.1250 ± ?"]
-    assert best_lines(found)[2].strip() == "Not told apart from epochs 1: 2 seeds can't tell, 3 can."
-
-
-@pytest.mark.slow
 def test_what_diverged_is_behind_without_any_spread_and_seeds_of_one_configuration_have_no_best(stubs):
     stubs.values = {1: 0.5, 2: math.inf, 3: 0.6, 4: math.inf, 5: 0.7, 6: math.inf}
     found, _ = stubs.start(["conf=digits_mlp", "seed=0,1,2", "trainer.epochs=1,2"], objective="val_accuracy:min")

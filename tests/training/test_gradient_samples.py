@@ -80,18 +80,6 @@ def test_looking_changes_no_bit():
         np.testing.assert_array_equal(np.asarray(variable.numpy()), value)
 
 
-def test_a_streamed_piece_has_the_same_sample():
-    samples = []
-    for resident in (True, False):
-        run = tiny_run(tiny_data(20), policy="mixed_float16", resident=resident)
-        run.feed.start(1)
-        run.feed.take(3)
-        piece = run.feed.take(1)  # from the middle of a chunk
-        look = GradientSampler(run.engine, 1, pytest.fail).take(piece, 4, 2.0**15)
-        samples.append((look.sample, [(row.kind, row.exponents) for row in look.layers]))
-    assert samples[0] == samples[1]
-
-
 def due_steps(every: int, log: int, last: int) -> list[int]:
     sampler = GradientSampler(None, every, pytest.fail)  # type: ignore[arg-type]
     steps, step = [], sampler.next_due(0, log)

@@ -1,6 +1,6 @@
 """What goes wrong with Keras 3's own loss scaling, beside the same program with `mpt_cli.precision`, in numbers.
 
-    python tests/precision/keras_defects.py   # the table of docs/reference/keras-optimizer.md, in about half a minute
+    python docs/keras_defects.py   # the table of docs/reference/keras-optimizer.md, in about half a minute
 
 Every row is one function, run with `ours=False` and with `ours=True`. TensorFlow, on two logical CPUs.
 """
