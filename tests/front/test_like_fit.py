@@ -73,9 +73,8 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[], tuple[Any, ...]]]] = {
 TOLERANCE = 10 * 2.0**-20
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["ragged", *(
-    pytest.param(name, marks=pytest.mark.long) for name in KINDS if name != "ragged")])  # fmt: skip
+@pytest.mark.long
+@pytest.mark.parametrize("name", KINDS)
 def test_a_model_is_trained_as_by_keras(tmp_path: Path, name: str) -> None:
     build, data = KINDS[name]
     size = {} if len(data()) == 1 else {"batch_size": 16}

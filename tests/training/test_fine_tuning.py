@@ -20,7 +20,7 @@ def moved(before, after):
     return {name.split("/")[0] for name, value in after.items() if (value != before[name]).any()} - {"dropout"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_head_is_trained_on_a_frozen_base_whose_top_a_second_run_unfreezes(tmp_path):
     first = train(tmp_path / "frozen", TWO_EPOCHS, "model.freeze=[base]")
     model = ["model=saved", f"model.path={tmp_path / 'frozen' / 'model.keras'}", "model.unfreeze=[top]"]
