@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 MOST_SECONDS = 1800.0
 MOST_LOOKED_AT = 200  # steps, one at a time; those between a checkpoint far before and these are trained in one go
 LATEST = 5  # steps whose mean loss stands for the end
-SLOWER = (10, 1000)  # divisors of the learning rate
+SLOWER, LOWER = (10, 1000), 2**8  # divisors of the learning rate, and of the loss scale that overflowed
+FIRST_SCALE = "loss_scale.initial_scale"
 
 
 def try_remedies(
@@ -49,15 +50,19 @@ def try_remedies(
 
 
 def candidates(replayed: "ReplayedRun", found: "OverflowDiagnosis") -> list[list[str]]:
-    """Words for each remedy: layers in float32, a slower optimizer, another policy."""
-    settings = replayed.parts.settings
+    """Words for each remedy: where the loss was finite a lower scale; layers in float32, a slower optimizer, another
+    policy."""
+    settings, scaling = replayed.parts.settings, replayed.parts.scaling
+    lower = max(found.overflow.loss_scale / LOWER, scaling.floor or 0.0)
+    is_scaled_too_high = scaling.scales and isfinite(found.loss) and lower < found.overflow.loss_scale
     kept = ", ".join(f"{name}: {policy}" for name, policy in settings.policy.overrides.items())
     groups = [", ".join([*([kept] if kept else []), *(f"{name}: float32" for name in names)])
               for names in _layer_groups(replayed, found)]  # fmt: skip
-    words = [[f"policy.overrides={{{group}}}"] for group in dict.fromkeys(groups)]
+    words = [[f"{FIRST_SCALE}={lower!r}"]] if is_scaled_too_high else []
+    words += [[f"policy.overrides={{{group}}}"] for group in dict.fromkeys(groups)]
     rate = getattr(settings.optimizer, "learning_rate", None)
     words += [[f"optimizer.learning_rate={rate / divisor:g}"] for divisor in SLOWER if rate]
-    if replayed.parts.scaling.scales and not replayed.parts.scaling.moves:
+    if scaling.scales and not scaling.moves:
         words.append(["loss_scale=dynamic"])
     wider = ("mixed_bfloat16", "float32") if settings.policy.name.endswith("_float16") else ()
     return [*words, *([f"policy={name}"] for name in wider)]
@@ -105,6 +110,9 @@ def main(arguments: Sequence[str]) -> None:
     parts, stepper = take_up(run, settings, platform, overflow, lambda text: None)
     if any(word.startswith("optimizer.learning_rate=") for word in words):  # the checkpoint has that of then
         set_learning_rate(parts.optimizer, parts.phases.optimizer_settings, parts.phases.schedule_steps, 1.0)
+    state = parts.optimizer.scale_state
+    if state is not None and any(word.startswith(FIRST_SCALE) for word in words):  # and its scale
+        state.scale.assign(parts.scaling.initial_scale)
     end = overflow.step - 1 + int(steps)
     stepper.train_to(max(stepper.step, end - MOST_LOOKED_AT))
     blocks = [stepper.take_step() for _ in range(end - stepper.step)]

@@ -13,6 +13,7 @@ from mpt_cli.diagnose.preparation import RemedyTrial, find_overflow, remedy_rows
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings import load_settings
 
+TOO_HIGH = ["loss_scale=fixed", "loss_scale.initial_scale=2**30"]
 NETS = Path(__file__).with_name("padded.py")
 
 
@@ -67,6 +68,7 @@ def test_the_story_of_an_overflow_begins_with_the_first_of_those_near_it(tmp_pat
     pytest.param("outlier", [], "policy.overrides={net/up: float32}",
                  "policy.overrides={net/up: float32, net/down: float32}", marks=pytest.mark.long),
     ("plain", ["optimizer=sgd", "optimizer.learning_rate=300"], "policy=float32", "optimizer.learning_rate=0.3"),
+    ("plain", TOO_HIGH, "policy.overrides={head: float32}", "loss_scale.initial_scale=4096.0"),
 ])  # fmt: skip
 def test_a_remedy_is_judged_by_what_came_of_it(net, words, fails, works, tmp_path, capsys):
     run = trained(tmp_path, net, *words)
@@ -77,13 +79,23 @@ def test_a_remedy_is_judged_by_what_came_of_it(net, words, fails, works, tmp_pat
         assert found.works == (key == works)
 
 
+def test_a_lower_scale_takes_the_place_of_that_in_the_checkpoint(tmp_path, capsys):
+    run = trained(tmp_path, "plain", "loss_scale.growth_steps=1")
+    overflow = find_overflow(RunDirectory(Path(run)), None)
+    assert overflow.began > 5  # where the checkpoint is, at 2**20
+    capsys.readouterr()
+    trials.main([run, str(overflow.step), "3", "loss_scale.initial_scale=256.0"])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["applied_steps"] == 3
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("net", "first", "failed"), [
     ("attention", "policy.overrides={attention: float32}", "policy.overrides={pool: float32}"),
     ("outlier", "policy.overrides={net/up: float32, net/down: float32}", "policy.overrides={net/up: float32}"),
+    ("plain", "loss_scale.initial_scale=4194304.0", "optimizer.learning_rate=0.0001"),
 ])  # fmt: skip
 def test_the_remedy_that_is_named_first_works(net, first, failed, tmp_path, capsys):
-    run = trained(tmp_path, net)
+    run = trained(tmp_path, net, *(TOO_HIGH if net == "plain" else []))
     capsys.readouterr()
     assert main(["diagnose", run, "--json"]) == 0
     remedies = json.loads(capsys.readouterr().out)["remedies"]
