@@ -185,7 +185,8 @@ class _FitRecording(Recording):
         self.recorder, self.model, scaling = recorder, model, scaling_of(model, settings)
         missing = self._take_over(settings, scaling)
         run = RunDirectory.create(place, settings.recipe)
-        subject = Subject("Recorder", settings, scaling, recorder.on_unhealthy == "stop", bool(model.jit_compile))
+        subject = Subject("Recorder", settings, scaling, recorder.on_unhealthy == "stop", bool(model.jit_compile),
+                          is_rounded(model))  # fmt: skip
         super().__init__(subject, model.optimizer, run, missing)
         self.skipped_before = int(model.optimizer.skipped_steps)
         self.watch, self._is_announced = _Watch(), False
@@ -307,7 +308,7 @@ class _FitRecording(Recording):
         self.snapshot(metrics, epoch_end=True)
 
     def finish(self) -> None:
-        if self.recorder.examples is not None and not self.own_step and is_rounded(self.model):
+        if self.recorder.examples is not None and not self.own_step and self.subject.is_rounded:
             self._sample(self.recorder.examples)
         super().finish()
 
@@ -316,7 +317,7 @@ class _FitRecording(Recording):
         beside the fit."""
         engine = build_engine(self.model, keras.backend.backend() == "jax", Distribution())
         sampler = build_sampler(engine, "auto", self.telemetry.message, layers_to_compile(engine))
-        if not sampler.is_affordable(self.ledger.seen, time.perf_counter() - self.began):
+        if not sampler.is_affordable(time.perf_counter() - self.began, is_over=True):
             return
         rows = np.arange(len(keras.tree.flatten(examples.x)[0]), dtype=np.int32)[None]
         look = sampler.take(Piece(engine.to_device(examples), rows, 1), self.ledger.seen, self.ledger.scale)

@@ -7,7 +7,7 @@ to 1e-3 (bfloat16, a deep net); at 1 the outputs say nothing about their example
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
 import keras
@@ -59,23 +59,22 @@ def measure_digits(model: Any, batch: Any) -> LostDigits | None:
     x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
     x, y = first_examples(x), first_examples(y)
     with computing_in_float32(model):
-        exact, exact_layers = _outputs(model, x)
-    rounded, rounded_layers = _outputs(model, x)
-    noise = _noise(rounded, exact)
+        exact = _outputs(model, x)
+    noise = _noise(_outputs(model, x), exact)
     of_targets = _noise_of_targets(model, x, y)
     if of_targets is not None and of_targets > max(LOST, noise or 0.0):
         return LostDigits(of_targets, (TARGETS,))
     if noise is None or noise <= LOST:
         return None if noise is None else LostDigits(noise)
     with computing_in_float32(model):
-        if (_noise(_outputs(model, x)[0], exact) or 0.0) > CURED * noise:
-            return None
-    for suspects in _suspects(model, rounded_layers, exact_layers):
+        again, exact_layers = _outputs_of_layers(model, x)
+    if (_noise(again, exact) or 0.0) > CURED * noise:
+        return None
+    for suspects in _suspects(model, _outputs_of_layers(model, x)[1], exact_layers):
         with ExitStack() as stack:
             for layer in suspects:
                 stack.enter_context(computing_in_float32(layer))
-            found, _ = _outputs(model, x)
-        left = _noise(found, exact)
+            left = _noise(_outputs_of_layers(model, x)[0], exact)
         if left is not None and left <= min(LOST, CURED * noise):
             return LostDigits(noise, tuple(map(name_of, suspects)), left)
     return LostDigits(noise, (ALL_LAYERS,), noise)
@@ -111,7 +110,17 @@ def first_examples(arrays: Any) -> Any:
     return keras.tree.map_structure(lambda array: None if array is None else array[:MOST_EXAMPLES], arrays)
 
 
-def _outputs(model: Any, x: Any) -> tuple[Outputs, list[tuple[int, Outputs]]]:
+def _outputs(model: Any, x: Any) -> Outputs:
+    """Those of the model; on JAX by one program, as each operation by itself would be compiled, too."""
+    if keras.backend.backend() == "jax":
+        from mpt_cli.engine.loop_jax import call_sampled
+
+        return _numbers(call_sampled(model, lambda x: _float_values(model(x, training=False)), x))
+    with keras.StatelessScope(collect_losses=True):
+        return _numbers(model(x, training=False))
+
+
+def _outputs_of_layers(model: Any, x: Any) -> tuple[Outputs, list[tuple[int, Outputs]]]:
     """Those of the model, and those of its layers in the order of their calls, each with the layer's index."""
     found: list[tuple[int, Outputs]] = []
     noted = outputs_noted(layers_of(model), lambda index, outputs: found.append((index, _numbers(outputs))))
@@ -119,21 +128,27 @@ def _outputs(model: Any, x: Any) -> tuple[Outputs, list[tuple[int, Outputs]]]:
         return _numbers(model(x, training=False)), found
 
 
-def _numbers(structure: Any) -> Outputs:
-    """The float tensors with examples, of large ones the same `MOST_VALUES` each time, drawn at random; those of a loop
-    that is being traced have no values yet."""
+def _float_values(structure: Any) -> list[Any]:
+    """The float tensors with examples, each of shape (examples, values) in float32; of large ones the same
+    `MOST_VALUES` each time, drawn at random."""
     found = []
     for tensor in keras.tree.flatten(structure):
         if not is_float_tensor(tensor) or not len(tensor.shape):
             continue
-        try:
-            values = ops.reshape(tensor, (tensor.shape[0], -1))
-            if values.shape[1] > MOST_VALUES:
-                places = np.random.default_rng(0).integers(values.shape[1], size=MOST_VALUES)
-                values = ops.take(values, places, axis=1)
-            found.append(np.asarray(ops.convert_to_numpy(ops.cast(values, "float32")), np.float64))
-        except Exception:  # each backend says so its own way
-            continue
+        values = ops.reshape(tensor, (tensor.shape[0], -1))
+        if values.shape[1] > MOST_VALUES:
+            places = np.random.default_rng(0).integers(values.shape[1], size=MOST_VALUES)
+            values = ops.take(values, places, axis=1)
+        found.append(ops.cast(values, "float32"))
+    return found
+
+
+def _numbers(structure: Any) -> Outputs:
+    """The same on the host; without those of a loop that is being traced, which have no values yet."""
+    found = []
+    for tensor in keras.tree.flatten(structure):
+        with suppress(Exception):  # each backend says so its own way
+            found += [np.asarray(ops.convert_to_numpy(values), np.float64) for values in _float_values(tensor)]
     return found
 
 

@@ -16,7 +16,6 @@ from mpt_cli.engine.flow import Flow, layers_without_loss
 from mpt_cli.engine.loop import Engine
 from mpt_cli.errors import first_line
 from mpt_cli.precision.policy import parts_of
-from mpt_cli.telemetry.format import format_seconds
 from mpt_cli.telemetry.records import DEAD, DIGITS, UPDATES, WEIGHT_GRADIENTS, GradientSample, LayerSample
 
 FIRST_SAMPLE_STEP = 100  # so that a short run has a sample too
@@ -26,10 +25,11 @@ LARGEST_SCALE = 2.0**126
 
 
 EVERY_STEPS, MOST_SHARE = 2000, 0.01  # of an interval that adapts
-# What compiling the first sample takes, in seconds of a core, and for each layer (on JAX and an Intel Xeon a wide
-# MLP: 1.0, a separable CNN: 3.9, a residual MLP of 98 layers: 12 to 15 s). It may be up to this share of the run.
-COMPILE_SECONDS, COMPILE_SECONDS_PER_LAYER = 0.5, 0.15
-MOST_FIRST_SHARE = 0.05
+# What compiling the first sample takes, in seconds of a core, and for each layer (on JAX and an Intel Xeon an MLP: 0.7
+# to 1.2, a CNN: 1.0 to 1.5, 24 normalised layers: 5 to 9 s). It may be up to this share of the run, or once that is
+# over, when no step waits for it, so many seconds: without a sample nobody knows whether the run is healthy.
+COMPILE_SECONDS, COMPILE_SECONDS_PER_LAYER = 0.5, 0.1
+MOST_FIRST_SHARE, MOST_SECONDS_AT_END = 0.05, 2.0
 
 
 class Look(NamedTuple):
@@ -55,7 +55,6 @@ class GradientSampler:
     ) -> None:  # fmt: skip
         self.engine, self.every_steps, self.say, self.most_share = engine, every_steps, say, most_share
         self.compile_seconds = compile_seconds
-        self._is_said = False
         self._works, self.failure = True, ""  # why not, where no sample can be had
         self._ended_at = -math.inf  # of the latest
         self._passes, self._pass_seconds = 0, math.inf  # of the latest, and of the quickest: the first ones compile
@@ -79,25 +78,14 @@ class GradientSampler:
         lines = [-(-at // log_every_steps) * log_every_steps for at in wanted if at]
         return min(line for line in lines if line > step)
 
-    def is_affordable(self, step: int, run_seconds: float) -> bool:
-        """Whether the next sample, at this step, takes no more of the time than it may, in a run that is to take
-        `run_seconds` in all."""
+    def is_affordable(self, run_seconds: float, is_over: bool = False) -> bool:
+        """Whether the next sample takes no more of the time than it may, in a run that is to take `run_seconds` in all,
+        or has taken them where it `is_over`."""
         if self.most_share is None:
             return True
         if self._ended_at == -math.inf:
-            return self._may_compile(step, run_seconds)
+            return self.compile_seconds <= max(MOST_FIRST_SHARE * run_seconds, MOST_SECONDS_AT_END * is_over)
         return self._passes * self._pass_seconds <= self.most_share * (time.monotonic() - self._ended_at)
-
-    def _may_compile(self, step: int, run_seconds: float) -> bool:
-        if self.compile_seconds <= MOST_FIRST_SHARE * run_seconds:
-            return True
-        if not self._is_said:
-            seconds = format_seconds(self.compile_seconds)
-            self.say(f"step {step}: whether half precision flushes gradients is not looked at: compiling the first "
-                     f"sample of them takes about {seconds}, over {MOST_FIRST_SHARE:.0%} of a run as short "
-                     f"(trainer.gradient_health_every_steps={self.every_steps} takes it)")  # fmt: skip
-            self._is_said = True
-        return False
 
     def take(self, piece: Piece, step: int, scale: float) -> Look | None:
         """What the last batch of `piece` shows at this loss scale; None where that can't be had."""

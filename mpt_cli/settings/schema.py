@@ -171,8 +171,8 @@ class TrainerSettings:
     gradient_health_every_steps: Optional[Union[int, str]] = key(
         "auto", "steps between samples of what half precision loses, layer by layer, where anything is in it, the "
         "first at step 100 at the latest, the last at the end: auto (2000, longer where samples would take over 1 % of "
-        "the time, none where compiling the first, on JAX or of recurrent layers, would be over 5 % of the run) or a "
-        "number ≥ 1; null = never", advanced=True)
+        "the time, none where compiling the first, on JAX or of recurrent layers, would be over 5 % of the run, or 2 s "
+        "at its end) or a number ≥ 1; null = never", advanced=True)
     keep_spikes: Optional[int] = key(
         10, "jumps of the loss, found by median and median deviation of the steps before, whose examples, scale and "
         "rate are kept in spikes.jsonl, the first so many; null = none is looked for", at_least=1, at_most=1000,

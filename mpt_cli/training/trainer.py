@@ -315,7 +315,7 @@ class Trainer:
         step, every = self.ledger.seen, self.plan.log_every_steps
         if self.sampler is None or self.sampler.next_due(step - 1, every) != step:
             return None
-        if not self.sampler.is_affordable(step, self.stopwatch.expected_run_seconds(self._steps_to_come())):
+        if not self.sampler.is_affordable(self.stopwatch.expected_run_seconds(self._steps_to_come())):
             return None
         self.telemetry.progress(step, self.progress.epoch, "sampling gradients")
         return self._sample(self.sampler)
@@ -325,7 +325,8 @@ class Trainer:
         step, latest = self.ledger.seen, self.ledger.sample
         if self.sampler is None or self.last_piece is None or self._signal() is not None:
             return
-        if (latest is None or latest.step < step) and self.sampler.is_affordable(step, self.stopwatch.run_seconds):
+        is_new = latest is None or latest.step < step
+        if is_new and self.sampler.is_affordable(self.stopwatch.run_seconds, is_over=True):
             self._sample(self.sampler)
 
     def _finish_epoch(self, is_whole: bool) -> None:

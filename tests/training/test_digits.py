@@ -9,9 +9,7 @@ from keras import layers
 import mpt_cli as mpt
 
 DIGITS_LOST = "digits lost"
-# on JAX a sample is compiled, which a run as short takes only where it is asked for
-EVERY = 1000 if keras.backend.backend() == "jax" else "auto"
-QUIET = {"logger.console": "quiet", "trainer.save_model": False, "trainer.gradient_health_every_steps": EVERY}
+QUIET = {"logger.console": "quiet", "trainer.save_model": False}
 
 
 def fit(tmp_path, net, x, y, loss="mse", epochs=1, policy="mixed_bfloat16", rate=0.01, **others):
@@ -73,6 +71,13 @@ def test_a_short_run_is_sampled_at_its_end(tmp_path):
               sample_weight=np.full(256, 1e-7, "float32"))  # fmt: skip
     assert run.summary["steps_seen"] == 4 and run.summary["gradients"]["step"] == 4
     assert run.verdict == "scale too low to matter" and run.summary["gradients"]["flushed_share"] > 0.5
+
+
+def test_a_short_run_that_compiles_its_sample_has_one_too(tmp_path):
+    x = np.random.default_rng(0).normal(size=(64, 5, 2)).astype("float32")
+    run = fit(tmp_path, [layers.GRU(4), layers.Dense(1)], x, x[:, 0, :1], policy="mixed_float16")
+    assert run.summary["steps_seen"] == 1 and run.verdict == "healthy", run.explanation
+    assert run.summary["gradients"]["output_noise"] < 0.002
 
 
 def test_without_samples_a_run_in_half_precision_is_not_checked(tmp_path):
