@@ -44,19 +44,21 @@ APPLIED = {  # keys that act in what is only recorded, or are known of it, by se
 }  # fmt: skip
 
 NO_SAMPLES = "what half precision loses, layer by layer: mpt.fit takes samples of it"
-UNCHECKED = "mpt.fit takes samples of it, and mpt run of a fit on arrays."
+UNCHECKED = "mpt.fit takes samples of it, and mpt run of a fit on arrays whose net is small or whose run is long."
 NO_PROGRAM = "what the program set by itself (loss, data, callbacks, schedule of the rate, seed), and the trained model"
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is recorded, by whom, how the run ends where a health rule is broken, and whether XLA compiles the steps."""
+    """What is recorded, by whom, how the run ends where a health rule is broken, whether XLA compiles the steps, and
+    whether something is in half precision."""
 
     recorded_by: str
     settings: Settings
     scaling: Scaling
     stops: bool = True
     jit_compile: bool = False
+    is_rounded: bool = False
 
 
 class Recording(ABC):
@@ -173,7 +175,7 @@ class Recording(ABC):
         progress = self.progress
         return observe(self.ledger, self.telemetry.tally, self.scaling, progress.metrics, val_loss=progress.val_loss,
                        unmoved=None if self.weight_watch is None else self.weight_watch.found,
-                       unchecked=UNCHECKED if self.scaling.is_needed and self.ledger.sample is None else "",
+                       unchecked=UNCHECKED if self.subject.is_rounded and self.ledger.sample is None else "",
                        )  # fmt: skip
 
     def watch_weights(self) -> None:

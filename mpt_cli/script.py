@@ -29,6 +29,7 @@ from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_own_t
 from mpt_cli.precision.finite import unscale
 from mpt_cli.precision.keras_internals import own_trainable_variables
 from mpt_cli.precision.policy import policy_inside, set_global_policy
+from mpt_cli.precision.rounded_weights import NARROW
 from mpt_cli.precision.scale_rules import ScaleRule
 from mpt_cli.precision.scale_state import ScaleState
 from mpt_cli.precision.train_step import optimizers_in, unwrapped
@@ -198,9 +199,9 @@ class ScriptRun:
             optimizer=described_optimizer(wrapper), backend=BackendSettings(keras.backend.backend()),
             loss_scale=scaling_on_record(wrapper, self.settings.loss_scale),
         )  # fmt: skip
-        needed = keras.config.dtype_policy().compute_dtype == "float16"
-        scaling = Scaling(wrapper.rule, wrapper.on_overflow, needed)
-        return Subject("mpt run, from the optimizer", settings, scaling, stops=False)
+        dtype = keras.config.dtype_policy().compute_dtype
+        scaling = Scaling(wrapper.rule, wrapper.on_overflow, dtype == "float16")
+        return Subject("mpt run, from the optimizer", settings, scaling, stops=False, is_rounded=dtype in NARROW)
 
     def place(self) -> str | None:
         """The next run directory, where one was asked for."""

@@ -84,6 +84,16 @@ def test_a_loop_that_broke_a_rule_and_went_on_fails_as_a_run_that_was_stopped(tm
     assert run.explanation.startswith("Went on: 1")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("policy", "verdict", "code"), [
+    ("mixed_bfloat16", "not checked", 4), ("float32", "healthy", 0),
+])  # fmt: skip
+def test_what_bfloat16_does_in_a_loop_is_not_known(policy, verdict, code, tmp_path):
+    (tmp_path / "loop.py").write_text(RECOVERS.replace("step < 12", "step < 0"))
+    done = mpt("run", "--fail-on-verdict", "run_dir=run", f"policy={policy}", "loop.py", cwd=tmp_path)
+    assert (done.returncode, load_run(tmp_path / "run").verdict) == (code, verdict), done.stderr
+
+
 OWN_RECORD = """
 import keras, numpy as np, mpt_cli as mpt
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
