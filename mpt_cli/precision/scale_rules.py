@@ -142,7 +142,11 @@ class ScaleRule(ABC):
         return f"{counter}/{self.growth_steps}" if self.growth_steps else ""
 
     def explain_moves(self, count: int) -> str:
-        """Why the scale has moved `count` times without an overflow."""
+        """Return why the scale has moved `count` times without an overflow.
+
+        >>> DynamicScale().explain_moves(2), LogMaxScale().explain_moves(2)
+        ('2 growths', 'the scale follows the gradients')
+        """
         if not self.growth_steps:
             return f"the scale follows {self.follows}"
         return f"{count} growths" if count > 1 else f"{self.growth_steps} applied steps without overflow"

@@ -206,7 +206,13 @@ def unused_changes(
 
 
 def format_changes(changed: dict[str, tuple[Any, Any]], idle: Iterable[str], mode: str) -> list[str]:
-    """A sentence for each changed key, with what is to be expected of the `idle` ones."""
+    """Return a sentence for each changed key, with what is to be expected of the `idle` ones.
+
+    >>> for note in format_changes({"seed": (1, 2), "loss_scale.max_scale": (4, 8)}, ["loss_scale.max_scale"], "fixed"):
+    ...     print(note)
+    changed since: seed was 1, is 2
+    without effect: loss_scale.max_scale was 4, is 8; fixed scaling does not use it
+    """
     notes = []
     for key, (old, new) in changed.items():
         moved = f"{key} was {old!r}, is {new!r}"

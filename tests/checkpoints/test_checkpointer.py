@@ -140,7 +140,9 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path, said) -> None:
     checkpointer.save(*_at(10))
     found = checkpointer.store.newest()
     assert found is not None
+    checkpointer.save_if_due(*_at(20, 1, 5))
     checkpointer.resume(found)
+    assert checkpointer.store.steps() == [found.step]  # what was saved after it is of a past that is trained again
     with pytest.raises(DataError, match="the checkpoint of step 10 was made on other data"):
         _checkpointer(tmp_path / "c", said, dataset="b" * 64).resume(found)
 
