@@ -64,8 +64,10 @@ def measure_digits(model: Any, batch: Any) -> LostDigits | None:
     of_targets = _noise_of_targets(model, x, y)
     if of_targets is not None and of_targets > max(LOST, noise or 0.0):
         return LostDigits(of_targets, (TARGETS,))
-    if noise is None or noise <= LOST:
-        return None if noise is None else LostDigits(noise)
+    if noise is None:
+        return None
+    if noise <= LOST or (_noise(*_outputs_in_training(model, x)) or 0.0) <= LOST:
+        return LostDigits(noise)
     with computing_in_float32(model):
         again, exact_layers = _outputs_of_layers(model, x)
     if (_noise(again, exact) or 0.0) > CURED * noise:
@@ -110,14 +112,22 @@ def first_examples(arrays: Any) -> Any:
     return keras.tree.map_structure(lambda array: None if array is None else array[:MOST_EXAMPLES], arrays)
 
 
-def _outputs(model: Any, x: Any) -> Outputs:
+def _outputs_in_training(model: Any, x: Any) -> tuple[Outputs, Outputs]:
+    """As the model is and in float32. In inference moving statistics that are still far off push values up, which costs
+    digits that training has."""
+    rounded = _outputs(model, x, training=True)
+    with computing_in_float32(model):
+        return rounded, _outputs(model, x, training=True)
+
+
+def _outputs(model: Any, x: Any, training: bool = False) -> Outputs:
     """Those of the model; on JAX by one program, as each operation by itself would be compiled, too."""
     if keras.backend.backend() == "jax":
         from mpt_cli.engine.loop_jax import call_sampled
 
-        return _numbers(call_sampled(model, lambda x: _float_values(model(x, training=False)), x))
+        return _numbers(call_sampled(model, lambda x: _float_values(model(x, training=training)), x))
     with keras.StatelessScope(collect_losses=True):
-        return _numbers(model(x, training=False))
+        return _numbers(model(x, training=training))
 
 
 def _outputs_of_layers(model: Any, x: Any) -> tuple[Outputs, list[tuple[int, Outputs]]]:

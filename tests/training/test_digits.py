@@ -73,6 +73,13 @@ def test_a_short_run_is_sampled_at_its_end(tmp_path):
     assert run.verdict == "scale too low to matter" and run.summary["gradients"]["flushed_share"] > 0.5
 
 
+def test_moving_statistics_that_are_still_far_off_lose_no_digits_of_training(tmp_path):
+    x = np.full((512, 6), 300, "float32")
+    x[:, 0] = np.random.default_rng(0).normal(size=512)
+    run = fit(tmp_path, [layers.BatchNormalization(), layers.Dense(8, "relu"), layers.Dense(1)], x, x[:, :1])
+    assert run.summary["gradients"]["output_noise"] > 0.02 and run.verdict == "healthy", run.explanation
+
+
 def test_a_short_run_that_compiles_its_sample_has_one_too(tmp_path):
     x = np.random.default_rng(0).normal(size=(64, 5, 2)).astype("float32")
     run = fit(tmp_path, [layers.GRU(4), layers.Dense(1)], x, x[:, 0, :1], policy="mixed_float16")
