@@ -11,7 +11,6 @@ from mpt_cli.data.examples import DataSet
 from mpt_cli.data.streams import random_state_kept
 from mpt_cli.diagnose.safe_windows import (
     Counted,
-    GradientPass,
     LayerRange,
     Verifier,
     add_up,
@@ -23,6 +22,7 @@ from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.digits import LostDigits, measure_digits
 from mpt_cli.engine.feed import Piece
 from mpt_cli.engine.flow import FlowCounter, FlowMap, is_rounded
+from mpt_cli.engine.gradient_pass import GradientPass
 from mpt_cli.errors import ConfigError, NumericalError, Problem
 from mpt_cli.precision import computes_in_float16, has_own_train_step
 from mpt_cli.precision.finite import is_overwritten
@@ -201,7 +201,7 @@ class Examination:
         weights = weights_and_state(self.parts.model)
         put_weights(self._examined, weights)
         batches = self._stepper.peek_batches(self.request.batches)
-        counted = add_up([self._in_float32(batch) for batch in batches])
+        counted = add_up([Counted.of(self._in_float32(batch)) for batch in batches])
         _check_finite(counted, step)
         if not self._measured:
             self._trace_examined(batches[0])

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from mpt_cli.diagnose.examination import RunStepper
 from mpt_cli.diagnose.preparation import OverflowEvent, RemedyTrial, remedy_rows
-from mpt_cli.diagnose.safe_windows import Counted, GradientPass
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.faults import build_injector
-from mpt_cli.engine.flow import FlowCounter
+from mpt_cli.engine.flow import Flow, FlowCounter
+from mpt_cli.engine.gradient_pass import GradientPass
 from mpt_cli.engine.probes import GRADIENT, VALUE, Counts, Probes, owners_of_weights, weights_of
 from mpt_cli.errors import DataError
 from mpt_cli.precision import has_own_train_step
@@ -201,11 +201,11 @@ def _look(replayed: ReplayedRun, batch: Any) -> tuple[float, list[Sighting], boo
     step_wrapper = injector.wrap_step if injector else None
     for jit_compile in (True, False) if parts.jit_compile else (False,):
         counter = FlowCounter(model, in_float32=False, inputs=True)
-        counted = GradientPass(counter, jit_compile, step_wrapper)(batch)
-        sightings = [*_forward(counter.probes, counted), *_backward(model, counter.probes, counted)]
-        if _first(sightings, isfinite(counted.losses[0])) is not None:
+        flow = GradientPass(counter, jit_compile, step_wrapper)(batch, float(parts.optimizer.loss_scale))
+        sightings = [*_forward(counter.probes, flow), *_backward(model, counter.probes, flow)]
+        if _first(sightings, isfinite(flow.loss)) is not None:
             break
-    return counted.losses[0], sightings, jit_compile == parts.jit_compile
+    return flow.loss, sightings, jit_compile == parts.jit_compile
 
 
 def _first(sightings: Sequence[Sighting], loss_is_finite: bool) -> Sighting | None:
@@ -214,23 +214,23 @@ def _first(sightings: Sequence[Sighting], loss_is_finite: bool) -> Sighting | No
     return next((seen for phase in phases for seen in sightings if seen.phase == phase and not seen.is_finite), None)
 
 
-def _forward(probes: Probes, counted: Counted) -> Iterator[Sighting]:
+def _forward(probes: Probes, flow: Flow) -> Iterator[Sighting]:
     """Of the innermost parts, their inputs and outputs as they were called."""
-    inputs, outputs = np.split(counted.parts[:, VALUE], 2)
+    inputs, outputs = np.split(flow.parts[:, VALUE], 2)
     for index in _innermost(probes):
         for place, counts in ((INPUT, inputs[index]), (OUTPUT, outputs[index])):
             yield _sighting(FORWARD, probes, index, place, counts)
 
 
-def _backward(model: Any, probes: Probes, counted: Counted) -> Iterator[Sighting]:
+def _backward(model: Any, probes: Probes, flow: Flow) -> Iterator[Sighting]:
     """The same backwards: what arrives at an output, then what is made of it for weights and input."""
-    (inputs, outputs), owners = np.split(counted.parts[:, GRADIENT], 2), owners_of_weights(model)
+    (inputs, outputs), owners = np.split(flow.parts[:, GRADIENT], 2), owners_of_weights(model)
     for index in reversed(_innermost(probes)):
         if index in probes.trained:
             yield _sighting(BACKWARD, probes, index, OUTPUT, outputs[index])
         own = [place for place, owner in enumerate(owners) if owner == index]
         if own:
-            yield _sighting(BACKWARD, probes, index, WEIGHTS, counted.weights[own].sum(axis=0))
+            yield _sighting(BACKWARD, probes, index, WEIGHTS, flow.weights[own].sum(axis=0))
         if index in probes.trained_inputs:
             yield _sighting(BACKWARD, probes, index, INPUT, inputs[index])
 

@@ -2,18 +2,16 @@
 Each is one forward and backward pass that counts gradients through probes around every layer, and changes nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-import keras
 import numpy as np
-from keras import ops
 
-from mpt_cli.engine.flow import Flow, FlowCounter, FlowMap, pure_loss
-from mpt_cli.engine.loop import StepWrapper
-from mpt_cli.engine.probes import GRADIENT, Counts, Probes, Tensor
+from mpt_cli.engine.flow import Flow, FlowMap
+from mpt_cli.engine.gradient_pass import GradientPass
+from mpt_cli.engine.probes import GRADIENT, Counts, Probes
 from mpt_cli.precision.gradients import (
     EXPONENT_BIAS,
     INFS,
@@ -26,7 +24,6 @@ from mpt_cli.precision.gradients import (
     share_flushed,
     share_overflow,
 )
-from mpt_cli.precision.optimizer import backend_step
 from mpt_cli.precision.policy import name_of
 from mpt_cli.telemetry.records import LayerSample
 
@@ -41,6 +38,11 @@ class Counted:
     losses: tuple[float, ...]
     parts: Counts
     weights: Counts
+
+    @classmethod
+    def of(cls, flow: Flow) -> "Counted":
+        """What one pass found."""
+        return cls((flow.loss,), flow.parts, flow.weights)
 
     def __add__(self, other: "Counted") -> "Counted":
         return Counted(self.losses + other.losses, self.parts + other.parts, self.weights + other.weights)
@@ -63,81 +65,6 @@ def _shifted(counts: Counts, power: int) -> Counts:
 def add_up(found: Sequence[Counted]) -> Counted:
     """The counts of several passes together, of one at least."""
     return sum(found[1:], found[0])
-
-
-class GradientPass:
-    """The gradients of `scale` times the loss of one batch `(x, y, sample_weight)`; no variable is different after.
-
-    Where the model has an optimizer, that one's loss scale counts as well. float16 is rounded where the layers round
-    it, also between fused operations: TensorFlow's kernels do so, JAX is told to. With `jit_compile` TensorFlow uses
-    XLA, and JAX leaves XLA the freedom that training leaves it. `step_wrapper` puts faults into the pass, as into a
-    training step.
-    """
-
-    def __init__(
-        self, counter: FlowCounter, jit_compile: bool = False, step_wrapper: StepWrapper | None = None
-    ) -> None:
-        self.model, self.counter = counter.model, counter
-        self._scale: Tensor = None  # of the pass that is being traced
-        wrapped: Callable[..., Any] = step_wrapper or (lambda step: step)
-        if keras.backend.backend() == "tensorflow":
-            import tensorflow as tf
-
-            step = wrapped(self._tensorflow_step)
-            run = lambda state, batch, scale: self._at_scale(scale, step, batch)  # noqa: E731
-            self._run: Callable[..., Any] = tf.function(run, autograph=False, jit_compile=jit_compile)
-        else:
-            import jax
-
-            step = wrapped(self._jax_step)
-            run = lambda state, batch, scale: self._at_scale(scale, step, state, batch)  # noqa: E731
-            precision: dict[str, Any] = {} if jit_compile else {"xla_allow_excess_precision": False}
-            self._run = jax.jit(run, compiler_options=precision)
-
-    def __call__(self, batch: Any, scale: float = 1.0) -> Counted:
-        model = self.model
-        state: Any = ()
-        if keras.backend.backend() == "jax":
-            own = [] if model.optimizer is None else model.optimizer.variables
-            lists = model.trainable_variables, model.non_trainable_variables, own, model.metrics_variables
-            state = backend_step().TrainState(*([variable.value for variable in variables] for variables in lists))
-        loss, flow = self._run(state, batch, ops.convert_to_tensor(scale, "float32"))
-        return Counted((float(loss),), *(ops.convert_to_numpy(counts) for counts in flow[:2]))
-
-    def _at_scale(self, scale: Tensor, step: Callable[..., Any], *arguments: Any) -> Any:
-        self._scale = scale
-        return step(self.model, *arguments)
-
-    def _tensorflow_step(self, model: Any, batch: Any) -> tuple[Tensor, Flow]:
-        import tensorflow as tf
-
-        lists = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
-        trained, *others = ([tf.convert_to_tensor(v.value) for v in variables] for variables in lists)
-        weights, sinks = self.counter.weights(trained), self.counter.probes.sinks()
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch([weights, sinks])
-            scaled, loss = self._losses((weights, *others), sinks, batch)
-        found = tape.gradient(scaled, [*weights, *sinks])
-        return loss, self.counter.count(found[: len(weights)], found[len(weights) :])
-
-    def _jax_step(self, model: Any, state: Any, batch: Any) -> tuple[Tensor, Flow]:
-        import jax
-
-        weights, frozen, _, metrics = state
-
-        def losses(weights: list[Tensor], sinks: list[Tensor]) -> tuple[Tensor, Tensor]:
-            return self._losses((weights, frozen, metrics), sinks, batch)
-
-        differentiated = jax.value_and_grad(losses, argnums=(0, 1), has_aux=True)
-        (_, loss), found = differentiated(self.counter.weights(weights), self.counter.probes.sinks())
-        return loss, self.counter.count(*found)
-
-    def _losses(self, state: Sequence[list[Tensor]], sinks: list[Tensor], batch: Any) -> tuple[Tensor, Tensor]:
-        """The scaled loss and the plain one."""
-        with self.counter.installed(sinks):
-            loss = pure_loss(self.model, state, batch)
-        optimizer = self.model.optimizer
-        return (loss if optimizer is None else optimizer.scale_loss(loss)) * self._scale, loss
 
 
 # Not less: the gradient of a bias that a normalisation or a softmax cancels is rounding noise, and does not matter.
@@ -306,7 +233,7 @@ class Verifier:
         return -126 <= power <= 127 and self.try_scale(2.0**power).overflows == 0
 
     def _try(self, scale: float) -> ScaleTrial:
-        found = [self.examined_pass(batch, scale) for batch in self.batches]
+        found = [Counted.of(self.examined_pass(batch, scale)) for batch in self.batches]
         overflows = sum(holds_non_finite(counted.weights) for counted in found)
         total, power = add_up(found), power_of_two_below(scale)
         self.totals[scale] = total

@@ -5,7 +5,8 @@ from typing import Any
 import keras
 
 from mpt_cli.engine.distribution import Distribution
-from mpt_cli.engine.loop import Engine, StepWrapper
+from mpt_cli.engine.gradient_pass import StepWrapper
+from mpt_cli.engine.loop import Engine
 
 
 def build_engine(

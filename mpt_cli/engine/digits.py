@@ -16,6 +16,7 @@ from keras import ops
 from numpy.typing import NDArray
 
 from mpt_cli.data.examples import leaves
+from mpt_cli.engine.gradient_pass import call_sampled
 from mpt_cli.precision.gradients.custom_gradients import is_float_tensor
 from mpt_cli.precision.keras_internals import computing_in_float32, outputs_noted
 from mpt_cli.precision.policy import layers_of, name_of
@@ -123,8 +124,6 @@ def _outputs_in_training(model: Any, x: Any) -> tuple[Outputs, Outputs]:
 def _outputs(model: Any, x: Any, training: bool = False) -> Outputs:
     """Those of the model; on JAX by one program, as each operation by itself would be compiled, too."""
     if keras.backend.backend() == "jax":
-        from mpt_cli.engine.loop_jax import call_sampled
-
         return _numbers(call_sampled(model, lambda x: _float_values(model(x, training=training)), x))
     with keras.StatelessScope(collect_losses=True):
         return _numbers(model(x, training=training))

@@ -4,6 +4,7 @@ Probes count it, so that neither pass leaves a trace in the model. The two sets 
 backward, what float16 flushed to zero, holds in fewer bits or lost to overflow.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -73,12 +74,14 @@ class Flow(NamedTuple):
     """Counts of what flows in one pass, as `gradient_statistics` has them: of the `parts` of the model, shape (parts,
     2, SINK_SIZE), the gradient of the outputs and the outputs; of the `weights`, (weights, SINK_SIZE), their gradients;
     and `norm`, the sum of squares of the latter and their largest magnitude. `gradients` are those by the weights in
-    float32, where a weight is kept in half precision and so may not take what they add to it."""
+    float32, where a weight is kept in half precision and so may not take what they add to it. `loss` is that of the
+    pass, not scaled."""
 
     parts: Counts
     weights: Counts
     norm: Counts
     gradients: tuple[Tensor, ...] = ()
+    loss: Any = math.nan
 
     @property
     def is_finite(self) -> bool:
@@ -105,14 +108,14 @@ class FlowCounter:
             return values
         return [ops.cast(v, "float32") if _is_narrow(v) else v for v in values]
 
-    def count(self, gradients: list[Tensor | None], sinks: list[Tensor | None]) -> Flow:
+    def count(self, gradients: list[Tensor | None], sinks: list[Tensor | None], loss: Tensor) -> Flow:
         """On the device, from the gradients by all trainable variables and by the sinks; None is all 0."""
         variables = self.model.trainable_variables
         kept = [ops.zeros(v.shape, "float32") if g is None else dense(g)
                 for g, v in zip(gradients, variables, strict=True) if not is_overwritten(v)]  # fmt: skip
         found = [zeros if sink is None else sink for sink, zeros in zip(sinks, self.probes.sinks(), strict=True)]
         is_rounded = self.in_float32 and any(map(_is_narrow, weights_of(self.model)))
-        return Flow(ops.stack(found), count_weights(kept), _norm(kept), tuple(kept) if is_rounded else ())
+        return Flow(ops.stack(found), count_weights(kept), _norm(kept), tuple(kept) if is_rounded else (), loss)
 
 
 def _is_narrow(value: Tensor) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpt_cli.engine.flow import Flow, FlowCounter, FlowMap, Updates, count_updates
+from mpt_cli.engine.gradient_pass import GradientPass, is_compiled_once
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import LossScaleOptimizer, StepRecord, layers_of
 from mpt_cli.precision.train_step import OwnSteps, metric_variables, metrics_of, optimizers_of, own_steps
@@ -17,7 +18,6 @@ from mpt_cli.telemetry.ledger import FLOAT_FIELDS, INT_FIELDS, StepRecords
 from mpt_cli.telemetry.records import StopLimits, StreakCounts
 
 BatchIndices = NDArray[np.int32]
-StepWrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 TRAINING, EVALUATION, GRADIENTS = "the training step", "the validation step", "the sample of the gradients"
@@ -44,9 +44,10 @@ class Engine(ABC):
         self.model, self.jit_compile = model, jit_compile
         self.compiling: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
         self._compiled: set[tuple[Any, ...]] = set()
+        self.replicas = 1  # each of which is given its share of a batch
         self._was_evaluated = False  # since the last training step
         self.trains_in_whole_batches = False  # whether no batch to train on is known to be smaller than the others
-        self._counters: dict[bool, FlowCounter] = {}  # of the model as it is, and with every layer in float32
+        self._passes: dict[bool, GradientPass] = {}  # of the model as it is, and with every layer in float32
 
     @property
     def own(self) -> OwnSteps | None:
@@ -99,7 +100,7 @@ class Engine(ABC):
 
     def rebuild(self) -> None:
         """Compile everything again: other layers of the model are trained, by another optimizer."""
-        self._counters.clear()
+        self._passes.clear()
         self._make_functions()
 
     @abstractmethod
@@ -129,30 +130,32 @@ class Engine(ABC):
         """`(x, y, sample_weight)` of these examples, on the device."""
 
     @property
-    @abstractmethod
     def compiles_flows(self) -> bool:
         """Whether the first `flow` of each kind is compiled, which takes far longer than a later one."""
+        return is_compiled_once(self.model)
 
-    @abstractmethod
     def flow(self, source: Any, row: NDArray[np.int32], scale: float, in_float32: bool) -> Flow:
         """What flows in a training step of one batch under this loss scale; nothing in the model changes.
 
-        With `in_float32` of the model with every layer in float32. float16 is rounded where the layers round it, also
-        where the training step keeps more between the operations it fuses.
+        With `in_float32` of the model with every layer in float32. Of several replicas that of the first, before
+        gradients are added up: there they are flushed or not.
         """
+        batch = self.batch(source, row[: len(row) // self.replicas])
+        with self._called(GRADIENTS, (*row.shape, in_float32)) if self.compiles_flows else nullcontext():
+            return self._pass(in_float32)(batch, scale / self.replicas)
 
     def flow_map(self) -> FlowMap:
         """Which layer each row of a `Flow` is of; known after the first one of the model as it is."""
-        return FlowMap.of(self.model, self._counter(False).probes)
+        return FlowMap.of(self.model, self._pass(False).counter.probes)
 
     def updates(self, shadow: Flow, scale: float) -> Updates | None:
         """What rounding leaves of the step that a `Flow` in float32 would make; None where no weight is rounded."""
         return count_updates(self.model, shadow.gradients, scale) if shadow.gradients else None
 
-    def _counter(self, in_float32: bool) -> FlowCounter:
-        if in_float32 not in self._counters:
-            self._counters[in_float32] = FlowCounter(self.model, in_float32)
-        return self._counters[in_float32]
+    def _pass(self, in_float32: bool) -> GradientPass:
+        if in_float32 not in self._passes:
+            self._passes[in_float32] = GradientPass(FlowCounter(self.model, in_float32), few=True)
+        return self._passes[in_float32]
 
     def reset_metrics(self) -> None:
         """Forget the metrics so far."""

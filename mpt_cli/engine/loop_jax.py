@@ -7,24 +7,20 @@ way no step waits for the host: even their number and their records stay on the 
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mpt_cli.engine.distribution import Distribution, replicate_array
-from mpt_cli.engine.flow import Flow, pure_loss
+from mpt_cli.engine.gradient_pass import StepWrapper
 from mpt_cli.engine.loop import (
-    GRADIENTS,
     BatchIndices,
     Engine,
     LoopControl,
     LoopResult,
-    StepWrapper,
     convolves,
     pack_record,
     row_lengths,
@@ -72,7 +68,6 @@ class JaxEngine(Engine):
         self._make_training()
         self._evaluate_many = self._compile(lambda *given: self._evaluate_loop(*given), donate_argnums=2)
         self._evaluate_one = self._compile(lambda *given: self._evaluate_step(*given), donate_argnums=2)
-        self._flows = {in_float32: self._compiled_flow(in_float32) for in_float32 in (False, True)}
 
     def _make_training(self) -> None:
         self._train_many = self._compile(lambda *given: self._train_loop(*given), donate_argnums=0)
@@ -112,35 +107,6 @@ class JaxEngine(Engine):
 
     def batch(self, source: Any, row: Any) -> Any:
         return self._batch(source, self.to_device(row))
-
-    @property
-    def compiles_flows(self) -> bool:
-        return self.jit_compile
-
-    def flow(self, source: Any, row: Any, scale: float, in_float32: bool) -> Flow:
-        model = self.model
-        lists = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
-        state = tuple([v.value for v in variables] for variables in lists)
-        with self._called(GRADIENTS, (*row.shape, in_float32)):
-            found = self._flows[in_float32](state, source, self.to_device(row), np.float32(scale))
-            parts, weights, norm = jax.device_get(found[:3])
-            return Flow(parts, weights, norm, found.gradients)
-
-    def _compiled_flow(self, in_float32: bool) -> Callable[..., Flow]:
-        if not self.jit_compile:
-            return partial(self._flow_of, in_float32)
-        return jax.jit(partial(self._flow_of, in_float32), compiler_options=_sample_options())
-
-    def _flow_of(self, in_float32: bool, state: Any, source: Any, row: Tensor, scale: Tensor) -> Flow:
-        counter, batch = self._counter(in_float32), self._batch(source, row)
-        weights, frozen, metrics = state
-
-        def scaled_loss(weights: list[Tensor], sinks: list[Tensor]) -> Tensor:
-            with counter.installed(sinks):
-                return pure_loss(self.model, (weights, frozen, metrics), batch) * scale
-
-        gradients, sinks = jax.grad(scaled_loss, argnums=(0, 1))(counter.weights(weights), counter.probes.sinks())
-        return counter.count(gradients, sinks)
 
     def _batch(self, source: Any, row: Tensor) -> Any:
         """The examples of one step, split over the devices of the mesh; XLA reduces the gradients over all of them."""
@@ -224,26 +190,6 @@ class JaxEngine(Engine):
             return self._evaluate_step(weights, frozen, metrics, source, batch_indices[i])
 
         return list(jax.lax.fori_loop(0, count, body, metrics))
-
-
-def _sample_options() -> dict[str, Any]:
-    """How XLA compiles a sample. It otherwise keeps float32 between the operations it fuses, and nothing would be seen
-    to underflow there. On a CPU the few passes of a run take less time than optimizing and fusing them would."""
-    exact: dict[str, Any] = {"xla_allow_excess_precision": False}
-    quick = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True,
-             "xla_cpu_use_fusion_emitters": False}  # fmt: skip
-    return exact | quick if jax.default_backend() == "cpu" else exact
-
-
-def call_sampled(model: Any, function: Callable[[Any], Any], x: Any) -> Any:
-    """`function(x)`, which calls `model`, as one program that rounds as a sample does; nothing in the model changes."""
-
-    def call(values: list[Tensor], x: Any) -> Any:
-        with keras.StatelessScope(list(zip(model.variables, values, strict=True)), collect_losses=True):
-            return function(x)
-
-    compiled = jax.jit(call, compiler_options=_sample_options())
-    return compiled([v.value for v in model.variables], x)
 
 
 def _unshare(variables: list[Any]) -> None:

@@ -2,31 +2,24 @@
 
 import re
 from collections.abc import Callable
-from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from mpt_cli.data.examples import Ragged
 from mpt_cli.engine.compile_cache import CACHE_FAULT
-from mpt_cli.engine.flow import Flow, pure_loss
+from mpt_cli.engine.gradient_pass import StepWrapper
 from mpt_cli.engine.loop import (
     EVALUATION,
-    GRADIENTS,
     TRAINING,
     BatchIndices,
     Engine,
     LoopControl,
     LoopResult,
-    StepWrapper,
     pack_record,
     row_lengths,
     update_streaks,
 )
-from mpt_cli.engine.probes import ReplicaSinks
-from mpt_cli.precision.policy import layers_of
 from mpt_cli.precision.step_tensorflow import own_test_step, train_step
 from mpt_cli.precision.train_step import StepRecord, optimizers_of
 from mpt_cli.telemetry.records import StopLimits
@@ -45,6 +38,7 @@ class TensorFlowEngine(Engine):
     ) -> None:
         super().__init__(model, jit_compile)
         self.strategy = strategy
+        self.replicas = 1 if strategy is None else strategy.num_replicas_in_sync
         self._step = step_wrapper(train_step) if step_wrapper else train_step
         self._make_functions()
 
@@ -52,7 +46,6 @@ class TensorFlowEngine(Engine):
         self._compiled.clear()
         self._make_training()
         self._evaluate = self._loop(self._evaluate_loop)
-        self._flows = {in_float32: self._flow_function(in_float32) for in_float32 in (False, True)}
 
     def _loop(self, function: Callable[..., Any], is_of_one_length: Callable[[], bool] = lambda: False) -> Any:
         def make() -> Any:
@@ -99,40 +92,6 @@ class TensorFlowEngine(Engine):
     def batch(self, source: Any, row: Any) -> Any:
         return _batch(source, tf.convert_to_tensor(row))
 
-    @property
-    def compiles_flows(self) -> bool:
-        return self.strategy is not None or any(isinstance(layer, keras.layers.RNN) for layer in layers_of(self.model))
-
-    def flow(self, source: Any, row: Any, scale: float, in_float32: bool) -> Flow:
-        with self._called(GRADIENTS, (*row.shape, in_float32)) if self.compiles_flows else nullcontext():
-            found = self._flows[in_float32](source, tf.convert_to_tensor(row), tf.constant(scale, tf.float32))
-            parts, weights, norm = (array.numpy() for array in found[:3])
-            return Flow(parts, weights, norm, found.gradients)
-
-    def _flow_function(self, in_float32: bool) -> Any:
-        """Eagerly but where replicas meet in it or a layer goes through time steps one by one: to trace it takes as
-        long as ten passes (24 residual blocks: 3.1 s and 0.3 s), of which a run makes a few. Never by XLA, which keeps
-        float32 between the operations it fuses: nothing would be seen to underflow there."""
-        flow = partial(self._flow_of, in_float32)
-        return tf.function(flow, autograph=False) if self.compiles_flows else flow
-
-    def _flow_of(self, in_float32: bool, source: Any, row: Tensor, scale: Tensor) -> Flow:
-        """On several replicas that of the first, before gradients are added up: there they are flushed or not."""
-        model, counter, sinks = self.model, self._counter(in_float32), ReplicaSinks()
-
-        def differentiate(source: Any, row: Tensor) -> Flow:
-            lists = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
-            trained, *others = ([tf.convert_to_tensor(v.value) for v in variables] for variables in lists)
-            weights, sinks.values = counter.weights(trained), counter.probes.sinks()
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch([weights, sinks.values])
-                scaled = pure_loss(model, (weights, *others), _batch(source, row)) * scale
-            found = tape.gradient(scaled, [*weights, *sinks.values])
-            return counter.count(found[: len(weights)], found[len(weights) :])
-
-        with counter.installed(sinks):
-            return Flow(*self._on_replicas(differentiate, source, row))
-
     def _train_loop(self, source: Any, batch_indices: Tensor, packed: Tensor) -> LoopResult:
         control = LoopControl.unpack(packed)
         floats, ints = row_lengths(self.model)
@@ -170,7 +129,7 @@ class TensorFlowEngine(Engine):
         and inf counted (`_reduced` makes them equal)."""
         if self.strategy is None:
             return step(source, row)
-        share = row.shape[0] // self.strategy.num_replicas_in_sync
+        share = row.shape[0] // self.replicas
 
         def on_replica() -> Any:
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group

@@ -6,7 +6,6 @@ loops, branches or recomputed blocks, and all other gradients stay bit for bit w
 do: Sequential, functional or subclassed, built by whomever.
 """
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -142,19 +141,6 @@ def weights_of(model: Any) -> list[Any]:
 def count_weights(gradients: list[Tensor]) -> Tensor:
     """Shape (gradients, SINK_SIZE)."""
     return statistics_of_each([dense(gradient) for gradient in gradients])
-
-
-class ReplicaSinks(threading.local, Sequence[Tensor]):
-    """The sinks of the replica whose thread asks: probes are installed once around all of them."""
-
-    def __init__(self) -> None:
-        self.values: list[Tensor] = []
-
-    def __getitem__(self, index: Any) -> Tensor:
-        return self.values[index]
-
-    def __len__(self) -> int:
-        return len(self.values)
 
 
 def owners_of_weights(model: Any) -> list[int | None]:

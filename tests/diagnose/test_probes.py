@@ -9,8 +9,8 @@ from backends import gradients
 from keras import layers, ops
 from nets import functional, subclassed
 
-from mpt_cli.diagnose.safe_windows import Counted, GradientPass
-from mpt_cli.engine.flow import FlowCounter
+from mpt_cli.engine.flow import Flow, FlowCounter
+from mpt_cli.engine.gradient_pass import GradientPass
 from mpt_cli.engine.probes import GRADIENT, VALUE, Probes
 from mpt_cli.precision.gradients import EXPONENT_BIAS, ZEROS, statistics_of_each
 from mpt_cli.precision.policy import name_of, parts_of
@@ -38,7 +38,7 @@ def compiled_with_loss(model: keras.Model) -> keras.Model:
     return model
 
 
-def counted(model: keras.Model, *shape: int) -> tuple[Counted, Probes]:
+def counted(model: keras.Model, *shape: int) -> tuple[Flow, Probes]:
     """What one pass counts, and the probes that saw it."""
     found = GradientPass(FlowCounter(model, in_float32=False))
     return found(batch(*shape)), found.counter.probes
