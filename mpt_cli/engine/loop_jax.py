@@ -66,7 +66,6 @@ class JaxEngine(Engine):
         # lambdas, because JAX takes two references to one method for the same function, and its program with it
         self._compiled.clear()
         self._make_training()
-        self._evaluate_many = self._compile(lambda *given: self._evaluate_loop(*given), donate_argnums=2)
         self._evaluate_one = self._compile(lambda *given: self._evaluate_step(*given), donate_argnums=2)
 
     def _make_training(self) -> None:
@@ -98,11 +97,8 @@ class JaxEngine(Engine):
         weights = [v.value for v in model.trainable_variables]
         frozen = [v.value for v in model.non_trainable_variables]
         metrics = [v.value for v in metric_variables(model)]
-        if self._loops_on_device:
-            metrics = self._evaluate_many(weights, frozen, metrics, source, self.to_device(batch_indices), count)
-        else:
-            for row in self.to_device(batch_indices[:count]):
-                metrics = self._evaluate_one(weights, frozen, metrics, source, row)
+        for row in self.to_device(batch_indices[:count]):
+            metrics = self._evaluate_one(weights, frozen, metrics, source, row)
         assign(metric_variables(model), jax.block_until_ready(metrics))
 
     def batch(self, source: Any, row: Any) -> Any:
@@ -181,15 +177,6 @@ class JaxEngine(Engine):
         self, weights: list[Tensor], frozen: list[Tensor], metrics: list[Tensor], source: Any, row: Tensor
     ) -> list[Tensor]:
         return own_test_step(self.model, (weights, frozen, metrics), self._batch(source, row))
-
-    def _evaluate_loop(
-        self, weights: list[Tensor], frozen: list[Tensor], metrics: list[Tensor], source: Any, batch_indices: Tensor,
-        count: Any,
-    ) -> list[Tensor]:  # fmt: skip
-        def body(i: Tensor, metrics: list[Tensor]) -> list[Tensor]:
-            return self._evaluate_step(weights, frozen, metrics, source, batch_indices[i])
-
-        return list(jax.lax.fori_loop(0, count, body, metrics))
 
 
 def _unshare(variables: list[Any]) -> None:
