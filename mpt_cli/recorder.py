@@ -6,7 +6,6 @@ from there between two calls, so that `steps_per_execution` hides none.
 
 import atexit
 import math
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -41,7 +40,7 @@ from mpt_cli.training.author_compiled import loss_not_scaled_problem
 from mpt_cli.training.callbacks import metrics_in, why_ended
 from mpt_cli.training.loss_and_optimizer import describe_scaling, warn_of_scaling, wrap_optimizer
 from mpt_cli.training.model_program import described_model, rule_of
-from mpt_cli.training.outcome import Conclusion
+from mpt_cli.training.progress import Conclusion
 
 LEAST_CAPACITY = 256  # rows of the ring: at the usual 50 steps between two looks it never goes round
 NO_RESUME = "checkpoints: Keras's fit can't be gone on with in the middle of an epoch (mpt.fit can)"
@@ -317,7 +316,7 @@ class _FitRecording(Recording):
         beside the fit."""
         engine = build_engine(self.model, keras.backend.backend() == "jax", Distribution())
         sampler = build_sampler(engine, "auto", self.telemetry.message, layers_to_compile(engine))
-        if not sampler.is_affordable(time.perf_counter() - self.began, is_over=True):
+        if not sampler.is_affordable(self.stopwatch.run_seconds, is_over=True):
             return
         rows = np.arange(len(keras.tree.flatten(examples.x)[0]), dtype=np.int32)[None]
         look = sampler.take(Piece(engine.to_device(examples), rows, 1), self.ledger.seen, self.ledger.scale)

@@ -6,7 +6,6 @@ by: there they are taken beside the loop, which waits for nothing.
 
 import sys
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -17,7 +16,7 @@ import keras
 import numpy as np
 import yaml
 
-from mpt_cli.engine.backend import memory_in_use, peak_memory, running_platform
+from mpt_cli.engine.backend import running_platform
 from mpt_cli.engine.weight_watch import WeightWatch
 from mpt_cli.errors import NUMERICAL, summarise_error
 from mpt_cli.precision import LossScaleOptimizer
@@ -30,13 +29,14 @@ from mpt_cli.settings import resolved_yaml
 from mpt_cli.settings.schema import FLOAT_POLICIES, RECORDED_TRAINER_KEYS, PolicySettings, Settings
 from mpt_cli.settings.variants import GivenModel, GivenOptimizer, LossScaleSettings
 from mpt_cli.signals import format_end, signal_of
-from mpt_cli.telemetry.health import GOOD_VERDICTS, STOPPED, HealthRules, Stop, describe_unmoved, judge
+from mpt_cli.telemetry.health import GOOD_VERDICTS, STOPPED, HealthRules, Stop, judge
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
-from mpt_cli.telemetry.records import RunHeader, Scaling, Summary
-from mpt_cli.telemetry.signs import EventTally, observe
+from mpt_cli.telemetry.records import Event, RunHeader, Scaling
+from mpt_cli.telemetry.signs import EventTally
 from mpt_cli.telemetry.sinks import build_telemetry
-from mpt_cli.training.outcome import Conclusion, conclude_unfinished, counted, status_of, status_of_error
-from mpt_cli.training.progress import Outcome, Progress
+from mpt_cli.training.outcome import conclude_unfinished, status_of, status_of_error
+from mpt_cli.training.progress import Conclusion, Outcome, Stopwatch
+from mpt_cli.training.record import Record
 
 APPLIED = {  # keys that act in what is only recorded, or are known of it, by section; None: all of them
     "policy": ("name", "stochastic_rounding"), "loss_scale": None, "model": ("name", "class_name", "command"),
@@ -61,7 +61,7 @@ class Subject:
     is_rounded: bool = False
 
 
-class Recording(ABC):
+class Recording(Record, ABC):
     """One training on record. A subclass says what is trained (`variables`, `header`) and when records are taken."""
 
     no_loss: str  # what is missing where steps do not tell their loss
@@ -71,13 +71,11 @@ class Recording(ABC):
         settings = subject.settings
         self.subject, self.settings, self.scaling, self.optimizer = subject, settings, subject.scaling, optimizer
         self.run, self.missing = run, [*missing, NO_SAMPLES, NO_PROGRAM]
-        self.offset, self.taken, self.began = int(optimizer.seen_steps), 0, time.perf_counter()
-        self.ledger = Ledger(self.ledger_options(), window_steps=settings.loss_scale.skip_rate_window)
-        self.health = HealthRules(settings.loss_scale, settings.trainer, self.scaling)
-        self.progress = Progress()
-        self.stop: Stop | None = None
-        self.logged = 0  # the step of the latest line of the log
-        self.weight_watch: WeightWatch | None = None  # from where the weights can be read on
+        self.offset, self.taken = int(optimizer.seen_steps), 0
+        ledger = Ledger(self.ledger_options(), window_steps=settings.loss_scale.skip_rate_window)
+        super().__init__(ledger, HealthRules(settings.loss_scale, settings.trainer, self.scaling), Stopwatch())
+        self.stopwatch.begin()
+        self.unchecked = UNCHECKED if subject.is_rounded else ""
         self.is_shown = False  # on a console, once it is open
         self.stack = ExitStack()
 
@@ -162,34 +160,22 @@ class Recording(ABC):
         self.taken += len(rows.floats) + rows.lost
         floats = rows.floats if self.tells_loss else np.where([True, False, False, False], 0.0, rows.floats)
         self.ledger.rules = self.ledger_options()
-        events = self.ledger.absorb(StepRecords(floats.astype("float32"), rows.ints), self.progress.epoch)
-        self.telemetry.events(events if self.tells_loss else [replace(event, cause=None) for event in events])
-        for spike in self.ledger.spikes:
-            step_in_epoch = self.progress.step_in_epoch - (self.ledger.seen - spike.step)
-            self.telemetry.spike(replace(spike, step_in_epoch=step_in_epoch, no_examples=NO_EXAMPLES))
+        self.take_in(StepRecords(floats.astype("float32"), rows.ints))
         self.telemetry.progress(self.ledger.seen, self.progress.epoch)
         if len(rows.floats):
             self.obey(self.health.check(self.signs()))
 
-    def signs(self) -> Any:
-        progress = self.progress
-        return observe(self.ledger, self.telemetry.tally, self.scaling, progress.metrics, val_loss=progress.val_loss,
-                       unmoved=None if self.weight_watch is None else self.weight_watch.found,
-                       unchecked=UNCHECKED if self.subject.is_rounded and self.ledger.sample is None else "",
-                       )  # fmt: skip
+    def explained(self, events: list[Event]) -> list[Event]:
+        """Without the pass that it began in, where the loss does not tell it."""
+        return events if self.tells_loss else [replace(event, cause=None) for event in events]
+
+    def examples_of(self, step_in_epoch: int) -> dict[str, Any]:
+        return {"no_examples": NO_EXAMPLES}
 
     def watch_weights(self) -> None:
         """From here on see whether they move."""
         if self.weight_watch is None and self.optimizer.built:
             self.weight_watch = WeightWatch([self.optimizer], int(self.optimizer.seen_steps) - self.offset)
-
-    def look_at_weights(self) -> None:
-        """Where they can be read."""
-        watch, ledger = self.weight_watch, self.ledger
-        if watch is None or ledger.streaks.zero_steps:  # without gradients nothing is to move
-            return
-        if (found := watch.look(ledger.learning_rate)) is not None:
-            self.telemetry.message(f"step {ledger.seen}: {describe_unmoved(found)}")
 
     def obey(self, stop: Stop | None) -> bool:
         """Say that a health rule is broken, the first time; whether the run is to end, whose end says why."""
@@ -202,14 +188,8 @@ class Recording(ABC):
 
     def snapshot(self, metrics: Mapping[str, float], epoch_end: bool = False) -> None:
         """A line of the log."""
-        ledger, mean = self.ledger, self.ledger.take_mean_loss()
-        self.logged = ledger.seen
-        loss = metrics.get("loss") if epoch_end or not self.tells_loss else mean
-        self.telemetry.snapshot(ledger.snapshot(
-            epoch=self.progress.epoch, loss=loss, examples_per_second=None,
-            metrics={name: value for name, value in metrics.items() if name != "loss"}, epoch_end=epoch_end,
-            step_in_epoch=self.progress.step_in_epoch, memory_bytes=memory_in_use(),
-        ))  # fmt: skip
+        mean = self.ledger.take_mean_loss()
+        self.line(metrics.get("loss") if epoch_end or not self.tells_loss else mean, metrics, epoch_end=epoch_end)
 
     def finish(self) -> None:
         """At the end of what was recorded."""
@@ -242,14 +222,10 @@ class Recording(ABC):
 
     def end(self, ending: Conclusion, ended_early: str = "") -> None:
         """With a line of the log for the last steps, however few they are."""
-        if self.ledger.seen > self.logged:
+        if self.ledger.seen > self.logged_step:
             self.snapshot({})
-        summary = Summary(
-            **ending._asdict(), **counted(self.ledger, self.progress), examples_per_second=None,
-            peak_memory_bytes=peak_memory(), seconds=time.perf_counter() - self.began,
-            recipe=self.settings.recipe, run_dir=str(self.run.path), repeatable=False, not_recorded=self.missing,
-            ended_early=ended_early,
-        )  # fmt: skip
+        summary = self.summary(ending, self.settings, self.run.path, repeatable=False, not_recorded=self.missing,
+                               ended_early=ended_early)  # fmt: skip
         self.telemetry.finish(summary)
         write_summary(self.run.summary_json, summary)
         self.stack.close()

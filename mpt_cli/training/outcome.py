@@ -3,20 +3,18 @@
 from dataclasses import asdict, replace
 from pathlib import Path
 from signal import SIGINT, SIGTERM
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpt_cli.data.examples import leaves
-from mpt_cli.engine.backend import peak_memory
 from mpt_cli.errors import BAD_DATA, BUG, NUMERICAL, OK, DataError, MptError
 from mpt_cli.signals import SIGNAL_EXIT_CODES, ForcedEnd, signal_of
 from mpt_cli.telemetry.health import COLLAPSED, GOOD_VERDICTS, NEVER_TRAINED, STOPPED, Stop, judge
-from mpt_cli.telemetry.ledger import Ledger
 from mpt_cli.telemetry.records import Summary
 from mpt_cli.telemetry.signs import Signs
 from mpt_cli.training.checkpoint import fingerprint_weights
-from mpt_cli.training.progress import Outcome, Progress
+from mpt_cli.training.progress import Conclusion, Outcome
 
 if TYPE_CHECKING:
     from mpt_cli.training.session import Session
@@ -93,15 +91,6 @@ def status_of_error(error: BaseException | None) -> tuple[str, int]:
     return "failed", error.exit_code if isinstance(error, MptError) else BUG
 
 
-class Conclusion(NamedTuple):
-    """The first fields of a `Summary`."""
-
-    status: str
-    exit_code: int
-    verdict: str
-    explanation: str
-
-
 def conclude_unfinished(ending: tuple[str, int], signs: Signs, explanation: str) -> Conclusion:
     """A run that failed is not called healthy, however good its numbers were until then."""
     verdict, _ = judge(signs)
@@ -109,28 +98,10 @@ def conclude_unfinished(ending: tuple[str, int], signs: Signs, explanation: str)
     return Conclusion(*ending, verdict, explanation)
 
 
-def counted(ledger: Ledger, progress: Progress) -> dict[str, Any]:
-    """The fields of a `Summary` that tell of the steps and their metrics; no scale where there was no step."""
-    seen = ledger.seen > 0
-    return {
-        "steps_seen": ledger.seen, "applied_steps": ledger.applied, "skipped_steps": ledger.skipped,
-        "final_loss_scale": ledger.scale if seen else None, "min_loss_scale": ledger.lowest_scale if seen else None,
-        "max_loss_scale": ledger.highest_scale if seen else None, "metrics": progress.metrics,
-        "best_metrics": progress.best, "epochs_completed": progress.epochs_completed,
-    }  # fmt: skip
-
-
 def _summary(session: "Session", run_dir: Path, ending: Conclusion) -> Summary:
-    trainer, ledger = session.trainer, session.trainer.ledger
-    return Summary(
-        **ending._asdict(), **counted(ledger, trainer.progress),
-        examples_per_second=trainer.stopwatch.examples_per_second,
-        peak_memory_bytes=peak_memory(), seconds=trainer.stopwatch.run_seconds,
-        recipe=session.assembly.settings.recipe, run_dir=str(run_dir),
-        rollbacks=len(trainer.telemetry.tally.rollbacks),
-        gradients=None if ledger.sample is None else asdict(ledger.sample),
-        phases_completed=trainer.phases_completed, repeatable=session.assembly.program.repeatable,
-    )  # fmt: skip
+    parts, trainer = session.assembly, session.trainer
+    return trainer.summary(ending, parts.settings, run_dir, phases_completed=trainer.phases_completed,
+                           repeatable=parts.program.repeatable)  # fmt: skip
 
 
 def build_postmortem(trainer: "Trainer", model: Any, stop: Stop) -> dict[str, Any]:

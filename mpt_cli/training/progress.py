@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from signal import Signals
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from mpt_cli.settings.references import canonical_name
 from mpt_cli.telemetry.health import Stop
@@ -222,3 +222,12 @@ class Outcome:
     @property
     def finished(self) -> bool:
         return self.stop is None and self.signal is None
+
+
+class Conclusion(NamedTuple):
+    """The first fields of a `Summary`."""
+
+    status: str
+    exit_code: int
+    verdict: str
+    explanation: str

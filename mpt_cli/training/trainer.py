@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from signal import Signals
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.engine.backend import memory_in_use
 from mpt_cli.engine.distribution import ProcessGroup
 from mpt_cli.engine.faults import FaultSearch
 from mpt_cli.engine.feed import Feed, Piece
@@ -17,14 +17,14 @@ from mpt_cli.engine.weight_watch import WeightWatch
 from mpt_cli.precision.finite import are_finite
 from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.signals import Interruption
-from mpt_cli.telemetry.health import HealthRules, Stop, describe_unmoved
-from mpt_cli.telemetry.ledger import Ledger, StepRecords
-from mpt_cli.telemetry.records import GradientSample, Snapshot
-from mpt_cli.telemetry.signs import Signs, observe
+from mpt_cli.telemetry.health import HealthRules, Stop
+from mpt_cli.telemetry.ledger import Ledger
+from mpt_cli.telemetry.records import Event, GradientSample
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training.callbacks import TEST_BATCH_HOOKS, Callbacks
 from mpt_cli.training.checkpoint import Checkpointer
-from mpt_cli.training.progress import Outcome, Progress, Stopwatch
+from mpt_cli.training.progress import Outcome, Stopwatch
+from mpt_cli.training.record import Record
 
 NO_CALLBACKS = Callbacks()
 
@@ -47,7 +47,7 @@ class TrainingPlan:
         return self.epochs_of_phases or (self.epochs,)
 
 
-class Trainer:
+class Trainer(Record):
     """Runs an engine over a feed until the plan, a health rule or a signal ends it, reporting to telemetry."""
 
     def __init__(
@@ -55,23 +55,18 @@ class Trainer:
         ledger: Ledger, health: HealthRules, checkpointer: Checkpointer,
     ) -> None:  # fmt: skip
         self.engine, self.train_feed, self.validation_feed = engine, train_feed, validation_feed
-        self.plan, self.telemetry, self.ledger, self.health = plan, telemetry, ledger, health
-        self.checkpointer = checkpointer
-        self.stopwatch, self.progress = checkpointer.stopwatch, Progress()
+        super().__init__(ledger, health, checkpointer.stopwatch)
+        self.plan, self.telemetry, self.checkpointer = plan, telemetry, checkpointer
         self.validation_stopwatch = Stopwatch()
         self.interruption = Interruption()
         self.last_piece: Piece | None = None
-        self.logged_step = 0
         self.sampler: GradientSampler | None = None  # None where nothing is in half precision, or can't be looked at
-        self.unchecked = ""  # why not; empty where nothing is in half precision
         self.fault_search: FaultSearch | None = None  # None where the model can't be called outside of its step
         self.recover: Callable[[Stop], bool] = lambda stop: False  # whether it went back to a good state
         self.next_phase: Callable[[], None] = lambda: None  # ends a phase and begins the next
         self.callbacks = NO_CALLBACKS
         self.source_rows: NDArray[np.int64] | None = None  # of each training example, where it was in the source
         self.process_group: ProcessGroup | None = None  # where several processes train, whose calls must be the same
-        self.weight_watch: WeightWatch | None = None  # None before the first step, and of several processes
-        self._stop: Stop | None = None
 
     def fit(self) -> Outcome:
         """Train from where `progress` is; signals are caught only in here.
@@ -87,14 +82,14 @@ class Trainer:
                     self.next_phase()
                     continue
                 self._run_epoch()
-                if self._stop is not None and self.recover(self._stop):
-                    self._stop = None
-            if self._stop is None:
+                if self.stop is not None and self.recover(self.stop):
+                    self.stop = None
+            if self.stop is None:
                 self._sample_at_end()
                 self.checkpointer.save(self.progress, self.ledger)
-            if self._stop is not None and self.progress.step_in_epoch and self.logged_step != self.ledger.seen:
+            if self.stop is not None and self.progress.step_in_epoch and self.logged_step != self.ledger.seen:
                 self._log(self.engine.metrics())  # where it ended, between two lines of the log
-        return Outcome(self.progress, self._stop, self._signal(), self.callbacks.ended)
+        return Outcome(self.progress, self.stop, self._signal(), self.callbacks.ended)
 
     def validate(self, callbacks: Callbacks = NO_CALLBACKS) -> dict[str, float] | None:
         """Metrics over the validation data with `val_` before their names; empty without such data, and None where a
@@ -139,17 +134,7 @@ class Trainer:
         count = self._call_steps(self.validation_stopwatch, most)
         return None if self._must_stop() else feed.take(count, self._must_stop)
 
-    def signs(self) -> Signs:
-        """What health rules and verdict go by, as of the last step."""
-        watch, progress = self.stopwatch, self.progress
-        return observe(
-            self.ledger, self.telemetry.tally, self.health.scaling, progress.metrics, val_loss=progress.val_loss,
-            input_seconds=watch.input_seconds, step_seconds=watch.seconds,
-            unmoved=None if self.weight_watch is None else self.weight_watch.found,
-            unchecked="" if self.ledger.sample is not None else self._why_unchecked(),
-        )  # fmt: skip
-
-    def _why_unchecked(self) -> str:
+    def why_unchecked(self) -> str:
         failure = "" if self.sampler is None else self.sampler.failure
         return f"{failure}." if failure else self.unchecked
 
@@ -184,7 +169,7 @@ class Trainer:
         return self._steps_left() == 0 or bool(self.callbacks.ended)
 
     def _must_stop(self) -> bool:
-        return self._stop is not None or self._signal() is not None
+        return self.stop is not None or self._signal() is not None
 
     def _signal(self) -> Signals | None:
         return self.interruption.requested if self.process_group is None else self.process_group.signal
@@ -213,8 +198,8 @@ class Trainer:
         is_whole = not self._is_cut_short() or self.progress.step_in_epoch == self.train_feed.steps
         finite = are_finite(self.engine.model.trainable_variables)
         signs = replace(self.signs(), epoch_is_whole=is_whole, weights_are_finite=finite)
-        self._stop = self.health.check(signs, at_epoch_end=True)
-        if self._stop is None:
+        self.stop = self.health.check(signs, at_epoch_end=True)
+        if self.stop is None:
             self._finish_epoch(is_whole)
 
     def _start_epoch(self) -> None:
@@ -252,14 +237,14 @@ class Trainer:
 
     def _run_piece(self, piece: Piece) -> None:
         """Train its steps, in one call unless a rule has to be looked at before the last of them."""
-        while piece.count and self._stop is None:
+        while piece.count and self.stop is None:
             piece = self._run_call(piece)
         self.telemetry.progress(self.ledger.seen, self.progress.epoch)
-        if self._stop is None:
+        if self.stop is None:
             self.checkpointer.save_if_due(self.progress, self.ledger)
-        elif self._stop.needs_sample and self.sampler is not None:
+        elif self.stop.needs_sample and self.sampler is not None:
             self._sample(self.sampler)  # whether float16 made them zero decides what to do about it
-            self._stop = self.health.check(self.signs()) or self._stop
+            self.stop = self.health.check(self.signs()) or self.stop
 
     def _run_call(self, piece: Piece) -> Piece:
         """Returns what is left of the piece."""
@@ -270,35 +255,29 @@ class Trainer:
         self.stopwatch.start()
         records = self.engine.train(piece.source, piece.batch_indices, piece.count, limits)
         self.stopwatch.stop(len(records), piece.batch_indices.shape[1])
-        done, left = piece.divide(len(records))
-        self.last_piece = done
-        self._take_in(records, done)
+        self.last_piece, left = piece.divide(len(records))
+        self.progress.step_in_epoch += len(records)
+        self.take_in(records)
+        if self.ledger.seen % self.plan.log_every_steps == 0:
+            self._log(self.engine.metrics())
+        self.stop = self.stop or self.health.check(self.signs())
         if self.callbacks.wants("on_train_batch_end"):
             step = self.progress.step_in_epoch - 1
             self.callbacks.call("on_train_batch_end", step, logs=self.engine.metrics())
         return left
 
-    def _take_in(self, records: StepRecords, piece: Piece) -> None:
-        """The steps of a call, which are those of `piece`."""
-        first_step = self.ledger.seen + 1
-        events = self.ledger.absorb(records, self.progress.epoch)
-        if events and self.fault_search is not None:
-            events = self.fault_search.name_layers(events, piece, first_step)
-        self.telemetry.events(events)
-        self.progress.step_in_epoch += len(records)
-        for spike in self.ledger.spikes:
-            step = self.progress.step_in_epoch - (self.ledger.seen - spike.step)
-            self.telemetry.spike(replace(spike, step_in_epoch=step, examples=self._examples_of(step)))
-        if self.ledger.seen % self.plan.log_every_steps == 0:
-            self._log(self.engine.metrics())
-        self._stop = self._stop or self.health.check(self.signs())
+    def explained(self, events: list[Event]) -> list[Event]:
+        """With the layer where the forward pass went wrong."""
+        if not events or self.fault_search is None or self.last_piece is None:
+            return events
+        return self.fault_search.name_layers(events, self.last_piece, self.ledger.seen - self.last_piece.count + 1)
 
-    def _examples_of(self, step_in_epoch: int) -> tuple[int, ...] | None:
-        """Those of that step of this epoch, as the source numbers them; None of a stream."""
+    def examples_of(self, step_in_epoch: int) -> dict[str, Any]:
+        """As the source numbers them; none of a stream."""
         rows = self.train_feed.examples_of(self.progress.epoch, step_in_epoch)
         if rows is None:
-            return None
-        return tuple((rows if self.source_rows is None else self.source_rows[rows]).tolist())
+            return {"examples": None}
+        return {"examples": tuple((rows if self.source_rows is None else self.source_rows[rows]).tolist())}
 
     def _sample(self, sampler: GradientSampler) -> GradientSample | None:
         assert self.last_piece is not None
@@ -336,39 +315,27 @@ class Trainer:
         self.ledger.take_mean_loss()  # the next line's mean must not reach back into this epoch
         metrics = self._of_applied(self.engine.metrics())
         is_last = self._epochs_of_phase(self.progress.epoch) == self._length() or self._is_cut_short()
-        self._look_at_weights()
+        self.look_at_weights()
         if is_last or self.progress.epoch % self.plan.validate_every_epochs == 0:
             if (validated := self.validate(self.callbacks)) is None:
                 return  # what is left of the epoch is done when the run goes on
             metrics.update(validated)
         metrics = self.callbacks.epoch_end(self.progress.epoch - 1, metrics)
         improved = self.progress.record(metrics)
-        self.telemetry.snapshot(replace(self._snapshot(metrics.get("loss"), metrics), epoch_end=True))
+        self.line(metrics.get("loss"), metrics, phase=self._phase, epoch_end=True)
         self.checkpointer.keep_if_best(improved, self.progress, self.ledger)
         if is_whole:
             self.progress.epochs_completed, self.progress.step_in_epoch = self.progress.epoch, 0
             self.checkpointer.save_if_due(self.progress, self.ledger)
 
-    def _look_at_weights(self) -> None:
-        watch, ledger = self.weight_watch, self.ledger
-        if watch is None or ledger.streaks.zero_steps:  # without gradients nothing is to move
-            return
-        if (found := watch.look(ledger.learning_rate)) is not None:
-            self.telemetry.message(f"step {ledger.seen}: {describe_unmoved(found)}")
-
     def _log(self, metrics: dict[str, float]) -> None:
-        self.logged_step = self.ledger.seen
-        snapshot = self._snapshot(self.ledger.take_mean_loss(), self._of_applied(metrics))
-        self.telemetry.snapshot(replace(snapshot, gradients=self._sample_if_due()))
+        self.line(self.ledger.take_mean_loss(), self._of_applied(metrics), phase=self._phase,
+                  gradients=self._sample_if_due())  # fmt: skip
 
     def _of_applied(self, metrics: dict[str, float]) -> dict[str, float]:
         """Metrics of the epoch so far; nothing where no step was applied, which Keras gives as 0."""
         return metrics if self.ledger.applied_in_epoch else {}
 
-    def _snapshot(self, loss: float | None, metrics: dict[str, float]) -> Snapshot:
-        return self.ledger.snapshot(
-            epoch=self.progress.epoch, loss=loss, examples_per_second=self.stopwatch.window_rate(),
-            metrics={name: value for name, value in metrics.items() if name != "loss"},
-            step_in_epoch=self.progress.step_in_epoch, memory_bytes=memory_in_use(),
-            phase=self.progress.phase + 1 if self.plan.epochs_of_phases else None,
-        )  # fmt: skip
+    @property
+    def _phase(self) -> int | None:
+        return self.progress.phase + 1 if self.plan.epochs_of_phases else None

@@ -1,0 +1,89 @@
+"""A training on record, whoever makes its steps: a run's own loop, Keras's `fit`, or a loop of a script's own."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from mpt_cli.engine.backend import memory_in_use, peak_memory
+from mpt_cli.engine.weight_watch import WeightWatch
+from mpt_cli.settings.schema import Settings
+from mpt_cli.telemetry.health import HealthRules, Stop, describe_unmoved
+from mpt_cli.telemetry.ledger import Ledger, StepRecords
+from mpt_cli.telemetry.records import Event, Summary
+from mpt_cli.telemetry.signs import Signs, observe
+from mpt_cli.telemetry.sink import Telemetry
+from mpt_cli.training.progress import Conclusion, Progress, Stopwatch
+
+
+class Record:
+    """Totals of the steps, their events and lines, whether the weights move, and what rules and verdict go by."""
+
+    telemetry: Telemetry
+
+    def __init__(self, ledger: Ledger, health: HealthRules, stopwatch: Stopwatch) -> None:
+        self.ledger, self.health, self.stopwatch, self.progress = ledger, health, stopwatch, Progress()
+        self.weight_watch: WeightWatch | None = None  # None before the first step, and where weights can't be read
+        self.stop: Stop | None = None
+        self.logged_step = 0  # the step of the latest line of the log
+        self.unchecked = ""  # why nobody looked at what half precision does; empty where there is none
+
+    def signs(self) -> Signs:
+        """What health rules and verdict go by, as of the last step."""
+        watch, progress = self.stopwatch, self.progress
+        return observe(
+            self.ledger, self.telemetry.tally, self.health.scaling, progress.metrics, val_loss=progress.val_loss,
+            input_seconds=watch.input_seconds, step_seconds=watch.seconds,
+            unmoved=None if self.weight_watch is None else self.weight_watch.found,
+            unchecked="" if self.ledger.sample is not None else self.why_unchecked(),
+        )  # fmt: skip
+
+    def why_unchecked(self) -> str:
+        """As of now: `unchecked`, unless it was tried."""
+        return self.unchecked
+
+    def take_in(self, records: StepRecords) -> None:
+        """The next steps, the last of which is `step_in_epoch` of `progress`."""
+        self.telemetry.events(self.explained(self.ledger.absorb(records, self.progress.epoch)))
+        for spike in self.ledger.spikes:
+            step = self.progress.step_in_epoch - (self.ledger.seen - spike.step)
+            self.telemetry.spike(replace(spike, step_in_epoch=step, **self.examples_of(step)))
+
+    def explained(self, events: list[Event]) -> list[Event]:
+        """The events of steps with what more is known of them."""
+        return events
+
+    def examples_of(self, step_in_epoch: int) -> dict[str, Any]:
+        """What a `Spike` tells of the examples of that step of this epoch."""
+        return {}
+
+    def look_at_weights(self) -> None:
+        """Say it where they don't move."""
+        watch, ledger = self.weight_watch, self.ledger
+        if watch is None or ledger.streaks.zero_steps:  # without gradients nothing is to move
+            return
+        if (found := watch.look(ledger.learning_rate)) is not None:
+            self.telemetry.message(f"step {ledger.seen}: {describe_unmoved(found)}")
+
+    def line(self, loss: float | None, metrics: Mapping[str, float], **others: Any) -> None:
+        """A line of the log; `others` are further fields of a `Snapshot`."""
+        self.logged_step = self.ledger.seen
+        self.telemetry.snapshot(self.ledger.snapshot(
+            epoch=self.progress.epoch, loss=loss, examples_per_second=self.stopwatch.window_rate(),
+            metrics={name: value for name, value in metrics.items() if name != "loss"},
+            step_in_epoch=self.progress.step_in_epoch, memory_bytes=memory_in_use(), **others,
+        ))  # fmt: skip
+
+    def summary(self, ending: Conclusion, settings: Settings, run_dir: Path, **others: Any) -> Summary:
+        """How it ended; `others` are further fields. No scale where there was no step."""
+        ledger, progress, seen = self.ledger, self.progress, self.ledger.seen > 0
+        return Summary(
+            **ending._asdict(), steps_seen=ledger.seen, applied_steps=ledger.applied, skipped_steps=ledger.skipped,
+            final_loss_scale=ledger.scale if seen else None, min_loss_scale=ledger.lowest_scale if seen else None,
+            max_loss_scale=ledger.highest_scale if seen else None, metrics=progress.metrics,
+            best_metrics=progress.best, epochs_completed=progress.epochs_completed,
+            examples_per_second=self.stopwatch.examples_per_second, peak_memory_bytes=peak_memory(),
+            seconds=self.stopwatch.run_seconds, recipe=settings.recipe, run_dir=str(run_dir),
+            rollbacks=len(self.telemetry.tally.rollbacks),
+            gradients=None if ledger.sample is None else asdict(ledger.sample), **others,
+        )  # fmt: skip
