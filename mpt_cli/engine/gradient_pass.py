@@ -89,7 +89,7 @@ class GradientPass:
 
         differentiated = jax.value_and_grad(losses, argnums=(0, 1), has_aux=True)
         (_, loss), found = differentiated(self.counter.weights(weights), self.counter.probes.sinks())
-        return self.counter.count(*found, loss)
+        return self.counter.count(found[0], found[1], loss)
 
     def _losses(self, state: Sequence[list[Tensor]], sinks: list[Tensor], batch: Any) -> tuple[Tensor, Tensor]:
         """The scaled loss and the plain one."""
