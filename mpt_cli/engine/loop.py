@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from mpt_cli.engine.flow import Flow, FlowCounter, FlowMap, Updates, count_updates
 from mpt_cli.engine.gradient_pass import GradientPass, is_compiled_once
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.precision import LossScaleOptimizer, StepRecord, layers_of
+from mpt_cli.precision import LossScaleOptimizer, layers_of
+from mpt_cli.precision.scale_state import StepRow
 from mpt_cli.precision.train_step import OwnSteps, metric_variables, metrics_of, optimizers_of, own_steps
 from mpt_cli.telemetry.ledger import FLOAT_FIELDS, INT_FIELDS, StepRecords
 from mpt_cli.telemetry.records import StopLimits, StreakCounts
@@ -230,28 +231,20 @@ class LoopControl(NamedTuple):
         return (done < self.count) & keras.ops.all(streaks < self.limits)
 
 
-def pack_record(record: StepRecord) -> tuple[Any, Any]:
-    """A step's row of `StepRecords.floats` and of `.ints`, on the device."""
-    ops, records = keras.ops, (record, *record.optimizers)
-    floats = ops.stack([getattr(each, name) for each in records for name in FLOAT_FIELDS])
-    ints = [getattr(each, name) for each in records for name in INT_FIELDS]
-    return floats, ops.stack([ops.cast(value, "int32") for value in ints])
-
-
 def row_lengths(model: Any) -> tuple[int, int]:
-    """How many floats and ints `pack_record` gives for a step of this model."""
+    """How many floats and ints the row of a step of this model has."""
     optimizers = len(optimizers_of(model))
     records = 1 if optimizers == 1 else 1 + optimizers
     return records * len(FLOAT_FIELDS), records * len(INT_FIELDS)
 
 
-def update_streaks(streaks: Any, optimizer: LossScaleOptimizer, record: StepRecord) -> Any:
+def update_streaks(streaks: Any, optimizer: LossScaleOptimizer, row: StepRow) -> Any:
     """The streaks, int32 (5,) in the order of `StreakCounts`, after this step, as `Ledger` counts them."""
     ops, state = keras.ops, optimizer.scale_state
     assert state is not None
-    lost, zero = ~ops.isfinite(record.loss), record.zero > 0
-    applied = record.applied(optimizer.on_overflow == "apply")
-    at_floor = record.scale_before <= (state.rule.floor or 0.0)
+    lost, zero = ~ops.isfinite(row.column("loss")), row.column("zero") > 0
+    applied = row.applied(optimizer.on_overflow == "apply")
+    at_floor = row.column("scale_before") <= (state.rule.floor or 0.0)
     longer: StreakCounts[Any] = StreakCounts(
         skips=~applied, floor_skips=~applied, non_finite_losses=applied & lost, zero_steps=applied & zero,
         skips_in_call=~applied,

@@ -22,7 +22,6 @@ from mpt_cli.engine.loop import (
     LoopControl,
     LoopResult,
     convolves,
-    pack_record,
     row_lengths,
     update_streaks,
 )
@@ -120,9 +119,9 @@ class JaxEngine(Engine):
 
     def _train_step(self, carry: Carry, source: Any, batch_indices: Tensor) -> Carry:
         state, i, *records, streaks = carry
-        _, state, record = self._step(self.model, self._in_place(state), self._batch(source, batch_indices[i]))
-        floats, ints = (rows.at[i].set(row) for rows, row in zip(records, pack_record(record), strict=True))
-        return Carry(self._in_place(state), i + 1, floats, ints, update_streaks(streaks, self.model.optimizer, record))
+        _, state, row = self._step(self.model, self._in_place(state), self._batch(source, batch_indices[i]))
+        floats, ints = (rows.at[i].set(part) for rows, part in zip(records, row, strict=True))
+        return Carry(self._in_place(state), i + 1, floats, ints, update_streaks(streaks, self.model.optimizer, row))
 
     def _in_place(self, state: TrainState) -> TrainState:
         """The same, each variable whole on each device or divided, as the distribution says. Said before and after each

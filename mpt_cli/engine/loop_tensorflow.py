@@ -16,12 +16,12 @@ from mpt_cli.engine.loop import (
     Engine,
     LoopControl,
     LoopResult,
-    pack_record,
     row_lengths,
     update_streaks,
 )
+from mpt_cli.precision.scale_state import StepRow, combined_ints
 from mpt_cli.precision.step_tensorflow import own_test_step, train_step
-from mpt_cli.precision.train_step import StepRecord, optimizers_of
+from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.telemetry.records import StopLimits
 
 Tensor = Any
@@ -101,9 +101,9 @@ class TensorFlowEngine(Engine):
         main = next(iter(optimizers_of(self.model).values()))
 
         def body(i: Tensor, streaks: Tensor, *arrays: Any) -> tuple[Tensor, ...]:
-            record = self._on_replicas(self._train_one, source, batch_indices[i])
-            written = [array.write(i, row) for array, row in zip(arrays, pack_record(record), strict=True)]
-            return i + 1, update_streaks(streaks, main, record), *written
+            row = self._on_replicas(self._train_one, source, batch_indices[i])
+            written = [array.write(i, part) for array, part in zip(arrays, row, strict=True)]
+            return i + 1, update_streaks(streaks, main, row), *written
 
         done, _, *arrays = tf.while_loop(lambda i, streaks, *_: control.go_on(i, streaks), body,
                                          (tf.constant(0), control.streaks, *arrays), parallel_iterations=1)
@@ -116,9 +116,8 @@ class TensorFlowEngine(Engine):
 
         return tf.while_loop(lambda i: i < count, body, (tf.constant(0),), parallel_iterations=1)[0]
 
-    def _train_one(self, source: Any, row: Tensor) -> StepRecord:
-        _, record = self._step(self.model, _batch(source, row))
-        return _reduced(record)
+    def _train_one(self, source: Any, row: Tensor) -> StepRow:
+        return _reduced(self._step(self.model, _batch(source, row))[1])
 
     def _evaluate_one(self, source: Any, row: Tensor) -> Tensor:
         own_test_step(self.model, _batch(source, row))
@@ -236,16 +235,11 @@ def _batch(source: Any, rows: Tensor) -> Any:
     return tf.nest.map_structure(take, source)
 
 
-def _reduced(record: StepRecord) -> StepRecord:
-    """The record of the whole batch on every replica: mean of the losses, sum of nan and inf, a bad variable,
-    whether the gradients of all were zero."""
+def _reduced(row: StepRow) -> StepRow:
+    """The row of the whole batch on every replica: mean of the losses, and of the gradients of all together."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
-        return record
-    defects = tf.stack([record.nan, record.inf, record.nearest, record.holds_inf, record.zero])
-    of_each = context.all_gather(defects[None], axis=0)
-    nan, inf, nearest, holds_inf, zero = tf.unstack(of_each, axis=1)
-    return record._replace(
-        loss=context.all_reduce("mean", record.loss), nan=tf.reduce_sum(nan), inf=tf.reduce_sum(inf),
-        nearest=tf.reduce_max(nearest), holds_inf=tf.reduce_max(holds_inf), zero=tf.reduce_min(zero),
-    )  # fmt: skip
+        return row
+    loss = context.all_reduce("mean", row.floats[:1])
+    ints = combined_ints(context.all_gather(row.ints[None], axis=0))
+    return StepRow(tf.concat([loss, row.floats[1:]], 0), ints)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         set_global_policy,
     )
     from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, LogMaxScale, NoScale, ScaleRule
-    from mpt_cli.precision.train_step import StepRecord, has_own_train_step, keep_skips_whole
+    from mpt_cli.precision.train_step import has_own_train_step, keep_skips_whole
 
 __all__ = [
     "DynamicScale",
@@ -34,7 +34,6 @@ __all__ = [
     "NoScale",
     "Policy",
     "ScaleRule",
-    "StepRecord",
     "apply_policy",
     "audit_layers",
     "computes_in_float16",
@@ -50,7 +49,7 @@ __all__ = [
 
 _HOMES = {
     "audit": ("Finding", "LayerAudit", "audit_layers", "find_bad_combinations"),
-    "train_step": ("StepRecord", "has_own_train_step", "keep_skips_whole"),
+    "train_step": ("has_own_train_step", "keep_skips_whole"),
     "optimizer": ("LossScaleOptimizer",),
     "gradients.custom_gradients": ("custom_gradient",),
     "policy": ("Policy", "apply_policy", "computes_in_float16", "global_policy", "head_layers", "layers_of",

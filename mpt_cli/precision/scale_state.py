@@ -7,6 +7,7 @@ has gone round once misses none.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -19,8 +20,8 @@ from mpt_cli.precision.keras_internals import KerasSaveable, has_value
 from mpt_cli.precision.scale_rules import RuleState, ScaleRule, check_count
 
 TALLY = ("seen", "applied", "skipped", "consecutive_skips", "growths", "backoffs")
-# updates so far, all finite, nan, inf, nearest bad variable of the first such update, whether it holds inf, all zero
-TRACE_START = (0, 1, 0, 0, -1, 0, 1)
+# all finite, nan, inf, nearest bad variable of the first update that has one, whether it holds inf, all zero
+TRACE_START = (1, 0, 0, -1, 0, 1)
 
 
 class ScaleState(KerasSaveable):  # type: ignore[misc]
@@ -124,9 +125,9 @@ def next_trace(trace: Any, finite: Any, defects: GradientDefects, places: list[i
     nearest = ops.take(ops.convert_to_tensor(places, dtype="int32"), ops.maximum(defects.nearest, 0))
     nearest = ops.where(defects.nearest < 0, -1, nearest)
     return ops.stack([
-        trace[0] + 1, trace[1] * ops.cast(finite, "int32"), trace[2] + defects.nan, trace[3] + defects.inf,
-        ops.where(trace[4] < 0, nearest, trace[4]), ops.where(trace[4] < 0, defects.holds_inf, trace[5]),
-        trace[6] * defects.zero,
+        trace[0] * ops.cast(finite, "int32"), trace[1] + defects.nan, trace[2] + defects.inf,
+        ops.where(trace[3] < 0, nearest, trace[3]), ops.where(trace[3] < 0, defects.holds_inf, trace[4]),
+        trace[5] * defects.zero,
     ])  # fmt: skip
 
 
@@ -222,6 +223,28 @@ LOG_FLOATS = ("loss", "scale_before", "scale_after", "learning_rate")
 LOG_INTS = ("finite", "counter", "nan", "inf", "nearest", "holds_inf", "zero")
 
 
+class StepRow(NamedTuple):
+    """What one step reports, on the device; telemetry is made of it: float32 (4,) and int32 (7,), columns as
+    `LOG_FLOATS` and `LOG_INTS`.
+
+    `loss` is the unscaled loss; `scale_before` made this step's gradients, `scale_after` makes the next step's;
+    `counter` counts applied steps since the scale changed; `finite` and the last five are those of the gradients
+    (`finite.GradientDefects`). Where a model's own step uses several optimizers, these are of all together, and the
+    columns of each follow.
+    """
+
+    floats: Tensor
+    ints: Tensor
+
+    def column(self, name: str) -> Tensor:
+        """The scalar of that name."""
+        return self.floats[LOG_FLOATS.index(name)] if name in LOG_FLOATS else self.ints[LOG_INTS.index(name)]
+
+    def applied(self, whatever: bool = False) -> Tensor:
+        """Whether the gradients were used; `whatever` they were, where the optimizer uses all."""
+        return ops.logical_or(self.column("finite") > 0, whatever)
+
+
 class StepRows(NamedTuple):
     """Steps in order: float32 (steps, 4) and int32 (steps, 7), columns as `LOG_FLOATS` and `LOG_INTS`.
 
@@ -259,7 +282,7 @@ class StepLog:
         first = max(after, seen - self.capacity)
         places = np.arange(first, seen) % self.capacity
         floats, ints = (np.stack([copy[places] for copy in _copies(value)]) for value in values)
-        return StepRows(_mean_loss(floats), _of_all_replicas(ints), first - after)
+        return StepRows(_mean_loss(floats), np.asarray(combined_ints(ints)), first - after)
 
 
 def count_of(tally: Any, name: str) -> int:
@@ -278,13 +301,12 @@ def _mean_loss(floats: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.concatenate([floats[..., :1].mean(0, dtype="float32"), floats[0, :, 1:]], axis=1)
 
 
-def _of_all_replicas(ints: NDArray[np.int32]) -> NDArray[np.int32]:
-    """(replicas, steps, columns) as one: finite and zero where all are, bad elements added up."""
-    whole: NDArray[np.int32] = ints.max(0)
-    for name, reduce in (("finite", ints.min), ("zero", ints.min), ("nan", ints.sum), ("inf", ints.sum)):
-        column = LOG_INTS.index(name)
-        whole[:, column] = reduce(0)[:, column]
-    return whole
+def combined_ints(ints: Tensor) -> Tensor:
+    """(parts, ..., columns) as one, of the replicas or the optimizers of a step: finite and zero where all are, bad
+    elements added up."""
+    whole = {"finite": ops.min, "zero": ops.min, "nan": ops.sum, "inf": ops.sum, "counter": lambda part, _: part[0]}
+    columns = enumerate(LOG_INTS)
+    return ops.stack([whole.get(name, ops.max)(ints[..., place], 0) for place, name in columns], axis=-1)
 
 
 class StepStart(NamedTuple):
@@ -301,15 +323,17 @@ def start_of_step(optimizer: Any) -> StepStart:
     return StepStart(optimizer.loss_scale, rate, optimizer.seen_steps)
 
 
-def rows_of_step(
-    optimizer: Any, start: StepStart, measured: Measured, defects: GradientDefects, loss: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The row of a step that is over, as `LOG_FLOATS` and `LOG_INTS`; in the scope of the variables after it."""
-    state, log = optimizer.scale_state, optimizer.step_log
-    assert state is not None and log is not None
-    log.tells_loss = log.tells_loss and loss is not None
+def row_of_step(optimizer: Any, start: StepStart, loss: Tensor | None, found: Sequence[Tensor]) -> StepRow:
+    """The row of a step that is over; in the scope of the variables after it. `found` are the columns that tell of the
+    gradients, in their order; a loss of None is not known."""
+    state = optimizer.scale_state
+    assert state is not None
     told = ops.convert_to_tensor(float("nan"), dtype="float32") if loss is None else ops.cast(loss, "float32")
-    floats = ops.stack([told, start.scale, optimizer.loss_scale, start.learning_rate])
-    ints = [measured.finite, state.counter.value, defects.nan, defects.inf, defects.nearest,
-            defects.holds_inf, defects.zero]  # fmt: skip
-    return floats, ops.stack([ops.cast(value, "int32") for value in ints])
+    finite, *defects = found
+    ints = [ops.cast(value, "int32") for value in (finite, state.counter.value, *defects)]
+    return StepRow(ops.stack([told, start.scale, optimizer.loss_scale, start.learning_rate]), ops.stack(ints))
+
+
+def traced_row(optimizer: Any, start: StepStart, loss: Tensor) -> StepRow:
+    """The same of a step that is not ours, from `ScaleState.trace`."""
+    return row_of_step(optimizer, start, loss, ops.unstack(optimizer.scale_state.trace.value))

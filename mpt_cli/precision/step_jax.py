@@ -13,22 +13,22 @@ from mpt_cli.precision.finite import GradientDefects, Measured, describe_gradien
 from mpt_cli.precision.keras_internals import updated_metrics
 from mpt_cli.precision.scale_state import (
     TRACE_START,
+    StepRow,
     StepStart,
     next_trace,
     next_values,
-    rows_of_step,
+    row_of_step,
     start_of_step,
+    traced_row,
 )
 from mpt_cli.precision.train_step import (
     ForwardOrder,
     OwnSteps,
-    StepRecord,
     assign,
     metrics_of,
     own_steps,
     packed,
     state_to_keep,
-    traced_record,
 )
 
 if TYPE_CHECKING:
@@ -100,9 +100,10 @@ def _next_log(
 ) -> list[Tensor]:
     """The values of the step log after a step, in the scope of the variables after it."""
     defects = describe_gradients(gradients.values, gradients.measured, cond)
-    rows = rows_of_step(optimizer, start, gradients.measured, defects, gradients.loss)
+    optimizer.step_log.tells_loss = optimizer.step_log.tells_loss and gradients.loss is not None
+    row = row_of_step(optimizer, start, gradients.loss, (gradients.measured.finite, *defects))
     place = start.seen % log[0].shape[0]
-    return [values.at[place].set(row) for values, row in zip(log, rows, strict=True)]
+    return [values.at[place].set(part) for values, part in zip(log, row, strict=True)]
 
 
 def _apply_traced(optimizer: "LossScaleOptimizer", gradients: StepGradients) -> None:
@@ -200,7 +201,7 @@ class TrainState(NamedTuple):
     metrics: list[Tensor]
 
 
-def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tensor], TrainState, StepRecord]:
+def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tensor], TrainState, StepRow]:
     """Metrics so far, new state and record of one batch.
 
     Where its examples are split over devices, XLA adds up their gradients in the dtype of each layer, so that a sum
@@ -213,7 +214,7 @@ def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tens
     x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
     optimizer = model.optimizer
     with _scope(optimizer.variables, own):
-        scale, rate = optimizer.loss_scale, jnp.asarray(optimizer.learning_rate, "float32")
+        start = start_of_step(optimizer)
 
     def scaled_loss(weights: Any, frozen: Any, metrics: Any, own: Any, data: Any) -> Any:
         return model.compute_loss_and_updates(weights, frozen, metrics, *data, training=True, optimizer_variables=own)
@@ -237,14 +238,10 @@ def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tens
 
     new_metrics = chosen(applied, update_metrics, lambda: list(metrics))
     with _scope(optimizer.variables, new_own):
-        scale_after, counter = optimizer.loss_scale, optimizer.scale_state.counter.value
+        row = row_of_step(optimizer, start, loss, (finite, *defects))
     with _scope(model.metrics_variables, new_metrics):
         logs = metrics_of(model)
-    record = StepRecord(
-        loss=jnp.asarray(loss, "float32"), scale_before=scale, scale_after=scale_after, learning_rate=rate,
-        finite=finite, counter=counter, **defects._asdict(),
-    )  # fmt: skip
-    return logs, TrainState(new_weights, new_frozen, new_own, new_metrics), record
+    return logs, TrainState(new_weights, new_frozen, new_own, new_metrics), row
 
 
 def _scope(variables: list[Any], values: list[Tensor]) -> Any:
@@ -261,7 +258,7 @@ def _kept_where(applied: Tensor, model: Any, before: list[Tensor], after: list[T
 
 def _own_train_step(
     model: Any, own: OwnSteps, state: TrainState, data: Any
-) -> tuple[dict[str, Tensor], TrainState, StepRecord]:
+) -> tuple[dict[str, Tensor], TrainState, StepRow]:
     """The model's own stateless train_step; what is not its optimizer's is put back where that skipped.
 
     `state.metrics` ends with `own.variables`.
@@ -271,19 +268,18 @@ def _own_train_step(
     started = [jnp.int32(TRACE_START) if v is optimizer.scale_state.trace else value
                for v, value in zip(optimizer.variables, state.optimizer, strict=True)]  # fmt: skip
     with _scope(optimizer.variables, started):
-        scale, rate = optimizer.loss_scale, jnp.asarray(optimizer.learning_rate, "float32")
+        start = start_of_step(optimizer)
     given = (state.trainable, state.non_trainable, started, metrics)
     logs, new_state = model.train_step(tuple(list(part) for part in given), packed(data))
     new = TrainState(*(list(part) for part in new_state))
     with _scope(optimizer.variables, new.optimizer):
-        values, state_after = own.train_values(logs), optimizer.scale_state
-        record = traced_record(state_after.trace.value, values[0], (scale, optimizer.loss_scale), rate,
-                               state_after.counter.value)  # fmt: skip
-    applied = record.applied(optimizer.on_overflow == "apply")
+        values = own.train_values(logs)
+        row = traced_row(optimizer, start, values[0])
+    applied = row.applied(optimizer.on_overflow == "apply")
     pairs = zip([*new.metrics, values], [*metrics, logged[0]], strict=True)
     new_metrics = [jnp.where(applied, after, before) for after, before in pairs]
     frozen = _kept_where(applied, model, state.non_trainable, new.non_trainable)
-    return logs, new._replace(non_trainable=frozen, metrics=[*new_metrics, *logged[1:]]), record
+    return logs, new._replace(non_trainable=frozen, metrics=[*new_metrics, *logged[1:]]), row
 
 
 def own_test_step(

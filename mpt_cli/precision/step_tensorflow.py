@@ -25,22 +25,22 @@ from mpt_cli.precision.optimizer import UnscaledFlag
 from mpt_cli.precision.scale_state import (
     TRACE_START,
     ScaleState,
+    StepRow,
     StepStart,
     next_trace,
-    rows_of_step,
+    row_of_step,
     start_of_step,
+    traced_row,
 )
 from mpt_cli.precision.train_step import (
     ForwardOrder,
     OwnSteps,
-    StepRecord,
     assign,
     combined,
     metrics_of,
     own_steps,
     packed,
     state_to_keep,
-    traced_record,
 )
 
 if TYPE_CHECKING:
@@ -103,10 +103,11 @@ def _log_step(
     assert log is not None
     if loss is not None:
         loss = unscale_loss_for_distribution(loss)
-    rows = rows_of_step(optimizer, start, measured, describe_gradients(grads, measured, tf.cond), loss)
+    log.tells_loss = log.tells_loss and loss is not None
+    row = row_of_step(optimizer, start, loss, (measured.finite, *describe_gradients(grads, measured, tf.cond)))
     place = start.seen % log.capacity
-    for variable, row in zip(log.variables, rows, strict=True):
-        variable.value.scatter_update(tf.IndexedSlices(row[None], place[None]))
+    for variable, part in zip(log.variables, row, strict=True):
+        variable.value.scatter_update(tf.IndexedSlices(part[None], place[None]))
 
 
 def _note(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], measured: Measured) -> None:
@@ -260,7 +261,7 @@ def _apply_inner_where(
         state.advance(measured, applied)
 
 
-def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
+def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRow]:
     """Forward, backward, and either an update with metrics or nothing at all.
 
     Keras updates BatchNormalization's statistics in the forward pass and metrics whether or not the gradients are
@@ -274,7 +275,7 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
     optimizer, variables = model.optimizer, model.trainable_weights
     kept = [v.value for v in state_to_keep(model)]
     before = [tf.identity(v) for v in kept]
-    scale, rate = optimizer.loss_scale, tf.cast(optimizer.learning_rate, tf.float32)
+    start = start_of_step(optimizer)
     order = _forward_order(model)
     with tf.GradientTape() as tape:
         with nullcontext() if order is None else order.noted():
@@ -298,11 +299,7 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
         _update_or_put_back(applied, update_metrics, kept, before)
     ranks = None if order is None else order.ranks(variables)
     defects = describe_gradients(grads, measured._replace(finite=finite), tf.cond, ranks)
-    record = StepRecord(
-        loss=tf.cast(true_loss, tf.float32), scale_before=scale, scale_after=optimizer.loss_scale, learning_rate=rate,
-        finite=finite, counter=optimizer.scale_state.counter.value, **defects._asdict(),
-    )  # fmt: skip
-    return metrics_of(model), record
+    return metrics_of(model), row_of_step(optimizer, start, true_loss, (finite, *defects))
 
 
 def _forward_order(model: Any) -> ForwardOrder | None:
@@ -337,34 +334,24 @@ def _batch_size(x: Any) -> Tensor:
     return tf.shape(next(part for part in tf.nest.flatten(x) if part is not None))[0]
 
 
-def _own_train_step(model: Any, own: OwnSteps, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
+def _own_train_step(model: Any, own: OwnSteps, data: Any) -> tuple[dict[str, Tensor], StepRow]:
     """The model's own train_step; what its optimizers share is put back where one of them skipped."""
     kept = [v.value for v in (*own.shared_state(model), *model.metrics_variables)]
     before = [tf.identity(v) for v in kept]
     starts = {name: _begin_trace(optimizer) for name, optimizer in own.optimizers.items()}
     logs = model.train_step(packed(data))
     values = own.train_values(logs)
-    parts = [_traced_record(optimizer, values[0], *starts[name]) for name, optimizer in own.optimizers.items()]
-    record = combined(parts)
-    applied = record.applied(all(o.on_overflow == "apply" for o in own.optimizers.values()))
+    row = combined([traced_row(optimizer, starts[name], values[0]) for name, optimizer in own.optimizers.items()])
+    applied = row.applied(all(o.on_overflow == "apply" for o in own.optimizers.values()))
     tf.cond(applied, lambda: tf.constant(0), _then_nothing(lambda: assign(kept, before)))
     own.train_log.assign(tf.where(applied, values, own.train_log.value))
-    return logs, record
+    return logs, row
 
 
-def _begin_trace(optimizer: "LossScaleOptimizer") -> tuple[Tensor, Tensor]:
-    """The scale and the learning rate before the step."""
+def _begin_trace(optimizer: "LossScaleOptimizer") -> StepStart:
     assert optimizer.scale_state is not None and optimizer.scale_state.trace is not None
     optimizer.scale_state.trace.assign(TRACE_START)
-    return optimizer.loss_scale, tf.cast(optimizer.learning_rate, tf.float32)
-
-
-def _traced_record(
-    optimizer: "LossScaleOptimizer", loss: Tensor, scale: Tensor, rate: Tensor
-) -> StepRecord:
-    state = optimizer.scale_state
-    assert state is not None and state.trace is not None
-    return traced_record(state.trace.value, loss, (scale, optimizer.loss_scale), rate, state.counter.value)
+    return start_of_step(optimizer)
 
 
 def own_test_step(model: Any, data: Any) -> None:

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -31,60 +31,17 @@ from mpt_cli.precision.keras_internals import (
 )
 from mpt_cli.precision.optimizer import LossScaleOptimizer, backend_step
 from mpt_cli.precision.policy import layers_of
-from mpt_cli.precision.scale_state import ScaleState
+from mpt_cli.precision.scale_state import ScaleState, StepRow, combined_ints
 
 Tensor = Any
 
 
-class StepRecord(NamedTuple):
-    """What one step reports, as scalars on the device; telemetry is made of it.
-
-    `loss` is the unscaled loss, float32; `scale_before` made this step's gradients, `scale_after` makes the next
-    step's; `finite` is a boolean; `counter` counts applied steps since the scale changed; the last five are the
-    `finite.GradientDefects` of the step. Where a model's own step uses several optimizers, `optimizers` has the record
-    of each, and the other fields are those of all: `combined`.
-    """
-
-    loss: Tensor
-    scale_before: Tensor
-    scale_after: Tensor
-    learning_rate: Tensor
-    finite: Tensor
-    counter: Tensor
-    nan: Tensor
-    inf: Tensor
-    nearest: Tensor
-    holds_inf: Tensor
-    zero: Tensor
-    optimizers: "tuple[StepRecord, ...]" = ()
-
-    def applied(self, whatever: bool = False) -> Tensor:
-        """Whether the gradients were used; `whatever` they were, where the optimizer uses all."""
-        return ops.logical_or(self.finite, whatever)
-
-
-def traced_record(
-    trace: Tensor, loss: Tensor, scales: tuple[Tensor, Tensor], learning_rate: Tensor, counter: Tensor
-) -> StepRecord:
-    """The record of one optimizer in a step that is not ours, from `ScaleState.trace`; `scales` before and after."""
-    return StepRecord(
-        loss=loss, scale_before=scales[0], scale_after=scales[1], learning_rate=learning_rate,
-        finite=ops.equal(trace[1], 1), counter=counter, nan=trace[2], inf=trace[3], nearest=trace[4],
-        holds_inf=trace[5], zero=trace[6],
-    )  # fmt: skip
-
-
-def combined(records: list[StepRecord]) -> StepRecord:
-    """One record for the step of several optimizers: finite where all are, scale and rate those of the first."""
-    first = records[0]
-    if len(records) == 1:
-        return first
-    finite = ops.all(ops.stack([record.finite for record in records]))
-    return first._replace(
-        finite=finite,
-        nan=sum(record.nan for record in records), inf=sum(record.inf for record in records),
-        zero=ops.min(ops.stack([record.zero for record in records])), optimizers=tuple(records),
-    )  # fmt: skip
+def combined(rows: list[StepRow]) -> StepRow:
+    """One row for the step of several optimizers: scale, rate and counter are those of the first."""
+    if len(rows) == 1:
+        return rows[0]
+    floats, ints = ([getattr(row, part) for row in rows] for part in StepRow._fields)
+    return StepRow(ops.concatenate([floats[0], *floats]), ops.concatenate([combined_ints(ops.stack(ints)), *ints]))
 
 
 class ForwardOrder:
