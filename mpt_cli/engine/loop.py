@@ -77,7 +77,7 @@ class Engine(ABC):
         self, source: Any, batch_indices: BatchIndices, count: int, stop_limits: StopLimits = StopLimits(),  # noqa: B008
     ) -> StepRecords:  # fmt: skip
         """Make `count` training steps, or fewer where a streak of `stop_limits` reaches its limit."""
-        control = LoopControl(count, stop_limits.streaks, stop_limits.reachable())
+        control = LoopControl.of(count, stop_limits)
         self._was_evaluated = False
         with self._called(TRAINING, batch_indices.shape):
             result = self._run_training(source, batch_indices, control)
@@ -201,30 +201,16 @@ def read_metrics(model: Any) -> dict[str, float]:
 
 class LoopControl(NamedTuple):
     """What a call is told: how many steps, the streaks before it and their limits, int32 in the order of
-    `StreakCounts`.
-
-    It goes to the device as one int32 vector, since each array costs the host a transfer.
-
-    >>> control = LoopControl(8, StopLimits().streaks, StopLimits().limits)
-    >>> control.pack().tolist()
-    [8, 0, 0, 0, 0, 0, 1073741824, 1073741824, 1073741824, 1073741824, 1073741824]
-    >>> LoopControl.unpack(control.pack()).limits.tolist() == list(control.limits)
-    True
-    """
+    `StreakCounts`."""
 
     count: Any
     streaks: Any
     limits: Any
 
-    def pack(self) -> NDArray[np.int32]:
-        """All fields, one after the other."""
-        return np.hstack(self).astype(np.int32)
-
     @classmethod
-    def unpack(cls, vector: Any) -> "LoopControl":
-        """The fields of a vector that `pack` made, on the host or the device."""
-        end = 1 + len(StreakCounts._fields)
-        return cls(vector[0], vector[1:end], vector[end:])
+    def of(cls, count: int, stop_limits: StopLimits) -> "LoopControl":
+        """On the host. A streak at its limit already (of a resumed run, say) leaves a step."""
+        return cls(*(np.array(part, np.int32) for part in (count, stop_limits.streaks, stop_limits.reachable())))
 
     def go_on(self, done: Any, streaks: Any) -> Any:
         """Boolean scalar: whether there is a step after `done` of them."""

@@ -81,7 +81,7 @@ class JaxEngine(Engine):
         state = TrainState(*([v.value for v in variables] for variables in lists))
         result: LoopResult
         if self._loops_on_device:
-            given = batch_indices, control.pack()
+            given = batch_indices, control
             if self._everywhere is not None:  # else the one call moves them, which takes less
                 given = self.to_device(given)
             state, result = self._train_many(state, source, *given)
@@ -115,7 +115,7 @@ class JaxEngine(Engine):
     def _first_records(self, steps: int, streaks: Tensor) -> tuple[Tensor, ...]:
         """What a `Carry` begins with beside the state: nothing is done and recorded of so many steps."""
         floats, ints = row_lengths(self.model)
-        return np.int32(0), np.zeros((steps, floats), "float32"), np.zeros((steps, ints), "int32"), streaks
+        return np.zeros((), "int32"), np.zeros((steps, floats), "float32"), np.zeros((steps, ints), "int32"), streaks
 
     def _train_step(self, carry: Carry, source: Any, batch_indices: Tensor) -> Carry:
         state, i, *records, streaks = carry
@@ -147,9 +147,8 @@ class JaxEngine(Engine):
         return NamedSharding(self._distribution.mesh, PartitionSpec(*axes)) if divided else self._everywhere
 
     def _train_loop(
-        self, state: TrainState, source: Any, batch_indices: Tensor, packed: Tensor
+        self, state: TrainState, source: Any, batch_indices: Tensor, control: LoopControl
     ) -> tuple[TrainState, LoopResult]:
-        control = LoopControl.unpack(packed)
         carry = jax.lax.while_loop(
             lambda carry: control.go_on(carry.i, carry.streaks),
             lambda carry: self._train_step(carry, source, batch_indices),
@@ -161,7 +160,7 @@ class JaxEngine(Engine):
         self, state: TrainState, source: Any, batch_indices: Tensor, control: LoopControl
     ) -> tuple[TrainState, LoopResult]:
         """As `_train_loop`, from the host, which looks at the streaks only where one could be at its limit."""
-        streaks, limits = np.array(control.streaks, np.int32), np.array(control.limits)
+        streaks, limits = control.streaks, control.limits
         carry, done = Carry(state, *self.to_device(self._first_records(len(batch_indices), streaks))), 0
         while done < control.count and (streaks < limits).all():
             sure = min(control.count - done, int((limits - streaks).min()))

@@ -57,7 +57,7 @@ class TensorFlowEngine(Engine):
         self._train = self._loop(self._train_loop, lambda: self.trains_in_whole_batches)
 
     def compile_training(self, source: Any, batch_indices: BatchIndices) -> str | None:
-        no_step = tf.constant(LoopControl(0, *StopLimits()).pack())
+        no_step = _constants(LoopControl.of(0, StopLimits()))
         with self._called(TRAINING, batch_indices.shape):
             return _obstacle(self._train, source, tf.convert_to_tensor(batch_indices), no_step)
 
@@ -73,7 +73,7 @@ class TensorFlowEngine(Engine):
         return tf.nest.map_structure(_tensor, arrays)
 
     def _run_training(self, source: Any, batch_indices: BatchIndices, control: LoopControl) -> LoopResult:
-        result: LoopResult = self._train(source, tf.convert_to_tensor(batch_indices), tf.constant(control.pack()))
+        result: LoopResult = self._train(source, tf.convert_to_tensor(batch_indices), _constants(control))
         return result
 
     def _add_to_metrics(self, source: Any, batch_indices: BatchIndices, count: int) -> None:
@@ -92,8 +92,7 @@ class TensorFlowEngine(Engine):
     def batch(self, source: Any, row: Any) -> Any:
         return _batch(source, tf.convert_to_tensor(row))
 
-    def _train_loop(self, source: Any, batch_indices: Tensor, packed: Tensor) -> LoopResult:
-        control = LoopControl.unpack(packed)
+    def _train_loop(self, source: Any, batch_indices: Tensor, control: LoopControl) -> LoopResult:
         floats, ints = row_lengths(self.model)
         rows = batch_indices.shape[0] or tf.shape(batch_indices)[0]
         arrays = [tf.TensorArray(tf.float32, rows, element_shape=(floats,)),
@@ -146,11 +145,11 @@ class LoopOfAnyLength:
     def __init__(self, loop: Any, is_of_one_length: Callable[[], bool]) -> None:
         self._loop, self._is_of_one_length, self._is_traced = loop, is_of_one_length, False
 
-    def __call__(self, source: Any, batch_indices: Tensor, last: Tensor) -> Any:
+    def __call__(self, source: Any, batch_indices: Tensor, last: Any) -> Any:
         if not self._is_traced and not self._is_of_one_length():
             rows = tf.TensorSpec((None, None), tf.int32)
             whole = tf.nest.map_structure(_of_any_length, source)
-            self._loop.get_concrete_function(whole, rows, tf.TensorSpec(last.shape, last.dtype))
+            self._loop.get_concrete_function(whole, rows, tf.nest.map_structure(tf.TensorSpec.from_tensor, last))
         self._is_traced = True
         return self._loop(source, batch_indices, last)
 
@@ -214,6 +213,10 @@ def _of_any_length(array: Any) -> Any:
         shape = (None, *array.shape[1:])
         return tf.RaggedTensorSpec(shape, array.dtype, array.ragged_rank, array.row_splits.dtype)
     return None if array is None else tf.TensorSpec((None, *array.shape[1:]), array.dtype)
+
+
+def _constants(control: LoopControl) -> LoopControl:
+    return LoopControl(*map(tf.constant, control))
 
 
 def _tensor(array: Any) -> Any:

@@ -31,17 +31,14 @@ class PlannedEngine(JaxEngine):
 
     def lower_training(self, piece: Piece) -> Any:
         """The loop that `train` calls."""
-        lists = self._lists(self.model.optimizer.variables)
         program: Any = self._train_many
-        return program.lower(TrainState(*lists), piece.source, piece.batch_indices, self._control())
+        control = self.to_device(LoopControl.of(1, StopLimits()))
+        return program.lower(TrainState(*self._lists()), piece.source, piece.batch_indices, control)
 
-    def _control(self) -> Any:
-        packed_control = LoopControl(1, *StopLimits()).pack()
-        return self._shaped(packed_control.shape, packed_control.dtype)
-
-    def _lists(self, optimizer_variables: Any) -> list[list[Any]]:
+    def _lists(self) -> list[list[Any]]:
         model = self.model
-        lists = (model.trainable_variables, model.non_trainable_variables, optimizer_variables, metric_variables(model))
+        lists = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables,
+                 metric_variables(model))  # fmt: skip
         return [[self._shaped(v.shape, v.dtype, place) for v, place in zip(variables, places, strict=True)]
                 for variables, places in zip(lists, self.places(), strict=True)]  # fmt: skip
 
