@@ -45,6 +45,8 @@ class Engine(ABC):
         self.model, self.jit_compile = model, jit_compile
         self.compiling: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
         self._compiled: set[tuple[Any, ...]] = set()
+        self._reset: Callable[[], Any] = model.reset_metrics
+        self._results: Callable[[], dict[str, Any]] = lambda: metrics_of(model)
         self.replicas = 1  # each of which is given its share of a batch
         self._was_evaluated = False  # since the last training step
         self.trains_in_whole_batches = False  # whether no batch to train on is known to be smaller than the others
@@ -160,7 +162,7 @@ class Engine(ABC):
 
     def reset_metrics(self) -> None:
         """Forget the metrics so far."""
-        self.model.reset_metrics()
+        self._reset()
         for log in self.own.variables if self.own is not None else ():
             log.assign(np.full(tuple(log.shape), np.nan, "float32"))
 
@@ -172,7 +174,7 @@ class Engine(ABC):
             names, log = of_test if self._was_evaluated else (own.train_names, own.train_log)
             if names:
                 return dict(zip(names, np.asarray(log.numpy()).tolist(), strict=True))
-        return read_metrics(self.model)
+        return read_metrics(self._results())
 
     def copy_metrics(self) -> list[tuple[Any, NDArray[Any]]]:
         """What the metrics have added up, each value with its variable."""
@@ -189,9 +191,9 @@ class Engine(ABC):
         """`evaluate` itself, which returns when it is done."""
 
 
-def read_metrics(model: Any) -> dict[str, float]:
-    """Keras's metrics of a model as they are; ConfigError for one that is not a single number."""
-    found = {name: np.asarray(value) for name, value in metrics_of(model).items()}
+def read_metrics(results: dict[str, Any]) -> dict[str, float]:
+    """Keras's metrics on the host; ConfigError for one that is not a single number."""
+    found = {name: np.asarray(value) for name, value in results.items()}
     for name, value in found.items():
         if value.size != 1:
             raise ConfigError(Problem("model", f"its metric {name} must be one number, not shape {value.shape}.", None,

@@ -21,7 +21,7 @@ from mpt_cli.engine.loop import (
 )
 from mpt_cli.precision.scale_state import StepRow, combined_ints
 from mpt_cli.precision.step_tensorflow import own_test_step, train_step
-from mpt_cli.precision.train_step import optimizers_of
+from mpt_cli.precision.train_step import metrics_of, optimizers_of
 from mpt_cli.telemetry.records import StopLimits
 
 Tensor = Any
@@ -46,6 +46,8 @@ class TensorFlowEngine(Engine):
         self._compiled.clear()
         self._make_training()
         self._evaluate = self._loop(self._evaluate_loop)
+        self._reset = tf.function(self.model.reset_metrics, autograph=False)  # eagerly each operation takes far longer
+        self._results = tf.function(lambda: metrics_of(self.model), autograph=False)
 
     def _loop(self, function: Callable[..., Any], is_of_one_length: Callable[[], bool] = lambda: False) -> Any:
         def make() -> Any:

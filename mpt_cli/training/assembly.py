@@ -44,7 +44,7 @@ from mpt_cli.precision.operations import (
     trace_forward,
 )
 from mpt_cli.precision.rounded_weights import rounded_variables
-from mpt_cli.precision.train_step import can_be_called, optimizers_in, optimizers_of, own_steps
+from mpt_cli.precision.train_step import can_be_called, metrics_of, optimizers_in, optimizers_of, own_steps
 from mpt_cli.settings.references import describe_layer, failed_layer, model_problem
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings, TrainerSettings
 from mpt_cli.telemetry.records import Scaling
@@ -358,7 +358,7 @@ def count_parameters(model: Any) -> int:
 
 def metric_names(model: Any, with_validation: bool) -> tuple[str, ...]:
     """Names of the metrics a run reports beside the loss, `val_*` last."""
-    own, names = own_steps(model), [name for name in read_metrics(model) if name != "loss"]
+    own, names = own_steps(model), [name for name in read_metrics(metrics_of(model)) if name != "loss"]
     tested = ["loss", *names]
     if own is not None:
         names, tested = [*own.train_names[1:]] or names, [*own.test_names] or tested
