@@ -282,7 +282,7 @@ class StepLog:
         first = max(after, seen - self.capacity)
         places = np.arange(first, seen) % self.capacity
         floats, ints = (np.stack([copy[places] for copy in _copies(value)]) for value in values)
-        return StepRows(_mean_loss(floats), np.asarray(combined_ints(ints)), first - after)
+        return StepRows(_mean_loss(floats), combined_ints(ints, np).astype("int32"), first - after)
 
 
 def count_of(tally: Any, name: str) -> int:
@@ -301,12 +301,13 @@ def _mean_loss(floats: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.concatenate([floats[..., :1].mean(0, dtype="float32"), floats[0, :, 1:]], axis=1)
 
 
-def combined_ints(ints: Tensor) -> Tensor:
+def combined_ints(ints: Any, numpy: Any = ops) -> Any:
     """(parts, ..., columns) as one, of the replicas or the optimizers of a step: finite and zero where all are, bad
-    elements added up."""
-    whole = {"finite": ops.min, "zero": ops.min, "nan": ops.sum, "inf": ops.sum, "counter": lambda part, _: part[0]}
+    elements added up. On the host with `numpy`."""
+    whole = {"finite": numpy.min, "zero": numpy.min, "nan": numpy.sum, "inf": numpy.sum,
+             "counter": lambda of_each, _: of_each[0]}  # fmt: skip
     columns = enumerate(LOG_INTS)
-    return ops.stack([whole.get(name, ops.max)(ints[..., place], 0) for place, name in columns], axis=-1)
+    return numpy.stack([whole.get(name, numpy.max)(ints[..., place], 0) for place, name in columns], axis=-1)
 
 
 class StepStart(NamedTuple):

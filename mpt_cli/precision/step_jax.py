@@ -100,7 +100,8 @@ def _next_log(
 ) -> list[Tensor]:
     """The values of the step log after a step, in the scope of the variables after it."""
     defects = describe_gradients(gradients.values, gradients.measured, cond)
-    optimizer.step_log.tells_loss = optimizer.step_log.tells_loss and gradients.loss is not None
+    assert optimizer.step_log is not None
+    optimizer.step_log.tells_loss &= gradients.loss is not None
     row = row_of_step(optimizer, start, gradients.loss, (gradients.measured.finite, *defects))
     place = start.seen % log[0].shape[0]
     return [values.at[place].set(part) for values, part in zip(log, row, strict=True)]

@@ -103,7 +103,7 @@ def _log_step(
     assert log is not None
     if loss is not None:
         loss = unscale_loss_for_distribution(loss)
-    log.tells_loss = log.tells_loss and loss is not None
+    log.tells_loss &= loss is not None
     row = row_of_step(optimizer, start, loss, (measured.finite, *describe_gradients(grads, measured, tf.cond)))
     place = start.seen % log.capacity
     for variable, part in zip(log.variables, row, strict=True):
