@@ -17,7 +17,6 @@ import numpy as np
 import yaml
 
 from mpt_cli.engine.backend import running_platform
-from mpt_cli.engine.weight_watch import WeightWatch
 from mpt_cli.errors import NUMERICAL, summarise_error
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.scale_state import StepRows
@@ -36,7 +35,7 @@ from mpt_cli.telemetry.signs import EventTally
 from mpt_cli.telemetry.sinks import build_telemetry
 from mpt_cli.training.outcome import conclude_unfinished, status_of, status_of_error
 from mpt_cli.training.progress import Conclusion, Outcome, Stopwatch
-from mpt_cli.training.record import Record
+from mpt_cli.training.record import Record, WeightWatch
 
 APPLIED = {  # keys that act in what is only recorded, or are known of it, by section; None: all of them
     "policy": ("name", "stochastic_rounding"), "loss_scale": None, "model": ("name", "class_name", "command"),

@@ -13,7 +13,6 @@ from mpt_cli.engine.faults import FaultSearch
 from mpt_cli.engine.feed import Feed, Piece
 from mpt_cli.engine.gradient_samples import GradientSampler
 from mpt_cli.engine.loop import TRAINING, Engine
-from mpt_cli.engine.weight_watch import WeightWatch
 from mpt_cli.precision.finite import are_finite
 from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.signals import Interruption
@@ -24,7 +23,7 @@ from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training.callbacks import TEST_BATCH_HOOKS, Callbacks
 from mpt_cli.training.checkpoint import Checkpointer
 from mpt_cli.training.progress import Outcome, Stopwatch
-from mpt_cli.training.record import Record
+from mpt_cli.training.record import Record, WeightWatch
 
 NO_CALLBACKS = Callbacks()
 
