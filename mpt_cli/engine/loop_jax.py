@@ -96,8 +96,8 @@ class JaxEngine(Engine):
         weights = [v.value for v in model.trainable_variables]
         frozen = [v.value for v in model.non_trainable_variables]
         metrics = [v.value for v in metric_variables(model)]
-        for row in self.to_device(batch_indices[:count]):
-            metrics = self._evaluate_one(weights, frozen, metrics, source, row)
+        for row in batch_indices[:count]:
+            metrics = self._evaluate_one(weights, frozen, metrics, source, self.to_device(row))
         assign(metric_variables(model), jax.block_until_ready(metrics))
 
     def batch(self, source: Any, row: Any) -> Any:
