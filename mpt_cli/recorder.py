@@ -319,10 +319,7 @@ class _FitRecording(Recording):
         if not sampler.is_affordable(self.stopwatch.run_seconds, is_over=True):
             return
         rows = np.arange(len(keras.tree.flatten(examples.x)[0]), dtype=np.int32)[None]
-        look = sampler.take(Piece(engine.to_device(examples), rows, 1), self.ledger.seen, self.ledger.scale)
-        if look is not None:
-            self.telemetry.layers(self.ledger.seen, self.ledger.scale, look.layers)
-            self.ledger.sample = look.sample
+        if self.take_sample(sampler, Piece(engine.to_device(examples), rows, 1)) is not None:
             self.missing.remove(NO_SAMPLES)
             self._write_environment()
 

@@ -196,10 +196,8 @@ class Stopwatch:
         return self.examples / self.seconds if self.seconds else None
 
     def window_rate(self) -> float | None:
-        """Examples per second since the last question; the answer to that where nothing was timed since.
-
-        Lines of the log that lie in one call into the compiled loop share its rate. None before a call was timed.
-        """
+        """Examples per second since the last question; the answer to that where nothing was timed since, as at the end
+        of an epoch. None before a call was timed."""
         examples, seconds = self.examples - self._window[0], self.seconds - self._window[1]
         self._window = (self.examples, self.seconds)
         if seconds:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from mpt_cli.engine.backend import memory_in_use, peak_memory
+from mpt_cli.engine.feed import Piece
+from mpt_cli.engine.gradient_samples import GradientSampler, Look
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.finite import is_overwritten
 from mpt_cli.settings.schema import Settings
@@ -61,6 +63,14 @@ class Record:
     def examples_of(self, step_in_epoch: int) -> dict[str, Any]:
         """What a `Spike` tells of the examples of that step of this epoch."""
         return {}
+
+    def take_sample(self, sampler: GradientSampler, piece: Piece) -> Look | None:
+        """Look at what half precision makes of the last batch of `piece`; None where that can't be seen."""
+        look = sampler.take(piece, self.ledger.seen, self.ledger.scale)
+        if look is not None:
+            self.telemetry.layers(self.ledger.seen, self.ledger.scale, look.layers)
+            self.ledger.sample = look.sample or self.ledger.sample
+        return look
 
     def look_at_weights(self) -> None:
         """Say it where they don't move."""

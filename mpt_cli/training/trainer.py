@@ -241,8 +241,8 @@ class Trainer(Record):
         self.telemetry.progress(self.ledger.seen, self.progress.epoch)
         if self.stop is None:
             self.checkpointer.save_if_due(self.progress, self.ledger)
-        elif self.stop.needs_sample and self.sampler is not None:
-            self._sample(self.sampler)  # whether float16 made them zero decides what to do about it
+        elif self.stop.needs_sample and self.sampler is not None and self.last_piece is not None:
+            self.take_sample(self.sampler, self.last_piece)  # whether float16 made them zero decides what is to be done
             self.stop = self.health.check(self.signs()) or self.stop
 
     def _run_call(self, piece: Piece) -> Piece:
@@ -278,25 +278,17 @@ class Trainer(Record):
             return {"examples": None}
         return {"examples": tuple((rows if self.source_rows is None else self.source_rows[rows]).tolist())}
 
-    def _sample(self, sampler: GradientSampler) -> GradientSample | None:
-        assert self.last_piece is not None
-        look = sampler.take(self.last_piece, self.ledger.seen, self.ledger.scale)
-        if look is None:
-            return None
-        self.telemetry.layers(self.ledger.seen, self.ledger.scale, look.layers)
-        self.ledger.sample = look.sample or self.ledger.sample
-        return look.sample
-
     def _sample_if_due(self) -> GradientSample | None:
         """Only at the regular lines of the log, so that it depends on neither the calls nor a resumption; nor where it
         would take too much of the time."""
         step, every = self.ledger.seen, self.plan.log_every_steps
-        if self.sampler is None or self.sampler.next_due(step - 1, every) != step:
+        if self.sampler is None or self.last_piece is None or self.sampler.next_due(step - 1, every) != step:
             return None
         if not self.sampler.is_affordable(self.stopwatch.expected_run_seconds(self._steps_to_come())):
             return None
         self.telemetry.progress(step, self.progress.epoch, "sampling gradients")
-        return self._sample(self.sampler)
+        look = self.take_sample(self.sampler, self.last_piece)
+        return None if look is None else look.sample
 
     def _sample_at_end(self) -> None:
         """One more sample, where the run was too short for one, or trained on since the latest."""
@@ -305,7 +297,7 @@ class Trainer(Record):
             return
         is_new = latest is None or latest.step < step
         if is_new and self.sampler.is_affordable(self.stopwatch.run_seconds, is_over=True):
-            self._sample(self.sampler)
+            self.take_sample(self.sampler, self.last_piece)
 
     def _finish_epoch(self, is_whole: bool) -> None:
         """Validate and report. An epoch that `max_steps` cut short is saved as it stands first, to be gone on with."""
