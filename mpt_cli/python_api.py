@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from os import devnull
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mpt_cli.compare.run import CompareSettings, start_compare
 from mpt_cli.diagnose.preparation import on_one_device
 from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
-from mpt_cli.plan.plan import Plan
+from mpt_cli.plan.plan import Plan, plan_program
 from mpt_cli.plan.plan import plan as make_plans
 from mpt_cli.report.run import Run, load_run
 from mpt_cli.settings.checks import check_combinations
@@ -33,6 +33,7 @@ from mpt_cli.training_run import Reporters, train_program, with_drawn_seed
 if TYPE_CHECKING:
     from mpt_cli.compare.comparison import Comparison
     from mpt_cli.diagnose.diagnosis import Diagnosis
+    from mpt_cli.training.model_program import ModelProgram
 
 
 def fit(
@@ -336,35 +337,69 @@ def diagnose(
     return examine(program, platform, ExaminationRequest(tuple(at_steps), batches), say)
 
 
-def _copied_program(
-    what: Sequence[Any], trainer: dict[str, Any], policy: str | None, loss_scale: Any
-) -> Program:  # fmt: skip
+def _copied_program(what: Sequence[Any], trainer: dict[str, Any], policy: str | None, loss_scale: Any) -> Program:
     """A copy of a compiled model, with its data, to be trained and measured in place of it."""
     from mpt_cli.precision import computes_in_float16
+    from mpt_cli.training import model_program as given
+
+    given.check_trainable(what[0])
+    chosen = policy or (None if computes_in_float16(what[0]) else "mixed_float16")
+    program = _given_program("diagnose", what, trainer, chosen, loss_scale)
+    copy = given.copied_model(program.model, program.data, program.settings.trainer.batch_size)
+    return replace(program, model=copy)
+
+
+def _given_program(
+    name: str, what: Sequence[Any], trainer: dict[str, Any], policy: str | None, loss_scale: Any,
+    settings: Mapping[str, Any] | None = None,
+) -> "ModelProgram":
+    """A compiled model with its data, of which the function `name` says something."""
     from mpt_cli.training import model_program as given
 
     model, *arrays = what
     given.check_trainable(model)
     if not 1 <= len(arrays) <= 3:
-        raise ConfigError(Problem("diagnose", "takes a model with x, y and weights if there are, or with a dataset.",
+        raise ConfigError(Problem(name, "takes a model with x, y and weights if there are, or with a dataset.",
                                   f"{len(what)} arguments"))  # fmt: skip
     if len(arrays) == 1 and isinstance(arrays[0], tuple):
         arrays = list(arrays[0])
     arguments = given.DataArguments(*arrays)
     given.check_targets(model, arguments)
     data, size = given.read_given(arguments), _batch_size(trainer["batch_size"], arguments.x)
-    chosen = policy or (None if computes_in_float16(model) else "mixed_float16")
     tree = {"trainer": {**trainer, "batch_size": size, "save_model": False}}
-    settings = given_settings(model, Asked(chosen, loss_scale, tree=tree))
-    return given.ModelProgram(settings, given.copied_model(model, data, size), data, chosen)
+    asked = Asked(policy, loss_scale, tree=tree, more=settings or {})
+    return given.ModelProgram(given_settings(model, asked), model, data, policy)
 
 
-def plan(*words: Any, device: str, devices: int = 1, quiet: bool = False) -> list[Plan]:
-    """`mpt plan` with these overrides, texts or mappings: plans for GPUs that are not here, compiled and not run.
+def plan(
+    *what: Any, device: str, devices: int = 1, quiet: bool = False,
+    sample_weight: Any = None, batch_size: int | None = None, policy: str | None = None, loss_scale: Any = None,
+    settings: Mapping[str, Any] | None = None,
+) -> list[Plan]:
+    """Plans for GPUs that are not here, compiled and not run: of a model, or as `mpt plan` with these overrides.
 
-    There is one for each configuration. `device` is a name of `mpt plan --device`, as in "h100". Memory is in bytes of
-    one device, work in operations of one step. It prepares JAX's backend as a run does, so Keras must not be loaded on
-    another one. ConfigError for what can't be compiled for the device.
+    `what` is a compiled model and its data, `plan(model, x, y)`, with `sample_weight` where `fit` gets it, or
+    `plan(model, dataset)`; or overrides, texts or mappings, with a plan of each configuration. The model stays as it
+    is: what is planned is a copy without values, under `policy`, else in its own dtypes. `batch_size` (32), of all
+    devices together, `policy`, `loss_scale` and `settings`, as in {"trainer.batch_size": 64}, are for a model,
+    and those of `fit`.
+
+    `device` is a name of `mpt plan --device`, as in "h100". Memory is in bytes of one device, work in operations of
+    one step. With overrides it prepares JAX's backend as a run does, so Keras must not be loaded on another one; a
+    model must be one of Keras on JAX. ConfigError for what can't be compiled for it.
     """
     _check_least(devices=(devices, 1))
-    return make_plans(_as_words(words), device, devices, _teller(quiet))
+    say = _teller(quiet)
+    of_model = (sample_weight, batch_size, policy, loss_scale, settings)
+    if not (what and hasattr(what[0], "compile")):
+        if any(each is not None for each in of_model):
+            raise ConfigError(Problem("sample_weight, batch_size, policy, loss_scale, settings", "are for a model; "
+                                      "among overrides they are written as in policy=mixed_float16."))  # fmt: skip
+        return make_plans(_as_words(what), device, devices, say)
+    what = what if sample_weight is None else (*what, sample_weight)
+    _check_arguments(settings, ())
+    program = _given_program("plan", what, {"batch_size": batch_size}, policy, loss_scale, settings)
+    from mpt_cli.training.model_program import PlannedModelProgram
+
+    copied = PlannedModelProgram(program.settings, program.model, program.data, program.policy)
+    return [plan_program(copied, device, devices, say)]

@@ -1,4 +1,4 @@
-"""A GPU as its data sheet describes it: what XLA needs to compile for one that is not here.
+"""A GPU as its data sheet describes it: what XLA needs to compile for one that is not here, and its peaks.
 
 One short file each in `devices/`; a user's own is a file of the same keys. XLA chooses kernels by these figures without
 trying any (no autotuning), so that what it compiles here may differ in tile sizes and algorithms from what it compiles
@@ -7,6 +7,7 @@ beside the GPU; what is computed, in which dtype and in how much memory, does no
 
 import importlib.util
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ device_description_str: "{device.description}"
 
 @dataclass(frozen=True)
 class Device:
-    """The figures of a data sheet.
+    """The figures of a data sheet; `teraflops` are dense peaks by dtype, `link_gb_per_second` goes one way.
 
     `matrix_units` are the dtypes that they multiply. A product of float32 whose precision nobody raised is one of tf32
     where the GPU has that, as XLA chooses it.
@@ -57,7 +58,9 @@ class Device:
     l2_cache_kib: int
     shared_kib_per_multiprocessor: int
     shared_kib_per_block: int
+    teraflops: Mapping[str, float]
     matrix_units: tuple[str, ...]
+    link_gb_per_second: float
 
     @property
     def memory_bytes(self) -> int:
@@ -73,6 +76,14 @@ class Device:
     def has_tf32(self) -> bool:
         """Whether its matrix units take float32 as tf32."""
         return "tf32" in self.matrix_units
+
+    def flops_per_second(self, dtype: str) -> float:
+        """The peak for products of `dtype`; one without units of its own is computed in float32.
+
+        >>> load_device("v100").flops_per_second("bfloat16") / 1e12
+        15.7
+        """
+        return 1e12 * self.teraflops.get(dtype, self.teraflops["float32"])
 
     def at_least(self, capability: str) -> bool:
         """Whether its compute capability is that or higher.
@@ -157,13 +168,19 @@ def _broken_rule(name: str, kind: Any, value: Any) -> str | None:
     if name == "description":
         is_line = isinstance(value, str) and not re.search('["\n]', value)
         return None if is_line else "must be one line of text."
+    if name == "teraflops":
+        are_peaks = isinstance(value, dict) and "float32" in value and all(map(_is_positive, value.values()))
+        return None if are_peaks else "must be numbers above 0 by dtype, float32 among them."
     if name == "matrix_units":
         are_names = isinstance(value, list) and all(isinstance(each, str) for each in value)
         return None if are_names else "must be dtypes."
-    is_number = isinstance(value, (int, float) if kind is float else int) and not isinstance(value, bool)
-    if is_number and 0 < value <= _LARGEST_FIGURE:
+    if _is_positive(value) and (kind is float or isinstance(value, int)):
         return None
     return f"must be a {'number' if kind is float else 'whole number'} above 0, at most {_LARGEST_FIGURE:,.0f}."
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= _LARGEST_FIGURE
 
 
 def check_compiler() -> None:

@@ -1,5 +1,9 @@
-"""A plan: what a run's compiled program says of memory, work and devices, and how it is shown: one column per
+"""A plan: what a run's compiled program says of memory, work, bounds and devices, and how it is shown: one column per
 configuration, then what each is made of. Nothing of it is run.
+
+Bounds are not predictions: no kernel reaches its peak, so that a step takes longer than its bound. A kernel can't be
+faster than its products at the peak of their dtype, nor than its bytes at the memory's peak (Williams et al. 2009,
+"Roofline"); kernels follow each other, so that their bounds add up.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +20,7 @@ from mpt_cli.plan.program import (
     CompileTarget,
     Memory,
     Planned,
+    admit_compiler,
     assemble_program,
     check_plan,
     prepare_compiler,
@@ -29,6 +34,27 @@ from mpt_cli.telemetry.format import format_bytes, format_fraction, format_secon
 from mpt_cli.training.program import Program
 
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Seconds that a step takes at least: of the kernels that products bind, of those that memory binds, and of what
+    goes between devices, which may go on meanwhile."""
+
+    compute: float
+    memory: float
+    links: float
+
+    @property
+    def step(self) -> float:
+        return max(self.compute + self.memory, self.links)
+
+    @property
+    def by(self) -> str:
+        """What binds most."""
+        if self.links >= self.compute + self.memory:
+            return "links between devices"
+        return "compute" if self.compute >= self.memory else "memory"
 
 
 @dataclass(frozen=True)
@@ -75,9 +101,11 @@ class Plan:
     buffers: list[Buffer]
     kernels: int
     product_flops: dict[str, float]
+    bytes: int
     islands: list[Island]
     traffic: list[Traffic]
     unknown_loops: int
+    bound: Bound | None
     compile_seconds: float
     warnings: list[str] = field(default_factory=list)
 
@@ -93,7 +121,8 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
-        return {**asdict(self), "needed_bytes": self.needed_bytes, "fits": self.fits}
+        bound = None if self.bound is None else {**asdict(self.bound), "step": self.bound.step, "by": self.bound.by}
+        return {**asdict(self), "needed_bytes": self.needed_bytes, "fits": self.fits, "bound": bound}
 
 
 def plan(words: Sequence[str], device: str, devices: int = 1, say: Say = lambda text: None) -> list[Plan]:
@@ -113,6 +142,14 @@ def plan(words: Sequence[str], device: str, devices: int = 1, say: Say = lambda 
         raise ConfigError(problems)
     return [_plan_one(Program(settings), prepare_compiler(settings, target), target, overrides, say)
             for overrides, settings in found]  # fmt: skip
+
+
+def plan_program(program: Program, device: str, devices: int = 1, say: Say = lambda text: None) -> Plan:
+    """As `plan`, of a program of objects whose backend is there already, over devices that each have all of it."""
+    target = CompileTarget(load_device(device), devices)
+    check_plan(program.settings, devices)
+    admit_compiler(target)
+    return _plan_one(program, program.prepare_backend(), target, {}, say)
 
 
 def settings_of(words: Sequence[str]) -> Settings:
@@ -154,11 +191,32 @@ def read_plan(planned: Planned, compiled: Compiled) -> Plan:
         parameters=count_parameters(parts.model), memory=compiled.memory,
         held_bytes=(byte_size(parts.data.validation) or 0) if parts.resident else 0,
         usable_bytes=0 if device is None else device.usable_bytes,
-        buffers=[Buffer(*row) for row in step.largest_arrays(8)], kernels=step.kernels,
-        product_flops=step.flops(), islands=_islands(step) if is_mixed(policy) else [],
+        buffers=[Buffer(*row) for row in step.largest_arrays(8)], kernels=len(step.kernels),
+        product_flops=step.flops(), bytes=step.bytes, islands=_islands(step) if is_mixed(policy) else [],
         traffic=_traffic(step), unknown_loops=step.unknown_loops,
+        bound=None if device is None else bound_of(step, device, count),
         compile_seconds=compiled.seconds, warnings=list(parts.warnings),
     )  # fmt: skip
+
+
+def bound_of(step: Step, device: Device, devices: int) -> Bound:
+    """Each kernel at the peak of the device that binds it; what it sums over devices in a ring."""
+    compute = memory = 0.0
+    for kernel in step.kernels:
+        multiplying = sum(product.flops / device.flops_per_second(product.dtype) for product in kernel.products)
+        moving = kernel.bytes / (device.memory_gb_per_second * 1e9)
+        compute, memory = (compute + multiplying, memory) if multiplying > moving else (compute, memory + moving)
+    sent = sum(_sent(each, each.devices or devices) for each in step.collectives)
+    return Bound(compute, memory, sent / (device.link_gb_per_second * 1e9))
+
+
+def _sent(collective: Collective, devices: int) -> float:
+    """Bytes that each device of a ring sends: a sum takes two rounds of the ring, a gathering or scattering one."""
+    count = collective.shape.bytes
+    if collective.opcode == "collective-permute":
+        return count
+    whole = count * devices if collective.opcode == "reduce-scatter" else count
+    return (2 if collective.opcode == "all-reduce" else 1) * whole * (devices - 1) / devices
 
 
 def _islands(step: Step) -> list[Island]:
@@ -183,7 +241,7 @@ MOST_LINES = 6  # of each kind of detail; `--json` has all
 
 def print_plans(device: Device, plans: Sequence[Plan], console: Console) -> None:
     """A table of all, the details of each, and what the figures assume. Piped, aligned plain lines."""
-    heading = f"{plans[0].devices} x {device.description}. Compiled; nothing was run."
+    heading = f"{plans[0].devices} x {device.description}. Compiled and bounded; nothing was run."
     console.print(heading, highlight=False, soft_wrap=True)
     rows = [[label, *(say(plan) for plan in plans)] for label, say in _LABELS]
     print_table(text_columns(["", *map(_title, plans)]), [row for row in rows if any(row[1:])], console)
@@ -191,7 +249,7 @@ def print_plans(device: Device, plans: Sequence[Plan], console: Console) -> None
         console.print(f"\n{_title(plan)}", highlight=False, soft_wrap=True)
         print_labelled(details(plan), console)
     console.print()
-    print_labelled([("assumes", text) for text in assumptions(device)], console)
+    print_labelled([("assumes", text) for text in assumptions(device, plans[0].devices)], console)
 
 
 def _title(plan: Plan) -> str:
@@ -209,6 +267,15 @@ def _work(plan: Plan) -> str:
     return f"{total:.3g} flops: {', '.join(f'{dtype} {format_fraction(count / total)}' for dtype, count in parts)}"
 
 
+def _bound(plan: Plan) -> str:
+    return "" if plan.bound is None else f"≥ {format_milliseconds(plan.bound.step)}, by {plan.bound.by}"
+
+
+def _parts(plan: Plan) -> str:
+    parts = {} if plan.bound is None else asdict(plan.bound)
+    return ", ".join(f"{name} {format_milliseconds(seconds)}" for name, seconds in parts.items() if seconds)
+
+
 _LABELS: list[tuple[str, Callable[[Plan], str]]] = [
     ("policy", lambda plan: plan.policy),
     ("batch, of all devices", lambda plan: f"{plan.batch_size:,}"),
@@ -217,7 +284,11 @@ _LABELS: list[tuple[str, Callable[[Plan], str]]] = [
     ("  weights, optimizer, data", lambda plan: format_bytes(plan.memory.arguments + plan.held_bytes)),
     ("  temporaries", lambda plan: format_bytes(plan.memory.temporaries)),
     ("products of a step", _work),
+    ("bytes of a step", lambda plan: format_bytes(plan.bytes)),
     ("kernels of a step", lambda plan: f"{plan.kernels:,}"),
+    ("time of a step", _bound),
+    ("  of that", _parts),
+    ("examples per second", lambda plan: "" if plan.bound is None else f"≤ {plan.batch_size / plan.bound.step:,.0f}"),
 ]
 
 
@@ -236,10 +307,26 @@ def details(plan: Plan) -> list[tuple[str, str]]:
     return [*rows, ("compiled", f"in {format_seconds(plan.compile_seconds)}")]
 
 
-def assumptions(device: Device) -> list[str]:
+def assumptions(device: Device, devices: int) -> list[str]:
     """What the figures stand on."""
-    return [
+    peaks = ", ".join(f"{dtype} {value:g}" for dtype, value in device.teraflops.items())
+    found = [
+        f"peaks of the data sheet: teraflops {peaks}; memory {device.memory_gb_per_second:,.0f} GB/s. No kernel "
+        "reaches them: a step takes longer than its bound.",
         "kernels as XLA chooses them without trying any; beside a GPU it may choose others of the same dtype.",
         f"JAX's allocator takes {format_bytes(device.usable_bytes)} of {format_bytes(device.memory_bytes)} at most, "
         "unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.",
     ]
+    if devices > 1:
+        found.append(f"{device.link_gb_per_second:g} GB/s from one device to the next, sums in a ring, hidden behind "
+                     "kernels.")  # fmt: skip
+    return found
+
+
+def format_milliseconds(seconds: float) -> str:
+    """
+    >>> format_milliseconds(0.00615), format_milliseconds(0.0000021), format_milliseconds(2.5)
+    ('6.15 ms', '0.0021 ms', '2,500 ms')
+    """
+    value = 1000 * seconds
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms" if value >= 0.1 else f"{value:.2g} ms"

@@ -82,7 +82,7 @@ def check_plan(settings: Settings, devices: int) -> None:
     if settings.backend.name != "jax":
         rule = "TensorFlow compiles for a GPU only where one is; JAX does so anywhere."
         problems.append(Problem("backend.name", rule, settings.backend.name, "Use backend=jax, which trains the same "
-                                "recipe."))  # fmt: skip
+                                "recipe; for a model in Python, KERAS_BACKEND=jax."))  # fmt: skip
     if settings.trainer.jit_compile is False:
         rule = "must be auto or true: what is planned is the compiled program."
         problems.append(Problem("trainer.jit_compile", rule, False))

@@ -1,4 +1,4 @@
-"""What one training step of a compiled program does: its kernels, what they multiply and make, and what goes between
+"""What one training step of a compiled program does: its kernels, what each multiplies and moves, and what goes between
 devices; read from the program as XLA prints it (HLO text).
 
 XLA's own Python objects know opcodes and shapes of instructions and nothing of their attributes (which dimensions a
@@ -63,11 +63,17 @@ class Instruction:
     operands: tuple[str, ...]
     attributes: str
     is_root: bool = False
+    literal: str = ""  # what stands between the parentheses
 
     @property
     def shape(self) -> Shape:
         """Of the result, or the first array of a tuple."""
         return self.shapes[0] if self.shapes else Shape("token", ())
+
+    @property
+    def bytes(self) -> int:
+        """Of all arrays of the result."""
+        return sum(shape.bytes for shape in self.shapes)
 
     def called(self, word: str) -> str:
         """The computation that it names after this word; empty where there is none."""
@@ -181,7 +187,7 @@ def parse_instruction(line: str) -> Instruction | None:
     closes = _closing(rest, opens)
     inside, opcode = rest[opens + 1 : closes], rest[:opens]
     operands = () if opcode in ("constant", "parameter") else tuple(_NAME.findall(inside))
-    return Instruction(head[2], opcode, shapes, operands, rest[closes + 1 :], bool(head[1]))
+    return Instruction(head[2], opcode, shapes, operands, rest[closes + 1 :], bool(head[1]), inside)
 
 
 def _closing(text: str, opens: int) -> int:
@@ -197,6 +203,7 @@ def _closing(text: str, opens: int) -> int:
 NO_KERNEL = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier",
              "partition-id", "replica-id", "add-dependency"}  # fmt: skip
 COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather", "collective-permute", "all-to-all", "ragged-all-to-all")
+SLICES = {"dynamic-slice", "slice", "gather"}
 _CONTROL = re.compile(r"^(jit\(.*\)|while|body|cond|closed_call|branch_\d+_fun|checkpoint|remat\d*|custom_vjp_call|"
                       r"custom_jvp_call|shard_map|body_jaxpr|cond_jaxpr)$")  # fmt: skip
 
@@ -226,22 +233,38 @@ class Product:
 
 @dataclass(frozen=True)
 class Collective:
-    """Something summed or gathered over devices: one device's part."""
+    """Something summed or gathered over so many `devices`, all of them where None: one device's part."""
 
     opcode: str
     shape: Shape
+    devices: int | None = None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What is started on the device as one piece: its products, and the bytes that it reads and writes."""
+
+    products: tuple[Product, ...]
+    bytes: int
 
 
 @dataclass
 class Step:
-    """One step: how many kernels it starts, its products and collectives (each as often as it runs), and the arrays
-    that it makes with their layers."""
+    """One step: its kernels (each as often as it runs), collectives, and the arrays that it makes with their layers."""
 
-    kernels: int = 0
-    products: list[Product] = field(default_factory=list)
+    kernels: list[Kernel] = field(default_factory=list)
     collectives: list[Collective] = field(default_factory=list)
     arrays: list[tuple[Shape, str]] = field(default_factory=list)
     unknown_loops: int = 0  # inner loops of a length that is not in the program, counted as one round
+
+    @property
+    def bytes(self) -> int:
+        """Read from and written to the device's memory."""
+        return sum(kernel.bytes for kernel in self.kernels)
+
+    @property
+    def products(self) -> list[Product]:
+        return [product for kernel in self.kernels for product in kernel.products]
 
     def flops(self) -> dict[str, float]:
         """Of matrix products and convolutions, by dtype."""
@@ -297,11 +320,12 @@ class _Reader:
         opcode = each.opcode.removesuffix("-start")
         if opcode in COLLECTIVES:
             shapes = each.shapes[len(each.shapes) // 2 :] if each.opcode == "all-gather-start" else each.shapes
-            self.step.collectives += [Collective(opcode, shape) for shape in shapes] * times
+            group = _group_size(each.attributes)
+            self.step.collectives += [Collective(opcode, shape, group) for shape in shapes] * times
         if not is_carried:
             self.step.arrays += [(shape, layer_of(each.text("op_name"))) for shape in each.shapes]
-        self.step.kernels += times
-        self.step.products += [*self._products(computation, each)] * times
+        moved = _bytes_of(self.computations, computation, each)
+        self.step.kernels += [Kernel(tuple(self._products(computation, each)), moved)] * times
 
     def _products(self, computation: Computation, each: Instruction) -> Iterator[Product]:
         flops = _product_flops(computation, each)
@@ -318,6 +342,18 @@ class _Reader:
         precision = f"{each.text('algorithm')}{each.config('gemm_backend_config').get('precision_config', '')}"
         raised = re.search("operand_precision=.[^}]*high|HIGH|f32_f32_f32", each.attributes + precision)
         return "tf32" if name == "float32" and self.has_tf32 and not raised else name
+
+
+def _group_size(attributes: str) -> int | None:
+    """Devices that a collective is among; None where it does not say.
+
+    >>> _group_size("replica_groups={{0,1},{2,3}}, to_apply=%add"), _group_size("replica_groups=[2,4]<=[8]")
+    (2, 4)
+    """
+    if found := re.search(r"replica_groups=\{\{([\d,]+)\}", attributes):
+        return len(found[1].split(","))
+    found = re.search(r"replica_groups=\[\d+,(\d+)\]", attributes)
+    return int(found[1]) if found else None
 
 
 def _product_flops(computation: Computation, each: Instruction) -> float | None:
@@ -368,3 +404,41 @@ def _attention(computation: Computation, each: Instruction, backward: bool) -> f
     query, key = (computation.operand(each, index).shape.sizes for index in (0, 1))
     axis = next((axis for axis in (1, 2) if query[axis] != key[axis]), 1)  # where lengths differ they show the layout
     return (10.0 if backward else 4.0) * math.prod(query) * key[axis]
+
+
+def _bytes_of(computations: dict[str, Computation], computation: Computation, each: Instruction) -> int:
+    """What a kernel reads and writes: of an array that it takes slices of, the slices; of one that it changes in place,
+    the change; all else once and whole."""
+    if each.opcode == "fusion":
+        inner = computations[each.called("calls")]
+        read = sum(_bytes_read(inner, parameter) for parameter in inner if parameter.opcode == "parameter")
+        root = inner.root
+        results = [inner.instructions[name] for name in root.operands] if root.opcode == "tuple" else [root]
+        return read + sum(_bytes_written(inner, result) for result in results)
+    if each.opcode in SLICES:
+        return 2 * each.bytes
+    if each.opcode == "dynamic-update-slice":
+        return 2 * computation.operand(each, 1).bytes
+    made = sum(shape.bytes for shape in each.shapes if each.opcode != "custom-call" or shape.kind != "u8")  # workspace
+    if each.opcode.endswith("-start"):
+        return 2 * made
+    return made + sum(computation.instructions[name].bytes for name in dict.fromkeys(each.operands))
+
+
+def _bytes_read(inner: Computation, parameter: Instruction) -> int:
+    total = 0
+    for user in (each for each in inner if parameter.name in each.operands):
+        is_first = user.operands[0] == parameter.name
+        if user.opcode in SLICES and is_first:
+            total += user.bytes
+        elif user.opcode in ("bitcast", "reshape"):
+            total += _bytes_read(inner, user)
+        elif not (user.opcode == "dynamic-update-slice" and is_first):  # which changes it in place
+            return parameter.bytes
+    return min(total, parameter.bytes)
+
+
+def _bytes_written(inner: Computation, result: Instruction) -> int:
+    while result.opcode in ("bitcast", "reshape"):
+        result = inner.operand(result, 0)
+    return inner.operand(result, 1).bytes if result.opcode == "dynamic-update-slice" else result.bytes

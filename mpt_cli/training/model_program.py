@@ -128,11 +128,25 @@ def cloned(model: Any) -> Any:
             type(model).__name__)) from None  # fmt: skip
 
 
+@dataclass(frozen=True)
+class PlannedModelProgram(ModelProgram):
+    """As `ModelProgram`, of a copy of the model with values of its own, if any, which is made where it is asked for."""
+
+    def build_model(self, data: DataSet) -> Any:
+        return ModelProgram(self.settings, compiled_copy(self.model), self.data, self.policy).build_model(data)
+
+
+def compiled_copy(model: Any) -> Any:
+    """A model of the same layers, compiled with the loss and an optimizer like that of `model`."""
+    copy = cloned(model)
+    copy.compile(optimizer=copied_optimizer(unwrapped(model.optimizer)), loss=model.loss,
+                 loss_weights=compiled_loss_weights(model), auto_scale_loss=False)  # fmt: skip
+    return copy
+
+
 def copied_model(model: Any, data: DataSet, batch_size: int) -> Any:
     """A compiled copy with the weights and the optimizer's state of `model`, which may be trained without it."""
-    copy, inner = cloned(model), unwrapped(model.optimizer)
-    copy.compile(optimizer=copied_optimizer(inner), loss=model.loss, loss_weights=compiled_loss_weights(model),
-                 auto_scale_loss=False)  # fmt: skip
+    copy, inner = compiled_copy(model), unwrapped(model.optimizer)
     build_metrics(copy, data.train, batch_size)
     copy.set_weights(model.get_weights())
     if inner.built:

@@ -27,7 +27,7 @@ VERBS = {
         "gradient ranges and the loss scale they need: mpt diagnose conf=digits_cnn; or which layer overflowed",
     ),
     "plan": Verb(
-        "inspection", "memory and dtypes on a GPU that is not here: mpt plan conf=digits_cnn --device h100"
+        "inspection", "memory, work and bounds on a GPU that is not here: mpt plan conf=digits_cnn --device h100"
     ),
     "compare": Verb("sweep", "one recipe under several precisions, side by side: mpt compare conf=digits_cnn"),
     "watch": Verb("watch", "a run or a sweep that goes on elsewhere, seen from here: mpt watch runs/digits_cnn/RUN"),
@@ -243,11 +243,11 @@ _PLAN_EXAMPLES = """examples:
   mpt plan conf=./mine.yaml --device ./my_gpu.yaml --json > plan.json
 
 It needs no GPU, but the extra gpu-plan (3 GB) with XLA's compiler for NVIDIA's. What is compiled is the loop that
-`mpt train backend=jax` runs; nothing is run."""
+`mpt train backend=jax` runs; times are bounds from the chip's peaks, and nothing is run."""
 
 
 def configure_plan(parser: argparse.ArgumentParser) -> None:
-    """What a run would be on a GPU that is not here: memory, work by dtype, traffic."""
+    """What a run would be on a GPU that is not here: memory, work by dtype, a bound on its speed, traffic."""
     add_overrides(parser)
     parser.add_argument("--device", metavar="GPU", help="a100, a6000, b200, h100, h200, v100, or a file of your own")
     parser.add_argument("--devices", type=int, default=1, metavar="N", help="how many of them train it together, each "

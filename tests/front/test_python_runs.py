@@ -398,6 +398,11 @@ def test_what_fit_can_not_train_and_others_can_not_take_is_said():
         r"tolerance: must be >= 0\. Received: nan": lambda: mpt.compare("conf=digits_mlp", tolerance=float("nan")),
         r"batches: must be >= 1\. Received: 0": lambda: mpt.diagnose(net(), x, y, batches=0),
         r"devices: must be >= 1\. Received: 0": lambda: mpt.plan("conf=digits_mlp", device="h100", devices=0),
+        r"batch_size, policy, loss_scale, settings: are for a model": lambda: mpt.plan(
+            "conf=digits_mlp", device="h100", policy="mixed_float16"),
+        r"plan: takes a model with x, y and weights.* Received: '1 arguments'": lambda: mpt.plan(net(), device="h100"),
+        r"TensorFlow compiles .* in Python, KERAS_BACKEND=jax|the compiler for NVIDIA's": lambda: mpt.plan(
+            net(), x, y, device="h100"),
         r"settings: must be a mapping from paths of keys.* Received: \{3: 4\}": lambda: mpt.fit(
             net(), x, y, settings={3: 4}),
         r"callbacks: must be a list of Keras callbacks\. Received: 3": lambda: mpt.fit(net(), x, y, callbacks=3),

@@ -3,9 +3,12 @@
 
 import importlib.util
 
+import keras
+import numpy as np
 import pytest
 from backends import only_on
 
+import mpt_cli as mpt
 from mpt_cli.plan.device import PLUGINS
 from mpt_cli.plan.plan import Plan, plan
 
@@ -44,10 +47,10 @@ def test_gpt2_multiplies_in_float16_but_for_its_head(gpt):
     assert gpt.product_flops["float16"] == pytest.approx(6 * tokens * 12 * 12 * width**2 + 2 * attention, rel=0.05)
 
 
-def test_gpt2_fits_an_h100_with_less_memory_than_in_float32(gpt):
+def test_gpt2_fits_an_h100_and_its_bound_is_below_that_of_float32(gpt):
     (float32,) = plans_of(*GPT, "policy=float32")
     assert gpt.fits and float32.fits and gpt.memory.peak < float32.memory.peak
-    assert set(float32.product_flops) == {"tf32"}
+    assert gpt.bound.step < 0.8 * float32.bound.step and set(float32.product_flops) == {"tf32"}
 
 
 def test_eight_devices_sum_every_gradient_once():
@@ -65,3 +68,19 @@ def test_a_divided_transformer_has_a_share_on_each_device():
     activations = 4 * 1024 * 768
     assert sums >= found.parameters / 4 + (4 * 2 + 1) * activations
     assert found.memory.arguments == pytest.approx(found.parameters / 4 * 3 * 4, rel=0.05)  # with two moments
+
+
+def test_a_model_of_ones_own_is_planned_as_it_is():
+    layers = keras.layers
+    model = keras.Sequential([
+        keras.Input((16, 16, 3)), layers.Conv2D(32, 3, strides=2, dtype="mixed_float16"),
+        layers.GlobalAveragePooling2D(), layers.Dense(8, name="head"),
+    ])  # fmt: skip
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    before = model.get_weights()
+    x, y = np.zeros((32, 16, 16, 3), "float32"), np.zeros(32, "int32")
+    (found,) = mpt.plan(model, x, y, device="h100", devices=8, batch_size=16, quiet=True)
+    assert (found.batch_size, found.devices, found.parameters) == (16, 8, model.count_params())
+    assert "float16" in found.product_flops and [island.name for island in found.islands] == ["head"]
+    assert sum(each.elements for each in found.traffic if each.opcode == "all-reduce") >= found.parameters
+    assert all((old == new).all() for old, new in zip(before, model.get_weights(), strict=True))

@@ -82,8 +82,11 @@ def test_products_and_where_they_come_from():
     assert (product.flops, product.dtype, product.layer) == (2 * 64 * 256 * 512, "float16", "dense")
 
 
-def test_kernels_are_counted_of_the_branch_taken():
-    assert step_with().kernels == 6  # of %applied two
+def test_bytes_are_counted_once_of_the_branch_taken_and_of_a_row_written_in_place_only_the_row():
+    product = 64 * 256 * 2 + 256 * 512 * 4 + 64 * 512 * 2
+    summed, update = 2 * 64 * 512 * 2, 64 * 512 * 2 * (2 + 2)
+    row, count = 2 * 16 + 4, 4 * 3
+    assert step_with().bytes == product + summed + update + row + count
 
 
 def test_the_largest_arrays_are_those_made_and_not_those_carried_on():
@@ -96,7 +99,7 @@ def test_the_largest_arrays_are_those_made_and_not_those_carried_on():
 def test_what_goes_between_devices():
     (collective,) = step_with().collectives
     assert (collective.opcode, collective.shape.dtype, collective.shape.elements) == ("all-reduce", "float16", 64 * 512)
-    assert collective.shape.bytes == 2 * 64 * 512
+    assert (collective.shape.bytes, collective.devices) == (2 * 64 * 512, 2)
 
 
 CONVOLUTION = "window={size=3x3 pad=1_1x1_1 stride=2x2}, dim_labels=b01f_o01i->b01f, custom_call_target="
@@ -142,7 +145,7 @@ def test_an_inner_loop_counts_as_often_as_it_runs():
     known = inner + ', backend_config={"known_trip_count":{"n":"5"}}'
     once, five, unknown = (read_step(parse_module(STEP.replace("  %four =", f"{more}\n  %four =", 1)), True)
                            for more in ("", known, inner))  # fmt: skip
-    assert five.kernels - once.kernels == 5 * 2
+    assert five.bytes - once.bytes == 5 * 64 * 512 * 2 * (2 + 2)
     assert (five.unknown_loops, unknown.unknown_loops) == (0, 1)
 
 
