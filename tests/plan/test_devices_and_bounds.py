@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from backends import only_on
 
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
@@ -85,6 +86,7 @@ def test_a_device_of_ones_own_is_read_and_a_wrong_file_is_told_what_is_wrong(tmp
 
 
 @pytest.mark.slow
+@only_on("tensorflow")
 def test_all_that_keeps_a_run_from_being_planned_is_said_at_once():
     settings = load_settings(["conf=digits_mlp", "trainer.jit_compile=false", "trainer.batch_size=60"])
     with pytest.raises(ConfigError) as caught:
