@@ -20,8 +20,6 @@ from mpt_cli.engine.backend import running_platform
 from mpt_cli.engine.build import build_engine
 from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.feed import Piece
-from mpt_cli.engine.flow import is_rounded
-from mpt_cli.engine.gradient_samples import build_sampler, layers_to_compile
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_own_train_step, keep_skips_whole
 from mpt_cli.precision.finite import are_finite
@@ -32,6 +30,8 @@ from mpt_cli.python_api import Asked, given_settings
 from mpt_cli.recording import NO_LOSS, NO_SAMPLES, Recording, Subject, policy_on_record, scaling_on_record
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.samples.flow import is_rounded
+from mpt_cli.samples.gradient_samples import build_sampler, layers_to_compile
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.health import NextCheck, Stop
 from mpt_cli.telemetry.records import NEVER, RunHeader, Scaling

@@ -23,7 +23,6 @@ from keras import ops
 
 from mpt_cli import python_api
 from mpt_cli.data.examples import Batch
-from mpt_cli.engine.digits import first_examples
 from mpt_cli.errors import OK
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_own_train_step
 from mpt_cli.precision.finite import unscale
@@ -37,6 +36,7 @@ from mpt_cli.recorder import Recorder
 from mpt_cli.recording import RING_ROWS, Drain, LoopRecording, Subject, policy_on_record, scaling_on_record
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.samples.digits import first_examples
 from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, BackendSettings, Settings
 from mpt_cli.settings.variants import GivenData, GivenModel
 from mpt_cli.signals import heard_by_script

@@ -9,8 +9,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "mpt_cli"
 ROOMS = ("version", "redaction", "errors", "plugins", "signals", "machine", "precision", "settings", "data", "models",
-         "telemetry", "engine", "training", "runs", "jobs", "doctor", "report", "sweep", "reproduce", "compare",
-         "diagnose", "plan", "training_run", "trained_model", "python_api", "recording", "recorder",
+         "telemetry", "engine", "samples", "training", "runs", "jobs", "doctor", "report", "sweep", "reproduce",
+         "compare", "diagnose", "plan", "training_run", "trained_model", "python_api", "recording", "recorder",
          "script", "verbs", "cli", "__main__")  # fmt: skip
 STARTS_PROCESSES = re.compile(
     r"subprocess|multiprocessing|pty|concurrent\.futures\.ProcessPool|os\.(exec|fork|spawn|posix_spawn|system|popen)"

@@ -7,10 +7,10 @@ from math import floor, log2
 from mpt_cli.diagnose.examination import Examination, ExaminationRequest, ExaminedPoint
 from mpt_cli.diagnose.safe_windows import LayerRange, ScaleTrial, common_window
 from mpt_cli.engine.backend import Platform
-from mpt_cli.engine.digits import LostDigits
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision.gradients import SafeScales
 from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule
+from mpt_cli.samples.digits import LostDigits
 from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.records import ACTIVATIONS, DEAD, OVERFLOWED, VANISHED, LayerSample

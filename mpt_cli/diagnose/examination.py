@@ -19,16 +19,16 @@ from mpt_cli.diagnose.safe_windows import (
     layer_ranges,
 )
 from mpt_cli.engine.backend import Platform
-from mpt_cli.engine.digits import LostDigits, measure_digits
 from mpt_cli.engine.feed import Piece
-from mpt_cli.engine.flow import FlowCounter, FlowMap, is_rounded
-from mpt_cli.engine.gradient_pass import GradientPass
 from mpt_cli.errors import ConfigError, NumericalError, Problem
 from mpt_cli.precision import computes_in_float16, has_own_train_step
 from mpt_cli.precision.finite import is_overwritten
 from mpt_cli.precision.gradients import SafeScales
 from mpt_cli.precision.keras_internals import names_as_in_a_fresh_process
 from mpt_cli.precision.policy import name_of, parts_of
+from mpt_cli.samples.digits import LostDigits, measure_digits
+from mpt_cli.samples.flow import FlowCounter, FlowMap, is_rounded
+from mpt_cli.samples.gradient_pass import GradientPass
 from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.telemetry.ledger import StepRecords
 from mpt_cli.telemetry.records import LayerSample

@@ -15,9 +15,6 @@ from mpt_cli.diagnose.examination import RunStepper
 from mpt_cli.diagnose.preparation import OverflowEvent, RemedyTrial, remedy_rows
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.faults import build_injector
-from mpt_cli.engine.flow import Flow, FlowCounter
-from mpt_cli.engine.gradient_pass import GradientPass
-from mpt_cli.engine.probes import GRADIENT, VALUE, Counts, Probes, owners_of_weights, weights_of
 from mpt_cli.errors import DataError
 from mpt_cli.precision import has_own_train_step
 from mpt_cli.precision.gradients import INFS, NANS, largest_exponent
@@ -26,6 +23,9 @@ from mpt_cli.precision.policy import name_of
 from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.provenance import known_environment
+from mpt_cli.samples.flow import Flow, FlowCounter
+from mpt_cli.samples.gradient_pass import GradientPass
+from mpt_cli.samples.probes import GRADIENT, VALUE, Counts, Probes, owners_of_weights, weights_of
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.format import format_number, format_scale
 from mpt_cli.training.assembly import Assembly, assemble

@@ -21,7 +21,6 @@ from rich.text import Text
 from mpt_cli.diagnose.diagnosis import Diagnosis, ScaleBounds
 from mpt_cli.diagnose.examination import ExaminedPoint
 from mpt_cli.diagnose.safe_windows import GradientCounts, LayerRange, ScaleTrial, power_of_two_below, share_of_all
-from mpt_cli.engine.probes import Counts
 from mpt_cli.precision.gradients import (
     EXPONENT_BIAS,
     INFS,
@@ -33,6 +32,7 @@ from mpt_cli.precision.gradients import (
 from mpt_cli.precision.scale_rules import DynamicScale
 from mpt_cli.report.tables import TableColumn, print_labelled, print_table
 from mpt_cli.runs.directory import write_atomic
+from mpt_cli.samples.probes import Counts
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.recipe_edit import RecipeText
 from mpt_cli.settings.recipes import keys_left

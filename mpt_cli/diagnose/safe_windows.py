@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.engine.flow import Flow, FlowMap
-from mpt_cli.engine.gradient_pass import GradientPass
-from mpt_cli.engine.probes import GRADIENT, Counts, Probes
 from mpt_cli.precision.gradients import (
     EXPONENT_BIAS,
     INFS,
@@ -25,6 +22,9 @@ from mpt_cli.precision.gradients import (
     share_overflow,
 )
 from mpt_cli.precision.policy import name_of
+from mpt_cli.samples.flow import Flow, FlowMap
+from mpt_cli.samples.gradient_pass import GradientPass
+from mpt_cli.samples.probes import GRADIENT, Counts, Probes
 from mpt_cli.telemetry.records import LayerSample
 
 

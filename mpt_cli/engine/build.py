@@ -5,8 +5,7 @@ from typing import Any
 import keras
 
 from mpt_cli.engine.distribution import Distribution
-from mpt_cli.engine.gradient_pass import StepWrapper
-from mpt_cli.engine.loop import Engine
+from mpt_cli.engine.loop import Engine, StepWrapper
 
 
 def build_engine(

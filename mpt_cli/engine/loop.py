@@ -9,8 +9,6 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.engine.flow import Flow, FlowCounter, FlowMap, Updates, count_updates
-from mpt_cli.engine.gradient_pass import GradientPass, is_compiled_once
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import LossScaleOptimizer, layers_of
 from mpt_cli.precision.scale_state import StepRow
@@ -19,9 +17,10 @@ from mpt_cli.telemetry.ledger import FLOAT_FIELDS, INT_FIELDS, StepRecords
 from mpt_cli.telemetry.records import StopLimits, StreakCounts
 
 BatchIndices = NDArray[np.int32]
+StepWrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-TRAINING, EVALUATION, GRADIENTS = "the training step", "the validation step", "the sample of the gradients"
+TRAINING, EVALUATION = "the training step", "the validation step"
 
 
 class LoopResult(NamedTuple):
@@ -50,7 +49,6 @@ class Engine(ABC):
         self.replicas = 1  # each of which is given its share of a batch
         self._was_evaluated = False  # since the last training step
         self.trains_in_whole_batches = False  # whether no batch to train on is known to be smaller than the others
-        self._passes: dict[bool, GradientPass] = {}  # of the model as it is, and with every layer in float32
 
     @property
     def own(self) -> OwnSteps | None:
@@ -64,7 +62,7 @@ class Engine(ABC):
     def _program(self, function: str, shape: tuple[int, ...]) -> tuple[Any, ...]:
         return (function, *shape)
 
-    def _called(self, function: str, shape: tuple[int, ...] = ()) -> AbstractContextManager[None]:
+    def called(self, function: str, shape: tuple[int, ...] = ()) -> AbstractContextManager[None]:
         """Around a call of a compiled function: the first of each shape is announced through `compiling`."""
         if not self.compiles(function, shape):
             return nullcontext()
@@ -81,7 +79,7 @@ class Engine(ABC):
         """Make `count` training steps, or fewer where a streak of `stop_limits` reaches its limit."""
         control = LoopControl.of(count, stop_limits)
         self._was_evaluated = False
-        with self._called(TRAINING, batch_indices.shape):
+        with self.called(TRAINING, batch_indices.shape):
             result = self._run_training(source, batch_indices, control)
         done = int(result.done)
         return StepRecords(np.asarray(result.floats)[:done], np.asarray(result.ints)[:done])
@@ -93,7 +91,7 @@ class Engine(ABC):
     def evaluate(self, source: Any, batch_indices: BatchIndices, count: int) -> None:
         """Add `count` batches to the metrics, in inference mode."""
         self._was_evaluated = True
-        with self._called(EVALUATION, batch_indices.shape):
+        with self.called(EVALUATION, batch_indices.shape):
             self._add_to_metrics(source, batch_indices, count)
 
     def recompile(self) -> None:
@@ -103,7 +101,6 @@ class Engine(ABC):
 
     def rebuild(self) -> None:
         """Compile everything again: other layers of the model are trained, by another optimizer."""
-        self._passes.clear()
         self._make_functions()
 
     @abstractmethod
@@ -131,34 +128,6 @@ class Engine(ABC):
     @abstractmethod
     def batch(self, source: Any, row: NDArray[np.int32]) -> Any:
         """`(x, y, sample_weight)` of these examples, on the device."""
-
-    @property
-    def compiles_flows(self) -> bool:
-        """Whether the first `flow` of each kind is compiled, which takes far longer than a later one."""
-        return is_compiled_once(self.model)
-
-    def flow(self, source: Any, row: NDArray[np.int32], scale: float, in_float32: bool) -> Flow:
-        """What flows in a training step of one batch under this loss scale; nothing in the model changes.
-
-        With `in_float32` of the model with every layer in float32. Of several replicas that of the first, before
-        gradients are added up: there they are flushed or not.
-        """
-        batch = self.batch(source, row[: len(row) // self.replicas])
-        with self._called(GRADIENTS, (*row.shape, in_float32)) if self.compiles_flows else nullcontext():
-            return self._pass(in_float32)(batch, scale / self.replicas)
-
-    def flow_map(self) -> FlowMap:
-        """Which layer each row of a `Flow` is of; known after the first one of the model as it is."""
-        return FlowMap.of(self.model, self._pass(False).counter.probes)
-
-    def updates(self, shadow: Flow, scale: float) -> Updates | None:
-        """What rounding leaves of the step that a `Flow` in float32 would make; None where no weight is rounded."""
-        return count_updates(self.model, shadow.gradients, scale) if shadow.gradients else None
-
-    def _pass(self, in_float32: bool) -> GradientPass:
-        if in_float32 not in self._passes:
-            self._passes[in_float32] = GradientPass(FlowCounter(self.model, in_float32), few=True)
-        return self._passes[in_float32]
 
     def reset_metrics(self) -> None:
         """Forget the metrics so far."""

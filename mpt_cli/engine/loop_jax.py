@@ -15,12 +15,12 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mpt_cli.engine.distribution import Distribution, replicate_array
-from mpt_cli.engine.gradient_pass import StepWrapper
 from mpt_cli.engine.loop import (
     BatchIndices,
     Engine,
     LoopControl,
     LoopResult,
+    StepWrapper,
     convolves,
     row_lengths,
     update_streaks,

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from mpt_cli.data.examples import Ragged
 from mpt_cli.engine.compile_cache import CACHE_FAULT
-from mpt_cli.engine.gradient_pass import StepWrapper
 from mpt_cli.engine.loop import (
     EVALUATION,
     TRAINING,
@@ -16,6 +15,7 @@ from mpt_cli.engine.loop import (
     Engine,
     LoopControl,
     LoopResult,
+    StepWrapper,
     row_lengths,
     update_streaks,
 )
@@ -60,11 +60,11 @@ class TensorFlowEngine(Engine):
 
     def compile_training(self, source: Any, batch_indices: BatchIndices) -> str | None:
         no_step = _constants(LoopControl.of(0, StopLimits()))
-        with self._called(TRAINING, batch_indices.shape):
+        with self.called(TRAINING, batch_indices.shape):
             return _obstacle(self._train, source, tf.convert_to_tensor(batch_indices), no_step)
 
     def compile_evaluation(self, source: Any, batch_indices: BatchIndices) -> str | None:
-        with self._called(EVALUATION, batch_indices.shape):
+        with self.called(EVALUATION, batch_indices.shape):
             return _obstacle(self._evaluate, source, tf.convert_to_tensor(batch_indices), tf.constant(0))
 
     def leave_xla(self) -> None:

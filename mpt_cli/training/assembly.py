@@ -15,11 +15,9 @@ from mpt_cli.data.examples import RAGGED, Batch, DataSet, Examples, Rows, Stream
 from mpt_cli.data.load import has_targets_as_given, load_data_of_run
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.build import build_engine
-from mpt_cli.engine.digits import MOST_COUNTED, describe_inputs
 from mpt_cli.engine.distribution import Distribution, build_distribution
 from mpt_cli.engine.faults import Injector, build_injector, warn_of_fault
 from mpt_cli.engine.feed import BatchPlan, Feed, build_feed, byte_size, first_batch
-from mpt_cli.engine.flow import pure_loss
 from mpt_cli.engine.loop import Engine, read_metrics
 from mpt_cli.engine.xla import JitChoice, check_layers, choose_jit
 from mpt_cli.errors import ConfigError, Problem, UserCodeError, summarise_error
@@ -45,6 +43,8 @@ from mpt_cli.precision.operations import (
 )
 from mpt_cli.precision.rounded_weights import rounded_variables
 from mpt_cli.precision.train_step import can_be_called, metrics_of, optimizers_in, optimizers_of, own_steps
+from mpt_cli.samples.digits import MOST_COUNTED, describe_inputs
+from mpt_cli.samples.flow import pure_loss
 from mpt_cli.settings.references import describe_layer, failed_layer, model_problem
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings, TrainerSettings
 from mpt_cli.telemetry.records import Scaling

@@ -11,9 +11,9 @@ import numpy as np
 
 from mpt_cli.engine.backend import memory_in_use, peak_memory
 from mpt_cli.engine.feed import Piece
-from mpt_cli.engine.gradient_samples import GradientSampler, Look
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.finite import is_overwritten
+from mpt_cli.samples.gradient_samples import GradientSampler, Look
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.health import HealthRules, Stop, describe_unmoved
 from mpt_cli.telemetry.ledger import Ledger, StepRecords

@@ -13,13 +13,13 @@ import numpy as np
 from mpt_cli.engine.backend import Platform, emulated_operations, framework_errors
 from mpt_cli.engine.distribution import ProcessGroup, check_same_data
 from mpt_cli.engine.faults import FaultSearch
-from mpt_cli.engine.flow import is_rounded
-from mpt_cli.engine.gradient_samples import build_sampler, layers_to_compile
 from mpt_cli.engine.xla import try_xla
 from mpt_cli.errors import DataError
 from mpt_cli.precision import Policy, head_layers
 from mpt_cli.precision.keras_internals import configured_rate
 from mpt_cli.precision.train_step import has_own_compute_loss, optimizers_of, own_steps
+from mpt_cli.samples.flow import is_rounded
+from mpt_cli.samples.gradient_samples import build_sampler, layers_to_compile
 from mpt_cli.settings.references import Reference
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import OwnOptimizer

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from mpt_cli.engine.distribution import ProcessGroup
 from mpt_cli.engine.faults import FaultSearch
 from mpt_cli.engine.feed import Feed, Piece
-from mpt_cli.engine.gradient_samples import GradientSampler
 from mpt_cli.engine.loop import TRAINING, Engine
 from mpt_cli.precision.finite import are_finite
 from mpt_cli.precision.train_step import optimizers_of
+from mpt_cli.samples.gradient_samples import GradientSampler
 from mpt_cli.signals import Interruption
 from mpt_cli.telemetry.health import HealthRules, Stop
 from mpt_cli.telemetry.ledger import Ledger
@@ -282,7 +282,7 @@ class Trainer(Record):
         """Only at the regular lines of the log, so that it depends on neither the calls nor a resumption; nor where it
         would take too much of the time."""
         step, every = self.ledger.seen, self.plan.log_every_steps
-        if self.sampler is None or self.last_piece is None or self.sampler.next_due(step - 1, every) != step:
+        if self.sampler is None or self.last_piece is None or not self.sampler.is_due(step, every):
             return None
         if not self.sampler.is_affordable(self.stopwatch.expected_run_seconds(self._steps_to_come())):
             return None

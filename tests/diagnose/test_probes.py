@@ -9,11 +9,11 @@ from backends import gradients
 from keras import layers, ops
 from nets import functional, subclassed
 
-from mpt_cli.engine.flow import Flow, FlowCounter
-from mpt_cli.engine.gradient_pass import GradientPass
-from mpt_cli.engine.probes import GRADIENT, VALUE, Probes
 from mpt_cli.precision.gradients import EXPONENT_BIAS, ZEROS, statistics_of_each
 from mpt_cli.precision.policy import name_of, parts_of
+from mpt_cli.samples.flow import Flow, FlowCounter
+from mpt_cli.samples.gradient_pass import GradientPass
+from mpt_cli.samples.probes import GRADIENT, VALUE, Probes
 
 NETS = {"functional": functional, "subclassed": subclassed}
 

@@ -9,9 +9,9 @@ from tiny import tiny_data, tiny_run
 
 from mpt_cli.data.examples import Examples
 from mpt_cli.engine.feed import Piece
-from mpt_cli.engine.gradient_samples import GradientSampler, Look, build_sampler
 from mpt_cli.engine.loop import Engine
 from mpt_cli.precision import Policy
+from mpt_cli.samples.gradient_samples import GradientSampler, Look, build_sampler
 from mpt_cli.telemetry.records import UPDATES
 
 pytestmark = pytest.mark.slow
@@ -82,11 +82,7 @@ def test_looking_changes_no_bit():
 
 def due_steps(every: int, log: int, last: int) -> list[int]:
     sampler = GradientSampler(None, every, pytest.fail)  # type: ignore[arg-type]
-    steps, step = [], sampler.next_due(0, log)
-    while step <= last:
-        steps.append(step)
-        step = sampler.next_due(step, log)
-    return steps
+    return [step for step in range(log, last + 1, log) if sampler.is_due(step, log)]
 
 
 def test_samples_come_at_the_line_after_they_are_due():
@@ -98,14 +94,16 @@ def test_samples_come_at_the_line_after_they_are_due():
 
 def test_a_sample_that_fails_is_said_once_and_ends_nothing():
     class Broken:
-        def flow(self, source, row, scale, in_float32):
+        replicas = 1
+
+        def batch(self, source, row):
             raise MemoryError("out of memory\nand a long trace")
 
     said: list[str] = []
     sampler = GradientSampler(Broken(), 5, said.append)  # type: ignore[arg-type]
     assert sampler.take(Piece(None, np.zeros((1, 4), np.int32), 1), 5, 1.0) is None
     assert said == ["gradients can't be sampled here (out of memory); training goes on without"]
-    assert sampler.next_due(10, 5) is None
+    assert not sampler.is_due(10, 5)
 
 
 def test_the_record_of_a_step_says_whether_every_gradient_is_zero():

@@ -14,16 +14,6 @@ import keras
 import numpy as np
 from keras import ops
 
-from mpt_cli.engine.probes import (
-    GRADIENT,
-    VALUE,
-    Counts,
-    Probes,
-    Tensor,
-    count_weights,
-    owners_of_weights,
-    weights_of,
-)
 from mpt_cli.precision.finite import dense, is_overwritten
 from mpt_cli.precision.gradients import EXPONENT_BIAS, INFS, NANS, SUBNORMALS, ZEROS, largest_exponent
 from mpt_cli.precision.keras_internals import (
@@ -37,6 +27,16 @@ from mpt_cli.precision.keras_internals import (
 )
 from mpt_cli.precision.policy import layers_of, name_of, parts_of
 from mpt_cli.precision.rounded_weights import NARROW
+from mpt_cli.samples.probes import (
+    GRADIENT,
+    VALUE,
+    Counts,
+    Probes,
+    Tensor,
+    count_weights,
+    owners_of_weights,
+    weights_of,
+)
 from mpt_cli.telemetry.records import (
     ACTIVATION_GRADIENTS,
     ACTIVATIONS,

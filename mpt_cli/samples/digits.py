@@ -16,11 +16,11 @@ from keras import ops
 from numpy.typing import NDArray
 
 from mpt_cli.data.examples import leaves
-from mpt_cli.engine.gradient_pass import call_sampled
 from mpt_cli.precision.gradients.custom_gradients import is_float_tensor
 from mpt_cli.precision.keras_internals import computing_in_float32, outputs_noted
 from mpt_cli.precision.policy import layers_of, name_of
 from mpt_cli.precision.rounded_weights import NARROW
+from mpt_cli.samples.gradient_pass import call_sampled
 from mpt_cli.telemetry.health import describe_digits
 from mpt_cli.telemetry.records import ALL_LAYERS, TARGETS
 

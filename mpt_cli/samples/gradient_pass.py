@@ -8,12 +8,11 @@ import keras
 import numpy as np
 from keras import ops
 
-from mpt_cli.engine.flow import Flow, FlowCounter, pure_loss
-from mpt_cli.engine.probes import Tensor
+from mpt_cli.engine.loop import StepWrapper
 from mpt_cli.precision.optimizer import backend_step
 from mpt_cli.precision.policy import layers_of
-
-StepWrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+from mpt_cli.samples.flow import Flow, FlowCounter, pure_loss
+from mpt_cli.samples.probes import Tensor
 
 
 def is_compiled_once(model: Any) -> bool:

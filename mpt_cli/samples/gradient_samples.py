@@ -6,18 +6,21 @@ One batch goes through the model as it trains and with every layer in float32, a
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpt_cli.engine.digits import MOST_EXAMPLES, LostDigits, measure_digits
 from mpt_cli.engine.feed import Piece
-from mpt_cli.engine.flow import Flow, layers_without_loss
 from mpt_cli.engine.loop import Engine
 from mpt_cli.errors import first_line
 from mpt_cli.precision.policy import parts_of
+from mpt_cli.samples.digits import MOST_EXAMPLES, LostDigits, measure_digits
+from mpt_cli.samples.flow import Flow, FlowCounter, FlowMap, count_updates, layers_without_loss
+from mpt_cli.samples.gradient_pass import GradientPass, is_compiled_once
 from mpt_cli.telemetry.records import DEAD, DIGITS, UPDATES, WEIGHT_GRADIENTS, GradientSample, LayerSample
 
+GRADIENTS = "the sample of the gradients"  # to be compiled
 FIRST_SAMPLE_STEP = 100  # so that a short run has a sample too
 LARGEST_FLOAT16 = 65504.0
 FARTHEST = 3  # doublings above the predicted one at which an overflow is looked for
@@ -58,6 +61,7 @@ class GradientSampler:
         self._works, self.failure = True, ""  # why not, where no sample can be had
         self._ended_at = -math.inf  # of the latest
         self._passes, self._pass_seconds = 0, math.inf  # of the latest, and of the quickest: the first ones compile
+        self._passes_of: dict[tuple[int, ...], GradientPass] = {}
 
     def position(self) -> dict[str, float]:
         """What the next sample is judged by, for a checkpoint: a resumed run takes those that the unbroken one does."""
@@ -69,14 +73,11 @@ class GradientSampler:
         self._ended_at = time.monotonic() - float(position["age_seconds"])
         self._passes, self._pass_seconds = int(position["passes"]), float(position["pass_seconds"])
 
-    def next_due(self, step: int, log_every_steps: int) -> int | None:
-        """The first line of the log after `step` that has a sample: there a call into the training loop has to end."""
-        if not self._works:
-            return None
-        passed = step // self.every_steps
-        wanted = min(FIRST_SAMPLE_STEP, self.every_steps), passed * self.every_steps, (passed + 1) * self.every_steps
-        lines = [-(-at // log_every_steps) * log_every_steps for at in wanted if at]
-        return min(line for line in lines if line > step)
+    def is_due(self, step: int, log_every_steps: int) -> bool:
+        """Whether the line of the log after `step`, the first since `log_every_steps` before, has a sample."""
+        before, first = step - log_every_steps, min(FIRST_SAMPLE_STEP, self.every_steps)
+        is_wanted = before < first <= step or before // self.every_steps < step // self.every_steps
+        return self._works and is_wanted
 
     def is_affordable(self, run_seconds: float, is_over: bool = False) -> bool:
         """Whether the next sample takes no more of the time than it may, in a run that is to take `run_seconds` in all,
@@ -107,8 +108,7 @@ class GradientSampler:
 
         def flow(in_float32: bool, doublings: int = 0) -> Flow:
             started = time.monotonic()
-            row = piece.batch_indices[piece.count - 1]
-            found = self.engine.flow(piece.source, row, scale * 2.0**doublings, in_float32)
+            found = self._flow(piece, scale * 2.0**doublings, in_float32)
             self._passes, self._pass_seconds = self._passes + 1, min(self._pass_seconds, time.monotonic() - started)
             return found
 
@@ -117,8 +117,9 @@ class GradientSampler:
             scale /= 4.0
             base = flow(in_float32=False)
         shadow = flow(in_float32=True)
-        places = self.engine.flow_map()
-        rows = places.layer_samples(base, shadow, self.engine.updates(shadow, scale))
+        places = FlowMap.of(self.engine.model, self._pass(False).counter.probes)
+        updates = count_updates(self.engine.model, shadow.gradients, scale) if shadow.gradients else None
+        rows = places.layer_samples(base, shadow, updates)
         if not base.is_finite:
             return Look(None, rows)
         squares, largest = (float(value) for value in base.norm)
@@ -142,6 +143,21 @@ class GradientSampler:
         )  # fmt: skip
         return Look(sample, rows)
 
+    def _flow(self, piece: Piece, scale: float, in_float32: bool) -> Flow:
+        """What flows in a training step of the last batch. Of several replicas that of the first, before gradients are
+        added up: there they are flushed or not."""
+        engine, row = self.engine, piece.batch_indices[piece.count - 1]
+        batch = engine.batch(piece.source, row[: len(row) // engine.replicas])
+        compiles = is_compiled_once(engine.model)
+        with engine.called(GRADIENTS, (*row.shape, in_float32)) if compiles else nullcontext():
+            return self._pass(in_float32)(batch, scale / engine.replicas)
+
+    def _pass(self, in_float32: bool) -> GradientPass:
+        key = (in_float32, *map(id, self.engine.model.trainable_variables))  # others in another phase
+        if key not in self._passes_of:
+            self._passes_of[key] = GradientPass(FlowCounter(self.engine.model, in_float32), few=True)
+        return self._passes_of[key]
+
     def _digits(self, piece: Piece) -> LostDigits | None:
         """None where the outputs can't be compared, those of a model that draws random numbers in inference, say."""
         row = piece.batch_indices[piece.count - 1][:MOST_EXAMPLES]
@@ -152,8 +168,8 @@ class GradientSampler:
 
 
 def layers_to_compile(engine: Engine) -> int:
-    """How many layers and operations the first sample compiles; 0 where a pass of `engine` needs no compiling."""
-    return len(parts_of(engine.model)) if engine.compiles_flows else 0
+    """How many layers and operations the first sample compiles; 0 where it is not compiled."""
+    return len(parts_of(engine.model)) if is_compiled_once(engine.model) else 0
 
 
 def build_sampler(
