@@ -149,7 +149,7 @@ class TrainerSettings:
     deterministic: bool = key(True, "bit-identical repeats: seeds, data order and deterministic kernels")
     jit_compile: Union[bool, str] = key("auto", "XLA: auto decides by backend, device, model and the steps to run",
                                         choices=("auto", True, False))
-    steps_per_execution: Union[int, str] = key("auto", "steps per call into the compiled loop: auto or a number ≥ 1",
+    steps_per_execution: Union[int, str] = key("auto", "most steps per call into the compiled loop: auto, or ≥ 1",
                                                 at_most=2**16)
     feed: str = key("auto", "resident: data on the device; stream: sent batch by batch; auto decides by size",
                     choices=("auto", "resident", "stream"), advanced=True)

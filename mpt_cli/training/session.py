@@ -323,8 +323,7 @@ def _describe_execution(parts: Assembly) -> str:
     trainer = parts.settings.trainer
     reason = f" ({parts.jit.reason})" if parts.jit.reason else ""
     compiled = "XLA" if parts.jit_compile else f"no XLA{reason}"
-    many = trainer.steps_per_execution
-    steps = f"{many} step{'s' if many != 1 else ''}" if isinstance(many, int) else f"up to {parts.capacity} steps"
+    steps = "1 step" if parts.capacity == 1 else f"up to {parts.capacity} steps"
     feed = "data stays on the device" if parts.resident else "data is streamed"
     exact = "deterministic" if trainer.deterministic else "not deterministic"
     return f"{compiled}, {steps} per call, {feed}, {exact}"
