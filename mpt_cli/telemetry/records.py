@@ -1,6 +1,6 @@
 """The values that pass between trainer and telemetry: plain frozen data.
 
-The trainer makes records and events, console and files show them; limits and logged steps tell a call where to end.
+The trainer makes records and events, console and files show them; limits tell a call where to end.
 What stands in a file of a run is held against the types of its record here, and read back from its line: it may be
 damaged, or hostile.
 """
