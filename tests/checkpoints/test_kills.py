@@ -27,8 +27,8 @@ def killed_after(words: list[str], folder: Path, count: int, seconds: float) -> 
     """The exit code of an attempt that is killed some seconds after so many new checkpoints, if it still runs."""
     process = start_mpt("train", *words, cwd=folder)
     labels, end = folder / "killed/checkpoints", time.monotonic() + PATIENCE_SECONDS
-    before = {*labels.glob("step-*.json")}
-    while process.poll() is None and len({*labels.glob("step-*.json")} - before) < count and time.monotonic() < end:
+    before = {*labels.glob("step-*.npz")}
+    while process.poll() is None and len({*labels.glob("step-*.npz")} - before) < count and time.monotonic() < end:
         time.sleep(0.0005)
     time.sleep(seconds)
     process.kill()

@@ -71,14 +71,13 @@ def test_tensorflow_is_imported_with_it(tmp_path: Path) -> None:
     info = tmp_path / "cpuinfo"
     info.write_text("model name\t: A CPU\nflags\t\t: fpu avx512_fp16\n")
     program = (
-        "import os, sys, pathlib\nfrom mpt_cli import machine\n"
-        f"machine.CPU_INFO = pathlib.Path({str(info)!r})\nfrom mpt_cli.__main__ import main\n"
-        "try:\n    main()\nfinally:\n    print('ONEDNN', os.environ.get('TF_ENABLE_ONEDNN_OPTS'))\n"
+        "import pathlib\nfrom mpt_cli import machine\n"
+        f"machine.CPU_INFO = pathlib.Path({str(info)!r})\nfrom mpt_cli.__main__ import main\nmain()\n"
     )
     words = ["train", "conf=digits_mlp", "policy=mixed_float16", "trainer.epochs=1", f"run_dir={tmp_path / 'run'}"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     environment.pop("TF_ENABLE_ONEDNN_OPTS", None)
     done = subprocess.run([sys.executable, "-c", program, *words], env=environment, capture_output=True, text=True,
                           timeout=300, check=False)  # fmt: skip
-    assert "ONEDNN 0" in done.stdout and "oneDNN is left out" in done.stdout, done.stdout + done.stderr
+    assert "oneDNN is left out" in done.stdout, done.stdout + done.stderr
     assert '"TF_ENABLE_ONEDNN_OPTS": "0"' in (tmp_path / "run" / "environment.json").read_text()
