@@ -11,7 +11,8 @@ from io import BufferedReader, StringIO
 from pathlib import Path
 from typing import Any, TextIO
 
-from mpt_cli.errors import ConfigError, DataError, Problem, summarise_error
+from mpt_cli import redaction
+from mpt_cli.errors import ConfigError, DataError, Place, Problem, summarise_error
 
 MOST_BYTES = 2**20  # of a YAML file
 MOST_VALUES = 10_000  # of a YAML file, each use of an alias counted; the longest shipped recipe has 60
@@ -146,7 +147,7 @@ def parse_yaml(text: str, source: str | Path) -> Any:
     try:
         return OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=False)
     except yaml.YAMLError as error:
-        raise ConfigError(Problem("conf", f"{source} {_not_yaml(error)}")) from error
+        raise ConfigError(_not_yaml(error, text, source)) from error
     except OmegaConfBaseException as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise ConfigError(Problem(error.full_key or "conf", f"cannot be read: {reason}.", str(source))) from error
@@ -156,8 +157,53 @@ def parse_yaml(text: str, source: str | Path) -> Any:
         raise ConfigError(Problem("conf", f"{source} cannot be read: {summarise_error(error)}.")) from error
 
 
-def _not_yaml(error: Exception) -> str:
-    return f"is not valid YAML: {' '.join(str(error).split())}."
+def _not_yaml(error: Any, text: str, source: str | Path) -> Problem:
+    """What the parser says, and the place that it points at."""
+    if (mark := getattr(error, "problem_mark", None)) is None:
+        return Problem("conf", f"{source} is not valid YAML: {' '.join(str(error).split())}.")
+    said = ", ".join(filter(None, [error.context, error.problem]))
+    place = _place(source, text.rstrip().split("\n"), mark, mark)
+    return Problem("conf", f"{source} is not valid YAML: {said}.", place=place)
+
+
+def places_of(source: Path) -> dict[tuple[str, ...], Place]:
+    """Return the place of each key and each entry of a list of a YAML file, by the names on the way to it.
+
+    An entry of a defaults list is found by its group too.
+    """
+    import yaml
+
+    text = read_yaml_text(source)
+    lines, root = text.rstrip().split("\n"), yaml.compose(text, Loader=yaml.SafeLoader)
+    return {path: _place(source, lines, start, end) for path, start, end in _marks(root, ())}
+
+
+def _marks(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    import yaml
+
+    if isinstance(node, yaml.MappingNode):
+        for key, part in node.value:
+            inner = (*path, str(key.value))
+            yield inner, key.start_mark, key.end_mark if part.end_mark.line > key.end_mark.line else part.end_mark
+            yield from _marks(part, inner)
+    elif isinstance(node, yaml.SequenceNode):
+        for number, part in enumerate(node.value):
+            yield (*path, str(number)), part.start_mark, part.end_mark
+            yield from _marks(part, (*path, str(number)))
+            for key, _ in part.value if path == ("defaults",) and isinstance(part, yaml.MappingNode) else ():
+                group = str(key.value).rpartition(" ")[2].removeprefix("/").partition("@")[0]
+                yield (*path, group), part.start_mark, part.end_mark
+
+
+def _place(source: str | Path, lines: list[str], start: Any, end: Any) -> Place:
+    """From `start` to `end`, or to the end of the first line; without its text, which is printed, where that may hold a
+    secret.
+    """
+    line = min(start.line, len(lines) - 1)
+    text, first = lines[line], start.column if line == start.line else len(lines[line])
+    last = end.column if end.line == start.line else len(text)
+    has_secret = any(map(redaction.is_secret_name, re.findall(r"[\w-]+", text)))
+    return Place(str(source), line + 1, first + 1, "" if has_secret else text, max(1, last - first))
 
 
 _TAG = "tag:yaml.org,2002:"
@@ -178,7 +224,7 @@ def _check_yaml(text: str, source: str | Path) -> None:
         except yaml.YAMLError:  # told in the words of the other, which takes ten times as long
             broken = _problem_of_yaml(yaml.parse(text, Loader=yaml.SafeLoader))
     except yaml.YAMLError as error:
-        broken = _not_yaml(error)
+        raise ConfigError(_not_yaml(error, text, source)) from error
     if broken is not None:
         raise ConfigError(Problem("conf", f"{source} {broken}"))
 

@@ -8,6 +8,7 @@ import ast
 import math
 import operator
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, is_dataclass, replace
@@ -16,7 +17,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -29,7 +29,7 @@ from mpt_cli import redaction
 from mpt_cli.errors import ConfigError, Problem, missing_extra
 from mpt_cli.settings.checks import check_combinations, read_expect
 from mpt_cli.settings.key import BadValue, Key, as_whole, format_type, read_key, read_value
-from mpt_cli.settings.limits import read_yaml_text
+from mpt_cli.settings.limits import places_of
 from mpt_cli.settings.overrides import (
     ParsedOverrides,
     escape_interpolation,
@@ -260,9 +260,7 @@ def _read_sections(key: Key, value: Any, problems: list[Problem], known: set[str
     ]
 
 
-def _unknown_problem(
-    cls: type, path: str, given: dict[str, Any], value: Any, earlier: list[Problem]
-) -> Problem | None:
+def _unknown_problem(cls: type, path: str, given: dict[str, Any], value: Any, earlier: list[Problem]) -> Problem | None:
     """A key of another variant is told apart from one that nothing has."""
     key = find_key(path)
     if key is None or not key.variants:
@@ -368,44 +366,19 @@ def missing_backend(settings: Settings) -> str:
 def _with_places(
     problems: list[Problem], recipe: Recipe, choices: dict[str, str], given: ParsedOverrides
 ) -> list[Problem]:
-    """With file and line, where what is wrong stands in a file that the command line does not name: one of a group of
-    the project, or a recipe that others start from.
-    """
-    # each file once, however many problems
-    lines, files_of_group = cache(lambda file: lines_of(read_yaml_text(file))), cache(readable_files_of)
-    given_keys = keys_given(given.overrides)
+    """With the place of what is wrong, where it stands in a file and no word of the command line says it."""
+    places, files_of_group = cache(places_of), cache(readable_files_of)  # each file once, however many problems
+    given_keys, chosen = keys_given(given.overrides), {choice.written for choice in given.choices.values()}
 
     def with_place(problem: Problem) -> Problem:
-        path = problem.key.split(".")
-        if any(_is_within(path, text) or _is_within(text.split("."), problem.key) for text in given_keys):
+        path = re.sub(r"\[(\d+)\]", r".\1", problem.key).split(".")
+        is_given = any(_is_within(path, text) or _is_within(text.split("."), problem.key) for text in given_keys)
+        if problem.place or is_given or problem.key in chosen:
             return problem
-        for file, inside in _files_with(path, recipe, choices, files_of_group):
-            if (line := lines(file).get(tuple(inside))) is not None:
-                place = f"It stands in {file}, line {line}."
-                return problem if file == recipe.path else replace(problem, remedy=f"{problem.remedy} {place}".strip())
-        return problem
+        found = (places(file).get(tuple(inside)) for file, inside in _files_with(path, recipe, choices, files_of_group))
+        return replace(problem, place=next(filter(None, found), None))
 
     return [with_place(problem) for problem in problems]
-
-
-def lines_of(text: str) -> dict[tuple[str, ...], int]:
-    """Return the number of the line, from 1, of each key and each entry of a list, by the names on the way to it.
-
-    >>> lines_of("a:\\n  b: [{c: 1}]\\n")
-    {('a',): 1, ('a', 'b'): 2, ('a', 'b', '0'): 2, ('a', 'b', '0', 'c'): 2}
-    """
-    return dict(_places_in(yaml.compose(text, Loader=yaml.SafeLoader), ()))
-
-
-def _places_in(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
-    parts: list[tuple[str, Any, Any]] = []
-    if isinstance(node, yaml.MappingNode):
-        parts = [(str(key.value), part, key.start_mark) for key, part in node.value]
-    elif isinstance(node, yaml.SequenceNode):
-        parts = [(str(number), part, part.start_mark) for number, part in enumerate(node.value)]
-    for name, part, mark in parts:
-        yield (*path, name), mark.line + 1
-        yield from _places_in(part, (*path, name))
 
 
 def _is_within(path: Sequence[str], key: str) -> bool:
@@ -414,7 +387,9 @@ def _is_within(path: Sequence[str], key: str) -> bool:
 
 
 def _files_with(
-    path: list[str], recipe: Recipe, choices: dict[str, str],
+    path: list[str],
+    recipe: Recipe,
+    choices: dict[str, str],
     files_of_group: Callable[[str, str], list[tuple[Path, Any]]],
 ) -> Iterator[tuple[Path, list[str]]]:
     """The files that may give a key, the last one composed first, each with the key's path inside of it."""

@@ -58,9 +58,14 @@ def _words_or_files(prefix: str, **_: Any) -> list[str]:
     return [*_overrides(prefix), *([] if "=" in prefix else _files(prefix))]
 
 
+def _sections(prefix: str, parsed_args: Any, **_: Any) -> list[str]:
+    return [*sections()] if parsed_args.kind == "keys" else []
+
+
 # By the metavar of an argument, which says what it takes. Of arguments with choices argcomplete offers those itself.
 OFFERS: dict[str, Any] = {
     OVERRIDES: _words_or_files, TARGETS: _targets, "RECIPE": _recipes, SCRIPT: _words_or_files, MODULE: _files,
+    "SECTION": _sections,
     **dict.fromkeys(("FILE", "DIR", "PATH", "DEST", "GPU", "RUN_DIR", "SWEEP_DIR", "COMPARE_DIR", "RUN|SWEEP|COMPARE"),
                     _files),
 }  # fmt: skip
