@@ -20,9 +20,10 @@ OTHER_WORDS = {  # what other programs call it, in small letters, and the word h
     "half": "mixed_float16", "bf16": "mixed_bfloat16", "bf16_mixed": "mixed_bfloat16", "32": "float32",
     "32_true": "float32", "fp32": "float32", "fp64": "float64",
     "accumulate_grad_batches": "gradient_accumulation_steps", "bs": "batch_size", "dtype": "policy",
-    "gpus": "devices", "gradient_clip_val": "global_clipnorm", "growth_interval": "growth_steps", "init_scale": "initial_scale", "lr": "learning_rate", "max_epochs": "epochs",
-    "mixed_precision": "policy", "num_epochs": "epochs", "output_dir": "run_dir", "precision": "policy",
-    "random_seed": "seed", "strategy": "distribute",
+    "gpus": "devices", "gradient_clip_val": "global_clipnorm", "growth_interval": "growth_steps",
+    "init_scale": "initial_scale", "lr": "learning_rate", "max_epochs": "epochs", "mixed_precision": "policy",
+    "num_epochs": "epochs", "output_dir": "run_dir", "precision": "policy", "random_seed": "seed",
+    "strategy": "distribute",
 }  # fmt: skip
 
 

@@ -133,7 +133,7 @@ def test_what_is_no_yaml_is_shown_with_a_mark_where_the_parser_stopped(write_rec
                            "'<stream end>'."  # fmt: skip
     assert str(problem.place) == f" --> own.yaml:2:20\n  |\n2 | trainer: {{epochs: 3\n  | {' ' * 19}^"
     (problem,) = problems(write_recipe("trainer: {password: hunter2\n"))  # a line with a secret is not shown
-    assert str(problem.place) == " --> own.yaml:1:27"
+    assert str(problem.place) == " --> own.yaml:1:28"
 
 
 def test_places_of_entries_of_lists_and_of_bases(write_recipe, problems) -> None:
