@@ -168,7 +168,7 @@ def _message(verb: str, error: MptError) -> str:
     """The error's sentences; several problems one to a line, and the user's own exception with its traceback."""
     if isinstance(error, ConfigError):
         count = len(error.problems)
-        listed = [f"{problem}\n{problem.place}" if problem.place else str(problem) for problem in error.problems]
+        listed = [problem.shown for problem in error.problems]
         listed[MOST_PROBLEMS:] = [f"… and {count - MOST_PROBLEMS:,} more"] if count > MOST_PROBLEMS else []
         listed = [f"mpt {verb}: {count:,} problems:", *listed] if count > 1 else [f"mpt {verb}: {listed[0]}"]
         return "\n".join(listed).replace("\n", "\n  ")

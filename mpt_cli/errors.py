@@ -167,6 +167,11 @@ class Problem:
         remedy = f" {self.remedy}" if self.remedy else ""
         return f"{self.key}: {self.rule}{received}{remedy}"
 
+    @property
+    def shown(self) -> str:
+        """The sentences, and below them the line of the file."""
+        return f"{self}\n{self.place}" if self.place else str(self)
+
     def as_dict(self) -> dict[str, Any]:
         """For `--json`, whatever was received."""
         received = json.loads(json.dumps(self.received, default=repr, skipkeys=True))
