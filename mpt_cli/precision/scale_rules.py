@@ -86,8 +86,8 @@ class ScaleRule(ABC):
 
     @classmethod
     def key_names(cls) -> list[str]:
-        """The numbers that are keys of the settings."""
-        return [declared.name for declared in fields(cls)]
+        """The fields that are keys of the settings: those whose default YAML can write."""
+        return [declared.name for declared in fields(cls) if isinstance(declared.default, int | float | str)]
 
     @property
     def growth_steps(self) -> int | None:
