@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterator
 from io import BufferedReader, StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TextIO
 
 from mpt_cli import redaction
@@ -147,23 +148,30 @@ def parse_yaml(text: str, source: str | Path) -> Any:
     try:
         return OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=False)
     except yaml.YAMLError as error:
-        raise ConfigError(_not_yaml(error, text, source)) from error
+        raise _not_yaml(error, text, source) from error
     except OmegaConfBaseException as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise ConfigError(Problem(error.full_key or "conf", f"cannot be read: {reason}.", str(source))) from error
+        key, reason = error.full_key or "conf", str(error).strip().splitlines()[0].rstrip(".")
+        place = _places(text, source).get(tuple(key.split(".")))
+        raise ConfigError(Problem(key, f"cannot be read: {reason}.", str(source), place=place)) from error
     except OSError as error:  # of a single scalar OmegaConf says it cannot load it
-        raise ConfigError(Problem("conf", f"{source} must hold keys and values at its top level.")) from error
+        raise _unfit(text, source, "must hold keys and values at its top level.") from error
     except (ValueError, KeyError) as error:  # of a text that is not what its tag says
-        raise ConfigError(Problem("conf", f"{source} cannot be read: {summarise_error(error)}.")) from error
+        raise _unfit(text, source, f"cannot be read: {summarise_error(error)}.") from error
 
 
-def _not_yaml(error: Any, text: str, source: str | Path) -> Problem:
+def _not_yaml(error: Any, text: str, source: str | Path) -> ConfigError:
     """What the parser says, and the place that it points at."""
-    if (mark := getattr(error, "problem_mark", None)) is None:
-        return Problem("conf", f"{source} is not valid YAML: {' '.join(str(error).split())}.")
-    said = ", ".join(filter(None, [error.context, error.problem]))
-    place = _place(source, text.rstrip().split("\n"), mark, mark)
-    return Problem("conf", f"{source} is not valid YAML: {said}.", place=place)
+    if (mark := getattr(error, "problem_mark", None)) is not None:
+        said = ", ".join(filter(None, [error.context, error.problem]))
+    else:  # a character that no YAML may hold
+        before, said = text[: error.position], f"{error.reason}: {text[error.position]!r}"
+        mark = SimpleNamespace(line=before.count("\n"), column=len(before.rpartition("\n")[2]))
+    return _unfit(text, source, f"is not valid YAML: {said}.", mark, mark)
+
+
+def _unfit(text: str, source: str | Path, rule: str, start: Any = None, end: Any = None) -> ConfigError:
+    place = _place(source, text.rstrip().split("\n"), start, end) if start else None
+    return ConfigError(Problem("conf", f"{source} {rule}", place=place))
 
 
 def places_of(source: Path) -> dict[tuple[str, ...], Place]:
@@ -171,9 +179,12 @@ def places_of(source: Path) -> dict[tuple[str, ...], Place]:
 
     An entry of a defaults list is found by its group too.
     """
+    return _places(read_yaml_text(source), source)
+
+
+def _places(text: str, source: str | Path) -> dict[tuple[str, ...], Place]:
     import yaml
 
-    text = read_yaml_text(source)
     lines, root = text.rstrip().split("\n"), yaml.compose(text, Loader=yaml.SafeLoader)
     return {path: _place(source, lines, start, end) for path, start, end in _marks(root, ())}
 
@@ -224,31 +235,34 @@ def _check_yaml(text: str, source: str | Path) -> None:
         except yaml.YAMLError:  # told in the words of the other, which takes ten times as long
             broken = _problem_of_yaml(yaml.parse(text, Loader=yaml.SafeLoader))
     except yaml.YAMLError as error:
-        raise ConfigError(_not_yaml(error, text, source)) from error
+        raise _not_yaml(error, text, source) from error
     if broken is not None:
-        raise ConfigError(Problem("conf", f"{source} {broken}"))
+        rule, event = broken
+        raise _unfit(text, source, rule, event.start_mark, event.end_mark)
 
 
-def _problem_of_yaml(events: Iterator[Any]) -> str | None:
-    """Count the values of a YAML text from its events, before a tree is made of them."""
+def _problem_of_yaml(events: Iterator[Any]) -> tuple[str, Any] | None:
+    """Count the values of a YAML text from its events, before a tree is made of them; what must hold, and the event
+    where it does not.
+    """
     import yaml
 
     values, sizes, opened = 0, dict[str, int](), list[tuple[str, int]]()  # sizes of what anchors name
     for event in events:
         if getattr(event, "tag", None) not in _PLAIN_TAGS:
             kind = event.tag.replace(_TAG, "!!")
-            return f"must hold plain values, without the tag {kind} in line {event.start_mark.line + 1}."
+            return f"must hold plain values, without the tag {kind} in line {event.start_mark.line + 1}.", event
         if isinstance(event, yaml.AliasEvent):
             if event.anchor in [anchor for anchor, _ in opened]:
-                return f"must not hold itself: &{event.anchor} contains *{event.anchor}."
+                return f"must not hold itself: &{event.anchor} contains *{event.anchor}.", event
             values += sizes.get(event.anchor, 1)
         elif isinstance(event, yaml.ScalarEvent):
             if event.value and not opened and not values:
-                return "must hold keys and values at its top level."  # OmegaConf would take a text for a key
+                return "must hold keys and values at its top level.", event  # OmegaConf would take a text for a key
             if "${" in event.value and depth_of(event.value) > DEEPEST:
-                return _TOO_DEEP
+                return _TOO_DEEP, event
             if len(event.value) > LONGEST_NUMBER and _WHOLE_NUMBER.fullmatch(event.value) and not event.style:
-                return f"must have numbers of at most {LONGEST_NUMBER:,} digits."
+                return f"must have numbers of at most {LONGEST_NUMBER:,} digits.", event
             values += 1 + len(event.value) // 1000
             sizes[event.anchor or ""] = 1 + len(event.value) // 1000
         elif isinstance(event, yaml.CollectionStartEvent):
@@ -258,7 +272,7 @@ def _problem_of_yaml(events: Iterator[Any]) -> str | None:
             anchor, before = opened.pop()
             sizes[anchor] = values - before
         if len(opened) > DEEPEST:
-            return _TOO_DEEP
+            return _TOO_DEEP, event
         if values > MOST_VALUES:
-            return f"must hold at most {MOST_VALUES:,} values."
+            return f"must hold at most {MOST_VALUES:,} values.", event
     return None
