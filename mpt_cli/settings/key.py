@@ -65,21 +65,16 @@ def key(
     meaning: str,
     *,
     choices: tuple[Any, ...] = (),
-    above: float | None = None,
-    at_least: float | None = None,
-    below: float | None = None,
-    at_most: float | None = None,
     advanced: bool = False,
+    **bounds: float,
 ) -> Any:
     """A dataclass field with its meaning and the range or choices it must keep.
 
-    `above` and `below` exclude the bound, `at_least` and `at_most` include it. A list is checked element by element. A
-    whole number that `at_most` says nothing of must be one that steps and sizes can be (`LARGEST_COUNT`). `None` is
-    allowed where the type says Optional. Listings show an `advanced` key apart: hardly anyone needs to set it.
+    Of the bounds `above` and `below` exclude the number, `at_least` and `at_most` include it. A list is checked element
+    by element. A whole number that `at_most` says nothing of must be one that steps and sizes can be (`LARGEST_COUNT`).
+    `None` is allowed where the type says Optional. Listings show an `advanced` key apart: hardly anyone sets it.
     """
-    bounds = {"above": above, "at_least": at_least, "below": below, "at_most": at_most}
-    metadata = {"meaning": meaning, "choices": choices, "bounds": {k: v for k, v in bounds.items() if v is not None},
-                "advanced": advanced}  # fmt: skip
+    metadata = {"meaning": meaning, "choices": choices, "bounds": bounds, "advanced": advanced}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: copy.copy(default), metadata=metadata)
     return field(default=default, metadata=metadata)

@@ -298,13 +298,13 @@ def load_with_recipe(overrides: list[str]) -> tuple[Settings, Recipe]:
     return replace(settings, expect=read_expect(settings.expect)), recipe
 
 
-def _texts(value: Any, name: Any = None) -> Iterator[tuple[Any, str]]:
-    """Each text in a tree of settings, with the key or the index that it stands under."""
+def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Each text in a tree of settings, with its path."""
     if isinstance(value, dict | list):
-        for inner, inside in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _texts(inside, inner)
+        for name, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _texts(part, f"{path}.{name}".lstrip("."))
     elif isinstance(value, str):
-        yield name, value
+        yield path, value
 
 
 def _settings_of(recipe: Recipe, given: ParsedOverrides, problems: list[Problem]) -> Settings:
@@ -316,9 +316,11 @@ def _settings_of(recipe: Recipe, given: ParsedOverrides, problems: list[Problem]
     overrides = [*given.overrides, *_backend_override(recipe, given, problems)]
     tree = compose_tree(choices, bodies, overrides, problems)
     tree.setdefault("recipe", recipe.path.stem)
-    for name, text in _texts(tree):
-        redaction.note_text(name, text)
-    problems += _redacted(tree, "")
+    for path, text in _texts(tree):
+        redaction.note_text(path.rpartition(".")[2], text)
+        if redaction.REDACTED in text:
+            remedy = f"Give it again: {path}=…, or {path}='${{oc.env:VARIABLE}}', which is kept as that."
+            problems.append(Problem(path, "is not in the record, which holds no secrets.", None, remedy))
     settings = build_settings(tree, unsure, problems)
     problems += check_combinations(settings, {problem.key for problem in problems} | unsure)
     problems[:] = _with_places(problems, recipe, choices, given)
@@ -400,16 +402,6 @@ def _files_with(
     if path[0] in choices:
         for file, _ in reversed(files_of_group(path[0], choices[path[0]])):
             yield file, path[1:]
-
-
-def _redacted(tree: Any, path: str) -> Iterator[Problem]:
-    """A record that is run again lacks what was no secret of the environment."""
-    if isinstance(tree, str) and redaction.REDACTED in tree:
-        yield Problem(path, "is not in the record, which holds no secrets.", None,
-                      f"Give it again: {path}=…, or {path}='${{oc.env:VARIABLE}}', which is kept as that.")  # fmt: skip
-    parts = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
-    for name, part in parts:
-        yield from _redacted(part, f"{path}.{name}".lstrip("."))
 
 
 def _read_recipe(given: ParsedOverrides) -> tuple[Recipe, list[Problem]]:

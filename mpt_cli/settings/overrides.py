@@ -302,7 +302,7 @@ def _take_deletion(override: Override, result: ParsedOverrides) -> None:
 
 
 def _add_implied(result: ParsedOverrides) -> None:
-    given = {override.lstrip("+").partition("=")[0] for override in result.overrides if not override.startswith("~")}
+    given = keys_given([override for override in result.overrides if not override.startswith("~")])
     for path, name in IMPLIED_CHOICES.items():
         if path in given:
             group = path.partition(".")[0]
