@@ -23,7 +23,7 @@ from mpt_cli.errors import (
 )
 from mpt_cli.redaction import note_word
 from mpt_cli.settings.limits import MOST_PROBLEMS
-from mpt_cli.settings.search_path import config_directories, has_working_directory
+from mpt_cli.settings.search_path import add_config_directories, has_working_directory
 from mpt_cli.signals import SIGNAL_EXIT_CODES, format_end, raised_signal, signal_of
 from mpt_cli.verbs import Parser, check_options, load_verb, take_config_directories, verb_parser
 from mpt_cli.verbs.arguments import LISTED_VERBS, VERBS
@@ -141,9 +141,9 @@ def _run(arguments: list[str]) -> int:
     if verb != "run":  # what stands behind the script is the script's own
         folders, rest = take_config_directories(rest)
         check_options(parser, rest)
-    with config_directories(folders):
-        words = parser.parse_intermixed_args(rest)  # --help, and what argparse refuses, ends here: no verb is loaded
-        return load_verb(verb)(words)
+    add_config_directories(folders)
+    words = parser.parse_intermixed_args(rest)  # --help, and what argparse refuses, ends here: no verb is loaded
+    return load_verb(verb)(words)
 
 
 def _top_parser() -> argparse.ArgumentParser:

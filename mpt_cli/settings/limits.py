@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, TextIO
 
 from mpt_cli import redaction
-from mpt_cli.errors import ConfigError, DataError, Place, Problem, summarise_error
+from mpt_cli.errors import ConfigError, DataError, Place, Problem, first_line, summarise_error
 
 MOST_BYTES = 2**20  # of a YAML file
 MOST_VALUES = 10_000  # of a YAML file, each use of an alias counted; the longest shipped recipe has 60
@@ -150,9 +150,10 @@ def parse_yaml(text: str, source: str | Path) -> Any:
     except yaml.YAMLError as error:
         raise _not_yaml(error, text, source) from error
     except OmegaConfBaseException as error:
-        key, reason = error.full_key or "conf", str(error).strip().splitlines()[0].rstrip(".")
+        key = error.full_key or "conf"
         place = _places(text, source).get(tuple(key.split(".")))
-        raise ConfigError(Problem(key, f"cannot be read: {reason}.", str(source), place=place)) from error
+        rule = f"cannot be read: {first_line(error).rstrip('.')}."
+        raise ConfigError(Problem(key, rule, str(source), place=place)) from error
     except OSError as error:  # of a single scalar OmegaConf says it cannot load it
         raise _unfit(text, source, "must hold keys and values at its top level.") from error
     except (ValueError, KeyError) as error:  # of a text that is not what its tag says

@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers.oc import env as environment_resolver
 
 from mpt_cli import redaction
-from mpt_cli.errors import ConfigError, Problem, missing_extra
+from mpt_cli.errors import ConfigError, Problem, first_line, missing_extra
 from mpt_cli.settings.checks import check_combinations, read_expect
 from mpt_cli.settings.key import BadValue, Key, as_whole, format_type, read_key, read_value
 from mpt_cli.settings.limits import places_of
@@ -193,7 +193,7 @@ def _resolved(node: DictConfig | ListConfig, name: Any, path: str, problems: lis
 def _first_line(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "it refers to itself, or starts from a file that starts from it"
-    return str(error).strip().splitlines()[0].rstrip(".")
+    return first_line(error).rstrip(".")
 
 
 def build_settings(tree: dict[str, Any], unsure: set[str], problems: list[Problem]) -> Settings:

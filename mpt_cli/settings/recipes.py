@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import ConfigError, Problem, did_you_mean
+from mpt_cli.errors import ConfigError, Problem, did_you_mean, first_line
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.key import format_type
 from mpt_cli.settings.limits import load_yaml, places_of, read_yaml_text
@@ -292,14 +292,13 @@ def _take_searchpath(content: dict[str, Any], recipe: Recipe) -> list[Path]:
         return []
     given = hydra.pop("searchpath")
     content.pop("hydra") if not hydra else None
-    if not isinstance(given, list) or not all(isinstance(text, str) for text in given):
-        recipe.problems.append(Problem("hydra.searchpath", "must be a list of folders.", given))
-        return []
     try:
+        if not isinstance(given, list) or not all(isinstance(text, str) for text in given):
+            raise ConfigError(Problem("hydra.searchpath", "must be a list of folders.", given))
         return [find_folder(text, "hydra.searchpath", recipe.path.parent) for text in OmegaConf.create(given)]
     except OmegaConfBaseException as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        recipe.problems.append(Problem("hydra.searchpath", f"cannot be resolved: {reason}.", given))
+        rule = f"cannot be resolved: {first_line(error).rstrip('.')}."
+        recipe.problems.append(Problem("hydra.searchpath", rule, given))
     except ConfigError as error:
         recipe.problems += error.problems
     return []

@@ -110,21 +110,11 @@ def projects_of_recipes(recipes: Sequence[str]) -> list[Path]:
     return [project for path in paths if os.path.isfile(path) for project in project_of(path)]
 
 
-@contextmanager
-def config_directories(given: Sequence[str]) -> Iterator[None]:
-    """Within it, and in processes started there, these folders are searched before those of the environment."""
-    before = os.environ.get(CONFIG_DIR)
-    if not given:
-        yield
-        return
+def add_config_directories(given: Sequence[str]) -> None:
+    """Have these folders searched, here and in processes started here, before those of the environment."""
     folders = [str(find_folder(text, "--config-dir", Path.cwd()).resolve()) for text in given]
-    os.environ[CONFIG_DIR] = ":".join([*folders, *([before] if before else [])])
-    try:
-        yield
-    finally:
-        os.environ.pop(CONFIG_DIR)
-        if before is not None:
-            os.environ[CONFIG_DIR] = before
+    if folders:
+        os.environ[CONFIG_DIR] = ":".join(filter(None, [*folders, os.environ.get(CONFIG_DIR)]))
 
 
 def find_folder(text: str, key: str, base: Path) -> Path:

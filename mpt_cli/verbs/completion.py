@@ -15,7 +15,7 @@ from argcomplete.shell_integration import shellcode
 
 from mpt_cli.errors import OK, ConfigError
 from mpt_cli.settings.schema import CHOOSING_KEYS, all_keys, sections
-from mpt_cli.settings.search_path import config_directories, group_choices, group_names, recipe_paths
+from mpt_cli.settings.search_path import add_config_directories, group_choices, group_names, recipe_paths
 from mpt_cli.verbs import take_config_directories, verb_parser
 from mpt_cli.verbs.arguments import LISTED_VERBS, MODULE, OVERRIDES, SCRIPT, TARGETS
 
@@ -92,7 +92,9 @@ def complete(output: TextIO | None = None, exit_method: Any = os._exit) -> None:
     """Answers the shell, which tells of the line in variables of the environment, and ends the process."""
     words = split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))[3]
     os.environ["_ARGCOMPLETE"] = str(min(len(words), 2))  # argparse's words begin behind the verb, once there is one
-    with suppress(ConfigError), config_directories(_config_directories(words[1:])):
+    with suppress(ConfigError):  # no folder follows, or it is still being typed
+        add_config_directories(take_config_directories(words[1:])[0])
+    with suppress(ConfigError):
         _Finder()(
             _parser(words[1:]),
             always_complete_options=False,  # only behind a dash
@@ -100,14 +102,6 @@ def complete(output: TextIO | None = None, exit_method: Any = os._exit) -> None:
             exit_method=exit_method,
             output_stream=output,
         )
-
-
-def _config_directories(words: list[str]) -> list[str]:
-    """Those given with --config-dir; none where the folder is still being typed."""
-    try:
-        return take_config_directories(words)[0]
-    except ConfigError:
-        return []
 
 
 def _parser(words: list[str]) -> argparse.ArgumentParser:

@@ -21,7 +21,7 @@ def complete_line(line: str) -> list[str]:
     """Candidates for the last word of the line, as argcomplete hands them to a shell that splits words at spaces."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_SUPPRESS_SPACE": "1",
-                            "COMP_LINE": line, "COMP_POINT": str(len(line))}.items():  # fmt: skip
+                            "COMP_LINE": line, "COMP_POINT": str(len(line)), "MPT_CONFIG_DIR": ""}.items():  # fmt: skip
             patch.setenv(name, value)
         patch.setattr(CompletionFinder, "_init_debug_stream", lambda self: None)  # it takes descriptor 9
         out = io.StringIO()
