@@ -23,9 +23,9 @@ from mpt_cli.errors import (
 )
 from mpt_cli.redaction import note_word
 from mpt_cli.settings.limits import MOST_PROBLEMS
-from mpt_cli.settings.search_path import config_directories, has_working_directory
+from mpt_cli.settings.search_path import add_config_directories, has_working_directory
 from mpt_cli.signals import SIGNAL_EXIT_CODES, format_end, raised_signal, signal_of
-from mpt_cli.verbs import Parser, check_hydra_options, load_verb, take_config_directories, verb_parser
+from mpt_cli.verbs import Parser, check_options, load_verb, take_config_directories, verb_parser
 from mpt_cli.verbs.arguments import LISTED_VERBS, VERBS
 from mpt_cli.version import __version__
 
@@ -140,10 +140,10 @@ def _run(arguments: list[str]) -> int:
     folders, parser = list[str](), verb_parser(verb)
     if verb != "run":  # what stands behind the script is the script's own
         folders, rest = take_config_directories(rest)
-        check_hydra_options(parser, rest)
-    with config_directories(folders):
-        words = parser.parse_intermixed_args(rest)  # --help, and what argparse refuses, ends here: no verb is loaded
-        return load_verb(verb)(words)
+        check_options(parser, rest)
+    add_config_directories(folders)
+    words = parser.parse_intermixed_args(rest)  # --help, and what argparse refuses, ends here: no verb is loaded
+    return load_verb(verb)(words)
 
 
 def _top_parser() -> argparse.ArgumentParser:
@@ -166,9 +166,12 @@ def _unknown_verb(verb: str) -> str:
 
 def _message(verb: str, error: MptError) -> str:
     """The error's sentences; several problems one to a line, and the user's own exception with its traceback."""
-    if isinstance(error, ConfigError) and (count := len(error.problems)) > 1:
-        more = [f"… and {count - MOST_PROBLEMS:,} more"] if count > MOST_PROBLEMS else []
-        return "\n  ".join([f"mpt {verb}: {count:,} problems:", *map(str, error.problems[:MOST_PROBLEMS]), *more])
+    if isinstance(error, ConfigError):
+        count = len(error.problems)
+        listed = [problem.shown for problem in error.problems]
+        listed[MOST_PROBLEMS:] = [f"… and {count - MOST_PROBLEMS:,} more"] if count > MOST_PROBLEMS else []
+        listed = [f"mpt {verb}: {count:,} problems:", *listed] if count > 1 else [f"mpt {verb}: {listed[0]}"]
+        return "\n".join(listed).replace("\n", "\n  ")
     text = f"mpt {verb}: {error}"
     if isinstance(error, UserCodeError) and error.__cause__ is not None:
         from mpt_cli.settings.references import user_traceback

@@ -6,6 +6,7 @@ Anything raised that is not an `MptError` is a bug of ours and leaves with code 
 
 import importlib.util
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,15 +15,29 @@ from typing import Any
 
 from mpt_cli.redaction import without_secrets
 
+OTHER_WORDS = {  # what other programs call it, in small letters, and the word here
+    "16": "mixed_float16", "16_mixed": "mixed_float16", "amp": "mixed_float16", "fp16": "mixed_float16",
+    "half": "mixed_float16", "bf16": "mixed_bfloat16", "bf16_mixed": "mixed_bfloat16", "32": "float32",
+    "32_true": "float32", "fp32": "float32", "fp64": "float64",
+    "accumulate_grad_batches": "gradient_accumulation_steps", "bs": "batch_size", "dtype": "policy",
+    "gpus": "devices", "gradient_clip_val": "global_clipnorm", "growth_interval": "growth_steps",
+    "init_scale": "initial_scale", "lr": "learning_rate", "max_epochs": "epochs", "mixed_precision": "policy",
+    "num_epochs": "epochs", "output_dir": "run_dir", "precision": "policy", "random_seed": "seed",
+    "strategy": "distribute",
+}  # fmt: skip
 
-def nearest(name: object, valid: Iterable[str]) -> str | None:
-    """The valid name that `name`, which may be anything, most likely stands for; None when none is near.
 
-    >>> nearest("Mixed-Float16", ["float16", "mixed_float16"])
-    'mixed_float16'
+def nearest(name: object, valid: Iterable[str], least: float = 0.6) -> str | None:
+    """The valid name that `name`, which may be anything, most likely stands for; None when none is near, with so much
+    in common at `least`.
+
+    >>> nearest("Mixed-Float16", ["float16", "mixed_float16"]), nearest("bf16", ["bfloat16", "mixed_bfloat16"])
+    ('mixed_float16', 'mixed_bfloat16')
     """
     plain = {_normalized(candidate): candidate for candidate in valid}
-    matches = get_close_matches(_normalized(name), plain, n=5, cutoff=0.6)
+    if (meant := OTHER_WORDS.get(_normalized(name), "")) in plain:
+        return plain[meant]
+    matches = get_close_matches(_normalized(name), plain, n=5, cutoff=least)
     return plain[max(matches, key=lambda match: _likeness(_normalized(name), match))] if matches else None
 
 
@@ -110,22 +125,58 @@ def _shortened(text: str) -> str:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where in a file something stands: the line and which part of it, counted from 1."""
+
+    file: str
+    line: int
+    column: int
+    text: str
+    width: int
+
+    def __str__(self) -> str:
+        """The line with a mark under the part, as ruff and uv show it.
+
+        >>> print(Place("own.yaml", 12, 3, "  epochs: 0", 9))
+          --> own.yaml:12:3
+           |
+        12 |   epochs: 0
+           |   ^^^^^^^^^
+        """
+        edge, before = " " * len(str(self.line)), re.sub(r"[^\t]", " ", self.text[: self.column - 1])
+        lines = [f"{edge}--> {self.file}:{self.line}:{self.column}"]
+        if 0 < len(self.text) <= LONGEST_RECEIVED:
+            lines += [f"{edge} |", f"{self.line} | {self.text}", f"{edge} | {before}{'^' * self.width}"]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
 class Problem:
-    """One fault of a configuration: what must hold at `key`, what was received, what to do about it."""
+    """One fault of a configuration: what must hold at `key`, what was received, what to do about it, and the `place`
+    of a file where it stands.
+    """
 
     key: str
     rule: str
     received: object = None
     remedy: str = ""
+    place: Place | None = None
 
     def __str__(self) -> str:
         received = "" if self.received is None else f" Received: {_shortened(repr(self.received))}."
         remedy = f" {self.remedy}" if self.remedy else ""
         return f"{self.key}: {self.rule}{received}{remedy}"
 
+    @property
+    def shown(self) -> str:
+        """The sentences, and below them the line of the file."""
+        return f"{self}\n{self.place}" if self.place else str(self)
+
     def as_dict(self) -> dict[str, Any]:
         """For `--json`, whatever was received."""
-        return {**vars(self), "received": json.loads(json.dumps(self.received, default=repr, skipkeys=True))}
+        received = json.loads(json.dumps(self.received, default=repr, skipkeys=True))
+        place = None if self.place is None else {name: vars(self.place)[name] for name in ("file", "line", "column")}
+        return {**vars(self), "received": received, "place": place}
 
 
 class ConfigError(MptError):
@@ -136,6 +187,8 @@ class ConfigError(MptError):
     def __init__(self, problems: "list[Problem] | Problem") -> None:
         self.problems = [problems] if isinstance(problems, Problem) else list(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
+        for place in [problem.place for problem in self.problems if problem.place]:
+            self.add_note(str(place))  # which Python shows below the message
 
 
 class DataError(MptError):

@@ -1,8 +1,8 @@
 """A loss-scale mode: its numbers, how the scale moves, and what it answers for itself; and ours: dynamic, fixed and
 none, logmax.
 
-The fields of a mode that have a meaning are the keys of the settings group `loss_scale` under that mode: type, default,
-range and meaning stand here and nowhere else. A rule knows numbers, not variables: `initial` gives the state it needs,
+The fields of a mode are the keys of the settings group `loss_scale` under that mode: type, default, range and meaning
+stand here and nowhere else. A rule knows numbers, not variables: `initial` gives the state it needs,
 `advance` maps the state and what was measured of the step's gradients to the next state. It runs inside compiled steps,
 so it is written in `keras.ops`; Keras is imported there, since settings read the fields before a backend is chosen.
 """
@@ -27,7 +27,7 @@ MARGIN = 4.0  # two halvings: recurrent nets were seen to skip at half the highe
 
 
 def number(default: float | bool, meaning: str, **bounds: float) -> Any:
-    """A field that is a key, a number or a switch: `bounds` are numbers `above`, `at_least`, `below`, `at_most`."""
+    """A field with a meaning, a number or a switch: `bounds` are numbers `above`, `at_least`, `below`, `at_most`."""
     return field(default=default, metadata={"meaning": meaning, "choices": (), "bounds": bounds})
 
 
@@ -86,8 +86,8 @@ class ScaleRule(ABC):
 
     @classmethod
     def key_names(cls) -> list[str]:
-        """The numbers that are keys of the settings."""
-        return [declared.name for declared in fields(cls) if "meaning" in declared.metadata]
+        """The fields that are keys of the settings: those whose default YAML can write."""
+        return [declared.name for declared in fields(cls) if isinstance(declared.default, int | float | str)]
 
     @property
     def growth_steps(self) -> int | None:
@@ -379,6 +379,10 @@ class NoScale(ScaleRule):
     no_use: ClassVar[str] = ""  # a comparison switches scaling off and leaves the numbers where they are
 
     initial_scale: float = 1.0
+
+    @classmethod
+    def key_names(cls) -> list[str]:
+        return []
 
     def __post_init__(self) -> None:
         if self.initial_scale != 1:

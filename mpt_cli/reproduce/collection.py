@@ -63,7 +63,7 @@ class Unreadable:
     problems: list[Problem]
 
     def __str__(self) -> str:
-        return "\n".join(f"{self.name}: {problem}" for problem in self.problems)
+        return "\n".join(f"{self.name}: {problem.shown}" for problem in self.problems)
 
 
 @dataclass

@@ -42,9 +42,8 @@ def check_synthetic(settings: Settings) -> Iterator[Problem]:
 
 def _check_unused(path: str, section: Any, names: Iterable[str], where: str, remedy: str = "") -> Iterator[Problem]:
     """Those of the keys `names` that are not as by default, although nothing uses them `where`."""
-    defaults = {declared.name: default_of(declared) for declared in fields(section)}
     for name in names:
-        if (value := getattr(section, name)) != defaults[name]:
+        if (value := getattr(section, name)) != _default(section, name):
             yield Problem(f"{path}.{name}", f"must be left out {where}.", value, remedy)
 
 

@@ -31,16 +31,7 @@ def json_schema() -> Schema:
     >>> json_schema()["properties"]["trainer"]["properties"]["epochs"]["anyOf"][0]
     {'type': 'integer', 'minimum': 1, 'maximum': 1073741824}
     """
-    properties: Schema = {}
-    hints = get_type_hints(Settings)
-    for declared in fields(Settings):
-        name, hint = declared.name, hints[declared.name]
-        if name in VARIANTS:
-            properties[name] = _section_with_variants(name)
-        elif isinstance(hint, type) and is_dataclass(hint):
-            properties[name] = _section(hint, name)
-        else:
-            properties[name] = _key_schema(read_key(declared, hint, name))
+    properties = {**_properties(Settings, ""), **{name: _section_with_variants(name) for name in VARIANTS}}
     properties["expect"] = {**properties["expect"], "additionalProperties": _expectation()}
     properties["defaults"] = _defaults()
     searchpath = {"type": "array", "items": {"type": "string"}, "description": "folders with groups and recipes"}
@@ -71,7 +62,7 @@ def _properties(cls: type, path: str) -> Schema:
     found: Schema = {}
     for declared in fields(cls):
         name, hint = declared.name, hints[declared.name]
-        inner = f"{path}.{name}"
+        inner = f"{path}.{name}".lstrip(".")
         is_section = isinstance(hint, type) and is_dataclass(hint)
         found[name] = _section(hint, inner) if is_section else _key_schema(read_key(declared, hint, inner))
     return found
@@ -215,10 +206,9 @@ def _choice(group: str) -> Schema:
 
 
 def _expectation() -> Schema:
-    parts = {name: _number(float, {}) for name in ("min", "max", "value")}
-    parts |= {name: _number(float, {"at_least": 0}) for name in ("tolerance", "rtol", "atol")}
-    bounds = {"type": "object", "properties": parts, "additionalProperties": False, "minProperties": 1}
-    return {"anyOf": [_number(float, {}), bounds]}
+    number, positive = {"anyOf": _numbers(float, {})}, {"anyOf": _numbers(float, {"at_least": 0})}
+    parts = dict.fromkeys(("min", "max", "value"), number) | dict.fromkeys(("tolerance", "rtol", "atol"), positive)
+    return {"anyOf": [number, {**_closed(parts), "minProperties": 1}]}
 
 
 def _key_schema(key: Key) -> Schema:
@@ -256,17 +246,17 @@ def _scalar(key: Key, kind: Any) -> list[Schema]:
     if key.choices:
         return [{"enum": [choice for choice in key.choices if isinstance(choice, kind)]}]
     if kind in (int, float):
-        return [_number(kind, key.bounds, exact=True), {"type": "string", "pattern": _NUMBER_AS_TEXT}]
+        return _numbers(kind, key.bounds)
     return [{"type": {bool: "boolean", str: "string"}[kind]}]
 
 
-def _number(kind: type, bounds: dict[str, float], exact: bool = False) -> Schema:
-    """A number within its bounds; unless `exact`, also as text (2**15)."""
+def _numbers(kind: type, bounds: dict[str, float]) -> list[Schema]:
+    """A number within its bounds, or as text (2**15)."""
     limits = {_BOUNDS[name]: bound for name, bound in bounds.items()}
     if kind is int and "maximum" not in limits:
         limits["maximum"] = LARGEST_COUNT
     number = {"type": "integer" if kind is int else "number", **limits}
-    return number if exact else {"anyOf": [number, {"type": "string", "pattern": _NUMBER_AS_TEXT}]}
+    return [number, {"type": "string", "pattern": _NUMBER_AS_TEXT}]
 
 
 def unit_of(key: Key) -> str | None:

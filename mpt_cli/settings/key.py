@@ -1,13 +1,13 @@
 """One key of the schema: how it is declared (default, meaning, choices, range), and how a value is read against it.
 
-Numbers may be written as people write scales: 32768, 3.3e4, 2**15. OmegaConf's typed nodes do the conversion; it is
-imported only then, so that listings and completion start without it.
+Numbers may be written as people write scales: 32768, 3.3e4, 2**15.
 """
 
 import copy
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -65,21 +65,16 @@ def key(
     meaning: str,
     *,
     choices: tuple[Any, ...] = (),
-    above: float | None = None,
-    at_least: float | None = None,
-    below: float | None = None,
-    at_most: float | None = None,
     advanced: bool = False,
+    **bounds: float,
 ) -> Any:
     """A dataclass field with its meaning and the range or choices it must keep.
 
-    `above` and `below` exclude the bound, `at_least` and `at_most` include it. A list is checked element by element. A
-    whole number that `at_most` says nothing of must be one that steps and sizes can be (`LARGEST_COUNT`). `None` is
-    allowed where the type says Optional. Listings show an `advanced` key apart: hardly anyone needs to set it.
+    Of the bounds `above` and `below` exclude the number, `at_least` and `at_most` include it. A list is checked element
+    by element. A whole number that `at_most` says nothing of must be one that steps and sizes can be (`LARGEST_COUNT`).
+    `None` is allowed where the type says Optional. Listings show an `advanced` key apart: hardly anyone sets it.
     """
-    bounds = {"above": above, "at_least": at_least, "below": below, "at_most": at_most}
-    metadata = {"meaning": meaning, "choices": choices, "bounds": {k: v for k, v in bounds.items() if v is not None},
-                "advanced": advanced}  # fmt: skip
+    metadata = {"meaning": meaning, "choices": choices, "bounds": bounds, "advanced": advanced}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: copy.copy(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -204,50 +199,39 @@ def _read_mapping(key: Key, value: Any) -> dict[str, Any]:
     if kind not in (int, float):
         return value
     try:
-        return {name: _convert_part(key, part, kind, (kind,)) for name, part in value.items()}
-    except BadValue:
-        raise BadValue(f"must be a mapping from names to {_PLURALS[kind]}.") from None
+        return {name: _convert_part(key, part, (kind,)) for name, part in value.items()}
+    except BadValue as bad:
+        raise BadValue(f"must be a mapping from names to {_PLURALS[kind]}.") from bad
 
 
 def _convert(key: Key, value: Any) -> Any:
     if not key.is_list:
-        return _convert_part(key, value, key.type, key.options)
+        return _convert_part(key, value, key.options)
     if not isinstance(value, list):
         raise BadValue(f"must be {format_type(key)}.", f"Write {key.path}=[{value}].")
     (element,) = get_args(key.options[0])
-    return [_convert_part(key, part, element, (element,)) for part in value]
+    return [_convert_part(key, part, (element,)) for part in value]
 
 
-def _convert_part(key: Key, value: Any, hint: Any, allowed: tuple[Any, ...]) -> Any:
-    if str in allowed and isinstance(prepared := _prepare(key, value, allowed), str):
-        return prepared  # past OmegaConf, which would take "${" in a text for an interpolation
-    from omegaconf import DictConfig
-    from omegaconf.errors import OmegaConfBaseException
-
-    node = DictConfig({}, element_type=hint)
-    try:
-        node["value"] = _prepare(key, value, allowed)
-        return node["value"]  # of a text that is an interpolation still, it is resolved only now
-    except (OmegaConfBaseException, OverflowError) as error:
-        raise BadValue(f"must be {format_type(key)}.") from error
+_TRUTHS = dict.fromkeys(("true", "yes", "y", "on", "1"), True) | dict.fromkeys(("false", "no", "n", "off", "0"), False)
 
 
-def _prepare(key: Key, value: Any, allowed: tuple[Any, ...]) -> Any:
-    """Reads numbers given as text, and refuses what OmegaConf would accept too kindly: 1 for true, 1 for text."""
-    if (int in allowed or float in allowed) and isinstance(value, str):
-        number = read_number(value)
-        value = value if number is None else number
+def _convert_part(key: Key, value: Any, allowed: tuple[Any, ...]) -> Any:
+    """`value` as one of the types allowed: numbers, and truth values where no text may stand, are also read as text."""
+    converted = value
+    if isinstance(value, str) and {int, float} & {*allowed}:
+        converted = value if (number := read_number(value)) is None else number
+    elif isinstance(value, str) and str not in allowed:
+        converted = _TRUTHS.get(value.lower(), value)
     if int in allowed:
-        value = as_whole(value)
-    if isinstance(value, bool) != (bool in allowed) and not isinstance(value, str):
-        raise BadValue(f"must be {format_type(key)}.", _in_quotes(allowed))
-    if allowed == (str,) and isinstance(value, int | float):
-        raise BadValue(f"must be {format_type(key)}.", _in_quotes(allowed))
-    return value
-
-
-def _in_quotes(allowed: tuple[Any, ...]) -> str:
-    return "Put it in quotes." if str in allowed and len(allowed) == 1 else ""
+        converted = as_whole(converted)
+    for kind in allowed:
+        accepted = (int, float) if kind is float else kind
+        if isinstance(converted, accepted) and isinstance(converted, bool) == (kind is bool):
+            with suppress(OverflowError):
+                return kind(converted)
+    needs_quotes = allowed == (str,) and isinstance(value, int | float)
+    raise BadValue(f"must be {format_type(key)}.", "Put it in quotes." if needs_quotes else "")
 
 
 def _check_choice(key: Key, value: Any) -> None:

@@ -9,9 +9,11 @@ import stat
 from collections.abc import Iterator
 from io import BufferedReader, StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TextIO
 
-from mpt_cli.errors import ConfigError, DataError, Problem, summarise_error
+from mpt_cli import redaction
+from mpt_cli.errors import ConfigError, DataError, Place, Problem, first_line, summarise_error
 
 MOST_BYTES = 2**20  # of a YAML file
 MOST_VALUES = 10_000  # of a YAML file, each use of an alias counted; the longest shipped recipe has 60
@@ -146,18 +148,74 @@ def parse_yaml(text: str, source: str | Path) -> Any:
     try:
         return OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=False)
     except yaml.YAMLError as error:
-        raise ConfigError(Problem("conf", f"{source} {_not_yaml(error)}")) from error
+        raise _not_yaml(error, text, source) from error
     except OmegaConfBaseException as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise ConfigError(Problem(error.full_key or "conf", f"cannot be read: {reason}.", str(source))) from error
+        key = error.full_key or "conf"
+        place = _places(text, source).get(tuple(key.split(".")))
+        rule = f"cannot be read: {first_line(error).rstrip('.')}."
+        raise ConfigError(Problem(key, rule, str(source), place=place)) from error
     except OSError as error:  # of a single scalar OmegaConf says it cannot load it
-        raise ConfigError(Problem("conf", f"{source} must hold keys and values at its top level.")) from error
+        raise _unfit(text, source, "must hold keys and values at its top level.") from error
     except (ValueError, KeyError) as error:  # of a text that is not what its tag says
-        raise ConfigError(Problem("conf", f"{source} cannot be read: {summarise_error(error)}.")) from error
+        raise _unfit(text, source, f"cannot be read: {summarise_error(error)}.") from error
 
 
-def _not_yaml(error: Exception) -> str:
-    return f"is not valid YAML: {' '.join(str(error).split())}."
+def _not_yaml(error: Any, text: str, source: str | Path) -> ConfigError:
+    """What the parser says, and the place that it points at."""
+    if (mark := getattr(error, "problem_mark", None)) is not None:
+        said = ", ".join(filter(None, [error.context, error.problem]))
+    else:  # a character that no YAML may hold
+        before, said = text[: error.position], f"{error.reason}: {text[error.position]!r}"
+        mark = SimpleNamespace(line=before.count("\n"), column=len(before.rpartition("\n")[2]))
+    return _unfit(text, source, f"is not valid YAML: {said}.", mark, mark)
+
+
+def _unfit(text: str, source: str | Path, rule: str, start: Any = None, end: Any = None) -> ConfigError:
+    place = _place(source, text.rstrip().split("\n"), start, end) if start else None
+    return ConfigError(Problem("conf", f"{source} {rule}", place=place))
+
+
+def places_of(source: Path) -> dict[tuple[str, ...], Place]:
+    """Return the place of each key and each entry of a list of a YAML file, by the names on the way to it.
+
+    An entry of a defaults list is found by its group too.
+    """
+    return _places(read_yaml_text(source), source)
+
+
+def _places(text: str, source: str | Path) -> dict[tuple[str, ...], Place]:
+    import yaml
+
+    lines, root = text.rstrip().split("\n"), yaml.compose(text, Loader=yaml.SafeLoader)
+    return {path: _place(source, lines, start, end) for path, start, end in _marks(root, ())}
+
+
+def _marks(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    import yaml
+
+    if isinstance(node, yaml.MappingNode):
+        for key, part in node.value:
+            inner = (*path, str(key.value))
+            yield inner, key.start_mark, key.end_mark if part.end_mark.line > key.end_mark.line else part.end_mark
+            yield from _marks(part, inner)
+    elif isinstance(node, yaml.SequenceNode):
+        for number, part in enumerate(node.value):
+            yield (*path, str(number)), part.start_mark, part.end_mark
+            yield from _marks(part, (*path, str(number)))
+            for key, _ in part.value if path == ("defaults",) and isinstance(part, yaml.MappingNode) else ():
+                group = str(key.value).rpartition(" ")[2].removeprefix("/").partition("@")[0]
+                yield (*path, group), part.start_mark, part.end_mark
+
+
+def _place(source: str | Path, lines: list[str], start: Any, end: Any) -> Place:
+    """From `start` to `end`, or to the end of the first line; without its text, which is printed, where that may hold a
+    secret.
+    """
+    line = min(start.line, len(lines) - 1)
+    text, first = lines[line], start.column if line == start.line else len(lines[line])
+    last = end.column if end.line == start.line else len(text)
+    has_secret = any(map(redaction.is_secret_name, re.findall(r"[\w-]+", text)))
+    return Place(str(source), line + 1, first + 1, "" if has_secret else text, max(1, last - first))
 
 
 _TAG = "tag:yaml.org,2002:"
@@ -178,31 +236,34 @@ def _check_yaml(text: str, source: str | Path) -> None:
         except yaml.YAMLError:  # told in the words of the other, which takes ten times as long
             broken = _problem_of_yaml(yaml.parse(text, Loader=yaml.SafeLoader))
     except yaml.YAMLError as error:
-        broken = _not_yaml(error)
+        raise _not_yaml(error, text, source) from error
     if broken is not None:
-        raise ConfigError(Problem("conf", f"{source} {broken}"))
+        rule, event = broken
+        raise _unfit(text, source, rule, event.start_mark, event.end_mark)
 
 
-def _problem_of_yaml(events: Iterator[Any]) -> str | None:
-    """Count the values of a YAML text from its events, before a tree is made of them."""
+def _problem_of_yaml(events: Iterator[Any]) -> tuple[str, Any] | None:
+    """Count the values of a YAML text from its events, before a tree is made of them; what must hold, and the event
+    where it does not.
+    """
     import yaml
 
     values, sizes, opened = 0, dict[str, int](), list[tuple[str, int]]()  # sizes of what anchors name
     for event in events:
         if getattr(event, "tag", None) not in _PLAIN_TAGS:
             kind = event.tag.replace(_TAG, "!!")
-            return f"must hold plain values, without the tag {kind} in line {event.start_mark.line + 1}."
+            return f"must hold plain values, without the tag {kind} in line {event.start_mark.line + 1}.", event
         if isinstance(event, yaml.AliasEvent):
             if event.anchor in [anchor for anchor, _ in opened]:
-                return f"must not hold itself: &{event.anchor} contains *{event.anchor}."
+                return f"must not hold itself: &{event.anchor} contains *{event.anchor}.", event
             values += sizes.get(event.anchor, 1)
         elif isinstance(event, yaml.ScalarEvent):
             if event.value and not opened and not values:
-                return "must hold keys and values at its top level."  # OmegaConf would take a text for a key
+                return "must hold keys and values at its top level.", event  # OmegaConf would take a text for a key
             if "${" in event.value and depth_of(event.value) > DEEPEST:
-                return _TOO_DEEP
+                return _TOO_DEEP, event
             if len(event.value) > LONGEST_NUMBER and _WHOLE_NUMBER.fullmatch(event.value) and not event.style:
-                return f"must have numbers of at most {LONGEST_NUMBER:,} digits."
+                return f"must have numbers of at most {LONGEST_NUMBER:,} digits.", event
             values += 1 + len(event.value) // 1000
             sizes[event.anchor or ""] = 1 + len(event.value) // 1000
         elif isinstance(event, yaml.CollectionStartEvent):
@@ -212,7 +273,7 @@ def _problem_of_yaml(events: Iterator[Any]) -> str | None:
             anchor, before = opened.pop()
             sizes[anchor] = values - before
         if len(opened) > DEEPEST:
-            return _TOO_DEEP
+            return _TOO_DEEP, event
         if values > MOST_VALUES:
-            return f"must hold at most {MOST_VALUES:,} values."
+            return f"must hold at most {MOST_VALUES:,} values.", event
     return None

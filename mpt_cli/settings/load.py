@@ -8,6 +8,7 @@ import ast
 import math
 import operator
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, is_dataclass, replace
@@ -16,7 +17,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -26,10 +26,10 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers.oc import env as environment_resolver
 
 from mpt_cli import redaction
-from mpt_cli.errors import ConfigError, Problem, missing_extra
+from mpt_cli.errors import ConfigError, Problem, first_line, missing_extra
 from mpt_cli.settings.checks import check_combinations, read_expect
 from mpt_cli.settings.key import BadValue, Key, as_whole, format_type, read_key, read_value
-from mpt_cli.settings.limits import read_yaml_text
+from mpt_cli.settings.limits import places_of
 from mpt_cli.settings.overrides import (
     ParsedOverrides,
     escape_interpolation,
@@ -193,7 +193,7 @@ def _resolved(node: DictConfig | ListConfig, name: Any, path: str, problems: lis
 def _first_line(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "it refers to itself, or starts from a file that starts from it"
-    return str(error).strip().splitlines()[0].rstrip(".")
+    return first_line(error).rstrip(".")
 
 
 def build_settings(tree: dict[str, Any], unsure: set[str], problems: list[Problem]) -> Settings:
@@ -260,9 +260,7 @@ def _read_sections(key: Key, value: Any, problems: list[Problem], known: set[str
     ]
 
 
-def _unknown_problem(
-    cls: type, path: str, given: dict[str, Any], value: Any, earlier: list[Problem]
-) -> Problem | None:
+def _unknown_problem(cls: type, path: str, given: dict[str, Any], value: Any, earlier: list[Problem]) -> Problem | None:
     """A key of another variant is told apart from one that nothing has."""
     key = find_key(path)
     if key is None or not key.variants:
@@ -300,13 +298,13 @@ def load_with_recipe(overrides: list[str]) -> tuple[Settings, Recipe]:
     return replace(settings, expect=read_expect(settings.expect)), recipe
 
 
-def _texts(value: Any, name: Any = None) -> Iterator[tuple[Any, str]]:
-    """Each text in a tree of settings, with the key or the index that it stands under."""
+def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Each text in a tree of settings, with its path."""
     if isinstance(value, dict | list):
-        for inner, inside in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _texts(inside, inner)
+        for name, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _texts(part, f"{path}.{name}".lstrip("."))
     elif isinstance(value, str):
-        yield name, value
+        yield path, value
 
 
 def _settings_of(recipe: Recipe, given: ParsedOverrides, problems: list[Problem]) -> Settings:
@@ -318,9 +316,11 @@ def _settings_of(recipe: Recipe, given: ParsedOverrides, problems: list[Problem]
     overrides = [*given.overrides, *_backend_override(recipe, given, problems)]
     tree = compose_tree(choices, bodies, overrides, problems)
     tree.setdefault("recipe", recipe.path.stem)
-    for name, text in _texts(tree):
-        redaction.note_text(name, text)
-    problems += _redacted(tree, "")
+    for path, text in _texts(tree):
+        redaction.note_text(path.rpartition(".")[2], text)
+        if redaction.REDACTED in text:
+            remedy = f"Give it again: {path}=…, or {path}='${{oc.env:VARIABLE}}', which is kept as that."
+            problems.append(Problem(path, "is not in the record, which holds no secrets.", None, remedy))
     settings = build_settings(tree, unsure, problems)
     problems += check_combinations(settings, {problem.key for problem in problems} | unsure)
     problems[:] = _with_places(problems, recipe, choices, given)
@@ -368,44 +368,19 @@ def missing_backend(settings: Settings) -> str:
 def _with_places(
     problems: list[Problem], recipe: Recipe, choices: dict[str, str], given: ParsedOverrides
 ) -> list[Problem]:
-    """With file and line, where what is wrong stands in a file that the command line does not name: one of a group of
-    the project, or a recipe that others start from.
-    """
-    # each file once, however many problems
-    lines, files_of_group = cache(lambda file: lines_of(read_yaml_text(file))), cache(readable_files_of)
-    given_keys = keys_given(given.overrides)
+    """With the place of what is wrong, where it stands in a file and no word of the command line says it."""
+    places, files_of_group = cache(places_of), cache(readable_files_of)  # each file once, however many problems
+    given_keys, chosen = keys_given(given.overrides), {choice.written for choice in given.choices.values()}
 
     def with_place(problem: Problem) -> Problem:
-        path = problem.key.split(".")
-        if any(_is_within(path, text) or _is_within(text.split("."), problem.key) for text in given_keys):
+        path = re.sub(r"\[(\d+)\]", r".\1", problem.key).split(".")
+        is_given = any(_is_within(path, text) or _is_within(text.split("."), problem.key) for text in given_keys)
+        if problem.place or is_given or problem.key in chosen:
             return problem
-        for file, inside in _files_with(path, recipe, choices, files_of_group):
-            if (line := lines(file).get(tuple(inside))) is not None:
-                place = f"It stands in {file}, line {line}."
-                return problem if file == recipe.path else replace(problem, remedy=f"{problem.remedy} {place}".strip())
-        return problem
+        found = (places(file).get(tuple(inside)) for file, inside in _files_with(path, recipe, choices, files_of_group))
+        return replace(problem, place=next(filter(None, found), None))
 
     return [with_place(problem) for problem in problems]
-
-
-def lines_of(text: str) -> dict[tuple[str, ...], int]:
-    """Return the number of the line, from 1, of each key and each entry of a list, by the names on the way to it.
-
-    >>> lines_of("a:\\n  b: [{c: 1}]\\n")
-    {('a',): 1, ('a', 'b'): 2, ('a', 'b', '0'): 2, ('a', 'b', '0', 'c'): 2}
-    """
-    return dict(_places_in(yaml.compose(text, Loader=yaml.SafeLoader), ()))
-
-
-def _places_in(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
-    parts: list[tuple[str, Any, Any]] = []
-    if isinstance(node, yaml.MappingNode):
-        parts = [(str(key.value), part, key.start_mark) for key, part in node.value]
-    elif isinstance(node, yaml.SequenceNode):
-        parts = [(str(number), part, part.start_mark) for number, part in enumerate(node.value)]
-    for name, part, mark in parts:
-        yield (*path, name), mark.line + 1
-        yield from _places_in(part, (*path, name))
 
 
 def _is_within(path: Sequence[str], key: str) -> bool:
@@ -414,7 +389,9 @@ def _is_within(path: Sequence[str], key: str) -> bool:
 
 
 def _files_with(
-    path: list[str], recipe: Recipe, choices: dict[str, str],
+    path: list[str],
+    recipe: Recipe,
+    choices: dict[str, str],
     files_of_group: Callable[[str, str], list[tuple[Path, Any]]],
 ) -> Iterator[tuple[Path, list[str]]]:
     """The files that may give a key, the last one composed first, each with the key's path inside of it."""
@@ -425,16 +402,6 @@ def _files_with(
     if path[0] in choices:
         for file, _ in reversed(files_of_group(path[0], choices[path[0]])):
             yield file, path[1:]
-
-
-def _redacted(tree: Any, path: str) -> Iterator[Problem]:
-    """A record that is run again lacks what was no secret of the environment."""
-    if isinstance(tree, str) and redaction.REDACTED in tree:
-        yield Problem(path, "is not in the record, which holds no secrets.", None,
-                      f"Give it again: {path}=…, or {path}='${{oc.env:VARIABLE}}', which is kept as that.")  # fmt: skip
-    parts = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
-    for name, part in parts:
-        yield from _redacted(part, f"{path}.{name}".lstrip("."))
 
 
 def _read_recipe(given: ParsedOverrides) -> tuple[Recipe, list[Problem]]:

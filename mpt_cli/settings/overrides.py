@@ -13,7 +13,7 @@ from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
 from hydra.errors import HydraException
 from hydra.grammar.gen.OverrideLexer import OverrideLexer
 
-from mpt_cli.errors import Problem
+from mpt_cli.errors import Problem, first_line
 from mpt_cli.settings.key import Key
 from mpt_cli.settings.limits import word_problem
 from mpt_cli.settings.recipes import IMPLIED_CHOICES, GroupChoice, add_choice, is_own_optimizer
@@ -202,7 +202,7 @@ def _syntax_problem(text: str, error: HydraException) -> Problem:
         return unknown
     if "^" in value:
         return Problem(key, "cannot be read.", value, f"Write a power as {value.replace('^', '**')}.")
-    reason = str(error).splitlines()[0]
+    reason = first_line(error)
     quoted = "{}=\"{}\"".format(key, value.replace('"', '\\"'))
     remedy = f"Text with special signs is written '{quoted}'." if len(quoted) < 200 else ""
     return Problem(key, f"cannot be read: {reason}.", value, remedy)
@@ -302,7 +302,7 @@ def _take_deletion(override: Override, result: ParsedOverrides) -> None:
 
 
 def _add_implied(result: ParsedOverrides) -> None:
-    given = {override.lstrip("+").partition("=")[0] for override in result.overrides if not override.startswith("~")}
+    given = keys_given([override for override in result.overrides if not override.startswith("~")])
     for path, name in IMPLIED_CHOICES.items():
         if path in given:
             group = path.partition(".")[0]

@@ -3,17 +3,17 @@ order, and which keys remain where a later level (a recipe that starts from it, 
 """
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import ConfigError, Problem, did_you_mean
+from mpt_cli.errors import ConfigError, Problem, did_you_mean, first_line
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.key import format_type
-from mpt_cli.settings.limits import load_yaml, read_yaml_text
+from mpt_cli.settings.limits import load_yaml, places_of, read_yaml_text
 from mpt_cli.settings.relative_references import (
     NAMING,
     file_beside,
@@ -255,8 +255,10 @@ def read_recipe(path: Path, reading: _Reading | None = None, chosen: dict[str, s
     recipe.searchpath, recipe.sweep = _take_searchpath(content, recipe), content.pop("sweep", None)
     here = replace(reading, seen=(*reading.seen, path.resolve()))
     with searching(recipe.searchpath, recipe.projects):
-        for entry in _defaults_entries(content.pop("defaults", None), recipe.problems):
+        for index, entry in enumerate(_defaults_entries(content.pop("defaults", None), recipe.problems)):
+            before = len(recipe.problems)
             _add_entry(recipe, entry, here)
+            recipe.problems[before:] = _at_places(recipe.problems[before:], path, ["defaults", str(index)])
         if not reading.seen and here.chosen:
             recipe.parts += [] if None in recipe.parts else [None]
             for group in list(here.chosen):
@@ -267,9 +269,17 @@ def read_recipe(path: Path, reading: _Reading | None = None, chosen: dict[str, s
     known = {**recipe.choices, **recipe.overriding}
     take_choices(recipe.body, known, recipe.problems)
     recipe.choices |= {group: choice for group, choice in known.items() if group not in recipe.overriding}
+    recipe.problems = _at_places(recipe.problems, path)
     recipe.searchpath += [folder for base in recipe.bases for folder in base.searchpath]
     recipe.projects += [folder for base in recipe.bases for folder in base.projects]
     return recipe
+
+
+def _at_places(problems: list[Problem], file: Path, inside: Sequence[str] = ()) -> list[Problem]:
+    """With the place in a file of what is wrong there: of the key, or of what is at `inside`."""
+    places = places_of(file) if problems else {}
+    return [each if each.place else replace(each, place=places.get(tuple(inside or each.key.split("."))))
+            for each in problems]  # fmt: skip
 
 
 def _take_searchpath(content: dict[str, Any], recipe: Recipe) -> list[Path]:
@@ -282,14 +292,13 @@ def _take_searchpath(content: dict[str, Any], recipe: Recipe) -> list[Path]:
         return []
     given = hydra.pop("searchpath")
     content.pop("hydra") if not hydra else None
-    if not isinstance(given, list) or not all(isinstance(text, str) for text in given):
-        recipe.problems.append(Problem("hydra.searchpath", "must be a list of folders.", given))
-        return []
     try:
+        if not isinstance(given, list) or not all(isinstance(text, str) for text in given):
+            raise ConfigError(Problem("hydra.searchpath", "must be a list of folders.", given))
         return [find_folder(text, "hydra.searchpath", recipe.path.parent) for text in OmegaConf.create(given)]
     except OmegaConfBaseException as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        recipe.problems.append(Problem("hydra.searchpath", f"cannot be resolved: {reason}.", given))
+        rule = f"cannot be resolved: {first_line(error).rstrip('.')}."
+        recipe.problems.append(Problem("hydra.searchpath", rule, given))
     except ConfigError as error:
         recipe.problems += error.problems
     return []
@@ -325,7 +334,6 @@ def names_left_behind(source: Path, target: Path) -> list[str]:
     searched = hydra.get("searchpath") if isinstance(hydra, dict) else None
     folders = [str(text) for text in searched or () if not str(text).removeprefix("file://").startswith(_FROM_ANYWHERE)]
     return [*beside, *folders, *names]
-
 
 
 def _defaults_entries(defaults: Any, problems: list[Problem]) -> list[Any]:

@@ -47,12 +47,15 @@ def keras_names(listing: str) -> tuple[str, ...]:
     >>> "BinaryCrossentropy" in keras_names("losses"), keras_names("nowhere")
     (True, ())
     """
-    found = find_spec("keras")
-    file = Path(found.origin).parent / listing / "__init__.py" if found is not None and found.origin else None
-    if file is None or not file.is_file():
-        return ()
-    classes = re.findall(r"\b\w+ as ([A-Z]\w*)\b", file.read_text(encoding="utf-8"))
+    classes = re.findall(r"\b\w+ as ([A-Z]\w*)\b", _source_of_keras(f"{listing}/__init__.py"))
     return tuple(name for name in classes if name not in NOT_TO_BE_NAMED)
+
+
+def _source_of_keras(path: str) -> str:
+    """The text of a file of the installed Keras, which is not imported; empty where it has none."""
+    found = find_spec("keras")
+    file = Path(found.origin).parent / path if found is not None and found.origin else None
+    return file.read_text(encoding="utf-8") if file is not None and file.is_file() else ""
 
 
 @cache
@@ -62,11 +65,7 @@ def optimizer_arguments(name: str) -> tuple[str, ...]:
     >>> optimizer_arguments("sgd")[:3], optimizer_arguments("nothing")
     (('learning_rate', 'momentum', 'nesterov'), ())
     """
-    found = find_spec("keras")
-    file = Path(found.origin).parent / "src/optimizers" / f"{name}.py" if found is not None and found.origin else None
-    if file is None or not file.is_file():
-        return ()
-    functions = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+    functions = [node for node in ast.walk(ast.parse(_source_of_keras(f"src/optimizers/{name}.py")))
                  if isinstance(node, ast.FunctionDef) and node.name == "__init__"]  # fmt: skip
     return tuple(each.arg for node in functions[:1] for each in node.args.args if each.arg not in ("self", "name"))
 
@@ -220,7 +219,7 @@ def build_object(key: str, value: Any, keras_module: Any, arguments: int = 0) ->
             rule = f"must be left out: {reference.name} is an instance already, of {type(found).__name__}."
             raise ConfigError(Problem(f"{key}.kwargs", rule, reference.kwargs))
         return found
-    if arguments and not isinstance(found, type) and _takes(found, kwargs, arguments):
+    if not isinstance(found, type) and _binds(found, kwargs, arguments) and not _binds(found, kwargs):
         return update_wrapper(partial(found, **kwargs), found) if kwargs else found
     return call_user(found, key, **kwargs)
 
@@ -238,31 +237,18 @@ def build_argument(key: str, value: Any, keras_module: Any) -> Any:
         return value
     reference = read_object(value)
     found = None if reference.is_of_keras else load_named(reference.name, key)
-    if inspect.isfunction(found) and not _can_be_called(found, reference.kwargs):
+    if inspect.isfunction(found) and not _binds(found, reference.kwargs):
         return partial(found, **reference.kwargs) if reference.kwargs else found
     return build_object(key, value, keras_module)
 
 
-def _can_be_called(function: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
+def _binds(function: Callable[..., Any], kwargs: dict[str, Any], arguments: int = 0) -> bool:
+    """Whether it can be called with so many positional arguments beside `kwargs`."""
     try:
-        inspect.signature(function).bind(**kwargs)
-    except TypeError:
-        return False
-    return True
-
-
-def _takes(function: Callable[..., Any], kwargs: dict[str, Any], arguments: int) -> bool:
-    """Whether it can be called with so many positional arguments beside `kwargs`, and not without."""
-    try:
-        signature = inspect.signature(function)
-        signature.bind(*[None] * arguments, **kwargs)
+        inspect.signature(function).bind(*[None] * arguments, **kwargs)
     except (TypeError, ValueError):
         return False
-    try:
-        signature.bind(**kwargs)
-    except TypeError:
-        return True
-    return False
+    return True
 
 
 _USERS_FAULTS = (Exception, SystemExit)  # a builder that calls sys.exit(0) must not end a run as done

@@ -12,10 +12,10 @@ from functools import cache
 from typing import Any, Dict, List, Optional, Union, get_type_hints
 
 from mpt_cli import plugins
-from mpt_cli.errors import Problem, did_you_mean, nearest
+from mpt_cli.errors import OTHER_WORDS, Problem, did_you_mean, nearest
 from mpt_cli.settings.key import INDEX, REQUIRED, Key, class_keys, key
 from mpt_cli.settings.limits import MOST_PROBLEMS
-from mpt_cli.settings.references import optimizer_arguments
+from mpt_cli.settings.references import HYDRAS, optimizer_arguments
 from mpt_cli.settings.variants import (
     DATA,
     GIVEN,
@@ -375,21 +375,34 @@ def no_such_key(path: str, value: Any, earlier: Sized) -> Problem:
     compare one name with all keys takes a thousandth of a second, and a file may hold thousands.
     """
     is_listed = len(earlier) < MOST_PROBLEMS
-    return Problem(path, "there is no such key.", value, remedy_for(path) if is_listed else "")
+    return Problem(path, "there is no such key.", value, remedy_for(path, value) if is_listed else "")
 
 
-FARTHEST = 3  # letters too many or too few in a name of another section: bugcalls is not callbacks
+_OBJECT_KEYS = {"model": "builder", "data": "loader"}  # which name an object, as optimizer.object does
+FAR = 0.75  # how like a name of another section is: bugcalls is not callbacks, nor rize freeze
 
 
-def remedy_for(path: str) -> str:
-    """Names the key of the same name elsewhere, else the nearest in the same section, else anywhere."""
+def remedy_for(path: str, value: Any) -> str:
+    """Names the key of the same name elsewhere, else the nearest in the same section, else anywhere.
+
+    >>> remedy_for("precision", "16-mixed"), remedy_for("model._target_", "nets.deep.build")
+    ('Did you mean policy=mixed_float16?', 'Write model.builder: nets.deep:build.')
+    """
     if (listed := _without_index(path)) != path and find_key(listed.partition(f".{INDEX}.")[0]):
         index = path[listed.index(f".{INDEX}.") + 1 :].partition(".")[0]
-        return remedy_for(listed).replace(f".{INDEX}.", f".{index}.")
-    section, _, leaf = path.rpartition(".")
+        return remedy_for(listed, value).replace(f".{INDEX}.", f".{index}.")
+    section, _, written = path.rpartition(".")
+    leaf = OTHER_WORDS.get(written, written)
+    if leaf == HYDRAS:
+        return f"Write {section}.{_OBJECT_KEYS.get(section, 'object')}: {':'.join(str(value).rsplit('.', 1))}."
+    if leaf != written and find_key(near := f"{section}.{leaf}".lstrip(".")):
+        return f"Did you mean {near}?"
     if section == "optimizer" and any(leaf in optimizer_arguments(name) for name in OPTIMIZERS):
         return f"Write optimizer.kwargs.{leaf}: it is an argument of the class."
-    known = sorted([*all_keys(), *sections()], key=_is_single)  # those of sections in lists first: the others win
+    if policy := leaf if leaf in FLOAT_POLICIES else leaf == "policy" and nearest(value, FLOAT_POLICIES):
+        return f"Did you mean policy={policy}?"
+    inner = dict.fromkeys(key.rpartition(".")[0] for key in all_keys() if "." in key and _is_single(key))
+    known = sorted({**all_keys(), **inner}, key=_is_single)  # those of sections in lists first: the others win
     same_leaf = [other for other in known if other.rpartition(".")[2] == leaf]
     if same_leaf := [*filter(_is_single, same_leaf)] or same_leaf:
         return f"Did you mean {' or '.join(same_leaf[:3])}?"
@@ -397,7 +410,7 @@ def remedy_for(path: str) -> str:
     if match := nearest(leaf, siblings):
         return f"Did you mean {siblings[match]}?"
     leaves = {other.rpartition(".")[2]: other for other in known}
-    if (match := nearest(leaf, leaves)) and abs(len(match) - len(leaf)) <= FARTHEST:
+    if match := nearest(leaf, leaves, FAR):
         return f"Did you mean {leaves[match]}?"
     if section and siblings:
         return f"Keys here: {', '.join(siblings)}."

@@ -7,6 +7,7 @@ named by `--config-dir`, `MPT_CONFIG_DIR` or a recipe's `hydra.searchpath` is on
 recipes themselves, as a folder of Hydra's does.
 """
 
+import filecmp
 import importlib.util
 import os
 import re
@@ -18,7 +19,6 @@ from pathlib import Path
 
 from mpt_cli import plugins
 from mpt_cli.errors import ConfigError, Problem, did_you_mean
-from mpt_cli.settings.limits import MOST_BYTES, open_file
 
 CONFIG_DIR = "MPT_CONFIG_DIR"  # folders with colons between them
 SUFFIXES = (".yaml", ".yml")
@@ -110,21 +110,11 @@ def projects_of_recipes(recipes: Sequence[str]) -> list[Path]:
     return [project for path in paths if os.path.isfile(path) for project in project_of(path)]
 
 
-@contextmanager
-def config_directories(given: Sequence[str]) -> Iterator[None]:
-    """Within it, and in processes started there, these folders are searched before those of the environment."""
-    before = os.environ.get(CONFIG_DIR)
-    if not given:
-        yield
-        return
+def add_config_directories(given: Sequence[str]) -> None:
+    """Have these folders searched, here and in processes started here, before those of the environment."""
     folders = [str(find_folder(text, "--config-dir", Path.cwd()).resolve()) for text in given]
-    os.environ[CONFIG_DIR] = ":".join([*folders, *([before] if before else [])])
-    try:
-        yield
-    finally:
-        os.environ.pop(CONFIG_DIR)
-        if before is not None:
-            os.environ[CONFIG_DIR] = before
+    if folders:
+        os.environ[CONFIG_DIR] = ":".join(filter(None, [*folders, os.environ.get(CONFIG_DIR)]))
 
 
 def find_folder(text: str, key: str, base: Path) -> Path:
@@ -218,14 +208,9 @@ def recipe_paths() -> dict[str, Path]:
 def _are_equal(first: Path, second: Path) -> bool:
     """Whether both say the same. What can't be read (a pipe, a device, a link to nowhere) is like no other."""
     try:
-        return first.samefile(second) or _content(first) == _content(second)
+        return filecmp.cmp(first, second, shallow=False)
     except OSError:
         return False
-
-
-def _content(path: Path) -> bytes:
-    with open_file(path) as file:
-        return file.read(MOST_BYTES + 1)
 
 
 def is_shipped(path: Path) -> bool:

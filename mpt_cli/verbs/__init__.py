@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from mpt_cli.errors import ConfigError, Problem, printable
+from mpt_cli.errors import ConfigError, Problem, nearest, printable
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import SCHEMA_VERSION
 from mpt_cli.verbs import arguments
@@ -70,13 +70,22 @@ _HYDRA_OPTIONS = {  # what Hydra's users type, and the word that does it here
 }
 
 
-def check_hydra_options(parser: argparse.ArgumentParser, words: list[str]) -> None:
-    """ConfigError for an option of Hydra's that the verb does not have, with the word that does it here."""
+def check_options(parser: argparse.ArgumentParser, words: list[str]) -> None:
+    """ConfigError for an option that the verb does not have, of Hydra's or named like a key, with the word for it."""
     answers = {option: answer for options, answer in _HYDRA_OPTIONS.items() for option in options.split()}
     given = [word.partition("=")[0] for word in words]
     found = [word for word in given if word in answers and word not in parser._option_string_actions]
     if found:
         raise ConfigError([Problem(word, "is an option of Hydra's own.", None, f"{answers[word]}.") for word in found])
+    unknown = [word for word in given if word[:2] == "--" and not nearest(word, parser._option_string_actions)]
+    if unknown and any(action.dest == "overrides" for action in parser._actions):
+        from mpt_cli.settings.schema import remedy_for
+
+        remedies = {word: remedy_for(word[2:].replace("-", "_"), None) for word in unknown}
+        problems = [Problem(word, "is no option; keys are set as KEY=VALUE.", None, remedy)
+                    for word, remedy in remedies.items() if remedy.startswith("Did you mean")]  # fmt: skip
+        if problems:
+            raise ConfigError(problems)
 
 
 CONFIG_DIR_OPTIONS = ("--config-dir", "-cd")

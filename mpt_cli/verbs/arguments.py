@@ -432,13 +432,14 @@ _LIST_EXAMPLES = """examples:
   mpt list                     the recipes
   mpt list models --json
   mpt list groups              the files of each group, those of your project with their path
-  mpt list keys | grep scale   every key with its default, meaning and range
+  mpt list keys trainer        every key with its default, meaning and range; without trainer those of all sections
   mpt list keys --schema > mpt.schema.json     for an editor: # yaml-language-server: $schema=mpt.schema.json"""
 
 
 def configure_list(parser: argparse.ArgumentParser) -> None:
     """List what there is."""
     parser.add_argument("kind", nargs="?", choices=KINDS, default="recipes", help="default: recipes")
+    parser.add_argument("section", nargs="?", metavar="SECTION", help="of keys: those of one section")
     parser.add_argument("--schema", action="store_true", help="of keys: the JSON Schema of a recipe, for editors")
     add_config_dir(parser)
     add_json(parser)

@@ -15,7 +15,7 @@ from argcomplete.shell_integration import shellcode
 
 from mpt_cli.errors import OK, ConfigError
 from mpt_cli.settings.schema import CHOOSING_KEYS, all_keys, sections
-from mpt_cli.settings.search_path import config_directories, group_choices, group_names, recipe_paths
+from mpt_cli.settings.search_path import add_config_directories, group_choices, group_names, recipe_paths
 from mpt_cli.verbs import take_config_directories, verb_parser
 from mpt_cli.verbs.arguments import LISTED_VERBS, MODULE, OVERRIDES, SCRIPT, TARGETS
 
@@ -58,9 +58,14 @@ def _words_or_files(prefix: str, **_: Any) -> list[str]:
     return [*_overrides(prefix), *([] if "=" in prefix else _files(prefix))]
 
 
+def _sections(prefix: str, parsed_args: Any, **_: Any) -> list[str]:
+    return [*sections()] if parsed_args.kind == "keys" else []
+
+
 # By the metavar of an argument, which says what it takes. Of arguments with choices argcomplete offers those itself.
 OFFERS: dict[str, Any] = {
     OVERRIDES: _words_or_files, TARGETS: _targets, "RECIPE": _recipes, SCRIPT: _words_or_files, MODULE: _files,
+    "SECTION": _sections,
     **dict.fromkeys(("FILE", "DIR", "PATH", "DEST", "GPU", "RUN_DIR", "SWEEP_DIR", "COMPARE_DIR", "RUN|SWEEP|COMPARE"),
                     _files),
 }  # fmt: skip
@@ -87,7 +92,9 @@ def complete(output: TextIO | None = None, exit_method: Any = os._exit) -> None:
     """Answers the shell, which tells of the line in variables of the environment, and ends the process."""
     words = split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))[3]
     os.environ["_ARGCOMPLETE"] = str(min(len(words), 2))  # argparse's words begin behind the verb, once there is one
-    with suppress(ConfigError), config_directories(_config_directories(words[1:])):
+    with suppress(ConfigError):  # no folder follows, or it is still being typed
+        add_config_directories(take_config_directories(words[1:])[0])
+    with suppress(ConfigError):
         _Finder()(
             _parser(words[1:]),
             always_complete_options=False,  # only behind a dash
@@ -95,14 +102,6 @@ def complete(output: TextIO | None = None, exit_method: Any = os._exit) -> None:
             exit_method=exit_method,
             output_stream=output,
         )
-
-
-def _config_directories(words: list[str]) -> list[str]:
-    """Those given with --config-dir; none where the folder is still being typed."""
-    try:
-        return take_config_directories(words)[0]
-    except ConfigError:
-        return []
 
 
 def _parser(words: list[str]) -> argparse.ArgumentParser:

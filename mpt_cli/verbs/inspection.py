@@ -28,6 +28,7 @@ from mpt_cli.settings.schema import (
     choosing_key,
     chosen_variant,
     key_versions,
+    no_such_key,
     variant_class,
     variants_of,
 )
@@ -56,6 +57,12 @@ def run_list(arguments: argparse.Namespace) -> int:
         print(strict_json(json_schema(), indent=2))
         return OK
     entries = LISTINGS[arguments.kind]()
+    if (section := arguments.section) is not None:
+        if arguments.kind != "keys":
+            raise ConfigError(Problem("SECTION", "is of keys.", section, f"Write `mpt list keys {section}`."))
+        entries = [entry for entry in entries if f"{entry['name']}.".startswith(f"{section}.")]
+        if not entries:
+            raise ConfigError(no_such_key(section, None, ()))
     if arguments.json:
         print_json({arguments.kind: entries})
         return OK

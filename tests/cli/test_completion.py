@@ -21,7 +21,7 @@ def complete_line(line: str) -> list[str]:
     """Candidates for the last word of the line, as argcomplete hands them to a shell that splits words at spaces."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_SUPPRESS_SPACE": "1",
-                            "COMP_LINE": line, "COMP_POINT": str(len(line))}.items():  # fmt: skip
+                            "COMP_LINE": line, "COMP_POINT": str(len(line)), "MPT_CONFIG_DIR": ""}.items():  # fmt: skip
             patch.setenv(name, value)
         patch.setattr(CompletionFinder, "_init_debug_stream", lambda self: None)  # it takes descriptor 9
         out = io.StringIO()
@@ -36,7 +36,8 @@ OFFERED = {
     "mpt show loss_scale.mode=": [f"loss_scale.mode={mode}" for mode in SCALE_MODES],
     "mpt show loss_scale.gr": ["loss_scale.growth_factor=", "loss_scale.growth_steps="],
     "mpt check trainer.jit_compile=": [f"trainer.jit_compile={value}" for value in ("auto", "false", "true")],
-    "mpt train model.kw": ["model.kwargs."], "mpt list o": ["optimizers"], "mpt completion ": ["bash", "fish", "zsh"],
+    "mpt train model.kw": ["model.kwargs."], "mpt list o": ["optimizers"], "mpt list keys op": ["optimizer"],
+    "mpt completion ": ["bash", "fish", "zsh"],
     "mpt train --q": ["--quiet"], "mpt export --format ": ["keras", "onnx", "savedmodel"],
     "mpt sweep --launcher ": sorted(LAUNCHERS), "mpt sweep -j ": [],
     "mpt sweep conf=digits_mlp --quiet policy=mixed_f": ["policy=mixed_float16"],

@@ -40,6 +40,14 @@ WRONG = {
     f"{CNN} optimizer=sgd optimizer.beta_1=0.5": "Write optimizer.kwargs.beta_1: it is an argument of the class.",
     f"{CNN} optimizer=sgd optimizer.kwargs.beta_1=0.5": "It has momentum, nesterov",
     f"{CNN} 'optimizer.kwargs={{beta1: 0.5, learning_rate: 1}}'": ("Did you mean beta_1?", "Write optimizer.learning_"),
+    f"{CNN} optimizer.lr=1 early_stoping=3 precision=16-mixed gpus=2 model._target_=nets.deep.build zzz=1": (
+        "mean optimizer.learning_rate?", "mean trainer.early_stopping?", "mean policy=mixed_float16?",
+        "mean distribute.devices?", "Write model.builder: nets.deep:build.", "zzz: there is no such key."),
+    f"{CNN} policy=bf16 trainer.early_stoping=3": ("mean mixed_bfloat16?", "mean trainer.early_stopping?"),
+    f"{CNN} policy=amp loss_scale.rize=3": ("mean mixed_float16?", "loss_scale.rize: there is no such key"),
+    f"{CNN} --epochs 3 --learning-rate=1e-3": (
+        "--epochs: is no option; keys are set as KEY=VALUE. Did you mean trainer.epochs?",
+        "--learning-rate: is no option; keys are set as KEY=VALUE. Did you mean optimizer.learning_rate?"),
     f"{CNN} policy=mixed_fp16 loss_scale.mode=off": ("mean mixed_float16?", "auto, dynamic, fixed, logmax, none"),
     f"{CNN} trainer.jit_compile=ture model.filters=8": ("Did you mean true?", "Write model.filters=[8]."),
     f"{CNN} model=builder data=csv": ("model.builder: must be given", "data.path: ", "name of the column"),

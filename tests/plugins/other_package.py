@@ -22,12 +22,13 @@ class LinearScale(ScaleRule):
     rise: float = number(64.0, "added to the scale by an applied step", above=0, at_most=2.0**20)
     min_scale: float = lowest_scale()
     max_scale: float = highest_scale()
+    share: float = 0.5  # a plain field is a key, too
 
     def advance(self, state, measured):
         from keras import ops
 
         risen = ops.minimum(state["scale"] + self.rise, self.max_scale)
-        fallen = ops.maximum(state["scale"] / 2, self.min_scale)
+        fallen = ops.maximum(state["scale"] * self.share, self.min_scale)
         counter = ops.where(measured.finite, state["counter"] + 1, 0)
         return {"scale": ops.where(measured.finite, risen, fallen), "counter": counter}
 

@@ -87,6 +87,8 @@ def test_it_is_listed_shown_completed_and_checked_as_ours_are(mpt: Mpt) -> None:
     assert {*offers} >= {"loss_scale=linear", "loss_scale=logmax", "loss_scale.rise="}
     for words, said in (
         (["loss_scale.rise=-3"], "loss_scale.rise: must be > 0 and <= 2**20. Received: -3."),
+        (["loss_scale.rize=3"], "loss_scale.rize: there is no such key. Received: 3. Did you mean loss_scale.rise?"),
+        (["loss_scale.share=x"], "loss_scale.share: must be a number. Received: 'x'."),
         (["loss_scale=dynamic", "loss_scale.rise=3"],
          "must be left out with loss_scale.mode=dynamic: only linear uses it"),
     ):

@@ -127,6 +127,29 @@ def test_a_file_that_is_no_recipe(content, part, write_recipe, messages) -> None
     assert part in message and "own.yaml" in message
 
 
+def test_what_is_no_yaml_is_shown_with_a_mark_where_the_parser_stopped(write_recipe, problems) -> None:
+    (problem,) = problems(write_recipe("seed: 1\ntrainer: {epochs: 3\n"))
+    assert problem.rule == "own.yaml is not valid YAML: while parsing a flow mapping, expected ',' or '}', but got " \
+                           "'<stream end>'."  # fmt: skip
+    assert str(problem.place) == f" --> own.yaml:2:20\n  |\n2 | trainer: {{epochs: 3\n  | {' ' * 19}^"
+    (problem,) = problems(write_recipe("trainer: {password: hunter2\n"))  # a line with a secret is not shown
+    assert str(problem.place) == " --> own.yaml:1:28"
+
+
+def test_places_of_entries_of_lists_and_of_bases(write_recipe, problems) -> None:
+    write_recipe("seed: 1\ntrainer:\n  loss: {a: huberr}\ndefaults: [{modle: cnn}]\n", "base.yaml")
+    recipe = write_recipe("defaults:\n  - ./base.yaml\n  - override /policy: bf16\ntrainer:\n  callbacks: [historyy]\n"
+                          "phases:\n  - epochs: 1\n    freze: [a]\n")  # fmt: skip
+    places = {problem.key: problem.place for problem in problems(recipe)}
+    assert {key: (place.file, place.line, place.column, place.width) for key, place in places.items()} == {
+        "trainer.loss.a": ("base.yaml", 3, 10, 9),
+        "defaults": ("base.yaml", 4, 12, 12),
+        "defaults.policy": ("own.yaml", 3, 5, 22),
+        "trainer.callbacks[0]": ("own.yaml", 5, 15, 8),
+        "phases.0.freze": ("own.yaml", 8, 5, 10),
+    }
+
+
 @pytest.mark.slow
 def test_a_missing_file_a_folder_and_a_bare_name(write_recipe, messages) -> None:
     write_recipe("", "config.yaml")

@@ -13,7 +13,7 @@ REFUSED = {
     "seed: !!binary aGk=": "without the tag !!binary in line 2", "vars: {a: !!set {x, y}}": "without the tag !!set",
     "vars: {a: !!timestamp 2001-01-01}": "the tag !!timestamp", "vars: {a: !!int abc}": "cannot be read: ValueError",
     "vars: {a: !!bool abc}": "cannot be read: KeyError", "expect: {val_loss: {1: 2}}": "expect.val_loss.1: must be one",
-    "vars: {a: !mine x}": "the tag !mine",
+    "vars: {a: !mine x}": "the tag !mine", "vars: {a: 'x\x01'}": "special characters are not allowed: '\\x01'",
 }  # fmt: skip
 
 
@@ -28,6 +28,8 @@ def test_what_no_plain_reader_knows_is_refused_with_its_line(line, capsys):
     assert main(["show", "conf=./x.yaml", "--json"]) == 2
     [problem] = json.loads(capsys.readouterr().out)["problems"]
     assert REFUSED[line] in f"{problem['key']}: {problem['rule']}"
+    if "cannot be read" not in problem["rule"]:  # of which the reader says no place
+        assert problem["place"]["file"].endswith("x.yaml") and problem["place"]["line"] == 2
 
 
 def test_a_date_is_the_text_that_it_is_written_as(capsys):
