@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 
 BACKEND = keras.backend.backend()
@@ -48,6 +49,15 @@ def gradients(function: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
             tape.watch(argument)
         total = tf.reduce_sum(function(*arguments))
     return tuple(tape.gradient(total, arguments))
+
+
+def assert_same_variables(found: keras.Model, expected: keras.Model, rtol: float, atol: float = 0.0) -> None:
+    """Those of the models and of their inner optimizers."""
+    pairs = zip(*([*model.variables, *model.optimizer.inner_optimizer.variables] for model in (found, expected)),
+                strict=True)  # fmt: skip
+    for one, other in pairs:
+        one, other = keras.ops.convert_to_numpy(one), keras.ops.convert_to_numpy(other)
+        np.testing.assert_allclose(one, other, rtol=rtol, atol=atol)
 
 
 class ScalesInFit(keras.callbacks.Callback):

@@ -13,7 +13,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 from unittest import mock
@@ -90,6 +91,21 @@ def _ended(process: "subprocess.Popen[str]", timeout: float) -> "subprocess.Comp
         process.wait()
         raise
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Return once `condition` holds; AssertionError where it does not within this time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager

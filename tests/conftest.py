@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import command  # noqa: F401 (it keeps the environment as it is before the next lines)
@@ -90,6 +91,15 @@ def made_once(request, tmp_path_factory):
         return json.loads(path.read_text())
 
     return given
+
+
+@pytest.fixture
+def users_folder(tmp_path, monkeypatch):
+    """A working directory for modules of the user's, which Python has forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    return tmp_path
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """The rule of loss scaling step by step in plain Python: what compiled loops, ledger and events are held against."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,11 @@ def every_pattern(length: int) -> list[bool]:
         found.append((*tail, False) in seen)
         seen.add((*tail, found[-1]))
     return found[length - 1 :]
+
+
+def changes_of(events: Iterable[Mapping[str, Any]]) -> list[tuple[int, str, float, float]]:
+    """The events of a run as `ReferenceScale.events` has them."""
+    return [(event["step"], event["kind"], event["scale_before"], event["scale_after"]) for event in events]
 
 
 @dataclass

@@ -41,11 +41,6 @@ def test_a_path_without_files_is_said_as_loading_would(source, words) -> None:
     assert str(caught.value) == words
 
 
-def test_a_loader_that_is_nowhere() -> None:
-    with pytest.raises(ConfigError, match=r"^data\.loader: there is no file \./loadrs\.py\. .*Did you mean loaders"):
-        check_present(Loader(loader="./loadrs.py:load"))
-
-
 def test_what_else_a_run_names_is_looked_for_before_keras_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """All functions that are nowhere at once; then files."""
     monkeypatch.setattr(Program, "prepare_backend", lambda self: pytest.fail("Keras would be imported"))

@@ -1,7 +1,6 @@
 """Batches that the source makes: they stay as they are, are read again exactly, and epochs can be cut out of them."""
 
 import random
-import sys
 
 import keras
 import numpy as np
@@ -135,11 +134,8 @@ class Rows(keras.utils.PyDataset):
 
 
 @pytest.fixture
-def loaders(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
-    (tmp_path / "loaders.py").write_text(LOADERS)
+def loaders(users_folder):
+    (users_folder / "loaders.py").write_text(LOADERS)
 
 
 def loaded(name: str, keep_targets: bool = True):

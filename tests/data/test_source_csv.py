@@ -9,15 +9,6 @@ from mpt_cli.settings.variants import Csv
 PETS = "weight,height,kind\n2,1,cat\n4,5,dog\n2,3,cat\n4,3,dog\n"
 
 
-@pytest.fixture
-def write(tmp_path):
-    def write(content):
-        path = tmp_path / "pets.csv"
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return str(path)
-    return write
-
-
 def load(path, target="kind", **settings):
     return load_data(Csv(path=path, target=target, **settings), 0)
 
@@ -25,7 +16,7 @@ def load(path, target="kind", **settings):
 def test_numbers_are_standardised(write):
     data = load(write(PETS), validation_fraction=0)
     assert (data.train.x[:, 0].tolist(), data.train.y.tolist()) == ([-1, 1, -1, 1], [0, 1, 0, 1])
-    assert data.description == "pets.csv: 4 training examples of 2, 2 classes; classes of kind: cat, dog"
+    assert data.description == "data.txt: 4 training examples of 2, 2 classes; classes of kind: cat, dog"
     assert data.preprocessing == {
         "inputs": [{"name": "weight", "mean": 3, "deviation": 1},
                    {"name": "height", "mean": 3, "deviation": pytest.approx(2**0.5)}],
@@ -58,7 +49,7 @@ def test_whole_numbers_as_classes_are_numbered_in_order(write):
 
 
 @pytest.mark.parametrize(("content", "settings", "message"), [
-    (PETS, {"target": "knd"}, r"data\.target: .*pets\.csv has no column 'knd'\. It has: weight, height, kind\. "
+    (PETS, {"target": "knd"}, r"data\.target: .*data\.txt has no column 'knd'\. It has: weight, height, kind\. "
                                r"Did you mean kind\?"),
     ("kind\ncat\ndog\n", {}, r"has no column beside the target 'kind'"),
     ("a,kind\n", {}, r"has a header line and no rows"),
@@ -73,7 +64,7 @@ def test_whole_numbers_as_classes_are_numbered_in_order(write):
     (b"a,kind\n\xff\xfe,cat\n", {}, r"is not UTF-8 text \(invalid start byte at byte \d+\)"),
     ('a,kind\n"1,cat\n2,dog\n', {}, r"line \d, can't be read as CSV: unexpected end of data"),
     (f"a,kind\n{'x' * 200_000},cat\n2,dog\n", {}, r"line 2, can't be read as CSV: field larger than field limit"),
-    ("", {}, r"pets\.csv is empty"),
+    ("", {}, r"data\.txt is empty"),
 ])
 def test_bad_files(write, content, settings, message):
     with pytest.raises(DataError, match=message):

@@ -7,16 +7,6 @@ from mpt_cli.errors import DataError
 from mpt_cli.settings.variants import Text
 
 
-@pytest.fixture
-def write(tmp_path):
-    def write(content, name="text.txt"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return str(path)
-    return write
-
-
 def load(path, **settings):
     return load_data(Text(path=path, **{"sequence_length": 3, **settings}), 0)
 
@@ -65,7 +55,7 @@ def test_undecodable_bytes_are_replaced_and_counted(write):
 
 def test_what_is_no_text_is_refused(write):
     for content in (b"\x80\x81\x82abc" * 9, b"abc\0abc"):
-        with pytest.raises(DataError, match=r"text\.txt is not UTF-8 text\. Convert it"):
+        with pytest.raises(DataError, match=r"data\.txt is not UTF-8 text\. Convert it"):
             load(write(content))
 
 

@@ -1,18 +1,16 @@
 """`mpt.fit`, `Run` and `Recorder`: the same run whoever drives it."""
 
 import html
-import json
 import signal
-import subprocess
 import sys
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 import yaml
 from backends import BACKEND, only_on
-from reference import ReferenceScale, every_pattern
+from patterned_fit import BAD, OF_PATTERN, ON_JAX, PATTERNED, QUIET, data, net, rule_of_pattern
+from reference import changes_of
 
 import mpt_cli as mpt
 from mpt_cli.cli import main
@@ -20,39 +18,9 @@ from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.settings import load_settings
 from mpt_cli.signals import Terminated
 
-ON_JAX = BACKEND == "jax"
-QUIET = {"logger.console": "quiet", "trainer.log_every_steps": 10}
 FIT = {**QUIET, "trainer.jit_compile": "auto" if ON_JAX else False}  # of mpt.fit, which compiles by itself
-BAD = (5, 20, 21)  # steps with an example that is beyond float16 behind the first layer, in every epoch of 32
 SCALING = {"initial_scale": 256.0, "growth_steps": 12}
-PATTERN = every_pattern(5)  # 32 steps, an epoch
-RULE = {"growth_steps": 2, "min_scale": 16.0, "max_scale": 128.0, "hysteresis": 2}
-NO_STOPS = {"max_consecutive_skips": None, "max_skip_rate": None, "max_skips_at_floor": None}
-PATTERNED = {"initial_scale": 64.0, **RULE, **NO_STOPS}
-OF_PATTERN = {"bad": [step for step, good in enumerate(PATTERN, 1) if not good], "loss_scale": PATTERNED}
 OVERRIDES = {"policy.overrides": {"hidden": "float32"}}
-
-
-def data(count=128, bad=BAD):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(count, 8)).astype("float32")
-    for step in bad:
-        x[(step - 1) * 4] = 6e4
-    return x, (x.sum(1) > 0).astype("int32")
-
-
-def net(policy="mixed_float16", **options):
-    keras.utils.set_random_seed(1)
-    with mpt.Policy(policy).scope():
-        layers = keras.layers
-        model = keras.Sequential([
-            keras.Input((8,)), layers.Rescaling(4.0), layers.Dense(16, "relu", name="hidden"),
-            layers.BatchNormalization(name="norm"), layers.Dense(2, dtype="float32", name="head"),
-        ], name="net")  # fmt: skip
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"], auto_scale_loss=False, jit_compile=ON_JAX,
-                  **options)  # fmt: skip
-    return model
 
 
 def fit(model, run_dir, epochs=2, bad=BAD, **options):
@@ -66,9 +34,8 @@ def reference(tmp_path_factory):
     """Our own loop over every pattern of good and bad steps, which went as the rule in plain Python says."""
     model = net()
     run = fit(model, tmp_path_factory.mktemp("runs") / "ref", **OF_PATTERN)
-    rule = ReferenceScale(scale=64.0, **RULE)
-    rule.run(PATTERN * 2)
-    assert [(e["step"], e["kind"], e["scale_before"], e["scale_after"]) for e in run.events] == rule.events
+    rule = rule_of_pattern()
+    assert changes_of(run.events) == rule.events
     assert (run.summary["applied_steps"], run.summary["skipped_steps"]) == (rule.applied, rule.skipped) == (32, 32)
     return run, model
 
@@ -175,6 +142,12 @@ def own_net(policy, step, **parts):
     return model
 
 
+def fit_own(model, *callbacks, epochs=1):
+    """Keras's own `fit`, on data without a bad step."""
+    x, y = data(bad=())
+    model.fit(x, np.eye(2)[y], batch_size=4, epochs=epochs, shuffle=False, verbose=0, callbacks=[*callbacks])
+
+
 def plain_step(model, *given):
     (x, y), values = given[-1], given[0]
     if BACKEND == "tensorflow":
@@ -196,32 +169,26 @@ def plain_step(model, *given):
     return {"loss": loss}, (weights, frozen, state, values[3])
 
 
-def not_recorded(run: mpt.Run) -> list[str]:
-    return json.loads((run.path / "environment.json").read_text())["not_recorded"]
-
-
 def test_a_train_step_that_scales_no_loss_is_left_as_it_is_where_none_is_needed(tmp_path):
     """Its steps do not tell their loss, which is no reason to call them not finite."""
-    (x, y), recorder = data(bad=()), mpt.Recorder(tmp_path / "run", settings=QUIET)
-    results = []
+    recorder, results = mpt.Recorder(tmp_path / "run", settings=QUIET), []
     for callbacks in ([], [recorder]):
         model = own_net("float32", plain_step)
-        model.fit(x, np.eye(2)[y], batch_size=4, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
+        fit_own(model, *callbacks, epochs=2)
         results.append(model.get_weights())
     for recorded, plain in zip(*results, strict=True):
         np.testing.assert_allclose(recorded, plain, rtol=1e-5, atol=1e-6)  # another program: sums in another order
     summary = recorder.run.summary
     assert (summary["verdict"], summary["applied_steps"], summary["skipped_steps"]) == ("healthy", 64, 0)
-    assert any("the loss of each step" in each for each in not_recorded(recorder.run))
+    assert any("the loss of each step" in each for each in summary["not_recorded"])
 
 
 def test_a_recorder_refuses_a_train_step_that_scales_no_loss_in_float16(tmp_path):
-    x, y = data(bad=())
     model, recorder = own_net("mixed_float16", plain_step), mpt.Recorder(tmp_path / "run", settings=QUIET)
     before = model.get_weights()
     with pytest.raises(ConfigError, match=r"Own\.train_step applies gradients of a loss that it does not scale.* Write "
                                           r"loss = self\.optimizer\.scale_loss\(loss\)"):
-        model.fit(x, np.eye(2)[y], batch_size=4, verbose=0, callbacks=[recorder])
+        fit_own(model, recorder)
     recorder.fail(None)
     assert recorder.run.summary["steps_seen"] == 0
     if BACKEND == "tensorflow":  # on JAX `fit` has its values when it ends so
@@ -237,55 +204,39 @@ def test_a_recorder_says_which_optimizers_it_does_not_see(tmp_path):
         model.other = kept
         return logs
 
-    (x, y), recorders = data(bad=()), [mpt.Recorder(tmp_path / name, settings=QUIET) for name in ("a", "b")]
-    for step, recorder in zip((plain_step, both), recorders, strict=True):
-        model = own_net("float32", step, other=keras.optimizers.SGD(0.01))
-        if step is both:
-            model.fit(x, np.eye(2)[y], batch_size=4, verbose=0, callbacks=[recorder])
-            continue
-        with pytest.raises(ConfigError, match=r"records the optimizer that a model is compiled with, which the "
-                                              r"train_step of Own does not use\. Received: \['other'\]"):
-            model.fit(x, np.eye(2)[y], batch_size=4, verbose=0, callbacks=[recorder])
-    assert recorders[1].run.summary["applied_steps"] == 32
-    assert any(each.startswith("steps of other,") for each in not_recorded(recorders[1].run))
-
-
-@pytest.mark.slow
-def test_a_fit_with_an_end_of_its_own_is_on_record(tmp_path):
-    error = Terminated()
-
-    class Ends(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 31:  # some steps after the latest look at them
-                raise error
-
-    (x, y), recorder = data(), mpt.Recorder(tmp_path / "run", settings=QUIET)
-    with pytest.raises(Terminated) as raised:
-        net().fit(x, y, batch_size=4, verbose=0, callbacks=[recorder, Ends()])
-    assert raised.value is error
-    recorder.fail(error)
+    with pytest.raises(ConfigError, match=r"records the optimizer that a model is compiled with, which the "
+                                          r"train_step of Own does not use\. Received: \['other'\]"):
+        fit_own(own_net("float32", plain_step, other=keras.optimizers.SGD(0.01)),
+                mpt.Recorder(tmp_path / "a", settings=QUIET))  # fmt: skip
+    recorder = mpt.Recorder(tmp_path / "b", settings=QUIET)
+    fit_own(own_net("float32", both, other=keras.optimizers.SGD(0.01)), recorder)
     summary = recorder.run.summary
-    assert (summary["status"], summary["exit_code"], summary["explanation"]) == (
-        "terminated", 143, "It was terminated.")  # fmt: skip
-    assert summary["applied_steps"] + summary["skipped_steps"] == 32
+    assert summary["applied_steps"] == 32
+    assert any(each.startswith("steps of other,") for each in summary["not_recorded"])
 
 
 @pytest.mark.slow
-def test_the_record_of_a_fit_has_its_last_steps_and_the_scaling_that_its_optimizer_has(tmp_path):
+@pytest.mark.parametrize(("error", "ending"), [
+    (OSError("no space"), ("failed", 1, "OSError: no space")),
+    (Terminated(), ("terminated", 143, "It was terminated.")),
+])  # fmt: skip
+def test_the_record_of_a_fit_has_its_end_and_last_steps_and_the_scaling_of_its_optimizer(tmp_path, error, ending):
     class Ends(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             if batch == 2:
-                raise OSError("no space")
+                raise error
 
     (x, y), model = data(bad=()), net()
     own = mpt.LossScaleOptimizer(keras.optimizers.SGD(0.01), dynamic=False, initial_scale=64.0)
     model.compile(own, "sparse_categorical_crossentropy", jit_compile=ON_JAX)
     recorder = mpt.Recorder(tmp_path / "run", loss_scale={"mode": "dynamic", "max_consecutive_skips": 7})
-    with pytest.raises(OSError, match="no space") as raised:
+    with pytest.raises(type(error)) as raised:
         model.fit(x, y, batch_size=4, verbose=0, callbacks=[recorder, Ends()])
-    recorder.fail(raised.value)
+    assert raised.value is error
+    recorder.fail(error)
     summary = recorder.run.summary
-    assert (summary["status"], summary["exit_code"], summary["explanation"]) == ("failed", 1, "OSError: no space")
+    assert (summary["status"], summary["exit_code"], summary["explanation"]) == ending
+    assert summary["applied_steps"] + summary["skipped_steps"] == 3
     assert [line["step"] for line in recorder.run.lines] == [3]
     found = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     scaling = {name: found["loss_scale"][name] for name in ("mode", "initial_scale", "max_consecutive_skips")}
@@ -394,13 +345,10 @@ def test_what_fit_can_not_train_and_others_can_not_take_is_said():
             net(), x, y, settings={"trainer.epoks": 1}),
         r"on_unhealthy: must be stop or go_on": lambda: mpt.Recorder(on_unhealthy="rollback"),
         r"jobs: must be >= 1\. Received: 0": lambda: mpt.sweep("conf=digits_mlp", jobs=0),
-        r"seeds: must be >= 1\. Received: 0": lambda: mpt.compare("conf=digits_mlp", seeds=0),
         r"tolerance: must be >= 0\. Received: nan": lambda: mpt.compare("conf=digits_mlp", tolerance=float("nan")),
         r"batches: must be >= 1\. Received: 0": lambda: mpt.diagnose(net(), x, y, batches=0),
-        r"devices: must be >= 1\. Received: 0": lambda: mpt.plan("conf=digits_mlp", device="h100", devices=0),
         r"batch_size, policy, loss_scale, settings: are for a model": lambda: mpt.plan(
             "conf=digits_mlp", device="h100", policy="mixed_float16"),
-        r"plan: takes a model with x, y and weights.* Received: '1 arguments'": lambda: mpt.plan(net(), device="h100"),
         r"TensorFlow compiles .* in Python, KERAS_BACKEND=jax|the compiler for NVIDIA's": lambda: mpt.plan(
             net(), x, y, device="h100"),
         r"settings: must be a mapping from paths of keys.* Received: \{3: 4\}": lambda: mpt.fit(
@@ -459,35 +407,27 @@ import sys, numpy as np, keras
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse", jit_compile=False)
 model.fit(np.full((40, 2), 7e4), np.ones((40, 1)), batch_size=1, verbose=0)
-{end}
+raise OSError('no space')
 """
-OTHER = {"tensorflow": "jax", "jax": "tensorflow"}[BACKEND]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("end", "code"), [("", 4), ("raise OSError('no space')", 1)])
-def test_a_script_ends_with_its_own_code_or_the_verdicts(tmp_path, monkeypatch, capsys, end, code):
-    (tmp_path / "never.py").write_text(NEVER.format(end=end))
+def test_a_script_that_raises_ends_with_its_own_code_whatever_the_verdict(tmp_path, monkeypatch, capsys):
+    (tmp_path / "never.py").write_text(NEVER)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KERAS_BACKEND", BACKEND)
     words, fit_of_keras = ["logger.console=quiet", "loss_scale.max_consecutive_skips=10"], keras.Model.fit
-    target = ["-m", "never"] if end == "" else ["never.py"]
-    assert main(["run", *words, f"backend={BACKEND}", "trainer.log_every_steps=5", "run_dir=run", *target]) == code
+    assert main(["run", *words, f"backend={BACKEND}", "trainer.log_every_steps=5", "run_dir=run", "never.py"]) == 1
     said = capsys.readouterr().err
-    assert ("OSError: no space" in said) is (code == 1) and "mpt run: run: " in said
+    assert "OSError: no space" in said and "mpt run: run: " in said
     assert "verbs/run.py" not in said and "runpy" not in said  # a traceback begins in the script
     summary = mpt.load_run(tmp_path / "run").summary
     assert (summary["status"], summary["exit_code"], summary["applied_steps"]) == ("stopped", 4, 0)
     assert summary["skipped_steps"] == summary["steps_seen"] == 10
     assert keras.Model.fit is fit_of_keras and keras.config.dtype_policy().name == "float32"
-    assert main(["run", f"backend={OTHER}", "never.py"]) == 2
-    assert f"Keras is loaded with backend {BACKEND} already" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_the_package_is_light_to_import():
-    code = "import sys, mpt_cli as mpt; mpt.fit; dir(mpt); assert not {'keras', 'tensorflow', 'jax'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+def test_a_name_that_the_package_does_not_have():
     with pytest.raises(AttributeError, match="module 'mpt_cli' has no attribute 'fitt'"):
         mpt.fitt  # noqa: B018
 

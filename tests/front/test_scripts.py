@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import yaml
 from command import mpt, run_program, start_mpt
+from reference import changes_of
 
 from mpt_cli.cli import main
 from mpt_cli.errors import DataError
@@ -208,10 +209,8 @@ SCRIPTS = {
     "own_optimizers": OWN_OPTIMIZERS, "built_before": BUILT_BEFORE, "saved": SAVED,
     "batches": BATCHES,
 }  # fmt: skip
-SCALED = {  # in the tape, by hand
-    "loop": "value = optimizer.scale_loss(value)",
-    "own_optimizers": "value = optimizer.scale_loss(value)",
-    "built_before": "value = optimizer.scale_loss(value)",
+SCALED_BY_HAND = "value = optimizer.scale_loss(value)"  # in the tape, but in these
+SCALED = {
     "model_optimizer": "value = model.optimizer.scale_loss(value)",
     "two_optimizers": "first, second = adam.scale_loss(first), sgd.scale_loss(second)",
 }
@@ -236,18 +235,16 @@ STEPS = {"subclassed": 24, "folds": 8}
 
 def check_loop(path: Path) -> None:
     """What the optimizer saw, step by step, in a run directory like any other."""
-    events = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
-    assert [(e["step"], e["kind"], e["scale_before"], e["scale_after"]) for e in events] == [
-        (3, "overflow", 2.0**15, 2.0**14)]  # fmt: skip
-    assert events[0]["cause"] == "forward" and events[0]["nan"] > 0
-    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [1, 5, 10, 12] and all(0 < line["loss"] < 5 for line in lines)
+    run = load_run(path)
+    assert changes_of(run.events) == [(3, "overflow", 2.0**15, 2.0**14)]
+    assert run.events[0]["cause"] == "forward" and run.events[0]["nan"] > 0
+    assert [line["step"] for line in run.lines] == [1, 5, 10, 12] and all(0 < line["loss"] < 5 for line in run.lines)
     assert (path / "console.log").exists() and (path / "config.yaml").exists()
 
 
 def script(name: str, by_hand: bool) -> str:
     parts = BY_HAND if by_hand else {"policy": "", "wrap": "optimizer"}
-    body = SCRIPTS[name].replace("{scaled}", SCALED.get(name, "") if by_hand else "")
+    body = SCRIPTS[name].replace("{scaled}", SCALED.get(name, SCALED_BY_HAND) if by_hand else "")
     body = body.replace("{policy}", parts["policy"].partition("\n")[0])
     return HEAD.format(**parts) + body + TAIL
 
@@ -297,7 +294,7 @@ def test_an_unchanged_script_ends_as_one_changed_by_hand(tmp_path, monkeypatch, 
     if name in SAID:
         check_loop(tmp_path / "run")
     assert ("it was set to mixed_float16 again" in done.stderr) is (name == "folds")
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = load_run(tmp_path / "run").summary
     steps = STEPS.get(name, 12)
     skipped = 0 if name in ("own_policy", "folds") else steps // 12  # in the folds no row is bad
     assert summary["steps_seen"] == steps
@@ -557,12 +554,10 @@ def test_no_event_is_lost_between_two_looks_at_a_loop(tmp_path):
     (tmp_path / "many.py").write_text(MANY)
     done = mpt("run", "run_dir=run", "many.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    overflows = [event for event in events if event["kind"] == "overflow"]
+    run = load_run(tmp_path / "run")
+    overflows = [event for event in run.events if event["kind"] == "overflow"]
     assert [event["step"] for event in overflows] == [997 * count for count in range(1, 21)]
     assert all(event["cause"] is None and event["nan"] == 1 for event in overflows)
-    lines = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert lines == [1, *range(50, 20001, 50)]
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["steps_seen"], summary["skipped_steps"]) == (20000, 20)
+    assert [line["step"] for line in run.lines] == [1, *range(50, 20001, 50)]
+    assert (run.summary["steps_seen"], run.summary["skipped_steps"]) == (20000, 20)
     assert "the loss of each step" in done.stderr and "lost" not in done.stderr

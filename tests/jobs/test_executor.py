@@ -7,9 +7,9 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
+from command import is_alive, wait_for
 
 from mpt_cli.jobs.executor import Command, LocalExecutor, call
 from mpt_cli.jobs.queue import run_one
@@ -28,25 +28,8 @@ with LocalExecutor() as executor:
 """
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def gone(pids: list[int], seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while any(map(is_alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not any(map(is_alive, pids))
-
-
-def wait_for(condition) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+def wait_until_gone(pids: list[int]) -> None:
+    wait_for(lambda: not any(map(is_alive, pids)))
 
 
 def test_what_runs_ends_when_the_process_that_started_it_is_killed(tmp_path):
@@ -57,7 +40,7 @@ def test_what_runs_ends_when_the_process_that_started_it_is_killed(tmp_path):
     assert sum(map(is_alive, pids)) >= 1
     process.kill()
     process.communicate()
-    assert gone(pids)
+    wait_until_gone(pids)
 
 
 SHOWN = """
@@ -91,7 +74,7 @@ def test_a_helpers_answer_is_the_last_line_it_said(tmp_path):
 def test_a_helper_past_its_time_is_killed(tmp_path):
     answer = call(["sh", "-c", "echo $$ > pid; exec sleep 60"], 0.5, tmp_path)
     assert (answer.exit_code, answer.why) == (None, "no answer within 0 seconds")
-    assert gone([int((tmp_path / "pid").read_text())])
+    wait_until_gone([int((tmp_path / "pid").read_text())])
 
 
 def test_a_helper_ends_where_ctrl_c_interrupts_the_wait_for_it(tmp_path):
@@ -103,7 +86,7 @@ def test_a_helper_ends_where_ctrl_c_interrupts_the_wait_for_it(tmp_path):
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         call(["sh", "-c", "echo $$ > pid; exec sleep 60"], 30.0, tmp_path)
-    assert gone([int((tmp_path / "pid").read_text())])
+    wait_until_gone([int((tmp_path / "pid").read_text())])
 
 
 @pytest.mark.parametrize(("number", "error", "code"), [(signal.SIGINT, KeyboardInterrupt, None),

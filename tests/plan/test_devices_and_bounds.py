@@ -1,9 +1,7 @@
 """GPUs as they are described, bounds worked out by hand, and what is said of a request that can't be planned."""
 
 import json
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from backends import only_on
@@ -12,11 +10,10 @@ from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
 from mpt_cli.plan import device as module
 from mpt_cli.plan.device import FOLDER, Device, check_compiler, device_names, load_device
-from mpt_cli.plan.plan import bound_of, combinations_of, plan, settings_of
+from mpt_cli.plan.plan import bound_of, plan
 from mpt_cli.plan.program import check_plan
 from mpt_cli.plan.work import Collective, Kernel, Product, Shape, Step
 from mpt_cli.settings import load_settings
-from mpt_cli.verbs import verb_parser
 
 ROUND = replace(load_device("h100"), teraflops={"float16": 100.0, "float32": 10.0}, memory_gb_per_second=1000.0,
                 link_gb_per_second=100.0)  # fmt: skip
@@ -109,17 +106,6 @@ def test_a_plan_is_for_the_devices_of_the_mesh_over_which_a_model_is_divided():
         check_plan(load_settings(words), 4)
     with pytest.raises(ConfigError, match=r"trainer\.batch_size: must be a multiple of the 2 devices it is split over"):
         check_plan(load_settings([*words, "trainer.batch_size=7"]), 8)
-
-
-def test_the_commands_of_the_guide_can_be_planned():
-    text = (Path(__file__).parents[2] / "docs" / "guides" / "plan.md").read_text()
-    lines = re.findall(r"^mpt plan (.*)$", text, re.M)
-    assert len(lines) == 3
-    for line in lines:
-        given = verb_parser("plan").parse_intermixed_args(line.split())
-        for _, words in combinations_of(given.overrides):
-            check_plan(settings_of(words), given.devices)
-        assert load_device(given.device).name == given.device
 
 
 def test_words_are_those_of_a_grid_and_tensorflow_is_refused_where_it_was_asked_for():

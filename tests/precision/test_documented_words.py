@@ -661,7 +661,9 @@ def test_the_page_has_the_table():
 
 LIGHT = """
 import sys
+import mpt_cli as mpt
 from mpt_cli import LossScaleOptimizer, Policy, custom_gradient, global_policy, set_global_policy
+mpt.fit; dir(mpt)
 assert not {"keras", "tensorflow", "jax"} & set(sys.modules)
 class Mine(LossScaleOptimizer):
     pass

@@ -2,14 +2,13 @@
 
 import json
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command import mpt, start_program
-from finished_run import FINISHED
+from command import mpt, start_program, wait_for
 from pair import TINY, TWO, free_port, start_two, train_two, two_seen
+from stub_job import FINISHED
 
 from mpt_cli.engine.distribution import ProcessInfo, check_process_info, connect, find_process_info
 from mpt_cli.errors import ConfigError
@@ -115,7 +114,8 @@ def test_the_result_is_that_of_one_process_with_the_whole_batch(tmp_path: Path) 
 def test_one_process_killed_ends_the_other_with_a_sentence_and_the_run_resumes(tmp_path: Path) -> None:
     words = ["trainer.epochs=2000", "trainer.checkpoint_every_steps=20", "run_dir=run"]
     first, second = start_two("mpt_cli", "train", *TINY, *TWO, *words, cwd=tmp_path)
-    wait_for(lambda: (tmp_path / "run/metrics.jsonl").exists() and lines(tmp_path / "run/metrics.jsonl"))
+    wait_for(lambda: (tmp_path / "run/metrics.jsonl").exists() and lines(tmp_path / "run/metrics.jsonl"),
+             seconds=120.0)  # fmt: skip
     second.kill()
     second.communicate()
     first.communicate(timeout=100)
@@ -143,10 +143,3 @@ def slurm_step(cwd: Path, *words: str) -> list["subprocess.CompletedProcess[str]
         for process in running:
             process.kill()
     return [subprocess.CompletedProcess(p.args, p.returncode, text) for p, text in zip(running, said, strict=True)]
-
-
-def wait_for(condition, seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)

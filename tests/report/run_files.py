@@ -5,13 +5,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-SUMMARY = {
-    "schema_version": 1, "status": "finished", "exit_code": 0, "verdict": "healthy", "explanation": "All went well.",
-    "steps_seen": 100, "applied_steps": 97, "skipped_steps": 3, "final_loss_scale": 1024.0, "min_loss_scale": 512.0,
-    "max_loss_scale": 4096.0, "metrics": {"loss": 0.25, "val_accuracy": 0.5}, "best_metrics": {"val_accuracy": 0.6},
-    "examples_per_second": 1000.0, "peak_memory_bytes": 2**30, "seconds": 1.5, "recipe": "stub", "run_dir": "x",
-    "epochs_completed": 2,
-}  # fmt: skip
+from stub_job import OF_STUB
+
+SUMMARY = {**OF_STUB, "metrics": {"loss": 0.25, "val_accuracy": 0.5}}
 ENVIRONMENT = {
     "schema_version": 1, "python": "3.11.7", "versions": {"keras": "3.15.1"}, "backend": "tensorflow 2.21.0",
     "machine": {"cpu": "a processor", "gpus": []}, "devices": ["cpu:0"], "variables": {"OMP_NUM_THREADS": "2"},

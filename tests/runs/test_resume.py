@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from finished_run import FINISHED
+from stub_job import FINISHED
 
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.runs.directory import Holder, RunDirectory, note_holder, read_holder, write_json
@@ -53,7 +53,7 @@ def test_auto_takes_the_newest_unfinished_run_that_fits() -> None:
     _run(parent / "1")
     _run(parent / "2", status="terminated")
     _run(parent / "3", "seed=5", status="terminated")
-    _run(parent / "4", status="finished")
+    _run(parent / "4", status="finished", epochs_completed=3)
     found = find_run(_settings("resume=auto"))
     assert found is not None and found.path == parent / "2"
     other = find_run(_settings("resume=auto", "seed=5"))

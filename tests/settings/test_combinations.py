@@ -148,16 +148,12 @@ def test_a_combination_is_refused(words, said, own, messages) -> None:
 # words, and where the last of them must have arrived
 _NEIGHBOURS = [
     (["loss_scale.mode=none", "loss_scale.initial_scale=8"], "loss_scale.mode", "none"),  # the number is left out
-    (["policy=bfloat16", "policy.stochastic_rounding=true"], "optimizer.name", "adam"),
     (["distribute=data_parallel", "backend=jax", "optimizer.global_clipnorm=2"], "optimizer.global_clipnorm", 2.0),
     (["distribute=model_parallel", "backend=jax", _DIVIDED[0],
       r"""distribute.layout={'.*(up|down)\d/kernel': [null, model], ".*[ab]{2}": [data]}"""], "distribute.layout",
      {r".*(up|down)\d/kernel": [None, "model"], ".*[ab]{2}": ["data"]}),
     (["distribute=model_parallel", "backend=jax", _DIVIDED[1], "distribute.mesh={data: 1, model: 2**2}"],
      "distribute.device_count", 4),
-    (["optimizer.schedule.name=piecewise", "optimizer.schedule.boundaries=[3]", "optimizer.schedule.values=[1,0]"],
-     "optimizer.schedule.values", [1.0, 0.0]),
-    (["model=transformer", "model.width=6", "model.heads=3"], "model.heads", 3),
     (["expect={loss: {value: 1, tolerance: 0.5}, steps_seen: 4}"], "expect",
      {"val_accuracy": {"min": 0.5}, "loss": {"value": 1, "tolerance": 0.5}, "steps_seen": 4}),  # merged
 ]  # fmt: skip

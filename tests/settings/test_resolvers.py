@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from mpt_cli.errors import ConfigError
 from mpt_cli.settings import load_settings, resolved_yaml
 from mpt_cli.settings.load import evaluate
 
@@ -33,7 +32,7 @@ def test_keys_are_computed_from_others_with_their_types_and_again_in_the_record(
 
 @pytest.mark.parametrize(("text", "said"), [
     ("__import__('os').getcwd()", "must be numbers, + - * / // % **, parentheses or one of abs,"),
-    ("[1][0]", "must be numbers"), ("a", "must be numbers"), ("max(1, key=2)", "must be numbers"), ("'1'", "must be"),
+    ("a", "must be numbers"), ("max(1, key=2)", "must be numbers"), ("'1'", "must be"),
     ("True", "must be numbers"), ("1 if 2 else 3", "must be numbers"),
     ("9**9**9", "has no value"), ("(-8)**0.5", "math domain error"),
     ("1/0", "division by zero"), ("exp(1e9)", "has no value"), ("sqrt(1, 2)", "has no value"),
@@ -43,8 +42,3 @@ def test_nothing_but_numbers_is_ever_computed(text: str, said: str) -> None:
     with pytest.raises(ValueError) as caught:
         evaluate(text)
     assert said in str(caught.value)
-
-
-def test_what_has_no_value_is_a_problem_of_its_key() -> None:
-    with pytest.raises(ConfigError, match=r"^trainer.epochs: cannot be resolved: .*'1/0' has no value: .*division"):
-        load_settings(["conf=digits_mlp", "trainer.epochs=${eval:'1/0'}"])

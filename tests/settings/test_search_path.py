@@ -132,11 +132,7 @@ def test_a_name_that_says_two_things_is_refused(messages) -> None:
     ("text", "said"),
     [
         ("initial_scale: 4\n", "must say which loss_scale it is. Write `mode: auto` or `defaults: [auto]` in it"),
-        ("mode: [1\n", "is not valid YAML"),
-        ("", "must hold keys, and it is empty"),
         ("defaults: [nothing, _self_]\nmode: fixed\n", "mine cannot be composed: In 'loss_scale/mine'"),
-        ("mode: fixed\ninitial_scale: !!binary aGk=\n", "without the tag !!binary"),
-        ("mode: fixed\ninitial_scal: 4\n", "loss_scale.initial_scal: there is no such key"),
     ],
 )
 def test_what_is_wrong_with_a_group_file_is_said(text, said, messages) -> None:

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
 import stub_job
+from command import wait_for
 
 from mpt_cli.jobs.executor import Command, Executor, Share
 from mpt_cli.jobs.launchers import LocalLauncher
@@ -63,12 +64,14 @@ class Stubs:
     values: dict[int, float] = field(default_factory=dict)
     said: str = ""
 
-    def start(self, words: Sequence[str], **options: object) -> tuple[SweepResults, int]:
-        return self._run(lambda own, screen: start_sweep(words, own, screen), options)
+    def start(self, words: Sequence[str], search: Mapping[str, object] | None = None, **options: object
+              ) -> tuple[SweepResults, int]:  # fmt: skip
+        return self._run(lambda own, screen: start_sweep(words, own, screen, search), options)
 
-    def resume(self, path: Path, words: Sequence[str] = (), **options: object) -> tuple[SweepResults, int]:
+    def resume(self, path: Path, words: Sequence[str] = (), trials: int | None = None, **options: object
+               ) -> tuple[SweepResults, int]:  # fmt: skip
         (path / "started.txt").unlink(missing_ok=True)
-        return self._run(lambda own, screen: resume_sweep(str(path), own, screen, words=words), options)
+        return self._run(lambda own, screen: resume_sweep(str(path), own, screen, trials, words), options)
 
     def _run(self, run: Callable[[Options, Screen], tuple[SweepResults, int]], options: dict[str, object]
              ) -> tuple[SweepResults, int]:  # fmt: skip
@@ -92,8 +95,7 @@ def started(folder: Path) -> list[str]:
 
 def signal_when(folder: Path, count: int, number: signal.Signals, times: int = 1) -> None:
     """Sends the signal to this process once `count` stubs have begun to wait, which takes them a moment."""
-    while not (folder / "started.txt").exists() or len((folder / "started.txt").read_text().splitlines()) < count:
-        time.sleep(0.02)
+    wait_for(lambda: len(started(folder)) >= count)
     for _ in range(times):
         time.sleep(0.5)
         os.kill(os.getpid(), number)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from finished_run import FINISHED
+from stub_job import FINISHED
 from sweep_stubs import started
 
 from mpt_cli import training_run

@@ -4,10 +4,10 @@ import importlib.util
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from command import wait_for
 
 from mpt_cli.errors import ConfigError
 from mpt_cli.jobs.launchers import Launcher, choose_launcher, recorded_launcher
@@ -34,11 +34,8 @@ def processes_of(folder: Path, program: str) -> list[int]:
     return found
 
 
-def none_is_left(folder: Path) -> bool:
-    deadline = time.monotonic() + 20
-    while processes_of(folder, "stub_job.py") and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return not processes_of(folder, "stub_job.py")
+def wait_until_none_is_left(folder: Path) -> None:
+    wait_for(lambda: not processes_of(folder, "stub_job.py"))
 
 
 @pytest.mark.long
@@ -54,7 +51,7 @@ def test_each_job_ends_as_it_would_here(stubs, tmp_path, name):
     assert found.results[4].status == "timed out"
     assert code == 2 and f"at a time through {name}" in stubs.said
     assert recorded_launcher(found.plan.facts) == given["launcher"]
-    assert none_is_left(tmp_path)
+    wait_until_none_is_left(tmp_path)
 
 
 @pytest.mark.long
@@ -62,14 +59,14 @@ def test_the_job_of_a_task_of_submitits_that_was_killed_ends_too(stubs, tmp_path
     stubs.manners = {1: "deaf"}
 
     def kill_the_task() -> None:
-        while not (tmp_path / "s" / "started.txt").exists():
-            time.sleep(0.02)
+        wait_for((tmp_path / "s" / "started.txt").exists)
         for pid in processes_of(tmp_path, "submitit.core._submit"):
             os.kill(pid, signal.SIGKILL)
 
     threading.Thread(target=kill_the_task).start()
     found, _ = stubs.start(["conf=digits_mlp", "seed=0", f"sweep_dir={tmp_path / 's'}"], launcher=launcher("submitit"))
-    assert (found.results[0].status, found.results[0].exit_code) == ("killed", 143) and none_is_left(tmp_path)
+    assert (found.results[0].status, found.results[0].exit_code) == ("killed", 143)
+    wait_until_none_is_left(tmp_path)
     assert found.results[0].reason.startswith("the job was lost. submitit's job ")
 
 
@@ -77,7 +74,6 @@ def test_the_job_of_a_task_of_submitits_that_was_killed_ends_too(stubs, tmp_path
     ("name", "words", "message"),
     [
         ("submitit", ["launcher.cluster=pbs"], "launcher.cluster: must be slurm or local. Received:"),
-        ("submitit", ["launcher.partitoin=gpu"], "submitit. Did you mean launcher.partition?"),
         ("submitit", ["launcher.timeout_min=0"], "launcher.timeout_min: must be a whole number > 0."),
         ("submitit", ["launcher.cluster=local", "launcher.qos=high"],
          "launcher.qos: is for launcher.cluster=slurm. Received: 'high'."),

@@ -5,11 +5,10 @@ import os
 import signal
 import sys
 import threading
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from command import is_alive, wait_for
 from sweep_stubs import signal_when, stub_work
 
 from mpt_cli.jobs.executor import Command, LocalExecutor
@@ -35,13 +34,6 @@ def run_queue(work, **limits) -> tuple[Record, signal.Signals | None]:
     record = Record()
     with LocalExecutor() as executor:
         return record, Queue(Limits(**limits), executor, record, [record]).run(work)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except OSError:
-        return False
 
 
 def test_every_job_runs_and_no_more_at_a_time_than_asked_also_where_one_can_not_be_started(tmp_path):
@@ -82,10 +74,7 @@ def test_what_a_job_leaves_running_ends_with_it(tmp_path):
     record, _ = run_queue([stub_work(tmp_path, 1, "parent")])
     assert record.endings[1].exit_code == 0
     pid = int((tmp_path / "grandchild.txt").read_text())
-    deadline = time.monotonic() + 5
-    while is_alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not is_alive(pid)
+    wait_for(lambda: not is_alive(pid), seconds=5.0)
 
 
 @pytest.mark.slow

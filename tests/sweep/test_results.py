@@ -7,6 +7,7 @@ import math
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +32,10 @@ def cells(found, overrides: str) -> dict[str, str]:
     return {column.title: column.cell(row) for column in columns(found)}
 
 
+def written(found) -> dict[str, Any]:
+    return json.loads(found.directory.results_json.read_text())
+
+
 @pytest.mark.slow
 def test_seeds_are_one_row_with_mean_sample_deviation_and_count_and_a_failed_one_is_named(stubs):
     stubs.values = {1: 0.5, 2: 0.6, 3: 0.7, 4: 0.9, 5: 0.9, 6: 0.9}
@@ -49,7 +54,7 @@ def test_seeds_are_one_row_with_mean_sample_deviation_and_count_and_a_failed_one
 
 
 @pytest.mark.slow
-def test_the_first_is_called_best_only_where_the_seeds_show_it(stubs, tmp_path):
+def test_the_first_is_called_best_only_where_the_seeds_show_it(stubs):
     stubs.values = {1: 0.900, 2: 0.910, 3: 0.905, 4: 0.950, 5: 0.959, 6: 0.956}
     found, _ = stubs.start(GRID)
     assert best_lines(found)[0] == ("best       005-initial_scale-32768_seed-1, val_accuracy 0.9590 (0.9550 ± 0.0046 "
@@ -57,7 +62,7 @@ def test_the_first_is_called_best_only_where_the_seeds_show_it(stubs, tmp_path):
     assert best_lines(found)[2].strip() == "The best of 2 configurations, shown over 3 seeds at 5%."
     # differences -0.050, -0.049, -0.051: 0.001 / sqrt(3) * 4.3027
     assert cells(found, "2**8")["to the first"] == "-0.0500 ± 0.0025"
-    content = json.loads((tmp_path / "s" / "results.json").read_text())
+    content = written(found)
     assert content["best_is_shown"] is True and content["not_told_apart"] == []
 
 
@@ -73,7 +78,7 @@ def test_a_first_that_may_be_so_by_chance_is_not_called_best(stubs, tmp_path):
     assert best_lines(found)[3].strip() == command
     page = (tmp_path / "s" / "report.html").read_text()
     assert told in page and f"<pre>{command}</pre>".replace("'", "&#39;") in page
-    content = json.loads((tmp_path / "s" / "results.json").read_text())
+    content = written(found)
     assert (content["best_is_shown"], content["seeds_to_decide"]) == (False, 34)
     assert content["not_told_apart"] == [{"loss_scale.initial_scale": "2**8"}]
 
@@ -138,14 +143,14 @@ def test_nan_is_never_the_best_and_has_no_rank_and_there_may_be_none_that_finish
     assert code == 2 and found.best is None and "No job finished." in found.directory.report_html.read_text()
 
 
-def test_configurations_of_one_mean_share_their_rank_and_are_told_to(stubs, tmp_path):
+def test_configurations_of_one_mean_share_their_rank_and_are_told_to(stubs):
     stubs.values = {1: 0.6, 2: 0.7, 3: 0.6, 4: 0.7, 5: 0.5}
     found, _ = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2,3,4,5", "sweep_dir=s"])
     lines = plain_lines(columns(found), found.configurations)
     assert [line.split()[:2] for line in lines[1:]] == [["1=", "2"], ["1=", "4"], ["3=", "1"], ["3=", "3"], ["5", "5"]]
     told = "Shares its place with epochs 4: equal in val_accuracy, the one that skipped less stands first. Not told"
     assert best_lines(found)[2].strip().startswith(told)
-    content = json.loads((tmp_path / "s" / "results.json").read_text())
+    content = written(found)
     assert [row["rank"] for row in content["configurations"]] == [1, 1, 3, 3, 5]
 
 

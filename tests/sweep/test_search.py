@@ -15,11 +15,9 @@ from sweep_stubs import Stubs, started, stub_command
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings import load_settings
-from mpt_cli.sweep.directory import SweepResults
 from mpt_cli.sweep.overrides import read_space
 from mpt_cli.sweep.plan import Job, Search
 from mpt_cli.sweep.report import best_lines, failure_lines, lead_sentence
-from mpt_cli.sweep.run import resume_sweep, start_sweep
 from mpt_cli.sweep.search import OptunaStudy
 
 RATE = "optimizer.learning_rate=tag(log,interval(1e-4,1e-1))"
@@ -39,16 +37,7 @@ def needs(package: str) -> pytest.MarkDecorator:
 
 
 class SearchStubs(Stubs):
-    """`start` and `resume` of a search."""
-
-    def search(self, words: list[str], trials: int, **options: object) -> tuple[SweepResults, int]:
-        names = ("sampler", "sampler_seed", "pruner")
-        said = {"trials": trials, **{name: options.pop(name) for name in names if name in options}}
-        return self._run(lambda own, screen: start_sweep(words, own, screen, said), options)
-
-    def resume_search(self, path: Path, trials: int | None = None, **options: object) -> tuple[SweepResults, int]:
-        (path / "started.txt").unlink(missing_ok=True)
-        return self._run(lambda own, screen: resume_sweep(str(path), own, screen, trials), options)
+    """Their value is that of what was chosen, where no test says another."""
 
     def _launch(self, job: Job, run_dir: Path) -> list[str]:
         value = self.values.get(job.number, value_of(job) if "optimizer.learning_rate" in job.overrides else 0.5)
@@ -67,7 +56,7 @@ def study_in(folder: Path) -> optuna.Study:
 
 @pytest.mark.slow
 def test_a_search_runs_its_trials_and_names_the_best(searches, tmp_path):
-    found, code = searches.search([*WORDS, "sweep_dir=s"], 4, workers=2)
+    found, code = searches.start([*WORDS, "sweep_dir=s"], {"trials": 4}, workers=2)
     assert code == 0 and len(found.results) == 4 and found.is_complete
     assert found.best is not None and found.objective.name == "val_accuracy"
     assert value_of(found.best.job) == max(value_of(result.job) for result in found.results)
@@ -131,7 +120,8 @@ def test_a_pruner_ends_a_job_behind_the_others_and_no_other(tmp_path, pruner):
 def test_a_pruned_job_has_stopped_early_and_its_trial_is_pruned(searches, tmp_path, monkeypatch):
     monkeypatch.setattr(OptunaStudy, "is_behind", lambda self, job, course: job == 2 and bool(course))
     searches.manners = {2: "learns nothing"}
-    found, code = searches.search([*WORDS, "sweep_dir=s"], 3, workers=1, pruner="hyperband", grace_seconds=20.0)
+    found, code = searches.start([*WORDS, "sweep_dir=s"], {"trials": 3, "pruner": "hyperband"}, workers=1,
+                                 grace_seconds=20.0)  # fmt: skip
     assert (code, [result.status for result in found.results]) == (0, ["finished", "stopped early", "finished"])
     assert "the pruner of the search ended it" in found.results[1].reason
     states = [trial.state for trial in study_in(tmp_path / "s").get_trials()]
@@ -151,7 +141,8 @@ def test_what_is_not_installed_is_named_with_what_installs_it(monkeypatch, capsy
 def test_a_trial_with_several_seeds_is_worth_their_mean_and_one_that_failed_is_one_anew(searches, tmp_path):
     searches.values = {number: 0.5 + 0.1 * (number % 2) for number in range(1, 9)}  # 0.6, 0.5 of each trial
     searches.manners = {1: "raises", 4: "killed"}
-    found, code = searches.search([*WORDS, "seed=range(2)", "sweep_dir=s"], 3, workers=1, objective="val_accuracy")
+    found, code = searches.start([*WORDS, "seed=range(2)", "sweep_dir=s"], {"trials": 3}, workers=1,
+                                 objective="val_accuracy")  # fmt: skip
     assert code == 2 and [len(row.finished) for row in found.configurations] == [2, 1, 1]
     seeds = {tuple(result.job.overrides["seed"] for result in row.results) for row in found.configurations}
     assert seeds == {("0", "1")}
@@ -161,7 +152,7 @@ def test_a_trial_with_several_seeds_is_worth_their_mean_and_one_that_failed_is_o
     mean = pytest.approx(-0.55)
     assert told == [(TrialState.FAIL, None, 1), (TrialState.FAIL, None, 3), (TrialState.COMPLETE, mean, 5)]
     searches.manners = {}
-    found, code = searches.resume_search(tmp_path / "s", trials=4)
+    found, code = searches.resume(tmp_path / "s", trials=4)
     assert code == 0 and [name[:3] for name in started(tmp_path / "s")] == ["001", "004", "007", "008"]
     assert "Not told apart from" in lead_sentence(found)
     anew = study_in(tmp_path / "s").get_trials()[3:]
@@ -170,14 +161,14 @@ def test_a_trial_with_several_seeds_is_worth_their_mean_and_one_that_failed_is_o
 
 @pytest.mark.slow
 def test_what_ended_while_nobody_could_tell_it_is_told_on_resume(searches, tmp_path):
-    searches.search([*WORDS, "sweep_dir=s"], 3)
+    searches.start([*WORDS, "sweep_dir=s"], {"trials": 3})
     journal = tmp_path / "s" / "study.journal"
     lines = journal.read_text().splitlines()
     told = [index for index, line in enumerate(lines) if json.loads(line)["op_code"] == 6]  # a trial's new state
     ends = [index for index in told if json.loads(lines[index])["state"] == TrialState.COMPLETE]
     journal.write_text("\n".join(lines[: ends[-1]]) + "\n")
     assert [t.state for t in study_in(tmp_path / "s").get_trials()].count(TrialState.RUNNING) == 1
-    searches.resume_search(tmp_path / "s")
+    searches.resume(tmp_path / "s")
     assert started(tmp_path / "s") == []
     assert {trial.state for trial in study_in(tmp_path / "s").get_trials()} == {TrialState.COMPLETE}
 
@@ -190,13 +181,13 @@ def test_a_search_in_a_file_goes_on_in_its_space_and_ends_where_no_job_has_its_o
     with pytest.raises(ConfigError, match=r"number that the jobs report\. Received: 'val_mean_absolute_error'"):
         searches.start(["conf=./mine.yaml", "trainer.epochs=1", "sweep_dir=s"], workers=1)
     assert "Ranked by val_accuracy" in (tmp_path / "s" / "report.html").read_text()
-    found, code = searches.resume_search(tmp_path / "s", objective="val_accuracy:max")
+    found, code = searches.resume(tmp_path / "s", objective="val_accuracy:max")
     assert code == 0 and len(found.results) == 4 and found.objective.name == "val_accuracy"
     with pytest.raises(ConfigError, match="--resume: must be given without words where the sweep is a search"):
         searches.resume(tmp_path / "s", ["conf=./mine.yaml"])
     with pytest.raises(ConfigError, match=r"--objective: must stay val_accuracy where a search goes on\."):
         searches.resume(tmp_path / "s", objective="skipped_steps")
-    found, code = searches.resume_search(tmp_path / "s", 3)
+    found, code = searches.resume(tmp_path / "s", trials=3)
     assert code == 0 and len(found.results) == 6 and len(started(tmp_path / "s")) == 2
     assert "trainer.epochs=1" in found.results[5].job.words
 
@@ -204,7 +195,7 @@ def test_a_search_in_a_file_goes_on_in_its_space_and_ends_where_no_job_has_its_o
 @pytest.mark.slow
 def test_no_combination_is_run_twice_and_none_left_ends_the_search(searches, tmp_path):
     words = ["conf=digits_mlp", "optimizer.name=adam,sgd", "sweep_dir=s"]
-    found, code = searches.search(words, 5, sampler="random")
+    found, code = searches.start(words, {"trials": 5, "sampler": "random"})
     assert code == 0 and len(found.results) == 2 and not found.is_complete
     assert sorted(result.job.overrides["optimizer.name"] for result in found.results) == ["adam", "sgd"]
     assert "no new combination came up in 100 proposals: 3 of 5 trials were not made. Widen" in searches.said

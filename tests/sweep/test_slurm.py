@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from command import is_alive, wait_for
 from fake_slurm import signal_session
 from sweep_stubs import begun_sweep
 
@@ -36,13 +37,8 @@ def launched(stubs, words, **options):
     return stubs.start(["conf=digits_mlp", *words], launcher=choose_launcher("submitit", WORDS), **options)
 
 
-def ended(place: Path) -> bool:
-    process, deadline = Path(f"/proc/{(place / '77').read_text()}/stat"), time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if not process.exists() or process.read_text().split()[2] == "Z":
-            return True
-        time.sleep(0.1)
-    return False
+def wait_until_ended(place: Path) -> None:
+    wait_for(lambda: not is_alive(int((place / "77").read_text())))
 
 
 @pytest.mark.slow
@@ -77,7 +73,8 @@ def test_the_job_of_a_sweep_that_is_killed_goes_on(slurm, tmp_path):
     sweep = begun_sweep(tmp_path, 1, "once", "submitit", *WORDS)
     sweep.kill()
     sweep.wait()
-    assert ended(slurm) and not (slurm / "cancelled.txt").exists()
+    wait_until_ended(slurm)
+    assert not (slurm / "cancelled.txt").exists()
     assert list((tmp_path / "s").glob("*/summary.json"))
 
 
@@ -86,8 +83,7 @@ def test_a_job_whose_time_is_over_saves_and_goes_on_in_a_job_anew(stubs, slurm, 
     stubs.manners = {1: "goes on"}
 
     def announce_the_end() -> None:
-        while not (tmp_path / "s" / "logs" / "001-only.began").exists():
-            time.sleep(0.02)
+        wait_for((tmp_path / "s" / "logs" / "001-only.began").exists)
         time.sleep(0.5)
         signal_session(int((slurm / "77").read_text()), signal.SIGUSR2)
 
@@ -103,4 +99,5 @@ def test_a_timeout_cancels_the_job_which_saves_first(stubs, slurm):
     stubs.manners = {1: "hangs"}
     found, _ = launched(stubs, ["seed=0"], timeout_seconds=1.0, grace_seconds=20.0)
     assert (found.results[0].status, found.results[0].summary["status"]) == ("timed out", "terminated")
-    assert (slurm / "cancelled.txt").read_text() == "77\n" and ended(slurm)
+    assert (slurm / "cancelled.txt").read_text() == "77\n"
+    wait_until_ended(slurm)

@@ -7,19 +7,20 @@ import sys
 import time
 from pathlib import Path
 
-SUMMARY = {
-    "schema_version": 1, "status": "finished", "exit_code": 0, "verdict": "healthy", "explanation": "All went well.",
+# the summary of a run that went well
+FINISHED = {
+    "status": "finished", "exit_code": 0, "verdict": "healthy", "explanation": "All went well.",
     "steps_seen": 100, "applied_steps": 97, "skipped_steps": 3, "final_loss_scale": 1024.0, "min_loss_scale": 512.0,
     "max_loss_scale": 4096.0, "metrics": {"val_accuracy": 0.5}, "best_metrics": {"val_accuracy": 0.6},
-    "examples_per_second": 1000.0, "peak_memory_bytes": 2**30, "seconds": 1.5, "recipe": "stub", "run_dir": "x",
-    "epochs_completed": 2,
+    "examples_per_second": 1000.0, "peak_memory_bytes": 2**30, "seconds": 1.5, "epochs_completed": 2,
 }  # fmt: skip
+OF_STUB = {"schema_version": 1, **FINISHED, "recipe": "stub", "run_dir": "x"}
 
 
 def write(run_dir: Path, **changes: object) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "config.yaml").write_text("recipe: stub\n")
-    (run_dir / "summary.json").write_text(json.dumps({**SUMMARY, **changes}))
+    (run_dir / "summary.json").write_text(json.dumps({**OF_STUB, **changes}))
     event = {"step": 3, "kind": "overflow", "scale_before": 4096.0, "scale_after": 512.0}
     (run_dir / "events.jsonl").write_text(json.dumps(event) + "\n")
     line = {"step": 100, "loss": 0.25, "loss_scale": 1024.0, "skipped_steps": 3, "epoch_end": True}
