@@ -223,7 +223,7 @@ class Recording(Record, ABC):
         """With a line of the log for the last steps, however few they are."""
         if self.ledger.seen > self.logged_step:
             self.snapshot({})
-        summary = self.summary(ending, self.settings, self.run.path, repeatable=False, not_recorded=self.missing,
+        summary = self.summary(ending, self.settings, self.run.path, repeatable=False, not_recorded=tuple(self.missing),
                                ended_early=ended_early)  # fmt: skip
         self.telemetry.finish(summary)
         write_summary(self.run.summary_json, summary)

@@ -319,7 +319,7 @@ class Summary:
     phases_completed: int | None = None  # of a run with phases
     weights_fingerprint: str | None = None  # of the model's variables at the end, of a deterministic run
     repeatable: bool = True  # whether config.yaml says it all; not of a run with objects of a Python program
-    not_recorded: list[str] = field(default_factory=list)  # what a Recorder or `mpt run` could not see, in sentences
+    not_recorded: tuple[str, ...] = ()  # what a Recorder or `mpt run` could not see, in sentences
 
 
 Count = TypeVar("Count")
