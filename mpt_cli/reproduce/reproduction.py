@@ -382,7 +382,7 @@ def _variables_differ(one: Checkpoint, other: Checkpoint) -> str | None:
 
 def _summaries_differ(one: RunDirectory, other: RunDirectory) -> str | None:
     mine, its = read_summary(one.summary_json), read_summary(other.summary_json)
-    sampled_once = UNCHECKED in (mine["verdict"], its["verdict"])
+    sampled_once = UNCHECKED in (mine.get("verdict"), its.get("verdict"))
     for name in sorted((mine.keys() | its.keys()) - _TIME_DEPENDENT - ({"verdict"} if sampled_once else set())):
         if mine.get(name) != its.get(name):
             return f"{name} in {other.summary_json.name} is {its.get(name)} instead of {mine.get(name)}"

@@ -16,11 +16,21 @@ from mpt_cli.runs.expectations import known_values, reportable
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.key import read_number
 from mpt_cli.settings.limits import MOST_JOBS
+from mpt_cli.settings.load import missing_backend
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
 from mpt_cli.sweep import ONLY_OF_A_NEW_SEARCH, SAMPLERS
 from mpt_cli.sweep.block import Block
-from mpt_cli.sweep.overrides import Point, combinations, each_once, load_each, read_grid, read_space, varied_keys
+from mpt_cli.sweep.overrides import (
+    Point,
+    combinations,
+    each_once,
+    key_of,
+    load_each,
+    read_grid,
+    read_space,
+    varied_keys,
+)
 from mpt_cli.telemetry.records import as_number
 from mpt_cli.training.program import check_repeatable
 from mpt_cli.training.progress import MONITORED, falls
@@ -337,6 +347,16 @@ def plan_lines(plan: SweepPlan) -> list[str]:
     lines = [f"{job.name}  {' '.join(f'{key}={value}' for key, value in job.overrides.items())}".rstrip()
              for job in plan.jobs]  # fmt: skip
     return [*lines, *duplicate_lines(plan), job_count(len(plan.jobs))]
+
+
+def missing_backends(plan: SweepPlan) -> list[str]:
+    """Return in sentences which jobs can't run here; one is looked at of each recipe and backend."""
+    every = [job.words for job in plan.jobs]
+    if plan.search is not None and not every:
+        every = [next(read_space(plan.search.words).edges)]
+    distinct = {tuple(word for word in words if key_of(word).split(".")[0] in ("conf", "backend")): words
+                for words in every}  # fmt: skip
+    return sorted({missing_backend(each) for each in load_each(distinct.values())} - {""})
 
 
 def duplicate_lines(plan: SweepPlan) -> list[str]:

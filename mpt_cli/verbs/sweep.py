@@ -9,7 +9,7 @@ from mpt_cli.errors import OK, ConfigError, Problem
 from mpt_cli.jobs.launchers import Launcher, recorded_launcher, split_launcher_overrides
 from mpt_cli.sweep import ONLY_OF_A_NEW_SEARCH
 from mpt_cli.sweep.directory import SweepDirectory
-from mpt_cli.sweep.plan import plan_dict, plan_lines
+from mpt_cli.sweep.plan import missing_backends, plan_dict, plan_lines
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import objective_lines, print_results, results_dict
 from mpt_cli.sweep.run import (
@@ -61,9 +61,10 @@ def _dry_run(arguments: argparse.Namespace, words: list[str], options: Options, 
     else:
         plan, more = dry_run(words, options, search), []
     if arguments.json:
-        print_json({**plan_dict(plan), "search": None if plan.search is None else asdict(plan.search)})
+        print_json({**plan_dict(plan), "search": None if plan.search is None else asdict(plan.search),
+                    "cannot_run_here": missing_backends(plan)})  # fmt: skip
     else:
-        say("\n".join([*plan_lines(plan), *more]))
+        say("\n".join([*plan_lines(plan), *more, *missing_backends(plan)]))
     return OK
 
 
