@@ -67,7 +67,8 @@ def test_the_story_of_an_overflow_begins_with_the_first_of_those_near_it(tmp_pat
     ("attention", [], "policy.overrides={pool: float32}", "policy.overrides={attention: float32}"),
     pytest.param("outlier", [], "policy.overrides={net/up: float32}",
                  "policy.overrides={net/up: float32, net/down: float32}", marks=pytest.mark.long),
-    ("plain", ["optimizer=sgd", "optimizer.learning_rate=300"], "policy=float32", "optimizer.learning_rate=0.3"),
+    pytest.param("plain", ["optimizer=sgd", "optimizer.learning_rate=300"], "policy=float32",
+                 "optimizer.learning_rate=0.3", marks=pytest.mark.long),
     ("plain", TOO_HIGH, "policy.overrides={head: float32}", "loss_scale.initial_scale=4096.0"),
 ])  # fmt: skip
 def test_a_remedy_is_judged_by_what_came_of_it(net, words, fails, works, tmp_path, capsys):

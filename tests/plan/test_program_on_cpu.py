@@ -27,6 +27,7 @@ def planned_on_cpu(words: list[str]):
 
 
 
+@pytest.mark.long
 @on_jax
 def test_the_flops_of_a_transformer_are_those_of_the_formula():
     """Forward 2 for each weight of a product and token, and 4 for each pair of positions and width; backward twice

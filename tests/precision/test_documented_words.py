@@ -677,6 +677,7 @@ assert float(custom_gradient(lambda x: (2 * x, lambda upstream: upstream))(keras
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_names_are_light_until_they_are_used(tmp_path):
     """In a process of its own: this one has Keras."""
