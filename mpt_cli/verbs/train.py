@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,11 +86,22 @@ def _as_one_of_several(settings: Settings) -> int | None:
     return OK
 
 
+def _text_of(override: str) -> str:
+    """Return its value as the settings have it, without quotes and what they escape."""
+    from hydra.errors import HydraException
+
+    from mpt_cli.settings.overrides import parse_override, without_quotes
+
+    try:
+        value = parse_override(override).value()
+        return re.sub(r"(\\+)\$\{", lambda found: "\\" * (len(found[1]) // 2) + "${", str(value or ""))
+    except HydraException:  # of letters that Hydra has in quotes alone
+        return without_quotes(override.partition("=")[2])
+
+
 def with_configuration_of_run(overrides: list[str]) -> list[str]:
     """`resume=RUN_DIR` without `conf=` goes on with the configuration of that run."""
-    from mpt_cli.settings.overrides import without_quotes
-
-    resumed = [without_quotes(text.partition("=")[2]) for text in overrides if text.startswith("resume=")]
+    resumed = [_text_of(text) for text in overrides if text.startswith("resume=")]
     if not resumed or resumed[-1] in ("auto", "null", "") or any(text.startswith("conf=") for text in overrides):
         return overrides
     from mpt_cli.runs.directory import RunDirectory
