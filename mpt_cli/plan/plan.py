@@ -28,7 +28,7 @@ from mpt_cli.plan.program import (
 from mpt_cli.plan.work import Collective, Step, parse_module, read_step
 from mpt_cli.report.tables import print_labelled, print_table, text_columns
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.schema import Settings, is_mixed
+from mpt_cli.settings.schema import Settings
 from mpt_cli.sweep.overrides import combinations, read_grid
 from mpt_cli.telemetry.format import format_bytes, format_fraction, format_seconds
 from mpt_cli.training.program import Program
@@ -185,14 +185,14 @@ def read_plan(planned: Planned, compiled: Compiled) -> Plan:
 
     parts, device, count = planned.parts, planned.target.device, planned.target.count
     step = read_step(parse_module(compiled.text), device is not None and device.has_tf32)
-    policy = parts.settings.policy.name
+    flops = step.flops()
     return Plan(
-        overrides={}, policy=policy, batch_size=parts.settings.trainer.batch_size, devices=count,
+        overrides={}, policy=parts.settings.policy.name, batch_size=parts.settings.trainer.batch_size, devices=count,
         parameters=count_parameters(parts.model), memory=compiled.memory,
         held_bytes=(byte_size(parts.data.validation) or 0) if parts.resident else 0,
         usable_bytes=0 if device is None else device.usable_bytes,
         buffers=[Buffer(*row) for row in step.largest_arrays(8)], kernels=len(step.kernels),
-        product_flops=step.flops(), bytes=step.bytes, islands=_islands(step) if is_mixed(policy) else [],
+        product_flops=flops, bytes=step.bytes, islands=_islands(step) if {"float16", "bfloat16"} & {*flops} else [],
         traffic=_traffic(step), unknown_loops=step.unknown_loops,
         bound=None if device is None else bound_of(step, device, count),
         compile_seconds=compiled.seconds, warnings=list(parts.warnings),
