@@ -125,7 +125,7 @@ def _shortened(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class SourcePlace:
     """Where in a file something stands: the line and which part of it, counted from 1."""
 
     file: str
@@ -137,7 +137,7 @@ class Place:
     def __str__(self) -> str:
         """The line with a mark under the part, as ruff and uv show it.
 
-        >>> print(Place("own.yaml", 12, 3, "  epochs: 0", 9))
+        >>> print(SourcePlace("own.yaml", 12, 3, "  epochs: 0", 9))
           --> own.yaml:12:3
            |
         12 |   epochs: 0
@@ -160,7 +160,7 @@ class Problem:
     rule: str
     received: object = None
     remedy: str = ""
-    place: Place | None = None
+    place: SourcePlace | None = None
 
     def __str__(self) -> str:
         received = "" if self.received is None else f" Received: {_shortened(repr(self.received))}."

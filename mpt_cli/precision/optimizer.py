@@ -18,6 +18,7 @@ from keras import ops
 
 from mpt_cli.precision.finite import Measured, divide, is_sparse, measure, sums_are_finite, unscale
 from mpt_cli.precision.keras_internals import begin_averages
+from mpt_cli.precision.loss_gradients import scaled_gradients, share_of_a_replica, variables_in
 from mpt_cli.precision.rounded_weights import StochasticRounding, check_seed
 from mpt_cli.precision.saving import InnerSavingMixin
 from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, ScaleRule, check_count, check_scale
@@ -43,66 +44,6 @@ class UnscaledFlag:
     def ask(self) -> bool | Tensor:
         """A bool where it is known, else a boolean scalar of the graph."""
         return self._told
-
-
-def _scaled_gradients(
-    optimizer: "LossScaleOptimizer", loss: Any, variables: list[Any], tape: Any = None, grad_loss: Any = None
-) -> list[Tensor]:
-    """Return the gradients of `loss`, each element weighted by `grad_loss`, multiplied by the scale."""
-    on_tensorflow = keras.backend.backend() == "tensorflow"
-    take = _tape_gradients if on_tensorflow else _jax_gradients
-    return take(optimizer, loss, variables, tape, grad_loss)
-
-
-def _tape_gradients(
-    optimizer: "LossScaleOptimizer", loss: Any, variables: list[Any], tape: Any, grad_loss: Any
-) -> list[Tensor]:
-    import tensorflow as tf
-
-    native = [v.value if isinstance(v, keras.Variable) else v for v in variables]
-    if not callable(loss) and tape is None:
-        if tf.executing_eagerly():
-            raise ValueError("`tape` is required when `loss` is a tensor. Received: loss="
-                             f"{loss}, tape=None. Pass a function that returns the loss instead.")
-        return list(tf.gradients(optimizer.multiply_by_scale(loss), native, grad_loss))
-    tape = tape or tf.GradientTape()
-    with tape:
-        tape.watch(native)
-        scaled = optimizer.multiply_by_scale(loss() if callable(loss) else loss)
-    return list(tape.gradient(scaled, native, grad_loss))
-
-
-def _jax_gradients(
-    optimizer: "LossScaleOptimizer", loss: Any, variables: list[Any], tape: Any, grad_loss: Any
-) -> list[Tensor]:
-    import jax
-
-    if not callable(loss):
-        raise ValueError("On the JAX backend `loss` must be a function without arguments that returns the loss. "
-                         f"Received: {loss!r}.")
-
-    def scaled(values: list[Tensor]) -> Tensor:
-        with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
-            return optimizer.multiply_by_scale(loss())
-
-    value, backward = jax.vjp(scaled, [v.value for v in variables])
-    weights = keras.ops.ones_like(value) if grad_loss is None else keras.ops.cast(grad_loss, value.dtype)
-    return list(backward(weights)[0])
-
-
-def _share_of_a_replica(gradient: Any) -> Any:
-    """Return the part of a gradient of all replicas that each of them adds to the sum that Keras 3 always takes."""
-    if gradient is None or keras.backend.backend() != "tensorflow":
-        return gradient
-    import tensorflow as tf
-
-    return tf.math.scalar_mul(1.0 / tf.distribute.get_strategy().num_replicas_in_sync, gradient)
-
-
-def _variables_in(given: Any) -> list[Any]:
-    """Return the variables as a list, a single one too: a vector of TensorFlow would be read as its elements."""
-    given = given() if callable(given) else given
-    return [given] if hasattr(given, "assign") else list(given)
 
 
 BASE_OPTIONS = {
@@ -504,7 +445,7 @@ class LossScaleOptimizer(
         grads, variables = zip(*grads_and_vars, strict=True)
         if not experimental_aggregate_gradients:
             unscaled = self._take_unscaled(grads) if unscaled is None else unscaled
-            grads = tuple(_share_of_a_replica(g) for g in grads)
+            grads = tuple(share_of_a_replica(g) for g in grads)
         given = {} if unscaled is None else {"unscaled": unscaled}  # a subclass may have an `apply` without it
         with keras.name_scope(name) if name else nullcontext():
             self.apply(list(grads), list(variables), **given)
@@ -667,9 +608,9 @@ class LossScaleOptimizer(
         shape, is the gradient of what is minimized with respect to the loss (ones by default); `name` is the name
         scope of the operations.
         """
-        variables = _variables_in(var_list)
+        variables = variables_in(var_list)
         with keras.name_scope(name) if name else nullcontext():
-            self.apply_scaled(_scaled_gradients(self, loss, variables, tape, grad_loss), variables)
+            self.apply_scaled(scaled_gradients(self.multiply_by_scale, loss, variables, tape, grad_loss), variables)
         return self.iterations
 
     def get_gradients(self, loss: Any, params: Any) -> list[Tensor]:
@@ -678,15 +619,15 @@ class LossScaleOptimizer(
         `loss` is a function without arguments that returns a scalar, or (in a `tf.function`) a tensor. Raise ValueError
         where it does not depend on a variable (TensorFlow).
         """
-        variables = _variables_in(params)
-        grads = _scaled_gradients(self, loss, variables)
+        variables = variables_in(params)
+        grads = scaled_gradients(self.multiply_by_scale, loss, variables)
         if without := [v.name for v, g in zip(variables, grads, strict=True) if g is None]:
             raise ValueError(f"`loss` must depend on all of `params`. Received: no gradient for {', '.join(without)}.")
         return self.get_unscaled_gradients(grads)
 
     def get_updates(self, loss: Any, params: Any) -> list[Any]:
         """Apply `get_gradients`; return `iterations` in a list."""
-        variables = _variables_in(params)
+        variables = variables_in(params)
         return [self.apply_gradients(zip(self.get_gradients(loss, variables), variables, strict=True))]
 
     def _take_unscaled(self, grads: Sequence[Tensor]) -> bool | Tensor:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, TextIO
 
 from mpt_cli import redaction
-from mpt_cli.errors import ConfigError, DataError, Place, Problem, first_line, summarise_error
+from mpt_cli.errors import ConfigError, DataError, Problem, SourcePlace, first_line, summarise_error
 
 MOST_BYTES = 2**20  # of a YAML file
 MOST_VALUES = 10_000  # of a YAML file, each use of an alias counted; the longest shipped recipe has 60
@@ -175,7 +175,7 @@ def _unfit(text: str, source: str | Path, rule: str, start: Any = None, end: Any
     return ConfigError(Problem("conf", f"{source} {rule}", place=place))
 
 
-def places_of(source: Path) -> dict[tuple[str, ...], Place]:
+def places_of(source: Path) -> dict[tuple[str, ...], SourcePlace]:
     """Return the place of each key and each entry of a list of a YAML file, by the names on the way to it.
 
     An entry of a defaults list is found by its group too.
@@ -183,7 +183,7 @@ def places_of(source: Path) -> dict[tuple[str, ...], Place]:
     return _places(read_yaml_text(source), source)
 
 
-def _places(text: str, source: str | Path) -> dict[tuple[str, ...], Place]:
+def _places(text: str, source: str | Path) -> dict[tuple[str, ...], SourcePlace]:
     import yaml
 
     lines, root = text.rstrip().split("\n"), yaml.compose(text, Loader=yaml.SafeLoader)
@@ -207,7 +207,7 @@ def _marks(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], 
                 yield (*path, group), part.start_mark, part.end_mark
 
 
-def _place(source: str | Path, lines: list[str], start: Any, end: Any) -> Place:
+def _place(source: str | Path, lines: list[str], start: Any, end: Any) -> SourcePlace:
     """From `start` to `end`, or to the end of the first line; without its text, which is printed, where that may hold a
     secret.
     """
@@ -215,7 +215,7 @@ def _place(source: str | Path, lines: list[str], start: Any, end: Any) -> Place:
     text, first = lines[line], start.column if line == start.line else len(lines[line])
     last = end.column if end.line == start.line else len(text)
     has_secret = any(map(redaction.is_secret_name, re.findall(r"[\w-]+", text)))
-    return Place(str(source), line + 1, first + 1, "" if has_secret else text, max(1, last - first))
+    return SourcePlace(str(source), line + 1, first + 1, "" if has_secret else text, max(1, last - first))
 
 
 _TAG = "tag:yaml.org,2002:"
