@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import pytest
+from backends import only_on
 from keras import layers
 
 from mpt_cli.data.build import RawArrays, build_data_set
@@ -52,6 +53,7 @@ def inputs(dtype: str):
     return SimpleNamespace(input_dtype=dtype)
 
 
+@only_on("tensorflow")
 @pytest.mark.slow
 def test_text_is_refused_on_jax_and_under_xla():
     assert uncompiled_inputs(settings(), inputs("float32+string")) == "text"
@@ -63,6 +65,7 @@ def test_text_is_refused_on_jax_and_under_xla():
         uncompiled_inputs(settings("trainer.jit_compile=true"), inputs("string"))
 
 
+@only_on("tensorflow")
 def test_ragged_inputs_go_without_xla_on_tensorflow():
     assert uncompiled_inputs(settings(), inputs("float32+ragged int32")) == "ragged"
     assert uncompiled_inputs(settings("backend=jax"), inputs("ragged int32")) == ""
