@@ -23,7 +23,7 @@ from keras import ops
 
 from mpt_cli import python_api
 from mpt_cli.data.examples import Batch
-from mpt_cli.errors import OK
+from mpt_cli.errors import NUMERICAL, OK
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_own_train_step
 from mpt_cli.precision.finite import unscale
 from mpt_cli.precision.keras_internals import own_trainable_variables
@@ -86,6 +86,7 @@ class ScriptRun:
     loop_runs: list[Run] = field(default_factory=list)  # of loops that are over
     fit_runs: list[Run] = field(default_factory=list)  # that `mpt.fit` has made and shown
     drain: Drain = field(default_factory=Drain)
+    batches: dict[int, Any] = field(default_factory=dict)  # models by their id, in train_on_batch on JAX
     fits: int = 0  # that are going on, one inside the other
     losses: list[tuple[set[int], Any]] = field(default_factory=list)  # the latest, by the variables they were for
     places: int = 0  # run directories so far
@@ -268,8 +269,11 @@ class ScriptRun:
 
     @property
     def exit_code(self) -> int:
-        """The gravest of the runs that came to their end; what ended another the script has caught itself."""
-        return max([OK, *[run.exit_code for run in self.ended_runs]])
+        """The gravest of the runs that came to their end; what ended another the script has caught itself. 4 where
+        `train_on_batch` on JAX applied nothing.
+        """
+        idle = any(int(model.optimizer.applied_steps) == 0 for model in self.batches.values())
+        return max([*[run.exit_code for run in self.ended_runs], NUMERICAL if idle else OK])
 
     @property
     def ended_runs(self) -> list[Run]:
@@ -306,6 +310,11 @@ class ScriptRun:
                 name = type(loop.optimizer.inner_optimizer).__name__
                 found.append(f"{name} in the script's own loop: {ledger.skipped} of {ledger.seen} steps skipped, loss "
                              f"scale {format_scale(ledger.scale)}")
+        for model in self.batches.values():
+            optimizer = model.optimizer
+            found.append(f"not recorded: train_on_batch on JAX. {type(unwrapped(optimizer)).__name__} skipped "
+                         f"{int(optimizer.skipped_steps)} of {int(optimizer.seen_steps)} steps there, loss scale "
+                         f"{format_scale(float(optimizer.loss_scale))}")  # fmt: skip
         shown = {path for recorder in self.recorders for path in recorder.shown} | {run.path for run in self.fit_runs}
         found += [f"{run.path}: {run.verdict}" + ("" if run.path in shown else f". {run.explanation}")
                   for run in self.runs]  # fmt: skip
@@ -471,7 +480,7 @@ def _first_examples(x: Any = None, y: Any = None, sample_weight: Any = None, **_
 
 @contextmanager
 def _fits(seen: ScriptRun) -> Iterator[None]:
-    """Every `fit` has a Recorder among its callbacks; that `train_on_batch` on JAX has no record is said."""
+    """Every `fit` has a Recorder among its callbacks; of `train_on_batch` on JAX the optimizer's counters tell."""
 
     def make(fit: Any) -> Any:
         @wraps(fit)
@@ -500,12 +509,12 @@ def _fits(seen: ScriptRun) -> Iterator[None]:
 
     def make_batches(train_on_batch: Any) -> Any:
         @wraps(train_on_batch)
-        def noted(model: Any, *arguments: Any, **named: Any) -> Any:
-            if keras.backend.backend() != "tensorflow":
-                seen.note("not recorded: train_on_batch on JAX, whose steps are scaled and skipped as those of fit")
+        def counted(model: Any, *arguments: Any, **named: Any) -> Any:
+            if keras.backend.backend() != "tensorflow" and isinstance(model.optimizer, LossScaleOptimizer):
+                seen.batches[id(model)] = model
             return train_on_batch(model, *arguments, **named)
 
-        return noted
+        return counted
 
     with _replaced(keras.Model, "fit", make), _replaced(keras.Model, "train_on_batch", make_batches):
         yield

@@ -222,7 +222,7 @@ SAID = {  # of loops of their own
     "own_optimizers": ["Pair has optimizers of its own (optimizers.0, optimizers.1)", f"Adam {IN_OWN_LOOP}",
                        f"SGD {IN_OWN_LOOP}"],
     "own_scaling": ["the script's own LossScaleOptimizer is used as it is"],
-    "batches": ["not recorded: train_on_batch on JAX, whose steps are scaled and skipped as those of fit"],
+    "batches": ["not recorded: train_on_batch on JAX. SGD skipped 1 of 12 steps there, loss scale 16384"],
 }  # fmt: skip
 BY_HAND = {
     "policy": 'keras.config.set_dtype_policy("mixed_float16")\nfrom mpt_cli.precision import *',
@@ -546,6 +546,21 @@ def apply(gradients):
 for step in range(1, 20001):
     apply(take(tf.constant(float("nan") if step % 997 == 0 else 1.0)))
 """
+
+
+IDLE_BATCHES = """
+import keras, numpy as np
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.train_on_batch(np.full((4, 2), np.inf, "float32"), np.ones((4, 1), "float32"))
+"""
+
+
+@pytest.mark.slow
+def test_batches_on_jax_of_which_none_is_applied_end_with_4(tmp_path):
+    (tmp_path / "idle.py").write_text(IDLE_BATCHES)
+    done = mpt("run", "policy=mixed_float16", "idle.py", cwd=tmp_path, backend="jax")
+    assert done.returncode == 4 and "skipped 1 of 1 steps there" in done.stderr, done.stderr
 
 
 @pytest.mark.long
