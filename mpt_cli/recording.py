@@ -35,7 +35,8 @@ from mpt_cli.telemetry.signs import EventTally
 from mpt_cli.telemetry.sinks import build_telemetry
 from mpt_cli.training.outcome import conclude_unfinished, status_of, status_of_error
 from mpt_cli.training.progress import Conclusion, Outcome, Stopwatch
-from mpt_cli.training.record import Record, WeightWatch
+from mpt_cli.training.record import Record
+from mpt_cli.training.weight_watch import WeightWatch
 
 APPLIED = {  # keys that act in what is only recorded, or are known of it, by section; None: all of them
     "policy": ("name", "stochastic_rounding"), "loss_scale": None, "model": ("name", "class_name", "command"),

@@ -23,7 +23,8 @@ from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training.callbacks import TEST_BATCH_HOOKS, Callbacks
 from mpt_cli.training.checkpoint import Checkpointer
 from mpt_cli.training.progress import Outcome, Stopwatch
-from mpt_cli.training.record import Record, WeightWatch
+from mpt_cli.training.record import Record
+from mpt_cli.training.weight_watch import WeightWatch
 
 NO_CALLBACKS = Callbacks()
 

@@ -67,12 +67,13 @@ def run_list(arguments: argparse.Namespace) -> int:
         print_json({arguments.kind: entries})
         return OK
     width = max((len(entry["name"]) for entry in entries), default=0)
-    advanced = [entry for entry in entries if entry.get("advanced")]
-    for entry in [*(entry for entry in entries if entry not in advanced), *advanced]:
-        if entry in advanced[:1]:
-            say("\nadvanced: what hardly anyone needs to set")
+    usual, advanced = list[str](), list[str]()
+    for entry in entries:
         lines = [text for text in (entry["description"], entry.get("keys", "")) if text]
-        say(f"{entry['name']:<{width}}  " + f"\n{'':<{width}}  ".join(lines))
+        told = f"{entry['name']:<{width}}  " + f"\n{'':<{width}}  ".join(lines)
+        (advanced if entry.get("advanced") else usual).append(told)
+    for told in [*usual, *(["\nadvanced: what hardly anyone needs to set"] if advanced else []), *advanced]:
+        say(told)
     return OK
 
 

@@ -207,12 +207,10 @@ def run_watch(arguments: argparse.Namespace) -> int:
 
 def _watch_run(run: RunDirectory, as_json: bool) -> int:
     console = RunConsole(run)
+    show = _print_record if as_json else console.show
     with closing(console.sink) as sink:
         for kind, content in RunFollower(run).records():
-            if as_json:
-                _print_record(kind, content)
-                continue
-            console.show(kind, content)
+            show(kind, content)
             if isinstance(sink, PlainConsole) and not sink.is_read:
                 return OK
     return int(content["exit_code"]) if kind == "end" else TERMINATED
