@@ -20,6 +20,7 @@ from mpt_cli.precision.gradients.custom_gradients import is_float_tensor
 from mpt_cli.precision.keras_internals import computing_in_float32, outputs_noted
 from mpt_cli.precision.policy import layers_of, name_of
 from mpt_cli.precision.rounded_weights import NARROW
+from mpt_cli.samples.flow import pure_loss
 from mpt_cli.samples.gradient_pass import call_sampled
 from mpt_cli.telemetry.health import describe_digits
 from mpt_cli.telemetry.records import ALL_LAYERS, TARGETS
@@ -27,6 +28,8 @@ from mpt_cli.telemetry.records import ALL_LAYERS, TARGETS
 Outputs = list[NDArray[np.float64]]  # each of shape (examples, values)
 MOST_EXAMPLES, MOST_VALUES = 64, 4096  # of an output: a language model has 50 million for each example
 LOST = 0.02  # of the spread of the outputs: beyond what rounding leaves in deep nets, well below what stops learning
+LOST_WITH_LOSS, MOST_LOSS = 0.002, 1.5  # likewise, where the loss of the batch is more than so many times that in
+# float32: what is left to learn may be a small part of the spread
 CURED = 0.25  # of the noise: what may be left where a layer in float32 is called the remedy
 MOST_COUNTED, MOST_FEATURES = 65536, 64  # examples and features whose distinct values are counted
 SMALLEST_SPREAD = 1e-6  # of the size of the outputs: float32 itself tells no more apart
@@ -67,13 +70,14 @@ def measure_digits(model: Any, batch: Any) -> LostDigits | None:
         return LostDigits(of_targets, (TARGETS,))
     if noise is None:
         return None
-    if noise <= LOST or (_noise(*_outputs_in_training(model, x)) or 0.0) <= LOST:
+    least = LOST if noise > LOST or not _raises_loss(model, batch, noise) else LOST_WITH_LOSS
+    if noise <= least or (_noise(*_outputs_in_training(model, x)) or 0.0) <= least:
         return LostDigits(noise)
     with computing_in_float32(model):
         again, exact_layers = _outputs_of_layers(model, x)
     if (_noise(again, exact) or 0.0) > CURED * noise:
         return None
-    for suspects in _suspects(model, _outputs_of_layers(model, x)[1], exact_layers):
+    for suspects in _suspects(model, _outputs_of_layers(model, x)[1], exact_layers, least):
         with ExitStack() as stack:
             for layer in suspects:
                 stack.enter_context(computing_in_float32(layer))
@@ -81,6 +85,24 @@ def measure_digits(model: Any, batch: Any) -> LostDigits | None:
         if left is not None and left <= min(LOST, CURED * noise):
             return LostDigits(noise, tuple(map(name_of, suspects)), left)
     return LostDigits(noise, (ALL_LAYERS,), noise)
+
+
+def _raises_loss(model: Any, batch: Any, noise: float) -> bool:
+    """Whether the loss of the batch is more than `MOST_LOSS` times that in float32; False below `LOST_WITH_LOSS`."""
+    if noise <= LOST_WITH_LOSS:
+        return False
+    rounded = _loss(model, batch)
+    with computing_in_float32(model):
+        return rounded > MOST_LOSS * _loss(model, batch) >= 0
+
+
+def _loss(model: Any, batch: Any) -> float:
+    lists = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
+
+    def loss(batch: Any) -> Any:
+        return pure_loss(model, [[variable.value for variable in variables] for variables in lists], batch)
+
+    return float(call_sampled(model, loss, batch) if keras.backend.backend() == "jax" else loss(batch))
 
 
 def describe_inputs(model: Any, x: Any) -> list[str]:
@@ -177,13 +199,14 @@ def _noise_of(rounded: NDArray[np.float64], exact: NDArray[np.float64]) -> float
 
 
 def _suspects(
-    model: Any, rounded: Sequence[tuple[int, Outputs]], exact: Sequence[tuple[int, Outputs]]
+    model: Any, rounded: Sequence[tuple[int, Outputs]], exact: Sequence[tuple[int, Outputs]],
+    least: float,
 ) -> list[list[Any]]:
     """The layers in half precision to be tried in float32: the first whose outputs have lost digits, up to three before
     it, each of which may have cast what it reads, and the one after it; the fewest first."""
     layers = layers_of(model)
     pairs = zip(rounded, exact, strict=False)
-    noisy = (place for place, ((_, one), (_, other)) in enumerate(pairs) if (_noise(one, other) or 0.0) > LOST)
+    noisy = (place for place, ((_, one), (_, other)) in enumerate(pairs) if (_noise(one, other) or 0.0) > least)
     first = next(noisy, 0)
     called = [layers[index] for index, _ in rounded]
     runs = [called[max(0, first + start) : first + end]

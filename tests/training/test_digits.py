@@ -30,22 +30,24 @@ def offsets(draw):
     return [layers.Dense(8, "relu", name="first"), layers.Dense(1)], x, (x - 100).sum(1, keepdims=True)
 
 
-def phases_of_waves(draw):
-    x = draw.uniform(0, 5000, (512, 1)).astype("float32")
-    waves = layers.Lambda(lambda t: keras.ops.concatenate([keras.ops.sin(t), keras.ops.sin(0.1 * t)], -1), name="waves")
-    return [waves, layers.Dense(8, "relu"), layers.Dense(1)], x, np.sin(x)
+def waves(draw):
+    """Of which float16 leaves so much that only the loss shows the harm."""
+    x = draw.uniform(size=(512, 1)).astype("float32")
+    both = lambda t: keras.ops.concatenate([keras.ops.sin(402 * t), keras.ops.cos(402 * t)], -1)  # noqa: E731
+    return [layers.Lambda(both, name="waves"), layers.Dense(32, "tanh"), layers.Dense(1)], x, np.sin(402 * x)
 
 
-@pytest.mark.parametrize(("net", "layer"), [
-    (identifiers, "reshape"), (offsets, "first"), pytest.param(phases_of_waves, "waves", marks=pytest.mark.long),
+@pytest.mark.parametrize(("net", "layer", "policy", "epochs"), [
+    (identifiers, "reshape", "mixed_bfloat16", 1), (offsets, "first", "mixed_bfloat16", 1),
+    (waves, "waves", "mixed_float16", 20), pytest.param(waves, "waves", "mixed_bfloat16", 1, marks=pytest.mark.long),
 ])  # fmt: skip
-def test_the_layer_that_loses_digits_is_named_and_its_remedy_was_tried(net, layer, tmp_path):
+def test_the_layer_that_loses_digits_is_named_and_its_remedy_was_tried(net, layer, policy, epochs, tmp_path):
     parts, x, y = net(np.random.default_rng(0))
-    run = fit(tmp_path, parts, x, y)
+    run = fit(tmp_path, parts, x, y, policy=policy, epochs=epochs)
     assert run.verdict == DIGITS_LOST, run.explanation
     assert run.explanation.count(f"policy.overrides={{{layer}") == 1, run.explanation
     sample = run.summary["gradients"]
-    assert sample["output_noise"] > 0.02 and sample["output_noise_left"] <= sample["output_noise"] / 4
+    assert sample["output_noise"] > 0.002 and sample["output_noise_left"] <= sample["output_noise"] / 4
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.long)])
