@@ -214,10 +214,7 @@ class Examination:
         """What half precision leaves of the outputs, of the run's own model where it has half precision; None where
         outputs can't be compared."""
         model = self.parts.model if is_rounded(self.parts.model) else self._examined
-        try:
-            return measure_digits(model, self._stepper.peek_batches(1)[0])
-        except Exception:  # of the model's own code, which may do in inference what it does not in training
-            return None
+        return measure_digits(model, self._stepper.peek_batches(1)[0])
 
     def points(self) -> list[ExaminedPoint]:
         """What was measured so far, seen with the dtypes of the model as it is examined now."""

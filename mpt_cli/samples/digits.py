@@ -58,8 +58,14 @@ def measure_digits(model: Any, batch: Any) -> LostDigits | None:
     """Of `(x, y, sample_weight)`, at most `MOST_EXAMPLES` of it, in inference; nothing in the model changes.
 
     None where the outputs are the same for all examples, where there is only one, and where the model draws random
-    numbers in inference.
+    numbers in inference or can't be called there.
     """
+    with suppress(Exception):  # of the model's own code: a look must never end what it looks at
+        return _measure(model, batch)
+    return None
+
+
+def _measure(model: Any, batch: Any) -> LostDigits | None:
     x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
     x, y = first_examples(x), first_examples(y)
     with computing_in_float32(model):
@@ -88,8 +94,9 @@ def measure_digits(model: Any, batch: Any) -> LostDigits | None:
 
 
 def _raises_loss(model: Any, batch: Any, noise: float) -> bool:
-    """Whether the loss of the batch is more than `MOST_LOSS` times that in float32; False below `LOST_WITH_LOSS`."""
-    if noise <= LOST_WITH_LOSS:
+    """Whether the loss of the batch is more than `MOST_LOSS` times that in float32; False below `LOST_WITH_LOSS`, and
+    before the model has a loss."""
+    if noise <= LOST_WITH_LOSS or not model.compiled:
         return False
     rounded = _loss(model, batch)
     with computing_in_float32(model):

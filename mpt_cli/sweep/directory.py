@@ -139,7 +139,9 @@ class SweepDirectory:
         """None while the job has not ended, and where the file is damaged: the job then counts as not run."""
         try:
             found = read_json(self.ending_json(job), Ending)
-            return Ending(**{name: value for name, value in found.items() if name in Ending.__dataclass_fields__})
+            ending = Ending(**{name: value for name, value in found.items() if name in Ending.__dataclass_fields__})
+            is_sound = math.isfinite(ending.seconds + (ending.limit_seconds or 0.0))  # TypeError for "NaN"
+            return ending if is_sound else None
         except (DataError, TypeError):
             return None
 

@@ -1,5 +1,6 @@
 """A model under the policy of its run: built with its layers in their dtypes, its head and overrides in theirs."""
 
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -11,6 +12,7 @@ from mpt_cli.models.build import build_model, freeze_layers
 from mpt_cli.precision import Policy, apply_policy, has_own_train_step
 from mpt_cli.precision.operations import choose_policies, set_chosen_policies
 from mpt_cli.precision.train_step import can_be_called
+from mpt_cli.samples.digits import measure_digits
 from mpt_cli.settings.references import model_problem
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings
 from mpt_cli.training.author_compiled import check_author_compiled, is_compiled
@@ -53,13 +55,20 @@ def put_under_policy(settings: Settings, model: Any, data: DataSet, everywhere: 
 
 
 def choose_for(model: Any, policy: Policy, data: DataSet, batch_size: int) -> None:
-    """Policies for the layers of a `model` in mixed_float16 by what they do; ConfigError where that can't be seen."""
+    """Policies for the layers of a `model` in mixed_float16 by what they do and by the digits that they lose of the
+    first batch; ConfigError where that can't be seen."""
     if not can_be_called(model):
         rule = f"{type(model).__name__} has no `call`, in which could be seen what its layers do."
         raise ConfigError(Problem("policy.name", rule, AUTO_FLOAT16, "Use mixed_float16 with policy.overrides."))
     batch = first_batch(data.train, batch_size)
     try:
-        set_chosen_policies(model, choose_policies(model, policy, batch.x))
+        chosen = choose_policies(model, policy, batch.x)
+        digits = measure_digits(model, (batch.x, batch.y))
+        if digits is not None and digits.remedy:
+            overrides = {**dict.fromkeys(digits.layers, "float32"), **policy.overrides}
+            chosen = choose_policies(model, replace(policy, overrides=overrides), batch.x)
+            chosen.reasons.update(dict.fromkeys(digits.layers, "float16 loses its digits"))
+        set_chosen_policies(model, chosen)
     except MptError:
         raise
     except ValueError as error:

@@ -50,6 +50,14 @@ def test_the_layer_that_loses_digits_is_named_and_its_remedy_was_tried(net, laye
     assert sample["output_noise"] > 0.002 and sample["output_noise_left"] <= sample["output_noise"] / 4
 
 
+def test_auto_float16_computes_the_layer_in_float32_from_the_start(tmp_path):
+    parts, x, y = identifiers(np.random.default_rng(0))
+    run = fit(tmp_path, parts, x, y, policy="auto_float16")
+    assert run.verdict == "healthy", run.explanation
+    assert run.summary["gradients"]["output_noise"] < 0.002
+    assert "  overrides:\n    reshape" in (tmp_path / "auto_float16" / "config.yaml").read_text()
+
+
 @pytest.mark.parametrize("policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.long)])
 def test_a_net_that_trains_as_in_float32_loses_none(tmp_path, policy):
     x = np.random.default_rng(0).normal(size=(512, 16)).astype("float32")
