@@ -30,7 +30,7 @@ def main() -> None:
         write("console.svg", console_picture(RunDirectory.open("digits")))
         mpt("train", "conf=overflow", "run_dir=overflow")
         found = {picture.name: picture for picture in run_pictures([read_history(Path("overflow"))])}
-        write("overflow-scale.svg", draw(found["loss-scale"], on_paper=True))
+        write("overflow-scale.svg", draw(found["loss-scale"]))
         mpt("diagnose", "conf=underflow", "loss_scale=none", "--out", "diagnosis")
         write("underflow-gradients.svg", Path("diagnosis", "gradients.svg").read_text())
 

@@ -28,7 +28,7 @@ from mpt_cli.version import __version__
 OPTIONAL_PACKAGES = {  # package -> what it is for, and the extra that has it, if one does
     "tensorflow": ("backend=tensorflow, mpt export --format savedmodel", "tensorflow"),
     "jax": ("backend=jax", "jax"), "jax_cuda12_plugin": ("mpt plan", "gpu-plan"),
-    "matplotlib": ("the pictures of report, sweep, compare and diagnose", "plots"),
+    "matplotlib": ("the pictures of diagnose, notebooks and Run.plot", "plots"),
     "tensorboard": ("logger.tensorboard=true", "tensorboard"), "mlflow": ("logger.mlflow=true", "mlflow"),
     "wandb": ("logger.wandb=true", "wandb"), "optuna": ("mpt sweep --trials", "optuna"),
     "submitit": ("mpt sweep --launcher submitit", "slurm"), "ray": ("mpt sweep --launcher ray", "ray"),

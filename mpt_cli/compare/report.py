@@ -19,7 +19,7 @@ from mpt_cli.compare.comparison import (
     format_rule,
 )
 from mpt_cli.report.history import RunHistory, read_histories
-from mpt_cli.report.page import write_page
+from mpt_cli.report.page import run_link, write_page
 from mpt_cli.report.run_page import render_runs, run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn
 from mpt_cli.runs.provenance import is_of_cpu, known_environment
@@ -277,8 +277,8 @@ def run_stories(found: Comparison) -> list[RunHistory]:
                           for entry in found.entries for seed, job in entry.jobs.items())  # fmt: skip
 
 
-def compare_page(found: Comparison, stories: Sequence[RunHistory]) -> str:
-    """The whole page as text."""
+def compare_page(found: Comparison, stories: Sequence[RunHistory], page: Path) -> str:
+    """The whole page as text; `page` is where it will lie."""
     return render_runs(
         "compare.html",
         f"Comparison {found.directory.path.name}",
@@ -287,7 +287,8 @@ def compare_page(found: Comparison, stories: Sequence[RunHistory]) -> str:
         verdict=overall(found),
         kind="bad" if any(entry.failed for entry in found.entries) else "",
         entries=PageTable("Each precision beside its baseline", columns(found), found.entries,
-                          lambda entry: "bad" if entry.failed else ""),
+                          lambda entry: "bad" if entry.failed else "",
+                          lambda entry: run_link(next(iter(entry.jobs.values())).run_dir, page)),
         sentences=sentences(found),
         unstarted=[job for job in found.results if not job.is_good and not job.summary],
         command=" ".join(map(str, found.plan.facts["command_line"])),
@@ -299,7 +300,8 @@ def write_comparison(found: Comparison, page: Path | None = None) -> None:
     """Write results.json, results.csv and the page; with `page` only that, there."""
     if page is None:
         write_files(found.directory, comparison_dict(found), _job_rows(found))
-    write_page(page or found.directory.report_html, compare_page(found, run_stories(found)))
+    place = page or found.directory.report_html
+    write_page(place, compare_page(found, run_stories(found), place))
 
 
 def comparison_dict(found: Comparison) -> dict[str, Any]:

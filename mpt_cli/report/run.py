@@ -6,9 +6,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import ConfigError, Problem, missing_extra
+from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.report.history import NO_CURVES, OF_THE_STEP, read_history, read_lines, read_spikes
-from mpt_cli.report.picture import draw, drawable
+from mpt_cli.report.picture import draw, missing_matplotlib
 from mpt_cli.report.run_page import headline, outcome_facts, run_pictures
 from mpt_cli.runs.directory import RunDirectory, read_json, write_atomic
 from mpt_cli.telemetry.records import Spike
@@ -95,12 +95,12 @@ class Run:
 
         ConfigError without matplotlib.
         """
-        if missing := missing_extra("matplotlib", "plots", "No pictures"):
+        if missing := missing_matplotlib():
             raise ConfigError(Problem("plot", missing))
         pictures = run_pictures([read_history(self.path)])
         paths = {self.path / f"{picture.name}.svg": picture for picture in pictures}
         for path, picture in paths.items():
-            write_atomic(path, draw(picture, on_paper=True))
+            write_atomic(path, draw(picture))
         return [*paths]
 
     def __repr__(self) -> str:
@@ -112,8 +112,10 @@ class Run:
         rows = "".join(f"<tr><th style='text-align:left'>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
                        for name, value in outcome_facts(story))  # fmt: skip
         shown = ("loss", "accuracy", "scale")
-        wanted = [picture for picture in run_pictures([story]) if picture.name.startswith(shown)]
-        drawings = "".join(f'<div style="max-width:640px">{draw(picture)}</div>' for picture in drawable(wanted))
+        missing = missing_matplotlib()
+        wanted = [] if missing else run_pictures([story])
+        drawings = "".join(f'<div style="max-width:640px">{svg[svg.index("<svg") :]}</div>' for picture in wanted
+                           if picture.name.startswith(shown) for svg in [draw(picture)])  # fmt: skip
         explanation = html.escape(str(story.summary.get("explanation", "")))
         return f"<div><strong>{html.escape(headline(story))}</strong><p>{explanation}</p><table>{rows}</table>" \
-               f"{drawings}<small>{html.escape(str(self.path))}</small></div>"  # fmt: skip
+               f"{drawings or html.escape(missing)}<small>{html.escape(str(self.path))}</small></div>"  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpt_cli.report.history import OF_THE_STEP, RunHistory, Series
-from mpt_cli.report.page import render_page, write_page
+from mpt_cli.report.page import render_page, run_link, write_page
 from mpt_cli.report.picture import Curve, Picture
 from mpt_cli.report.tables import PageTable, TableColumn, text_table
 from mpt_cli.runs.provenance import flatten, format_environment
@@ -206,11 +206,13 @@ def run_commands(story: RunHistory) -> list[str]:
 
 def write_run_page(stories: Sequence[RunHistory], path: Path) -> None:
     """The page at `path`."""
-    write_page(path, run_page(stories, run_pictures(stories)))
+    write_page(path, run_page(stories, run_pictures(stories), path))
 
 
-def run_page(stories: Sequence[RunHistory], pictures: Sequence[Picture]) -> str:
-    """The whole page as text. Its lead is the verdict; of several runs, how many ended how."""
+def run_page(stories: Sequence[RunHistory], pictures: Sequence[Picture], page: Path = Path()) -> str:
+    """The whole page as text; `page` is where it will lie. It begins with the verdict of one run, or with how
+    several ended.
+    """
     if len(stories) == 1:
         [story] = stories
         explanation = str(story.summary.get("explanation", ""))
@@ -220,7 +222,7 @@ def run_page(stories: Sequence[RunHistory], pictures: Sequence[Picture]) -> str:
     counted = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
     kind = "good" if all(story.is_good for story in stories) else "warn"
     return render_runs("run.html", f"{len(stories)} runs", stories, pictures, sentence="", kind=kind,
-                       headline=f"{len(stories)} runs: {counted}.", endings=_endings_table(stories),
+                       headline=f"{len(stories)} runs: {counted}.", endings=_endings_table(stories, page),
                        differences=_differences_table(stories))  # fmt: skip
 
 
@@ -230,10 +232,11 @@ def render_runs(
     """A page with runs on it, from a template that takes them as `runs` and what is to be said of each by these."""
     parts = (outcome_facts, skips_sentence, failure_facts, events_table, spikes_table, layers_table, environment_facts,
              run_commands)  # fmt: skip
-    return render_page(template, title, pictures, runs=stories, **{part.__name__: part for part in parts}, **values)
+    values.update({part.__name__: part for part in parts})
+    return render_page(template, title, pictures, runs=stories, **values)
 
 
-def _endings_table(stories: Sequence[RunHistory]) -> PageTable[RunHistory]:
+def _endings_table(stories: Sequence[RunHistory], page: Path) -> PageTable[RunHistory]:
     metrics = [story.summary.get("metrics", {}) for story in stories]
     name = next((name for name in MONITORED if any(name in found for found in metrics)), "loss")
     rows: list[TableColumn[RunHistory]] = [
@@ -248,7 +251,8 @@ def _endings_table(stories: Sequence[RunHistory]) -> PageTable[RunHistory]:
         TableColumn("memory", lambda story: cost_facts(story)[1][1]),
         TableColumn("time", lambda story: cost_facts(story)[2][1]),
     ]
-    return PageTable("How each run ended", rows, stories, severity)
+    return PageTable("How each run ended", rows, stories, severity, lambda story: run_link(story.run.path, page),
+                     is_explored=True, secondary=("time", "memory", "examples/s"))  # fmt: skip
 
 
 def _differences_table(stories: Sequence[RunHistory]) -> PageTable[Any] | None:

@@ -108,12 +108,18 @@ def _cells(columns: Sequence[TableColumn[R]], row: R) -> list[str]:
 
 @dataclass(frozen=True)
 class PageTable(Generic[R]):
-    """What the template of a table takes. The first cell names its row, whose `kind` is best, good, bad or nothing."""
+    """What the template of a table takes. The first cell names its row, whose `kind` is best, good, bad or nothing, and
+    leads to the address of `link`. One that is explored can be sorted and filtered; columns can be hidden, the
+    `secondary` ones first where it would be too wide.
+    """
 
     caption: str
     columns: Sequence[TableColumn[R]]
     rows: Sequence[R]
     kind: Callable[[R], str] = lambda row: ""
+    link: Callable[[R], str] = lambda row: ""
+    is_explored: bool = False
+    secondary: Sequence[str] = ()
 
 
 def text_table(caption: str, titles: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> PageTable[Any]:

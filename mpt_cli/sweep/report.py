@@ -11,12 +11,11 @@ from statistics import fmean
 from typing import Any
 
 from mpt_cli.report.history import RunHistory, read_histories
-from mpt_cli.report.page import render_page, write_page
-from mpt_cli.report.picture import Curve, Picture
+from mpt_cli.report.page import render_page, run_link, write_page
+from mpt_cli.report.picture import Picture
 from mpt_cli.report.run_page import run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn, csv_text
 from mpt_cli.runs.directory import write_atomic, write_json
-from mpt_cli.settings.key import read_number
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
 from mpt_cli.sweep.directory import (
     GOOD,
@@ -29,6 +28,13 @@ from mpt_cli.sweep.directory import (
     SweepDirectory,
     SweepResults,
 )
+from mpt_cli.sweep.hyperparameters import (
+    importances,
+    job_label,
+    numbered_label,
+    objective_pictures,
+    parallel_chart,
+)
 from mpt_cli.sweep.paired import FEWEST_SEEDS, LEVEL, MOST_SEEDS, count_seeds
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.telemetry.format import (
@@ -39,7 +45,6 @@ from mpt_cli.telemetry.format import (
     format_seconds,
     format_signed,
 )
-from mpt_cli.telemetry.palette import CurveStyle, distinct_style
 
 SECONDARY = ("seconds", "memory", "max scale", "min scale", "examples/s", "settled")  # left out first, in this order
 
@@ -214,7 +219,7 @@ def _tie(found: SweepResults) -> str:
 
 def _names(rows: Sequence[Configuration]) -> str:
     """By what they vary, in the order of their rank."""
-    named = [_label(row.results[0], SEED) or "the other" for row in rows]
+    named = [job_label(row.results[0], SEED) or "the other" for row in rows]
     return "; ".join(named[:MOST_NAMED]) + (f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else "")
 
 
@@ -274,103 +279,70 @@ def _not_good(found: JobResults) -> list[JobResult]:
     return [result for result in found.results if result.status not in GOOD]
 
 
-INITIAL_SCALE = "loss_scale.initial_scale"
 MOST_RUNS = 100  # whose lines are read for a page
 
 
 def pictures(found: SweepResults) -> list[Picture]:
     """The objective over the key that is varied in numbers, then the runs."""
-    key = _horizontal_key(found)
-    own = [] if key is None else [_picture(found, key)]
-    return [*(picture for picture in own if picture.curves), *run_pictures(run_stories(found))]
+    return [*objective_pictures(found), *run_pictures(run_stories(found))]
 
 
 def run_stories(found: SweepResults) -> list[RunHistory]:
     """The runs in order of their rank, as far as they began; each named after its number and its varied keys."""
     ranked = [result for row in found.configurations for result in row.results]
-    return read_histories((result.run_dir, f"{result.job.number:03d} {_label(result)}".rstrip())
-                          for result in ranked[:MOST_RUNS])  # fmt: skip
+    return read_histories((result.run_dir, numbered_label(result)) for result in ranked[:MOST_RUNS])
 
 
-def _horizontal_key(found: SweepResults) -> str | None:
-    """The initial scale where it is varied, else the first key whose values are numbers."""
-    numeric = [key for key in found.keys if all(_number(result, key) is not None for result in found.results)]
-    return INITIAL_SCALE if INITIAL_SCALE in numeric else next(iter(numeric), None)
-
-
-def _number(result: JobResult, key: str) -> float | None:
-    number = read_number(result.job.overrides.get(key, ""))  # not every point has all keys
-    return None if number is None else float(number)
-
-
-def _picture(found: SweepResults, key: str) -> Picture:
-    """A point per good job, and a line through the means, a colour for each setting of the other varied keys."""
-    is_search = found.plan.search is not None  # of which no two jobs are alike in the other keys
-    name, series = found.objective.name, dict[str, dict[float, list[float]]]()
-    for result in found.results:
-        x, y = _number(result, key), found.objective.value(result.summary) if result.is_good else None
-        if x is not None and y is not None and math.isfinite(y):
-            label = "" if is_search else _label(result, key, SEED)
-            series.setdefault(label, {}).setdefault(x, []).append(y)
-    drawn = [curve for place, (label, points) in enumerate(sorted(series.items()))
-             for curve in _means_and_points("" if is_search else label or "mean", points, distinct_style(place))]
-    base = _log_base(key, sorted({x for points in series.values() for x in points}))
-    return Picture("objective", f"{name} over {key.rpartition('.')[2]}", name, drawn, x_label=key, log_base_x=base)
-
-
-def _means_and_points(label: str, points: dict[float, list[float]], look: CurveStyle) -> list[Curve]:
-    """No line through trials, which have no label."""
-    xs = sorted(points)
-    jobs = [(x, y) for x in xs for y in points[x]]
-    alone = Curve("", [x for x, _ in jobs], [y for _, y in jobs], CurveStyle(look.colour, "", marker="o"))
-    return [*([Curve(label, xs, [fmean(points[x]) for x in xs], look)] if label else []), alone]
-
-
-def _label(result: JobResult, *left_out: str) -> str:
-    others = {name: text for name, text in result.job.overrides.items() if name not in left_out}
-    return ", ".join(f"{name.rpartition('.')[2]} {text}" for name, text in others.items())
-
-
-def _log_base(key: str, xs: Sequence[float]) -> int | None:
-    is_wide = bool(xs) and xs[0] > 0 and (key == INITIAL_SCALE or xs[-1] >= 20 * xs[0])
-    return (2 if "scale" in key else 10) if is_wide else None
-
-
-def sweep_page(found: SweepResults, pictures: Sequence[Picture]) -> str:
-    """The whole page as text."""
+def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> str:
+    """The whole page as text; `page` is where it will lie."""
     best, count = found.best, len(found.results)
     title = "Best" if found.lead.is_shown else "First"
+    chart = parallel_chart(found)
     return render_page(
         "sweep.html",
         f"Sweep {found.directory.path.name}",
         pictures,
+        other_charts=[chart],
         headline="No job finished." if best is None else f"{title}: {best.job.name}, {_reached(found, best)}",
         kind="bad" if best is None else "good" if found.lead.is_shown else "",
         counts=f"{'' if best is None else lead_sentence(found) + ' '}{counts_sentence(found)}",
         best_command=[] if best is None else [best.job.command],
         seeds_command="" if best is None else seeds_command(found),
-        configurations=PageTable("In order of their rank", columns(found), found.configurations, _row_kind),
+        configurations=PageTable(
+            "In order of their rank; a rank leads to its first run", columns(found), found.configurations, _row_kind,
+            lambda row: run_link(row.results[0].run_dir, page), is_explored=True, secondary=SECONDARY),
+        importances=importances(found) if found.keys else [],
+        lines=len(chart["names"]),
         left_out=f"Curves are of the {MOST_RUNS} best of {count} jobs." if count > MOST_RUNS else "",
         failures=[(result, result.reason or "the sweep ended before it") for result in _not_good(found)],
         again=again_command(found),
-        jobs=_jobs_table(found),
-    )
+        jobs=_jobs_table(found, page),
+    )  # fmt: skip
 
 
 def _row_kind(row: Configuration) -> str:
     return "best" if row.rank == 1 else "" if row.is_complete else "bad"
 
 
-def _jobs_table(found: SweepResults) -> PageTable[JobResult]:
+def _format_varied(key: str, result: JobResult) -> str:
+    return result.job.overrides.get(key, "")
+
+
+def _jobs_table(found: SweepResults, page: Path) -> PageTable[JobResult]:
+    """By number, with what each varies; the number leads to the run."""
+    varied = found.plan.varied
+    keys = [TableColumn(_short(key, varied), partial(_format_varied, key), is_number=False) for key in varied]
     wanted: list[TableColumn[JobResult]] = [
-        TableColumn("job", lambda result: result.job.name, is_number=False),
+        TableColumn("job", lambda result: f"{result.job.number:03d}", is_number=False),
+        *keys,
         TableColumn("status", lambda result: result.status, is_number=False),
         TableColumn(found.objective.name, lambda result: format_number(found.objective.value(result.summary))),
         TableColumn("time", lambda result: "-" if result.seconds is None else format_seconds(result.seconds)),
         TableColumn("command", lambda result: result.job.command, is_number=False, wraps=True),
     ]
     title = f"All {len(found.results)} jobs with their commands"
-    return PageTable(title, wanted, found.results, lambda result: "" if result.is_good else "bad")
+    return PageTable(title, wanted, found.results, lambda result: "" if result.is_good else "bad",
+                     lambda result: run_link(result.run_dir, page), is_explored=True)  # fmt: skip
 
 
 _NUMBERS = ("steps_seen", "skipped_steps", "final_loss_scale", "min_loss_scale", "max_loss_scale",
@@ -381,7 +353,8 @@ def write_results(found: SweepResults, page: Path | None = None) -> None:
     """Write results.json, results.csv and the page; with `page` only that, there."""
     if page is None:
         write_files(found.directory, results_dict(found), _job_rows(found))
-    write_page(page or found.directory.report_html, sweep_page(found, pictures(found)))
+    place = page or found.directory.report_html
+    write_page(place, sweep_page(found, pictures(found), place))
 
 
 def write_files(directory: SweepDirectory, content: dict[str, Any], job_rows: Sequence[Mapping[str, Any]]) -> None:

@@ -1,7 +1,12 @@
 """What every page must be: well-formed, alone, and usable without seeing it."""
 
+import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
+
+from mpt_cli import report
+from mpt_cli.report.page import SCRIPTS
 
 VOID = ("meta", "br", "link", "hr")
 
@@ -14,12 +19,17 @@ class Page(HTMLParser):
         self.text = text
         self.elements: list[tuple[str, dict[str, str]]] = []
         self.open: list[str] = []
+        self.scripts: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
         self.elements.append((tag, {name: value or "" for name, value in attributes}))
         if tag not in VOID:
             self.open.append(tag)
+
+    def handle_data(self, data):
+        if self.open[-1:] == ["script"]:
+            self.scripts.append(data)
 
     def handle_startendtag(self, tag, attributes):
         self.handle_starttag(tag, attributes)
@@ -37,17 +47,26 @@ class Page(HTMLParser):
         return [attributes["id"] for _, attributes in self.elements if "id" in attributes]
 
     @property
+    def charts(self) -> list[dict]:
+        """What its script draws."""
+        return json.loads(self.scripts[0])
+
+    @property
     def fetched(self) -> list[str]:
         names = ("src", "href", "xlink:href", "data", "action", "poster")
         return [attributes[name] for _, attributes in self.elements for name in names
-                if name in attributes and not attributes[name].startswith("#")]  # fmt: skip
+                if name in attributes and _ != "a"]  # fmt: skip
 
 
 def check_page(text: str) -> Page:
-    """Well-formed, without a word to the network, every element that needs a name with one."""
+    """Well-formed, without a word to the network, no script but ours, every element that needs a name with one."""
     page = Page(text)
     assert page.open == [] and page.fetched == []
-    assert not re.search(r"@import|url\((?!#)|<script|https?://(?!www\.w3\.org/)", text)
+    shipped = [(Path(report.__file__).parent / name).read_text() for name in SCRIPTS]
+    assert page.scripts[1:] == shipped and text.lower().count("<script") == 3
+    policy = next(each["content"] for each in page.all("meta") if "http-equiv" in each)
+    assert re.fullmatch(r"default-src 'none'; style-src 'unsafe-inline'; script-src( 'sha256-[\w+/]{43}='){2}", policy)
+    assert not re.search(r"@import|url\(|https?://", text[: text.index("<script")])
     assert len(page.ids) == len(set(page.ids)), "an id stands twice"
     _check_names(page)
     return page
@@ -56,10 +75,13 @@ def check_page(text: str) -> Page:
 def _check_names(page: Page) -> None:
     assert page.all("html")[0]["lang"] == "en"
     assert [len(page.all(tag)) for tag in ("header", "main", "footer", "nav", "h1")] == [1] * 5
-    assert {link["href"][1:] for link in page.all("a")} <= {*page.ids}
+    links = [link["href"] for link in page.all("a")]
+    assert {link[1:] for link in links if link.startswith("#")} <= {*page.ids}
+    assert not any(":" in link for link in links), "a link leads to another host, or runs a script"
     assert {section["aria-labelledby"] for section in page.all("section")} <= {*page.ids}
     pictures = [attributes for _, attributes in page.elements if attributes.get("role") == "img"]
-    assert len(pictures) == len(page.all("svg")) and all(picture["aria-label"] for picture in pictures)
+    assert sorted(int(picture["data-chart"]) for picture in pictures) == [*range(len(page.charts))]
+    assert all(picture["aria-label"] for picture in pictures)
     for named, name in (("table", "caption"), ("figure", "figcaption"), ("details", "summary")):
         assert len(page.all(named)) == len(page.all(name))
     assert all(head["scope"] in ("col", "row") for head in page.all("th"))

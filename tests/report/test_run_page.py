@@ -9,7 +9,7 @@ from page_checks import check_page
 from run_files import POSTMORTEM, overflow, spike, step_line, write_lines, write_run
 
 from mpt_cli.report.history import read_history
-from mpt_cli.report.picture import draw
+from mpt_cli.report.picture import MOST_POINTS, chart_data, draw
 from mpt_cli.report.run import load_run
 from mpt_cli.report.run_page import run_page, run_pictures, write_run_page
 
@@ -26,7 +26,10 @@ def test_a_run_has_its_pictures_verdict_configuration_and_commands(tmp_path):
     assert "Finished: healthy" in text and "All went well." in text
     assert "Skipped steps: 1–2, 40" in text and "<pre>mpt train conf=stub &#39;a=&lt;b&gt;&#39;</pre>" in text
     assert f"mpt reproduce {tmp_path}/run" in text and "name: mixed_float16" in text and "Python 3.11.7" in text
-    assert "prefers-color-scheme: dark" in text and "@media print" in text and "#010203" not in text
+    assert "prefers-color-scheme: dark" in text and "@media print" in text
+    loss, _, scale, _ = found.charts
+    assert [curve["label"] for curve in loss["curves"]] == ["training", "validation"] and scale["skips"] == [1, 2, 40]
+    assert (loss["curves"][0]["xs"][:2], loss["curves"][0]["ys"][:2]) == ([10, 20], [0.1, 0.05])
 
 
 @pytest.mark.slow
@@ -42,9 +45,12 @@ def test_several_runs_are_overlaid_each_with_a_look_of_its_own_the_first_twelve_
     loss = run_pictures(stories)[1]
     assert [curve.label for curve in loss.curves] == [f"run{number:02}" for number in range(12)]
     assert len({curve.look for curve in loss.curves}) == 12
-    text = run_page(stories, [loss])
+    (tmp_path / "run13" / "report.html").write_text("")
+    text = run_page(stories, [loss], tmp_path / "runs.html")
     assert "Of the first 12 of 14 runs." in text
-    assert draw(loss).count(">run") == 12 and len(check_page(text).all("tr")) > 28
+    page = check_page(text)
+    assert draw(loss).count(">run") == 12 and len(page.all("tr")) > 28
+    assert {"run03/", "run13/report.html"} < {link["href"] for link in page.all("a")}
     assert run_pictures([]) == []  # as of a sweep whose jobs all failed before they began
 
 
@@ -76,6 +82,8 @@ def test_values_that_are_not_finite_break_the_line_and_are_marked(tmp_path):
     assert [str(value) for value in story.steps["loss"].ys[2:4]] == ["nan", "inf"]
     loss = run_pictures([story])[0]
     assert loss.note == "Marks × at the top: a value that was not finite." and "nan" not in draw(loss).lower()
+    curve = chart_data([loss])[0]["curves"][0]
+    assert (curve["ys"][1:5], curve["lost"]) == ([1.0, None, None, 1.0], [3.0, 4.0])
 
 
 def test_a_run_with_no_more_lines_than_epochs_shows_the_epochs(tmp_path):
@@ -95,11 +103,15 @@ def test_sampled_gradients_have_pictures(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_of_many_steps_has_a_page_of_ordinary_size(tmp_path):
-    lines, events = map(step_line, range(1, 6_001)), [overflow(step, 8.0, 4.0) for step in range(2, 6_001, 2)]
+def test_a_run_of_many_steps_has_a_page_of_less_than_a_megabyte_that_keeps_each_peak(tmp_path):
+    lines = (step_line(step, loss=9.0 if step == 34_567 else 1 / step) for step in range(1, 60_001))
+    events = [overflow(step, 8.0, 4.0) for step in range(2, 6_001, 2)]
     write_run_page([read_history(write_run(tmp_path / "run", metrics_lines=lines, events=events))], tmp_path / "o.html")
     text = (tmp_path / "o.html").read_text()
-    assert len(text) < 300_000 and "3,000 skipped steps are marked" in text
+    charts = check_page(text).charts
+    drawn = [len(curve["xs"]) for chart in charts for curve in chart["curves"]]
+    assert len(text) < 1_000_000 and "3,000 skipped steps are marked" in text and 20_000 < sum(drawn) <= MOST_POINTS
+    assert max(charts[0]["curves"][0]["ys"]) == 9.0 and len(charts[1]["skips"]) <= 1_001
 
 
 def sampled(step: int, layer: str, lowest: int, **fields: object) -> dict[str, object]:

@@ -19,6 +19,7 @@ from mpt_cli.report.history import latest_line, settled_step
 from mpt_cli.report.tables import plain_lines
 from mpt_cli.sweep import report
 from mpt_cli.sweep.directory import last_sentence, read_results
+from mpt_cli.sweep.hyperparameters import importances
 from mpt_cli.sweep.paired import read_lead
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import best_lines, columns, pictures, write_results
@@ -178,7 +179,24 @@ def test_the_page_has_its_pictures_and_the_command_of_the_best(stubs, monkeypatc
     monkeypatch.setattr(report, "pictures", pictures)
     found, _ = stubs.start(["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15"])
     text = found.directory.report_html.read_text()
-    assert text.count("<svg") == 3 and "mpt train conf=digits_mlp" in text
+    *charts, lines = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
+    assert len(charts) == 3 and "mpt train conf=digits_mlp" in text
+    assert [axis["label"] for axis in lines["axes"]] == ["initial_scale", "val_accuracy"]
+    assert [axis["at"] for axis in lines["axes"]] == [[0.0, 1.0], [0.5, 0.5]]
+    assert re.findall(r'<a href="(0.*?)">', text) == 2 * ["001-initial_scale-256/", "002-initial_scale-32768/"]
+
+
+@pytest.mark.slow
+def test_the_importance_of_a_key_is_its_share_of_the_ranking(stubs):
+    stubs.values = dict(enumerate([1, 4, 2, 5, 3, 6], 1))  # by number: epochs 1 and 2 in turns
+    found, _ = stubs.start(["conf=digits_mlp", "seed=0", "loss_scale.initial_scale=1,2,4", "trainer.epochs=1,2"])
+    # H = 12 / (6 * 7) * (6**2 + 15**2) / 3 - 3 * 7 = 3.857; (3.857 - 2 + 1) / (6 - 2) = 0.714
+    epochs, scale = importances(found)
+    assert (epochs.key, epochs.share, epochs.p) == ("trainer.epochs", pytest.approx(0.7143, abs=1e-4),
+                                                    pytest.approx(0.0495, abs=1e-4))  # fmt: skip
+    assert (scale.key, scale.share) == ("loss_scale.initial_scale", 0.0)
+    found, _ = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2"])
+    assert importances(found)[0].share is None  # of two jobs nothing is known
 
 
 def test_a_narrow_terminal_gets_the_columns_that_matter(stubs):

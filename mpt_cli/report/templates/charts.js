@@ -1,0 +1,216 @@
+// Charts of a page (uPlot's), and tables that sort, filter and hide columns. All text is set as text, never as HTML.
+"use strict";
+(() => {
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  const DASHES = { "--": [7, 4], ":": [2, 3], "-.": [7, 3, 2, 3] };
+  const WHOLE = [1, 2, 5].flatMap((digit) => [...Array(10).keys()].map((zeros) => digit * 10 ** zeros)).sort((a, b) => a - b);
+  const plots = [];
+
+  // ---- numbers
+  const raised = (n) => String(n).replace(/[-\d]/g, (digit) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(digit)]);
+  const isPower = (value) => value > 0 && Math.abs(Math.log2(value) - Math.round(Math.log2(value))) < 1e-9;
+  function short(value) {
+    for (const [size, letter] of [[1e9, "G"], [1e6, "M"], [1e4, "k"]])
+      if (Math.abs(value) >= size) return +(value / (letter === "k" ? 1e3 : size)).toPrecision(5) + letter;
+    return String(+value.toPrecision(6));
+  }
+  const words = (value, base) =>
+    value == null ? "–" : base === 2 && isPower(value) ? `2${raised(Math.round(Math.log2(value)))}` : short(value);
+
+  // ---- one chart
+  function axis(label, base) {
+    const ink = () => colour("faint"), line = () => colour("line");
+    const power = (value) => Math.log(value) / Math.log(base);
+    const isOn = (value) => !base || Math.abs(power(value) - Math.round(power(value))) < 1e-9; // no lines between powers
+    return {
+      label, stroke: ink, grid: { stroke: line, width: 1, filter: (u, found) => found.map((value) => (isOn(value) ? value : null)) }, ticks: { stroke: line, width: 1 }, size: 34, labelSize: 18,
+      incrs: label === "step" ? WHOLE : undefined,
+      font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif",
+      values: (u, found) => found.map((value) => (value == null ? "" : words(value, base))),
+    };
+  }
+  function scale(base, fromZero) {
+    if (!base) return { time: false, range: (u, low, high) => [fromZero ? 0 : padded(low, high)[0], padded(low, high)[1]] };
+    return { time: false, distr: 3, log: base, range: (u, low, high) => {
+      if (low == null) return [1, base];
+      const power = (value, round) => base ** round(Math.log(value) / Math.log(base) + (round === Math.ceil ? -1e-9 : 1e-9));
+      const room = high < 8 * low ? 8 : 1; // around what never moved
+      return [power(low / room, Math.floor), power(high * room, Math.ceil)];
+    } };
+  }
+  function padded(low, high) {
+    if (low == null) return [0, 1];
+    const room = (high - low || Math.abs(high) || 1) * 0.06;
+    return [low - room, high + room];
+  }
+  function marks(u, xs, share, shape, stroke) { // × of values that were not finite, | of skipped steps
+    const { ctx, bbox } = u, y = bbox.top + bbox.height * (1 - share), size = 4 * devicePixelRatio;
+    ctx.save();
+    ctx.strokeStyle = stroke;
+    ctx.lineWidth = 1.2 * devicePixelRatio;
+    ctx.beginPath();
+    for (const value of xs) {
+      const x = u.valToPos(value, "x", true);
+      if (x < bbox.left || x > bbox.left + bbox.width) continue;
+      if (shape === "|") { ctx.moveTo(x, y - size); ctx.lineTo(x, y + size); continue; }
+      ctx.moveTo(x - size, y - size); ctx.lineTo(x + size, y + size);
+      ctx.moveTo(x - size, y + size); ctx.lineTo(x + size, y - size);
+    }
+    ctx.stroke();
+    ctx.restore();
+  }
+  function series(curve, base) {
+    const isLine = Boolean(curve.style);
+    return {
+      label: curve.label || " ", stroke: curve.colour, width: 1.6, dash: DASHES[curve.style], spanGaps: false,
+      class: curve.label ? "named" : "unnamed", paths: isLine ? undefined : () => null,
+      points: { show: !isLine || (Boolean(curve.marker) && curve.xs.length < 100) || curve.xs.length === 1, size: 6, fill: curve.colour },
+      value: (u, value) => words(value, base),
+    };
+  }
+  function lineChart(box, found) {
+    const { curves } = found, isOverSteps = found.x_label === "step";
+    const lost = curves.flatMap((curve) => curve.lost);
+    return plot(box, {
+      scales: { x: found.log_base_x ? scale(found.log_base_x) : { time: false }, y: scale(found.log_base, found.from_zero) },
+      axes: [axis(found.x_label, found.log_base_x), { ...axis(found.y_label, found.log_base), size: 62 }],
+      series: [{ label: found.x_label, value: (u, value) => words(value, found.log_base_x) },
+        ...curves.map((curve) => series(curve, found.log_base))],
+      cursor: { sync: isOverSteps ? { key: "steps" } : undefined, drag: { x: true, y: false }, focus: { prox: 24 } },
+      focus: { alpha: 0.35 },
+      hooks: { setSeries: [(u, place, { show }) => { // the points of a line go with it
+        if (show != null && curves[place - 1]?.label)
+          for (let next = place; curves[next]?.label === ""; next++) u.setSeries(next + 1, { show });
+      }], draw: [(u) => { marks(u, lost, 0.985, "x", found.lost_colour); marks(u, found.skips, 0.025, "|", found.skip_colour); }] },
+    }, uPlot.join(curves.map((curve) => [curve.xs, curve.ys])));
+  }
+
+  // ---- parallel coordinates: a line for each job, an axis for each key
+  function parallelChart(box, found) {
+    const { axes, names } = found, caption = document.createElement("p");
+    caption.className = "faint";
+    caption.textContent = "Point at a line to read its job.";
+    const told = (place) => `${names[place]}: ${axes.map((each) => `${each.label} ${each.texts[place]}`).join(", ")}`;
+    const ends = (u) => {
+      const { ctx } = u;
+      ctx.save();
+      ctx.fillStyle = colour("faint");
+      ctx.font = `${12 * devicePixelRatio}px system-ui, sans-serif`;
+      axes.forEach((each, place) => {
+        ctx.textAlign = place === 0 ? "left" : place === axes.length - 1 ? "right" : "center";
+        const x = u.valToPos(place, "x", true), { top, height } = u.bbox;
+        ctx.fillText(each.high, x, top - 5 * devicePixelRatio);
+        ctx.fillText(each.low, x, top + height + 15 * devicePixelRatio);
+        ctx.fillText(each.label, x, top + height + 34 * devicePixelRatio);
+      });
+      ctx.restore();
+    };
+    const worst = [213, 94, 0], best = [0, 147, 107], share = axes.at(-1).at;
+    const mixed = (t) => `rgb(${worst.map((from, place) => Math.round(from + t * (best[place] - from))).join()})`;
+    const u = plot(box, {
+      padding: [22, 8, 0, 8], legend: { show: false }, focus: { alpha: 0.12 },
+      scales: { x: { time: false, range: [0, axes.length - 1] }, y: { range: [-0.04, 1.04] } },
+      axes: [{ ...axis(""), size: 52, labelSize: 0, splits: () => axes.map((_, place) => place), values: () => axes.map(() => "") },
+        { show: false }],
+      series: [{}, ...names.map((name, place) => ({ label: name, width: 1.5, stroke: mixed(found.falls ? 1 - share[place] : share[place]),
+        points: { show: false } }))],
+      cursor: { y: false, drag: { x: false, y: false }, focus: { prox: 40 } },
+      hooks: { draw: [ends], setSeries: [(self, place, options) => {
+        if (place && options.focus) caption.textContent = told(place - 1);
+      }] },
+    }, [axes.map((_, place) => place), ...names.map((_, job) => axes.map((each, place) =>
+      each.at[job] + (place < axes.length - 1 ? 0.05 * (job / names.length - 0.5) : 0)))]); // equal values side by side
+    box.append(caption);
+    return u;
+  }
+
+  function plot(box, options, data) {
+    const height = () => Math.round(Math.min(300, Math.max(220, box.clientWidth * 0.55)));
+    const u = new uPlot({ ...options, width: box.clientWidth || 600, height: height() }, data, box);
+    new ResizeObserver(() => {
+      if (box.clientWidth && box.clientWidth !== u.width)
+        requestAnimationFrame(() => u.setSize({ width: box.clientWidth, height: height() }));
+    }).observe(box);
+    const over = u.over; // a finger selects as the mouse does; a swipe up or down still scrolls
+    for (const [touch, mouse] of [["touchstart", "mousedown"], ["touchmove", "mousemove"], ["touchend", "mouseup"]])
+      over.addEventListener(touch, (event) => {
+        const { clientX, clientY } = event.changedTouches[0], place = { clientX, clientY, movementX: 1, bubbles: true, view: window };
+        if (touch === "touchstart") { over.dispatchEvent(new MouseEvent("mouseenter", place)); over.dispatchEvent(new MouseEvent("mousemove", place)); }
+        over.dispatchEvent(new MouseEvent(mouse, place));
+      }, { passive: true });
+    plots.push(u);
+    return u;
+  }
+
+  // ---- tables
+  const UNITS = { KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40, k: 1e3, M: 1e6, G: 1e9 };
+  function sortKey(text) { // a number where the cell begins with one: 1,024  2^15  2**15  1:05  3.5 GiB  ≈ -0.01 ± 0.02
+    const plain = text.replace(/[≈+,\s]/g, ""), power = plain.match(/^2(?:\^|\*\*)(-?\d+)/);
+    if (power) return 2 ** Number(power[1]);
+    if (/^\d+(:\d\d)+$/.test(plain)) return plain.split(":").reduce((sum, part) => 60 * sum + Number(part), 0);
+    const found = plain.match(/^(-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)([A-Za-z]*)/i);
+    return found ? Number(found[1]) * (UNITS[found[2]] ?? 1) : null;
+  }
+  function compare(a, b) {
+    const [first, second] = [sortKey(a), sortKey(b)];
+    if (first !== null && second !== null && first !== second) return first - second;
+    if ((first === null) !== (second === null)) return first === null ? 1 : -1; // what has no number stands last
+    return a.localeCompare(b);
+  }
+  function explore(table) {
+    const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0], rows = [...body.rows];
+    const show = (place, isShown) => {
+      for (const row of [table.tHead.rows[0], ...rows]) row.cells[place].hidden = !isShown;
+      boxes[place].checked = isShown;
+    };
+    heads.forEach((head, place) => {
+      const button = document.createElement("button");
+      button.textContent = head.textContent;
+      button.type = "button";
+      button.addEventListener("click", () => {
+        const order = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
+        heads.forEach((other) => other.removeAttribute("aria-sort"));
+        head.setAttribute("aria-sort", order > 0 ? "ascending" : "descending");
+        const text = (row) => row.cells[place].textContent;
+        body.append(...rows.sort((a, b) => order * compare(text(a), text(b))));
+      });
+      head.replaceChildren(button);
+    });
+    const tools = document.createElement("div"), filter = document.createElement("input");
+    const columns = document.createElement("details"), summary = document.createElement("summary");
+    tools.className = "tools";
+    Object.assign(filter, { type: "search", placeholder: "filter: words of a row" });
+    filter.setAttribute("aria-label", `Filter: ${table.caption.textContent}`);
+    filter.addEventListener("input", () => {
+      const wanted = filter.value.toLowerCase().split(/\s+/);
+      for (const row of rows) row.hidden = !wanted.every((word) => row.textContent.toLowerCase().includes(word));
+    });
+    summary.textContent = "columns";
+    columns.append(summary);
+    const boxes = heads.map((head, place) => {
+      const label = document.createElement("label"), check = document.createElement("input");
+      Object.assign(check, { type: "checkbox", checked: true });
+      check.addEventListener("change", () => show(place, check.checked));
+      label.append(check, ` ${head.textContent}`);
+      columns.append(label);
+      return check;
+    });
+    tools.append(filter, columns);
+    table.parentElement.before(tools);
+    const isPhone = matchMedia("(max-width: 600px)").matches;
+    const titles = heads.map((head) => head.textContent), scroll = table.parentElement; // too wide: without the least ones
+    for (const title of (table.dataset.secondary || "").split("|"))
+      if (titles.includes(title) && (isPhone || scroll.scrollWidth > scroll.clientWidth)) show(titles.indexOf(title), false);
+    const hidden = boxes.filter((check) => !check.checked).length;
+    if (hidden) summary.textContent = `columns (${hidden} hidden)`;
+  }
+
+  const found = JSON.parse(document.getElementById("data").textContent);
+  for (const box of document.querySelectorAll("[data-chart]")) {
+    const chart = found[box.dataset.chart];
+    (chart.axes ? parallelChart : lineChart)(box, chart);
+  }
+  document.querySelectorAll("table.explore").forEach(explore);
+  for (const query of ["(prefers-color-scheme: dark)", "print"])
+    matchMedia(query).addEventListener("change", () => plots.forEach((u) => u.redraw(false, true)));
+})();
