@@ -176,10 +176,10 @@ def _default_of(field: Field[Any]) -> Any:
 
 
 def verbs() -> str:
-    """What `mpt VERB --help` prints, of each verb."""
+    """What `mpt VERB --help-all` prints, of each verb."""
     os.environ["COLUMNS"] = "100"  # which argparse wraps at
-    helps = (f"## mpt {verb}\n\n```text\n{verb_parser(verb).format_help().rstrip()}\n```\n" for verb in LISTED_VERBS)
-    return "\n".join(helps)
+    helps = {verb: verb_parser(verb).format_help(is_whole=True).rstrip() for verb in LISTED_VERBS}
+    return "\n".join(f"## mpt {verb}\n\n```text\n{text}\n```\n" for verb, text in helps.items())
 
 
 def exit_codes() -> str:

@@ -25,12 +25,13 @@ from mpt_cli.redaction import note_word
 from mpt_cli.settings.limits import MOST_PROBLEMS
 from mpt_cli.settings.search_path import add_config_directories, has_working_directory
 from mpt_cli.signals import SIGNAL_EXIT_CODES, format_end, raised_signal, signal_of
-from mpt_cli.verbs import Parser, check_options, load_verb, take_config_directories, verb_parser
-from mpt_cli.verbs.arguments import LISTED_VERBS, VERBS
+from mpt_cli.verbs import check_options, load_verb, take_config_directories, verb_parser
+from mpt_cli.verbs.arguments import LISTED_VERBS, MERGED_VERBS, VERBS, Parser
 from mpt_cli.version import __version__
 
-EXIT_CODES = """exit codes: 0 done, 1 a bug in mpt, 2 bad configuration or usage, 3 data or files, 4 numerical failure,
-            5 expectation not met, 130 interrupted, 143 terminated; mpt run: also the script's own"""
+EXIT_CODES = """exit codes: 0 done, 1 a bug in mpt, 2 bad configuration or usage, 3 data or files,
+            4 numerical failure, 5 expectation not met, 130 interrupted, 143 terminated;
+            mpt run: also that of the script"""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _OF_A_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENXIO,
@@ -130,6 +131,10 @@ def _run(arguments: list[str]) -> int:
         print(_top_parser().format_help(), file=sys.stderr)
         return BAD_CONFIG
     verb, rest = arguments[0], arguments[1:]
+    if verb in MERGED_VERBS:
+        _say(f"mpt {verb} is now `mpt {MERGED_VERBS[verb]}`; the old word goes with the next version.")
+        verb, option = MERGED_VERBS[verb].split()
+        rest = [option, *rest]
     if verb == "--version":  # argparse would hide that it can't be written
         print(f"mpt {__version__}")
         return OK
@@ -147,16 +152,16 @@ def _run(arguments: list[str]) -> int:
 
 
 def _top_parser() -> argparse.ArgumentParser:
-    lines = [f"  {verb:<14}{meaning}" for verb, meaning in LISTED_VERBS.items()]
+    lines = [f"  {verb:<11}{meaning}" for verb, meaning in LISTED_VERBS.items()]
     parser = Parser(
         prog="mpt",
         usage="mpt VERB ...",
-        description="Mixed-precision training for Keras: one YAML picks dtype policy, loss scale and model.",
-        epilog="\n".join(["verbs:", *lines, "", "Each has its own help: mpt train --help", "", EXIT_CODES]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        description="Mixed-precision training for Keras. `mpt VERB --help` shows what a verb takes.",
+        epilog="\n".join(["verbs:", *lines]),
     )
-    parser.add_argument("--version", action="version", version=f"mpt {__version__}")
+    merged = [f"  {old:<15}mpt {new}" for old, new in MERGED_VERBS.items()]
+    parser.notes = "\n".join(["old words:", *merged, "", EXIT_CODES])
+    parser.add_argument("--version", action="version", version=f"mpt {__version__}", help=argparse.SUPPRESS)
     return parser
 
 

@@ -103,5 +103,6 @@ def _too_high(words: list[str], folder: Path, deadline: Deadline) -> Verdict:
 
 
 def _resumed(words: list[str], folder: Path, deadline: Deadline) -> Verdict:
-    done = run_python(["-m", "mpt_cli", "verify-resume", *words, "trainer.epochs=4", "--at", "17"], deadline, folder)
+    check = ["-m", "mpt_cli", "reproduce", "--resume-check", *words, "trainer.epochs=4", "--at", "17"]
+    done = run_python(check, deadline, folder)
     return done.returncode == 0, (done.stdout or done.stderr).strip().splitlines()[-1]

@@ -16,31 +16,17 @@ from mpt_cli.telemetry.records import SCHEMA_VERSION
 from mpt_cli.verbs import arguments
 
 
-class Parser(argparse.ArgumentParser):
-    """Help that can't be written is an error, as any other output is; argparse drops it in silence."""
-
-    def print_help(self, file: Any = None) -> None:
-        print(self.format_help(), end="", file=file)
-
-    def _print_message(self, message: str, file: Any = None) -> None:
-        super()._print_message(printable(message), file)
-
-
 def say(text: str, stream: TextIO | None = None) -> None:
     """Print a text that may hold what a file, a name or the environment brought in."""
     print(printable(text), file=stream, flush=True)
 
 
-def verb_parser(verb: str) -> argparse.ArgumentParser:
+def verb_parser(verb: str) -> arguments.Parser:
     """The parser of one verb; the verb itself is not imported."""
     configure = getattr(arguments, f"configure_{_function_name(verb)}")
-    parser = Parser(
-        prog=f"mpt {verb}",
-        description=inspect.getdoc(configure),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = arguments.Parser(prog=f"mpt {verb}", description=inspect.getdoc(configure))
     configure(parser)
+    arguments.set_short_usage(parser)
     return parser
 
 
@@ -57,14 +43,14 @@ def _function_name(verb: str) -> str:
 
 _HYDRA_OPTIONS = {  # what Hydra's users type, and the word that does it here
     "-m --multirun": "`mpt sweep` runs every combination of the values given: mpt sweep conf=… seed=0,1",
-    "-c --cfg": "`mpt show conf=…` prints the resolved configuration",
+    "-c --cfg": "`mpt check --show conf=…` prints the resolved configuration",
     "-cn --config-name": "conf=NAME or conf=./FILE.yaml chooses a recipe",
     "-cp --config-path": "--config-dir DIR adds a folder with groups and recipes",
-    "-p --package": "`mpt show conf=… --json` prints a part for each section",
-    "--resolve": "`mpt show conf=…` resolves interpolations",
-    "-i --info": "`mpt show conf=…` prints the configuration, `mpt list groups` where each file lies",
+    "-p --package": "`mpt check --show conf=… --json` prints a part for each section",
+    "--resolve": "`mpt check --show conf=…` resolves interpolations",
+    "-i --info": "`mpt check --show conf=…` prints the configuration, `mpt list groups` where each file lies",
     "-r --run": "`mpt train conf=…` runs it",
-    "-sc --shell-completion": "`mpt completion bash` prints the script",
+    "-sc --shell-completion": "`mpt doctor --completion bash` prints the script",
     "--hydra-help": "`mpt VERB --help` shows what a verb takes, `mpt list keys` every key",
     "--experimental-rerun": "`mpt train conf=RUN_DIR/config.yaml` repeats a run",
 }

@@ -13,7 +13,7 @@ from argcomplete.finders import CompletionFinder
 from argcomplete.lexers import split_line
 from argcomplete.shell_integration import shellcode
 
-from mpt_cli.errors import OK, ConfigError
+from mpt_cli.errors import ConfigError
 from mpt_cli.settings.schema import CHOOSING_KEYS, all_keys, sections
 from mpt_cli.settings.search_path import add_config_directories, group_choices, group_names, recipe_paths
 from mpt_cli.verbs import take_config_directories, verb_parser
@@ -112,13 +112,13 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
             if action.metavar in OFFERS:
                 action.completer = OFFERS[action.metavar]  # type: ignore[attr-defined]
         return parser
-    parser = argparse.ArgumentParser(add_help=False)
+    verbs = argparse.ArgumentParser(add_help=False)
     if not words:
-        parser.add_argument("verb", choices=list(LISTED_VERBS))
-    return parser
+        verbs.add_argument("verb", choices=list(LISTED_VERBS))
+    return verbs
 
 
-def run_completion(arguments: argparse.Namespace) -> int:
-    script = shellcode(["mpt"], shell="fish" if arguments.shell == "fish" else "bash")
-    print(script.replace("[=/:]", "[=/:.]"), end="")  # no space behind a section either
-    return OK
+def completion_script(shell: str) -> str:
+    """Return what a shell reads to complete the words of mpt; `shell` is bash, zsh or fish."""
+    script: str = shellcode(["mpt"], shell="fish" if shell == "fish" else "bash")
+    return script.replace("[=/:]", "[=/:.]")  # no space behind a section either

@@ -1,4 +1,4 @@
-"""Verbs that look and train nothing: `list`, `copy`, `show`, `check`, `doctor`, `plan`."""
+"""Verbs that look and train nothing: `list`, `copy`, `check`, `doctor`, `plan`."""
 
 import argparse
 import inspect
@@ -255,7 +255,7 @@ def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
         return settings, [*variables]
 
 
-def run_show(arguments: argparse.Namespace) -> int:
+def _show(arguments: argparse.Namespace) -> int:
     from mpt_cli.runs.expectations import own_expectations
     from mpt_cli.settings import resolved_yaml
     from mpt_cli.settings.overrides import keys_given
@@ -294,6 +294,8 @@ def run_check(arguments: argparse.Namespace) -> int:
     from mpt_cli.runs.expectations import check_names
     from mpt_cli.training.program import check_repeatable
 
+    if arguments.show and not arguments.ops:
+        return _show(arguments)
     if arguments.ops and not arguments.build:
         raise ConfigError(Problem("--ops", "reads the operations of a model that is built.", None, "Add --build."))
     if arguments.untrusted and arguments.build:
@@ -372,6 +374,11 @@ def _operation_lines(report: "OperationReport") -> list[str]:
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:
+    if arguments.completion:
+        from mpt_cli.verbs.completion import completion_script
+
+        print(completion_script(arguments.completion), end="")
+        return OK
     from mpt_cli.doctor import doctor, print_doctor_report
     from mpt_cli.telemetry.console import PrintableConsole
 

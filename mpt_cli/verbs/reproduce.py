@@ -1,5 +1,5 @@
-"""`reproduce`: recipes or earlier runs again, held against what was expected; `verify-resume`: proof that a killed run
-goes on as if nothing had happened. Exit code 5 where that is missed.
+"""`reproduce`: recipes or earlier runs again, held against what was expected; with `--resume-check` whether a killed
+run continues as if nothing had happened. Exit code 5 where that is missed.
 """
 
 import argparse
@@ -25,10 +25,12 @@ from mpt_cli.reproduce.reproduction import (
 from mpt_cli.settings.load import load_settings
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.training_run import Reporters, train, with_drawn_seed
-from mpt_cli.verbs import print_json, say, too_small
+from mpt_cli.verbs import print_json, say, too_small, verb_parser
 
 
 def run_reproduce(arguments: argparse.Namespace) -> int:
+    if arguments.resume_check:
+        return _check_resume(arguments)
     found = collect(_read_request(arguments))
     if arguments.junit:
         check_junit(Path(arguments.junit))
@@ -69,18 +71,23 @@ def _tell(text: str) -> None:
 
 
 def _read_request(arguments: argparse.Namespace) -> Selection:
-    changes = [text for text in arguments.given if "=" in text and not Path(text).exists()]
-    names = [text for text in arguments.given if text not in changes]
+    names, changes = _names_and_changes(arguments)
     problems = _problems(arguments, names, arguments.update and any(map(names_run, names)))
     if problems:
         raise ConfigError(problems)
     return Selection(names, changes, arguments.all, arguments.rtol, arguments.keywords, arguments.update)
 
 
+def _names_and_changes(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
+    changes = [text for text in arguments.given if "=" in text and not Path(text).exists()]
+    return [text for text in arguments.given if text not in changes], changes
+
+
 def _problems(arguments: argparse.Namespace, names: list[str], has_run: bool) -> list[Problem]:
     checks = [
         (bool(names) or arguments.all, Problem("NAME", "give recipes, files or run directories, or --all.")),
         (arguments.timeout is None or arguments.timeout > 0, Problem("--timeout", "must be > 0.", arguments.timeout)),
+        (arguments.at is None, Problem("--at", "is for --resume-check.", arguments.at)),
         (not (arguments.update and arguments.dry_run), Problem("--dry-run", "must be left out with --update.")),
         (not (arguments.update and has_run),
          Problem("--update", "rewrites recipes; a run directory is a record and stays as it is.")),
@@ -106,12 +113,23 @@ def run_killed(arguments: argparse.Namespace) -> int:
     return train(settings, ["mpt", "train", *arguments.overrides], reporters).exit_code
 
 
-def run_verify_resume(arguments: argparse.Namespace) -> int:
-    settings = with_drawn_seed(load_settings(arguments.overrides))
-    overrides = [*arguments.overrides, f"seed={settings.seed}"]  # the same for both runs
+_NOT_OF_A_CHECK = ("all", "junit", "update", "dry_run", "keywords", "timeout", "retries", "exitfirst", "rtol", "jobs")
+
+
+def _check_resume(arguments: argparse.Namespace) -> int:
+    """Prove it for one recipe, given by its name or by conf=."""
+    names, changes = _names_and_changes(arguments)
+    usual = verb_parser("reproduce")
+    given = [f"--{name}" for name in _NOT_OF_A_CHECK if getattr(arguments, name) != usual.get_default(name)]
+    if given or len(names) > 1:
+        raise ConfigError(Problem("--resume-check", "takes one recipe, its changes, --at, --output and --json.",
+                                  " ".join([*given, *names])))  # fmt: skip
+    words = [*(f"conf={name}" for name in names), *changes]
+    settings = with_drawn_seed(load_settings(words))
+    overrides = [*words, f"seed={settings.seed}"]  # the same for both runs
     if arguments.output:
         return _print_proof(verify_resume(overrides, Path(arguments.output), arguments.at), arguments)
-    with tempfile.TemporaryDirectory(prefix="mpt-verify-resume-") as folder:
+    with tempfile.TemporaryDirectory(prefix="mpt-resume-check-") as folder:
         return _print_proof(verify_resume(overrides, Path(folder), arguments.at), arguments)
 
 

@@ -1,4 +1,4 @@
-"""`mpt train resume=…`, the best epoch and `mpt verify-resume` as a user has them."""
+"""`mpt train resume=…`, the best epoch and `mpt reproduce --resume-check` as a user has them."""
 
 import json
 import shutil
@@ -99,7 +99,7 @@ def test_the_best_epoch_can_be_evaluated_and_exported(folder: Path) -> None:
     ["policy=float16", "policy.stochastic_rounding=true", "loss_scale.initial_scale=2**26"],
 ], ids=["dynamic", "rounded"])
 def test_resuming_is_proved(folder: Path, words: list[str]) -> None:
-    done = mpt("verify-resume", *TINY, *words, "--at", "31", "--json", cwd=folder)
+    done = mpt("reproduce", "--resume-check", *TINY, *words, "--at", "31", "--json", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     proof = json.loads(done.stdout)
     assert (proof["identical"], proof["steps"], proof["killed_at"], proof["resumed_from"]) == (True, 60, 31, 20)

@@ -33,11 +33,11 @@ OFFERED = {
     "mpt tr": ["train"], "mpt ": sorted(LISTED_VERBS), "mpt train conf=digits_c": ["conf=digits_cnn"],
     "mpt train conf=digits_cnn pol": ["policy.", "policy="],
     "mpt train policy=mixed_": ["policy=mixed_bfloat16", "policy=mixed_float16"],
-    "mpt show loss_scale.mode=": [f"loss_scale.mode={mode}" for mode in SCALE_MODES],
-    "mpt show loss_scale.gr": ["loss_scale.growth_factor=", "loss_scale.growth_steps="],
+    "mpt check loss_scale.mode=": [f"loss_scale.mode={mode}" for mode in SCALE_MODES],
+    "mpt check loss_scale.gr": ["loss_scale.growth_factor=", "loss_scale.growth_steps="],
     "mpt check trainer.jit_compile=": [f"trainer.jit_compile={value}" for value in ("auto", "false", "true")],
     "mpt train model.kw": ["model.kwargs."], "mpt list o": ["optimizers"], "mpt list keys op": ["optimizer"],
-    "mpt completion ": ["bash", "fish", "zsh"],
+    "mpt doctor --completion ": ["bash", "fish", "zsh"],
     "mpt train --q": ["--quiet"], "mpt export --format ": ["keras", "onnx", "savedmodel"],
     "mpt sweep --launcher ": sorted(LAUNCHERS), "mpt sweep -j ": [],
     "mpt sweep conf=digits_mlp --quiet policy=mixed_f": ["policy=mixed_float16"],
@@ -69,16 +69,16 @@ def shell_env(tmp_path: Path) -> dict[str, str]:
     program = tmp_path / "bin" / "mpt"
     program.parent.mkdir()
     real = f'exec {sys.executable} -m mpt_cli "$@"'
-    program.write_text(f'#!/bin/sh\n[ -n "$_ARGCOMPLETE" ] || [ "$1" = completion ] && {real}\necho "ran: mpt $*"\n')
+    program.write_text(f'#!/bin/sh\n[ -n "$_ARGCOMPLETE" ] || [ "$1" = doctor ] && {real}\necho "ran: mpt $*"\n')
     program.chmod(0o755)
     return {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "HOME": str(tmp_path), "TERM": "dumb",
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}  # fmt: skip
 
 
 START = {
-    "bash": (["bash", "--norc", "--noprofile", "-i"], "source <(mpt completion bash)"),
-    "zsh": (["zsh", "-f", "-i"], "autoload -U compinit; compinit -u; source <(mpt completion zsh)"),
-    "fish": (["fish", "--no-config", "-i"], "mpt completion fish | source"),
+    "bash": (["bash", "--norc", "--noprofile", "-i"], "source <(mpt doctor --completion bash)"),
+    "zsh": (["zsh", "-f", "-i"], "autoload -U compinit; compinit -u; source <(mpt doctor --completion zsh)"),
+    "fish": (["fish", "--no-config", "-i"], "mpt doctor --completion fish | source"),
 }
 
 
@@ -116,7 +116,7 @@ def test_tab_in_a_real_shell(shell, shell_env, tmp_path) -> None:
 
 def test_each_shell_has_a_script(capsys) -> None:
     for shell in START:
-        assert main(["completion", shell]) == 0 and "_ARGCOMPLETE" in capsys.readouterr().out
+        assert main(["doctor", "--completion", shell]) == 0 and "_ARGCOMPLETE" in capsys.readouterr().out
 
 
 def test_what_the_project_has_is_offered(tmp_path, monkeypatch) -> None:

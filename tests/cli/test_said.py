@@ -26,13 +26,13 @@ for step in range(1, 8):
 """
 WORDS = {
     "train": [*RUN, "run_dir=run"], "evaluate": ["run"], "export": ["run"], "report": ["run"], "watch": ["run"],
-    "diagnose": ["run"], "run": ["run_dir=script", "short.py"], "check": ["conf=digits_mlp"],
-    "show": ["conf=digits_mlp", "loss_scale=fixed", "policy=float32"], "list": ["modes"], "copy": ["digits_mlp"],
+    "diagnose": ["run"], "run": ["run_dir=script", "short.py"], "list": ["modes"], "copy": ["digits_mlp"],
+    "check": ["conf=digits_mlp", "loss_scale=fixed", "policy=float32", "--show"],
     "sweep": ["conf=digits_mlp", "seed=0,1", "--dry-run"], "reproduce": ["digits_mlp", "--dry-run"],
 }  # fmt: skip
 MEASURED = ("train", "watch", "evaluate", "run")
 # what starts other processes, compiles for a GPU, or says what this machine and this shell are
-ELSEWHERE = {"compare", "verify-resume", "plan", "doctor", "completion"}
+ELSEWHERE = {"compare", "plan", "doctor"}
 
 
 @pytest.fixture(scope="module")

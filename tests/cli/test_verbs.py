@@ -9,6 +9,7 @@ import pytest
 from mpt_cli import __version__, errors
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.search_path import recipe_paths
+from mpt_cli.verbs import verb_parser
 from mpt_cli.verbs.arguments import KINDS, LISTED_VERBS
 from mpt_cli.verbs.inspection import LISTINGS
 
@@ -17,15 +18,33 @@ def test_help_names_every_verb_and_exit_code(mpt) -> None:
     assert mpt("--version").out == f"mpt {__version__}\n"
     done = mpt("--help")
     assert done.code == 0 and done.err == ""
-    assert all(f"\n  {verb} " in done.out for verb in LISTED_VERBS)
-    assert "130 interrupted" in done.out
+    assert all(f"\n  {verb} " in done.out for verb in LISTED_VERBS) and fits_a_screen(done.out)
+    assert "130 interrupted" in mpt("--help-all").out
 
 
-def test_each_verb_has_help_with_an_example(mpt) -> None:
+def fits_a_screen(text: str) -> bool:
+    lines = text.splitlines()
+    return len(lines) <= 24 and max(map(len, lines)) <= 80
+
+
+def test_each_verb_has_help_with_an_example_that_fits_a_screen_and_the_rest_in_another(mpt, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     for verb in LISTED_VERBS:
-        done = mpt(verb, "--help")
-        assert done.code == 0 and done.out.startswith(f"usage: mpt {verb}")
+        done, whole = mpt(verb, "--help"), mpt(verb, "--help-all")
+        assert done.code == whole.code == 0 and done.out.startswith(f"usage: mpt {verb}") and fits_a_screen(done.out)
         assert "mpt " + verb in done.out.partition("\n")[2]
+        options = {option for action in verb_parser(verb)._actions for option in action.option_strings}
+        assert {option for option in options if option not in whole.out} <= {"-h", "--help", "--help-all"}
+
+
+def test_an_old_word_does_what_its_new_one_does_and_says_it(mpt) -> None:
+    for old, new, word in (("show", "check --show", "conf=digits_mlp"), ("completion", "doctor --completion", "zsh")):
+        done = mpt(old, word)
+        assert (done.code, done.out) == (0, mpt(*new.split(), word).out)
+        assert done.err == f"mpt {old} is now `mpt {new}`; the old word goes with the next version.\n"
+    done = mpt("verify-resume", "conf=digits_mlp", "-x", "--rtol", "0.5")
+    assert done.code == 2 and done.err.endswith("takes one recipe, its changes, --at, --output and --json. Received: "
+                                                "'--exitfirst --rtol'.\n")
 
 
 def test_check_says_what_it_found(mpt) -> None:
@@ -38,7 +57,7 @@ def test_check_says_what_it_found(mpt) -> None:
 def test_show_names_the_objects_that_a_recipe_imports_at_every_depth(mpt) -> None:
     loss = "trainer.loss={a: mse, b: {object: 'own:loss', kwargs: {scale: {object: 'own:scale'}, text: 'x:y'}}}"
     words = ["conf=digits_mlp", loss, "trainer.callbacks=[history,own:Call]", "optimizer.schedule.object=own:falling"]
-    assert json.loads(mpt("show", *words, "--json").out)["imports"] == [
+    assert json.loads(mpt("check", "--show", *words, "--json").out)["imports"] == [
         "own:loss", "own:scale", "own:Call", "own:falling"]
 
 

@@ -53,7 +53,7 @@ def test_every_verb_runs_on_jax_without_tensorflow(mpt):
     for words in (
         ["train", *on_jax, "run_dir=run"], ["train", *on_jax, "trainer.epochs=2", "run_dir=run", "resume=auto"],
         ["evaluate", "run"], ["evaluate", "run", "--best"], ["report", "run"], ["export", "run"], ["reproduce", "run"],
-        ["check", *on_jax, "--build"], ["diagnose", *on_jax], ["verify-resume", *on_jax],
+        ["check", *on_jax, "--build"], ["diagnose", *on_jax], ["reproduce", "--resume-check", *on_jax],
         ["sweep", *on_jax, "loss_scale.initial_scale=2**8,2**15", "-j", "1", "sweep_dir=scales"], ["report", "scales"],
         ["train", *on_jax, "distribute=data_parallel", "distribute.devices=2"],
     ):  # fmt: skip

@@ -174,7 +174,7 @@ def test_the_reference_is_whole_and_a_public_name_without_words_ends_the_build(h
     assert [key.path for key in key_versions() if f"| `{key.path}` |" not in keys and not key.path.endswith(
         (".name", ".mode"))] == []  # fmt: skip
     assert all(f"\n## mpt {verb}\n" in f"\n{hook.verbs()}" for verb in LISTED_VERBS)
-    assert "| 143 | terminated; mpt run: also the script's own |" in hook.exit_codes()
+    assert "| 143 | terminated; mpt run: also that of the script |" in hook.exit_codes()
     assert "| `skipped_steps` | `int` |" in hook.record("summary.json")
     parts = json_schema()["properties"]["sweep"]["properties"]
     keys = [*parts, *(f"search.{inner}" for inner in parts["search"]["properties"])]

@@ -67,9 +67,9 @@ TREES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dic
 KEYS = st.sampled_from(
     [*all_keys(), "defaults", "vars", "sweep", "expect", "hydra", "hydra.searchpath", "conf", "nosuch"]
 )
-VERBS = st.sampled_from(["check", "check --untrusted", "show --json", "train", "sweep --dry-run", "reproduce --dry-run",
-                         "compare", "diagnose", "plan", "evaluate", "export", "report", "watch", "list",
-                         "copy"])  # fmt: skip
+VERBS = st.sampled_from(["check", "check --untrusted", "check --show --json", "train", "sweep --dry-run",
+                         "reproduce --dry-run", "compare", "diagnose", "plan", "evaluate", "export", "report",
+                         "watch", "list", "copy"])  # fmt: skip
 SEED = int(os.environ.get("FUZZ_SEED", 0))
 
 

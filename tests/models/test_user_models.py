@@ -196,8 +196,8 @@ def test_a_recipe_with_its_own_modules_is_run_and_resumed_from_other_folders(tmp
     done = mpt("train", conf, f"run_dir={tmp_path}/r", "trainer.checkpoint_every_steps=2", "seed=0", cwd=work)
     assert done.returncode == 0, done.stderr
     monkeypatch.chdir(work)
-    for words in (["check", conf], ["show", conf], ["sweep", conf, "--dry-run"], ["reproduce", str(tmp_path / "r"),
-                  "--dry-run"]):  # fmt: skip
+    for words in (["check", conf], ["check", "--show", conf], ["sweep", conf, "--dry-run"],
+                  ["reproduce", str(tmp_path / "r"), "--dry-run"]):  # fmt: skip
         assert main(words) == 0
     assert f"# model.builder: this recipe imports {project}/parts.py:stack and runs it" in capsys.readouterr().out
     done = mpt("train", f"resume={tmp_path}/r", "trainer.max_steps=6", cwd=third)

@@ -80,7 +80,7 @@ def test_it_is_listed_shown_completed_and_checked_as_ours_are(mpt: Mpt) -> None:
     keys = mpt("list", "keys")
     assert "added to the scale by an applied step (default 64.0; > 0 and <= 2**20; only linear)" in keys
     assert "logger.step_file" in keys
-    shown = mpt("show", "conf=./own.yaml")
+    shown = mpt("check", "--show", "conf=./own.yaml")
     assert "# loss_scale.mode: this recipe imports tiny_mpt:LinearScale and runs it" in shown
     assert "rise: 8.0" in shown and "step_file: true" in shown
     offers = mpt("offered.py", "loss_scale=l", "loss_scale.ri").split()

@@ -86,10 +86,10 @@ def children(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_a_difference_is_five_and_none_is_zero_and_each_is_said(children, tmp_path: Path, capsys) -> None:
-    assert main(["verify-resume", "conf=digits_mlp"]) == 0
+    assert main(["reproduce", "--resume-check", "conf=digits_mlp"]) == 0
     assert "identical: weights, optimizer, loss scale" in capsys.readouterr().out
     children["changes"] = {"weight": 3.0}
-    assert main(["verify-resume", "conf=digits_mlp", "--at", "6", "--output", str(tmp_path)]) == 5
+    assert main(["reproduce", "--resume-check", "conf=digits_mlp", "--at", "6", "--output", str(tmp_path)]) == 5
     shown = capsys.readouterr().out
     assert "killed at step 6 of 10, resumed from step 4" in shown
     assert "NOT the same: variable weight/0 differs at step 10" in shown

@@ -61,7 +61,7 @@ def test_expectations_are_about_the_recipes_own_settings(capsys) -> None:
     ):
         keys = keys_given(["mpt", "train", "conf=digits_mlp", *words])
         assert own_expectations({"steps_seen": 345}, keys) == ({"steps_seen": 345} if is_kept else {})
-    assert main(["show", "conf=digits_mlp", "trainer.epochs=3"]) == 0
+    assert main(["check", "--show", "conf=digits_mlp", "trainer.epochs=3"]) == 0
     assert "\nexpect: {}\n" in capsys.readouterr().out
 
 

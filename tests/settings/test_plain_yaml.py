@@ -25,7 +25,7 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize("line", REFUSED)
 def test_what_no_plain_reader_knows_is_refused_with_its_line(line, capsys):
     Path("x.yaml").write_text(BASE + line + "\n")
-    assert main(["show", "conf=./x.yaml", "--json"]) == 2
+    assert main(["check", "--show", "conf=./x.yaml", "--json"]) == 2
     [problem] = json.loads(capsys.readouterr().out)["problems"]
     assert REFUSED[line] in f"{problem['key']}: {problem['rule']}"
     if "cannot be read" not in problem["rule"]:  # of which the reader says no place
@@ -34,7 +34,7 @@ def test_what_no_plain_reader_knows_is_refused_with_its_line(line, capsys):
 
 def test_a_date_is_the_text_that_it_is_written_as(capsys):
     Path("x.yaml").write_text(BASE + "vars: {a: 2001-01-01, b: !!str 3}\n")
-    assert main(["show", "conf=./x.yaml", "--json"]) == 0
+    assert main(["check", "--show", "conf=./x.yaml", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["settings"]["vars"] == {"a": "2001-01-01", "b": "3"}
 
 

@@ -58,7 +58,7 @@ def test_which_variables_are_secrets(monkeypatch):
 def test_which_keys_are_secrets(capsys):
     keys = ["pwd", "hf_token", "bearer_token", "authorization", "dbPass", "APIKEY"]
     words = [f"vars.{key}=abc.def-{number}" for number, key in enumerate(keys)]
-    assert main(["show", "conf=digits_mlp", *words, "--json"]) == 0
+    assert main(["check", "--show", "conf=digits_mlp", *words, "--json"]) == 0
     captured = capsys.readouterr()
     assert "abc.def-" not in captured.out + captured.err
     assert [key for key in keys if f'"{key}": "<redacted>"' not in captured.out] == []
@@ -73,7 +73,7 @@ LEAKS = {
 
 
 def test_a_secret_inside_of_a_text_is_left_out_of_records_and_of_messages(capsys):
-    assert main(["show", "conf=digits_mlp", *(f"vars.v{at}='{text}'" for at, text in enumerate(LEAKS))]) == 0
+    assert main(["check", "--show", "conf=digits_mlp", *(f"vars.v{at}='{text}'" for at, text in enumerate(LEAKS))]) == 0
     shown = capsys.readouterr().out
     assert [text for text, kept in LEAKS.items() if text in shown or kept not in shown] == []
     wrong = [f"nosuch.v{at}='{text}'" for at, text in enumerate(LEAKS)]
@@ -110,11 +110,11 @@ def test_what_a_recipe_reads_is_said_and_an_untrusted_one_reads_nothing(monkeypa
     monkeypatch.setenv("DB_PASSWORD", "hunter2")
     monkeypatch.setenv("PLACE", "elsewhere")
     words = ["conf=digits_mlp", "description=${oc.env:DB_PASSWORD} ${oc.env:PLACE}"]
-    assert main(["show", *words]) == 0
+    assert main(["check", "--show", *words]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("# this recipe reads DB_PASSWORD, PLACE of the environment\nrecipe: digits_mlp\n")
     assert "description: ${oc.env:DB_PASSWORD} elsewhere\n" in shown
-    assert main(["show", "--untrusted", *words]) == 0
+    assert main(["check", "--show", "--untrusted", *words]) == 0
     assert "description: ${oc.env:DB_PASSWORD} ${oc.env:PLACE}\n" in capsys.readouterr().out
     assert main(["check", *words]) == 0
     assert capsys.readouterr().out.splitlines()[1] == "reads DB_PASSWORD, PLACE of the environment"

@@ -129,11 +129,11 @@ def test_all_that_is_wrong_with_a_block_is_said(block) -> None:
 
 def test_what_is_wrong_with_a_block_is_said_where_nothing_is_swept(capsys, monkeypatch) -> None:
     Path("mine.yaml").write_text(f"{BASE}sweep: {{gird: {{seed: [1]}}, grid: {{trainer.epoch: [1, 2]}}}}\n")
-    for verb in ("train", "check", "show", "sweep"):
+    for verb in ("train", "check", "sweep"):
         assert main([verb, "conf=./mine.yaml"]) == 2
         assert "sweep.gird: must be one of" in (said := capsys.readouterr().err) and "sweep.grid.trainer.epoch" in said
     plan_of("  grid: {seed: [1, 2], policy: glob(mixed_*), policy.overrides.head: [float32]}\n")
-    assert main(["check", "conf=./mine.yaml"]) == main(["show", "conf=./mine.yaml"]) == 0
+    assert main(["check", "conf=./mine.yaml"]) == main(["check", "--show", "conf=./mine.yaml"]) == 0
     monkeypatch.setattr(training_run, "train", lambda *_: Summary(**FINISHED, run_dir="r"))
     capsys.readouterr()
     assert main(["train", "conf=./mine.yaml"]) == 0
