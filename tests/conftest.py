@@ -4,7 +4,6 @@ Ctrl-C interrupts, also where the tests were started in the background of a scri
 start hears SIGHUP, also under nohup.
 """
 
-import copy
 import fcntl
 import gc
 import importlib.util
@@ -49,7 +48,6 @@ settings.register_profile("repeatable", derandomize=True, database=None)
 settings.register_profile("search", print_blob=True)
 settings.load_profile("repeatable")
 
-_COMPOSED: dict[str, tuple] = {}
 # Files with tests of 40 seconds or more, the longest first: they begin the run, lest a worker waits for another at its
 # end. `pytest --junitxml=F` has the times.
 LONGEST = ("test_every_write.py", "test_like_fit.py", "test_keras_suites.py",
@@ -110,24 +108,3 @@ def hook():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(autouse=True)
-def hydra_composes_once(monkeypatch):
-    """The same words are composed once per process: that takes a twelfth of a second. The settings' own tests don't."""
-    from mpt_cli.settings import load
-
-    compose_tree = load.compose_tree
-
-    def composed(choices, bodies, overrides, problems):
-        surroundings = sorted(item for item in os.environ.items() if item[0] != "PYTEST_CURRENT_TEST")
-        own = [path.resolve() for path in load.own_conf_directories()]  # tests of their files have folders of their own
-        key = repr((choices, bodies, overrides, surroundings, own))
-        if key not in _COMPOSED:
-            found = []
-            _COMPOSED[key] = compose_tree(choices, bodies, overrides, found), found
-        tree, found = copy.deepcopy(_COMPOSED[key])
-        problems += found
-        return tree
-
-    monkeypatch.setattr(load, "compose_tree", composed)

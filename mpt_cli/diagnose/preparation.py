@@ -18,7 +18,7 @@ from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.runs.directory import RunDirectory, drawn_name, make_empty, remove_empty
 from mpt_cli.settings.limits import read_file
 from mpt_cli.settings.overrides import recipes_named
-from mpt_cli.settings.recipes import names_left_behind
+from mpt_cli.settings.relative_references import names_left_behind
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded, find_recipe, is_shipped
 from mpt_cli.telemetry.format import format_number

@@ -7,7 +7,7 @@ float16 can hold marked.
 """
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -299,7 +299,7 @@ def write_recipe_copy(target: str, overrides: list[str], found: Diagnosis) -> No
     for group, choice in given.choices.items():
         if group != "loss_scale" or found.settings.loss_scale.rule_class.scales:
             choose_with_keys(recipe, group, str(choice.name), found)
-    for key, value in _changed_keys(given.overrides, found).items():
+    for key, value in _changed_keys([override.key_or_group for override in given.overrides], found).items():
         recipe.set(key, value)
     recipe.text = _headline(found) + recipe.text
     _write_checked(path, recipe, found)
@@ -318,11 +318,11 @@ def choose_with_keys(recipe: RecipeText, group: str, name: str, found: Diagnosis
             recipe.remove([group, key])
 
 
-def _changed_keys(overrides: list[str], found: Diagnosis) -> dict[tuple[str, ...], Any]:
+def _changed_keys(keys: Iterable[str], found: Diagnosis) -> dict[tuple[str, ...], Any]:
     """The keys of the command line with their resolved values, then those of the recommendation."""
     changed: dict[tuple[str, ...], Any] = {}
-    for line in overrides:
-        path = tuple(line.lstrip("+~").partition("=")[0].split("."))
+    for key in keys:
+        path = tuple(key.split("."))
         is_off = path[0] == "loss_scale" and not found.settings.loss_scale.rule_class.scales
         if path[0] not in OF_ONE_RUN and not is_off:
             changed[path] = _resolved(asdict(found.settings), path)

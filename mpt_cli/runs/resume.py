@@ -14,9 +14,8 @@ from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.redaction import REDACTED
 from mpt_cli.runs.directory import RunDirectory, default_parent, write_atomic
 from mpt_cli.runs.provenance import flatten, known_environment
-from mpt_cli.settings.limits import read_file
+from mpt_cli.settings.limits import load_mapping, read_file
 from mpt_cli.settings.overrides import format_override
-from mpt_cli.settings.recipes import load_mapping
 from mpt_cli.settings.relative_references import is_same_function
 from mpt_cli.settings.schema import MODEL_PARALLEL, PolicySettings, Settings
 from mpt_cli.settings.search_path import expanded

@@ -135,6 +135,17 @@ def load_yaml(path: Path) -> Any:
     return parse_yaml(_read_text(path), path)
 
 
+def load_mapping(path: Path) -> dict[str, Any]:
+    """The keys of a recipe or a group file as they are written. ConfigError where it holds none."""
+    content = load_yaml(path)
+    if not isinstance(content, dict):
+        raise ConfigError(Problem("conf", f"{path} must hold keys and values at its top level."))
+    if not content:
+        remedy = "`model: {name: mlp}` is the shortest recipe, with all else by default; mpt copy gives one to edit."
+        raise ConfigError(Problem("conf", f"{path} must hold keys, and it is empty or all comments.", None, remedy))
+    return {str(name): value for name, value in content.items()}
+
+
 def parse_yaml(text: str, source: str | Path) -> Any:
     """Return what YAML from `source` says, as OmegaConf reads it: a key given twice is an error, 1e-3 is a number.
 

@@ -1,6 +1,7 @@
 """From the overrides of a command line to checked settings, or to all of their problems at once; and back to YAML.
 
-Hydra composes group files, then the recipe, then the overrides; the plain tree is read key by key against the schema.
+Files are composed by Hydra's defaults lists, then come the words; the plain tree is read key by key against the schema,
+whose defaults stand below all of it.
 Interpolations (`${eval:'2 * ${trainer.batch_size}'}`, `${oc.env:NAME}`) have resolvers of ours.
 """
 
@@ -9,46 +10,38 @@ import math
 import operator
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields, is_dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import MISSING, asdict, fields, is_dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers.oc import env as environment_resolver
 
 from mpt_cli import redaction
-from mpt_cli.errors import ConfigError, Problem, first_line, missing_extra
+from mpt_cli.errors import ConfigError, Problem, SourcePlace, missing_extra
 from mpt_cli.settings.checks import check_combinations, read_expect
-from mpt_cli.settings.key import BadValue, Key, as_whole, format_type, read_key, read_value
+from mpt_cli.settings.key import BadValue, Key, as_whole, default_of, format_type, read_key, read_value
 from mpt_cli.settings.limits import places_of
 from mpt_cli.settings.overrides import (
     ParsedOverrides,
+    apply_override,
     escape_interpolation,
-    format_override,
-    keys_given,
     parse_overrides,
     recipes_named,
 )
 from mpt_cli.settings.recipes import (
+    FAULTS,
     GroupChoice,
+    Layer,
     Recipe,
-    applicable_bodies,
-    bodies_of_groups,
-    default_choices,
-    is_meant_instead,
-    load_mapping,
+    layers_of_choice,
+    merge_keys,
+    merge_layers,
     read_recipe,
-    readable_files_of,
-    variant_of,
+    told,
 )
 from mpt_cli.settings.schema import (
     BACKENDS,
@@ -64,11 +57,9 @@ from mpt_cli.settings.schema import (
     variant_class,
 )
 from mpt_cli.settings.search_path import (
-    conf_directory,
     find_recipe,
     group_files,
-    own_conf_directories,
-    own_group_file,
+    is_shipped,
     projects_of_recipes,
     recipe_paths,
     searching,
@@ -92,86 +83,65 @@ def _escape_texts(value: Any) -> Any:
     return "".join(piece if is_kept else escape_interpolation(piece) for piece, is_kept in redaction.split(value))
 
 
-_PRIMARY = "mpt_run"
-# RecursionError of files that start from one another
-_FAULTS = (HydraException, OmegaConfBaseException, ValueError, RecursionError)
-
-
 def compose_tree(
-    choices: dict[str, str], bodies: list[dict[str, Any]], overrides: list[str], problems: list[Problem]
-) -> dict[str, Any]:
-    """The composed plain tree. `bodies` are recipes without their defaults list, later ones win.
+    layers: Sequence[Layer], given: ParsedOverrides, problems: list[Problem], unsure: set[str]
+) -> tuple[DictConfig, list[Layer]]:
+    """The keys of these layers, over them the files that words choose, over these the words; and all layers.
 
-    A recipe or override that Hydra cannot merge becomes a problem, and the rest is composed without it.
+    Adds to `unsure` the sections whose file can't be taken, so that their keys mean nothing.
     """
-    try:
-        composed = _compose(choices, bodies, overrides)
-    except _FAULTS:
-        composed = _compose_one_by_one(choices, bodies, overrides, problems)
-    tree = {name: _resolved(composed, name, name, problems) for name in map(str, composed)}
-    # a file of the project may imply which it is, as `builder:` does, and ~loss_scale.mode takes back what was said
-    for group, choice in {**default_choices(), **choices}.items():
-        key = choosing_key(group)
-        if key is not None and isinstance(tree.get(group), dict):
-            tree[group].setdefault(key, variant_of(group, choice))
-    return tree
-
-
-def _compose(choices: dict[str, str], bodies: list[dict[str, Any]], overrides: list[str]) -> DictConfig:
-    store = ConfigStore.instance()
-    names = [f"mpt_recipe_{index}" for index in range(len(bodies))]
-    for name, body in zip(names, bodies, strict=True):
-        store.store(name=name, node=body)
-    for group, choice in choices.items():
-        if group in VARIANTS and choice not in group_files(group):  # another package's, without a file of its own
-            store.store(group=group, name=choice, node={choosing_key(group): choice})
-    chosen = [{f"override /{group}": choice} for group, choice in choices.items()]
-    store.store(name=_PRIMARY, node={"defaults": ["config", *names, "_self_", *chosen]})
-    folders = ",".join(format_override("", f"file://{path.resolve()}")[1:] for path in own_conf_directories())
-    with _own_hydra():
+    taken = [*layers]
+    for choice in given.choices.values():
         try:
-            return compose(_PRIMARY, [*overrides, *([f"hydra.searchpath=[{folders}]"] if folders else [])])
-        except TypeError as error:  # of a name where a list has numbers
-            raise ValueError(str(error)) from error
-
-
-@contextmanager
-def _own_hydra() -> Iterator[None]:
-    """Hydra over our group files; a caller who has Hydra set up for himself (a notebook) finds it as it was."""
-    outer = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_dir(str(conf_directory()), version_base="1.3"):
-            yield
-    finally:
-        GlobalHydra.instance().hydra = outer
-
-
-def _compose_one_by_one(
-    choices: dict[str, str], bodies: list[dict[str, Any]], overrides: list[str], problems: list[Problem]
-) -> DictConfig:
-    """Compose with one more file, recipe and override at a time; each that Hydra refuses is a problem and left out."""
-    taken, kept, sound = dict[str, str](), list[dict[str, Any]](), list[str]()
-
-    def is_sound(key: str, rule: str, *more: Any) -> bool:
+            if problem := choice.problem():
+                raise ConfigError(problem)
+            taken += layers_of_choice(choice)
+        except ConfigError as error:
+            problems += error.problems
+            unsure.add(choice.group)
+    tree = OmegaConf.create(merge_layers({}, taken, problems))
+    _name_variants(tree)
+    for override in given.overrides:
         try:
-            _compose(*more)
-            return True
-        except _FAULTS as error:
-            named = key or getattr(error, "full_key", None) or "conf"
-            problems.append(Problem(named, f"{rule}: {_first_line(error.__cause__ or error)}."))
-            return False
+            apply_override(tree, override)
+        except (*FAULTS, TypeError) as error:  # TypeError of a name where a list has numbers
+            problems.append(Problem(override.key_or_group, f"cannot be set: {told(error.__cause__ or error)}."))
+    _name_variants(tree)  # ~loss_scale.mode takes back what was said
+    for section in VARIANTS:
+        if problem := _variant_problem(section, chosen_variant(section, tree[section])):
+            problems.append(problem)
+            unsure.add(section)
+    return tree, taken
 
-    for group, name in choices.items():
-        if is_sound(group, f"{name} cannot be composed", {group: name}, [], []):
-            taken[group] = name
-    for body in bodies:
-        if is_sound("", "cannot be composed", taken, [*kept, body], []):
-            kept.append(body)
-    for text in overrides:
-        if is_sound(keys_given([text])[0], "cannot be set", taken, kept, [*sound, text]):
-            sound.append(text)
-    return _compose(taken, kept, sound)
+
+def _name_variants(tree: DictConfig) -> None:
+    for section in VARIANTS:
+        default = chosen_variant(section, getattr(Settings(), section))
+        tree.setdefault(section, {}).setdefault(choosing_key(section), default)
+
+
+def _variant_problem(section: str, name: str) -> Problem | None:
+    written = f"{section}.{choosing_key(section)}"
+    own = group_files(section).get(name)
+    if name in VARIANTS[section] or own is None:
+        return GroupChoice(section, name, written).problem()
+    rule = f"must be one of {', '.join(VARIANTS[section])}."
+    return Problem(written, rule, name, f"To choose {own}, put `- {section}: {name}` in the defaults: list.")
+
+
+def resolve_tree(tree: DictConfig, problems: list[Problem], unsure: Collection[str] = ()) -> dict[str, Any]:
+    """The plain tree with interpolations resolved, which may name keys that nobody gives."""
+    classes = {name: variant_class(name, chosen_variant(name, tree[name])) if name in VARIANTS else cls
+               for name, cls in sections().items() if name not in unsure}  # fmt: skip
+    below = {**_defaults(Settings), **{name: _defaults(cls) for name, cls in classes.items()}}
+    whole = OmegaConf.create(merge_keys(below, OmegaConf.to_container(tree)))
+    return {name: _resolved(whole, name, name, problems) for name in map(str, whole)}
+
+
+def _defaults(cls: type) -> dict[str, Any]:
+    given = {declared.name: default_of(declared) for declared in fields(cls)}
+    return {name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+            for name, value in given.items() if value is not MISSING}  # fmt: skip
 
 
 def _resolved(node: DictConfig | ListConfig, name: Any, path: str, problems: list[Problem]) -> Any:
@@ -180,20 +150,14 @@ def _resolved(node: DictConfig | ListConfig, name: Any, path: str, problems: lis
         return "???"
     try:
         value = node[name]
-    except _FAULTS as error:
-        problems.append(Problem(path, f"cannot be resolved: {_first_line(error)}."))
+    except FAULTS as error:
+        problems.append(Problem(path, f"cannot be resolved: {told(error)}."))
         return None
     if isinstance(value, DictConfig):
         return {key: _resolved(value, key, f"{path}.{key!s}", problems) for key in value}
     if isinstance(value, ListConfig):
         return [_resolved(value, index, path, problems) for index in range(len(value))]
     return value
-
-
-def _first_line(error: BaseException) -> str:
-    if isinstance(error, RecursionError):
-        return "it refers to itself, or starts from a file that starts from it"
-    return first_line(error).rstrip(".")
 
 
 def build_settings(tree: dict[str, Any], unsure: set[str], problems: list[Problem]) -> Settings:
@@ -288,11 +252,16 @@ def load_with_recipe(overrides: list[str]) -> tuple[Settings, Recipe]:
 
     Precedence: schema < group file < recipe < command line. And the recipe, with what no run reads of it.
     """
+    Path.cwd()  # FileNotFoundError where it is gone, before anything is looked for in it
     with searching((), projects_of_recipes(recipes_named(overrides))):
-        given = parse_overrides(overrides)
-        recipe, problems = _read_recipe(given)
-        with searching(recipe.searchpath, recipe.projects):
-            settings = _settings_of(recipe, given, problems)
+        given, problems, unsure = parse_overrides(overrides), list[Problem](), set[str]()
+        try:
+            if given.conf is None:
+                raise ConfigError(_no_recipe())
+            recipe = read_recipe(find_recipe(given.conf), given.own_groups)
+        except ConfigError as error:
+            recipe, unsure = Recipe(Path("custom"), problems=error.problems), set(VARIANTS)
+        settings = _settings_of(recipe, given, problems, unsure)
     if problems:
         raise ConfigError(problems)
     return replace(settings, expect=read_expect(settings.expect)), recipe
@@ -307,15 +276,15 @@ def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
         yield path, value
 
 
-def _settings_of(recipe: Recipe, given: ParsedOverrides, problems: list[Problem]) -> Settings:
+def _settings_of(recipe: Recipe, given: ParsedOverrides, problems: list[Problem], unsure: set[str]) -> Settings:
+    """`unsure` are sections of which is not known what the recipe chooses, so that it isn't known which keys fit."""
     problems += recipe.problems + given.problems
-    choices, unsure = _sound_choices(recipe, given, problems)
-    if recipe.unreadable:
-        unsure |= set(VARIANTS)  # whether a key fits depends on what the recipe would have chosen
-    bodies = [*bodies_of_groups(choices), *applicable_bodies(recipe, choices, given.choices)]
-    overrides = [*given.overrides, *_backend_override(recipe, given, problems)]
-    tree = compose_tree(choices, bodies, overrides, problems)
-    tree.setdefault("recipe", recipe.path.stem)
+    unsure |= recipe.unsure
+    composed, layers = compose_tree(recipe.layers, given, problems, unsure)
+    _choose_backend(composed, recipe, given, problems)
+    tree = resolve_tree(composed, problems, unsure)
+    if "recipe" not in composed:
+        tree["recipe"] = recipe.path.stem
     for path, text in _texts(tree):
         redaction.note_text(path.rpartition(".")[2], text)
         if redaction.REDACTED in text:
@@ -323,33 +292,24 @@ def _settings_of(recipe: Recipe, given: ParsedOverrides, problems: list[Problem]
             problems.append(Problem(path, "is not in the record, which holds no secrets.", None, remedy))
     settings = build_settings(tree, unsure, problems)
     problems += check_combinations(settings, {problem.key for problem in problems} | unsure)
-    problems[:] = _with_places(problems, recipe, choices, given)
+    problems[:] = _with_places(problems, layers, given)
     return settings
 
 
-def _backend_override(recipe: Recipe, given: ParsedOverrides, problems: list[Problem]) -> Iterator[str]:
+def _choose_backend(tree: DictConfig, recipe: Recipe, given: ParsedOverrides, problems: list[Problem]) -> None:
     """What the backend is where no word says it: `KERAS_BACKEND`, else the recipe's, else the one that is installed.
 
     The record of a run, which has every section, keeps its backend.
     """
-    asked, of_recipe, of_keras = given.choices.get("backend"), recipe.chosen().get("backend"), os.environ.get(VARIABLE)
-    is_record = of_recipe is not None and sections().keys() <= recipe.body.keys()
-    if (asked is not None and _backend_of(asked)) or (is_record and asked is None):
+    asked, of_keras = given.choices.get("backend"), os.environ.get(VARIABLE)
+    chosen, is_record = OmegaConf.select(tree, "backend.name"), sections().keys() <= recipe.body.keys()
+    if is_record if asked is None else asked.name != "auto":
         return
     if of_keras and of_keras not in BACKENDS:
         rule = f"{VARIABLE} must be one of {', '.join(BACKENDS)}, or not set."
         problems.append(Problem("backend.name", rule, of_keras, "backend=tensorflow or backend=jax has priority."))
-    elif of_keras or of_recipe is None or not _backend_of(of_recipe):
-        yield f"++backend.name={of_keras or installed_backend()}"
-
-
-def _backend_of(choice: GroupChoice) -> str | None:
-    """The backend that a file of the group names; None where it leaves that open, or is no good."""
-    own = own_group_file("backend", str(choice.name))
-    with suppress(ConfigError):
-        name = choice.name if own is None else load_mapping(own).get("name")
-        return None if name in ("auto", None) else str(name)
-    return None
+    elif of_keras or chosen in (None, "auto"):
+        OmegaConf.update(tree, "backend.name", of_keras or installed_backend(), force_add=True)
 
 
 VARIABLE = "KERAS_BACKEND"
@@ -365,20 +325,24 @@ def missing_backend(settings: Settings) -> str:
     return missing_extra(settings.backend.name, settings.backend.name, "It can't run here")
 
 
-def _with_places(
-    problems: list[Problem], recipe: Recipe, choices: dict[str, str], given: ParsedOverrides
-) -> list[Problem]:
+def _with_places(problems: list[Problem], layers: Sequence[Layer], given: ParsedOverrides) -> list[Problem]:
     """With the place of what is wrong, where it stands in a file and no word of the command line says it."""
-    places, files_of_group = cache(places_of), cache(readable_files_of)  # each file once, however many problems
-    given_keys, chosen = keys_given(given.overrides), {choice.written for choice in given.choices.values()}
+    places = cache(places_of)  # each file once, however many problems
+    given_keys = [override.key_or_group for override in given.overrides]
+    chosen = {choice.written for choice in given.choices.values()}
 
     def with_place(problem: Problem) -> Problem:
         path = re.sub(r"\[(\d+)\]", r".\1", problem.key).split(".")
         is_given = any(_is_within(path, text) or _is_within(text.split("."), problem.key) for text in given_keys)
         if problem.place or is_given or problem.key in chosen:
             return problem
-        found = (places(file).get(tuple(inside)) for file, inside in _files_with(path, recipe, choices, files_of_group))
+        found = (_place_in(layer, path) for layer in reversed(layers) if layer.path.is_file())
         return replace(problem, place=next(filter(None, found), None))
+
+    def _place_in(layer: Layer, path: list[str]) -> SourcePlace | None:
+        package = [name for name in layer.package.split(".") if name]
+        inside = path[len(package) :] if path[: len(package)] == package else []
+        return None if is_shipped(layer.path) and layer.group else places(layer.path).get(tuple(inside))
 
     return [with_place(problem) for problem in problems]
 
@@ -388,56 +352,10 @@ def _is_within(path: Sequence[str], key: str) -> bool:
     return [*path[: len(names)]] == names
 
 
-def _files_with(
-    path: list[str],
-    recipe: Recipe,
-    choices: dict[str, str],
-    files_of_group: Callable[[str, str], list[tuple[Path, Any]]],
-) -> Iterator[tuple[Path, list[str]]]:
-    """The files that may give a key, the last one composed first, each with the key's path inside of it."""
-    for each in reversed(recipe.chain()):
-        package = [name for name in each.package.split(".") if name]
-        if not recipe.unreadable and path[: len(package)] == package:
-            yield each.path, path[len(package) :]
-    if path[0] in choices:
-        for file, _ in reversed(files_of_group(path[0], choices[path[0]])):
-            yield file, path[1:]
-
-
-def _read_recipe(given: ParsedOverrides) -> tuple[Recipe, list[Problem]]:
-    """The recipe, or an empty one with the reason, so that the other overrides are checked all the same."""
-    try:
-        if given.conf is None:
-            raise ConfigError(_no_recipe())
-        return _read_with_bases(find_recipe(given.conf), given.own_groups), []
-    except ConfigError as error:
-        return Recipe(Path("custom"), unreadable=True), error.problems
-
-
 def _no_recipe() -> Problem:
     names = ", ".join(recipe_paths()) or "none is installed"
     rule = "must be given: conf=RECIPE or conf=path/to/own.yaml."
     return Problem("conf", rule, None, f"Recipes: {names}.")
-
-
-def _read_with_bases(path: Path, own_groups: dict[str, str]) -> Recipe:
-    """What a recipe starts from gives it everything but its name."""
-    recipe = read_recipe(path, chosen=own_groups)
-    for base in recipe.chain():
-        if base is not recipe:
-            base.body.pop("recipe", None)
-            recipe.problems += base.problems
-    return recipe
-
-
-def _sound_choices(recipe: Recipe, given: ParsedOverrides, problems: list[Problem]) -> tuple[dict[str, str], set[str]]:
-    """The file to take from each group, and the groups whose choice is no good; the command line wins."""
-    chosen = {**recipe.chosen(), **given.choices}
-    by_default = [GroupChoice(group, name, group) for group, name in default_choices().items()]
-    considered = {**{each.group: each for each in by_default if is_meant_instead(each)}, **chosen}
-    faults = {group: fault for group, choice in considered.items() if (fault := choice.problem())}
-    problems.extend(faults.values())
-    return {group: choice.name for group, choice in chosen.items() if group not in faults}, set(faults)
 
 
 # computed in floats, so that no power takes for ever

@@ -12,6 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString, Sweep
 from hydra.errors import HydraException
 from hydra.grammar.gen.OverrideLexer import OverrideLexer
+from omegaconf import DictConfig, OmegaConf
 
 from mpt_cli.errors import Problem, first_line
 from mpt_cli.settings.key import Key
@@ -113,21 +114,20 @@ def _has_sweep(value: Any) -> bool:
     return isinstance(value, Sweep | Glob)
 
 
-_PATH = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
 _KEY_AND_TEXT = re.compile(r"(\+{0,2}[A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 _GRAMMAR_SIGNS = set(",()[]{}'\"$\\")
 
 
 @dataclass
 class ParsedOverrides:
-    """A command line, sorted. `overrides` are in the order given, ready for Hydra; `own_groups` are choices of groups
-    that the project alone has.
+    """A command line, sorted. `overrides` of keys are in the order given; `own_groups` are choices of groups that the
+    project alone has.
     """
 
     conf: str | None = None
     own_groups: dict[str, str] = field(default_factory=dict)
     choices: dict[str, GroupChoice] = field(default_factory=dict)
-    overrides: list[str] = field(default_factory=list)
+    overrides: list[Override] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -244,18 +244,31 @@ def _take_override(override: Override, result: ParsedOverrides) -> None:
     elif problem := unknown_key_problem(key, override.value(), result.problems):
         result.problems.append(problem)
     else:
-        emptied = [path for path in emptied_paths(key, override.value()) if _PATH.fullmatch(path)]
-        # merging would leave what the recipe has in them: they are made where it has none, taken away, and set
-        result.overrides += [change for path in emptied for change in (f"++{path}={{}}", f"~{path}")]
-        # ++ so that Hydra also takes keys that the group files leave out; the strict load knows which exist
-        result.overrides.append("++" + line.lstrip("+"))
+        result.overrides.append(override)
 
 
 def _take_choice(choice: GroupChoice, result: ParsedOverrides) -> None:
     if is_own_optimizer(choice.written, choice.name):
-        result.overrides.append("++" + format_override("optimizer.object", str(choice.name)))
+        result.overrides.append(parse_override(format_override("optimizer.object", str(choice.name))))
     else:
         add_choice(choice, result.choices, result.problems)
+
+
+def apply_override(tree: DictConfig, override: Override) -> None:
+    """Set or take away one key, as Hydra does; but a mapping that is given as {} is empty. ValueError or an error of
+    OmegaConf's where that can't be.
+    """
+    key, value = override.key_or_group, override.value()
+    if not override.is_delete():
+        for path in emptied_paths(key, value):
+            OmegaConf.update(tree, path, {}, merge=False, force_add=True)
+        OmegaConf.update(tree, key, value, merge=True, force_add=True)
+        return
+    holder, _, name = key.rpartition(".")
+    section = OmegaConf.select(tree, holder) if holder else tree
+    if not isinstance(section, DictConfig) or name not in section or value not in (None, section[name]):
+        raise ValueError(f"Could not delete from config. '{key}' does not exist")
+    del section[name]
 
 
 _HYDRA_WORDS = {  # what Hydra calls it, and the word that does it here
@@ -298,11 +311,11 @@ def _take_deletion(override: Override, result: ParsedOverrides) -> None:
     elif problem := unknown_key_problem(key, {}):
         result.problems.append(replace(problem, received=None))
     else:
-        result.overrides.append(line)
+        result.overrides.append(override)
 
 
 def _add_implied(result: ParsedOverrides) -> None:
-    given = keys_given([override for override in result.overrides if not override.startswith("~")])
+    given = [override.key_or_group for override in result.overrides if not override.is_delete()]
     for path, name in IMPLIED_CHOICES.items():
         if path in given:
             group = path.partition(".")[0]

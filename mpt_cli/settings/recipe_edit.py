@@ -59,7 +59,8 @@ class RecipeText:
         self._edit(lambda tree, written: _set(tree, path, written(value)))
 
     def choose(self, group: str, name: str) -> None:
-        """Write `- group: name` in the `defaults` list, or `group.name` (`loss_scale.mode`) where that is written out.
+        """Write `- group: name` in the `defaults` list, `override` where it names recipes, or `group.name`
+        (`loss_scale.mode`) where that is written out.
 
         >>> recipe = RecipeText("defaults:\\n  - policy: float32\\n  - model: mlp\\n")
         >>> recipe.choose("policy", "float16")
@@ -194,7 +195,10 @@ def _choose(tree: Any, group: str, name: Any) -> None:
             if written.removeprefix("override ").strip().removeprefix("/") == group:
                 entry[written] = name
                 return
-    tree["defaults"].insert(0, type(tree)({group: name}))
+    if any(isinstance(entry, str) and entry != "_self_" for entry in tree["defaults"]):  # a recipe that may choose too
+        tree["defaults"].append(type(tree)({f"override {group}": name}))
+    else:
+        tree["defaults"].insert(0, type(tree)({group: name}))
 
 
 def _remove(tree: Any, path: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import ConfigError
+from mpt_cli.settings.limits import load_mapping
 from mpt_cli.settings.references import form_problem
 from mpt_cli.settings.search_path import (
     PROJECT_FOLDERS,
@@ -115,3 +116,24 @@ def file_beside(folder: Path, name: str) -> Path | None:
         beside = [folder / f"{name.removeprefix('/')}{suffix}" for suffix in ("", *SUFFIXES)]
         return next((path for path in beside if path.is_file()), None)
     return None
+
+
+_FROM_ANYWHERE = ("/", "~", "${", "pkg://")
+
+
+def names_left_behind(source: Path, target: Path) -> list[str]:
+    """Return what the recipe at `source` names relative to itself and a copy at `target` would not find: functions,
+    recipes and folders.
+    """
+    content, there, found = load_mapping(source), module_folders(target), dict[str, Path]()
+    locate(content, source, found)
+    names = [name for name, file in found.items() if find_file(name, there)[1] != file]
+    if source.resolve().parent == target.resolve().parent:
+        return names
+    defaults, hydra = content.get("defaults"), content.get("hydra")
+    entries = [entry for entry in defaults if isinstance(entry, str)] if isinstance(defaults, list) else []
+    beside = [entry for entry in entries if entry.removeprefix("optional ").startswith(".")
+              or (entry != "_self_" and file_beside(source.parent, entry) is not None)]  # fmt: skip
+    searched = hydra.get("searchpath") if isinstance(hydra, dict) else None
+    folders = [str(text) for text in searched or () if not str(text).removeprefix("file://").startswith(_FROM_ANYWHERE)]
+    return [*beside, *folders, *names]

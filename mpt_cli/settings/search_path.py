@@ -1,13 +1,12 @@
-"""Where recipes and group files are found: those that are shipped, those of the project one works in, and those of
-folders that are named.
+"""Where recipes and group files are found. Of two files with one name the first is taken, in this order: the project
+of the recipe, the folder one works in, `--config-dir` and `MPT_CONFIG_DIR`, a recipe's `hydra.searchpath`, what is
+shipped.
 
-The folder one works in is a project: `./conf/<group>/*.yaml` are group files, `./recipes/**/*.yaml` recipes. So is,
-wherever one works, that of a recipe: the folder with the `recipes/` or `conf/` that it lies in, else its own. A folder
-named by `--config-dir`, `MPT_CONFIG_DIR` or a recipe's `hydra.searchpath` is one too, and may hold the groups and
-recipes themselves, as a folder of Hydra's does.
+Each is a project: `conf/<group>/*.yaml` are group files, `recipes/**/*.yaml` recipes. That of a recipe is the folder
+with the `recipes/` or `conf/` that it lies in, else its own, if that has a `conf/`. A folder that is named may hold the
+groups and recipes themselves, as a folder of Hydra's does.
 """
 
-import filecmp
 import importlib.util
 import os
 import re
@@ -75,22 +74,27 @@ def _shipped(name: str) -> Path:
     return inside if inside.is_dir() else package.parent / name
 
 
-_OF_THE_RECIPE: ContextVar[tuple[Path, ...]] = ContextVar("searchpath", default=())
+_SEARCHPATH: ContextVar[tuple[Path, ...]] = ContextVar("searchpath", default=())
 _PROJECTS: ContextVar[tuple[Path, ...]] = ContextVar("projects", default=())
 PROJECT_FOLDERS = ("conf", "recipes")
 
 
 @contextmanager
-def searching(folders: Sequence[Path], projects: Sequence[Path] = ()) -> Iterator[None]:
-    """Within it these folders are searched too, after all others: those of a recipe's `hydra.searchpath`, and before
-    them the `projects` that it and those it starts from lie in.
-    """
-    token, own = _OF_THE_RECIPE.set((*_OF_THE_RECIPE.get(), *folders)), _PROJECTS.set((*_PROJECTS.get(), *projects))
+def searching(folders: Sequence[Path] = (), projects: Sequence[Path] = ()) -> Iterator[None]:
+    """Search these folders and projects of recipes too, to the end of the context, and what `search_in` adds in it."""
+    tokens = _SEARCHPATH.set(_SEARCHPATH.get()), _PROJECTS.set(_PROJECTS.get())
+    search_in(folders, projects)
     try:
         yield
     finally:
-        _OF_THE_RECIPE.reset(token)
-        _PROJECTS.reset(own)
+        _SEARCHPATH.reset(tokens[0])
+        _PROJECTS.reset(tokens[1])
+
+
+def search_in(folders: Sequence[Path], projects: Sequence[Path]) -> None:
+    """Search the folders of a recipe's `hydra.searchpath`, and the projects that it lies in."""
+    _SEARCHPATH.set((*_SEARCHPATH.get(), *folders))
+    _PROJECTS.set((*_PROJECTS.get(), *projects))
 
 
 def project_of(recipe: Path) -> list[Path]:
@@ -101,7 +105,8 @@ def project_of(recipe: Path) -> list[Path]:
         return []
     above = Path(os.path.realpath(recipe)).parents
     project = next((folder.parent for folder in above if folder.name in PROJECT_FOLDERS), above[0])
-    return [project] if (project / "conf").is_dir() else []
+    here = has_working_directory() and project == Path.cwd()
+    return [Path() if here else project] if (project / "conf").is_dir() else []
 
 
 def projects_of_recipes(recipes: Sequence[str]) -> list[Path]:
@@ -146,29 +151,26 @@ def _environment_folders() -> list[Path]:
     return [find_folder(text, CONFIG_DIR, Path.cwd()) for text in given if text]
 
 
-def _conf_of(folders: Sequence[Path]) -> list[Path]:
-    """Where the groups of folders may lie: in each itself, and in its conf."""
-    return [place for folder in folders for place in (folder, folder / "conf")]
+def _named_folders() -> list[Path]:
+    return [*_environment_folders(), *_SEARCHPATH.get()]
 
 
 def own_conf_directories() -> list[Path]:
-    """The folders with groups that are searched besides the shipped one, the first first."""
-    projects = [folder / "conf" for folder in _PROJECTS.get()]
-    found = [*_conf_of(_environment_folders()), Path("conf"), *projects, *_conf_of(_OF_THE_RECIPE.get())]
-    return _distinct(found, conf_directory())
+    """The folders with groups that are searched before the shipped one, the first first."""
+    named = [place for folder in _named_folders() for place in (folder, folder / "conf")]
+    return _distinct([*(folder / "conf" for folder in _PROJECTS.get()), Path("conf"), *named], conf_directory())
 
 
 def _own_recipe_files() -> Iterator[tuple[str, Path]]:
-    """Every recipe of the folders besides the shipped one, by its name there."""
-    named = [*_environment_folders(), *_OF_THE_RECIPE.get()]
-    for folder in named:
-        yield from ((path.stem, path) for path in _files(folder.glob("*.yaml")) if path.stem != "config")
-    projects = [folder / "recipes" for folder in _PROJECTS.get()]
-    for root in _distinct([*(folder / "recipes" for folder in named), Path("recipes"), *projects], recipes_directory()):
+    """Every recipe of the folders before the shipped one, by its name there."""
+    folders = [*_PROJECTS.get(), Path(), *_named_folders()]
+    for root in _distinct([folder / "recipes" for folder in folders], recipes_directory()):
         for path in _files(root.rglob("*.yaml")):
             inside = path.relative_to(root)
             if not any(part.startswith(".") for part in inside.parts):
                 yield inside.with_suffix("").as_posix(), path
+    for folder in _named_folders():
+        yield from ((path.stem, path) for path in _files(folder.glob("*.yaml")) if path.stem != "config")
 
 
 def _files(paths: Iterable[Path]) -> list[Path]:
@@ -192,25 +194,11 @@ def has_working_directory() -> bool:
 
 
 def recipe_paths() -> dict[str, Path]:
-    """Every recipe by name; one in a sub-folder is called folder/name. One of the project's that has the name of
-    another with other content is called by its path.
-    """
+    """Every recipe by name; one in a sub-folder is called folder/name."""
     root = recipes_directory()
-    found = {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
-    for name, path in _own_recipe_files():
-        if name not in found:
-            found[name] = path
-        elif not _are_equal(found[name], path):
-            found[explicit_path(path)] = path
-    return found
-
-
-def _are_equal(first: Path, second: Path) -> bool:
-    """Whether both say the same. What can't be read (a pipe, a device, a link to nowhere) is like no other."""
-    try:
-        return filecmp.cmp(first, second, shallow=False)
-    except OSError:
-        return False
+    shipped = {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
+    found = dict(reversed([*_own_recipe_files()]))
+    return {**shipped, **found}
 
 
 def is_shipped(path: Path) -> bool:
@@ -225,10 +213,8 @@ def group_names() -> list[str]:
 
 
 def group_files(group: str) -> dict[str, Path]:
-    """The files of a group by name, ours and the project's; of two with one name ours, of two of the project's the
-    first. A group that is no section of the schema may be the project's alone.
-    """
-    roots = [conf_directory(), *own_conf_directories()]
+    """The files of a group by name. A group that is no section of the schema may be the project's alone."""
+    roots = [*own_conf_directories(), conf_directory()]
     found = [path for root in roots for path in _files((root / group).glob("*.yaml"))]
     return {path.stem: path for path in reversed(found)}
 
@@ -239,59 +225,22 @@ def group_choices(group: str) -> list[str]:
     return sorted({*group_files(group), *added})
 
 
-def own_group_file(group: str, name: str) -> Path | None:
-    """The project's file for this choice; None where it is one of ours."""
-    path = group_files(group).get(name)
-    return None if path is None or is_shipped(path) else path
-
-
-def name_clash(group: str, name: str) -> str:
-    """What to do where a file of the project has the name of something else, in a sentence; empty where none has."""
-    added = plugins.installed(plugins.GROUPS[group]) if group in plugins.GROUPS else {}
-    shipped = group_files(group).get(name)
-    for root in own_conf_directories():
-        own = root / group / f"{name}.yaml"
-        if own.is_file() and name in added:
-            return f"{own} and {added[name].package} both have this name. Rename the file."
-        if own.is_file() and shipped is not None and is_shipped(shipped) and not _are_equal(own, shipped):
-            return f"{own} has the name of a shipped file. Rename it."
-    return _clash_of_projects(Path(group, f"{name}.yaml"))
-
-
-def _clash_of_projects(inside: Path) -> str:
-    """What to do where the folder one works in and the project of the recipe have another file of this name."""
-    roots = _distinct([Path("conf"), *(folder / "conf" for folder in _PROJECTS.get())], conf_directory())
-    files = [root / inside for root in roots if (root / inside).is_file()]
-    other = next((file for file in files if not _are_equal(files[0], file)), None)
-    return f"{files[0]} and {other} both have this name and differ. Rename one of them." if other else ""
-
-
 def is_own_group(name: str) -> bool:
     """Whether the project has a group of this name that is no section of the schema."""
     return name not in group_names() and name.isidentifier() and bool(group_files(name))
 
 
 def find_recipe(name_or_path: str) -> Path:
-    """The file that `conf=name_or_path` names: a recipe's name or the path of a YAML file.
-
-    ConfigError when there is no such file, and where a recipe of the project has the name of a shipped one and says
-    something else: no file that lies about changes what a shipped name does.
+    """The file that `conf=name_or_path` names: a recipe's name or the path of a YAML file. ConfigError where there is
+    none.
     """
     known = recipe_paths()
     if name_or_path in known:
-        _check_clash(name_or_path, known[name_or_path])
         return known[name_or_path]
     path = expanded(name_or_path)
     if _is_path(name_or_path) and path.is_file():
         return path
     raise ConfigError(Problem("conf", *_why_not(name_or_path, path)))
-
-
-def _check_clash(name: str, shipped: Path) -> None:
-    for other, path in _own_recipe_files():
-        if other == name and is_shipped(shipped) and not _are_equal(path, shipped):
-            rule = f"{path} has the name of a shipped recipe and says something else."
-            raise ConfigError(Problem("conf", rule, name, f"Write {shlex.quote(conf_override(path))}, or rename it."))
 
 
 def _is_path(name_or_path: str) -> bool:

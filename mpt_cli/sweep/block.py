@@ -90,7 +90,7 @@ def read_block(words: Sequence[str]) -> Block:
     confs = [point.values["conf"] for word in words if word.startswith("conf=")
              for axis in read_grid([word]).axes for point in axis]  # fmt: skip
     given = [(conf, read_recipe(find_recipe(conf))) for conf in confs]
-    blocks = [(conf, recipe) for conf, recipe in given if recipe.sweep_block() is not None]
+    blocks = [(conf, recipe) for conf, recipe in given if recipe.sweep is not None]
     if not blocks:
         return Block()
     (conf, recipe), *_ = blocks
@@ -102,7 +102,7 @@ def read_block(words: Sequence[str]) -> Block:
 
 def block_of(recipe: Recipe) -> Block:
     """That of one recipe. ConfigError with all that is wrong with it."""
-    content, block = recipe.sweep_block(), Block()
+    content, block = recipe.sweep, Block()
     if content is None:
         return block
     with searching(recipe.searchpath, recipe.projects):

@@ -17,9 +17,9 @@ from mpt_cli.runs.directory import write_atomic
 from mpt_cli.settings.checks import object_keys
 from mpt_cli.settings.json_schema import MODELINE, SCHEMA_FILE, json_schema, key_fields
 from mpt_cli.settings.key import REQUIRED, Key, class_keys, format_range
-from mpt_cli.settings.limits import MOST_BYTES, open_file, read_file
-from mpt_cli.settings.recipes import names_left_behind, read_recipe
+from mpt_cli.settings.limits import MOST_BYTES, load_mapping, open_file, read_file
 from mpt_cli.settings.references import imported_names
+from mpt_cli.settings.relative_references import names_left_behind
 from mpt_cli.settings.schema import (
     VARIANTS,
     LoggerSettings,
@@ -81,7 +81,7 @@ def _recipes() -> list[dict[str, str]]:
     entries = []
     for name, path in recipe_paths().items():
         try:
-            description = str(read_recipe(path).body.get("description", ""))
+            description = str(load_mapping(path).get("description", ""))
         except ConfigError as error:
             description = f"(unreadable: {error})"
         entries.append({"name": name, "description": description, "command": f"mpt train conf={name}"})

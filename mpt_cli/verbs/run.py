@@ -107,19 +107,19 @@ def _target_name(rest: list[str]) -> str:
 def _settings(overrides: list[str]) -> Settings:
     """The settings for these words; ConfigError for keys that are the script's own affair."""
     from mpt_cli.settings.checks import check_combinations
-    from mpt_cli.settings.load import build_settings, compose_tree
+    from mpt_cli.settings.load import build_settings, compose_tree, resolve_tree
     from mpt_cli.settings.overrides import parse_overrides
+    from mpt_cli.settings.recipes import GroupChoice
 
     given = parse_overrides(overrides)
     problems = list(given.problems)
     told = {problem.key for problem in problems}
     problems += [p for word in overrides if (p := _foreign(word)) is not None and p.key not in told]
-    choices = {group: str(choice.name) for group, choice in given.choices.items()}
-    problems += [fault for choice in given.choices.values() if (fault := choice.problem()) is not None]
+    given.choices.setdefault("policy", GroupChoice("policy", "mixed_float16", "policy"))
+    tree, _ = compose_tree([], given, problems, set())
     if problems:
         raise ConfigError(problems)
-    tree = compose_tree({"policy": "mixed_float16", **choices}, [], given.overrides, problems)
-    settings = build_settings(tree, set(), problems)
+    settings = build_settings(resolve_tree(tree, problems), set(), problems)
     if settings.policy.is_auto:
         problems.append(Problem("policy.name", "is chosen for the layers of a model that is built, and a script builds "
                                 "its own under one policy.", settings.policy.name, "Use mixed_float16, or "

@@ -84,11 +84,6 @@ class Reached(BaseException):
     """What a case may go up to: a framework, or another process."""
 
 
-@pytest.fixture(autouse=True)
-def hydra_composes_once() -> None:
-    """Here all is read anew, the environment too."""
-
-
 @pytest.fixture(scope="module")
 def shelf(run: Path) -> Path:
     """A folder with the run, and a sweep and a comparison of two such runs."""

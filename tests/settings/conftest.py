@@ -57,8 +57,3 @@ def problems() -> Callable[..., list[Problem]]:
 @pytest.fixture
 def messages(problems: Callable[..., list[Problem]]) -> Callable[..., list[str]]:
     return lambda *words: [str(problem) for problem in problems(*words)]
-
-
-@pytest.fixture(autouse=True)
-def hydra_composes_once() -> None:
-    """In this room everything is composed anew."""
