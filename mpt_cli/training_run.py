@@ -83,16 +83,18 @@ class Reporters:
     sinks: Sequence[Sink] = ()
 
 
-def train(settings: Settings, command_line: Sequence[str] = (), reporters: Reporters = Reporters()) -> Summary:
+def train(
+    settings: Settings, command_line: Sequence[str] = (), reporters: Reporters = Reporters(), notes: Sequence[str] = ()
+) -> Summary:
     """The run that `settings` say in full, from start to end; `command_line` is for the record, and says whether
-    the recipe's expectations are about this run. See `train_program`."""
+    the recipe's expectations are about this run; `notes` stand above its header. See `train_program`."""
     own = replace(settings, expect=own_expectations(settings.expect, keys_given(command_line)))
-    return train_program(Program(own), command_line, reporters)
+    return train_program(Program(own), command_line, reporters, notes)
 
 
 def train_program(
-    program: Program, command_line: Sequence[str] = (), reporters: Reporters = Reporters()
-) -> Summary:  # fmt: skip
+    program: Program, command_line: Sequence[str] = (), reporters: Reporters = Reporters(), notes: Sequence[str] = ()
+) -> Summary:
     """One run of any program; every run happens here.
 
     Raises MptError for what keeps a run from starting, which then leaves nothing behind. A run that started ends with
@@ -106,11 +108,13 @@ def train_program(
             if (done := finished_summary(earlier, settings)) is not None:
                 print(f"{earlier.path} is finished: nothing is left to train", file=reporters.stream or sys.stdout)
                 return done
-            return _train_from(_continue(earlier, program), command_line, reporters)
-    settings = with_drawn_seed(settings)
-    notes = ["resume=auto: there is no unfinished run to go on with, so this is a new one"] if settings.resume else []
+            start = _continue(earlier, program)
+            start.notes[:0] = notes
+            return _train_from(start, command_line, reporters)
+    settings, first = with_drawn_seed(settings), [*notes]
+    first += ["resume=auto: there is no unfinished run to go on with, so this is a new one"] if settings.resume else []
     with RunDirectory.begin(settings.run_dir, settings.recipe) as run:
-        return _train_from(Start(program.with_settings(settings), run, notes=notes), command_line, reporters)
+        return _train_from(Start(program.with_settings(settings), run, notes=first), command_line, reporters)
 
 
 def with_drawn_seed(settings: Settings) -> Settings:

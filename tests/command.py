@@ -23,6 +23,7 @@ from mpt_cli.engine.backend import ONEDNN
 from mpt_cli.machine import cpu_features
 
 # What runs in this very process set later is not what a user has; float16 is computed as `mpt` does it.
+os.environ["MPT_DEFAULTS"] = ""  # of whoever runs the tests
 ENVIRONMENT = {**({ONEDNN: "0"} if "avx512_fp16" in cpu_features() else {}), **os.environ}
 _TEMPORARY = tempfile.gettempdir()
 _VARIABLES_READ_ONCE = re.compile(r"(KERAS|TF|JAX|XLA|PYTHON|OMP|CUDA)_\w*|PYTHON\w+|HOME|XDG_CACHE_HOME|LC_ALL")

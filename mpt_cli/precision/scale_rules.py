@@ -72,7 +72,14 @@ class ScaleRule(ABC):
     initial_scale: float = scale_number(2.0**15, "first (fixed: only) scale")
 
     def __post_init__(self) -> None:
-        check_bounds(self.lowest, self.initial_scale, self.highest)
+        bounds = {"min_scale": self.lowest, "initial_scale": self.initial_scale, "max_scale": self.highest}
+        for name, value in bounds.items():
+            check_scale(name, value)
+        if any(True for _ in ScaleRule.check(self)):
+            raise ValueError(
+                "`initial_scale` must lie between `min_scale` and `max_scale`. Received: "
+                f"{', '.join(f'{name}={value}' for name, value in bounds.items())}."
+            )
 
     def initial(self) -> RuleState:
         """NumPy scalars by name; `scale` (float32) and `counter` (int32) are always among them."""
@@ -210,17 +217,6 @@ def check_count(name: str, value: object) -> int:
     if not size < 2**31:
         raise ValueError(f"`{name}` must be below 2**31, as steps are counted in int32. Received: {name}={value}.")
     return int(size)
-
-
-def check_bounds(min_scale: float, initial_scale: float, max_scale: float) -> None:
-    """ValueError unless all three are scales and `min_scale <= initial_scale <= max_scale`."""
-    for name, value in (("min_scale", min_scale), ("initial_scale", initial_scale), ("max_scale", max_scale)):
-        check_scale(name, value)
-    if not min_scale <= initial_scale <= max_scale:
-        raise ValueError(
-            "`initial_scale` must lie between `min_scale` and `max_scale`. Received: "
-            f"min_scale={min_scale}, initial_scale={initial_scale}, max_scale={max_scale}."
-        )
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,7 @@ from mpt_cli.settings.search_path import (
     projects_of_recipes,
     recipe_paths,
     searching,
+    user_defaults,
 )
 from mpt_cli.settings.variants import LossScaleSettings
 
@@ -250,7 +251,8 @@ def load_settings(overrides: list[str]) -> Settings:
 def load_with_recipe(overrides: list[str]) -> tuple[Settings, Recipe]:
     """The settings for `conf=NAME_OR_PATH key=value …`; ConfigError with every problem when there is one.
 
-    Precedence: schema < group file < recipe < command line. And the recipe, with what no run reads of it.
+    Precedence: schema < the user's own defaults < recipe < files and keys of the command line. And the recipe, with
+    what no run reads of it.
     """
     Path.cwd()  # FileNotFoundError where it is gone, before anything is looked for in it
     with searching((), projects_of_recipes(recipes_named(overrides))):
@@ -259,33 +261,60 @@ def load_with_recipe(overrides: list[str]) -> tuple[Settings, Recipe]:
             if given.conf is None:
                 raise ConfigError(_no_recipe())
             recipe = read_recipe(find_recipe(given.conf), given.own_groups)
+            below = _defaults_of_user(recipe)
         except ConfigError as error:
-            recipe, unsure = Recipe(Path("custom"), problems=error.problems), set(VARIANTS)
-        settings = _settings_of(recipe, given, problems, unsure)
+            recipe, below, unsure = Recipe(Path("custom"), problems=error.problems), Recipe(Path("none")), set(VARIANTS)
+        settings = _settings_of(recipe, below, given, problems, unsure)
     if problems:
         raise ConfigError(problems)
     return replace(settings, expect=read_expect(settings.expect)), recipe
 
 
-def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Each text in a tree of settings, with its path."""
+def _defaults_of_user(recipe: Recipe) -> Recipe:
+    """What stands below the recipe; nothing below the record of a run, which says all."""
+    path = user_defaults()
+    if path is None or recipe.is_record:
+        return Recipe(Path("none"))
+    found = read_recipe(path)
+    found.body.pop("recipe", None)
+    return found
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Each value in a tree of settings that holds no others, with its path."""
     if isinstance(value, dict | list):
         for name, part in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _texts(part, f"{path}.{name}".lstrip("."))
-    elif isinstance(value, str):
+            yield from _leaves(part, f"{path}.{name}".lstrip("."))
+    else:
         yield path, value
 
 
-def _settings_of(recipe: Recipe, given: ParsedOverrides, problems: list[Problem], unsure: set[str]) -> Settings:
+def _notes(composed: DictConfig, below: Recipe, above: Sequence[Layer], given: ParsedOverrides) -> Iterator[str]:
+    """Which keys the user's own defaults decide, and which `vars` of the command line nothing takes."""
+    words = [override.key_or_group for override in given.overrides]
+    tree = dict(_leaves(OmegaConf.to_container(composed)))
+    said = {path for layer in above for path, _ in _leaves(layer.body)}.union(words)
+    acting = [path for path, value in _leaves(below.body) if tree.get(path) == value and path not in said]
+    if acting:
+        yield f"of {below.path}: {', '.join(acting)}"
+    for name in [word for word in words if word.startswith("vars.")]:
+        if not any(re.search(rf"\b{re.escape(name)}\b", str(value)) for path, value in tree.items() if path != name):
+            yield f"nothing takes {name}: a key of the recipe would as ${{{name}}}"
+
+
+def _settings_of(
+    recipe: Recipe, below: Recipe, given: ParsedOverrides, problems: list[Problem], unsure: set[str]
+) -> Settings:
     """`unsure` are sections of which is not known what the recipe chooses, so that it isn't known which keys fit."""
-    problems += recipe.problems + given.problems
-    unsure |= recipe.unsure
-    composed, layers = compose_tree(recipe.layers, given, problems, unsure)
+    problems += below.problems + recipe.problems + given.problems
+    unsure |= below.unsure | recipe.unsure
+    composed, layers = compose_tree([*below.layers, *recipe.layers], given, problems, unsure)
+    recipe.notes += _notes(composed, below, layers[len(below.layers) :], given)
     _choose_backend(composed, recipe, given, problems)
     tree = resolve_tree(composed, problems, unsure)
     if "recipe" not in composed:
         tree["recipe"] = recipe.path.stem
-    for path, text in _texts(tree):
+    for path, text in [(path, text) for path, text in _leaves(tree) if isinstance(text, str)]:
         redaction.note_text(path.rpartition(".")[2], text)
         if redaction.REDACTED in text:
             remedy = f"Give it again: {path}=…, or {path}='${{oc.env:VARIABLE}}', which is kept as that."
@@ -302,8 +331,8 @@ def _choose_backend(tree: DictConfig, recipe: Recipe, given: ParsedOverrides, pr
     The record of a run, which has every section, keeps its backend.
     """
     asked, of_keras = given.choices.get("backend"), os.environ.get(VARIABLE)
-    chosen, is_record = OmegaConf.select(tree, "backend.name"), sections().keys() <= recipe.body.keys()
-    if is_record if asked is None else asked.name != "auto":
+    chosen = OmegaConf.select(tree, "backend.name")
+    if recipe.is_record if asked is None else asked.name != "auto":
         return
     if of_keras and of_keras not in BACKENDS:
         rule = f"{VARIABLE} must be one of {', '.join(BACKENDS)}, or not set."

@@ -109,7 +109,7 @@ class Recipe:
 
     `searchpath` are the folders that it and its bases add, `projects` those that they lie in, `sweep` what `mpt sweep`
     is to vary, which no run reads: its own, else that of the last recipe it starts from that has one. `unsure` are
-    sections whose file is missing.
+    sections whose file is missing, `notes` what a user should know of how a run came to its settings.
     """
 
     path: Path
@@ -119,11 +119,17 @@ class Recipe:
     sweep: Any = None
     problems: list[Problem] = field(default_factory=list)
     unsure: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def body(self) -> dict[str, Any]:
         """The keys that it gives itself."""
         return next((layer.body for layer in self.layers if layer.path == self.path), {})
+
+    @property
+    def is_record(self) -> bool:
+        """Whether it is that of a run, which has every section."""
+        return sections().keys() <= self.body.keys()
 
 
 def read_recipe(path: Path, own_groups: dict[str, str] | None = None) -> Recipe:

@@ -20,6 +20,7 @@ from mpt_cli import plugins
 from mpt_cli.errors import ConfigError, Problem, did_you_mean
 
 CONFIG_DIR = "MPT_CONFIG_DIR"  # folders with colons between them
+DEFAULTS = "MPT_DEFAULTS"  # a file in place of `user_defaults`; empty: none
 SUFFIXES = (".yaml", ".yml")
 
 
@@ -113,6 +114,17 @@ def projects_of_recipes(recipes: Sequence[str]) -> list[Path]:
     """The projects of those recipes that are given by their path."""
     paths = [expanded(name_or_path) for name_or_path in recipes]
     return [project for path in paths if os.path.isfile(path) for project in project_of(path)]
+
+
+def user_defaults() -> Path | None:
+    """The file with a user's own defaults, below every recipe: mpt/defaults.yaml in `XDG_CONFIG_HOME` or ~/.config.
+
+    None where there is none.
+    """
+    folder = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    given = os.environ.get(DEFAULTS, f"{folder}/mpt/defaults.yaml")
+    is_there = DEFAULTS in os.environ or expanded(given).is_file()
+    return expanded(given) if given and is_there else None
 
 
 def add_config_directories(given: Sequence[str]) -> None:

@@ -240,8 +240,8 @@ def _copy(source: Path, target: Path) -> None:
         raise DataError(f"{source} cannot be copied: {error.filename or target}: {error.strerror}.") from None
 
 
-def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
-    """And the variables of the environment that they come from."""
+def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str], list[str]]:
+    """And the variables of the environment that they come from, and what else is to be said of that."""
     from mpt_cli.settings.load import load_with_recipe
     from mpt_cli.sweep.block import block_of
 
@@ -252,7 +252,7 @@ def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
             from mpt_cli.sweep.plan import check_objective_of_block  # takes a second
 
             check_objective_of_block(block, settings)
-        return settings, [*variables]
+        return settings, [*variables], recipe.notes
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -260,7 +260,7 @@ def _show(arguments: argparse.Namespace) -> int:
     from mpt_cli.settings import resolved_yaml
     from mpt_cli.settings.overrides import keys_given
 
-    settings, variables = _settings_of(arguments)
+    settings, variables, notes = _settings_of(arguments)
     settings = replace(settings, expect=own_expectations(settings.expect, keys_given(arguments.overrides)))
     imports = imported_functions(settings)
     if arguments.json:
@@ -269,6 +269,7 @@ def _show(arguments: argparse.Namespace) -> int:
         # a recipe that names functions is code: whoever gets one from elsewhere should see what it would run
         lines = [f"# {key}: this recipe imports {reference} and runs it\n" for key, reference in imports.items()]
         lines += [f"# this recipe reads {', '.join(variables)} of the environment\n"] if variables else []
+        lines += [f"# {note}\n" for note in notes]
         say("".join(lines) + resolved_yaml(settings).removesuffix("\n"))
     return OK
 
@@ -302,7 +303,7 @@ def run_check(arguments: argparse.Namespace) -> int:
         raise ConfigError(Problem("--build", "imports and runs what the recipe names: it can't be --untrusted."))
     from mpt_cli.settings.load import missing_backend
 
-    settings, variables = _settings_of(arguments)
+    settings, variables, told = _settings_of(arguments)
     check_repeatable(settings)
     problems, built = check_names(settings), None
     if arguments.build and not problems:
@@ -319,7 +320,7 @@ def run_check(arguments: argparse.Namespace) -> int:
                     "build": asdict(built) if built else None})  # fmt: skip
     else:
         reads = [f"reads {', '.join(variables)} of the environment"] if variables else []
-        notes = [missing] if missing else []
+        notes = [*told, *([missing] if missing else [])]
         say("\n".join([_ok_line(settings), *reads, *notes, *(_build_lines(built) if built else [])]))
     return OK
 

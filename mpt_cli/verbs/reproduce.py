@@ -23,12 +23,14 @@ from mpt_cli.reproduce.reproduction import (
     verify_resume,
 )
 from mpt_cli.settings.load import load_settings
+from mpt_cli.settings.search_path import DEFAULTS
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.training_run import Reporters, train, with_drawn_seed
 from mpt_cli.verbs import print_json, say, too_small, verb_parser
 
 
 def run_reproduce(arguments: argparse.Namespace) -> int:
+    os.environ[DEFAULTS] = ""  # what is held against what it was before depends on no file of the user's own
     if arguments.resume_check:
         return _check_resume(arguments)
     found = collect(_read_request(arguments))

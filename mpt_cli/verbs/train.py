@@ -33,7 +33,7 @@ def run_train(arguments: argparse.Namespace) -> int:
         if is_swept:
             line = f"{settings.recipe}: this is one run; what its sweep: block varies, `mpt sweep` runs"
             say(line, stream)
-        summary = training_run.train(settings, command, training_run.Reporters(stream))
+        summary = training_run.train(settings, command, training_run.Reporters(stream), recipe.notes)
     if arguments.json:
         print_json(summary_dict(summary))
     if arguments.quiet and summary.exit_code != OK:

@@ -149,10 +149,10 @@ def test_what_lists_watches_and_reports_reads_nothing_of_the_environment(tmp_pat
 def test_nothing_that_a_run_writes_or_prints_holds_a_secret(tmp_path):
     (tmp_path / "parts.py").write_text(PARTS)
     words = ["conf=digits_mlp", "model=builder", "model.builder=parts.py:net", "model.kwargs={api_key: sk-12345}",
-             "description=${oc.env:DB_PASSWORD}", "trainer.max_steps=3", "run_dir=r"]  # fmt: skip
+             "description=${oc.env:DB_PASSWORD}", "trainer.max_steps=3", "run_dir=r", "vars.q=32"]  # fmt: skip
     done = mpt("train", *words, cwd=tmp_path, env={**ENVIRONMENT, "DB_PASSWORD": "hunter2"})
     assert done.returncode == 0, done.stderr
-    assert "${oc.env:DB_PASSWORD}" in done.stdout
+    assert "${oc.env:DB_PASSWORD}" in done.stdout and "nothing takes vars.q" in done.stdout
     printed = done.stdout + done.stderr
     written = [path for path in (tmp_path / "r").rglob("*") if path.is_file()]
     held = [str(path) for path in written if any(text in path.read_bytes() for text in (b"hunter2", b"sk-12345"))]

@@ -1,0 +1,47 @@
+"""Defaults of the user's own, below every recipe, and what is said of how a run came to its settings."""
+
+from pathlib import Path
+
+import pytest
+
+from mpt_cli.cli import main
+from mpt_cli.settings import resolved_yaml
+from mpt_cli.settings.load import load_with_recipe
+from mpt_cli.settings.search_path import DEFAULTS
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(DEFAULTS)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (path := tmp_path / "config" / "mpt" / "defaults.yaml").parent.mkdir(parents=True)
+    path.write_text("trainer: {epochs: 2, keep_checkpoints: 5}\nlogger: {csv: false}\n")
+    return path
+
+
+def test_they_stand_below_the_recipe_and_what_they_decide_is_said(file, capsys) -> None:
+    settings, recipe = load_with_recipe(["conf=digits_mlp", "logger.csv=true"])
+    assert (settings.trainer.epochs, settings.trainer.keep_checkpoints, settings.logger.csv) == (15, 5, True)
+    assert recipe.notes == [f"of {file}: trainer.keep_checkpoints"]
+    assert main(["check", "conf=digits_mlp"]) == 0
+    assert f"\nof {file}: trainer.keep_checkpoints, logger.csv\n" in capsys.readouterr().out
+    Path("record.yaml").write_text(resolved_yaml(settings))
+    file.write_text("trainer: {keep_checkpoints: 7}\n")
+    again, recipe = load_with_recipe(["conf=./record.yaml"])
+    assert again == settings and recipe.notes == []  # the record of a run says all
+
+
+def test_what_is_wrong_with_them_is_said_and_reproduce_does_not_read_them(file, monkeypatch, capsys) -> None:
+    file.write_text("trainer: {epoks: 2}\n")
+    assert main(["check", "conf=digits_mlp"]) == 2
+    assert f"--> {file}:1:11" in capsys.readouterr().err
+    assert main(["reproduce", "digits_mlp", "--dry-run"]) == 0
+    monkeypatch.setenv(DEFAULTS, "")
+    assert main(["check", "conf=digits_mlp"]) == 0
+
+
+def test_vars_of_the_command_line_that_nothing_takes_are_said(write_recipe) -> None:
+    recipe = write_recipe("vars: {n: 1, m: 2}\ntrainer: {epochs: '${vars.n}'}\n")
+    notes = load_with_recipe([recipe, "vars.n=2", "vars.q=32", "vars.m=3", "seed=${vars.m}"])[1].notes
+    assert notes == ["nothing takes vars.q: a key of the recipe would as ${vars.q}"]
