@@ -32,13 +32,11 @@ def test_they_stand_below_the_recipe_and_what_they_decide_is_said(file, capsys) 
     assert again == settings and recipe.notes == []  # the record of a run says all
 
 
-def test_what_is_wrong_with_them_is_said_and_reproduce_does_not_read_them(file, monkeypatch, capsys) -> None:
+def test_what_is_wrong_with_them_is_said_and_reproduce_does_not_read_them(file, capsys) -> None:
     file.write_text("trainer: {epoks: 2}\n")
     assert main(["check", "conf=digits_mlp"]) == 2
     assert f"--> {file}:1:11" in capsys.readouterr().err
     assert main(["reproduce", "digits_mlp", "--dry-run"]) == 0
-    monkeypatch.setenv(DEFAULTS, "")
-    assert main(["check", "conf=digits_mlp"]) == 0
 
 
 def test_vars_of_the_command_line_that_nothing_takes_are_said(write_recipe) -> None:
