@@ -393,7 +393,7 @@ def remedy_for(path: str, value: Any) -> str:
         return remedy_for(listed, value).replace(f".{INDEX}.", f".{index}.")
     section, _, written = path.rpartition(".")
     leaf = OTHER_WORDS.get(written, written)
-    if leaf == HYDRAS:
+    if leaf == HYDRAS and section:
         return f"Write {section}.{_OBJECT_KEYS.get(section, 'object')}: {':'.join(str(value).rsplit('.', 1))}."
     if leaf != written and find_key(near := f"{section}.{leaf}".lstrip(".")):
         return f"Did you mean {near}?"
