@@ -264,7 +264,8 @@ def load_with_recipe(overrides: list[str]) -> tuple[Settings, Recipe]:
             below = _defaults_of_user(recipe)
         except ConfigError as error:
             recipe, below, unsure = Recipe(Path("custom"), problems=error.problems), Recipe(Path("none")), set(VARIANTS)
-        settings = _settings_of(recipe, below, given, problems, unsure)
+        with searching(recipe.searchpath, recipe.projects):
+            settings = _settings_of(recipe, below, given, problems, unsure)
     if problems:
         raise ConfigError(problems)
     return replace(settings, expect=read_expect(settings.expect)), recipe

@@ -37,6 +37,7 @@ from mpt_cli.settings.search_path import (
     is_shipped,
     project_of,
     search_in,
+    searching,
 )
 from mpt_cli.settings.variants import GIVEN, PYTHON, mode_settings
 
@@ -141,9 +142,10 @@ def read_recipe(path: Path, own_groups: dict[str, str] | None = None) -> Recipe:
     files = _Files(recipe)
     name = files.name_of(path)
     try:
-        with suppress(HydraException):  # of a group that is overridden and that nobody names; said below, if still so
-            files.compose(name)
-        recipe.layers = files.layers(*files.below_root(name, own_groups or {}))
+        with searching():
+            with suppress(HydraException):  # of a group that is overridden and that nobody names; else said below
+                files.compose(name)
+            recipe.layers = files.layers(*files.below_root(name, own_groups or {}))
     except FAULTS as error:
         raise ConfigError(files.problem_of(error, name)) from error
     recipe.problems += unsaid_variants(recipe.layers)
