@@ -77,25 +77,19 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def _entries(listed: str) -> list[Any]:
-    """`a, group: [b, c], _self_` as the entries of a defaults list."""
-    return OmegaConf.to_container(OmegaConf.create(f"[{listed}]"))
-
-
-def by_hydra(root: Path, defaults: list[Any], keys: str, words: list[str]) -> Any:
+def by_hydra(root: Path, listed: str, keys: str, words: list[str]) -> Any:
     """The recipe as the primary configuration of an application of Hydra's whose search path is ours."""
     search = [f"file://{folder}" for folder in (f"{root}/conf", root, conf_directory())]
-    content = {"hydra": {"searchpath": search}, "defaults": ["config", *defaults]}
     primary = root / "by_hydra" / "primary.yaml"
     primary.parent.mkdir(exist_ok=True)
-    primary.write_text(OmegaConf.to_yaml(OmegaConf.create(content)) + keys)
+    entries = ", ".join(filter(None, ["config", listed]))
+    primary.write_text(f"hydra: {{searchpath: {search}}}\ndefaults: [{entries}]\n{keys}")
     with initialize_config_dir(str(primary.parent), version_base="1.3"):
         return compose("primary", words)
 
 
-def by_mpt(root: Path, defaults: list[Any], keys: str, words: list[str]) -> Any:
-    text = OmegaConf.to_yaml(OmegaConf.create({"defaults": defaults})) if defaults else ""
-    (root / "recipe.yaml").write_text(text + keys)
+def by_mpt(root: Path, listed: str, keys: str, words: list[str]) -> Any:
+    (root / "recipe.yaml").write_text(f"defaults: [{listed}]\n{keys}")
     return load_settings(["conf=./recipe.yaml", *words])
 
 
@@ -105,7 +99,7 @@ def by_mpt(root: Path, defaults: list[Any], keys: str, words: list[str]) -> Any:
 def test_a_recipe_is_composed_as_hydra_composes_it(case, project, monkeypatch) -> None:
     monkeypatch.chdir(project)
     listed, keys, written = case
-    hydra, ours = (compose_it(project, _entries(listed), keys, written.split()) for compose_it in (by_hydra, by_mpt))
+    hydra, ours = (compose_it(project, listed, keys, written.split()) for compose_it in (by_hydra, by_mpt))
     found = OmegaConf.create(asdict(ours))
     for key in KEYS:
         expected = OmegaConf.select(hydra, key)
@@ -119,5 +113,5 @@ def test_a_file_of_the_project_that_the_command_line_chooses_wins_where_it_says_
     """Hydra lets the recipe win."""
     monkeypatch.chdir(project)
     recipe = "loss_scale: {mode: dynamic, growth_steps: 3, backoff_factor: 0.25}\n"
-    chosen = by_mpt(project, [], recipe, ["loss_scale=mine"]).loss_scale
+    chosen = by_mpt(project, "", recipe, ["loss_scale=mine"]).loss_scale
     assert (chosen.growth_steps, chosen.initial_scale, chosen.backoff_factor) == (7, 1024.0, 0.25)

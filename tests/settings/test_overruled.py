@@ -34,6 +34,11 @@ def test_a_file_that_is_about_some_keys_leaves_the_recipes_others(write_recipe) 
     assert settings.policy == PolicySettings("mixed_bfloat16", None, {"a": "float32"})
 
 
+def test_what_a_recipe_says_of_its_own_choice_goes_where_that_is_overridden(write_recipe) -> None:
+    settings = load_settings([write_recipe("defaults: [digits_resnet, override optimizer: adam]\n")])
+    assert (settings.optimizer.learning_rate, settings.optimizer.kwargs) == (0.1, {})
+
+
 def test_a_misspelt_key_of_an_overruled_section_is_still_an_error(write_recipe, messages) -> None:
     recipe = write_recipe("loss_scale: {mode: fixed, on_overflw: apply}\n")
     (message,) = messages(recipe, "loss_scale=dynamic")
