@@ -55,6 +55,7 @@ from mpt_cli.settings.schema import (
     sections,
     unknown_key_problem,
     variant_class,
+    variants_of,
 )
 from mpt_cli.settings.search_path import (
     find_recipe,
@@ -109,22 +110,26 @@ def compose_tree(
             problems.append(Problem(override.key_or_group, f"cannot be set: {told(error.__cause__ or error)}."))
     _name_variants(tree)  # ~loss_scale.mode takes back what was said
     for section in VARIANTS:
-        if problem := _variant_problem(section, chosen_variant(section, tree[section])):
-            problems.append(problem)
+        try:
+            found = [_variant_problem(section, chosen_variant(section, tree[section]))]
+        except FAULTS:  # of a reference, which is said where it is resolved
             unsure.add(section)
+            continue
+        problems += filter(None, found)
+        unsure |= {section} if any(found) else set()
     return tree, taken
 
 
 def _name_variants(tree: DictConfig) -> None:
     for section in VARIANTS:
-        default = chosen_variant(section, getattr(Settings(), section))
-        tree.setdefault(section, {}).setdefault(choosing_key(section), default)
+        key, given = choosing_key(section), tree.setdefault(section, {})
+        if key not in given.keys():  # noqa: SIM118 (a reference to nothing is not in it for OmegaConf)
+            given[key] = chosen_variant(section, getattr(Settings(), section))
 
 
 def _variant_problem(section: str, name: str) -> Problem | None:
-    written = f"{section}.{choosing_key(section)}"
-    own = group_files(section).get(name)
-    if name in VARIANTS[section] or own is None:
+    written, own = f"{section}.{choosing_key(section)}", group_files(section).get(name)
+    if own is None or name in VARIANTS[section] or name in variants_of(section):
         return GroupChoice(section, name, written).problem()
     rule = f"must be one of {', '.join(VARIANTS[section])}."
     return Problem(written, rule, name, f"To choose {own}, put `- {section}: {name}` in the defaults: list.")
@@ -333,7 +338,7 @@ def _choose_backend(tree: DictConfig, recipe: Recipe, given: ParsedOverrides, pr
     """
     asked, of_keras = given.choices.get("backend"), os.environ.get(VARIABLE)
     chosen = OmegaConf.select(tree, "backend.name")
-    if recipe.is_record if asked is None else asked.name != "auto":
+    if recipe.is_record if asked is None else asked.name != "auto" and chosen not in (None, "auto"):
         return
     if of_keras and of_keras not in BACKENDS:
         rule = f"{VARIABLE} must be one of {', '.join(BACKENDS)}, or not set."

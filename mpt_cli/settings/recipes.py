@@ -523,7 +523,7 @@ def _of_every_variant(section: str, chosen: str, part: dict[str, Any]) -> dict[s
     """
     kept = {declared.name for declared in fields(sections()[section])} - {"kwargs"}  # of the class before
     if section == "loss_scale":
-        with suppress(PluginError):  # said where it is chosen
+        with suppress(PluginError, IndexError):  # said where it is chosen
             kept = mode_settings(chosen).keys_kept()
     kept -= {str(choosing_key(section))}
     return {name: value for name, value in part.items() if name in kept or find_key(f"{section}.{name}") is None}
