@@ -530,12 +530,13 @@ def _of_every_variant(section: str, chosen: str, part: dict[str, Any]) -> dict[s
 
 
 def keys_left(group: str, name: str, part: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a recipe's section that it still decides where a word chooses this file of the group."""
-    stated = merge_layers({}, layers_of_choice(GroupChoice(group, name, group)), [])[group]
-    left = part
-    if (chosen := said_variant(group, stated) if group in VARIANTS else None) is not None:
-        left = _of_every_variant(group, chosen, part)
-    return _without_stated(left, stated)
+    """The keys of a recipe's section that still say the same where a word chooses this file of the group."""
+    layers, left = layers_of_choice(GroupChoice(group, name, group)), part
+    if group in VARIANTS:
+        stated = merge_layers({}, layers, [])[group]
+        left = _of_every_variant(group, str(said_variant(group, stated)), part)
+    chosen = merge_layers({group: left}, layers, [])[group]
+    return {key: value for key, value in left.items() if chosen.get(key) == value}
 
 
 def merge_keys(first: dict[str, Any], second: Any) -> dict[str, Any]:
@@ -543,14 +544,3 @@ def merge_keys(first: dict[str, Any], second: Any) -> dict[str, Any]:
     both = {name: merge_keys(first[name], value) for name, value in second.items()
             if value and isinstance(value, dict) and isinstance(first.get(name), dict)}  # fmt: skip
     return {**first, **second, **both}
-
-
-def _without_stated(part: dict[str, Any], stated: dict[str, Any]) -> dict[str, Any]:
-    """Without the keys that `stated` has; of a mapping that both have, without those inside; {} means to be empty."""
-    left = {}
-    for name, value in part.items():
-        if isinstance(value, dict) and isinstance(stated.get(name), dict) and stated[name]:
-            left[name] = _without_stated(value, stated[name])
-        elif name not in stated:
-            left[name] = value
-    return left
