@@ -8,6 +8,7 @@ do: Sequential, functional or subclassed, built by whomever.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 import keras
@@ -64,8 +65,13 @@ class Probes:
             if into is not None:
                 arguments, named = map_floats(lambda x: insert_probe(x, into), (arguments, named))
                 self._traces.rename(given, _float_tensors((arguments, named)))
-            outputs = call(*arguments, **named)
             is_trained = is_trained or bool(getattr(self.parts[index], "trainable_weights", ()))
+            before = _float_tensors((arguments, named))
+            if is_trained or all(_dtype(x) != "bfloat16" for x in before):
+                outputs = call(*arguments, **named)
+            else:  # training takes no gradient through it, and TensorFlow has none of a rotated image, say
+                outputs = call(*map_floats(ops.stop_gradient, arguments), **map_floats(ops.stop_gradient, named))
+                outputs = map_floats(lambda x: reduce(_keep_reachable, before, x), outputs)
             outputs = map_floats(lambda x: insert_probe(x, out_of), outputs)
             self._leave(index, _float_tensors(outputs), is_trained)
             return outputs
@@ -88,7 +94,7 @@ class Probes:
         if is_trained:
             self.trained.add(index)
         for x in outputs:
-            self.dtypes[index] = keras.backend.standardize_dtype(x.dtype)
+            self.dtypes[index] = _dtype(x)
         self._traces.note(index, outputs, is_trained)
 
 
@@ -127,6 +133,16 @@ class _TensorOrigins:
 def insert_probe(x: Tensor, sink: Tensor) -> tuple[Tensor, Callable[[Tensor], Any]]:
     """`x` unchanged; the gradient for `sink` counts the gradient of x and x itself."""
     return x, lambda upstream: (upstream, statistics_of_each([upstream, x]))
+
+
+@custom_gradient
+def _keep_reachable(x: Tensor, before: Tensor) -> tuple[Tensor, Callable[[Tensor], Any]]:
+    """`x` unchanged; the gradient for `before` is 0, so that the probes before it count."""
+    return x, lambda upstream: (upstream, ops.zeros_like(before))
+
+
+def _dtype(x: Tensor) -> str:
+    return str(keras.backend.standardize_dtype(x.dtype))
 
 
 def _float_tensors(structure: Any) -> list[Tensor]:

@@ -1,5 +1,7 @@
 """Nets that half precision robs of digits, and what is said of them; `mpt.fit` and scripts."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -95,6 +97,16 @@ def test_a_short_run_that_compiles_its_sample_has_one_too(tmp_path):
     run = fit(tmp_path, [layers.GRU(4), layers.Dense(1)], x, x[:, 0, :1], policy="mixed_float16")
     assert run.summary["steps_seen"] == 1 and run.verdict == "healthy", run.explanation
     assert run.summary["gradients"]["output_noise"] < 0.002
+
+
+def test_augmentation_that_has_no_gradient_in_bfloat16_is_sampled(tmp_path):
+    x = np.random.default_rng(0).normal(size=(64, 8, 8, 1)).astype("float32")
+    net = [layers.Rescaling(1e-3), layers.RandomRotation(0.1, fill_mode="nearest"), layers.Flatten(), layers.Dense(1)]
+    run = fit(tmp_path, net, x, x.mean((1, 2)))
+    assert run.verdict == "healthy" and run.summary["gradients"]["step"] == 1, run.explanation
+    rows = [json.loads(line) for line in (tmp_path / "mixed_bfloat16" / "layers.jsonl").read_text().splitlines()]
+    first = next(row for row in rows if "rescaling" in row["layer"])
+    assert (first["kind"], first["values"]) == ("activations", 64 * 64), "what stands before it is counted all the same"
 
 
 def test_without_samples_a_run_in_half_precision_is_not_checked(tmp_path):
