@@ -39,7 +39,7 @@ from mpt_cli.settings.recipes import keys_left
 from mpt_cli.settings.schema import choosing_key
 from mpt_cli.settings.search_path import conf_override, expanded, find_recipe
 from mpt_cli.telemetry.format import format_fraction, format_scale
-from mpt_cli.telemetry.records import DEAD, FLUSHED, OVERFLOWED, VANISHED
+from mpt_cli.telemetry.records import DEAD, FLUSHED, OVERFLOWED, VANISHED, LayerSample
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,6 +59,35 @@ def sentences(found: Diagnosis) -> list[tuple[str, str]]:
     rows += [("verified", _verified(trial)) for trial in found.trials]
     rows += [("edge", text) for text in _edge(found)]
     return [*rows, ("bfloat16", _bfloat16(found))]
+
+
+def lead(found: Diagnosis) -> list[tuple[str, str]]:
+    """Return three sentences, with labels: what is wrong, what to set, how sure that is."""
+    now = found.points[0]
+    share = format_fraction(_flushed(now.layers, found.loss_scale))
+    scale = "without loss scaling" if found.loss_scale == 1 else f"at loss scale {format_scale(found.loss_scale)}"
+    wrong = f"{scale} {share} of the gradients in float16 become zero at step {now.step}"
+    if fault := next((fault for fault in FAULTS if fault in found.faults.values()), None):
+        names = [layer for layer, its in found.faults.items() if its == fault]
+        wrong = f"{layer_names(names)} {FAULTS[fault][0]}; {wrong}"
+    keys = [f"{'.'.join(path)}={value}" for path, value in config_keys(found).items()]
+    tried = next((trial for trial in found.trials if trial.scale == found.recommended), None)
+    sure = "not tried in float16" if tried is None else f"tried in float16 passes: {_verified(tried)}"
+    return [("finding", wrong), ("set", ", ".join(keys) or "nothing: no loss scale is needed"), ("evidence", sure)]
+
+
+def layer_names(names: Sequence[str]) -> str:
+    """Return the names in a list; neighbours that differ in their number alone as a range.
+
+    >>> layer_names(["dense_8", "dense_9", "dense_10", "head", "dense_12"])
+    'dense_8 to dense_10, head, dense_12'
+    """
+    groups: list[list[str]] = []
+    for name in dict.fromkeys(names):
+        stem, _, number = name.rpartition("_")
+        is_next = bool(groups) and number.isdigit() and groups[-1][-1] == f"{stem}_{int(number) - 1}"
+        groups[-1].append(name) if is_next else groups.append([name])
+    return ", ".join(f"{group[0]} to {group[-1]}" if len(group) > 2 else ", ".join(group) for group in groups)
 
 
 def config_lines(found: Diagnosis) -> list[str]:
@@ -150,17 +179,24 @@ def _faults(found: Diagnosis) -> Iterator[str]:
     for fault, (words, remedy) in FAULTS.items():
         names = [layer for layer, its in found.faults.items() if its == fault]
         if names:
-            yield f"{', '.join(names)} {words}; {remedy.format(it='it' if len(names) == 1 else 'them')}"
+            yield f"{layer_names(names)} {words}; {remedy.format(it='it' if len(names) == 1 else 'them')}"
         if mended := [layer for layer, its in found.mended.items() if its == fault]:
-            yield f"{', '.join(mended)} {words}; not so with the layers in float32 that are named here"
-    for row in found.disagreements:
-        yield (f"{row.layer}: {format_fraction(row.flushed)} of its {row.kind.replace('_', ' ')} are flushed where "
-               f"{format_fraction(row.predicted_flushed)} were predicted: what they are made of is lost "
-               "before")  # fmt: skip
-    for row in found.overpredicted:
-        yield (f"{row.layer}: real passes at scale 1 flush {format_fraction(row.flushed)} of its "
-               f"{row.kind.replace('_', ' ')} where {format_fraction(row.predicted_flushed)} were predicted: scales "
-               "below the lowest safe one may do as well")  # fmt: skip
+            yield f"{layer_names(mended)} {words}; not so with the layers in float32 that are named here"
+    yield from _unlike_predicted(found.disagreements, "what they are made of is lost before")
+    yield from _unlike_predicted(found.overpredicted, "scales below the lowest safe one may do as well")
+
+
+def _unlike_predicted(rows: Sequence[LayerSample], conclusion: str) -> Iterator[str]:
+    """A sentence for each kind of values; the shares of its layers as a range."""
+    for kind in dict.fromkeys(row.kind for row in rows):
+        alike = [row for row in rows if row.kind == kind]
+        found, predicted = (
+            " to ".join(dict.fromkeys(format_fraction(pick(shares)) for pick in (min, max)))
+            for shares in ([row.flushed for row in alike], [row.predicted_flushed or 0.0 for row in alike])
+        )
+        names = layer_names([row.layer for row in alike])
+        yield (f"{names}: {found} of their {kind.replace('_', ' ')} are flushed where {predicted} were predicted: "
+               f"{conclusion}")  # fmt: skip
 
 
 def _recommendation(found: Diagnosis) -> Iterator[str]:
@@ -360,7 +396,8 @@ subnormal: share of these at the run's scale"""
 
 
 def print_diagnosis(found: Diagnosis, files: Sequence[str], console: Console) -> None:
-    """The layers at the step that binds the scale, then what is said of all."""
+    """Three sentences, the layers at the step that binds the scale, then what is said of all."""
+    print_labelled([*lead(found), *(("file", file) for file in files)], console)
     point = found.verified_point
     narrowest = sorted(point.layers, key=lambda layer: _width(layer.window))[:MOST_LAYERS]  # they bind most
     kept = {layer.name for layer in narrowest}
@@ -370,8 +407,7 @@ def print_diagnosis(found: Diagnosis, files: Sequence[str], console: Console) ->
     console.print(Text(LEGEND, style="dim"), soft_wrap=True)
     if len(rows) < len(point.layers):
         console.print(f"and {len(point.layers) - len(rows)} more layers, which bind less, in diagnosis.json")
-    print_labelled([*sentences(found), *(("config", line) for line in config_lines(found)),
-                    *(("file", file) for file in files)], console)  # fmt: skip
+    print_labelled([*sentences(found), *(("config", line) for line in config_lines(found))], console)
 
 
 def _width(window: SafeScales | None) -> int:

@@ -11,19 +11,19 @@ from mpt_cli.telemetry.records import GradientSample, Spike
 
 
 def format_scale(scale: float | None) -> str:
-    """A loss scale: plain up to 2^20, a power of two above that or below 1 as such.
+    """Return a loss scale as a whole number, which may be pasted as a value; below 1 as a power of two.
 
-    >>> format_scale(32768.0), format_scale(2.0**30), format_scale(2.0**-14), format_scale(1000.0)
-    ('32768', '2^30', '2^-14', '1000')
+    >>> format_scale(32768.0), format_scale(2.0**30), format_scale(2.0**-14), format_scale(1234.5)
+    ('32768', '1073741824', '2^-14', '1234.5')
     """
     if scale is None:
         return "none"
     if not math.isfinite(scale) or scale <= 0:
         return f"{scale:g}"
     mantissa, exponent = math.frexp(scale)
-    if mantissa == 0.5 and (scale > 2**20 or scale < 1):
+    if mantissa == 0.5 and scale < 1:
         return f"2^{exponent - 1}"
-    return f"{scale:.0f}" if scale == round(scale) and scale <= 2**20 else f"{scale:.6g}"
+    return f"{scale:.0f}" if scale == round(scale) and scale < 2**53 else f"{scale:.6g}"
 
 
 def format_number(value: float | None) -> str:

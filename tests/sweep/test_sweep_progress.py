@@ -22,7 +22,7 @@ class Running:
 
 
 def test_the_state_of_a_running_job_in_words():
-    assert format_state(LINE, 12.5) == ["step 92", "loss 0.1207", "scale 2^21", "13 skipped (14.1%)", "12.5 s"]
+    assert format_state(LINE, 12.5) == ["step 92", "loss 0.1207", "scale 2097152", "13 skipped (14.1%)", "12.5 s"]
     assert format_state({**LINE, "loss": None, "loss_scale": "NaN"}, 1.0)[1:3] == ["loss -", "scale nan"]
     assert format_state(None, 3.0) == ["starting", "3.0 s"]
 

@@ -31,7 +31,7 @@ TOLD = [
      "step 12: gradients overflowed (inf in conv1/kernel), step skipped, scale 65536 → 32768: normal while the "
      "scale settles; 1 of 12 steps so far"),
     (DYNAMIC, _skips(20, 31, 2.0**30, inf=3, variable="conv1/kernel"),
-     "steps 20-31: 12 skipped (inf in conv1/kernel), scale 2^30 → 262144: normal while the scale settles; 12 of "
+     "steps 20-31: 12 skipped (inf in conv1/kernel), scale 1073741824 → 262144: normal while the scale settles; 12 of "
      "31 steps so far"),
     (FIXED, _stays(nan=2, variable="head/bias"),
      "step 7: gradients overflowed (inf and nan in head/bias), step skipped, scale stays 1024; 1 of 7 steps so far"),

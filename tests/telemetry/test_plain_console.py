@@ -25,12 +25,14 @@ warning      float16 is slow here
 
         step 1: gradients overflowed (inf in dense/kernel), step skipped, scale 32768 → 16384: normal while the scale \
 settles; 1 of 1 steps so far
-                                                            val_            learning
-  epoch     loss    scale  skipped  accuracy  val_loss  accuracy  grows in      rate     step  examples/s     time
- 0.00/3   0.5000    16384        3    0.8750                            28      0.25       30       1,234
+        step 30, epoch 0.00/3: loss 0.5000, scale 16384, skipped 3, accuracy 0.8750, grows in 28, learning rate 0.25, \
+examples/s 1,234
         step 32: gradients overflowed (inf in dense/kernel), step skipped, scale 16384 → 8192: the scale had settled \
 before; 4 of 32 steps so far
-    1/3   0.5000    16384        3                        0.9375        28      0.25       40       1,234    4.0 s
+  epoch     loss    scale  skipped  accuracy  val_loss  val_accuracy  grows in  learning rate     step  examples/s  \
+   time
+    1/3   0.5000    16384        3                            0.9375        28           0.25       40       1,234  \
+  4.0 s
 resumed from step 0
 
 verdict      warm-up skips only
@@ -38,7 +40,7 @@ verdict      warm-up skips only
 metrics      loss 0.2500  val_accuracy 0.9375
 best         val_accuracy 0.9500
 skipped      3 of 120 steps (2.5%)
-loss scale   16384 at the end, 16384 to 2^30 on the way
+loss scale   16384 at the end, 16384 to 1073741824 on the way
 speed        1,234 examples/s, 1:15 in all, at most 1.5 GiB of memory
 files        runs/tiny/1
 next         mpt evaluate runs/tiny/1

@@ -3,9 +3,9 @@ from mpt_cli.telemetry.format import format_count, format_number, format_scale, 
 INF = float("inf")
 
 
-def test_a_scale_is_plain_up_to_two_to_the_twenty_and_a_power_beyond() -> None:
+def test_a_scale_is_a_whole_number_and_below_1_a_power_of_two() -> None:
     scales = 65536.0, 2.0**20, 2.0**21, 3.0e7, 2.0**-14, 1234.5, INF, 0.0, None
-    assert " ".join(map(format_scale, scales)) == "65536 1048576 2^21 3e+07 2^-14 1234.5 inf 0 none"
+    assert " ".join(map(format_scale, scales)) == "65536 1048576 2097152 30000000 2^-14 1234.5 inf 0 none"
 
 
 def test_numbers_stay_short_whatever_their_size() -> None:

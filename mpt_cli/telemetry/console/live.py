@@ -4,11 +4,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from rich.columns import Columns
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.padding import Padding
-from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.segment import ControlType, Segment
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
@@ -29,7 +29,7 @@ OF_A_ROW = ("epoch", "step", "time", "grows in")  # columns of the table that th
 
 
 class LiveConsole(EpochConsole):
-    """Panels and rows that stay, and below them where the run is now: rich's live display, drawn by its own thread, so
+    """Lines and rows that stay, and below them where the run is now: rich's live display, drawn by its own thread, so
     that the trainer pays no more than the storing of a reference.
 
     `close` gives the terminal back (cursor, last line), also after an exception or Ctrl-C.
@@ -49,7 +49,8 @@ class LiveConsole(EpochConsole):
         )  # fmt: skip
         self._task = self._bar.add_task("", start=False, total=None, doing="")
         self._console = console
-        self._live = Live(console=console, refresh_per_second=REFRESHES_PER_SECOND, get_renderable=self._area,
+        self._drawn: list[int] = []  # the widths of the lines of the area
+        self._live = Live(console=console, refresh_per_second=REFRESHES_PER_SECOND, get_renderable=lambda: self,
                           transient=True, vertical_overflow="crop")  # fmt: skip
 
     @property
@@ -68,7 +69,7 @@ class LiveConsole(EpochConsole):
         super().start(header)
         self._header = header
         rows = [(label, text, WARNING_STYLE if label == "warning" else "") for label, text in header_rows(header)]
-        self._console.print(Panel(_grid(rows), title="mpt train", title_align="left", border_style="cyan"))
+        self._console.print(Text("mpt train", "bold cyan"), _grid(rows), "", sep="\n")
         self._bar.update(self._task, total=header.total_steps)
         self._live.start()
 
@@ -87,9 +88,10 @@ class LiveConsole(EpochConsole):
         self._live.stop()
         self._tell(at_once=True)
         good = summary.exit_code == 0 and summary.verdict in GOOD_VERDICTS
-        colour = "green" if good else "red" if summary.exit_code else "yellow"
+        is_cut = summary.status in ("interrupted", "terminated")
+        colour = "green" if good else "red" if summary.exit_code and not is_cut else "yellow"
         rows = [(label, text, f"bold {colour}" if label == "verdict" else "") for label, text in final_rows(summary)]
-        self._console.print(Panel(_grid(rows), title=summary.status, title_align="left", border_style=colour))
+        self._console.print("", Text(summary.status, f"bold {colour}"), _grid(rows), sep="\n")
 
     def close(self) -> None:
         self._live.stop()
@@ -101,6 +103,17 @@ class LiveConsole(EpochConsole):
 
     def _print_beside(self, sentence: str) -> None:
         self._console.print(Padding(Text(sentence, WARNING_STYLE), (0, 0, 0, INDENT)))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw the area. A terminal that was made narrower has broken the lines of before into more, which rich does
+        not count: they are cleared too.
+        """
+        lines = console.render_lines(self._area(), options, pad=False)
+        if broken := sum((width - 1) // options.max_width for width in self._drawn if width):
+            yield Segment(f"\x1b[{broken}A\x1b[J", None, [(ControlType.CURSOR_UP, broken)])
+        self._drawn = [Segment.get_line_length(line) for line in lines]
+        for line in lines:
+            yield from [*line, Segment.line()]
 
     def _area(self) -> RenderableType:
         """Where the run is now, and the latest values."""

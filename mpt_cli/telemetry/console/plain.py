@@ -100,7 +100,9 @@ def lasting_line(doing: str, seconds: float, hint: str = "") -> str:
 
 def final_rows(summary: Summary) -> list[tuple[str, str]]:
     """The end of a run, as label and text."""
-    rows = [("verdict", summary.verdict), ("", summary.explanation)]
+    is_cut = not summary.steps_seen and summary.status in ("interrupted", "terminated")  # while it compiled, say
+    rows = [("ended" if is_cut else "verdict", summary.explanation if is_cut else summary.verdict)]
+    rows += [] if is_cut else [("", summary.explanation)]
     best = {name: value for name, value in summary.best_metrics.items() if value != summary.metrics.get(name)}
     rows += [("metrics", _format_metrics(summary.metrics)), ("best", _format_metrics(best))]
     skipped, seen = summary.skipped_steps, summary.steps_seen
@@ -438,10 +440,17 @@ class PlainConsole(EpochConsole):
         now = self._clock()
         if not snapshot.epoch_end and now - self._interval_told_at >= self._wait_seconds(now):
             self._interval_told_at = now
-            self._print_row(snapshot)
+            self._print_beside(self._interval_sentence(snapshot))
             if self._sample is not None:  # until it is told
                 self._print_beside(sample_sentence(self._sample))
                 self._sample = None
+
+    def _interval_sentence(self, snapshot: Snapshot) -> str:
+        """Return where the run is within an epoch: a row of its own kind, which is no row of the table."""
+        assert self._table is not None
+        cells = {name: text for name, text, _ in self._table.cells(snapshot) if text}
+        where = f"step {cells.pop('step')}, epoch {cells.pop('epoch')}"
+        return f"{where}: {', '.join(f'{name} {text}' for name, text in cells.items())}"
 
     def message(self, text: str) -> None:
         self._write([text])

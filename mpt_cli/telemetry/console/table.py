@@ -1,7 +1,6 @@
 """The epochs of a run as one table, given out row by row: the same on a screen, in a pipe and in console.log."""
 
 import math
-import textwrap
 from collections.abc import Iterator
 
 from rich.cells import cell_len
@@ -14,7 +13,6 @@ from mpt_cli.telemetry.records import RunHeader, Snapshot
 GAP = "  "
 HEADING_STYLE, SCALE_STYLE = "bold", "magenta"
 LEAST_WIDTH = 7  # of a column, so that a longer value seldom moves those after it
-HEADING_WIDTH = 9  # a longer name is broken where it has _ or a space
 HEADING_ROWS = 40  # rows under one heading
 OF_OPTIMIZERS = ("loss_scale/", "skipped_steps/", "applied_steps/")
 
@@ -48,7 +46,7 @@ class EpochTable:
         self._metrics |= own_metrics(snapshot.metrics)
         cells = {name: (text, style) for name, text, style in self.cells(snapshot, seconds)}
         for name, (text, _) in cells.items():
-            self._widths[name] = max(self._widths.get(name, LEAST_WIDTH), cell_len(text), *map(len, _words(name)))
+            self._widths[name] = max(self._widths.get(name, LEAST_WIDTH), cell_len(text), len(name))
         shown, end = [], -len(GAP)
         for name in cells:
             end += len(GAP) + self._widths[name]
@@ -57,14 +55,8 @@ class EpochTable:
         is_due = shown != self._shown or self._rows >= HEADING_ROWS
         self._shown, self._rows = shown, 1 if is_due else self._rows + 1
         line = Text(GAP).join(Text(cells[name][0].rjust(wide), cells[name][1]) for name, wide in shown)
-        return [*(self._heading() if is_due else []), line]
-
-    def _heading(self) -> list[Text]:
-        words = [_words(name) for name, _ in self._shown]
-        height = max(map(len, words))
-        columns = [[word.rjust(wide) for word in [""] * (height - len(lines)) + lines]
-                   for lines, (_, wide) in zip(words, self._shown, strict=True)]  # fmt: skip
-        return [Text(GAP.join(line), HEADING_STYLE) for line in zip(*columns, strict=True)]
+        heading = Text(GAP.join(name.rjust(wide) for name, wide in shown), HEADING_STYLE)
+        return [heading, line] if is_due else [line]
 
     def cells(self, snapshot: Snapshot, seconds: float | None = None) -> Iterator[tuple[str, str, str]]:
         """Name, text and style of each column."""
@@ -104,12 +96,3 @@ def format_epoch(snapshot: Snapshot, header: RunHeader) -> str:
     done = min(snapshot.step_in_epoch / header.steps_per_epoch, 0.99)
     return f"{snapshot.epoch - 1 + math.floor(100 * done) / 100:.2f}/{header.epochs}"
 
-
-def _words(name: str) -> list[str]:
-    """The lines of a heading.
-
-    >>> _words("val_loss"), _words("val_sparse_top_k_accuracy"), _words("grows in")
-    (['val_loss'], ['val_', 'sparse_', 'top_k_', 'accuracy'], ['grows in'])
-    """
-    lines = textwrap.wrap(name.replace("_", "_ "), HEADING_WIDTH, break_long_words=False, break_on_hyphens=False)
-    return [line.replace("_ ", "_") for line in lines] or [""]
