@@ -1,15 +1,14 @@
 """How fast mpt trains beside Keras's own `fit` and the bare compiled loop: `make bench`.
 
     python -m benchmarks.speed [--repeats 4] [--text FILE] [--backends tensorflow,jax]
-        [--models "digits MLP;LSTM"] [--quick | --memory | --readme]
+        [--models "digits MLP;LSTM"] [--quick | --memory]
 
 Twelve models on two backends, under float32 and mixed_float16, the recipes among them also under mixed_bfloat16; a
 process for each, in which the contenders of `contenders` take turns and all have what mpt sets before TensorFlow is
 imported: float16 without oneDNN on a CPU where that has no kernels for it. Read the ratios: machines differ, and other
 work on this one slows all contenders alike. Writes results/speed.json and results/speed.md, of which one backend, or
 some models, alone replace their own rows. `--quick` runs one cell for a moment and writes nothing: it only shows that
-the script works. `--memory` measures only the memory of the rows that results/speed.json has. `--readme` measures
-nothing: it prints the table of docs/explanation/speed.md from that file.
+the script works. `--memory` measures only the memory of the rows that results/speed.json has.
 """
 
 import argparse
@@ -25,7 +24,7 @@ from typing import Any
 from benchmarks.growth import machine
 from benchmarks.on_gpu.children import error_line
 from benchmarks.speed_cell import MODELS, RECIPES
-from benchmarks.speed_table import judge, readme_table, table
+from benchmarks.speed_table import judge, table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -120,11 +119,7 @@ def main() -> None:
     parser.add_argument("--models", default=";".join(MODELS), help="some of them, between semicolons")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--memory", action="store_true")
-    parser.add_argument("--readme", action="store_true")
     words = parser.parse_args()
-    if words.readme:
-        print(readme_table(json.loads((RESULTS / "speed.json").read_text())))
-        return
     if words.memory:
         measure_memory_again(words.models.split(";"))
         return

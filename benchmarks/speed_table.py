@@ -54,27 +54,3 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     missed = "; ".join(name for name, met in row["targets"].items() if not met) or "none"
     return (*names, f"{rate:.0f}", f"{row['over_fit']['mpt']:.2f}", f"{bare:.2f}", f"{cpu['mpt']:.2f}",
             f"{row['telemetry_share']:.2%}", memory, missed)  # fmt: skip
-
-
-README_COLUMNS = ("model, policy", "TensorFlow: over `fit`", "over the bare loop", "telemetry", "JAX: over `fit`",
-                  "over the bare loop", "telemetry")  # fmt: skip
-
-
-def readme_table(report: dict[str, Any]) -> str:
-    """Markdown for README: a row per model and policy, both backends beside each other, what misses its target bold."""
-    by_model: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
-    for row in report["cells"]:
-        by_model.setdefault((row["model"], row["policy"]), {})[row["backend"]] = row
-    lines = [README_COLUMNS, tuple("---" for _ in README_COLUMNS)]
-    for (model, policy), rows in by_model.items():
-        lines.append((f"{model}, {policy}", *_three(rows.get("tensorflow")), *_three(rows.get("jax"))))
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _three(row: dict[str, Any] | None) -> tuple[str, str, str]:
-    if row is None or "error" in row:
-        return ("not measured" if row is None else "not possible", "", "")
-    figures = f"{row['over_fit']['mpt']:.2f}", f"{row['over_bare_loop']['mpt']:.2f}", f"{row['telemetry_share']:.1%}"
-    met = [*row["targets"].values()][:3]  # in the order of `judge`
-    fit, bare, telemetry = (text if good else f"**{text}**" for text, good in zip(figures, met, strict=True))
-    return fit, bare, telemetry.replace("%", " %")

@@ -1,5 +1,6 @@
 """The pictures of the site and of README, made from real runs: `make pictures`."""
 
+import json
 import re
 import subprocess
 import sys
@@ -7,7 +8,10 @@ import tempfile
 from contextlib import chdir
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from mpt_cli.report.history import read_history
@@ -18,6 +22,7 @@ from mpt_cli.telemetry.console.live import LiveConsole
 from mpt_cli.verbs.watch import RunConsole, RunFollower
 
 PICTURES = Path(__file__).resolve().parent / "pictures"
+RESULTS = PICTURES.parents[1] / "benchmarks" / "results"
 CONSOLE_WIDTH = 108
 
 
@@ -33,6 +38,7 @@ def main() -> None:
         write("overflow-scale.svg", draw(found["loss-scale"]))
         mpt("diagnose", "conf=underflow", "loss_scale=none", "--out", "diagnosis")
         write("underflow-gradients.svg", Path("diagnosis", "gradients.svg").read_text())
+    write("speed.svg", speed_picture(json.loads((RESULTS / "speed.json").read_text())))
 
 
 def mpt(*words: str) -> None:
@@ -42,6 +48,26 @@ def mpt(*words: str) -> None:
 def write(name: str, svg: str) -> None:
     (PICTURES / name).write_text(svg)
     print(f"{name}: {len(svg) // 1024} KiB")
+
+
+def speed_picture(report: dict[str, Any]) -> str:
+    """Steps per second over those of Keras's fit: a row for each model and policy, a mark for each backend."""
+    names = list(dict.fromkeys(f"{row['model']}, {row['policy']}" for row in report["cells"]))
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "mpt", "font.size": 9}):
+        figure = Figure(figsize=(7, 6.2), layout="constrained")
+        axes = figure.subplots()
+        for backend, marker in (("tensorflow", "o"), ("jax", "s")):
+            rows = [row for row in report["cells"] if row["backend"] == backend and "over_fit" in row]
+            axes.plot([row["over_fit"]["mpt"] for row in rows],
+                      [names.index(f"{row['model']}, {row['policy']}") for row in rows], marker, label=backend)
+        axes.axvline(1, color="#59636e", lw=1)
+        axes.set(yticks=range(len(names)), yticklabels=names, xlabel="times as fast as Keras's fit", xlim=(0.8, 4))
+        axes.invert_yaxis()
+        axes.grid(axis="x", alpha=0.2)
+        axes.legend(frameon=False)
+        text = StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    return text.getvalue()
 
 
 def console_picture(run: RunDirectory) -> str:
