@@ -49,13 +49,15 @@ OF_ONE_RUN = ("conf", "run_dir", "resume")
 
 def sentences(found: Diagnosis) -> list[tuple[str, str]]:
     """(label, text) in the order in which a person wants to know."""
-    rows = [("examined", _examined(found)), *_drift(found), ("safe", _safe(found))]
+    rows = [*lead(found), ("examined", _examined(found)), *_drift(found), ("safe", _safe(found))]
     if found.keep_in_float32:
         rows.append(("float32", "no scale fits all layers as they are. Keep in float32: "
                      + ", ".join(found.keep_in_float32)))  # fmt: skip
     rows += [("layers", text) for text in _faults(found)]
     rows += [("digits", found.digits.sentence)] if found.digits is not None else []
-    rows += [("scale", text) for text in _recommendation(found)]
+    if found.forward_overflows:
+        rows.append(("scale", "the forward pass itself overflows in float16, which no loss scale mends: mixed_bfloat16 "
+                     "does"))  # fmt: skip
     rows += [("verified", _verified(trial)) for trial in found.trials]
     rows += [("edge", text) for text in _edge(found)]
     return [*rows, ("bfloat16", _bfloat16(found))]
@@ -67,13 +69,15 @@ def lead(found: Diagnosis) -> list[tuple[str, str]]:
     share = format_fraction(_flushed(now.layers, found.loss_scale))
     scale = "without loss scaling" if found.loss_scale == 1 else f"at loss scale {format_scale(found.loss_scale)}"
     wrong = f"{scale} {share} of the gradients in float16 become zero at step {now.step}"
-    if fault := next((fault for fault in FAULTS if fault in found.faults.values()), None):
-        names = [layer for layer, its in found.faults.items() if its == fault]
+    faults = {**found.mended, **found.faults}
+    if fault := next((fault for fault in FAULTS if fault in faults.values()), None):
+        names = [layer for layer, its in faults.items() if its == fault]
         wrong = f"{layer_names(names)} {FAULTS[fault][0]}; {wrong}"
     keys = [f"{'.'.join(path)}={value}" for path, value in config_keys(found).items()]
     tried = next((trial for trial in found.trials if trial.scale == found.recommended), None)
     sure = "not tried in float16" if tried is None else f"tried in float16 passes: {_verified(tried)}"
-    return [("finding", wrong), ("set", ", ".join(keys) or "nothing: no loss scale is needed"), ("evidence", sure)]
+    none = "nothing: no loss scale is needed" if found.window is None else "no loss scale mends this"
+    return [("finding", wrong), ("set", ", ".join(keys) or none), ("evidence", sure)]
 
 
 def layer_names(names: Sequence[str]) -> str:
@@ -197,18 +201,6 @@ def _unlike_predicted(rows: Sequence[LayerSample], conclusion: str) -> Iterator[
         names = layer_names([row.layer for row in alike])
         yield (f"{names}: {found} of their {kind.replace('_', ' ')} are flushed where {predicted} were predicted: "
                f"{conclusion}")  # fmt: skip
-
-
-def _recommendation(found: Diagnosis) -> Iterator[str]:
-    if found.forward_overflows:
-        yield "the forward pass itself overflows in float16, which no loss scale mends: mixed_bfloat16 does"
-    if found.recommended is None:
-        return
-    yield f"loss_scale.initial_scale={format_power(found.recommended)} recommended"
-    now = found.points[0]
-    share = format_fraction(_flushed(now.layers, found.loss_scale))
-    mode = "without loss scaling" if found.loss_scale == 1 else f"at the run's own {format_scale(found.loss_scale)}"
-    yield f"{mode}, {share} of the gradients in float16 become zero at step {now.step}"
 
 
 def _verified(trial: ScaleTrial) -> str:
@@ -390,6 +382,7 @@ def _resolved(tree: Any, path: tuple[str, ...]) -> Any:
     return tree
 
 
+LEAD = 3  # sentences, before the table
 MOST_LAYERS = 40  # on the console; the file has all
 LEGEND = """max 2^: exponent of the largest; ×S: share flushed to zero at loss scale S;
 subnormal: share of these at the run's scale"""
@@ -397,7 +390,8 @@ subnormal: share of these at the run's scale"""
 
 def print_diagnosis(found: Diagnosis, files: Sequence[str], console: Console) -> None:
     """Three sentences, the layers at the step that binds the scale, then what is said of all."""
-    print_labelled([*lead(found), *(("file", file) for file in files)], console)
+    told = sentences(found)
+    print_labelled([*told[:LEAD], *(("file", file) for file in files)], console)
     point = found.verified_point
     narrowest = sorted(point.layers, key=lambda layer: _width(layer.window))[:MOST_LAYERS]  # they bind most
     kept = {layer.name for layer in narrowest}
@@ -407,7 +401,7 @@ def print_diagnosis(found: Diagnosis, files: Sequence[str], console: Console) ->
     console.print(Text(LEGEND, style="dim"), soft_wrap=True)
     if len(rows) < len(point.layers):
         console.print(f"and {len(point.layers) - len(rows)} more layers, which bind less, in diagnosis.json")
-    print_labelled([*sentences(found), *(("config", line) for line in config_lines(found))], console)
+    print_labelled([*told[LEAD:], *(("config", line) for line in config_lines(found))], console)
 
 
 def _width(window: SafeScales | None) -> int:

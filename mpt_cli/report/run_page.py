@@ -5,6 +5,7 @@ configuration; and which pictures a run has, or several runs overlaid.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +224,7 @@ def run_page(stories: Sequence[RunHistory], pictures: Sequence[Picture], page: P
     kind = "good" if all(story.is_good for story in stories) else "warn"
     return render_runs("run.html", f"{len(stories)} runs", stories, pictures, sentence="", kind=kind,
                        headline=f"{len(stories)} runs: {counted}.", endings=_endings_table(stories, page),
-                       differences=_differences_table(stories))  # fmt: skip
+                       is_alike=not differing_keys(stories))  # fmt: skip
 
 
 def render_runs(
@@ -237,10 +238,12 @@ def render_runs(
 
 
 def _endings_table(stories: Sequence[RunHistory], page: Path) -> PageTable[RunHistory]:
+    """A row for each run: the keys whose values are not the same in all, then how it ended."""
     metrics = [story.summary.get("metrics", {}) for story in stories]
     name = next((name for name in MONITORED if any(name in found for found in metrics)), "loss")
     rows: list[TableColumn[RunHistory]] = [
         TableColumn("run", lambda story: story.label, is_number=False),
+        *(TableColumn(key, partial(_format_key, key), is_number=False) for key in differing_keys(stories)),
         TableColumn("status", lambda story: story.status, is_number=False),
         TableColumn("verdict", lambda story: story.verdict, is_number=False),
         TableColumn(name, lambda story: format_metric(story, "metrics", name)),
@@ -251,17 +254,19 @@ def _endings_table(stories: Sequence[RunHistory], page: Path) -> PageTable[RunHi
         TableColumn("memory", lambda story: cost_facts(story)[1][1]),
         TableColumn("time", lambda story: cost_facts(story)[2][1]),
     ]
-    return PageTable("How each run ended", rows, stories, severity, lambda story: run_link(story.run.path, page),
-                     is_explored=True, secondary=("time", "memory", "examples/s"))  # fmt: skip
+    return PageTable("What differs between the runs, and how each ended", rows, stories, severity,
+                     lambda story: run_link(story.run.path, page), is_explored=True,
+                     secondary=("time", "memory", "examples/s", "loss scale"))  # fmt: skip
 
 
-def _differences_table(stories: Sequence[RunHistory]) -> PageTable[Any] | None:
-    """Nothing where the configurations are the same."""
+def _format_key(key: str, story: RunHistory) -> str:
+    return format_value(story.config.get(key, "-"))
+
+
+def differing_keys(stories: Sequence[RunHistory]) -> list[str]:
     known = dict.fromkeys(key for story in stories for key in story.config)
-    keys = [key for key in known if key.partition(".")[0] not in _NOT_COMPARED
+    return [key for key in known if key.partition(".")[0] not in _NOT_COMPARED
             and len({str(story.config.get(key)) for story in stories}) > 1]  # fmt: skip
-    rows = [[story.label, *(format_value(story.config.get(key, "-")) for key in keys)] for story in stories]
-    return text_table("Keys whose values are not the same in all runs", ("run", *keys), rows) if keys else None
 
 
 _GRADIENTS = {
