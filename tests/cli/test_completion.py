@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from argcomplete.finders import CompletionFinder
 
-from mpt_cli.cli import main
 from mpt_cli.jobs.launchers import LAUNCHERS
 from mpt_cli.settings.variants import SCALE_MODES
 from mpt_cli.verbs.arguments import LISTED_VERBS
@@ -112,11 +111,6 @@ TYPED = {"mpt train conf=digits_c": "mpt train conf=digits_cnn X", "mpt report m
 def test_tab_in_a_real_shell(shell, shell_env, tmp_path) -> None:
     (tmp_path / "mine.d").mkdir()
     assert _typed(shell, TYPED, shell_env, tmp_path) == [*TYPED.values()]
-
-
-def test_each_shell_has_a_script(capsys) -> None:
-    for shell in START:
-        assert main(["doctor", "--completion", shell]) == 0 and "_ARGCOMPLETE" in capsys.readouterr().out
 
 
 def test_what_the_project_has_is_offered(tmp_path, monkeypatch) -> None:

@@ -159,13 +159,14 @@
   }
   function explore(table) {
     const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0], rows = [...body.rows];
+    const titles = heads.map((head) => head.textContent);
     const show = (place, isShown) => {
       for (const row of [table.tHead.rows[0], ...rows]) row.cells[place].hidden = !isShown;
       boxes[place].checked = isShown;
     };
     heads.forEach((head, place) => {
       const button = document.createElement("button");
-      button.textContent = head.textContent;
+      button.textContent = titles[place].replace(/[_.]/g, "$&\u200b"); // where it may be broken
       button.type = "button";
       button.addEventListener("click", () => {
         const order = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
@@ -187,18 +188,18 @@
     });
     summary.textContent = "columns";
     columns.append(summary);
-    const boxes = heads.map((head, place) => {
+    const boxes = heads.map((_, place) => {
       const label = document.createElement("label"), check = document.createElement("input");
       Object.assign(check, { type: "checkbox", checked: true });
       check.addEventListener("change", () => show(place, check.checked));
-      label.append(check, ` ${head.textContent}`);
+      label.append(check, ` ${titles[place]}`);
       columns.append(label);
       return check;
     });
     tools.append(filter, columns);
     table.parentElement.before(tools);
     const isPhone = matchMedia("(max-width: 600px)").matches;
-    const titles = heads.map((head) => head.textContent), scroll = table.parentElement; // too wide: without the least ones
+    const scroll = table.parentElement; // too wide: without the least ones
     for (const title of (table.dataset.secondary || "").split("|"))
       if (titles.includes(title) && (isPhone || scroll.scrollWidth > scroll.clientWidth)) show(titles.indexOf(title), false);
     const hidden = boxes.filter((check) => !check.checked).length;
