@@ -280,9 +280,9 @@ def _advise_first_scale(signs: Signs) -> str:
         return ""
     found, first = (format_scale(scale) for scale in (signs.found_scale, signs.scaling.initial_scale))
     count = signs.search_skips
-    which = "The first skip" if count == 1 else f"The first {format_count(count)} skips"
-    return (f" {which} came of a scale that began too high, at {first}: an initial loss scale of {found} "
-            "(loss_scale.initial_scale) would have needed none.")  # fmt: skip
+    which = "the first skip" if count == 1 else f"the first {format_count(count)} skips"
+    return (f" The initial loss scale, {first}, was too high: {found} (loss_scale.initial_scale) would have avoided "
+            f"{which}.")  # fmt: skip
 
 
 def _ends_well(signs: Signs) -> str:

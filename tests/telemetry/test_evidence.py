@@ -58,7 +58,7 @@ def signs_of_runs(draw):
 CLAIMS = {
     "overflowed": lambda signs: signs.skipped_steps > 0,
     "overflows at any useful scale": lambda signs: signs.skipped_steps > 0,
-    "would have needed none": lambda signs: 1 not in signs.forward_steps and signs.found_scale is not None,
+    "would have avoided": lambda signs: 1 not in signs.forward_steps and signs.found_scale is not None,
     "loss itself was not finite": lambda signs: signs.forward_steps or not math.isfinite(signs.loss or 0.0),
     "held nan and no inf": lambda signs: signs.nan_steps,
     "were flushed to zero": lambda signs: signs.flushed_share is not None,
