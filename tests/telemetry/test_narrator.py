@@ -94,7 +94,7 @@ def test_the_floor_is_told_once_and_so_is_the_ceiling(begun) -> None:
     for step, kind, bound, told in (
         (30, "floor", LOWEST, ["step 30: the scale is at its floor, 2^-14, and falls no further"]),
         (31, "floor", LOWEST, []),
-        (40, "ceiling", 2.0**32, ["step 40: the scale is at its ceiling, 2^32, and grows no further"]),
+        (40, "ceiling", 2.0**32, ["step 40: the scale is at its ceiling, 4294967296, and grows no further"]),
     ):
         narrator.add([Event(step, 1, kind, bound, bound)])
         assert narrator.sentences(at_once=True) == told
