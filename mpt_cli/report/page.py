@@ -56,14 +56,10 @@ def _environment() -> "Environment":
         loader=PackageLoader("mpt_cli.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
-    texts = [_shipped(name) for name in SCRIPTS]
-    hashes = [b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
-    environment.globals.update(scripts=[*map(Markup, texts)], hashes=hashes, uplot_css=Markup(_shipped(UPLOT_CSS)))
+    css, *scripts = ((Path(__file__).parent / name).read_text(encoding="utf-8") for name in (UPLOT_CSS, *SCRIPTS))
+    hashes = [b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
+    environment.globals.update(scripts=[*map(Markup, scripts)], hashes=hashes, uplot_css=Markup(css))
     return environment
-
-
-def _shipped(name: str) -> str:
-    return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
 def run_link(run_dir: Path, page: Path) -> str:

@@ -52,23 +52,16 @@ def missing_matplotlib() -> str:
 def chart_data(pictures: Sequence[Picture]) -> list[dict[str, Any]]:
     """Return what charts.js draws, in JSON's types; long curves are thinned out."""
     most = MOST_POINTS // max(1, sum(len(picture.curves) for picture in pictures))
-    return [
-        {
-            "x_label": picture.x_label, "y_label": picture.y_label, "log_base": picture.log_base,
-            "log_base_x": picture.log_base_x, "from_zero": picture.from_zero,
-            "skips": _apart(picture.skips), "skip_colour": SKIPPED_STEP_COLOUR, "lost_colour": NON_FINITE_COLOUR,
-            "curves": [_curve_data(curve, most) for curve in picture.curves],
-        }
-        for picture in pictures
-    ]  # fmt: skip
+    return [{**vars(picture), "skips": _apart(picture.skips),
+             "curves": [_curve_data(curve, most) for curve in picture.curves]} for picture in pictures]  # fmt: skip
 
 
 def _curve_data(curve: Curve, most_points: int) -> dict[str, Any]:
     xs, ys = thin_out(np.asarray(curve.xs, float), np.asarray(curve.ys, float), most_points)
     is_finite = np.isfinite(ys)
     return {
-        "label": curve.label, "colour": curve.look.colour, "style": curve.look.style, "marker": curve.look.marker,
-        "xs": [float(f"{x:.10g}") for x in xs], "lost": _apart(xs[~is_finite]),
+        "label": curve.label, **vars(curve.look), "lost": _apart(xs[~is_finite]),
+        "xs": [float(f"{x:.10g}") for x in xs],
         "ys": [float(f"{y:.5g}") if known else None for y, known in zip(ys, is_finite, strict=True)],
     }  # fmt: skip
 

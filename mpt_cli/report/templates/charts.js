@@ -81,7 +81,7 @@
       hooks: { setSeries: [(u, place, { show }) => { // the points of a line go with it
         if (show != null && curves[place - 1]?.label)
           for (let next = place; curves[next]?.label === ""; next++) u.setSeries(next + 1, { show });
-      }], draw: [(u) => { marks(u, lost, 0.985, "x", found.lost_colour); marks(u, found.skips, 0.025, "|", found.skip_colour); }] },
+      }], draw: [(u) => { marks(u, lost, 0.985, "x", colour("bad")); marks(u, found.skips, 0.025, "|", colour("bad")); }] },
     }, uPlot.join(curves.map((curve) => [curve.xs, curve.ys])));
   }
 
