@@ -107,5 +107,5 @@ def test_a_loss_that_was_not_finite_is_no_search_for_a_scale():
     verdict, explanation = judge(replace(observe(ledger, tally, DYNAMIC, {}), flushed_share=0.0))
     assert verdict == "healthy"
     assert "1 while the scale settled, 1 with a loss that was not finite before any scaling" in explanation
-    assert "an initial loss scale of 16384" in explanation
+    assert "was too high: 16384 (loss_scale.initial_scale) would have avoided" in explanation
     assert "The loss of step 5 was not finite before any scaling, which no loss scale prevents" in explanation
