@@ -4,6 +4,7 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -114,15 +115,26 @@ def _fill(axes: "Axes", picture: Picture) -> None:
         _mark(axes, _apart(xs[is_lost]), 0.985, marker="x", color=NON_FINITE_COLOUR, label="_")
     if len(picture.skips):
         _mark(axes, _apart(picture.skips), 0.02, marker="|", color=SKIPPED_STEP_COLOUR, label="skipped step")
-    for base, set_scale in ((picture.log_base_x, axes.set_xscale), (picture.log_base, axes.set_yscale)):
+    for base, set_scale, axis in ((picture.log_base_x, axes.set_xscale, axes.xaxis),
+                                  (picture.log_base, axes.set_yscale, axes.yaxis)):  # fmt: skip
         if base:
             set_scale("log", base=base)
+            axis.set_major_formatter(partial(_format_power, base))  # its own writes formulas, which are off here
+            axis.set_minor_formatter("")
     low, high = axes.get_ylim()
     if picture.log_base and high < 8 * low:  # a scale that never moved needs room around it, or the axis has no tick
         axes.set_ylim(math.sqrt(low * high) / 8, math.sqrt(low * high) * 8)
     elif picture.from_zero:
         axes.set_ylim(bottom=0)
     axes.set(xlabel=picture.x_label, ylabel=picture.y_label)
+
+
+def _format_power(base: int, value: float, _: int | None = None) -> str:
+    """
+    >>> _format_power(2, 32768.0), _format_power(10, 0.01)
+    ('2^15', '10^-2')
+    """
+    return f"{base}^{round(math.log(value, base))}"
 
 
 def _mark(axes: "Axes", xs: Sequence[float], height: float, **look: Any) -> None:

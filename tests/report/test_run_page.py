@@ -38,7 +38,7 @@ def test_several_runs_are_overlaid_each_with_a_look_of_its_own_the_first_twelve_
     few = run_pictures(stories[:3])
     assert [picture.name for picture in few] == ["validation-loss", "training-loss", "validation-accuracy",
                                                  "training-accuracy", "loss-scale", "examples-per-second"]  # fmt: skip
-    assert few[4].log_base == 2
+    assert few[4].log_base == 2 and ">2^10</text>" in draw(few[4]) and "mathdefault" not in draw(few[4])
     text = run_page(stories[:3], few[:2])
     check_page(text)
     assert "3 runs: 3 finished." in text and "Their configurations are the same." in text

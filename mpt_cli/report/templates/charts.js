@@ -60,10 +60,10 @@
     ctx.restore();
   }
   function series(curve, base) {
-    const isLine = Boolean(curve.style);
+    const isLine = Boolean(curve.style), isStair = curve.xs.some((x, place) => x === curve.xs[place + 1]);
     return {
       label: curve.label || " ", stroke: curve.colour, width: 1.6, dash: DASHES[curve.style], spanGaps: false,
-      class: curve.label ? "named" : "unnamed", paths: isLine ? undefined : () => null,
+      class: curve.label ? "named" : "unnamed", paths: !isLine ? () => null : isStair ? uPlot.paths.stepped({ align: 1 }) : undefined,
       points: { show: !isLine || (Boolean(curve.marker) && curve.xs.length < 100) || curve.xs.length === 1, size: 6, fill: curve.colour },
       value: (u, value) => words(value, base),
     };
