@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q install -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help train test test-fast test-e2e test-long test-nightly fuzz audit test-keras test-gpu-program lint types bench recipes docs docs-serve pictures wheel release-check clean
+.PHONY: help train test test-fast test-e2e test-long test-nightly test-cluster fuzz audit test-keras test-gpu-program lint types bench recipes docs docs-serve pictures wheel release-check clean
 
 help:
 	@echo "make train      train a small CNN on scans of digits (under a minute of training on 2 CPU cores)"
@@ -15,6 +15,7 @@ help:
 	@echo "make fuzz       5,000 hostile words, recipes and directories each; nightly 2,000"
 	@echo "make audit      known vulnerabilities of what is pinned (asks a service on the network)"
 	@echo "make test-keras the quick part on the oldest Keras that pyproject allows, and on the newest there is"
+	@echo "make test-cluster  sweeps on a real Slurm of two nodes and a real Ray, started here (by root, where Slurm is there or can be installed)"
 	@echo "make test-gpu-program  programs compiled for GPUs that are not here (an environment of 3 GB to download)"
 	@echo "make recipes    every recipe that runs on a CPU, in full, held against its expect: block"
 	@echo "make bench      the benchmarks (ten minutes), results in benchmarks/results"
@@ -50,7 +51,7 @@ test-long: $(VENV)/.dev
 	MPT_DEVICES=4 KERAS_BACKEND=jax $(PYTEST) tests/precision/two_devices/test_overflow_on_devices.py \
 		tests/precision/two_devices/test_model_parallel.py
 
-test-nightly: test-long test-gpu-program
+test-nightly: test-long test-gpu-program test-cluster
 	FUZZ_CASES=2000 $(PYTEST) tests/fuzz
 	$(BIN)/python -O -m pytest -n 2 --dist worksteal -m "not slow and not long"
 
@@ -66,6 +67,12 @@ test-keras: $(VENV)-oldest/.dev $(VENV)-newest/.dev
 
 test-gpu-program: $(VENV)-gpu/.dev
 	KERAS_BACKEND=jax JAX_PLATFORMS=cpu $(VENV)-gpu/bin/python -m pytest -n 2 --dist worksteal tests/plan -m "long or not long"
+
+# Slurm comes from the system's packages; where it is not there and can't be installed, its tests say so.
+test-cluster: $(VENV)-cluster/.dev
+	-@command -v slurmctld slurmdbd || { test $$(id -u) = 0 && apt-get install -qq -y slurm-wlm slurmdbd munge mariadb-server; }
+	CLUSTER=1 KERAS_BACKEND=jax $(VENV)-cluster/bin/python -m pytest -rs -m long tests/sweep/test_on_slurm.py tests/sweep/test_on_ray.py \
+		tests/sweep/test_launchers.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check mpt_cli tests benchmarks docs .ci
@@ -97,7 +104,7 @@ release-check: $(VENV)/.dev
 	$(BIN)/python .ci/release_check.py
 
 clean:
-	rm -rf $(VENV) $(VENV)-audit $(VENV)-oldest $(VENV)-newest $(VENV)-gpu dist build site runs
+	rm -rf $(VENV) $(VENV)-audit $(VENV)-oldest $(VENV)-newest $(VENV)-gpu $(VENV)-cluster dist build site runs
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -118,6 +125,11 @@ $(VENV)-audit/bin/pip-audit:
 $(VENV)-gpu/.dev: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip --disable-pip-version-check -q install -c constraints.txt -e ".[gpu-plan]" pytest pytest-xdist hypothesis
+	@touch $@
+
+$(VENV)-cluster/.dev: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip --disable-pip-version-check -q install -c constraints.txt -e ".[jax,slurm,ray]" pytest pytest-xdist hypothesis
 	@touch $@
 
 # Keras of another version with all the rest as it is pinned; the two share nothing with each other nor with .venv.

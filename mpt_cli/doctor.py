@@ -22,8 +22,7 @@ from mpt_cli.runs.directory import DEFAULT_PARENT
 from mpt_cli.runs.provenance import NAMED_PACKAGES, installed_packages
 from mpt_cli.settings.schema import BACKENDS
 from mpt_cli.telemetry.format import format_bytes
-from mpt_cli.telemetry.records import SCHEMA_VERSION
-from mpt_cli.version import __version__
+from mpt_cli.version import SCHEMA_VERSION, __version__
 
 OPTIONAL_PACKAGES = {  # package -> what it is for, and the extra that has it, if one does
     "tensorflow": ("backend=tensorflow, mpt export --format savedmodel", "tensorflow"),

@@ -72,6 +72,7 @@ class _MainThread:
     is_heard: bool = False  # whether one of them took the latest signal
     raised: signal.Signals | None = None  # where none did
     held: signal.Signals | None = None  # until its section is over
+    leaves_at_once: bool = False  # when it ends: what else Python would take down waits for what is gone
     stderr: int = 2
 
 
@@ -150,7 +151,7 @@ class Watch:
         """The end of the program. After a signal it waits for no thread that still reads data; where that came in the
         middle of something, Python does not take down what compiled code may still be using.
         """
-        if raised_signal() is not None:
+        if raised_signal() is not None or _main.leaves_at_once:
             for stream in (sys.stdout, sys.stderr):
                 with suppress(OSError, ValueError, AttributeError):
                     stream.flush()
@@ -243,6 +244,11 @@ def _unwatched() -> None:
                                 (signal.SIGHUP, signal.SIG_DFL)):  # fmt: skip
             if heeded((number,)):
                 signal.signal(number, default)
+
+
+def leave_at_once() -> None:
+    """Have the end of the program wait for nothing, whenever that comes."""
+    _main.leaves_at_once = True
 
 
 def raised_signal() -> signal.Signals | None:

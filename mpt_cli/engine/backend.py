@@ -30,7 +30,7 @@ from mpt_cli.errors import (
 from mpt_cli.machine import cores_of_process, cpu_features, keep_freed_memory, visible_gpus
 from mpt_cli.settings.references import model_problem, place_in_user_code
 from mpt_cli.settings.schema import Settings
-from mpt_cli.signals import unheard
+from mpt_cli.signals import leave_at_once, unheard
 
 
 @dataclass(frozen=True)
@@ -244,11 +244,13 @@ def _jax(settings: Settings) -> Platform:
     process_info = find_process_info(settings)
     if settings.policy.name == "float64":
         jax.config.update("jax_enable_x64", True)  # otherwise JAX computes in float32 and only warns
+    if settings.backend.device == "cpu":
+        jax.config.update("jax_platforms", "cpu")  # also where it was imported before its variable was set
     if settings.distribute.name != "none" and settings.distribute.device_count:
         jax.config.update("jax_num_cpu_devices", settings.distribute.device_count)  # used where there is no GPU
     with _hidden_output() if process_info else nullcontext():
         if process_info is not None:
-            connect(process_info)
+            connect(process_info, settings)
         found = _jax_platform()
     check_device_count(settings, found.gpus)
     if not found.gpus:
@@ -403,6 +405,7 @@ def _explain_framework_error(text: str, several_processes: bool) -> MptError | N
             "Lower it, or choose a smaller model. Where the data takes the memory, set trainer.feed=stream.",
         ))  # fmt: skip
     if several_processes and _LOST_PROCESS.search(text):
+        leave_at_once()  # JAX would wait for the lost one, and then abort this process with a stack of its own
         return DataError(f"The connection to another process of this run broke, so it was ended ({first}). Go on with "
                          "resume=…")
     return None

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from signal import Signals
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.machine import visible_gpus
 from mpt_cli.settings.checks import check_several_processes
 from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettings, Settings
 
@@ -32,11 +33,19 @@ MOST_MESSAGE_BYTES = 4096  # of what rank 0 tells the others at once
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """Which of how many processes this is. `coordinator` is where they meet; None lets JAX ask Slurm."""
+    """Which of how many processes this is. `coordinator` is where they meet; None lets JAX find that out.
+
+    `local_rank` is its place among the `local_count` processes of its machine, `gpus_of_all` how many GPUs that machine
+    gives all of these; None where that is not known. `starter` stands before the command that starts them all.
+    """
 
     rank: int
     world_size: int
     coordinator: str | None = None
+    local_rank: int = 0
+    local_count: int = 1
+    gpus_of_all: int | None = None
+    starter: str = field(default="", compare=False)
 
     @property
     def is_rank0(self) -> bool:
@@ -46,20 +55,71 @@ class ProcessInfo:
     def __str__(self) -> str:
         return f"{self.rank}/{self.world_size}@{self.coordinator}"
 
+    def own_gpus(self, visible: int) -> list[int] | None:
+        """Which of the GPUs that it sees are its own: all of them, unless processes of a machine see the same ones and
+        share them. None where there are none, or they can't be shared without one that stays unused.
+
+        >>> ProcessInfo(1, 4, None, 1, 2).own_gpus(8), ProcessInfo(1, 4, None, 1, 2, gpus_of_all=8).own_gpus(4)
+        ([4, 5, 6, 7], [0, 1, 2, 3])
+        """
+        is_bound = visible < (self.gpus_of_all or 0) or visible == 1
+        if is_bound or self.local_count == 1:
+            return [*range(visible)] or None
+        share, rest = divmod(visible, self.local_count)
+        return None if rest else [*range(self.local_rank * share, (self.local_rank + 1) * share)]
+
 
 def find_process_info(settings: Settings, environment: Mapping[str, str] = os.environ) -> ProcessInfo | None:
-    """This process's place in a run of several, from that variable or those of a Slurm step; else None."""
+    """This process's place in a run of several: from that variable, from those of a Slurm step or of Open MPI, or as
+    JAX finds it for a Kubernetes job and TPUs; else None.
+    """
     if settings.distribute.name != "data_parallel":
         return None
     if given := re.fullmatch(r"(\d+)/(\d+)@(.+)", environment.get(PROCESS_VARIABLE, "")):
-        return ProcessInfo(int(given[1]), int(given[2]), given[3])
-    count, rank = environment.get("SLURM_STEP_NUM_TASKS", "1"), environment.get("SLURM_PROCID", "")
-    if count.isdecimal() and int(count) <= 1:
-        return None
-    if not (count.isdecimal() and rank.isdecimal()):
-        rule = "must be whole numbers, as Slurm sets them for each task of a step."
-        raise ConfigError(Problem("SLURM_STEP_NUM_TASKS and SLURM_PROCID", rule, f"{count} and {rank}"))
-    return ProcessInfo(int(rank), int(count))
+        starter = f"{PROCESS_VARIABLE}=RANK/{given[2]}@{given[3]}"
+        return ProcessInfo(int(given[1]), int(given[2]), given[3], starter=starter)
+    numbers = {name: environment[name] for name in (*_OF_SLURM, *_OF_OPEN_MPI) if name in environment}
+    own = _OF_SLURM if _OF_SLURM[0] in numbers else _OF_OPEN_MPI
+    if numbers.get(own[0], "1") == "1":
+        return _as_jax_finds_it() if any(name in environment for name in _OF_JAX) else None
+    found = [int(numbers[name]) if numbers.get(name, "").isdecimal() else -1 for name in own]
+    if min(found) < 0:
+        rule = f"must be whole numbers, as {'Slurm' if own is _OF_SLURM else 'Open MPI'} sets them for each process."
+        raise ConfigError(Problem(" and ".join(own), rule, " and ".join(numbers.get(name, "none") for name in own)))
+    count, rank, local_rank = found
+    coordinator, gpus = environment.get("JAX_COORDINATOR_ADDRESS"), environment.get("SLURM_GPUS_ON_NODE", "")
+    if own is _OF_OPEN_MPI:
+        local_count = int(environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
+        return ProcessInfo(rank, count, coordinator, local_rank, local_count, starter=f"mpirun -n {count}")
+    nodes = environment.get("SLURM_STEP_NUM_NODES", "1")
+    return ProcessInfo(rank, count, coordinator, local_rank, _tasks_here(environment),
+                       int(gpus) if gpus.isdecimal() else None, f"srun --nodes {nodes} --ntasks {count}")  # fmt: skip
+
+
+# how many processes, which of them, and which of those of its machine
+_OF_SLURM = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID")
+_OF_OPEN_MPI = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
+_OF_JAX = ("JOB_COMPLETION_INDEX", "TPU_WORKER_HOSTNAMES", "MEGASCALE_COORDINATOR_ADDRESS")  # whose counts it asks for
+
+
+def _tasks_here(environment: Mapping[str, str]) -> int:
+    """Tasks of a Slurm step on this node, of a list as 2(x3),1."""
+    counts = [int(count) for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?",
+              environment.get("SLURM_STEP_TASKS_PER_NODE", "1")) for _ in range(int(times or 1))]  # fmt: skip
+    node = environment.get("SLURM_NODEID", "0")
+    return counts[min(int(node) if node.isdecimal() else 0, len(counts) - 1)]
+
+
+def _as_jax_finds_it() -> ProcessInfo | None:
+    from mpt_cli.precision.jax_internals import detected_process
+
+    try:
+        found = detected_process()
+    except Exception as error:  # of what it asks over the network
+        rule = f"JAX can't tell which process this is: {error}"
+        remedy = f"{PROCESS_VARIABLE}=RANK/COUNT@HOST:PORT says it."
+        raise ConfigError(Problem("distribute", rule, None, remedy)) from error
+    return None if found is None or found[1] == 1 else ProcessInfo(*found)
 
 
 def check_process_info(settings: Settings, process_info: ProcessInfo) -> None:
@@ -72,23 +132,39 @@ def check_process_info(settings: Settings, process_info: ProcessInfo) -> None:
     if settings.seed is None:
         rule = f"must be a number for {process_info.world_size} processes: each would draw another."
         problems.append(Problem("seed", rule, "null", "For example seed=0."))
+    visible = len(_gpus_of(settings))
+    if visible and process_info.own_gpus(visible) is None:
+        rule = f"must be a number of processes on this machine that divides its {visible} GPUs: some would stay unused."
+        remedy = "Start one for each GPU, or one alone, which takes all."
+        problems.append(Problem("distribute", rule, process_info.local_count, remedy))
     if problems:
         raise ConfigError(problems)
 
 
-def connect(process_info: ProcessInfo) -> None:
+def _gpus_of(settings: Settings) -> list[str]:
+    return [] if settings.backend.device == "cpu" else visible_gpus(os.environ)
+
+
+def connect(process_info: ProcessInfo, settings: Settings) -> None:
     """Meet the other processes; to be called before JAX looks at its devices. Blocks until all are there."""
     import jax
     from jax.experimental import multihost_utils
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    if process_info.coordinator is None:
-        jax.distributed.initialize()
-    else:
+    # JAX by itself gives a process under Slurm or Open MPI one GPU, however many it has
+    place: dict[str, Any] = {"local_device_ids": process_info.own_gpus(len(_gpus_of(settings)))}
+    if process_info.coordinator is not None:
         is_here = process_info.coordinator.startswith("127.")
         # reached from this machine alone; JAX would listen at every address that it has
-        jax.distributed.initialize(process_info.coordinator, process_info.world_size, process_info.rank,
-                                   coordinator_bind_address=process_info.coordinator if is_here else None)  # fmt: skip
+        place |= {"coordinator_address": process_info.coordinator, "num_processes": process_info.world_size,
+                  "process_id": process_info.rank,
+                  "coordinator_bind_address": process_info.coordinator if is_here else None}  # fmt: skip
+    try:
+        jax.distributed.initialize(**place)
+    except ValueError as error:  # what JAX lacks to find the others
+        rule = f"JAX does not find the other processes: {error}"
+        remedy = "JAX_COORDINATOR_ADDRESS=HOST:PORT says where the first process can be reached."
+        raise ConfigError(Problem("distribute", rule, None, remedy)) from error
     multihost_utils.sync_global_devices("mpt")  # Gloo greets on standard output at the first exchange: now
 
 

@@ -1,6 +1,5 @@
 """What of this machine is there, and how cores and GPUs are shared among the processes that run at a time."""
 
-import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,17 +51,14 @@ def thread_environment(workers: int, environment: Mapping[str, str]) -> dict[str
     return {name: threads for name in THREAD_VARIABLES if name not in environment}
 
 
-def core_shares(workers: int) -> list[frozenset[int]]:
-    """The cores of each of several jobs at a time: all there are, divided as evenly as it goes.
+def cores_each(workers: int) -> int | None:
+    """How many cores each of several jobs at a time has to itself. None where one has them all, where there are fewer
+    cores than jobs, and where the system can't keep a process to some cores.
 
-    Variables alone do not do it: JAX makes a thread per core that its process may run on, whatever they say. Empty
-    where one job has them all, where jobs outnumber cores, and where the system can't keep a process to some cores.
+    Variables alone do not do it: JAX makes a thread per core that its process may run on, whatever they say.
     """
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if not 1 < workers <= len(cores):
-        return []
-    ends = [number * len(cores) // workers for number in range(workers + 1)]
-    return [frozenset(cores[first:last]) for first, last in itertools.pairwise(ends)]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    return cores // workers if 1 < workers <= cores else None
 
 
 def fewer_cores(count: int, taken: Sequence[frozenset[int]]) -> frozenset[int]:

@@ -8,8 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -41,7 +42,8 @@ class Command(Generic[Subject]):
 
     `subject` is what the caller wants back with its ending, and is never looked at. Standard error goes to the end of
     `log`, to nowhere without one. Its `environment` comes on top of that of the machine it runs on. `gpus` is how many
-    it wants at most, `cores` how many it may use at most, where what it comes to hangs on that.
+    it wants at most, `cores` how many it may use at most, where what it comes to hangs on that. `is_submitted`: a
+    cluster was given it before, by this process or an earlier one, and it is only waited for.
     """
 
     name: str
@@ -53,12 +55,29 @@ class Command(Generic[Subject]):
     gpus: int = 0
     attempt: int = 1
     cores: int | None = None
+    is_submitted: bool = False
 
     def elsewhere(self, inherited: Mapping[str, str], share: Share) -> "Command[None]":
         """As it is handed to another machine: whole paths, and of this one's environment what is `inherited`."""
         environment = {**inherited, **self.environment, **share.variables}
         return replace(cast("Command[None]", self), subject=None, log=self.log and self.log.resolve(),
-                       cwd=(self.cwd or Path()).resolve(), attempt=1, environment=environment)  # fmt: skip
+                       cwd=(self.cwd or Path()).resolve(), environment=environment)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a command ended, as its queue or its cluster saw it.
+
+    `exit_code` is negative for a signal and None where it could not be started. `seconds` is how long it ran. `cause`
+    says why the queue ended it: timeout, interrupt or pruner; None where it ended of its own.
+    """
+
+    exit_code: int | None
+    seconds: float
+    cause: str | None = None
+    limit_seconds: float | None = None  # of a timeout
+    attempt: int = 1
+    note: str = ""  # why it could not be started, or was lost
 
 
 def mpt_command(verb: str, *overrides: str) -> list[str]:
@@ -87,8 +106,12 @@ class Handle(Protocol):
     """A command that was started. Used from one thread; nothing here waits for longer than a library's own call."""
 
     @property
-    def has_begun(self) -> bool:
-        """Whether it runs, or still waits in a cluster's queue."""
+    def seconds(self) -> float | None:
+        """How long it has run; None while it waits in a cluster's queue."""
+
+    @property
+    def waits_for(self) -> str:
+        """What its cluster says of it while it waits."""
 
     def poll(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs. Lost where there will be none.
@@ -111,6 +134,14 @@ class Executor(ABC):
     @abstractmethod
     def start(self, command: Command[Any], share: Share) -> Handle:
         """CannotStart where that fails."""
+
+    def under_way(self, logs: Iterable[Path]) -> set[Path]:
+        """Those of the logs whose command an earlier process started, and that goes on without it: none here."""
+        return set()
+
+    def submit(self, commands: Sequence[Command[Any]], at_a_time: int) -> list[str]:
+        """Hand over commands that are to go on without this process; returns their ids there."""
+        raise NotImplementedError(f"{type(self).__name__} keeps nothing that goes on alone")
 
     def __enter__(self) -> Self:
         return self
@@ -155,10 +186,14 @@ def _prepare(parent: int, cores: frozenset[int]) -> None:
 class LocalHandle:
     """A process of this machine, and its group."""
 
-    has_begun = True
+    waits_for = ""
 
     def __init__(self, process: "subprocess.Popen[Any]") -> None:
-        self._process = process
+        self._process, self._started_at = process, time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started_at
 
     @property
     def pid(self) -> int:

@@ -9,13 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean, install_command
 from mpt_cli.jobs.capacity import (
     GPU_VARIABLES,
     THREAD_VARIABLES,
-    core_shares,
+    cores_each,
     fitting_workers,
     thread_environment,
     usable_cores,
@@ -25,11 +25,13 @@ from mpt_cli.redaction import REDACTED, note_passwords
 from mpt_cli.settings.key import as_whole, read_number
 from mpt_cli.telemetry.records import misfit
 
+if TYPE_CHECKING:
+    from mpt_cli.jobs.cluster import Cluster
+
 PREFIX = "launcher."
-_SBATCH = "sbatch."
 MOST_AT_A_TIME = 16  # where nobody said how many: so many jobs of one person wait in a cluster's queue without offence
-_PROGRAMS = ("sbatch", "srun", "scancel", "sacct")  # of Slurm
-_ONLY_OF_SLURM = ("partition", "account", "qos", "constraint", "mem_gb", "gpus_per_node", "sbatch")
+_PROGRAMS = ("sbatch", "srun", "scancel", "squeue", "scontrol")  # of Slurm
+_OF_HERE = ("cluster", "timeout_min", "cpus_per_task")  # what submitit's processes of this machine take
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,11 @@ class Launcher(ABC):
         return not self.is_here
 
     @property
+    def can_detach(self) -> bool:
+        """Whether it takes all jobs at once and keeps to so many at a time itself."""
+        return False
+
+    @property
     def description(self) -> str:
         """Where, as the first line of a sweep says it."""
         return f"through {self.name}"
@@ -66,21 +73,13 @@ class Launcher(ABC):
         """What sweep.json holds of it."""
         return {"name": self.name, "settings": asdict(self)}
 
-    @property
-    def words(self) -> Sequence[str]:
-        """What says it on a command line, with those of its settings that are not as by default; none for the usual
-        one."""
-        own = {key: value for key, value in asdict(self).items() if value != getattr(type(self)(), key)}
-        more = {f"{_SBATCH}{option}": value for option, value in own.pop("sbatch", {}).items()}
-        return ["--launcher", self.name, *(f"{PREFIX}{key}={value}" for key, value in {**own, **more}.items())]
-
     def workers(self, jobs: int, gpus: int = 0) -> int:
         """Jobs at a time where nobody said how many."""
         return fitting_workers(jobs, gpus) if self.is_here else min(jobs, MOST_AT_A_TIME)
 
-    def core_shares(self, workers: int) -> list[frozenset[int]]:
-        """The cores that the queue keeps each job to, if any: a launcher starts its jobs itself."""
-        return []
+    def cores_each(self, workers: int) -> int | None:
+        """How many cores the queue keeps each job to, if any: a launcher starts its jobs itself."""
+        return None
 
     def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
         """A job's threads: its share of this machine where it runs here."""
@@ -102,13 +101,12 @@ class LocalLauncher(Launcher):
     is_here = True
     description = ""
     facts = None
-    words = ()
 
     def check(self) -> None:
         """It needs nothing."""
 
-    def core_shares(self, workers: int) -> list[frozenset[int]]:
-        return core_shares(workers)
+    def cores_each(self, workers: int) -> int | None:
+        return cores_each(workers)
 
     def executor(self, workers: int, folder: Path) -> Executor:
         return LocalExecutor()
@@ -118,7 +116,8 @@ class LocalLauncher(Launcher):
 class SubmititLauncher(Launcher):
     """A Slurm job each. With `cluster` local, submitit's processes on this machine, to try it out.
 
-    `sbatch` holds further options of sbatch by their long names: launcher.sbatch.mail-type=FAIL.
+    `sbatch` and `srun` hold further options of these programs by their long names: launcher.sbatch.mail-type=FAIL. One
+    without a value is true: launcher.sbatch.exclusive=true.
     """
 
     name: ClassVar[str] = "submitit"
@@ -129,16 +128,26 @@ class SubmititLauncher(Launcher):
     timeout_min: int = 60  # minutes that a job is given
     cpus_per_task: int | None = None  # cores of a job, and its threads
     gpus_per_node: int | None = None  # GPUs of a job
+    gpus_per_task: int | None = None  # GPUs of each of its tasks, to which it is bound
+    nodes: int | None = None  # that a job runs on, one task on each
+    tasks_per_node: int | None = None  # that train together
     mem_gb: float | None = None  # memory of a job
     partition: str | None = None  # as sbatch has it
     account: str | None = None  # as sbatch has it
     qos: str | None = None  # as sbatch has it
     constraint: str | None = None  # as sbatch has it
+    setup: str | None = None  # a line of shell before the job: modules, variables
+    python: str | None = None  # what starts Python there, for a container: apptainer exec image.sif python3
     sbatch: dict[str, str] = field(default_factory=dict)  # other options of sbatch, by their long names
+    srun: dict[str, str] = field(default_factory=dict)  # options of srun, by their long names
 
     @property
     def is_here(self) -> bool:
         return self.cluster == "local"
+
+    @property
+    def can_detach(self) -> bool:
+        return not self.is_here
 
     @property
     def description(self) -> str:
@@ -150,7 +159,7 @@ class SubmititLauncher(Launcher):
             raise ConfigError(Problem("launcher.cluster", "must be slurm or local.", self.cluster))
         if self.is_here:
             problems = [Problem(f"launcher.{key}", "is for launcher.cluster=slurm.", value)
-                        for key in _ONLY_OF_SLURM if (value := getattr(self, key))]  # fmt: skip
+                        for key, value in asdict(self).items() if value and key not in _OF_HERE]  # fmt: skip
             if problems:
                 raise ConfigError(problems)
         elif missing := [program for program in _PROGRAMS if shutil.which(program) is None]:
@@ -164,22 +173,40 @@ class SubmititLauncher(Launcher):
             return dict.fromkeys(THREAD_VARIABLES, str(self.cpus_per_task))
         return super().environment(workers, environment)
 
-    def executor(self, workers: int, folder: Path) -> Executor:
-        from mpt_cli.jobs.submitit_executor import SubmititExecutor
+    def executor(self, workers: int, folder: Path) -> "Cluster":
+        from mpt_cli.jobs.submitit_executor import ProcessesOfSubmitit, SlurmCluster
 
         parameters: dict[str, Any] = {"timeout_min": self.timeout_min}
-        if not self.is_here:  # None stands for what Slurm does by default
-            parameters |= {
-                "cpus_per_task": self.cpus_per_task, "gpus_per_node": self.gpus_per_node, "mem_gb": self.mem_gb,
-                "slurm_partition": self.partition, "slurm_account": self.account, "slurm_qos": self.qos,
-                "slurm_constraint": self.constraint, "slurm_additional_parameters": self.sbatch or None,
-            }  # fmt: skip
-        return SubmititExecutor(self.cluster, parameters, self.inherited_variables(), folder / self.name)
+        if self.is_here:
+            return ProcessesOfSubmitit(parameters, {}, self.inherited_variables(), folder / self.name)
+        of_srun = [f"--{name}" if value is True else f"--{name}={value}" for name, value in _flags(self.srun).items()]
+        parameters |= {  # None stands for what Slurm does by default
+            "slurm_signal_delay_s": min(90, 15 * self.timeout_min),  # before the end of its time, to save
+            "cpus_per_task": self.cpus_per_task, "gpus_per_node": self.gpus_per_node, "mem_gb": self.mem_gb,
+            "slurm_gpus_per_task": self.gpus_per_task, "nodes": self.nodes, "tasks_per_node": self.tasks_per_node,
+            "slurm_partition": self.partition, "slurm_account": self.account, "slurm_qos": self.qos,
+            "slurm_constraint": self.constraint, "slurm_additional_parameters": _flags(self.sbatch) or None,
+            "slurm_setup": [self.setup] if self.setup else None, "slurm_srun_args": of_srun or None,
+        }  # fmt: skip
+        given = {name: value for name, value in parameters.items() if value is not None}
+        own = {} if self.python is None else {"slurm_python": self.python}
+        return SlurmCluster(given, own, self.inherited_variables(), folder / self.name)
+
+
+def _flags(options: Mapping[str, str]) -> dict[str, str | bool]:
+    """Those without a value are true, and one that is false is left out.
+
+    >>> _flags({"hold": "true", "requeue": "false", "exclusive": "user"})
+    {'hold': True, 'exclusive': 'user'}
+    """
+    words = {"true": True, "false": False}
+    found = {name: words.get(value.lower(), value) for name, value in options.items()}
+    return {name: value for name, value in found.items() if value is not False}
 
 
 @dataclass(frozen=True)
 class RayLauncher(Launcher):
-    """A Ray actor each. `address` None: RAY_ADDRESS, else a Ray of its own on this machine for as long as it runs."""
+    """A job of Ray's each. `address` None: RAY_ADDRESS, else a Ray of its own on this machine while it runs."""
 
     name: ClassVar[str] = "ray"
     package: ClassVar[str] = "ray"
@@ -212,13 +239,13 @@ class RayLauncher(Launcher):
     def gives_gpus(self) -> bool:
         return not self.is_here or self.num_gpus is not None
 
-    def executor(self, workers: int, folder: Path) -> Executor:
-        from mpt_cli.jobs.ray_executor import RayExecutor
+    def executor(self, workers: int, folder: Path) -> "Cluster":
+        from mpt_cli.jobs.ray_executor import RayCluster
 
-        options = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus,
-                   "memory": None if self.memory_gb is None else int(self.memory_gb * 2**30)}  # fmt: skip
+        options = {"entrypoint_num_cpus": self.num_cpus, "entrypoint_num_gpus": self.num_gpus,
+                   "entrypoint_memory": None if self.memory_gb is None else int(self.memory_gb * 2**30)}  # fmt: skip
         cpus = max(usable_cores(), round(workers * self.num_cpus))
-        return RayExecutor(self.cluster_address or None, cpus, options, self.inherited_variables())
+        return RayCluster(self.cluster_address or None, cpus, options, self.inherited_variables(), folder / self.name)
 
 
 LAUNCHERS: dict[str, type[Launcher]] = {kind.name: kind for kind in (LocalLauncher, SubmititLauncher, RayLauncher)}
@@ -266,9 +293,11 @@ def _read_overrides(kind: type[Launcher], overrides: Sequence[str], problems: li
     given: dict[str, Any] = {}
     for override in overrides:
         key, equals, text = override.removeprefix(PREFIX).partition("=")
-        if key.startswith(_SBATCH) and "sbatch" in known and equals:
-            given.setdefault("sbatch", {})[key.removeprefix(_SBATCH)] = text
-        elif key not in known or key == "sbatch" or not equals:
+        group, _, option = key.partition(".")
+        is_group = group in known and "dict" in str(known[group].type)
+        if is_group and option and equals:
+            given.setdefault(group, {})[option] = text
+        elif key not in known or is_group or not equals:
             names = [f"{PREFIX}{name}" for name in known]
             remedy = did_you_mean(f"{PREFIX}{key}", names) or f"It has {', '.join(names) or 'none'}."
             problems.append(Problem(f"{PREFIX}{key}", f"is no setting of {kind.package}.", None, remedy))

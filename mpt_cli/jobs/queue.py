@@ -8,43 +8,32 @@ from typing import Any, Generic
 
 from mpt_cli.errors import TERMINATED, MptError
 from mpt_cli.jobs.capacity import GpuPool, fewer_cores
-from mpt_cli.jobs.executor import CannotStart, Command, Executor, Handle, LocalExecutor, Lost, Share, Subject
+from mpt_cli.jobs.executor import CannotStart, Command, Ending, Executor, Handle, LocalExecutor, Lost, Share, Subject
 from mpt_cli.signals import GRACE_SECONDS, Interruption, raise_for
 
 KILL_SECONDS = 5.0  # for the news of an end that was forced: a cluster may be slow to tell
 
 
-@dataclass(frozen=True)
-class Ending:
-    """How a command ended, as the queue saw it.
-
-    `exit_code` is negative for a signal and None where it could not be started. `cause` says why the queue ended it:
-    timeout, interrupt or pruner; None where it ended of its own.
-    """
-
-    exit_code: int | None
-    seconds: float
-    cause: str | None = None
-    limit_seconds: float | None = None  # of a timeout
-    attempt: int = 1
-    note: str = ""  # why it could not be started, or was lost
-
-
 class Running(Generic[Subject]):
-    """A command that was started, and its time, which counts from where it began to run."""
+    """A command that was started, or given to a cluster in whose queue it may wait."""
 
     def __init__(self, command: Command[Subject], handle: Handle, share: Share) -> None:
         self.command, self.share = command, share
         self.cause: str | None = None
         self._handle = handle
-        self._started_at = time.monotonic()
-        self._has_begun = self._is_killed = False
+        self._is_killed = False
         self._asked_at: float | None = None
         self._limit_seconds: float | None = None
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self._started_at
+        """How long it has run."""
+        return self._handle.seconds or 0.0
+
+    @property
+    def waits_for(self) -> str:
+        """What its cluster says of it while it does not run; empty where it runs."""
+        return self._handle.waits_for
 
     def stop(self, cause: str) -> None:
         """Ask once: `mpt train` saves a checkpoint and ends."""
@@ -60,10 +49,8 @@ class Running(Generic[Subject]):
 
     def look(self, limits: "Limits") -> Ending | None:
         """How it ended; None while it runs. End it when its time is over, and kill it when the grace is over too."""
-        if not self._has_begun and self._handle.has_begun:
-            self._has_begun, self._started_at = True, time.monotonic()
         timeout = limits.timeout_seconds
-        if timeout is not None and self._has_begun and self.seconds > timeout and self._asked_at is None:
+        if timeout is not None and self.seconds > timeout and self._asked_at is None:
             self._limit_seconds = timeout
             self.stop("timeout")
         if self._asked_at is not None and time.monotonic() - self._asked_at > limits.grace_seconds:
@@ -93,11 +80,11 @@ class Observer(Generic[Subject]):
 
 @dataclass(frozen=True)
 class Limits:
-    """How much at a time and for how long. `cores` are the shares of them, one for each worker, or none at all."""
+    """How much at a time and for how long. `cores_each`: how many a command has to itself; None: all, as the others."""
 
     workers: int = 1
     gpus: Sequence[str] = ()
-    cores: Sequence[frozenset[int]] = ()
+    cores_each: int | None = None
     timeout_seconds: float | None = None
     grace_seconds: float = GRACE_SECONDS
 
@@ -114,7 +101,6 @@ class Queue(Generic[Subject]):
     ) -> None:  # fmt: skip
         self.limits, self.executor, self.record, self.observers = limits, executor, record, observers
         self.pool = GpuPool(limits.gpus, limits.workers)
-        self.free_cores = [*limits.cores]
         self.running: list[Running[Subject]] = []
         self._source: Iterator[Command[Subject]] = iter(())
         self._next: Command[Subject] | None = None
@@ -159,28 +145,22 @@ class Queue(Generic[Subject]):
             self._start(command, Share(gpus, self._take_cores(command), self.pool.variables(gpus)))
 
     def _take_cores(self, command: Command[Subject]) -> frozenset[int]:
-        """The next free share, or as many cores as the command may use; none at all where it may use them all."""
-        if self.free_cores:
-            return self.free_cores.pop(0)
+        """As many as the command may use, those that the fewest others have; none at all where it may use them all."""
+        count = command.cores or self.limits.cores_each
         taken = [running.share.cores for running in self.running]
-        return frozenset() if command.cores is None else fewer_cores(command.cores, taken)
+        return frozenset() if count is None else fewer_cores(count, taken)
 
     def _start(self, command: Command[Subject], share: Share) -> None:
         try:
             running = Running(command, self.executor.start(command, share), share)
         except CannotStart as error:
-            self._take_back(share)
+            self.pool.give_back(share.gpus)
             note = f"it could not be started: {error}"
             self._tell_end(command, Ending(None, 0.0, attempt=command.attempt, note=note))
             return
         self.running.append(running)
         for observer in self.observers:
             observer.started(running)
-
-    def _take_back(self, share: Share) -> None:
-        self.pool.give_back(share.gpus)
-        if share.cores in self.limits.cores:
-            self.free_cores.append(share.cores)
 
     def _look(self) -> None:
         for running in list(self.running):
@@ -191,7 +171,7 @@ class Queue(Generic[Subject]):
     def _end(self, running: Running[Subject], ending: Ending | None) -> None:
         if ending is not None:
             self.running.remove(running)
-            self._take_back(running.share)
+            self.pool.give_back(running.share.gpus)
             self._tell_end(running.command, ending)
 
     def _tell_end(self, command: Command[Subject], ending: Ending) -> None:

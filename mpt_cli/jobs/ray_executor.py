@@ -1,142 +1,140 @@
-"""Commands on a Ray cluster, or on a Ray of one's own here. Imports ray, an extra, once it runs."""
+"""Commands as jobs of a Ray cluster, or of a Ray of one's own here. Imports ray, an extra, once it runs.
 
-import logging
+Ray's jobs are asked for over HTTP: a client in this process would end it, where the head of the cluster dies.
+"""
+
 import os
+import pickle
 import secrets
-import signal
+import shlex
+import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Self
 
 from mpt_cli.errors import DataError
-from mpt_cli.jobs.executor import Command, Executor, LocalExecutor, Lost, Share
-from mpt_cli.signals import SIGNALS
+from mpt_cli.jobs.cluster import Cluster, JobState, NoAnswer, RemoteCommand
+from mpt_cli.jobs.executor import CannotStart, Command, LocalExecutor, LocalHandle, module_command
+from mpt_cli.signals import GRACE_SECONDS
 
-_KILL_SECONDS = 2.0  # for an actor to end its command; one that does not answer is ended with its process
-_RESTARTS = 3  # of an actor whose machine is lost; the command goes on from its last checkpoint
-
-
-class CommandActor:
-    """Runs a command in a process of Ray's, on whatever machine that is, and ends with it."""
-
-    def __init__(self, command: Command[None]) -> None:
-        self._handle = LocalExecutor().start(command)
-
-    def poll(self) -> int | None:
-        return self._handle.poll()
-
-    def terminate(self) -> None:
-        self._handle.terminate()
-
-    def kill(self) -> None:
-        self._handle.kill()
+_START_SECONDS = 90.0  # for a Ray of our own to answer
+_ADDRESS = "RAY_API_SERVER_ADDRESS"
+_OVER = ("STOPPED", "SUCCEEDED", "FAILED")
+# a Ray that ends with this program, by whatever signal: it says where it is reached, and waits
+_OWN = """
+import pathlib, signal, sys, ray
+found = ray.init("local", num_cpus=int(sys.argv[1]), include_dashboard=True, log_to_driver=False)
+pathlib.Path(sys.argv[2]).write_text(found.dashboard_url)
+signal.pause()
+"""
 
 
-class RayHandle:
-    """One question to the actor is always open, so that nothing here waits for an answer."""
-
-    def __init__(self, ray: ModuleType, actor: Any) -> None:
-        self._ray, self._actor = ray, actor
-        self._question = actor.poll.remote()
-        self._code: int | None = None
-        self._killed_at: float | None = None
-        self.has_begun = False
-
-    def poll(self) -> int | None:
-        if self._code is not None:
-            return self._code
-        try:
-            answered, _ = self._ray.wait([self._question], timeout=0)
-            if answered:
-                self._code, self.has_begun = self._ray.get(self._question), True
-                self._question = self._actor.poll.remote()
-        except self._ray.exceptions.RayError as error:
-            raise Lost(f"Ray: {str(error).strip().splitlines()[0]}") from error
-        is_overdue = self._killed_at is not None and time.monotonic() - self._killed_at > _KILL_SECONDS
-        if self._code is not None or is_overdue:
-            self._ray.kill(self._actor)
-        return self._code
-
-    def terminate(self) -> None:
-        if self.has_begun:
-            self._actor.terminate.remote()
-        else:
-            self.kill()
-
-    def kill(self) -> None:
-        """By the actor, which ends the whole group: Ray would end the command, and not what that started."""
-        if self.has_begun:
-            self._killed_at = time.monotonic()
-            self._actor.kill.remote()
-        else:
-            self._ray.kill(self._actor)
-
-
-class RayExecutor(Executor):
-    """This process is a driver of Ray's; what it started there ends with it.
-
-    `address` None starts a Ray here, with so many `cpus`. `options` are those of an actor, `inherited` its variables.
+class RayCluster(Cluster):
+    """`address` None starts a Ray here, with so many `cpus`. `options` are those of a job, `folder` has what is handed
+    over.
     """
 
-    poll_seconds = 0.1
+    name = "Ray"
+    poll_seconds = 0.5
+    gives_up_seconds = 45.0  # jobs end with the head of their cluster
 
     def __init__(
-        self, address: str | None, cpus: int, options: Mapping[str, Any], inherited: Mapping[str, str]
-    ) -> None:
-        self._address, self._cpus, self._options, self._inherited = address, cpus, options, inherited
+        self, address: str | None, cpus: int, options: Mapping[str, Any], inherited: Mapping[str, str], folder: Path
+    ) -> None:  # fmt: skip
+        super().__init__(inherited)
+        self._address, self._cpus, self._options, self._folder = address, cpus, options, folder
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            if self._address is None:
-                stack.enter_context(_token())
-            self._ray = self._connect()
-            stack.callback(self._ray.shutdown)
+            address, token = (self._address, "") if self._address else stack.enter_context(_own_ray(self._cpus))
+            self._client = _connect(address, {"Authorization": f"Bearer {token}"} if token else {})
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def _connect(self) -> ModuleType:
-        """Ray puts handlers of its own in the place of those of this process: they are put back."""
-        import ray
-
-        library: ModuleType = ray
-        own: dict[str, Any] = {"address": self._address}
-        if self._address is None:
-            own = {"address": "local", "num_cpus": self._cpus, "include_dashboard": False}
-        handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    def hand_over(self, commands: Sequence[RemoteCommand], at_a_time: int) -> list[str]:
+        self._folder.mkdir(parents=True, exist_ok=True)
         try:
-            ray.init(**own, log_to_driver=False, logging_level=logging.ERROR)
-        except Exception as error:  # whatever keeps its processes from starting
-            where = "started on this machine" if self._address is None else f"reached at {self._address}"
-            raise DataError(f"Ray could not be {where}: {str(error).strip().splitlines()[0]}") from error
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-        return library
+            return [self._submit(command) for command in commands]
+        except Exception as error:  # of requests, or RuntimeError
+            raise CannotStart(f"Ray: {_first_line(error)}") from error
 
-    def start(self, command: Command[Any], share: Share) -> RayHandle:
-        options = {**self._options, "max_restarts": _RESTARTS, "max_task_retries": -1}
-        actor = self._ray.remote(CommandActor).options(**options)
-        return RayHandle(self._ray, actor.remote(command.elsewhere(self._inherited, share)))
+    def _submit(self, command: RemoteCommand) -> str:
+        file = (self._folder / f"{command.command.name}.pkl").resolve()
+        file.write_bytes(pickle.dumps(command))
+        variables = {"RAY_JOB_STOP_WAIT_TIME_S": f"{GRACE_SECONDS:.0f}"}  # before it kills what it asked to end
+        return str(self._client.submit_job(
+            entrypoint=shlex.join(module_command("mpt_cli.jobs.cluster", str(file))),
+            runtime_env={"env_vars": variables}, **self._options,
+        ))  # fmt: skip
+
+    def states(self, job_ids: Collection[str]) -> dict[str, JobState]:
+        try:
+            jobs = self._client.list_jobs()
+        except Exception as error:
+            raise NoAnswer(f"{self._client.get_address()} does not answer ({type(error).__name__})") from error
+        return {job.submission_id: _state(job) for job in jobs if job.submission_id in job_ids}
+
+    def cancel(self, job_id: str) -> None:
+        with suppress(Exception):  # it has ended, or its cluster has, which `states` says
+            self._client.stop_job(job_id)
 
 
-def _token() -> ExitStack:
-    """While this is open, only this user can give a Ray that is started here work."""
+def _state(job: Any) -> JobState:
+    word = str(getattr(job.status, "value", job.status))
+    reason = "" if word == "RUNNING" else (job.message or "").strip().partition("\n")[0]
+    return JobState(word, reason, waits=word == "PENDING", is_over=word in _OVER)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _connect(address: str, headers: Mapping[str, str]) -> Any:
+    """A client of Ray's jobs. RAY_ADDRESS would win over an address, and this wins over it."""
+    before = os.environ.get(_ADDRESS)
+    os.environ[_ADDRESS] = address
+    try:
+        from ray.job_submission import JobSubmissionClient
+
+        return JobSubmissionClient(address, headers=dict(headers))
+    except Exception as error:  # whatever keeps it from answering
+        raise DataError(f"Ray could not be reached at {address}: {_first_line(error)}") from error
+    finally:
+        os.environ.pop(_ADDRESS)
+        os.environ.update({} if before is None else {_ADDRESS: before})
+
+
+@contextmanager
+def _own_ray(cpus: int) -> Iterator[tuple[str, str]]:
+    """The address of one that is here as long as this is open, and the token with which alone it takes work."""
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())  # that only this user can read
-        token = Path(folder) / "token"
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))  # that only this user can read
+        token, said, log = folder / "token", folder / "address", folder / "log"
         token.write_text(secrets.token_hex(32))
-        own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
-        before = {name: os.environ.get(name) for name in own}
-        os.environ.update(own)  # before Ray is imported
-        for name, value in before.items():
-            put_back = (os.environ.pop, name) if value is None else (os.environ.__setitem__, name, value)
-            stack.callback(*put_back)
-        return stack.pop_all()
+        environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+        command = Command("ray", [sys.executable, "-c", _OWN, str(cpus), str(said)], None, log, environment=environment)
+        handle = stack.enter_context(LocalExecutor()).start(command)
+        stack.callback(_end, handle)
+        ends = time.monotonic() + _START_SECONDS
+        while not (address := said.read_text() if said.exists() else ""):
+            if handle.poll() is not None or time.monotonic() > ends:
+                last = (log.read_text(errors="replace").strip().splitlines() or ["it did not answer"])[-1]
+                raise DataError(f"Ray could not be started on this machine: {last}")
+            time.sleep(0.1)
+        yield f"http://{address}", token.read_text()
+
+
+def _end(handle: LocalHandle) -> None:
+    handle.terminate()
+    ends = time.monotonic() + GRACE_SECONDS
+    while handle.poll() is None:
+        if time.monotonic() > ends:
+            handle.kill()
+        time.sleep(0.1)

@@ -1,190 +1,129 @@
 """Commands as jobs of submitit: Slurm's, or processes here to try it out. Imports submitit, an extra."""
 
 import os
+import re
 import signal
-import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import submitit
 from submitit.core import utils
-from submitit.helpers import DelayedSubmission
+from submitit.slurm.slurm import SlurmInfoWatcher
 
-from mpt_cli.errors import TERMINATED
-from mpt_cli.jobs.executor import CannotStart, Command, Executor, LocalExecutor, LocalHandle, Lost, Share
-from mpt_cli.signals import GRACE_SECONDS, handled_by, held_back
+from mpt_cli.jobs.cluster import Cluster, JobState, NoAnswer, RemoteCommand
+from mpt_cli.jobs.executor import CannotStart, call
+from mpt_cli.signals import held_back
 
-_POLL_SECONDS = 0.1
-_RESULT_SECONDS = 15.0  # for a result to appear on a file system that the cluster shares
-_ASK_SECONDS = 3.0  # between questions to Slurm once a job was asked to end
-_OWN_SECONDS = 2.0  # for a SIGTERM that the command may have got too: a second one could cut its end short
-_PREEMPTION_SECONDS = 20.0  # between Slurm's SIGTERM and the signal that has submitit put the job back in the queue
+MOST_OF_ARRAY = 1000  # jobs in one, as Slurm has it by default (MaxArraySize)
+_ANSWER_SECONDS = 30.0
+_WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+_IS_OVER = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
+            "REVOKED", "TIMEOUT")  # fmt: skip
+_COLUMNS = "JobID|State|Reason"
+_QUEUE = ("squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r")
+_ACCOUNTS = ("sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State,Reason")
 
 
-@dataclass
-class RemoteCommand:
-    """What submitit keeps in a file and calls where the job runs: it runs the command to its end and returns its exit
-    code, negative for a signal.
-
-    `began` holds the number of the process once there is one, `stop` is touched before the job is asked to end.
+class SlurmCluster(Cluster):
+    """Several commands at once are an array. `parameters` are those of a job as submitit has them, `own` those of its
+    executor, `folder` has what it writes.
     """
 
-    command: Command[None]
-    began: Path
-    stop: Path
-    _handle: LocalHandle | None = field(default=None, init=False, repr=False, compare=False)
-    _asked_at: float | None = field(default=None, init=False, repr=False, compare=False)
-
-    def __call__(self) -> int:
-        if self.stop.exists():  # it was called off while it waited
-            return TERMINATED
-        with handled_by(self._note_termination):
-            with held_back(signal.SIGUSR2):  # which Slurm sends to every process of a job, and is for submitit
-                self._handle = LocalExecutor().start(self.command)
-            self.began.write_text(str(self._handle.pid))
-            return self._wait(self._handle)
-
-    def checkpoint(self) -> DelayedSubmission:
-        """Called by submitit where the job's time is over or its machine is wanted: the command saves and ends, and
-        goes on where it stopped (`resume=auto`) when the job is run again.
-        """
-        if self._handle is not None:
-            self._handle.terminate()
-            with suppress(ChildProcessError):  # not `wait`: this interrupts a `poll`, perhaps
-                os.waitid(os.P_PID, self._handle.pid, os.WEXITED | os.WNOWAIT)
-        return DelayedSubmission(replace(self))
-
-    def _wait(self, handle: LocalHandle) -> int:
-        is_told = False
-        while (code := handle.poll()) is None:
-            time.sleep(_POLL_SECONDS)
-            if self._asked_at is None and self.stop.exists():
-                self._asked_at = time.monotonic()
-            if not is_told and self._has_waited(_OWN_SECONDS if _is_in_slurm() else 0.0):
-                is_told = True
-                handle.terminate()
-            if not _is_in_slurm() and self._has_waited(GRACE_SECONDS):  # nobody is left who would kill it
-                handle.kill()
-        while _is_in_slurm() and self._asked_at is not None and not self.stop.exists():
-            # not the sweep but the cluster asked: what follows may still put the job back in the queue
-            if self._has_waited(_PREEMPTION_SECONDS):
-                break
-            time.sleep(_POLL_SECONDS)
-        return code
-
-    def _has_waited(self, seconds: float) -> bool:
-        return self._asked_at is not None and time.monotonic() - self._asked_at > seconds
-
-    def _note_termination(self, number: int) -> None:
-        self._asked_at = self._asked_at or time.monotonic()
-
-
-def _is_in_slurm() -> bool:
-    return os.environ.get("SUBMITIT_EXECUTOR") == "slurm"  # submitit itself says so
-
-
-@dataclass
-class SlurmHandle:
-    """Ended by scancel, which asks first and kills after the cluster's KillWait (30 s)."""
-
-    job: "submitit.Job[int]"
-    remote: RemoteCommand
-    _asked_at: float | None = None
-    _done_at: float | None = None
-    _code: int | None = None
-
-    @property
-    def has_begun(self) -> bool:
-        return self.remote.began.exists()
-
-    def poll(self) -> int | None:
-        if self._code is None and self._is_done():
-            self._code = self._outcome()
-        return self._code
-
-    def terminate(self) -> None:
-        self._asked_at = time.monotonic()
-        self.remote.stop.touch()
-        self.job.cancel(check=False)
-
-    def kill(self) -> None:
-        """Slurm itself kills it; where it was asked already, this asks once more."""
-        self.terminate()
-
-    def _is_done(self) -> bool:
-        """And has left its result, or never will."""
-        asks = self._asked_at is not None and time.monotonic() - self._asked_at > _ASK_SECONDS
-        if asks:
-            self._asked_at = time.monotonic()
-        if not self.job.done(force_check=asks):
-            return False
-        self._done_at = self._done_at or time.monotonic()
-        return self.job.paths.result_pickle.exists() or time.monotonic() - self._done_at > _RESULT_SECONDS
-
-    def _outcome(self) -> int:
-        """The exit code; Lost with Slurm's word for how it ended, where it left none."""
-        job = self.job
-        job._results_timeout_s = 0  # it was waited for already
-        try:
-            return job.result()
-        except utils.FailedJobError as error:
-            raise Lost(f"submitit's job {job.job_id} failed: {str(error).strip().splitlines()[-1]}") from error
-        except utils.UncompletedJobError as error:
-            raise Lost(f"submitit's job {job.job_id} ended as {job.state}, see {job.paths.stderr}") from error
-
-
-class SubmititLocalHandle(SlurmHandle):
-    """submitit's own process here passes a SIGTERM on to its job; what it would do about SIGINT is held back."""
-
-    def terminate(self) -> None:
-        self.remote.stop.touch()
-        with suppress(ProcessLookupError):
-            os.kill(int(self.job.job_id), signal.SIGTERM)
-
-    def kill(self) -> None:
-        self.terminate()
-        with suppress(OSError, ValueError):  # it has not begun, or has ended
-            os.killpg(int(self.remote.began.read_text()), signal.SIGKILL)
-
-    def _is_done(self) -> bool:
-        return bool(self.job.done())
-
-
-class SubmititExecutor(Executor):
-    """Hands each command to submitit. The jobs are the cluster's: where this process is killed, they go on.
-
-    `parameters` are submitit's, `inherited` the variables of this process that a job is given.
-    """
+    name = "Slurm"
+    kind = "slurm"
 
     def __init__(
-        self, cluster: str, parameters: Mapping[str, Any], inherited: Mapping[str, str], folder: Path
+        self, parameters: Mapping[str, Any], own: Mapping[str, Any], inherited: Mapping[str, str], folder: Path
     ) -> None:
-        self._cluster, self._parameters, self._inherited, self._folder = cluster, parameters, inherited, folder
-        self.poll_seconds = 0.2 if cluster == "local" else 1.0
+        super().__init__(inherited)
+        self._parameters, self._own, self._folder = parameters, own, folder
 
-    def start(self, command: Command[Any], share: Share) -> SlurmHandle:
-        folder, is_here = self._folder / command.name, self._cluster == "local"
-        remote = self._remote(command, share)
+    def hand_over(self, commands: Sequence[RemoteCommand], at_a_time: int) -> list[str]:
+        parts = [commands[first : first + MOST_OF_ARRAY] for first in range(0, len(commands), MOST_OF_ARRAY)]
+        share = max(1, at_a_time // len(parts))
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            executor = submitit.AutoExecutor(folder=folder, cluster=self._cluster)
-            executor.update_parameters(**self._parameters, **({} if is_here else {"name": command.name}))
-            # submitit's processes here are in our group: what the terminal sends must not end them before their job
-            with held_back(*((signal.SIGINT, signal.SIGHUP) if is_here else ())):
-                job = executor.submit(remote)
+            return [job.job_id for part in parts for job in self._submit(part, slurm_array_parallelism=share)]
         except (OSError, utils.FailedSubmissionError, utils.FailedJobError) as error:  # the last is sbatch's own
-            raise CannotStart(str(error).strip().splitlines()[-1]) from error
-        return (SubmititLocalHandle if is_here else SlurmHandle)(job, remote)
+            raise CannotStart(" ".join(str(error).split())) from error
 
-    def _remote(self, command: Command[Any], share: Share) -> RemoteCommand:
-        """It goes by whole paths: where it runs, another directory may be the current one."""
-        assert command.log is not None
-        own = command.elsewhere(self._inherited, share)
-        remote = RemoteCommand(own, command.log.resolve().with_suffix(".began"),
-                               command.log.resolve().with_suffix(".stop"))  # fmt: skip
-        for path in (remote.began, remote.stop):  # of an earlier attempt
-            path.unlink(missing_ok=True)
-        return remote
+    def _submit(self, commands: Sequence[RemoteCommand], **more: Any) -> list["submitit.Job[int]"]:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        executor = submitit.AutoExecutor(folder=self._folder, cluster=self.kind, **self._own)
+        executor.update_parameters(**self._parameters, **more, **self._name_of(commands))
+        with executor.batch():
+            return [executor.submit(command) for command in commands]
+
+    def _name_of(self, commands: Sequence[RemoteCommand]) -> dict[str, str]:
+        sweep = self._folder.parent.parent.name
+        return {"name": commands[0].command.name if len(commands) == 1 else sweep}
+
+    def states(self, job_ids: Collection[str]) -> dict[str, JobState]:
+        """By squeue, which has each job for some minutes after its end; of those that it has no more by sacct, where
+        there is accounting."""
+        found = self._asked_of(_QUEUE, job_ids)
+        missing = {job_id for job_id in job_ids if job_id not in found}
+        if missing:
+            with suppress(NoAnswer):
+                found |= self._asked_of(_ACCOUNTS, missing)
+        return found
+
+    def _asked_of(self, program: Sequence[str], job_ids: Collection[str]) -> dict[str, JobState]:
+        arrays = sorted({job_id.partition("_")[0] for job_id in job_ids})
+        answer = call([*program, f"--jobs={','.join(arrays)}"], _ANSWER_SECONDS)
+        if answer.exit_code != 0 and "Invalid job id" not in answer.stderr:
+            raise NoAnswer(f"{program[0]}: {answer.why or ' '.join(answer.stderr.split())}")
+        found = SlurmInfoWatcher().read_info(f"{_COLUMNS}\n{answer.stdout}")  # it knows what an array is called
+        return {job_id: _state(row["State"], row["Reason"]) for job_id, row in found.items()}
+
+    def cancel(self, job_id: str) -> None:
+        """Asks first, and kills after the cluster's KillWait (30 s)."""
+        call(["scancel", job_id], _ANSWER_SECONDS)
+
+    def why(self, job_id: str) -> str:
+        """submitit's own reason, as that its time was over too often, and where its log is."""
+        paths = utils.JobPaths(self._folder, job_id)
+        parts = []
+        with suppress(OSError, ValueError, EOFError):
+            parts.append(str(utils.pickle_load(paths.result_pickle)[1]).strip().rpartition("\n")[2])
+        return ", ".join([*parts, *([f"see {paths.stderr}"] if paths.stderr.exists() else [])])
+
+
+def _state(word: str, reason: str) -> JobState:
+    first = re.split(r"[ +]", word, maxsplit=1)[0]
+    return JobState(word, reason, waits=first in _WAITS, is_over=first in _IS_OVER)
+
+
+class ProcessesOfSubmitit(SlurmCluster):
+    """submitit's processes on this machine, to try it out: each passes a SIGTERM on to its job."""
+
+    name = "submitit"
+    kind = "local"
+    poll_seconds = 0.2
+
+    def _submit(self, commands: Sequence[RemoteCommand], **_: Any) -> list["submitit.Job[int]"]:
+        # they are in our group: what the terminal sends must not end them before their job
+        with held_back(signal.SIGINT, signal.SIGHUP):
+            return super()._submit(commands)
+
+    def _name_of(self, commands: Sequence[RemoteCommand]) -> dict[str, str]:
+        return {}
+
+    def states(self, job_ids: Collection[str]) -> dict[str, JobState]:
+        return {job_id: JobState("RUNNING") if _is_alive(int(job_id)) else JobState("ended", is_over=True)
+                for job_id in job_ids}  # fmt: skip
+
+    def cancel(self, job_id: str) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(int(job_id), signal.SIGTERM)
+
+
+def _is_alive(pid: int) -> bool:
+    with suppress(ChildProcessError):  # it was started by another process, or has been asked after its end before
+        os.waitpid(pid, os.WNOHANG)
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True

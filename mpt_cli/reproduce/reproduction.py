@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from mpt_cli.errors import BAD_DATA, MISMATCH, OK, TERMINATED, ConfigError, DataError, Problem
-from mpt_cli.jobs.executor import Command, LocalExecutor, mpt_command
-from mpt_cli.jobs.queue import Ending, Limits, Queue, run_one
+from mpt_cli.jobs.executor import Command, Ending, LocalExecutor, mpt_command
+from mpt_cli.jobs.queue import Limits, Queue, run_one
 from mpt_cli.report.history import read_lines
 from mpt_cli.reproduce.collection import ReproduceTarget
 from mpt_cli.runs.directory import DEFAULT_PARENT, RunDirectory, drawn_name, make_empty, read_summary

@@ -24,8 +24,9 @@ from mpt_cli.settings.search_path import expanded
 from mpt_cli.settings.variants import mode_settings
 from mpt_cli.signals import ForcedEnd, Interruption, at_forced_end, raise_for
 from mpt_cli.telemetry.format import strict_json
-from mpt_cli.telemetry.records import SCHEMA_VERSION, RunHeader, Scaling, Summary, misfit, record_from, required_fields
+from mpt_cli.telemetry.records import RunHeader, Scaling, Summary, misfit, record_from, required_fields
 from mpt_cli.telemetry.sink import File, Sink, TelemetryFiles, rename_durably, write_durably
+from mpt_cli.version import SCHEMA_VERSION
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:

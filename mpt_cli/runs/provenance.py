@@ -97,9 +97,21 @@ def collect_environment(facts: FrameworkFacts, command_line: Sequence[str] | Non
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "git": {"working_directory": git_state(Path.cwd()), "mpt": git_state(Path(__file__).parents[1])},
         "machine": machine_facts(),
+        "cluster": cluster_job(os.environ),
         "variables": recorded_variables(os.environ),
         "packages": packages,
     }
+
+
+def cluster_job(environment: Mapping[str, str]) -> dict[str, str] | None:
+    """Slurm's number of the job that this process belongs to, and the node; None outside of one.
+
+    >>> cluster_job({"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"})
+    {'job_id': '7_1', 'node': ''}
+    """
+    job, array, task, node = (environment.get(f"SLURM{name}", "") for name in
+                              ("_JOB_ID", "_ARRAY_JOB_ID", "_ARRAY_TASK_ID", "D_NODENAME"))  # fmt: skip
+    return {"job_id": f"{array}_{task}" if array else job, "node": node} if job else None
 
 
 def installed_packages() -> dict[str, str]:

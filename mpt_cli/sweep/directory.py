@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from mpt_cli.errors import BAD_DATA, OK, TERMINATED, ConfigError, DataError, gravest_code, naming
-from mpt_cli.jobs.queue import Ending
+from mpt_cli.jobs.executor import Ending
 from mpt_cli.report.history import read_lines, settled_step
 from mpt_cli.runs.directory import (
     LOCK_FILE,

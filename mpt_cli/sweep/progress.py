@@ -5,14 +5,15 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TextIO, TypeVar, cast
 
 from rich.live import Live
 from rich.text import Text
 
-from mpt_cli.errors import printable
-from mpt_cli.jobs.executor import Command
-from mpt_cli.jobs.queue import Ending, Observer, Running
+from mpt_cli.errors import ConfigError, printable
+from mpt_cli.jobs.executor import Command, Ending
+from mpt_cli.jobs.launchers import recorded_launcher
+from mpt_cli.jobs.queue import Observer, Running
 from mpt_cli.report.history import latest_line
 from mpt_cli.report.tables import TableColumn, plain_lines, rich_table
 from mpt_cli.runs.directory import read_holder
@@ -22,6 +23,9 @@ from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.console.plain import StreamLines
 from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds, format_share
 from mpt_cli.training.progress import MONITORED
+
+if TYPE_CHECKING:
+    from mpt_cli.jobs.cluster import Cluster
 
 R = TypeVar("R")
 
@@ -107,7 +111,8 @@ class SweepProgress(RunningLines, Observer[Job]):
 
     def started(self, running: Running[Job]) -> None:
         if self.screen.live is None:
-            self.screen.say(f"{self._place()} started   {running.command.name}")
+            word = "submitted" if running.waits_for else "started"
+            self.screen.say(f"{self._place()} {word:<9} {running.command.name}")
 
     def tick(self, running: Sequence[Running[Job]]) -> None:
         if not self._is_ending and any(child.cause == "interrupt" for child in running):
@@ -118,6 +123,8 @@ class SweepProgress(RunningLines, Observer[Job]):
 
     def _line(self, child: Running[Job]) -> str:
         job = child.command.subject
+        if child.waits_for:
+            return f"{WAITING:<9} {job.name}  {child.waits_for}"
         return _running_line(job, latest_line(self._sweep.run(job).metrics_jsonl), child.seconds)
 
     def ended(self, command: Command[Job], ending: Ending) -> None:
@@ -172,33 +179,55 @@ WAITING, RUNNING = "waiting", "running"
 
 @dataclass(frozen=True)
 class JobState:
-    """Where a job is: waiting, running, or how it ended; `line` is its latest of metrics.jsonl."""
+    """Where a job is: waiting, running, or how it ended; `line` is its latest of metrics.jsonl, `waits_for` what a
+    cluster says of one that waits there.
+    """
 
     job: Job
     status: str
     line: dict[str, Any] | None = None
     result: JobResult | None = None
+    waits_for: str = ""
+    is_on_cluster: bool = False  # and goes on without a sweep that waits for it
 
     def as_dict(self) -> dict[str, Any]:
         """For a program: the job, its status, and the numbers that are known of it."""
         numbers = ("step", "epoch", "loss", "loss_scale", "skipped_steps", "consecutive_skips", "seconds")
         known = {name: self.line.get(name) for name in numbers} if self.line else {}
         ended = {"exit_code": self.result.exit_code, "reason": self.result.reason} if self.result else {}
-        return {"job": self.job.name, "overrides": self.job.overrides, "status": self.status, **known, **ended}
+        waits = {"waits_for": self.waits_for} if self.waits_for else {}
+        return {"job": self.job.name, "overrides": self.job.overrides, "status": self.status, **waits, **known, **ended}
 
 
-def job_states(sweep: SweepDirectory) -> list[JobState]:
+def cluster_of(sweep: SweepDirectory) -> "Cluster | None":
+    """The one that has the jobs of the sweep, where it can be asked from here."""
+    launcher = recorded_launcher(sweep.read_plan().facts)
+    if not launcher.can_detach:
+        return None
+    try:
+        launcher.check()
+    except ConfigError:
+        return None
+    return cast("Cluster", launcher.executor(1, sweep.path / "logs"))
+
+
+def job_states(sweep: SweepDirectory, cluster: "Cluster | None" = None) -> list[JobState]:
     """Those of all jobs that are planned so far, as any process can see them that can read the directory."""
-    return [_state(sweep, job) for job in sweep.read_plan().jobs]
+    jobs = sweep.read_plan().jobs
+    under_way = cluster.under_way([sweep.log(job) for job in jobs]) if cluster else set()
+    return [_state(sweep, job, cluster if sweep.log(job) in under_way else None) for job in jobs]
 
 
-def _state(sweep: SweepDirectory, job: Job) -> JobState:
+def _state(sweep: SweepDirectory, job: Job, cluster: "Cluster | None") -> JobState:
     run = sweep.run(job)
     line, holder = latest_line(run.metrics_jsonl), read_holder(run.lock_file)
     if holder is not None and holder.is_gone is not True:
-        return JobState(job, RUNNING, line)
+        return JobState(job, RUNNING, line, is_on_cluster=cluster is not None)
     result = read_job(sweep, job)
-    return JobState(job, WAITING, line) if result.status == NOT_RUN else JobState(job, result.status, line, result)
+    if result.status != NOT_RUN:
+        return JobState(job, result.status, line, result)
+    waits_for = cluster.describe(sweep.log(job)) if cluster else ""
+    return JobState(job, WAITING, line, waits_for=waits_for, is_on_cluster=cluster is not None)
 
 
 def format_job(state: JobState) -> str:
@@ -206,7 +235,7 @@ def format_job(state: JobState) -> str:
     if state.result is not None:
         return f"{state.status:<9} {state.job.name}  {format_ending(state.result)}"
     if state.status == WAITING:
-        return f"{WAITING:<9} {state.job.name}"
+        return f"{WAITING:<9} {state.job.name}  {state.waits_for}".rstrip()
     seconds = float(state.line.get("seconds") or 0.0) if state.line else 0.0
     return _running_line(state.job, state.line, seconds)
 

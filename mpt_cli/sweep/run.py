@@ -8,9 +8,9 @@ from os import environ
 from pathlib import Path
 from typing import Any, Self
 
-from mpt_cli.errors import BAD_CONFIG, ConfigError, Problem
+from mpt_cli.errors import BAD_CONFIG, OK, ConfigError, DataError, Problem
 from mpt_cli.jobs.capacity import usable_cores
-from mpt_cli.jobs.executor import Command, mpt_command
+from mpt_cli.jobs.executor import CannotStart, Command, Executor, mpt_command
 from mpt_cli.jobs.launchers import Launcher, LocalLauncher, choose_launcher
 from mpt_cli.jobs.queue import Limits, Observer, Queue
 from mpt_cli.machine import visible_gpus
@@ -60,17 +60,34 @@ class Options:
     grace_seconds: float = GRACE_SECONDS
     launch: Launch = field(default=train_command)
     launcher: Launcher = field(default_factory=LocalLauncher)
+    detach: bool = False  # the jobs are handed over at once, and nobody waits for them
 
     def filled(self, said: Mapping[str, Any]) -> Self:
         """With what is said elsewhere of the fields of which these say nothing."""
         return replace(self, **{name: value for name, value in said.items() if getattr(self, name) is None})
+
+    def check_detach(self, plan: SweepPlan) -> None:
+        """ConfigError where nobody may leave the jobs alone."""
+        if not self.detach:
+            return
+        problems = []
+        if not self.launcher.can_detach:
+            rule, remedy = "is for jobs of Slurm.", "--launcher submitit"
+            problems.append(Problem("--detach", rule, self.launcher.name, remedy))
+        if plan.search is not None:
+            problems.append(Problem("--detach", "is for a grid: a search makes each job by what came before."))
+        if self.timeout_seconds is not None:
+            remedy = "Slurm ends a job after launcher.timeout_min."
+            problems.append(Problem("--timeout", "must be left out with --detach.", self.timeout_seconds, remedy))
+        if problems:
+            raise ConfigError(problems)
 
     def limits(self, jobs: Sequence[Job], count: int) -> Limits:
         """What runs at a time of so many jobs, of which these are known."""
         has_pool = not self.launcher.gives_gpus and (not jobs or any(job.gpus for job in jobs))
         gpus = visible_gpus(environ) if has_pool else []
         workers = max(1, min(self.workers or self.launcher.workers(count, len(gpus)), count))
-        cores = self.launcher.core_shares(workers)
+        cores = self.launcher.cores_each(workers)
         return Limits(workers, gpus, cores, self.timeout_seconds, self.grace_seconds)
 
     def environment_of_jobs(self, workers: int) -> dict[str, str]:
@@ -127,9 +144,12 @@ def _planned(
     search = choose_search(block, said)
     options = options.filled({**block.limits, "objective": block.objective})
     if search is None:
-        return make_plan(words, block, options.objective, options.launcher.is_here, say), options
-    search.check()
-    return plan_search(words, search, block, options.objective, options.launcher.is_here), options
+        plan = make_plan(words, block, options.objective, options.launcher.is_here, say)
+    else:
+        search.check()
+        plan = plan_search(words, search, block, options.objective, options.launcher.is_here)
+    options.check_detach(plan)
+    return plan, options
 
 
 def resume_sweep(
@@ -147,6 +167,7 @@ def resume_sweep(
         if plan.search is not None:
             plan.search.check()
         options = options.filled(plan.facts["limits"])
+        options.check_detach(plan)
         new = plan.jobs[len(before.jobs) :]
         shared = options.environment_of_jobs(options.limits(plan.jobs, len(new)).workers) if new else {}
         jobs = [*plan.jobs[: len(before.jobs)], *(replace(job, environment=shared) for job in new)]
@@ -209,39 +230,25 @@ def begin(sweep: SweepDirectory, plan: SweepPlan, options: Options) -> SweepPlan
     return plan
 
 
-def jobs_left(sweep: SweepDirectory, plan: SweepPlan) -> list[Job]:
-    """What is not good yet; what a failed job left behind is set aside. DataError where one still runs, as on a cluster
-    after the sweep was killed."""
-    results = [read_job(sweep, job) for job in plan.jobs]
-    for result in results:
-        run = sweep.run(result.job)
-        if not result.is_good and run.lock_file.exists():
-            with run.lock():
-                pass
-    for result in results:
-        if result.status == FAILED:
-            sweep.set_aside(result.job)
-    return [result.job for result in results if result.status not in GOOD]
-
-
 def _run(sweep: SweepDirectory, plan: SweepPlan, options: Options, screen: Screen) -> tuple[SweepResults, int]:
     """What is left of earlier goes first, then what a search makes. The results are written however it ends."""
     for line in duplicate_lines(plan):
         screen.say(line)
     try:
-        stopped_by = run_jobs(sweep, plan, jobs_left(sweep, plan), options, screen)
+        stopped_by = run_jobs(sweep, plan, options, screen)
     finally:
         found = read_results(sweep)
         write_results(found)
-    return found, exit_code(stopped_by, found.results) or (BAD_CONFIG if found.complaint else 0)
+    if options.detach:
+        return found, OK
+    return found, exit_code(stopped_by, found.results) or (BAD_CONFIG if found.complaint else OK)
 
 
-def run_jobs(
-    sweep: SweepDirectory, plan: SweepPlan, left: Sequence[Job], options: Options, screen: Screen
-) -> signal.Signals | None:  # fmt: skip
-    """Run these jobs of the plan, and those that its search makes after them, each as a process of its own; returns the
-    signal that ended it before its time.
+def run_jobs(sweep: SweepDirectory, plan: SweepPlan, options: Options, screen: Screen) -> signal.Signals | None:
+    """Run the jobs of the plan that are not good yet, and those that its search makes after them, each as a process of
+    its own; returns the signal that ended it before its time.
     """
+    left = [job for job in plan.jobs if not read_job(sweep, job).is_good]
     count = len(left) + plan.missing
     limits = options.limits(left, max(count, 1))
     shared = left[0].environment if left else options.environment_of_jobs(limits.workers)
@@ -258,21 +265,59 @@ def run_jobs(
         return None
     share = format_machine_share(shared, limits, options)
     screen.say(f"{job_count(count)}, {share}, in {sweep.path}")
-    progress = SweepProgress(screen, sweep, count, limits.workers)
-    cwd = Path(plan.facts["working_directory"])
+    with options.launcher.executor(limits.workers, sweep.path / "logs") as executor:
+        known = commands_left(sweep, left, options, Path(plan.facts["working_directory"]), executor)
+        going_on = sum(command.is_submitted for command in known)
+        if going_on:
+            screen.say(f"{job_count(going_on)} of them were submitted before and are waited for")
+        if options.detach:
+            screen.say(detach(sweep, [command for command in known if not command.is_submitted], limits, executor))
+            return None
 
-    def commands() -> Iterator[Command[Job]]:
-        yield from [make_command(sweep, job, options, cwd) for job in left]  # from the first on all count as not run
-        for job in search.new_jobs() if search else ():
-            yield make_command(sweep, job, options, cwd)
+        def commands() -> Iterator[Command[Job]]:
+            yield from known
+            for job in search.new_jobs() if search else ():
+                yield make_command(sweep, job, options, Path(plan.facts["working_directory"]))
 
-    with options.launcher.executor(limits.workers, sweep.path / "logs") as executor, progress:
-        queue = Queue(limits, executor, lambda command, ending: sweep.write_ending(command.subject, ending),
-                      [progress, *observers])  # fmt: skip
-        stopped_by = queue.run(commands())
+        limits = replace(limits, workers=max(limits.workers, going_on))
+        with SweepProgress(screen, sweep, count, limits.workers) as progress:
+            queue = Queue(limits, executor, lambda command, ending: sweep.write_ending(command.subject, ending),
+                          [progress, *observers])  # fmt: skip
+            stopped_by = queue.run(commands())
     if stopped_by is None and search is not None and (why := search.why_fewer()):
         screen.say(why)
     return stopped_by
+
+
+def commands_left(
+    sweep: SweepDirectory, left: Sequence[Job], options: Options, cwd: Path, executor: Executor
+) -> list[Command[Job]]:  # fmt: skip
+    """Those of jobs that a cluster still has are waited for; what a failed job left behind is set aside, and all but
+    these count as not run. DataError where one runs that the cluster does not have.
+    """
+    under_way = executor.under_way([sweep.log(job) for job in left if sweep.read_ending(job) is None])
+    fresh = [job for job in left if sweep.log(job) not in under_way]
+    for run in map(sweep.run, fresh):
+        if run.lock_file.exists():
+            with run.lock():
+                pass
+    for job in fresh:
+        if read_job(sweep, job).status == FAILED:
+            sweep.set_aside(job)
+    made = {job.number: make_command(sweep, job, options, cwd, is_submitted=job not in fresh) for job in left}
+    return sorted(made.values(), key=lambda command: not command.is_submitted)
+
+
+def detach(sweep: SweepDirectory, commands: Sequence[Command[Job]], limits: Limits, executor: Executor) -> str:
+    """Hand them over; says as what, and how to see them."""
+    try:
+        job_ids = executor.submit(commands, limits.workers) if commands else []
+    except CannotStart as error:
+        raise DataError(f"The jobs could not be submitted: {error}") from error
+    names = ", ".join(dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids)) or "none"
+    watch, again = shell_command("watch", sweep.path), shell_command("sweep", "--resume", sweep.path)
+    return (f"{job_count(len(commands))} submitted as {names}, {limits.workers} at a time. `{watch}` shows them, "
+            f"`{again}` waits for them and ranks them.")  # fmt: skip
 
 
 def exit_code(stopped_by: signal.Signals | None, results: Sequence[JobResult]) -> int:
@@ -289,13 +334,17 @@ def format_machine_share(environment: Mapping[str, str], limits: Limits, options
     return f"{limits.workers} at a time {options.launcher.description}".rstrip() + f"{share}{gpus}"
 
 
-def make_command(sweep: SweepDirectory, job: Job, options: Options, cwd: Path) -> Command[Job]:
+def make_command(
+    sweep: SweepDirectory, job: Job, options: Options, cwd: Path, is_submitted: bool = False
+) -> Command[Job]:  # fmt: skip
     """`cwd` is the directory that the sweep was started in."""
     earlier = sweep.read_ending(job)
-    sweep.ending_json(job).unlink(missing_ok=True)  # from here on the job counts as not run
+    if not is_submitted:
+        sweep.ending_json(job).unlink(missing_ok=True)  # from here on the job counts as not run
     attempt = earlier.attempt + 1 if earlier else 1
     run_dir = (sweep.path if cwd == Path.cwd() else sweep.path.resolve()) / job.name
-    return Command(job.name, options.launch(job, run_dir), job, sweep.log(job), cwd, job.environment, job.gpus, attempt)
+    return Command(job.name, options.launch(job, run_dir), job, sweep.log(job), cwd, job.environment, job.gpus, attempt,
+                   is_submitted=is_submitted)  # fmt: skip
 
 
 def plan_facts(

@@ -19,8 +19,8 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from mpt_cli.errors import ConfigError
-from mpt_cli.jobs.executor import Command
-from mpt_cli.jobs.queue import Ending, Observer, Running
+from mpt_cli.jobs.executor import Command, Ending
+from mpt_cli.jobs.queue import Observer, Running
 from mpt_cli.report.history import metric_by_epoch
 from mpt_cli.settings import load_settings
 from mpt_cli.sweep.directory import FINISHED, GOOD, INTERRUPTED, NOT_RUN, SweepDirectory, mean_of, read_job

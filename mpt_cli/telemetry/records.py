@@ -14,8 +14,6 @@ from typing import Any, Generic, NamedTuple, TypeVar, Union, get_args, get_origi
 
 from mpt_cli.precision.scale_rules import NoScale, ScaleRule
 
-SCHEMA_VERSION = 1  # of every file telemetry writes; a changed meaning or a removed field raises it
-
 # the kinds of an Event
 OVERFLOW, GROWTH, FLOOR, CEILING = "overflow", "growth", "floor", "ceiling"
 ROLLBACK = "rollback"  # back to the checkpoint of its step, from `from_step`
@@ -319,6 +317,7 @@ class Summary:
     phases_completed: int | None = None  # of a run with phases
     weights_fingerprint: str | None = None  # of the model's variables at the end, of a deterministic run
     repeatable: bool = True  # whether config.yaml says it all; not of a run with objects of a Python program
+    starter: str = ""  # what stands before the command of a run of several processes, as srun --nodes 2 --ntasks 2
     not_recorded: tuple[str, ...] = ()  # what a Recorder or `mpt run` could not see, in sentences
 
 

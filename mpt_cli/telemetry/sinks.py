@@ -32,7 +32,6 @@ from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole, StreamLine
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import (
     GRADIENT_FIELDS,
-    SCHEMA_VERSION,
     Event,
     LayerSample,
     RunHeader,
@@ -42,6 +41,7 @@ from mpt_cli.telemetry.records import (
     snapshot_fields,
 )
 from mpt_cli.telemetry.sink import LineFile, Sink, Telemetry, TelemetryFiles
+from mpt_cli.version import SCHEMA_VERSION
 
 
 def check_logger(logger: LoggerSettings) -> None:

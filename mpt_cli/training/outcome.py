@@ -100,7 +100,9 @@ def conclude_unfinished(ending: tuple[str, int], signs: Signs, explanation: str)
 
 def _summary(session: "Session", run_dir: Path, ending: Conclusion) -> Summary:
     parts, trainer = session.assembly, session.trainer
+    processes = parts.platform.process_info
     return trainer.summary(ending, parts.settings, run_dir, phases_completed=trainer.phases_completed,
+                           starter=processes.starter if processes else "",
                            repeatable=parts.program.repeatable)  # fmt: skip
 
 

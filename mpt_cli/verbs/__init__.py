@@ -12,8 +12,8 @@ from typing import Any, TextIO
 
 from mpt_cli.errors import ConfigError, Problem, nearest, printable
 from mpt_cli.telemetry.format import strict_json
-from mpt_cli.telemetry.records import SCHEMA_VERSION
 from mpt_cli.verbs import arguments
+from mpt_cli.version import SCHEMA_VERSION
 
 
 def say(text: str, stream: TextIO | None = None) -> None:

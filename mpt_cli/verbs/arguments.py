@@ -194,6 +194,8 @@ def configure_sweep(parser: Parser) -> None:
     parser.more.add_argument("--sampler-seed", type=int, metavar="N", help="default 0; with -j 1 the same search again")
     parser.more.add_argument("--launcher", choices=tuple(LAUNCHERS), help="where the jobs run; default: local, with "
                              "--resume as before")  # fmt: skip
+    parser.more.add_argument("--detach", action="store_true", help="on Slurm: submit all jobs as an array, -j at "
+                             "a time, and return; --resume waits for them")  # fmt: skip
     parser.epilog = """examples:
   mpt sweep conf=digits_mlp loss_scale.initial_scale=2**8,2**15,2**24 seed=0,1,2
   mpt sweep conf=digits_cnn loss_scale.growth_steps=50,500 sweep_dir=mine
@@ -216,9 +218,10 @@ more examples:
 launchers, and their settings as launcher.KEY=VALUE:
   local      processes of this machine
   submitit   cluster (slurm or local), timeout_min, cpus_per_task, gpus_per_node, mem_gb, partition, account, qos,
-             constraint, sbatch.OPTION (any other option of sbatch)
+             constraint, nodes, tasks_per_node, gpus_per_task, setup (a line of shell before), python (what starts it
+             there), sbatch.OPTION, srun.OPTION (any other of theirs; true where it takes no value)
   ray        address (default: RAY_ADDRESS, else a Ray started here), num_cpus, num_gpus, memory_gb
-The machines of a cluster must see the sweep directory.
+The machines of a cluster must see the sweep directory. Its jobs go on where mpt is killed; --resume waits for them.
 
 exit code: 0 when every job is good; 4 when those that failed did so numerically; else the most severe one (1 before
 3, 2 and 143, which stands for killed, lost or timed out). The table and the files are complete all the same."""

@@ -29,7 +29,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     _check_sweep(arguments)
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
     options = Options(arguments.jobs, arguments.timeout, arguments.objective,
-                      launcher=_launcher(arguments, words, launcher_words))  # fmt: skip
+                      launcher=_launcher(arguments, words, launcher_words), detach=arguments.detach)  # fmt: skip
     search = {name: getattr(arguments, name) for name in ("trials", "sampler", "sampler_seed", "pruner")}
     if arguments.dry_run:
         return _dry_run(arguments, words, options, search)
@@ -42,7 +42,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
         for line in objective_lines(found):
             screen.say(line)
         print_json(results_dict(found))
-    else:
+    elif not arguments.detach:
         print_results(found, screen)
     return code
 

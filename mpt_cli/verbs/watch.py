@@ -26,6 +26,7 @@ from mpt_cli.telemetry.sink import Sink, reminders
 from mpt_cli.telemetry.sinks import console_sinks
 
 LOOK_SECONDS, SWEEP_LOOK_SECONDS = 0.25, 1.0
+MOST_QUEUED = 5  # of the jobs that wait on a cluster, that are shown
 LOOKS_TO_BE_SURE = 2  # a run that only just made its directory has not signed it yet
 Record = tuple[str, dict[str, Any]]
 
@@ -222,7 +223,7 @@ def _print_record(record: str, content: dict[str, Any]) -> None:
 
 def _watch_sweep(path: Path, as_json: bool) -> int:
     from mpt_cli.sweep.directory import exit_code_of
-    from mpt_cli.sweep.progress import RUNNING, RunningLines, Screen, format_job, job_states
+    from mpt_cli.sweep.progress import RUNNING, RunningLines, Screen, cluster_of, format_job, job_states
     from mpt_cli.verbs.report import kind_of
 
     kind = kind_of(path)
@@ -232,9 +233,10 @@ def _watch_sweep(path: Path, as_json: bool) -> int:
     sweep = kind.directory(path)
     screen = Screen(None if as_json else sys.stdout)
     told: dict[str, Any] = {}
+    cluster = cluster_of(sweep)
     with RunningLines(screen) as below:
         for abandoned in looks(path, SWEEP_LOOK_SECONDS):
-            jobs = job_states(sweep)
+            jobs = job_states(sweep, cluster)
             for state in jobs:
                 news = state.as_dict() if as_json else state.result
                 if news is not None and told.get(state.job.name) != news:
@@ -244,11 +246,13 @@ def _watch_sweep(path: Path, as_json: bool) -> int:
                     else:
                         screen.say(format_job(state), "" if state.result and state.result.is_good else "red")
             results = [state.result for state in jobs if state.result is not None]
-            if abandoned >= LOOKS_TO_BE_SURE:
+            if abandoned >= LOOKS_TO_BE_SURE and not any(state.is_on_cluster for state in jobs):
                 break
             if below.is_due:
-                running = [format_job(state) for state in jobs if state.status == RUNNING]
-                below.show([*running, f"{len(results)} of {len(jobs)} jobs done, {len(running)} running"])
+                running = [state for state in jobs if state.status == RUNNING]
+                queued = [state for state in jobs if state.waits_for][:MOST_QUEUED]
+                below.show([*map(format_job, [*running, *queued]),
+                            f"{len(results)} of {len(jobs)} jobs done, {len(running)} running"])  # fmt: skip
     code = exit_code_of(results) if len(results) == len(jobs) else TERMINATED
     if as_json:
         _print_record("end", {"exit_code": code, "jobs": len(jobs), "ended": len(results)})

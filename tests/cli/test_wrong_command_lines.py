@@ -74,7 +74,6 @@ WRONG = {
     "sweep conf=digits_mlp sweep_dir=a sweep_dir=b": "mpt sweep: sweep_dir: must be given once.",
     "sweep conf=digits_mlp seed=0,-1": "seed: must be >= 0 and <= 4294967295. Received: -1.",
     "sweep conf=digits_mlp seed=0,1 --objective loss:up": "mpt sweep: --objective: must end in :min or :max",
-    "sweep conf=digits_mlp --launcher submitit": "launcher.cluster: must have Slurm on this machine: there is ",
     f"{RANGE} 'seed=range(0,3,0)'": "seed: range() must have a step other than 0.",
     f"{RANGE} 'seed=range(0,1e400)'": "seed: range() must have finite limits.",
     f"{RANGE} 'seed=2**range(8,99999999999)'": "seed: range() must have at most 10,000 values.",

@@ -8,7 +8,7 @@ import pytest
 from mpt_cli.compare.comparison import CompareDirectory, read_comparison
 from mpt_cli.compare.report import columns, overall, print_comparison, sentences
 from mpt_cli.errors import DataError
-from mpt_cli.jobs.queue import Ending
+from mpt_cli.jobs.executor import Ending
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import failure_lines
 

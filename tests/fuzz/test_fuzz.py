@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from mpt_cli.cli import main
 from mpt_cli.compare import report as compare_report
 from mpt_cli.compare.comparison import CompareDirectory, make_comparison
-from mpt_cli.jobs.queue import Ending
+from mpt_cli.jobs.executor import Ending
 from mpt_cli.report import run_page
 from mpt_cli.settings.schema import all_keys
 from mpt_cli.sweep import report as sweep_report

@@ -1,19 +1,16 @@
 """Two real processes on this machine train one model: same steps, same scales, one writer; one lost ends the other."""
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command import mpt, start_program, wait_for
-from pair import TINY, TWO, free_port, start_two, train_two, two_seen
-from stub_job import FINISHED
+from pair import TINY, TWO, start_two, train_two, two_seen
 
 from mpt_cli.engine.distribution import ProcessInfo, check_process_info, connect, find_process_info
 from mpt_cli.errors import ConfigError
-from mpt_cli.runs.directory import write_json
-from mpt_cli.settings import load_settings, resolved_yaml
+from mpt_cli.settings import load_settings
 
 slow = pytest.mark.slow
 
@@ -29,7 +26,13 @@ def settings(*words: str):
 def test_a_place_comes_from_mpt_or_from_a_slurm_step_and_only_where_it_is_wanted() -> None:
     parallel = settings("backend=jax", "distribute=data_parallel")
     assert find_process_info(parallel, {"MPT_PROCESS": "1/2@127.0.0.1:99"}) == ProcessInfo(1, 2, "127.0.0.1:99")
-    assert find_process_info(parallel, {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}) == ProcessInfo(3, 4)
+    step = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
+            "SLURM_STEP_TASKS_PER_NODE": "1,2(x2)", "SLURM_GPUS_ON_NODE": "8"}  # fmt: skip
+    assert find_process_info(parallel, step) == ProcessInfo(3, 4, None, 1, 2, 8)
+    mpi = {f"OMPI_COMM_WORLD_{name}": value
+           for name, value in zip(("SIZE", "RANK", "LOCAL_RANK", "LOCAL_SIZE"), "4312", strict=True)}
+    found = find_process_info(parallel, {**mpi, "JAX_COORDINATOR_ADDRESS": "a:1"})
+    assert found == ProcessInfo(3, 4, "a:1", 1, 2) and found.starter == "mpirun -n 4"
     assert find_process_info(parallel, {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
     assert find_process_info(settings(), {"MPT_PROCESS": "1/2@127.0.0.1:99"}) is None
     assert str(ProcessInfo(1, 2, "127.0.0.1:99")) == "1/2@127.0.0.1:99"
@@ -39,7 +42,7 @@ def test_a_place_comes_from_mpt_or_from_a_slurm_step_and_only_where_it_is_wanted
 def test_what_slurm_does_not_set_is_said() -> None:
     parallel = settings("backend=jax", "distribute=data_parallel")
     for count, rank in (("many", "0"), ("2", ""), ("2", "-1")):
-        with pytest.raises(ConfigError, match="SLURM_PROCID: must be whole numbers, as Slurm sets them"):
+        with pytest.raises(ConfigError, match="SLURM_LOCALID: must be whole numbers, as Slurm sets them"):
             find_process_info(parallel, {"SLURM_STEP_NUM_TASKS": count, "SLURM_PROCID": rank})
 
 
@@ -52,8 +55,35 @@ def test_processes_of_one_machine_meet_at_an_address_that_no_other_reaches(meeti
     monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **options: given.update(options))
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
     monkeypatch.setattr(multihost_utils, "sync_global_devices", lambda name: None)
-    connect(ProcessInfo(0, 2, meeting_point))
-    assert given == {"coordinator_bind_address": bound}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    connect(ProcessInfo(1, 2, meeting_point, 1, 2), settings())
+    assert (given["coordinator_bind_address"], given["local_device_ids"]) == (bound, [2, 3])
+
+
+def test_processes_that_would_leave_a_gpu_unused_are_refused(monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    parallel = settings("backend=jax", "distribute=data_parallel")
+    check_process_info(parallel, ProcessInfo(0, 4, None, 1, 2))
+    with pytest.raises(ConfigError, match=r"divides its 4 GPUs: some would stay unused\. Received: 3\."):
+        check_process_info(parallel, ProcessInfo(0, 3, None, 0, 3))
+
+
+ASKED = """
+from mpt_cli.engine.distribution import find_process_info
+from mpt_cli.settings import load_settings
+print(find_process_info(load_settings(["conf=digits_mlp", "backend=jax", "distribute=data_parallel"])))
+"""
+
+
+@slow
+def test_the_processes_of_a_tpu_pod_are_recognised_as_jax_recognises_them(tmp_path: Path) -> None:
+    pod = {"JAX_FORCE_TPU_INIT": "1", "TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "1", "MEGASCALE_NUM_SLICES": "2",
+           "MEGASCALE_SLICE_ID": "1"}  # fmt: skip
+    (tmp_path / "asked.py").write_text(ASKED)
+    process = start_program(str(tmp_path / "asked.py"), backend="jax", cwd=tmp_path, **pod)
+    assert process.communicate()[0] == "3/4@None\n"
+    alone = start_program(str(tmp_path / "asked.py"), backend="jax", cwd=tmp_path, **{**pod, "MEGASCALE_SLICE_ID": "x"})
+    assert "JAX can't tell which process this is: invalid literal" in alone.communicate()[1]
 
 
 ROLLBACK = ("trainer.max_rollbacks: must be 0 with several processes: only the first has the checkpoints to go back "
@@ -69,23 +99,6 @@ def test_a_task_of_a_slurm_step_says_what_its_settings_lack() -> None:
         check_process_info(settings("backend=jax", "distribute=data_parallel", *words), ProcessInfo(3, 4))
     assert [str(problem) for problem in refused.value.problems] == [ROLLBACK, CALLBACKS, NO_SEED]
     check_process_info(settings("backend=jax", *TWO), ProcessInfo(0, 2, "127.0.0.1:99"))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("run_dir", "code", "said"), [
-    ("taken", 3, "run_dir taken already exists and is not empty"),
-    ("done", 0, "done is finished"),
-])
-def test_a_slurm_step_ends_at_once_where_its_first_task_has_nothing_to_train(run_dir, code, said, tmp_path) -> None:
-    words = [*TINY, "distribute=data_parallel", f"run_dir={run_dir}", "resume=auto"]
-    for name in ("taken", "done"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "taken/file").touch()
-    (tmp_path / "done/config.yaml").write_text(resolved_yaml(load_settings(words)))
-    write_json(tmp_path / "done/summary.json", {**FINISHED, "epochs_completed": 99})
-    tasks = slurm_step(tmp_path, *words)
-    assert [task.returncode for task in tasks] == [code, 0], tasks
-    assert said in tasks[0].stdout and tasks[1].stdout == ""
 
 
 @pytest.mark.long
@@ -126,20 +139,3 @@ def test_one_process_killed_ends_the_other_with_a_sentence_and_the_run_resumes(t
     train_two(tmp_path, *words, "resume=auto", f"trainer.max_steps={step + 50}")
     steps = [line["step"] for line in lines(tmp_path / "run/metrics.jsonl") if not line.get("epoch_end")]
     assert steps == list(range(50, steps[-1] + 1, 50)) and steps[-1] >= step
-
-
-def slurm_step(cwd: Path, *words: str) -> list["subprocess.CompletedProcess[str]"]:
-    """The two tasks of a step on this machine, ended; each one's two streams in one."""
-    job = free_port() % 2**12  # JAX meets at this port and 61440
-    variables = {"SLURM_JOB_ID": str(job), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2",
-                 "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "1"}  # fmt: skip
-    running = [
-        start_program("mpt_cli", "train", *words, backend="jax", cwd=cwd, **variables, SLURM_PROCID=str(index))
-        for index in range(2)
-    ]
-    try:
-        said = ["".join(process.communicate(timeout=100)) for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    return [subprocess.CompletedProcess(p.args, p.returncode, text) for p, text in zip(running, said, strict=True)]

@@ -26,7 +26,7 @@ expect:
 class StubHandle:
     """A run that has ended, or (None) that ends once it is asked to."""
 
-    has_begun = True
+    seconds, waits_for = 1.0, ""
 
     def __init__(self, code: int | None) -> None:
         self.code = code

@@ -2,16 +2,18 @@
 
 import contextlib
 import io
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import stub_job
 from command import wait_for
 
@@ -48,7 +50,7 @@ class InProcess(Executor):
                 stub_job.main(manner, Path(run_dir), float(value))
             except SystemExit as ended:
                 code = ended.code
-        return SimpleNamespace(poll=lambda: code, has_begun=True)
+        return SimpleNamespace(poll=lambda: code, seconds=0.0, waits_for="")
 
 
 class Here(LocalLauncher):
@@ -121,3 +123,31 @@ def begun_sweep(folder: Path, count: int, *arguments: str) -> "subprocess.Popen[
         time.sleep(0.05)
     time.sleep(0.5)  # until they do
     return process
+
+
+@contextlib.contextmanager
+def cluster(kind: str, folder: Path, *options: str) -> Iterator[dict[str, str]]:
+    """A real one while this is open; the variables with which it is reached."""
+    script = Path(__file__).parents[2] / ".ci" / "cluster.py"
+    command = [sys.executable, str(script), kind, str(folder), *options]
+    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        said = process.stdout.readline()
+        if not said:
+            reason = process.stderr.read()
+            assert process.wait() == 77, reason
+            pytest.skip(reason)
+        yield json.loads(said)
+        process.terminate()
+
+
+def processes_of(folder: Path, program: str) -> list[int]:
+    """Those whose command names the program and this folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes()
+        except OSError:
+            continue
+        if program.encode() in command and str(folder).encode() in command:
+            found.append(int(path.parent.name))
+    return found

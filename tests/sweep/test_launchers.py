@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from command import wait_for
+from sweep_stubs import processes_of
 
 from mpt_cli.errors import ConfigError
 from mpt_cli.jobs.launchers import Launcher, choose_launcher, recorded_launcher
@@ -19,19 +20,6 @@ EACH = pytest.mark.parametrize("name", ["submitit", pytest.param("ray", marks=wi
 
 def launcher(name: str) -> Launcher:
     return choose_launcher(name, HERE.get(name, []))
-
-
-def processes_of(folder: Path, program: str) -> list[int]:
-    """Those whose command names the program and this folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            command = path.read_bytes()
-        except OSError:
-            continue
-        if program.encode() in command and str(folder).encode() in command:
-            found.append(int(path.parent.name))
-    return found
 
 
 def wait_until_none_is_left(folder: Path) -> None:
@@ -67,7 +55,7 @@ def test_the_job_of_a_task_of_submitits_that_was_killed_ends_too(stubs, tmp_path
     found, _ = stubs.start(["conf=digits_mlp", "seed=0", f"sweep_dir={tmp_path / 's'}"], launcher=launcher("submitit"))
     assert (found.results[0].status, found.results[0].exit_code) == ("killed", 143)
     wait_until_none_is_left(tmp_path)
-    assert found.results[0].reason.startswith("the job was lost. submitit's job ")
+    assert found.results[0].reason.startswith("the job was lost. submitit job ")
 
 
 @pytest.mark.parametrize(
@@ -91,6 +79,12 @@ def test_a_missing_package_names_its_extra(monkeypatch, name, extra):
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
     with pytest.raises(ConfigError, match=rf"{name} is not installed\. Received: .*pip install 'mpt-cli\[{extra}\]'"):
         choose_launcher(name, [])
+
+
+def test_slurm_has_to_be_here(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ConfigError, match="must have Slurm on this machine: there is no sbatch, srun"):
+        choose_launcher("submitit", [])
 
 
 def test_what_a_launcher_gives_a_job(monkeypatch):

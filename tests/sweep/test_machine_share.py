@@ -4,7 +4,7 @@ import os
 
 from mpt_cli import machine
 from mpt_cli.jobs import capacity
-from mpt_cli.jobs.capacity import GpuPool, core_shares, fewer_cores, fitting_workers, thread_environment
+from mpt_cli.jobs.capacity import GpuPool, cores_each, fewer_cores, fitting_workers, thread_environment
 from mpt_cli.machine import visible_gpus
 
 
@@ -25,8 +25,7 @@ def test_cores_are_divided_and_what_the_user_set_stays(monkeypatch):
 
 def test_all_cores_are_shared_out_unless_jobs_outnumber_them_and_a_command_for_fewer_has_those_left(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3, 4, 7, 9})
-    assert core_shares(2) == [{0, 1, 2}, {3, 4, 7, 9}] and core_shares(3) == [{0, 1}, {2, 3}, {4, 7, 9}]
-    assert core_shares(1) == core_shares(8) == []
+    assert [cores_each(workers) for workers in (1, 2, 3, 7, 8)] == [None, 3, 2, 1, None]
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
     assert fewer_cores(1, [frozenset({0}), frozenset({1}), frozenset()]) == {2}
     assert fewer_cores(2, [frozenset({0}), frozenset({0, 1})]) == {2, 1}

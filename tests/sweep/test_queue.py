@@ -11,8 +11,8 @@ import pytest
 from command import is_alive, wait_for
 from sweep_stubs import signal_when, stub_work
 
-from mpt_cli.jobs.executor import Command, LocalExecutor
-from mpt_cli.jobs.queue import Ending, Limits, Observer, Queue
+from mpt_cli.jobs.executor import Command, Ending, LocalExecutor
+from mpt_cli.jobs.queue import Limits, Observer, Queue
 from mpt_cli.sweep.plan import Job
 
 
@@ -49,14 +49,12 @@ def test_every_job_runs_and_no_more_at_a_time_than_asked_also_where_one_can_not_
 def test_jobs_at_a_time_are_kept_to_cores_of_their_own_and_the_parent_is_not(tmp_path):
     """What they may run on when they begin; the cores of a job that has ended go to the next."""
     own = os.sched_getaffinity(0)
-    first, *rest = sorted(own)
-    shares = [frozenset({first}), frozenset(rest or own)]
     script = "import os, sys, time; print(sorted(os.sched_getaffinity(0)), file=sys.stderr); time.sleep(0.5)"
     work = [Command(str(number), [sys.executable, "-c", script], Job(number, str(number), {}, [], 0),
                     tmp_path / f"{number}.log") for number in range(4)]  # fmt: skip
-    run_queue(work, workers=2, cores=shares)
+    run_queue(work, workers=2, cores_each=1)
     used = [(tmp_path / f"{number}.log").read_text().strip() for number in range(4)]
-    expected = [str(sorted(share)) for share in shares]
+    expected = [str([core]) for core in (sorted(own) * 2)[:2]]
     assert sorted(used[:2]) == sorted(expected) == sorted(used[2:])
     assert os.sched_getaffinity(0) == own
 

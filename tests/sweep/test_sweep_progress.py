@@ -7,7 +7,7 @@ import time
 from rich.console import Console
 from sweep_stubs import stub_work
 
-from mpt_cli.jobs.queue import Ending
+from mpt_cli.jobs.executor import Ending
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.progress import LIVE_SECONDS, Screen, SweepProgress, format_state
 
@@ -17,8 +17,8 @@ LINE = {"step": 92, "loss": 0.1207, "loss_scale": 2.0**21, "skipped_steps": 13}
 class Running:
     """A child as far as the display knows one."""
 
-    def __init__(self, command) -> None:
-        self.command, self.seconds, self.cause = command, 12.5, None
+    def __init__(self, command, waits_for: str = "") -> None:
+        self.command, self.seconds, self.cause, self.waits_for = command, 12.5, None, waits_for
 
 
 def test_the_state_of_a_running_job_in_words():
@@ -36,12 +36,12 @@ def test_in_a_terminal_running_jobs_stand_below_the_lines_that_stay(tmp_path):
     screen.live = Console(file=stream, force_terminal=True, width=100, color_system=None)
     with SweepProgress(screen, sweep, 4, 2) as progress:
         time.sleep(LIVE_SECONDS)
-        progress.tick([Running(item) for item in work])  # type: ignore[list-item]
+        progress.tick([Running(work[0]), Running(work[1], "Slurm job 7: PENDING (Priority)")])  # type: ignore[list-item]
         sweep.write_ending(work[0].subject, Ending(-9, 10.0))
         progress.ended(work[0], Ending(-9, 10.0))
     # 3 more of 10 s on 2 workers; but the one still running has had its 10 s already
     left = progress.overall([Running(work[1])])  # type: ignore[list-item]
     assert left == "1 of 4 jobs done, 1 not good, about 10.0 s left"
-    assert "001-stub  step 92  loss 0.1207" in stream.getvalue() and "002-stub  starting" in stream.getvalue()
+    assert "001-stub  step 92  loss 0.1207" in stream.getvalue() and "002-stub  Slurm job 7: PE" in stream.getvalue()
     assert "killed    001-stub  SIGKILL ended it after 10.0 s" in stream.getvalue()
     assert "\x1b[?25h" in stream.getvalue()  # the cursor is back

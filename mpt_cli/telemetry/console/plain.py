@@ -135,15 +135,15 @@ def next_commands(summary: Summary) -> list[str]:
     if not summary.repeatable:
         return [shell_command("report", run)]
     own = conf_override(run / "config.yaml")
-    repeat = shell_command("train", own)
+    repeat, go_on = (f"{summary.starter} {shell_command('train', own, *words)}".lstrip()
+                     for words in ((), (format_override("resume", str(run)),)))  # fmt: skip
     if summary.status in ("interrupted", "terminated"):
-        return [shell_command("train", own, format_override("resume", str(run)))]
+        return [go_on]
     if summary.exit_code == NUMERICAL:
         overflowed = summary.skipped_steps > 0 or summary.verdict == COLLAPSED
         look_into = [shell_command("diagnose", run if overflowed else own), shell_command("report", run)]
         return [*look_into, f"{repeat} {summary.change}"] if summary.change else look_into
     if summary.exit_code:
-        go_on = shell_command("train", own, format_override("resume", str(run)))
         return [go_on, repeat] if any(run.glob("checkpoints/step-*.npz")) else [repeat]
     is_whole, has_weights = ((run / name).is_file() for name in ("model.keras", "model.weights.h5"))
     can_be_evaluated = (is_whole or has_weights) and any(name.startswith("val_") for name in summary.metrics)
