@@ -115,14 +115,15 @@ def run_killed(arguments: argparse.Namespace) -> int:
     return train(settings, ["mpt", "train", *arguments.overrides], reporters).exit_code
 
 
-_NOT_OF_A_CHECK = ("all", "junit", "update", "dry_run", "keywords", "timeout", "retries", "exitfirst", "rtol", "jobs")
+_OF_A_CHECK = ("given", "at", "output", "json", "resume_check")
 
 
 def _check_resume(arguments: argparse.Namespace) -> int:
     """Prove it for one recipe, given by its name or by conf=."""
     names, changes = _names_and_changes(arguments)
     usual = verb_parser("reproduce")
-    given = [f"--{name}" for name in _NOT_OF_A_CHECK if getattr(arguments, name) != usual.get_default(name)]
+    given = [f"--{name}" for name, value in vars(arguments).items()
+             if name not in _OF_A_CHECK and value != usual.get_default(name)]  # fmt: skip
     if given or len(names) > 1:
         raise ConfigError(Problem("--resume-check", "takes one recipe, its changes, --at, --output and --json.",
                                   " ".join([*given, *names])))  # fmt: skip
