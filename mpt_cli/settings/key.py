@@ -208,7 +208,8 @@ def _convert(key: Key, value: Any) -> Any:
     if not key.is_list:
         return _convert_part(key, value, key.options)
     if not isinstance(value, list):
-        raise BadValue(f"must be {format_type(key)}.", f"Write {key.path}=[{value}].")
+        remedy = "" if isinstance(value, dict) else f"Write {key.path}=[{value}]."
+        raise BadValue(f"must be {format_type(key)}.", remedy)
     (element,) = get_args(key.options[0])
     return [_convert_part(key, part, (element,)) for part in value]
 

@@ -17,8 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 from mpt_cli.errors import Problem, first_line
 from mpt_cli.settings.key import Key
 from mpt_cli.settings.limits import word_problem
-from mpt_cli.settings.recipes import IMPLIED_CHOICES, GroupChoice, add_choice, is_own_optimizer
-from mpt_cli.settings.schema import CHOOSING_KEYS, emptied_paths, find_key, unknown_key_problem
+from mpt_cli.settings.recipes import IMPLIED_CHOICES, GroupChoice, add_choice, is_own_optimizer, merge_keys
+from mpt_cli.settings.schema import CHOOSING_KEYS, find_key, unknown_key_problem
 from mpt_cli.settings.search_path import conf_override, group_names, is_own_group, recipe_paths, recipe_remedy
 
 _PLAIN = re.compile(r"(?!null$)[\w./+-]+", re.ASCII | re.IGNORECASE)
@@ -236,10 +236,7 @@ def _take_override(override: Override, result: ParsedOverrides) -> None:
         _take_choice(GroupChoice(group, override.value(), key), result)
     elif hydra := hydra_problem(key, line):
         result.problems.append(hydra)
-    elif find_key(key) is not None and is_own_group(key):  # Hydra would take it for the group
-        remedy = f"Rename conf/{key}."
-        result.problems.append(Problem(key, "must not be the name of a folder with group files too.", line, remedy))
-    elif is_own_group(key):
+    elif find_key(key) is None and is_own_group(key):
         result.own_groups[key] = str(override.value())
     elif problem := unknown_key_problem(key, override.value(), result.problems):
         result.problems.append(problem)
@@ -260,9 +257,10 @@ def apply_override(tree: DictConfig, override: Override) -> None:
     """
     key, value = override.key_or_group, override.value()
     if not override.is_delete():
-        for path in emptied_paths(key, value):
-            OmegaConf.update(tree, path, {}, merge=False, force_add=True)
-        OmegaConf.update(tree, key, value, merge=True, force_add=True)
+        below = OmegaConf.select(tree, key) if isinstance(value, dict) else None
+        if isinstance(below, DictConfig):
+            value = merge_keys(OmegaConf.to_container(below), value) if value else {}
+        OmegaConf.update(tree, key, value, merge=False, force_add=True)
         return
     holder, _, name = key.rpartition(".")
     section = OmegaConf.select(tree, holder) if holder else tree

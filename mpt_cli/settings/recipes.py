@@ -23,7 +23,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mpt_cli.errors import ConfigError, Problem, did_you_mean, first_line
 from mpt_cli.plugins import PluginError
-from mpt_cli.settings.key import format_type
 from mpt_cli.settings.limits import load_mapping, places_of, read_yaml_text
 from mpt_cli.settings.relative_references import file_beside, locate
 from mpt_cli.settings.schema import VARIANTS, choosing_key, find_key, no_such_key, sections, variant_class
@@ -455,7 +454,7 @@ def _sound_sections(content: dict[str, Any], problems: list[Problem]) -> dict[st
     for name, value in content.items():
         if name in sections():
             if value and isinstance(value, dict):
-                body[name] = {key: part for key, part in value.items() if _fits(f"{name}.{key}", part, problems)}
+                body[name] = dict(value)
             elif value not in (None, {}):
                 remedy = f"To choose one, put `- {name}: {value}` in the defaults: list."
                 problems.append(Problem(name, "must be a section with keys of its own.", value, remedy))
@@ -465,18 +464,9 @@ def _sound_sections(content: dict[str, Any], problems: list[Problem]) -> dict[st
             problems.append(Problem(name, "must be nested in a YAML file.", value, remedy))
         elif find_key(name) is None:
             problems.append(no_such_key(name, value, problems))
-        elif _fits(name, value, problems):
+        else:
             body[name] = value
     return body
-
-
-def _fits(path: str, value: Any, problems: list[Problem]) -> bool:
-    """Whether a mapping stands only where the schema has one; Hydra refuses to merge it over a list."""
-    key = find_key(path)
-    if key is None or key.is_mapping or not isinstance(value, dict):
-        return True
-    problems.append(Problem(path, f"must be {format_type(key)}.", value))
-    return False
 
 
 def said_variant(section: str, part: dict[str, Any]) -> str | None:

@@ -5,7 +5,7 @@ Below the sections: the same as a flat table of dotted paths, and which key a pa
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field, is_dataclass, make_dataclass, replace
 from functools import cache
@@ -523,19 +523,3 @@ def mapping_of(path: str) -> Key | None:
     parts = path.split(".")
     holders = (".".join(parts[:count]) for count in range(1, len(parts)))
     return next((key for holder in holders if (key := find_key(holder)) and key.is_mapping), None)
-
-
-def emptied_paths(path: str, value: Any) -> Iterator[str]:
-    """The dictionaries in `value`, which is set at `path`, that are given as {}: they are meant to be empty.
-
-    >>> list(emptied_paths("data.kwargs", {"n": 3, "options": {}}))
-    ['data.kwargs.options']
-    """
-    key = find_key(path)
-    if not isinstance(value, dict) or (key is not None and not key.is_mapping):
-        return
-    if not value:
-        yield path
-    for name, inner in value.items():
-        if "." not in str(name):  # else no path can name it
-            yield from emptied_paths(f"{path}.{name}", inner)
