@@ -375,13 +375,13 @@ class _Files(ConfigRepository):
         return None
 
     def _find_base(self, written: str, recipe: Path, index: int) -> Path | None:
-        """The recipe that a list names: `./base.yaml` lies beside it; a bare name is a recipe's, or else as in Hydra
-        that of a file beside it. None where it is optional and not there.
-        """
+        """The recipe that a list names: a file beside it, or any; None where it is optional and not there."""
         name = written.removeprefix("optional ").strip()
         try:
-            path = None if name.startswith(".") else file_beside(recipe.parent, name)
-            path = path or find_recipe(str(recipe.parent / name) if name.startswith(".") else name)
+            if name.startswith("."):
+                path = find_recipe(str(recipe.parent / name))
+            else:
+                path = file_beside(recipe, name) or find_recipe(name)
             return recipe if path.resolve() == recipe.resolve() else path
         except ConfigError as error:
             if name != written:
@@ -529,7 +529,7 @@ def keys_left(group: str, name: str, part: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in left.items() if chosen.get(key) == value}
 
 
-def merge_keys(first: dict[str, Any], second: Any) -> dict[str, Any]:
+def merge_keys(first: Any, second: Any) -> dict[str, Any]:
     """Both mappings as one, the second wins. What it gives as {} is empty."""
     both = {name: merge_keys(first[name], value) for name, value in second.items()
             if value and isinstance(value, dict) and isinstance(first.get(name), dict)}  # fmt: skip

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import ConfigError
 from mpt_cli.settings.limits import load_mapping
 from mpt_cli.settings.references import form_problem
 from mpt_cli.settings.search_path import (
     PROJECT_FOLDERS,
     SUFFIXES,
     expanded,
-    find_recipe,
     has_working_directory,
     is_shipped,
     own_conf_directories,
@@ -107,15 +105,10 @@ def is_same_function(one: str, other: str) -> bool:
     return len(names) == len(files) == 1 and None not in files
 
 
-def file_beside(folder: Path, name: str) -> Path | None:
-    """The recipe that a bare name in a defaults list means as in Hydra, in this folder; None where it is that of a
-    recipe."""
-    try:
-        find_recipe(name)
-    except ConfigError:
-        beside = [folder / f"{name.removeprefix('/')}{suffix}" for suffix in ("", *SUFFIXES)]
-        return next((path for path in beside if path.is_file()), None)
-    return None
+def file_beside(recipe: Path, name: str) -> Path | None:
+    """The file beside a recipe that a bare name in its defaults list means, as in Hydra; None where there is none."""
+    beside = (recipe.parent / f"{name.removeprefix('/')}{suffix}" for suffix in ("", *SUFFIXES))
+    return next((path for path in beside if path.is_file() and path.resolve() != recipe.resolve()), None)
 
 
 _FROM_ANYWHERE = ("/", "~", "${", "pkg://")
@@ -133,7 +126,7 @@ def names_left_behind(source: Path, target: Path) -> list[str]:
     defaults, hydra = content.get("defaults"), content.get("hydra")
     entries = [entry for entry in defaults if isinstance(entry, str)] if isinstance(defaults, list) else []
     beside = [entry for entry in entries if entry.removeprefix("optional ").startswith(".")
-              or (entry != "_self_" and file_beside(source.parent, entry) is not None)]  # fmt: skip
+              or (entry != "_self_" and file_beside(source, entry) is not None)]  # fmt: skip
     searched = hydra.get("searchpath") if isinstance(hydra, dict) else None
     folders = [str(text) for text in searched or () if not str(text).removeprefix("file://").startswith(_FROM_ANYWHERE)]
     return [*beside, *folders, *names]
