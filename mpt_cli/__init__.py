@@ -8,6 +8,8 @@ Names are imported when they are first used, and Keras only where one of them ne
 """
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, SimpleNamespace
@@ -127,17 +129,36 @@ def _stand_in(home: str, name: str) -> Any:
     return SimpleNamespace(from_config=lambda config: getattr(import_module(home), name).from_config(config))
 
 
+_on_keras: list[Callable[[Any], None]] = [_register]  # what to do as soon as it is imported
+
+
+@contextmanager
+def on_keras(act: Callable[[Any], None]) -> Iterator[None]:
+    """Inside, call `act` with Keras once it is imported, at once where it is."""
+    if "keras" in sys.modules:
+        act(sys.modules["keras"])
+    _on_keras.append(act)
+    try:
+        yield
+    finally:
+        _on_keras.remove(act)
+
+
 class _KerasFinder:
-    """Finds Keras as Python does, and registers our classes as soon as it is imported."""
+    """Finds Keras as Python does, and acts as soon as it is imported. Inside `on_keras` it is imported before a part of
+    this package, which may need it, and which `act` may need."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name.startswith("mpt_cli.") and len(_on_keras) > 1 and "keras" not in sys.modules:
+            import_module("keras")
         spec = PathFinder.find_spec(name, path) if name == "keras" else None
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def executed(module: ModuleType) -> None:
                 execute(module)
-                _register(module)
+                for act in _on_keras:
+                    act(module)
 
             spec.loader.exec_module = executed  # type: ignore[method-assign]
         return spec

@@ -6,11 +6,14 @@ from there between two calls, so that `steps_per_execution` hides none.
 
 import atexit
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import keras
 import numpy as np
@@ -20,7 +23,7 @@ from mpt_cli.engine.backend import running_platform
 from mpt_cli.engine.build import build_engine
 from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.feed import Piece
-from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.errors import ConfigError, Problem, summarise_error
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_own_train_step, keep_skips_whole
 from mpt_cli.precision.finite import are_finite
 from mpt_cli.precision.keras_internals import optimizer_values_in_fit
@@ -29,10 +32,11 @@ from mpt_cli.precision.train_step import check_replicas, optimizers_in, unwrappe
 from mpt_cli.python_api import Asked, given_settings
 from mpt_cli.recording import NO_LOSS, NO_SAMPLES, Recording, Subject, policy_on_record, scaling_on_record
 from mpt_cli.report.run import Run
-from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.runs.directory import RunDirectory, default_path
 from mpt_cli.samples.flow import is_rounded
 from mpt_cli.samples.gradient_samples import build_sampler, layers_to_compile
 from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.search_path import expanded
 from mpt_cli.telemetry.health import NextCheck, Stop
 from mpt_cli.telemetry.records import NEVER, RunHeader, Scaling
 from mpt_cli.training.assembly import warn_of_half_head
@@ -40,11 +44,10 @@ from mpt_cli.training.author_compiled import loss_not_scaled_problem
 from mpt_cli.training.callbacks import metrics_in, why_ended
 from mpt_cli.training.loss_and_optimizer import describe_scaling, warn_of_scaling, wrap_optimizer
 from mpt_cli.training.model_program import described_model, rule_of
-from mpt_cli.training.progress import Conclusion
 
 LEAST_CAPACITY = 256  # rows of the ring: at the usual 50 steps between two looks it never goes round
 NO_RESUME = "checkpoints: Keras's fit can't be gone on with in the middle of an epoch (mpt.fit can)"
-NO_SPEED = "examples per second: fit does not tell a callback how many examples a step has"
+NO_SPEED = "examples per second: fit does not tell a callback how many a step has (steps_per_second is of its steps)"
 NOT_WHOLE = ("whole skips: the model's own train_step moves metrics and statistics of normalisation in skipped steps "
              "too")  # fmt: skip
 
@@ -65,17 +68,49 @@ def scaled(optimizer: Any, settings: Settings, scaling: Scaling) -> LossScaleOpt
     return wrap_optimizer(unwrapped(optimizer), settings.loss_scale, scaling)
 
 
+@dataclass
+class Budget:
+    """The seconds of the fits of a program, and of the samples that were taken at their ends: after the first at most
+    this share."""
+
+    fits: float = 0.0
+    samples: float = 0.0
+    share: float = 0.05
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.samples += time.perf_counter() - started
+
+
+def _said_and_ended(hook: Callable[..., None]) -> Callable[..., None]:
+    """The hook of a callback, called with the record while there is one; what goes wrong with it ends the record."""
+
+    @wraps(hook)
+    def called(recorder: "Recorder", *arguments: Any, **named: Any) -> None:
+        if recorder._session is not None:
+            try:
+                hook(recorder, recorder._session, *arguments, **named)
+            except Exception as error:
+                recorder.give_up(summarise_error(error))
+
+    return called
+
+
 class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
     """Gives Keras's own `fit` what a run of mpt has: run directory, every skip and scale, health rules, verdict.
 
     An optimizer that scales no loss is put into a LossScaleOptimizer at the beginning of `fit`. Where the model has no
     `train_step` of its own, a skipped step leaves the whole model alone (`whole_skips=False` leaves that to Keras).
+    Both stay with the model, so that its next `fit` need not be traced anew.
     A model file has the optimizer that `compile` was given: compile with LossScaleOptimizer to have the scale in it.
-    What `fit` can't give is said in `environment.json` under `not_recorded`. `run` is the latest `Run`, `runs` are all.
+    What `fit` can't give is said in `environment.json` under `not_recorded`. `run` is the latest `Run`, `runs` are all;
+    a run begins with the first step. What goes wrong with the record is said once on standard error and ends the
+    record, never `fit`. A `train_step` that scales no loss trains with its gradients as they are, which is said.
 
-    ConfigError for arguments out of range; within `fit`, before its first step, for a `train_step` that scales no loss
-    where float16 needs it, and for several replicas with XLA or several steps per execution, which Keras itself can't
-    do; after its first call for a `train_step` that does not use the optimizer of `compile`.
+    ConfigError for arguments out of range, and within `fit`, before its first step, for several replicas with XLA or
+    several steps per execution, which Keras itself can't do.
 
     Args:
         run_dir: where it writes; None for runs/MODEL/TIME. The second `fit` with it writes beside it, to RUN_DIR-2.
@@ -108,7 +143,12 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         self.command: Sequence[str] = ()  # the words behind `mpt` that run the script it is in
         self.others: Sequence[Any] = ()  # the callbacks beside it, where they are known
         self.examples: Batch | None = None  # some of those that are trained on, where they are known
-        self.shown: list[Path] = []  # directories of runs that a console showed
+        self.budget = Budget()
+        self.say: Callable[[str], None] = lambda sentence: print(f"mpt: {sentence}", file=sys.stderr)
+        self.stream: TextIO | None = None  # of a console that was asked for; None: standard output, where fit is silent
+        self.place: Callable[[str], Path] = self._place
+        self.is_alone = True  # no one else records the optimizers of the model
+        self.folder = Path.cwd()  # of relative paths, wherever the program goes
         self.runs: list[Run] = []
         self._session: _FitRecording | None = None
         self._logs: dict[str, Any] = {}
@@ -127,36 +167,55 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         if self.command:
             settings = replace(settings, model=replace(described_model(model), command=[*self.command]),
                                policy=policy_on_record(settings.policy))  # fmt: skip
-        self._session = _FitRecording(self, model, settings, self._place())
-        self.runs.append(Run(self._session.run.path))
-        self.shown += [self._session.run.path] if self._session.is_shown else []
+        try:
+            self._session = _FitRecording(self, model, settings)
+        except ConfigError:
+            raise
+        except Exception as error:
+            self.give_up(summarise_error(error))
         atexit.register(self.fail, None)
 
-    def _place(self) -> str | Path | None:
-        return self.run_dir if self.run_dir is None or not self.runs else f"{self.run_dir}-{len(self.runs) + 1}"
+    def _place(self, recipe: str) -> Path:
+        """Where the next run writes."""
+        wanted = default_path(recipe) if self.run_dir is None else expanded(self.run_dir)
+        return self.folder / (f"{wanted}-{len(self.runs) + 1}" if self.run_dir is not None and self.runs else wanted)
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        assert self._session is not None
-        self._session.start_epoch(epoch + 1)
+    @_said_and_ended
+    def on_epoch_begin(self, session: "_FitRecording", epoch: int, logs: Any = None) -> None:
+        session.start_epoch(epoch + 1)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        assert self._session is not None
-        self._session.after_batch(batch + 1, logs or {})
+    @_said_and_ended
+    def on_train_batch_end(self, session: "_FitRecording", batch: int, logs: Any = None) -> None:
+        session.after_batch(batch + 1, logs or {})
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        assert self._session is not None
-        self._session.finish_epoch(logs or {})
+    @_said_and_ended
+    def on_epoch_end(self, session: "_FitRecording", epoch: int, logs: Any = None) -> None:
+        if session.is_announced:
+            session.finish_epoch({} if logs is None else logs)
 
-    def on_train_end(self, logs: Any = None) -> None:
-        assert self._session is not None
-        session, self._session = self._session, None
-        session.finish()
+    @_said_and_ended
+    def on_train_end(self, session: "_FitRecording", logs: Any = None) -> None:
+        if session.is_announced:
+            session.finish()
+        self._session = None
 
     def fail(self, error: BaseException | None) -> None:
         """End the record of a `fit` that did not come to its end; `error` is what ended it, where that is known."""
         session, self._session = self._session, None
-        if session is not None:
-            session.fail(error)
+        try:
+            if session is not None and session.is_announced:
+                session.fail(error)
+        except Exception as failed:  # `error` matters
+            self.say(f"not recorded to its end: {summarise_error(failed)}")
+
+    def give_up(self, reason: str) -> None:
+        """Go without a record for the rest of this `fit`; say why, if there is a reason to be said."""
+        if reason:
+            self.say(f"not recorded: {reason}")
+        session, self._session = self._session, None
+        if session is not None and session.is_announced:
+            with suppress(Exception), session.stack:
+                session.fail(None)
 
 
 @dataclass
@@ -180,58 +239,63 @@ class _Watch:
 class _FitRecording(Recording):
     """One `fit` on record."""
 
-    def __init__(self, recorder: Recorder, model: Any, settings: Settings, place: Any) -> None:
+    def __init__(self, recorder: Recorder, model: Any, settings: Settings) -> None:
         self.recorder, self.model, scaling = recorder, model, scaling_of(model, settings)
         missing = self._take_over(settings, scaling)
-        run = RunDirectory.create(place, settings.recipe)
-        subject = Subject("Recorder", settings, scaling, recorder.on_unhealthy == "stop", bool(model.jit_compile),
-                          is_rounded(model))  # fmt: skip
-        super().__init__(subject, model.optimizer, run, missing)
+        quiet = recorder.stream is not None and settings.logger.console == "auto"
+        subject = Subject("Recorder", settings, scaling, self._make_run, recorder.on_unhealthy == "stop",
+                          bool(model.jit_compile), is_rounded(model), quiet or bool(recorder.params.get("verbose")),
+                          recorder.stream)  # fmt: skip
+        super().__init__(subject, model.optimizer, missing)
         self.skipped_before = int(model.optimizer.skipped_steps)
-        self.watch, self._is_announced = _Watch(), False
+        self.watch = _Watch()
         self.no_loss = NO_LOSS + ("JAX tells it to no one" if keras.backend.backend() == "jax" else
                                   "the train_step does not hand it to optimizer.scale_loss")  # fmt: skip
-        self.open(quiet=bool(recorder.params.get("verbose")))
-        self.watch.ask_again(0, self.health.next_check(self.signs()))
         self.watch_weights()
+
+    def _make_run(self) -> RunDirectory:
+        run = RunDirectory.create(self.recorder.place(self.settings.recipe), self.settings.recipe)
+        self.recorder.runs.append(Run(run.path))
+        return run
 
     def _take_over(self, settings: Settings, scaling: Scaling) -> list[str]:
         """Put scaling, step log and whole skips into the model; returns what can't be had."""
         model = self.model
         self._check_replicas()
+        before = model.optimizer, getattr(model.optimizer, "step_log", None)
         model.optimizer = scaled(model.optimizer, settings, scaling)
         capacity = max(LEAST_CAPACITY, 2 * model.steps_per_execution + settings.trainer.log_every_steps)
         with self._on_all_replicas():
             model.optimizer.keep_step_log(capacity)
             if model.built and model.trainable_variables and not model.optimizer.built:
                 model.optimizer.build(model.trainable_variables)
-        self.own_step, self.was_whole = has_own_train_step(model), "train_step" in vars(model)
-        whole = not self.own_step and self.recorder.whole_skips
-        if whole and not self.was_whole:
+        self.own_step, was_whole = has_own_train_step(model), "train_step" in vars(model)
+        whole = not self.own_step and (self.recorder.whole_skips or was_whole)
+        model.optimizer.allows_unscaled = self.own_step
+        if whole and not was_whole:
             keep_skips_whole(model)
-        model.train_function = None  # it may have been traced with another optimizer
+        elif before != (model.optimizer, model.optimizer.step_log):
+            model.train_function = None  # it was made with another optimizer
         model.make_train_function()
-        if self.own_step and scaling.scales:
-            model.optimizer.refuse_unscaled = self._refuse_unscaled
-        elif self.own_step:
-            model.optimizer._loss_was_scaled = True  # by 1: there is nothing to warn of
-        return [NO_RESUME, NO_SPEED] + [NOT_WHOLE] * (not whole and not self.was_whole)
+        return [NO_RESUME, NO_SPEED] + [NOT_WHOLE] * (not whole)
 
-    def _refuse_unscaled(self) -> None:
-        """While its train_step is traced: as `mpt.fit` does it."""
-        raise ConfigError(loss_not_scaled_problem(type(self.model).__name__))
-
-    def _check_used(self) -> None:
-        """After the first call: whether it was the optimizer of `compile` that made the steps, and that one alone."""
-        model, name = self.model, type(self.model).__name__
-        others = [each for each, optimizer, _ in optimizers_in(model) if each != "optimizer" and optimizer.built]
+    def _begin(self, logs: Mapping[str, Any]) -> bool:
+        """After the first call: whether it was the optimizer of `compile` that made a step."""
         if self.optimizer.scale_state is None or len(self.rows().floats) == 0:
-            raise ConfigError(Problem("Recorder", "records the optimizer that a model is compiled with, which the "
-                                      f"train_step of {name} does not use.", others or None,
-                                      "mpt.fit trains and records a model with several optimizers."))  # fmt: skip
-        if others:
+            return False
+        name = type(self.model).__name__
+        if self.optimizer.was_unscaled and self.scaling.scales:
+            problem = loss_not_scaled_problem(name)
+            self.miss(f"loss scaling: {problem.rule} {problem.remedy}")
+            self.recorder.say(f"not scaled: {problem.rule} {problem.remedy}")
+        others = [each for each, optimizer, _ in optimizers_in(self.model) if each != "optimizer" and optimizer.built]
+        if others and self.recorder.is_alone:
             self.miss(f"steps of {', '.join(others)}, whose loss is not scaled either: a Recorder sees the optimizer "
                       "of compile alone (mpt.fit all of them)")  # fmt: skip
+        self._metric_names = [name for name in logs if name != "loss"]  # TensorFlow has none before the first call
+        self.announce()
+        self.watch.ask_again(0, self.health.next_check(self.signs()))
+        return True
 
     def _check_replicas(self) -> None:
         """ConfigError before Keras's `fit` fails inside TensorFlow, which it does with any optimizer."""
@@ -248,13 +312,6 @@ class _FitRecording(Recording):
     @property
     def variables(self) -> Sequence[Any]:
         return list(self.model.trainable_variables)  # a subclassed model has them only after its first batch
-
-    def _announce(self, metric_names: Iterable[str]) -> None:
-        """Once, after the first call: before it Keras on TensorFlow has not made the metrics, and so no names."""
-        if not self._is_announced:
-            self._is_announced = True
-            self._metric_names = [name for name in metric_names if name != "loss"]
-            self.announce()
 
     def header(self) -> RunHeader:
         model, settings, names = self.model, self.settings, self._metric_names
@@ -279,15 +336,18 @@ class _FitRecording(Recording):
     def start_epoch(self, epoch: int) -> None:
         self.progress.epoch = epoch
         self.watch.asked_before_epoch = self.watch.asked
+        self.losses: list[float] | None = []  # of the steps of this epoch, as long as none is applied
         self.ledger.start_epoch()
 
     def after_batch(self, steps_in_epoch: int, logs: Mapping[str, Any]) -> None:
         """Look at the records where a line of the log is due, or a health rule may be broken by now."""
-        if not self._is_announced:
-            self._check_used()
-        self._announce(logs)
+        if not self.is_announced and not self._begin(logs):
+            reason = "the train_step does not use the optimizer that the model is compiled with"
+            self.recorder.give_up(reason if self.recorder.is_alone else "")
+            return
         watch, every = self.watch, self.settings.trainer.log_every_steps
         watch.asked = watch.asked_before_epoch + steps_in_epoch
+        self.pace.look(watch.asked)
         is_line = watch.asked // every > watch.line // every
         if is_line or (watch.asked >= watch.next_check and self._may_be_broken(logs)):
             self._look()
@@ -295,8 +355,10 @@ class _FitRecording(Recording):
             watch.line = watch.asked
             self.snapshot({name: float(value) for name, value in logs.items()})
 
-    def finish_epoch(self, logs: Mapping[str, Any]) -> None:
+    def finish_epoch(self, logs: dict[str, Any]) -> None:
+        """With the mean loss, where no step was applied, for the progress bar: that of Keras's fit is of all steps."""
         self._look()
+        self.pace.pause()
         signs = replace(self.signs(), weights_are_finite=are_finite(self.variables))
         self.obey(self.health.check(signs, at_epoch_end=True))
         metrics = metrics_in(logs)
@@ -305,6 +367,8 @@ class _FitRecording(Recording):
         self.progress.record(metrics)
         self.progress.epochs_completed = self.progress.epoch
         self.snapshot(metrics, epoch_end=True)
+        if self.losses and "loss" in logs:
+            logs["loss"] = float(np.mean(self.losses))
 
     def finish(self) -> None:
         if self.recorder.examples is not None and not self.own_step and self.subject.is_rounded:
@@ -314,18 +378,28 @@ class _FitRecording(Recording):
     def _sample(self, examples: Batch) -> None:
         """What half precision does to a batch, as `mpt train` looks at it; on JAX only where compiling that is little
         beside the fit."""
+        budget = self.recorder.budget
+        budget.fits += self.stopwatch.run_seconds
+        if budget.samples > budget.share * budget.fits:
+            return
         engine = build_engine(self.model, keras.backend.backend() == "jax", Distribution())
         sampler = build_sampler(engine, "auto", self.telemetry.message, layers_to_compile(engine))
         if not sampler.is_affordable(self.stopwatch.run_seconds, is_over=True):
             return
         rows = np.arange(len(keras.tree.flatten(examples.x)[0]), dtype=np.int32)[None]
-        if self.take_sample(sampler, Piece(engine.to_device(examples), rows, 1)) is not None:
+        with budget.sampling():
+            look = self.take_sample(sampler, Piece(engine.to_device(examples), rows, 1))
+        if look is not None:
             self.missing.remove(NO_SAMPLES)
             self._write_environment()
 
     def _look(self) -> None:
         self.progress.step_in_epoch = self.watch.asked - self.watch.asked_before_epoch
-        self.take(self.rows())
+        rows = self.rows()
+        if self.losses is not None:
+            is_told = self.tells_loss and not rows.ints[:, 0].any()
+            self.losses = [*self.losses, *rows.floats[:, 0]] if is_told else None
+        self.take(rows)
         self.watch.ask_again(self.ledger.seen, None if self.stop is not None else self.health.next_check(self.signs()))
 
     def _may_be_broken(self, logs: Mapping[str, Any]) -> bool:
@@ -369,19 +443,6 @@ class _FitRecording(Recording):
             if self.optimizer.scale_state is not None:
                 self._look()
         super().fail(error)
-
-    def end(self, ending: Conclusion, ended_early: str = "") -> None:
-        self._announce([])
-        super().end(ending, ended_early)
-        self._give_back()
-
-    def _give_back(self) -> None:
-        """The model's own step, so that a later fit without a recorder is Keras's own."""
-        self.optimizer.refuse_unscaled = None
-        if not self.own_step and not self.was_whole:
-            for name in ("train_step", "get_metrics_result"):
-                vars(self.model).pop(name, None)
-            self.model.train_function = None
 
 
 def _count(model: Any) -> int:

@@ -6,11 +6,12 @@ by: there they are taken beside the loop, which waits for nothing.
 
 import sys
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, TextIO
 
 import keras
 import numpy as np
@@ -50,15 +51,45 @@ NO_PROGRAM = "what the program set by itself (loss, data, callbacks, schedule of
 
 @dataclass(frozen=True)
 class Subject:
-    """What is recorded, by whom, how the run ends where a health rule is broken, whether XLA compiles the steps, and
-    whether something is in half precision."""
+    """What is recorded, by whom and where, whether the run ends where a health rule is broken, whether XLA compiles the
+    steps, whether something is in half precision, and whether and where a console shows it (None: standard output).
+    """
 
     recorded_by: str
     settings: Settings
     scaling: Scaling
+    make_run: Callable[[], RunDirectory]  # at its first step
     stops: bool = True
     jit_compile: bool = False
     is_rounded: bool = False
+    is_quiet: bool = True
+    stream: TextIO | None = None
+
+
+class Pace:
+    """How fast steps come by, from looks at how many there were: the time between two looks counts unless something
+    else than steps fills it."""
+
+    def __init__(self) -> None:
+        self._steps, self._seconds = 0, 0.0
+        self._last: tuple[int, float] | None = None
+
+    def look(self, seen: int) -> None:
+        """After so many steps."""
+        now = time.perf_counter()
+        if self._last is not None and seen > self._last[0]:
+            self._steps += seen - self._last[0]
+            self._seconds += now - self._last[1]
+        if self._last is None or seen > self._last[0]:
+            self._last = seen, now
+
+    def pause(self) -> None:
+        """Something else follows, such as validation."""
+        self._last = None
+
+    @property
+    def steps_per_second(self) -> float | None:
+        return self._steps / self._seconds if self._seconds else None
 
 
 class Recording(Record, ABC):
@@ -66,17 +97,19 @@ class Recording(Record, ABC):
 
     no_loss: str  # what is missing where steps do not tell their loss
 
-    def __init__(self, subject: Subject, optimizer: LossScaleOptimizer, run: RunDirectory, missing: list[str]) -> None:
+    run: RunDirectory  # once there is a step
+
+    def __init__(self, subject: Subject, optimizer: LossScaleOptimizer, missing: list[str]) -> None:
         """`missing` is what this kind of record lacks, beside what all of them lack."""
         settings = subject.settings
         self.subject, self.settings, self.scaling, self.optimizer = subject, settings, subject.scaling, optimizer
-        self.run, self.missing = run, [*missing, NO_SAMPLES, NO_PROGRAM]
+        self.missing, self.is_announced = [*missing, NO_SAMPLES, NO_PROGRAM], False
         self.offset, self.taken = int(optimizer.seen_steps), 0
         ledger = Ledger(self.ledger_options(), window_steps=settings.loss_scale.skip_rate_window)
         super().__init__(ledger, HealthRules(settings.loss_scale, settings.trainer, self.scaling), Stopwatch())
         self.stopwatch.begin()
+        self.pace = Pace()
         self.unchecked = UNCHECKED if subject.is_rounded else ""
-        self.is_shown = False  # on a console, once it is open
         self.stack = ExitStack()
 
     @property
@@ -104,12 +137,12 @@ class Recording(Record, ABC):
         assert self.optimizer.step_log is not None
         return self.optimizer.step_log.read(*self.ring(), self.offset + self.taken)
 
-    def open(self, quiet: bool) -> None:
-        """Hold the run directory, and write down what is recorded."""
+    def _open(self) -> None:
+        """Make and hold the run directory, and write down what is recorded."""
+        self.run = self.subject.make_run()
         self.stack.enter_context(self.run.lock())
-        logger = replace(self.settings.logger, console="quiet") if quiet else self.settings.logger
-        self.is_shown = logger.console != "quiet"
-        self.telemetry = self.stack.enter_context(build_telemetry(self.run, logger))
+        logger = replace(self.settings.logger, console="quiet") if self.subject.is_quiet else self.settings.logger
+        self.telemetry = self.stack.enter_context(build_telemetry(self.run, logger, self.subject.stream))
         self.telemetry.tally = EventTally(self.scaling)
         platform = running_platform(self.settings)
         facts = FrameworkFacts(platform.backend, self.subject.jit_compile, platform.devices, 0, "",
@@ -126,7 +159,9 @@ class Recording(Record, ABC):
         write_json(self.run.environment_json, {**self.environment, "not_recorded": self.missing})
 
     def announce(self) -> None:
-        """The header, once all that it says is known."""
+        """The directory and its header, once all that it says is known."""
+        self.is_announced = True
+        self._open()
         self._check_loss()
         self.ledger.rules = self.ledger_options()
         header = self.header()
@@ -146,7 +181,8 @@ class Recording(Record, ABC):
         """Say that this is not recorded, once."""
         if sentence not in self.missing:
             self.missing.append(sentence)
-            self._write_environment()
+            if self.is_announced:
+                self._write_environment()
 
     def _check_loss(self) -> None:
         if not self.tells_loss:
@@ -225,7 +261,7 @@ class Recording(Record, ABC):
         if self.ledger.seen > self.logged_step:
             self.snapshot({})
         summary = self.summary(ending, self.settings, self.run.path, repeatable=False, not_recorded=tuple(self.missing),
-                               ended_early=ended_early)  # fmt: skip
+                               ended_early=ended_early, steps_per_second=self.pace.steps_per_second)  # fmt: skip
         self.telemetry.finish(summary)
         write_summary(self.run.summary_json, summary)
         self.stack.close()
@@ -279,13 +315,11 @@ class LoopRecording(Recording):
 
     no_loss = NO_LOSS + "gradients were applied elsewhere than they were taken"
 
-    def __init__(self, subject: Subject, optimizer: LossScaleOptimizer, run: RunDirectory) -> None:
-        super().__init__(subject, optimizer, run, list(NOT_OF_A_LOOP))
+    def __init__(self, subject: Subject, optimizer: LossScaleOptimizer) -> None:
+        super().__init__(subject, optimizer, list(NOT_OF_A_LOOP))
         self.progress.epoch = 1
         self._lock = threading.Lock()
-        self._is_announced = False
         self.is_over = False
-        self.open(quiet=True)  # the script says what it has to say itself
 
     @property
     def variables(self) -> Sequence[Any]:
@@ -313,15 +347,16 @@ class LoopRecording(Recording):
                 return
             rows = self.rows()
             kept = len(rows.floats) if at_end else len(rows.floats) - 1
+            if not at_end:
+                self.pace.look(kept + self.ledger.seen)
             if kept > 0:
                 self._absorb(StepRows(rows.floats[:kept], rows.ints[:kept], rows.lost))
 
     def _absorb(self, rows: StepRows) -> None:
         """With a line of the log after the first step, and after each so many."""
-        if not self._is_announced:
-            self._is_announced = True
-            self.watch_weights()
+        if not self.is_announced:
             self.announce()
+            self.watch_weights()
         every, start, lost = self.settings.trainer.log_every_steps, 0, rows.lost
         while start < len(rows.floats):
             end = min(len(rows.floats), start + (every - self.ledger.seen % every if self.ledger.seen else 1))
@@ -332,13 +367,11 @@ class LoopRecording(Recording):
             start, lost = end, 0
 
     def close(self, error: BaseException | None) -> Run | None:
-        """At the end of the script, or of the loop; None, and no directory, where no step was made."""
+        """At the end of the script, or of the loop; None where no step was made."""
         self.drain(at_end=True)
         with self._lock:
             self.is_over = True
-            if not self._is_announced:
-                self.stack.close()
-                self.run.discard()
+            if not self.is_announced:
                 return None
             self.fail(error) if error is not None else self.finish()
         return Run(self.run.path)

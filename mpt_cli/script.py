@@ -7,8 +7,7 @@ optimizer then skips what is not finite and moves the scale, and what it notes o
 """
 
 import inspect
-import os
-import runpy
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,55 +18,37 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 
 from mpt_cli import python_api
 from mpt_cli.data.examples import Batch
-from mpt_cli.errors import NUMERICAL, OK
-from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_own_train_step
-from mpt_cli.precision.finite import unscale
+from mpt_cli.errors import NUMERICAL, OK, summarise_error
+from mpt_cli.precision import LossScaleOptimizer, computes_in_float16
 from mpt_cli.precision.keras_internals import own_trainable_variables
 from mpt_cli.precision.policy import policy_inside, set_global_policy
 from mpt_cli.precision.rounded_weights import NARROW
-from mpt_cli.precision.scale_rules import ScaleRule
-from mpt_cli.precision.scale_state import ScaleState
-from mpt_cli.precision.train_step import optimizers_in, unwrapped
-from mpt_cli.recorder import Recorder
+from mpt_cli.precision.train_step import unwrapped
+from mpt_cli.recorder import Budget, Recorder
 from mpt_cli.recording import RING_ROWS, Drain, LoopRecording, Subject, policy_on_record, scaling_on_record
 from mpt_cli.report.run import Run
-from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.runs.directory import RunDirectory, default_path
 from mpt_cli.samples.digits import first_examples
 from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, BackendSettings, Settings
+from mpt_cli.settings.search_path import expanded
 from mpt_cli.settings.variants import GivenData, GivenModel
-from mpt_cli.signals import heard_by_script
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.health import GOOD_VERDICTS, UNCHECKED
 from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training.assembly import warn_of_half_head
 from mpt_cli.training.loss_and_optimizer import scaling_for, wrap_optimizer
-from mpt_cli.training.model_program import described_optimizer
+from mpt_cli.training.model_program import described_optimizer, rule_of
 
-LIBRARIES = ("keras", "tensorflow", "mpt_cli", "jax")  # whose own calls of a tape are left alone
 ON_REPLICAS = "its own training loop on several replicas: steps are scaled and skipped, but there is no run directory"
-OWN_SCALING = "the script's own LossScaleOptimizer is used as it is"
-OWN_LOOP = f"{OWN_SCALING}, and its loop is not recorded (one with mpt_cli.LossScaleOptimizer is, on TensorFlow)"
+REPLACED = "the script's own loss scaling is replaced by mpt's, which counts its skips"
+OWN_LOOP = "the script's own LossScaleOptimizer is used as it is, and its loop is not recorded (on TensorFlow it is)"
+NOT_SCALED = "not scaled: gradients of what is no tensor of floats"
 JAX_LOOP = ("not scaled and not recorded: a loop of the script's own on JAX, where gradients are taken by functions "
             "that know no optimizer. Put it into mpt_cli.LossScaleOptimizer and call its scale_loss, or use a policy "
             "that needs none, such as mixed_bfloat16")  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ScriptTarget:
-    """A script by its path, or a module by its name, and the words after it."""
-
-    name: str
-    arguments: tuple[str, ...] = ()
-    is_module: bool = False
-
-    @property
-    def title(self) -> str:
-        """The script's name, for its runs."""
-        return self.name.rpartition(".")[2] if self.is_module else Path(self.name).stem
 
 
 @dataclass
@@ -76,43 +57,43 @@ class ScriptRun:
 
     settings: Settings
     title: str
-    command: tuple[str, ...]  # the words behind `mpt`
-    recorders: list[Recorder] = field(default_factory=list)
+    command: tuple[str, ...]  # the words behind `mpt` that run it again
+    folder: Path  # where it was started
+    is_seeded: bool = False  # by the settings, in place of the script
     notes: list[str] = field(default_factory=list)
-    plain: list[Any] = field(default_factory=list)  # optimizers that the script made
-    own_scalings: list[Any] = field(default_factory=list)  # and those of loss scaling
+    plain: list[Any] = field(default_factory=list)  # optimizers that the script made, without those of loss scaling
+    own_scalings: list[Any] = field(default_factory=list)  # and those, but for what `compile` of Keras makes
     wrappers: dict[int, LossScaleOptimizer] = field(default_factory=dict)  # by the id of the optimizer inside
+    passes: Any = None  # `BackwardPasses` of the script, on TensorFlow
     loops: dict[int, LoopRecording] = field(default_factory=dict)  # of those that a loop of the script's own used
     loop_runs: list[Run] = field(default_factory=list)  # of loops that are over
-    fit_runs: list[Run] = field(default_factory=list)  # that `mpt.fit` has made and shown
+    fit_runs: list[Run] = field(default_factory=list)
     drain: Drain = field(default_factory=Drain)
     batches: dict[int, Any] = field(default_factory=dict)  # models by their id, in train_on_batch on JAX
-    fits: int = 0  # that are going on, one inside the other
-    losses: list[tuple[set[int], Any]] = field(default_factory=list)  # the latest, by the variables they were for
+    fits: list[Any] = field(default_factory=list)  # models in fits that have a record; None for a fit of mpt's
+    budget: Budget = field(default_factory=Budget)
     places: int = 0  # run directories so far
-    scaled_by_script: set[int] = field(default_factory=set)
-    pending: list[tuple[set[int], ScaleState]] = field(default_factory=list)  # by variables whose optimizer is unknown
-    adopted: dict[int, list[ScaleState]] = field(default_factory=dict)  # that follow the scale of a wrapper, by its id
 
     @contextmanager
-    def fitting(self) -> Iterator[None]:
-        """Around what has a record of its own, whose steps are none of a loop."""
-        self.fits += 1
+    def fitting(self, model: Any = None) -> Iterator[None]:
+        """Around what has a record of its own: the steps of the optimizer of `model`, or all of them."""
+        self.fits.append(model)
         try:
             yield
         finally:
-            self.fits -= 1
+            self.fits.pop()
 
     @contextmanager
     def noting(self, recorders: Sequence[Recorder]) -> Iterator[None]:
         """Around a fit with these, each of which has the verdict of it then; also of one that an exception ends."""
-        self.recorders += [each for each in recorders if each not in self.recorders]
         try:
             yield
         except BaseException as error:
             for recorder in recorders:
                 recorder.fail(error)
             raise
+        finally:
+            self.fit_runs += [run for each in recorders for run in each.runs if run not in self.fit_runs]
 
     def note(self, sentence: str) -> None:
         """Something to be said at the end, once."""
@@ -120,16 +101,18 @@ class ScriptRun:
             self.notes.append(sentence)
 
     def wrapper_of(self, optimizer: Any, model: Any = None) -> LossScaleOptimizer:
-        """The optimizer in loss scaling, the same each time; as it is where the script has put it into ours itself."""
-        if isinstance(optimizer, LossScaleOptimizer):
-            if id(optimizer.inner_optimizer) not in self.wrappers:
-                self.note(OWN_SCALING)
-                self.wrappers[id(optimizer.inner_optimizer)] = optimizer
-            return optimizer
+        """The optimizer in mpt's loss scaling, the same each time; a scaling of the script's own keeps its numbers."""
         inner = unwrapped(optimizer)
         if id(inner) not in self.wrappers:
+            own = next((each for each in self.own_scalings if each.inner_optimizer is inner), inner)
+            if isinstance(own, LossScaleOptimizer):
+                self.wrappers[id(inner)] = own
+                return own
             scaling = self._scaling(model)
-            self.wrappers[id(inner)] = self._watched(wrap_optimizer(inner, self.settings.loss_scale, scaling))
+            if (rule := rule_of(own)) is not None:
+                self.note(REPLACED)
+                scaling = replace(scaling, rule=rule)
+            self.wrappers[id(inner)] = wrap_optimizer(inner, self.settings.loss_scale, scaling)
         return self.wrappers[id(inner)]
 
     def _scaling(self, model: Any) -> Scaling:
@@ -137,47 +120,22 @@ class ScriptRun:
         needed = needed or (model is not None and computes_in_float16(model))
         return scaling_for(self.settings.loss_scale, needed)
 
-    def _watched(self, wrapper: LossScaleOptimizer) -> LossScaleOptimizer:
-        """The wrapper, which tells gradients of a loss that `scale_loss` scaled from true ones."""
-        scale_loss, apply, key = wrapper.scale_loss, wrapper.apply, id(wrapper)
+    def first_scale(self, has_any_of: Callable[[list[Any]], bool]) -> float | None:
+        """With which gradients of variables begin: that of the optimizers that were built for them; before the first
+        step of any, that of those which are not built yet. None where no optimizer will move it."""
+        mine = [inner for inner in self.plain if inner.built and has_any_of(own_trainable_variables(inner))]
+        with _outside():
+            scales = [float(wrapper.loss_scale) for inner in mine or self.plain if mine or not inner.built
+                      for wrapper in [self.wrapper_of(inner)] if wrapper.scales]  # fmt: skip
+        return min(scales, default=None)
 
-        def scale(loss: Any) -> Any:
-            self.scaled_by_script.add(key)
-            if keras.backend.backend() == "tensorflow":
-                wrapper.note_loss(ops.convert_to_tensor(loss))
-            return scale_loss(loss)
-
-        def apply_either(grads: Any, trainable_variables: Any = None) -> None:
-            if not self.fits and keras.backend.backend() == "tensorflow":
-                self.record_loop(wrapper)  # the optimizer of a compiled model, in a loop of the script's own
-            if key in self.scaled_by_script or keras.backend.backend() != "tensorflow":
-                self.scaled_by_script.discard(key)
-                apply(grads, trainable_variables)
-            else:
-                self.apply_true(wrapper, list(grads), trainable_variables)
-
-        if keras.backend.backend() == "tensorflow":
-            apply_either = _as_it_is(apply_either)
-        for name, function in (("scale_loss", scale), ("apply", apply_either)):
-            setattr(wrapper, name, function)
-        return wrapper
-
-    def apply_true(self, wrapper: LossScaleOptimizer, grads: list[Any], variables: Any) -> None:
-        """Apply gradients that are divided by the scale already."""
-        variables = list(own_trainable_variables(wrapper.inner_optimizer) if variables is None else variables)
-        if (loop := self.loops.get(id(wrapper))) is not None:
-            self._tell_loss(loop, variables)
-        if not wrapper.built:
-            self._adopt(wrapper, variables)
-            wrapper._build_at_first_step(variables)
-        wrapper._apply_where_finite(grads, variables, True)
-        for state in self.adopted.get(id(wrapper), []):
-            state.scale.assign(wrapper.loss_scale)
-
-    def record_own(self, optimizer: LossScaleOptimizer) -> None:
-        """A loop with an optimizer that the script put into our loss scaling itself: scaled and applied as it does."""
-        if not self.fits and keras.backend.backend() == "tensorflow":
-            self.record_loop(optimizer)
+    def step(self, optimizer: Any, grads: Iterable[Any], variables: Any) -> None:
+        """With true gradients; on record, where no fit has it."""
+        wrapper = self.wrapper_of(optimizer)
+        if not any(model is None or model.optimizer is wrapper for model in self.fits):
+            self.record_loop(wrapper)
+        given = own_trainable_variables(wrapper.inner_optimizer) if variables is None else variables
+        self.passes.apply(wrapper, list(grads), list(given))
 
     def record_loop(self, wrapper: LossScaleOptimizer) -> None:
         """From the first step that a loop of the script's own makes with it, seen where that step is traced."""
@@ -188,8 +146,7 @@ class ScriptRun:
             return
         with _outside():
             wrapper.keep_step_log(RING_ROWS)
-            run = RunDirectory.create(self.place(), self.title)
-            self.loops[id(wrapper)] = LoopRecording(self._subject_of(wrapper), wrapper, run)
+            self.loops[id(wrapper)] = LoopRecording(self._subject_of(wrapper), wrapper)
         self.drain.add(self.loops[id(wrapper)])
 
     def _subject_of(self, wrapper: LossScaleOptimizer) -> Subject:
@@ -202,70 +159,28 @@ class ScriptRun:
         )  # fmt: skip
         dtype = keras.config.dtype_policy().compute_dtype
         scaling = Scaling(wrapper.rule, wrapper.on_overflow, dtype == "float16")
-        return Subject("mpt run, from the optimizer", settings, scaling, stops=False, is_rounded=dtype in NARROW)
+        return Subject(
+            "mpt run, from the optimizer", settings, scaling,
+            lambda: RunDirectory.create(self.place(self.title), self.title), stops=False,
+            is_rounded=dtype in NARROW, is_quiet=settings.logger.console == "auto",
+            stream=sys.stderr,
+        )  # fmt: skip
 
-    def place(self) -> str | None:
-        """The next run directory, where one was asked for."""
+    def place(self, title: str) -> Path:
+        """The next run directory, from where the script was started."""
+        if self.settings.run_dir is None:
+            return self.folder / default_path(title)
         self.places += 1
-        place = self.settings.run_dir
-        return f"{place}-{self.places}" if place is not None and self.places > 1 else place
+        return self.folder / f"{expanded(self.settings.run_dir)}{f'-{self.places}' if self.places > 1 else ''}"
 
     def end_loops(self, error: BaseException | None = None) -> None:
         """At the end of the script: what was not yet taken of its loops, and how they went."""
         self.drain.close()
-        self.loop_runs += [run for loop in self.loops.values() if (run := loop.close(error)) is not None]
-
-    def note_loss(self, ids: set[int], loss: Any) -> None:
-        """Of gradients that were taken of these variables, until they are applied."""
-        self.losses = [pair for pair in self.losses if not pair[0] & ids] + [(ids, loss)]
-
-    def _tell_loss(self, loop: LoopRecording, variables: list[Any]) -> None:
-        ids = _ids_of(variables)
-        mine = [loss for known, loss in self.losses if known & ids]
-        self.losses = [pair for pair in self.losses if not pair[0] & ids]
-        if len(mine) == 1:
-            loop.optimizer.note_loss(mine[0])
-
-    def _adopt(self, wrapper: LossScaleOptimizer, variables: list[Any]) -> None:
-        """Go on with the scale that gradients of these variables had before their optimizer was known."""
-        ids = _ids_of(variables)
-        mine = [pair for pair in self.pending if pair[0] & ids]
-        self.pending = [pair for pair in self.pending if not pair[0] & ids]
-        if mine and wrapper.scale_state is None:
-            wrapper.scale_state = mine[0][1]
-        self.adopted[id(wrapper)] = [state for _, state in mine if state is not wrapper.scale_state]
-
-    def scale_for(self, sources: list[Any]) -> Any:
-        """The scale of the loss whose gradients these variables get; None where it is not to be scaled.
-
-        That of the optimizer that was built for them. Before its first step it is not known which one will be: their
-        scale is then one of its own, with which that optimizer goes on.
-        """
-        ids = _ids_of(sources)
-        ours = [inner for inner in self.plain if not self.is_left_alone(inner)]
-        for inner in ours:
-            if inner.built and ids & _ids_of(own_trainable_variables(inner)):
-                wrapper = self.wrapper_of(inner)
-                if not wrapper.built:  # the script has built its optimizer itself; a scale to be must not be a constant
-                    wrapper._build_at_first_step(own_trainable_variables(inner))
-                return wrapper.loss_scale if wrapper.scales and id(wrapper) not in self.scaled_by_script else None
-        rule = self._scaling(None).rule
-        if self.scaled_by_script or not rule.scales or all(inner.built for inner in ours):
-            return None
-        if not any(pending == ids for pending, _ in self.pending):
-            self.pending.append((ids, _state_outside(rule)))
-        return next(state for pending, state in self.pending if pending == ids).read("scale")
-
-    def is_left_alone(self, optimizer: Any) -> bool:
-        """Whether the script has it in a loss scaling of its own, and in no model that it compiled."""
-        return id(optimizer) not in self.wrappers and self._own_scaling_of(optimizer) is not None
-
-    def _own_scaling_of(self, optimizer: Any) -> Any:
-        return next((own for own in self.own_scalings if getattr(own, "inner_optimizer", None) is optimizer), None)
-
-    def note_left_alone(self, optimizer: Any) -> None:
-        """That the script scales its loss itself, and whether it is on record all the same."""
-        self.note(OWN_SCALING if id(self._own_scaling_of(optimizer)) in self.loops else OWN_LOOP)
+        for loop in self.loops.values():
+            try:
+                self.loop_runs += [run] if (run := loop.close(error)) is not None else []
+            except Exception as failed:  # the script must not suffer from what watches it
+                self.note(f"not recorded to its end: a loop of the script's own. {summarise_error(failed)}")
 
     @property
     def exit_code(self) -> int:
@@ -281,23 +196,24 @@ class ScriptRun:
         return [run for run in self.runs if run.summary["status"] in ("finished", "stopped")]
 
     def why_not_good(self, allow_unchecked: bool = False) -> str:
-        """Which verdict is not a good one, in a sentence; empty where all are, and there is one at least."""
+        """Which verdict is not a good one, in a sentence; empty where all are."""
         good = (*GOOD_VERDICTS, *([UNCHECKED] if allow_unchecked else []))
-        bad = [f"{run.path} is {run.verdict}" for run in self.ended_runs if run.verdict not in good]
-        if not self.ended_runs:
-            return "there is no verdict, as nothing that the script trained was recorded to its end"
+        bad = [f"{self._shown(run)} is {run.verdict}" for run in self.ended_runs if run.verdict not in good]
         return f"not every verdict is {' or '.join(good)}: {', '.join(bad)}" if bad else ""
 
     @property
     def runs(self) -> list[Run]:
-        """Of its fits, of its calls of `mpt.fit`, then of its own loops."""
-        return [*(run for recorder in self.recorders for run in recorder.runs), *self.fit_runs, *self.loop_runs]
+        """Of its fits and calls of `mpt.fit`, then of its own loops, as far as their record has an end."""
+        return [run for run in (*self.fit_runs, *self.loop_runs) if (run.path / "summary.json").is_file()]
 
-    def note_head(self, model: Any, recorder: Recorder) -> None:
-        """Where its output layer is in half precision, and no console has said so."""
-        if model.built and not recorder.shown:
+    def note_head(self, model: Any) -> None:
+        """Where its output layer is in half precision."""
+        if model.built:
             for sentence in warn_of_half_head(model):
                 self.note(sentence)
+
+    def _shown(self, run: Run) -> Path:
+        return run.path.relative_to(self.folder) if run.path.is_relative_to(self.folder) else run.path
 
     def sentences(self) -> list[str]:
         """How it went, for the end."""
@@ -315,26 +231,10 @@ class ScriptRun:
             found.append(f"not recorded: train_on_batch on JAX. {type(unwrapped(optimizer)).__name__} skipped "
                          f"{int(optimizer.skipped_steps)} of {int(optimizer.seen_steps)} steps there, loss scale "
                          f"{format_scale(float(optimizer.loss_scale))}")  # fmt: skip
-        shown = {path for recorder in self.recorders for path in recorder.shown} | {run.path for run in self.fit_runs}
-        found += [f"{run.path}: {run.verdict}" + ("" if run.path in shown else f". {run.explanation}")
-                  for run in self.runs]  # fmt: skip
-        missing: dict[str, list[str]] = {}
-        for run in self.runs:
-            for sentence in run.summary.get("not_recorded", []):
-                missing.setdefault(sentence, []).append(str(run.path))
-        return found + [f"not recorded in {', '.join(paths)}: {sentence}" for sentence, paths in missing.items()]
-
-
-def _ids_of(variables: Iterable[Any]) -> set[int]:
-    """Of Keras's variables and of TensorFlow's inside them, which a script may take gradients of just as well."""
-    return {id(each) for variable in variables for each in (variable, getattr(variable, "value", None))
-            if each is not None}  # fmt: skip
-
-
-def _state_outside(rule: ScaleRule) -> ScaleState:
-    """A scale of its own, made outside of the function that is being traced."""
-    with _outside():
-        return ScaleState(rule)
+        found += [f"{self._shown(run)}: {run.verdict}. {run.explanation}" for run in self.runs]
+        missing = dict.fromkeys(re.split(r": | \(", sentence)[0] for run in self.runs
+                                for sentence in run.summary.get("not_recorded", []))  # fmt: skip
+        return found + ([f"not recorded: {', '.join(missing)} (summary.json says why)"] if missing else [])
 
 
 def _outside() -> Any:
@@ -350,42 +250,14 @@ def _replicas() -> int:
     return int(tf.distribute.get_strategy().num_replicas_in_sync)
 
 
-def run_script(
-    target: ScriptTarget, settings: Settings, command: Sequence[str] = ()
-) -> tuple[ScriptRun, BaseException | None]:  # fmt: skip
-    """Run it as Python would; returns what was seen of it, and what it raised (SystemExit included).
-
-    `command` are the words behind `mpt` that run it again.
-    """
-    seen = ScriptRun(settings, target.title, tuple(command))
-    error: BaseException | None = None
-    with ExitStack() as stack:
-        stack.enter_context(policy_inside(settings.policy.name))
-        for patch in (_policies, _compiles, _fits, _runs_of_ours, _optimizers, _own_scalings, _tapes):
-            stack.enter_context(patch(seen))
-        stack.enter_context(_as_main(target))
-        try:
-            with heard_by_script():
-                if target.is_module:
-                    runpy.run_module(target.name, run_name="__main__", alter_sys=True)
-                else:
-                    runpy.run_path(target.name, run_name="__main__")
-        except (Exception, SystemExit, KeyboardInterrupt) as raised:
-            error = raised
-        seen.end_loops(None if isinstance(error, SystemExit) else error)
-    return seen, error
-
-
 @contextmanager
-def _as_main(target: ScriptTarget) -> Iterator[None]:
-    """`sys.argv` and `sys.path` as Python has them for a script or a module."""
-    argv, path = sys.argv, list(sys.path)
-    sys.argv = [target.name, *target.arguments]
-    sys.path.insert(0, os.getcwd() if target.is_module else str(Path(target.name).resolve().parent))
-    try:
+def watched(seen: ScriptRun) -> Iterator[None]:
+    """What is put around Keras: the dtype policy is set, and the script's models and optimizers are watched."""
+    with ExitStack() as stack:
+        stack.enter_context(policy_inside(seen.settings.policy.name))
+        for patch in (_policies, _seeds, _compiles, _fits, _runs_of_ours, _tapes, _optimizers):
+            stack.enter_context(patch(seen))
         yield
-    finally:
-        sys.argv, sys.path[:] = argv, path
 
 
 @contextmanager
@@ -396,21 +268,22 @@ def _replaced(holder: Any, name: str, make: Callable[[Any], Any]) -> Iterator[No
     own base class.
     """
     if isinstance(holder, type):
-        holder = next(kind for kind in holder.__mro__ if name in vars(kind))
-    before = getattr(holder, name)
+        holder = next((kind for kind in holder.__mro__ if name in vars(kind)), holder)
+    before = getattr(holder, name, None)
     setattr(holder, name, make(before))
     try:
         yield
     finally:
-        setattr(holder, name, before)
+        setattr(holder, name, before) if before is not None else delattr(holder, name)
 
 
 @contextmanager
 def _policies(seen: ScriptRun) -> Iterator[None]:
-    """A script that sets a policy of its own has it; that is said. What it clears between two models is not the policy
-    that was asked for.
+    """A script that sets a policy of its own has it, by floatx as well; that is said. What it clears between two models
+    is not the policy that was asked for.
     """
     set_policy, clear = keras.config.set_dtype_policy, keras.backend.clear_session
+    set_floatx, floatx = keras.config.set_floatx, keras.config.floatx()
     own: list[Any] = []
 
     def make_setter(_: Any) -> Any:
@@ -434,9 +307,38 @@ def _policies(seen: ScriptRun) -> Iterator[None]:
 
         return cleared
 
+    def make_floatx(_: Any) -> Any:
+        def told(value: str) -> None:
+            set_floatx(value)
+            if value != floatx or own:
+                make_setter(None)(value)
+
+        return told
+
     with ExitStack() as stack:
-        for function, make in ((set_policy, make_setter), (clear, make_clear)):
+        stack.callback(set_floatx, floatx)
+        for function, make in ((set_policy, make_setter), (clear, make_clear), (set_floatx, make_floatx)):
             for module, name in _public_names_of(function):
+                stack.enter_context(_replaced(module, name, make))
+        yield
+
+
+@contextmanager
+def _seeds(seen: ScriptRun) -> Iterator[None]:
+    """Where a seed was asked for, it stands in for that of the script."""
+    set_seed, seed = keras.utils.set_random_seed, seen.settings.seed
+
+    def make(_: Any) -> Any:
+        def seeded(of_script: int) -> None:
+            seen.note(f"the seed is {seed}, in place of the script's {of_script}")
+            set_seed(seed)
+
+        return seeded
+
+    with ExitStack() as stack:
+        if seen.is_seeded and seed is not None:
+            set_seed(seed)
+            for module, name in _public_names_of(set_seed):
                 stack.enter_context(_replaced(module, name, make))
         yield
 
@@ -455,10 +357,9 @@ def _compiles(seen: ScriptRun) -> Iterator[None]:
     def make(compile_model: Any) -> Any:
         @wraps(compile_model)
         def compiled(model: Any, *arguments: Any, **named: Any) -> None:
+            known = len(seen.own_scalings)
             compile_model(model, *arguments, **named)
-            given = inspect.signature(compile_model).bind(model, *arguments, **named).arguments.get("optimizer")
-            if isinstance(given, keras.optimizers.LossScaleOptimizer) and not isinstance(given, LossScaleOptimizer):
-                seen.note("the script's own loss scaling is replaced by mpt's, which counts its skips")
+            del seen.own_scalings[known:]
             if isinstance(model.optimizer, keras.optimizers.Optimizer):
                 model.optimizer = seen.wrapper_of(model.optimizer, model)
 
@@ -490,20 +391,19 @@ def _fits(seen: ScriptRun) -> Iterator[None]:
             given = list(keras.tree.flatten(callbacks)) if callbacks is not None else []
             if isinstance(callbacks, keras.callbacks.CallbackList) or any(isinstance(c, Recorder) for c in given):
                 seen.note("a fit has a Recorder or a CallbackList of its own, to which nothing was added")
-                with seen.fitting(), seen.noting([each for each in given if isinstance(each, Recorder)]):
+                with seen.fitting(model), seen.noting([each for each in given if isinstance(each, Recorder)]):
                     return fit(model, *arguments, **named)
-            if others := _other_optimizers(model):
-                seen.note(f"the train_step of {type(model).__name__} has optimizers of its own ({', '.join(others)}): "
-                          "each that it uses is recorded by itself, as in a loop of the script's own")
+            if not isinstance(model.optimizer, keras.optimizers.Optimizer):
                 return fit(model, *arguments, **named)
+            model.optimizer = seen.wrapper_of(model.optimizer, model)  # which may have come after `compile`
             recorder = _recorder(seen)
             recorder.others, recorder.examples = given, _first_examples(**bound.arguments)
             bound.arguments["callbacks"] = [*given, recorder]
-            with seen.fitting(), seen.noting([recorder]):
+            with seen.fitting(model), seen.noting([recorder]):
                 try:
                     return fit(*bound.args, **bound.kwargs)
                 finally:
-                    seen.note_head(model, recorder)
+                    seen.note_head(model)
 
         return recorded
 
@@ -538,71 +438,60 @@ def _runs_of_ours(seen: ScriptRun) -> Iterator[None]:
         yield
 
 
-def _other_optimizers(model: Any) -> list[str]:
-    """Beside the one that the model is compiled with, where its own train_step may use them."""
-    own = optimizers_in(model) if has_own_train_step(model) else ()
-    return [name for name, *_ in own if name != "optimizer"]
-
-
 def _recorder(seen: ScriptRun) -> Recorder:
     settings = seen.settings
     more = {f"logger.{name}": value for name, value in asdict(settings.logger).items()}
     more |= {f"trainer.{name}": getattr(settings.trainer, name) for name in RECORDED_TRAINER_KEYS}
-    recorder = Recorder(seen.place(), loss_scale=asdict(settings.loss_scale), settings=more, name=seen.title)
-    recorder.command = seen.command
+    recorder = Recorder(loss_scale=asdict(settings.loss_scale), settings=more, name=seen.title)
+    recorder.command, recorder.say, recorder.stream, recorder.is_alone = seen.command, seen.note, sys.stderr, False
+    recorder.budget, recorder.place = seen.budget, seen.place
     return recorder
 
 
 @contextmanager
 def _optimizers(seen: ScriptRun) -> Iterator[None]:
-    """Optimizers that the script makes are known; one that is used without `compile` works through its wrapper."""
-    base = keras.optimizers.Optimizer
+    """Optimizers that the script makes are known. On TensorFlow each works through its wrapper, and a loss that the
+    script scales by one itself is not scaled twice."""
+    base, scaling = keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer
 
     def make_init(init: Any) -> Any:
         def made(optimizer: Any, *arguments: Any, **named: Any) -> None:
             init(optimizer, *arguments, **named)
-            scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-            (seen.own_scalings if scales else seen.plain).append(optimizer)
+            (seen.own_scalings if isinstance(optimizer, scaling) else seen.plain).append(optimizer)
 
         return made
 
     def make_apply(apply: Any) -> Any:
-        def applied(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
-            inside = _calling_module().startswith("mpt_cli.precision")  # its wrapper
-            if inside or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-                if not seen.fits and seen.is_left_alone(optimizer):
-                    seen.note_left_alone(optimizer)
-                apply(optimizer, grads, trainable_variables)
-            elif seen.is_left_alone(optimizer):
-                seen.note_left_alone(optimizer)
-                apply(optimizer, grads, trainable_variables)
-            elif keras.backend.backend() != "tensorflow":
-                seen.note(JAX_LOOP)
-                apply(optimizer, grads, trainable_variables)
+        def applied(optimizer: Any, grads: Any, trainable_variables: Any = None, **named: Any) -> None:
+            module, scales = _calling_module(), isinstance(optimizer, scaling)
+            by_wrapper = not scales and module.startswith(("mpt_cli.precision", scaling.__module__))
+            if by_wrapper or (module.startswith("mpt_cli.") and not module.startswith("mpt_cli.precision")):
+                if seen.passes is None and by_wrapper and id(optimizer) not in seen.wrappers:
+                    seen.note(OWN_LOOP)
+                apply(optimizer, grads, trainable_variables, **named)
+            elif seen.passes is None:
+                if not scales:
+                    seen.note(JAX_LOOP)
+                apply(optimizer, grads, trainable_variables, **named)
             else:
-                wrapper = seen.wrapper_of(optimizer)
-                seen.record_loop(wrapper)
-                seen.apply_true(wrapper, list(grads), trainable_variables)
+                seen.step(optimizer, grads, trainable_variables)
 
-        return applied
+        return _as_it_is(applied)
 
-    with _replaced(base, "__init__", make_init), _replaced(base, "apply", lambda apply: _as_it_is(make_apply(apply))):
-        yield
+    def make_identity(method: Any) -> Any:
+        def same(optimizer: Any, value: Any) -> Any:
+            return method(optimizer, value) if _calling_module().startswith("mpt_cli.precision") else value
 
+        return _as_it_is(same)
 
-@contextmanager
-def _own_scalings(seen: ScriptRun) -> Iterator[None]:
-    """A loop in which the script scales its loss by our optimizer itself is on record from its first step."""
-
-    def make(method: Any) -> Any:
-        @wraps(method)
-        def recorded(optimizer: Any, *arguments: Any, **named: Any) -> Any:
-            seen.record_own(optimizer)
-            return method(optimizer, *arguments, **named)
-
-        return _as_it_is(recorded)
-
-    with _replaced(LossScaleOptimizer, "scale_loss", make), _replaced(LossScaleOptimizer, "apply", make):
+    with ExitStack() as stack:
+        stack.enter_context(_replaced(base, "__init__", make_init))
+        for kind in (base, scaling, LossScaleOptimizer):
+            stack.enter_context(_replaced(kind, "apply", make_apply))
+        if seen.passes is not None:
+            for kind in (scaling, LossScaleOptimizer):
+                for name in ("scale_loss", "get_scaled_loss", "get_unscaled_gradients"):
+                    stack.enter_context(_replaced(kind, name, make_identity))
         yield
 
 
@@ -628,24 +517,29 @@ def _calling_module() -> str:
 
 @contextmanager
 def _tapes(seen: ScriptRun) -> Iterator[None]:
-    """Gradients that the script itself takes are of the scaled loss, and divided again."""
+    """Gradients that the script, or a library for it, takes of variables are of the scaled loss, and divided again."""
     if keras.backend.backend() != "tensorflow":
         yield
         return
     import tensorflow as tf
 
+    from mpt_cli.precision.backward_pass import BackwardPasses, is_scalable
+
+    seen.passes = BackwardPasses()
+
     def make(gradient: Any) -> Any:
         def scaled(tape: Any, target: Any, sources: Any, output_gradients: Any = None, **named: Any) -> Any:
-            flat, scale = tf.nest.flatten(sources), None
-            of_script = _calling_module().partition(".")[0] not in LIBRARIES
-            is_loss = output_gradients is None and tf.is_tensor(target) and target.shape.rank == 0
-            if of_script and is_loss and all(isinstance(v, (keras.Variable, tf.Variable)) for v in flat):
-                seen.note_loss(_ids_of(flat), target)
-                scale = seen.scale_for(flat)
-            if scale is None:
-                return gradient(tape, target, sources, output_gradients, **named)
-            found = gradient(tape, target, sources, ops.cast(scale, target.dtype), **named)
-            return tf.nest.pack_sequence_as(sources, unscale(tf.nest.flatten(found), flat, scale))
+            def take(seeds: Any) -> Any:
+                return gradient(tape, target, sources, seeds, **named)
+
+            flat = tf.nest.flatten(sources)
+            is_ours = _calling_module().startswith("mpt_cli.")
+            if is_ours or not any(isinstance(each, (keras.Variable, tf.Variable)) for each in flat):
+                return take(output_gradients)
+            found = seen.passes.find(target, flat, seen.first_scale)
+            if found.scales and not is_scalable(target):
+                seen.note(NOT_SCALED)
+            return found.take(take, target, flat, output_gradients)
 
         return _as_it_is(scaled)
 

@@ -10,10 +10,12 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from multiprocessing import spawn
+from multiprocessing.spawn import spawn_main as spawn_main
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
@@ -250,3 +252,20 @@ def call(
     except OSError as error:
         return Answer(None, why=str(error))
     return Answer(done.returncode, done.stdout, done.stderr)
+
+
+@contextmanager
+def spawning_by(statement: str) -> Iterator[None]:
+    """Inside, processes that `multiprocessing` spawns run `statement`, with what `spawn_main` is given for %r."""
+    command_line = spawn.get_command_line
+
+    def other(**given: Any) -> list[str]:
+        line: list[str] = command_line(**given)
+        line[line.index("-c") + 1] = statement.replace("%r", repr(given))
+        return line
+
+    spawn.get_command_line = other
+    try:
+        yield
+    finally:
+        spawn.get_command_line = command_line

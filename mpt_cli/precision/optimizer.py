@@ -335,7 +335,8 @@ class LossScaleOptimizer(
         self.scale_state: ScaleState | None = None  # scale, counters and tally as variables; None before `build`
         self._step_log: StepLog | None = None
         self._noted_losses: dict[int, Tensor] = {}  # of the step being traced, for the step log on TensorFlow
-        self.refuse_unscaled: Callable[[], None] | None = None  # raises, where a step that is traced scaled no loss
+        self.allows_unscaled = False  # whether gradients of a step that scales no loss are taken as they are
+        self.was_unscaled = False  # whether a step that is traced had such
         inner_optimizer._mpt_is_wrapped = True
         self.inner_optimizer = inner_optimizer
         for option, value in changed.items():
@@ -371,7 +372,6 @@ class LossScaleOptimizer(
         """From now on note every step, the latest `capacity` of them; steps compiled before must be made anew."""
         if self._step_log is None or self._step_log.capacity < capacity:
             self._step_log = StepLog(capacity)
-        self._step_log.tells_loss = True
         return self._step_log
 
     def build(self, var_list: list[Any]) -> None:
@@ -529,8 +529,8 @@ class LossScaleOptimizer(
             raise ValueError("stateless_apply is not supported with the TensorFlow backend. Use `apply`.")
         if not self.built:
             raise ValueError("`stateless_apply` needs a built optimizer: call `optimizer.build(trainable_variables)`.")
-        if self.refuse_unscaled is not None and not (unscaled or self._loss_was_scaled):
-            self.refuse_unscaled()
+        if self.allows_unscaled and not self._loss_was_scaled:
+            unscaled = self.was_unscaled = True
         variables = self._trainable_variables
         for name, received, own in (
             ("optimizer_variables", optimizer_variables, self.variables), ("grads", grads, variables),
@@ -635,8 +635,9 @@ class LossScaleOptimizer(
         given, self._scaled_gradients = self._scaled_gradients, None
         still_scaled = {id(g) for g in given or [] if g is not None}
         if not self._loss_was_scaled:
-            if self.refuse_unscaled is not None:
-                self.refuse_unscaled()
+            if self.allows_unscaled:
+                self.was_unscaled = True
+                return True
             self._warn("scale_loss (or get_scaled_loss)",
                        "gradients are divided by the loss scale, but no loss was multiplied by it")
         return False if any(id(g) in still_scaled for g in grads) else self._unscaled.ask()

@@ -25,7 +25,7 @@ from mpt_cli.precision.train_step import (
     ForwardOrder,
     OwnSteps,
     assign,
-    metrics_of,
+    logs_of,
     own_steps,
     packed,
     state_to_keep,
@@ -241,7 +241,7 @@ def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tens
     with _scope(optimizer.variables, new_own):
         row = row_of_step(optimizer, start, loss, (finite, *defects))
     with _scope(model.metrics_variables, new_metrics):
-        logs = metrics_of(model)
+        logs = logs_of(model, loss)
     return logs, TrainState(new_weights, new_frozen, new_own, new_metrics), row
 
 

@@ -37,7 +37,7 @@ from mpt_cli.precision.train_step import (
     OwnSteps,
     assign,
     combined,
-    metrics_of,
+    logs_of,
     own_steps,
     packed,
     state_to_keep,
@@ -299,7 +299,7 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRow]:
         _update_or_put_back(applied, update_metrics, kept, before)
     ranks = None if order is None else order.ranks(variables)
     defects = describe_gradients(grads, measured._replace(finite=finite), tf.cond, ranks)
-    return metrics_of(model), row_of_step(optimizer, start, true_loss, (finite, *defects))
+    return logs_of(model, true_loss), row_of_step(optimizer, start, true_loss, (finite, *defects))
 
 
 def _forward_order(model: Any) -> ForwardOrder | None:

@@ -159,6 +159,16 @@ def metrics_of(model: Any) -> dict[str, Tensor]:
     return dict(type(model).get_metrics_result(model))
 
 
+def logs_of(model: Any, loss: Tensor) -> dict[str, Tensor]:
+    """`metrics_of` after a step. Until a step of the epoch is applied, the loss is that of the step, as in Keras's fit:
+    a mean over nothing is 0."""
+    metrics = metrics_of(model)
+    if "loss" in metrics:
+        is_shown = ops.logical_and(ops.equal(loss_tracker(model).count, 0), ops.isfinite(loss))
+        metrics["loss"] = ops.where(is_shown, ops.cast(loss, metrics["loss"].dtype), metrics["loss"])
+    return metrics
+
+
 def _metrics_or_nan(model: Any) -> dict[str, Tensor]:
     """What Keras reads at the end of an epoch: a mean over nothing is 0, which would look like the best epoch of all.
 

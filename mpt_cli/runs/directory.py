@@ -133,7 +133,7 @@ class RunDirectory(TelemetryFiles):
 
         Raises DataError when `path` is a file or holds anything, or when it can't be made.
         """
-        chosen = expanded(path) if path is not None else _default_path(recipe)
+        chosen = expanded(path) if path is not None else default_path(recipe)
         try:
             made = make_folder(chosen, exist_ok=path is not None)  # two runs never share a drawn name
             run = cls(chosen, made)
@@ -295,7 +295,8 @@ def default_parent(recipe: str) -> Path:
     return Path(DEFAULT_PARENT) / (re.sub(r"[^\w.-]+", "_", recipe).lstrip(".") or "custom")
 
 
-def _default_path(recipe: str) -> Path:
+def default_path(recipe: str) -> Path:
+    """Of a run that nobody gave a directory."""
     return default_parent(recipe) / drawn_name()
 
 

@@ -319,6 +319,7 @@ class Summary:
     repeatable: bool = True  # whether config.yaml says it all; not of a run with objects of a Python program
     starter: str = ""  # what stands before the command of a run of several processes, as srun --nodes 2 --ntasks 2
     not_recorded: tuple[str, ...] = ()  # what a Recorder or `mpt run` could not see, in sentences
+    steps_per_second: float | None = None  # of what these recorded, the first call left out
 
 
 Count = TypeVar("Count")

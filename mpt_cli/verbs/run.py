@@ -3,60 +3,156 @@
 import argparse
 import importlib.util
 import os
+import re
+import runpy
 import sys
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import mpt_cli
 from mpt_cli.errors import NUMERICAL, OK, ConfigError, DataError, MptError, Problem
-from mpt_cli.settings.references import user_frames
+from mpt_cli.jobs.executor import spawn_main, spawning_by
+from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.settings.references import describe_layer, failed_layer, user_frames
 from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, Settings
+from mpt_cli.signals import heard_by_script
 from mpt_cli.verbs import say
 
 if TYPE_CHECKING:
     from mpt_cli.script import ScriptRun
 
 SECTIONS = ("policy", "loss_scale", "logger")
-SINGLE_KEYS = ("run_dir", "backend", "backend.name")
+SINGLE_KEYS = ("run_dir", "backend", "backend.name", "seed")
 STRICT, ALLOW_UNCHECKED = "--fail-on-verdict", "--allow-unchecked"  # anywhere before the script
 SCRIPT_RAISED = 1  # as Python ends for an exception that nobody caught
 
 
 def run_run(arguments: argparse.Namespace) -> int:
-    overrides, rest = _split([*arguments.words, *(["-m", *arguments.module] if arguments.module is not None else [])])
+    module = ["-m", *arguments.module] if arguments.module is not None else []
+    overrides, rest = split_script([*arguments.words, *module])
     strict = arguments.fail_on_verdict or STRICT in overrides
     allows_unchecked = arguments.allow_unchecked or ALLOW_UNCHECKED in overrides
     overrides = [word for word in overrides if word not in (STRICT, ALLOW_UNCHECKED)]
-    settings, name = _settings(overrides), _target_name(rest)
+    settings, name = script_settings(overrides), target_name(rest)
+    if settings.run_dir is not None:  # DataError before the script begins, not at its first step
+        RunDirectory.create(settings.run_dir, name).discard()
     named = settings.backend.name
     asked = any(word.startswith(("backend=", "backend.name=")) for word in overrides) and named != "auto"
-    backend = named if asked else _backend_without_tensorflow()
-    if backend is not None:
+    if (backend := named if asked else _backend_without_tensorflow()) is not None:
         _choose_backend(backend)
-    from mpt_cli.engine.backend import keras_import, set_import_variables
-
-    chosen = backend or os.environ.get("KERAS_BACKEND")
-    on_it = replace(settings, backend=replace(settings.backend, name=chosen or settings.backend.name))
-    set_import_variables(on_it)
-    with keras_import(chosen or "the backend that it chooses"):
-        import keras  # noqa: F401
-    from mpt_cli.script import ScriptTarget, run_script
-
-    target = ScriptTarget(name, tuple(rest[2:] if rest[0] == "-m" else rest[1:]), rest[0] == "-m")
+    is_module = rest[0] == "-m"
     again = [word for word in overrides if not word.startswith("run_dir=")]  # whose directory is there then
     options = [STRICT] * strict + [ALLOW_UNCHECKED] * allows_unchecked
-    seen, error = run_script(target, settings, ["run", *options, *again, *rest])
-    code = _code_of(error)
-    for sentence in seen.sentences():
-        say(f"mpt run: {sentence}", sys.stderr)
-    if isinstance(error, (MptError, KeyboardInterrupt)):  # the former is ours, of what can't be scaled or recorded
+    program = Program(settings, name.rpartition(".")[2] if is_module else Path(name).stem,
+                      ("run", *options, *again, *rest), tuple(overrides))  # fmt: skip
+
+    def run() -> None:
+        with _as_main([name, *rest[1 + is_module :]], Path(name).resolve().parent if not is_module else Path.cwd()):
+            if is_module:
+                runpy.run_module(name, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(name, run_name="__main__")
+
+    seen, error = run_program(program, run)
+    code = _code_of(error, settings.policy.name)
+    _say_all(seen)
+    if isinstance(error, (MptError, KeyboardInterrupt)):  # the former is ours, of what the script asked for
         raise error
-    return code or seen.exit_code or (_judge_strictly(seen, allows_unchecked) if strict else OK)
+    return code or (seen.exit_code if seen else OK) or (_judge_strictly(seen, allows_unchecked) if strict else OK)
 
 
-def _judge_strictly(seen: "ScriptRun", allow_unchecked: bool) -> int:
+@dataclass(frozen=True)
+class Program:
+    """A script or module with what is set for it: its name in runs, the words behind `mpt` that run it again, and those
+    of them that set something."""
+
+    settings: Settings
+    title: str
+    command: tuple[str, ...]
+    overrides: tuple[str, ...]
+
+
+def run_program(program: Program, run: Callable[[], None]) -> tuple["ScriptRun | None", BaseException | None]:
+    """Call `run` with mpt around Keras from where that is imported. Return what was seen of it, None where Keras was
+    not imported, and what it raised (SystemExit included).
+    """
+    from mpt_cli.engine.backend import set_import_variables
+
+    settings, folder = program.settings, Path.cwd()
+    backend = os.environ.get("KERAS_BACKEND")
+    set_import_variables(replace(settings, backend=replace(settings.backend, name=backend or "tensorflow")))
+    found: list[ScriptRun] = []
+    error: BaseException | None = None
+    with ExitStack() as stack:
+
+        def attach(keras: Any) -> None:
+            from mpt_cli.script import ScriptRun, watched
+
+            is_seeded = any(word.startswith("seed=") for word in program.overrides)
+            found.append(ScriptRun(settings, program.title, program.command, folder, is_seeded))
+            stack.enter_context(watched(found[0]))
+            if backend is not None and (chosen := keras.backend.backend()) != backend:
+                found[0].note(f"the script sets the backend {chosen} itself, which it has")
+
+        stack.enter_context(_spawning(program, folder))
+        try:
+            with heard_by_script(), mpt_cli.on_keras(attach):
+                run()
+        except (Exception, SystemExit, KeyboardInterrupt) as raised:
+            error = raised
+        for seen in found:
+            seen.end_loops(None if isinstance(error, SystemExit) else error)
+    return (found[0] if found else None), error
+
+
+def _spawning(program: Program, folder: Path) -> AbstractContextManager[None]:
+    """Processes that `multiprocessing` spawns have the same around them, each with run directories of its own."""
+    words = [word for word in program.overrides if not word.startswith("run_dir=")]
+    if program.settings.run_dir is not None:
+        words.append(f"run_dir={folder / program.settings.run_dir}")
+    call = f"run_spawned({words!r}, {program.title!r}, {program.command!r}, %r)"
+    return spawning_by(f"from mpt_cli.verbs.run import run_spawned; {call}")
+
+
+def run_spawned(words: list[str], title: str, command: tuple[str, ...], given: dict[str, Any]) -> NoReturn:
+    """What a spawned process does, `given` what it gets from the one that spawned it."""
+    settings = script_settings(words)
+    if settings.run_dir is not None:
+        settings = replace(settings, run_dir=f"{settings.run_dir}-process-{os.getpid()}")
+    program = Program(settings, title, command, tuple(words))
+    seen, error = run_program(program, lambda: spawn_main(**given))
+    _say_all(seen)
+    assert error is not None  # spawn_main ends with SystemExit
+    raise error
+
+
+@contextmanager
+def _as_main(words: list[str], folder: Path) -> Iterator[None]:
+    """`sys.argv` and `sys.path` as Python has them for a script or a module."""
+    argv, path = sys.argv, list(sys.path)
+    sys.argv = words
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = argv, path
+
+
+def _say_all(seen: "ScriptRun | None") -> None:
+    for sentence in seen.sentences() if seen else []:
+        say(f"mpt run: {sentence}", sys.stderr)
+
+
+def _judge_strictly(seen: "ScriptRun | None", allow_unchecked: bool) -> int:
     """As --fail-on-verdict has it."""
-    if reason := seen.why_not_good(allow_unchecked):
+    if seen is None or not seen.ended_runs:
+        reason = "there is no verdict, as nothing that the script trained was recorded to its end"
+    else:
+        reason = seen.why_not_good(allow_unchecked)
+    if reason:
         say(f"mpt run: --fail-on-verdict: {reason}", sys.stderr)
     return NUMERICAL if reason else OK
 
@@ -82,10 +178,10 @@ def _choose_backend(name: str) -> None:
     os.environ["KERAS_BACKEND"] = name
 
 
-def _split(words: list[str]) -> tuple[list[str], list[str]]:
+def split_script(words: list[str]) -> tuple[list[str], list[str]]:
     """The overrides before the script, and the script with its own words.
 
-    >>> _split(["policy=mixed_float16", "train.py", "--rate=3"])
+    >>> split_script(["policy=mixed_float16", "train.py", "--rate=3"])
     (['policy=mixed_float16'], ['train.py', '--rate=3'])
     """
     others = (place for place, word in enumerate(words)
@@ -94,7 +190,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     return words[:count], words[count:]
 
 
-def _target_name(rest: list[str]) -> str:
+def target_name(rest: list[str]) -> str:
     if not rest or rest == ["-m"]:
         raise ConfigError(Problem("script", "must be given: mpt run [key=value …] script.py args …, or -m module."))
     if rest[0] == "-m":
@@ -104,7 +200,7 @@ def _target_name(rest: list[str]) -> str:
     return rest[0]
 
 
-def _settings(overrides: list[str]) -> Settings:
+def script_settings(overrides: list[str]) -> Settings:
     """The settings for these words; ConfigError for keys that are the script's own affair."""
     from mpt_cli.settings.checks import check_combinations
     from mpt_cli.settings.load import build_settings, compose_tree, resolve_tree
@@ -148,9 +244,9 @@ def _foreign(word: str) -> Problem | None:
     return Problem(path, "is the script's own affair.", value, f"{own}mpt run takes {', '.join(known)}.")
 
 
-def _code_of(error: BaseException | None) -> int:
+def _code_of(error: BaseException | None, policy: str) -> int:
     """What the script itself would have ended with; its own exception is shown as Python shows it, by what the script
-    may have for that.
+    may have for that, and what half precision has to do with it.
     """
     if error is None or isinstance(error, (MptError, KeyboardInterrupt)):
         return OK
@@ -160,4 +256,10 @@ def _code_of(error: BaseException | None) -> int:
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     frames = user_frames(error)
     sys.excepthook(type(error), error.with_traceback(frames), frames)
+    if policy != "float32" and re.search("float16|half", f"{error}{error.__cause__}{error.__context__}"):
+        layer = failed_layer(error)
+        where = "" if layer is None else f" It broke in {describe_layer(layer)}; dtype='float32' there keeps it out."
+        other = "" if policy == "mixed_bfloat16" else "policy=mixed_bfloat16 has the range of float32, "
+        say(f"mpt run: the dtype policy {policy} is mpt's, not the script's.{where} {other}policy=float32 is the "
+            "script as it is.", sys.stderr)  # fmt: skip
     return SCRIPT_RAISED

@@ -84,14 +84,6 @@ def step(a, b):
 for first in range(0, 96, 8):
     step(x[first:first + 8], y[first:first + 8])
 """
-OWN_SCALING = """
-import tensorflow as tf
-model, optimizer = net(), keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
-for first in range(0, 96, 8):
-    with tf.GradientTape() as tape:
-        value = optimizer.scale_loss(loss(y[first:first + 8], model(x[first:first + 8], training=True)))
-    optimizer.apply(tape.gradient(value, model.trainable_variables), model.trainable_variables)
-"""
 OWN_STEP = """
 import tensorflow as tf
 class Net(keras.Sequential):
@@ -106,17 +98,6 @@ class Net(keras.Sequential):
 model = Net(net().layers)
 model.compile(wrap(keras.optimizers.SGD(0.1)), loss)
 model.fit(x, y, batch_size=8, verbose=0)
-"""
-MODEL_OPTIMIZER = """
-import tensorflow as tf
-model = net()
-model.compile(wrap(keras.optimizers.SGD(0.1)), loss)
-for first in range(0, 96, 8):
-    with tf.GradientTape() as tape:
-        value = loss(y[first:first + 8], model(x[first:first + 8], training=True))
-        {scaled}
-    gradients = tape.gradient(value, model.trainable_variables)
-    model.optimizer.apply_gradients(zip(gradients, model.trainable_variables))
 """
 FOLDS = """
 x = np.clip(x, -9, 9)  # a mean over what float16 does not hold is no number in validation either
@@ -144,28 +125,6 @@ model = net()
 stop = keras.callbacks.EarlyStopping("loss", patience=1, restore_best_weights=True)
 model.compile(wrap(keras.optimizers.SGD(Schedule(), momentum=0.9, global_clipnorm=1.0)), loss, steps_per_execution=3)
 model.fit(x=x, y=y, batch_size=8, callbacks=stop, class_weight={0: 1.0, 1: 2.0}, verbose=0)
-"""
-OWN_OPTIMIZERS = """
-import tensorflow as tf
-class Pair(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.nets = [net(), net()]
-    def compile(self, optimizers, loss_of_each):
-        super().compile()
-        self.optimizers, self.loss_of_each = optimizers, loss_of_each
-    def train_step(self, data):
-        a, b = data
-        for each, optimizer in zip(self.nets, self.optimizers):
-            with tf.GradientTape() as tape:
-                value = self.loss_of_each(b, each(a, training=True))
-                {scaled}
-            grads = tape.gradient(value, each.trainable_variables)
-            optimizer.apply_gradients(zip(grads, each.trainable_variables))
-        return {"loss": value}
-model = Pair()
-model.compile([wrap(keras.optimizers.Adam(0.01)), wrap(keras.optimizers.SGD(0.1))], loss)
-model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
 """
 BUILT_BEFORE = """
 import tensorflow as tf
@@ -204,24 +163,19 @@ model.fit(x, y, batch_size=8, verbose=0)
 """
 SCRIPTS = {
     "subclassed": SUBCLASSED, "loop": LOOP, "own_step": OWN_STEP, "own_policy": OWN_POLICY,
-    "two_optimizers": TWO_OPTIMIZERS, "own_scaling": OWN_SCALING,
-    "model_optimizer": MODEL_OPTIMIZER, "folds": FOLDS, "called_back": CALLED_BACK,
-    "own_optimizers": OWN_OPTIMIZERS, "built_before": BUILT_BEFORE, "saved": SAVED,
+    "two_optimizers": TWO_OPTIMIZERS,
+    "folds": FOLDS, "called_back": CALLED_BACK,
+    "built_before": BUILT_BEFORE, "saved": SAVED,
     "batches": BATCHES,
 }  # fmt: skip
 SCALED_BY_HAND = "value = optimizer.scale_loss(value)"  # in the tape, but in these
 SCALED = {
-    "model_optimizer": "value = model.optimizer.scale_loss(value)",
     "two_optimizers": "first, second = adam.scale_loss(first), sgd.scale_loss(second)",
 }
 IN_OWN_LOOP = "in the script's own loop: 1 of 12 steps skipped, loss scale 16384"
 SAID = {  # of loops of their own
-    "loop": [f"SGD {IN_OWN_LOOP}", "not recorded in run: epochs, metrics, validation"],
+    "loop": [f"SGD {IN_OWN_LOOP}", "not recorded: epochs, metrics, validation"],
     "two_optimizers": [f"Adam {IN_OWN_LOOP}", f"SGD {IN_OWN_LOOP}"],
-    "model_optimizer": [f"SGD {IN_OWN_LOOP}"],
-    "own_optimizers": ["Pair has optimizers of its own (optimizers.0, optimizers.1)", f"Adam {IN_OWN_LOOP}",
-                       f"SGD {IN_OWN_LOOP}"],
-    "own_scaling": ["the script's own LossScaleOptimizer is used as it is"],
     "batches": ["not recorded: train_on_batch on JAX. SGD skipped 1 of 12 steps there, loss scale 16384"],
 }  # fmt: skip
 BY_HAND = {
@@ -288,7 +242,7 @@ def test_an_unchanged_script_ends_as_one_changed_by_hand(tmp_path, monkeypatch, 
     for ours, theirs in zip(weights(tmp_path / "plain.npz"), weights(tmp_path / "by_hand.npz"), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2**-10, atol=2**-12)  # a rounding of float16, sums reordered
     assert all(words in done.stderr for words in SAID.get(name, []))
-    if name in ("own_scaling", "batches"):
+    if name == "batches":
         assert not (tmp_path / "run").exists()
         return
     if name in SAID:
@@ -300,7 +254,7 @@ def test_an_unchanged_script_ends_as_one_changed_by_hand(tmp_path, monkeypatch, 
     assert summary["steps_seen"] == steps
     # what the first scales made too large goes by as the scale follows
     assert (1 < summary["skipped_steps"] < 8) if name == "built_before" else summary["skipped_steps"] == skipped
-    several = ("two_optimizers", "folds", "own_optimizers", "saved")
+    several = ("two_optimizers", "folds", "saved")
     assert (tmp_path / "run-2").is_dir() is (name in several)
     assert ("sets the dtype policy mixed_bfloat16 itself" in done.stderr) is (name == "own_policy")
 
@@ -341,7 +295,9 @@ def test_a_short_loop_leaves_its_first_and_last_step_and_its_skip(short_run):
     check_short(folder / "run")
     missing = load_run(folder / "run").summary["not_recorded"]
     assert any(sentence.startswith("whole skips: a skipped step is an event as in every run") for sentence in missing)
-    assert all(f"mpt run: not recorded in run: {sentence}" in done.stderr for sentence in missing)
+    assert done.stderr.count("not recorded") == 1 and done.stderr.endswith(
+        "mpt run: not recorded: epochs, metrics, validation and examples per second, checkpoints, whole skips, what "
+        "half precision loses, layer by layer, what the program set by itself (summary.json says why)\n")
     assert "not recorded epochs, metrics" in (folder / "run" / "console.log").read_text()
 
 
@@ -470,8 +426,7 @@ for number in range(1, 8):
 def test_a_loop_with_our_own_scaling_is_on_record_as_it_scales(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     done = mpt("run", "run_dir=run", "own.py", cwd=tmp_path)
-    assert done.returncode == 0 and "not recorded (one with" not in done.stderr, done.stderr
-    assert "mpt run: the script's own LossScaleOptimizer is used as it is\n" in done.stderr
+    assert done.returncode == 0, done.stderr
     check_short(tmp_path / "run")
     assert [line["loss"] for line in load_run(tmp_path / "run").lines] == [1.0, 0.625]  # of 7, 6, 5, 4 and 3 eighths
     scaling = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["loss_scale"]

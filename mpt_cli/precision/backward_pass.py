@@ -1,0 +1,153 @@
+"""Loss scaling of the gradients that a program takes with `tf.GradientTape` itself: a scale belongs to a backward pass.
+
+A pass is seeded with its scale, and what comes out is divided by it, so that the program has true gradients whatever it
+does with them. Whether they are finite is noted before anything is computed from them. All optimizers that use a pass
+share its scale and its decision; what a step of several passes did to the weights is put back where it is skipped.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import ops
+
+from mpt_cli.precision.finite import all_finite, unscale
+from mpt_cli.precision.optimizer import LossScaleOptimizer
+from mpt_cli.precision.step_tensorflow import apply, is_readable
+
+Tensor = Any
+FirstScale = Callable[[Callable[[list[Any]], bool]], float | None]  # is told how to ask whether a list has any of them
+USED = 2.0  # is added to whether a pass was bad once an optimizer has used it: the next gradients begin anew
+
+
+def ids_of(variables: Iterable[Any]) -> set[int]:
+    """Of Keras's variables and of TensorFlow's inside them, which a program may take gradients of just as well."""
+    return {id(each) for variable in variables for each in (variable, getattr(variable, "value", None))
+            if each is not None}  # fmt: skip
+
+
+def is_scalable(target: Any) -> bool:
+    """Whether it is a tensor of floats, or several."""
+    return all(tf.is_tensor(each) and each.dtype.is_floating for each in tf.nest.flatten(target))
+
+
+class BackwardPass:
+    """Gradients of these variables, as often as they are taken, until an optimizer uses them."""
+
+    def __init__(self, sources: Sequence[Any], scale: float | None) -> None:
+        """`scale` is that of the first gradients, None where none are scaled."""
+        self._sources, self.ids, self.scales = list(sources), ids_of(sources), scale is not None
+        with tf.init_scope():
+            self._scale = tf.Variable(scale or 1.0, trainable=False, dtype="float32", name="pass_scale")
+            self._state = tf.Variable(USED, trainable=False, dtype="float32", name="pass_state")
+        self._optimizers: list[LossScaleOptimizer] = []  # that have used it
+        self.loss: Tensor = None  # of the first gradients of a step
+        self._before: list[tuple[Any, Tensor]] = []  # what the first of several passes of a step found
+        self._count = 0  # of passes since an optimizer used one
+
+    def take(self, gradient: Callable[[Any], Any], target: Any, sources: list[Any], seeds: Any) -> Any:
+        """The true gradients of `target`, summed, of which `gradient` gives those with `seeds` (None: ones)."""
+        if not self.scales or not is_scalable(target):
+            return gradient(seeds)
+        targets = tf.nest.flatten(target)
+        seeds = [None] * len(targets) if seeds is None else tf.nest.flatten(seeds)
+        scale = self._scale.read_value()
+        found = gradient([ops.cast(scale, each.dtype) * (tf.ones_like(each) if seed is None else seed)
+                          for each, seed in zip(targets, seeds, strict=True)])  # fmt: skip
+        gradients = unscale(tf.nest.flatten(found), sources, scale)
+        if _replicas() == 1:
+            self._remember()
+            bad = tf.cast(tf.logical_not(all_finite(gradients)), "float32")
+            self._state.assign(tf.where(self._state < USED, tf.maximum(self._state, bad), bad))
+        return tf.nest.pack_sequence_as(found, gradients)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the step that is being made has taken gradients already."""
+        return self._count > 0 and is_readable(self._before[0][1])
+
+    def _remember(self) -> None:
+        """What the variables are. In a graph that costs nothing unless it is put back."""
+        self._count = self._count + 1 if self.goes_on else 1
+        if self._count > 1:
+            return
+        graph = tf.compat.v1.get_default_graph()
+        others = [] if tf.executing_eagerly() else [v for v in graph.variables if v.dtype.is_floating]
+        found = {id(each): each for each in [*map(_native, self._sources), *others] if hasattr(each, "assign")}
+        self._before = [(variable, tf.identity(variable)) for variable in found.values()]
+
+    def is_finite(self) -> Tensor:
+        """Whether all gradients since its last use were."""
+        return tf.equal(self._state % USED, 0)
+
+    def take_changed(self) -> list[tuple[Any, Tensor]]:
+        """What the step may have changed between its passes, with the values before; the next one begins anew."""
+        changed = self._before if self.goes_on and self._count > 1 else []
+        self._before, self._count = [], 0
+        return changed
+
+    def follow(self, optimizer: LossScaleOptimizer) -> None:
+        """After a step of `optimizer` with its gradients: the scale of the next ones."""
+        if optimizer not in self._optimizers:
+            self._optimizers.append(optimizer)
+        if _replicas() == 1:
+            self._state.assign(USED + self._state % USED)
+        self._scale.assign(tf.reduce_min(tf.stack([each.loss_scale for each in self._optimizers if each.scales])))
+
+
+class BackwardPasses:
+    """Those of a program, by what they are gradients of."""
+
+    def __init__(self) -> None:
+        self._by_ids: dict[frozenset[int], BackwardPass] = {}
+
+    def find(self, target: Any, sources: Sequence[Any], first_scale: FirstScale) -> BackwardPass:
+        """The pass for gradients of `target` with respect to `sources`; `first_scale` is asked until it gives one."""
+        ids = frozenset(ids_of(sources))
+        known = self._by_ids.get(ids)
+        if known is None or not known.scales:
+            first = first_scale(lambda variables: bool(ids & ids_of(variables)))
+            if known is None or first is not None:
+                known = self._by_ids[ids] = BackwardPass(sources, first)
+        if is_scalable(target) and not known.goes_on:
+            known.loss = sum(tf.reduce_mean(tf.cast(each, "float32")) for each in tf.nest.flatten(target))
+        return known
+
+    def apply(self, optimizer: LossScaleOptimizer, gradients: list[Tensor], variables: list[Any]) -> None:
+        """A step with true gradients, applied where all of its passes were finite."""
+        if not optimizer.built:
+            optimizer._build_at_first_step(variables)
+        ids = ids_of(variables)
+        passes = [each for each in self._by_ids.values() if each.ids & ids]
+        losses = [each.loss for each in passes if each.loss is not None and is_readable(each.loss)]
+        if len(losses) == 1:
+            optimizer.note_loss(losses[0])
+        measured = optimizer.measure(gradients, variables, unscaled=True)
+        scaled = [each for each in passes if each.scales]
+        if _replicas() == 1:
+            measured = measured._replace(finite=tf.reduce_all([measured.finite, *(p.is_finite() for p in scaled)]))
+            _put_back_unless(optimizer.applies(measured.finite), scaled)
+        apply(optimizer, gradients, variables, True, measured)
+        for each in scaled:
+            each.follow(optimizer)
+
+
+def _put_back_unless(is_applied: Tensor, passes: Iterable[BackwardPass]) -> None:
+    changed = [pair for each in passes for pair in each.take_changed()]
+
+    def put_back() -> Tensor:
+        for variable, value in changed:
+            variable.assign(value)
+        return tf.constant(0)
+
+    if changed:
+        tf.cond(is_applied, lambda: tf.constant(0), put_back)
+
+
+def _native(variable: Any) -> Any:
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _replicas() -> int:
+    return int(tf.distribute.get_strategy().num_replicas_in_sync)

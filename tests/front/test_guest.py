@@ -1,0 +1,227 @@
+"""`mpt run` as a guest: a script of a few lines goes its own way."""
+
+import pytest
+from command import mpt
+
+from mpt_cli.report.run import load_run
+
+pytestmark = pytest.mark.slow
+
+
+def run(tmp_path, script, *words, **options):
+    (tmp_path / "it.py").write_text(script)
+    return mpt("run", "run_dir=run", *words, "it.py", cwd=tmp_path, **options)
+
+
+LOSSES = """
+import keras, tensorflow as tf
+w, optimizer = keras.Variable([1.0, 1.0]), keras.optimizers.SGD(1.0)
+def outputs():
+    return tf.cast(tf.cast(w, "float16") * tf.constant(2.0**-13, "float16"), "float32") * 2.0**-12
+for take in (outputs, lambda: [tf.reduce_sum(outputs()), 0 * outputs()]):
+    with tf.GradientTape() as tape:
+        loss = take()
+    print(float(tape.gradient(loss, [w])[0][0]) * 2**25)
+"""
+
+
+def test_gradients_of_vectors_and_lists_of_losses_are_scaled(tmp_path):
+    """2^-25, below half of the smallest number of float16."""
+    assert run(tmp_path, LOSSES).stdout == "1.0\n1.0\n"
+
+
+SHARED = """
+import keras, tensorflow as tf
+a, b = keras.Variable(1.0), keras.Variable(1.0)
+first, second = keras.optimizers.SGD(0.1), keras.optimizers.SGD(0.1)
+for step in range(10):
+    with tf.GradientTape() as tape:
+        loss = tf.cast(tf.cast(a, "float16") + tf.cast(b, "float16") * 16, "float32")
+    grads = tape.gradient(loss, [a, b])
+    first.apply_gradients([(grads[0], a)])
+    second.apply_gradients([(tf.clip_by_value(grads[1], -1, 1), b)])
+print(round(float(a), 3), round(float(b), 3))
+"""
+
+
+def test_optimizers_that_share_a_backward_pass_share_its_decision(tmp_path):
+    """16 x 2^15, 2^14, 2^13 and 2^12 are beyond float16, which the second can't see in a clipped gradient."""
+    done = run(tmp_path, SHARED)
+    assert (done.returncode, done.stdout) == (0, "0.4 0.4\n"), done.stderr
+    for name in ("run", "run-2"):
+        summary = load_run(tmp_path / name).summary
+        assert (summary["applied_steps"], summary["skipped_steps"], summary["final_loss_scale"]) == (6, 4, 2.0**11)
+
+
+TWO_PASSES = """
+import keras, tensorflow as tf
+w, optimizer = keras.Variable(1.0), keras.optimizers.SGD(0.125)
+@tf.function
+def step():
+    for second in (False, True):
+        with tf.GradientTape() as tape:
+            loss = tf.cast(tf.cast(w, "float16") * 16, "float32")
+        gradient = tape.gradient(loss, [w])[0]
+        if not second:
+            w.assign_add(gradient / tf.abs(gradient))
+    optimizer.apply_gradients([(gradient / 16, w)])
+for number in range(5):
+    step()
+    print(float(w))
+"""
+
+
+def test_what_a_step_of_two_passes_did_to_the_weights_is_put_back_where_it_is_skipped(tmp_path):
+    assert run(tmp_path, TWO_PASSES).stdout == 4 * "1.0\n" + "1.875\n"
+
+
+OPTIMIZERS = """
+import keras, numpy as np, tensorflow as tf
+class Learns(keras.layers.Dense):
+    def learn(self, x):
+        with tf.GradientTape() as tape:
+            y = self(x)
+            loss = tf.reduce_mean(tf.square(y))
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_weights), self.trainable_weights))
+        return y
+class Net(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.parts = [Learns(2), Learns(1)]
+        for part in self.parts:
+            part.optimizer = keras.optimizers.SGD(0.01)
+    def call(self, x):
+        return self.parts[1](self.parts[0](x))
+    def compile(self):
+        super().compile()
+        self.optimizer = {optimizer}
+    def train_step(self, x):
+        for part in self.parts:
+            x = part.learn(x)
+        return {{"loss": tf.reduce_mean(x)}}
+model = Net()
+model.compile()
+model.fit(np.ones((8, 2), "float32"), batch_size=2, verbose=0)
+print("the end")
+"""
+
+
+@pytest.mark.parametrize("optimizer", ["keras.optimizers.SGD(0.1)", "None"])
+def test_optimizers_in_layers_or_put_there_after_compile_are_recorded_and_end_nothing(tmp_path, optimizer):
+    done = run(tmp_path, OPTIMIZERS.format(optimizer=optimizer), "loss_scale.initial_scale=8")
+    assert (done.returncode, done.stdout) == (0, "the end\n"), done.stderr
+    assert [load_run(tmp_path / name).summary["applied_steps"] for name in ("run", "run-2")] == [4, 4]
+
+
+BY_KERAS_2 = """
+import keras, tensorflow as tf
+w = keras.Variable(1.0)
+optimizer = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.125), initial_scale=4.0)
+with tf.GradientTape() as tape:
+    loss = w * 2.0
+    scaled = optimizer.get_scaled_loss(loss)
+gradients = optimizer.get_unscaled_gradients(tape.gradient(scaled, [w]))
+optimizer.apply_gradients(zip(gradients, [w]))
+print(float(w))
+"""
+
+
+def test_loss_scaling_as_keras_2_has_it_works_on_the_class_of_keras(tmp_path):
+    assert run(tmp_path, BY_KERAS_2).stdout == "0.75\n"
+    assert load_run(tmp_path / "run").summary["final_loss_scale"] == 4.0
+
+
+HABITS = """
+import os, keras, numpy as np
+traced = []
+class Counts(keras.layers.Layer):
+    def call(self, x):
+        traced.append(self.compute_dtype)
+        return x
+idle = keras.Sequential([keras.Input((2,)), Counts(), keras.layers.Dense(1, kernel_initializer="ones")])
+idle.compile("sgd", "mse")
+os.mkdir("elsewhere")
+go = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: os.chdir("elsewhere") if not epoch else None)
+x, y, counts = np.full((4, 2), 20.0), np.full((4, 1), 1.0), []
+for _ in range(3):
+    history = idle.fit(x, y, epochs=2, batch_size=2, verbose=0, callbacks=[go])
+    go.on_epoch_end = lambda *_: None
+    counts.append(len(traced))
+print(counts[2] - counts[1], history.history["loss"])
+"""
+
+
+def test_a_fit_keeps_its_function_finds_its_folder_and_shows_its_loss_though_all_is_skipped(tmp_path):
+    """After its only epoch a rule ends each; only the first takes a sample, and only the script's lines are printed."""
+    done = run(tmp_path, HABITS, "loss_scale=fixed", "loss_scale.initial_scale=2**15")
+    assert done.stdout == "0 [1521.0]\n" and done.returncode == 4, done.stderr
+    assert done.stderr.count("not recorded") == 1
+    assert [load_run(tmp_path / name).summary["skipped_steps"] for name in ("run", "run-2", "run-3")] == [2, 2, 2]
+
+
+FLOATX = """
+import keras
+keras.config.set_floatx("float16")
+print(keras.layers.Dense(1).dtype_policy.name)
+"""
+BREAKS = """
+import keras, tensorflow as tf
+class Mixes(keras.layers.Layer):
+    def call(self, x):
+        return x * tf.constant([1.0, 2.0])
+keras.Sequential([keras.Input((2,)), Mixes(name="mixer")])
+"""
+SPAWNS = """
+import multiprocessing
+def train():
+    import keras, numpy as np
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    model.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0)
+    print(model.layers[0].compute_dtype, flush=True)
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=train)
+    process.start()
+    process.join()
+    print(process.exitcode)
+"""
+BACKEND = """
+import os
+os.environ["KERAS_BACKEND"] = "jax"
+from mpt_cli.precision import Policy
+import keras
+print(keras.backend.backend(), keras.config.dtype_policy().name, Policy("float32").name)
+"""
+
+
+def test_a_script_that_sets_floatx_has_its_policy(tmp_path):
+    done = run(tmp_path, FLOATX)
+    assert done.stdout == "float16\n" and "sets the dtype policy float16 itself" in done.stderr
+
+
+def test_a_script_that_half_precision_breaks_hears_whose_policy_it_is(tmp_path):
+    done = run(tmp_path, BREAKS)
+    assert done.returncode == 1 and done.stderr.endswith(
+        "mpt run: the dtype policy mixed_float16 is mpt's, not the script's. It broke in layer mixer (Mixes); "
+        "dtype='float32' there keeps it out. policy=mixed_bfloat16 has the range of float32, policy=float32 is the "
+        "script as it is.\n")  # fmt: skip
+
+
+@pytest.mark.long
+def test_a_spawned_process_trains_under_the_same_policy_on_a_record_of_its_own(tmp_path):
+    done = run(tmp_path, SPAWNS, "loss_scale.initial_scale=8", fresh=True)
+    assert (done.returncode, done.stdout) == (0, "float16\n0\n"), done.stderr
+    (path,) = tmp_path.glob("run-process-*")
+    assert load_run(path).summary["applied_steps"] == 1
+
+
+@pytest.mark.long
+def test_a_script_chooses_its_backend_before_it_imports_keras(tmp_path):
+    assert run(tmp_path, BACKEND, fresh=True).stdout == "jax mixed_float16 float32\n"
+
+
+def test_a_directory_that_is_taken_is_refused_before_the_script_begins(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "kept").write_text("")
+    done = run(tmp_path, "print('it ran')")
+    assert (done.returncode, done.stdout) == (3, "") and "already exists and is not empty" in done.stderr
