@@ -7,7 +7,7 @@ and when one step is shorter than another.
 import math
 import secrets
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,10 +17,11 @@ from mpt_cli.report.history import read_lines
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.provenance import known_environment
 from mpt_cli.settings import load_settings
+from mpt_cli.settings.schema import Settings
 from mpt_cli.sweep.directory import FINISHED, SEED, JobResult, JobResults, SweepDirectory, read_job
-from mpt_cli.sweep.overrides import key_of, read_grid
+from mpt_cli.sweep.overrides import combinations, key_of, read_grid
 from mpt_cli.sweep.paired import FEWEST_SEEDS, PairedDifference, count_seeds
-from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objective, make_plan
+from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objective, job_name, make_plan
 from mpt_cli.telemetry.format import format_number
 from mpt_cli.telemetry.records import as_number, misfit, required_fields
 
@@ -64,6 +65,33 @@ def make_comparison(words: Sequence[str], seeds: int | None) -> tuple[SweepPlan,
     if len(setups) < 2:
         raise ConfigError(Problem("policy", "must have at least two values to compare.", None, f"As in {POLICIES}."))
     return replace(plan, jobs=_in_turns(plan.jobs)), list(setups.values())
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script with its words, its name, and the function that checks and reads the words of `mpt run` before it."""
+
+    words: list[str]
+    title: str
+    settings_of: Callable[[list[str]], Settings]
+
+
+def make_script_comparison(words: Sequence[str], seeds: int | None, script: Script) -> tuple[SweepPlan, list[Setup]]:
+    """`make_comparison` of a script. With several seeds each round has what `set_random_seed` sets from its seed."""
+    _check(words, seeds)
+    words = words if read_grid(words).varied else [*words, POLICIES]
+    rounds = [f"{SEED}={','.join(map(str, range(1, seeds + 1)))}"] if seeds is not None and seeds > 1 else []
+    grid = read_grid([*rounds, *words])
+    if grid.problems:
+        raise ConfigError(grid.problems)
+    jobs, setups = list[Job](), dict[str, Setup]()
+    for number, point in enumerate(combinations(grid.axes), 1):
+        overrides = {key: point.values[key] for key in grid.varied}
+        settings = script.settings_of([*point.words])
+        job = Job(number, job_name(number, overrides), overrides, [*point.words, *script.words], verb="run")
+        jobs.append(job)
+        setups.setdefault(str(job.without_seed), Setup(job.without_seed, settings.policy.description, 1))
+    return SweepPlan(grid.varied, _in_turns(jobs), script.title), list(setups.values())
 
 
 def _check(words: Sequence[str], seeds: int | None) -> None:
@@ -205,7 +233,8 @@ class StepTime:
 
 
 def step_time(metrics_jsonl: Path, mean_rate: float | None, batch_size: int) -> StepTime | None:
-    """From the median of the speeds logged, which a busy moment doesn't move; None where nothing was timed."""
+    """From the median of the speeds logged, which a busy moment doesn't move; None where nothing was timed. Of a script
+    the examples are its steps, of which it logs none."""
     lines = (line for line in read_lines(metrics_jsonl) if not line.get("epoch_end"))
     rates = [rate for line in lines if (rate := as_number(line.get("examples_per_second")))]
     if len(rates) >= FEWEST_WINDOWS:
@@ -347,7 +376,8 @@ def _entry(setup: Setup, results: list[JobResult]) -> Entry:
                       for key, value in setup.overrides.items())  # fmt: skip
     times = {
         seed: time for seed, job in jobs.items() if job.status == FINISHED
-        and (time := step_time(job.run_dir / "metrics.jsonl", job.number("examples_per_second"), setup.batch_size))
+        and (time := step_time(job.run_dir / "metrics.jsonl", job.number("examples_per_second")
+                               or job.number("steps_per_second"), setup.batch_size))
     }  # fmt: skip
     return Entry(setup, label or setup.policy, jobs, times)
 

@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from mpt_cli.compare.comparison import CompareDirectory, Comparison, make_comparison, read_comparison
+from mpt_cli.compare.comparison import (
+    CompareDirectory,
+    Comparison,
+    Script,
+    make_comparison,
+    make_script_comparison,
+    read_comparison,
+)
 from mpt_cli.compare.report import write_comparison
 from mpt_cli.settings import load_settings
 from mpt_cli.sweep.plan import SweepPlan, check_objective
@@ -20,15 +27,19 @@ class CompareSettings:
 
 
 def start_compare(
-    overrides: Sequence[str], measure: CompareSettings, options: Options, screen: Screen
+    overrides: Sequence[str], measure: CompareSettings, options: Options, screen: Screen, script: Script | None = None
 ) -> tuple[Comparison, int]:  # fmt: skip
-    """A new comparison: all configurations are checked before the first job starts. Returns it and the exit code."""
+    """A new comparison, of a recipe or of a script: all configurations are checked before the first job starts.
+    Returns it and the exit code."""
     own, path = split_overrides(overrides, "compare_dir")
-    plan, setups = make_comparison(own, measure.seeds)
-    check_objective(options.objective, [load_settings(job.words) for job in plan.jobs])
+    if script is not None:
+        plan, setups = make_script_comparison(own, measure.seeds, script)
+    else:
+        plan, setups = make_comparison(own, measure.seeds)
+        check_objective(options.objective, [load_settings(job.words) for job in plan.jobs])
     folder = CompareDirectory.create(path, plan.recipe)
     with folder.lock():
-        facts = plan_facts(["mpt", "compare", *overrides], options)
+        facts = plan_facts(["mpt", "compare", *overrides, *(["--", *script.words] if script else [])], options)
         facts |= {"setups": [asdict(setup) for setup in setups], "workers": options.workers, **asdict(measure)}
         return _run(folder, begin(folder, replace(plan, facts=facts), options), options, screen)
 

@@ -121,6 +121,7 @@ class Job:
     words: list[str]
     gpus: int = 1
     environment: dict[str, str] = field(default_factory=dict)
+    verb: str = "train"  # or run, of a script
 
     @property
     def without_seed(self) -> dict[str, str]:
@@ -130,7 +131,7 @@ class Job:
     @property
     def command(self) -> str:
         """What runs it again outside the sweep, to the same bits where the job was deterministic."""
-        return self.with_variables(shell_command("train", *self.words), _OF_THE_RESULT, CONFIG_DIR)
+        return self.with_variables(shell_command(self.verb, *self.words), _OF_THE_RESULT, CONFIG_DIR)
 
     def with_variables(self, command: str, *names: str) -> str:
         """The command behind those of the job's variables that these are, as a shell takes them."""

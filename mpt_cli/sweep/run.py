@@ -47,7 +47,10 @@ Launch = Callable[[Job, Path], Sequence[str]]
 
 def train_command(job: Job, run_dir: Path) -> list[str]:
     """What runs a job. `resume=auto` begins in a directory that is not there and goes on in one that is."""
-    return mpt_command("train", *job.words, format_override("run_dir", str(run_dir)), "resume=auto", "--json")
+    place = format_override("run_dir", str(run_dir))
+    if job.verb == "run":
+        return mpt_command("run", place, *job.words)
+    return mpt_command("train", *job.words, place, "resume=auto", "--json")
 
 
 @dataclass(frozen=True)

@@ -268,7 +268,7 @@ peaks of the chip."""
 
 
 def configure_compare(parser: Parser) -> None:
-    """Train one recipe in several precisions; compare quality, speed, memory, skips."""
+    """Train a recipe or script in several precisions; compare quality, speed, skips."""
     add_overrides(parser)
     add_job_options(parser, "1; with more, no speeds", "the metric that counts as quality", "COMPARE_DIR")
     parser.add_argument("--seeds", type=int, metavar="N", help="repeat with N seeds; default: 1")
@@ -278,6 +278,7 @@ def configure_compare(parser: Parser) -> None:
     parser.epilog = """examples:
   mpt compare conf=digits_cnn          float32, mixed_float16 and mixed_bfloat16
   mpt compare conf=digits_cnn policy=float32,mixed_float16 --seeds 3
+  mpt compare policy=float32,mixed_float16 -- train.py --epochs 3
   mpt compare --resume mine            what is missing or failed"""
     parser.notes = """more examples:
   mpt compare conf=digits_mlp policy=mixed_float16 loss_scale=dynamic,fixed,none
@@ -285,7 +286,9 @@ def configure_compare(parser: Parser) -> None:
   mpt report mine                      table and page again
 
 The baseline is float32, of the same backend; without float32, the first. Jobs run one after another, so that their
-speeds can be compared; several seeds are rounds, every other one backwards.
+speeds can be compared; several seeds are rounds, every other one backwards. Of a script
+(by `mpt run`), quality and speed are those of its first fit or loop, and with several seeds
+each round has its own in place of the one that set_random_seed is given.
 
 exit code: as of `mpt sweep`: 0 when every run is good, else the most severe one. A precision that does not pay, or
 gives other results, is a finding and no failure."""

@@ -3,7 +3,8 @@
 import argparse
 import sys
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mpt_cli.errors import OK, ConfigError, Problem
 from mpt_cli.jobs.launchers import Launcher, recorded_launcher, split_launcher_overrides
@@ -22,6 +23,10 @@ from mpt_cli.sweep.run import (
     start_sweep,
 )
 from mpt_cli.verbs import print_json, say, too_small
+from mpt_cli.verbs.run import script_settings, split_script, target_name
+
+if TYPE_CHECKING:
+    from mpt_cli.compare.comparison import Script
 
 
 def run_sweep(arguments: argparse.Namespace) -> int:
@@ -94,13 +99,25 @@ def run_compare(arguments: argparse.Namespace) -> int:
     if arguments.resume is not None:
         found, code = resume_compare(arguments.resume, options, screen)
     else:
-        measure = CompareSettings(arguments.seeds, arguments.tolerance)
-        found, code = start_compare(arguments.overrides, measure, options, screen)
+        measure, (words, script) = CompareSettings(arguments.seeds, arguments.tolerance), _script(arguments.overrides)
+        found, code = start_compare(words, measure, options, screen, script)
     if arguments.json:
         print_json(comparison_dict(found))
     else:
         print_comparison(found, screen)
     return code
+
+
+def _script(words: list[str]) -> "tuple[list[str], Script | None]":
+    """The words before a script, and the script; all of them, and None, where there is none."""
+    from mpt_cli.compare.comparison import Script
+
+    overrides, rest = split_script(words)
+    if not rest or not (rest[0] == "-m" or rest[0].endswith(".py") or Path(rest[0]).is_file()):
+        return words, None
+    name = target_name(rest)
+    title = name.rpartition(".")[2] if rest[0] == "-m" else Path(name).stem
+    return overrides, Script(rest, title, script_settings)
 
 
 def _check_compare(arguments: argparse.Namespace) -> None:

@@ -1,0 +1,45 @@
+"""`mpt compare … -- train.py`: an unchanged script under several precisions."""
+
+import json
+
+import pytest
+from command import mpt
+
+from mpt_cli.compare.comparison import Script, make_script_comparison
+from mpt_cli.errors import ConfigError
+from mpt_cli.verbs.run import script_settings
+
+SCRIPT = """
+import keras, numpy as np
+keras.utils.set_random_seed(7)
+x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, dtype="float32")])
+model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0)
+"""
+
+
+def test_the_jobs_of_a_script_are_runs_of_it_round_by_round():
+    script = Script(["train.py", "--rate=3"], "train", script_settings)
+    plan, setups = make_script_comparison(["policy=float32,mixed_float16"], 2, script)
+    words = [["seed=1", "policy=float32"], ["seed=1", "policy=mixed_float16"], ["seed=2", "policy=mixed_float16"],
+             ["seed=2", "policy=float32"]]  # fmt: skip
+    assert [job.words for job in plan.jobs] == [[*each, "train.py", "--rate=3"] for each in words]
+    assert plan.jobs[0].command == "mpt run seed=1 policy=float32 train.py --rate=3"
+    assert [setup.policy for setup in setups] == ["float32", "mixed_float16"]
+    with pytest.raises(ConfigError, match="is the script's own affair"):
+        make_script_comparison(["trainer.epochs=3,4"], None, script)
+
+
+@pytest.mark.long
+def test_a_script_is_compared_as_a_recipe_is(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    words = ["policy=float32,mixed_float16", "compare_dir=found", "--seeds", "2", "--json", "--", "train.py"]
+    done = mpt("compare", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    base, other = found["configurations"]
+    assert (base["label"], other["baseline"], other["skipped_steps"]) == ("float32", "float32", 0)
+    one, two = ([job[found["objective"]["name"]] for job in each["jobs"]] for each in (base, other))
+    assert one == pytest.approx(two, rel=1e-2) and one[0] != one[1]
+    assert base["step_seconds"] > 0 and other["speed_up"] is not None and base["peak_memory_bytes"] > 0
