@@ -376,7 +376,7 @@ class _FitRecording(Recording):
         super().finish()
 
     def _sample(self, examples: Batch) -> None:
-        """What half precision does to a batch, as `mpt train` looks at it; on JAX only where compiling that is little
+        """What half precision does to a batch, as `mpt train` looks at it; only where compiling that is little
         beside the fit."""
         budget = self.recorder.budget
         budget.fits += self.stopwatch.run_seconds
@@ -384,7 +384,7 @@ class _FitRecording(Recording):
             return
         engine = build_engine(self.model, keras.backend.backend() == "jax", Distribution())
         sampler = build_sampler(engine, "auto", self.telemetry.message, layers_to_compile(engine))
-        if not sampler.is_affordable(self.stopwatch.run_seconds, is_over=True):
+        if not sampler.is_affordable(self.stopwatch.run_seconds):
             return
         rows = np.arange(len(keras.tree.flatten(examples.x)[0]), dtype=np.int32)[None]
         with budget.sampling():
