@@ -25,7 +25,6 @@ from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.feed import Piece
 from mpt_cli.errors import ConfigError, Problem, summarise_error
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_own_train_step, keep_skips_whole
-from mpt_cli.precision.finite import are_finite
 from mpt_cli.precision.keras_internals import optimizer_values_in_fit
 from mpt_cli.precision.scale_state import count_of
 from mpt_cli.precision.train_step import check_replicas, optimizers_in, unwrapped
@@ -46,7 +45,7 @@ from mpt_cli.training.loss_and_optimizer import describe_scaling, warn_of_scalin
 from mpt_cli.training.model_program import described_model, rule_of
 
 LEAST_CAPACITY = 256  # rows of the ring: at the usual 50 steps between two looks it never goes round
-NO_RESUME = "checkpoints: Keras's fit can't be gone on with in the middle of an epoch (mpt.fit can)"
+NO_RESUME = "checkpoints: mpt.fit makes them and goes on from one, in the middle of an epoch too"
 NO_SPEED = "examples per second: fit does not tell a callback how many a step has (steps_per_second is of its steps)"
 NOT_WHOLE = ("whole skips: the model's own train_step moves metrics and statistics of normalisation in skipped steps "
              "too")  # fmt: skip
@@ -359,8 +358,7 @@ class _FitRecording(Recording):
         """With the mean loss, where no step was applied, for the progress bar: that of Keras's fit is of all steps."""
         self._look()
         self.pace.pause()
-        signs = replace(self.signs(), weights_are_finite=are_finite(self.variables))
-        self.obey(self.health.check(signs, at_epoch_end=True))
+        self.obey(self.check_epoch(self.variables))
         metrics = metrics_in(logs)
         self.watch_weights()  # now at the latest the model is built
         self.look_at_weights()

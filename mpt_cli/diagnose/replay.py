@@ -84,8 +84,7 @@ def _take_up(parts: Assembly, checkpoint: Checkpoint, phase: int) -> None:
     is_other = checkpoint.position["scaling_mode"] != parts.scaling.mode  # of a remedy that is tried
     restore_state(parts.model, checkpoint.arrays, other_scaling=is_other)
     if phase != parts.phases.index:
-        if parts.settings.optimizer.use_ema:
-            parts.optimizer.finalize_variable_values(parts.model.trainable_variables)
+        parts.optimizer.finalize_variable_values(parts.model.trainable_variables)
         enter_phase(parts, phase)
 
 

@@ -44,7 +44,6 @@ class Engine(ABC):
         self.model, self.jit_compile = model, jit_compile
         self.compiling: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
         self._compiled: set[tuple[Any, ...]] = set()
-        self._reset: Callable[[], Any] = model.reset_metrics
         self._results: Callable[[], dict[str, Any]] = lambda: metrics_of(model)
         self.replicas = 1  # each of which is given its share of a batch
         self._was_evaluated = False  # since the last training step
@@ -131,7 +130,7 @@ class Engine(ABC):
 
     def reset_metrics(self) -> None:
         """Forget the metrics so far."""
-        self._reset()
+        type(self.model).reset_metrics(self.model)  # `fit` calls this method by that name of the model
         for log in self.own.variables if self.own is not None else ():
             log.assign(np.full(tuple(log.shape), np.nan, "float32"))
 

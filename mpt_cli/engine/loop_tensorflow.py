@@ -46,7 +46,7 @@ class TensorFlowEngine(Engine):
         self._compiled.clear()
         self._make_training()
         self._evaluate = self._loop(self._evaluate_loop)
-        self._reset = tf.function(self.model.reset_metrics, autograph=False)  # eagerly each operation takes far longer
+        # eagerly each operation takes far longer
         self._results = tf.function(lambda: metrics_of(self.model), autograph=False)
 
     def _loop(self, function: Callable[..., Any], is_of_one_length: Callable[[], bool] = lambda: False) -> Any:

@@ -10,13 +10,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
-from inspect import signature
+from inspect import signature, unwrap
 from typing import Any
 
 import keras
 from keras.src.backend.common import global_state
 from keras.src.losses.loss import unscale_loss_for_distribution
 from keras.src.saving.keras_saveable import KerasSaveable
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.trainer import Trainer
 from keras.src.utils import naming
 from keras.src.utils.module_utils import tensorflow as lazy_tensorflow
@@ -41,6 +42,48 @@ def training_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -
 def build_for_batch(model: Any, batch: Any) -> None:
     """Make the variables of layers, losses and metrics from the shapes of `batch`, without computing anything."""
     model._symbolic_build(data_batch=batch)
+
+
+class _NoData(DataAdapter):  # type: ignore[misc]
+    """What `fit` and `evaluate` go through where their steps find the examples themselves: without end."""
+
+    num_batches = None
+
+    def get_tf_dataset(self) -> Any:
+        import tensorflow as tf
+
+        return tf.data.Dataset.range(1)
+
+    def get_jax_iterator(self) -> Any:
+        return iter(())
+
+
+_NO_DATA = _NoData()
+_STEPS = {"fit": "train_function", "evaluate": "test_function"}
+
+
+def run_by_calls(
+    method: str, model: Any, call: Callable[[], object], reset_metrics: Callable[[], None], **options: Any
+) -> None:
+    """Run Keras's own `fit` or `evaluate` of a built model, whose steps are calls of `call`: it finds its examples
+    itself, makes as many steps as it likes, and ends an epoch by `stop_training` or `stop_evaluating`."""
+
+    def step(*given: Any) -> Any:
+        call()
+        return {} if len(given) == 1 else ({}, (None,) * len(given[0]))  # JAX has nothing to put back
+
+    own = {_STEPS[method]: step, "reset_metrics": reset_metrics}
+    # no form of the data is known to build by, and the values of variables stay where `call` finds them
+    own |= dict.fromkeys(("_symbolic_build", "_maybe_symbolic_build", "_purge_model_variables"), lambda **_: None)
+    attributes = vars(model)
+    kept = {name: attributes[name] for name in own if name in attributes}
+    attributes.update(own)
+    try:
+        unwrap(getattr(keras.Model, method))(model, _NO_DATA, verbose=0, **options)
+    finally:
+        for name in own:
+            del attributes[name]
+        attributes.update(kept)
 
 
 def lacks_variables(model: Any) -> bool:

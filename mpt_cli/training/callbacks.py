@@ -382,7 +382,6 @@ class Callbacks:
         if not self._states:
             self._waiting = position, arrays
             return
-        self.model.stop_training = False
         self._take_up(position, arrays)
 
     def _take_up(self, position: dict[str, Any], arrays: Arrays) -> None:

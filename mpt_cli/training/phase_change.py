@@ -1,4 +1,4 @@
-"""The change from one phase of a run to the next, and what ends the training in each."""
+"""The change from one phase of a run to the next."""
 
 from typing import Any
 
@@ -8,7 +8,6 @@ from mpt_cli.engine.xla import try_xla
 from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.telemetry.records import PHASE, Event
 from mpt_cli.training.assembly import Assembly
-from mpt_cli.training.checkpoint import collect_weights
 from mpt_cli.training.loss_and_optimizer import ROLLBACK_FACTOR, set_learning_rate
 from mpt_cli.training.trainer import Trainer
 
@@ -33,13 +32,10 @@ def trained_paths(model: Any) -> dict[str, tuple[str, ...]]:
 
 
 def change_phase(parts: Assembly, trainer: Trainer) -> None:
-    """End a phase and begin the next, between two epochs. The checkpoint before it is of the phase that ends: a run
-    that is killed at the border makes the change when it goes on."""
-    trainer.checkpointer.save(trainer.progress, trainer.ledger)
+    """Begin the phase after one whose `fit` has ended. The checkpoint before it is of the phase that ended: a run that
+    is killed at the border makes the change when it goes on."""
     ended, phases = trainer.callbacks.ended, parts.phases
-    average_weights(parts, trainer)
-    end_training(parts, trainer)
-    trainer.progress.begin_phase(trainer.ledger.applied)
+    trainer.progress.begin_phase()
     enter_phase(parts, trainer.progress.phase, trainer)
     trainer.watch_weights()
     if rollbacks := len(trainer.telemetry.tally.rollbacks):  # they have lowered the rate in the phases before, too
@@ -69,23 +65,3 @@ def _compile_phase(parts: Assembly, trainer: Trainer) -> None:
     jit = try_xla(parts.engine, (parts.train_feed, parts.validation_feed), may_leave)
     if not jit.jit_compile:
         trainer.telemetry.message(f"no XLA from here on ({jit.reason})")
-
-
-def average_weights(parts: Assembly, trainer: Trainer) -> bool:
-    """Where the optimizer keeps moving averages, make them the weights; whether there are some to take."""
-    applied = trainer.ledger.applied > trainer.progress.applied_before_phase
-    if not (applied and parts.settings.optimizer.use_ema):
-        return False
-    parts.optimizer.finalize_variable_values(parts.model.trainable_variables)
-    return True
-
-
-def end_training(parts: Assembly, trainer: Trainer) -> bool:
-    """Call `on_train_end`; returns whether that changed the weights, as EarlyStopping does that restores them."""
-    callbacks, model = trainer.callbacks, parts.model
-    if not callbacks.wants("on_train_end"):
-        return False
-    before = collect_weights(model)
-    callbacks.call("on_train_end", logs=trainer.progress.metrics)
-    after = collect_weights(model)
-    return any(before[name].tobytes() != after[name].tobytes() for name in before)

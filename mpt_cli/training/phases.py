@@ -17,6 +17,7 @@ import numpy as np
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.models.build import put_back_flags, set_trained, trained_flags
 from mpt_cli.precision import LossScaleOptimizer
+from mpt_cli.precision.keras_internals import begin_averages
 from mpt_cli.precision.rounded_weights import rounded_variables
 from mpt_cli.precision.train_step import optimizers_in, optimizers_of, scale_variables, unwrapped
 from mpt_cli.settings.schema import PhaseSettings, Settings
@@ -146,6 +147,8 @@ class Phases:
             kept = {each: np.asarray(v.numpy()) for each, v in scale_variables(before[name]).items()}
             for each, variable in scale_variables(optimizer).items():
                 variable.assign(kept[each])
+            if optimizer.use_ema:  # what becomes the weights, though no step of the phase be applied
+                begin_averages(optimizer.inner_optimizer)
 
 
 def _author_optimizers(model: Any) -> dict[str, Any]:

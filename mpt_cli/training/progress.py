@@ -35,7 +35,7 @@ class Progress:
     """`epoch` counts from 1 and is the one being trained or, with `step_in_epoch` 0, the last that was completed.
 
     `metrics` are those of the last epoch line, `best` the best value each had, `val_loss` is how that one went. `phase`
-    counts from 0; `*_before_phase` are completed epochs and applied steps when it began.
+    counts from 0; `epochs_before_phase` are the completed epochs when it began.
     """
 
     epoch: int = 0
@@ -46,7 +46,6 @@ class Progress:
     val_loss: LossTrend = field(default_factory=LossTrend)
     phase: int = 0
     epochs_before_phase: int = 0
-    applied_before_phase: int = 0
 
     @classmethod
     def from_position(cls, position: dict[str, Any]) -> Self:
@@ -56,11 +55,11 @@ class Progress:
         }
         return cls(**{**position, **numbers, "val_loss": LossTrend.from_position(position["val_loss"])})
 
-    def begin_phase(self, applied: int) -> None:
+    def begin_phase(self) -> None:
         """The next phase begins, with a new epoch; one that a callback has ended in its middle counts as completed."""
         self.phase += 1
         self.epochs_completed, self.step_in_epoch = self.epoch, 0
-        self.epochs_before_phase, self.applied_before_phase = self.epoch, applied
+        self.epochs_before_phase = self.epoch
 
     def record(self, metrics: dict[str, float]) -> set[str]:
         """Take `metrics` as the latest, and as the best where they are; returns the names of those."""

@@ -1,12 +1,13 @@
 """A training on record, whoever makes its steps: a run's own loop, Keras's `fit`, or a loop of a script's own."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from mpt_cli.engine.backend import memory_in_use, peak_memory
 from mpt_cli.engine.feed import Piece
+from mpt_cli.precision.finite import are_finite
 from mpt_cli.samples.gradient_samples import GradientSampler, Look
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.health import HealthRules, Stop, describe_unmoved
@@ -66,6 +67,11 @@ class Record:
             self.telemetry.layers(self.ledger.seen, self.ledger.scale, look.layers)
             self.ledger.sample = look.sample or self.ledger.sample
         return look
+
+    def check_epoch(self, weights: Sequence[Any], is_whole: bool = True) -> Stop | None:
+        """The health rule that the epoch breaks as a whole."""
+        signs = replace(self.signs(), epoch_is_whole=is_whole, weights_are_finite=are_finite(weights))
+        return self.health.check(signs, at_epoch_end=True)
 
     def look_at_weights(self) -> None:
         """Say it where they don't move."""

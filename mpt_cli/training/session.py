@@ -54,7 +54,7 @@ from mpt_cli.training.loss_and_optimizer import (
     describe_scaling,
     set_learning_rate,
 )
-from mpt_cli.training.phase_change import average_weights, change_phase, end_training, enter_phase, trained_paths
+from mpt_cli.training.phase_change import change_phase, enter_phase, trained_paths
 from mpt_cli.training.phases import check_phase
 from mpt_cli.training.program import Program
 from mpt_cli.training.progress import Outcome, Progress, monitored
@@ -82,19 +82,17 @@ class Session:
             return trainer.fit()
 
     def finish(self, outcome: Outcome, model_path: Path | None) -> Outcome:
-        """After the last step: averaged weights into the model, what callbacks do at the end of training, and the model
+        """After the last step: averaged weights into the model, also where `fit` was left before its end, and the model
         into its file (None: nowhere).
 
         The metrics of a run with `use_ema` are those of the averaged weights, which are what is saved; where a callback
         restores others at the end, they are of those. A signal while they are computed is part of the outcome returned:
         that is done when the run goes on.
         """
-        model, trainer = self.assembly.model, self.trainer
-        has_changed = average_weights(self.assembly, trainer)
-        if outcome.finished:
-            with self.assembly.policy.scope():
-                has_changed |= end_training(self.assembly, trainer)
-        if has_changed and outcome.finished:
+        model, trainer, optimizer = self.assembly.model, self.trainer, self.assembly.optimizer
+        if not outcome.finished:  # else `fit` has done it
+            optimizer.finalize_variable_values(model.trainable_variables)
+        elif optimizer.use_ema or trainer.has_restored:
             with self.assembly.policy.scope():
                 if (validated := trainer.validate()) is None:
                     return replace(outcome, signal=trainer.interruption.requested)

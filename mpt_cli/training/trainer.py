@@ -1,10 +1,12 @@
-"""The training loop on the host: epochs, logging, validation, and the reasons to stop."""
+"""What Keras's `fit` calls in a run: the steps of the compiled loop, logging, validation, and the reasons to stop."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from signal import Signals
-from typing import Any
+from typing import Any, NoReturn
 
+import keras
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,7 +14,7 @@ from mpt_cli.engine.distribution import ProcessGroup
 from mpt_cli.engine.faults import FaultSearch
 from mpt_cli.engine.feed import Feed, Piece
 from mpt_cli.engine.loop import TRAINING, Engine
-from mpt_cli.precision.finite import are_finite
+from mpt_cli.precision.keras_internals import run_by_calls
 from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.samples.gradient_samples import GradientSampler
 from mpt_cli.signals import Interruption
@@ -21,7 +23,7 @@ from mpt_cli.telemetry.ledger import Ledger
 from mpt_cli.telemetry.records import Event, GradientSample
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training.callbacks import TEST_BATCH_HOOKS, Callbacks
-from mpt_cli.training.checkpoint import Checkpointer
+from mpt_cli.training.checkpoint import Checkpointer, fingerprint_weights
 from mpt_cli.training.progress import Outcome, Stopwatch
 from mpt_cli.training.record import Record
 from mpt_cli.training.weight_watch import WeightWatch
@@ -47,19 +49,28 @@ class TrainingPlan:
         return self.epochs_of_phases or (self.epochs,)
 
 
-class Trainer(Record):
-    """Runs an engine over a feed until the plan, a health rule or a signal ends it, reporting to telemetry."""
+class Left(Exception):
+    """A health rule or a signal ends Keras's `fit` before its end."""
+
+
+class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
+    """Keras's `fit` with calls of an engine over a feed for its steps, and the callback of it that reports to
+    telemetry and leaves it for a health rule or a signal. The other callbacks of a run are called from here, so that it
+    is known which of them raised or ended it, and at which step."""
 
     def __init__(
         self, engine: Engine, train_feed: Feed, validation_feed: Feed | None, plan: TrainingPlan, telemetry: Telemetry,
         ledger: Ledger, health: HealthRules, checkpointer: Checkpointer,
     ) -> None:  # fmt: skip
         self.engine, self.train_feed, self.validation_feed = engine, train_feed, validation_feed
-        super().__init__(ledger, health, checkpointer.stopwatch)
+        Record.__init__(self, ledger, health, checkpointer.stopwatch)
+        keras.callbacks.Callback.__init__(self)
         self.plan, self.telemetry, self.checkpointer = plan, telemetry, checkpointer
         self.validation_stopwatch = Stopwatch()
         self.interruption = Interruption()
         self.last_piece: Piece | None = None
+        self._evaluated = 0  # steps of the validation
+        self.has_restored = False  # whether the weights are others since callbacks ended the training
         self.sampler: GradientSampler | None = None  # None where nothing is in half precision, or can't be looked at
         self.fault_search: FaultSearch | None = None  # None where the model can't be called outside of its step
         self.recover: Callable[[Stop], bool] = lambda stop: False  # whether it went back to a good state
@@ -75,21 +86,83 @@ class Trainer(Record):
         health rule ends is not: its last good checkpoint stays the latest.
         """
         with self.interruption:
-            if self.progress.step_in_epoch and (self._steps_left() == 0 or self.callbacks.ended):
-                self._finish_epoch(is_whole=False)  # it was killed between its last step and its last line
-            while not self._is_over():
-                if self._phase_is_over():
-                    self.next_phase()
-                    continue
-                self._run_epoch()
-                if self.stop is not None and self.recover(self.stop):
+            while True:
+                try:
+                    self._fit_phase()
+                except Left:
+                    if self.stop is None or not self.recover(self.stop):
+                        break
                     self.stop = None
-            if self.stop is None:
-                self._sample_at_end()
-                self.checkpointer.save(self.progress, self.ledger)
+                else:
+                    if self._is_last:
+                        break
+                    self.next_phase()
             if self.stop is not None and self.progress.step_in_epoch and self.logged_step != self.ledger.seen:
                 self._log(self.engine.metrics())  # where it ended, between two lines of the log
         return Outcome(self.progress, self.stop, self._signal(), self.callbacks.ended)
+
+    def _fit_phase(self) -> None:
+        """Train what is left of the phase: where that is nothing, averages become the weights and callbacks end."""
+        progress = self.progress
+        end = progress.epochs_before_phase + self._length()
+        is_trained = self._is_cut_short() and not progress.step_in_epoch
+        self._metrics_so_far = self.engine.copy_metrics() if progress.step_in_epoch else []
+        run_by_calls("fit", self.engine.model, self._train, self.engine.reset_metrics, callbacks=[self], epochs=end,
+                     initial_epoch=end if is_trained else progress.epochs_completed)  # fmt: skip
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Begin the next epoch, or go on in the one a checkpoint was taken in, whose metrics `fit` has reset."""
+        progress = self.progress
+        if progress.step_in_epoch:
+            self.engine.put_back_metrics(self._metrics_so_far)
+        if self._must_stop():
+            self._leave()
+        if progress.step_in_epoch == 0:
+            progress.epoch = epoch + 1
+            self.ledger.start_epoch()
+            self.callbacks.call("on_epoch_begin", epoch)
+        self.train_feed.start(progress.epoch, progress.step_in_epoch)
+
+    def _train(self) -> None:
+        """What `fit` takes for a step: a call of the engine, or the end of the epoch."""
+        piece = None if self._is_cut_short() else self._next_piece()
+        if piece is not None:
+            self._run_piece(piece)
+        self.model.stop_training = piece is None
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Leave where a health rule or a signal asks for it."""
+        if self._must_stop():
+            self._leave()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Finish the epoch, unless a health rule ends the run with it, and end the training where nothing follows."""
+        self.model.stop_training = False  # it was the epoch alone that ended
+        is_whole = not self._is_cut_short() or self.progress.step_in_epoch == self.train_feed.steps
+        self.stop = self.check_epoch(self.model.trainable_variables, is_whole)
+        if self.stop is None:
+            self._finish_epoch(is_whole)
+        logs.update(self.progress.metrics)  # for the history that `fit` keeps
+        if self._must_stop():
+            self._leave()
+        if self._phase_is_over() or self._is_cut_short():
+            if self._is_last:
+                self._sample_at_end()
+            self.checkpointer.save(self.progress, self.ledger)  # before averages become the weights
+        self.model.stop_training = self._is_cut_short()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Call the callbacks, of which EarlyStopping may restore weights."""
+        self.model.stop_training = False
+        if self.callbacks.wants("on_train_end"):
+            before = fingerprint_weights(self.model)
+            self.callbacks.call("on_train_end", logs=self.progress.metrics)
+            self.has_restored = fingerprint_weights(self.model) != before
+
+    def _leave(self) -> NoReturn:
+        if self.stop is None:
+            self.checkpointer.save(self.progress, self.ledger)
+        raise Left
 
     def validate(self, callbacks: Callbacks = NO_CALLBACKS) -> dict[str, float] | None:
         """Metrics over the validation data with `val_` before their names; empty without such data, and None where a
@@ -104,9 +177,10 @@ class Trainer(Record):
         if self.validation_stopwatch.is_unused and self.process_group is None:
             self.checkpointer.save_before_silence(self.progress, self.ledger)
         before = self.engine.copy_metrics()
-        self.engine.reset_metrics()
         self.validation_feed.start(1)
-        self._evaluate(self.validation_feed, callbacks)
+        self._evaluated = 0
+        evaluate = partial(self._evaluate, self.validation_feed, callbacks)
+        run_by_calls("evaluate", self.engine.model, evaluate, self.engine.reset_metrics)
         if self._must_stop():
             self.engine.put_back_metrics(before)
             return None
@@ -115,15 +189,18 @@ class Trainer(Record):
         return {f"val_{name}": value for name, value in metrics.items()}
 
     def _evaluate(self, feed: Feed, callbacks: Callbacks) -> None:
-        by_batch, step = callbacks.wants(*TEST_BATCH_HOOKS), 0
-        while (piece := self._next_validation_piece(feed, by_batch)) is not None:
-            callbacks.call("on_test_batch_begin", step)
-            self.validation_stopwatch.start()
-            self.engine.evaluate(piece.source, piece.batch_indices, piece.count)
-            self.validation_stopwatch.stop(piece.count, piece.batch_indices.shape[1])
-            step += piece.count
-            if by_batch:
-                callbacks.call("on_test_batch_end", step - 1, logs=self.engine.metrics())
+        """What `evaluate` takes for a step: a call of the engine, or the end."""
+        by_batch = callbacks.wants(*TEST_BATCH_HOOKS)
+        if (piece := self._next_validation_piece(feed, by_batch)) is None:
+            self.engine.model.stop_evaluating = True
+            return
+        callbacks.call("on_test_batch_begin", self._evaluated)
+        self.validation_stopwatch.start()
+        self.engine.evaluate(piece.source, piece.batch_indices, piece.count)
+        self.validation_stopwatch.stop(piece.count, piece.batch_indices.shape[1])
+        self._evaluated += piece.count
+        if by_batch:
+            callbacks.call("on_test_batch_end", self._evaluated - 1, logs=self.engine.metrics())
 
     def _next_validation_piece(self, feed: Feed, by_batch: bool) -> Piece | None:
         """As many steps as a signal may wait for; several processes, whose calls must be the same, end the validation.
@@ -145,9 +222,10 @@ class Trainer(Record):
             optimizers = [*optimizers_of(self.engine.model).values()]
             self.weight_watch = WeightWatch(optimizers, self.ledger.seen, has_moved)
 
-    def _is_over(self) -> bool:
-        is_last = self.progress.phase == len(self.plan.lengths) - 1
-        return (is_last and self._phase_is_over()) or self._steps_left() == 0 or self._must_stop()
+    @property
+    def _is_last(self) -> bool:
+        """Whether no phase follows."""
+        return self.progress.phase == len(self.plan.lengths) - 1 or self._steps_left() == 0
 
     @property
     def phases_completed(self) -> int | None:
@@ -185,31 +263,6 @@ class Trainer(Record):
         epochs = self._length() - self._epochs_of_phase(self.progress.epochs_completed)
         in_epochs = max(0, epochs * steps - self.progress.step_in_epoch)
         return in_epochs if left is None else min(left, in_epochs)
-
-    def _run_epoch(self) -> None:
-        self._start_epoch()
-        while not self._must_stop() and not self._is_cut_short():
-            piece = self._next_piece()
-            if piece is None:
-                break
-            self._run_piece(piece)
-        if self._must_stop():
-            return
-        is_whole = not self._is_cut_short() or self.progress.step_in_epoch == self.train_feed.steps
-        finite = are_finite(self.engine.model.trainable_variables)
-        signs = replace(self.signs(), epoch_is_whole=is_whole, weights_are_finite=finite)
-        self.stop = self.health.check(signs, at_epoch_end=True)
-        if self.stop is None:
-            self._finish_epoch(is_whole)
-
-    def _start_epoch(self) -> None:
-        """Begin the next epoch, or go on in the one a checkpoint was taken in."""
-        if self.progress.step_in_epoch == 0:
-            self.progress.epoch = self.progress.epochs_completed + 1
-            self.ledger.start_epoch()
-            self.engine.reset_metrics()
-            self.callbacks.call("on_epoch_begin", self.progress.epoch - 1)
-        self.train_feed.start(self.progress.epoch, self.progress.step_in_epoch)
 
     def _next_piece(self) -> Piece | None:
         """None at the end of the epoch, or when another process was asked to stop."""

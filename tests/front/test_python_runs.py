@@ -46,6 +46,7 @@ def test_fit_trains_the_callers_model_and_returns_the_record(reference):
     summary = run.summary
     assert (summary["steps_seen"], summary["applied_steps"] + summary["skipped_steps"]) == (64, 64)
     assert list(run.history) == ["loss", "learning_rate", "accuracy"] and len(run.history["loss"]) == 2
+    assert model.history.history["loss"] == run.history["loss"]
     assert all(np.isfinite(w).all() for w in model.get_weights())
     kept = keras.saving.load_model(run.path / "model.keras")
     for ours, saved in zip(model.get_weights(), kept.get_weights(), strict=True):

@@ -66,6 +66,17 @@ class Noise(keras.callbacks.Callback):
         self.size = self.size * np.float32(0.5)
 
 
+class Looking(keras.callbacks.Callback):
+    """Evaluates and predicts with the model in the middle of its training."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        outputs = self.model.predict(load()[1][0], verbose=0)
+        CALLS.append(("predict", batch, {"size": float(abs(outputs).sum())}))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        CALLS.append(("evaluate", epoch, self.model.evaluate(*load()[1], verbose=0, return_dict=True)))
+
+
 class StopsAt(keras.callbacks.Callback):
     """Ends the run after a batch."""
 

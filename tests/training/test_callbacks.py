@@ -56,12 +56,13 @@ def keras_fit(*callbacks: Any) -> keras.Model:
 
 
 def test_hooks_logs_and_weights_are_those_of_keras_fit(tmp_path):
-    """With callbacks that change the weights and the learning rate on the way."""
+    """With callbacks that change the weights and the learning rate on the way, and call the model."""
     calls()
-    names = "[own_callbacks:Noise,own_callbacks:Recording,own_callbacks:Halving]"
+    names = "[own_callbacks:Noise,own_callbacks:Recording,own_callbacks:Halving,own_callbacks:Looking]"
     summary, run_dir = train(tmp_path, f"trainer.callbacks={names}", "trainer.shuffle=false")
     ours = calls()
-    theirs_model = keras_fit(own_callbacks.Noise(), own_callbacks.Recording(), own_callbacks.Halving())
+    theirs_model = keras_fit(own_callbacks.Noise(), own_callbacks.Recording(), own_callbacks.Halving(),
+                             own_callbacks.Looking())  # fmt: skip
     theirs = calls()
 
     assert (summary.steps_seen, summary.applied_steps) == (15, 15)

@@ -1,10 +1,8 @@
-import keras
 import numpy as np
 import pytest
 from backends import BACKEND
 from tiny import compile_tiny, sgd, tiny_data, tiny_model, tiny_run
 
-from mpt_cli.data.examples import Examples
 from mpt_cli.engine.loop import read_metrics
 from mpt_cli.errors import ConfigError
 from mpt_cli.precision import DynamicScale
@@ -58,23 +56,3 @@ def test_a_metric_is_one_number():
     assert read_metrics({"loss": 2.0, "share": np.ones(1)}) == {"loss": 2.0, "share": 1.0}
     with pytest.raises(ConfigError, match=r"^model: its metric scores must be one number, not shape \(3,\)\. Let its"):
         read_metrics({"loss": 1.0, "scores": np.zeros(3)})
-
-
-def test_metrics_do_not_depend_on_how_steps_are_divided_into_calls():
-    whole, cut = (tiny_run(tiny_data(20), capacity=5) for _ in range(2))
-    whole.epochs(1)
-    cut.epochs(1, most=1)
-    assert whole.engine.metrics() == pytest.approx(cut.engine.metrics(), rel=1e-6)
-
-
-def test_inputs_and_targets_may_be_structures():
-    data = tiny_data(8, weighted=True)
-    keras.utils.set_random_seed(0)
-    inputs = {"a": keras.Input((4,), name="a"), "b": keras.Input((4,), name="b")}
-    merged = keras.layers.Add()(list(inputs.values()))
-    model = keras.Model(inputs, keras.layers.Dense(3)(merged))
-    flat = Examples({"a": data.x, "b": np.zeros_like(data.x)}, data.y, data.sample_weight)
-    run = tiny_run(flat, model=model, capacity=2)
-    run.feed.start(1)
-    piece = run.feed.take(2)
-    assert run.engine.train(piece.source, piece.batch_indices, piece.count).finite.tolist() == [True, True]

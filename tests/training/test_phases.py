@@ -91,6 +91,16 @@ def test_two_phases_are_what_a_keras_program_does_that_compiles_and_fits_twice(t
     assert moved == {path for path in start if "low" not in path and "seed" not in path}
 
 
+@pytest.mark.slow
+def test_a_phase_without_an_applied_step_leaves_the_weights_their_averages(tmp_path):
+    """Keras begins averages, which are zeros till then, at the first step."""
+    rules = [f"loss_scale.{name}=null" for name in ("max_consecutive_skips", "max_skip_rate")]
+    summary = train(tmp_path / "run", TWO, "policy=mixed_float16", "optimizer.use_ema=true", "fault=overflow", *rules,
+                    f"fault.at_steps={[*range(11, 21)]}", "loss_scale.stop_on_idle_epoch=false")  # fmt: skip
+    assert (summary.applied_steps, summary.skipped_steps) == (10, 10)
+    assert all(values.any() for path, values in saved(tmp_path / "run").items() if "kernel" in path)
+
+
 class Killed(BaseException):
     """What nothing catches."""
 
