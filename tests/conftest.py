@@ -53,7 +53,7 @@ settings.load_profile("repeatable")
 LONGEST = ("test_every_write.py", "test_like_fit.py", "test_keras_suites.py",
            "test_ended_early.py", "test_diagnose_verb.py", "test_kills.py", "test_train.py",
            "test_without_extras.py", "test_benchmarks_run.py", "test_recipes.py",
-           "test_processes_together.py", "test_compare_verb.py", "test_pages.py", 
+           "test_processes_together.py", "test_pages.py",
            "test_notebook.py", "test_python_runs.py")  # fmt: skip
 
 

@@ -8,17 +8,27 @@ import math
 import secrets
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
 
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.report.history import read_lines
 from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.runs.expectations import known_values
 from mpt_cli.runs.provenance import known_environment
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.schema import Settings
-from mpt_cli.sweep.directory import FINISHED, SEED, JobResult, JobResults, SweepDirectory, read_job
+from mpt_cli.sweep.directory import (
+    FINISHED,
+    SEED,
+    Configuration,
+    JobResult,
+    JobResults,
+    SweepDirectory,
+    read_job,
+)
 from mpt_cli.sweep.overrides import combinations, key_of, read_grid
 from mpt_cli.sweep.paired import FEWEST_SEEDS, PairedDifference, count_seeds
 from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objective, job_name, make_plan
@@ -117,18 +127,14 @@ def _with_seeds(words: Sequence[str], seeds: int | None) -> list[str]:
     compared = [word for word in rest if word not in held]
     if read_grid(own).varied:
         return [*held, *own, *compared]
-    one_of_each = [word for axis in read_grid(compared).axes for point in axis[:1] for word in point.words]
-    found = load_settings([*held, *one_of_each, *own])
-    first = found.seed if found.seed is not None else secrets.randbelow(2**31)
+    first = load_settings(make_plan(words).jobs[0].words).seed
+    first = secrets.randbelow(2**31) if first is None else first
     return [*held, f"seed={','.join(str(first + index) for index in range(seeds or 1))}", *compared]
 
 
 def _in_turns(jobs: Sequence[Job]) -> list[Job]:
-    rounds: dict[str | None, list[Job]] = {}
-    for job in jobs:
-        rounds.setdefault(job.overrides.get(SEED), []).append(job)
-    turns = [members[::-1] if index % 2 else members for index, members in enumerate(rounds.values())]
-    return [job for members in turns for job in members]
+    rounds = [list(members) for _, members in groupby(jobs, lambda job: job.overrides.get(SEED))]
+    return [job for index, members in enumerate(rounds) for job in (members[::-1] if index % 2 else members)]
 
 
 SHARES = ("acc", "auc", "precision", "recall", "f1", "iou", "dice")  # metrics between 0 and 1
@@ -219,81 +225,73 @@ def format_rule(objective: Objective, margins: Sequence[float], seeds: int) -> s
 
 FEWEST_WINDOWS = 5  # lines of metrics.jsonl with a speed; of fewer, the mean of the run says more than their median
 SMALLEST_GAIN = 0.05  # a difference below this is none, however still the machine
-ONE_ROUND = 0.10  # what two equal processes one after another may differ by; several rounds show it themselves
 
 
-@dataclass(frozen=True)
-class StepTime:
-    """Seconds of a training step, compiling left out. `spread` is half the range of the middle half of the run's
-    windows, as a share of their median: how much the speed moved within the run.
+def step_seconds(metrics_jsonl: Path, mean_rate: float | None, batch_size: int) -> float | None:
+    """Return the seconds of a training step, compiling left out; None where nothing was timed.
+
+    They come from the median of the logged speeds, which a busy moment doesn't move, else from that of the whole run; of a
+    script its steps stand for examples.
     """
-
-    seconds: float
-    spread: float
-
-
-def step_time(metrics_jsonl: Path, mean_rate: float | None, batch_size: int) -> StepTime | None:
-    """From the median of the speeds logged, which a busy moment doesn't move; None where nothing was timed. Of a script
-    the examples are its steps, of which it logs none."""
     lines = (line for line in read_lines(metrics_jsonl) if not line.get("epoch_end"))
     rates = [rate for line in lines if (rate := as_number(line.get("examples_per_second")))]
-    if len(rates) >= FEWEST_WINDOWS:
-        low, middle, high = statistics.quantiles(rates, n=4)
-        return StepTime(batch_size / middle, (high - low) / (2 * middle))
-    return StepTime(batch_size / mean_rate, 0.0) if mean_rate else None
+    rate = statistics.median(rates) if len(rates) >= FEWEST_WINDOWS else mean_rate
+    return batch_size / rate if rate else None
 
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """How many times as fast as the baseline: the median over the rounds, the lowest and the highest, and the share
-    that may be chance.
+    """How many times as fast as the baseline: the median over so many rounds, the lowest and the highest.
+
+    One round shows nothing: nobody knows what else the machine did meanwhile.
     """
 
     factor: float
     lowest: float
     highest: float
-    noise: float
+    rounds: int
+
+    @classmethod
+    def of(cls, factors: Sequence[float]) -> "SpeedUp":
+        """
+        >>> SpeedUp.of([2.0, 2.2, 2.1]).is_faster, SpeedUp.of([2.0]).is_faster
+        (True, False)
+        """
+        return cls(statistics.median(factors), min(factors), max(factors), len(factors))
+
+    @property
+    def noise(self) -> float:
+        """The share that may be chance."""
+        return max(SMALLEST_GAIN, (self.highest - self.lowest) / 2)
 
     @property
     def is_faster(self) -> bool:
-        return self.factor > 1 + self.noise and self.lowest > 1
+        return self.rounds > 1 and self.factor > 1 + self.noise and self.lowest > 1
 
     @property
     def is_slower(self) -> bool:
-        return self.factor < 1 - self.noise and self.highest < 1
-
-
-def speed_up(pairs: Sequence[tuple[StepTime, StepTime]]) -> SpeedUp | None:
-    """From (baseline, other) of each round; None without any.
-
-    >>> found = speed_up([(StepTime(0.2, 0.0), StepTime(0.1, 0.0))])
-    >>> found.factor, found.noise, found.is_faster
-    (2.0, 0.1, True)
-    """
-    factors = [baseline.seconds / other.seconds for baseline, other in pairs]
-    if not factors:
-        return None
-    if len(factors) == 1:
-        noise = max(ONE_ROUND, pairs[0][0].spread + pairs[0][1].spread)
-    else:
-        noise = max(SMALLEST_GAIN, (max(factors) - min(factors)) / 2)
-    return SpeedUp(statistics.median(factors), min(factors), max(factors), noise)
+        return self.rounds > 1 and self.factor < 1 - self.noise and self.highest < 1
 
 
 _PRECISION_KEYS = ("policy", "loss_scale")
 
 
-@dataclass
-class Entry:
-    """One configuration: its jobs by seed, and what they came to. `label` is of the keys that are compared."""
+@dataclass(frozen=True, kw_only=True)
+class Entry(Configuration):
+    """One of the compared configurations. `label` is of the keys that are compared, `seconds` those of a step by seed.
+    """
 
-    setup: Setup
+    policy: str
     label: str
-    jobs: dict[str, JobResult]
-    times: dict[str, StepTime] = field(default_factory=dict)
+    seconds: dict[str, float]
     baseline: "Entry | None" = None  # None for a baseline itself
     quality: Quality = Quality(UNKNOWN)
     speed: SpeedUp | None = None
+
+    @property
+    def jobs(self) -> dict[str, JobResult]:
+        """By seed."""
+        return {result.job.overrides.get(SEED, ""): result for result in self.results}
 
     @property
     def is_faster(self) -> bool:
@@ -306,22 +304,19 @@ class Entry:
         return self.quality.kind in (EQUAL, BETTER) and self.is_faster
 
     @property
-    def finished(self) -> dict[str, JobResult]:
-        return {seed: job for seed, job in self.jobs.items() if job.status == FINISHED}
-
-    @property
-    def failed(self) -> list[JobResult]:
-        return [job for job in self.jobs.values() if job.status != FINISHED]
-
-    @property
     def step_seconds(self) -> float | None:
         """The median over the seeds."""
-        return statistics.median(time.seconds for time in self.times.values()) if self.times else None
+        return statistics.median(self.seconds.values()) if self.seconds else None
 
-    def mean(self, metric: str) -> float | None:
-        """Over the jobs that finished."""
-        found = [as_number(job.summary.get("metrics", {}).get(metric)) for job in self.finished.values()]
-        values = [value for value in found if value is not None]
+    def values(self, name: str) -> dict[str, float]:
+        """What the jobs that finished came to, by seed: a metric or a field of summary.json."""
+        found = {seed: as_number(known_values(job.summary).get(name))
+                 for seed, job in self.jobs.items() if job.status == FINISHED}  # fmt: skip
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def mean_of(self, name: str) -> float | None:
+        """Over the seeds."""
+        values = self.values(name).values()
         return statistics.fmean(values) if values else None
 
 
@@ -333,7 +328,7 @@ class Comparison(JobResults):
 
     @property
     def seeds(self) -> int:
-        return max(len(entry.jobs) for entry in self.entries)
+        return max(len(entry.results) for entry in self.entries)
 
     @property
     def workers(self) -> int:
@@ -357,51 +352,42 @@ def read_comparison(directory: CompareDirectory, objective: str | None = None) -
     if wrong is not None or not plan.facts["setups"]:
         raise DataError(f"{directory.plan_json} is damaged: {wrong or 'setups is empty'}.")
     setups = [Setup(**{name: entry[name] for name in required_fields(Setup)}) for entry in plan.facts["setups"]]
-    tolerance = as_number(plan.facts["tolerance"])
     results = [read_job(directory, job) for job in plan.jobs]
     finished = [result.summary for result in results if result.status == FINISHED]
     chosen = choose_objective(objective or plan.facts["objective"], finished)
     entries = [_entry(setup, results) for setup in setups]
-    for entry in entries:
-        entry.baseline = _baseline(entry, entries)
-        if entry.baseline is not None:
-            _hold_against(entry, entry.baseline, chosen, tolerance)
-    return Comparison(directory, plan, chosen, results, entries)
+    tolerance = as_number(plan.facts["tolerance"])
+    return Comparison(directory, plan, chosen, results, [_held(entry, entries, chosen, tolerance) for entry in entries])
 
 
 def _entry(setup: Setup, results: list[JobResult]) -> Entry:
-    jobs = {result.job.overrides.get(SEED, ""): result for result in results
-            if result.job.without_seed == setup.overrides}  # fmt: skip
+    own = [result for result in results if result.job.without_seed == setup.overrides]
     label = ", ".join(value if key == "policy" else f"{key.removesuffix('.name')} {value}"
                       for key, value in setup.overrides.items())  # fmt: skip
-    times = {
-        seed: time for seed, job in jobs.items() if job.status == FINISHED
-        and (time := step_time(job.run_dir / "metrics.jsonl", job.number("examples_per_second")
-                               or job.number("steps_per_second"), setup.batch_size))
-    }  # fmt: skip
-    return Entry(setup, label or setup.policy, jobs, times)
+    times = {job.job.overrides.get(SEED, ""): step_seconds(
+                 job.run_dir / "metrics.jsonl", job.number("examples_per_second") or job.number("steps_per_second"),
+                 setup.batch_size)
+             for job in own if job.status == FINISHED}  # fmt: skip
+    known = {seed: seconds for seed, seconds in times.items() if seconds is not None}
+    return Entry(setup.overrides, own, policy=setup.policy, label=label or setup.policy, seconds=known)
 
 
-def _baseline(entry: Entry, entries: list[Entry]) -> Entry | None:
-    """float32 among those that differ in nothing but the precision, else the first of them; None for itself."""
+def _held(entry: Entry, entries: list[Entry], objective: Objective, tolerance: float | None) -> Entry:
+    """The entry held against its baseline: float32 among those that differ in nothing but the precision, else the first
+    of them; a baseline as it is."""
     group = [other for other in entries if _others(other) == _others(entry)]
-    found = next((other for other in group if other.setup.policy == "float32"), group[0])
-    return None if found is entry else found
-
-
-def _hold_against(entry: Entry, baseline: Entry, objective: Objective, tolerance: float | None) -> None:
-    shared = [seed for seed in entry.finished if seed in baseline.finished]
-    values = [(objective.value(baseline.jobs[seed].summary), objective.value(entry.jobs[seed].summary))
-              for seed in shared]  # fmt: skip
-    pairs = [(base, other) for base, other in values if base is not None and other is not None]
-    part = "validation" if objective.name.startswith("val_") else "train"
-    counts = [known_environment(RunDirectory(entry.jobs[seed].run_dir)).get("examples") or {} for seed in shared[:1]]
-    entry.quality = compare_quality(objective, pairs, tolerance, counts[0].get(part) if counts else None)
-    entry.speed = speed_up([(baseline.times[seed], time) for seed, time in entry.times.items()
-                            if seed in baseline.times])  # fmt: skip
+    baseline = next((other for other in group if other.policy == "float32"), group[0])
+    if baseline is entry:
+        return entry
+    theirs, own = baseline.values(objective.name), entry.values(objective.name)
+    pairs = [(theirs[seed], own[seed]) for seed in own if seed in theirs]
+    counts = known_environment(RunDirectory(entry.finished[0].run_dir)).get("examples") if entry.finished else None
+    examples = (counts or {}).get("validation" if objective.name.startswith("val_") else "train")
+    factors = [baseline.seconds[seed] / mine for seed, mine in entry.seconds.items() if seed in baseline.seconds]
+    return replace(entry, baseline=baseline, speed=SpeedUp.of(factors) if factors else None,
+                   quality=compare_quality(objective, pairs, tolerance, examples))  # fmt: skip
 
 
 def _others(entry: Entry) -> dict[str, str]:
     """What is varied beside the precision: each backend has a baseline of its own."""
-    return {key: value for key, value in entry.setup.overrides.items()
-            if key.partition(".")[0] not in _PRECISION_KEYS}  # fmt: skip
+    return {key: value for key, value in entry.overrides.items() if key.partition(".")[0] not in _PRECISION_KEYS}

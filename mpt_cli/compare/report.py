@@ -2,7 +2,6 @@
 And what it leaves for readers: the table, results.json, results.csv and report.html.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,43 +17,30 @@ from mpt_cli.compare.comparison import (
     SpeedUp,
     format_rule,
 )
-from mpt_cli.report.history import RunHistory, read_histories
+from mpt_cli.report.history import read_histories
 from mpt_cli.report.page import run_link, write_page
 from mpt_cli.report.run_page import render_runs, run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn
+from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.provenance import is_of_cpu, known_environment
-from mpt_cli.sweep.directory import INTERRUPTED, NOT_RUN
+from mpt_cli.sweep.directory import NOT_RUN
 from mpt_cli.sweep.paired import FEWEST_SEEDS, MOST_SEEDS, RARE, count_seeds
 from mpt_cli.sweep.progress import Screen
-from mpt_cli.sweep.report import ending_lines, format_difference, job_dict, write_files
+from mpt_cli.sweep.report import ending_lines, format_difference, format_verdict, job_dict, write_files
 from mpt_cli.telemetry.format import format_bytes, format_number, format_share, format_signed
-
-
-def doubts(found: Comparison) -> list[str]:
-    """Sentences; empty where nothing stands against them."""
-    told = []
-    if not any(entry.setup.policy == "float32" for entry in found.entries):
-        told.append(f"There is no float32 among them: the first, {_baselines(found)}, is the baseline.")
-    if found.workers > 1:
-        told.append(f"Jobs ran {found.workers} at a time and shared the cores: their step times are not comparable.")
-    elif found.seeds == 1 and any(entry.speed for entry in found.compared):
-        told.append("Each was timed once, one after another: --seeds 3 times them in turns, forwards and backwards.")
-    partly = [entry for entry in found.entries if entry.failed and entry.finished]
-    return [*told, *(f"{entry.label}: {len(entry.failed)} of {len(entry.jobs)} seeds did not finish; its figures are "
-                     "of the others." for entry in partly)]  # fmt: skip
 
 
 def _baselines(found: Comparison) -> str:
     return ", ".join(dict.fromkeys(entry.baseline.label for entry in found.compared if entry.baseline))
 
 
-_CPU_FEATURES = {"float16": ("avx512_fp16", "amx_fp16"), "bfloat16": ("avx512_bf16", "amx_bf16")}
+_CPU_FEATURES = {"bfloat16": ("avx512_bf16", "amx_bf16"), "float16": ("avx512_fp16", "amx_fp16")}
 
 
-def why_slow(found: Comparison, entry: Entry) -> str:
+def why_slow(entry: Entry) -> str:
     """Why a configuration is no faster, as far as the record of its run shows it: empty where it does not."""
-    dtype = next((name for name in ("bfloat16", "float16") if name in entry.setup.policy), None)
-    environment = known_environment(found.directory.run(next(iter(entry.finished.values())).job))
+    dtype = next((name for name in _CPU_FEATURES if name in entry.policy), None)
+    environment = known_environment(RunDirectory(entry.finished[0].run_dir))
     known = (environment.get("machine") or {}).get("cpu_precision_features")
     if dtype is None or not is_of_cpu(environment) or not isinstance(known, list) or {*known} & {*_CPU_FEATURES[dtype]}:
         return ""
@@ -66,7 +52,12 @@ def overall(found: Comparison) -> str:
     if all(entry.quality.kind == UNKNOWN for entry in found.compared):
         return "Nothing can be compared: " + _unfinished(found)
     if found.workers > 1:
-        return f"Speed was not compared, as jobs ran at the same time. {_qualities(found)}"
+        return f"Speed was not compared, as jobs ran {found.workers} at a time. {_qualities(found)}"
+    if found.seeds == 1:
+        timed = [f"{entry.label} had {format_factor(entry.speed.factor)} the speed of {entry.baseline.label}"
+                 for entry in found.compared if entry.speed and entry.baseline]  # fmt: skip
+        return (f"One run of each is no proof: {', '.join(timed) or 'none was timed'}. {_qualities(found)} "
+                f"--seeds {FEWEST_SEEDS} can tell.")  # fmt: skip
     paying = [entry for entry in found.compared if entry.pays]
     if paying:
         best = max(paying, key=lambda entry: entry.speed.factor if entry.speed else 0.0)
@@ -75,20 +66,12 @@ def overall(found: Comparison) -> str:
     faster = [entry for entry in found.compared if entry.is_faster]
     unclear = [entry for entry in faster if entry.quality.kind in (SAME, UNCLEAR)]
     if unclear:
-        return " ".join(map(_undecided, unclear))
+        return " ".join(f"{entry.label} is {_speed_up_cell(entry)} faster, its quality {_quality_words(entry)}: "
+                        f"{_limits(entry.quality)}." for entry in unclear)  # fmt: skip
     narrow = ", ".join(entry.label for entry in found.compared if entry.finished)
     if not faster:
         return f"On this device none pays ({narrow}): none is faster. {_qualities(found)}"
     return f"On this device none pays ({narrow}): none is faster at equal quality. Train in {_baselines(found)}."
-
-
-def _undecided(entry: Entry) -> str:
-    assert entry.speed is not None
-    faster = f"{entry.label} is {format_factor(entry.speed.factor)} faster"
-    if entry.quality.kind == SAME:
-        return f"{faster} and {_quality_words(entry)}; {_not_excluded(entry.quality)}."
-    return (f"{faster}; whether its quality is equal is not shown by {count_seeds(entry.quality.seeds)}: "
-            f"{_remedy(entry.quality)}.")  # fmt: skip
 
 
 MANY_SEEDS = 10 * RARE
@@ -103,8 +86,12 @@ def _not_excluded(quality: Quality) -> str:
     return f"what happens less often than {often} can't be excluded{rare}{more}"
 
 
-def _remedy(quality: Quality) -> str:
-    """What would tell."""
+def _limits(quality: Quality) -> str:
+    """What was not shown, and what would show it; empty where all is."""
+    if quality.kind in (SAME, EQUAL):
+        return _not_excluded(quality)
+    if quality.kind != UNCLEAR:
+        return ""
     if quality.few_examples is not None:
         return (f"what concerns fewer than about {RARE} in {quality.few_examples} examples can't be excluded: more of "
                 "them would tell, or a wider --tolerance")  # fmt: skip
@@ -116,30 +103,24 @@ def _remedy(quality: Quality) -> str:
 
 
 def sentences(found: Comparison) -> list[str]:
-    """One for each configuration that was held against another, then the rules and doubts that belong to them."""
+    """One for each configuration that was held against another, then the rules that belong to them."""
     told = [_about(found, entry) for entry in found.compared]
     known = [entry.quality.margin for entry in found.compared if entry.quality.kind != UNKNOWN]
     rule = [format_rule(found.objective, known, found.seeds)] if known else []
-    return [*told, *rule, *doubts(found)]
+    has_float32 = any(entry.policy == "float32" for entry in found.entries)
+    first = [] if has_float32 else [f"There is no float32 among them: the first, {_baselines(found)}, is the baseline."]
+    return [*told, *rule, *first]
 
 
 def entry_verdict(found: Comparison, entry: Entry) -> str:
     """The cell of the table: what the configuration is against its baseline, and the verdict on its numerics."""
-    if entry.failed:
-        return _format_failed(entry)
-    verdicts = ", ".join(dict.fromkeys(str(job.summary.get("verdict", "")) for job in entry.finished.values()))
+    verdict = format_verdict(entry)
+    if not entry.is_complete:
+        return verdict
     if entry.baseline is None:
-        return f"baseline; {verdicts}"
+        return f"baseline; {verdict}"
     speed = "" if entry.speed is None or found.workers > 1 else f", {_format_speed(entry.speed)}"
-    return f"{_quality_words(entry)}{speed}; {verdicts}"
-
-
-def _format_failed(entry: Entry) -> str:
-    """How many of its jobs failed, and how many an interruption kept from their end."""
-    words = [job.status if job.status in (INTERRUPTED, NOT_RUN) else "failed" for job in entry.failed]
-    if len(set(words)) == 1 and not entry.finished:
-        return words[0]
-    return ", ".join(f"{words.count(word)} of {len(entry.jobs)} {word}" for word in dict.fromkeys(words))
+    return f"{_quality_words(entry)}{speed}; {verdict}"
 
 
 def format_factor(factor: float) -> str:
@@ -151,41 +132,41 @@ def format_factor(factor: float) -> str:
 
 
 def _format_speed(speed: SpeedUp) -> str:
+    if speed.rounds == 1:
+        return "timed once"
     return "faster" if speed.is_faster else "slower" if speed.is_slower else "as fast"
 
 
 def _about(found: Comparison, entry: Entry) -> str:
     assert entry.baseline is not None
-    base = entry.baseline.label
-    if all(job.status == NOT_RUN for job in entry.jobs.values()):
+    base, speed = entry.baseline.label, entry.speed
+    if all(job.status == NOT_RUN for job in entry.results):
         return f"{entry.label} was not run."
     if not entry.finished:
-        reason = next((job.reason for job in entry.failed if job.reason), entry.failed[0].status)
+        reason = next((job.reason for job in entry.results if job.reason), entry.results[0].status)
         return f"{entry.label} did not finish: {reason}"
     if not entry.baseline.finished:
         return f"{entry.label} has nothing to be held against: {base} did not finish."
     quality = f"its quality {_quality_words(entry)}{_difference(found, entry)}"
-    if entry.speed is None or found.workers > 1:
+    if speed is None or found.workers > 1:
         return f"{entry.label}: {quality}; its speed was not judged."
-    if entry.speed.is_faster:
+    timed = f"{format_factor(speed.factor)} the speed of {base}"
+    if speed.is_faster:
         verb = "pays" if entry.pays else "is faster, but not surely as good"
-        return f"{entry.label} {verb}: {format_factor(entry.speed.factor)} the speed of {base}, {quality}."
-    slow = _format_slow(entry.speed, base)
-    return f"{entry.label} does not pay on this device: {slow}, {quality}. {why_slow(found, entry)}".rstrip()
-
-
-def _format_slow(speed: SpeedUp, base: str) -> str:
-    factor = format_factor(speed.factor)
-    if speed.is_slower:
-        return f"{factor} the speed of {base}"
-    share = format_share(round(1000 * speed.noise), 1000)
-    return f"about as fast as {base} ({factor}, where up to {share} may be chance)"
+        return f"{entry.label} {verb}: {timed}, {quality}."
+    if speed.rounds == 1:
+        why = why_slow(entry) if speed.factor < 1 else ""
+        return f"{entry.label}: {timed} in one timing of each, which is no proof; {quality}. {why}".rstrip()
+    if not speed.is_slower:
+        share = format_share(round(1000 * speed.noise), 1000)
+        timed = f"about as fast as {base} ({format_factor(speed.factor)}, where up to {share} may be chance)"
+    return f"{entry.label} does not pay on this device: {timed}, {quality}. {why_slow(entry)}".rstrip()
 
 
 def _quality_words(entry: Entry) -> str:
     """Its kind; of what only holds for what was seen, in how many seeds."""
-    kind = entry.quality.kind
-    return f"{kind} in {count_seeds(entry.quality.seeds)}" if kind in (SAME, EQUAL) else kind
+    kind, seeds = entry.quality.kind, count_seeds(entry.quality.seeds)
+    return f"{kind} in {seeds}" if kind in (SAME, EQUAL, UNCLEAR) else kind
 
 
 def _difference(found: Comparison, entry: Entry) -> str:
@@ -197,8 +178,7 @@ def _difference(found: Comparison, entry: Entry) -> str:
     if quality.interval is not None:
         low, high = quality.interval
         words += f", 95% interval {format_signed(low)} … {format_signed(high)} over {count_seeds(quality.seeds)}"
-    limits = {UNCLEAR: _remedy, SAME: _not_excluded, EQUAL: _not_excluded}.get(quality.kind)
-    return f" ({words}{'; ' + limits(quality) if limits else ''})"
+    return f" ({'; '.join(filter(None, [words, _limits(quality)]))})"
 
 
 def _qualities(found: Comparison) -> str:
@@ -218,11 +198,11 @@ SECONDARY = ("memory",)  # left out where the terminal is narrow
 def columns(found: Comparison) -> list[TableColumn[Entry]]:
     """All of them: what was compared, quality, skips, speed, memory, verdict."""
     name = found.objective.name
-    seeds = TableColumn[Entry]("seeds", lambda entry: f"{len(entry.finished)} of {len(entry.jobs)}")
+    seeds = TableColumn[Entry]("seeds", lambda entry: f"{len(entry.finished)} of {len(entry.results)}")
     return [
         TableColumn("precision", lambda entry: entry.label, is_number=False),
         *([seeds] if found.seeds > 1 else []),
-        TableColumn(name, lambda entry: format_number(entry.mean(name))),
+        TableColumn(name, lambda entry: format_number(entry.mean_of(name))),
         TableColumn("difference", _paired_cell),
         TableColumn("skipped", _skipped_cell),
         TableColumn("step", _step_cell),
@@ -239,10 +219,14 @@ def _paired_cell(entry: Entry) -> str:
 
 
 def _skipped_cell(entry: Entry) -> str:
-    skipped = sum(job.number("skipped_steps") or 0.0 for job in entry.jobs.values())
-    seen = sum(job.number("steps_seen") or 0.0 for job in entry.jobs.values())
-    share = f" ({format_share(int(skipped), int(seen))})" if skipped else ""
-    return f"{skipped:,.0f}{share}" if seen else "-"
+    skipped, seen = _steps(entry, "skipped_steps"), _steps(entry, "steps_seen")
+    share = f" ({format_share(skipped, seen)})" if skipped else ""
+    return f"{skipped:,}{share}" if seen else "-"
+
+
+def _steps(entry: Entry, name: str) -> int:
+    """Of all its jobs."""
+    return sum(int(job.number(name) or 0) for job in entry.results)
 
 
 def _step_cell(entry: Entry) -> str:
@@ -251,48 +235,44 @@ def _step_cell(entry: Entry) -> str:
 
 
 def _speed_up_cell(entry: Entry) -> str:
-    """The factor, and over several seeds its range."""
+    """The factor with its range over the rounds; ? for one round."""
     speed = entry.speed
     if speed is None:
         return "-"
     middle, low, high = (format_factor(factor) for factor in (speed.factor, speed.lowest, speed.highest))
-    return middle if low == high else f"{middle} ({low} … {high})"
+    return f"{middle} ± ?" if speed.rounds == 1 else middle if low == high else f"{middle} ({low} … {high})"
 
 
 def _peak_bytes(entry: Entry) -> int | None:
-    values = [value for job in entry.jobs.values() if (value := job.number("peak_memory_bytes")) is not None]
+    values = [value for job in entry.results if (value := job.number("peak_memory_bytes")) is not None]
     return int(max(values)) if values else None
 
 
 def print_comparison(found: Comparison, screen: Screen, page: Path | None = None) -> None:
     """In a terminal as many columns as fit; piped, all of them in aligned plain lines."""
-    screen.show_table(columns(found), found.entries, lambda entry: "red" if entry.failed else "", SECONDARY)
+    screen.show_table(columns(found), found.entries, lambda entry: "" if entry.is_complete else "red", SECONDARY)
     for line in ["", overall(found), *(f"- {sentence}" for sentence in sentences(found)), *ending_lines(found, page)]:
         screen.say(line)
 
 
-def run_stories(found: Comparison) -> list[RunHistory]:
-    """The runs as far as they began, named by their precision and, of several, their seed."""
-    return read_histories((job.run_dir, f"{entry.label}, seed {seed}" if found.seeds > 1 else entry.label)
-                          for entry in found.entries for seed, job in entry.jobs.items())  # fmt: skip
-
-
-def compare_page(found: Comparison, stories: Sequence[RunHistory], page: Path) -> str:
+def compare_page(found: Comparison, page: Path) -> str:
     """The whole page as text; `page` is where it will lie."""
+    stories = read_histories((job.run_dir, f"{entry.label}, seed {seed}" if found.seeds > 1 else entry.label)
+                             for entry in found.entries for seed, job in entry.jobs.items())  # fmt: skip
     return render_runs(
         "compare.html",
         f"Comparison {found.directory.path.name}",
         stories,
         run_pictures(stories),
         verdict=overall(found),
-        kind="bad" if any(entry.failed for entry in found.entries) else "",
+        kind="" if all(entry.is_complete for entry in found.entries) else "bad",
         entries=PageTable("Each precision beside its baseline", columns(found), found.entries,
-                          lambda entry: "bad" if entry.failed else "",
-                          lambda entry: run_link(next(iter(entry.jobs.values())).run_dir, page)),
+                          lambda entry: "" if entry.is_complete else "bad",
+                          lambda entry: run_link(entry.results[0].run_dir, page)),
         sentences=sentences(found),
         unstarted=[job for job in found.results if not job.is_good and not job.summary],
         command=" ".join(map(str, found.plan.facts["command_line"])),
-        job_commands=[job.job.command for entry in found.entries for job in entry.jobs.values()],
+        job_commands=[job.job.command for entry in found.entries for job in entry.results],
     )  # fmt: skip
 
 
@@ -301,7 +281,7 @@ def write_comparison(found: Comparison, page: Path | None = None) -> None:
     if page is None:
         write_files(found.directory, comparison_dict(found), _job_rows(found))
     place = page or found.directory.report_html
-    write_page(place, compare_page(found, run_stories(found), place))
+    write_page(place, compare_page(found, place))
 
 
 def comparison_dict(found: Comparison) -> dict[str, Any]:
@@ -318,28 +298,25 @@ def comparison_dict(found: Comparison) -> dict[str, Any]:
 
 
 def _entry_dict(found: Comparison, entry: Entry) -> dict[str, Any]:
-    names = dict.fromkeys(name for job in entry.finished.values() for name in job.summary.get("metrics", {}))
+    names = dict.fromkeys(name for job in entry.finished for name in job.summary.get("metrics", {}))
     speed = entry.speed
     return {
         "label": entry.label,
-        "overrides": entry.setup.overrides,
-        "policy": entry.setup.policy,
+        "overrides": entry.overrides,
+        "policy": entry.policy,
         "baseline": None if entry.baseline is None else entry.baseline.label,
         "verdict": entry_verdict(found, entry),
         "quality": None if entry.baseline is None else asdict(entry.quality),
-        "metrics": {name: entry.mean(name) for name in names},
-        "skipped_steps": sum(int(job.number("skipped_steps") or 0) for job in entry.jobs.values()),
+        "metrics": {name: entry.mean_of(name) for name in names},
+        "skipped_steps": _steps(entry, "skipped_steps"),
         "step_seconds": entry.step_seconds,
         "speed_up": None if speed is None else {**asdict(speed), "is_faster": speed.is_faster},
         "peak_memory_bytes": _peak_bytes(entry),
-        "jobs": [{**job_dict(found, job), "run_dir": str(job.run_dir)} for job in entry.jobs.values()],
+        "jobs": [{**job_dict(found, job), "run_dir": str(job.run_dir)} for job in entry.results],
     }  # fmt: skip
 
 
 def _job_rows(found: Comparison) -> list[dict[str, Any]]:
     """A row per job."""
-    return [
-        {"precision": entry.label, "seed": seed,
-         "step_seconds": entry.times[seed].seconds if seed in entry.times else None, **job_dict(found, job)}
-        for entry in found.entries for seed, job in entry.jobs.items()
-    ]  # fmt: skip
+    return [{"precision": entry.label, "seed": seed, "step_seconds": entry.seconds.get(seed), **job_dict(found, job)}
+            for entry in found.entries for seed, job in entry.jobs.items()]  # fmt: skip

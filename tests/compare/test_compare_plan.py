@@ -29,13 +29,6 @@ def test_all_runs_have_the_same_seed_also_where_it_is_drawn():
     assert seed != "seed=null"
 
 
-@pytest.mark.slow
-def test_setups_know_policy_and_batch():
-    _, setups = make_comparison(["conf=digits_mlp", "policy=mixed_float16", "loss_scale=dynamic,none",
-                                 "trainer.batch_size=32"], None)  # fmt: skip
-    assert [(setup.policy, setup.batch_size) for setup in setups] == [("mixed_float16", 32)] * 2
-
-
 def test_what_can_not_be_compared_is_a_sentence():
     for words, seeds, message in (
         (["policy=float32"], None, "policy: must have at least two values to compare"),

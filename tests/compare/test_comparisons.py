@@ -7,8 +7,10 @@ import pytest
 
 from mpt_cli.compare.comparison import CompareDirectory, read_comparison
 from mpt_cli.compare.report import columns, overall, print_comparison, sentences
+from mpt_cli.data.load import load_data
 from mpt_cli.errors import DataError
 from mpt_cli.jobs.executor import Ending
+from mpt_cli.settings.variants import Digits
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import failure_lines
 
@@ -49,10 +51,9 @@ def test_seeds_that_show_neither_say_how_many_would(outcomes, tmp_path):
     outcomes.rate = {"mixed_float16": 5000.0}
     found, _ = outcomes.compare(["conf=digits_mlp", "policy=float32,mixed_float16", "compare_dir=c"], seeds=3)
     told = "about 26 would tell (--seeds 26)"
-    assert overall(found) == ("mixed_float16 is 5.0× faster; whether its quality is equal is not shown by 3 seeds: "
-                              f"{told}.")  # fmt: skip
-    assert f"its quality unclear (val_accuracy -0.0100, 95% interval -0.0530 … +0.0330 over 3 seeds; {told})" in (
-        sentences(found)[0])  # fmt: skip
+    assert overall(found) == f"mixed_float16 is 5.0× faster, its quality unclear in 3 seeds: {told}."
+    shown = f"unclear in 3 seeds (val_accuracy -0.0100, 95% interval -0.0530 … +0.0330 over 3 seeds; {told})"
+    assert shown in sentences(found)[0]
     [row] = json.loads((tmp_path / "c" / "results.json").read_text())["configurations"][1:]
     assert row["quality"]["kind"] == "unclear" and row["quality"]["seeds_to_decide"] == 26
     assert row["quality"]["interval"] == pytest.approx([-0.0530, 0.0330], abs=1e-4)
@@ -60,29 +61,16 @@ def test_seeds_that_show_neither_say_how_many_would(outcomes, tmp_path):
 
 
 @pytest.mark.slow
-def test_files_hold_what_the_table_shows(outcomes, tmp_path):
-    found, _ = outcomes.compare(THREE, seeds=2)
-    content = json.loads((tmp_path / "c" / "results.json").read_text())
-    assert content["seeds"] == 2 and [row["label"] for row in content["configurations"]] == [
-        "float32", "mixed_float16", "mixed_bfloat16"]  # fmt: skip
-    assert content["configurations"][1]["baseline"] == "float32" and content["schema_version"] == 1
-    assert "its quality the same in 2 seeds (val_accuracy +0.0000; what happens" in sentences(found)[0]
-    rows = list(csv.DictReader((tmp_path / "c" / "results.csv").open()))
-    assert len(rows) == 6
-    assert rows[0]["command"] == "mpt train conf=digits_mlp trainer.batch_size=50 seed=0 policy=float32"
-    assert overall(found) in (tmp_path / "c" / "report.html").read_text()
-    assert [name[:3] for name in outcomes.started] == ["001", "002", "003", "006", "005", "004"]
-
-
-@pytest.mark.slow
 def test_a_failed_run_stands_in_the_table_and_the_rest_is_compared(outcomes, tmp_path):
     outcomes.code = {"mixed_float16": 4}
     outcomes.rate = {"mixed_bfloat16": 3000.0}
     found, code = outcomes.compare(THREE)
-    assert code == 4 and cells(found, "mixed_float16")["verdict"] == "failed"
+    assert code == 4 and cells(found, "mixed_float16")["verdict"] == "failed: healthy"
     assert "mixed_float16 did not finish: All went well." in sentences(found)
-    assert overall(found) == ("mixed_bfloat16 is 3.0× faster; whether its quality is equal is not shown by one seed: "
-                              "--seeds 3 shows the spread.")  # fmt: skip
+    assert cells(found, "mixed_bfloat16")["speed-up"] == "3.0× ± ?"
+    assert overall(found) == ("One run of each is no proof: mixed_bfloat16 had 3.0× the speed of float32. Quality "
+                              "against the baseline: mixed_bfloat16 unclear in one seed. --seeds 3 can tell.")
+    assert sentences(found)[1].startswith("mixed_bfloat16: 3.0× the speed of float32 in one timing of each, which is")
     outcomes.code, outcomes.started = {}, []
     found, code = outcomes.resume(tmp_path / "c")
     assert code == 0 and [name[:3] for name in outcomes.started] == ["002"]
@@ -96,7 +84,7 @@ def test_what_ctrl_c_ended_is_interrupted_and_the_rest_not_run(outcomes):
     for job in (jobs[1], jobs[3], jobs[4]):
         found.directory.ending_json(job).unlink()
     found = read_comparison(found.directory)
-    assert cells(found, "mixed_bfloat16")["verdict"] == "1 of 2 interrupted, 1 of 2 not run"
+    assert cells(found, "mixed_bfloat16")["verdict"] == "1 interrupted, 1 not run"
     assert cells(found, "mixed_float16")["verdict"] == "not run"
     assert sentences(found)[:2] == [
         "mixed_float16 was not run.", "mixed_bfloat16 did not finish: the comparison was interrupted"]  # fmt: skip
@@ -140,27 +128,52 @@ def test_jobs_at_the_same_time_are_not_timed_against_each_other_also_when_resume
     outcomes.code = {}
     found, _ = outcomes.resume(tmp_path / "c")
     assert found.workers == 3
-    assert overall(found).startswith("Speed was not compared, as jobs ran at the same time. Quality against the")
-    assert "3 at a time" in " ".join(sentences(found))
-    assert cells(found, "mixed_float16")["verdict"] == "unclear; healthy"
+    assert overall(found).startswith("Speed was not compared, as jobs ran 3 at a time. Quality against the")
+    assert cells(found, "mixed_float16")["verdict"] == "unclear in one seed; healthy"
 
 
 @pytest.mark.slow
 def test_a_comparison_is_shown_in_plain_lines_and_read_from_its_directory_alone(outcomes, tmp_path):
-    found, _ = outcomes.compare(THREE)
-    assert any("One seed can't tell: --seeds 3 can." in line for line in sentences(found))
-    assert any("Each was timed once" in line for line in sentences(found))
-    assert overall(found) == ("On this device none pays (mixed_float16, mixed_bfloat16): none is faster. Quality "
-                              "against the baseline: mixed_float16 unclear, mixed_bfloat16 unclear.")  # fmt: skip
+    found, _ = outcomes.compare(THREE, seeds=2)
+    assert [name[:3] for name in outcomes.started] == ["001", "002", "003", "006", "005", "004"]
+    assert any("2 seeds can't tell: --seeds 3 can." in line for line in sentences(found))
     with (tmp_path / "out").open("w") as stream:
         print_comparison(found, Screen(stream))
     lines = (tmp_path / "out").read_text().splitlines()
-    assert lines[0].startswith("precision       val_accuracy   difference") and lines[4] == ""
+    assert lines[0].startswith("precision        seeds  val_accuracy   difference") and lines[4] == ""
     assert lines[5] == overall(found) and lines[-1] == "files      c/report.html"
-    before = (tmp_path / "c" / "results.json").read_text()
-    assert overall(read_comparison(CompareDirectory.open("c"))) in before
+    content = json.loads((tmp_path / "c" / "results.json").read_text())
+    assert content["verdict"] == overall(read_comparison(CompareDirectory.open("c"))) and content["seeds"] == 2
+    assert [row["baseline"] for row in content["configurations"]] == [None, "float32", "float32"]
+    rows = list(csv.DictReader((tmp_path / "c" / "results.csv").open()))
+    assert len(rows) == 6
+    assert rows[0]["command"] == "mpt train conf=digits_mlp trainer.batch_size=50 seed=0 policy=float32"
     plan = json.loads(found.directory.plan_json.read_text())
     for name, damaged in (("setups", None), ("setups", []), ("setups", [{"policy": 1}]), ("tolerance", "much")):
         found.directory.plan_json.write_text(json.dumps({**plan, name: damaged}))
         with pytest.raises(DataError, match=r"compare\.json is damaged"):
             read_comparison(found.directory)
+
+
+@pytest.mark.slow
+def test_seeds_that_agree_are_the_same_and_few_examples_are_counted(outcomes):
+    outcomes.rate = {"mixed_float16": 5000.0}
+    outcomes.accuracy = {"float32": [0.95, 0.96, 0.94, 0.97, 0.95], "mixed_float16": [0.95, 0.96, 0.94, 0.97, 0.95]}
+    words = ["conf=digits_mlp", "policy=float32,mixed_float16"]
+    found, _ = outcomes.compare(words, seeds=5)
+    not_excluded = "what happens less often than about 3 in 5 can't be excluded"
+    assert overall(found) == ("mixed_float16 is 5.0× faster, its quality the same in 5 seeds: "
+                              f"{not_excluded}: --seeds 30 shows what happens in 1 of 10.")  # fmt: skip
+    assert not_excluded in sentences(found)[0]
+    assert cells(found, "mixed_float16")["verdict"] == "the same in 5 seeds, faster; healthy"
+    outcomes.examples = 40
+    outcomes.accuracy = {"float32": [0.95, 0.96, 0.94], "mixed_float16": [0.949, 0.961, 0.938]}
+    found, _ = outcomes.compare(words, seeds=3)
+    assert "can't be excluded, nor what concerns fewer than about 3 in 40 examples: --seeds 30" in sentences(found)[0]
+    outcomes.accuracy["mixed_float16"] = [0.9, 0.99, 0.99]
+    found, _ = outcomes.compare(words, seeds=3)
+    assert "what concerns fewer than about 3 in 40 examples can't be excluded" in sentences(found)[0]
+
+
+def test_a_data_set_knows_how_many_it_is_validated_on():
+    assert load_data(Digits(), seed=0).counts == {"train": 1438, "validation": 359}
