@@ -7,7 +7,7 @@ beside the GPU; what is computed, in which dtype and in how much memory, does no
 
 import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from mpt_cli.errors import ConfigError, Problem, did_you_mean, install_command
 from mpt_cli.settings.limits import load_yaml
 from mpt_cli.settings.search_path import expanded
+from mpt_cli.telemetry.records import misfit
 
 FOLDER = Path(__file__).parent / "devices"
 PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
@@ -58,7 +59,7 @@ class Device:
     l2_cache_kib: int
     shared_kib_per_multiprocessor: int
     shared_kib_per_block: int
-    teraflops: Mapping[str, float]
+    teraflops: dict[str, float]
     matrix_units: tuple[str, ...]
     link_gb_per_second: float
 
@@ -146,41 +147,31 @@ def load_device(word: str | None) -> Device:
 
 def _read(path: Path) -> Device:
     content = load_yaml(path)
-    kinds = {each.name: each.type for each in fields(Device) if each.name != "name"}
+    names = [each.name for each in fields(Device) if each.name != "name"]
     if not isinstance(content, dict):
-        raise ConfigError(Problem("--device", f"{path} must hold keys and values: {', '.join(kinds)}."))
-    problems = [Problem(f"{path}: {name}", "is missing.") for name in kinds if name not in content]
-    for name, value in content.items():
-        if name not in kinds:
-            problems.append(Problem(f"{path}: {name}", "is no key of a device.", None, did_you_mean(name, kinds)))
-        elif rule := _broken_rule(name, kinds[name], value):
-            problems.append(Problem(f"{path}: {name}", rule, value))
+        raise ConfigError(Problem("--device", f"{path} must hold keys and values: {', '.join(names)}."))
+    problems = [Problem(f"{path}: {name}", "is no key of a device.", None, did_you_mean(name, names))
+                for name in content if name not in names]  # fmt: skip
+    if wrong := misfit(Device, content, names):
+        problems.append(Problem(str(path), f"{wrong}."))
+    problems = problems or [Problem(f"{path}: {name}", rule, content[name]) for name, rule in _broken_rules(content)]
     if problems:
         raise ConfigError(problems)
     return Device(path.stem, **{**content, "matrix_units": tuple(content["matrix_units"])})
 
 
-def _broken_rule(name: str, kind: Any, value: Any) -> str | None:
-    """What must hold of one value of a file and does not; None where it does."""
-    if name == "compute_capability":
-        is_version = isinstance(value, str) and re.fullmatch(r"[0-9]{1,3}\.[0-9]{1,3}", value)
-        return None if is_version else 'must be a version in quotes, as "9.0".'
-    if name == "description":
-        is_line = isinstance(value, str) and not re.search('["\n]', value)
-        return None if is_line else "must be one line of text."
-    if name == "teraflops":
-        are_peaks = isinstance(value, dict) and "float32" in value and all(map(_is_positive, value.values()))
-        return None if are_peaks else "must be numbers above 0 by dtype, float32 among them."
-    if name == "matrix_units":
-        are_names = isinstance(value, list) and all(isinstance(each, str) for each in value)
-        return None if are_names else "must be dtypes."
-    if _is_positive(value) and (kind is float or isinstance(value, int)):
-        return None
-    return f"must be a {'number' if kind is float else 'whole number'} above 0, at most {_LARGEST_FIGURE:,.0f}."
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= _LARGEST_FIGURE
+def _broken_rules(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Each key whose value is of its type and can't be, with what must hold of it."""
+    if not re.fullmatch(r"[0-9]{1,3}\.[0-9]{1,3}", content["compute_capability"]):
+        yield "compute_capability", 'must be a version in quotes, as "9.0".'
+    if re.search('["\n]', content["description"]):
+        yield "description", "must be one line of text."
+    if "float32" not in content["teraflops"]:
+        yield "teraflops", "must have float32 among its dtypes."
+    for name, value in content.items():
+        figures = value.values() if isinstance(value, dict) else [value] if isinstance(value, int | float) else []
+        if not all(isinstance(figure, int | float) and 0 < figure <= _LARGEST_FIGURE for figure in figures):
+            yield name, f"must be above 0 and at most {_LARGEST_FIGURE:,.0f}."
 
 
 def check_compiler() -> None:

@@ -1,9 +1,9 @@
 """A plan: what a run's compiled program says of memory, work, bounds and devices, and how it is shown: one column per
 configuration, then what each is made of. Nothing of it is run.
 
-Bounds are not predictions: no kernel reaches its peak, so that a step takes longer than its bound. A kernel can't be
-faster than its products at the peak of their dtype, nor than its bytes at the memory's peak (Williams et al. 2009,
-"Roofline"); kernels follow each other, so that their bounds add up.
+Bounds are not predictions: no kernel reaches its peak. A kernel can't be faster than its products at the peak of their
+dtype, nor, but for what is still in a cache, than its bytes at the memory's peak (Williams et al. 2009, "Roofline");
+kernels follow each other, so that their bounds add up.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -59,9 +59,10 @@ class Bound:
 
 @dataclass(frozen=True)
 class Island:
-    """A layer that multiplies in float32 or tf32, with its products and their operations."""
+    """A layer that multiplies in a wide dtype, with its products in it and their operations."""
 
     name: str
+    dtype: str  # float32, tf32 or float64
     count: int
     flops: float
 
@@ -220,11 +221,11 @@ def _sent(collective: Collective, devices: int) -> float:
 
 
 def _islands(step: Step) -> list[Island]:
-    found: dict[str, list[float]] = {}
+    found: dict[tuple[str, str], list[float]] = {}
     for product in step.products:
         if product.dtype in ("float32", "tf32", "float64"):
-            found.setdefault(product.layer, []).append(product.flops)
-    islands = [Island(name, len(flops), sum(flops)) for name, flops in found.items()]
+            found.setdefault((product.layer, product.dtype), []).append(product.flops)
+    islands = [Island(*place, len(flops), sum(flops)) for place, flops in found.items()]
     return sorted(islands, key=lambda island: -island.flops)
 
 
@@ -293,12 +294,12 @@ _LABELS: list[tuple[str, Callable[[Plan], str]]] = [
 
 
 def details(plan: Plan) -> list[tuple[str, str]]:
-    """Label and sentence: the largest arrays, float32 in a mixed policy, collectives, warnings."""
+    """Label and sentence: the largest arrays, wide products in a mixed policy, collectives, warnings."""
     rows = [("arrays", f"{format_bytes(each.bytes)}: {each.form}, {each.layer}") for each in plan.buffers[:MOST_LINES]]
-    rows += [("float32", f"{each.name}: {each.count} products, {each.flops:.3g} flops")
+    rows += [("wide", f"{each.name}: {each.count} products in {each.dtype}, {each.flops:.3g} flops")
              for each in plan.islands[:MOST_LINES]]  # fmt: skip
     if len(plan.islands) > MOST_LINES:
-        rows.append(("float32", f"and {len(plan.islands) - MOST_LINES} more layers"))
+        rows.append(("wide", f"and {len(plan.islands) - MOST_LINES} more layers"))
     rows += [("devices", f"{each.opcode} of {each.elements:,} {each.dtype} elements, {format_bytes(each.bytes)}, in "
               f"{each.count} parts") for each in plan.traffic]  # fmt: skip
     if plan.unknown_loops:
@@ -312,7 +313,9 @@ def assumptions(device: Device, devices: int) -> list[str]:
     peaks = ", ".join(f"{dtype} {value:g}" for dtype, value in device.teraflops.items())
     found = [
         f"peaks of the data sheet: teraflops {peaks}; memory {device.memory_gb_per_second:,.0f} GB/s. No kernel "
-        "reaches them: a step takes longer than its bound.",
+        f"reaches them; what is still in the L2 cache ({format_bytes(device.l2_cache_kib * 1024)}) may come faster.",
+        "a step that is applied, of this program alone: what CUDA, cuDNN and NCCL take of the memory beside it is not "
+        "counted, and the arrays listed need not be there at the same time.",
         "kernels as XLA chooses them without trying any; beside a GPU it may choose others of the same dtype.",
         f"JAX's allocator takes {format_bytes(device.usable_bytes)} of {format_bytes(device.memory_bytes)} at most, "
         "unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.",

@@ -63,16 +63,13 @@ def test_a_device_of_ones_own_is_read_and_a_wrong_file_is_told_what_is_wrong(tmp
     path.write_text(whole.replace("memory_gib: 80", "memory_gib: 96"))
     assert load_device(str(path)) == replace(load_device("h100"), name="mine", memory_gib=96)
     for old, new, words in (
-        ("multiprocessors: 132", "multiprocesors: 132", "multiprocessors: is missing.\n.*multiprocesors: is no key "
-         "of a device. Did you mean multiprocessors?"),
-        ('"9.0"', "9.0", r'compute_capability: must be a version in quotes, as "9.0". Received: 9.0'),
-        ("memory_gib: 80", "memory_gib: .nan", "memory_gib: must be a number above 0, at most 1,000,.* Received: nan"),
-        ("l2_cache_kib: 51200", "l2_cache_kib: 1.5",
-         "l2_cache_kib: must be a whole number .* Received: 1.5"),
-        ("float32: 67, ", "", "teraflops: must be numbers above 0 by dtype, float32 among them."),
-        ("matrix_units: [float8, float16, bfloat16, tf32, float64]", "matrix_units: 3",
-         "matrix_units: must be dtypes."),
-        ("description: NVIDIA H100 80GB HBM3", "description: 3", "description: must be one line of text."),
+        ("multiprocessors: 132", "multiprocesors: 132", "multiprocesors: is no key of a device. Did you mean multipr"),
+        ("clock_ghz: 1.98\n", "", "clock_ghz is missing."),
+        ('"9.0"', '"9"', r'compute_capability: must be a version in quotes, as "9.0". Received: '),
+        ("memory_gib: 80", "memory_gib: .nan", "memory_gib: must be above 0 and at most 1,000,.* Received: nan"),
+        ("l2_cache_kib: 51200", "l2_cache_kib: 1.5", "l2_cache_kib must not be 1.5."),
+        ("float32: 67, ", "", "teraflops: must have float32 among its dtypes."),
+        ("description: NVIDIA H100 80GB HBM3", 'description: "a\\nb"', "description: must be one line of text."),
         (whole, "[1, 2]", "must hold keys and values: description, "),
         (whole, "a: [", "is not valid YAML: "),
     ):
