@@ -6,13 +6,12 @@ from typing import TextIO
 from xml.etree import ElementTree
 
 from mpt_cli.errors import naming
-from mpt_cli.jobs.capacity import fewer_cores, usable_cores
 from mpt_cli.redaction import without_secrets
 from mpt_cli.report.tables import print_table, text_columns
 from mpt_cli.reproduce.collection import Collection
 from mpt_cli.reproduce.reproduction import Reproduction
 from mpt_cli.runs.directory import write_atomic
-from mpt_cli.runs.provenance import cores_of, format_environment
+from mpt_cli.runs.provenance import format_environment
 from mpt_cli.settings.limits import read_file
 from mpt_cli.telemetry.console import PrintableConsole
 
@@ -37,11 +36,6 @@ class ResultPrinter:
             self.line(f"left out: {name} {reason}")
         for error in found.errors:
             self.line(f"error: {error}")
-        for target in found.targets:
-            cores = cores_of(target.environment or {})
-            if cores is not None and fewer_cores(cores, []):
-                why = "as the first run had: on more it adds up in another order"
-                self.line(f"{target.name}: on {cores} of {usable_cores()} cores, {why}")
 
     def list_targets(self, found: Collection) -> None:
         """What would run, and what would be expected of it."""
@@ -90,8 +84,6 @@ class ResultPrinter:
         if result.target.environment is None:
             self.line(f"  it ran on {format_environment(result.child.environment)}")
             return
-        for remark in result.remarks:
-            self.line(f"  {remark}")
         self.line("  what is different from the first run:" if result.differences else
                   "  the environment is that of the first run")  # fmt: skip
         for line in result.differences[:MOST_DIFFERENCES]:

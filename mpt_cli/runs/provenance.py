@@ -170,21 +170,6 @@ def is_of_cpu(environment: Mapping[str, Any]) -> bool:
     return all(str(device).upper().startswith("CPU") for device in environment.get("devices") or [""])
 
 
-def format_attempts(environment: Mapping[str, Any]) -> str | None:
-    """Why config.yaml need not repeat a run that was resumed with other settings; None where it was not.
-
-    >>> changed = {"changes": {"optimizer.learning_rate": [0.001, 0.01]}}
-    >>> format_attempts({"attempts": [{"changes": {}}, changed]})  # doctest: +ELLIPSIS
-    'it was trained in 2 attempts that differed in optimizer.learning_rate: config.yaml, ...
-    """
-    attempts = environment.get("attempts") or []
-    keys = dict.fromkeys(key for attempt in attempts for key in attempt.get("changes") or {})
-    if not keys:
-        return None
-    return (f"it was trained in {len(attempts)} attempts that differed in {', '.join(keys)}: config.yaml, which holds "
-            "the last values, need not repeat it")  # fmt: skip
-
-
 ENVIRONMENT: dict[str, Any] = {  # the types of what is read of environment.json
     "versions": dict[str, str], "machine": dict[str, Any], "devices": list[str], "variables": dict[str, Any] | None,
     "examples": dict[str, int | None],
