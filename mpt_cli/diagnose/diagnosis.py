@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from math import floor, log2
+from math import ceil, floor, log2
 
 from mpt_cli.diagnose.examination import Examination, ExaminationRequest, ExaminedPoint
 from mpt_cli.diagnose.safe_windows import LayerRange, ScaleTrial, common_window
@@ -17,7 +17,7 @@ from mpt_cli.telemetry.records import ACTIVATIONS, DEAD, OVERFLOWED, VANISHED, L
 from mpt_cli.training.assembly import Assembly
 from mpt_cli.training.program import Program
 
-ROUNDS = 3  # attempts at finding the layers to keep in float32
+ROUNDS = 5  # attempts at finding the layers to keep in float32
 MOST_DISAGREEMENT = 0.1  # of the values of a layer: a weight's gradient is a sum, some of whose terms may be flushed
 OF_THE_FORWARD_PASS = (OVERFLOWED, VANISHED)
 
@@ -33,8 +33,7 @@ class Diagnosis:
     `layer_samples` are what such passes left of each layer at the scale found, and `faults` the layers that do not
     train so as in float32: then no window is safe, and where values overflow in the forward pass no scale recommended.
     `mended` are those that lost their outputs, which nothing does any more with `keep_in_float32`. `digits` is what
-    rounding leaves of the outputs of the model at the last point, None where that could not be had. `overpredicted` are
-    gradients of which real passes at scale 1 flush far fewer than predicted.
+    rounding leaves of the outputs of the model at the last point, None where that could not be had.
     """
 
     settings: Settings
@@ -52,7 +51,6 @@ class Diagnosis:
     faults: dict[str, str] = field(default_factory=dict)
     mended: dict[str, str] = field(default_factory=dict)
     digits: LostDigits | None = None
-    overpredicted: list[LayerSample] = field(default_factory=list)
 
     @property
     def examines_own_policy(self) -> bool:
@@ -83,6 +81,7 @@ class Diagnosis:
     def is_safe(self) -> bool:
         """Whether some scale suits every layer, as predicted and as met."""
         bad = self.forward_overflows or any(fault != DEAD for fault in self.faults.values())
+        bad = bad or (bool(self.trials) and self.highest_safe is None)
         return self.window is None or not (self.window.empty or bad)
 
     @property
@@ -116,8 +115,7 @@ def diagnose(
         say(f"measuring {request.batches} batches at step {step}" + (" after training up to it" if step else ""))
         examination.measure_at(step)
     digits = examination.measure_digits()
-    found = _mended(examination, _verified(examination, _keep_some_in_float32(examination, [], say), say), say)
-    return replace(found, digits=digits)
+    return replace(_mended(examination, _verified(examination, [], say), say), digits=digits)
 
 
 def _check_steps(request: ExaminationRequest, parts: Assembly) -> None:
@@ -130,18 +128,22 @@ def _check_steps(request: ExaminationRequest, parts: Assembly) -> None:
         raise ConfigError(Problem("--at-steps", f"must be at most the {steps} steps of {what}.", last))
 
 
-def _keep_some_in_float32(examination: Examination, kept: list[str], say: Callable[[str], None]) -> list[str]:
-    """Names of layers, those `kept` so far among them, in as few rounds as it takes until every point has a safe scale
-    or nothing more helps."""
+def _mended(examination: Examination, found: Diagnosis, say: Callable[[str], None]) -> Diagnosis:
+    """With the layers in float32 that no scale fits or that lose the forward pass, and those around them, where that
+    mends it. What such a layer hides is seen in the next round."""
+    again, kept, mended = found, list[str](), dict[str, str]()
     for _ in range(ROUNDS):
-        more = [name for point in examination.points() for name in _without_scale(examination, point)]
-        more = [name for name in dict.fromkeys(more) if name not in kept]
+        lost = _blamed(again)
+        mended |= lost
+        more = [name for point in again.points for name in _without_scale(examination, point)]
+        more = [name for name in (*more, *examination.layers_around([*lost], [*lost])) if name not in kept]
         if not more:
             break
-        kept = [*kept, *more]
-        say(f"no scale fits all layers; trying again with {', '.join(kept)} in float32")
+        kept += dict.fromkeys(more)
+        say(f"half precision loses something at any scale; trying again with {', '.join(kept)} in float32")
         examination.keep_in_float32(kept)
-    return kept
+        again = _verified(examination, [*kept], say)
+    return replace(again, mended=mended) if again.window is not None and again.is_safe else found
 
 
 def _without_scale(examination: Examination, point: ExaminedPoint) -> list[str]:
@@ -158,24 +160,6 @@ def _without_scale(examination: Examination, point: ExaminedPoint) -> list[str]:
     return examination.layers_around(names, sent_back)
 
 
-def _mended(examination: Examination, found: Diagnosis, say: Callable[[str], None]) -> Diagnosis:
-    """With the layers that lose the forward pass in float32, and those that take their outputs, where that mends it.
-
-    What such a layer hides is seen in the next round.
-    """
-    again, mended = found, dict[str, str]()
-    for _ in range(ROUNDS):
-        lost = _blamed(again)
-        if not lost:
-            break
-        mended |= lost
-        kept = list(dict.fromkeys([*again.keep_in_float32, *examination.layers_around([*lost], [*lost])]))
-        say(f"the forward pass is lost in {', '.join(lost)}; trying again with {', '.join(kept)} in float32")
-        examination.keep_in_float32(kept)
-        again = _verified(examination, _keep_some_in_float32(examination, kept, say), say)
-    return replace(again, mended=mended) if again.window is not None and again.is_safe else found
-
-
 def _blamed(found: Diagnosis) -> dict[str, str]:
     """Of the layers that lose their outputs those that are not only given what others lost: what they put out in
     float32 is beyond float16. Where none is, the first."""
@@ -186,16 +170,14 @@ def _blamed(found: Diagnosis) -> dict[str, str]:
 
 def _verified(examination: Examination, kept: list[str], say: Callable[[str], None]) -> Diagnosis:
     """Try the recommended scale, one below and those around the edge on real float16 passes."""
-    settings, points = examination.settings, examination.points()
+    settings, points, binding = examination.settings, examination.points(), examination.binding_point()
     window = common_window([point.window for point in points])
-    if window is None:
-        return Diagnosis(settings, examination.platform, examination.policy, examination.request.batches, points, None,
-                         None, points[0].step, kept)  # fmt: skip
-    binding = examination.binding_point()
-    bounds = ScaleBounds.of(settings.loss_scale.rule)
-    predicted = binding.window if window.empty else window
-    assert predicted is not None
-    recommended = recommended_scale(predicted, bounds)
+    found = Diagnosis(settings, examination.platform, examination.policy, examination.request.batches, points, window,
+                      None, binding.step, kept)  # fmt: skip
+    predicted = binding.window if window is not None and window.empty else window
+    if predicted is None:
+        return found
+    recommended = recommended_scale(predicted, *scale_bounds(settings.loss_scale.rule))
     say(f"verifying {format_scale(recommended)} by real float16 passes, with scales above and below it")
     verifier = examination.verifier()
     highest = verifier.highest_safe(predicted)
@@ -203,41 +185,29 @@ def _verified(examination: Examination, kept: list[str], say: Callable[[str], No
         recommended = min(recommended, 2.0 ** (highest - 1))
     for scale in (1.0, binding.loss_scale, recommended / 2, recommended):
         verifier.try_scale(scale)
-    rows, faults = examination.look_at_layers(verifier, recommended)
-    unscaled, _ = examination.look_at_layers(verifier, 1.0)
-    overpredicted = [row for row in unscaled if row.predicted_flushed > row.flushed + MOST_DISAGREEMENT]
-    overflows = OVERFLOWED in faults.values() or any(not trial.loss_is_finite for trial in verifier.trials())
-    return Diagnosis(
-        settings, examination.platform, examination.policy, examination.request.batches, points, window,
-        None if overflows else recommended, binding.step, kept, verifier.trials(), highest, rows, faults,
-        overpredicted=overpredicted,
-    )  # fmt: skip
+    trials, rows = [verifier.trials[scale] for scale in sorted(verifier.trials)], verifier.rows[recommended]
+    found = replace(found, trials=trials, highest_safe=highest, layer_samples=rows,
+                    faults=examination.places.faults(rows))  # fmt: skip
+    overflows = highest is None or found.forward_overflows or OVERFLOWED in found.faults.values()
+    return found if overflows else replace(found, recommended=recommended)
 
 
-@dataclass(frozen=True)
-class ScaleBounds:
-    """The `loss_scale.min_scale` and `max_scale` of the run."""
-
-    lowest: float
-    highest: float
-
-    @classmethod
-    def of(cls, rule: ScaleRule) -> "ScaleBounds":
-        """Those of a run without scaling are those it would have with it."""
-        scaling = rule if rule.scales else DynamicScale()
-        return cls(scaling.lowest, scaling.highest)
+def scale_bounds(rule: ScaleRule) -> tuple[float, float]:
+    """The `loss_scale.min_scale` and `max_scale` of a run; without scaling, those that it would have with it."""
+    scaling = rule if rule.scales else DynamicScale()
+    return scaling.lowest, scaling.highest
 
 
-def recommended_scale(window: SafeScales, bounds: ScaleBounds) -> float:
+def recommended_scale(window: SafeScales, lowest: float, highest: float) -> float:
     """A factor of two below the highest safe scale, and within the bounds where they leave a safe one.
 
-    >>> recommended_scale(SafeScales(17, 40), ScaleBounds(2.0**-14, 2.0**32)) == 2.0**32
+    >>> recommended_scale(SafeScales(17, 40), 2.0**-14, 2.0**32) == 2.0**32
     True
-    >>> recommended_scale(SafeScales(-4, 20), ScaleBounds(2.0**-14, 2.0**32)) == 2.0**19
+    >>> recommended_scale(SafeScales(-4, 20), 2.0**-14, 2.0**32) == 2.0**19
     True
     """
     power = max(window.highest_power - 1, window.lowest_power) if not window.empty else window.highest_power - 1
-    within = min(max(power, -floor(-log2(bounds.lowest))), floor(log2(bounds.highest)))
+    within = min(max(power, ceil(log2(lowest))), floor(log2(highest)))
     is_safe = window.lowest_power <= within <= window.highest_power
     return 2.0 ** (within if is_safe else min(max(power, -126), 127))
 

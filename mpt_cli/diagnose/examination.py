@@ -9,15 +9,7 @@ import numpy as np
 
 from mpt_cli.data.examples import DataSet
 from mpt_cli.data.streams import random_state_kept
-from mpt_cli.diagnose.safe_windows import (
-    Counted,
-    LayerRange,
-    Verifier,
-    add_up,
-    common_window,
-    holds_non_finite,
-    layer_ranges,
-)
+from mpt_cli.diagnose.safe_windows import LayerRange, Verifier, add_up, common_window, layer_ranges
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.feed import Piece
 from mpt_cli.errors import ConfigError, NumericalError, Problem
@@ -27,11 +19,10 @@ from mpt_cli.precision.gradients import SafeScales
 from mpt_cli.precision.keras_internals import names_as_in_a_fresh_process
 from mpt_cli.precision.policy import name_of, parts_of
 from mpt_cli.samples.digits import LostDigits, measure_digits
-from mpt_cli.samples.flow import FlowCounter, FlowMap, is_rounded
+from mpt_cli.samples.flow import Flow, FlowCounter, FlowMap, is_rounded
 from mpt_cli.samples.gradient_pass import GradientPass
-from mpt_cli.settings.schema import PolicySettings, Settings
+from mpt_cli.settings.schema import PolicySettings
 from mpt_cli.telemetry.ledger import StepRecords
-from mpt_cli.telemetry.records import LayerSample
 from mpt_cli.training.assembly import Assembly, assemble, build_metrics
 from mpt_cli.training.program import Program
 
@@ -62,22 +53,17 @@ class RunStepper:
         self.begin()
         return self._train(1)
 
-    def peek_batches(self, count: int, whole: bool = True) -> list[Any]:
-        """The next `count` batches as `(x, y, sample_weight)` on the device; the run then still has them before it.
-
-        With `whole` smaller ones, at the end of an epoch, are passed over where there are whole ones.
-        """
+    def peek_batches(self, count: int) -> list[Any]:
+        """The next `count` batches as `(x, y, sample_weight)` on the device; the run then still has them before it."""
         here = self.epoch, self.step_in_epoch
         self.begin()
         batches: list[Any] = []
-        for _ in range(2 * count + 2):
-            if len(_whole(batches, self.parts) if whole else batches) >= count:
-                break
-            piece = self._next_piece(count)
+        while len(batches) < count:
+            piece = self._next_piece(count - len(batches))
             batches += [self.parts.engine.batch(piece.source, row) for row in piece.batch_indices[: piece.count]]
             self.step_in_epoch += piece.count
         self.epoch, self.step_in_epoch = here
-        return ((_whole(batches, self.parts) if whole else None) or batches)[:count]
+        return batches
 
     def _train(self, most: int) -> StepRecords:
         piece = self._next_piece(most)
@@ -99,16 +85,6 @@ class RunStepper:
         self.epoch, self.step_in_epoch = self.epoch + 1, 0
         self.parts.engine.reset_metrics()
         self.parts.train_feed.start(self.epoch)
-
-
-def _whole(batches: list[Any], parts: Assembly) -> list[Any]:
-    size = parts.settings.trainer.batch_size
-    return [batch for batch in batches if keras.tree.flatten(batch.x)[0].shape[0] == size]
-
-
-def examined_policy(settings: Settings, model: Any) -> PolicySettings:
-    """The policy whose float16 is examined: the run's own, or mixed_float16 where the run has no float16."""
-    return settings.policy if computes_in_float16(model) else replace(settings.policy, name="mixed_float16")
 
 
 def build_copy(program: Program, policy: PolicySettings, data: DataSet) -> Any:
@@ -169,14 +145,12 @@ class ExaminedPoint:
 
 @dataclass(frozen=True)
 class _Measurement:
-    """The counts of a point, from which its rows follow once it is known what is to be in float16.
-
-    Only the binding point has batches and weights: scales are tried on them.
-    """
+    """The counts of a point, from which its rows follow once it is known what is to be in float16; and the batches and
+    weights on which scales are tried."""
 
     step: int
     loss_scale: float
-    counted: Counted
+    counted: Flow
     batches: Sequence[Any]
     weights: Weights
 
@@ -188,7 +162,9 @@ class Examination:
         assert program.settings.seed is not None
         self.program, self.settings, self.platform, self.request = program, program.settings, platform, request
         self.parts = assemble(program, platform, program.load_data())
-        self.policy = examined_policy(self.settings, self.parts.model)
+        self.policy = self.settings.policy
+        if not computes_in_float16(self.parts.model):
+            self.policy = replace(self.policy, name="mixed_float16")
         self._stepper = RunStepper(self.parts)
         self._measured: list[_Measurement] = []
         self._build_examined()
@@ -201,14 +177,12 @@ class Examination:
         weights = weights_and_state(self.parts.model)
         put_weights(self._examined, weights)
         batches = self._stepper.peek_batches(self.request.batches)
-        counted = add_up([Counted.of(self._in_float32(batch)) for batch in batches])
+        counted = add_up([self._in_float32(batch) for batch in batches])
         _check_finite(counted, step)
         if not self._measured:
             self._trace_examined(batches[0])
         scale = float(self.parts.optimizer.loss_scale) if self.parts.scaling.scales else 1.0
         self._measured.append(_Measurement(step, scale, counted, batches, weights))
-        binding = self._binding()
-        self._measured = [m if m is binding else replace(m, batches=(), weights=[]) for m in self._measured]
 
     def measure_digits(self) -> LostDigits | None:
         """What half precision leaves of the outputs, of the run's own model where it has half precision; None where
@@ -254,15 +228,10 @@ class Examination:
         """Tries scales with the weights and batches of the binding point."""
         binding = self._binding()
         put_weights(self._examined, binding.weights)
-        return Verifier(self._in_float16, binding.batches, self._point(binding).layers, binding.counted)
-
-    def look_at_layers(self, verifier: Verifier, scale: float) -> tuple[list[LayerSample], dict[str, str]]:
-        """What real passes at a scale that was tried left of each layer, and the layers that do not train so."""
-        rows = verifier.layer_samples(self._places, scale)
-        return rows, self._places.faults(rows)
+        return Verifier(self._in_float16, binding.batches, self.places, binding.counted)
 
     @property
-    def _places(self) -> FlowMap:
+    def places(self) -> FlowMap:
         return FlowMap.of(self._examined, self._in_float16.counter.probes)
 
     def _binding(self) -> _Measurement:
@@ -270,11 +239,11 @@ class Examination:
             window = self._point(measured).window
             return 128 if window is None else window.highest_power
 
-        return min((measured for measured in self._measured if measured.batches), key=highest)
+        return min(self._measured, key=highest)
 
     def _point(self, measured: _Measurement) -> ExaminedPoint:
-        layers = layer_ranges(self._places, self._in_float16.counter.probes, measured.counted)
-        return ExaminedPoint(measured.step, float(np.mean(measured.counted.losses)), measured.loss_scale, layers)
+        layers = layer_ranges(self.places, self._in_float16.counter.probes, measured.counted)
+        return ExaminedPoint(measured.step, measured.counted.loss, measured.loss_scale, layers)
 
     def _build_examined(self) -> None:
         self._examined = build_copy(self.program, self.policy, self.parts.data)
@@ -293,14 +262,11 @@ class Examination:
                                       "Diagnose it on a GPU, or with the other backend.")) from error  # fmt: skip
 
 
-def _check_finite(counted: Counted, step: int) -> None:
+def _check_finite(counted: Flow, step: int) -> None:
     """Where float32 itself is not finite there is nothing to hold float16 against."""
-    if not np.isfinite(counted.losses).all():
-        what = f"the loss is {next(x for x in counted.losses if not np.isfinite(x))}"
-    elif holds_non_finite(counted.weights):
-        what = "gradients are not finite"
-    else:
+    if np.isfinite(counted.loss) and counted.is_finite:
         return
+    what = "gradients are not finite" if np.isfinite(counted.loss) else f"the loss is {counted.loss}"
     cause = "No dtype or loss scale mends that: look at learning rate, data and model." if step == 0 else (
         "Measure at an earlier step, or lower the learning rate.")
     raise NumericalError(f"{what} in float32 already, at step {step}. {cause}")

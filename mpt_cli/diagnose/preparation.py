@@ -4,23 +4,24 @@ what came of a remedy that was tried, which the process that tries it says.
 Nothing here may import Keras: `training.backend.prepare_backend`, which chooses its backend, runs afterwards.
 """
 
-import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from math import inf, isfinite, nan
+from dataclasses import dataclass, fields, replace
+from math import isfinite, nan
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from mpt_cli.engine.distribution import undistributed
-from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.errors import ConfigError, DataError, Problem, naming
+from mpt_cli.report.history import read_lines
 from mpt_cli.runs.directory import RunDirectory, drawn_name, make_empty, remove_empty
-from mpt_cli.settings.limits import read_file
 from mpt_cli.settings.overrides import recipes_named
 from mpt_cli.settings.relative_references import names_left_behind
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded, find_recipe, is_shipped
+from mpt_cli.sweep.paired import PairedDifference
 from mpt_cli.telemetry.format import format_number
 from mpt_cli.telemetry.records import OVERFLOW, PHASE, Event, misfit, required_fields
 
@@ -37,16 +38,10 @@ APART = 20  # steps: what overflows again before that is one story
 
 
 @dataclass(frozen=True)
-class OverflowEvent:
-    """The line of events.jsonl about the step that is looked into."""
+class OverflowEvent(Event):
+    """The line of events.jsonl about the step that is looked into, with its place in the run."""
 
-    step: int
-    loss_scale: float
-    variable: str | None
-    cause: str | None
     borders: tuple[int, ...] = ()  # the last step of each phase that was over by then
-    layer: str | None = None  # nearest to the fault, as the run itself found it
-    optimizer: str | None = None  # whose gradients they were; None where it is the only one, or its search came after
     began: int = 0  # the first of its phase that overflowed no more than APART steps before the next, up to this one
 
 
@@ -54,40 +49,37 @@ def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent | None:
     """The last step of the run that overflowed, or the given one; None where no step did, ConfigError where another
     step did."""
     events = _read_events(run.events_jsonl)
-    found = [line for line in events if line.get("kind") == OVERFLOW]
+    found = [line for line in events if line["kind"] == OVERFLOW]
+    steps = sorted({line["step"] for line in found})
+    chosen = [line for line in found if step in (None, line["step"])]
     if not found:
         return None
-    chosen = [line for line in found if step is None or line["step"] == step]
     if not chosen:
-        steps = [line["step"] for line in found]
-        listed = ", ".join(map(str, steps[:8])) + (f", and {len(steps) - 8} more" if len(steps) > 8 else "")
-        remedy = f"Without --step the last of them, {steps[-1]}, is looked into."
-        raise ConfigError(Problem("--step", f"must be a step that overflowed: {listed}.", step, remedy))
+        listed = ", ".join(map(str, steps[:8])) + (" …" if len(steps) > 8 else "")
+        raise ConfigError(Problem("--step", f"must be a step that overflowed: {listed}.", step))
     last = chosen[-1]  # of the last attempt; of several optimizers the first may have spoilt the others
     line = next(line for line in chosen if all(line.get(key) == last.get(key) for key in ("step", "attempt")))
-    borders, began = _borders(events, line["step"]), line["step"]
-    for step in sorted({line["step"] for line in found}, reverse=True):
-        if began - APART <= step < began and not any(step <= border < began for border in borders):
-            began = step
-    return OverflowEvent(line["step"], float(line["scale_before"]), line.get("variable"), line.get("cause"), borders,
-                         line.get("layer"), line.get("optimizer"), began)
-
-
-def _borders(events: list[dict[str, Any]], step: int) -> tuple[int, ...]:
-    return tuple(event["step"] - 1 for event in events if event.get("kind") == PHASE and event["step"] <= step)
+    borders = tuple(event["step"] - 1 for event in events if event["kind"] == PHASE and event["step"] <= line["step"])
+    began = line["step"]
+    for earlier in reversed(steps):
+        if max(began - APART - 1, *borders, 0) < earlier < began:
+            began = earlier
+    known = {field.name: line[field.name] for field in fields(Event) if field.name in line}
+    return OverflowEvent(**{**known, "scale_before": float(line["scale_before"])}, borders=borders, began=began)
 
 
 def _read_events(path: Path) -> list[dict[str, Any]]:
     """A partial last line is left out: the run may have been killed, or be running."""
-    try:
-        found = [json.loads(line) for line in read_file(path, None).split("\n")[:-1]]
-        wrong = next(filter(None, (misfit(Event, line, required_fields(Event)) for line in found)), None)
-    except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror}.") from error
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{path} is damaged: {error}.") from error
-    if wrong is not None:
-        raise DataError(f"{path} is damaged: {wrong}.")
+
+    def refuse(_: bool) -> None:
+        raise DataError(f"{path} is damaged.")
+
+    if not path.is_file():
+        raise DataError(f"{path} is missing.")
+    found = list(read_lines(path, refuse))
+    for line in found:
+        if wrong := misfit(Event, line, required_fields(Event)):
+            raise DataError(f"{path} is damaged: {wrong}.")
     return found
 
 
@@ -107,21 +99,15 @@ def diagnosis_directory(path: str | None, parent: Path) -> Iterator[Path]:
 
 
 def check_write_path(target: str | None, words: Sequence[str]) -> None:
-    """DataError where the file exists or can't be made, before anything is measured; nothing is left of the trial.
+    """DataError where the file exists or can't be made, before anything is measured; nothing is left of it.
     ConfigError where the recipe of these words names what a copy there would not find.
     """
     if target is None:
         return
     path = expanded(target)
-    if not path.parent.is_dir():
-        raise DataError(f"{path} can't be written: there is no folder {path.parent}.")
-    try:
+    with naming(path, "Nothing was changed; give another --write."):
         path.touch(exist_ok=False)
         path.unlink()
-    except FileExistsError as error:
-        raise DataError(f"{path} exists already. Nothing was changed; give another --write.") from error
-    except OSError as error:
-        raise DataError(f"{path} can't be written: {error.strerror}. Give another --write.") from error
     for source in map(find_recipe, recipes_named(words)):
         if left := [] if is_shipped(source) else names_left_behind(source, path):
             rule = f"must be beside {source}, which names {', '.join(left)} from there."
@@ -129,39 +115,70 @@ def check_write_path(target: str | None, words: Sequence[str]) -> None:
 
 
 MOST_GROWTH = 1.5  # of the loss: what batches differ by; a run that diverges passes it in a few steps
+LATEST = 5  # steps whose mean loss stands for the end
+LEAST_GAIN = 0.05  # of the loss: what lies nearer is as good, as `mpt compare` has it
 AS_IT_WAS = "the run as it was"
 
 
 @dataclass(frozen=True)
 class RemedyTrial:
-    """So many `steps` with these words added to the run's configuration; `loss` is the mean over the last of them.
+    """The run trained on with these words added to its configuration: of each step its loss and whether it was applied.
 
     `why` says what kept it from being tried.
     """
 
     words: list[str]
-    steps: int
-    applied_steps: int = 0
-    first_loss: float = nan
-    loss: float = nan
-    settled: bool = False  # whether all steps of the second half were applied
+    losses: Sequence[float] = ()
+    applied: Sequence[bool] = ()
     why: str = ""
 
     @property
-    def works(self) -> bool:
-        return self.settled and isfinite(self.loss) and not self.loss > MOST_GROWTH * self.first_loss
+    def first_loss(self) -> float:
+        return self.losses[0] if self.losses else nan
 
     @property
-    def rank(self) -> tuple[bool, int, float]:
-        """What is as good to two digits stays in the order in which it was tried: the smallest change first."""
-        return not self.works, -self.applied_steps, float(f"{self.loss:.2g}") if isfinite(self.loss) else inf
+    def loss(self) -> float:
+        """The mean over the last steps."""
+        return fmean(self.losses[-LATEST:]) if self.losses else nan
+
+    @property
+    def works(self) -> bool:
+        """Whether all steps of the second half were applied, and the loss did not grow."""
+        is_settled = bool(self.applied) and all(self.applied[len(self.applied) // 2 :])
+        return is_settled and isfinite(self.loss) and not self.loss > MOST_GROWTH * self.first_loss
+
+    def is_shown_better(self, other: "RemedyTrial") -> bool:
+        """Whether the losses of two that work show it after as many applied steps: what was skipped before a scale had
+        settled is no fault of the scale."""
+        theirs, own = ([loss for loss, applied in zip(trial.losses, trial.applied, strict=True) if applied]
+                       for trial in (other, self))  # fmt: skip
+        pairs = list(zip(theirs, own, strict=False))[-LATEST:]
+        interval = PairedDifference.of(pairs).interval()
+        return interval is not None and interval[1] < -LEAST_GAIN * abs(fmean(loss for loss, _ in pairs))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For diagnosis.json."""
+        return {"words": self.words, "works": self.works, "steps": len(self.losses), "applied_steps": sum(self.applied),
+                "first_loss": self.first_loss, "loss": self.loss, "why": self.why}  # fmt: skip
 
     def __str__(self) -> str:
         name = shlex.join(self.words) or AS_IT_WAS
         if self.why:
             return f"{name}: {self.why}"
         losses = f"loss {format_number(self.first_loss)}, then {format_number(self.loss)}"
-        return f"{name}: {self.applied_steps} of {self.steps} steps applied, {losses}"
+        return f"{name}: {sum(self.applied)} of {len(self.applied)} steps applied, {losses}"
+
+
+def ranked(trials: Sequence[RemedyTrial]) -> list[RemedyTrial]:
+    """Return those that work, the smallest change first, as they were tried, but where a later one is shown to be
+    better; then the others, those that applied the most steps first."""
+    best: list[RemedyTrial] = []
+    for trial in (each for each in trials if each.works):
+        place = len(best)
+        while place and trial.is_shown_better(best[place - 1]):
+            place -= 1
+        best.insert(place, trial)
+    return best + sorted((each for each in trials if not each.works), key=lambda each: -sum(each.applied))
 
 
 def remedy_rows(trials: Sequence[RemedyTrial]) -> list[tuple[str, str]]:

@@ -65,17 +65,18 @@ def take_up(
     """The run built again at its newest checkpoint before the overflow."""
     program = Program(settings)
     parts = assemble(program, platform, program.load_data())
-    store = CheckpointStore(run.checkpoints, say=say)
-    checkpoint = store.newest(before=overflow.step)
+    checkpoint = CheckpointStore(run.checkpoints, say=say).newest(before=overflow.step)
     _check_data(run, checkpoint, parts.data.fingerprint)
-    stepper = RunStepper(parts)
     check_replayable(run, checkpoint, overflow)
     if adapted := run.adapted_layers():
         put_adapted(parts.model, adapted)
-    if checkpoint is not None:
-        _take_up(parts, checkpoint, len(overflow.borders))
-        stepper = _stepper_at(parts, checkpoint)
-    return parts, stepper
+    if checkpoint is None:
+        return parts, RunStepper(parts)
+    _take_up(parts, checkpoint, len(overflow.borders))
+    progress = checkpoint.position["progress"]
+    within = progress["step_in_epoch"]
+    epoch = progress["epoch"] if within else progress["epochs_completed"] + 1
+    return parts, RunStepper(parts, checkpoint.step, epoch, within)
 
 
 def _take_up(parts: Assembly, checkpoint: Checkpoint, phase: int) -> None:
@@ -91,18 +92,9 @@ def _take_up(parts: Assembly, checkpoint: Checkpoint, phase: int) -> None:
 def check_replayable(run: RunDirectory, checkpoint: Checkpoint | None, overflow: OverflowEvent) -> None:
     """DataError unless the checkpoint is of the phase of the overflow, or the last one of the phase before."""
     borders = overflow.borders
-    phase = 0 if checkpoint is None else int(checkpoint.position["progress"].get("phase", 0))
-    begins = checkpoint is not None and phase + 1 == len(borders) and checkpoint.step == borders[-1]
-    if phase != len(borders) and not begins:
+    if borders and (checkpoint is None or checkpoint.step < borders[-1]):
         raise DataError(f"{run.path} has no checkpoint of phase {len(borders) + 1}, in which step {overflow.step} "
                         "overflowed, to train again from: trainer.checkpoint_every_steps makes more of them.")
-
-
-def _stepper_at(parts: Assembly, checkpoint: Checkpoint) -> RunStepper:
-    progress = checkpoint.position["progress"]
-    within = progress["step_in_epoch"]
-    epoch = progress["epoch"] if within else progress["epochs_completed"] + 1
-    return RunStepper(parts, checkpoint.step, epoch, within)
 
 
 def _check_data(run: RunDirectory, checkpoint: Checkpoint | None, now: str) -> None:
@@ -144,20 +136,27 @@ class OverflowDiagnosis:
 
     `overflowed_again`: the step overflowed when it was trained again as the run had trained it. `in_run_mode`: the
     probes saw it compiled like the run, else with float16 rounded everywhere. `bad_weights` and `bad_inputs` say what
-    was not finite before the step computed anything.
+    was not finite before the step computed anything. `own_step_of` is the class of a model with a step of its own.
     """
 
-    overflow: OverflowEvent
+    replayed: ReplayedRun
     overflowed_again: bool
     loss: float
     loss_scale: float
     sightings: Sequence[Sighting]
-    first: Sighting | None
     in_run_mode: bool
     bad_weights: list[str]
     bad_inputs: bool
     largest_input: float
-    own_step_of: str | None = None  # the class of the model
+    own_step_of: str | None = None
+
+    @property
+    def overflow(self) -> OverflowEvent:
+        return self.replayed.overflow
+
+    @property
+    def first(self) -> Sighting | None:
+        return first_fault(self.sightings, isfinite(self.loss))
 
     @property
     def layer(self) -> str | None:
@@ -177,7 +176,7 @@ class OverflowDiagnosis:
 def examine_overflow(replayed: ReplayedRun) -> OverflowDiagnosis:
     """Train the step again, then look at it with probes in every layer; the run's state is that before the step."""
     parts, model = replayed.parts, replayed.parts.model
-    batch = replayed.stepper.peek_batches(1, whole=False)[0]
+    batch = replayed.stepper.peek_batches(1)[0]
     optimizer = optimizers_of(model).get(replayed.overflow.optimizer or "", parts.optimizer)
     scale, state = float(optimizer.loss_scale), collect_state(model)
     again = not replayed.stepper.take_step().finite[0]
@@ -187,7 +186,7 @@ def examine_overflow(replayed: ReplayedRun) -> OverflowDiagnosis:
     loss, sightings, in_run_mode = _look(replayed, batch) if own is None else (nan, [], True)
     numbers = [_on_host(x) for x in keras.tree.flatten(batch.x) if _is_number(x)]
     return OverflowDiagnosis(
-        replayed.overflow, again, loss, scale, sightings, _first(sightings, isfinite(loss)), in_run_mode, bad_weights,
+        replayed, again, loss, scale, sightings, in_run_mode, bad_weights,
         not all(np.isfinite(x).all() for x in numbers), max((float(np.abs(x).max()) for x in numbers), default=0.0),
         own,
     )  # fmt: skip
@@ -202,12 +201,12 @@ def _look(replayed: ReplayedRun, batch: Any) -> tuple[float, list[Sighting], boo
         counter = FlowCounter(model, in_float32=False, inputs=True)
         flow = GradientPass(counter, jit_compile, step_wrapper)(batch, float(parts.optimizer.loss_scale))
         sightings = [*_forward(counter.probes, flow), *_backward(model, counter.probes, flow)]
-        if _first(sightings, isfinite(flow.loss)) is not None:
+        if first_fault(sightings, isfinite(flow.loss)) is not None:
             break
     return flow.loss, sightings, jit_compile == parts.jit_compile
 
 
-def _first(sightings: Sequence[Sighting], loss_is_finite: bool) -> Sighting | None:
+def first_fault(sightings: Sequence[Sighting], loss_is_finite: bool) -> Sighting | None:
     """Where the loss is finite, what was infinite on its way did no harm: a mask, or a ReLU's input of -inf."""
     phases = (BACKWARD,) if loss_is_finite else (FORWARD, BACKWARD)
     return next((seen for phase in phases for seen in sightings if seen.phase == phase and not seen.is_finite), None)
@@ -268,76 +267,71 @@ PLACE_PHRASES = {
 CAST_LIMIT = 65520.0  # from here on a cast to float16 gives inf
 
 
-def overflow_content(
-    replayed: ReplayedRun, found: OverflowDiagnosis, trials: Sequence[RemedyTrial]
-) -> dict[str, Any]:  # fmt: skip
+def overflow_content(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) -> dict[str, Any]:
     """`layer` is None where none could be named; `sightings` are all places looked at, in the order of time; `remedies`
     are those tried, the best first.
     """
     first = found.first
     return {
         "status": "ok" if found.layer is not None or found.bad_weights else "not_found", "kind": "overflow",
-        "recipe": replayed.parts.settings.recipe, "run_dir": str(replayed.run.path),
-        "step": found.overflow.step, "replayed_from_step": replayed.from_step,
+        "recipe": found.replayed.parts.settings.recipe, "run_dir": str(found.replayed.run.path),
+        "step": found.overflow.step, "replayed_from_step": found.replayed.from_step,
         "overflowed_again": found.overflowed_again, "seen_as_compiled_in_the_run": found.in_run_mode,
-        "loss": found.loss, "loss_scale": found.loss_scale, "loss_scale_in_the_run": found.overflow.loss_scale,
+        "loss": found.loss, "loss_scale": found.loss_scale, "loss_scale_in_the_run": found.overflow.scale_before,
         "layer": found.layer, "first": None if first is None else asdict(first),
         "before": [asdict(seen) for seen in found.before], "bad_weights": found.bad_weights,
         "bad_inputs": found.bad_inputs,
-        "explanation": [text for _, text in overflow_sentences(replayed, found, trials)],
-        "remedies": [{**asdict(trial), "works": trial.works} for trial in trials],
+        "explanation": [text for _, text in overflow_sentences(found, trials)],
+        "remedies": [trial.as_dict() for trial in trials],
         "sightings": [asdict(seen) for seen in found.sightings],
     }  # fmt: skip
 
 
-def overflow_sentences(
-    replayed: ReplayedRun, found: OverflowDiagnosis, trials: Sequence[RemedyTrial]
-) -> list[tuple[str, str]]:  # fmt: skip
+def overflow_sentences(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) -> list[tuple[str, str]]:
     """(label, text) in the order in which a person wants to know."""
-    fault = replayed.parts.settings.fault
-    rows = [("step", _step_sentence(replayed, found))]
+    fault, variables = found.replayed.parts.settings.fault, ", ".join(found.bad_weights)
+    rows = [("step", _step_sentence(found))]
     if fault.kind != "none":
         rows.append(("rehearsal", f"the run spoils numbers on purpose: fault.kind={fault.kind}, place {fault.place}"))
-    if found.bad_weights:
-        rows.append(("weights", f"not finite before the step already: {', '.join(found.bad_weights)}"))
+    if variables:
+        rows.append(("weights", f"not finite before the step already: {variables}"))
     rows += [("layer", text) for text in _layer_sentences(found)]
-    rows += [("before", f"{_place_phrase(seen)}: at most {_size_phrase(seen)}") for seen in found.before]
+    rows += [("before", f"{_place_phrase(seen)}: at most 2^{seen.largest_exponent + 1}") for seen in found.before
+             if seen.largest_exponent is not None]  # fmt: skip
     return [*rows, *remedy_rows(trials)]
 
 
-def _step_sentence(replayed: ReplayedRun, found: OverflowDiagnosis) -> str:
-    text = f"{found.overflow.step} of {replayed.run.path}, trained again from step {replayed.from_step}, at loss scale "
-    text += format_scale(found.loss_scale)
-    text += f" of {found.overflow.optimizer}" if found.overflow.optimizer else ""
-    text += ": " if found.own_step_of else f", loss {format_number(found.loss)}: "
-    text += "it overflowed again" if found.overflowed_again else "it did NOT overflow again"
-    if found.loss_scale != found.overflow.loss_scale:
-        text += (
-            f". In the run the loss scale was {format_scale(found.overflow.loss_scale)}: this is not the same course"
-        )
-    return text
+def _step_sentence(found: OverflowDiagnosis) -> str:
+    replayed, overflow = found.replayed, found.overflow
+    scale, scale_then = format_scale(found.loss_scale), format_scale(overflow.scale_before)
+    return "".join([
+        f"{overflow.step} of {replayed.run.path}, trained again from step {replayed.from_step}, at loss scale {scale}",
+        f" of {overflow.optimizer}" if overflow.optimizer else "",
+        "" if found.own_step_of else f", loss {format_number(found.loss)}",
+        f": it {'overflowed' if found.overflowed_again else 'did NOT overflow'} again",
+        "" if scale == scale_then else f". In the run the loss scale was {scale_then}: this is not the same course",
+    ])  # fmt: skip
 
 
-def _layer_sentences(found: OverflowDiagnosis) -> list[str]:
+def _layer_sentences(found: OverflowDiagnosis) -> Iterator[str]:
     first = found.first
     if first is None:
-        return [_noted_sentence(found) if found.layer else _not_found_sentence(found)]
-    dtype = f" ({first.kind}, {first.dtype})" if first.dtype else f" ({first.kind})"
+        yield _unseen_sentence(found)
+        return
     counts = ", ".join(f"{n} {name}" for n, name in ((first.infs, "inf"), (first.nans, "nan")) if n)
-    texts = [f"{first.part}{dtype}: {_place_phrase(first)} holds {counts}"]
-    places = [seen for seen in found.sightings if seen.phase == first.phase]
-    if first is places[0]:
-        texts.append(_origin_sentence(found, first))
+    made = ", ".join(filter(None, [first.kind, first.dtype]))
+    yield f"{first.part} ({made}): {_place_phrase(first)} holds {counts}"
+    if first is next(seen for seen in found.sightings if seen.phase == first.phase):
+        yield _origin_sentence(found, first)
     if not found.in_run_mode:
-        texts.append("seen with float16 rounded after every operation; compiled as the run, the probes saw no overflow")
-    return texts
+        yield "seen with float16 rounded after every operation; compiled as the run, the probes saw no overflow"
 
 
 def _origin_sentence(found: OverflowDiagnosis, first: Sighting) -> str:
     """What was not finite first came from outside: from the data or from the loss."""
     if first.phase == BACKWARD:
-        cause = "the loss itself is not finite" if found.loss != found.loss or abs(found.loss) == float("inf") else (
-            f"the loss is finite, its gradient times the loss scale {format_scale(found.loss_scale)} is not")
+        cause = (f"the loss is finite, its gradient times the loss scale {format_scale(found.loss_scale)} is not"
+                 if isfinite(found.loss) else "the loss itself is not finite")  # fmt: skip
         return f"no layer did it: it comes from the loss. {cause}"
     if found.bad_inputs:
         return "no layer did it: the batch itself holds nan or inf"
@@ -346,25 +340,18 @@ def _origin_sentence(found: OverflowDiagnosis, first: Sighting) -> str:
     return "no layer did it: what it was given was not finite"
 
 
-def _noted_sentence(found: OverflowDiagnosis) -> str:
-    own = found.own_step_of
+def _unseen_sentence(found: OverflowDiagnosis) -> str:
+    """Of a step in which the probes met nothing: what the run noted."""
+    own, variable = found.own_step_of, found.overflow.variable
     why = (f"{own} has a train_step of its own, whose gradients can't be looked into from outside" if own else
            "with probes in its layers the step is finite: compiled otherwise")  # fmt: skip
-    variable = found.overflow.variable
-    return f"{found.layer}: the gradient of {variable} was the first that was not finite, as the run noted. {why}"
-
-
-def _not_found_sentence(found: OverflowDiagnosis) -> str:
-    named = f" The run named the gradient of {found.overflow.variable}." if found.overflow.variable else ""
+    if found.layer:
+        return f"{found.layer}: the gradient of {variable} was the first that was not finite, as the run noted. {why}"
     if not found.overflowed_again:
-        return ("it cannot be reproduced: the step was finite this time, also with probes. Another device or version "
-                f"computes differently, and so does a run that is not deterministic.{named}")  # fmt: skip
-    return f"it overflowed again, but with probes in its layers the step is finite: compiled otherwise.{named}"
+        why = ("it cannot be reproduced: the step was finite this time, also with probes. Another device or version "
+               "computes differently, and so does a run that is not deterministic")  # fmt: skip
+    return f"{why}. The run named the gradient of {variable}" if variable else why
 
 
 def _place_phrase(seen: Sighting) -> str:
     return f"{PLACE_PHRASES[seen.phase, seen.place]} {seen.part}"
-
-
-def _size_phrase(seen: Sighting) -> str:
-    return f"2^{seen.largest_exponent + 1}" if seen.largest_exponent is not None else "0"

@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import yaml
 from rich.console import Console
 from rich.text import Text
 
-from mpt_cli.diagnose.diagnosis import Diagnosis, ScaleBounds
+from mpt_cli.diagnose.diagnosis import Diagnosis, scale_bounds
 from mpt_cli.diagnose.examination import ExaminedPoint
-from mpt_cli.diagnose.safe_windows import GradientCounts, LayerRange, ScaleTrial, power_of_two_below, share_of_all
+from mpt_cli.diagnose.safe_windows import GradientCounts, LayerRange, ScaleTrial, power_of_two_below
 from mpt_cli.precision.gradients import (
     EXPONENT_BIAS,
     INFS,
@@ -33,16 +33,12 @@ from mpt_cli.precision.scale_rules import DynamicScale
 from mpt_cli.report.tables import TableColumn, print_labelled, print_table
 from mpt_cli.runs.directory import write_atomic
 from mpt_cli.samples.probes import Counts
-from mpt_cli.settings import load_settings
 from mpt_cli.settings.recipe_edit import RecipeText
 from mpt_cli.settings.recipes import keys_left
 from mpt_cli.settings.schema import choosing_key
-from mpt_cli.settings.search_path import conf_override, expanded, find_recipe
+from mpt_cli.settings.search_path import expanded, find_recipe
 from mpt_cli.telemetry.format import format_fraction, format_scale
-from mpt_cli.telemetry.records import DEAD, FLUSHED, OVERFLOWED, VANISHED, LayerSample
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from mpt_cli.telemetry.records import DEAD, FLUSHED, OVERFLOWED, VANISHED
 
 OF_ONE_RUN = ("conf", "run_dir", "resume")
 
@@ -58,17 +54,21 @@ def sentences(found: Diagnosis) -> list[tuple[str, str]]:
     if found.forward_overflows:
         rows.append(("scale", "the forward pass itself overflows in float16, which no loss scale mends: mixed_bfloat16 "
                      "does"))  # fmt: skip
+    elif found.trials and found.highest_safe is None:
+        rows.append(("scale", "real float16 passes overflow near the predicted highest scale and well below it"))
     rows += [("verified", _verified(trial)) for trial in found.trials]
-    rows += [("edge", text) for text in _edge(found)]
-    return [*rows, ("bfloat16", _bfloat16(found))]
+    return [*rows, ("bfloat16", "mixed_bfloat16 needs no loss scaling: its range is that of float32")]
 
 
 def lead(found: Diagnosis) -> list[tuple[str, str]]:
     """Return three sentences, with labels: what is wrong, what to set, how sure that is."""
-    now = found.points[0]
-    share = format_fraction(_flushed(now.layers, found.loss_scale))
-    scale = "without loss scaling" if found.loss_scale == 1 else f"at loss scale {format_scale(found.loss_scale)}"
-    wrong = f"{scale} {share} of the gradients in float16 become zero at step {now.step}"
+    now = found.verified_point
+    wrong = "nothing flows in float16"
+    if met := next((trial for trial in found.trials if trial.scale == now.loss_scale), None):
+        scale = "without loss scaling" if met.scale == 1 else f"at loss scale {format_scale(met.scale)}"
+        wrong = (f"{scale} {format_fraction(met.flushed)} of the gradients in float16 become zero" if not met.overflows
+                 else f"{scale} gradients overflow in {met.overflows} of {met.passes} passes")  # fmt: skip
+        wrong += f" at step {now.step}"
     faults = {**found.mended, **found.faults}
     if fault := next((fault for fault in FAULTS if fault in faults.values()), None):
         names = [layer for layer, its in faults.items() if its == fault]
@@ -112,11 +112,11 @@ def config_keys(found: Diagnosis) -> dict[tuple[str, ...], str]:
     if found.digits is not None:
         keys.update({("policy", "overrides", name): "float32" for name in found.digits.remedy})
     if found.recommended is not None:
-        bounds = ScaleBounds.of(found.settings.loss_scale.rule)
+        lowest, highest = scale_bounds(found.settings.loss_scale.rule)
         keys["loss_scale", "initial_scale"] = format_power(found.recommended)
-        if found.recommended > bounds.highest:
+        if found.recommended > highest:
             keys["loss_scale", "max_scale"] = format_power(found.recommended)
-        if found.recommended < bounds.lowest:
+        if found.recommended < lowest:
             keys["loss_scale", "min_scale"] = format_power(found.recommended)
     return keys
 
@@ -160,7 +160,7 @@ def _safe(found: Diagnosis) -> str:
     if found.drifts:
         return "no scale is safe at all of these steps: gradients drift, so let the scale move (loss_scale=dynamic)"
     if found.window.empty:
-        return "no scale: even with the layers below in float32 something overflows or is flushed"
+        return "no scale: at each something overflows or is flushed, and no layers in float32 were found that mend it"
     if not found.is_safe:
         return f"no scale for every layer; where values are not lost on the way, scales {format_window(found.window)}"
     return f"scales {format_window(found.window)}: nothing overflows, little is flushed to zero"
@@ -186,21 +186,15 @@ def _faults(found: Diagnosis) -> Iterator[str]:
             yield f"{layer_names(names)} {words}; {remedy.format(it='it' if len(names) == 1 else 'them')}"
         if mended := [layer for layer, its in found.mended.items() if its == fault]:
             yield f"{layer_names(mended)} {words}; not so with the layers in float32 that are named here"
-    yield from _unlike_predicted(found.disagreements, "what they are made of is lost before")
-    yield from _unlike_predicted(found.overpredicted, "scales below the lowest safe one may do as well")
-
-
-def _unlike_predicted(rows: Sequence[LayerSample], conclusion: str) -> Iterator[str]:
-    """A sentence for each kind of values; the shares of its layers as a range."""
-    for kind in dict.fromkeys(row.kind for row in rows):
-        alike = [row for row in rows if row.kind == kind]
-        found, predicted = (
+    for kind in dict.fromkeys(row.kind for row in found.disagreements):
+        alike = [row for row in found.disagreements if row.kind == kind]
+        met, predicted = (
             " to ".join(dict.fromkeys(format_fraction(pick(shares)) for pick in (min, max)))
-            for shares in ([row.flushed for row in alike], [row.predicted_flushed or 0.0 for row in alike])
+            for shares in ([row.flushed for row in alike], [row.predicted_flushed for row in alike])
         )
         names = layer_names([row.layer for row in alike])
-        yield (f"{names}: {found} of their {kind.replace('_', ' ')} are flushed where {predicted} were predicted: "
-               f"{conclusion}")  # fmt: skip
+        yield (f"{names}: {met} of their {kind.replace('_', ' ')} are flushed where {predicted} were predicted: "
+               "what they are made of is lost before")  # fmt: skip
 
 
 def _verified(trial: ScaleTrial) -> str:
@@ -215,32 +209,13 @@ def _verified(trial: ScaleTrial) -> str:
     return f"{format_scale(trial.scale)}: {flushed}, no overflow in {trial.passes} passes{overflow}"
 
 
-def _edge(found: Diagnosis) -> Iterator[str]:
-    if found.trials and found.highest_safe is None:
-        yield "real float16 passes overflow near the predicted highest scale and well below it"
-    elif found.highest_safe is not None:
-        predicted = min(point.window.highest_power for point in found.points if point.window is not None)
-        yield f"highest safe scale predicted 2^{predicted}, met 2^{found.highest_safe}"
-
-
-def _bfloat16(found: Diagnosis) -> str:
-    gradients = [g for layer in found.layers for g in layer.gradients]
-    lost = share_of_all(gradients, [share_flushed(g.counts, dtype="bfloat16") for g in gradients])
-    return f"mixed_bfloat16 needs no loss scaling: {format_fraction(lost)} flushed, its range is that of float32"
-
-
-def _flushed(layers: Sequence[LayerRange], scale: float) -> float:
-    bound = [g for layer in layers for g in layer.gradients if g.is_bound]
-    return share_of_all(bound, [share_flushed(g.counts, power_of_two_below(scale)) for g in bound])
-
-
 def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
     """Everything that was found. Scales are plain numbers; windows have their powers of two beside them.
 
     `layers` are those of the first point, `points` has them all. Shares are of the nonzero gradients. A layer whose
     gradients flow in another dtype than float16 has shares too, of what float16 would do, and no window.
     """
-    scales = {"without_scaling": 1.0, "at_loss_scale": found.loss_scale, "at_recommended": found.recommended}
+    points = [_point_content(point, found.recommended) for point in found.points]
     return {
         "status": "ok",
         "kind": "loss_scale",
@@ -262,46 +237,43 @@ def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
             "layers": [{**vars(row), "predicted_flushed": row.predicted_flushed} for row in found.layer_samples],
             "faults": found.faults,
             "mended": found.mended,
-            "overpredicted": [row.layer for row in found.overpredicted],
             "highest_safe_scale": None if found.highest_safe is None else 2.0**found.highest_safe,
             "trials": [vars(trial) for trial in found.trials],
         },
         "digits": None if found.digits is None else found.digits._asdict(),
         "advice": [text for _, text in sentences(found)],
-        "layers": _layers_content(found.layers, scales),
-        "points": [_point_content(point, scales) for point in found.points],
+        "layers": points[0]["layers"],
+        "points": points,
     }
 
 
-def _point_content(point: ExaminedPoint, scales: dict[str, float | None]) -> dict[str, Any]:
-    own = {**scales, "at_loss_scale": point.loss_scale}
-    return {"step": point.step, "loss": point.loss, "loss_scale": point.loss_scale,
-            "safe_window": _window_content(point.window), "layers": _layers_content(point.layers, own)}  # fmt: skip
-
-
-def _layers_content(layers: Sequence[LayerRange], scales: dict[str, float | None]) -> list[dict[str, Any]]:
-    return [
+def _point_content(point: ExaminedPoint, recommended: float | None) -> dict[str, Any]:
+    scales = {"without_scaling": 1.0, "at_loss_scale": point.loss_scale}
+    scales |= {} if recommended is None else {"at_recommended": recommended}
+    layers = [
         {
             "name": layer.name, "kind": layer.kind, "compute_dtype": layer.compute_dtype,
             "variable_dtype": layer.variable_dtype, "safe_window": _window_content(layer.window),
             "activation_gradients": _gradients_content(layer.activations, scales),
             "weight_gradients": _gradients_content(layer.weights, scales),
         }
-        for layer in layers
+        for layer in point.layers
     ]  # fmt: skip
+    return {"step": point.step, "loss": point.loss, "loss_scale": point.loss_scale,
+            "safe_window": _window_content(point.window), "layers": layers}  # fmt: skip
 
 
-def _gradients_content(found: GradientCounts | None, scales: dict[str, float | None]) -> dict[str, Any] | None:
+def _gradients_content(found: GradientCounts | None, scales: dict[str, float]) -> dict[str, Any] | None:
     if found is None:
         return None
-    counts, known = found.counts, {name: scale for name, scale in scales.items() if scale is not None}
-    powers = {name: power_of_two_below(scale) for name, scale in known.items()}
+    counts, powers = found.counts, {name: power_of_two_below(scale) for name, scale in scales.items()}
     return {
-        "dtype": found.dtype, "largest_exponent": found.largest_exponent, "values": int(found.values),
+        "dtype": found.dtype, "largest_exponent": found.largest_exponent, "values": int(counts[:INFS].sum()),
         "zeros": int(counts[ZEROS]), "safe_window": _window_content(found.window),
         "flushed": {name: share_flushed(counts, scale) for name, scale in powers.items()},
         "subnormal": {name: share_subnormal(counts, scale) for name, scale in powers.items()},
-        "flushed_in_bfloat16": share_flushed(counts, dtype="bfloat16"), "histogram": found.histogram(),
+        "flushed_in_bfloat16": share_flushed(counts, dtype="bfloat16"),
+        "histogram": {place - EXPONENT_BIAS: int(n) for place, n in enumerate(counts[:INFS]) if n},  # from 2^key up
     }  # fmt: skip
 
 
@@ -329,8 +301,9 @@ def write_recipe_copy(target: str, overrides: list[str], found: Diagnosis) -> No
             choose_with_keys(recipe, group, str(choice.name), found)
     for key, value in _changed_keys([override.key_or_group for override in given.overrides], found).items():
         recipe.set(key, value)
-    recipe.text = _headline(found) + recipe.text
-    _write_checked(path, recipe, found)
+    if found.recommended is not None and not found.settings.loss_scale.rule_class.scales:
+        recipe.choose("loss_scale", DynamicScale.mode)
+    write_atomic(path, recipe.text)
 
 
 def choose_with_keys(recipe: RecipeText, group: str, name: str, found: Diagnosis) -> None:
@@ -357,25 +330,6 @@ def _changed_keys(keys: Iterable[str], found: Diagnosis) -> dict[tuple[str, ...]
     return {**changed, **config_keys(found)}
 
 
-def _write_checked(path: Path, recipe: RecipeText, found: Diagnosis) -> None:
-    draft = path.with_name(f".{path.stem}.draft.yaml")
-    write_atomic(draft, recipe.text)
-    try:
-        scale = load_settings([conf_override(draft)]).loss_scale
-        if not scale.rule_class.scales and found.recommended is not None:
-            recipe.choose("loss_scale", DynamicScale.mode)
-            write_atomic(draft, recipe.text)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def _headline(found: Diagnosis) -> str:
-    steps = ", ".join(str(point.step) for point in found.points)
-    safe = f"safe scales {format_window(found.window)}" if found.window is not None else "it needs no loss scaling"
-    return f"# mpt diagnose, {found.policy.name}, step {steps}: {safe}\n"
-
-
 def _resolved(tree: Any, path: tuple[str, ...]) -> Any:
     for name in path:
         tree = tree.get(name) if isinstance(tree, dict) else None
@@ -383,7 +337,6 @@ def _resolved(tree: Any, path: tuple[str, ...]) -> Any:
 
 
 LEAD = 3  # sentences, before the table
-MOST_LAYERS = 40  # on the console; the file has all
 LEGEND = """max 2^: exponent of the largest; ×S: share flushed to zero at loss scale S;
 subnormal: share of these at the run's scale"""
 
@@ -393,20 +346,11 @@ def print_diagnosis(found: Diagnosis, files: Sequence[str], console: Console) ->
     told = sentences(found)
     print_labelled([*told[:LEAD], *(("file", file) for file in files)], console)
     point = found.verified_point
-    narrowest = sorted(point.layers, key=lambda layer: _width(layer.window))[:MOST_LAYERS]  # they bind most
-    kept = {layer.name for layer in narrowest}
-    rows = [layer for layer in point.layers if layer.name in kept]
     console.out(f"step {point.step}: gradients of outputs and weights, the worse of the two", highlight=False)
-    print_table(_columns(found, point), rows, console, lambda layer: "red" if _width(layer.window) < 0 else "")
+    print_table(_columns(found, point), point.layers, console,
+                lambda layer: "red" if layer.window is not None and layer.window.empty else "")  # fmt: skip
     console.print(Text(LEGEND, style="dim"), soft_wrap=True)
-    if len(rows) < len(point.layers):
-        console.print(f"and {len(point.layers) - len(rows)} more layers, which bind less, in diagnosis.json")
     print_labelled([*told[LEAD:], *(("config", line) for line in config_lines(found))], console)
-
-
-def _width(window: SafeScales | None) -> int:
-    """In powers of two, below 0 where no scale is safe."""
-    return 300 if window is None else window.highest_power - window.lowest_power
 
 
 def _columns(found: Diagnosis, point: ExaminedPoint) -> list[TableColumn[LayerRange]]:
@@ -439,8 +383,8 @@ def _safe_cell(layer: LayerRange) -> str:
 ZONES = (  # of exponents in float16
     (-200, -25, "#d6336c", "zero in float16"),
     (-25, -14, "#f2b705", "subnormal"),
-    (-14, 16, "#2f9e44", "float16 normal range"),
-    (16, 200, "#d6336c", "inf"),
+    (-14, 16, "#2f9e44", "normal range"),
+    (16, 200, "#7048e8", "inf"),
 )
 LEAST_SHARE = 1e-6
 
@@ -451,24 +395,28 @@ def write_pictures(found: Diagnosis, folder: Path) -> None:
     from matplotlib.figure import Figure
 
     scales = list(dict.fromkeys([1.0, found.recommended or 1.0]))
-    outputs, weights = _total(found, of_weights=False), _total(found, of_weights=True)
-    occupied = np.flatnonzero((outputs + weights)[:INFS]) - EXPONENT_BIAS
+    kinds = {"of outputs": _total(found, of_weights=False), "of weights": _total(found, of_weights=True)}
+    occupied = np.flatnonzero(sum(kinds.values())[:INFS]) - EXPONENT_BIAS
     reached = np.concatenate([[-28, 18], *(occupied + np.log2(scale) for scale in scales)])
-    ends = float(reached.min()), float(reached.max())
-    with rc_context({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "mpt", "axes.spines.top": False,
-                     "axes.spines.right": False, "text.parse_math": False}):  # fmt: skip
+    steps = ", ".join(str(point.step) for point in found.points)
+    with rc_context({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "mpt", "text.parse_math": False}):
         figure = Figure(figsize=(8.0, 1.2 + 2.9 * len(scales)), layout="constrained")
         rows = figure.subplots(len(scales), 1, sharex=True, squeeze=False)[:, 0]
         for axes, scale in zip(rows, scales, strict=True):
-            _bars(axes, outputs, scale, ("of outputs", "#2a7fd4", 0.3))
-            _bars(axes, weights, scale, ("of weights", "#e07b00", 0.7))
-            _mark_zones(axes, ends)
+            for place, (name, counts) in zip((0.3, 0.7), kinds.items(), strict=True):
+                shares = counts[:INFS] / max(counts.sum(), 1.0)
+                slots = np.flatnonzero(shares)
+                exponents = slots - EXPONENT_BIAS + np.log2(scale) + place  # side by side between two of them
+                axes.bar(exponents, shares[slots], 0.4, label=shares_label(name, counts, scale), zorder=2)
+            for start, end, colour, name in ZONES:
+                axes.axvspan(start, end, color=colour, alpha=0.10, lw=0, zorder=0, label=name)
             title = "without scaling" if scale == 1 else f"loss scale {format_scale(scale)}"
             axes.set_title(title, loc="left", fontsize=9)
-            axes.set(xlim=ends, yscale="log", ylim=(LEAST_SHARE, 2.0), ylabel="share of all values")
+            axes.set(xlim=(reached.min(), reached.max()), yscale="log", ylim=(LEAST_SHARE, 1.0),
+                     ylabel="share of all values")  # fmt: skip
+            axes.yaxis.set_major_formatter("{x:g}")  # not as mathematics, which a recipe's name might hold too
             axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower right", bbox_to_anchor=(1, 0.98))
         rows[-1].set_xlabel("exponent: magnitudes from 2^x up to 2^(x+1)")
-        steps = ", ".join(str(point.step) for point in found.points)
         figure.suptitle(f"{found.settings.recipe}: gradients of the float16 layers, measured in float32, step {steps}")
         for name, metadata in (("gradients.png", {"Software": None}), ("gradients.svg", {"Date": None})):
             drawn = io.BytesIO()
@@ -480,24 +428,7 @@ def _total(found: Diagnosis, of_weights: bool) -> Any:
     """Counts of all layers at all points; of those that flow in float16 where there are any."""
     every = [g for point in found.points for layer in point.layers for g in layer.gradients]
     bound = [g for g in every if g.is_bound] or every
-    chosen: Sequence[GradientCounts] = [g for g in bound if g.of_weights == of_weights]
-    return sum((g.counts.astype(np.float64) for g in chosen), np.zeros(ZEROS + 1))
-
-
-def _bars(axes: "Axes", counts: Any, scale: float, look: tuple[str, str, float]) -> None:
-    """`look` is what they are of, their colour, and where they stand between two exponents."""
-    name, colour, place = look
-    shares = counts[:INFS] / max(counts.sum(), 1.0)
-    slots = np.flatnonzero(shares)
-    exponents = slots - EXPONENT_BIAS + np.log2(scale)
-    axes.bar(exponents + place, shares[slots], 0.4, color=colour, label=shares_label(name, counts, scale), zorder=2)
-
-
-def _mark_zones(axes: "Axes", ends: tuple[float, float]) -> None:
-    for start, end, colour, name in ZONES:
-        axes.axvspan(start, end, color=colour, alpha=0.10, lw=0, zorder=0)
-        middle = (max(start, ends[0]) + min(end, ends[1])) / 2
-        axes.text(middle, 1.2, name, ha="center", va="top", fontsize=8, color="#444444", zorder=3)
+    return sum((g.counts.astype(np.float64) for g in bound if g.of_weights == of_weights), np.zeros(ZEROS + 1))
 
 
 def shares_label(name: str, counts: Any, scale: float) -> str:

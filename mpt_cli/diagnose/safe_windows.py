@@ -4,7 +4,7 @@ Each is one forward and backward pass that counts gradients through probes aroun
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import floor, isfinite, log2
 from typing import Any
 
 import numpy as np
@@ -12,46 +12,29 @@ import numpy as np
 from mpt_cli.precision.gradients import (
     EXPONENT_BIAS,
     INFS,
-    NANS,
     SINK_SIZE,
-    ZEROS,
     SafeScales,
     largest_exponent,
     safe_scales,
-    share_flushed,
-    share_overflow,
 )
 from mpt_cli.precision.policy import name_of
-from mpt_cli.samples.flow import Flow, FlowMap
+from mpt_cli.samples.flow import HALF, Flow, FlowMap
 from mpt_cli.samples.gradient_pass import GradientPass
 from mpt_cli.samples.probes import GRADIENT, Counts, Probes
-from mpt_cli.telemetry.records import LayerSample
+from mpt_cli.telemetry.records import ACTIVATION_GRADIENTS, WEIGHT_GRADIENTS, LayerSample
 
 
-@dataclass(frozen=True)
-class Counted:
-    """What passes found. Sums of several add up with `+`.
+def add_up(flows: Sequence[Flow]) -> Flow:
+    """Return the counts of several passes together, of one at least, with their mean loss."""
+    parts, weights = (np.sum(counts, axis=0) for counts in zip(*(flow[:2] for flow in flows), strict=True))
+    return flows[0]._replace(parts=parts, weights=weights, loss=float(np.mean([flow.loss for flow in flows])))
 
-    `parts` and `weights` are those of a `Flow`, `losses` those of the passes, float32 and unscaled.
-    """
 
-    losses: tuple[float, ...]
-    parts: Counts
-    weights: Counts
-
-    @classmethod
-    def of(cls, flow: Flow) -> "Counted":
-        """What one pass found."""
-        return cls((flow.loss,), flow.parts, flow.weights)
-
-    def __add__(self, other: "Counted") -> "Counted":
-        return Counted(self.losses + other.losses, self.parts + other.parts, self.weights + other.weights)
-
-    def flow(self, power: int = 0) -> Flow:
-        """As of a loss 2**power times as large; what leaves the range of float32 stays at its ends."""
-        parts = self.parts.copy()
-        parts[:, GRADIENT] = _shifted(parts[:, GRADIENT], power)
-        return Flow(parts, _shifted(self.weights, power), np.zeros(2, np.float32))
+def scaled_flow(flow: Flow, power: int) -> Flow:
+    """Return the counts of a loss 2**power times as large; what leaves the range of float32 stays at its ends."""
+    parts = flow.parts.copy()
+    parts[:, GRADIENT] = _shifted(parts[:, GRADIENT], power)
+    return flow._replace(parts=parts, weights=_shifted(flow.weights, power))
 
 
 def _shifted(counts: Counts, power: int) -> Counts:
@@ -60,11 +43,6 @@ def _shifted(counts: Counts, power: int) -> Counts:
     for place in range(INFS):
         moved[..., min(max(place + power, 0), INFS - 1)] += counts[..., place]
     return moved
-
-
-def add_up(found: Sequence[Counted]) -> Counted:
-    """The counts of several passes together, of one at least."""
-    return sum(found[1:], found[0])
 
 
 # Not less: the gradient of a bias that a normalisation or a softmax cancels is rounding noise, and does not matter.
@@ -86,16 +64,10 @@ class GradientCounts:
     counts: Counts
     dtype: str
     of_weights: bool
-    places: tuple[int, ...] = ()  # the parts or the trainable weights that were counted
 
     @property
     def is_bound(self) -> bool:
-        return self.dtype == "float16"
-
-    @property
-    def values(self) -> float:
-        """How many are not zero."""
-        return float(self.counts[:INFS].sum())
+        return self.dtype == HALF
 
     @property
     def largest_exponent(self) -> int | None:
@@ -110,11 +82,6 @@ class GradientCounts:
         if self.of_weights:
             return safe_scales(self.counts, largest_share_flushed=MOST_WEIGHTS_FLUSHED)
         return safe_scales(self.counts * MAGNITUDES, largest_share_flushed=MOST_MAGNITUDE_FLUSHED)
-
-    def histogram(self) -> dict[int, int]:
-        """Values by exponent: those from 2**e up to 2**(e + 1) at e."""
-        return {i - EXPONENT_BIAS: int(n) for i, n in enumerate(self.counts[:INFS]) if n}
-
 
 @dataclass(frozen=True)
 class LayerRange:
@@ -136,16 +103,16 @@ class LayerRange:
         return common_window([found.window for found in self.gradients])
 
 
-def layer_ranges(places: FlowMap, probes: Probes, counted: Counted) -> list[LayerRange]:
+def layer_ranges(places: FlowMap, probes: Probes, counted: Flow) -> list[LayerRange]:
     """A row for each place of the examined model that has gradients, in the order in which they are called."""
     parts = {name_of(part): part for part in probes.parts}
     rows = []
     for place in places.places:
         part, own, outputs, weights = parts.get(place.name), list(place.weights), None, None
         if place.part in probes.trained and counted.parts[place.part, GRADIENT].sum():
-            outputs = GradientCounts(counted.parts[place.part, GRADIENT], place.output_dtype, False, (place.part,))
+            outputs = GradientCounts(counted.parts[place.part, GRADIENT], place.output_dtype, False)
         if own:
-            weights = GradientCounts(counted.weights[own].sum(axis=0), place.dtype, True, place.weights)
+            weights = GradientCounts(counted.weights[own].sum(axis=0), place.dtype, True)
         variable_dtype = getattr(part, "variable_dtype", place.dtype)
         rows.append(LayerRange(place.name, type(part).__name__, place.dtype, variable_dtype, outputs, weights))
     return [row for row in rows if row.gradients]
@@ -157,12 +124,6 @@ def common_window(windows: Sequence[SafeScales | None]) -> SafeScales | None:
     if not minding:
         return None
     return SafeScales(max(w.lowest_power for w in minding), min(w.highest_power for w in minding))
-
-
-def share_of_all(gradients: Sequence[GradientCounts], shares: Sequence[float]) -> float:
-    """The mean of shares of each, by how many values they have."""
-    values = [each.values for each in gradients]
-    return float(np.dot(shares, values) / max(sum(values), 1.0))
 
 
 FARTHEST = 3  # doublings from the predicted highest scale within which the real one is looked for
@@ -189,28 +150,31 @@ class ScaleTrial:
 
 
 class Verifier:
-    """Tries scales on the model in float16, against the rows and counts of the float32 passes."""
+    """Tries scales on the model in float16, against the counts of the float32 passes."""
 
-    def __init__(self, examined_pass: GradientPass, batches: Sequence[Any], layers: Sequence[LayerRange],
-                 reference: Counted) -> None:  # fmt: skip
-        self.examined_pass, self.batches, self.reference = examined_pass, batches, reference
-        self.bound = [g for layer in layers for g in layer.gradients if g.is_bound]
-        self.done: dict[float, ScaleTrial] = {}
-        self.totals: dict[float, Counted] = {}
-
-    def trials(self) -> list[ScaleTrial]:
-        """Those done so far, by scale."""
-        return [self.done[scale] for scale in sorted(self.done)]
+    def __init__(self, examined_pass: GradientPass, batches: Sequence[Any], places: FlowMap, reference: Flow) -> None:
+        self.examined_pass, self.batches, self.places, self.reference = examined_pass, batches, places, reference
+        self.rows: dict[float, list[LayerSample]] = {}  # by scale: what the passes left of each layer, against float32
+        self.trials: dict[float, ScaleTrial] = {}
+        trained = examined_pass.counter.probes.trained  # below the first weight no gradient matters
+        self._gradients = {(ACTIVATION_GRADIENTS, place.name) for place in places.places if place.part in trained}
+        self._gradients |= {(WEIGHT_GRADIENTS, place.name) for place in places.places}
 
     def try_scale(self, scale: float) -> ScaleTrial:
-        if scale not in self.done:
-            self.done[scale] = self._try(scale)
-        return self.done[scale]
-
-    def layer_samples(self, places: FlowMap, scale: float) -> list[LayerSample]:
-        """What the passes at a scale that was tried left of each layer, against float32."""
-        power = int(np.log2(power_of_two_below(scale)))
-        return places.layer_samples(self.totals[scale].flow(), self.reference.flow(power))
+        """Try it, once."""
+        if scale not in self.trials:
+            flows = [self.examined_pass(batch, scale) for batch in self.batches]
+            total, power = add_up(flows), floor(log2(scale))
+            rows = self.places.layer_samples(total, scaled_flow(self.reference, power))
+            bound = [row for row in rows if row.dtype == HALF and (row.kind, row.layer) in self._gradients]
+            predicted_overflow = any((row.lowest_exponent or 0) + len(row.exponents) > 16 for row in bound)
+            overflows = sum(not flow.is_finite for flow in flows)
+            flushed, predicted = (_mean_share(bound, [getattr(row, name) for row in bound])
+                                  for name in ("flushed", "predicted_flushed"))  # fmt: skip
+            self.rows[scale] = rows
+            self.trials[scale] = ScaleTrial(scale, len(flows), predicted, None if overflows else flushed,
+                                            predicted_overflow, overflows, isfinite(total.loss))  # fmt: skip
+        return self.trials[scale]
 
     def highest_safe(self, window: SafeScales) -> int | None:
         """The largest power of two at which nothing really overflows; None if even the smallest overflows.
@@ -232,28 +196,11 @@ class Verifier:
     def _is_safe(self, power: int) -> bool:
         return -126 <= power <= 127 and self.try_scale(2.0**power).overflows == 0
 
-    def _try(self, scale: float) -> ScaleTrial:
-        found = [Counted.of(self.examined_pass(batch, scale)) for batch in self.batches]
-        overflows = sum(holds_non_finite(counted.weights) for counted in found)
-        total, power = add_up(found), power_of_two_below(scale)
-        self.totals[scale] = total
-        more = self._zeros(total) - self._zeros(self.reference)  # as a share of what is not zero in float32
-        values = max(sum(g.values for g in self.bound), 1.0)
-        return ScaleTrial(
-            scale, len(found), share_of_all(self.bound, [share_flushed(g.counts, power) for g in self.bound]),
-            None if overflows else min(max(more / values, 0.0), 1.0),
-            any(share_overflow(g.counts, power) > 0 for g in self.bound), overflows,
-            all(map(isfinite, total.losses)),
-        )  # fmt: skip
 
-    def _zeros(self, counted: Counted) -> float:
-        of_outputs, of_weights = counted.parts[:, GRADIENT, ZEROS], counted.weights[:, ZEROS]
-        zeros = [(of_weights if g.of_weights else of_outputs)[list(g.places)].sum() for g in self.bound]
-        return float(np.sum(zeros, dtype=np.float64))
-
-
-def holds_non_finite(counts: Counts) -> bool:
-    return bool(counts[..., INFS : NANS + 1].sum())
+def _mean_share(rows: Sequence[LayerSample], shares: Sequence[float]) -> float:
+    """By how many values each row has."""
+    values = [row.values for row in rows]
+    return float(np.dot(shares, values) / max(sum(values), 1))
 
 
 def power_of_two_below(scale: float) -> float:

@@ -8,10 +8,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import isfinite
-from statistics import fmean
 from typing import TYPE_CHECKING
 
-from mpt_cli.diagnose.preparation import AS_IT_WAS, OverflowEvent, RemedyTrial, find_overflow, on_one_device
+from mpt_cli.diagnose.preparation import AS_IT_WAS, OverflowEvent, RemedyTrial, find_overflow, on_one_device, ranked
 from mpt_cli.engine.backend import prepare_backend
 from mpt_cli.errors import MptError
 from mpt_cli.jobs.executor import call, module_command
@@ -19,62 +18,58 @@ from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings import load_settings
 
 if TYPE_CHECKING:
-    from mpt_cli.diagnose.replay import OverflowDiagnosis, ReplayedRun
+    from mpt_cli.diagnose.replay import OverflowDiagnosis
 
 MOST_SECONDS = 1800.0
 MOST_LOOKED_AT = 200  # steps, one at a time; those between a checkpoint far before and these are trained in one go
-LATEST = 5  # steps whose mean loss stands for the end
 SLOWER, LOWER = (10, 1000), 2**8  # divisors of the learning rate, and of the loss scale that overflowed
 FIRST_SCALE = "loss_scale.initial_scale"
 
 
-def try_remedies(
-    replayed: "ReplayedRun", found: "OverflowDiagnosis", steps: int, say: Callable[[str], None]
-) -> list[RemedyTrial]:
+def try_remedies(found: "OverflowDiagnosis", steps: int, say: Callable[[str], None]) -> list[RemedyTrial]:
     """The best first; none where the fault lies outside of the layers, and the run as it was alone where it goes on."""
     if found.layer is None or found.bad_weights or found.bad_inputs:
         return []
-    is_rehearsal = replayed.parts.settings.fault.kind != "none"
+    is_rehearsal = found.replayed.parts.settings.fault.kind != "none"
     if is_rehearsal or not steps:
         why = "the run spoils numbers on purpose" if is_rehearsal else "--trial-steps=0"
-        return [RemedyTrial(words, steps, why=why) for words in candidates(replayed, found)]
+        return [RemedyTrial(words, why=why) for words in candidates(found)]
     trials: list[RemedyTrial] = []
-    for words in ([], *candidates(replayed, found)):
+    for words in ([], *candidates(found)):
         if "learning_rate" in "".join(words) and not isfinite(trials[0].first_loss):
             continue  # before it had any effect the loss was lost
         say(f"trying {shlex.join(words) or AS_IT_WAS}")
-        trials.append(_trial(replayed.run, found.overflow, words, steps))
+        trials.append(_trial(found.replayed.run, found.overflow, words, steps))
         if trials[0].works:
             break
-    return sorted(trials, key=lambda trial: trial.rank)
+    return ranked(trials)
 
 
-def candidates(replayed: "ReplayedRun", found: "OverflowDiagnosis") -> list[list[str]]:
-    """Words for each remedy: where the loss was finite a lower scale; layers in float32, a slower optimizer, another
-    policy."""
-    settings, scaling = replayed.parts.settings, replayed.parts.scaling
-    lower = max(found.overflow.loss_scale / LOWER, scaling.floor or 0.0)
-    is_scaled_too_high = scaling.scales and isfinite(found.loss) and lower < found.overflow.loss_scale
+def candidates(found: "OverflowDiagnosis") -> list[list[str]]:
+    """Words for each remedy, the smallest change first: where the loss was finite a lower scale, one that moves, layers
+    in float32, a slower optimizer, another policy."""
+    settings, scaling = found.replayed.parts.settings, found.replayed.parts.scaling
+    lower = max(found.overflow.scale_before / LOWER, scaling.floor or 0.0)
+    is_scaled_too_high = scaling.scales and isfinite(found.loss) and lower < found.overflow.scale_before
     kept = ", ".join(f"{name}: {policy}" for name, policy in settings.policy.overrides.items())
     groups = [", ".join([*([kept] if kept else []), *(f"{name}: float32" for name in names)])
-              for names in _layer_groups(replayed, found)]  # fmt: skip
+              for names in _layer_groups(found)]  # fmt: skip
     words = [[f"{FIRST_SCALE}={lower!r}"]] if is_scaled_too_high else []
+    words += [["loss_scale=dynamic"]] if scaling.scales and not scaling.moves else []
     words += [[f"policy.overrides={{{group}}}"] for group in dict.fromkeys(groups)]
     rate = getattr(settings.optimizer, "learning_rate", None)
     words += [[f"optimizer.learning_rate={rate / divisor:g}"] for divisor in SLOWER if rate]
-    if scaling.scales and not scaling.moves:
-        words.append(["loss_scale=dynamic"])
     wider = ("mixed_bfloat16", "float32") if settings.policy.name.endswith("_float16") else ()
     return [*words, *([f"policy={name}"] for name in wider)]
 
 
-def _layer_groups(replayed: "ReplayedRun", found: "OverflowDiagnosis") -> Iterator[list[str]]:
+def _layer_groups(found: "OverflowDiagnosis") -> Iterator[list[str]]:
     """The layer in question; with the one that takes its output, which casts it to float16; and those around it and
     around the one before, whose own operations no probe sees."""
     from mpt_cli.precision.keras_internals import inner_layers
     from mpt_cli.precision.policy import name_of
 
-    layers = {name_of(layer) for layer in inner_layers(replayed.parts.model)}
+    layers = {name_of(layer) for layer in inner_layers(found.replayed.parts.model)}
     parts = list(dict.fromkeys(seen.part for seen in found.sightings))
     place = parts.index(found.layer) if found.layer in parts else 0
     around = [part.rsplit("/", cut)[0] for part in [found.layer or "", *parts[max(place - 1, 0) : place]]
@@ -92,7 +87,7 @@ def _trial(run: RunDirectory, overflow: OverflowEvent, words: list[str], steps: 
     try:
         return RemedyTrial(words, **answer.json)
     except (ValueError, TypeError):
-        return RemedyTrial(words, steps, why=answer.why or (answer.stderr.strip().splitlines() or ["it ended"])[-1])
+        return RemedyTrial(words, why=answer.why or (answer.stderr.strip().splitlines() or ["it ended"])[-1])
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -116,9 +111,8 @@ def main(arguments: Sequence[str]) -> None:
     end = overflow.step - 1 + int(steps)
     stepper.train_to(max(stepper.step, end - MOST_LOOKED_AT))
     blocks = [stepper.take_step() for _ in range(end - stepper.step)]
-    applied, losses = [bool(block.finite[0]) for block in blocks], [float(block.loss[0]) for block in blocks]
-    print(json.dumps({"steps": len(blocks), "applied_steps": sum(applied), "first_loss": losses[0],
-                      "loss": fmean(losses[-LATEST:]), "settled": all(applied[len(applied) // 2 :])}))  # fmt: skip
+    print(json.dumps({"losses": [float(block.loss[0]) for block in blocks],
+                      "applied": [bool(block.finite[0]) for block in blocks]}))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -5,27 +5,21 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from mpt_cli.diagnose.preparation import check_write_path, diagnosis_directory, find_overflow, on_one_device
 from mpt_cli.engine.backend import prepare_backend, set_import_variables
-from mpt_cli.errors import MISMATCH, OK, ConfigError, DataError, Problem, printable_tree
+from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem, printable_tree
 from mpt_cli.report.picture import missing_matplotlib
-from mpt_cli.runs.directory import RunDirectory, default_parent, read_json, write_json
+from mpt_cli.runs.directory import RunDirectory, default_parent, write_json
 from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import conf_override, expanded, recipe_paths, shell_command
 from mpt_cli.settings.variants import GivenModel
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.health import GOOD_VERDICTS
-from mpt_cli.telemetry.records import Summary
 from mpt_cli.training.program import Program
 from mpt_cli.training_run import with_drawn_seed
 from mpt_cli.verbs import print_json, say, too_small
-
-if TYPE_CHECKING:
-    from mpt_cli.diagnose.diagnosis import Diagnosis
 
 DIAGNOSIS = "diagnosis.json"
 TRIAL_STEPS = 20
@@ -35,9 +29,10 @@ def run_diagnose(arguments: argparse.Namespace) -> int:
     given = arguments.overrides
     run_dirs = [text for text in given if "=" not in text.split("/")[0] and expanded(text).is_dir()]
     _check(arguments, run_dirs)
+    stream = sys.stderr if arguments.json else sys.stdout  # of what is said on the way
     if run_dirs:
-        return diagnose_run(run_dirs[0], arguments, _progress_printer(arguments))
-    return _diagnose_recipe(arguments, _progress_printer(arguments))
+        return diagnose_run(run_dirs[0], arguments, lambda text: say(text, stream))
+    return _diagnose_recipe(arguments, lambda text: say(text, stream))
 
 
 def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
@@ -45,74 +40,45 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
     settings = with_drawn_seed(on_one_device(load_settings(arguments.overrides), say))
     check_write_path(arguments.write, arguments.overrides)
     with diagnosis_directory(arguments.out, default_parent(settings.recipe)) as directory:
-        found, content = _measure(settings, (steps, arguments.batches or 8), directory, say)
+        # float16 is examined whatever the policy of the run
+        set_import_variables(replace(settings, policy=replace(settings.policy, name="mixed_float16")))
+        platform = prepare_backend(settings)  # chooses the backend: before anything that imports Keras
+        from mpt_cli.diagnose.diagnosis import diagnose
+        from mpt_cli.diagnose.examination import ExaminationRequest
+        from mpt_cli.diagnose.report import diagnosis_content, print_diagnosis, write_pictures, write_recipe_copy
+
+        found = diagnose(Program(settings), platform, ExaminationRequest(steps, arguments.batches or 8), say)
+        content = {**diagnosis_content(found), "directory": str(directory)}
+        if missing := missing_matplotlib():
+            say(missing)
+        else:
+            write_pictures(found, directory)
+        write_json(directory / DIAGNOSIS, content)
         files = sorted(map(str, directory.iterdir()))
     if arguments.write:
-        from mpt_cli.diagnose.report import write_recipe_copy
-
         write_recipe_copy(arguments.write, arguments.overrides, found)
         files.append(arguments.write)
     if arguments.json:
         print_json(content)
     else:
-        from mpt_cli.diagnose.report import print_diagnosis
-
         print_diagnosis(found, files, PrintableConsole(sys.stdout))
     return OK
 
 
-def _measure(
-    settings: Settings, request: tuple[tuple[int, ...], int], directory: Path,
-    say: Callable[[str], None],
-) -> "tuple[Diagnosis, dict[str, Any]]":  # fmt: skip
-    """What was found, also as the content of the files, which are written."""
-    float16 = replace(settings.policy, name="mixed_float16")  # is examined whatever the policy of the run
-    set_import_variables(replace(settings, policy=float16))
-    platform = prepare_backend(settings)  # chooses the backend: before anything that imports Keras
-    from mpt_cli.diagnose.diagnosis import diagnose
-    from mpt_cli.diagnose.examination import ExaminationRequest
-    from mpt_cli.diagnose.report import diagnosis_content, write_pictures
-
-    found = diagnose(Program(settings), platform, ExaminationRequest(*request), say)
-    content = {**diagnosis_content(found), "directory": str(directory)}
-    if missing := missing_matplotlib():
-        say(missing)
-    else:
-        write_pictures(found, directory)
-    write_json(directory / DIAGNOSIS, content)
-    return found, content
-
-
 def _say_no_overflow(run: RunDirectory, run_dir: str, is_of_program: bool, arguments: argparse.Namespace) -> int:
-    """The answer for a run of which no step overflowed; no directory is made for it."""
+    """The answer for a run of which no step overflowed, with what else is wrong with it; no directory is made."""
     measures = "mpt.diagnose(model, x, y) in that program" if is_of_program else _of_configuration(run_dir)
-    verdict = _bad_verdict(run)
-    conclusion = "" if verdict else ", so no layer is bad"
-    text = f"no step of {run_dir} overflowed{conclusion}; {measures} measures how far away an overflow is"
-    rows = [text, *verdict]
+    ending = printable_tree(run.ending)
+    verdict = [f"{ending['verdict']}: {ending.get('explanation', '')}"] if "verdict" in ending else []
+    is_well = not verdict or ending["verdict"] in GOOD_VERDICTS
+    rows = [f"no step of {run_dir} overflowed{', so no layer is bad' * is_well}; {measures} measures how far away an "
+            "overflow is", *([] if is_well else verdict)]  # fmt: skip
     if arguments.json:
         print_json({"status": "ok", "kind": "overflow", "run_dir": run_dir, "step": None, "layer": None,
                     "explanation": rows})  # fmt: skip
     else:
-        for row in rows:
-            say(row)
+        say("\n".join(rows))
     return OK
-
-
-def _bad_verdict(run: RunDirectory) -> list[str]:
-    """What the run itself says that is wrong with it; nothing where it is well, or not over."""
-    try:
-        summary = printable_tree(read_json(run.summary_json, Summary))
-    except DataError:
-        return []
-    verdict = summary.get("verdict")
-    return [] if verdict in (None, *GOOD_VERDICTS) else [f"{verdict}: {summary.get('explanation', '')}"]
-
-
-def _progress_printer(arguments: argparse.Namespace) -> Callable[[str], None]:
-    """Where progress is said: on standard output, or beside the JSON on standard error."""
-    stream = sys.stderr if arguments.json else sys.stdout
-    return lambda text: say(text, stream)
 
 
 def _check(arguments: argparse.Namespace, run_dirs: list[str]) -> None:
@@ -177,18 +143,16 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
         from mpt_cli.diagnose.replay import examine_overflow, overflow_content, overflow_sentences, replay
         from mpt_cli.diagnose.trials import try_remedies
 
-        replayed = replay(run, settings, platform, overflow, say)
-        found = examine_overflow(replayed)
+        found = examine_overflow(replay(run, settings, platform, overflow, say))
         steps = TRIAL_STEPS if arguments.trial_steps is None else arguments.trial_steps
-        trials = try_remedies(replayed, found, steps, say)
-        content, rows = overflow_content(replayed, found, trials), overflow_sentences(replayed, found, trials)
-        content["directory"] = str(directory)
+        trials = try_remedies(found, steps, say)
+        content = {**overflow_content(found, trials), "directory": str(directory)}
         write_json(directory / DIAGNOSIS, content)
     if arguments.json:
         print_json(content)
     else:
         from mpt_cli.report.tables import print_labelled
 
-        rows.append(("file", str(directory / DIAGNOSIS)))
+        rows = [*overflow_sentences(found, trials), ("file", str(directory / DIAGNOSIS))]
         print_labelled(rows, PrintableConsole(sys.stdout))
     return OK if content["status"] == "ok" else MISMATCH

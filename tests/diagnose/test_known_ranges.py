@@ -37,12 +37,8 @@ def predicted(found: Diagnosis, scale: float) -> float:
 
 
 @pytest.mark.slow
-def test_ranges_differ_by_the_gate_between_them(found):
+def test_flushed_shares_are_met_within_a_doubling_and_ranges_differ_by_the_gate(found):
     assert layer(found, "convolution").largest_exponent == layer(found, "gate").largest_exponent + POWER
-
-
-@pytest.mark.slow
-def test_flushed_shares_are_met_within_a_doubling(found):
     trials = [trial for trial in found.trials if trial.flushed is not None]
     assert trials[0].scale == 1.0 and trials[0].predicted_flushed > 0.001
     for trial in trials:
