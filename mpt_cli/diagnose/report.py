@@ -192,8 +192,8 @@ def _faults(found: Diagnosis) -> Iterator[str]:
             " to ".join(dict.fromkeys(format_fraction(pick(shares)) for pick in (min, max)))
             for shares in ([row.flushed for row in alike], [row.predicted_flushed for row in alike])
         )
-        names = layer_names([row.layer for row in alike])
-        yield (f"{names}: {met} of their {kind.replace('_', ' ')} are flushed where {predicted} were predicted: "
+        layers = layer_names([row.layer for row in alike])
+        yield (f"{layers}: {met} of their {kind.replace('_', ' ')} are flushed where {predicted} were predicted: "
                "what they are made of is lost before")  # fmt: skip
 
 

@@ -99,14 +99,3 @@ def test_the_remedy_that_is_named_first_works(net, first, failed, tmp_path, caps
     remedies = json.loads(capsys.readouterr().out)["remedies"]
     assert remedies[0]["words"] == [first] and remedies[0]["works"]
     assert not next(row for row in remedies if row["words"] == [failed])["works"]
-
-
-@pytest.mark.long
-def test_a_lower_scale_is_among_the_remedies_that_work(tmp_path, capsys):
-    run = trained(tmp_path, "plain", *TOO_HIGH)
-    capsys.readouterr()
-    assert main(["diagnose", run, "--json"]) == 0
-    remedies = json.loads(capsys.readouterr().out)["remedies"]
-    works = {" ".join(row["words"]): row["works"] for row in remedies}
-    assert works["loss_scale.initial_scale=4194304.0"] and not works["optimizer.learning_rate=0.0001"]
-    assert remedies[0]["works"]
