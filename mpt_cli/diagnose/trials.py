@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MOST_SECONDS = 1800.0
 MOST_LOOKED_AT = 200  # steps, one at a time; those between a checkpoint far before and these are trained in one go
-SLOWER, LOWER = (10, 1000), 2**8  # divisors of the learning rate, and of the loss scale that overflowed
+SLOWER, LOWER = (10, 1000), (2**8, 2**16)  # divisors of the learning rate, and of the loss scale that overflowed
 FIRST_SCALE = "loss_scale.initial_scale"
 
 
@@ -49,12 +49,13 @@ def candidates(found: "OverflowDiagnosis") -> list[list[str]]:
     """Words for each remedy, the smallest change first: where the loss was finite a lower scale, one that moves, layers
     in float32, a slower optimizer, another policy."""
     settings, scaling = found.replayed.parts.settings, found.replayed.parts.scaling
-    lower = max(found.overflow.scale_before / LOWER, scaling.floor or 0.0)
-    is_scaled_too_high = scaling.scales and isfinite(found.loss) and lower < found.overflow.scale_before
+    scale = found.overflow.scale_before
+    lower = dict.fromkeys(max(scale / divisor, scaling.floor or 0.0) for divisor in LOWER)
+    is_lowered = scaling.scales and isfinite(found.loss)
     kept = ", ".join(f"{name}: {policy}" for name, policy in settings.policy.overrides.items())
     groups = [", ".join([*([kept] if kept else []), *(f"{name}: float32" for name in names)])
               for names in _layer_groups(found)]  # fmt: skip
-    words = [[f"{FIRST_SCALE}={lower!r}"]] if is_scaled_too_high else []
+    words = [[f"{FIRST_SCALE}={each!r}"] for each in lower if is_lowered and each < scale]
     words += [["loss_scale=dynamic"]] if scaling.scales and not scaling.moves else []
     words += [[f"policy.overrides={{{group}}}"] for group in dict.fromkeys(groups)]
     rate = getattr(settings.optimizer, "learning_rate", None)

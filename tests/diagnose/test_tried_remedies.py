@@ -88,12 +88,13 @@ def test_a_lower_scale_takes_the_place_of_that_in_the_checkpoint(tmp_path, capsy
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("net", "first", "failed"), [
-    ("attention", "policy.overrides={attention: float32}", "policy.overrides={pool: float32}"),
-    ("outlier", "policy.overrides={net/up: float32, net/down: float32}", "policy.overrides={net/up: float32}"),
+@pytest.mark.parametrize(("net", "words", "first", "failed"), [
+    ("attention", [], "policy.overrides={attention: float32}", "policy.overrides={pool: float32}"),
+    ("outlier", [], "policy.overrides={net/up: float32, net/down: float32}", "policy.overrides={net/up: float32}"),
+    ("plain", TOO_HIGH, "loss_scale.initial_scale=16384.0", "optimizer.learning_rate=0.0001"),
 ])  # fmt: skip
-def test_the_remedy_that_is_named_first_works(net, first, failed, tmp_path, capsys):
-    run = trained(tmp_path, net)
+def test_the_remedy_that_is_named_first_works(net, words, first, failed, tmp_path, capsys):
+    run = trained(tmp_path, net, *words)
     capsys.readouterr()
     assert main(["diagnose", run, "--json"]) == 0
     remedies = json.loads(capsys.readouterr().out)["remedies"]
