@@ -230,8 +230,8 @@ SMALLEST_GAIN = 0.05  # a difference below this is none, however still the machi
 def step_seconds(metrics_jsonl: Path, mean_rate: float | None, batch_size: int) -> float | None:
     """Return the seconds of a training step, compiling left out; None where nothing was timed.
 
-    They come from the median of the logged speeds, which a busy moment doesn't move, else from that of the whole run; of a
-    script its steps stand for examples.
+    They come from the median of the logged speeds, which a busy moment doesn't move, else from that of the whole run.
+    Of a script steps stand for the examples.
     """
     lines = (line for line in read_lines(metrics_jsonl) if not line.get("epoch_end"))
     rates = [rate for line in lines if (rate := as_number(line.get("examples_per_second")))]
