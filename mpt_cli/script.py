@@ -144,9 +144,13 @@ class ScriptRun:
         if _replicas() > 1:
             self.note(f"not recorded: {ON_REPLICAS}")
             return
-        with _outside():
-            wrapper.keep_step_log(RING_ROWS)
-            self.loops[id(wrapper)] = LoopRecording(self._subject_of(wrapper), wrapper)
+        try:
+            with _outside():
+                wrapper.keep_step_log(RING_ROWS)
+                self.loops[id(wrapper)] = LoopRecording(self._subject_of(wrapper), wrapper)
+        except Exception as error:  # the script must not suffer from what watches it
+            self.note(f"not recorded: a loop of the script's own. {summarise_error(error)}")
+            return
         self.drain.add(self.loops[id(wrapper)])
 
     def _subject_of(self, wrapper: LossScaleOptimizer) -> Subject:

@@ -166,7 +166,7 @@ def _node() -> str:
 
 
 @dataclass(frozen=True)
-class JobState:
+class ClusterJobState:
     """What a cluster says of a job, in its own `word` and with its reason."""
 
     word: str
@@ -193,7 +193,7 @@ class Cluster(Executor):
         self._inherited = inherited
         self._ids: set[str] = set()
         self._asked: set[str] = set()
-        self._states: Mapping[str, JobState] = {}
+        self._states: Mapping[str, ClusterJobState] = {}
         self._looked_at = -LOOK_SECONDS
         self._answered_at = time.monotonic()
         self.silence = ""  # why there is no answer
@@ -203,7 +203,7 @@ class Cluster(Executor):
         """Their job ids; CannotStart where the cluster refuses them."""
 
     @abstractmethod
-    def states(self, job_ids: Collection[str]) -> Mapping[str, JobState]:
+    def states(self, job_ids: Collection[str]) -> Mapping[str, ClusterJobState]:
         """Of those jobs that it knows; NoAnswer where it can't be asked."""
 
     @abstractmethod
@@ -239,16 +239,17 @@ class Cluster(Executor):
             self._look()
         return {log for log, job_id in found.items() if not self.state(job_id).is_over}
 
-    def state(self, job_id: str) -> JobState:
+    def state(self, job_id: str) -> ClusterJobState:
         """As of its latest answer, which is at most LOOK_SECONDS old."""
         self._ids.add(job_id)
         if time.monotonic() - self._looked_at > LOOK_SECONDS:
             self._look()
         if job_id not in self._asked:  # it was handed over since
-            return JobState("submitted", waits=True)
+            return ClusterJobState("submitted", waits=True)
         if job_id in self._states or not self.silence:
-            return self._states.get(job_id, JobState("no longer known", is_over=True))
-        return JobState("not known", self.silence, is_over=time.monotonic() - self._answered_at > self.gives_up_seconds)
+            return self._states.get(job_id, ClusterJobState("no longer known", is_over=True))
+        is_given_up = time.monotonic() - self._answered_at > self.gives_up_seconds
+        return ClusterJobState("not known", self.silence, is_over=is_given_up)
 
     def describe(self, log: Path) -> str:
         """Where the command with this log is, in the cluster's words."""

@@ -141,10 +141,6 @@ class Executor(ABC):
         """Those of the logs whose command an earlier process started, and that goes on without it: none here."""
         return set()
 
-    def submit(self, commands: Sequence[Command[Any]], at_a_time: int) -> list[str]:
-        """Hand over commands that are to go on without this process; returns their ids there."""
-        raise NotImplementedError(f"{type(self).__name__} keeps nothing that goes on alone")
-
     def __enter__(self) -> Self:
         return self
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from mpt_cli.errors import DataError
-from mpt_cli.jobs.cluster import Cluster, JobState, NoAnswer, RemoteCommand
+from mpt_cli.jobs.cluster import Cluster, ClusterJobState, NoAnswer, RemoteCommand
 from mpt_cli.jobs.executor import CannotStart, Command, LocalExecutor, LocalHandle, module_command
 from mpt_cli.signals import GRACE_SECONDS
 
@@ -74,7 +74,7 @@ class RayCluster(Cluster):
             runtime_env={"env_vars": variables}, **self._options,
         ))  # fmt: skip
 
-    def states(self, job_ids: Collection[str]) -> dict[str, JobState]:
+    def states(self, job_ids: Collection[str]) -> dict[str, ClusterJobState]:
         try:
             jobs = self._client.list_jobs()
         except Exception as error:
@@ -86,10 +86,10 @@ class RayCluster(Cluster):
             self._client.stop_job(job_id)
 
 
-def _state(job: Any) -> JobState:
+def _state(job: Any) -> ClusterJobState:
     word = str(getattr(job.status, "value", job.status))
     reason = "" if word == "RUNNING" else (job.message or "").strip().partition("\n")[0]
-    return JobState(word, reason, waits=word == "PENDING", is_over=word in _OVER)
+    return ClusterJobState(word, reason, waits=word == "PENDING", is_over=word in _OVER)
 
 
 def _first_line(error: Exception) -> str:

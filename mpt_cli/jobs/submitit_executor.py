@@ -12,7 +12,7 @@ import submitit
 from submitit.core import utils
 from submitit.slurm.slurm import SlurmInfoWatcher
 
-from mpt_cli.jobs.cluster import Cluster, JobState, NoAnswer, RemoteCommand
+from mpt_cli.jobs.cluster import Cluster, ClusterJobState, NoAnswer, RemoteCommand
 from mpt_cli.jobs.executor import CannotStart, call
 from mpt_cli.signals import held_back
 
@@ -59,7 +59,7 @@ class SlurmCluster(Cluster):
         sweep = self._folder.parent.parent.name
         return {"name": commands[0].command.name if len(commands) == 1 else sweep}
 
-    def states(self, job_ids: Collection[str]) -> dict[str, JobState]:
+    def states(self, job_ids: Collection[str]) -> dict[str, ClusterJobState]:
         """By squeue, which has each job for some minutes after its end; of those that it has no more by sacct, where
         there is accounting."""
         found = self._asked_of(_QUEUE, job_ids)
@@ -69,7 +69,7 @@ class SlurmCluster(Cluster):
                 found |= self._asked_of(_ACCOUNTS, missing)
         return found
 
-    def _asked_of(self, program: Sequence[str], job_ids: Collection[str]) -> dict[str, JobState]:
+    def _asked_of(self, program: Sequence[str], job_ids: Collection[str]) -> dict[str, ClusterJobState]:
         arrays = sorted({job_id.partition("_")[0] for job_id in job_ids})
         answer = call([*program, f"--jobs={','.join(arrays)}"], _ANSWER_SECONDS)
         if answer.exit_code != 0 and "Invalid job id" not in answer.stderr:
@@ -90,9 +90,9 @@ class SlurmCluster(Cluster):
         return ", ".join([*parts, *([f"see {paths.stderr}"] if paths.stderr.exists() else [])])
 
 
-def _state(word: str, reason: str) -> JobState:
+def _state(word: str, reason: str) -> ClusterJobState:
     first = re.split(r"[ +]", word, maxsplit=1)[0]
-    return JobState(word, reason, waits=first in _WAITS, is_over=first in _IS_OVER)
+    return ClusterJobState(word, reason, waits=first in _WAITS, is_over=first in _IS_OVER)
 
 
 class ProcessesOfSubmitit(SlurmCluster):
@@ -110,8 +110,8 @@ class ProcessesOfSubmitit(SlurmCluster):
     def _name_of(self, commands: Sequence[RemoteCommand]) -> dict[str, str]:
         return {}
 
-    def states(self, job_ids: Collection[str]) -> dict[str, JobState]:
-        return {job_id: JobState("RUNNING") if _is_alive(int(job_id)) else JobState("ended", is_over=True)
+    def states(self, job_ids: Collection[str]) -> dict[str, ClusterJobState]:
+        return {job_id: ClusterJobState("RUNNING") if _is_alive(int(job_id)) else ClusterJobState("ended", is_over=True)
                 for job_id in job_ids}  # fmt: skip
 
     def cancel(self, job_id: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from mpt_cli.errors import BAD_CONFIG, OK, ConfigError, DataError, Problem
 from mpt_cli.jobs.capacity import usable_cores
+from mpt_cli.jobs.cluster import Cluster
 from mpt_cli.jobs.executor import CannotStart, Command, Executor, mpt_command
 from mpt_cli.jobs.launchers import Launcher, LocalLauncher, choose_launcher
 from mpt_cli.jobs.queue import Limits, Observer, Queue
@@ -273,7 +274,7 @@ def run_jobs(sweep: SweepDirectory, plan: SweepPlan, options: Options, screen: S
         going_on = sum(command.is_submitted for command in known)
         if going_on:
             screen.say(f"{job_count(going_on)} of them were submitted before and are waited for")
-        if options.detach:
+        if options.detach and isinstance(executor, Cluster):
             screen.say(detach(sweep, [command for command in known if not command.is_submitted], limits, executor))
             return None
 
@@ -311,7 +312,7 @@ def commands_left(
     return sorted(made.values(), key=lambda command: not command.is_submitted)
 
 
-def detach(sweep: SweepDirectory, commands: Sequence[Command[Job]], limits: Limits, executor: Executor) -> str:
+def detach(sweep: SweepDirectory, commands: Sequence[Command[Job]], limits: Limits, executor: Cluster) -> str:
     """Hand them over; says as what, and how to see them."""
     try:
         job_ids = executor.submit(commands, limits.workers) if commands else []

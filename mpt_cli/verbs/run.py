@@ -46,7 +46,7 @@ def run_run(arguments: argparse.Namespace) -> int:
     is_module = rest[0] == "-m"
     again = [word for word in overrides if not word.startswith("run_dir=")]  # whose directory is there then
     options = [STRICT] * strict + [ALLOW_UNCHECKED] * allows_unchecked
-    program = Program(settings, name.rpartition(".")[2] if is_module else Path(name).stem,
+    program = ScriptProgram(settings, name.rpartition(".")[2] if is_module else Path(name).stem,
                       ("run", *options, *again, *rest), tuple(overrides))  # fmt: skip
 
     def run() -> None:
@@ -65,7 +65,7 @@ def run_run(arguments: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True)
-class Program:
+class ScriptProgram:
     """A script or module with what is set for it: its name in runs, the words behind `mpt` that run it again, and those
     of them that set something."""
 
@@ -75,7 +75,7 @@ class Program:
     overrides: tuple[str, ...]
 
 
-def run_program(program: Program, run: Callable[[], None]) -> tuple["ScriptRun | None", BaseException | None]:
+def run_program(program: ScriptProgram, run: Callable[[], None]) -> tuple["ScriptRun | None", BaseException | None]:
     """Call `run` with mpt around Keras from where that is imported. Return what was seen of it, None where Keras was
     not imported, and what it raised (SystemExit included).
     """
@@ -108,7 +108,7 @@ def run_program(program: Program, run: Callable[[], None]) -> tuple["ScriptRun |
     return (found[0] if found else None), error
 
 
-def _spawning(program: Program, folder: Path) -> AbstractContextManager[None]:
+def _spawning(program: ScriptProgram, folder: Path) -> AbstractContextManager[None]:
     """Processes that `multiprocessing` spawns have the same around them, each with run directories of its own."""
     words = [word for word in program.overrides if not word.startswith("run_dir=")]
     if program.settings.run_dir is not None:
@@ -122,7 +122,7 @@ def run_spawned(words: list[str], title: str, command: tuple[str, ...], given: d
     settings = script_settings(words)
     if settings.run_dir is not None:
         settings = replace(settings, run_dir=f"{settings.run_dir}-process-{os.getpid()}")
-    program = Program(settings, title, command, tuple(words))
+    program = ScriptProgram(settings, title, command, tuple(words))
     seen, error = run_program(program, lambda: spawn_main(**given))
     _say_all(seen)
     assert error is not None  # spawn_main ends with SystemExit
