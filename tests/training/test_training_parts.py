@@ -122,7 +122,7 @@ class TestScaling:
         for settings, policy, words, warnings in (
             (LossScaleSettings("dynamic", growth_steps=9), "float16",
              "dynamic from 32768, grows after 9 applied steps", []),
-            (LossScaleSettings("fixed", 2.0**30), "float16", "fixed at 2^30, overflow steps are skipped", []),
+            (LossScaleSettings("fixed", 2.0**30), "float16", "fixed at 1073741824, overflow steps are skipped", []),
             (LossScaleSettings("fixed", on_overflow="apply"), "float16",
              "fixed at 32768, overflow steps are applied", []),
             (LossScaleSettings("logmax"), "float16", "logmax from 32768, follows the largest gradient", []),
