@@ -138,7 +138,7 @@ def test_what_cannot_be_run_here_is_at_least_well_formed(tmp_path, monkeypatch):
             assert words[1] in LISTED_VERBS
             given = verb_parser(words[1]).parse_intermixed_args(words[2:])
             overrides = [word for word in getattr(given, "overrides", ())
-                         if not re.search(r"^[^{]*[,(]|^launcher\.", word)]  # fmt: skip
+                         if not re.search(r"^[^{]*[,(]|^launcher\.|^sweep_dir=", word)]  # fmt: skip
             if overrides:
                 assert load_settings(overrides).recipe, command
 
