@@ -134,7 +134,7 @@ def test_what_cannot_be_run_here_is_at_least_well_formed(tmp_path, monkeypatch):
                 if block.file is not None and f"={block.file}" in command:
                     (tmp_path / block.file).write_text(block.text)
                     os.chdir(tmp_path)
-            words = shlex.split(command[command.index("mpt ") :], comments=True)
+            words = shlex.split(command[command.index("mpt ") :].partition(" -- ")[0], comments=True)
             assert words[1] in LISTED_VERBS
             given = verb_parser(words[1]).parse_intermixed_args(words[2:])
             overrides = [word for word in getattr(given, "overrides", ())
