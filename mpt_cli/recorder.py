@@ -31,11 +31,10 @@ from mpt_cli.precision.train_step import check_replicas, optimizers_in, unwrappe
 from mpt_cli.python_api import Asked, given_settings
 from mpt_cli.recording import NO_LOSS, NO_SAMPLES, Recording, Subject, policy_on_record, scaling_on_record
 from mpt_cli.report.run import Run
-from mpt_cli.runs.directory import RunDirectory, default_path
+from mpt_cli.runs.directory import RunDirectory, numbered_path
 from mpt_cli.samples.flow import is_rounded
 from mpt_cli.samples.gradient_samples import build_sampler, layers_to_compile
 from mpt_cli.settings.schema import Settings
-from mpt_cli.settings.search_path import expanded
 from mpt_cli.telemetry.health import NextCheck, Stop
 from mpt_cli.telemetry.records import NEVER, RunHeader, Scaling
 from mpt_cli.training.assembly import warn_of_half_head
@@ -176,8 +175,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _place(self, recipe: str) -> Path:
         """Where the next run writes."""
-        wanted = default_path(recipe) if self.run_dir is None else expanded(self.run_dir)
-        return self.folder / (f"{wanted}-{len(self.runs) + 1}" if self.run_dir is not None and self.runs else wanted)
+        return self.folder / numbered_path(self.run_dir, recipe, len(self.runs) + 1)
 
     @_said_and_ended
     def on_epoch_begin(self, session: "_FitRecording", epoch: int, logs: Any = None) -> None:

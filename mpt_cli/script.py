@@ -30,10 +30,9 @@ from mpt_cli.precision.train_step import unwrapped
 from mpt_cli.recorder import Budget, Recorder
 from mpt_cli.recording import RING_ROWS, Drain, LoopRecording, Subject, policy_on_record, scaling_on_record
 from mpt_cli.report.run import Run
-from mpt_cli.runs.directory import RunDirectory, default_path
+from mpt_cli.runs.directory import RunDirectory, numbered_path
 from mpt_cli.samples.digits import first_examples
 from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, BackendSettings, Settings
-from mpt_cli.settings.search_path import expanded
 from mpt_cli.settings.variants import GivenData, GivenModel
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.health import GOOD_VERDICTS, UNCHECKED
@@ -172,10 +171,8 @@ class ScriptRun:
 
     def place(self, title: str) -> Path:
         """The next run directory, from where the script was started."""
-        if self.settings.run_dir is None:
-            return self.folder / default_path(title)
         self.places += 1
-        return self.folder / f"{expanded(self.settings.run_dir)}{f'-{self.places}' if self.places > 1 else ''}"
+        return self.folder / numbered_path(self.settings.run_dir, title, self.places)
 
     def end_loops(self, error: BaseException | None = None) -> None:
         """At the end of the script: what was not yet taken of its loops, and how they went."""

@@ -4,7 +4,6 @@ Both sides know of a command by files beside its log, which the cluster's machin
 `python -m mpt_cli.jobs.cluster FILE` runs one that was pickled into FILE; submitit has a program of its own for that.
 """
 
-import json
 import os
 import pickle
 import platform
@@ -18,10 +17,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mpt_cli.errors import OK, TERMINATED
+from mpt_cli.errors import OK, TERMINATED, DataError
 from mpt_cli.jobs.executor import WHOLE_MACHINE, Command, Ending, Executor, LocalExecutor, LocalHandle, Lost, Share
+from mpt_cli.runs.directory import read_json, write_json
 from mpt_cli.signals import GRACE_SECONDS, handled_by, held_back
-from mpt_cli.version import SCHEMA_VERSION
 
 LOOK_SECONDS = 10.0  # between two questions to a cluster about all of its jobs
 SOON_SECONDS = 2.0  # until the next one, where a job was asked to end
@@ -49,28 +48,19 @@ class CommandFiles:
 
     @property
     def job_id(self) -> str | None:
-        return read_object(self.submitted).get("job_id")
+        return read_note(self.submitted).get("job_id")
 
     @property
     def how_it_ended(self) -> Ending | None:
-        found = read_object(self.ending)
+        found = read_note(self.ending)
         return Ending(**{name: found[name] for name in Ending.__dataclass_fields__}) if found else None
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON in a file that is written whole; empty where there is none."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def write_object(path: Path, content: Mapping[str, Any]) -> None:
-    """Whole or not at all."""
-    new = path.with_name(f"{path.name}.new")
-    new.write_text(json.dumps({"schema_version": SCHEMA_VERSION, **content}))
-    new.replace(path)
+def read_note(path: Path) -> dict[str, Any]:
+    """Return what `write_json` wrote; empty where there is no such file, or a damaged one."""
+    with suppress(DataError):
+        return read_json(path)
+    return {}
 
 
 @dataclass
@@ -101,11 +91,11 @@ class RemoteCommand:
             with held_back(signal.SIGUSR2):  # which Slurm sends to every process of a job, and is for submitit
                 self._handle = LocalExecutor().start(here)
             if is_first:
-                write_object(self.files.began, {"pid": self._handle.pid, "node": _node()})
+                write_json(self.files.began, {"pid": self._handle.pid, "node": _node()})
             code = self._wait(self._handle)
             if is_first and not self._may_go_on(code):
                 ending = Ending(code, round(self._handle.seconds, 3), attempt=self.command.attempt)
-                write_object(self.files.ending, asdict(ending))
+                write_json(self.files.ending, asdict(ending))
         return code
 
     def checkpoint(self) -> Any:
@@ -227,12 +217,12 @@ class Cluster(Executor):
             remote.files.clear()
         job_ids = self.hand_over(remotes, at_a_time)
         for remote, job_id in zip(remotes, job_ids, strict=True):
-            write_object(remote.files.submitted, {"job_id": job_id, "cluster": self.name, "submitted_at": time.time()})
+            write_json(remote.files.submitted, {"job_id": job_id, "cluster": self.name, "submitted_at": time.time()})
         return job_ids
 
     def under_way(self, logs: Iterable[Path]) -> set[Path]:
         """Those of the logs whose command it was given before, by whatever process, and has not ended yet."""
-        notes = {log: read_object(CommandFiles(log).submitted) for log in logs}
+        notes = {log: read_note(CommandFiles(log).submitted) for log in logs}
         found = {log: note["job_id"] for log, note in notes.items() if note.get("cluster") == self.name}
         self._ids |= {*found.values()}
         if not self._asked.issuperset(found.values()):

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from mpt_cli.errors import DataError
+from mpt_cli.errors import DataError, first_line
 from mpt_cli.jobs.cluster import Cluster, ClusterJobState, NoAnswer, RemoteCommand
 from mpt_cli.jobs.executor import CannotStart, Command, LocalExecutor, LocalHandle, module_command
 from mpt_cli.signals import GRACE_SECONDS
@@ -63,7 +63,7 @@ class RayCluster(Cluster):
         try:
             return [self._submit(command) for command in commands]
         except Exception as error:  # of requests, or RuntimeError
-            raise CannotStart(f"Ray: {_first_line(error)}") from error
+            raise CannotStart(f"Ray: {first_line(error)}") from error
 
     def _submit(self, command: RemoteCommand) -> str:
         file = (self._folder / f"{command.command.name}.pkl").resolve()
@@ -92,10 +92,6 @@ def _state(job: Any) -> ClusterJobState:
     return ClusterJobState(word, reason, waits=word == "PENDING", is_over=word in _OVER)
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def _connect(address: str, headers: Mapping[str, str]) -> Any:
     """A client of Ray's jobs. RAY_ADDRESS would win over an address, and this wins over it."""
     before = os.environ.get(_ADDRESS)
@@ -105,7 +101,7 @@ def _connect(address: str, headers: Mapping[str, str]) -> Any:
 
         return JobSubmissionClient(address, headers=dict(headers))
     except Exception as error:  # whatever keeps it from answering
-        raise DataError(f"Ray could not be reached at {address}: {_first_line(error)}") from error
+        raise DataError(f"Ray could not be reached at {address}: {first_line(error)}") from error
     finally:
         os.environ.pop(_ADDRESS)
         os.environ.update({} if before is None else {_ADDRESS: before})

@@ -300,6 +300,13 @@ def default_path(recipe: str) -> Path:
     return default_parent(recipe) / drawn_name()
 
 
+def numbered_path(path: str | Path | None, recipe: str, number: int) -> Path:
+    """Where the run of this number, from 1 on, of one program writes that gave all of them the same `path`, or none."""
+    if path is None:
+        return default_path(recipe)
+    return Path(f"{expanded(path)}-{number}") if number > 1 else expanded(path)
+
+
 def drawn_name() -> str:
     """The time and a few letters, for what nobody gave a name."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"

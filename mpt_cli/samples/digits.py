@@ -36,7 +36,7 @@ SMALLEST_SPREAD = 1e-6  # of the size of the outputs: float32 itself tells no mo
 
 
 class LostDigits(NamedTuple):
-    """`noise` of the outputs; and where it is more than `LOST` the names of the layers with which in float32 only
+    """`noise` of the outputs; and where that is too much the names of the layers with which in float32 only
     `noise_left` of it is left, TARGETS where the outputs' dtype rounds these, or ALL_LAYERS where no few of them help.
     """
 

@@ -5,12 +5,13 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, TextIO, TypeVar, cast
+from typing import Any, Self, TextIO, TypeVar
 
 from rich.live import Live
 from rich.text import Text
 
 from mpt_cli.errors import ConfigError, printable
+from mpt_cli.jobs.cluster import Cluster
 from mpt_cli.jobs.executor import Command, Ending
 from mpt_cli.jobs.launchers import recorded_launcher
 from mpt_cli.jobs.queue import Observer, Running
@@ -23,9 +24,6 @@ from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.console.plain import StreamLines
 from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds, format_share
 from mpt_cli.training.progress import MONITORED
-
-if TYPE_CHECKING:
-    from mpt_cli.jobs.cluster import Cluster
 
 R = TypeVar("R")
 
@@ -199,7 +197,7 @@ class JobState:
         return {"job": self.job.name, "overrides": self.job.overrides, "status": self.status, **waits, **known, **ended}
 
 
-def cluster_of(sweep: SweepDirectory) -> "Cluster | None":
+def cluster_of(sweep: SweepDirectory) -> Cluster | None:
     """The one that has the jobs of the sweep, where it can be asked from here."""
     launcher = recorded_launcher(sweep.read_plan().facts)
     if not launcher.can_detach:
@@ -208,17 +206,18 @@ def cluster_of(sweep: SweepDirectory) -> "Cluster | None":
         launcher.check()
     except ConfigError:
         return None
-    return cast("Cluster", launcher.executor(1, sweep.path / "logs"))
+    executor = launcher.executor(1, sweep.path / "logs")
+    return executor if isinstance(executor, Cluster) else None
 
 
-def job_states(sweep: SweepDirectory, cluster: "Cluster | None" = None) -> list[JobState]:
+def job_states(sweep: SweepDirectory, cluster: Cluster | None = None) -> list[JobState]:
     """Those of all jobs that are planned so far, as any process can see them that can read the directory."""
     jobs = sweep.read_plan().jobs
     under_way = cluster.under_way([sweep.log(job) for job in jobs]) if cluster else set()
     return [_state(sweep, job, cluster if sweep.log(job) in under_way else None) for job in jobs]
 
 
-def _state(sweep: SweepDirectory, job: Job, cluster: "Cluster | None") -> JobState:
+def _state(sweep: SweepDirectory, job: Job, cluster: Cluster | None) -> JobState:
     run = sweep.run(job)
     line, holder = latest_line(run.metrics_jsonl), read_holder(run.lock_file)
     if holder is not None and holder.is_gone is not True:

@@ -46,8 +46,7 @@ def run_run(arguments: argparse.Namespace) -> int:
     is_module = rest[0] == "-m"
     again = [word for word in overrides if not word.startswith("run_dir=")]  # whose directory is there then
     options = [STRICT] * strict + [ALLOW_UNCHECKED] * allows_unchecked
-    program = ScriptProgram(settings, name.rpartition(".")[2] if is_module else Path(name).stem,
-                      ("run", *options, *again, *rest), tuple(overrides))  # fmt: skip
+    program = ScriptProgram(settings, script_title(rest), ("run", *options, *again, *rest), tuple(overrides))
 
     def run() -> None:
         with _as_main([name, *rest[1 + is_module :]], Path(name).resolve().parent if not is_module else Path.cwd()):
@@ -198,6 +197,12 @@ def target_name(rest: list[str]) -> str:
     if not Path(rest[0]).is_file():
         raise DataError(f"there is no script {rest[0]}.")
     return rest[0]
+
+
+def script_title(rest: list[str]) -> str:
+    """The name that runs of a script or module have; raises as `target_name` does."""
+    name = target_name(rest)
+    return name.rpartition(".")[2] if rest[0] == "-m" else Path(name).stem
 
 
 def script_settings(overrides: list[str]) -> Settings:

@@ -23,7 +23,7 @@ from mpt_cli.sweep.run import (
     start_sweep,
 )
 from mpt_cli.verbs import print_json, say, too_small
-from mpt_cli.verbs.run import script_settings, split_script, target_name
+from mpt_cli.verbs.run import script_settings, script_title, split_script
 
 if TYPE_CHECKING:
     from mpt_cli.compare.comparison import Script
@@ -115,9 +115,7 @@ def _script(words: list[str]) -> "tuple[list[str], Script | None]":
     overrides, rest = split_script(words)
     if not rest or not (rest[0] == "-m" or rest[0].endswith(".py") or Path(rest[0]).is_file()):
         return words, None
-    name = target_name(rest)
-    title = name.rpartition(".")[2] if rest[0] == "-m" else Path(name).stem
-    return overrides, Script(rest, title, script_settings)
+    return overrides, Script(rest, script_title(rest), script_settings)
 
 
 def _check_compare(arguments: argparse.Namespace) -> None:

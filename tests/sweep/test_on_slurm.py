@@ -14,7 +14,7 @@ from command import is_alive, wait_for
 from sweep_stubs import begun_sweep, cluster, started
 
 from mpt_cli.errors import ConfigError
-from mpt_cli.jobs.cluster import read_object
+from mpt_cli.jobs.cluster import read_note
 from mpt_cli.jobs.launchers import choose_launcher
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.progress import cluster_of, job_states
@@ -51,7 +51,7 @@ def later(*steps):
 
 
 def note_of(number: int, kind: str) -> dict:
-    return read_object(next(Path("s/logs").glob(f"00{number}-*.{kind}"), Path("none")))
+    return read_note(next(Path("s/logs").glob(f"00{number}-*.{kind}"), Path("none")))
 
 
 def job(number: int = 1) -> str:
