@@ -76,6 +76,7 @@ test-cluster: $(VENV)-cluster/.dev
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check mpt_cli tests benchmarks docs .ci
+	$(BIN)/ruff format --check mpt_cli tests benchmarks docs .ci
 
 types: $(VENV)/.dev
 	$(BIN)/mypy

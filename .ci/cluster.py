@@ -104,14 +104,23 @@ def slurm(folder: Path, accounting: bool = False) -> Iterator[dict[str, str]]:
     (folder / "gres.conf").write_text(f"NodeName=node[1-2] Name=gpu File={folder}/gpu[0-3]\n")
     environment = {**os.environ, "PATH": PATH, "SLURM_CONF": str(folder / "slurm.conf")}
     with ExitStack() as stack:
+
         def start(*command: str) -> None:
             stack.enter_context(daemon(command, folder / f"{Path(command[0]).name}.log", environment))
 
         key = folder / "munge.key"
         key.write_bytes(os.urandom(64))
         key.chmod(0o600)
-        start("munged", "--foreground", "--force", f"--socket={folder}/munge.socket", f"--key-file={key}",
-              f"--pid-file={folder}/munged.pid", f"--log-file={folder}/munged.txt", f"--seed-file={folder}/munged.seed")
+        start(
+            "munged",
+            "--foreground",
+            "--force",
+            f"--socket={folder}/munge.socket",
+            f"--key-file={key}",
+            f"--pid-file={folder}/munged.pid",
+            f"--log-file={folder}/munged.txt",
+            f"--seed-file={folder}/munged.seed",
+        )
         wait_until((folder / "munge.socket").exists)
         if accounting:
             start_accounting(folder, given, environment, start)
@@ -131,16 +140,32 @@ def start_accounting(
     folder: Path, given: dict[str, object], environment: dict[str, str], start: Callable[..., None]
 ) -> None:
     data = folder / "sql"
-    subprocess.run(["mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={data}"], env=environment,
-                   check=True, capture_output=True)
-    start("mariadbd", "--no-defaults", "--user=root", f"--datadir={data}", f"--socket={folder}/sql.socket",
-          f"--port={given['sql']}", "--bind-address=127.0.0.1", "--skip-grant-tables")
+    subprocess.run(
+        ["mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={data}"],
+        env=environment,
+        check=True,
+        capture_output=True,
+    )
+    start(
+        "mariadbd",
+        "--no-defaults",
+        "--user=root",
+        f"--datadir={data}",
+        f"--socket={folder}/sql.socket",
+        f"--port={given['sql']}",
+        "--bind-address=127.0.0.1",
+        "--skip-grant-tables",
+    )
     wait_until((folder / "sql.socket").exists)
     (folder / "slurmdbd.conf").write_text(STORAGE.format(**given))
     (folder / "slurmdbd.conf").chmod(0o600)
     start("slurmdbd", "-D")
-    wait_until(lambda: "mpt" in run(environment, "sacctmgr", "-i", "add", "cluster", "mpt")
-               or "mpt" in run(environment, "sacctmgr", "-nP", "list", "cluster"))
+    wait_until(
+        lambda: (
+            "mpt" in run(environment, "sacctmgr", "-i", "add", "cluster", "mpt")
+            or "mpt" in run(environment, "sacctmgr", "-nP", "list", "cluster")
+        )
+    )
 
 
 @contextmanager
@@ -181,9 +206,21 @@ def wait_until(holds: Callable[[], object], seconds: float = 60.0) -> None:
 @contextmanager
 def ray(folder: Path) -> Iterator[dict[str, str]]:
     port, dashboard = free_ports(2)
-    command = (sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}",
-               "--num-cpus=4", "--include-dashboard=true", f"--dashboard-port={dashboard}",
-               f"--temp-dir={folder}/ray", "--min-worker-port=20000", "--max-worker-port=22000")  # fmt: skip
+    command = (
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--head",
+        "--block",
+        f"--port={port}",
+        "--num-cpus=4",
+        "--include-dashboard=true",
+        f"--dashboard-port={dashboard}",
+        f"--temp-dir={folder}/ray",
+        "--min-worker-port=20000",
+        "--max-worker-port=22000",
+    )
     with daemon(command, folder / "ray.log", {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}):
         wait_until(lambda: answers(f"http://127.0.0.1:{dashboard}/api/version"), 120)
         yield {"RAY_ADDRESS": f"127.0.0.1:{port}"}

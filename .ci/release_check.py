@@ -47,8 +47,15 @@ def check_first_minutes(wheel: Path, python: str, folder: Path) -> None:
     run(python, "-m", "venv", str(folder / "env"))
     bin_folder = folder / "env" / "bin"
     constraints = str(ROOT / "constraints.txt")
-    run(str(bin_folder / "pip"), "-q", "--disable-pip-version-check", "install", "-c", constraints,
-        f"{wheel}[tensorflow,plots]")  # fmt: skip
+    run(
+        str(bin_folder / "pip"),
+        "-q",
+        "--disable-pip-version-check",
+        "install",
+        "-c",
+        constraints,
+        f"{wheel}[tensorflow,plots]",
+    )
     for command in COMMANDS:
         run("sh", "-c", f'PATH="{bin_folder}:$PATH" {command}', cwd=work)
 

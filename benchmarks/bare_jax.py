@@ -11,8 +11,12 @@ def loops(model: Any, x: Any, y: Any) -> dict[str, Callable[[Any], None]]:
     """By name: a function of rows of indices, a row per step."""
     x, y = jnp.asarray(x), jnp.asarray(y)
     model._symbolic_build(data_batch=(x[:2], y[:2]))
-    lists = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables,
-             model.metrics_variables)  # fmt: skip
+    lists = (
+        model.trainable_variables,
+        model.non_trainable_variables,
+        model.optimizer.variables,
+        model.metrics_variables,
+    )
     held = [tuple([jnp.array(v.value) for v in variables] for variables in lists)]
 
     def step(state: Any, x: Any, y: Any, row: Any) -> Any:

@@ -66,8 +66,13 @@ def tasks(chosen: argparse.Namespace) -> list[dict[str, Any]]:
     if chosen.batch_size:
         models = {name: replace(model, batch_size=chosen.batch_size) for name, model in models.items()}
     device = ["backend.device=cpu"] if chosen.dry_run else ["backend.device=gpu"]
-    wanted = [(b, m, p) for b in chosen.backend.split(",") for m in chosen.models.split(",")
-              for p in POLICIES if p in chosen.policies.split(",")]  # fmt: skip
+    wanted = [
+        (b, m, p)
+        for b in chosen.backend.split(",")
+        for m in chosen.models.split(",")
+        for p in POLICIES
+        if p in chosen.policies.split(",")
+    ]
     made = [models[model].task(backend, policy) for backend, model, policy in wanted]
     seconds = 0.0 if chosen.dry_run else chosen.turn_seconds
     return [{**task, "words": [*task["words"], *device, *chosen.words], "turn_seconds": seconds} for task in made]
@@ -76,12 +81,20 @@ def tasks(chosen: argparse.Namespace) -> list[dict[str, Any]]:
 def new_report(chosen: argparse.Namespace) -> dict[str, Any]:
     gpus = machine_facts()["gpus"]
     return {
-        "date": datetime.now(UTC).date().isoformat(), "python": platform.python_version(),
-        "device": gpus[0]["name"] if gpus else "no NVIDIA GPU", "driver": gpus[0]["driver"] if gpus else "none",
+        "date": datetime.now(UTC).date().isoformat(),
+        "python": platform.python_version(),
+        "device": gpus[0]["name"] if gpus else "no NVIDIA GPU",
+        "driver": gpus[0]["driver"] if gpus else "none",
         "versions": {name: metadata.version(name) for name in NAMES if _is_installed(name)},
-        "backends": chosen.backend.split(","), "models": chosen.models.split(","), "words": chosen.words, "sizes": {},
-        "tf32": {}, "rows": [], "checks": [], "notes": NOTES,
-    }  # fmt: skip
+        "backends": chosen.backend.split(","),
+        "models": chosen.models.split(","),
+        "words": chosen.words,
+        "sizes": {},
+        "tf32": {},
+        "rows": [],
+        "checks": [],
+        "notes": NOTES,
+    }
 
 
 def _is_installed(name: str) -> bool:

@@ -60,10 +60,13 @@ def measure(chosen: argparse.Namespace) -> dict[str, Any]:
 def machine() -> dict[str, Any]:
     names = [name for name in ("tensorflow", "jax", "keras", "numpy") if importlib.util.find_spec(name)]
     return {
-        "date": datetime.now(UTC).date().isoformat(), "cpu": cpu_model(), "cores": len(os.sched_getaffinity(0)),
-        "cpu_features": cpu_features(), "python": platform.python_version(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu_features": cpu_features(),
+        "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in names},
-    }  # fmt: skip
+    }
 
 
 def main() -> int:

@@ -39,11 +39,19 @@ BACKENDS = ("tensorflow", "jax")
 
 def words(model: str, policy: str, backend: str, epochs: int, folder: Path) -> list[str]:
     return [
-        *own_model_words(model, examples=EXAMPLES), "data.validation_fraction=0", f"trainer.epochs={epochs}",
-        f"trainer.batch_size={BATCH}", f"policy={policy}", f"backend={backend}", "optimizer=adam",
-        "optimizer.learning_rate=1e-3", "optimizer.schedule.name=constant", "optimizer.schedule.warmup_steps=0",
-        f"backend.compile_cache={folder}/cache", f"run_dir={folder}/run",
-    ]  # fmt: skip
+        *own_model_words(model, examples=EXAMPLES),
+        "data.validation_fraction=0",
+        f"trainer.epochs={epochs}",
+        f"trainer.batch_size={BATCH}",
+        f"policy={policy}",
+        f"backend={backend}",
+        "optimizer=adam",
+        "optimizer.learning_rate=1e-3",
+        "optimizer.schedule.name=constant",
+        "optimizer.schedule.warmup_steps=0",
+        f"backend.compile_cache={folder}/cache",
+        f"run_dir={folder}/run",
+    ]
 
 
 def fit(model: str, policy: str, epochs: int, folder: str) -> None:
@@ -65,8 +73,13 @@ def fit(model: str, policy: str, epochs: int, folder: str) -> None:
 def run_process(command: list[str], settings: Settings) -> dict[str, Any]:
     """CPU and wall seconds of a process, or why it has none."""
     own = import_variables(settings, os.environ)
-    environment = {**os.environ, "KERAS_BACKEND": settings.backend.name, "TF_CPP_MIN_LOG_LEVEL": "3",
-                   "PYTHONPATH": str(ROOT), **own}  # fmt: skip
+    environment = {
+        **os.environ,
+        "KERAS_BACKEND": settings.backend.name,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "PYTHONPATH": str(ROOT),
+        **own,
+    }
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     try:
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
@@ -105,8 +118,19 @@ def is_met(row: dict[str, Any]) -> bool:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    columns = ("model", "policy", "backend", "epochs", "mpt: CPU s", "wall s", "fit: CPU s", "wall s", "ratio, CPU",
-               "ratio, wall", "target")  # fmt: skip
+    columns = (
+        "model",
+        "policy",
+        "backend",
+        "epochs",
+        "mpt: CPU s",
+        "wall s",
+        "fit: CPU s",
+        "wall s",
+        "ratio, CPU",
+        "ratio, wall",
+        "target",
+    )
     lines = [columns, tuple("---" for _ in columns)]
     for row in rows:
         names = row["model"], row["policy"], row["backend"], str(row["epochs"])
@@ -126,6 +150,7 @@ def _seconds(one: dict[str, Any]) -> tuple[str, str]:
 
 def merged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """`rows`, and those of the file that were not measured now."""
+
     def key(row: dict[str, Any]) -> tuple[Any, ...]:
         return list(OWN_MODELS).index(row["model"]), BACKENDS.index(row["backend"]), row["policy"], row["epochs"]
 

@@ -74,8 +74,9 @@ def measure_memory(rows: list[dict[str, Any]]) -> None:
     first |= {(r["backend"], r["model"]): r for r in rows if "error" not in r and r["policy"] == "mixed_float16"}
     tasks = [
         {"backend": row["backend"], "model": row["model"], "policies": [row["policy"]], "memory": name}
-        for row in first.values() for name in peaks_of(row)
-    ]  # fmt: skip
+        for row in first.values()
+        for name in peaks_of(row)
+    ]
     with ThreadPoolExecutor(2) as pool:
         results = iter(list(pool.map(child, tasks)))
     for row in first.values():
@@ -102,13 +103,24 @@ def note_peaks(row: dict[str, Any], found: dict[str, dict[str, Any]]) -> None:
 def plan(backends: list[str], models: list[str], repeats: int, text: str | None) -> list[dict[str, Any]]:
     common = {"contenders": CONTENDERS, "turn_seconds": 0.4, "repeats": repeats, "text": text}
     asked = {model: POLICIES if model in RECIPES else POLICIES[:2] for model in models}
-    return [{"backend": backend, "model": model, "policies": policies, **common}
-            for backend in backends for model, policies in asked.items()]  # fmt: skip
+    return [
+        {"backend": backend, "model": model, "policies": policies, **common}
+        for backend in backends
+        for model, policies in asked.items()
+    ]
 
 
 def quick_plan() -> list[dict[str, Any]]:
-    return [{"backend": "jax", "model": "digits MLP", "policies": ["mixed_float16"], "contenders": CONTENDERS,
-             "turn_seconds": 0.0, "repeats": 1}]  # fmt: skip
+    return [
+        {
+            "backend": "jax",
+            "model": "digits MLP",
+            "policies": ["mixed_float16"],
+            "contenders": CONTENDERS,
+            "turn_seconds": 0.0,
+            "repeats": 1,
+        }
+    ]
 
 
 def main() -> None:

@@ -21,13 +21,21 @@ from mpt_cli.settings.schema import Settings
 
 FIRST_SAMPLE_STEPS = 150  # by then mpt has looked at the gradients once, which compiles
 COMMON = [
-    "policy={policy}", "backend={backend}", "optimizer=adam", "optimizer.learning_rate=1e-3",
-    "optimizer.schedule.name=constant", "optimizer.schedule.warmup_steps=0", "trainer.batch_size=64",
-    "trainer.drop_remainder=true", "trainer.checkpoint_every_minutes=null", "trainer.monitor=null",
-    "data.validation_fraction=0", "logger.console=quiet",
+    "policy={policy}",
+    "backend={backend}",
+    "optimizer=adam",
+    "optimizer.learning_rate=1e-3",
+    "optimizer.schedule.name=constant",
+    "optimizer.schedule.warmup_steps=0",
+    "trainer.batch_size=64",
+    "trainer.drop_remainder=true",
+    "trainer.checkpoint_every_minutes=null",
+    "trainer.monitor=null",
+    "data.validation_fraction=0",
+    "logger.console=quiet",
     "trainer.deterministic=false",  # a switch of the whole process, which would slow down `fit` as well
     "trainer.epochs=500",  # what is chosen for a long run, such as XLA, is what is measured
-]  # fmt: skip
+]
 
 
 # a model: its builder with arguments, its data with arguments
@@ -39,13 +47,17 @@ OWN_MODELS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "LSTM": ("lstm", {}, "features", {"shape": [32, 16]}),
     "bidirectional GRU": ("bidirectional_gru", {}, "features", {"shape": [32, 16]}),
     "wide embedding": ("wide_embedding", {"words": 50000, "width": 64}, "tokens", {"length": 32, "words": 50000}),
-    "transformer, 8 blocks": ("pre_norm_transformer", {"words": 1000, "blocks": 8}, "tokens",
-                              {"length": 24, "words": 1000}),
+    "transformer, 8 blocks": (
+        "pre_norm_transformer",
+        {"words": 1000, "blocks": 8},
+        "tokens",
+        {"length": 24, "words": 1000},
+    ),
     "small MLP": ("mlp", {}, "features", {"shape": [64]}),
     "CNN": ("cnn", {}, "features", {"shape": [28, 28, 1]}),
     "residual CNN": ("residual_cnn", {"blocks": 3}, "features", {"shape": [16, 16, 3]}),
     "text CNN": ("text_cnn", {"words": 5000}, "tokens", {"length": 64, "words": 5000}),
-}  # fmt: skip
+}
 
 
 def hydra_map(given: dict[str, Any]) -> str:
@@ -61,10 +73,14 @@ def own_model_words(model: str, **more: Any) -> list[str]:
     """The overrides that name it; `more` is for the function that gives its data."""
     builder, kwargs, loader, given = OWN_MODELS[model]
     return [
-        "conf=digits_mlp", "model=builder", f"model.builder=benchmarks.speed_models:{builder}",
-        f"model.kwargs={hydra_map(kwargs)}", "data=loader", f"data.loader=benchmarks.speed_models:{loader}",
+        "conf=digits_mlp",
+        "model=builder",
+        f"model.builder=benchmarks.speed_models:{builder}",
+        f"model.kwargs={hydra_map(kwargs)}",
+        "data=loader",
+        f"data.loader=benchmarks.speed_models:{loader}",
         f"data.kwargs={hydra_map({**given, **more})}",
-    ]  # fmt: skip
+    ]
 
 
 RECIPES = {
@@ -72,11 +88,21 @@ RECIPES = {
     "digits CNN": ["conf=digits_cnn", "data.limit=900"],  # so that a turn of the slowest policy stays within a second
     "character transformer": ["conf=char_transformer", "data.limit=512", "data.sequence_length=32"],
 }
-NAMES = ["wide MLP", "residual MLP, 24 blocks", "ResNet", "separable CNN", "series CNN", "LSTM", "bidirectional GRU",
-         "wide embedding", "transformer, 8 blocks"]  # fmt: skip
+NAMES = [
+    "wide MLP",
+    "residual MLP, 24 blocks",
+    "ResNet",
+    "separable CNN",
+    "series CNN",
+    "LSTM",
+    "bidirectional GRU",
+    "wide embedding",
+    "transformer, 8 blocks",
+]
 RESNET = ["conf=digits_resnet", "data.limit=576"]
-MODELS = RECIPES | {name: RESNET if name == "ResNet" else [*own_model_words(name), "trainer.save_model=false"]
-                    for name in NAMES}  # fmt: skip
+MODELS = RECIPES | {
+    name: RESNET if name == "ResNet" else [*own_model_words(name), "trainer.save_model=false"] for name in NAMES
+}
 
 
 def cell_settings(task: dict[str, Any], policy: str) -> Settings:

@@ -97,8 +97,9 @@ def mlp(input_shape: Shape, num_classes: int) -> keras.Model:
 
 def cnn(input_shape: Shape, num_classes: int) -> keras.Model:
     """Convolutions, pooling and dropout, as in Keras's first example."""
-    stack = [layer for filters in (16, 32) for layer in (layers.Conv2D(filters, 3, activation="relu"),
-                                                         layers.MaxPooling2D())]  # fmt: skip
+    stack = [
+        layer for filters in (16, 32) for layer in (layers.Conv2D(filters, 3, activation="relu"), layers.MaxPooling2D())
+    ]
     head = [layers.Flatten(), layers.Dropout(0.5), layers.Dense(num_classes)]
     return keras.Sequential([keras.Input(input_shape), *stack, *head])
 

@@ -2,8 +2,18 @@
 
 from typing import Any
 
-COLUMNS = ("backend", "model", "policy", "mpt, steps/s", "over `fit`", "over bare loop", "the same in CPU time",
-           "telemetry", "memory over `fit`", "missed")  # fmt: skip
+COLUMNS = (
+    "backend",
+    "model",
+    "policy",
+    "mpt, steps/s",
+    "over `fit`",
+    "over bare loop",
+    "the same in CPU time",
+    "telemetry",
+    "memory over `fit`",
+    "missed",
+)
 MLP_OVER_FIT, OVER_FIT, OVER_BARE_LOOP, TELEMETRY, MEMORY = 2.5, 1.0, 0.9, 0.01, 1.1
 
 
@@ -26,10 +36,13 @@ def judge(row: dict[str, Any]) -> dict[str, bool]:
 def table(report: dict[str, Any]) -> str:
     """Markdown: the machine, a row per cell, how to read it."""
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    loads = "; ".join(f"{backend} {load['before']:.1f} and {load['after']:.1f}"
-                      for backend, load in report["load_average"].items())  # fmt: skip
-    title = (f"{report['date']}, {report['cpu']} with {report['cores']} cores, Python {report['python']}, {versions}; "
-             f"load average before and after: {loads}.")  # fmt: skip
+    loads = "; ".join(
+        f"{backend} {load['before']:.1f} and {load['after']:.1f}" for backend, load in report["load_average"].items()
+    )
+    title = (
+        f"{report['date']}, {report['cpu']} with {report['cores']} cores, Python {report['python']}, {versions}; "
+        f"load average before and after: {loads}."
+    )
     lines = [COLUMNS, tuple("---" for _ in COLUMNS), *(cells(row) for row in report["cells"])]
     return "\n".join([title, "", *("| " + " | ".join(line) + " |" for line in lines), "", LEGEND])
 
@@ -52,5 +65,13 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     if "memory_over_fit_with_xla" in row:
         memory += f" ({row['memory_over_fit_with_xla']:.2f} with XLA)"
     missed = "; ".join(name for name, met in row["targets"].items() if not met) or "none"
-    return (*names, f"{rate:.0f}", f"{row['over_fit']['mpt']:.2f}", f"{bare:.2f}", f"{cpu['mpt']:.2f}",
-            f"{row['telemetry_share']:.2%}", memory, missed)  # fmt: skip
+    return (
+        *names,
+        f"{rate:.0f}",
+        f"{row['over_fit']['mpt']:.2f}",
+        f"{bare:.2f}",
+        f"{cpu['mpt']:.2f}",
+        f"{row['telemetry_share']:.2%}",
+        memory,
+        missed,
+    )

@@ -81,8 +81,10 @@ def measure(cases: list[str], repeats: int) -> dict[str, dict[str, float | None]
         imported = times[f"import keras, {name.rpartition(', ')[2]}"]
         beyond = [total - own for total, own in zip(times[name], imported, strict=True)]
         rows[f"{name}, beyond the import"] = {
-            "least": min(beyond), "median": statistics.median(beyond), "target": FIRST_STEP_TARGET
-        }  # fmt: skip
+            "least": min(beyond),
+            "median": statistics.median(beyond),
+            "target": FIRST_STEP_TARGET,
+        }
     return rows
 
 

@@ -35,20 +35,28 @@ from mpt_cli.verbs.run import is_taken
 
 ROOT = Path(__file__).parents[1]
 RECORDS = {
-    "metrics.jsonl": records.Snapshot, "events.jsonl": records.Event, "layers.jsonl": records.LayerSample,
-    "spikes.jsonl": records.Spike, "summary.json": records.Summary, "header.json": records.RunHeader,
+    "metrics.jsonl": records.Snapshot,
+    "events.jsonl": records.Event,
+    "layers.jsonl": records.LayerSample,
+    "spikes.jsonl": records.Spike,
+    "summary.json": records.Summary,
+    "header.json": records.RunHeader,
     "ending": Ending,
-}  # fmt: skip
+}
 CONTENTS: dict[str, list[Callable[..., Any]]] = {
     "sweep.json": [plan_facts, SweepDirectory.write_plan, plan_dict],
-    "results.json": [results_dict], "configuration": [configuration_dict], "job": [job_dict],
-}  # fmt: skip
+    "results.json": [results_dict],
+    "configuration": [configuration_dict],
+    "job": [job_dict],
+}
 KERAS_CALLS = r"_|on_|set_model$|call$|compute_output_spec$|get_config$"
 _MARK = re.compile(r"^<!-- generated: (\w+) ?(\S*) -->$", re.M)
 EXTENDED = [  # what a package of its own derives from
-    ("mpt_cli.precision.scale_rules", "ScaleRule"), ("mpt_cli.settings.variants", "ModelSettings"),
-    ("mpt_cli.settings.variants", "DataSettings"), ("mpt_cli.telemetry.sink", "Sink"),
-]  # fmt: skip
+    ("mpt_cli.precision.scale_rules", "ScaleRule"),
+    ("mpt_cli.settings.variants", "ModelSettings"),
+    ("mpt_cli.settings.variants", "DataSettings"),
+    ("mpt_cli.telemetry.sink", "Sink"),
+]
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -72,10 +80,15 @@ def run_keys() -> str:
     """Those that `mpt run` takes, once each, with what it does where they are left out."""
     taken = {key.path: key for key in reversed(key_versions()) if is_taken(key.path)}
     floats = tuple(choice for choice in taken["policy.name"].choices if choice != AUTO_FLOAT16)
-    taken["policy.name"] = replace(taken["policy.name"], default="mixed_float16", choices=floats,
-                                   meaning="dtype policy that is set before the script begins")  # fmt: skip
-    taken["backend.name"] = replace(taken["backend.name"], default=None, meaning="Keras backend; null = as Keras "
-                                    "chooses without mpt")  # fmt: skip
+    taken["policy.name"] = replace(
+        taken["policy.name"],
+        default="mixed_float16",
+        choices=floats,
+        meaning="dtype policy that is set before the script begins",
+    )
+    taken["backend.name"] = replace(
+        taken["backend.name"], default=None, meaning="Keras backend; null = as Keras chooses without mpt"
+    )
     return "\n".join(_table(taken[path] for path in reversed(taken)))
 
 
@@ -97,8 +110,7 @@ def _variant_tables(section: str, versions: list[Key]) -> list[str]:
 def _table(found: Iterable[Key]) -> list[str]:
     usual_first = sorted(found, key=lambda key: key.advanced)
     meanings = {key.path: _cell("advanced: " * key.advanced + key.meaning) for key in usual_first}
-    rows = [f"| `{key.path}` | {_code_or_words(key)} | {_default(key)} | {meanings[key.path]} |"
-            for key in usual_first]  # fmt: skip
+    rows = [f"| `{key.path}` | {_code_or_words(key)} | {_default(key)} | {meanings[key.path]} |" for key in usual_first]
     return ["", "| key | takes | default | meaning |", "|---|---|---|---|", *rows, ""]
 
 
@@ -126,8 +138,10 @@ def _cell(text: str) -> str:
 
 def sweep() -> str:
     """A table of the `sweep:` block, as the JSON Schema for editors has it."""
-    rows = [f"| `{path}` | {_cell(_takes(part))} | {_given(part)} | {_cell(part['description'])}{_example(part)} |"
-            for path, part in _block_parts("sweep", json_schema()["properties"]["sweep"])]  # fmt: skip
+    rows = [
+        f"| `{path}` | {_cell(_takes(part))} | {_given(part)} | {_cell(part['description'])}{_example(part)} |"
+        for path, part in _block_parts("sweep", json_schema()["properties"]["sweep"])
+    ]
     return "\n".join(["", "| key | takes | default | meaning, and an example |", "|---|---|---|---|", *rows, ""])
 
 
@@ -158,16 +172,21 @@ def _given(schema: dict[str, Any]) -> str:
 
 
 def _example(schema: dict[str, Any]) -> str:
-    dumped = (yaml.safe_dump(each, default_flow_style=True, sort_keys=False, width=1000) for each in
-              schema.get("examples", ()))  # fmt: skip
+    dumped = (
+        yaml.safe_dump(each, default_flow_style=True, sort_keys=False, width=1000)
+        for each in schema.get("examples", ())
+    )
     return "".join(f"<br>`{text.rstrip().removesuffix('...').rstrip()}`" for text in dumped)
 
 
 def launchers() -> str:
     """A table of what each launcher takes."""
     own = [(kind, each) for kind in LAUNCHERS.values() for each in fields(kind)]
-    rows = [f"| `launcher.{each.name}` | {kind.name} | {_type(each.type)} | `{_yaml(_default_of(each))}` | "
-            f"{_comments(kind)[each.name]} |" for kind, each in own]  # fmt: skip
+    rows = [
+        f"| `launcher.{each.name}` | {kind.name} | {_type(each.type)} | `{_yaml(_default_of(each))}` | "
+        f"{_comments(kind)[each.name]} |"
+        for kind, each in own
+    ]
     return "\n".join(["", "| key | launcher | type | default | meaning |", "|---|---|---|---|---|", *rows, ""])
 
 
@@ -266,8 +285,11 @@ def _parts(tree: Any, found: Any) -> Iterator[Any]:
     hooks that Keras calls."""
     if not found.is_class:
         return
-    bases = [tree[str(base.canonical_path).partition(".")[2]] for base in found.bases
-             if str(getattr(base, "canonical_path", "")).startswith("mpt_cli.")]  # fmt: skip
+    bases = [
+        tree[str(base.canonical_path).partition(".")[2]]
+        for base in found.bases
+        if str(getattr(base, "canonical_path", "")).startswith("mpt_cli.")
+    ]
     told = {name for base in bases for name, part in base.members.items() if part.is_function}
     for name, part in found.members.items():
         is_called = not part.is_alias and (part.is_function or "property" in part.labels)
@@ -290,6 +312,14 @@ class AsMarkdown(griffe.Extension):
 
 
 GENERATED: dict[str, Callable[..., str]] = {
-    "keys": keys, "run_keys": run_keys, "sweep": sweep, "launchers": launchers, "verbs": verbs,
-    "exit_codes": exit_codes, "record": record, "content": content, "python": python, "file": file,
-}  # fmt: skip
+    "keys": keys,
+    "run_keys": run_keys,
+    "sweep": sweep,
+    "launchers": launchers,
+    "verbs": verbs,
+    "exit_codes": exit_codes,
+    "record": record,
+    "content": content,
+    "python": python,
+    "file": file,
+}

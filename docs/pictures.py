@@ -58,8 +58,12 @@ def speed_picture(report: dict[str, Any]) -> str:
         axes = figure.subplots()
         for backend, marker in (("tensorflow", "o"), ("jax", "s")):
             rows = [row for row in report["cells"] if row["backend"] == backend and "over_fit" in row]
-            axes.plot([row["over_fit"]["mpt"] for row in rows],
-                      [names.index(f"{row['model']}, {row['policy']}") for row in rows], marker, label=backend)
+            axes.plot(
+                [row["over_fit"]["mpt"] for row in rows],
+                [names.index(f"{row['model']}, {row['policy']}") for row in rows],
+                marker,
+                label=backend,
+            )
         axes.axvline(1, color="#59636e", lw=1)
         axes.set(yticks=range(len(names)), yticklabels=names, xlabel="times as fast as Keras's fit", xlim=(0.8, 4))
         axes.invert_yaxis()

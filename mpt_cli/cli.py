@@ -34,8 +34,16 @@ EXIT_CODES = """exit codes: 0 done, 1 a bug in mpt, 2 bad configuration or usage
             mpt run: also that of the script"""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-_OF_A_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENXIO,
-              errno.ESTALE)  # fmt: skip
+_OF_A_PATH = (
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.ENXIO,
+    errno.ESTALE,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -26,13 +26,18 @@ from mpt_cli.version import SCHEMA_VERSION, __version__
 
 OPTIONAL_PACKAGES = {  # package -> what it is for, and the extra that has it, if one does
     "tensorflow": ("backend=tensorflow, mpt export --format savedmodel", "tensorflow"),
-    "jax": ("backend=jax", "jax"), "jax_cuda12_plugin": ("mpt plan", "gpu-plan"),
+    "jax": ("backend=jax", "jax"),
+    "jax_cuda12_plugin": ("mpt plan", "gpu-plan"),
     "matplotlib": ("the pictures of diagnose, notebooks and Run.plot", "plots"),
-    "tensorboard": ("logger.tensorboard=true", "tensorboard"), "mlflow": ("logger.mlflow=true", "mlflow"),
-    "wandb": ("logger.wandb=true", "wandb"), "optuna": ("mpt sweep --trials", "optuna"),
-    "submitit": ("mpt sweep --launcher submitit", "slurm"), "ray": ("mpt sweep --launcher ray", "ray"),
-    "onnx": ("mpt export --format onnx", None), "tf2onnx": ("mpt export --format onnx", None),
-}  # fmt: skip
+    "tensorboard": ("logger.tensorboard=true", "tensorboard"),
+    "mlflow": ("logger.mlflow=true", "mlflow"),
+    "wandb": ("logger.wandb=true", "wandb"),
+    "optuna": ("mpt sweep --trials", "optuna"),
+    "submitit": ("mpt sweep --launcher submitit", "slurm"),
+    "ray": ("mpt sweep --launcher ray", "ray"),
+    "onnx": ("mpt export --format onnx", None),
+    "tf2onnx": ("mpt export --format onnx", None),
+}
 
 
 @dataclass(frozen=True)
@@ -147,9 +152,7 @@ def _missing_packages(machine: dict[str, Any], backends: list[BackendReport]) ->
     ]
     default = next(backend for backend in backends if backend.name == BACKENDS[0])
     if machine["gpus"] and default.works and not any("gpu" in device for device in default.devices):
-        missing.append(
-            MissingPackage("CUDA libraries", "the GPU of this machine", install_command("cuda"))
-        )
+        missing.append(MissingPackage("CUDA libraries", "the GPU of this machine", install_command("cuda")))
     return missing
 
 
@@ -170,6 +173,8 @@ def _terminal() -> dict[str, Any]:
 
 
 _LABEL_WIDTH = 12
+
+
 def print_doctor_report(report: DoctorReport, console: Console) -> None:
     """Rows of label and text, then what to do about what is missing; folded in a terminal, whole lines elsewhere."""
     if not console.is_terminal:

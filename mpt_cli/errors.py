@@ -16,15 +16,33 @@ from typing import Any
 from mpt_cli.redaction import without_secrets
 
 OTHER_WORDS = {  # what other programs call it, in small letters, and the word here
-    "16": "mixed_float16", "16_mixed": "mixed_float16", "amp": "mixed_float16", "fp16": "mixed_float16",
-    "half": "mixed_float16", "bf16": "mixed_bfloat16", "bf16_mixed": "mixed_bfloat16", "32": "float32",
-    "32_true": "float32", "fp32": "float32", "fp64": "float64",
-    "accumulate_grad_batches": "gradient_accumulation_steps", "bs": "batch_size", "dtype": "policy",
-    "gpus": "devices", "gradient_clip_val": "global_clipnorm", "growth_interval": "growth_steps",
-    "init_scale": "initial_scale", "lr": "learning_rate", "max_epochs": "epochs", "mixed_precision": "policy",
-    "num_epochs": "epochs", "output_dir": "run_dir", "precision": "policy", "random_seed": "seed",
+    "16": "mixed_float16",
+    "16_mixed": "mixed_float16",
+    "amp": "mixed_float16",
+    "fp16": "mixed_float16",
+    "half": "mixed_float16",
+    "bf16": "mixed_bfloat16",
+    "bf16_mixed": "mixed_bfloat16",
+    "32": "float32",
+    "32_true": "float32",
+    "fp32": "float32",
+    "fp64": "float64",
+    "accumulate_grad_batches": "gradient_accumulation_steps",
+    "bs": "batch_size",
+    "dtype": "policy",
+    "gpus": "devices",
+    "gradient_clip_val": "global_clipnorm",
+    "growth_interval": "growth_steps",
+    "init_scale": "initial_scale",
+    "lr": "learning_rate",
+    "max_epochs": "epochs",
+    "mixed_precision": "policy",
+    "num_epochs": "epochs",
+    "output_dir": "run_dir",
+    "precision": "policy",
+    "random_seed": "seed",
     "strategy": "distribute",
-}  # fmt: skip
+}
 
 
 def nearest(name: object, valid: Iterable[str], least: float = 0.6) -> str | None:
@@ -84,8 +102,9 @@ def gravest_code(codes: Iterable[int]) -> int:
     those that failed (1 before 3, 2 and 143), 4 where all of these failed numerically, and 0 without any.
     """
     found = {*codes}
-    return next((code for code in (MISMATCH, BUG, BAD_DATA, BAD_CONFIG, TERMINATED) if code in found),
-                max(found, default=OK))  # fmt: skip
+    return next(
+        (code for code in (MISMATCH, BUG, BAD_DATA, BAD_CONFIG, TERMINATED) if code in found), max(found, default=OK)
+    )
 
 
 def install_command(extra: str) -> str:

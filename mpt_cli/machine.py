@@ -62,8 +62,9 @@ def cpu_features() -> list[str]:
 
 def cpu_description() -> str:
     """All that the system says of its kind and its instructions."""
-    return "".join(sorted({line for line in _cpu_lines(CPU_INFO)
-                           if line.startswith(("model name", "flags", "Features"))}))  # fmt: skip
+    return "".join(
+        sorted({line for line in _cpu_lines(CPU_INFO) if line.startswith(("model name", "flags", "Features"))})
+    )
 
 
 def memory_bytes() -> int | None:

@@ -37,12 +37,25 @@ if TYPE_CHECKING:
 
 
 def fit(
-    model: Any, x: Any, y: Any = None, *, validation_data: Any = None, validation_split: float = 0.0,
-    sample_weight: Any = None, class_weight: Mapping[int, float] | None = None, epochs: int = 1,
-    batch_size: int | None = None, shuffle: bool = True, seed: int | None = 0, policy: str | None = None,
-    loss_scale: Any = None, callbacks: Sequence[Any] = (), run_dir: str | Path | None = None,
-    resume: bool | str | Path | None = None, settings: Mapping[str, Any] | None = None,
-) -> Run:  # fmt: skip
+    model: Any,
+    x: Any,
+    y: Any = None,
+    *,
+    validation_data: Any = None,
+    validation_split: float = 0.0,
+    sample_weight: Any = None,
+    class_weight: Mapping[int, float] | None = None,
+    epochs: int = 1,
+    batch_size: int | None = None,
+    shuffle: bool = True,
+    seed: int | None = 0,
+    policy: str | None = None,
+    loss_scale: Any = None,
+    callbacks: Sequence[Any] = (),
+    run_dir: str | Path | None = None,
+    resume: bool | str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Run:
     """Train a compiled Keras model in mpt's own loop; returns the `Run`. The model has the trained weights afterwards,
     and so has a file of it: with the scale, where the loss was scaled.
 
@@ -122,8 +135,9 @@ def _batch_size(batch_size: int | None, x: Any) -> int:
     if not is_batched_source(x):
         return 32 if batch_size is None else batch_size
     if batch_size is not None:
-        raise ConfigError(Problem("batch_size", "must be left out with a tf.data.Dataset or PyDataset, which is "
-                                  "batched.", batch_size))
+        raise ConfigError(
+            Problem("batch_size", "must be left out with a tf.data.Dataset or PyDataset, which is batched.", batch_size)
+        )
     return batch_size_of(x)
 
 
@@ -132,13 +146,20 @@ def given_settings(model: Any, asked: Asked) -> Settings:
     from mpt_cli.training.model_program import described_model, described_optimizer, described_policy
 
     plain = Settings(
-        recipe=asked.name or model.name, description="a model of a Python program", model=described_model(model),
+        recipe=asked.name or model.name,
+        description="a model of a Python program",
+        model=described_model(model),
         data=GivenData(),
-        optimizer=described_optimizer(model.optimizer), policy=described_policy(model, asked.policy),
-    )  # fmt: skip
+        optimizer=described_optimizer(model.optimizer),
+        policy=described_policy(model, asked.policy),
+    )
     tree = asdict(plain)
-    tree |= {"seed": asked.seed, "run_dir": asked.run_dir and str(asked.run_dir), "resume": _resume(asked.resume),
-             "loss_scale": _loss_scale(model, asked.loss_scale)}  # fmt: skip
+    tree |= {
+        "seed": asked.seed,
+        "run_dir": asked.run_dir and str(asked.run_dir),
+        "resume": _resume(asked.resume),
+        "loss_scale": _loss_scale(model, asked.loss_scale),
+    }
     tree["backend"]["name"] = _backend()
     tree["trainer"] |= {"deterministic": False, **asked.tree.get("trainer", {})}  # it would change the whole process
     problems = [problem for path, value in asked.more.items() if (problem := _set(tree, path, value)) is not None]
@@ -261,8 +282,11 @@ def _as_word(name: str, value: Any) -> str:
 
 def _check_least(**given: tuple[float | None, float]) -> None:
     """ConfigError for numbers that are below the least they may be."""
-    problems = [Problem(name, f"must be >= {least}.", value)
-                for name, (value, least) in given.items() if value is not None and not value >= least]  # fmt: skip
+    problems = [
+        Problem(name, f"must be >= {least}.", value)
+        for name, (value, least) in given.items()
+        if value is not None and not value >= least
+    ]
     if problems:
         raise ConfigError(problems)
 
@@ -281,9 +305,7 @@ def sweep(*words: Any, jobs: int | None = None, objective: str | None = None, qu
     return {**results_dict(found), "exit_code": code}
 
 
-def compare(
-    *words: Any, seeds: int | None = None, tolerance: float | None = None, quiet: bool = False
-) -> "Comparison":  # fmt: skip
+def compare(*words: Any, seeds: int | None = None, tolerance: float | None = None, quiet: bool = False) -> "Comparison":
     """`mpt compare` with these overrides: the configurations with their jobs, quality and speed beside the baseline.
 
     `seeds` is how often each is trained (1), `tolerance` how far the objective may be from the baseline's and still
@@ -300,10 +322,16 @@ def _teller(quiet: bool) -> Callable[[str], None]:
 
 
 def diagnose(
-    *what: Any, sample_weight: Any = None, at_steps: Sequence[int] = (0,), batches: int = 8,
-    quiet: bool = False, epochs: int = 1, batch_size: int | None = None, policy: str | None = None,
+    *what: Any,
+    sample_weight: Any = None,
+    at_steps: Sequence[int] = (0,),
+    batches: int = 8,
+    quiet: bool = False,
+    epochs: int = 1,
+    batch_size: int | None = None,
+    policy: str | None = None,
     loss_scale: Any = None,
-) -> "Diagnosis":  # fmt: skip
+) -> "Diagnosis":
     """Ranges of the gradients, the safe window of scales, the recommended scale: `.recommended`, `.window`, `.layers`.
 
     `what` is a compiled model and its data, `diagnose(model, x, y)`, with `sample_weight` where `fit` gets it, or
@@ -326,8 +354,12 @@ def diagnose(
     if is_model:
         program = _copied_program(what, {"epochs": epochs, "batch_size": batch_size}, policy, loss_scale)
     elif (epochs, batch_size, policy, loss_scale) != (1, None, None, None):
-        raise ConfigError(Problem("epochs, batch_size, policy, loss_scale", "are for a model; among overrides they are "
-                                  "written as in policy=mixed_float16."))  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "epochs, batch_size, policy, loss_scale",
+                "are for a model; among overrides they are written as in policy=mixed_float16.",
+            )
+        )
     else:
         program = Program(with_drawn_seed(on_one_device(load_settings(_as_words(what)), say)))
     platform = program.prepare_backend()
@@ -350,7 +382,11 @@ def _copied_program(what: Sequence[Any], trainer: dict[str, Any], policy: str | 
 
 
 def _given_program(
-    name: str, what: Sequence[Any], trainer: dict[str, Any], policy: str | None, loss_scale: Any,
+    name: str,
+    what: Sequence[Any],
+    trainer: dict[str, Any],
+    policy: str | None,
+    loss_scale: Any,
     settings: Mapping[str, Any] | None = None,
 ) -> "ModelProgram":
     """A compiled model with its data, of which the function `name` says something."""
@@ -359,8 +395,11 @@ def _given_program(
     model, *arrays = what
     given.check_trainable(model)
     if not 1 <= len(arrays) <= 3:
-        raise ConfigError(Problem(name, "takes a model with x, y and weights if there are, or with a dataset.",
-                                  f"{len(what)} arguments"))  # fmt: skip
+        raise ConfigError(
+            Problem(
+                name, "takes a model with x, y and weights if there are, or with a dataset.", f"{len(what)} arguments"
+            )
+        )
     if len(arrays) == 1 and isinstance(arrays[0], tuple):
         arrays = list(arrays[0])
     arguments = given.DataArguments(*arrays)
@@ -372,8 +411,14 @@ def _given_program(
 
 
 def plan(
-    *what: Any, device: str, devices: int = 1, quiet: bool = False,
-    sample_weight: Any = None, batch_size: int | None = None, policy: str | None = None, loss_scale: Any = None,
+    *what: Any,
+    device: str,
+    devices: int = 1,
+    quiet: bool = False,
+    sample_weight: Any = None,
+    batch_size: int | None = None,
+    policy: str | None = None,
+    loss_scale: Any = None,
     settings: Mapping[str, Any] | None = None,
 ) -> list[Plan]:
     """Plans for GPUs that are not here, compiled and not run: of a model, or as `mpt plan` with these overrides.
@@ -393,8 +438,12 @@ def plan(
     of_model = (sample_weight, batch_size, policy, loss_scale, settings)
     if not (what and hasattr(what[0], "compile")):
         if any(each is not None for each in of_model):
-            raise ConfigError(Problem("sample_weight, batch_size, policy, loss_scale, settings", "are for a model; "
-                                      "among overrides they are written as in policy=mixed_float16."))  # fmt: skip
+            raise ConfigError(
+                Problem(
+                    "sample_weight, batch_size, policy, loss_scale, settings",
+                    "are for a model; among overrides they are written as in policy=mixed_float16.",
+                )
+            )
         return make_plans(_as_words(what), device, devices, say)
     what = what if sample_weight is None else (*what, sample_weight)
     _check_arguments(settings, ())

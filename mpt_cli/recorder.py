@@ -46,8 +46,7 @@ from mpt_cli.training.model_program import described_model, rule_of
 LEAST_CAPACITY = 256  # rows of the ring: at the usual 50 steps between two looks it never goes round
 NO_RESUME = "checkpoints: mpt.fit makes them and goes on from one, in the middle of an epoch too"
 NO_SPEED = "examples per second: fit does not tell a callback how many a step has (steps_per_second is of its steps)"
-NOT_WHOLE = ("whole skips: the model's own train_step moves metrics and statistics of normalisation in skipped steps "
-             "too")  # fmt: skip
+NOT_WHOLE = "whole skips: the model's own train_step moves metrics and statistics of normalisation in skipped steps too"
 
 
 def scaling_of(model: Any, settings: Settings) -> Scaling:
@@ -130,9 +129,15 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
     """
 
     def __init__(
-        self, run_dir: str | Path | None = None, *, on_unhealthy: str = "stop", loss_scale: Any = None,
-        whole_skips: bool = True, settings: Mapping[str, Any] | None = None, name: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        run_dir: str | Path | None = None,
+        *,
+        on_unhealthy: str = "stop",
+        loss_scale: Any = None,
+        whole_skips: bool = True,
+        settings: Mapping[str, Any] | None = None,
+        name: str | None = None,
+    ) -> None:
         super().__init__()
         if on_unhealthy not in ("stop", "go_on"):
             raise ConfigError(Problem("on_unhealthy", "must be stop or go_on.", on_unhealthy))
@@ -163,8 +168,11 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         settings = given_settings(model, asked)
         settings = replace(settings, loss_scale=scaling_on_record(model.optimizer, settings.loss_scale))
         if self.command:
-            settings = replace(settings, model=replace(described_model(model), command=[*self.command]),
-                               policy=policy_on_record(settings.policy))  # fmt: skip
+            settings = replace(
+                settings,
+                model=replace(described_model(model), command=[*self.command]),
+                policy=policy_on_record(settings.policy),
+            )
         try:
             self._session = _FitRecording(self, model, settings)
         except ConfigError:
@@ -240,14 +248,25 @@ class _FitRecording(Recording):
         self.recorder, self.model, scaling = recorder, model, scaling_of(model, settings)
         missing = self._take_over(settings, scaling)
         quiet = recorder.stream is not None and settings.logger.console == "auto"
-        subject = Subject("Recorder", settings, scaling, self._make_run, recorder.on_unhealthy == "stop",
-                          bool(model.jit_compile), is_rounded(model), quiet or bool(recorder.params.get("verbose")),
-                          recorder.stream)  # fmt: skip
+        subject = Subject(
+            "Recorder",
+            settings,
+            scaling,
+            self._make_run,
+            recorder.on_unhealthy == "stop",
+            bool(model.jit_compile),
+            is_rounded(model),
+            quiet or bool(recorder.params.get("verbose")),
+            recorder.stream,
+        )
         super().__init__(subject, model.optimizer, missing)
         self.skipped_before = int(model.optimizer.skipped_steps)
         self.watch = _Watch()
-        self.no_loss = NO_LOSS + ("JAX tells it to no one" if keras.backend.backend() == "jax" else
-                                  "the train_step does not hand it to optimizer.scale_loss")  # fmt: skip
+        self.no_loss = NO_LOSS + (
+            "JAX tells it to no one"
+            if keras.backend.backend() == "jax"
+            else "the train_step does not hand it to optimizer.scale_loss"
+        )
         self.watch_weights()
 
     def _make_run(self) -> RunDirectory:
@@ -287,8 +306,10 @@ class _FitRecording(Recording):
             self.recorder.say(f"not scaled: {problem.rule} {problem.remedy}")
         others = [each for each, optimizer, _ in optimizers_in(self.model) if each != "optimizer" and optimizer.built]
         if others and self.recorder.is_alone:
-            self.miss(f"steps of {', '.join(others)}, whose loss is not scaled either: a Recorder sees the optimizer "
-                      "of compile alone (mpt.fit all of them)")  # fmt: skip
+            self.miss(
+                f"steps of {', '.join(others)}, whose loss is not scaled either: a Recorder sees the optimizer "
+                "of compile alone (mpt.fit all of them)"
+            )
         self._metric_names = [name for name in logs if name != "loss"]  # TensorFlow has none before the first call
         self.announce()
         self.watch.ask_again(0, self.health.next_check(self.signs()))
@@ -316,15 +337,24 @@ class _FitRecording(Recording):
         steps = self.recorder.params.get("steps")
         total = None if steps is None else steps * settings.trainer.epochs
         return RunHeader(
-            recipe=settings.recipe, description="Keras's own fit, recorded", run_dir=str(self.run.path),
-            policy=settings.policy.name, loss_scale=describe_scaling(self.scaling),
-            model=f"{type(model).__name__} {model.name}, {_count(model):,} parameters", data="of fit",
-            optimizer=self.described_optimizer(), backend=platform.backend, device=platform.device,
-            execution=f"Keras's fit, {model.steps_per_execution} steps per call", epochs=settings.trainer.epochs,
-            steps_per_epoch=steps, total_steps=total,
-            warnings=(*self.warnings(), *platform.notices), scaling=self.scaling,
+            recipe=settings.recipe,
+            description="Keras's own fit, recorded",
+            run_dir=str(self.run.path),
+            policy=settings.policy.name,
+            loss_scale=describe_scaling(self.scaling),
+            model=f"{type(model).__name__} {model.name}, {_count(model):,} parameters",
+            data="of fit",
+            optimizer=self.described_optimizer(),
+            backend=platform.backend,
+            device=platform.device,
+            execution=f"Keras's fit, {model.steps_per_execution} steps per call",
+            epochs=settings.trainer.epochs,
+            steps_per_epoch=steps,
+            total_steps=total,
+            warnings=(*self.warnings(), *platform.notices),
+            scaling=self.scaling,
             metric_names=(*names, *(f"val_{name}" for name in ["loss", *names])),
-        )  # fmt: skip
+        )
 
     def warnings(self) -> list[str]:
         """What is unusual about the model and how it is scaled."""
@@ -430,8 +460,11 @@ class _FitRecording(Recording):
     def why_ended(self) -> str:
         if not self.model.stop_training or self.progress.epoch >= self.settings.trainer.epochs:
             return ""
-        stopped = [each for each in self.recorder.others
-                   if isinstance(each, keras.callbacks.EarlyStopping) and each.stopped_epoch]  # fmt: skip
+        stopped = [
+            each
+            for each in self.recorder.others
+            if isinstance(each, keras.callbacks.EarlyStopping) and each.stopped_epoch
+        ]
         return why_ended(stopped[0], "on_epoch_end") if stopped else "model.stop_training was set"
 
     def fail(self, error: BaseException | None) -> None:

@@ -40,9 +40,15 @@ from mpt_cli.training.record import Record
 from mpt_cli.training.weight_watch import WeightWatch
 
 APPLIED = {  # keys that act in what is only recorded, or are known of it, by section; None: all of them
-    "policy": ("name", "stochastic_rounding"), "loss_scale": None, "model": ("name", "class_name", "command"),
-    "data": ("name",), "optimizer": None, "trainer": RECORDED_TRAINER_KEYS, "backend": ("name",), "logger": None,
-}  # fmt: skip
+    "policy": ("name", "stochastic_rounding"),
+    "loss_scale": None,
+    "model": ("name", "class_name", "command"),
+    "data": ("name",),
+    "optimizer": None,
+    "trainer": RECORDED_TRAINER_KEYS,
+    "backend": ("name",),
+    "logger": None,
+}
 
 NO_SAMPLES = "what half precision loses, layer by layer: mpt.fit takes samples of it"
 UNCHECKED = "mpt.fit takes samples of it, and mpt run of a fit on arrays whose net is small or whose run is long."
@@ -145,8 +151,15 @@ class Recording(Record, ABC):
         self.telemetry = self.stack.enter_context(build_telemetry(self.run, logger, self.subject.stream))
         self.telemetry.tally = EventTally(self.scaling)
         platform = running_platform(self.settings)
-        facts = FrameworkFacts(platform.backend, self.subject.jit_compile, platform.devices, 0, "",
-                               policy=self.settings.policy.name, keras=platform.keras)  # fmt: skip
+        facts = FrameworkFacts(
+            platform.backend,
+            self.subject.jit_compile,
+            platform.devices,
+            0,
+            "",
+            policy=self.settings.policy.name,
+            keras=platform.keras,
+        )
         command = self.settings.model.command if isinstance(self.settings.model, GivenModel) else ()
         environment = collect_environment(facts, ["mpt", *command] if command else sys.argv)
         for unknown in ("seed", "dataset_fingerprint"):
@@ -170,8 +183,13 @@ class Recording(Record, ABC):
 
     def ledger_options(self) -> LedgerOptions:
         rule, variables = self.scaling.rule, tuple(v.path for v in self.variables)
-        return LedgerOptions(variables, rule.lowest, rule.highest, self.optimizer.on_overflow == "apply",
-                             keep_spikes=self.settings.trainer.keep_spikes or 0 if self.tells_loss else 0)  # fmt: skip
+        return LedgerOptions(
+            variables,
+            rule.lowest,
+            rule.highest,
+            self.optimizer.on_overflow == "apply",
+            keep_spikes=self.settings.trainer.keep_spikes or 0 if self.tells_loss else 0,
+        )
 
     def described_optimizer(self) -> str:
         """For the header."""
@@ -218,8 +236,9 @@ class Recording(Record, ABC):
         if stop is None or self.stop is not None:
             return False
         self.stop = stop
-        self.telemetry.message(f"step {self.ledger.seen}: stopped by rule {stop.key}" if self.subject.stops else
-                               str(stop))  # fmt: skip
+        self.telemetry.message(
+            f"step {self.ledger.seen}: stopped by rule {stop.key}" if self.subject.stops else str(stop)
+        )
         return self.subject.stops
 
     def snapshot(self, metrics: Mapping[str, float], epoch_end: bool = False) -> None:
@@ -260,8 +279,15 @@ class Recording(Record, ABC):
         """With a line of the log for the last steps, however few they are."""
         if self.ledger.seen > self.logged_step:
             self.snapshot({})
-        summary = self.summary(ending, self.settings, self.run.path, repeatable=False, not_recorded=tuple(self.missing),
-                               ended_early=ended_early, steps_per_second=self.pace.steps_per_second)  # fmt: skip
+        summary = self.summary(
+            ending,
+            self.settings,
+            self.run.path,
+            repeatable=False,
+            not_recorded=tuple(self.missing),
+            ended_early=ended_early,
+            steps_per_second=self.pace.steps_per_second,
+        )
         self.telemetry.finish(summary)
         write_summary(self.run.summary_json, summary)
         self.stack.close()
@@ -290,8 +316,9 @@ def _applied(settings: Settings) -> dict[str, Any]:
     for section, names in APPLIED.items():
         kept[section] = {name: value for name, value in tree[section].items() if names is None or name in names}
     usual, known = asdict(GivenOptimizer()), ("name", "class_name", "learning_rate")
-    kept["optimizer"] = {name: value for name, value in kept["optimizer"].items()
-                         if name in known or value != usual[name]}  # fmt: skip
+    kept["optimizer"] = {
+        name: value for name, value in kept["optimizer"].items() if name in known or value != usual[name]
+    }
     return kept
 
 
@@ -333,12 +360,24 @@ class LoopRecording(Recording):
         platform = running_platform(settings)
         how = scaling.rule.describe(f"{scaling.initial_scale:g}", scaling.on_overflow)
         return RunHeader(
-            recipe=settings.recipe, description="a training loop of the script's own", run_dir=str(self.run.path),
-            policy=settings.policy.name, loss_scale=how, data="of the script", optimizer=self.described_optimizer(),
-            model=f"{sum(int(np.prod(v.shape)) for v in self.variables):,} parameters", backend=platform.backend,
-            device=platform.device, execution="the script's own loop", epochs=1, steps_per_epoch=None,
-            total_steps=None, warnings=platform.notices, scaling=scaling, metric_names=(),
-        )  # fmt: skip
+            recipe=settings.recipe,
+            description="a training loop of the script's own",
+            run_dir=str(self.run.path),
+            policy=settings.policy.name,
+            loss_scale=how,
+            data="of the script",
+            optimizer=self.described_optimizer(),
+            model=f"{sum(int(np.prod(v.shape)) for v in self.variables):,} parameters",
+            backend=platform.backend,
+            device=platform.device,
+            execution="the script's own loop",
+            epochs=1,
+            steps_per_epoch=None,
+            total_steps=None,
+            warnings=platform.notices,
+            scaling=scaling,
+            metric_names=(),
+        )
 
     def drain(self, at_end: bool = False) -> None:
         """Take what is whole: while the loop runs its last step may be half written."""

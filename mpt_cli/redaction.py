@@ -19,15 +19,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 REDACTED = "<redacted>"
-_NAMED = (r"\w*(password|passwd|passphrase|secret|credential|authorization|private_?key|access_?key|api_?key)s?"
-          r"|(\w*[^a-z])?(pass|pwd|dsn|jwt|bearer|(signing|encryption|account|storage|shared)_?key)")  # fmt: skip
+_NAMED = (
+    r"\w*(password|passwd|passphrase|secret|credential|authorization|private_?key|access_?key|api_?key)s?"
+    r"|(\w*[^a-z])?(pass|pwd|dsn|jwt|bearer|(signing|encryption|account|storage|shared)_?key)"
+)
 # In an environment a name that is none costs nothing, as the interpolation stands for the value; but for these.
 _SECRET_VARIABLE = re.compile(
     rf"(?!(OLD)?PWD$)(({_NAMED}|\w*token|(\w*_)?(auth|key|pat))(_\w+)?|\w*passw\w*|\w*secret\w*)", re.IGNORECASE
 )
 # A key is one by its end; a token of a text and a pass over data are none.
-_NO_SECRET = (r"\w*(pad|eos|bos|unk|sep|cls|mask|oov|start|end|special|text|image|first|last|next|class|word)_token"
-              r"|\w*(forward|backward|first|second|single|low|high|band|all)_?pass")  # fmt: skip
+_NO_SECRET = (
+    r"\w*(pad|eos|bos|unk|sep|cls|mask|oov|start|end|special|text|image|first|last|next|class|word)_token"
+    r"|\w*(forward|backward|first|second|single|low|high|band|all)_?pass"
+)
 _SECRET_KEY = re.compile(rf"(?!({_NO_SECRET})$)({_NAMED}|token|\w+_token|(auth|access|api)_?tokens)", re.IGNORECASE)
 _SIGNATURES = ("sig", "signature", "key", "code", "x-amz-signature", "x-amz-credential", "x-amz-security-token")
 _ACCESS = re.compile(r"\w://([^/\s:@]*):([^/\s@]+)@")  # name and password in an address
@@ -99,8 +103,11 @@ def note_passwords(text: str) -> None:
     """Those of addresses in it and the tokens that are one by their looks, but for those of the environment."""
     found = {f"{name}:{password}@": f"{name}:{REDACTED}@" for name, password in _ACCESS.findall(text)}
     found |= {f"://{token}@": f"://{REDACTED}@" for token in _TOKEN_OF_ADDRESS.findall(text)}
-    found |= {f"{name}={value}": f"{name}={REDACTED}" for name, value in _PARAMETER.findall(text)
-              if name.lower() in _SIGNATURES or is_secret_name(name)}  # fmt: skip
+    found |= {
+        f"{name}={value}": f"{name}={REDACTED}"
+        for name, value in _PARAMETER.findall(text)
+        if name.lower() in _SIGNATURES or is_secret_name(name)
+    }
     found |= {match[0]: REDACTED for match in _ISSUED.finditer(text)}
     for secret, replacement in found.items():
         if REDACTED not in secret and not any(noted in secret for noted in known.replacements):

@@ -45,9 +45,11 @@ ON_REPLICAS = "its own training loop on several replicas: steps are scaled and s
 REPLACED = "the script's own loss scaling is replaced by mpt's, which counts its skips"
 OWN_LOOP = "the script's own LossScaleOptimizer is used as it is, and its loop is not recorded (on TensorFlow it is)"
 NOT_SCALED = "not scaled: gradients of what is no tensor of floats"
-JAX_LOOP = ("not scaled and not recorded: a loop of the script's own on JAX, where gradients are taken by functions "
-            "that know no optimizer. Put it into mpt_cli.LossScaleOptimizer and call its scale_loss, or use a policy "
-            "that needs none, such as mixed_bfloat16")  # fmt: skip
+JAX_LOOP = (
+    "not scaled and not recorded: a loop of the script's own on JAX, where gradients are taken by functions "
+    "that know no optimizer. Put it into mpt_cli.LossScaleOptimizer and call its scale_loss, or use a policy "
+    "that needs none, such as mixed_bfloat16"
+)
 
 
 @dataclass
@@ -124,8 +126,13 @@ class ScriptRun:
         step of any, that of those which are not built yet. None where no optimizer will move it."""
         mine = [inner for inner in self.plain if inner.built and has_any_of(own_trainable_variables(inner))]
         with _outside():
-            scales = [float(wrapper.loss_scale) for inner in mine or self.plain if mine or not inner.built
-                      for wrapper in [self.wrapper_of(inner)] if wrapper.scales]  # fmt: skip
+            scales = [
+                float(wrapper.loss_scale)
+                for inner in mine or self.plain
+                if mine or not inner.built
+                for wrapper in [self.wrapper_of(inner)]
+                if wrapper.scales
+            ]
         return min(scales, default=None)
 
     def step(self, optimizer: Any, grads: Iterable[Any], variables: Any) -> None:
@@ -154,20 +161,28 @@ class ScriptRun:
 
     def _subject_of(self, wrapper: LossScaleOptimizer) -> Subject:
         settings = replace(
-            self.settings, recipe=self.title, description="a training loop of the script's own", data=GivenData(),
+            self.settings,
+            recipe=self.title,
+            description="a training loop of the script's own",
+            data=GivenData(),
             model=GivenModel(class_name="of the script", command=[*self.command]),
             policy=policy_on_record(self.settings.policy),
-            optimizer=described_optimizer(wrapper), backend=BackendSettings(keras.backend.backend()),
+            optimizer=described_optimizer(wrapper),
+            backend=BackendSettings(keras.backend.backend()),
             loss_scale=scaling_on_record(wrapper, self.settings.loss_scale),
-        )  # fmt: skip
+        )
         dtype = keras.config.dtype_policy().compute_dtype
         scaling = Scaling(wrapper.rule, wrapper.on_overflow, dtype == "float16")
         return Subject(
-            "mpt run, from the optimizer", settings, scaling,
-            lambda: RunDirectory.create(self.place(self.title), self.title), stops=False,
-            is_rounded=dtype in NARROW, is_quiet=settings.logger.console == "auto",
+            "mpt run, from the optimizer",
+            settings,
+            scaling,
+            lambda: RunDirectory.create(self.place(self.title), self.title),
+            stops=False,
+            is_rounded=dtype in NARROW,
+            is_quiet=settings.logger.console == "auto",
             stream=sys.stderr,
-        )  # fmt: skip
+        )
 
     def place(self, title: str) -> Path:
         """The next run directory, from where the script was started."""
@@ -225,16 +240,21 @@ class ScriptRun:
             ledger = loop.ledger
             if ledger.seen:
                 name = type(loop.optimizer.inner_optimizer).__name__
-                found.append(f"{name} in the script's own loop: {ledger.skipped} of {ledger.seen} steps skipped, loss "
-                             f"scale {format_scale(ledger.scale)}")
+                found.append(
+                    f"{name} in the script's own loop: {ledger.skipped} of {ledger.seen} steps skipped, loss "
+                    f"scale {format_scale(ledger.scale)}"
+                )
         for model in self.batches.values():
             optimizer = model.optimizer
-            found.append(f"not recorded: train_on_batch on JAX. {type(unwrapped(optimizer)).__name__} skipped "
-                         f"{int(optimizer.skipped_steps)} of {int(optimizer.seen_steps)} steps there, loss scale "
-                         f"{format_scale(float(optimizer.loss_scale))}")  # fmt: skip
+            found.append(
+                f"not recorded: train_on_batch on JAX. {type(unwrapped(optimizer)).__name__} skipped "
+                f"{int(optimizer.skipped_steps)} of {int(optimizer.seen_steps)} steps there, loss scale "
+                f"{format_scale(float(optimizer.loss_scale))}"
+            )
         found += [f"{self._shown(run)}: {run.verdict}. {run.explanation}" for run in self.runs]
-        missing = dict.fromkeys(re.split(r": | \(", sentence)[0] for run in self.runs
-                                for sentence in run.summary.get("not_recorded", []))  # fmt: skip
+        missing = dict.fromkeys(
+            re.split(r": | \(", sentence)[0] for run in self.runs for sentence in run.summary.get("not_recorded", [])
+        )
         return found + ([f"not recorded: {', '.join(missing)} (summary.json says why)"] if missing else [])
 
 
@@ -346,8 +366,11 @@ def _seeds(seen: ScriptRun) -> Iterator[None]:
 
 def _public_names_of(function: Any) -> list[tuple[Any, str]]:
     """Where Keras offers it: keras.config and keras.mixed_precision, keras.utils and keras.backend, tf.keras's too."""
-    modules = [module for path, module in list(sys.modules.items())
-               if path.partition(".")[0] == "keras" and not path.startswith("keras.src.")]  # fmt: skip
+    modules = [
+        module
+        for path, module in list(sys.modules.items())
+        if path.partition(".")[0] == "keras" and not path.startswith("keras.src.")
+    ]
     return [(module, name) for module in modules for name, value in list(vars(module).items()) if value is function]
 
 
@@ -371,8 +394,7 @@ def _compiles(seen: ScriptRun) -> Iterator[None]:
 
 
 def _first_examples(x: Any = None, y: Any = None, sample_weight: Any = None, **_: Any) -> Batch | None:
-    """Those of the first batch that a fit on NumPy arrays may train on; None of anything else, which may be read once.
-    """
+    """Return the arrays a fit on NumPy arrays trains on first; None of other data, which can be read only once."""
     examples = Batch(x, y, sample_weight)
     arrays = [array for array in keras.tree.flatten(examples) if array is not None]
     if x is None or not all(isinstance(array, np.ndarray) and array.ndim for array in arrays):

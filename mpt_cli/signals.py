@@ -135,8 +135,9 @@ class Watch:
         try:
             threading.Thread(target=self._listen, name="mpt-signals", daemon=True).start()
         except RuntimeError as error:
-            print(f"mpt: {error}. `ulimit -u` shows how many threads and processes this user may have.",
-                  file=sys.stderr)  # fmt: skip
+            print(
+                f"mpt: {error}. `ulimit -u` shows how many threads and processes this user may have.", file=sys.stderr
+            )
             sys.exit(BAD_DATA)
         return self
 
@@ -240,8 +241,11 @@ def _unwatched() -> None:
     """In a forked process, whose signals are not those of this one."""
     with suppress(ValueError):  # it was not forked by the main thread
         signal.set_wakeup_fd(-1)
-        for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL),
-                                (signal.SIGHUP, signal.SIG_DFL)):  # fmt: skip
+        for number, default in (
+            (signal.SIGINT, signal.default_int_handler),
+            (signal.SIGTERM, signal.SIG_DFL),
+            (signal.SIGHUP, signal.SIG_DFL),
+        ):
             if heeded((number,)):
                 signal.signal(number, default)
 

@@ -53,11 +53,14 @@ def check_model(run: RunDirectory) -> None:
     if path == run.model_weights:
         return
     if not path.is_file() and is_recorded(run):
-        raise DataError(f"{path} does not exist: a run that was recorded while a program of its own trained has no "
-                        "model; model.save(...) in that program saves it.")  # fmt: skip
+        raise DataError(
+            f"{path} does not exist: a run that was recorded while a program of its own trained has no "
+            "model; model.save(...) in that program saves it."
+        )
     if not path.is_file():
-        raise DataError(f"{path} does not exist: the run ended before its model was saved, or trainer.save_model was "
-                        "false.")
+        raise DataError(
+            f"{path} does not exist: the run ended before its model was saved, or trainer.save_model was false."
+        )
     damage = damage_of(path)
     if damage is not None:
         again = shell_command("train", conf_override(run.config_yaml))
@@ -192,8 +195,14 @@ def check_target(kind: str, output: Path) -> None:
     if output.exists():
         raise DataError(f"{output} exists already. Nothing was changed; give another --output.")
     if kind in EXPORT_SUFFIXES and output.suffix != EXPORT_SUFFIXES[kind]:
-        raise ConfigError(Problem("--output", f"must end in {EXPORT_SUFFIXES[kind]} with --format {kind}.", str(output),
-                                  f"Use --output {output}{EXPORT_SUFFIXES[kind]}"))
+        raise ConfigError(
+            Problem(
+                "--output",
+                f"must end in {EXPORT_SUFFIXES[kind]} with --format {kind}.",
+                str(output),
+                f"Use --output {output}{EXPORT_SUFFIXES[kind]}",
+            )
+        )
     missing = [name for name in EXPORTERS[kind] if importlib.util.find_spec(name) is None]
     if missing:
         remedy = install_command("tensorflow") if missing == ["tensorflow"] else f"pip install {' '.join(missing)}"
@@ -239,11 +248,23 @@ def _check_exportable(model: Any, trained: TrainedModel, kind: str) -> None:
 
     name = type(model).__name__
     if kind != "keras" and not can_be_called(model):
-        raise ConfigError(Problem("model", f"{name} has no call, so that there is nothing to export.", None,
-                                  "Give it one: that of the network to be used."))
+        raise ConfigError(
+            Problem(
+                "model",
+                f"{name} has no call, so that there is nothing to export.",
+                None,
+                "Give it one: that of the network to be used.",
+            )
+        )
     if kind == "keras" and not trained.is_whole:
-        raise ConfigError(Problem("--format", f"{name} can't be written as a .keras file, for want of a get_config.",
-                                  kind, "Use --format savedmodel, or give its class one."))
+        raise ConfigError(
+            Problem(
+                "--format",
+                f"{name} can't be written as a .keras file, for want of a get_config.",
+                kind,
+                "Use --format savedmodel, or give its class one.",
+            )
+        )
 
 
 def _inputs_of(model: Any, settings: Settings) -> Any:
@@ -271,9 +292,14 @@ def _write_exported(model: Any, kind: str, draft: Path, inputs: Any) -> None:
 
         if inputs is None:
             raise
-        raise ConfigError(Problem(
-            "model", f"{type(model).__name__} can't be exported: its call does not take the inputs of the run's data.",
-            None, f"Keras says: {plain_message(error)}")) from error  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "model",
+                f"{type(model).__name__} can't be exported: its call does not take the inputs of the run's data.",
+                None,
+                f"Keras says: {plain_message(error)}",
+            )
+        ) from error
 
 
 @contextmanager

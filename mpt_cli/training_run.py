@@ -131,8 +131,11 @@ def _continue(run: RunDirectory, program: Program) -> Start:
     checkpoint = CheckpointStore(run.checkpoints, 1, notes.append).newest()
     check_checkpoints(run, checkpoint)
     step = checkpoint.step if checkpoint else 0
-    notes.append(f"going on at step {step} of {run.path}" if checkpoint else
-                 f"{run.path} has no checkpoint yet, so it starts from the beginning")  # fmt: skip
+    notes.append(
+        f"going on at step {step} of {run.path}"
+        if checkpoint
+        else f"{run.path} has no checkpoint yet, so it starts from the beginning"
+    )
     start = Start(program.with_settings(settings), run, len(past_attempts(run)) + 1, checkpoint, changes, notes)
     events_before(run, *start.position)  # a damaged file is said before anything is loaded
     return start
@@ -257,17 +260,27 @@ def _environment(start: Start, session: "Session", command_line: Sequence[str]) 
     parts, settings = session.assembly, start.settings
     assert settings.seed is not None
     facts = FrameworkFacts(
-        backend=parts.platform.backend, jit_compile=parts.jit_compile, devices=parts.platform.devices,
-        seed=settings.seed, dataset_fingerprint=parts.data.fingerprint, policy=settings.policy.name,
-        distribute=settings.distribute.name, emulated=backend.emulated_operations(), examples=parts.data.counts,
+        backend=parts.platform.backend,
+        jit_compile=parts.jit_compile,
+        devices=parts.platform.devices,
+        seed=settings.seed,
+        dataset_fingerprint=parts.data.fingerprint,
+        policy=settings.policy.name,
+        distribute=settings.distribute.name,
+        emulated=backend.emulated_operations(),
+        examples=parts.data.counts,
         keras=parts.platform.keras,
-    )  # fmt: skip
+    )
     environment = collect_environment(facts, list(command_line) or None)
     attempt = {
-        "attempt": start.attempt, "started_at": environment["started_at"], "command_line": environment["command_line"],
-        "from_step": start.position[0], "earlier_seconds": session.trainer.stopwatch.earlier_seconds,
-        "changes": start.changes, "without_effect": _without_effect(start, session),
-    }  # fmt: skip
+        "attempt": start.attempt,
+        "started_at": environment["started_at"],
+        "command_line": environment["command_line"],
+        "from_step": start.position[0],
+        "earlier_seconds": session.trainer.stopwatch.earlier_seconds,
+        "changes": start.changes,
+        "without_effect": _without_effect(start, session),
+    }
     return {**environment, "attempts": [*past_attempts(start.run), attempt]}
 
 

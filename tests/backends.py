@@ -17,6 +17,7 @@ MODE_NAMES = ("eager", "graph", "xla") if BACKEND == "tensorflow" else ("eager",
 # The same as parameters of a test: compiling by XLA takes longest.
 MODES = [pytest.param(mode, marks=pytest.mark.slow if mode == "xla" else ()) for mode in MODE_NAMES]
 
+
 def only_on(backend: str) -> pytest.MarkDecorator:
     """Mark of a test that makes sense on one backend only."""
     return pytest.mark.skipif(backend != BACKEND, reason=f"a matter of {backend}, not of {BACKEND}")
@@ -53,8 +54,9 @@ def gradients(function: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
 
 def assert_same_variables(found: keras.Model, expected: keras.Model, rtol: float, atol: float = 0.0) -> None:
     """Those of the models and of their inner optimizers."""
-    pairs = zip(*([*model.variables, *model.optimizer.inner_optimizer.variables] for model in (found, expected)),
-                strict=True)  # fmt: skip
+    pairs = zip(
+        *([*model.variables, *model.optimizer.inner_optimizer.variables] for model in (found, expected)), strict=True
+    )
     for one, other in pairs:
         one, other = keras.ops.convert_to_numpy(one), keras.ops.convert_to_numpy(other)
         np.testing.assert_allclose(one, other, rtol=rtol, atol=atol)

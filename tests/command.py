@@ -30,8 +30,14 @@ _VARIABLES_READ_ONCE = re.compile(r"(KERAS|TF|JAX|XLA|PYTHON|OMP|CUDA)_\w*|PYTHO
 _READ_ONCE = ("backend.compile_cache=", "backend.device=", "distribute", "policy=float64")
 
 
-def mpt(*words: str, cwd: Path | str, backend: str | None = None, env: Mapping[str, str] | None = None,
-        timeout: float = 300.0, fresh: bool = False) -> "subprocess.CompletedProcess[str]":  # fmt: skip
+def mpt(
+    *words: str,
+    cwd: Path | str,
+    backend: str | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 300.0,
+    fresh: bool = False,
+) -> "subprocess.CompletedProcess[str]":
     """Run `mpt WORDS` from the folder `cwd`; return its exit code, output and errors.
 
     Without `backend` a run has the backend that its words name, else TensorFlow, as for a user.
@@ -42,8 +48,12 @@ def mpt(*words: str, cwd: Path | str, backend: str | None = None, env: Mapping[s
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         environment = {**os.environ, **(env or {})}
         environment = _as_for_a_user(words, environment) if backend is None else environment
-        with (mock.patch.dict(os.environ, environment, clear=True), contextlib.chdir(cwd), _standard_streams(out, err),
-              _forgotten_modules()):  # fmt: skip
+        with (
+            mock.patch.dict(os.environ, environment, clear=True),
+            contextlib.chdir(cwd),
+            _standard_streams(out, err),
+            _forgotten_modules(),
+        ):
             from mpt_cli.cli import main
 
             code = main(words)
@@ -56,8 +66,9 @@ def _is_read_once(words: tuple[str, ...], env: Mapping[str, str]) -> bool:
     return any(word.startswith(_READ_ONCE) for word in words) or any(map(_VARIABLES_READ_ONCE.fullmatch, differing))
 
 
-def start_mpt(*words: str, cwd: Path | str, backend: str | None = None,
-              env: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":  # fmt: skip
+def start_mpt(
+    *words: str, cwd: Path | str, backend: str | None = None, env: Mapping[str, str] | None = None
+) -> "subprocess.Popen[str]":
     """Start `mpt WORDS` in a process of its own, with pipes as its outputs."""
     environment = ENVIRONMENT if env is None else env
     environment = _as_for_a_user(words, environment) if backend is None else environment
@@ -69,17 +80,31 @@ def _as_for_a_user(words: Sequence[str], environment: Mapping[str, str]) -> dict
     return {name: value for name, value in environment.items() if name != "KERAS_BACKEND" or words[:1] == ("run",)}
 
 
-def start_program(program: str, *words: str, cwd: Path | str, backend: str | None = None,
-                  env: Mapping[str, str] | None = None, **variables: str) -> "subprocess.Popen[str]":  # fmt: skip
+def start_program(
+    program: str,
+    *words: str,
+    cwd: Path | str,
+    backend: str | None = None,
+    env: Mapping[str, str] | None = None,
+    **variables: str,
+) -> "subprocess.Popen[str]":
     """Start `python -m PROGRAM`, or `python PROGRAM` for a file, with these variables over the environment."""
     environment = {**(ENVIRONMENT if env is None else env), **({"KERAS_BACKEND": backend} if backend else {})}
     command = [sys.executable, *([] if program.endswith(".py") else ["-m"]), program, *words]
-    return subprocess.Popen(command, cwd=cwd, env=environment | variables, stdin=subprocess.DEVNULL,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+    return subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=environment | variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
-def run_program(program: str, *words: str, backend: str, cwd: Path | str, timeout: float,
-                **variables: str) -> "subprocess.CompletedProcess[str]":  # fmt: skip
+def run_program(
+    program: str, *words: str, backend: str, cwd: Path | str, timeout: float, **variables: str
+) -> "subprocess.CompletedProcess[str]":
     """Run such a program to its end."""
     return _ended(start_program(program, *words, backend=backend, cwd=cwd, **variables), timeout)
 

@@ -50,11 +50,22 @@ settings.load_profile("repeatable")
 
 # Files with tests of 40 seconds or more, the longest first: they begin the run, lest a worker waits for another at its
 # end. `pytest --junitxml=F` has the times.
-LONGEST = ("test_every_write.py", "test_like_fit.py", "test_keras_suites.py",
-           "test_ended_early.py", "test_diagnose_verb.py", "test_kills.py", "test_train.py",
-           "test_without_extras.py", "test_benchmarks_run.py", "test_recipes.py",
-           "test_processes_together.py", "test_pages.py",
-           "test_notebook.py", "test_python_runs.py")  # fmt: skip
+LONGEST = (
+    "test_every_write.py",
+    "test_like_fit.py",
+    "test_keras_suites.py",
+    "test_ended_early.py",
+    "test_diagnose_verb.py",
+    "test_kills.py",
+    "test_train.py",
+    "test_without_extras.py",
+    "test_benchmarks_run.py",
+    "test_recipes.py",
+    "test_processes_together.py",
+    "test_pages.py",
+    "test_notebook.py",
+    "test_python_runs.py",
+)
 
 
 @pytest.hookimpl(tryfirst=True)

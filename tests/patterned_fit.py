@@ -37,11 +37,18 @@ def net(policy="mixed_float16", **options):
     keras.utils.set_random_seed(1)
     with mpt.Policy(policy).scope():
         layers = keras.layers
-        model = keras.Sequential([
-            keras.Input((8,)), layers.Rescaling(4.0), layers.Dense(16, "relu", name="hidden"),
-            layers.BatchNormalization(name="norm"), layers.Dense(2, dtype="float32", name="head"),
-        ], name="net")  # fmt: skip
+        model = keras.Sequential(
+            [
+                keras.Input((8,)),
+                layers.Rescaling(4.0),
+                layers.Dense(16, "relu", name="hidden"),
+                layers.BatchNormalization(name="norm"),
+                layers.Dense(2, dtype="float32", name="head"),
+            ],
+            name="net",
+        )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"], auto_scale_loss=False, jit_compile=ON_JAX,
-                  **options)  # fmt: skip
+    model.compile(
+        keras.optimizers.SGD(0.1), loss, metrics=["accuracy"], auto_scale_loss=False, jit_compile=ON_JAX, **options
+    )
     return model

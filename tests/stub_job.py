@@ -9,11 +9,23 @@ from pathlib import Path
 
 # the summary of a run that went well
 FINISHED = {
-    "status": "finished", "exit_code": 0, "verdict": "healthy", "explanation": "All went well.",
-    "steps_seen": 100, "applied_steps": 97, "skipped_steps": 3, "final_loss_scale": 1024.0, "min_loss_scale": 512.0,
-    "max_loss_scale": 4096.0, "metrics": {"val_accuracy": 0.5}, "best_metrics": {"val_accuracy": 0.6},
-    "examples_per_second": 1000.0, "peak_memory_bytes": 2**30, "seconds": 1.5, "epochs_completed": 2,
-}  # fmt: skip
+    "status": "finished",
+    "exit_code": 0,
+    "verdict": "healthy",
+    "explanation": "All went well.",
+    "steps_seen": 100,
+    "applied_steps": 97,
+    "skipped_steps": 3,
+    "final_loss_scale": 1024.0,
+    "min_loss_scale": 512.0,
+    "max_loss_scale": 4096.0,
+    "metrics": {"val_accuracy": 0.5},
+    "best_metrics": {"val_accuracy": 0.6},
+    "examples_per_second": 1000.0,
+    "peak_memory_bytes": 2**30,
+    "seconds": 1.5,
+    "epochs_completed": 2,
+}
 OF_STUB = {"schema_version": 1, **FINISHED, "recipe": "stub", "run_dir": "x"}
 
 
@@ -42,8 +54,16 @@ def main(manner: str, run_dir: Path, value: float) -> None:
         print("mpt train: model.builder: build_net raised ValueError: no.", file=sys.stderr)
         sys.exit(2)
     if manner == "overflows":
-        write(run_dir, status="stopped", exit_code=4, verdict="never trained", applied_steps=0, skipped_steps=100,
-              explanation="Stopped: every step was skipped.", metrics={})  # fmt: skip
+        write(
+            run_dir,
+            status="stopped",
+            exit_code=4,
+            verdict="never trained",
+            applied_steps=0,
+            skipped_steps=100,
+            explanation="Stopped: every step was skipped.",
+            metrics={},
+        )
         sys.exit(4)
     if manner == "once":
         time.sleep(value)

@@ -8,10 +8,40 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "mpt_cli"
-ROOMS = ("version", "redaction", "errors", "plugins", "signals", "machine", "precision", "settings", "data", "models",
-         "telemetry", "engine", "samples", "training", "runs", "jobs", "doctor", "report", "sweep", "reproduce",
-         "compare", "diagnose", "plan", "training_run", "trained_model", "python_api", "recording", "recorder",
-         "script", "verbs", "cli", "__main__")  # fmt: skip
+ROOMS = (
+    "version",
+    "redaction",
+    "errors",
+    "plugins",
+    "signals",
+    "machine",
+    "precision",
+    "settings",
+    "data",
+    "models",
+    "telemetry",
+    "engine",
+    "samples",
+    "training",
+    "runs",
+    "jobs",
+    "doctor",
+    "report",
+    "sweep",
+    "reproduce",
+    "compare",
+    "diagnose",
+    "plan",
+    "training_run",
+    "trained_model",
+    "python_api",
+    "recording",
+    "recorder",
+    "script",
+    "verbs",
+    "cli",
+    "__main__",
+)
 STARTS_PROCESSES = re.compile(
     r"subprocess|multiprocessing|pty|concurrent\.futures\.ProcessPool|os\.(exec|fork|spawn|posix_spawn|system|popen)"
 )
@@ -69,8 +99,9 @@ def test_rooms_import_only_from_rooms_before_them():
 
 @pytest.mark.slow
 def test_there_is_no_import_cycle():
-    graph = {name: {known(i) for i in imports(path, inside_functions=True)} - {None, name}
-             for name, path in MODULES.items()}  # fmt: skip
+    graph = {
+        name: {known(i) for i in imports(path, inside_functions=True)} - {None, name} for name, path in MODULES.items()
+    }
     done: set[str] = set()
 
     def visit(module: str, above: tuple[str, ...]) -> None:

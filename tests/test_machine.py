@@ -24,10 +24,14 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-@pytest.mark.parametrize(("variables", "is_kept"), [
-    ({}, True), ({"MALLOC_MMAP_THRESHOLD_": "65536"}, False),
-    ({"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=65536"}, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("variables", "is_kept"),
+    [
+        ({}, True),
+        ({"MALLOC_MMAP_THRESHOLD_": "65536"}, False),
+        ({"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=65536"}, False),
+    ],
+)
 def test_memory_that_is_freed_is_used_again_without_clearing_its_pages(variables, is_kept):
     if not os.confstr("CS_GNU_LIBC_VERSION"):
         pytest.skip("only glibc takes these settings")

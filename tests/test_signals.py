@@ -51,8 +51,10 @@ def test_what_hears_nothing_is_ended_with_the_code_of_the_signal():
                 hear_nothing(FOREVER)
     """
     code, out, err = run_body(body, signal.SIGINT)
-    assert (code, out.splitlines()) == (130, [f"{which} interrupted while compiling the training step"
-                                              for which in ("first", "last")])  # fmt: skip
+    assert (code, out.splitlines()) == (
+        130,
+        [f"{which} interrupted while compiling the training step" for which in ("first", "last")],
+    )
     assert err.strip() == "mpt: interrupted while compiling the training step"
 
 

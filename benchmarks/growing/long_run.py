@@ -32,8 +32,11 @@ def watch(backend: str, steps: int, folder: Path, seconds: float, every_seconds:
     recipe.write_text(RECIPE)
     words = [f"conf={recipe}", f"backend={backend}", f"trainer.max_steps={steps}", f"run_dir={run_dir}"]
     started, samples = time.monotonic(), []
-    with subprocess.Popen([sys.executable, "-m", "mpt_cli", "train", "--quiet", *words], cwd=folder,
-                          env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}) as process:  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-m", "mpt_cli", "train", "--quiet", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    ) as process:
         while process.poll() is None and time.monotonic() - started < seconds:
             samples += _sample(process.pid, run_dir)
             time.sleep(every_seconds)
@@ -76,13 +79,19 @@ def _growth(samples: list[dict[str, Any]], run_dir: Path) -> dict[str, Any]:
     per_million = 1e6 * slope([s["step"] for s in warm], [s["resident_bytes"] for s in warm])
     half = [s for s in samples if s["step"] >= last / 2] or samples
     return {
-        "steps": last, "steps_per_second": _rate(samples), "steps_per_second_of_second_half": _rate(half),
-        "samples": samples[:: max(1, len(samples) // 200)], "file_bytes": sizes, "log_lines": lines, "events": events,
+        "steps": last,
+        "steps_per_second": _rate(samples),
+        "steps_per_second_of_second_half": _rate(half),
+        "samples": samples[:: max(1, len(samples) // 200)],
+        "file_bytes": sizes,
+        "log_lines": lines,
+        "events": events,
         "metrics_bytes_per_log_line": (sizes["metrics.jsonl"] + sizes["metrics.csv"]) / max(lines, 1),
         "events_bytes_per_event": sizes["events.jsonl"] / max(events, 1),
-        "resident_bytes_per_million_steps": per_million, "resident_bytes_at_end": samples[-1]["resident_bytes"],
+        "resident_bytes_per_million_steps": per_million,
+        "resident_bytes_at_end": samples[-1]["resident_bytes"],
         "files_bytes_per_million_steps": 1e6 * (sum(sizes.values()) - sizes["checkpoints"]) / last,
-    }  # fmt: skip
+    }
 
 
 def _rate(samples: list[dict[str, Any]]) -> float:

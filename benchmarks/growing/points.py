@@ -22,17 +22,34 @@ if TYPE_CHECKING:
 STEPS, VARIABLES_STEPS = 64, 320  # per epoch; the end of an epoch costs a small model as much as many steps
 FEATURES, MAPPED_FEATURES, MAPPED_BATCH = 64, 1024, 256
 COMMON = (
-    "conf=digits_mlp", "policy=float32", "loss_scale.mode=dynamic", "data.validation_fraction=0", "optimizer=sgd",
-    "optimizer.learning_rate=1e-3", "optimizer.schedule.name=constant", "optimizer.schedule.warmup_steps=0",
-    "trainer.drop_remainder=true", "trainer.deterministic=false", "trainer.checkpoint_every_minutes=null",
-    "trainer.monitor=null", "trainer.save_model=false", "trainer.gradient_health_every_steps=null",
-    "backend.compile_cache=null", "logger.console=quiet", "trainer.epochs=1000000",  # jit_compile as a long run has it
-)  # fmt: skip
+    "conf=digits_mlp",
+    "policy=float32",
+    "loss_scale.mode=dynamic",
+    "data.validation_fraction=0",
+    "optimizer=sgd",
+    "optimizer.learning_rate=1e-3",
+    "optimizer.schedule.name=constant",
+    "optimizer.schedule.warmup_steps=0",
+    "trainer.drop_remainder=true",
+    "trainer.deterministic=false",
+    "trainer.checkpoint_every_minutes=null",
+    "trainer.monitor=null",
+    "trainer.save_model=false",
+    "trainer.gradient_health_every_steps=null",
+    "backend.compile_cache=null",
+    "logger.console=quiet",
+    "trainer.epochs=1000000",  # jit_compile as a long run has it
+)
 
 
 def _synthetic(features: int, batch: int, steps: int = STEPS) -> list[str]:
-    return ["data=synthetic", f"data.input_shape=[{features}]", f"data.examples={batch * steps}",
-            "data.num_classes=10", f"trainer.batch_size={batch}"]  # fmt: skip
+    return [
+        "data=synthetic",
+        f"data.input_shape=[{features}]",
+        f"data.examples={batch * steps}",
+        "data.num_classes=10",
+        f"trainer.batch_size={batch}",
+    ]
 
 
 def words_model_size(value: float, folder: str) -> list[str]:
@@ -53,21 +70,30 @@ def words_data_size(value: float, folder: str) -> list[str]:
     from benchmarks.growing.mapped import write_data
 
     write_data(folder, max(MAPPED_BATCH * 4, int(value * 2**30 / (4 * MAPPED_FEATURES))), MAPPED_FEATURES)
-    return ["data=loader", "data.loader=benchmarks.growing.mapped:memory_mapped", f"data.kwargs={{folder: {folder}}}",
-            "trainer.feed=stream", f"trainer.batch_size={MAPPED_BATCH}", "model.hidden_units=[64]"]  # fmt: skip
+    return [
+        "data=loader",
+        "data.loader=benchmarks.growing.mapped:memory_mapped",
+        f"data.kwargs={{folder: {folder}}}",
+        "trainer.feed=stream",
+        f"trainer.batch_size={MAPPED_BATCH}",
+        "model.hidden_units=[64]",
+    ]
 
 
 WORDS: dict[str, Callable[[float, str], list[str]]] = {
-    "model size": words_model_size, "batch size": words_batch_size, "data size": words_data_size,
+    "model size": words_model_size,
+    "batch size": words_batch_size,
+    "data size": words_data_size,
     "variables": words_variables,
-}  # fmt: skip
+}
 
 
 def measure(task: dict[str, Any], value: float, folder: Path) -> dict[str, Any]:
     """mpt's step with full telemetry; of `variables` also that of Keras's own train_step without scaling."""
     backend, jit = task["backend"], task["jit"]
-    settings = load_settings([*COMMON, *WORDS[task["section"]](value, str(folder)), f"backend={backend}",
-                              f"trainer.jit_compile={jit}"])  # fmt: skip
+    settings = load_settings(
+        [*COMMON, *WORDS[task["section"]](value, str(folder)), f"backend={backend}", f"trainer.jit_compile={jit}"]
+    )
     from mpt_cli.engine.backend import prepare_backend
 
     platform = prepare_backend(settings)
@@ -83,8 +109,11 @@ def measure(task: dict[str, Any], value: float, folder: Path) -> dict[str, Any]:
     point["anonymous_bytes"] = anonymous_bytes()
     if task["section"] == "variables":
         plain = timed(plain_turn(cell, xla=jit != "false"), cell)
-        point |= {"plain_step_seconds": plain["step_seconds"], "plain_compile_seconds": plain["compile_seconds"],
-                  "over_plain": point["step_seconds"] / plain["step_seconds"]}  # fmt: skip
+        point |= {
+            "plain_step_seconds": plain["step_seconds"],
+            "plain_compile_seconds": plain["compile_seconds"],
+            "over_plain": point["step_seconds"] / plain["step_seconds"],
+        }
     return point
 
 

@@ -24,8 +24,10 @@ def measure_series(section: str, chosen: argparse.Namespace) -> list[dict[str, A
     values = SECTIONS[section][: 2 if chosen.quick else None]
     if section == "data size":
         values = [value * chosen.data_gb for value in values]
-    return [_measure_one({"section": section, "backend": backend, "jit": jit}, name, values, chosen.seconds)
-            for name, backend, jit in series]  # fmt: skip
+    return [
+        _measure_one({"section": section, "backend": backend, "jit": jit}, name, values, chosen.seconds)
+        for name, backend, jit in series
+    ]
 
 
 def _measure_one(task: dict[str, Any], name: str, values: list[float], seconds: float) -> dict[str, Any]:

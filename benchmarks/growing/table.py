@@ -8,9 +8,11 @@ from benchmarks.growing.long_run import LOG_EVERY
 def markdown(report: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     machine = f"{report['date']}, {report['cpu']} with {report['cores']} cores, Python {report['python']}, {versions}"
-    title = (f"{machine}; load average {report['load_before']:.1f} before and {report['load_after']:.1f} after. "
-             "float32 with dynamic loss scaling and full telemetry. Exponents are those of the larger half of the "
-             "sizes.")  # fmt: skip
+    title = (
+        f"{machine}; load average {report['load_before']:.1f} before and {report['load_after']:.1f} after. "
+        "float32 with dynamic loss scaling and full telemetry. Exponents are those of the larger half of the "
+        "sizes."
+    )
     parts = [title]
     for section, series in report["sections"].items():
         parts += [f"## Over {section}", _table(section, series)]
@@ -36,8 +38,11 @@ def _row(section: str, one: dict[str, Any], point: dict[str, Any]) -> list[str]:
     step, first = f"{1e3 * point['step_seconds']:.3f}", f"{point['compile_seconds']:.1f}"
     cells = [one["name"], f"{point['value']:g}", step, first]
     if section == "variables":
-        cells += [f"{1e3 * point['plain_step_seconds']:.3f}", f"{point['over_plain']:.2f}",
-                  f"{point['plain_compile_seconds']:.1f}"]  # fmt: skip
+        cells += [
+            f"{1e3 * point['plain_step_seconds']:.3f}",
+            f"{point['over_plain']:.2f}",
+            f"{point['plain_compile_seconds']:.1f}",
+        ]
     if section == "data size":
         cells += [f"{point['load_seconds']:.1f}", f"{(point['anonymous_bytes'] or 0) / 2**20:.0f}"]
     is_last = point is one["points"][-1]

@@ -112,9 +112,16 @@ def measure(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     rows = [_row(task, scaling, contenders, seconds) for scaling in contenders.facts]
     failed = [{"scaling": scaling, "error": why} for scaling, why in errors.items()]
     names = [{key: task[key] for key in ("backend", "model", "policy")} | row for row in [*rows, *failed]]
-    return {"device": platform.device, "gpus": platform.gpus, "framework": platform.backend, "rows": names,
-            "training_flops_per_example": contenders.flops, "parameters": contenders.parameters,
-            "batch_size": settings.trainer.batch_size, "steps_per_epoch": contenders.steps}  # fmt: skip
+    return {
+        "device": platform.device,
+        "gpus": platform.gpus,
+        "framework": platform.backend,
+        "rows": names,
+        "training_flops_per_example": contenders.flops,
+        "parameters": contenders.parameters,
+        "batch_size": settings.trainer.batch_size,
+        "steps_per_epoch": contenders.steps,
+    }
 
 
 def _take_turns(contenders: Contenders, turn_seconds: float) -> dict[str, list[float]]:
@@ -139,9 +146,13 @@ def _row(task: dict[str, Any], scaling: str, contenders: Contenders, seconds: di
     step = statistics.median(seconds[scaling])
     rate = contenders.settings.trainer.batch_size / step
     row: dict[str, Any] = {
-        "scaling": scaling, "step_seconds": step, "step_seconds_of_rounds": seconds[scaling],
-        "examples_per_second": rate, "flops_per_second": rate * contenders.flops, **contenders.facts[scaling],
-    }  # fmt: skip
+        "scaling": scaling,
+        "step_seconds": step,
+        "step_seconds_of_rounds": seconds[scaling],
+        "examples_per_second": rate,
+        "flops_per_second": rate * contenders.flops,
+        **contenders.facts[scaling],
+    }
     if task["tokens"]:
         row["tokens_per_second"] = rate * task["tokens"]
     if scaling in contenders.telemetry:

@@ -46,8 +46,9 @@ def run_child(module: str, task: dict[str, Any], deadline: Deadline) -> dict[str
 def run_python(words: list[str], deadline: Deadline, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """OutOfTime before it starts, TimeoutExpired where it takes too long."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    return subprocess.run([sys.executable, *words], cwd=cwd, env=environment, capture_output=True, text=True,
-                          timeout=deadline.left())  # fmt: skip
+    return subprocess.run(
+        [sys.executable, *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=deadline.left()
+    )
 
 
 def error_line(words: str) -> str:

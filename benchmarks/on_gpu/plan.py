@@ -10,11 +10,19 @@ SCALINGS = {
     "float32": ("none",),
 }  # "plain Keras" is Keras's own train_step in a compiled loop, without scaling, checks or records
 COMMON = (
-    "data.validation_fraction=0", "optimizer.schedule.name=constant", "optimizer.schedule.warmup_steps=0",
-    "trainer.epochs=1", "trainer.max_steps=null", "trainer.drop_remainder=true", "trainer.deterministic=false",
-    "trainer.checkpoint_every_minutes=null", "trainer.monitor=null", "trainer.save_model=false",
-    "trainer.gradient_health_every_steps=null", "logger.console=quiet",
-)  # fmt: skip
+    "data.validation_fraction=0",
+    "optimizer.schedule.name=constant",
+    "optimizer.schedule.warmup_steps=0",
+    "trainer.epochs=1",
+    "trainer.max_steps=null",
+    "trainer.drop_remainder=true",
+    "trainer.deterministic=false",
+    "trainer.checkpoint_every_minutes=null",
+    "trainer.monitor=null",
+    "trainer.save_model=false",
+    "trainer.gradient_health_every_steps=null",
+    "logger.console=quiet",
+)
 
 
 @dataclass(frozen=True)
@@ -31,9 +39,13 @@ class Model:
         """What a process of `cell` is told."""
         sizes = f"trainer.batch_size={self.batch_size}", f"data.examples={self.batch_size * self.steps_per_epoch}"
         return {
-            "backend": backend, "model": self.name, "policy": policy, "scalings": SCALINGS[policy],
-            "words": [*self.words, *COMMON, *sizes, f"backend={backend}", f"policy={policy}"], "tokens": self.tokens,
-        }  # fmt: skip
+            "backend": backend,
+            "model": self.name,
+            "policy": policy,
+            "scalings": SCALINGS[policy],
+            "words": [*self.words, *COMMON, *sizes, f"backend={backend}", f"policy={policy}"],
+            "tokens": self.tokens,
+        }
 
 
 FULL = {
@@ -41,10 +53,31 @@ FULL = {
     "resnet50": Model("resnet50", ("conf=resnet50_synthetic",), 256, 6),
 }
 TINY = {
-    "transformer": Model("transformer", (
-        "conf=gpt2_small_synthetic", "model.layers=1", "model.width=16", "model.heads=2", "data.input_shape=[8]",
-        "data.num_classes=50"), 4, 2, 8),
-    "resnet50": Model("resnet50", (
-        "conf=resnet50_synthetic", "model=resnet", "model.filters=[4]", "model.blocks=[1]",
-        "data.input_shape=[32,32,3]", "data.num_classes=10"), 4, 2),
-}  # fmt: skip
+    "transformer": Model(
+        "transformer",
+        (
+            "conf=gpt2_small_synthetic",
+            "model.layers=1",
+            "model.width=16",
+            "model.heads=2",
+            "data.input_shape=[8]",
+            "data.num_classes=50",
+        ),
+        4,
+        2,
+        8,
+    ),
+    "resnet50": Model(
+        "resnet50",
+        (
+            "conf=resnet50_synthetic",
+            "model=resnet",
+            "model.filters=[4]",
+            "model.blocks=[1]",
+            "data.input_shape=[32,32,3]",
+            "data.num_classes=10",
+        ),
+        4,
+        2,
+    ),
+}

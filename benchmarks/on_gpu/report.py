@@ -5,8 +5,20 @@ from typing import Any
 from benchmarks.on_gpu.peaks import peak_of
 
 SPEEDUP, SHARE_OF_PEAK, OVER_BFLOAT16 = 2.0, 0.45, 1.02
-TITLES = ("model", "backend", "policy", "loss scale", "ms per step", "examples/s", "tokens/s", "TFLOP/s",
-          "share of peak", "peak memory", "telemetry", "to first epoch")  # fmt: skip
+TITLES = (
+    "model",
+    "backend",
+    "policy",
+    "loss scale",
+    "ms per step",
+    "examples/s",
+    "tokens/s",
+    "TFLOP/s",
+    "share of peak",
+    "peak memory",
+    "telemetry",
+    "to first epoch",
+)
 
 
 def add_shares(report: dict[str, Any]) -> None:
@@ -32,14 +44,21 @@ def _judge_model(found: dict[tuple[str, str], Any]) -> list[dict[str, Any]]:
     half, bfloat = found.get(("mixed_float16", "dynamic")), found.get(("mixed_bfloat16", "none"))
     single = found.get(("float32", "none"))
     verdicts = [
-        _verdict(f"mixed_float16 at least {SPEEDUP:g} x float32",
-                 half and single and single["step_seconds"] / half["step_seconds"], least=SPEEDUP),
-        _verdict(f"loss scaling and telemetry at most {OVER_BFLOAT16 - 1:.0%} over mixed_bfloat16",
-                 half and bfloat and half["step_seconds"] / bfloat["step_seconds_no_telemetry"], most=OVER_BFLOAT16),
-    ]  # fmt: skip
+        _verdict(
+            f"mixed_float16 at least {SPEEDUP:g} x float32",
+            half and single and single["step_seconds"] / half["step_seconds"],
+            least=SPEEDUP,
+        ),
+        _verdict(
+            f"loss scaling and telemetry at most {OVER_BFLOAT16 - 1:.0%} over mixed_bfloat16",
+            half and bfloat and half["step_seconds"] / bfloat["step_seconds_no_telemetry"],
+            most=OVER_BFLOAT16,
+        ),
+    ]
     if half and "tokens_per_second" in half:
-        share = _verdict(f"mixed_float16 at least {SHARE_OF_PEAK:.0%} of peak", half.get("share_of_peak"),
-                         least=SHARE_OF_PEAK)  # fmt: skip
+        share = _verdict(
+            f"mixed_float16 at least {SHARE_OF_PEAK:.0%} of peak", half.get("share_of_peak"), least=SHARE_OF_PEAK
+        )
         verdicts.append(share)
     return verdicts
 
@@ -55,16 +74,36 @@ def markdown(report: dict[str, Any]) -> str:
     """All of it: the machine, a row per measurement, scaling's cost, the checks, the targets, the notes."""
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     sizes = "; ".join(f"{name}: {words}" for name, words in report["sizes"].items())
-    parts = [f"{report['date']}, {report['device']}, driver {report['driver']}, Python {report['python']}, {versions}.",
-             f"Sizes: {sizes}."]  # fmt: skip
+    parts = [
+        f"{report['date']}, {report['device']}, driver {report['driver']}, Python {report['python']}, {versions}.",
+        f"Sizes: {sizes}.",
+    ]
     parts.append(_table(TITLES, [_cells(row) for row in report["rows"]]))
     parts.append(_table(("cost of", "model", "backend", "step over that"), _costs(report)))
-    parts.append(_table(("check on the device", "backend", "", "seen"), [
-        (row["check"], row["backend"], "holds" if row["holds"] else "FAILS", row["seen"]) for row in report["checks"]
-    ]))  # fmt: skip
-    parts.append(_table(("target", "model", "backend", "measured", ""), [
-        (row["target"], row["model"], row["backend"], "" if row["value"] is None else f"{row['value']:.3f}",
-         {True: "met", False: "MISSED", None: "not measured"}[row["met"]]) for row in report["targets"]]))  # fmt: skip
+    parts.append(
+        _table(
+            ("check on the device", "backend", "", "seen"),
+            [
+                (row["check"], row["backend"], "holds" if row["holds"] else "FAILS", row["seen"])
+                for row in report["checks"]
+            ],
+        )
+    )
+    parts.append(
+        _table(
+            ("target", "model", "backend", "measured", ""),
+            [
+                (
+                    row["target"],
+                    row["model"],
+                    row["backend"],
+                    "" if row["value"] is None else f"{row['value']:.3f}",
+                    {True: "met", False: "MISSED", None: "not measured"}[row["met"]],
+                )
+                for row in report["targets"]
+            ],
+        )
+    )
     return "\n\n".join([*parts, *report["notes"]]) + "\n"
 
 
@@ -79,9 +118,17 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     share = f"{row['share_of_peak']:.1%}" if "share_of_peak" in row else "chip unknown"
     tokens = f"{row['tokens_per_second']:,.0f}" if "tokens_per_second" in row else ""
     telemetry = f"{row['telemetry_share']:.2%}" if "telemetry_share" in row else ""
-    return (*names, f"{1e3 * row['step_seconds']:.2f}", f"{row['examples_per_second']:,.0f}", tokens,
-            f"{row['flops_per_second'] / 1e12:.1f}", share, _gib(row.get("peak_bytes")), telemetry,
-            f"{row['seconds_to_first_epoch']:.0f} s")  # fmt: skip
+    return (
+        *names,
+        f"{1e3 * row['step_seconds']:.2f}",
+        f"{row['examples_per_second']:,.0f}",
+        tokens,
+        f"{row['flops_per_second'] / 1e12:.1f}",
+        share,
+        _gib(row.get("peak_bytes")),
+        telemetry,
+        f"{row['seconds_to_first_epoch']:.0f} s",
+    )
 
 
 def _costs(report: dict[str, Any]) -> list[tuple[str, ...]]:

@@ -107,10 +107,15 @@ def make_script_comparison(words: Sequence[str], seeds: int | None, script: Scri
 def _check(words: Sequence[str], seeds: int | None) -> None:
     grid = read_grid(words)
     problems = [
-        Problem(key, "must have one value: what is compared must be the same training.", None,
-                "`mpt sweep` ranks trainings that differ.")
-        for key in grid.varied if key.split(".")[0] in _HELD
-    ]  # fmt: skip
+        Problem(
+            key,
+            "must have one value: what is compared must be the same training.",
+            None,
+            "`mpt sweep` ranks trainings that differ.",
+        )
+        for key in grid.varied
+        if key.split(".")[0] in _HELD
+    ]
     if seeds is not None and seeds < 1:
         problems.append(Problem("--seeds", "must be >= 1.", seeds))
     if seeds is not None and SEED in grid.varied:
@@ -163,9 +168,11 @@ class Quality:
 
 
 def compare_quality(
-    objective: Objective, pairs: Sequence[tuple[float, float]], tolerance: float | None = None,
+    objective: Objective,
+    pairs: Sequence[tuple[float, float]],
+    tolerance: float | None = None,
     examples: int | None = None,
-) -> Quality:  # fmt: skip
+) -> Quality:
     """From the (baseline, other) values of each seed.
 
     The same: no seed of two or more differs, or by one at most of the `examples` that an accuracy counts. Equal: the
@@ -215,9 +222,11 @@ def default_tolerance(objective: Objective, bases: Sequence[float]) -> float:
 def format_rule(objective: Objective, margins: Sequence[float], seeds: int) -> str:
     """The rule, and what so many seeds can show."""
     margin = format_number(max((margin for margin in margins if math.isfinite(margin)), default=None))
-    words = (f"Equal quality: the mean difference of {objective.name} over the seeds is shown to be within {margin} of "
-             "the baseline; better or worse: it is shown to differ from 0, each with an error rate of 5%; else it is "
-             "unclear")  # fmt: skip
+    words = (
+        f"Equal quality: the mean difference of {objective.name} over the seeds is shown to be within {margin} of "
+        "the baseline; better or worse: it is shown to differ from 0, each with an error rate of 5%; else it is "
+        "unclear"
+    )
     if seeds >= FEWEST_SEEDS:
         return f"{words}."
     return f"{words}. {count_seeds(seeds).capitalize()} can't tell: --seeds {FEWEST_SEEDS} can."
@@ -278,8 +287,7 @@ _PRECISION_KEYS = ("policy", "loss_scale")
 
 @dataclass(frozen=True, kw_only=True)
 class Entry(Configuration):
-    """One of the compared configurations. `label` is of the keys that are compared, `seconds` those of a step by seed.
-    """
+    """One of the compared configurations. `label` names the compared keys, `seconds` holds those of a step by seed."""
 
     policy: str
     label: str
@@ -310,8 +318,11 @@ class Entry(Configuration):
 
     def values(self, name: str) -> dict[str, float]:
         """What the jobs that finished came to, by seed: a metric or a field of summary.json."""
-        found = {seed: as_number(known_values(job.summary).get(name))
-                 for seed, job in self.jobs.items() if job.status == FINISHED}  # fmt: skip
+        found = {
+            seed: as_number(known_values(job.summary).get(name))
+            for seed, job in self.jobs.items()
+            if job.status == FINISHED
+        }
         return {seed: value for seed, value in found.items() if value is not None}
 
     def mean_of(self, name: str) -> float | None:
@@ -362,12 +373,18 @@ def read_comparison(directory: CompareDirectory, objective: str | None = None) -
 
 def _entry(setup: Setup, results: list[JobResult]) -> Entry:
     own = [result for result in results if result.job.without_seed == setup.overrides]
-    label = ", ".join(value if key == "policy" else f"{key.removesuffix('.name')} {value}"
-                      for key, value in setup.overrides.items())  # fmt: skip
-    times = {job.job.overrides.get(SEED, ""): step_seconds(
-                 job.run_dir / "metrics.jsonl", job.number("examples_per_second") or job.number("steps_per_second"),
-                 setup.batch_size)
-             for job in own if job.status == FINISHED}  # fmt: skip
+    label = ", ".join(
+        value if key == "policy" else f"{key.removesuffix('.name')} {value}" for key, value in setup.overrides.items()
+    )
+    times = {
+        job.job.overrides.get(SEED, ""): step_seconds(
+            job.run_dir / "metrics.jsonl",
+            job.number("examples_per_second") or job.number("steps_per_second"),
+            setup.batch_size,
+        )
+        for job in own
+        if job.status == FINISHED
+    }
     known = {seed: seconds for seed, seconds in times.items() if seconds is not None}
     return Entry(setup.overrides, own, policy=setup.policy, label=label or setup.policy, seconds=known)
 
@@ -384,8 +401,12 @@ def _held(entry: Entry, entries: list[Entry], objective: Objective, tolerance: f
     counts = known_environment(RunDirectory(entry.finished[0].run_dir)).get("examples") if entry.finished else None
     examples = (counts or {}).get("validation" if objective.name.startswith("val_") else "train")
     factors = [baseline.seconds[seed] / mine for seed, mine in entry.seconds.items() if seed in baseline.seconds]
-    return replace(entry, baseline=baseline, speed=SpeedUp.of(factors) if factors else None,
-                   quality=compare_quality(objective, pairs, tolerance, examples))  # fmt: skip
+    return replace(
+        entry,
+        baseline=baseline,
+        speed=SpeedUp.of(factors) if factors else None,
+        quality=compare_quality(objective, pairs, tolerance, examples),
+    )
 
 
 def _others(entry: Entry) -> dict[str, str]:

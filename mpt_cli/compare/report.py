@@ -54,10 +54,15 @@ def overall(found: Comparison) -> str:
     if found.workers > 1:
         return f"Speed was not compared, as jobs ran {found.workers} at a time. {_qualities(found)}"
     if found.seeds == 1:
-        timed = [f"{entry.label} had {format_factor(entry.speed.factor)} the speed of {entry.baseline.label}"
-                 for entry in found.compared if entry.speed and entry.baseline]  # fmt: skip
-        return (f"One run of each is no proof: {', '.join(timed) or 'none was timed'}. {_qualities(found)} "
-                f"--seeds {FEWEST_SEEDS} can tell.")  # fmt: skip
+        timed = [
+            f"{entry.label} had {format_factor(entry.speed.factor)} the speed of {entry.baseline.label}"
+            for entry in found.compared
+            if entry.speed and entry.baseline
+        ]
+        return (
+            f"One run of each is no proof: {', '.join(timed) or 'none was timed'}. {_qualities(found)} "
+            f"--seeds {FEWEST_SEEDS} can tell."
+        )
     paying = [entry for entry in found.compared if entry.pays]
     if paying:
         best = max(paying, key=lambda entry: entry.speed.factor if entry.speed else 0.0)
@@ -66,8 +71,11 @@ def overall(found: Comparison) -> str:
     faster = [entry for entry in found.compared if entry.is_faster]
     unclear = [entry for entry in faster if entry.quality.kind in (SAME, UNCLEAR)]
     if unclear:
-        return " ".join(f"{entry.label} is {_speed_up_cell(entry)} faster, its quality {_quality_words(entry)}: "
-                        f"{_limits(entry.quality)}." for entry in unclear)  # fmt: skip
+        return " ".join(
+            f"{entry.label} is {_speed_up_cell(entry)} faster, its quality {_quality_words(entry)}: "
+            f"{_limits(entry.quality)}."
+            for entry in unclear
+        )
     narrow = ", ".join(entry.label for entry in found.compared if entry.finished)
     if not faster:
         return f"On this device none pays ({narrow}): none is faster. {_qualities(found)}"
@@ -93,8 +101,10 @@ def _limits(quality: Quality) -> str:
     if quality.kind != UNCLEAR:
         return ""
     if quality.few_examples is not None:
-        return (f"what concerns fewer than about {RARE} in {quality.few_examples} examples can't be excluded: more of "
-                "them would tell, or a wider --tolerance")  # fmt: skip
+        return (
+            f"what concerns fewer than about {RARE} in {quality.few_examples} examples can't be excluded: more of "
+            "them would tell, or a wider --tolerance"
+        )
     if quality.interval is None:
         return f"--seeds {max(FEWEST_SEEDS, 2 * quality.seeds)} shows the spread"
     if quality.seeds_to_decide is None:
@@ -257,8 +267,11 @@ def print_comparison(found: Comparison, screen: Screen, page: Path | None = None
 
 def compare_page(found: Comparison, page: Path) -> str:
     """The whole page as text; `page` is where it will lie."""
-    stories = read_histories((job.run_dir, f"{entry.label}, seed {seed}" if found.seeds > 1 else entry.label)
-                             for entry in found.entries for seed, job in entry.jobs.items())  # fmt: skip
+    stories = read_histories(
+        (job.run_dir, f"{entry.label}, seed {seed}" if found.seeds > 1 else entry.label)
+        for entry in found.entries
+        for seed, job in entry.jobs.items()
+    )
     return render_runs(
         "compare.html",
         f"Comparison {found.directory.path.name}",
@@ -266,14 +279,18 @@ def compare_page(found: Comparison, page: Path) -> str:
         run_pictures(stories),
         verdict=overall(found),
         kind="" if all(entry.is_complete for entry in found.entries) else "bad",
-        entries=PageTable("Each precision beside its baseline", columns(found), found.entries,
-                          lambda entry: "" if entry.is_complete else "bad",
-                          lambda entry: run_link(entry.results[0].run_dir, page)),
+        entries=PageTable(
+            "Each precision beside its baseline",
+            columns(found),
+            found.entries,
+            lambda entry: "" if entry.is_complete else "bad",
+            lambda entry: run_link(entry.results[0].run_dir, page),
+        ),
         sentences=sentences(found),
         unstarted=[job for job in found.results if not job.is_good and not job.summary],
         command=" ".join(map(str, found.plan.facts["command_line"])),
         job_commands=[job.job.command for entry in found.entries for job in entry.results],
-    )  # fmt: skip
+    )
 
 
 def write_comparison(found: Comparison, page: Path | None = None) -> None:
@@ -313,10 +330,13 @@ def _entry_dict(found: Comparison, entry: Entry) -> dict[str, Any]:
         "speed_up": None if speed is None else {**asdict(speed), "is_faster": speed.is_faster},
         "peak_memory_bytes": _peak_bytes(entry),
         "jobs": [{**job_dict(found, job), "run_dir": str(job.run_dir)} for job in entry.results],
-    }  # fmt: skip
+    }
 
 
 def _job_rows(found: Comparison) -> list[dict[str, Any]]:
     """A row per job."""
-    return [{"precision": entry.label, "seed": seed, "step_seconds": entry.seconds.get(seed), **job_dict(found, job)}
-            for entry in found.entries for seed, job in entry.jobs.items()]  # fmt: skip
+    return [
+        {"precision": entry.label, "seed": seed, "step_seconds": entry.seconds.get(seed), **job_dict(found, job)}
+        for entry in found.entries
+        for seed, job in entry.jobs.items()
+    ]

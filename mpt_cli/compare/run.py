@@ -28,7 +28,7 @@ class CompareSettings:
 
 def start_compare(
     overrides: Sequence[str], measure: CompareSettings, options: Options, screen: Screen, script: Script | None = None
-) -> tuple[Comparison, int]:  # fmt: skip
+) -> tuple[Comparison, int]:
     """A new comparison, of a recipe or of a script: all configurations are checked before the first job starts.
     Returns it and the exit code."""
     own, path = split_overrides(overrides, "compare_dir")

@@ -41,12 +41,14 @@ def to_numbers(examples: Examples, where: str, scale_pixels: bool = True) -> Exa
     text, ragged and sparse tensors in targets.
     """
     return Examples(
-        _map_named(lambda a, name: on_values(_input_array, _as_input(a, name), name, scale_pixels), examples.x,
-                   f"{where}: x"),
+        _map_named(
+            lambda a, name: on_values(_input_array, _as_input(a, name), name, scale_pixels), examples.x, f"{where}: x"
+        ),
         _map_named(_target_array, examples.y, f"{where}: y"),
-        _map_named(lambda a, name: _target_array(a, name).astype(np.float32), examples.sample_weight,
-                   f"{where}: sample_weight"),
-    )  # fmt: skip
+        _map_named(
+            lambda a, name: _target_array(a, name).astype(np.float32), examples.sample_weight, f"{where}: sample_weight"
+        ),
+    )
 
 
 def _map_named(function: Any, arrays: Arrays, name: str) -> Arrays:
@@ -80,7 +82,8 @@ def _as_text(array: Array) -> Array | None:
     """Bytes of UTF-8; None for what is no text."""
     if array.dtype.kind == "O" and array.size and all(isinstance(each, (str, bytes)) for each in array.flat):
         array = np.array([each if isinstance(each, bytes) else each.encode() for each in array.flat]).reshape(
-            array.shape)  # fmt: skip
+            array.shape
+        )
     if array.dtype.kind == "U":
         return np.char.encode(array, "utf-8")
     return array if array.dtype.kind == "S" else None
@@ -94,8 +97,10 @@ def _input_array(array: Array, name: str, scale_pixels: bool) -> Array:
     if array.dtype.kind in "fb":
         return _to_float32(array)
     if array.size and (array.min() < _INT32.min or array.max() > _INT32.max):
-        raise DataError(f"{name} has integers beyond 32 bits; the largest is {array.max()}. "
-                        "Tokens are small integers; make measurements floats.")
+        raise DataError(
+            f"{name} has integers beyond 32 bits; the largest is {array.max()}. "
+            "Tokens are small integers; make measurements floats."
+        )
     return array.astype(np.int32, copy=False)
 
 
@@ -172,8 +177,12 @@ def is_one_hot(y: Arrays) -> bool:
     if not isinstance(y, np.ndarray) or y.ndim != 2 or y.shape[1] < 2 or not len(y):
         return False
     first = y[0]
-    return bool(first.sum() == 1 and first.max() == 1  # cheap: settles nearly all matrices that aren't one-hot
-                and ((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all())
+    return bool(
+        first.sum() == 1
+        and first.max() == 1  # cheap: settles nearly all matrices that aren't one-hot
+        and ((y == 0) | (y == 1)).all()
+        and (y.sum(axis=1) == 1).all()
+    )
 
 
 def final_targets(y: Arrays, target: TargetSpec) -> Arrays:
@@ -199,8 +208,10 @@ def warn_of_float_labels(data: DataSet, settings: DataSettings) -> list[str]:
     if not (lowest >= 0 and largest < MOST_LIKELY_CLASSES and (y == np.trunc(y)).all()):
         return []
     key = _TAKE_FOR_LABELS[settings.name].format(classes=int(largest) + 1)
-    return [f"data: y is float, so this is a regression, though its values are whole numbers from {lowest:g} to "
-            f"{largest:g}. If they are class labels, set {key} or make y integer."]
+    return [
+        f"data: y is float, so this is a regression, though its values are whole numbers from {lowest:g} to "
+        f"{largest:g}. If they are class labels, set {key} or make y integer."
+    ]
 
 
 def _count_classes(y: Array) -> int:
@@ -218,7 +229,9 @@ def check_examples(examples: Examples, target: TargetSpec, where: str, is_batch:
     single batch may have weights that are all zero, a whole set may not.
     """
     problems = shape_problems(examples, is_batch) or [
-        *value_problems(examples, target.as_given), *label_problems(examples.y, target)]  # fmt: skip
+        *value_problems(examples, target.as_given),
+        *label_problems(examples.y, target),
+    ]
     weights = leaves(examples.sample_weight, "sample_weight")
     if not problems and not is_batch and weights and not any(weight.any() for _, weight in weights):
         problems = ["sample_weight is all zeros, so nothing would be learned"]
@@ -240,16 +253,23 @@ def shape_problems(examples: Examples, is_batch: bool = False) -> list[str]:
     lengths = {name: len(array) for name, array in arrays}
     if len(set(lengths.values())) > 1 and not (is_batch and not isinstance(examples.y, np.ndarray)):
         return ["the numbers of examples differ: " + ", ".join(f"{name} {n:,}" for name, n in lengths.items())]
-    return [f"{name} must not be negative; it has {_first_where(weight, weight < 0)}"
-            for name, weight in leaves(examples.sample_weight, "sample_weight") if (weight < 0).any()]  # fmt: skip
+    return [
+        f"{name} must not be negative; it has {_first_where(weight, weight < 0)}"
+        for name, weight in leaves(examples.sample_weight, "sample_weight")
+        if (weight < 0).any()
+    ]
 
 
 def value_problems(examples: Examples, may_lack_targets: bool = False) -> list[str]:
     """NaN and inf in inputs, targets and weights: how many, and where the first one is. With `may_lack_targets` NaN
     among targets is left to `missing_targets`."""
     lacking = missing_targets(examples) if may_lack_targets else []
-    return [problem for name, array in all_arrays(examples) for problem in _not_finite(name, array)
-            if problem not in lacking]  # fmt: skip
+    return [
+        problem
+        for name, array in all_arrays(examples)
+        for problem in _not_finite(name, array)
+        if problem not in lacking
+    ]
 
 
 def missing_targets(examples: Examples) -> list[str]:
@@ -308,8 +328,10 @@ def _not_finite(name: str, array: Array, kinds: Mapping[str, Any] = _KINDS) -> l
         count = int(mask.sum())
         if count:
             first = ", ".join(str(place) for place in np.argwhere(mask)[0])
-            found.append(f"{name} has {count:,} value{'s' * (count > 1)} that {'are' if count > 1 else 'is'} {word}, "
-                         f"first at [{first}]")
+            found.append(
+                f"{name} has {count:,} value{'s' * (count > 1)} that {'are' if count > 1 else 'is'} {word}, "
+                f"first at [{first}]"
+            )
     return found
 
 
@@ -339,8 +361,9 @@ def _weighted(examples: Examples, weights: dict[int, float]) -> Examples:
     if not isinstance(examples.y, np.ndarray):
         raise DataError("trainer.class_weight needs one target whose classes it can weight. Give sample weights.")
     if examples.sample_weight is not None:
-        raise DataError("trainer.class_weight and sample weights of the data can't be used together. Multiply them in "
-                        "the loader.")
+        raise DataError(
+            "trainer.class_weight and sample weights of the data can't be used together. Multiply them in the loader."
+        )
     return Examples(examples.x, examples.y, class_factors(examples.y, weights))
 
 
@@ -389,10 +412,12 @@ def look_at(parts: list[Examples]) -> dict[str, Any]:
     x = parts[0].x
     floats = [array for part in parts for _, array in leaves(part.x, "x") if array.dtype.kind == "f"]
     return {
-        "input_shape": input_shape(x), "input_dtype": input_dtype(x), "input_dtypes": map_arrays(_dtype_name, x),
+        "input_shape": input_shape(x),
+        "input_dtype": input_dtype(x),
+        "input_dtypes": map_arrays(_dtype_name, x),
         "max_abs_input": max((max(float(array.max()), -float(array.min())) for array in floats), default=0.0),
         "fingerprint": fingerprint_arrays(parts),
-    }  # fmt: skip
+    }
 
 
 def _count_text(part: Examples | Stream) -> str:
@@ -447,8 +472,11 @@ def build_data_set(raw: RawArrays, settings: DataSettings, seed: int) -> DataSet
     else:
         train, validation = split_examples(train, settings.validation_fraction, seed, raw.in_order)
         places, _ = split_examples(places, settings.validation_fraction, seed, raw.in_order)
-    pixels = {name: _PIXEL_MAX for name, array in leaves(raw.train.x, "x")
-              if raw.scale_pixels and np.asarray(array).dtype == np.uint8}  # fmt: skip
+    pixels = {
+        name: _PIXEL_MAX
+        for name, array in leaves(raw.train.x, "x")
+        if raw.scale_pixels and np.asarray(array).dtype == np.uint8
+    }
     done = {"divided_by": pixels} if pixels else {}
     drawn = replace(raw, train=train, validation=validation, preprocessing=done | raw.preprocessing)
     drawn = _standardise(drawn, target) if raw.standardise else drawn
@@ -465,8 +493,10 @@ def _prepare_sets(raw: RawArrays) -> tuple[list[Examples], TargetSpec]:
         parts = [labels_from_one_hot(part) for part in parts]
     target = read_target(parts, raw.task, raw.num_classes, raw.keep_targets)
     held_out = replace(target, given=True)  # a class may be missing there
-    parts = [prepare_examples(part, held_out if place else target, title)
-             for place, (part, title) in enumerate(zip(parts, titles, strict=True))]
+    parts = [
+        prepare_examples(part, held_out if place else target, title)
+        for place, (part, title) in enumerate(zip(parts, titles, strict=True))
+    ]
     _check_alike(parts, raw.title)
     return parts, target
 
@@ -474,10 +504,12 @@ def _prepare_sets(raw: RawArrays) -> tuple[list[Examples], TargetSpec]:
 def _check_alike(parts: list[Examples], title: str) -> None:
     kinds = [(input_shape(part.x), input_dtype(part.x), input_shape(part.y)) for part in parts]
     if kinds[0] != kinds[-1]:
-        raise DataError(f"{title}: training and validation examples differ. Received: x {kinds[0][0]} {kinds[0][1]} "
-                        f"with y {kinds[0][2]}, against x {kinds[-1][0]} {kinds[-1][1]} with y {kinds[-1][2]}. "
-                        "Two pairs that a loader returns are training and validation: several inputs go into a list "
-                        "or a dict.")
+        raise DataError(
+            f"{title}: training and validation examples differ. Received: x {kinds[0][0]} {kinds[0][1]} "
+            f"with y {kinds[0][2]}, against x {kinds[-1][0]} {kinds[-1][1]} with y {kinds[-1][2]}. "
+            "Two pairs that a loader returns are training and validation: several inputs go into a list "
+            "or a dict."
+        )
 
 
 def _standardise(raw: RawArrays, target: TargetSpec) -> RawArrays:
@@ -488,23 +520,34 @@ def _standardise(raw: RawArrays, target: TargetSpec) -> RawArrays:
     if target.task == "regression":
         y_mean, y_deviation = _moments(raw.train.y)
         done["targets"] = _with_moments(raw, "targets", y_mean, y_deviation)
-        note = "; ".join(filter(None, [note, f"targets standardised by mean {_numbers(y_mean)} and deviation "
-                                       f"{_numbers(y_deviation)}, metrics are in standard deviations"]))
+        note = "; ".join(
+            filter(
+                None,
+                [
+                    note,
+                    f"targets standardised by mean {_numbers(y_mean)} and deviation "
+                    f"{_numbers(y_deviation)}, metrics are in standard deviations",
+                ],
+            )
+        )
 
     def apply(part: Examples) -> Examples:
         y = part.y if target.task != "regression" else _scaled(part.y, y_mean, y_deviation)
         return replace(part, x=_scaled(part.x, mean, deviation), y=y)
 
     validation = None if raw.validation is None else apply(raw.validation)
-    return replace(raw, train=apply(raw.train), validation=validation, note=note,
-                   preprocessing=raw.preprocessing | done)
+    return replace(
+        raw, train=apply(raw.train), validation=validation, note=note, preprocessing=raw.preprocessing | done
+    )
 
 
 def _with_moments(raw: RawArrays, key: str, mean: Array, deviation: Array) -> list[dict[str, Any]]:
     """What the source tells of each column, and what the column was standardised by."""
     told = raw.preprocessing.get(key) or [{}] * len(mean)
-    return [entry | {"mean": float(middle), "deviation": float(spread)}
-            for entry, middle, spread in zip(told, mean, deviation, strict=True)]
+    return [
+        entry | {"mean": float(middle), "deviation": float(spread)}
+        for entry, middle, spread in zip(told, mean, deviation, strict=True)
+    ]
 
 
 def _moments(array: Array) -> tuple[Array, Array]:
@@ -533,17 +576,27 @@ class RawStream:
 
 
 def _described(
-    raw: RawArrays | RawStream, train: Examples | Stream, validation: Examples | Stream | None, target: TargetSpec,
+    raw: RawArrays | RawStream,
+    train: Examples | Stream,
+    validation: Examples | Stream | None,
+    target: TargetSpec,
     looked_at: list[Examples],
-) -> DataSet:  # fmt: skip
+) -> DataSet:
     """Described as "digits: 1,438 training and 359 validation examples of 8x8x1, 10 classes"."""
     seen = look_at(looked_at)
     counts = f"{_count_text(train)} training"
     counts += "" if validation is None else f" and {_count_text(validation)} validation"
     text = f"{raw.title}: {counts} examples of {shape_text(seen['input_shape'])}{_target_text(target)}"
     text += f"; {raw.note}" if raw.note else ""
-    return DataSet(train=train, validation=validation, task=target.task, num_classes=target.num_classes,
-                   description=text, targets_as_given=raw.keep_targets, **seen)
+    return DataSet(
+        train=train,
+        validation=validation,
+        task=target.task,
+        num_classes=target.num_classes,
+        description=text,
+        targets_as_given=raw.keep_targets,
+        **seen,
+    )
 
 
 def build_stream_set(raw: RawStream) -> DataSet:

@@ -168,14 +168,20 @@ def as_rows(value: Any, name: str = "x") -> Rows | Values | None:
 
 def _of_ragged(value: Any, name: str) -> Ragged:
     if hasattr(value.values, "row_splits"):
-        raise DataError(f"{name} must have one dimension of different lengths, the second. Received: a ragged tensor "
-                        f"of shape {tuple(value.shape)}. Make it dense with to_tensor(), or pad its inner rows.")
+        raise DataError(
+            f"{name} must have one dimension of different lengths, the second. Received: a ragged tensor "
+            f"of shape {tuple(value.shape)}. Make it dense with to_tensor(), or pad its inner rows."
+        )
     return Ragged(np.asarray(value.values), np.asarray(value.row_splits).astype(np.int64))
 
 
 def _of_csr(matrix: Any) -> Sparse:
-    return Sparse(np.asarray(matrix.data), np.asarray(matrix.indptr).astype(np.int64), np.asarray(matrix.indices),
-                  int(matrix.shape[1]))  # fmt: skip
+    return Sparse(
+        np.asarray(matrix.data),
+        np.asarray(matrix.indptr).astype(np.int64),
+        np.asarray(matrix.indices),
+        int(matrix.shape[1]),
+    )
 
 
 def _of_places(indices: Values, values: Values, shape: Values) -> Sparse | Values:
@@ -473,8 +479,10 @@ def split_examples(
         return examples, None
     number = len(examples)
     if number < 2:
-        raise DataError(f"{number} example can't be split into training and validation. "
-                        "Use more examples (data.limit), or data.validation_fraction=0 for none.")
+        raise DataError(
+            f"{number} example can't be split into training and validation. "
+            "Use more examples (data.limit), or data.validation_fraction=0 for none."
+        )
     held_out = min(max(round(number * fraction), 1), number - 1)
     train, validation = _split_indices(number, held_out, seed, in_order)
     return examples.take(train), examples.take(validation)

@@ -31,8 +31,14 @@ def load_npz(settings: Npz, seed: int, keep_targets: bool = False) -> DataSet:
     if "x_val" in arrays or "y_val" in arrays:
         validation = Examples(_npz_array("x_val", arrays, file), _npz_array("y_val", arrays, file))
     train = Examples(_npz_array("x", arrays, file), _npz_array("y", arrays, file))
-    raw = RawArrays(file.name, train, validation, settings.task, keep_targets=keep_targets,
-                    scale_pixels=settings.scale_pixels is not False)  # fmt: skip
+    raw = RawArrays(
+        file.name,
+        train,
+        validation,
+        settings.task,
+        keep_targets=keep_targets,
+        scale_pixels=settings.scale_pixels is not False,
+    )
     return build_data_set(raw, settings, seed)
 
 
@@ -46,15 +52,18 @@ def _read_npz(file: Path) -> dict[str, Array]:
     except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, AttributeError) as error:
         reason = f"{error}. Is it complete?"
         if "allow_pickle" in str(error):
-            reason = ("it is no .npz file, or holds Python objects (dtype object), which could run code. Save plain "
-                      "numbers.")  # fmt: skip
+            reason = (
+                "it is no .npz file, or holds Python objects (dtype object), which could run code. Save plain numbers."
+            )
         raise DataError(f"data.path: {file} can't be read as .npz: {reason}") from error
 
 
 def _npz_array(name: str, arrays: dict[str, Array], file: Path) -> Array:
     if name not in arrays:
-        raise DataError(f"data.path: {file} has no array {name!r}. It has: {', '.join(arrays) or 'none'}. "
-                        f"{did_you_mean(name, arrays)}".rstrip())
+        raise DataError(
+            f"data.path: {file} has no array {name!r}. It has: {', '.join(arrays) or 'none'}. "
+            f"{did_you_mean(name, arrays)}".rstrip()
+        )
     return arrays[name]
 
 
@@ -70,8 +79,10 @@ def load_csv(settings: Csv, seed: int) -> DataSet:
     file = readable_file(settings.path)
     columns, lines = _read_csv(file, settings.separator)
     if settings.target not in columns:
-        raise DataError(f"data.target: {file} has no column {settings.target!r}. It has: {', '.join(columns)}. "
-                        f"{did_you_mean(settings.target, columns)}".rstrip())
+        raise DataError(
+            f"data.target: {file} has no column {settings.target!r}. It has: {', '.join(columns)}. "
+            f"{did_you_mean(settings.target, columns)}".rstrip()
+        )
     y, task, classes = _read_target(settings.target, columns.pop(settings.target), lines, settings.task)
     if not columns:
         raise DataError(f"data.path: {file} has no column beside the target {settings.target!r}.")
@@ -81,9 +92,20 @@ def load_csv(settings: Csv, seed: int) -> DataSet:
     note = ""
     if classes:
         note = f"classes of {settings.target}: {', '.join(classes[:10])}{', …' if len(classes) > 10 else ''}"
-    return build_data_set(RawArrays(file.name, Examples(x, y), None, task, len(classes) if classes else None,
-                                    standardise=True, note=note, preprocessing=done),
-                          settings, seed)  # fmt: skip
+    return build_data_set(
+        RawArrays(
+            file.name,
+            Examples(x, y),
+            None,
+            task,
+            len(classes) if classes else None,
+            standardise=True,
+            note=note,
+            preprocessing=done,
+        ),
+        settings,
+        seed,
+    )
 
 
 def _read_csv(file: Path, separator: str) -> tuple[dict[str, list[str]], list[int]]:
@@ -106,8 +128,10 @@ def _read_csv(file: Path, separator: str) -> tuple[dict[str, list[str]], list[in
         raise DataError(f"data.path: {file} has a header line and no rows.")
     for line, row in rows:
         if len(row) != len(names):
-            raise DataError(f"data.path: {file}, line {line}, has {len(row)} values; the header has {len(names)}. "
-                            "Is data.separator right, and is the file complete?")
+            raise DataError(
+                f"data.path: {file}, line {line}, has {len(row)} values; the header has {len(names)}. "
+                "Is data.separator right, and is the file complete?"
+            )
     columns = {name: [row[place].strip() for _, row in rows] for place, name in enumerate(names)}
     return columns, [line for line, _ in rows]
 
@@ -115,8 +139,10 @@ def _read_csv(file: Path, separator: str) -> tuple[dict[str, list[str]], list[in
 def _numbers(name: str, cells: list[str], lines: list[int]) -> Array:
     for line, cell in zip(lines, cells, strict=True):
         if not _is_number(cell):
-            raise DataError(f"column {name!r} must hold finite numbers. Received: {cell!r} in line {line}. Fill or "
-                            "remove such rows; encode text in a data.loader.")
+            raise DataError(
+                f"column {name!r} must hold finite numbers. Received: {cell!r} in line {line}. Fill or "
+                "remove such rows; encode text in a data.loader."
+            )
     return np.array(cells, np.float64)
 
 
@@ -159,21 +185,31 @@ def load_text(settings: Text, seed: int) -> DataSet:
     text, unreadable = _read_text(files, settings.max_bytes)
     length = settings.sequence_length
     if len(text) < length + 1:
-        raise DataError(f"{title}: {len(text):,} characters are too few for a window of data.sequence_length={length} "
-                        "and the character after it.")
+        raise DataError(
+            f"{title}: {len(text):,} characters are too few for a window of data.sequence_length={length} "
+            "and the character after it."
+        )
     code_points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     vocabulary, codes = np.unique(code_points, return_inverse=True)
     notes = ["validation is the last part of the text"] if settings.validation_fraction else []
     notes += [f"{unreadable:,} undecodable bytes replaced"] if unreadable else []
-    raw = RawArrays(title, _windows(codes.astype(np.int32), length), task="classification", num_classes=len(vocabulary),
-              in_order=True, note="; ".join(notes),
-              preprocessing={"characters": [chr(code) for code in vocabulary]})
+    raw = RawArrays(
+        title,
+        _windows(codes.astype(np.int32), length),
+        task="classification",
+        num_classes=len(vocabulary),
+        in_order=True,
+        note="; ".join(notes),
+        preprocessing={"characters": [chr(code) for code in vocabulary]},
+    )
     return build_data_set(raw, settings, seed)
 
 
 def _windows(codes: Array, length: int) -> Examples:
     count = (len(codes) - 1) // length
-    return Examples(codes[:count * length].reshape(count, length), codes[1:count * length + 1].reshape(count, length))
+    return Examples(
+        codes[: count * length].reshape(count, length), codes[1 : count * length + 1].reshape(count, length)
+    )
 
 
 def _text_files(path: str | None) -> tuple[str, list[Path]]:
@@ -212,6 +248,7 @@ def _decode_text(data: bytes, file: Path) -> tuple[str, int]:
     text = codecs.getincrementaldecoder("utf-8")("replace").decode(data)
     bad = text.count("�") - data.count("�".encode())
     if "\0" in text or bad > _MOST_UNREADABLE * len(text):
-        raise DataError(f"data.path: {file} is not UTF-8 text. Convert it, for example with "
-                        "`iconv -t utf-8`, or give another file.")
+        raise DataError(
+            f"data.path: {file} is not UTF-8 text. Convert it, for example with `iconv -t utf-8`, or give another file."
+        )
     return text, bad

@@ -65,13 +65,18 @@ def load_tabular(settings: Tabular, seed: int) -> DataSet:
     targets = [str(name) for name in table.get("target_names", ["target"])]  # diabetes doesn't name its one
     names: dict[str, Any] = {"inputs": [{"name": str(name)} for name in table.feature_names]}
     names |= {"classes": targets} if task == "classification" else {"targets": [{"name": name} for name in targets]}
-    read = RawArrays(settings.dataset, Examples(table.data, table.target), task=task, standardise=True,
-                     preprocessing=names)  # fmt: skip
+    read = RawArrays(
+        settings.dataset, Examples(table.data, table.target), task=task, standardise=True, preprocessing=names
+    )
     return build_data_set(read, settings, seed)
 
 
-_FASHION = ("train-labels-idx1-ubyte.gz", "train-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz",
-            "t10k-images-idx3-ubyte.gz")
+_FASHION = (
+    "train-labels-idx1-ubyte.gz",
+    "train-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+)
 # the files of each set below Keras's folder, as keras.datasets looks for them
 _KERAS_FILES = {
     "mnist": ["datasets/mnist.npz"],
@@ -94,8 +99,14 @@ def load_keras_set(settings: KerasDataset, seed: int) -> DataSet:
         raise DataError(f"{settings.dataset} couldn't be loaded: {error}.{remedy}") from error
     if x.ndim == 3:
         x, x_val = x[..., None], x_val[..., None]
-    raw = RawArrays(settings.dataset, Examples(x, y), Examples(x_val, y_val), "classification",
-                    100 if settings.dataset == "cifar100" else 10, scale_pixels=settings.scale_pixels is not False)
+    raw = RawArrays(
+        settings.dataset,
+        Examples(x, y),
+        Examples(x_val, y_val),
+        "classification",
+        100 if settings.dataset == "cifar100" else 10,
+        scale_pixels=settings.scale_pixels is not False,
+    )
     return build_data_set(raw, settings, seed)
 
 
@@ -121,8 +132,13 @@ def load_synthetic(settings: Synthetic, seed: int) -> DataSet:
         x, seen = _random_inputs(settings, rng)
         y = _teacher_targets(seen, settings, rng)
     task = "regression" if settings.task == "regression" else "classification"
-    raw = RawArrays(f"synthetic {settings.task}", Examples(x, y), task=task,
-              num_classes=None if task == "regression" else classes, in_order=True)
+    raw = RawArrays(
+        f"synthetic {settings.task}",
+        Examples(x, y),
+        task=task,
+        num_classes=None if task == "regression" else classes,
+        in_order=True,
+    )
     return build_data_set(raw, settings, seed)
 
 
@@ -168,8 +184,10 @@ def _random_tokens(settings: Synthetic, rng: np.random.Generator) -> tuple[Array
     return tokens[:, :-1], tokens[:, 1:]
 
 
-_FORMS = ("x, (x, y), (x, y, sample_weight), ((x, y), (x_val, y_val)), or one or two of tf.data.Dataset, "
-          "keras.utils.PyDataset and generator")  # fmt: skip
+_FORMS = (
+    "x, (x, y), (x, y, sample_weight), ((x, y), (x_val, y_val)), or one or two of tf.data.Dataset, "
+    "keras.utils.PyDataset and generator"
+)
 
 
 def load_loader(settings: Loader, seed: int, keep_targets: bool = False) -> DataSet:
@@ -207,8 +225,15 @@ def _returned_data_set(returned: Returned, settings: DataSettings) -> DataSet:
     title = returned.title
     train, validation = _read_returned(returned)
     if isinstance(train, Examples) and not isinstance(validation, Stream):
-        raw = RawArrays(title, train, validation, "auto", _num_classes(settings), keep_targets=returned.keep_targets,
-                        scale_pixels=False)  # fmt: skip
+        raw = RawArrays(
+            title,
+            train,
+            validation,
+            "auto",
+            _num_classes(settings),
+            keep_targets=returned.keep_targets,
+            scale_pixels=False,
+        )
         return build_data_set(raw, settings, returned.seed)
     return _loader_stream_set(returned, train, validation, settings)
 
@@ -217,12 +242,15 @@ def _num_classes(settings: DataSettings) -> int | None:
     return getattr(settings, "num_classes", None)
 
 
-def _loader_stream_set(returned: Returned, train: Examples | Stream, validation: Examples | Stream | None,
-                       settings: DataSettings) -> DataSet:  # fmt: skip
+def _loader_stream_set(
+    returned: Returned, train: Examples | Stream, validation: Examples | Stream | None, settings: DataSettings
+) -> DataSet:
     title = returned.title
     if isinstance(train, Examples):
-        raise DataError(f"{title}: the validation data is a stream, but the training data is in memory. Return arrays "
-                        "of both, or batches of both.")
+        raise DataError(
+            f"{title}: the validation data is a stream, but the training data is in memory. Return arrays "
+            "of both, or batches of both."
+        )
     if isinstance(validation, Stream) and validation.endless:
         raise DataError(f"{title}: the validation dataset never ends. Use dataset.take(n).")
     whole = "a tf.data.Dataset, PyDataset or generator gives whole batches"
@@ -231,9 +259,11 @@ def _loader_stream_set(returned: Returned, train: Examples | Stream, validation:
     # the default of validation_fraction holds for other sources too
     declared = next(each for each in fields(settings) if each.name == "validation_fraction")
     if validation is None and settings.validation_fraction not in (0, default_of(declared)):
-        raise DataError(f"{title}: data.validation_fraction={settings.validation_fraction:g} can't be kept: {whole}, "
-                        "which are not split. Return two of them (training, validation), or leave it out for no "
-                        "validation.")
+        raise DataError(
+            f"{title}: data.validation_fraction={settings.validation_fraction:g} can't be kept: {whole}, "
+            "which are not split. Return two of them (training, validation), or leave it out for no "
+            "validation."
+        )
     note = "its own batches" + (", no validation" if validation is None else "")
     data = build_stream_set(RawStream(title, train, validation, _num_classes(settings), note, returned.keep_targets))
     return replace(data, warnings=warn_of_workers(train, validation))
@@ -249,8 +279,14 @@ def _loader_arguments(function: Callable[..., Any], settings: Loader, seed: int)
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     if settings.path is not None:
         if "path" not in parameters and not takes_any:
-            raise ConfigError(Problem("data.path", f"{settings.loader} has no parameter `path`.", settings.path,
-                                      "Leave it out, or add the parameter."))
+            raise ConfigError(
+                Problem(
+                    "data.path",
+                    f"{settings.loader} has no parameter `path`.",
+                    settings.path,
+                    "Leave it out, or add the parameter.",
+                )
+            )
         arguments.setdefault("path", settings.path)
     if "seed" in parameters:
         arguments.setdefault("seed", seed)
@@ -274,8 +310,9 @@ def _read_returned(returned: Returned) -> tuple[Examples | Stream, Examples | St
 
     if isinstance(value, list) and len(value) == 2 and all(map(is_tf_dataset, value)):
         value = tuple(value)  # as Keras's own ..._from_directory(subset="both") returns them
-    if not (isinstance(value, tuple) and len(value) == 2 and _is_part(value[0])
-            and (value[1] is None or _is_part(value[1]))):  # fmt: skip
+    if not (
+        isinstance(value, tuple) and len(value) == 2 and _is_part(value[0]) and (value[1] is None or _is_part(value[1]))
+    ):
         return read(value, None, title), None
     train = read(value[0], 0, title)
     return train, None if value[1] is None else read(value[1], 1, f"{title} (validation)")
@@ -296,8 +333,14 @@ def _read_arrays(value: Any, title: str) -> Examples:
 
 # Each takes its own settings class; `settings.data.DATA` has the same names.
 SOURCES: dict[str, Callable[..., DataSet]] = {
-    "digits": load_digits, "tabular": load_tabular, "text": load_text, "synthetic": load_synthetic,
-    "keras": load_keras_set, "npz": load_npz, "csv": load_csv, "loader": load_loader,
+    "digits": load_digits,
+    "tabular": load_tabular,
+    "text": load_text,
+    "synthetic": load_synthetic,
+    "keras": load_keras_set,
+    "npz": load_npz,
+    "csv": load_csv,
+    "loader": load_loader,
 }
 
 
@@ -318,8 +361,10 @@ def load_data(settings: DataSettings, seed: int, keep_targets: bool = False) -> 
     try:
         return load(settings, seed, keep_targets) if load in _READ_BY_DTYPE else load(settings, seed)
     except MemoryError as error:
-        raise DataError(f"data: {settings.name} takes more memory than there is ({str(error) or 'it is full'}). "
-                        "Take fewer examples, or let a data.loader return a tf.data.Dataset or a generator.") from error
+        raise DataError(
+            f"data: {settings.name} takes more memory than there is ({str(error) or 'it is full'}). "
+            "Take fewer examples, or let a data.loader return a tf.data.Dataset or a generator."
+        ) from error
 
 
 def has_targets_as_given(settings: DataSettings) -> bool:
@@ -354,8 +399,11 @@ def load_data_of_run(settings: Settings, as_given: bool = False) -> DataSet:
     if trainer.steps_per_epoch is not None:
         if isinstance(data.train, Examples):
             rule = "must be left out for data in memory: an epoch is a pass over it."
-            raise ConfigError(Problem("trainer.steps_per_epoch", rule, trainer.steps_per_epoch,
-                                      "Use trainer.max_steps to train shorter."))
+            raise ConfigError(
+                Problem(
+                    "trainer.steps_per_epoch", rule, trainer.steps_per_epoch, "Use trainer.max_steps to train shorter."
+                )
+            )
         data = replace(data, train=in_epochs_of(data.train, trainer.steps_per_epoch))
     if trainer.validation_steps is not None:
         if not isinstance(data.validation, Stream):
@@ -380,8 +428,9 @@ def _with_missing_targets(data: DataSet, loss: Any) -> DataSet:
         return batch
 
     if missing:
-        raise DataError(f"data: {'; '.join(missing)}. Only a loss of your own (trainer.loss=module:name) can leave "
-                        "them out.")
+        raise DataError(
+            f"data: {'; '.join(missing)}. Only a loss of your own (trainer.loss=module:name) can leave them out."
+        )
     if isinstance(data.validation, Stream):
         data = replace(data, validation=data.validation.mapped(checked))
     return replace(data, train=data.train.mapped(checked)) if isinstance(data.train, Stream) else data
@@ -390,11 +439,26 @@ def _with_missing_targets(data: DataSet, loss: Any) -> DataSet:
 def _check_own_batches(trainer: TrainerSettings, batches: Stream) -> None:
     """ConfigError, with all problems, for keys of batches that are not their defaults: they have no say here."""
     usual = TrainerSettings()
-    problems = [Problem("trainer.batch_size", "has no effect: the data comes in batches of its own, which stay as they "
-                        "are.", trainer.batch_size, "Leave it out, and batch in data.loader.")
-                ] if trainer.batch_size != usual.batch_size else []  # fmt: skip
+    problems = (
+        [
+            Problem(
+                "trainer.batch_size",
+                "has no effect: the data comes in batches of its own, which stay as they are.",
+                trainer.batch_size,
+                "Leave it out, and batch in data.loader.",
+            )
+        ]
+        if trainer.batch_size != usual.batch_size
+        else []
+    )
     if trainer.shuffle != usual.shuffle and not batches.in_any_order:
-        problems.append(Problem("trainer.shuffle", "has no effect: the data comes in batches of its own, in the order "
-                                "of its source.", trainer.shuffle, "Leave it out, and shuffle or not in data.loader."))
+        problems.append(
+            Problem(
+                "trainer.shuffle",
+                "has no effect: the data comes in batches of its own, in the order of its source.",
+                trainer.shuffle,
+                "Leave it out, and shuffle or not in data.loader.",
+            )
+        )
     if problems:
         raise ConfigError(problems)

@@ -37,8 +37,11 @@ def readable_files(path: str) -> list[Path]:
         return [readable_file(path)]
     if not os.access(folder, os.R_OK | os.X_OK):
         raise DataError(f"data.path: {folder} can't be listed: permission denied.")
-    files = sorted(file for file in folder.rglob("*")
-                   if file.is_file() and not any(part.startswith(".") for part in file.relative_to(folder).parts))
+    files = sorted(
+        file
+        for file in folder.rglob("*")
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+    )
     if not files:
         raise DataError(f"data.path: the folder {path} holds no files.")
     return files

@@ -56,13 +56,18 @@ def check_elements(dataset: Any, where: str) -> None:
     for part in tf.nest.flatten(spec):
         takes = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec) if id(part) in inputs else tf.TensorSpec
         is_text = id(part) in inputs and getattr(part, "dtype", None) == tf.string
-        if not isinstance(part, takes) or not (is_text or part.dtype.is_floating or part.dtype.is_integer
-                                               or part.dtype.is_bool):  # fmt: skip
-            raise DataError(f"{where}: elements of a dataset must be tensors of numbers, targets and weights dense "
-                            f"ones. Received: {part}.")
+        if not isinstance(part, takes) or not (
+            is_text or part.dtype.is_floating or part.dtype.is_integer or part.dtype.is_bool
+        ):
+            raise DataError(
+                f"{where}: elements of a dataset must be tensors of numbers, targets and weights dense "
+                f"ones. Received: {part}."
+            )
         if part.shape.rank is None:
-            raise DataError(f"{where}: the dataset doesn't say how many dimensions its tensors have. Set them with "
-                            "tensor.set_shape(...) in a map, or output_signature of from_generator.")
+            raise DataError(
+                f"{where}: the dataset doesn't say how many dimensions its tensors have. Set them with "
+                "tensor.set_shape(...) in a map, or output_signature of from_generator."
+            )
         if part.shape.rank == 0 or getattr(part, "ragged_rank", 1) == 0:
             raise DataError(f"{where}: the dataset must be batched, as Keras's fit takes it. Use dataset.batch(n).")
 
@@ -191,8 +196,10 @@ def warn_of_workers(*parts: Any) -> tuple[str, ...]:
         workers, processes = getattr(source, "workers", 1), getattr(source, "use_multiprocessing", False)
         if workers > 1 or processes:
             asked = f"workers={workers}, use_multiprocessing={processes}"
-            return (f"data: {type(source).__name__} asks for {asked}, which have no effect: its batches are read in "
-                    "one thread, so that each run draws the same.",)  # fmt: skip
+            return (
+                f"data: {type(source).__name__} asks for {asked}, which have no effect: its batches are read in "
+                "one thread, so that each run draws the same.",
+            )
     return ()
 
 
@@ -244,8 +251,9 @@ def as_examples(batch: Any, where: str) -> Examples:
     """A batch as Keras takes it: x, (x, y) or (x, y, sample_weight)."""
     parts = batch if isinstance(batch, tuple) else (batch,)
     if len(parts) not in (1, 2, 3):
-        raise DataError(f"{where}: a batch must be x, (x, y) or (x, y, sample_weight). Received: a tuple of "
-                        f"{len(parts)}.")
+        raise DataError(
+            f"{where}: a batch must be x, (x, y) or (x, y, sample_weight). Received: a tuple of {len(parts)}."
+        )
     return Examples(*map(as_arrays, (*parts, None, None)[:3]))
 
 

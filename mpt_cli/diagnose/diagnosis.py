@@ -87,8 +87,11 @@ class Diagnosis:
     @property
     def disagreements(self) -> list[LayerSample]:
         """What was met in layers without a fault and not predicted; more flushed, since less does no harm."""
-        return [row for row in self.layer_samples
-                if row.layer not in self.faults and row.flushed > row.predicted_flushed + MOST_DISAGREEMENT]
+        return [
+            row
+            for row in self.layer_samples
+            if row.layer not in self.faults and row.flushed > row.predicted_flushed + MOST_DISAGREEMENT
+        ]
 
     @property
     def drifts(self) -> bool:
@@ -155,8 +158,11 @@ def _without_scale(examination: Examination, point: ExaminedPoint) -> list[str]:
         return []
     windows = {layer.name: layer.window for layer in point.layers if layer.window is not None}
     power, names = layers_without_scale(windows)
-    sent_back = [x.name for x in point.layers if x.name in names and x.activations is not None
-                 and not is_within(power, x.activations.window)]  # fmt: skip
+    sent_back = [
+        x.name
+        for x in point.layers
+        if x.name in names and x.activations is not None and not is_within(power, x.activations.window)
+    ]
     return examination.layers_around(names, sent_back)
 
 
@@ -172,8 +178,17 @@ def _verified(examination: Examination, kept: list[str], say: Callable[[str], No
     """Try the recommended scale, one below and those around the edge on real float16 passes."""
     settings, points, binding = examination.settings, examination.points(), examination.binding_point()
     window = common_window([point.window for point in points])
-    found = Diagnosis(settings, examination.platform, examination.policy, examination.request.batches, points, window,
-                      None, binding.step, kept)  # fmt: skip
+    found = Diagnosis(
+        settings,
+        examination.platform,
+        examination.policy,
+        examination.request.batches,
+        points,
+        window,
+        None,
+        binding.step,
+        kept,
+    )
     predicted = binding.window if window is not None and window.empty else window
     if predicted is None:
         return found
@@ -186,8 +201,9 @@ def _verified(examination: Examination, kept: list[str], say: Callable[[str], No
     for scale in (1.0, binding.loss_scale, recommended / 2, recommended):
         verifier.try_scale(scale)
     trials, rows = [verifier.trials[scale] for scale in sorted(verifier.trials)], verifier.rows[recommended]
-    found = replace(found, trials=trials, highest_safe=highest, layer_samples=rows,
-                    faults=examination.places.faults(rows))  # fmt: skip
+    found = replace(
+        found, trials=trials, highest_safe=highest, layer_samples=rows, faults=examination.places.faults(rows)
+    )
     overflows = highest is None or found.forward_overflows or OVERFLOWED in found.faults.values()
     return found if overflows else replace(found, recommended=recommended)
 

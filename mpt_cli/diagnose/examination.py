@@ -94,9 +94,15 @@ def build_copy(program: Program, policy: PolicySettings, data: DataSet) -> Any:
     with random_state_kept(), names_as_in_a_fresh_process():
         model = program.build_copy(replace(settings, policy=policy), data)
     if has_own_train_step(model):
-        raise ConfigError(Problem("model", f"{type(model).__name__} has a train_step of its own: the gradients that it "
-                                  "takes can't be looked into from outside.", None,
-                                  "mpt train records its overflows, and the variable of each."))
+        raise ConfigError(
+            Problem(
+                "model",
+                f"{type(model).__name__} has a train_step of its own: the gradients that it "
+                "takes can't be looked into from outside.",
+                None,
+                "mpt train records its overflows, and the variable of each.",
+            )
+        )
     program.compile_copy(settings, model, data)
     build_metrics(model, data.train, settings.trainer.batch_size)
     return model
@@ -258,8 +264,14 @@ class Examination:
             self._in_float16(batch)
         except (ValueError, NotImplementedError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-            raise ConfigError(Problem("policy.name", f"can't be computed on this device: {reason}.", self.policy.name,
-                                      "Diagnose it on a GPU, or with the other backend.")) from error  # fmt: skip
+            raise ConfigError(
+                Problem(
+                    "policy.name",
+                    f"can't be computed on this device: {reason}.",
+                    self.policy.name,
+                    "Diagnose it on a GPU, or with the other backend.",
+                )
+            ) from error
 
 
 def _check_finite(counted: Flow, step: int) -> None:
@@ -267,6 +279,9 @@ def _check_finite(counted: Flow, step: int) -> None:
     if np.isfinite(counted.loss) and counted.is_finite:
         return
     what = "gradients are not finite" if np.isfinite(counted.loss) else f"the loss is {counted.loss}"
-    cause = "No dtype or loss scale mends that: look at learning rate, data and model." if step == 0 else (
-        "Measure at an earlier step, or lower the learning rate.")
+    cause = (
+        "No dtype or loss scale mends that: look at learning rate, data and model."
+        if step == 0
+        else ("Measure at an earlier step, or lower the learning rate.")
+    )
     raise NumericalError(f"{what} in float32 already, at step {step}. {cause}")

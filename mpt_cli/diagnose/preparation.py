@@ -150,16 +150,25 @@ class RemedyTrial:
     def is_shown_better(self, other: "RemedyTrial") -> bool:
         """Whether the losses of two that work show it after as many applied steps: what was skipped before a scale had
         settled is no fault of the scale."""
-        theirs, own = ([loss for loss, applied in zip(trial.losses, trial.applied, strict=True) if applied]
-                       for trial in (other, self))  # fmt: skip
+        theirs, own = (
+            [loss for loss, applied in zip(trial.losses, trial.applied, strict=True) if applied]
+            for trial in (other, self)
+        )
         pairs = list(zip(theirs, own, strict=False))[-LATEST:]
         interval = PairedDifference.of(pairs).interval()
         return interval is not None and interval[1] < -LEAST_GAIN * abs(fmean(loss for loss, _ in pairs))
 
     def as_dict(self) -> dict[str, Any]:
         """For diagnosis.json."""
-        return {"words": self.words, "works": self.works, "steps": len(self.losses), "applied_steps": sum(self.applied),
-                "first_loss": self.first_loss, "loss": self.loss, "why": self.why}  # fmt: skip
+        return {
+            "words": self.words,
+            "works": self.works,
+            "steps": len(self.losses),
+            "applied_steps": sum(self.applied),
+            "first_loss": self.first_loss,
+            "loss": self.loss,
+            "why": self.why,
+        }
 
     def __str__(self) -> str:
         name = shlex.join(self.words) or AS_IT_WAS
@@ -183,8 +192,10 @@ def ranked(trials: Sequence[RemedyTrial]) -> list[RemedyTrial]:
 
 def remedy_rows(trials: Sequence[RemedyTrial]) -> list[tuple[str, str]]:
     """(label, text): what works, the best first, and what else there is."""
-    rows = [("not tried" if trial.why else "remedy" if trial.works and trial.words else "tried", str(trial))
-            for trial in trials]  # fmt: skip
+    rows = [
+        ("not tried" if trial.why else "remedy" if trial.works and trial.words else "tried", str(trial))
+        for trial in trials
+    ]
     labels = [label for label, _ in rows]
     if any(trial.works and not trial.words for trial in trials):
         rows.insert(0, ("remedy", "none is needed"))

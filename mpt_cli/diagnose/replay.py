@@ -61,7 +61,7 @@ def replay(
 
 def take_up(
     run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Callable[[str], None]
-) -> tuple[Assembly, RunStepper]:  # fmt: skip
+) -> tuple[Assembly, RunStepper]:
     """The run built again at its newest checkpoint before the overflow."""
     program = Program(settings)
     parts = assemble(program, platform, program.load_data())
@@ -93,15 +93,19 @@ def check_replayable(run: RunDirectory, checkpoint: Checkpoint | None, overflow:
     """DataError unless the checkpoint is of the phase of the overflow, or the last one of the phase before."""
     borders = overflow.borders
     if borders and (checkpoint is None or checkpoint.step < borders[-1]):
-        raise DataError(f"{run.path} has no checkpoint of phase {len(borders) + 1}, in which step {overflow.step} "
-                        "overflowed, to train again from: trainer.checkpoint_every_steps makes more of them.")
+        raise DataError(
+            f"{run.path} has no checkpoint of phase {len(borders) + 1}, in which step {overflow.step} "
+            "overflowed, to train again from: trainer.checkpoint_every_steps makes more of them."
+        )
 
 
 def _check_data(run: RunDirectory, checkpoint: Checkpoint | None, now: str) -> None:
     before = checkpoint.position["dataset"] if checkpoint else known_environment(run).get("dataset_fingerprint", now)
     if before != now:
-        raise DataError(f"{run.path} was trained on other data (fingerprint {str(before)[:12]}…, now {now[:12]}…). "
-                        "Bring back the data of then.")  # fmt: skip
+        raise DataError(
+            f"{run.path} was trained on other data (fingerprint {str(before)[:12]}…, now {now[:12]}…). "
+            "Bring back the data of then."
+        )
 
 
 INPUT, OUTPUT, WEIGHTS = "input", "output", "weights"
@@ -186,10 +190,17 @@ def examine_overflow(replayed: ReplayedRun) -> OverflowDiagnosis:
     loss, sightings, in_run_mode = _look(replayed, batch) if own is None else (nan, [], True)
     numbers = [_on_host(x) for x in keras.tree.flatten(batch.x) if _is_number(x)]
     return OverflowDiagnosis(
-        replayed, again, loss, scale, sightings, in_run_mode, bad_weights,
-        not all(np.isfinite(x).all() for x in numbers), max((float(np.abs(x).max()) for x in numbers), default=0.0),
+        replayed,
+        again,
+        loss,
+        scale,
+        sightings,
+        in_run_mode,
+        bad_weights,
+        not all(np.isfinite(x).all() for x in numbers),
+        max((float(np.abs(x).max()) for x in numbers), default=0.0),
         own,
-    )  # fmt: skip
+    )
 
 
 def _look(replayed: ReplayedRun, batch: Any) -> tuple[float, list[Sighting], bool]:
@@ -246,8 +257,16 @@ def _has_own_weights(layer: Any) -> bool:
 
 def _sighting(phase: str, probes: Probes, index: int, place: str, counts: Counts) -> Sighting:
     part = probes.parts[index]
-    return Sighting(phase, name_of(part), type(part).__name__, probes.dtypes.get(index, ""), place,
-                    largest_exponent(counts), int(counts[INFS]), int(counts[NANS]))  # fmt: skip
+    return Sighting(
+        phase,
+        name_of(part),
+        type(part).__name__,
+        probes.dtypes.get(index, ""),
+        place,
+        largest_exponent(counts),
+        int(counts[INFS]),
+        int(counts[NANS]),
+    )
 
 
 def _is_number(value: Any) -> bool:
@@ -260,10 +279,12 @@ def _on_host(value: Any) -> NDArray[Any]:
 
 
 PLACE_PHRASES = {
-    (FORWARD, INPUT): "what goes into", (FORWARD, OUTPUT): "the output of",
-    (BACKWARD, INPUT): "the gradient of the input of", (BACKWARD, OUTPUT): "the gradient that arrives at the output of",
+    (FORWARD, INPUT): "what goes into",
+    (FORWARD, OUTPUT): "the output of",
+    (BACKWARD, INPUT): "the gradient of the input of",
+    (BACKWARD, OUTPUT): "the gradient that arrives at the output of",
     (BACKWARD, WEIGHTS): "the gradient of the weights of",
-}  # fmt: skip
+}
 CAST_LIMIT = 65520.0  # from here on a cast to float16 gives inf
 
 
@@ -273,18 +294,26 @@ def overflow_content(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) ->
     """
     first = found.first
     return {
-        "status": "ok" if found.layer is not None or found.bad_weights else "not_found", "kind": "overflow",
-        "recipe": found.replayed.parts.settings.recipe, "run_dir": str(found.replayed.run.path),
-        "step": found.overflow.step, "replayed_from_step": found.replayed.from_step,
-        "overflowed_again": found.overflowed_again, "seen_as_compiled_in_the_run": found.in_run_mode,
-        "loss": found.loss, "loss_scale": found.loss_scale, "loss_scale_in_the_run": found.overflow.scale_before,
-        "layer": found.layer, "first": None if first is None else asdict(first),
-        "before": [asdict(seen) for seen in found.before], "bad_weights": found.bad_weights,
+        "status": "ok" if found.layer is not None or found.bad_weights else "not_found",
+        "kind": "overflow",
+        "recipe": found.replayed.parts.settings.recipe,
+        "run_dir": str(found.replayed.run.path),
+        "step": found.overflow.step,
+        "replayed_from_step": found.replayed.from_step,
+        "overflowed_again": found.overflowed_again,
+        "seen_as_compiled_in_the_run": found.in_run_mode,
+        "loss": found.loss,
+        "loss_scale": found.loss_scale,
+        "loss_scale_in_the_run": found.overflow.scale_before,
+        "layer": found.layer,
+        "first": None if first is None else asdict(first),
+        "before": [asdict(seen) for seen in found.before],
+        "bad_weights": found.bad_weights,
         "bad_inputs": found.bad_inputs,
         "explanation": [text for _, text in overflow_sentences(found, trials)],
         "remedies": [trial.as_dict() for trial in trials],
         "sightings": [asdict(seen) for seen in found.sightings],
-    }  # fmt: skip
+    }
 
 
 def overflow_sentences(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) -> list[tuple[str, str]]:
@@ -296,21 +325,26 @@ def overflow_sentences(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) 
     if variables:
         rows.append(("weights", f"not finite before the step already: {variables}"))
     rows += [("layer", text) for text in _layer_sentences(found)]
-    rows += [("before", f"{_place_phrase(seen)}: at most 2^{seen.largest_exponent + 1}") for seen in found.before
-             if seen.largest_exponent is not None]  # fmt: skip
+    rows += [
+        ("before", f"{_place_phrase(seen)}: at most 2^{seen.largest_exponent + 1}")
+        for seen in found.before
+        if seen.largest_exponent is not None
+    ]
     return [*rows, *remedy_rows(trials)]
 
 
 def _step_sentence(found: OverflowDiagnosis) -> str:
     replayed, overflow = found.replayed, found.overflow
     scale, scale_then = format_scale(found.loss_scale), format_scale(overflow.scale_before)
-    return "".join([
-        f"{overflow.step} of {replayed.run.path}, trained again from step {replayed.from_step}, at loss scale {scale}",
-        f" of {overflow.optimizer}" if overflow.optimizer else "",
-        "" if found.own_step_of else f", loss {format_number(found.loss)}",
-        f": it {'overflowed' if found.overflowed_again else 'did NOT overflow'} again",
-        "" if scale == scale_then else f". In the run the loss scale was {scale_then}: this is not the same course",
-    ])  # fmt: skip
+    return "".join(
+        [
+            f"{overflow.step} of {replayed.run.path}, trained again from step {replayed.from_step}, loss scale {scale}",
+            f" of {overflow.optimizer}" if overflow.optimizer else "",
+            "" if found.own_step_of else f", loss {format_number(found.loss)}",
+            f": it {'overflowed' if found.overflowed_again else 'did NOT overflow'} again",
+            "" if scale == scale_then else f". In the run the loss scale was {scale_then}: this is not the same course",
+        ]
+    )
 
 
 def _layer_sentences(found: OverflowDiagnosis) -> Iterator[str]:
@@ -330,8 +364,11 @@ def _layer_sentences(found: OverflowDiagnosis) -> Iterator[str]:
 def _origin_sentence(found: OverflowDiagnosis, first: Sighting) -> str:
     """What was not finite first came from outside: from the data or from the loss."""
     if first.phase == BACKWARD:
-        cause = (f"the loss is finite, its gradient times the loss scale {format_scale(found.loss_scale)} is not"
-                 if isfinite(found.loss) else "the loss itself is not finite")  # fmt: skip
+        cause = (
+            f"the loss is finite, its gradient times the loss scale {format_scale(found.loss_scale)} is not"
+            if isfinite(found.loss)
+            else "the loss itself is not finite"
+        )
         return f"no layer did it: it comes from the loss. {cause}"
     if found.bad_inputs:
         return "no layer did it: the batch itself holds nan or inf"
@@ -343,13 +380,18 @@ def _origin_sentence(found: OverflowDiagnosis, first: Sighting) -> str:
 def _unseen_sentence(found: OverflowDiagnosis) -> str:
     """Of a step in which the probes met nothing: what the run noted."""
     own, variable = found.own_step_of, found.overflow.variable
-    why = (f"{own} has a train_step of its own, whose gradients can't be looked into from outside" if own else
-           "with probes in its layers the step is finite: compiled otherwise")  # fmt: skip
+    why = (
+        f"{own} has a train_step of its own, whose gradients can't be looked into from outside"
+        if own
+        else "with probes in its layers the step is finite: compiled otherwise"
+    )
     if found.layer:
         return f"{found.layer}: the gradient of {variable} was the first that was not finite, as the run noted. {why}"
     if not found.overflowed_again:
-        why = ("it cannot be reproduced: the step was finite this time, also with probes. Another device or version "
-               "computes differently, and so does a run that is not deterministic")  # fmt: skip
+        why = (
+            "it cannot be reproduced: the step was finite this time, also with probes. Another device or version "
+            "computes differently, and so does a run that is not deterministic"
+        )
     return f"{why}. The run named the gradient of {variable}" if variable else why
 
 

@@ -47,13 +47,15 @@ def sentences(found: Diagnosis) -> list[tuple[str, str]]:
     """(label, text) in the order in which a person wants to know."""
     rows = [*lead(found), ("examined", _examined(found)), *_drift(found), ("safe", _safe(found))]
     if found.keep_in_float32:
-        rows.append(("float32", "no scale fits all layers as they are. Keep in float32: "
-                     + ", ".join(found.keep_in_float32)))  # fmt: skip
+        rows.append(
+            ("float32", "no scale fits all layers as they are. Keep in float32: " + ", ".join(found.keep_in_float32))
+        )
     rows += [("layers", text) for text in _faults(found)]
     rows += [("digits", found.digits.sentence)] if found.digits is not None else []
     if found.forward_overflows:
-        rows.append(("scale", "the forward pass itself overflows in float16, which no loss scale mends: mixed_bfloat16 "
-                     "does"))  # fmt: skip
+        rows.append(
+            ("scale", "the forward pass itself overflows in float16, which no loss scale mends: mixed_bfloat16 does")
+        )
     elif found.trials and found.highest_safe is None:
         rows.append(("scale", "real float16 passes overflow near the predicted highest scale and well below it"))
     rows += [("verified", _verified(trial)) for trial in found.trials]
@@ -66,8 +68,11 @@ def lead(found: Diagnosis) -> list[tuple[str, str]]:
     wrong = "nothing flows in float16"
     if met := next((trial for trial in found.trials if trial.scale == now.loss_scale), None):
         scale = "without loss scaling" if met.scale == 1 else f"at loss scale {format_scale(met.scale)}"
-        wrong = (f"{scale} {format_fraction(met.flushed)} of the gradients in float16 become zero" if not met.overflows
-                 else f"{scale} gradients overflow in {met.overflows} of {met.passes} passes")  # fmt: skip
+        wrong = (
+            f"{scale} {format_fraction(met.flushed)} of the gradients in float16 become zero"
+            if not met.overflows
+            else f"{scale} gradients overflow in {met.overflows} of {met.passes} passes"
+        )
         wrong += f" at step {now.step}"
     faults = {**found.mended, **found.faults}
     if fault := next((fault for fault in FAULTS if fault in faults.values()), None):
@@ -168,15 +173,23 @@ def _safe(found: Diagnosis) -> str:
 
 HELPS = "keep {it} in float32 (policy.overrides), "
 FAULTS = {
-    OVERFLOWED: ("overflow in the forward pass, which no loss scale mends",
-                 HELPS + "scale the inputs down or normalise before, or use mixed_bfloat16"),
-    VANISHED: ("vanish in the forward pass: next to all of their outputs are 0, which no loss scale brings back",
-               HELPS + "initialise the weights larger, or normalise their inputs"),
-    FLUSHED: ("get no gradient: next to all of it is 0, and not in float32",
-              HELPS + "mend first what vanishes or overflows after it, or raise the scale where there is room"),
-    DEAD: ("get no gradient, in float32 neither: dead units, a loss weight of 0, or a path that is cut",
-           "no dtype mends that"),
-}  # fmt: skip
+    OVERFLOWED: (
+        "overflow in the forward pass, which no loss scale mends",
+        HELPS + "scale the inputs down or normalise before, or use mixed_bfloat16",
+    ),
+    VANISHED: (
+        "vanish in the forward pass: next to all of their outputs are 0, which no loss scale brings back",
+        HELPS + "initialise the weights larger, or normalise their inputs",
+    ),
+    FLUSHED: (
+        "get no gradient: next to all of it is 0, and not in float32",
+        HELPS + "mend first what vanishes or overflows after it, or raise the scale where there is room",
+    ),
+    DEAD: (
+        "get no gradient, in float32 neither: dead units, a loss weight of 0, or a path that is cut",
+        "no dtype mends that",
+    ),
+}
 
 
 def _faults(found: Diagnosis) -> Iterator[str]:
@@ -193,8 +206,10 @@ def _faults(found: Diagnosis) -> Iterator[str]:
             for shares in ([row.flushed for row in alike], [row.predicted_flushed for row in alike])
         )
         layers = layer_names([row.layer for row in alike])
-        yield (f"{layers}: {met} of their {kind.replace('_', ' ')} are flushed where {predicted} were predicted: "
-               "what they are made of is lost before")  # fmt: skip
+        yield (
+            f"{layers}: {met} of their {kind.replace('_', ' ')} are flushed where {predicted} were predicted: "
+            "what they are made of is lost before"
+        )
 
 
 def _verified(trial: ScaleTrial) -> str:
@@ -252,15 +267,23 @@ def _point_content(point: ExaminedPoint, recommended: float | None) -> dict[str,
     scales |= {} if recommended is None else {"at_recommended": recommended}
     layers = [
         {
-            "name": layer.name, "kind": layer.kind, "compute_dtype": layer.compute_dtype,
-            "variable_dtype": layer.variable_dtype, "safe_window": _window_content(layer.window),
+            "name": layer.name,
+            "kind": layer.kind,
+            "compute_dtype": layer.compute_dtype,
+            "variable_dtype": layer.variable_dtype,
+            "safe_window": _window_content(layer.window),
             "activation_gradients": _gradients_content(layer.activations, scales),
             "weight_gradients": _gradients_content(layer.weights, scales),
         }
         for layer in point.layers
-    ]  # fmt: skip
-    return {"step": point.step, "loss": point.loss, "loss_scale": point.loss_scale,
-            "safe_window": _window_content(point.window), "layers": layers}  # fmt: skip
+    ]
+    return {
+        "step": point.step,
+        "loss": point.loss,
+        "loss_scale": point.loss_scale,
+        "safe_window": _window_content(point.window),
+        "layers": layers,
+    }
 
 
 def _gradients_content(found: GradientCounts | None, scales: dict[str, float]) -> dict[str, Any] | None:
@@ -268,13 +291,16 @@ def _gradients_content(found: GradientCounts | None, scales: dict[str, float]) -
         return None
     counts, powers = found.counts, {name: power_of_two_below(scale) for name, scale in scales.items()}
     return {
-        "dtype": found.dtype, "largest_exponent": found.largest_exponent, "values": int(counts[:INFS].sum()),
-        "zeros": int(counts[ZEROS]), "safe_window": _window_content(found.window),
+        "dtype": found.dtype,
+        "largest_exponent": found.largest_exponent,
+        "values": int(counts[:INFS].sum()),
+        "zeros": int(counts[ZEROS]),
+        "safe_window": _window_content(found.window),
         "flushed": {name: share_flushed(counts, scale) for name, scale in powers.items()},
         "subnormal": {name: share_subnormal(counts, scale) for name, scale in powers.items()},
         "flushed_in_bfloat16": share_flushed(counts, dtype="bfloat16"),
         "histogram": {place - EXPONENT_BIAS: int(n) for place, n in enumerate(counts[:INFS]) if n},  # from 2^key up
-    }  # fmt: skip
+    }
 
 
 def _window_content(window: SafeScales | None, is_safe: bool = True) -> dict[str, Any] | None:
@@ -347,8 +373,12 @@ def print_diagnosis(found: Diagnosis, files: Sequence[str], console: Console) ->
     print_labelled([*told[:LEAD], *(("file", file) for file in files)], console)
     point = found.verified_point
     console.out(f"step {point.step}: gradients of outputs and weights, the worse of the two", highlight=False)
-    print_table(_columns(found, point), point.layers, console,
-                lambda layer: "red" if layer.window is not None and layer.window.empty else "")  # fmt: skip
+    print_table(
+        _columns(found, point),
+        point.layers,
+        console,
+        lambda layer: "red" if layer.window is not None and layer.window.empty else "",
+    )
     console.print(Text(LEGEND, style="dim"), soft_wrap=True)
     print_labelled([*told[LEAD:], *(("config", line) for line in config_lines(found))], console)
 
@@ -412,8 +442,9 @@ def write_pictures(found: Diagnosis, folder: Path) -> None:
                 axes.axvspan(start, end, color=colour, alpha=0.10, lw=0, zorder=0, label=name)
             title = "without scaling" if scale == 1 else f"loss scale {format_scale(scale)}"
             axes.set_title(title, loc="left", fontsize=9)
-            axes.set(xlim=(reached.min(), reached.max()), yscale="log", ylim=(LEAST_SHARE, 1.0),
-                     ylabel="share of all values")  # fmt: skip
+            axes.set(
+                xlim=(reached.min(), reached.max()), yscale="log", ylim=(LEAST_SHARE, 1.0), ylabel="share of all values"
+            )
             axes.yaxis.set_major_formatter("{x:g}")  # not as mathematics, which a recipe's name might hold too
             axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower right", bbox_to_anchor=(1, 0.98))
         rows[-1].set_xlabel("exponent: magnitudes from 2^x up to 2^(x+1)")

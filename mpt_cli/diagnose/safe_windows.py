@@ -83,6 +83,7 @@ class GradientCounts:
             return safe_scales(self.counts, largest_share_flushed=MOST_WEIGHTS_FLUSHED)
         return safe_scales(self.counts * MAGNITUDES, largest_share_flushed=MOST_MAGNITUDE_FLUSHED)
 
+
 @dataclass(frozen=True)
 class LayerRange:
     """One layer; what it does not have (weights, a gradient of its output) is None."""
@@ -169,11 +170,19 @@ class Verifier:
             bound = [row for row in rows if row.dtype == HALF and (row.kind, row.layer) in self._gradients]
             predicted_overflow = any((row.lowest_exponent or 0) + len(row.exponents) > 16 for row in bound)
             overflows = sum(not flow.is_finite for flow in flows)
-            flushed, predicted = (_mean_share(bound, [getattr(row, name) for row in bound])
-                                  for name in ("flushed", "predicted_flushed"))  # fmt: skip
+            flushed, predicted = (
+                _mean_share(bound, [getattr(row, name) for row in bound]) for name in ("flushed", "predicted_flushed")
+            )
             self.rows[scale] = rows
-            self.trials[scale] = ScaleTrial(scale, len(flows), predicted, None if overflows else flushed,
-                                            predicted_overflow, overflows, isfinite(total.loss))  # fmt: skip
+            self.trials[scale] = ScaleTrial(
+                scale,
+                len(flows),
+                predicted,
+                None if overflows else flushed,
+                predicted_overflow,
+                overflows,
+                isfinite(total.loss),
+            )
         return self.trials[scale]
 
     def highest_safe(self, window: SafeScales) -> int | None:

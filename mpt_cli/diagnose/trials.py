@@ -53,8 +53,10 @@ def candidates(found: "OverflowDiagnosis") -> list[list[str]]:
     lower = dict.fromkeys(max(scale / divisor, scaling.floor or 0.0) for divisor in LOWER)
     is_lowered = scaling.scales and isfinite(found.loss)
     kept = ", ".join(f"{name}: {policy}" for name, policy in settings.policy.overrides.items())
-    groups = [", ".join([*([kept] if kept else []), *(f"{name}: float32" for name in names)])
-              for names in _layer_groups(found)]  # fmt: skip
+    groups = [
+        ", ".join([*([kept] if kept else []), *(f"{name}: float32" for name in names)])
+        for names in _layer_groups(found)
+    ]
     words = [[f"{FIRST_SCALE}={each!r}"] for each in lower if is_lowered and each < scale]
     words += [["loss_scale=dynamic"]] if scaling.scales and not scaling.moves else []
     words += [[f"policy.overrides={{{group}}}"] for group in dict.fromkeys(groups)]
@@ -73,8 +75,11 @@ def _layer_groups(found: "OverflowDiagnosis") -> Iterator[list[str]]:
     layers = {name_of(layer) for layer in inner_layers(found.replayed.parts.model)}
     parts = list(dict.fromkeys(seen.part for seen in found.sightings))
     place = parts.index(found.layer) if found.layer in parts else 0
-    around = [part.rsplit("/", cut)[0] for part in [found.layer or "", *parts[max(place - 1, 0) : place]]
-              for cut in range(1, part.count("/") + 1)]  # fmt: skip
+    around = [
+        part.rsplit("/", cut)[0]
+        for part in [found.layer or "", *parts[max(place - 1, 0) : place]]
+        for cut in range(1, part.count("/") + 1)
+    ]
     is_given = found.first is not None and found.first.place == "input"  # by an operation before it
     takers = [] if is_given else [[found.layer or "", *parts[place + 1 : place + 2]]]
     for names in ([found.layer or ""], *takers, *([name] for name in around)):
@@ -112,8 +117,14 @@ def main(arguments: Sequence[str]) -> None:
     end = overflow.step - 1 + int(steps)
     stepper.train_to(max(stepper.step, end - MOST_LOOKED_AT))
     blocks = [stepper.take_step() for _ in range(end - stepper.step)]
-    print(json.dumps({"losses": [float(block.loss[0]) for block in blocks],
-                      "applied": [bool(block.finite[0]) for block in blocks]}))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "losses": [float(block.loss[0]) for block in blocks],
+                "applied": [bool(block.finite[0]) for block in blocks],
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -61,11 +61,23 @@ def prepare_backend(settings: Settings) -> Platform:
         with _quiet_import():
             found = _tensorflow(settings) if name == "tensorflow" else _jax(settings)
     if keras.backend.backend() != name:
-        raise ConfigError(Problem("backend.name", f"Keras is loaded with backend {keras.backend.backend()} already.",
-                                  name, "Start a new process."))
+        raise ConfigError(
+            Problem(
+                "backend.name",
+                f"Keras is loaded with backend {keras.backend.backend()} already.",
+                name,
+                "Start a new process.",
+            )
+        )
     if settings.backend.device == "gpu" and not found.gpus:
-        raise ConfigError(Problem("backend.device", f"no GPU is visible to {name} on this machine.", "gpu",
-                                  "Use backend.device=auto or cpu; `mpt doctor` shows what there is."))
+        raise ConfigError(
+            Problem(
+                "backend.device",
+                f"no GPU is visible to {name} on this machine.",
+                "gpu",
+                "Use backend.device=auto or cpu; `mpt doctor` shows what there is.",
+            )
+        )
     assert settings.seed is not None
     from mpt_cli.precision.keras_internals import tensorflow_left_out
 
@@ -104,9 +116,12 @@ def onednn_notices(settings: Settings) -> Iterator[str]:
     environment = {name: value for name, value in os.environ.items() if name != ONEDNN}
     if import_variables(settings, environment):
         here = "on this processor (avx512_fp16) it has no kernels for some operations in float16"
-        yield (f"oneDNN is left out ({ONEDNN}=0): {here}." if os.environ.get(ONEDNN) == "0" else
-               f"TensorFlow computes with oneDNN, and {here}, which may take 80 times as long: set {ONEDNN}=0 before "
-               "TensorFlow is imported.")  # fmt: skip
+        yield (
+            f"oneDNN is left out ({ONEDNN}=0): {here}."
+            if os.environ.get(ONEDNN) == "0"
+            else f"TensorFlow computes with oneDNN, and {here}, which may take 80 times as long: set {ONEDNN}=0 before "
+            "TensorFlow is imported."
+        )
 
 
 def running_platform(settings: Settings) -> Platform:
@@ -197,9 +212,11 @@ def keras_import(name: str) -> Iterator[None]:
         with nullcontext() if "keras" in sys.modules else import_that_stays():
             yield
     except Exception as error:
-        raise UserCodeError(f"backend.name: Keras can't be imported on {name}: {summarise_error(error)}. Keras reads "
-                            "keras.json in KERAS_HOME (default: ~/.keras) and the variables KERAS_…; `mpt doctor` "
-                            "shows what is installed.") from error  # fmt: skip
+        raise UserCodeError(
+            f"backend.name: Keras can't be imported on {name}: {summarise_error(error)}. Keras reads "
+            "keras.json in KERAS_HOME (default: ~/.keras) and the variables KERAS_…; `mpt doctor` "
+            "shows what is installed."
+        ) from error
 
 
 @contextmanager
@@ -308,8 +325,14 @@ def _platform(backend: str, gpus: list[str]) -> Platform:
 
     state = {name: getattr(keras.config, name)() for name in KERAS_DEFAULTS}
     changed = ", ".join(f"{name} {value}" for name, value in state.items() if value != KERAS_DEFAULTS[name])
-    notices = (f"Keras is set to {changed}, by keras.json or by the program, instead of its defaults: results are not "
-               "those of other machines.",) if changed else ()  # fmt: skip
+    notices = (
+        (
+            f"Keras is set to {changed}, by keras.json or by the program, instead of its defaults: results are not "
+            "those of other machines.",
+        )
+        if changed
+        else ()
+    )
     if gpus:
         device = f"{len(gpus)} x {gpus[0]}" if len(gpus) > 1 else gpus[0]
         return Platform(backend, device, tuple(gpus), len(gpus), notices=notices, keras=state)
@@ -391,21 +414,32 @@ def framework_errors(several_processes: bool) -> Iterator[None]:
 def _explain_framework_error(text: str, several_processes: bool) -> MptError | None:
     first = text.strip().splitlines()[0][:200] if text.strip() else ""
     if CACHE_FAULT.search(text):
-        return DataError(f"A compiled program can't be kept or read: {first}. Make room, delete the folder of compiled "
-                         "programs, or set backend.compile_cache=null.")
+        return DataError(
+            f"A compiled program can't be kept or read: {first}. Make room, delete the folder of compiled "
+            "programs, or set backend.compile_cache=null."
+        )
     if found := _UNSUPPORTED.search(text):
-        return ConfigError(Problem(
-            "policy", f"JAX has no products of {found[1]} on a {found[2]}, which attention needs there.", None,
-            "Use policy=mixed_bfloat16 or float32, backend=tensorflow, or a GPU.",
-        ))  # fmt: skip
+        return ConfigError(
+            Problem(
+                "policy",
+                f"JAX has no products of {found[1]} on a {found[2]}, which attention needs there.",
+                None,
+                "Use policy=mixed_bfloat16 or float32, backend=tensorflow, or a GPU.",
+            )
+        )
     if found := _OUT_OF_MEMORY.search(text):
-        return ConfigError(Problem(
-            "trainer.batch_size", "the memory is too small for the model, its data and a batch of this size "
-            f"({text[found.start():].splitlines()[0][:200].rstrip('.')}).", None,
-            "Lower it, or choose a smaller model. Where the data takes the memory, set trainer.feed=stream.",
-        ))  # fmt: skip
+        return ConfigError(
+            Problem(
+                "trainer.batch_size",
+                "the memory is too small for the model, its data and a batch of this size "
+                f"({text[found.start() :].splitlines()[0][:200].rstrip('.')}).",
+                None,
+                "Lower it, or choose a smaller model. Where the data takes the memory, set trainer.feed=stream.",
+            )
+        )
     if several_processes and _LOST_PROCESS.search(text):
         leave_at_once()  # JAX would wait for the lost one, and then abort this process with a stack of its own
-        return DataError(f"The connection to another process of this run broke, so it was ended ({first}). Go on with "
-                         "resume=…")
+        return DataError(
+            f"The connection to another process of this run broke, so it was ended ({first}). Go on with resume=…"
+        )
     return None

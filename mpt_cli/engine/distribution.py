@@ -92,8 +92,15 @@ def find_process_info(settings: Settings, environment: Mapping[str, str] = os.en
         local_count = int(environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
         return ProcessInfo(rank, count, coordinator, local_rank, local_count, starter=f"mpirun -n {count}")
     nodes = environment.get("SLURM_STEP_NUM_NODES", "1")
-    return ProcessInfo(rank, count, coordinator, local_rank, _tasks_here(environment),
-                       int(gpus) if gpus.isdecimal() else None, f"srun --nodes {nodes} --ntasks {count}")  # fmt: skip
+    return ProcessInfo(
+        rank,
+        count,
+        coordinator,
+        local_rank,
+        _tasks_here(environment),
+        int(gpus) if gpus.isdecimal() else None,
+        f"srun --nodes {nodes} --ntasks {count}",
+    )
 
 
 # how many processes, which of them, and which of those of its machine
@@ -104,8 +111,11 @@ _OF_JAX = ("JOB_COMPLETION_INDEX", "TPU_WORKER_HOSTNAMES", "MEGASCALE_COORDINATO
 
 def _tasks_here(environment: Mapping[str, str]) -> int:
     """Tasks of a Slurm step on this node, of a list as 2(x3),1."""
-    counts = [int(count) for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?",
-              environment.get("SLURM_STEP_TASKS_PER_NODE", "1")) for _ in range(int(times or 1))]  # fmt: skip
+    counts = [
+        int(count)
+        for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+        for _ in range(int(times or 1))
+    ]
     node = environment.get("SLURM_NODEID", "0")
     return counts[min(int(node) if node.isdecimal() else 0, len(counts) - 1)]
 
@@ -156,9 +166,12 @@ def connect(process_info: ProcessInfo, settings: Settings) -> None:
     if process_info.coordinator is not None:
         is_here = process_info.coordinator.startswith("127.")
         # reached from this machine alone; JAX would listen at every address that it has
-        place |= {"coordinator_address": process_info.coordinator, "num_processes": process_info.world_size,
-                  "process_id": process_info.rank,
-                  "coordinator_bind_address": process_info.coordinator if is_here else None}  # fmt: skip
+        place |= {
+            "coordinator_address": process_info.coordinator,
+            "num_processes": process_info.world_size,
+            "process_id": process_info.rank,
+            "coordinator_bind_address": process_info.coordinator if is_here else None,
+        }
     try:
         jax.distributed.initialize(**place)
     except ValueError as error:  # what JAX lacks to find the others
@@ -181,8 +194,10 @@ def check_same_data(fingerprint: str) -> None:
     found = multihost_utils.process_allgather(np.frombuffer(fingerprint.encode(), np.uint8))
     if len(np.unique(found, axis=0)) > 1:
         texts = ", ".join(f"{row.tobytes().decode()[:12]}…" for row in found)
-        raise DataError(f"The processes have not loaded the same data (fingerprints {texts}). They must all read the "
-                        "same files, and a data.loader must return the same for the same seed.")
+        raise DataError(
+            f"The processes have not loaded the same data (fingerprints {texts}). They must all read the "
+            "same files, and a data.loader must return the same for the same seed."
+        )
 
 
 def replicate_array(array: NDArray[Any], sharding: Any) -> Any:
@@ -278,8 +293,13 @@ def build_distribution(settings: Settings, gpus: int) -> Distribution:
         key = "distribute.mesh" if wanted.name == MODEL_PARALLEL else "distribute.devices"
         raise ConfigError(Problem(key, f"this machine has {gpus} visible GPUs.", count))
     if settings.trainer.batch_size % parts:
-        raise ConfigError(Problem("trainer.batch_size", f"must be a multiple of the {parts} devices it is split over.",
-                                  settings.trainer.batch_size))
+        raise ConfigError(
+            Problem(
+                "trainer.batch_size",
+                f"must be a multiple of the {parts} devices it is split over.",
+                settings.trainer.batch_size,
+            )
+        )
     return _mirrored(count, gpus) if wanted.name == "mirrored" else _over_mesh(wanted, count)
 
 
@@ -319,5 +339,9 @@ def check_device_count(settings: Settings, gpus: int) -> None:
     wanted = settings.distribute
     divided = wanted.name != "none" and wanted.device_count is None and find_process_info(settings) is None
     if divided and not gpus:
-        raise ConfigError(Problem("distribute.devices", "must be given where there is no GPU: the CPU is divided into "
-                                  "that many logical devices."))
+        raise ConfigError(
+            Problem(
+                "distribute.devices",
+                "must be given where there is no GPU: the CPU is divided into that many logical devices.",
+            )
+        )

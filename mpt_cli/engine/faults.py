@@ -35,8 +35,14 @@ def build_injector(fault: FaultSettings, model: Any, data: DataSet) -> "Injector
     if fault.kind == "none":
         return None
     if fault.place == "data" and "float" not in data.input_dtype:
-        raise ConfigError(Problem("fault.place", f"must not be data with inputs in {data.input_dtype}: only floats can "
-                                  "be nan or inf.", "data", "Use fault.place=forward."))
+        raise ConfigError(
+            Problem(
+                "fault.place",
+                f"must not be data with inputs in {data.input_dtype}: only floats can be nan or inf.",
+                "data",
+                "Use fault.place=forward.",
+            )
+        )
     return Injector(fault, model)
 
 
@@ -47,8 +53,10 @@ def warn_of_fault(fault: FaultSettings) -> list[str]:
     parts = [f"step {step}" for step in fault.at_steps]
     parts += [] if fault.every_steps is None else [f"every {fault.every_steps} steps"]
     when = ", ".join(parts) + ("" if fault.above_scale is None else f", above scale {fault.above_scale:g}")
-    return [f"fault.kind={fault.kind}: THIS IS A REHEARSAL. Numbers go wrong on purpose ({fault.place}, {when}). "
-            "fault=none ends it."]
+    return [
+        f"fault.kind={fault.kind}: THIS IS A REHEARSAL. Numbers go wrong on purpose ({fault.place}, {when}). "
+        "fault=none ends it."
+    ]
 
 
 class Injector:
@@ -71,8 +79,14 @@ class Injector:
         """
         self.model.compute_loss = self._compute_loss
         if self.fault.place != "data" and not own.scales_losses:
-            raise ConfigError(Problem("fault.place", "must be data: the model's own train_step scales no loss to be "
-                                      "spoiled.", self.fault.place, "Use fault.place=data."))  # fmt: skip
+            raise ConfigError(
+                Problem(
+                    "fault.place",
+                    "must be data: the model's own train_step scales no loss to be spoiled.",
+                    self.fault.place,
+                    "Use fault.place=data.",
+                )
+            )
         for optimizer in own.optimizers.values():
             scaled = partial(self._scale_spoiled, optimizer.scale_loss)
             optimizer.scale_loss = scaled  # type: ignore[method-assign]

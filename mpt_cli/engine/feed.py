@@ -117,8 +117,7 @@ class ResidentFeed:
         self._next = skip_steps
 
     def take(self, most: int, stops: Callable[[], bool] = _never) -> Piece | None:
-        """The next steps, at most `most`; None at the end of the epoch, and once `stops()` while they are waited for.
-        """
+        """Return the next steps, at most `most`; None at the end of the epoch, and once `stops()` while waiting."""
         size = self.plan.batch_size
         left = self.examples // size - self._next
         if left > 0:

@@ -64,8 +64,12 @@ class VariableLayout:
         for pattern, axes in self.patterns.items():
             matched = [variable for variable in variables if re.fullmatch(pattern, variable.path)]
             if not matched:
-                yield Problem("distribute.layout", "its patterns must match whole paths of variables of the model.",
-                              pattern, _nearest_paths(pattern, variables))  # fmt: skip
+                yield Problem(
+                    "distribute.layout",
+                    "its patterns must match whole paths of variables of the model.",
+                    pattern,
+                    _nearest_paths(pattern, variables),
+                )
             faults = [(v, fault) for v in matched if (fault := self._fault(axes, v.shape)) is not None]
             for variable, fault in faults[:1]:
                 rule = f"{fault} of {variable.path}, whose shape is {tuple(variable.shape)}."

@@ -73,8 +73,12 @@ class Engine(ABC):
         """Examples `(x, y, sample_weight)` of NumPy arrays, moved to the device."""
 
     def train(
-        self, source: Any, batch_indices: BatchIndices, count: int, stop_limits: StopLimits = StopLimits(),  # noqa: B008
-    ) -> StepRecords:  # fmt: skip
+        self,
+        source: Any,
+        batch_indices: BatchIndices,
+        count: int,
+        stop_limits: StopLimits = StopLimits(),  # noqa: B008
+    ) -> StepRecords:
         """Make `count` training steps, or fewer where a streak of `stop_limits` reaches its limit."""
         control = LoopControl.of(count, stop_limits)
         self._was_evaluated = False
@@ -135,8 +139,7 @@ class Engine(ABC):
             log.assign(np.full(tuple(log.shape), np.nan, "float32"))
 
     def metrics(self) -> dict[str, float]:
-        """The metrics since the last reset, loss among them; of a step of the model's own what the last one reported.
-        """
+        """Return the metrics since the last reset, with the loss; of a custom step what the last one reported."""
         if (own := self.own) is not None:
             of_test = own.test_names, own.test_log
             names, log = of_test if self._was_evaluated else (own.train_names, own.train_log)
@@ -164,8 +167,14 @@ def read_metrics(results: dict[str, Any]) -> dict[str, float]:
     found = {name: np.asarray(value) for name, value in results.items()}
     for name, value in found.items():
         if value.size != 1:
-            raise ConfigError(Problem("model", f"its metric {name} must be one number, not shape {value.shape}.", None,
-                                      "Let its result() return a mean."))  # fmt: skip
+            raise ConfigError(
+                Problem(
+                    "model",
+                    f"its metric {name} must be one number, not shape {value.shape}.",
+                    None,
+                    "Let its result() return a mean.",
+                )
+            )
     return {name: float(value.item()) for name, value in found.items()}
 
 
@@ -202,13 +211,19 @@ def update_streaks(streaks: Any, optimizer: LossScaleOptimizer, row: StepRow) ->
     applied = row.applied(optimizer.on_overflow == "apply")
     at_floor = row.column("scale_before") <= (state.rule.floor or 0.0)
     longer: StreakCounts[Any] = StreakCounts(
-        skips=~applied, floor_skips=~applied, non_finite_losses=applied & lost, zero_steps=applied & zero,
+        skips=~applied,
+        floor_skips=~applied,
+        non_finite_losses=applied & lost,
+        zero_steps=applied & zero,
         skips_in_call=~applied,
-    )  # fmt: skip
+    )
     broken: StreakCounts[Any] = StreakCounts(
-        skips=applied, floor_skips=~at_floor, non_finite_losses=applied & ~lost, zero_steps=applied & ~zero,
+        skips=applied,
+        floor_skips=~at_floor,
+        non_finite_losses=applied & ~lost,
+        zero_steps=applied & ~zero,
         skips_in_call=applied & ~applied,
-    )  # fmt: skip
+    )
     return ops.where(ops.stack(broken), 0, streaks + ops.cast(ops.stack(longer), "int32"))
 
 

@@ -46,9 +46,12 @@ class JaxEngine(Engine):
     """See `engine.Engine`. JAX compiles in any case: without `jit_compile` the steps run op by op, for debugging."""
 
     def __init__(
-        self, model: Any, jit_compile: bool, distribution: Distribution = Distribution(),  # noqa: B008
+        self,
+        model: Any,
+        jit_compile: bool,
+        distribution: Distribution = Distribution(),  # noqa: B008
         step_wrapper: StepWrapper | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         mesh = distribution.mesh
         super().__init__(model, jit_compile)
         axis, self._distribution = distribution.batch_axis, distribution
@@ -76,8 +79,9 @@ class JaxEngine(Engine):
 
     def _run_training(self, source: Any, batch_indices: BatchIndices, control: LoopControl) -> LoopResult:
         model = self.model
-        lists = TrainState(model.trainable_variables, model.non_trainable_variables, model.optimizer.variables,
-                           metric_variables(model))
+        lists = TrainState(
+            model.trainable_variables, model.non_trainable_variables, model.optimizer.variables, metric_variables(model)
+        )
         state = TrainState(*([v.value for v in variables] for variables in lists))
         result: LoopResult
         if self._loops_on_device:
@@ -128,8 +132,12 @@ class JaxEngine(Engine):
         step: where it was not, XLA would divide weights and the work on activations as it likes."""
         if self._distribution.layout is None:
             return state
-        return TrainState(*([jax.lax.with_sharding_constraint(*pair) for pair in zip(values, places, strict=True)]
-                            for values, places in zip(state, self.places(), strict=True)))  # fmt: skip
+        return TrainState(
+            *(
+                [jax.lax.with_sharding_constraint(*pair) for pair in zip(values, places, strict=True)]
+                for values, places in zip(state, self.places(), strict=True)
+            )
+        )
 
     def places(self) -> list[list[Any]]:
         """Where each variable of a `TrainState` is: on all devices of the mesh, whole on each or divided."""
@@ -138,8 +146,11 @@ class JaxEngine(Engine):
         slots, metrics = model.optimizer.variables, metric_variables(model)
         if layout is None:
             return [[self._everywhere] * len(variables) for variables in (weights, frozen, slots, metrics)]
-        axes = [map(layout.axes_of, weights), map(layout.axes_of, frozen),
-                (layout.axes_of_slot(slot, weights) for slot in slots)]  # fmt: skip
+        axes = [
+            map(layout.axes_of, weights),
+            map(layout.axes_of, frozen),
+            (layout.axes_of_slot(slot, weights) for slot in slots),
+        ]
         return [*([*map(self._sharding, each)] for each in axes), [self._everywhere] * len(metrics)]
 
     def _sharding(self, axes: tuple[str | None, ...]) -> Any:

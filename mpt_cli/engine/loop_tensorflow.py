@@ -97,8 +97,10 @@ class TensorFlowEngine(Engine):
     def _train_loop(self, source: Any, batch_indices: Tensor, control: LoopControl) -> LoopResult:
         floats, ints = row_lengths(self.model)
         rows = batch_indices.shape[0] or tf.shape(batch_indices)[0]
-        arrays = [tf.TensorArray(tf.float32, rows, element_shape=(floats,)),
-                  tf.TensorArray(tf.int32, rows, element_shape=(ints,))]  # fmt: skip
+        arrays = [
+            tf.TensorArray(tf.float32, rows, element_shape=(floats,)),
+            tf.TensorArray(tf.int32, rows, element_shape=(ints,)),
+        ]
         main = next(iter(optimizers_of(self.model).values()))
 
         def body(i: Tensor, streaks: Tensor, *arrays: Any) -> tuple[Tensor, ...]:
@@ -106,8 +108,12 @@ class TensorFlowEngine(Engine):
             written = [array.write(i, part) for array, part in zip(arrays, row, strict=True)]
             return i + 1, update_streaks(streaks, main, row), *written
 
-        done, _, *arrays = tf.while_loop(lambda i, streaks, *_: control.go_on(i, streaks), body,
-                                         (tf.constant(0), control.streaks, *arrays), parallel_iterations=1)
+        done, _, *arrays = tf.while_loop(
+            lambda i, streaks, *_: control.go_on(i, streaks),
+            body,
+            (tf.constant(0), control.streaks, *arrays),
+            parallel_iterations=1,
+        )
         return LoopResult(done, *(array.stack() for array in arrays))
 
     def _evaluate_loop(self, source: Any, batch_indices: Tensor, count: Tensor) -> Tensor:

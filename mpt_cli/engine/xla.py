@@ -85,8 +85,13 @@ def numbers_per_step(model: Any, batch_size: int) -> int:
     50
     """
     layers = layers_of(model)
-    tables = _numbers([layer.embeddings for layer in layers if isinstance(layer, keras.layers.Embedding)
-                       and layer.embeddings.trainable])  # fmt: skip
+    tables = _numbers(
+        [
+            layer.embeddings
+            for layer in layers
+            if isinstance(layer, keras.layers.Embedding) and layer.embeddings.trainable
+        ]
+    )
     outputs = [tensor for layer in layers for tensor in _tensors(layer, "output")]
     per_example = sum(math.prod(size or 1 for size in tensor.shape[1:]) for tensor in outputs)
     per_example += sum(map(_numbers_inside, layers))
@@ -144,8 +149,14 @@ def try_xla(engine: Engine, feeds: Sequence[Feed | None], may_leave: bool) -> Ji
         if obstacle is None:
             continue
         if not may_leave:
-            raise ConfigError(Problem("trainer.jit_compile", f"XLA can't compile this model: {obstacle}.", True,
-                                      "Set trainer.jit_compile=false."))  # fmt: skip
+            raise ConfigError(
+                Problem(
+                    "trainer.jit_compile",
+                    f"XLA can't compile this model: {obstacle}.",
+                    True,
+                    "Set trainer.jit_compile=false.",
+                )
+            )
         engine.leave_xla()
         return JitChoice(False, obstacle)
     return JitChoice(True)

@@ -62,8 +62,13 @@ class Command(Generic[Subject]):
     def elsewhere(self, inherited: Mapping[str, str], share: Share) -> "Command[None]":
         """As it is handed to another machine: whole paths, and of this one's environment what is `inherited`."""
         environment = {**inherited, **self.environment, **share.variables}
-        return replace(cast("Command[None]", self), subject=None, log=self.log and self.log.resolve(),
-                       cwd=(self.cwd or Path()).resolve(), environment=environment)  # fmt: skip
+        return replace(
+            cast("Command[None]", self),
+            subject=None,
+            log=self.log and self.log.resolve(),
+            cwd=(self.cwd or Path()).resolve(),
+            environment=environment,
+        )
 
 
 @dataclass(frozen=True)
@@ -162,10 +167,13 @@ class LocalExecutor(Executor):
                 if command.log is not None:
                     streams["stderr"] = stack.enter_context(open(command.log, "ab", opener=open_regular))
                 process = subprocess.Popen(
-                    command.arguments, cwd=command.cwd, process_group=0,
+                    command.arguments,
+                    cwd=command.cwd,
+                    process_group=0,
                     env={**os.environ, **command.environment, **share.variables},
-                    preexec_fn=partial(_prepare, os.getpid(), share.cores), **streams,
-                )  # fmt: skip
+                    preexec_fn=partial(_prepare, os.getpid(), share.cores),
+                    **streams,
+                )
             except (OSError, subprocess.SubprocessError) as error:
                 raise CannotStart(str(error)) from error
         return LocalHandle(process)
@@ -234,15 +242,25 @@ class Answer:
 
 
 def call(
-    arguments: Sequence[str], timeout_seconds: float, cwd: Path | None = None,
+    arguments: Sequence[str],
+    timeout_seconds: float,
+    cwd: Path | None = None,
     environment: Mapping[str, str] | None = None,
-) -> Answer:  # fmt: skip
+) -> Answer:
     """Run a helper that keeps nothing, and wait for it. Past its time, and where this process is interrupted, it is
     killed.
     """
     try:
-        done = subprocess.run(arguments, cwd=cwd, env={**os.environ, **(environment or {})}, text=True, check=False,
-                              stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_seconds)  # fmt: skip
+        done = subprocess.run(
+            arguments,
+            cwd=cwd,
+            env={**os.environ, **(environment or {})},
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout_seconds,
+        )
     except subprocess.TimeoutExpired:
         return Answer(None, why=f"no answer within {timeout_seconds:.0f} seconds")
     except OSError as error:

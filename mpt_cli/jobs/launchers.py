@@ -158,8 +158,11 @@ class SubmititLauncher(Launcher):
         if self.cluster not in ("slurm", "local"):
             raise ConfigError(Problem("launcher.cluster", "must be slurm or local.", self.cluster))
         if self.is_here:
-            problems = [Problem(f"launcher.{key}", "is for launcher.cluster=slurm.", value)
-                        for key, value in asdict(self).items() if value and key not in _OF_HERE]  # fmt: skip
+            problems = [
+                Problem(f"launcher.{key}", "is for launcher.cluster=slurm.", value)
+                for key, value in asdict(self).items()
+                if value and key not in _OF_HERE
+            ]
             if problems:
                 raise ConfigError(problems)
         elif missing := [program for program in _PROGRAMS if shutil.which(program) is None]:
@@ -182,12 +185,20 @@ class SubmititLauncher(Launcher):
         of_srun = [f"--{name}" if value is True else f"--{name}={value}" for name, value in _flags(self.srun).items()]
         parameters |= {  # None stands for what Slurm does by default
             "slurm_signal_delay_s": min(90, 15 * self.timeout_min),  # before the end of its time, to save
-            "cpus_per_task": self.cpus_per_task, "gpus_per_node": self.gpus_per_node, "mem_gb": self.mem_gb,
-            "slurm_gpus_per_task": self.gpus_per_task, "nodes": self.nodes, "tasks_per_node": self.tasks_per_node,
-            "slurm_partition": self.partition, "slurm_account": self.account, "slurm_qos": self.qos,
-            "slurm_constraint": self.constraint, "slurm_additional_parameters": _flags(self.sbatch) or None,
-            "slurm_setup": [self.setup] if self.setup else None, "slurm_srun_args": of_srun or None,
-        }  # fmt: skip
+            "cpus_per_task": self.cpus_per_task,
+            "gpus_per_node": self.gpus_per_node,
+            "mem_gb": self.mem_gb,
+            "slurm_gpus_per_task": self.gpus_per_task,
+            "nodes": self.nodes,
+            "tasks_per_node": self.tasks_per_node,
+            "slurm_partition": self.partition,
+            "slurm_account": self.account,
+            "slurm_qos": self.qos,
+            "slurm_constraint": self.constraint,
+            "slurm_additional_parameters": _flags(self.sbatch) or None,
+            "slurm_setup": [self.setup] if self.setup else None,
+            "slurm_srun_args": of_srun or None,
+        }
         given = {name: value for name, value in parameters.items() if value is not None}
         own = {} if self.python is None else {"slurm_python": self.python}
         return SlurmCluster(given, own, self.inherited_variables(), folder / self.name)
@@ -242,13 +253,17 @@ class RayLauncher(Launcher):
     def executor(self, workers: int, folder: Path) -> "Cluster":
         from mpt_cli.jobs.ray_executor import RayCluster
 
-        options = {"entrypoint_num_cpus": self.num_cpus, "entrypoint_num_gpus": self.num_gpus,
-                   "entrypoint_memory": None if self.memory_gb is None else int(self.memory_gb * 2**30)}  # fmt: skip
+        options = {
+            "entrypoint_num_cpus": self.num_cpus,
+            "entrypoint_num_gpus": self.num_gpus,
+            "entrypoint_memory": None if self.memory_gb is None else int(self.memory_gb * 2**30),
+        }
         cpus = max(usable_cores(), round(workers * self.num_cpus))
         return RayCluster(self.cluster_address or None, cpus, options, self.inherited_variables(), folder / self.name)
 
 
 LAUNCHERS: dict[str, type[Launcher]] = {kind.name: kind for kind in (LocalLauncher, SubmititLauncher, RayLauncher)}
+
 
 def choose_launcher(name: str, overrides: Sequence[str]) -> Launcher:
     """ConfigError when a setting is wrong, a package is missing, or there is no Slurm here."""

@@ -96,9 +96,12 @@ class Queue(Generic[Subject]):
     """
 
     def __init__(
-        self, limits: Limits, executor: Executor, record: Callable[[Command[Subject], Ending], None],
+        self,
+        limits: Limits,
+        executor: Executor,
+        record: Callable[[Command[Subject], Ending], None],
         observers: Sequence[Observer[Subject]] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.limits, self.executor, self.record, self.observers = limits, executor, record, observers
         self.pool = GpuPool(limits.gpus, limits.workers)
         self.running: list[Running[Subject]] = []

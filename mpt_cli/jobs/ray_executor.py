@@ -43,7 +43,7 @@ class RayCluster(Cluster):
 
     def __init__(
         self, address: str | None, cpus: int, options: Mapping[str, Any], inherited: Mapping[str, str], folder: Path
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(inherited)
         self._address, self._cpus, self._options, self._folder = address, cpus, options, folder
         self._stack = ExitStack()
@@ -69,10 +69,13 @@ class RayCluster(Cluster):
         file = (self._folder / f"{command.command.name}.pkl").resolve()
         file.write_bytes(pickle.dumps(command))
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": f"{GRACE_SECONDS:.0f}"}  # before it kills what it asked to end
-        return str(self._client.submit_job(
-            entrypoint=shlex.join(module_command("mpt_cli.jobs.cluster", str(file))),
-            runtime_env={"env_vars": variables}, **self._options,
-        ))  # fmt: skip
+        return str(
+            self._client.submit_job(
+                entrypoint=shlex.join(module_command("mpt_cli.jobs.cluster", str(file))),
+                runtime_env={"env_vars": variables},
+                **self._options,
+            )
+        )
 
     def states(self, job_ids: Collection[str]) -> dict[str, ClusterJobState]:
         try:

@@ -19,8 +19,18 @@ from mpt_cli.signals import held_back
 MOST_OF_ARRAY = 1000  # jobs in one, as Slurm has it by default (MaxArraySize)
 _ANSWER_SECONDS = 30.0
 _WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
-_IS_OVER = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
-            "REVOKED", "TIMEOUT")  # fmt: skip
+_IS_OVER = (
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "REVOKED",
+    "TIMEOUT",
+)
 _COLUMNS = "JobID|State|Reason"
 _QUEUE = ("squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r")
 _ACCOUNTS = ("sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State,Reason")
@@ -111,8 +121,10 @@ class ProcessesOfSubmitit(SlurmCluster):
         return {}
 
     def states(self, job_ids: Collection[str]) -> dict[str, ClusterJobState]:
-        return {job_id: ClusterJobState("RUNNING") if _is_alive(int(job_id)) else ClusterJobState("ended", is_over=True)
-                for job_id in job_ids}  # fmt: skip
+        return {
+            job_id: ClusterJobState("RUNNING") if _is_alive(int(job_id)) else ClusterJobState("ended", is_over=True)
+            for job_id in job_ids
+        }
 
     def cancel(self, job_id: str) -> None:
         with suppress(ProcessLookupError):

@@ -59,9 +59,14 @@ def token_input(shapes: Shapes) -> keras.KerasTensor:
 def count_outputs(shapes: Shapes) -> int:
     """Units of the head."""
     if shapes.num_classes is None:
-        raise ConfigError(Problem(
-            "data.num_classes", "must be known, to size the head of a shipped model", None,
-            "Set it, or build the model yourself with model=builder."))
+        raise ConfigError(
+            Problem(
+                "data.num_classes",
+                "must be known, to size the head of a shipped model",
+                None,
+                "Set it, or build the model yourself with model=builder.",
+            )
+        )
     return shapes.num_classes
 
 
@@ -79,8 +84,9 @@ def single_shape(shapes: Shapes) -> tuple[int, ...]:
 
 def unfit(rule: str, shapes: Shapes) -> ConfigError:
     """The error for data that the chosen model can't take."""
-    return ConfigError(Problem("model.name", rule, shapes.input_shape,
-                               f"The data gives {shapes}. Choose another model or other data."))
+    return ConfigError(
+        Problem("model.name", rule, shapes.input_shape, f"The data gives {shapes}. Choose another model or other data.")
+    )
 
 
 def check_fit(model: keras.Model, shapes: Shapes, key: str) -> keras.Model:
@@ -102,9 +108,14 @@ def check_fit(model: keras.Model, shapes: Shapes, key: str) -> keras.Model:
             return model
         if (problem := model_problem(key, error)) is not None:
             raise ConfigError(problem) from None
-        raise ConfigError(Problem(
-            key, "the model must take the data's examples.", shapes.input_shape,
-            f"The data gives {shapes}. Keras says: {plain_message(error)}")) from error
+        raise ConfigError(
+            Problem(
+                key,
+                "the model must take the data's examples.",
+                shapes.input_shape,
+                f"The data gives {shapes}. Keras says: {plain_message(error)}",
+            )
+        ) from error
     except Exception as error:
         if (problem := model_problem(key, error)) is not None:
             raise ConfigError(problem) from error
@@ -151,9 +162,13 @@ def _check_outputs(outputs: Any, shapes: Shapes, key: str) -> None:
     binary = shapes.task == "classification" and shapes.num_classes == 2
     if count != shapes.num_classes and not (binary and count == 1):
         unit = "targets" if shapes.task == "regression" else "classes"
-        raise ConfigError(Problem(
-            key, f"the model has {count} outputs, the data {shapes.num_classes} {unit}; they must agree.",
-            remedy="Give the last layer that many units, or set data.num_classes where the data can't tell."))
+        raise ConfigError(
+            Problem(
+                key,
+                f"the model has {count} outputs, the data {shapes.num_classes} {unit}; they must agree.",
+                remedy="Give the last layer that many units, or set data.num_classes where the data can't tell.",
+            )
+        )
 
 
 def plain_message(error: Exception) -> str:
@@ -187,8 +202,14 @@ def _check_activation(name: str) -> None:
     try:
         keras.activations.get(name)
     except ValueError as error:
-        raise ConfigError(Problem("model.activation", "Keras has no activation of this name.", name,
-                                  did_you_mean(name, names) or f"There are {', '.join(names)}.")) from error
+        raise ConfigError(
+            Problem(
+                "model.activation",
+                "Keras has no activation of this name.",
+                name,
+                did_you_mean(name, names) or f"There are {', '.join(names)}.",
+            )
+        ) from error
 
 
 def build_cnn(settings: CNN, shapes: Shapes) -> keras.Model:
@@ -241,8 +262,9 @@ def _residual(x: keras.KerasTensor, filters: int, strides: int, name: str) -> ke
 def _conv_norm(
     x: keras.KerasTensor, filters: int, size: int, strides: int, name: str, relu: bool = False
 ) -> keras.KerasTensor:
-    x = layers.Conv2D(filters, size, strides, padding="same", use_bias=False, kernel_initializer="he_normal",
-                      name=f"{name}_conv")(x)
+    x = layers.Conv2D(
+        filters, size, strides, padding="same", use_bias=False, kernel_initializer="he_normal", name=f"{name}_conv"
+    )(x)
     x = layers.BatchNormalization(momentum=0.9, epsilon=1e-5, name=f"{name}_norm")(x)
     return layers.ReLU(name=f"{name}_relu")(x) if relu else x
 
@@ -265,8 +287,9 @@ def build_transformer(settings: Transformer, shapes: Shapes) -> keras.Model:
 
 def _embed(tokens: keras.KerasTensor, settings: Transformer, vocabulary: int) -> keras.KerasTensor:
     token = layers.Embedding(vocabulary, settings.width, embeddings_initializer=_normal(), name="token_embedding")
-    place = layers.Embedding(tokens.shape[1], settings.width, embeddings_initializer=_normal(),
-                             name="position_embedding")
+    place = layers.Embedding(
+        tokens.shape[1], settings.width, embeddings_initializer=_normal(), name="position_embedding"
+    )
     # 0, 1, 2, … must come from the input for the functional graph to hold the embedding; one row serves the batch.
     positions = ops.cumsum(ops.ones_like(tokens[0])) - 1
     return _dropout(token(tokens) + place(positions), settings, "embedding")
@@ -276,8 +299,12 @@ def _transformer_block(x: keras.KerasTensor, settings: Transformer, name: str) -
     """x + attention(norm(x)), then x + mlp(norm(x))."""
     y = layers.LayerNormalization(epsilon=1e-5, name=f"{name}_norm_1")(x)
     attention = layers.MultiHeadAttention(
-        settings.heads, settings.width // settings.heads, dropout=settings.dropout, kernel_initializer=_normal(),
-        name=f"{name}_attention")
+        settings.heads,
+        settings.width // settings.heads,
+        dropout=settings.dropout,
+        kernel_initializer=_normal(),
+        name=f"{name}_attention",
+    )
     x = layers.Add(name=f"{name}_add_1")([x, attention(y, y, use_causal_mask=True)])
     y = layers.LayerNormalization(epsilon=1e-5, name=f"{name}_norm_2")(x)
     return layers.Add(name=f"{name}_add_2")([x, _mlp(y, settings, name)])
@@ -309,9 +336,7 @@ def build_installed_model(settings: Any, shapes: Shapes) -> keras.Model:
     return _build_by(settings.build, {}, shapes, "model.name", f"the method build of {settings.name}")
 
 
-def _build_by(
-    function: Callable[..., Any], kwargs: dict[str, Any], shapes: Shapes, key: str, who: str
-) -> keras.Model:  # fmt: skip
+def _build_by(function: Callable[..., Any], kwargs: dict[str, Any], shapes: Shapes, key: str, who: str) -> keras.Model:
     model = call_user(function, key, **builder_arguments(function, kwargs, shapes))
     if not isinstance(model, keras.Model):
         raise ConfigError(Problem(key, f"{who} must return a keras.Model.", type(model).__name__))
@@ -342,10 +367,11 @@ def load_saved_model(settings: Saved, shapes: Shapes) -> keras.Model:
         model = keras.models.load_model(settings.path, compile=False, safe_mode=True)
     except Exception as error:  # zip, JSON, HDF5 and missing user classes all raise their own
         if "safe_mode" in str(error):
-            raise DataError(f"model.path: {settings.path!r} holds Python code (a Lambda layer), which is not run from "
-                            "a file. Make the model by model.builder and take its weights from the file with "
-                            "model.weights, or register the function with Keras and save the model again."
-                            ) from error  # fmt: skip
+            raise DataError(
+                f"model.path: {settings.path!r} holds Python code (a Lambda layer), which is not run from "
+                "a file. Make the model by model.builder and take its weights from the file with "
+                "model.weights, or register the function with Keras and save the model again."
+            ) from error
         message = f"model.path: {settings.path!r} can't be read as a Keras model: {plain_message(error)}"
         raise DataError(message) from error
     return check_fit(model, shapes, "model.path")
@@ -400,7 +426,6 @@ def adapted_in_float32() -> Iterator[None]:
         keras.layers.Normalization.adapt = adapt
 
 
-
 def freeze_layers(settings: Settings, model: Any) -> None:
     """Say which layers the run trains at first: those of the builder, changed by `model` and then by the first phase.
 
@@ -429,8 +454,11 @@ def set_trained(model: Any, changes: ModelSettings | PhaseSettings, key: str) ->
         _set_layers(model, patterns, trained)
     if (changes.freeze or changes.unfreeze) and model.built and not model.trainable_variables:
         frozen = changes.freeze or changes.unfreeze
-        raise ConfigError(Problem(f"{key}.freeze", "must leave something to train.", frozen,
-                                  "Name what is to be trained in `unfreeze`."))
+        raise ConfigError(
+            Problem(
+                f"{key}.freeze", "must leave something to train.", frozen, "Name what is to be trained in `unfreeze`."
+            )
+        )
 
 
 KEPT = "!"  # before a pattern of layers that stay as they are

@@ -97,17 +97,21 @@ class Device:
     def target_config(self) -> str:
         """The description that XLA compiles for, a text proto `stream_executor.GpuTargetConfigProto`."""
         return _TARGET.format(
-            device=self, shared_core=self.shared_kib_per_multiprocessor * 1024, l2=self.l2_cache_kib * 1024,
-            shared_block=self.shared_kib_per_block * 1024, bandwidth=int(self.memory_gb_per_second * 1e9),
+            device=self,
+            shared_core=self.shared_kib_per_multiprocessor * 1024,
+            l2=self.l2_cache_kib * 1024,
+            shared_block=self.shared_kib_per_block * 1024,
+            bandwidth=int(self.memory_gb_per_second * 1e9),
             version=_version(self.compute_capability),
-        )  # fmt: skip
+        )
 
     def chips(self, count: int) -> list[Any]:
         """`count` devices to compile for; nothing can be run on them."""
         from jax.experimental import topologies
 
-        found = topologies.get_topology_desc(self.name, platform="cuda", target_config=self.target_config(),
-                                             topology=f"1x1x{count}")  # fmt: skip
+        found = topologies.get_topology_desc(
+            self.name, platform="cuda", target_config=self.target_config(), topology=f"1x1x{count}"
+        )
         return list(found.devices)
 
 
@@ -150,8 +154,11 @@ def _read(path: Path) -> Device:
     names = [each.name for each in fields(Device) if each.name != "name"]
     if not isinstance(content, dict):
         raise ConfigError(Problem("--device", f"{path} must hold keys and values: {', '.join(names)}."))
-    problems = [Problem(f"{path}: {name}", "is no key of a device.", None, did_you_mean(name, names))
-                for name in content if name not in names]  # fmt: skip
+    problems = [
+        Problem(f"{path}: {name}", "is no key of a device.", None, did_you_mean(name, names))
+        for name in content
+        if name not in names
+    ]
     if wrong := misfit(Device, content, names):
         problems.append(Problem(str(path), f"{wrong}."))
     problems = problems or [Problem(f"{path}: {name}", rule, content[name]) for name, rule in _broken_rules(content)]
@@ -177,5 +184,11 @@ def _broken_rules(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def check_compiler() -> None:
     """ConfigError, with what to install, where there is no JAX that compiles for NVIDIA's GPUs."""
     if not any(importlib.util.find_spec(name) for name in PLUGINS):
-        raise ConfigError(Problem("--device", "the compiler for NVIDIA's GPUs is not installed; it needs no GPU.",
-                                  None, f"{install_command('gpu-plan')} (3 GB)"))  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "--device",
+                "the compiler for NVIDIA's GPUs is not installed; it needs no GPU.",
+                None,
+                f"{install_command('gpu-plan')} (3 GB)",
+            )
+        )

@@ -37,10 +37,16 @@ class PlannedEngine(JaxEngine):
 
     def _lists(self) -> list[list[Any]]:
         model = self.model
-        lists = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables,
-                 metric_variables(model))  # fmt: skip
-        return [[self._shaped(v.shape, v.dtype, place) for v, place in zip(variables, places, strict=True)]
-                for variables, places in zip(lists, self.places(), strict=True)]  # fmt: skip
+        lists = (
+            model.trainable_variables,
+            model.non_trainable_variables,
+            model.optimizer.variables,
+            metric_variables(model),
+        )
+        return [
+            [self._shaped(v.shape, v.dtype, place) for v, place in zip(variables, places, strict=True)]
+            for variables, places in zip(lists, self.places(), strict=True)
+        ]
 
     def _shaped(self, shape: Any, dtype: Any, place: Any = None) -> Any:
         kind = jax.dtypes.canonicalize_dtype(np.dtype(dtype))

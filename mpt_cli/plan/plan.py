@@ -141,8 +141,10 @@ def plan(words: Sequence[str], device: str, devices: int = 1, say: Say = lambda 
             problems += [problem for problem in error.problems if problem not in problems]
     if problems:
         raise ConfigError(problems)
-    return [_plan_one(Program(settings), prepare_compiler(settings, target), target, overrides, say)
-            for overrides, settings in found]  # fmt: skip
+    return [
+        _plan_one(Program(settings), prepare_compiler(settings, target), target, overrides, say)
+        for overrides, settings in found
+    ]
 
 
 def plan_program(program: Program, device: str, devices: int = 1, say: Say = lambda text: None) -> Plan:
@@ -169,9 +171,7 @@ def combinations_of(words: Sequence[str]) -> Iterator[tuple[dict[str, str], list
         yield {key: point.values[key] for key in grid.varied}, list(point.words)
 
 
-def _plan_one(
-    program: Program, platform: Platform, target: CompileTarget, overrides: dict[str, str], say: Say
-) -> Plan:
+def _plan_one(program: Program, platform: Platform, target: CompileTarget, overrides: dict[str, str], say: Say) -> Plan:
     assert target.device is not None
     name = ", ".join(f"{key}={value}" for key, value in overrides.items()) or program.settings.recipe
     say(f"compiling {name} for {target.count} x {target.device.name}")
@@ -188,16 +188,25 @@ def read_plan(planned: Planned, compiled: Compiled) -> Plan:
     step = read_step(parse_module(compiled.text), device is not None and device.has_tf32)
     flops = step.flops()
     return Plan(
-        overrides={}, policy=parts.settings.policy.name, batch_size=parts.settings.trainer.batch_size, devices=count,
-        parameters=count_parameters(parts.model), memory=compiled.memory,
+        overrides={},
+        policy=parts.settings.policy.name,
+        batch_size=parts.settings.trainer.batch_size,
+        devices=count,
+        parameters=count_parameters(parts.model),
+        memory=compiled.memory,
         held_bytes=(byte_size(parts.data.validation) or 0) if parts.resident else 0,
         usable_bytes=0 if device is None else device.usable_bytes,
-        buffers=[Buffer(*row) for row in step.largest_arrays(8)], kernels=len(step.kernels),
-        product_flops=flops, bytes=step.bytes, islands=_islands(step) if {"float16", "bfloat16"} & {*flops} else [],
-        traffic=_traffic(step), unknown_loops=step.unknown_loops,
+        buffers=[Buffer(*row) for row in step.largest_arrays(8)],
+        kernels=len(step.kernels),
+        product_flops=flops,
+        bytes=step.bytes,
+        islands=_islands(step) if {"float16", "bfloat16"} & {*flops} else [],
+        traffic=_traffic(step),
+        unknown_loops=step.unknown_loops,
         bound=None if device is None else bound_of(step, device, count),
-        compile_seconds=compiled.seconds, warnings=list(parts.warnings),
-    )  # fmt: skip
+        compile_seconds=compiled.seconds,
+        warnings=list(parts.warnings),
+    )
 
 
 def bound_of(step: Step, device: Device, devices: int) -> Bound:
@@ -233,8 +242,10 @@ def _traffic(step: Step) -> list[Traffic]:
     groups: dict[tuple[str, str], list[Collective]] = {}
     for each in step.collectives:
         groups.setdefault((each.opcode, each.shape.dtype), []).append(each)
-    return [Traffic(*kind, len(group), sum(each.shape.elements for each in group),
-                    sum(each.shape.bytes for each in group)) for kind, group in sorted(groups.items())]  # fmt: skip
+    return [
+        Traffic(*kind, len(group), sum(each.shape.elements for each in group), sum(each.shape.bytes for each in group))
+        for kind, group in sorted(groups.items())
+    ]
 
 
 MOST_LINES = 6  # of each kind of detail; `--json` has all
@@ -296,12 +307,20 @@ _LABELS: list[tuple[str, Callable[[Plan], str]]] = [
 def details(plan: Plan) -> list[tuple[str, str]]:
     """Label and sentence: the largest arrays, wide products in a mixed policy, collectives, warnings."""
     rows = [("arrays", f"{format_bytes(each.bytes)}: {each.form}, {each.layer}") for each in plan.buffers[:MOST_LINES]]
-    rows += [("wide", f"{each.name}: {each.count} products in {each.dtype}, {each.flops:.3g} flops")
-             for each in plan.islands[:MOST_LINES]]  # fmt: skip
+    rows += [
+        ("wide", f"{each.name}: {each.count} products in {each.dtype}, {each.flops:.3g} flops")
+        for each in plan.islands[:MOST_LINES]
+    ]
     if len(plan.islands) > MOST_LINES:
         rows.append(("wide", f"and {len(plan.islands) - MOST_LINES} more layers"))
-    rows += [("devices", f"{each.opcode} of {each.elements:,} {each.dtype} elements, {format_bytes(each.bytes)}, in "
-              f"{each.count} parts") for each in plan.traffic]  # fmt: skip
+    rows += [
+        (
+            "devices",
+            f"{each.opcode} of {each.elements:,} {each.dtype} elements, {format_bytes(each.bytes)}, in "
+            f"{each.count} parts",
+        )
+        for each in plan.traffic
+    ]
     if plan.unknown_loops:
         rows.append(("loops", f"{plan.unknown_loops} inner loops of unknown length, counted as one round each"))
     rows += [("warning", text) for text in plan.warnings]
@@ -321,8 +340,9 @@ def assumptions(device: Device, devices: int) -> list[str]:
         "unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.",
     ]
     if devices > 1:
-        found.append(f"{device.link_gb_per_second:g} GB/s from one device to the next, sums in a ring, hidden behind "
-                     "kernels.")  # fmt: skip
+        found.append(
+            f"{device.link_gb_per_second:g} GB/s from one device to the next, sums in a ring, hidden behind kernels."
+        )
     return found
 
 

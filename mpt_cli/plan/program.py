@@ -81,8 +81,14 @@ def check_plan(settings: Settings, devices: int) -> None:
     in_mesh, parts = (wanted.device_count, wanted.mesh[BATCH_AXIS]) if is_divided else (devices, devices)
     if settings.backend.name != "jax":
         rule = "TensorFlow compiles for a GPU only where one is; JAX does so anywhere."
-        problems.append(Problem("backend.name", rule, settings.backend.name, "Use backend=jax, which trains the same "
-                                "recipe; for a model in Python, KERAS_BACKEND=jax."))  # fmt: skip
+        problems.append(
+            Problem(
+                "backend.name",
+                rule,
+                settings.backend.name,
+                "Use backend=jax, which trains the same recipe; for a model in Python, KERAS_BACKEND=jax.",
+            )
+        )
     if settings.trainer.jit_compile is False:
         rule = "must be auto or true: what is planned is the compiled program."
         problems.append(Problem("trainer.jit_compile", rule, False))
@@ -92,8 +98,14 @@ def check_plan(settings: Settings, devices: int) -> None:
         rule = f"must be {in_mesh}, the devices of distribute.mesh={wanted.mesh}."
         problems.append(Problem("--devices", rule, devices))
     elif batch % parts:
-        problems.append(Problem("trainer.batch_size", f"must be a multiple of the {parts} devices it is split over.",
-                                batch, f"For example {-(-batch // parts) * parts}."))  # fmt: skip
+        problems.append(
+            Problem(
+                "trainer.batch_size",
+                f"must be a multiple of the {parts} devices it is split over.",
+                batch,
+                f"For example {-(-batch // parts) * parts}.",
+            )
+        )
     if problems:
         raise ConfigError(problems)
 

@@ -180,8 +180,10 @@ def parse_instruction(line: str) -> Instruction | None:
         return None
     rest = line[head.end() :]
     ends = _closing(rest, 0) if rest.startswith("(") else rest.find(" ") - 1
-    shapes = tuple(Shape(kind, tuple(int(size.lstrip("<=")) for size in sizes.split(",") if size))
-                   for kind, sizes in _LEAF.findall(rest[: ends + 1]))  # fmt: skip
+    shapes = tuple(
+        Shape(kind, tuple(int(size.lstrip("<=")) for size in sizes.split(",") if size))
+        for kind, sizes in _LEAF.findall(rest[: ends + 1])
+    )
     rest = rest[ends + 1 :].strip()
     opens = rest.find("(")
     closes = _closing(rest, opens)
@@ -200,12 +202,24 @@ def _closing(text: str, opens: int) -> int:
     return len(text)
 
 
-NO_KERNEL = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier",
-             "partition-id", "replica-id", "add-dependency"}  # fmt: skip
+NO_KERNEL = {
+    "parameter",
+    "constant",
+    "tuple",
+    "get-tuple-element",
+    "bitcast",
+    "after-all",
+    "opt-barrier",
+    "partition-id",
+    "replica-id",
+    "add-dependency",
+}
 COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather", "collective-permute", "all-to-all", "ragged-all-to-all")
 SLICES = {"dynamic-slice", "slice", "gather"}
-_CONTROL = re.compile(r"^(jit\(.*\)|while|body|cond|closed_call|branch_\d+_fun|checkpoint|remat\d*|custom_vjp_call|"
-                      r"custom_jvp_call|shard_map|body_jaxpr|cond_jaxpr)$")  # fmt: skip
+_CONTROL = re.compile(
+    r"^(jit\(.*\)|while|body|cond|closed_call|branch_\d+_fun|checkpoint|remat\d*|custom_vjp_call|"
+    r"custom_jvp_call|shard_map|body_jaxpr|cond_jaxpr)$"
+)
 
 
 def layer_of(op_name: str) -> str:
@@ -279,8 +293,10 @@ class Step:
         found: dict[tuple[str, str], list[int]] = {}
         for shape, layer in self.arrays:
             found.setdefault((f"{shape.dtype} {list(shape.sizes)}", layer), []).append(shape.bytes)
-        rows = [(sum(sizes), f"{len(sizes)} x {form}" if len(sizes) > 1 else form, layer)
-                for (form, layer), sizes in found.items()]  # fmt: skip
+        rows = [
+            (sum(sizes), f"{len(sizes)} x {form}" if len(sizes) > 1 else form, layer)
+            for (form, layer), sizes in found.items()
+        ]
         return sorted(rows, reverse=True)[:count]
 
 
@@ -302,8 +318,9 @@ class _Reader:
 
     def read(self, computation: Computation, times: int) -> None:
         carried = set(computation.root.operands)  # what the next round begins with, written over what this one had
-        carried |= {name for each in computation if each.name in carried and each.opcode in NO_KERNEL
-                    for name in each.operands}  # fmt: skip
+        carried |= {
+            name for each in computation if each.name in carried and each.opcode in NO_KERNEL for name in each.operands
+        }
         for each in computation:
             if each.opcode == "while":
                 rounds = each.config("known_trip_count").get("n")
@@ -388,7 +405,8 @@ def _convolution(computation: Computation, each: Instruction, target: str) -> fl
         terms = _window(each, "size") * shapes[1].sizes[labels[1].index("i")]
         return 2.0 * each.shape.elements * terms / _window(each, "lhs_dilate")
     kernel, outputs = {"BackwardFilter": (each.shape, shapes[1]), "BackwardInput": (shapes[1], shapes[0])}.get(
-        target.removeprefix("__cudnn$conv"), (shapes[1], each.shape))  # fmt: skip
+        target.removeprefix("__cudnn$conv"), (shapes[1], each.shape)
+    )
     return 2.0 * outputs.elements * kernel.elements / kernel.sizes[labels[1].index("o")]
 
 

@@ -45,15 +45,22 @@ __all__ = [
     "keep_skips_whole",
     "layers_of",
     "set_global_policy",
-]  # fmt: skip
+]
 
 _HOMES = {
     "audit": ("Finding", "LayerAudit", "audit_layers", "find_bad_combinations"),
     "train_step": ("has_own_train_step", "keep_skips_whole"),
     "optimizer": ("LossScaleOptimizer",),
     "gradients.custom_gradients": ("custom_gradient",),
-    "policy": ("Policy", "apply_policy", "computes_in_float16", "global_policy", "head_layers", "layers_of",
-               "set_global_policy"),
+    "policy": (
+        "Policy",
+        "apply_policy",
+        "computes_in_float16",
+        "global_policy",
+        "head_layers",
+        "layers_of",
+        "set_global_policy",
+    ),
     "scale_rules": ("DynamicScale", "FixedScale", "LogMaxScale", "NoScale", "ScaleRule"),
 }
 

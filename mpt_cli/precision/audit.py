@@ -25,8 +25,10 @@ def layer_risk(layer: Any) -> str:
     'the loss of its activity regularizer is summed in float16 and inf above 65504'
     """
     if isinstance(layer, keras.layers.UnitNormalization) or getattr(layer, "normalize", None) is True:
-        return ("the sum of squares overflows at 65504, a norm of 256, and a vector of zeros becomes nan: the epsilon "
-                "1e-12 is 0 in float16")  # fmt: skip
+        return (
+            "the sum of squares overflows at 65504, a norm of 256, and a vector of zeros becomes nan: the epsilon "
+            "1e-12 is 0 in float16"
+        )
     if layer.activity_regularizer is not None:
         return "the loss of its activity regularizer is summed in float16 and inf above 65504"
     if isinstance(layer, keras.layers.Softmax) and _is_wide(layer):
@@ -136,24 +138,42 @@ def find_bad_combinations(
     kept = {x.variable_dtype for x in layers if x.weights and x.variable_dtype in NARROW}
     narrow = [] if stochastic_rounding else sorted(kept)
     if narrow and optimizer_name in ADAPTIVE:
-        findings.append(Finding(
-            "policy.name", f"variables are {narrow[0]}, in which {optimizer_name} does not work: its decay 0.999 "
-            "rounds to 1 in bfloat16 and its steps to 1.5 or nothing in float16. "
-            f"Use mixed_{narrow[0]}, which keeps float32 weights, policy.stochastic_rounding=true, or optimizer=sgd.",
-            fatal=True))
+        findings.append(
+            Finding(
+                "policy.name",
+                f"variables are {narrow[0]}, in which {optimizer_name} does not work: its decay 0.999 "
+                "rounds to 1 in bfloat16 and its steps to 1.5 or nothing in float16. Use "
+                f"mixed_{narrow[0]}, which keeps float32 weights, policy.stochastic_rounding=true, or optimizer=sgd.",
+                fatal=True,
+            )
+        )
     elif narrow:
-        findings.append(Finding(
-            "policy.name", f"variables are {narrow[0]}: updates below 2**-{11 if narrow[0] == 'float16' else 8} of a "
-            f"weight are lost to rounding. mixed_{narrow[0]} keeps float32 weights, policy.stochastic_rounding=true "
-            "loses none in the mean.", fatal=False))
+        findings.append(
+            Finding(
+                "policy.name",
+                f"variables are {narrow[0]}: updates below 2**-{11 if narrow[0] == 'float16' else 8} of a "
+                f"weight are lost to rounding. mixed_{narrow[0]} keeps float32 weights, "
+                "policy.stochastic_rounding=true loses none in the mean.",
+                fatal=False,
+            )
+        )
     for row in audit_layers(model):
         if row.risk:
-            findings.append(Finding("policy.head" if row.is_head else f"policy.overrides.{row.path}",
-                                    f"layer {row.path}: {row.risk}. Let it compute in float32.",
-                                    fatal=row.risk.startswith(PROBABILITIES)))
+            findings.append(
+                Finding(
+                    "policy.head" if row.is_head else f"policy.overrides.{row.path}",
+                    f"layer {row.path}: {row.risk}. Let it compute in float32.",
+                    fatal=row.risk.startswith(PROBABILITIES),
+                )
+            )
     first = [layer.compute_dtype for layer in layers[:1]]
     if max_abs_input is not None and max_abs_input > LARGEST_FLOAT16 and first == ["float16"]:
-        findings.append(Finding(
-            "policy.name", f"inputs reach {max_abs_input:.6g}, beyond float16's largest number 65504, so that the "
-            "first layer sees inf. Scale the data, or use mixed_bfloat16 or float32.", fatal=True))
+        findings.append(
+            Finding(
+                "policy.name",
+                f"inputs reach {max_abs_input:.6g}, beyond float16's largest number 65504, so that the "
+                "first layer sees inf. Scale the data, or use mixed_bfloat16 or float32.",
+                fatal=True,
+            )
+        )
     return findings

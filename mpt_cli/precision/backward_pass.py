@@ -23,8 +23,9 @@ USED = 2.0  # is added to whether a pass was bad once an optimizer has used it: 
 
 def ids_of(variables: Iterable[Any]) -> set[int]:
     """Of Keras's variables and of TensorFlow's inside them, which a program may take gradients of just as well."""
-    return {id(each) for variable in variables for each in (variable, getattr(variable, "value", None))
-            if each is not None}  # fmt: skip
+    return {
+        id(each) for variable in variables for each in (variable, getattr(variable, "value", None)) if each is not None
+    }
 
 
 def is_scalable(target: Any) -> bool:
@@ -53,8 +54,12 @@ class BackwardPass:
         targets = tf.nest.flatten(target)
         seeds = [None] * len(targets) if seeds is None else tf.nest.flatten(seeds)
         scale = self._scale.read_value()
-        found = gradient([ops.cast(scale, each.dtype) * (tf.ones_like(each) if seed is None else seed)
-                          for each, seed in zip(targets, seeds, strict=True)])  # fmt: skip
+        found = gradient(
+            [
+                ops.cast(scale, each.dtype) * (tf.ones_like(each) if seed is None else seed)
+                for each, seed in zip(targets, seeds, strict=True)
+            ]
+        )
         gradients = unscale(tf.nest.flatten(found), sources, scale)
         if _replicas() == 1:
             self._remember()

@@ -76,8 +76,7 @@ def divide(gradient: Tensor, scale: Tensor | None) -> Tensor:
 def unscale(gradients: list[Tensor], variables: list[Any], scale: Tensor | None) -> list[Tensor]:
     """`divide` of each; None stays None, and what overwrites its variable stays as it is."""
     return [
-        g if g is None or is_overwritten(v) else divide(g, scale)
-        for g, v in zip(gradients, variables, strict=True)
+        g if g is None or is_overwritten(v) else divide(g, scale) for g, v in zip(gradients, variables, strict=True)
     ]
 
 
@@ -195,11 +194,13 @@ def describe_gradients(
         return GradientDefects(*_none_bad(zero=1))
     smallest = min(reversed([dense(g) for g in present.values()]), key=_size)
     order = list(range(len(gradients))) if ranks is None else list(ranks)
-    return GradientDefects(*cond(
-        ops.logical_and(measured.finite, ops.any(smallest)),
-        lambda: _none_bad(zero=0),
-        lambda: [*_describe_non_finite(present, order), _are_zero(present.values())],
-    ))  # fmt: skip
+    return GradientDefects(
+        *cond(
+            ops.logical_and(measured.finite, ops.any(smallest)),
+            lambda: _none_bad(zero=0),
+            lambda: [*_describe_non_finite(present, order), _are_zero(present.values())],
+        )
+    )
 
 
 def _size(values: Tensor) -> float:

@@ -201,8 +201,12 @@ def untracked_variables(model: Any) -> list[Any]:
     if keras.backend.backend() == "jax":
         return []
     known = {id(variable) for variable in model.variables}
-    held = [value for layer in inner_layers(model) for value in vars(layer).values()
-            if isinstance(value, (keras.Variable, list, tuple))]  # fmt: skip
+    held = [
+        value
+        for layer in inner_layers(model)
+        for value in vars(layer).values()
+        if isinstance(value, (keras.Variable, list, tuple))
+    ]
     found = {id(each): each for each in keras.tree.flatten(held) if isinstance(each, keras.Variable)}
     return [variable for key, variable in found.items() if key not in known]
 
@@ -232,8 +236,7 @@ def begin_averages(optimizer: Any) -> None:
 
 
 def move_decay_exclusions(optimizer: Any, variables: list[Any], others: list[Any]) -> None:
-    """What was excluded from weight decay among `variables` is excluded among `others`, before the optimizer is built.
-    """
+    """Exclude among `others` what is excluded from weight decay among `variables`, before the optimizer is built."""
     keys = getattr(optimizer, "_exclude_from_weight_decay", None) or set()
     excluded = [other for v, other in zip(variables, others, strict=True) if optimizer._var_key(v) in keys]
     if excluded:
@@ -374,8 +377,9 @@ def computing_in_float32(model: Any) -> Iterator[None]:
 def float32_stand_in(variable: Any) -> Any:
     """A variable in float32 that an optimizer takes for `variable`: its name and path, by which layers are left out of
     weight decay or Muon, its constraint and its place on the devices. It begins with its value."""
-    wide = keras.Variable(lambda shape, dtype: keras.ops.cast(variable.value, dtype), tuple(variable.shape), "float32",
-                          name=variable.name)  # fmt: skip
+    wide = keras.Variable(
+        lambda shape, dtype: keras.ops.cast(variable.value, dtype), tuple(variable.shape), "float32", name=variable.name
+    )
     wide._path, wide.constraint = variable.path, variable.constraint
     wide._layout = layout_given(variable)
     return wide

@@ -24,8 +24,10 @@ def _tape_gradients(scale: Scale, loss: Any, variables: list[Any], tape: Any, gr
     native = [v.value if isinstance(v, keras.Variable) else v for v in variables]
     if not callable(loss) and tape is None:
         if tf.executing_eagerly():
-            raise ValueError("`tape` is required when `loss` is a tensor. Received: loss="
-                             f"{loss}, tape=None. Pass a function that returns the loss instead.")
+            raise ValueError(
+                "`tape` is required when `loss` is a tensor. Received: loss="
+                f"{loss}, tape=None. Pass a function that returns the loss instead."
+            )
         return list(tf.gradients(scale(loss), native, grad_loss))
     tape = tape or tf.GradientTape()
     with tape:
@@ -38,8 +40,9 @@ def _jax_gradients(scale: Scale, loss: Any, variables: list[Any], tape: Any, gra
     import jax
 
     if not callable(loss):
-        raise ValueError("On the JAX backend `loss` must be a function without arguments that returns the loss. "
-                         f"Received: {loss!r}.")
+        raise ValueError(
+            f"On the JAX backend `loss` must be a function without arguments that returns the loss. Received: {loss!r}."
+        )
 
     def scaled(values: list[Tensor]) -> Tensor:
         with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):

@@ -47,9 +47,15 @@ class UnscaledFlag:
 
 
 BASE_OPTIONS = {
-    "weight_decay": None, "clipnorm": None, "global_clipnorm": None, "clipvalue": None, "use_ema": False,
-    "ema_momentum": 0.99, "ema_overwrite_frequency": None, "gradient_accumulation_steps": None,
-}  # fmt: skip
+    "weight_decay": None,
+    "clipnorm": None,
+    "global_clipnorm": None,
+    "clipvalue": None,
+    "use_ema": False,
+    "ema_momentum": 0.99,
+    "ema_overwrite_frequency": None,
+    "gradient_accumulation_steps": None,
+}
 COUNTS = {"ema_overwrite_frequency", "gradient_accumulation_steps"}
 MOVING_ARGUMENTS = {"growth_factor", "backoff_factor", "min_scale", "max_scale", "hysteresis"}
 
@@ -67,8 +73,11 @@ def check_inner(inner: Any) -> None:
 def drop_inner_scaling(inner: Any) -> None:
     """Set `loss_scale_factor` of the inner optimizer to None, as Keras does, but say so."""
     if inner.loss_scale_factor is not None:
-        warnings.warn(f"`loss_scale_factor={inner.loss_scale_factor}` of the inner optimizer is ignored: gradients "
-                      "would be divided twice. Give it to LossScaleOptimizer for a fixed scale.", stacklevel=3)
+        warnings.warn(
+            f"`loss_scale_factor={inner.loss_scale_factor}` of the inner optimizer is ignored: gradients "
+            "would be divided twice. Give it to LossScaleOptimizer for a fixed scale.",
+            stacklevel=3,
+        )
         inner.loss_scale_factor = None
 
 
@@ -86,9 +95,11 @@ def check_switch(name: str, value: Any) -> None:
 def check_counting(count_skipped_steps: bool, accumulation_steps: int | None) -> None:
     """ValueError for `count_skipped_steps` together with gradient accumulation."""
     if count_skipped_steps and accumulation_steps:
-        raise ValueError("`count_skipped_steps` does not go with `gradient_accumulation_steps`: the inner optimizer "
-                         "would end a group of gradients early. Received: gradient_accumulation_steps="
-                         f"{accumulation_steps}.")
+        raise ValueError(
+            "`count_skipped_steps` does not go with `gradient_accumulation_steps`: the inner optimizer "
+            "would end a group of gradients early. Received: gradient_accumulation_steps="
+            f"{accumulation_steps}."
+        )
 
 
 def build_rule(
@@ -108,10 +119,14 @@ def build_rule(
         return FixedScale(check_scale("loss_scale_factor", factor))
     check_switch("dynamic", True if dynamic is None else dynamic)
     if dynamic is not False:
-        return DynamicScale(2.0**15 if initial_scale is None else initial_scale,
-                            2000 if growth_steps is None else growth_steps, **moving)
-    _check_left_out({"dynamic_growth_steps": growth_steps, **moving},
-                    "when `dynamic` is False: a fixed scale does not move")
+        return DynamicScale(
+            2.0**15 if initial_scale is None else initial_scale,
+            2000 if growth_steps is None else growth_steps,
+            **moving,
+        )
+    _check_left_out(
+        {"dynamic_growth_steps": growth_steps, **moving}, "when `dynamic` is False: a fixed scale does not move"
+    )
     if initial_scale is None:
         raise ValueError("`initial_scale` must be given when `dynamic` is False.")
     return FixedScale(initial_scale)
@@ -138,12 +153,16 @@ def base_options(inner: Any, given: dict[str, Any]) -> dict[str, Any]:
         own = getattr(inner, name)
         usual = arguments[name].default if name in arguments else BASE_OPTIONS[name]
         if own not in (usual, BASE_OPTIONS[name]):
-            raise ValueError(f"`{name}` must not differ from that of the inner optimizer. Received: {name}={value!r}, "
-                             f"and {own!r} in {type(inner).__name__}. Give it once.")
+            raise ValueError(
+                f"`{name}` must not differ from that of the inner optimizer. Received: {name}={value!r}, "
+                f"and {own!r} in {type(inner).__name__}. Give it once."
+            )
         if inner.built or name not in inner.get_config():
-            raise ValueError(f"`{name}` must be given to {type(inner).__name__}, which "
-                             f"{'is built already' if inner.built else 'does not keep it'}. Received: "
-                             f"{name}={value!r}.")
+            raise ValueError(
+                f"`{name}` must be given to {type(inner).__name__}, which "
+                f"{'is built already' if inner.built else 'does not keep it'}. Received: "
+                f"{name}={value!r}."
+            )
     return changed
 
 
@@ -180,8 +199,10 @@ class InnerDelegationMixin:
     @loss_scale_factor.setter
     def loss_scale_factor(self, value: float | None) -> None:
         if value is not None:
-            raise ValueError("`loss_scale_factor` can't be set: gradients would be divided twice. Received: "
-                             f"loss_scale_factor={value}. For a fixed scale give it to the constructor.")
+            raise ValueError(
+                "`loss_scale_factor` can't be set: gradients would be divided twice. Received: "
+                f"loss_scale_factor={value}. For a fixed scale give it to the constructor."
+            )
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Tell the inner optimizer which variables not to decay."""
@@ -434,9 +455,12 @@ class LossScaleOptimizer(
         return [places[id(variable)] for variable in variables]
 
     def apply_gradients(
-        self, grads_and_vars: Any, name: str | None = None, experimental_aggregate_gradients: bool = True,
+        self,
+        grads_and_vars: Any,
+        name: str | None = None,
+        experimental_aggregate_gradients: bool = True,
         unscaled: bool | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """`apply` of pairs (gradient, variable); returns `iterations`, as tf.keras does.
 
         `name` is the name scope of the operations. With `experimental_aggregate_gradients` False the gradients are
@@ -473,8 +497,10 @@ class LossScaleOptimizer(
     def _matched(self, grads: list[Tensor], variables: list[Any] | None) -> tuple[list[Tensor], list[Any]]:
         grads, variables = list(grads), list(self._trainable_variables if variables is None else variables)
         if len(grads) != len(variables):
-            raise ValueError(f"Gradients and variables must match one to one. Received: {len(grads)} gradients for "
-                             f"{len(variables)} variables. Pass the variables, or build the optimizer with them.")
+            raise ValueError(
+                f"Gradients and variables must match one to one. Received: {len(grads)} gradients for "
+                f"{len(variables)} variables. Pass the variables, or build the optimizer with them."
+            )
         if all(g is None for g in grads):
             raise ValueError(f"No gradients provided for any variable: {[v.name for v in variables]}.")
         if not self.built:
@@ -518,9 +544,12 @@ class LossScaleOptimizer(
             self._rounding.finalize(self.inner_optimizer, var_list)
 
     def stateless_apply(
-        self, optimizer_variables: list[Tensor], grads: list[Tensor], trainable_variables: list[Tensor],
+        self,
+        optimizer_variables: list[Tensor],
+        grads: list[Tensor],
+        trainable_variables: list[Tensor],
         unscaled: bool = False,
-    ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """`apply` as a pure function of values, for JAX: new values of the variables and of `self.variables`.
 
         It knows nothing but its arguments: `unscaled` for gradients that are divided by the scale already.
@@ -533,12 +562,14 @@ class LossScaleOptimizer(
             unscaled = self.was_unscaled = True
         variables = self._trainable_variables
         for name, received, own in (
-            ("optimizer_variables", optimizer_variables, self.variables), ("grads", grads, variables),
+            ("optimizer_variables", optimizer_variables, self.variables),
+            ("grads", grads, variables),
             ("trainable_variables", trainable_variables, variables),
-        ):  # fmt: skip
+        ):
             if len(received) != len(own):
-                raise ValueError(f"`{name}` must have one value for each of the {len(own)} variables. Received: "
-                                 f"{len(received)}.")
+                raise ValueError(
+                    f"`{name}` must have one value for each of the {len(own)} variables. Received: {len(received)}."
+                )
         with keras.StatelessScope(list(zip(self.variables, optimizer_variables, strict=True))):
             measured = self.measure(grads, variables, unscaled)
         step = backend_step()
@@ -567,8 +598,7 @@ class LossScaleOptimizer(
         return ops.multiply(loss, ops.cast(self.loss_scale, loss.dtype)) if self.scales else loss
 
     def note_loss(self, loss: Tensor) -> None:
-        """For the step log: the loss whose gradients will be applied next. Replicas are traced in threads of their own.
-        """
+        """Keep the loss whose gradients are applied next, for the step log. Each replica has its own thread."""
         self._noted_losses[get_ident()] = loss
 
     def take_noted_loss(self) -> Tensor | None:
@@ -638,12 +668,15 @@ class LossScaleOptimizer(
             if self.allows_unscaled:
                 self.was_unscaled = True
                 return True
-            self._warn("scale_loss (or get_scaled_loss)",
-                       "gradients are divided by the loss scale, but no loss was multiplied by it")
+            self._warn(
+                "scale_loss (or get_scaled_loss)",
+                "gradients are divided by the loss scale, but no loss was multiplied by it",
+            )
         return False if any(id(g) in still_scaled for g in grads) else self._unscaled.ask()
 
     def _warn(self, method: str, what: str) -> None:
         if method not in self._warned:
             self._warned.add(method)
-            warnings.warn(f"{what}. Call {type(self).__name__}.{method} on the loss before taking gradients.",
-                          stacklevel=4)
+            warnings.warn(
+                f"{what}. Call {type(self).__name__}.{method} on the loss before taking gradients.", stacklevel=4
+            )

@@ -252,8 +252,10 @@ def set_global_policy(policy: str | None) -> None:
     >>> set_global_policy("float32")
     """
     if overrides := getattr(policy, "overrides", None):
-        raise ValueError("`policy` must have no `overrides`: they are for the layers of one model. Received: "
-                         f"overrides={overrides}. Use apply_policy.")
+        raise ValueError(
+            "`policy` must have no `overrides`: they are for the layers of one model. Received: "
+            f"overrides={overrides}. Use apply_policy."
+        )
     keras.config.set_dtype_policy(str(keras.config.floatx() if policy is None else policy))
     wrap_at_compile(keras.config.dtype_policy(), LossScaleOptimizer)
 
@@ -276,8 +278,11 @@ def apply_policy(model: Any, policy: Policy, everywhere: bool = False) -> Any:
     """
     wanted = (dict.fromkeys(layers_of(model), policy.name) if everywhere else {}) | wanted_policies(model, policy)
     changed = {layer: name for layer, name in wanted.items() if layer.dtype_policy.name != name}
-    moved = [layer for layer, name in changed.items()
-             if layer.weights and keras.dtype_policies.get(name).variable_dtype != layer.variable_dtype]
+    moved = [
+        layer
+        for layer, name in changed.items()
+        if layer.weights and keras.dtype_policies.get(name).variable_dtype != layer.variable_dtype
+    ]
     if moved:
         with policy.scope():
             model = clone_with_policies(model, wanted, moved[0])

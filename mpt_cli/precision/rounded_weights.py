@@ -52,8 +52,10 @@ class StochasticRounding:
         self.seed, self.weights = seed, rounded_variables(variables)
         if not self.weights:
             dtypes = ", ".join(sorted({keras.backend.standardize_dtype(v.dtype) for v in variables}))
-            raise ValueError("`rounding_seed` needs weights in float16 or bfloat16: there is nothing to round. "
-                             f"Received: weights in {dtypes}. Leave it out.")
+            raise ValueError(
+                "`rounding_seed` needs weights in float16 or bfloat16: there is nothing to round. "
+                f"Received: weights in {dtypes}. Leave it out."
+            )
         if foreign := [v.name for v in self.weights if not isinstance(v, keras.Variable)]:
             raise ValueError(f"`rounding_seed` needs Keras variables. Received: {foreign[0]}.")
         self._in_place_of = {id(v): float32_stand_in(v) for v in self.weights}
@@ -72,8 +74,10 @@ class StochasticRounding:
             move_decay_exclusions(inner, variables, kept.stand_ins)
             inner._mpt_rounding = kept
         elif kept is None or [id(v) for v in kept.weights] != [id(v) for v in rounded_variables(variables)]:
-            raise ValueError("`rounding_seed` needs an inner optimizer that is not built: the moments of this one are "
-                             "in the dtype of the weights, or of other weights. Make a new one.")
+            raise ValueError(
+                "`rounding_seed` needs an inner optimizer that is not built: the moments of this one are "
+                "in the dtype of the weights, or of other weights. Make a new one."
+            )
         kept.seed = seed
         return kept
 

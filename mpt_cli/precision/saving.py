@@ -93,9 +93,11 @@ class InnerSavingMixin:
             return
         variables: list[Any] = self.variables  # type: ignore[attr-defined]
         if [tuple(weight.shape) for weight in weights] != [tuple(v.shape) for v in variables]:
-            raise ValueError(f"`weights` must be one for each of the {len(variables)} `variables`, or of the "
-                             f"{len(inner.variables)} of the inner optimizer, in their shapes. Received: "
-                             f"{len(weights)} of shapes {[tuple(weight.shape) for weight in weights]}.")
+            raise ValueError(
+                f"`weights` must be one for each of the {len(variables)} `variables`, or of the "
+                f"{len(inner.variables)} of the inner optimizer, in their shapes. Received: "
+                f"{len(weights)} of shapes {[tuple(weight.shape) for weight in weights]}."
+            )
         for variable, weight in zip(variables, weights, strict=True):
             variable.assign(weight)
 
@@ -104,6 +106,8 @@ class InnerSavingMixin:
         its state."""
         if not self.built:  # type: ignore[attr-defined]
             return type(self).from_config, (self.get_config(),)
-        raise TypeError(f"{type(self).__name__} can't be pickled or copied once it is built. Make another one by "
-                        "`from_config(optimizer.get_config())`, `build` it, and give it the state by "
-                        "`set_weights(optimizer.variables)`.")
+        raise TypeError(
+            f"{type(self).__name__} can't be pickled or copied once it is built. Make another one by "
+            "`from_config(optimizer.get_config())`, `build` it, and give it the state by "
+            "`set_weights(optimizer.variables)`."
+        )

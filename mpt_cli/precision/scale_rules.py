@@ -467,9 +467,11 @@ class LogMaxScale(ScaleRule):
 
         zeros = dict.fromkeys(("fast", "slow", "square", "beta1_left", "beta2_left"), np.float32(0.0))
         return {
-            **super().initial(), **zeros,
-            "beta1_left": np.float32(1.0), "beta2_left": np.float32(1.0),
-        }  # fmt: skip
+            **super().initial(),
+            **zeros,
+            "beta1_left": np.float32(1.0),
+            "beta2_left": np.float32(1.0),
+        }
 
     def advance(self, state: RuleState, measured: "Measured") -> RuleState:
         from keras import ops

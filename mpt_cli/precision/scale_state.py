@@ -37,9 +37,12 @@ class ScaleState(KerasSaveable):  # type: ignore[misc]
         self.by_name: dict[str, keras.Variable] = {}
         for name, value in {**rule.initial(), "tally": np.zeros(len(TALLY), "int32")}.items():
             self.by_name[name] = keras.Variable(
-                np.asarray(value), dtype=str(value.dtype), trainable=False, aggregation="none",
+                np.asarray(value),
+                dtype=str(value.dtype),
+                trainable=False,
+                aggregation="none",
                 name=f"loss_scale_{name}",
-            )  # fmt: skip
+            )
         self.trace: keras.Variable | None = None  # see `keep_trace`
 
     @property
@@ -85,9 +88,11 @@ class ScaleState(KerasSaveable):  # type: ignore[misc]
         except TypeError:
             if has_value(variable):
                 raise
-            raise RuntimeError(f"loss_scale_{name} can't be read here: during `fit` Keras on JAX holds the optimizer's "
-                               "values itself. In a callback read `self.model.optimizer`, which brings them back, or "
-                               "record the run with mpt.Recorder.") from None
+            raise RuntimeError(
+                f"loss_scale_{name} can't be read here: during `fit` Keras on JAX holds the optimizer's "
+                "values itself. In a callback read `self.model.optimizer`, which brings them back, or "
+                "record the run with mpt.Recorder."
+            ) from None
 
     def count(self, name: str) -> Any:
         """One entry of the tally, int32 scalar; `name` is one of `TALLY`."""
@@ -124,11 +129,16 @@ def next_trace(trace: Any, finite: Any, defects: GradientDefects, places: list[i
     """`ScaleState.trace` after an update; `places` are those of its variables among the optimizer's."""
     nearest = ops.take(ops.convert_to_tensor(places, dtype="int32"), ops.maximum(defects.nearest, 0))
     nearest = ops.where(defects.nearest < 0, -1, nearest)
-    return ops.stack([
-        trace[0] * ops.cast(finite, "int32"), trace[1] + defects.nan, trace[2] + defects.inf,
-        ops.where(trace[3] < 0, nearest, trace[3]), ops.where(trace[3] < 0, defects.holds_inf, trace[4]),
-        trace[5] * defects.zero,
-    ])  # fmt: skip
+    return ops.stack(
+        [
+            trace[0] * ops.cast(finite, "int32"),
+            trace[1] + defects.nan,
+            trace[2] + defects.inf,
+            ops.where(trace[3] < 0, nearest, trace[3]),
+            ops.where(trace[3] < 0, defects.holds_inf, trace[4]),
+            trace[5] * defects.zero,
+        ]
+    )
 
 
 Tensor = Any
@@ -269,8 +279,13 @@ class StepLog:
         self.ints = self._variable(LOG_INTS, "int32")
 
     def _variable(self, columns: tuple[str, ...], dtype: str) -> keras.Variable:
-        return keras.Variable(np.zeros((self.capacity, len(columns)), dtype), dtype=dtype, trainable=False,
-                              aggregation="none", name=f"step_log_{dtype}")  # fmt: skip
+        return keras.Variable(
+            np.zeros((self.capacity, len(columns)), dtype),
+            dtype=dtype,
+            trainable=False,
+            aggregation="none",
+            name=f"step_log_{dtype}",
+        )
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -304,8 +319,13 @@ def _mean_loss(floats: NDArray[np.float32]) -> NDArray[np.float32]:
 def combined_ints(ints: Any, numpy: Any = ops) -> Any:
     """(parts, ..., columns) as one, of the replicas or the optimizers of a step: finite and zero where all are, bad
     elements added up. On the host with `numpy`."""
-    whole = {"finite": numpy.min, "zero": numpy.min, "nan": numpy.sum, "inf": numpy.sum,
-             "counter": lambda of_each, _: of_each[0]}  # fmt: skip
+    whole = {
+        "finite": numpy.min,
+        "zero": numpy.min,
+        "nan": numpy.sum,
+        "inf": numpy.sum,
+        "counter": lambda of_each, _: of_each[0],
+    }
     columns = enumerate(LOG_INTS)
     return numpy.stack([whole.get(name, numpy.max)(ints[..., place], 0) for place, name in columns], axis=-1)
 

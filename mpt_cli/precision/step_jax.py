@@ -91,8 +91,10 @@ def apply(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[
         optimizer.inner_optimizer.iterations.assign_add(1)
     state.advance(measured, applied)
     if (log := optimizer.step_log) is not None and start is not None:
-        assign(log.variables, _next_log(optimizer, start, [v.value for v in log.variables],
-                                        StepGradients(grads, variables, measured)))
+        assign(
+            log.variables,
+            _next_log(optimizer, start, [v.value for v in log.variables], StepGradients(grads, variables, measured)),
+        )
 
 
 def _next_log(
@@ -177,7 +179,10 @@ def _inner_after_skip(optimizer: "LossScaleOptimizer", inner_values: list[Tensor
 
 
 def _inner_stateless_apply(
-    optimizer: "LossScaleOptimizer", own: tuple[list[Tensor], Tensor], grads: list[Tensor], variables: list[Any],
+    optimizer: "LossScaleOptimizer",
+    own: tuple[list[Tensor], Tensor],
+    grads: list[Tensor],
+    variables: list[Any],
     values: list[Tensor],
 ) -> tuple[list[Tensor], list[Tensor]]:
     """`inner.stateless_apply` for some of its variables, in any order; `own` are its values and the tally of steps."""
@@ -266,8 +271,10 @@ def _own_train_step(
     """
     optimizer, count = model.optimizer, len(model.metrics_variables)
     metrics, logged = state.metrics[:count], state.metrics[count:]
-    started = [jnp.int32(TRACE_START) if v is optimizer.scale_state.trace else value
-               for v, value in zip(optimizer.variables, state.optimizer, strict=True)]  # fmt: skip
+    started = [
+        jnp.int32(TRACE_START) if v is optimizer.scale_state.trace else value
+        for v, value in zip(optimizer.variables, state.optimizer, strict=True)
+    ]
     with _scope(optimizer.variables, started):
         start = start_of_step(optimizer)
     given = (state.trainable, state.non_trainable, started, metrics)
@@ -283,11 +290,8 @@ def _own_train_step(
     return logs, new._replace(non_trainable=frozen, metrics=[*new_metrics, *logged[1:]]), row
 
 
-def own_test_step(
-    model: Any, state: tuple[list[Tensor], list[Tensor], list[Tensor]], data: Any
-) -> list[Tensor]:
-    """The metrics after a test_step of the model, with `OwnSteps.variables` behind them where it has steps of its own.
-    """
+def own_test_step(model: Any, state: tuple[list[Tensor], list[Tensor], list[Tensor]], data: Any) -> list[Tensor]:
+    """Return the metrics after a test_step of the model, followed by `OwnSteps.variables` where it has custom steps."""
     weights, frozen, metrics = state
     own, count = own_steps(model), len(model.metrics_variables)
     if own is None or not own.test_names:

@@ -50,7 +50,10 @@ Tensor = Any
 
 
 def apply(
-    optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], unscaled: bool | Tensor,
+    optimizer: "LossScaleOptimizer",
+    grads: list[Tensor],
+    variables: list[Any],
+    unscaled: bool | Tensor,
     measured: Measured | None = None,
 ) -> None:
     """Apply `grads` of this replica where those of all replicas are finite; then move the scale once.
@@ -164,17 +167,21 @@ def check_accumulation(inner_optimizer: Any) -> None:
     """ValueError for what Keras can't do: its accumulators are written inside a condition, in replica context."""
     steps, replicas = inner_optimizer.gradient_accumulation_steps, tf.distribute.get_strategy().num_replicas_in_sync
     if steps and replicas > 1:
-        raise ValueError("`gradient_accumulation_steps` does not work on several replicas: Keras updates its "
-                         f"accumulators inside a condition. Received: gradient_accumulation_steps={steps} on "
-                         f"{replicas} replicas. Use a larger batch, or one replica.")
+        raise ValueError(
+            "`gradient_accumulation_steps` does not work on several replicas: Keras updates its "
+            f"accumulators inside a condition. Received: gradient_accumulation_steps={steps} on "
+            f"{replicas} replicas. Use a larger batch, or one replica."
+        )
 
 
 def check_rounding() -> None:
     """ValueError on several replicas, each of which would write what all of them hold."""
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas > 1:
-        raise ValueError("`rounding_seed` does not work on several replicas of tf.distribute. Received: "
-                         f"{replicas} replicas. Use one, or Keras's data parallelism on JAX.")
+        raise ValueError(
+            "`rounding_seed` does not work on several replicas of tf.distribute. Received: "
+            f"{replicas} replicas. Use one, or Keras's data parallelism on JAX."
+        )
 
 
 class UnscaledVariable(UnscaledFlag):
@@ -189,10 +196,12 @@ class UnscaledVariable(UnscaledFlag):
         self._graph: weakref.ref[Any] | None = None  # the one in which it was told last
         with tf.init_scope():
             self._variable = tf.Variable(
-                False, trainable=False, name="gradients_are_unscaled",
+                False,
+                trainable=False,
+                name="gradients_are_unscaled",
                 synchronization=tf.VariableSynchronization.ON_READ,
                 aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-            )  # fmt: skip
+            )
 
     def tell(self, unscaled: bool) -> None:
         super().tell(unscaled)
@@ -216,7 +225,11 @@ def track_in_checkpoints(optimizer: Any, state: ScaleState) -> None:
 
 
 def _apply_on_replicas(
-    strategy: Any, optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], measured: Measured,
+    strategy: Any,
+    optimizer: "LossScaleOptimizer",
+    grads: list[Tensor],
+    variables: list[Any],
+    measured: Measured,
     unscaled: bool | Tensor,
 ) -> None:
     """In cross-replica context: a step is applied on all replicas or on none.
@@ -244,9 +257,7 @@ def _then_nothing(act: Callable[[], None]) -> Callable[[], Tensor]:
     return branch
 
 
-def _apply_inner_where(
-    optimizer: "LossScaleOptimizer", measured: Measured, apply_inner: Callable[[], None]
-) -> None:
+def _apply_inner_where(optimizer: "LossScaleOptimizer", measured: Measured, apply_inner: Callable[[], None]) -> None:
     state = optimizer.scale_state
     assert state is not None
     if optimizer.on_overflow == "apply":
@@ -303,8 +314,7 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRow]:
 
 
 def _forward_order(model: Any) -> ForwardOrder | None:
-    """None on several replicas, which are traced in threads that take turns: the calls of layers are theirs in common.
-    """
+    """Return None on several replicas: they are traced in threads that take turns and share the calls of layers."""
     return ForwardOrder(model) if tf.distribute.get_strategy().num_replicas_in_sync == 1 else None
 
 
@@ -374,7 +384,7 @@ def trace(step: Callable[[Any], Any], batch: Any, drawn: list[str] | None = None
     spec = tf.nest.map_structure(
         lambda a: None if a is None else tf.TensorSpec(a.shape, tf.as_dtype(keras.backend.standardize_dtype(a.dtype))),
         packed(batch),
-    )  # fmt: skip
+    )
     result: list[Any] = []
     whole = tf.function(lambda data: result.append(step(data)), autograph=False).get_concrete_function(spec)
     if drawn is not None:

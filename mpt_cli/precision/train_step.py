@@ -140,8 +140,10 @@ def check_replicas(model: Any) -> None:
     replicas = 1 if strategy is None else strategy.num_replicas_in_sync
     for name, wanted in (("jit_compile", False), ("steps_per_execution", 1)):
         if replicas > 1 and getattr(model, name) != wanted:
-            raise ValueError(f"Keras's `fit` on {replicas} replicas works with `{name}={wanted}` only. Received: "
-                             f"{name}={getattr(model, name)}. Compile the model with {name}={wanted}.")
+            raise ValueError(
+                f"Keras's `fit` on {replicas} replicas works with `{name}={wanted}` only. Received: "
+                f"{name}={getattr(model, name)}. Compile the model with {name}={wanted}."
+            )
 
 
 def _train_step_tensorflow(model: Any, data: Any) -> dict[str, Tensor]:
@@ -326,8 +328,10 @@ def flat_logs(logs: Any) -> dict[str, Tensor]:
     {'loss': 1.0, 'accuracy': 0.5}
     """
     if not isinstance(logs, dict) or not logs:
-        raise ValueError("must return a dict with a value to go by, such as {'loss': loss}. Received: "
-                         f"{logs if logs is None or isinstance(logs, dict) else type(logs).__name__}.")
+        raise ValueError(
+            "must return a dict with a value to go by, such as {'loss': loss}. Received: "
+            f"{logs if logs is None or isinstance(logs, dict) else type(logs).__name__}."
+        )
     flat: dict[str, Tensor] = {}
     for name, value in logs.items():
         flat.update(flat_logs(value) if isinstance(value, dict) and value else {name: value})
@@ -433,8 +437,13 @@ def _watched(optimizer: LossScaleOptimizer, use: OptimizerUse) -> Iterator[None]
         use.add(optimizer.trained_variables)
         return trainable_variables, optimizer_variables
 
-    replaced = {"scale_loss": scale, "get_scaled_loss": scale, "get_unscaled_gradients": list,
-                "apply": apply, "stateless_apply": stateless_apply}  # fmt: skip
+    replaced = {
+        "scale_loss": scale,
+        "get_scaled_loss": scale,
+        "get_unscaled_gradients": list,
+        "apply": apply,
+        "stateless_apply": stateless_apply,
+    }
     state = optimizer.scale_state
     try:
         optimizer.scale_state = state or ScaleState(optimizer.rule)

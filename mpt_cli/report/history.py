@@ -107,8 +107,7 @@ def settled_step(events: list[dict[str, Any]], steps_seen: int, applied_steps: i
 
 
 def json_object(line: str, is_whole: bool = False) -> dict[str, Any] | None:
-    """A line of metrics.jsonl or of events.jsonl; None where it is damaged, or where it `is_whole` and lacks a field.
-    """
+    """Read a line of metrics.jsonl or events.jsonl; None where it is damaged, or `is_whole` and lacks a field."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
@@ -125,8 +124,19 @@ def json_object(line: str, is_whole: bool = False) -> dict[str, Any] | None:
 
 _OF_ANY_LINE = {"attempt": int, "seconds": float | None}
 OF_THE_STEP = ("learning_rate", "loss_scale", "examples_per_second", "skipped_steps")
-NO_CURVES = {"step", "epoch", "epoch_end", "step_in_epoch", "schema_version", "attempt", "scale_counter", "seconds",
-              "consecutive_skips", "applied_steps", "phase"}  # fmt: skip
+NO_CURVES = {
+    "step",
+    "epoch",
+    "epoch_end",
+    "step_in_epoch",
+    "schema_version",
+    "attempt",
+    "scale_counter",
+    "seconds",
+    "consecutive_skips",
+    "applied_steps",
+    "phase",
+}
 LATEST_EVENTS = 30
 _OF_A_LAYER = {"step", "layer", "kind", "dtype", "flushed", "subnormal", "overflowed"}
 MOST_SPIKES = 1000  # as many as a run may keep

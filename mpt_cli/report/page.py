@@ -40,10 +40,20 @@ def render_page(
 
     `other_charts` follow these in the data that charts.js draws.
     """
-    page = _environment().get_template(template).render(
-        title=title, figures=pictures, charts=[*chart_data(pictures), *other_charts], version=__version__,
-        made_at=time.strftime("%Y-%m-%d %H:%M"), light=LIGHT_PAGE, dark=DARK_PAGE, **values,
-    )  # fmt: skip
+    page = (
+        _environment()
+        .get_template(template)
+        .render(
+            title=title,
+            figures=pictures,
+            charts=[*chart_data(pictures), *other_charts],
+            version=__version__,
+            made_at=time.strftime("%Y-%m-%d %H:%M"),
+            light=LIGHT_PAGE,
+            dark=DARK_PAGE,
+            **values,
+        )
+    )
     return without_control(page)
 
 
@@ -53,9 +63,13 @@ def _environment() -> "Environment":
     from markupsafe import Markup
 
     environment = Environment(
-        loader=PackageLoader("mpt_cli.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, keep_trailing_newline=True,
-    )  # fmt: skip
+        loader=PackageLoader("mpt_cli.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
     css, *scripts = ((Path(__file__).parent / name).read_text(encoding="utf-8") for name in (UPLOT_CSS, *SCRIPTS))
     hashes = [b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
     environment.globals.update(scripts=[*map(Markup, scripts)], hashes=hashes, uplot_css=Markup(css))
@@ -70,8 +84,7 @@ def run_link(run_dir: Path, page: Path) -> str:
 
 
 def write_page(path: Path, text: str) -> None:
-    """DataError where it can't be written, and where `path` is a file that is no page of mpt: nothing is overwritten.
-    """
+    """Raise DataError where it can't be written, or where `path` is a file that is no page of mpt."""
     check_replaceable(path)
     with naming(path, "Choose another place by --out."):
         path.parent.mkdir(parents=True, exist_ok=True)

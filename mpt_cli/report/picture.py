@@ -53,18 +53,26 @@ def missing_matplotlib() -> str:
 def chart_data(pictures: Sequence[Picture]) -> list[dict[str, Any]]:
     """Return what charts.js draws, in JSON's types; long curves are thinned out."""
     most = MOST_POINTS // max(1, sum(len(picture.curves) for picture in pictures))
-    return [{**vars(picture), "skips": _apart(picture.skips),
-             "curves": [_curve_data(curve, most) for curve in picture.curves]} for picture in pictures]  # fmt: skip
+    return [
+        {
+            **vars(picture),
+            "skips": _apart(picture.skips),
+            "curves": [_curve_data(curve, most) for curve in picture.curves],
+        }
+        for picture in pictures
+    ]
 
 
 def _curve_data(curve: Curve, most_points: int) -> dict[str, Any]:
     xs, ys = thin_out(np.asarray(curve.xs, float), np.asarray(curve.ys, float), most_points)
     is_finite = np.isfinite(ys)
     return {
-        "label": curve.label, **vars(curve.look), "lost": _apart(xs[~is_finite]),
+        "label": curve.label,
+        **vars(curve.look),
+        "lost": _apart(xs[~is_finite]),
         "xs": [float(f"{x:.10g}") for x in xs],
         "ys": [float(f"{y:.5g}") if known else None for y, known in zip(ys, is_finite, strict=True)],
-    }  # fmt: skip
+    }
 
 
 def thin_out(xs: np.ndarray, ys: np.ndarray, most_points: int) -> tuple[np.ndarray, np.ndarray]:
@@ -93,9 +101,18 @@ def draw(picture: Picture) -> str:
     from matplotlib.figure import Figure
 
     text = io.StringIO()
-    with rc_context({"svg.hashsalt": picture.name, "svg.fonttype": "none", "text.parse_math": False,
-                     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.15,
-                     "path.simplify_threshold": 0.5}):  # fmt: skip
+    with rc_context(
+        {
+            "svg.hashsalt": picture.name,
+            "svg.fonttype": "none",
+            "text.parse_math": False,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "grid.alpha": 0.15,
+            "path.simplify_threshold": 0.5,
+        }
+    ):
         figure = Figure(figsize=(5.6, 3.5), layout="constrained")
         axes = figure.subplots()
         _fill(axes, picture)
@@ -109,14 +126,24 @@ def _fill(axes: "Axes", picture: Picture) -> None:
     for curve in picture.curves:
         xs, ys = np.asarray(curve.xs, float), np.asarray(curve.ys, float)
         is_lost = ~np.isfinite(ys)
-        axes.plot(xs, np.where(is_lost, np.nan, ys), linestyle=curve.look.style or "none", ms=4, lw=1.6,
-                  marker=curve.look.marker or ("o" if len(xs) == 1 else ""), markevery=1 + len(xs) // MOST_MARKS,
-                  color=curve.look.colour, label=curve.label or "_")  # fmt: skip
+        axes.plot(
+            xs,
+            np.where(is_lost, np.nan, ys),
+            linestyle=curve.look.style or "none",
+            ms=4,
+            lw=1.6,
+            marker=curve.look.marker or ("o" if len(xs) == 1 else ""),
+            markevery=1 + len(xs) // MOST_MARKS,
+            color=curve.look.colour,
+            label=curve.label or "_",
+        )
         _mark(axes, _apart(xs[is_lost]), 0.985, marker="x", color=NON_FINITE_COLOUR, label="_")
     if len(picture.skips):
         _mark(axes, _apart(picture.skips), 0.02, marker="|", color=SKIPPED_STEP_COLOUR, label="skipped step")
-    for base, set_scale, axis in ((picture.log_base_x, axes.set_xscale, axes.xaxis),
-                                  (picture.log_base, axes.set_yscale, axes.yaxis)):  # fmt: skip
+    for base, set_scale, axis in (
+        (picture.log_base_x, axes.set_xscale, axes.xaxis),
+        (picture.log_base, axes.set_yscale, axes.yaxis),
+    ):
         if base:
             set_scale("log", base=base)
             axis.set_major_formatter(partial(_format_power, base))  # its own writes formulas, which are off here

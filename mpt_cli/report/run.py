@@ -109,13 +109,21 @@ class Run:
     def _repr_html_(self) -> str:
         """What a notebook shows: how it ended, and its first pictures (loss, accuracy, scale with skips)."""
         story = read_history(self.path)
-        rows = "".join(f"<tr><th style='text-align:left'>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
-                       for name, value in outcome_facts(story))  # fmt: skip
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
+            for name, value in outcome_facts(story)
+        )
         shown = ("loss", "accuracy", "scale")
         missing = missing_matplotlib()
         wanted = [] if missing else run_pictures([story])
-        drawings = "".join(f'<div style="max-width:640px">{svg[svg.index("<svg") :]}</div>' for picture in wanted
-                           if picture.name.startswith(shown) for svg in [draw(picture)])  # fmt: skip
+        drawings = "".join(
+            f'<div style="max-width:640px">{svg[svg.index("<svg") :]}</div>'
+            for picture in wanted
+            if picture.name.startswith(shown)
+            for svg in [draw(picture)]
+        )
         explanation = html.escape(str(story.summary.get("explanation", "")))
-        return f"<div><strong>{html.escape(headline(story))}</strong><p>{explanation}</p><table>{rows}</table>" \
-               f"{drawings or html.escape(missing)}<small>{html.escape(str(self.path))}</small></div>"  # fmt: skip
+        return (
+            f"<div><strong>{html.escape(headline(story))}</strong><p>{explanation}</p><table>{rows}</table>"
+            f"{drawings or html.escape(missing)}<small>{html.escape(str(self.path))}</small></div>"
+        )

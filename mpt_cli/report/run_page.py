@@ -35,8 +35,21 @@ from mpt_cli.training.progress import MONITORED
 
 _MOST_RANGES = 300
 _NOT_COMPARED = ("expect", "description", "recipe")
-_OF_THE_ENVIRONMENT = ("devices", "backend", "jit_compile", "policy", "distribute", "seed", "dataset_fingerprint",
-                       "started_at", "working_directory", "mpt", "python", "variables", "git")  # fmt: skip
+_OF_THE_ENVIRONMENT = (
+    "devices",
+    "backend",
+    "jit_compile",
+    "policy",
+    "distribute",
+    "seed",
+    "dataset_fingerprint",
+    "started_at",
+    "working_directory",
+    "mpt",
+    "python",
+    "variables",
+    "git",
+)
 
 
 def headline(story: RunHistory) -> str:
@@ -72,8 +85,12 @@ def format_skipped(story: RunHistory) -> str:
 
 def outcome_facts(story: RunHistory) -> list[tuple[str, str]]:
     """The summary, field by field; of a run without one, what its lines tell."""
-    pairs = [("recipe", str(story.config.get("recipe", "-"))), ("steps", format_count(story.last_step)),
-             ("skipped steps", format_skipped(story)), ("loss scale", format_scale_range(story))]  # fmt: skip
+    pairs = [
+        ("recipe", str(story.config.get("recipe", "-"))),
+        ("steps", format_count(story.last_step)),
+        ("skipped steps", format_skipped(story)),
+        ("loss scale", format_scale_range(story)),
+    ]
     best = story.summary.get("best_metrics", {})
     for name in story.summary.get("metrics", {}):
         note = f" (best {format_metric(story, 'best_metrics', name)})" if as_number(best.get(name)) is not None else ""
@@ -112,8 +129,11 @@ def environment_facts(story: RunHistory) -> list[tuple[str, str]]:
     """Versions, machine and what else the result may depend on; not the list of all packages."""
     found = {name: story.environment[name] for name in _OF_THE_ENVIRONMENT if name in story.environment}
     facts = {"where": format_environment(story.environment), **flatten(found)}
-    return [(name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
-            for name, value in facts.items() if value not in (None, "", [])]  # fmt: skip
+    return [
+        (name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
+        for name, value in facts.items()
+        if value not in (None, "", [])
+    ]
 
 
 def format_value(value: Any) -> str:
@@ -150,8 +170,14 @@ def failure_facts(story: RunHistory) -> list[tuple[str, str]]:
 def events_table(story: RunHistory) -> PageTable[Any]:
     """The latest ones."""
     names = ("step", "scale_before", "scale_after", "nan", "inf")
-    rows = [[str(event.get("kind")), format_value(event.get("variable") or event.get("layer") or event.get("cause")),
-             *(format_value(event.get(name)) for name in names)] for event in story.latest_events]  # fmt: skip
+    rows = [
+        [
+            str(event.get("kind")),
+            format_value(event.get("variable") or event.get("layer") or event.get("cause")),
+            *(format_value(event.get(name)) for name in names),
+        ]
+        for event in story.latest_events
+    ]
     total = sum(story.kinds.values())
     title = f"The latest {len(rows)} of {total:,} events" if total > len(rows) else f"All {total} events"
     titles = ("kind", "variable or cause", "step", "scale before", "scale after", "nan", "inf")
@@ -160,25 +186,45 @@ def events_table(story: RunHistory) -> PageTable[Any]:
 
 def spikes_table(story: RunHistory) -> PageTable[Any]:
     """The steps at which the loss jumped."""
-    rows = [[describe_examples(spike), format_count(spike.step), str(spike.epoch), format_number(spike.loss),
-             format_number(spike.median), format_scale(spike.loss_scale), format_value(spike.learning_rate)]
-            for spike in story.spikes]  # fmt: skip
+    rows = [
+        [
+            describe_examples(spike),
+            format_count(spike.step),
+            str(spike.epoch),
+            format_number(spike.loss),
+            format_number(spike.median),
+            format_scale(spike.loss_scale),
+            format_value(spike.learning_rate),
+        ]
+        for spike in story.spikes
+    ]
     title = f"Steps of {story.label} whose loss jumped, with what it was before; examples as the source numbers them"
     titles = ("examples", "step", "epoch", "loss", "median before", "scale", "rate")
     return text_table(title, titles, rows, numbers=6)
 
 
-_KINDS = {ACTIVATIONS: "outputs", ACTIVATION_GRADIENTS: "gradients of outputs", WEIGHT_GRADIENTS: "gradients",
-          UPDATES: "updates"}  # fmt: skip
+_KINDS = {
+    ACTIVATIONS: "outputs",
+    ACTIVATION_GRADIENTS: "gradients of outputs",
+    WEIGHT_GRADIENTS: "gradients",
+    UPDATES: "updates",
+}
 _MOST_LAYERS = 60
 
 
 def layers_table(story: RunHistory) -> PageTable[Any]:
     """The latest sample: where the values of each layer lie in float32, and what half precision makes of them."""
     found = sorted(story.layers, key=lambda line: -max(line["flushed"], line["overflowed"]))
-    rows = [[str(line.get("variable") or line["layer"]), _KINDS.get(line["kind"], line["kind"]), line["dtype"],
-             _exponents(line), *(format_fraction(line[name]) for name in ("flushed", "subnormal", "overflowed"))]
-            for line in found[:_MOST_LAYERS]]  # fmt: skip
+    rows = [
+        [
+            str(line.get("variable") or line["layer"]),
+            _KINDS.get(line["kind"], line["kind"]),
+            line["dtype"],
+            _exponents(line),
+            *(format_fraction(line[name]) for name in ("flushed", "subnormal", "overflowed")),
+        ]
+        for line in found[:_MOST_LAYERS]
+    ]
     more = f"the {_MOST_LAYERS} of {len(found)} that lose most" if len(found) > _MOST_LAYERS else "by what they lose"
     scaled = "; gradients are of the scaled loss" if story.has_scale else ""
     title = f"Layers of {story.label} at step {format_count(found[0]['step'])}, {more}{scaled}"
@@ -217,22 +263,45 @@ def run_page(stories: Sequence[RunHistory], pictures: Sequence[Picture], page: P
     if len(stories) == 1:
         [story] = stories
         explanation = str(story.summary.get("explanation", ""))
-        return render_runs("run.html", f"Run {story.label}", stories, pictures, headline=headline(story),
-                           sentence=explanation, kind=severity(story))  # fmt: skip
+        return render_runs(
+            "run.html",
+            f"Run {story.label}",
+            stories,
+            pictures,
+            headline=headline(story),
+            sentence=explanation,
+            kind=severity(story),
+        )
     statuses = [story.status for story in stories]
     counted = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
     kind = "good" if all(story.is_good for story in stories) else "warn"
-    return render_runs("run.html", f"{len(stories)} runs", stories, pictures, sentence="", kind=kind,
-                       headline=f"{len(stories)} runs: {counted}.", endings=_endings_table(stories, page),
-                       is_alike=not differing_keys(stories))  # fmt: skip
+    return render_runs(
+        "run.html",
+        f"{len(stories)} runs",
+        stories,
+        pictures,
+        sentence="",
+        kind=kind,
+        headline=f"{len(stories)} runs: {counted}.",
+        endings=_endings_table(stories, page),
+        is_alike=not differing_keys(stories),
+    )
 
 
 def render_runs(
     template: str, title: str, stories: Sequence[RunHistory], pictures: Sequence[Picture], **values: Any
 ) -> str:
     """A page with runs on it, from a template that takes them as `runs` and what is to be said of each by these."""
-    parts = (outcome_facts, skips_sentence, failure_facts, events_table, spikes_table, layers_table, environment_facts,
-             run_commands)  # fmt: skip
+    parts = (
+        outcome_facts,
+        skips_sentence,
+        failure_facts,
+        events_table,
+        spikes_table,
+        layers_table,
+        environment_facts,
+        run_commands,
+    )
     values.update({part.__name__: part for part in parts})
     return render_page(template, title, pictures, runs=stories, **values)
 
@@ -254,9 +323,15 @@ def _endings_table(stories: Sequence[RunHistory], page: Path) -> PageTable[RunHi
         TableColumn("memory", lambda story: cost_facts(story)[1][1]),
         TableColumn("time", lambda story: cost_facts(story)[2][1]),
     ]
-    return PageTable("What differs between the runs, and how each ended", rows, stories, severity,
-                     lambda story: run_link(story.run.path, page), is_explored=True,
-                     secondary=("time", "memory", "examples/s", "loss scale"))  # fmt: skip
+    return PageTable(
+        "What differs between the runs, and how each ended",
+        rows,
+        stories,
+        severity,
+        lambda story: run_link(story.run.path, page),
+        is_explored=True,
+        secondary=("time", "memory", "examples/s", "loss scale"),
+    )
 
 
 def _format_key(key: str, story: RunHistory) -> str:
@@ -265,8 +340,11 @@ def _format_key(key: str, story: RunHistory) -> str:
 
 def differing_keys(stories: Sequence[RunHistory]) -> list[str]:
     known = dict.fromkeys(key for story in stories for key in story.config)
-    return [key for key in known if key.partition(".")[0] not in _NOT_COMPARED
-            and len({str(story.config.get(key)) for story in stories}) > 1]  # fmt: skip
+    return [
+        key
+        for key in known
+        if key.partition(".")[0] not in _NOT_COMPARED and len({str(story.config.get(key)) for story in stories}) > 1
+    ]
 
 
 _GRADIENTS = {
@@ -304,16 +382,27 @@ def _metric_pictures(stories: Sequence[RunHistory], name: str) -> list[Picture]:
     """Training and validation in one picture for a single run, in one each for several."""
     words = name.replace("_", " ")
     if len(stories) > 1:
-        return [_metric_picture(f"{part} {name}", f"{words.capitalize()} in {part}", f"{prefix}{name}", curves)
-                for prefix, part in (("val_", "validation"), ("", "training"))
-                if (curves := _curves(stories, f"{prefix}{name}"))]  # fmt: skip
+        return [
+            _metric_picture(f"{part} {name}", f"{words.capitalize()} in {part}", f"{prefix}{name}", curves)
+            for prefix, part in (("val_", "validation"), ("", "training"))
+            if (curves := _curves(stories, f"{prefix}{name}"))
+        ]
     [story] = stories
     looks = {"training": (name, CurveStyle()), "validation": (f"val_{name}", CurveStyle(CURVE_COLOURS[1], "--", "o"))}
-    curves = [Curve(part, series.xs, series.ys, look) for part, (key, look) in looks.items()
-              if (series := _series(story, key)) is not None]  # fmt: skip
+    curves = [
+        Curve(part, series.xs, series.ys, look)
+        for part, (key, look) in looks.items()
+        if (series := _series(story, key)) is not None
+    ]
     if name == "loss" and story.spikes:  # which the mean of many steps hides
-        curves.append(Curve("jump of one step", [float(spike.step) for spike in story.spikes],
-                            [spike.loss for spike in story.spikes], CurveStyle(CURVE_COLOURS[3], "", "x")))  # fmt: skip
+        curves.append(
+            Curve(
+                "jump of one step",
+                [float(spike.step) for spike in story.spikes],
+                [spike.loss for spike in story.spikes],
+                CurveStyle(CURVE_COLOURS[3], "", "x"),
+            )
+        )
     return [_metric_picture(name, words.capitalize(), words, curves)]
 
 
@@ -331,8 +420,11 @@ def _log_base(curves: Sequence[Curve]) -> int | None:
 
 
 def _curves(stories: Sequence[RunHistory], name: str) -> list[Curve]:
-    return [Curve(story.label, series.xs, series.ys, distinct_style(place)) for place, story in enumerate(stories)
-            if (series := _series(story, name)) is not None]  # fmt: skip
+    return [
+        Curve(story.label, series.xs, series.ys, distinct_style(place))
+        for place, story in enumerate(stories)
+        if (series := _series(story, name)) is not None
+    ]
 
 
 def _series(story: RunHistory, name: str) -> Series | None:
@@ -346,8 +438,11 @@ def _series(story: RunHistory, name: str) -> Series | None:
 
 def _scale_pictures(stories: Sequence[RunHistory]) -> list[Picture]:
     labels = [story.label for story in stories] if len(stories) > 1 else ["loss scale"]
-    curves = [Curve(labels[place], story.scale.xs, story.scale.ys, distinct_style(place))
-              for place, story in enumerate(stories) if story.has_scale]  # fmt: skip
+    curves = [
+        Curve(labels[place], story.scale.xs, story.scale.ys, distinct_style(place))
+        for place, story in enumerate(stories)
+        if story.has_scale
+    ]
     skips = stories[0].skips if len(stories) == 1 and curves else ()
     note = f"{len(skips):,} skipped step{'s are' if len(skips) != 1 else ' is'} marked at the bottom." if skips else ""
     scale = Picture("loss-scale", "Loss scale", "loss scale", curves, log_base=2, skips=skips, note=note)

@@ -41,8 +41,10 @@ def plain_lines(columns: Sequence[TableColumn[R]], rows: Iterable[R]) -> list[st
     table = [[column.title for column in columns], *(_cells(columns, row) for row in rows)]
     widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
     sides = [str.rjust if column.is_number else str.ljust for column in columns]
-    return ["  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)).rstrip()
-            for row in table]  # fmt: skip
+    return [
+        "  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)).rstrip()
+        for row in table
+    ]
 
 
 def rich_table(columns: Sequence[TableColumn[R]], rows: Iterable[R], style: Callable[[R], str]) -> Table:

@@ -30,8 +30,18 @@ from mpt_cli.settings.variants import KerasDataset
 from mpt_cli.training.program import check_repeatable
 
 # What has to be the same again in a repeated run; speed and memory needn't be.
-_EXACT = ("status", "exit_code", "verdict", "epochs_completed", "steps_seen", "applied_steps", "skipped_steps",
-          "final_loss_scale", "min_loss_scale", "max_loss_scale")  # fmt: skip
+_EXACT = (
+    "status",
+    "exit_code",
+    "verdict",
+    "epochs_completed",
+    "steps_seen",
+    "applied_steps",
+    "skipped_steps",
+    "final_loss_scale",
+    "min_loss_scale",
+    "max_loss_scale",
+)
 WEIGHTS = "weights_fingerprint"
 NO_EXPECTATIONS = "has no expect: block"
 SEEDS_OF_AN_UPDATE = 3  # the fewest that show a spread worth a margin
@@ -190,8 +200,16 @@ def _is_of_run(file: Path) -> bool:
 
 
 def _of_recipe(word: str, words: list[str], settings: Settings) -> ReproduceTarget:
-    return ReproduceTarget(word, words, settings.expect, recipe=find_recipe(word), tags=tuple(settings.tags),
-                           seed=settings.seed, seeds=settings.seeds, missing=missing_backend(settings))  # fmt: skip
+    return ReproduceTarget(
+        word,
+        words,
+        settings.expect,
+        recipe=find_recipe(word),
+        tags=tuple(settings.tags),
+        seed=settings.seed,
+        seeds=settings.seeds,
+        missing=missing_backend(settings),
+    )
 
 
 def expected_of(summary: dict[str, Any], rtol: float) -> dict[str, Any]:

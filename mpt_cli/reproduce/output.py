@@ -63,8 +63,12 @@ class ResultPrinter:
         ]
         if rows:
             self.console.print()
-            print_table(text_columns(["run", "what", "expected", "got", ""]), rows, self.console,
-                        lambda row: "" if row[-1] == "ok" else "bold red")  # fmt: skip
+            print_table(
+                text_columns(["run", "what", "expected", "got", ""]),
+                rows,
+                self.console,
+                lambda row: "" if row[-1] == "ok" else "bold red",
+            )
         for result in results:
             if not result.passed:
                 self._explain(result)
@@ -84,8 +88,11 @@ class ResultPrinter:
         if result.target.environment is None:
             self.line(f"  it ran on {format_environment(result.child.environment)}")
             return
-        self.line("  what is different from the first run:" if result.differences else
-                  "  the environment is that of the first run")  # fmt: skip
+        self.line(
+            "  what is different from the first run:"
+            if result.differences
+            else "  the environment is that of the first run"
+        )
         for line in result.differences[:MOST_DIFFERENCES]:
             self.line(f"    {line}")
         if len(result.differences) > MOST_DIFFERENCES:
@@ -157,11 +164,15 @@ def _properties(result: Reproduction) -> dict[str, object]:
     """What a reader of the verdicts may want to group them by."""
     machine = result.child.environment
     return {
-        "run_dir": result.child.run.path, "seed": result.target.seed, "tags": ", ".join(result.target.tags),
-        "attempts": result.attempts, "flaky": str(result.is_flaky).lower(), "exit_code": result.child.exit_code,
+        "run_dir": result.child.run.path,
+        "seed": result.target.seed,
+        "tags": ", ".join(result.target.tags),
+        "attempts": result.attempts,
+        "flaky": str(result.is_flaky).lower(),
+        "exit_code": result.child.exit_code,
         "earlier_failures": "\n".join(result.earlier),
         "environment": format_environment(machine) if machine else None,
-    }  # fmt: skip
+    }
 
 
 def _last_lines(result: Reproduction) -> str:

@@ -80,7 +80,7 @@ class FinishedProcess:
 
 def run_command(
     verb: str, overrides: list[str], run: RunDirectory, log: Path, as_in: Mapping[str, Any] | None = None
-) -> Command[RunDirectory]:  # fmt: skip
+) -> Command[RunDirectory]:
     """`mpt VERB overrides…` on the run directory, quietly; what it has to say goes to `log`. It has as many threads and
     cores as the run had whose environment.json is `as_in`: one thread adds up in another order than several.
     """
@@ -117,8 +117,9 @@ class Reproduction:
     @property
     def failure(self) -> str:
         """Why it failed, in a line; empty where it passed."""
-        missed = [f"{check.name} {check.got_text}, expected {check.expected}"
-                  for check in self.checks if not check.passed]  # fmt: skip
+        missed = [
+            f"{check.name} {check.got_text}, expected {check.expected}" for check in self.checks if not check.passed
+        ]
         return self.child.fault_sentence if self.child.fault else "; ".join(missed)
 
     @property
@@ -127,8 +128,7 @@ class Reproduction:
 
     @property
     def exit_code(self) -> int:
-        """What it counts as: 0 where it passed, 5 where something else came out, else the code of the run that broke.
-        """
+        """Return the exit code: 0 if it passed, 5 if the results differ, else the code of the run that broke."""
         if not self.child.fault:
             return OK if self.passed else MISMATCH
         return TERMINATED if self.child.exit_code < 0 else self.child.exit_code or BAD_DATA
@@ -185,8 +185,11 @@ def reproduce(
     """
     results = _run_once({number: (target, ()) for number, target in enumerate(targets, 1)}, folder, plan, tell)
     for _ in range(plan.retries):
-        failed = {number: (result.target, (*result.earlier, result.failure))
-                  for number, result in results.items() if not result.passed}  # fmt: skip
+        failed = {
+            number: (result.target, (*result.earlier, result.failure))
+            for number, result in results.items()
+            if not result.passed
+        }
         again = replace(plan, stops_at_failure=False)
         results |= _run_once(failed, folder, again, tell) if failed else {}
     return [results[number] for number in sorted(results)]
@@ -214,8 +217,10 @@ def _run_once(
                 yield command
 
     with tempfile.TemporaryDirectory() as logs, LocalExecutor() as executor:
-        commands = {number: _target_command(number, target, folder, Path(logs), len(earlier) + 1)
-                    for number, (target, earlier) in targets.items()}  # fmt: skip
+        commands = {
+            number: _target_command(number, target, folder, Path(logs), len(earlier) + 1)
+            for number, (target, earlier) in targets.items()
+        }
         numbers = {command.name: number for number, command in commands.items()}
         limits = Limits(workers=plan.jobs, timeout_seconds=plan.timeout_seconds)
         stopped_by = Queue(limits, executor, record).run(until_a_failure())
@@ -225,7 +230,7 @@ def _run_once(
 
 def _target_command(
     number: int, target: ReproduceTarget, folder: Path, logs: Path, attempt: int
-) -> Command[RunDirectory]:  # fmt: skip
+) -> Command[RunDirectory]:
     stem = Path(target.name.partition("[")[0]).stem + (f"-seed{target.seed}" if "[" in target.name else "")
     retry = f"-retry{attempt - 1}" if attempt > 1 else ""
     run = RunDirectory(folder / f"{number}-{stem}{retry}")  # unique also where a recipe is given twice
@@ -263,9 +268,10 @@ def update_recipes(results: Sequence[Reproduction], tell: Tell) -> bool:
 def _update(path: Path, seeds: Sequence[Reproduction], tell: Tell) -> bool:
     """`seeds` are the results of one recipe."""
     expect = seeds[0].target.expect
-    reached = {name: [_as_number(check.got) for result in seeds for check in result.checks if check.name == name]
-               for name in dict.fromkeys(check.name for result in seeds for check in result.checks if not check.passed)
-               }  # fmt: skip
+    reached = {
+        name: [_as_number(check.got) for result in seeds for check in result.checks if check.name == name]
+        for name in dict.fromkeys(check.name for result in seeds for check in result.checks if not check.passed)
+    }
     if not reached and expect:
         return True
     is_lost = any(name not in expect or None in got for name, got in reached.items())
@@ -307,8 +313,16 @@ def _write(path: Path, figures: Mapping[KeyPath, Any], is_new: bool, tell: Tell)
 
 # What depends on the clock and the machine, and which attempt wrote a line.
 # Samples are taken where they cost little, so that the clock decides what `gradients` and `explanation` tell of them.
-_TIME_DEPENDENT = {"seconds", "examples_per_second", "memory_bytes", "peak_memory_bytes", "attempt", "run_dir",
-                   "gradients", "explanation"}  # fmt: skip
+_TIME_DEPENDENT = {
+    "seconds",
+    "examples_per_second",
+    "memory_bytes",
+    "peak_memory_bytes",
+    "attempt",
+    "run_dir",
+    "gradients",
+    "explanation",
+}
 
 
 def first_difference(one: RunDirectory, other: RunDirectory) -> str | None:

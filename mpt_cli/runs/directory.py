@@ -399,10 +399,15 @@ def _start_of(pid: int) -> str | None:
 def header_dict(header: RunHeader) -> dict[str, Any]:
     """The header as it stands in header.json."""
     scaling = header.scaling
-    return {**vars(header), "scaling": {
-        "mode": scaling.mode, "numbers": asdict(scaling.rule), "on_overflow": scaling.on_overflow,
-        "is_needed": scaling.is_needed,
-    }}  # fmt: skip
+    return {
+        **vars(header),
+        "scaling": {
+            "mode": scaling.mode,
+            "numbers": asdict(scaling.rule),
+            "on_overflow": scaling.on_overflow,
+            "is_needed": scaling.is_needed,
+        },
+    }
 
 
 HEADER = {**get_type_hints(RunHeader), "scaling": dict[str, Any]}  # the types of what stands in header.json
@@ -456,8 +461,10 @@ class DirectoryGuard(Sink):
         """Look, whenever the latest look was."""
         self._looked_at = self._clock()
         if not self.is_there:
-            raise DataError(f"{self.run.path} is gone: it was removed or moved while the run wrote into it. The run "
-                            "ends here; start it again, or move the directory back and resume it.")  # fmt: skip
+            raise DataError(
+                f"{self.run.path} is gone: it was removed or moved while the run wrote into it. The run "
+                "ends here; start it again, or move the directory back and resume it."
+            )
 
     def close(self) -> None:
         os.close(self._folder)

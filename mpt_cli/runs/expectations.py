@@ -167,8 +167,10 @@ def reportable(settings: Settings) -> dict[str, Any] | None:
     with a model of the user's, metrics of the user's or metrics by output.
     """
     trainer = settings.trainer
-    plain = [isinstance(words, list) and all(isinstance(word, str) and ":" not in word for word in words)
-             for words in (trainer.metrics or [], trainer.weighted_metrics or [])]  # fmt: skip
+    plain = [
+        isinstance(words, list) and all(isinstance(word, str) and ":" not in word for word in words)
+        for words in (trainer.metrics or [], trainer.weighted_metrics or [])
+    ]
     if settings.model.name in _OF_THE_USER or not all(plain) or not is_object(trainer.loss):
         return None
     words = [*(trainer.metrics or []), *(trainer.weighted_metrics or [])]
@@ -193,8 +195,12 @@ def check_names(settings: Settings, metric_names: Sequence[str] | None = None) -
     known = known_values(summary)
     listed = ", ".join(summary["metrics"])
     return [
-        Problem(f"expect.{name}", "no run of this recipe reports it.", None,
-                did_you_mean(name, known) or f"Its metrics are {listed}.")
+        Problem(
+            f"expect.{name}",
+            "no run of this recipe reports it.",
+            None,
+            did_you_mean(name, known) or f"Its metrics are {listed}.",
+        )
         for name in settings.expect
         if name not in known
     ]

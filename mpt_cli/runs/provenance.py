@@ -25,8 +25,16 @@ GIT_SECONDS = 5.0  # a run must not wait for a slow file system
 # fetch nothing that the checkout lacks.
 HARMLESS = {"core.fsmonitor": "false", "core.hooksPath": os.devnull, "core.pager": "cat"}
 ALONE = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0"}
-DIFF = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "--submodule=short",
-        "--ignore-submodules=dirty")  # fmt: skip
+DIFF = (
+    "diff",
+    "HEAD",
+    "--no-ext-diff",
+    "--no-textconv",
+    "--no-color",
+    "--binary",
+    "--submodule=short",
+    "--ignore-submodules=dirty",
+)
 _FILTER = re.compile(r"filter\..*\.(process|clean|smudge|required)", re.DOTALL | re.IGNORECASE)
 
 
@@ -48,12 +56,20 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 def _git(folder: Path, *arguments: str, settings: Mapping[str, str] | None = None) -> bytes | None:
     """What it prints, with these settings over those of the checkout."""
     given = {**HARMLESS, **(settings or {})}
-    numbered = {f"GIT_CONFIG_{kind}_{number}": text for number, pair in enumerate(given.items())
-                for kind, text in zip(("KEY", "VALUE"), pair, strict=True)}  # fmt: skip
+    numbered = {
+        f"GIT_CONFIG_{kind}_{number}": text
+        for number, pair in enumerate(given.items())
+        for kind, text in zip(("KEY", "VALUE"), pair, strict=True)
+    }
     environment = {**os.environ, **ALONE, "GIT_CONFIG_COUNT": str(len(given)), **numbered}
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], env=environment, capture_output=True,
-                              timeout=GIT_SECONDS, check=False)  # fmt: skip
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            env=environment,
+            capture_output=True,
+            timeout=GIT_SECONDS,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
@@ -109,8 +125,9 @@ def cluster_job(environment: Mapping[str, str]) -> dict[str, str] | None:
     >>> cluster_job({"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"})
     {'job_id': '7_1', 'node': ''}
     """
-    job, array, task, node = (environment.get(f"SLURM{name}", "") for name in
-                              ("_JOB_ID", "_ARRAY_JOB_ID", "_ARRAY_TASK_ID", "D_NODENAME"))  # fmt: skip
+    job, array, task, node = (
+        environment.get(f"SLURM{name}", "") for name in ("_JOB_ID", "_ARRAY_JOB_ID", "_ARRAY_TASK_ID", "D_NODENAME")
+    )
     return {"job_id": f"{array}_{task}" if array else job, "node": node} if job else None
 
 
@@ -125,8 +142,23 @@ def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in sorted(environment.items()) if RECORDED_VARIABLES.fullmatch(name)}
 
 
-_EXPLAINING = ("mpt", "python", "versions", "keras", "backend", "jit_compile", "policy", "distribute", "devices",
-               "emulated", "seed", "dataset_fingerprint", "git", "variables", "packages")  # fmt: skip
+_EXPLAINING = (
+    "mpt",
+    "python",
+    "versions",
+    "keras",
+    "backend",
+    "jit_compile",
+    "policy",
+    "distribute",
+    "devices",
+    "emulated",
+    "seed",
+    "dataset_fingerprint",
+    "git",
+    "variables",
+    "packages",
+)
 _OF_THREADS = re.compile(r"(OMP|OPENBLAS)_NUM_THREADS|NPROC|TF_NUM_\w+_THREADS")
 _OF_THE_MACHINE = ("os", "cpu", "usable_cores", "cpu_precision_features", "gpus")
 
@@ -171,18 +203,31 @@ def is_of_cpu(environment: Mapping[str, Any]) -> bool:
 
 
 ENVIRONMENT: dict[str, Any] = {  # the types of what is read of environment.json
-    "versions": dict[str, str], "machine": dict[str, Any], "devices": list[str], "variables": dict[str, Any] | None,
+    "versions": dict[str, str],
+    "machine": dict[str, Any],
+    "devices": list[str],
+    "variables": dict[str, Any] | None,
     "examples": dict[str, int | None],
-    "git": dict[str, dict[str, Any] | None] | None, "attempts": list[dict[str, Any]], "seed": int | None,
-    "command_line": list[str] | None, "started_at": str, "not_recorded": list[str], "keras": dict[str, Any],
-}  # fmt: skip
+    "git": dict[str, dict[str, Any] | None] | None,
+    "attempts": list[dict[str, Any]],
+    "seed": int | None,
+    "command_line": list[str] | None,
+    "started_at": str,
+    "not_recorded": list[str],
+    "keras": dict[str, Any],
+}
 
 
 _MACHINE: dict[str, Any] = {"gpus": list[dict[str, Any]]}
 ATTEMPT: dict[str, Any] = {  # and of each of the attempts in it
-    "attempt": int, "started_at": str, "command_line": list[str] | None, "from_step": int, "earlier_seconds": float,
-    "changes": dict[str, Any], "without_effect": list[str],
-}  # fmt: skip
+    "attempt": int,
+    "started_at": str,
+    "command_line": list[str] | None,
+    "from_step": int,
+    "earlier_seconds": float,
+    "changes": dict[str, Any],
+    "without_effect": list[str],
+}
 
 
 def known_environment(run: RunDirectory) -> dict[str, Any]:
@@ -196,8 +241,11 @@ def known_environment(run: RunDirectory) -> dict[str, Any]:
 
 def format_environment(environment: Mapping[str, Any]) -> str:
     """Where a run ran, in one line."""
-    versions = [f"{name} {version}" for name, version in environment.get("versions", {}).items()
-                if name in ("tensorflow", "keras", "jax", "numpy")]  # fmt: skip
+    versions = [
+        f"{name} {version}"
+        for name, version in environment.get("versions", {}).items()
+        if name in ("tensorflow", "keras", "jax", "numpy")
+    ]
     machine = environment.get("machine", {})
     gpus = [] if misfit(_MACHINE, machine) else [str(gpu.get("name")) for gpu in machine.get("gpus", [])]
     python = [f"Python {environment['python']}"] if environment.get("python") else []

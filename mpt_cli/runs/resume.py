@@ -25,10 +25,19 @@ from mpt_cli.training.checkpoint import Checkpoint
 
 # What decides the variables, the examples or their order can't change in the middle of a run.
 FIXED_KEYS = (
-    "seed", "model.", "data.", "backend.name", "distribute.name", "distribute.devices",
-    "optimizer.name", "optimizer.use_ema", "optimizer.gradient_accumulation_steps", "trainer.batch_size",
-    "trainer.shuffle", "trainer.drop_remainder",
-)  # fmt: skip
+    "seed",
+    "model.",
+    "data.",
+    "backend.name",
+    "distribute.name",
+    "distribute.devices",
+    "optimizer.name",
+    "optimizer.use_ema",
+    "optimizer.gradient_accumulation_steps",
+    "trainer.batch_size",
+    "trainer.shuffle",
+    "trainer.drop_remainder",
+)
 UNIMPORTANT_KEYS = (
     "run_dir",
     "resume",
@@ -75,8 +84,10 @@ def is_recorded(run: RunDirectory) -> bool:
 
 def _to_go_on_with(run: RunDirectory) -> RunDirectory:
     if is_recorded(run):
-        raise DataError(f"{run.path} can't be gone on with: it was recorded while a program of its own trained, and "
-                        "has no checkpoints. Run that program again.")  # fmt: skip
+        raise DataError(
+            f"{run.path} can't be gone on with: it was recorded while a program of its own trained, and "
+            "has no checkpoints. Run that program again."
+        )
     return run
 
 
@@ -152,12 +163,16 @@ def _flat(settings: Settings) -> dict[str, Any]:
 def forbidden_changes(before: Settings, now: Settings) -> list[Problem]:
     """A problem for each changed key that a run can't be resumed under."""
     return [
-        Problem(key, "can't change in the middle of a run.", new, f"The run was started with {old!r}; give that, or "
-                "start a new run.")
+        Problem(
+            key,
+            "can't change in the middle of a run.",
+            new,
+            f"The run was started with {old!r}; give that, or start a new run.",
+        )
         for key, (old, new) in changed_settings(before, now).items()
         if (key.startswith(FIXED_KEYS) and not (key.startswith("distribute.") and _may_be_divided_anew(before, now)))
         or (_LAYERS_OF_PHASE.fullmatch(key) and not _is_added(key, before))
-    ]  # fmt: skip
+    ]
 
 
 def _may_be_divided_anew(before: Settings, now: Settings) -> bool:
@@ -182,9 +197,7 @@ def check_resumable(run: RunDirectory, settings: Settings) -> dict[str, tuple[An
     return changed_settings(before, settings)
 
 
-def unused_changes(
-    changed: Iterable[str], mode: str, mode_before: str | None, phases_behind: int = 0
-) -> list[str]:  # fmt: skip
+def unused_changes(changed: Iterable[str], mode: str, mode_before: str | None, phases_behind: int = 0) -> list[str]:
     """Of the changed keys, the numbers of `loss_scale` that a run which goes on in `mode` does not use, and those of
     phases that lie behind it.
 

@@ -125,11 +125,14 @@ def describe_inputs(model: Any, x: Any) -> list[str]:
         if not is_float or None in tuple(array.shape):  # rows of several lengths
             continue
         features = np.reshape(array, (len(array), -1))[:, :MOST_FEATURES]
-        counts = [(_distinct(column, dtype), _distinct(column, "float32"), place)
-                  for place, column in enumerate(features.T)]  # fmt: skip
+        counts = [
+            (_distinct(column, dtype), _distinct(column, "float32"), place) for place, column in enumerate(features.T)
+        ]
         left, before, feature = min(counts, key=lambda count: count[0] / count[1])
-        lines.append(f"input {name}: {dtype} leaves {left:,} of the {before:,} distinct values of feature {feature}, "
-                     f"of {len(counts)} features the one that loses most")  # fmt: skip
+        lines.append(
+            f"input {name}: {dtype} leaves {left:,} of the {before:,} distinct values of feature {feature}, "
+            f"of {len(counts)} features the one that loses most"
+        )
     return lines
 
 
@@ -206,7 +209,9 @@ def _noise_of(rounded: NDArray[np.float64], exact: NDArray[np.float64]) -> float
 
 
 def _suspects(
-    model: Any, rounded: Sequence[tuple[int, Outputs]], exact: Sequence[tuple[int, Outputs]],
+    model: Any,
+    rounded: Sequence[tuple[int, Outputs]],
+    exact: Sequence[tuple[int, Outputs]],
     least: float,
 ) -> list[list[Any]]:
     """The layers in half precision to be tried in float32: the first whose outputs have lost digits, up to three before
@@ -216,8 +221,10 @@ def _suspects(
     noisy = (place for place, ((_, one), (_, other)) in enumerate(pairs) if (_noise(one, other) or 0.0) > least)
     first = next(noisy, 0)
     called = [layers[index] for index, _ in rounded]
-    runs = [called[max(0, first + start) : first + end]
-            for start, end in ((0, 1), (-1, 0), (1, 2), (-1, 1), (0, 2), (-2, 1), (-3, 1))]  # fmt: skip
+    runs = [
+        called[max(0, first + start) : first + end]
+        for start, end in ((0, 1), (-1, 0), (1, 2), (-1, 1), (0, 2), (-2, 1), (-3, 1))
+    ]
     halves = [[layer for layer in dict.fromkeys(run) if layer.compute_dtype in NARROW] for run in runs]
     return [run for place, run in enumerate(halves) if run and run not in halves[:place]]
 

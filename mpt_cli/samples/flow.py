@@ -111,8 +111,11 @@ class FlowCounter:
     def count(self, gradients: list[Tensor | None], sinks: list[Tensor | None], loss: Tensor) -> Flow:
         """On the device, from the gradients by all trainable variables and by the sinks; None is all 0."""
         variables = self.model.trainable_variables
-        kept = [ops.zeros(v.shape, "float32") if g is None else dense(g)
-                for g, v in zip(gradients, variables, strict=True) if not is_overwritten(v)]  # fmt: skip
+        kept = [
+            ops.zeros(v.shape, "float32") if g is None else dense(g)
+            for g, v in zip(gradients, variables, strict=True)
+            if not is_overwritten(v)
+        ]
         found = [zeros if sink is None else sink for sink, zeros in zip(sinks, self.probes.sinks(), strict=True)]
         is_rounded = self.in_float32 and any(map(_is_narrow, weights_of(self.model)))
         return Flow(ops.stack(found), count_weights(kept), _norm(kept), tuple(kept) if is_rounded else (), loss)
@@ -171,8 +174,10 @@ def count_updates(model: Any, gradients: Sequence[Tensor], scale: float) -> Upda
     twin.apply([ops.convert_to_tensor(gradient) / scale for gradient in gradients], copies)
     before = [_wide(v.value) for v in weights]
     rounded = [_wide(ops.cast(copy.value, v.dtype)) for copy, v in zip(copies, weights, strict=True)]
-    wanted, kept = ([after - first for after, first in zip(new, before, strict=True)]
-                    for new in ([copy.value for copy in copies], rounded))  # fmt: skip
+    wanted, kept = (
+        [after - first for after, first in zip(new, before, strict=True)]
+        for new in ([copy.value for copy in copies], rounded)
+    )
     dtypes = tuple(keras.backend.standardize_dtype(v.dtype) for v in weights)
     return Updates(np.asarray(count_weights(wanted)), np.asarray(count_weights(kept)), dtypes)
 
@@ -308,10 +313,17 @@ def _layer_sample(layer: str, kind: str, dtype: str, base: Counts, shadow: Count
     small = low[SUBNORMALS:_SMALLEST_NORMAL].sum() if dtype == HALF else 0.0
     sums = [float(counts[:INFS] @ _MAGNITUDES) for counts in (low, high)]
     return LayerSample(
-        layer, kind, dtype, int(values), _share(low[ZEROS] - high[ZEROS], values), _share(small, values),
-        _share(bad, size), _share(*sums), None if first is None else first - EXPONENT_BIAS,
+        layer,
+        kind,
+        dtype,
+        int(values),
+        _share(low[ZEROS] - high[ZEROS], values),
+        _share(small, values),
+        _share(bad, size),
+        _share(*sums),
+        None if first is None else first - EXPONENT_BIAS,
         () if first is None else tuple(int(n) for n in high[first : occupied[-1] + 1]),
-    )  # fmt: skip
+    )
 
 
 def _share(part: float, whole: float) -> float:

@@ -30,9 +30,12 @@ class GradientPass:
     """
 
     def __init__(
-        self, counter: FlowCounter, jit_compile: bool = False, step_wrapper: StepWrapper | None = None,
+        self,
+        counter: FlowCounter,
+        jit_compile: bool = False,
+        step_wrapper: StepWrapper | None = None,
         few: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.model, self.counter = counter.model, counter
         self._scale: Tensor = None  # of the pass that is being traced
         wrapped: Callable[..., Any] = step_wrapper or (lambda step: step)
@@ -42,8 +45,9 @@ class GradientPass:
             step = wrapped(self._tensorflow_step)
             run = lambda state, batch, scale: self._at_scale(scale, step, batch)  # noqa: E731
             is_eager = few and not is_compiled_once(self.model)
-            self._run: Callable[..., Any] = run if is_eager else tf.function(run, autograph=False,
-                                                                             jit_compile=jit_compile)  # fmt: skip
+            self._run: Callable[..., Any] = (
+                run if is_eager else tf.function(run, autograph=False, jit_compile=jit_compile)
+            )
         else:
             import jax
 
@@ -103,8 +107,11 @@ def rounding_options(few: bool) -> dict[str, Any]:
     import jax
 
     exact: dict[str, Any] = {"xla_allow_excess_precision": False}
-    quick = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True,
-             "xla_cpu_use_fusion_emitters": False}  # fmt: skip
+    quick = {
+        "xla_backend_optimization_level": 0,
+        "xla_llvm_disable_expensive_passes": True,
+        "xla_cpu_use_fusion_emitters": False,
+    }
     return exact | quick if few and jax.default_backend() == "cpu" else exact
 
 

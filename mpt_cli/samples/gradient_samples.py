@@ -53,9 +53,13 @@ class GradientSampler:
     """
 
     def __init__(
-        self, engine: Engine, every_steps: int, say: Callable[[str], None], most_share: float | None = None,
+        self,
+        engine: Engine,
+        every_steps: int,
+        say: Callable[[str], None],
+        most_share: float | None = None,
         compile_seconds: float = 0.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.engine, self.every_steps, self.say, self.most_share = engine, every_steps, say, most_share
         self.compile_seconds = compile_seconds
         self._works, self.failure = True, ""  # why not, where no sample can be had
@@ -65,8 +69,11 @@ class GradientSampler:
 
     def position(self) -> dict[str, float]:
         """What the next sample is judged by, for a checkpoint: a resumed run takes those that the unbroken one does."""
-        return {"age_seconds": time.monotonic() - self._ended_at, "passes": self._passes,
-                "pass_seconds": self._pass_seconds}  # fmt: skip
+        return {
+            "age_seconds": time.monotonic() - self._ended_at,
+            "passes": self._passes,
+            "pass_seconds": self._pass_seconds,
+        }
 
     def resume(self, position: Mapping[str, Any]) -> None:
         """Go on from what `position` gave, also after a round trip through strict JSON."""
@@ -128,8 +135,11 @@ class GradientSampler:
         flushed, small = np.array([(r.flushed, r.subnormal) for r in weights]).T @ values / max(values.sum(), 1.0)
         room = None
         if largest and places.has_float16:
-            room = _headroom(lambda doublings: flow(False, doublings).is_finite, places.doublings_to_overflow(shadow),
-                             math.log2(LARGEST_SCALE / scale))  # fmt: skip
+            room = _headroom(
+                lambda doublings: flow(False, doublings).is_finite,
+                places.doublings_to_overflow(shadow),
+                math.log2(LARGEST_SCALE / scale),
+            )
             exact = math.log2(LARGEST_FLOAT16 / largest)
             room = exact if room == math.floor(exact) else room
         norm, idle = math.sqrt(squares) / scale, layers_without_loss(self.engine.model)
@@ -137,10 +147,16 @@ class GradientSampler:
         digits = self._digits(piece)
         faults |= dict.fromkeys([] if digits is None else digits.layers, DIGITS)
         sample = GradientSample(
-            step, norm, float(flushed), float(small), room, _lost_updates(rows), faults=faults,
+            step,
+            norm,
+            float(flushed),
+            float(small),
+            room,
+            _lost_updates(rows),
+            faults=faults,
             output_noise=None if digits is None else digits.noise,
             output_noise_left=None if digits is None else digits.noise_left,
-        )  # fmt: skip
+        )
         return Look(sample, rows)
 
     def _flow(self, piece: Piece, scale: float, in_float32: bool) -> Flow:

@@ -45,8 +45,7 @@ class Probes:
         self._traces: _TensorOrigins = _TensorOrigins()
 
     def sinks(self) -> list[Tensor]:
-        """Zeros to differentiate by: one per part for its output, and with `inputs` as many before them for its input.
-        """
+        """Return zeros to differentiate by: for each part's output and, with `inputs`, before them for each input."""
         return [ops.zeros((2, SINK_SIZE), "float32") for _ in range(len(self.parts) * (2 if self.inputs else 1))]
 
     @contextmanager

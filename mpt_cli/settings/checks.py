@@ -131,10 +131,15 @@ def check_clipping(settings: Settings) -> Iterator[Problem]:
 
 
 _NOT_ON_REPLICAS = {
-    **dict.fromkeys(_CLIPPING, ("Keras clips on each replica, before gradients are added up.",
-                                "Use backend=jax distribute=data_parallel, or distribute=none.")),
+    **dict.fromkeys(
+        _CLIPPING,
+        (
+            "Keras clips on each replica, before gradients are added up.",
+            "Use backend=jax distribute=data_parallel, or distribute=none.",
+        ),
+    ),
     "gradient_accumulation_steps": ("Keras cannot accumulate there.", "Raise trainer.batch_size instead."),
-}  # fmt: skip
+}
 
 
 def check_replicas(settings: Settings) -> Iterator[Problem]:
@@ -167,11 +172,16 @@ def check_schedule(settings: Settings) -> Iterator[Problem]:
 
 def _check_own_schedule(schedule: Schedule) -> Iterator[Problem]:
     if schedule.object is None:
-        yield Problem("optimizer.schedule.kwargs", "must be left out without optimizer.schedule.object.",
-                      schedule.kwargs)  # fmt: skip
-    yield from _check_unused("optimizer.schedule", schedule, ("name", *_SCHEDULES_WITH),
-                             f"with optimizer.schedule.object={schedule.object}: nothing uses it",
-                             "Say it in optimizer.schedule.kwargs.")  # fmt: skip
+        yield Problem(
+            "optimizer.schedule.kwargs", "must be left out without optimizer.schedule.object.", schedule.kwargs
+        )
+    yield from _check_unused(
+        "optimizer.schedule",
+        schedule,
+        ("name", *_SCHEDULES_WITH),
+        f"with optimizer.schedule.object={schedule.object}: nothing uses it",
+        "Say it in optimizer.schedule.kwargs.",
+    )
 
 
 def _check_foreign_keys(schedule: Schedule) -> Iterator[Problem]:
@@ -254,8 +264,10 @@ def check_schedules_follow(settings: Settings) -> Iterator[Problem]:
         rule = f"must be left out with loss_scale.{chosen}: no step is skipped."
         yield Problem("loss_scale.schedules_follow", rule, scale.schedules_follow)
     if accumulated is not None:
-        rule = (f"must be applied_steps with optimizer.gradient_accumulation_steps={accumulated}: a skipped step that "
-                "counts would end a group of gradients early.")
+        rule = (
+            f"must be applied_steps with optimizer.gradient_accumulation_steps={accumulated}: a skipped step that "
+            "counts would end a group of gradients early."
+        )
         yield Problem("loss_scale.schedules_follow", rule, scale.schedules_follow)
 
 
@@ -275,8 +287,9 @@ def check_stochastic_rounding(settings: Settings) -> Iterator[Problem]:
         rule = f"must be false with policy.name={policy.name}: its weights are not in half precision, so that there is "
         yield Problem(key, rule + "nothing to round.", True, "Use policy=bfloat16 or policy=float16.")
     if settings.distribute.name == "mirrored":
-        yield Problem(key, "must be false with distribute=mirrored.", True,
-                      "Use backend=jax with distribute=data_parallel.")
+        yield Problem(
+            key, "must be false with distribute=mirrored.", True, "Use backend=jax with distribute=data_parallel."
+        )
 
 
 def check_half_variables(settings: Settings) -> Iterator[Problem]:
@@ -286,8 +299,12 @@ def check_half_variables(settings: Settings) -> Iterator[Problem]:
     if name in ("float16", "bfloat16") and optimizer in _ADAM_FAMILY and not settings.policy.stochastic_rounding:
         happens = "the weights would never move" if name == "bfloat16" else "steps would be about 1.5 or nothing"
         rule = f"must not be {name} with optimizer={optimizer}: with variables in {name} {happens}."
-        yield Problem("policy.name", rule, name, f"Use policy.name=mixed_{name}, optimizer=sgd, or "
-                      "policy.stochastic_rounding=true.")
+        yield Problem(
+            "policy.name",
+            rule,
+            name,
+            f"Use policy.name=mixed_{name}, optimizer=sgd, or policy.stochastic_rounding=true.",
+        )
 
 
 def check_distribution(settings: Settings) -> Iterator[Problem]:
@@ -304,19 +321,31 @@ def check_distribution(settings: Settings) -> Iterator[Problem]:
         yield from _check_mesh(chosen)
         yield from _check_layout(chosen)
     else:
-        yield from _check_unused("distribute", chosen, ("mesh", "layout"),
-                                 f"with distribute={chosen.name}: nothing uses it",
-                                 "Use distribute=model_parallel backend=jax.")  # fmt: skip
+        yield from _check_unused(
+            "distribute",
+            chosen,
+            ("mesh", "layout"),
+            f"with distribute={chosen.name}: nothing uses it",
+            "Use distribute=model_parallel backend=jax.",
+        )
 
 
 def _check_mesh(chosen: DistributeSettings) -> Iterator[Problem]:
     text = " x ".join(f"{axis} {count}" for axis, count in chosen.mesh.items())
     if not chosen.mesh:
-        yield Problem("distribute.mesh", "must be given with distribute=model_parallel.", None,
-                      "For example distribute.mesh={data: 1, model: 2}.")  # fmt: skip
+        yield Problem(
+            "distribute.mesh",
+            "must be given with distribute=model_parallel.",
+            None,
+            "For example distribute.mesh={data: 1, model: 2}.",
+        )
     elif BATCH_AXIS not in chosen.mesh:
-        yield Problem("distribute.mesh", f"must have an axis {BATCH_AXIS}, along which each batch is split.",
-                      chosen.mesh, f"{BATCH_AXIS}: 1 splits none.")  # fmt: skip
+        yield Problem(
+            "distribute.mesh",
+            f"must have an axis {BATCH_AXIS}, along which each batch is split.",
+            chosen.mesh,
+            f"{BATCH_AXIS}: 1 splits none.",
+        )
     elif chosen.devices not in (None, chosen.device_count):
         rule = f"must be null or {chosen.device_count}, the devices of distribute.mesh ({text})."
         yield Problem("distribute.devices", rule, chosen.devices, "Leave it out.")
@@ -325,14 +354,18 @@ def _check_mesh(chosen: DistributeSettings) -> Iterator[Problem]:
 def _check_layout(chosen: DistributeSettings) -> Iterator[Problem]:
     """The patterns by themselves; what they match is known once the model is built (`engine.layout`)."""
     if not chosen.layout:
-        yield Problem("distribute.layout", "must have a pattern with distribute=model_parallel: else no variable is "
-                      "divided.", None, "For example distribute.layout={.*kernel: [null, model]}; or use "
-                      "distribute=data_parallel.")  # fmt: skip
+        yield Problem(
+            "distribute.layout",
+            "must have a pattern with distribute=model_parallel: else no variable is divided.",
+            None,
+            "For example distribute.layout={.*kernel: [null, model]}; or use distribute=data_parallel.",
+        )
     for pattern, axes in chosen.layout.items():
         key = f"distribute.layout.{pattern}"
         if not isinstance(axes, list) or not all(axis is None or isinstance(axis, str) for axis in axes):
-            yield Problem(key, "must be a list with an axis of distribute.mesh or null for each axis of the variable.",
-                          axes)  # fmt: skip
+            yield Problem(
+                key, "must be a list with an axis of distribute.mesh or null for each axis of the variable.", axes
+            )
             continue
         for axis in axes:
             if axis is not None and axis not in chosen.mesh and chosen.mesh:
@@ -356,8 +389,9 @@ def check_several_processes(settings: Settings) -> Iterator[Problem]:
     """What must hold where several processes train one model, whoever started them."""
     if settings.trainer.max_rollbacks:
         rule = "must be 0 with several processes: only the first has the checkpoints to go back to."
-        yield Problem("trainer.max_rollbacks", rule, settings.trainer.max_rollbacks,
-                      "Resume the run after it has stopped.")  # fmt: skip
+        yield Problem(
+            "trainer.max_rollbacks", rule, settings.trainer.max_rollbacks, "Resume the run after it has stopped."
+        )
     if settings.trainer.callbacks:
         rule = "must be empty with several processes: each would call them, and all would write the same files."
         remedy = "trainer.early_stopping and trainer.reduce_on_plateau work."
@@ -401,9 +435,13 @@ def check_fault(settings: "Settings") -> Iterator[Problem]:
     fault = settings.fault
     is_timed = bool(fault.at_steps) or fault.every_steps is not None
     if fault.kind == "none":
-        yield from _check_unused("fault", fault, ("at_steps", "every_steps", "above_scale"),
-                                 "with fault.kind=none: nothing goes wrong then",
-                                 "Use fault.kind=overflow, nan or zero.")  # fmt: skip
+        yield from _check_unused(
+            "fault",
+            fault,
+            ("at_steps", "every_steps", "above_scale"),
+            "with fault.kind=none: nothing goes wrong then",
+            "Use fault.kind=overflow, nan or zero.",
+        )
     elif not is_timed:
         rule = f"must be given with fault.kind={fault.kind}, or fault.every_steps: otherwise it never happens."
         yield Problem("fault.at_steps", rule, fault.at_steps)
@@ -473,8 +511,9 @@ def check_callbacks(settings: Settings) -> Iterator[Problem]:
     for name in ("early_stopping", "reduce_on_plateau"):
         path, section = f"trainer.{name}", getattr(settings.trainer, name)
         if section.patience is None:
-            yield from _check_unused(path, section, vars(section), f"without {path}.patience: nothing uses it",
-                                     f"Set {path}.patience.")  # fmt: skip
+            yield from _check_unused(
+                path, section, vars(section), f"without {path}.patience: nothing uses it", f"Set {path}.patience."
+            )
 
 
 def check_phases(settings: Settings) -> Iterator[Problem]:
@@ -483,8 +522,12 @@ def check_phases(settings: Settings) -> Iterator[Problem]:
         return
     epochs, trainer = settings.trainer.epochs, settings.trainer
     if epochs != _default(trainer, "epochs"):
-        yield Problem("trainer.epochs", f"must be left out with phases, whose epochs are {settings.epochs} in all.",
-                      epochs, "Take it back with ~trainer.epochs.")
+        yield Problem(
+            "trainer.epochs",
+            f"must be left out with phases, whose epochs are {settings.epochs} in all.",
+            epochs,
+            "Take it back with ~trainer.epochs.",
+        )
     yield from _check_rates_of_phases(settings)
     for index, phase in enumerate(settings.phases):
         for name, rate in phase.learning_rates.items():
@@ -498,8 +541,12 @@ def _check_rates_of_phases(settings: Settings) -> Iterator[Problem]:
     optimizer, rates = settings.optimizer, [phase.learning_rate for phase in settings.phases]
     own = None not in rates and optimizer.learning_rate != _default(optimizer, "learning_rate")
     if own and optimizer.name != PYTHON:
-        yield Problem("optimizer.learning_rate", "must be left out: each phase has a learning rate of its own.",
-                      optimizer.learning_rate, "Take it back with ~optimizer.learning_rate.")
+        yield Problem(
+            "optimizer.learning_rate",
+            "must be left out: each phase has a learning rate of its own.",
+            optimizer.learning_rate,
+            "Take it back with ~optimizer.learning_rate.",
+        )
     for index, rate in enumerate(rates):
         if rate is not None and optimizer.schedule.object is not None:
             rule = f"must be left out with optimizer.schedule.object={optimizer.schedule.object}, which has its own."
@@ -508,11 +555,20 @@ def _check_rates_of_phases(settings: Settings) -> Iterator[Problem]:
 
 _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], ...] = (
     (check_recipe_name, ("recipe",)),
-    (check_scale_numbers, ("loss_scale.mode", "loss_scale.min_scale", "loss_scale.max_scale",
-                           "loss_scale.initial_scale")),
+    (
+        check_scale_numbers,
+        ("loss_scale.mode", "loss_scale.min_scale", "loss_scale.max_scale", "loss_scale.initial_scale"),
+    ),
     (check_on_overflow, ("loss_scale.mode", "loss_scale.on_overflow")),
-    (check_schedules_follow, ("loss_scale.schedules_follow", "loss_scale.mode", "loss_scale.on_overflow",
-                              "optimizer.gradient_accumulation_steps")),
+    (
+        check_schedules_follow,
+        (
+            "loss_scale.schedules_follow",
+            "loss_scale.mode",
+            "loss_scale.on_overflow",
+            "optimizer.gradient_accumulation_steps",
+        ),
+    ),
     (check_skip_window, ("loss_scale.max_skip_rate", "loss_scale.skip_rate_window")),
     (check_stochastic_rounding, ("policy", "distribute.name")),
     (check_half_variables, ("policy.name", "policy.stochastic_rounding", "optimizer.name")),
@@ -540,8 +596,10 @@ def object_keys(settings: Settings) -> Iterator[tuple[str, Any]]:
     """The keys that name Python objects, and what they name."""
     for name in ("loss", "metrics", "weighted_metrics", "callbacks"):
         yield f"trainer.{name}", getattr(settings.trainer, name)
-    named: list[tuple[Any, str]] = [(settings.optimizer, "optimizer"), (settings.optimizer.schedule,
-                                                                        "optimizer.schedule")]  # fmt: skip
+    named: list[tuple[Any, str]] = [
+        (settings.optimizer, "optimizer"),
+        (settings.optimizer.schedule, "optimizer.schedule"),
+    ]
     for section, key in named:
         if getattr(section, "object", None) is not None:
             yield key, {"object": section.object, "kwargs": section.kwargs}

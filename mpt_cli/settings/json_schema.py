@@ -38,18 +38,23 @@ def json_schema() -> Schema:
     properties["sweep"] = _sweep()
     properties["hydra"] = {"type": "object", "properties": {"searchpath": searchpath}, "additionalProperties": False}
     return {
-        "$schema": DIALECT, "title": TITLE, "type": "object", "properties": properties,
-        "additionalProperties": False, "allOf": [_where_chosen(section, name) for section in VARIANTS
-                                                 for name in variants_of(section)],
-    }  # fmt: skip
+        "$schema": DIALECT,
+        "title": TITLE,
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        "allOf": [_where_chosen(section, name) for section in VARIANTS for name in variants_of(section)],
+    }
 
 
 def _section(cls: type, path: str) -> Schema:
     """An object with the keys of a dataclass and no others, or null: a section that is all commented out."""
     return {
-        "type": ["object", "null"], "properties": _properties(cls, path), "additionalProperties": _others(path),
+        "type": ["object", "null"],
+        "properties": _properties(cls, path),
+        "additionalProperties": _others(path),
         "description": (cls.__doc__ or "").partition("\n")[0],
-    }  # fmt: skip
+    }
 
 
 def _others(path: str) -> bool:
@@ -96,8 +101,12 @@ def _any_of(schemas: Iterable[Schema]) -> Schema:
 
 def _where_chosen(section: str, name: str) -> Schema:
     """What a section may hold where the defaults list takes the file of this variant and the section names none."""
-    entry = {"type": "object", "patternProperties": {_entry_pattern(section): {"const": name}},
-             "additionalProperties": False, "minProperties": 1}  # fmt: skip
+    entry = {
+        "type": "object",
+        "patternProperties": {_entry_pattern(section): {"const": name}},
+        "additionalProperties": False,
+        "minProperties": 1,
+    }
     key = choosing_key(section) or ""
     unnamed = {"not": {"properties": {section: {"type": "object", "required": [key]}}, "required": [section]}}
     own = _properties(variants_of(section)[name], section)
@@ -126,65 +135,105 @@ PRUNERS = ("none", "median", "asha", "hyperband")
 LAUNCHERS = ("local", "submitit", "ray")
 
 
-_VALUES: Schema = {"type": "object", "title": "keys with their values",
-                   "additionalProperties": {"type": ["array", "string", "number", "boolean", "null"]}}  # fmt: skip
+_VALUES: Schema = {
+    "type": "object",
+    "title": "keys with their values",
+    "additionalProperties": {"type": ["array", "string", "number", "boolean", "null"]},
+}
 _COUNT: Schema = {"type": "integer", "minimum": 1}
 
 
 def _sweep() -> Schema:
     """What `mpt sweep` varies, and how it runs."""
-    launcher = {"type": "object", "properties": {"name": _named(LAUNCHERS)}, "required": ["name"],
-                "title": "a section with a name and its settings"}  # fmt: skip
+    launcher = {
+        "type": "object",
+        "properties": {"name": _named(LAUNCHERS)},
+        "required": ["name"],
+        "title": "a section with a name and its settings",
+    }
     name, grid = {"type": "string", "minLength": 1, "title": "a name"}, _grid()
     parts = {
-        **grid, "search": {**_search(), "description": "points chosen by what came before, with Optuna (extra optuna); "
-                           f"without {', '.join(grid)}"},
-        "seeds": _described("runs of each point, from the recipe's seed on; their mean ranks it; without it one run, "
-                            "with the recipe's seed", {**_COUNT, "maximum": MOST_JOBS}, example=3),
-        "objective": _described("what ranks the points, a metric or a number of summary.json, NAME:min or NAME:max "
-                                "where its name does not tell; without it the first of val_accuracy, val_loss, "
-                                "accuracy, loss that most runs have", name, example="val_accuracy"),
-        "timeout_seconds": _described("ends a job after this long", {"type": "number", "exclusiveMinimum": 0},
-                                      example=600),
-        "jobs": _described("at a time, as -j; without it what cores, memory and GPUs allow, 16 on a cluster", _COUNT,
-                           example=2),
-        "launcher": _described("where jobs run, with its settings", {"anyOf": [_named(LAUNCHERS), launcher]}, "local",
-                               {"name": "submitit", "partition": "gpu"}),
-        "sweep_dir": _described("where the runs go; without it sweeps/<recipe>/<time>-<id>",
-                                {**name, "title": "a path"}, example="mine"),
-    }  # fmt: skip
-    return {**_closed(parts), "not": {"required": ["search"], "anyOf": [{"required": [part]} for part in grid]},
-            "description": "what `mpt sweep` varies, beside the words of the command line"}  # fmt: skip
+        **grid,
+        "search": {
+            **_search(),
+            "description": f"points chosen by what came before, with Optuna (extra optuna); without {', '.join(grid)}",
+        },
+        "seeds": _described(
+            "runs of each point, from the recipe's seed on; their mean ranks it; without it one run, "
+            "with the recipe's seed",
+            {**_COUNT, "maximum": MOST_JOBS},
+            example=3,
+        ),
+        "objective": _described(
+            "what ranks the points, a metric or a number of summary.json, NAME:min or NAME:max "
+            "where its name does not tell; without it the first of val_accuracy, val_loss, "
+            "accuracy, loss that most runs have",
+            name,
+            example="val_accuracy",
+        ),
+        "timeout_seconds": _described(
+            "ends a job after this long", {"type": "number", "exclusiveMinimum": 0}, example=600
+        ),
+        "jobs": _described(
+            "at a time, as -j; without it what cores, memory and GPUs allow, 16 on a cluster", _COUNT, example=2
+        ),
+        "launcher": _described(
+            "where jobs run, with its settings",
+            {"anyOf": [_named(LAUNCHERS), launcher]},
+            "local",
+            {"name": "submitit", "partition": "gpu"},
+        ),
+        "sweep_dir": _described(
+            "where the runs go; without it sweeps/<recipe>/<time>-<id>", {**name, "title": "a path"}, example="mine"
+        ),
+    }
+    return {
+        **_closed(parts),
+        "not": {"required": ["search"], "anyOf": [{"required": [part]} for part in grid]},
+        "description": "what `mpt sweep` varies, beside the words of the command line",
+    }
 
 
 def _grid() -> Schema:
     """The parts of a sweep that no search goes with."""
     point = {"type": "object", "minProperties": 1, "title": "keys with a value each"}
     return {
-        "grid": _described("every combination of these values; a list, or text in the grammar of the command line",
-                           _VALUES, example={"policy": "glob(mixed_*)", "loss_scale.initial_scale": ["2**8", "2**15"]}),
-        "points": _described("keys that take their values together, one mapping for each point; every combination of "
-                             "the grid is run with each of them",
-                             {"type": "array", "items": point, "minItems": 1, "title": "a list of mappings"},
-                             example=[{"optimizer": "adam"}, {"optimizer": "sgd", "optimizer.learning_rate": 0.1}]),
-    }  # fmt: skip
+        "grid": _described(
+            "every combination of these values; a list, or text in the grammar of the command line",
+            _VALUES,
+            example={"policy": "glob(mixed_*)", "loss_scale.initial_scale": ["2**8", "2**15"]},
+        ),
+        "points": _described(
+            "keys that take their values together, one mapping for each point; every combination of "
+            "the grid is run with each of them",
+            {"type": "array", "items": point, "minItems": 1, "title": "a list of mappings"},
+            example=[{"optimizer": "adam"}, {"optimizer": "sgd", "optimizer.learning_rate": 0.1}],
+        ),
+    }
 
 
 def _search() -> Schema:
-    return _closed({
-        "trials": _described("how many points; must be given, here or as --trials", _COUNT, example=20),
-        "sampler": _described("how Optuna chooses; gp needs torch, cmaes the package cmaes",
-                              _named(SAMPLERS), "tpe", "random"),
-        "sampler_seed": _described("of what the sampler draws; with jobs: 1 the same search again",
-                                   {"type": "integer", "minimum": 0}, 0, 1),
-        "pruner": _described("ends jobs behind others at the end of the same epoch; with one seed",
-                             _named(PRUNERS), "none", "median"),
-        "space": _described("what is searched: values as in a grid, or between numbers interval(a,b), "
-                            "int(interval(a,b)), 2**int(interval(a,b)), tag(log,interval(a,b)); with the words of the "
-                            "command line", _VALUES,
-                            example={"optimizer.learning_rate": "tag(log,interval(1e-4,1e-1))",
-                                     "optimizer.name": ["adam", "sgd"]}),
-    })  # fmt: skip
+    return _closed(
+        {
+            "trials": _described("how many points; must be given, here or as --trials", _COUNT, example=20),
+            "sampler": _described(
+                "how Optuna chooses; gp needs torch, cmaes the package cmaes", _named(SAMPLERS), "tpe", "random"
+            ),
+            "sampler_seed": _described(
+                "of what the sampler draws; with jobs: 1 the same search again", {"type": "integer", "minimum": 0}, 0, 1
+            ),
+            "pruner": _described(
+                "ends jobs behind others at the end of the same epoch; with one seed", _named(PRUNERS), "none", "median"
+            ),
+            "space": _described(
+                "what is searched: values as in a grid, or between numbers interval(a,b), "
+                "int(interval(a,b)), 2**int(interval(a,b)), tag(log,interval(a,b)); with the words of the "
+                "command line",
+                _VALUES,
+                example={"optimizer.learning_rate": "tag(log,interval(1e-4,1e-1))", "optimizer.name": ["adam", "sgd"]},
+            ),
+        }
+    )
 
 
 def _described(text: str, schema: Schema, default: Any = None, example: Any = None) -> Schema:
@@ -273,7 +322,13 @@ def unit_of(key: Key) -> str | None:
 def key_fields(key: Key) -> dict[str, Any]:
     """What a program may want to know of a key, beside its name and meaning."""
     return {
-        "default": None if key.default == REQUIRED else key.default, "required": key.default == REQUIRED,
-        "optional": key.is_optional, "range": key.bounds, "choices": list(key.choices), "unit": unit_of(key),
-        "variants": list(key.variants), "advanced": key.advanced, "schema": _value(key),
-    }  # fmt: skip
+        "default": None if key.default == REQUIRED else key.default,
+        "required": key.default == REQUIRED,
+        "optional": key.is_optional,
+        "range": key.bounds,
+        "choices": list(key.choices),
+        "unit": unit_of(key),
+        "variants": list(key.variants),
+        "advanced": key.advanced,
+        "schema": _value(key),
+    }

@@ -41,8 +41,9 @@ def word_problem(word: str) -> Problem | None:
         rule = _TOO_DEEP
     if rule is None:
         return None
-    shown, received = (text[:80].encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
-                       for text in (key, value))  # fmt: skip
+    shown, received = (
+        text[:80].encode("utf-8", "backslashreplace").decode().replace("\0", "\\0") for text in (key, value)
+    )
     return Problem(shown, rule, received)
 
 

@@ -137,8 +137,11 @@ def _variant_problem(section: str, name: str) -> Problem | None:
 
 def resolve_tree(tree: DictConfig, problems: list[Problem], unsure: Collection[str] = ()) -> dict[str, Any]:
     """The plain tree with interpolations resolved, which may name keys that nobody gives."""
-    classes = {name: variant_class(name, chosen_variant(name, tree[name])) if name in VARIANTS else cls
-               for name, cls in sections().items() if name not in unsure}  # fmt: skip
+    classes = {
+        name: variant_class(name, chosen_variant(name, tree[name])) if name in VARIANTS else cls
+        for name, cls in sections().items()
+        if name not in unsure
+    }
     below = {**_defaults(Settings), **{name: _defaults(cls) for name, cls in classes.items()}}
     whole = OmegaConf.create(merge_keys(below, OmegaConf.to_container(tree)))
     return {name: _resolved(whole, name, name, problems) for name in map(str, whole)}
@@ -146,8 +149,11 @@ def resolve_tree(tree: DictConfig, problems: list[Problem], unsure: Collection[s
 
 def _defaults(cls: type) -> dict[str, Any]:
     given = {declared.name: default_of(declared) for declared in fields(cls)}
-    return {name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-            for name, value in given.items() if value is not MISSING}  # fmt: skip
+    return {
+        name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+        for name, value in given.items()
+        if value is not MISSING
+    }
 
 
 def _resolved(node: DictConfig | ListConfig, name: Any, path: str, problems: list[Problem]) -> Any:
@@ -395,13 +401,28 @@ def _no_recipe() -> Problem:
 
 # computed in floats, so that no power takes for ever
 _OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: math.pow,
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: math.pow,
+}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "abs": abs, "ceil": math.ceil, "exp": math.exp, "float": float, "floor": math.floor, "int": int, "log": math.log,
-    "log2": math.log2, "max": max, "min": min, "round": round, "sqrt": math.sqrt,
-}  # fmt: skip
+    "abs": abs,
+    "ceil": math.ceil,
+    "exp": math.exp,
+    "float": float,
+    "floor": math.floor,
+    "int": int,
+    "log": math.log,
+    "log2": math.log2,
+    "max": max,
+    "min": min,
+    "round": round,
+    "sqrt": math.sqrt,
+}
 
 
 def evaluate(text: Any) -> int | float:

@@ -23,8 +23,13 @@ from mpt_cli.settings.search_path import conf_override, group_names, is_own_grou
 
 _PLAIN = re.compile(r"(?!null$)[\w./+-]+", re.ASCII | re.IGNORECASE)
 _NUMBERS = (OverrideLexer.INT, OverrideLexer.FLOAT, OverrideLexer.BOOL)
-_BORDERS = (OverrideLexer.EQUAL, OverrideLexer.COMMA, OverrideLexer.BRACKET_OPEN, OverrideLexer.BRACKET_CLOSE,
-            Token.EOF)  # fmt: skip
+_BORDERS = (
+    OverrideLexer.EQUAL,
+    OverrideLexer.COMMA,
+    OverrideLexer.BRACKET_OPEN,
+    OverrideLexer.BRACKET_CLOSE,
+    Token.EOF,
+)
 
 
 def parse_override(text: str) -> Override:
@@ -203,7 +208,7 @@ def _syntax_problem(text: str, error: HydraException) -> Problem:
     if "^" in value:
         return Problem(key, "cannot be read.", value, f"Write a power as {value.replace('^', '**')}.")
     reason = first_line(error)
-    quoted = "{}=\"{}\"".format(key, value.replace('"', '\\"'))
+    quoted = '{}="{}"'.format(key, value.replace('"', '\\"'))
     remedy = f"Text with special signs is written '{quoted}'." if len(quoted) < 200 else ""
     return Problem(key, f"cannot be read: {reason}.", value, remedy)
 

@@ -40,8 +40,12 @@ from mpt_cli.settings.search_path import (
 )
 from mpt_cli.settings.variants import GIVEN, PYTHON, mode_settings
 
-IMPLIED_CHOICES = {"model.builder": "builder", "model.path": "saved", "data.loader": "loader",
-                   "optimizer.object": "object"}  # fmt: skip
+IMPLIED_CHOICES = {
+    "model.builder": "builder",
+    "model.path": "saved",
+    "data.loader": "loader",
+    "optimizer.object": "object",
+}
 # RecursionError of files that start from one another
 FAULTS = (HydraException, OmegaConfBaseException, ValueError, RecursionError)
 
@@ -169,8 +173,10 @@ def layers_of_choice(choice: GroupChoice) -> list[Layer]:
         raise ConfigError(problems)
     key = choosing_key(choice.group) or ""
     is_brief = [choice.group in VARIANTS and is_shipped(layer.path) for layer in layers]
-    return [replace(layer, body={choice.group: {key: layer.body[choice.group][key]}}) if brief else layer
-            for layer, brief in zip(layers, is_brief, strict=True)]  # fmt: skip
+    return [
+        replace(layer, body={choice.group: {key: layer.body[choice.group][key]}}) if brief else layer
+        for layer, brief in zip(layers, is_brief, strict=True)
+    ]
 
 
 def unsaid_variants(layers: Sequence[Layer]) -> Iterator[Problem]:
@@ -251,8 +257,11 @@ class _Files(ConfigRepository):
             return create_defaults_list(self, name, overrides, prepend_hydra=False, skip_missing=False).defaults
 
     def layers(self, name: str, words: Sequence[str] = ()) -> list[Layer]:
-        return [self._layer(each.config_path, each.package or "") for each in self.compose(name, words)
-                if each.config_path in self.contents]  # fmt: skip
+        return [
+            self._layer(each.config_path, each.package or "")
+            for each in self.compose(name, words)
+            if each.config_path in self.contents
+        ]
 
     def below_root(self, recipe: str, own_groups: dict[str, str]) -> tuple[str, list[str]]:
         """What starts from a recipe that was read, and the words for it. All groups of ours are there to be overridden,
@@ -299,8 +308,12 @@ class _Files(ConfigRepository):
             defaults = self._read_list(name, path, defaults)
         else:
             listed = enumerate(defaults if isinstance(defaults, list) else ())
-            self.entries[name] = [_Entry(str(written), value, path, index) for index, entry in listed
-                                  if isinstance(entry, dict) for written, value in entry.items()]  # fmt: skip
+            self.entries[name] = [
+                _Entry(str(written), value, path, index)
+                for index, entry in listed
+                if isinstance(entry, dict)
+                for written, value in entry.items()
+            ]
         self.contents[name] = path, content
         return self._add(name, path, self._create_defaults_list(name, ListConfig(defaults or [])))
 
@@ -531,6 +544,9 @@ def keys_left(group: str, name: str, part: dict[str, Any]) -> dict[str, Any]:
 
 def merge_keys(first: Any, second: Any) -> dict[str, Any]:
     """Both mappings as one, the second wins. What it gives as {} is empty."""
-    both = {name: merge_keys(first[name], value) for name, value in second.items()
-            if value and isinstance(value, dict) and isinstance(first.get(name), dict)}  # fmt: skip
+    both = {
+        name: merge_keys(first[name], value)
+        for name, value in second.items()
+        if value and isinstance(value, dict) and isinstance(first.get(name), dict)
+    }
     return {**first, **second, **both}

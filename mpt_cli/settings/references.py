@@ -31,12 +31,27 @@ from mpt_cli.errors import (
 )
 from mpt_cli.settings.search_path import expanded
 
-SHORT_NAMES = {"mse": "mean_squared_error", "mae": "mean_absolute_error", "mape": "mean_absolute_percentage_error",
-         "msle": "mean_squared_logarithmic_error", "bce": "binary_crossentropy", "kld": "kl_divergence"}
+SHORT_NAMES = {
+    "mse": "mean_squared_error",
+    "mae": "mean_absolute_error",
+    "mape": "mean_absolute_percentage_error",
+    "msle": "mean_squared_logarithmic_error",
+    "bce": "binary_crossentropy",
+    "kld": "kl_divergence",
+}
 HYDRAS = "_target_"  # the key by which Hydra names an object
 # bases, and metrics of plain values
-NOT_TO_BE_NAMED = ("Loss", "Metric", "MeanMetricWrapper", "Mean", "Sum", "Callback", "CallbackList", "Optimizer",
-                   "LearningRateSchedule")  # fmt: skip
+NOT_TO_BE_NAMED = (
+    "Loss",
+    "Metric",
+    "MeanMetricWrapper",
+    "Mean",
+    "Sum",
+    "Callback",
+    "CallbackList",
+    "Optimizer",
+    "LearningRateSchedule",
+)
 
 
 @cache
@@ -65,8 +80,11 @@ def optimizer_arguments(name: str) -> tuple[str, ...]:
     >>> optimizer_arguments("sgd")[:3], optimizer_arguments("nothing")
     (('learning_rate', 'momentum', 'nesterov'), ())
     """
-    functions = [node for node in ast.walk(ast.parse(_source_of_keras(f"src/optimizers/{name}.py")))
-                 if isinstance(node, ast.FunctionDef) and node.name == "__init__"]  # fmt: skip
+    functions = [
+        node
+        for node in ast.walk(ast.parse(_source_of_keras(f"src/optimizers/{name}.py")))
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__"
+    ]
     return tuple(each.arg for node in functions[:1] for each in node.args.args if each.arg not in ("self", "name"))
 
 
@@ -226,8 +244,9 @@ def build_object(key: str, value: Any, keras_module: Any, arguments: int = 0) ->
 
 def build_kwargs(reference: Reference, key: str, keras_module: Any) -> dict[str, Any]:
     """What an object is called with, objects among it made too."""
-    return {name: build_argument(f"{key}.kwargs.{name}", value, keras_module)
-            for name, value in reference.kwargs.items()}  # fmt: skip
+    return {
+        name: build_argument(f"{key}.kwargs.{name}", value, keras_module) for name, value in reference.kwargs.items()
+    }
 
 
 def build_argument(key: str, value: Any, keras_module: Any) -> Any:
@@ -323,8 +342,9 @@ def call_user(
 
 _UNTRACEABLE = re.compile("Concretization|TracerBool|TracerArray|TracerInteger")  # errors of JAX
 # errors of TensorFlow, which converts no dtypes; JAX does
-_MIXED_DTYPES = re.compile("does not match type|that don't all match|expected to be a|requested dtype|enters the loop"
-                           "|have different types")  # fmt: skip
+_MIXED_DTYPES = re.compile(
+    "does not match type|that don't all match|expected to be a|requested dtype|enters the loop|have different types"
+)
 _FLOATS = re.compile(r"\b(?:b?float\d+|half|float|double)\b")
 _NO_GRADIENTS = "No gradients provided for any variable"  # Keras's words, and ours
 
@@ -336,13 +356,22 @@ def model_problem(key: str, error: BaseException) -> Problem | None:
     for found in _led_to(error):
         if _UNTRACEABLE.search(type(found).__name__):
             rule = "its step can't be traced: it asks for a value that is known only while it runs "
-            return Problem(key, f"{rule}({summarise_error(found)[:200]}).", None, "Use keras.ops.where or "
-                           "keras.ops.cond in place of an if, and no NumPy inside `call`.")  # fmt: skip
+            return Problem(
+                key,
+                f"{rule}({summarise_error(found)[:200]}).",
+                None,
+                "Use keras.ops.where or keras.ops.cond in place of an if, and no NumPy inside `call`.",
+            )
         if _NO_GRADIENTS in str(found):
             rule = "the loss must depend on the weights that are trained: each of their gradients is None"
-            return Problem(key, rule + _place_in_brackets(error) + ".", None, "Look for a loss computed outside of the "
-                           "tape or with other weights, and on its way for stop_gradient, NumPy, argmax, round and "
-                           "casts to integers.")  # fmt: skip
+            return Problem(
+                key,
+                rule + _place_in_brackets(error) + ".",
+                None,
+                "Look for a loss computed outside of the "
+                "tape or with other weights, and on its way for stop_gradient, NumPy, argmax, round and "
+                "casts to integers.",
+            )
         if (problem := _dtype_problem(key, str(found), error)) is not None:
             return problem
     return None
@@ -361,9 +390,11 @@ def _dtype_problem(key: str, text: str, error: BaseException) -> Problem | None:
     whole = layer is None or hasattr(layer, "fit")  # which no override takes out of float16
     keep = "" if whole else f", or keep the layer in float32: 'policy.overrides={{{layer.name}: float32}}'"
     return Problem(
-        key, f"{describe_layer(layer)} must give {named} one dtype{_place_in_brackets(error)}.",
-        " × ".join(dtypes), "TensorFlow converts neither. Cast the constant or the weight, as in "
-        f"tf.cast(value, x.dtype){keep}.")  # fmt: skip
+        key,
+        f"{describe_layer(layer)} must give {named} one dtype{_place_in_brackets(error)}.",
+        " × ".join(dtypes),
+        f"TensorFlow converts neither. Cast the constant or the weight, as in tf.cast(value, x.dtype){keep}.",
+    )
 
 
 def _place_in_brackets(error: BaseException) -> str:

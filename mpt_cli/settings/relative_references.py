@@ -19,8 +19,12 @@ from mpt_cli.settings.search_path import (
 )
 
 # what names Python objects in a recipe: by section, the keys whose values are names or hold them
-NAMING = {"model": ("builder",), "data": ("loader",), "optimizer": ("name", "object", "kwargs", "schedule"),
-          "trainer": ("loss", "metrics", "weighted_metrics", "callbacks")}  # fmt: skip
+NAMING = {
+    "model": ("builder",),
+    "data": ("loader",),
+    "optimizer": ("name", "object", "kwargs", "schedule"),
+    "trainer": ("loss", "metrics", "weighted_metrics", "callbacks"),
+}
 
 
 def module_folders(path: Path) -> list[Path]:
@@ -32,7 +36,8 @@ def module_folders(path: Path) -> list[Path]:
     folders = path.resolve().parents
     roots = [root.resolve() for root in own_conf_directories()]
     inside = [folder for folder in folders if folder in roots] or [
-        folder for folder in folders if folder.name in PROJECT_FOLDERS]  # fmt: skip
+        folder for folder in folders if folder.name in PROJECT_FOLDERS
+    ]
     projects = [folder.parent if folder.name in PROJECT_FOLDERS else folder for folder in inside[:1]]
     return [path.parent, *projects]
 
@@ -43,8 +48,14 @@ def locate(content: dict[str, Any], path: Path, found: dict[str, Path] | None = 
 
     `found` is given the file of each name that has one.
     """
-    return {**content, **{section: {**content[section], **locate_section(section, content[section], path, found)}
-                          for section in NAMING if isinstance(content.get(section), dict)}}  # fmt: skip
+    return {
+        **content,
+        **{
+            section: {**content[section], **locate_section(section, content[section], path, found)}
+            for section in NAMING
+            if isinstance(content.get(section), dict)
+        },
+    }
 
 
 def locate_section(
@@ -58,13 +69,17 @@ def locate_section(
         if isinstance(value, list):
             return [located(part) for part in value]
         if isinstance(value, dict):
-            return {name: arguments(part) if name == "kwargs" and isinstance(part, dict) else located(part)
-                    for name, part in value.items()}  # fmt: skip
+            return {
+                name: arguments(part) if name == "kwargs" and isinstance(part, dict) else located(part)
+                for name, part in value.items()
+            }
         return written(value) if isinstance(value, str) else value
 
     def arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
-        return {name: located(part) if isinstance(part, dict) and "object" in part else part
-                for name, part in kwargs.items()}  # fmt: skip
+        return {
+            name: located(part) if isinstance(part, dict) and "object" in part else part
+            for name, part in kwargs.items()
+        }
 
     def written(reference: str) -> str:
         folder, file = find_file(reference, folders)
@@ -125,8 +140,12 @@ def names_left_behind(source: Path, target: Path) -> list[str]:
         return names
     defaults, hydra = content.get("defaults"), content.get("hydra")
     entries = [entry for entry in defaults if isinstance(entry, str)] if isinstance(defaults, list) else []
-    beside = [entry for entry in entries if entry.removeprefix("optional ").startswith(".")
-              or (entry != "_self_" and file_beside(source, entry) is not None)]  # fmt: skip
+    beside = [
+        entry
+        for entry in entries
+        if entry.removeprefix("optional ").startswith(".")
+        or (entry != "_self_" and file_beside(source, entry) is not None)
+    ]
     searched = hydra.get("searchpath") if isinstance(hydra, dict) else None
     folders = [str(text) for text in searched or () if not str(text).removeprefix("file://").startswith(_FROM_ANYWHERE)]
     return [*beside, *folders, *names]

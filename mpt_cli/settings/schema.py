@@ -38,19 +38,34 @@ from mpt_cli.settings.variants import (
 class FaultSettings:
     """What goes wrong on purpose, to rehearse how a run deals with it. Steps count from 1, skipped ones included."""
 
-    kind: str = key("none", "what numbers become: overflow (inf), nan, or zero (gradients that vanish)",
-                    choices=("none", "overflow", "nan", "zero"))
-    place: str = key("backward", "backward: all gradients, with a loss that is in order; forward: the loss; data: the "
-                     "first example of the batch", choices=("backward", "forward", "data"))
+    kind: str = key(
+        "none",
+        "what numbers become: overflow (inf), nan, or zero (gradients that vanish)",
+        choices=("none", "overflow", "nan", "zero"),
+    )
+    place: str = key(
+        "backward",
+        "backward: all gradients, with a loss that is in order; forward: the loss; data: the "
+        "first example of the batch",
+        choices=("backward", "forward", "data"),
+    )
     at_steps: List[int] = key([], "steps at which it happens", at_least=1)
     every_steps: Optional[int] = key(None, "it happens at every multiple of this too", at_least=1)
-    above_scale: Optional[float] = key(None, "it happens only while the loss scale is above this, as a real overflow "
-                                       "does; null = at any scale", above=0)
+    above_scale: Optional[float] = key(
+        None,
+        "it happens only while the loss scale is above this, as a real overflow does; null = at any scale",
+        above=0,
+    )
 
 
 # keys of the trainer that act in a fit of Keras's own, too
-RECORDED_TRAINER_KEYS = ("log_every_steps", "max_nonfinite_losses", "max_zero_gradients", "stop_on_nonfinite_weights",
-                         "keep_spikes")  # fmt: skip
+RECORDED_TRAINER_KEYS = (
+    "log_every_steps",
+    "max_nonfinite_losses",
+    "max_zero_gradients",
+    "stop_on_nonfinite_weights",
+    "keep_spikes",
+)
 FLOAT_POLICIES = ("float32", "float64", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16")
 AUTO_FLOAT16 = "auto_float16"
 
@@ -64,14 +79,22 @@ def is_mixed(policy: str) -> bool:
 class PolicySettings:
     """In which dtype layers compute and keep their variables."""
 
-    name: str = key("float32", "dtype policy of all layers; auto_float16 = mixed_float16 with overrides by what each "
-                    "layer does", choices=(*FLOAT_POLICIES, AUTO_FLOAT16))
-    head: Optional[str] = key("float32", "policy of the output layer, null = as `name` (float64 keeps float64)",
-                              choices=FLOAT_POLICIES)
-    overrides: Dict[str, str] = key({}, "layer name or path pattern (as in a shell: conv*) -> policy",
-                                    choices=FLOAT_POLICIES)
-    stochastic_rounding: bool = key(False, "updates of float16 and bfloat16 weights are computed in float32 and "
-                                    "rounded up or down at random, so that in the mean none is lost")
+    name: str = key(
+        "float32",
+        "dtype policy of all layers; auto_float16 = mixed_float16 with overrides by what each layer does",
+        choices=(*FLOAT_POLICIES, AUTO_FLOAT16),
+    )
+    head: Optional[str] = key(
+        "float32", "policy of the output layer, null = as `name` (float64 keeps float64)", choices=FLOAT_POLICIES
+    )
+    overrides: Dict[str, str] = key(
+        {}, "layer name or path pattern (as in a shell: conv*) -> policy", choices=FLOAT_POLICIES
+    )
+    stochastic_rounding: bool = key(
+        False,
+        "updates of float16 and bfloat16 weights are computed in float32 and "
+        "rounded up or down at random, so that in the mean none is lost",
+    )
 
     @property
     def has_half_weights(self) -> bool:
@@ -108,12 +131,14 @@ class PolicySettings:
 class EarlyStoppingSettings:
     """Keras's EarlyStopping: the run ends where a metric no longer gets better."""
 
-    patience: Optional[int] = key(None, "epochs without improvement before the run ends; null = it never does so",
-                                  at_least=0)
+    patience: Optional[int] = key(
+        None, "epochs without improvement before the run ends; null = it never does so", at_least=0
+    )
     monitor: str = key("val_loss", "the metric")
     min_delta: float = key(0.0, "a smaller change is no improvement", at_least=0)
-    mode: str = key("auto", "whether the metric should fall or rise; auto = as Keras tells from it",
-                    choices=("auto", "min", "max"))
+    mode: str = key(
+        "auto", "whether the metric should fall or rise; auto = as Keras tells from it", choices=("auto", "min", "max")
+    )
     baseline: Optional[float] = key(None, "improvement counts only beyond this value; null = none")
     restore_best_weights: bool = key(False, "end with the weights of the best epoch")
     start_from_epoch: int = key(0, "epochs before the metric is looked at", at_least=0)
@@ -123,13 +148,15 @@ class EarlyStoppingSettings:
 class ReduceOnPlateauSettings:
     """Keras's ReduceLROnPlateau: the learning rate falls where a metric no longer gets better."""
 
-    patience: Optional[int] = key(None, "epochs without improvement before the learning rate falls; null = it never "
-                                  "does so", at_least=0)
+    patience: Optional[int] = key(
+        None, "epochs without improvement before the learning rate falls; null = it never does so", at_least=0
+    )
     monitor: str = key("val_loss", "the metric")
     factor: float = key(0.1, "of the learning rate each time", above=0, below=1)
     min_delta: float = key(1e-4, "a smaller change is no improvement", at_least=0)
-    mode: str = key("auto", "whether the metric should fall or rise; auto = as Keras tells from it",
-                    choices=("auto", "min", "max"))
+    mode: str = key(
+        "auto", "whether the metric should fall or rise; auto = as Keras tells from it", choices=("auto", "min", "max")
+    )
     cooldown: int = key(0, "epochs after a fall before waiting begins anew", at_least=0)
     min_lr: float = key(0.0, "the learning rate does not fall below this", at_least=0)
 
@@ -141,56 +168,96 @@ class TrainerSettings:
     epochs: int = key(10, "passes over the training data", at_least=1)
     max_steps: Optional[int] = key(None, "stop after this many steps, skipped ones included", at_least=1)
     batch_size: int = key(64, "examples per step", at_least=1)
-    steps_per_epoch: Optional[int] = key(None, "steps after which an epoch of a stream ends, and the next goes on from "
-                                         "there; null = as many as there are", at_least=1)
+    steps_per_epoch: Optional[int] = key(
+        None,
+        "steps after which an epoch of a stream ends, and the next goes on from there; null = as many as there are",
+        at_least=1,
+    )
     validation_steps: Optional[int] = key(None, "batches of a stream of validation data, null = all", at_least=1)
     shuffle: bool = key(True, "new order each epoch, drawn from the seed")
     drop_remainder: bool = key(False, "leave out the last, smaller batch of an epoch")
     deterministic: bool = key(True, "bit-identical repeats: seeds, data order and deterministic kernels")
-    jit_compile: Union[bool, str] = key("auto", "XLA: auto decides by backend, device, model and the steps to run",
-                                        choices=("auto", True, False))
-    steps_per_execution: Union[int, str] = key("auto", "most steps per call into the compiled loop: auto, or ≥ 1",
-                                                at_most=2**16)
-    feed: str = key("auto", "resident: data on the device; stream: sent batch by batch; auto decides by size",
-                    choices=("auto", "resident", "stream"), advanced=True)
+    jit_compile: Union[bool, str] = key(
+        "auto", "XLA: auto decides by backend, device, model and the steps to run", choices=("auto", True, False)
+    )
+    steps_per_execution: Union[int, str] = key(
+        "auto", "most steps per call into the compiled loop: auto, or ≥ 1", at_most=2**16
+    )
+    feed: str = key(
+        "auto",
+        "resident: data on the device; stream: sent batch by batch; auto decides by size",
+        choices=("auto", "resident", "stream"),
+        advanced=True,
+    )
     log_every_steps: int = key(50, "steps between lines in metrics.jsonl", at_least=1)
     validate_every_epochs: int = key(1, "epochs between validations", at_least=1)
-    loss: Any = key("auto", "what is minimised: auto (crossentropy of labels, mean squared error of numbers), a Keras "
-                    "name, module:name, {object: …, kwargs: {…}}, a mapping or list of these by output, or null where "
-                    "the model brings its own; but for auto, targets stay as they come")
+    loss: Any = key(
+        "auto",
+        "what is minimised: auto (crossentropy of labels, mean squared error of numbers), a Keras "
+        "name, module:name, {object: …, kwargs: {…}}, a mapping or list of these by output, or null where "
+        "the model brings its own; but for auto, targets stay as they come",
+    )
     loss_weights: Any = key(None, "factor of each output's loss, as a mapping or list; null = 1")
-    from_logits: Union[bool, str] = key("auto", "auto: whether the head has no softmax/sigmoid",
-                                        choices=("auto", True, False))
+    from_logits: Union[bool, str] = key(
+        "auto", "auto: whether the head has no softmax/sigmoid", choices=("auto", True, False)
+    )
     metrics: Any = key(["auto"], "metrics beside the loss, named as `loss` is; auto: accuracy or mean absolute error")
     weighted_metrics: Any = key([], "metrics that sample weights count in, named as `metrics` are")
     class_weight: Any = key(None, "factor of the loss of each class, as in {0: 1, 1: 5}; a class left out has 1")
-    max_nonfinite_losses: Optional[int] = key(10, "stop after this many applied steps in a row with a non-finite loss, "
-                                              "null = never", at_least=1, advanced=True)
-    max_zero_gradients: Optional[int] = key(50, "stop after this many applied steps in a row in which every gradient "
-                                            "was exactly 0, null = never", at_least=1, advanced=True)
+    max_nonfinite_losses: Optional[int] = key(
+        10,
+        "stop after this many applied steps in a row with a non-finite loss, null = never",
+        at_least=1,
+        advanced=True,
+    )
+    max_zero_gradients: Optional[int] = key(
+        50,
+        "stop after this many applied steps in a row in which every gradient was exactly 0, null = never",
+        at_least=1,
+        advanced=True,
+    )
     gradient_health_every_steps: Optional[Union[int, str]] = key(
-        "auto", "steps between samples of what half precision loses, layer by layer, where anything is in it, the "
+        "auto",
+        "steps between samples of what half precision loses, layer by layer, where anything is in it, the "
         "first at step 100 at the latest, the last at the end: auto (2000, longer where samples would take over 1 % of "
         "the time, none where compiling the first, on JAX or of recurrent layers, would be over 5 % of the run, or 2 s "
-        "at its end) or a number ≥ 1; null = never", advanced=True)
+        "at its end) or a number ≥ 1; null = never",
+        advanced=True,
+    )
     keep_spikes: Optional[int] = key(
-        10, "jumps of the loss, found by median and median deviation of the steps before, whose examples, scale and "
-        "rate are kept in spikes.jsonl, the first so many; null = none is looked for", at_least=1, at_most=1000,
-        advanced=True)
-    max_rollbacks: int = key(0, "how often a broken health rule sends the run back to its last good checkpoint, to go "
-                             "on with half the learning rate (and half the loss scale, after a rule of loss_scale); "
-                             "the next one stops it, as with 0", at_least=0)
+        10,
+        "jumps of the loss, found by median and median deviation of the steps before, whose examples, scale and "
+        "rate are kept in spikes.jsonl, the first so many; null = none is looked for",
+        at_least=1,
+        at_most=1000,
+        advanced=True,
+    )
+    max_rollbacks: int = key(
+        0,
+        "how often a broken health rule sends the run back to its last good checkpoint, to go "
+        "on with half the learning rate (and half the loss scale, after a rule of loss_scale); "
+        "the next one stops it, as with 0",
+        at_least=0,
+    )
     checkpoint_every_steps: Optional[int] = key(None, "steps between checkpoints, null = not by steps", at_least=1)
     checkpoint_every_epochs: Optional[int] = key(None, "epochs between checkpoints, null = not by epochs", at_least=1)
     checkpoint_every_minutes: Optional[float] = key(
-        1.0, "minutes between checkpoints, longer where saving would take over 2 % of the time; null = not by time",
-        above=0)
+        1.0,
+        "minutes between checkpoints, longer where saving would take over 2 % of the time; null = not by time",
+        above=0,
+    )
     keep_checkpoints: int = key(2, "how many of the latest checkpoints are kept", at_least=1)
-    monitor: Optional[str] = key("auto", "metric whose best epoch (lowest loss or error, highest of the others) is "
-                                 "kept too: auto = the first of val_accuracy, val_loss, accuracy, loss that there is; "
-                                 "null = none")
-    callbacks: Any = key([], "Keras's callbacks and your own: a list of Keras names, module:name, or {object: …, "
-                         "kwargs: {…}}; {run_dir} in a text of kwargs is the directory of the run")
+    monitor: Optional[str] = key(
+        "auto",
+        "metric whose best epoch (lowest loss or error, highest of the others) is "
+        "kept too: auto = the first of val_accuracy, val_loss, accuracy, loss that there is; "
+        "null = none",
+    )
+    callbacks: Any = key(
+        [],
+        "Keras's callbacks and your own: a list of Keras names, module:name, or {object: …, "
+        "kwargs: {…}}; {run_dir} in a text of kwargs is the directory of the run",
+    )
     early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
     reduce_on_plateau: ReduceOnPlateauSettings = field(default_factory=ReduceOnPlateauSettings)
     stop_on_nonfinite_weights: bool = key(True, "stop when an epoch ends with inf or nan in the weights", advanced=True)
@@ -204,21 +271,29 @@ BACKENDS = ("tensorflow", "jax")  # in the order in which they are taken where n
 class BackendSettings:
     """What runs underneath Keras."""
 
-    name: str = key("auto", "Keras backend; auto: KERAS_BACKEND where it is set, else the one that is installed, "
-                    "TensorFlow where both are", choices=("auto", *BACKENDS))
-    device: str = key("auto", "auto: GPU where there is one; gpu without one is an error",
-                      choices=("auto", "cpu", "gpu"))
+    name: str = key(
+        "auto",
+        "Keras backend; auto: KERAS_BACKEND where it is set, else the one that is installed, TensorFlow where both are",
+        choices=("auto", *BACKENDS),
+    )
+    device: str = key(
+        "auto", "auto: GPU where there is one; gpu without one is an error", choices=("auto", "cpu", "gpu")
+    )
     memory_growth: bool = key(True, "take GPU memory as needed instead of all of it")
-    compile_cache: Optional[str] = key("auto", "folder for compiled programs, so that the next run starts sooner; "
-                                       "auto = in the user's cache folder, null = none")
+    compile_cache: Optional[str] = key(
+        "auto",
+        "folder for compiled programs, so that the next run starts sooner; "
+        "auto = in the user's cache folder, null = none",
+    )
 
 
 @dataclass
 class LoggerSettings:
     """Where telemetry goes beside metrics.jsonl and events.jsonl, which are always written."""
 
-    console: str = key("auto", "auto: live in a terminal, plain lines elsewhere",
-                       choices=("auto", "live", "plain", "quiet"))
+    console: str = key(
+        "auto", "auto: live in a terminal, plain lines elsewhere", choices=("auto", "live", "plain", "quiet")
+    )
     csv: bool = key(True, "metrics.csv")
     tensorboard: bool = key(False, "tensorboard/ event files")
     mlflow: bool = key(False, "an MLflow run in mlflow/, or on the server of MLFLOW_TRACKING_URI (extra mlflow)")
@@ -233,13 +308,23 @@ BATCH_AXIS = "data"  # of a mesh, along which each batch is split
 class DistributeSettings:
     """Over how many devices, and on JAX processes, a batch is split, and the variables of a model."""
 
-    name: str = key("none", "none, mirrored (TensorFlow), data_parallel or model_parallel (JAX)",
-                    choices=("none", "mirrored", "data_parallel", "model_parallel"))
+    name: str = key(
+        "none",
+        "none, mirrored (TensorFlow), data_parallel or model_parallel (JAX)",
+        choices=("none", "mirrored", "data_parallel", "model_parallel"),
+    )
     devices: Optional[int] = key(None, "how many devices (of each process), null = all, or those of `mesh`", at_least=1)
-    mesh: Dict[str, int] = key({}, "model_parallel: how many devices along each axis, as in {data: 2, model: 4}; each "
-                               "batch is split along `data`", at_least=1, at_most=2**16)
-    layout: Dict[str, Any] = key({}, "model_parallel: pattern (a regular expression) of whole variable paths -> the "
-                                 "axis of `mesh` that divides each axis of the variable, or null")
+    mesh: Dict[str, int] = key(
+        {},
+        "model_parallel: how many devices along each axis, as in {data: 2, model: 4}; each batch is split along `data`",
+        at_least=1,
+        at_most=2**16,
+    )
+    layout: Dict[str, Any] = key(
+        {},
+        "model_parallel: pattern (a regular expression) of whole variable paths -> the "
+        "axis of `mesh` that divides each axis of the variable, or null",
+    )
 
     @property
     def device_count(self) -> int | None:
@@ -252,10 +337,14 @@ class PhaseSettings:
     """One of several parts of a run, each with an optimizer of its own: which layers it trains, how fast, how long."""
 
     epochs: int = key(REQUIRED, "passes over the training data", at_least=1)
-    learning_rate: Optional[float] = key(None, "step size at the start of its schedule, null = optimizer.learning_rate",
-                                         above=0)
-    learning_rates: Dict[str, Any] = key({}, "of a model with several optimizers: the step size of each that does not "
-                                         "keep its own, as in {d_optimizer: 1e-4}")
+    learning_rate: Optional[float] = key(
+        None, "step size at the start of its schedule, null = optimizer.learning_rate", above=0
+    )
+    learning_rates: Dict[str, Any] = key(
+        {},
+        "of a model with several optimizers: the step size of each that does not "
+        "keep its own, as in {d_optimizer: 1e-4}",
+    )
     freeze: List[str] = key([], "layers that are not trained from here on, named as in model.freeze")
     unfreeze: List[str] = key([], "layers that are trained from here on; after `freeze`")
 
@@ -267,11 +356,16 @@ class Settings:
     recipe: str = key("custom", "name of the recipe; names the folder under runs/")
     description: str = key("", "one sentence on what it shows")
     seed: Optional[int] = key(0, "of everything random; null draws one and records it", at_least=0, at_most=2**32 - 1)
-    requires: List[str] = key([], "what it needs beside a CPU; `mpt reproduce --all` leaves it out without that",
-                              choices=("gpu", "network"))
+    requires: List[str] = key(
+        [], "what it needs beside a CPU; `mpt reproduce --all` leaves it out without that", choices=("gpu", "network")
+    )
     tags: List[str] = key([], "words by which `mpt reproduce -k` chooses recipes, as by their names")
-    seeds: int = key(1, "with how many seeds `mpt reproduce` runs it, from its own on; each must meet `expect`",
-                     at_least=1, at_most=1000)
+    seeds: int = key(
+        1,
+        "with how many seeds `mpt reproduce` runs it, from its own on; each must meet `expect`",
+        at_least=1,
+        at_most=1000,
+    )
     run_dir: Optional[str] = key(None, "where the run writes; null = runs/<recipe>/<time>-<id>")
     resume: Optional[str] = key(None, "auto or a run directory: go on where it stopped")
     policy: PolicySettings = field(default_factory=PolicySettings)
@@ -284,11 +378,15 @@ class Settings:
     logger: LoggerSettings = field(default_factory=LoggerSettings)
     distribute: DistributeSettings = field(default_factory=DistributeSettings)
     fault: FaultSettings = field(default_factory=FaultSettings)
-    phases: List[PhaseSettings] = key([], "parts of the run, one after the other, as fine-tuning has them: a list of "
-                                      "mappings with epochs, learning_rate, freeze and unfreeze")
+    phases: List[PhaseSettings] = key(
+        [],
+        "parts of the run, one after the other, as fine-tuning has them: a list of "
+        "mappings with epochs, learning_rate, freeze and unfreeze",
+    )
     vars: Dict[str, Any] = key({}, "values of the recipe's own, which other keys take as ${vars.NAME}")
-    expect: Dict[str, Any] = key({}, "what the run must reach: `metric: {min: …, max: …, value: …, tolerance: …, rtol: "
-                                     "…, atol: …}`")
+    expect: Dict[str, Any] = key(
+        {}, "what the run must reach: `metric: {min: …, max: …, value: …, tolerance: …, rtol: …, atol: …}`"
+    )
 
     @property
     def epochs(self) -> int:
@@ -297,9 +395,11 @@ class Settings:
 
 
 VARIANTS: dict[str, dict[str, type]] = {
-    "model": MODELS, "data": DATA, "optimizer": OPTIMIZER_VARIANTS,
+    "model": MODELS,
+    "data": DATA,
+    "optimizer": OPTIMIZER_VARIANTS,
     "loss_scale": {mode: mode_settings(mode) for mode in SCALE_MODES},
-}  # fmt: skip
+}
 _NAMED = {f"{group}.name": group for group in ("model", "data", "optimizer", "policy", "backend", "distribute")}
 CHOOSING_KEYS = {**_NAMED, "loss_scale.mode": "loss_scale"}  # such a key acts as its group: model.name=cnn as model=cnn
 
@@ -333,8 +433,9 @@ def variant_class(section: str, name: str) -> type:
         return mode_settings(name)
     if section not in plugins.GROUPS:
         names = [*VARIANTS[section]]
-        raise plugins.PluginError(f"its name must be one of {', '.join(names)}. Received: {name!r}. "
-                                  f"{did_you_mean(name, names)}".rstrip())  # fmt: skip
+        raise plugins.PluginError(
+            f"its name must be one of {', '.join(names)}. Received: {name!r}. {did_you_mean(name, names)}".rstrip()
+        )
     base = sections()[section]
     return _checked(plugins.load_plugin(plugins.GROUPS[section], name, base), name, _METHODS[section])
 

@@ -18,12 +18,17 @@ class ModelSettings:
     """What every model has."""
 
     name: str = key(REQUIRED, "which model is built; `mpt list models` shows them")
-    weights: Optional[str] = key(None, "a .weights.h5 or .keras file with the weights to begin with; null = fresh, "
-                                 "or those of the saved model")
-    skip_mismatch: bool = key(False, "what `weights` has not, or in other shapes, begins afresh and is named; false = "
-                              "such a file is refused")
-    freeze: List[str] = key([], "layers that are not trained, by a pattern (as in a shell: conv*) of their name, path "
-                            "or class; those of a pattern after ! stay as they are")
+    weights: Optional[str] = key(
+        None, "a .weights.h5 or .keras file with the weights to begin with; null = fresh, or those of the saved model"
+    )
+    skip_mismatch: bool = key(
+        False, "what `weights` has not, or in other shapes, begins afresh and is named; false = such a file is refused"
+    )
+    freeze: List[str] = key(
+        [],
+        "layers that are not trained, by a pattern (as in a shell: conv*) of their name, path "
+        "or class; those of a pattern after ! stay as they are",
+    )
     unfreeze: List[str] = key([], "layers that are trained again, as frozen ones of a saved model; after `freeze`")
 
 
@@ -95,8 +100,11 @@ class DataSettings:
 
     name: str = key(REQUIRED, "which source; `mpt list data` shows them")
     validation_fraction: float = key(
-        0.2, "share of the examples held out by seed, where the source has no validation set of its own",
-        at_least=0, below=1)
+        0.2,
+        "share of the examples held out by seed, where the source has no validation set of its own",
+        at_least=0,
+        below=1,
+    )
     limit: Optional[int] = key(None, "use only this many examples, drawn by seed before the split", at_least=1)
 
 
@@ -105,8 +113,11 @@ class PixelSettings(DataSettings):
     """What every source has whose inputs may be uint8."""
 
     scale_pixels: Union[bool, str] = key(
-        "auto", "uint8 inputs: true divides them by 255, false leaves them 0 to 255; auto divides them, and asks where "
-        "the model begins with Rescaling or Normalization", choices=("auto", True, False))
+        "auto",
+        "uint8 inputs: true divides them by 255, false leaves them 0 to 255; auto divides them, and asks where "
+        "the model begins with Rescaling or Normalization",
+        choices=("auto", True, False),
+    )
 
 
 @dataclass
@@ -121,8 +132,9 @@ class Tabular(DataSettings):
     """scikit-learn's bundled tables; columns are standardised with the training split's mean and deviation."""
 
     name: str = "tabular"
-    dataset: str = key("breast_cancer", "which table",
-                       choices=("breast_cancer", "iris", "wine", "diabetes", "linnerud"))
+    dataset: str = key(
+        "breast_cancer", "which table", choices=("breast_cancer", "iris", "wine", "diabetes", "linnerud")
+    )
 
 
 @dataclass
@@ -171,8 +183,9 @@ class Csv(DataSettings):
     name: str = "csv"
     path: str = key(REQUIRED, "the CSV file")
     target: str = key(REQUIRED, "name of the column to predict")
-    task: str = key("auto", "auto: text or few whole numbers is classification",
-                    choices=("auto", "classification", "regression"))
+    task: str = key(
+        "auto", "auto: text or few whole numbers is classification", choices=("auto", "classification", "regression")
+    )
     separator: str = key(",", "between columns")
 
 
@@ -188,8 +201,14 @@ class Loader(DataSettings):
 
 
 DATA = {
-    "digits": Digits, "tabular": Tabular, "text": Text, "synthetic": Synthetic, "keras": KerasDataset, "npz": Npz,
-    "csv": Csv, "loader": Loader,
+    "digits": Digits,
+    "tabular": Tabular,
+    "text": Text,
+    "synthetic": Synthetic,
+    "keras": KerasDataset,
+    "npz": Npz,
+    "csv": Csv,
+    "loader": Loader,
 }
 
 
@@ -203,21 +222,30 @@ class Schedule:
     name: str = key("constant", "shape of the schedule", choices=("constant", "cosine", "exponential", "piecewise"))
     warmup_steps: int = key(0, "applied steps of linear warm-up from 0 (constant and cosine)", at_least=0)
     decay_steps: Optional[int] = key(
-        None, "cosine: steps of decay after warm-up, null = to the end of the planned epochs; "
-        "exponential: steps per factor, must be given", at_least=1)
-    final_factor: Optional[float] = key(None, "cosine: end value over learning_rate (Keras's alpha; null = 0)",
-                                        at_least=0, at_most=1)
+        None,
+        "cosine: steps of decay after warm-up, null = to the end of the planned epochs; "
+        "exponential: steps per factor, must be given",
+        at_least=1,
+    )
+    final_factor: Optional[float] = key(
+        None, "cosine: end value over learning_rate (Keras's alpha; null = 0)", at_least=0, at_most=1
+    )
     decay_rate: Optional[float] = key(None, "exponential: factor per decay_steps, must be given", above=0)
     staircase: Optional[bool] = key(None, "exponential: in whole jumps instead of smoothly (null = false)")
     boundaries: Optional[List[int]] = key(
-        None, "piecewise: applied steps, rising; as in Keras the step after a boundary is the last with the old value",
-        at_least=1)
+        None,
+        "piecewise: applied steps, rising; as in Keras the step after a boundary is the last with the old value",
+        at_least=1,
+    )
     values: Optional[List[float]] = key(
-        None, "piecewise: the values as multiples of learning_rate, one more than boundaries", at_least=0)
-    object: Optional[str] = key(None, "in place of all these: a schedule of Keras by its name, or the user's own as "
-                                "module:name")
-    kwargs: Dict[str, Any] = key({}, "arguments for object; one that takes initial_learning_rate has learning_rate "
-                                 "for it where they don't say")
+        None, "piecewise: the values as multiples of learning_rate, one more than boundaries", at_least=0
+    )
+    object: Optional[str] = key(
+        None, "in place of all these: a schedule of Keras by its name, or the user's own as module:name"
+    )
+    kwargs: Dict[str, Any] = key(
+        {}, "arguments for object; one that takes initial_learning_rate has learning_rate for it where they don't say"
+    )
 
 
 @dataclass
@@ -233,18 +261,31 @@ class OptimizerSettings:
     global_clipnorm: Optional[float] = key(None, "clip all gradients together to this norm", above=0)
     use_ema: bool = key(False, "keep an exponential moving average of the weights; it is what the run ends with")
     ema_momentum: float = key(0.99, "weight of the old average", at_least=0, at_most=1)
-    ema_overwrite_frequency: Optional[int] = key(None, "applied steps between copies of the average into the weights, "
-                                                 "null = at the end only", at_least=1)
-    gradient_accumulation_steps: Optional[int] = key(None, "batches whose gradients are averaged into one update, "
-                                                       "null = 1", at_least=2)
+    ema_overwrite_frequency: Optional[int] = key(
+        None, "applied steps between copies of the average into the weights, null = at the end only", at_least=1
+    )
+    gradient_accumulation_steps: Optional[int] = key(
+        None, "batches whose gradients are averaged into one update, null = 1", at_least=2
+    )
     kwargs: Dict[str, Any] = key({}, "other arguments of the class, as in {momentum: 0.9}")
 
 
 _CLASSES = {  # of keras.optimizers
-    "sgd": "SGD", "rmsprop": "RMSprop", "adam": "Adam", "adamw": "AdamW", "adadelta": "Adadelta", "adagrad": "Adagrad",
-    "adamax": "Adamax", "adafactor": "Adafactor", "nadam": "Nadam", "ftrl": "Ftrl", "lion": "Lion", "lamb": "Lamb",
-    "muon": "Muon", "schedule_free_adamw": "ScheduleFreeAdamW",
-}  # fmt: skip
+    "sgd": "SGD",
+    "rmsprop": "RMSprop",
+    "adam": "Adam",
+    "adamw": "AdamW",
+    "adadelta": "Adadelta",
+    "adagrad": "Adagrad",
+    "adamax": "Adamax",
+    "adafactor": "Adafactor",
+    "nadam": "Nadam",
+    "ftrl": "Ftrl",
+    "lion": "Lion",
+    "lamb": "Lamb",
+    "muon": "Muon",
+    "schedule_free_adamw": "ScheduleFreeAdamW",
+}
 _LEARNING_RATES = {"sgd": 0.01, "schedule_free_adamw": 0.0025}  # where Keras's are not 0.001
 _WEIGHT_DECAYS = {"adamw": 0.004, "muon": 0.004}
 
@@ -253,12 +294,18 @@ def _of_keras(name: str) -> type[OptimizerSettings]:
     """The keys of an optimizer of Keras, with its defaults."""
     declared = {each.name: each for each in fields(OptimizerSettings)}
     defaults = {"learning_rate": _LEARNING_RATES.get(name, 1e-3), "weight_decay": _WEIGHT_DECAYS.get(name)}
-    changed = [(each, float if name == "adamw" else get_type_hints(OptimizerSettings)[each],  # adam is the one without
-                field(default=default, metadata=dict(declared[each].metadata)))
-               for each, default in defaults.items()]  # fmt: skip
+    changed = [
+        (
+            each,
+            float if name == "adamw" else get_type_hints(OptimizerSettings)[each],  # adam is the one without
+            field(default=default, metadata=dict(declared[each].metadata)),
+        )
+        for each, default in defaults.items()
+    ]
     namespace = {"__module__": __name__, "__doc__": f"keras.optimizers.{_CLASSES[name]}"}
-    return make_dataclass(_CLASSES[name], [("name", str, name), *changed], bases=(OptimizerSettings,),
-                          namespace=namespace)  # fmt: skip
+    return make_dataclass(
+        _CLASSES[name], [("name", str, name), *changed], bases=(OptimizerSettings,), namespace=namespace
+    )
 
 
 @dataclass
@@ -268,7 +315,8 @@ class OwnOptimizer(OptimizerSettings):
     name: str = "object"
     object: str = key(REQUIRED, "module:name, or path/to/file.py:name, of a class, function or optimizer")
     learning_rate: Optional[float] = key(  # type: ignore[assignment]
-        None, "step size at the start of the schedule, null = as the object has it", at_least=0)
+        None, "step size at the start of the schedule, null = as the object has it", at_least=0
+    )
 
 
 OPTIMIZERS = {name: _of_keras(name) for name in _CLASSES}
@@ -306,8 +354,9 @@ GIVEN: dict[str, type] = {"model": GivenModel, "data": GivenData, "optimizer": G
 
 AUTO = "auto"
 RULES: dict[str, type[ScaleRule]] = {  # auto has the numbers of dynamic, which it may become
-    AUTO: DynamicScale, **{rule.mode: rule for rule in (DynamicScale, FixedScale, LogMaxScale, NoScale)},
-}  # fmt: skip
+    AUTO: DynamicScale,
+    **{rule.mode: rule for rule in (DynamicScale, FixedScale, LogMaxScale, NoScale)},
+}
 SCALE_MODES = tuple(RULES)
 
 
@@ -323,18 +372,37 @@ class LossScaleSettings:
     mode: str = key(AUTO, "auto: dynamic when anything computes in float16, none otherwise", choices=SCALE_MODES)
     _: KW_ONLY
     on_overflow: str = key("skip", "what an overflow step does", choices=("skip", "apply", "abort"))
-    schedules_follow: str = key("applied_steps", "steps that move learning-rate schedules: applied_steps as in Keras 3 "
-                                "or all_steps as in tf.keras", choices=("applied_steps", "all_steps"), advanced=True)
-    max_consecutive_skips: Optional[int] = key(50, "stop the run after this many skipped steps in a row, null = never",
-                                               at_least=1)
-    max_skips_at_floor: Optional[int] = key(10, "stop after this many steps skipped with the scale at min_scale, "
-                                                "null = never", at_least=1, advanced=True)
-    max_skip_rate: Optional[float] = key(0.5, "stop when more than this share of the last skip_rate_window steps was "
-                                         "skipped, null = never", above=0, at_most=1)
-    stop_on_idle_epoch: bool = key(True, "stop when an epoch ends in which every step was skipped; while the scale can "
-                                   "still fall, not before 29 in a row were", advanced=True)
-    skip_rate_window: int = key(500, "steps over which the skip rate is taken; the first window is warm-up, so that it "
-                                "counts from twice as many steps on", at_least=10, advanced=True)
+    schedules_follow: str = key(
+        "applied_steps",
+        "steps that move learning-rate schedules: applied_steps as in Keras 3 or all_steps as in tf.keras",
+        choices=("applied_steps", "all_steps"),
+        advanced=True,
+    )
+    max_consecutive_skips: Optional[int] = key(
+        50, "stop the run after this many skipped steps in a row, null = never", at_least=1
+    )
+    max_skips_at_floor: Optional[int] = key(
+        10, "stop after this many steps skipped with the scale at min_scale, null = never", at_least=1, advanced=True
+    )
+    max_skip_rate: Optional[float] = key(
+        0.5,
+        "stop when more than this share of the last skip_rate_window steps was skipped, null = never",
+        above=0,
+        at_most=1,
+    )
+    stop_on_idle_epoch: bool = key(
+        True,
+        "stop when an epoch ends in which every step was skipped; while the scale can "
+        "still fall, not before 29 in a row were",
+        advanced=True,
+    )
+    skip_rate_window: int = key(
+        500,
+        "steps over which the skip rate is taken; the first window is warm-up, so that it "
+        "counts from twice as many steps on",
+        at_least=10,
+        advanced=True,
+    )
 
     def __new__(cls, mode: str = AUTO, *_: Any, **__: Any) -> Self:
         chosen: Any = mode_settings(mode) if cls is LossScaleSettings else cls
@@ -397,8 +465,11 @@ def _with_numbers(mode: str, rule: type[ScaleRule]) -> type[LossScaleSettings]:
         for declared in fields(rule)
         if declared.name in names
     ]
-    own = key(mode, "auto: dynamic when anything computes in float16, none otherwise",
-              choices=tuple(dict.fromkeys((*SCALE_MODES, mode))))
+    own = key(
+        mode,
+        "auto: dynamic when anything computes in float16, none otherwise",
+        choices=tuple(dict.fromkeys((*SCALE_MODES, mode))),
+    )
     namespace = {"rule_class": rule, "__module__": __name__, "__doc__": _document(mode, rule)}
     return make_dataclass(
         f"{rule.__name__}Settings", [("mode", str, own), *numbers], bases=(LossScaleSettings,), namespace=namespace

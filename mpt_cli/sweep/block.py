@@ -87,8 +87,13 @@ class Block:
 
 def read_block(words: Sequence[str]) -> Block:
     """The block of the recipe that the words name, or an empty one. ConfigError where it can't be read."""
-    confs = [point.values["conf"] for word in words if word.startswith("conf=")
-             for axis in read_grid([word]).axes for point in axis]  # fmt: skip
+    confs = [
+        point.values["conf"]
+        for word in words
+        if word.startswith("conf=")
+        for axis in read_grid([word]).axes
+        for point in axis
+    ]
     given = [(conf, read_recipe(find_recipe(conf))) for conf in confs]
     blocks = [(conf, recipe) for conf, recipe in given if recipe.sweep is not None]
     if not blocks:
@@ -180,8 +185,9 @@ def _check_values(problems: list[Problem], place: str, key: str, values: Any, fo
         problems += [replace(problem, key=place) for problem in found]
 
 
-def _mapped(place: str, content: Any, problems: list[Problem], rule: str = "must map keys to their values."
-            ) -> dict[str, Any]:  # fmt: skip
+def _mapped(
+    place: str, content: Any, problems: list[Problem], rule: str = "must map keys to their values."
+) -> dict[str, Any]:
     if content is None or isinstance(content, dict):
         return {str(key): value for key, value in (content or {}).items()}
     problems.append(Problem(place, rule, content))
@@ -210,17 +216,23 @@ def _text_that(says: str) -> _Rule:
 
 
 _PLAIN = {
-    "seeds": _at_least(1), "jobs": _at_least(1), "sweep_dir": _text_that("must be a path."),
+    "seeds": _at_least(1),
+    "jobs": _at_least(1),
+    "sweep_dir": _text_that("must be a path."),
     "objective": _text_that("must be a name, as --objective takes it."),
     "timeout_seconds": _Rule("must be > 0 seconds.", lambda value: type(value) in (int, float) and value > 0),
-}  # fmt: skip
-_SEARCH = {"trials": _at_least(1), "sampler": _one_of([*SAMPLERS]), "sampler_seed": _at_least(0),
-           "pruner": _one_of(PRUNERS)}  # fmt: skip
+}
+_SEARCH = {
+    "trials": _at_least(1),
+    "sampler": _one_of([*SAMPLERS]),
+    "sampler_seed": _at_least(0),
+    "pruner": _one_of(PRUNERS),
+}
 
 
 def _checked(
     place: str, content: Mapping[str, Any], rules: Mapping[str, _Rule], problems: list[Problem], known: Sequence[str]
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The values that have a rule and keep it; `known` are all names there may be."""
     for name in content:
         if name not in known:
@@ -248,8 +260,12 @@ def _launcher(content: Any, problems: list[Problem]) -> tuple[str, Sequence[str]
         remedy = did_you_mean(name, [*LAUNCHERS])
         problems.append(Problem("sweep.launcher.name", f"must be one of {', '.join(LAUNCHERS)}.", name, remedy))
         return None
-    parts = {f"{key}.{inner}" if inner else str(key): each for key, value in given.items() if key != "name"
-             for inner, each in (value.items() if isinstance(value, dict) else [("", value)])}  # fmt: skip
+    parts = {
+        f"{key}.{inner}" if inner else str(key): each
+        for key, value in given.items()
+        if key != "name"
+        for inner, each in (value.items() if isinstance(value, dict) else [("", value)])
+    }
     words = tuple(f"{PREFIX}{key}={_text(value)}" for key, value in parts.items())
     try:
         read_launcher(name, words)

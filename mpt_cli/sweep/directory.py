@@ -148,9 +148,15 @@ class SweepDirectory:
 
 _LIMITS = {"workers": int, "timeout_seconds": float}
 _PLAN = {  # the types of what stands beside the jobs
-    "objective": str | None, "command_line": list[str], "search": dict[str, Any] | None, "varied": list[str],
-    "recipe": str, "working_directory": str, "limits": dict[str, Any], "launcher": dict[str, Any] | None,
-}  # fmt: skip
+    "objective": str | None,
+    "command_line": list[str],
+    "search": dict[str, Any] | None,
+    "varied": list[str],
+    "recipe": str,
+    "working_directory": str,
+    "limits": dict[str, Any],
+    "launcher": dict[str, Any] | None,
+}
 
 
 def _read_job(entry: Any) -> Job:

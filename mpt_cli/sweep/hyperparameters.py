@@ -57,8 +57,11 @@ def _picture(found: SweepResults, key: str) -> Picture:
         if x is not None and math.isfinite(y):
             label = "" if is_search else job_label(result, key, SEED)
             series.setdefault(label, {}).setdefault(x, []).append(y)
-    drawn = [curve for place, (label, points) in enumerate(sorted(series.items()))
-             for curve in _means_and_points("" if is_search else label or "mean", points, distinct_style(place))]
+    drawn = [
+        curve
+        for place, (label, points) in enumerate(sorted(series.items()))
+        for curve in _means_and_points("" if is_search else label or "mean", points, distinct_style(place))
+    ]
     base = _log_base(key, sorted({x for points in series.values() for x in points}))
     return Picture("objective", f"{name} over {key.rpartition('.')[2]}", name, drawn, x_label=key, log_base_x=base)
 
@@ -67,10 +70,14 @@ def _means_and_points(label: str, points: dict[float, list[float]], look: CurveS
     """No line through trials, which have no label. Jobs at one place are points of as many curves."""
     xs = sorted(points)
     alone = CurveStyle(look.colour, "", marker="o")
-    rounds = [[(x, y) for x, y in zip(xs, each, strict=True) if y is not None]
-              for each in zip_longest(*(points[x] for x in xs))]  # fmt: skip
-    return [*([Curve(label, xs, [fmean(points[x]) for x in xs], look)] if label else []),
-            *(Curve("", [x for x, _ in jobs], [y for _, y in jobs], alone) for jobs in rounds)]  # fmt: skip
+    rounds = [
+        [(x, y) for x, y in zip(xs, each, strict=True) if y is not None]
+        for each in zip_longest(*(points[x] for x in xs))
+    ]
+    return [
+        *([Curve(label, xs, [fmean(points[x]) for x in xs], look)] if label else []),
+        *(Curve("", [x for x, _ in jobs], [y for _, y in jobs], alone) for jobs in rounds),
+    ]
 
 
 def _log_base(key: str, xs: Sequence[float]) -> int | None:
@@ -127,10 +134,19 @@ def parallel_chart(found: SweepResults) -> dict[str, Any]:
     ranked = [result for row in found.configurations for result in row.results]
     jobs = [result for result in ranked if math.isfinite(_reached(found, result))][:MOST_LINES]
     reached = [_reached(found, result) for result in jobs]
-    keys = [_axis(key.rpartition(".")[2], [result.job.overrides.get(key, "-") for result in jobs],
-                  [_number(result, key) for result in jobs]) for key in found.keys]  # fmt: skip
-    return {"axes": [*keys, _axis(found.objective.name, [*map(format_number, reached)], reached)],
-            "names": [f"{result.job.number:03d}" for result in jobs], "falls": found.objective.falls}  # fmt: skip
+    keys = [
+        _axis(
+            key.rpartition(".")[2],
+            [result.job.overrides.get(key, "-") for result in jobs],
+            [_number(result, key) for result in jobs],
+        )
+        for key in found.keys
+    ]
+    return {
+        "axes": [*keys, _axis(found.objective.name, [*map(format_number, reached)], reached)],
+        "names": [f"{result.job.number:03d}" for result in jobs],
+        "falls": found.objective.falls,
+    }
 
 
 def _axis(label: str, texts: list[str], numbers: Sequence[float | None]) -> dict[str, Any]:
@@ -142,5 +158,10 @@ def _axis(label: str, texts: list[str], numbers: Sequence[float | None]) -> dict
         known = [math.log2(value) for value in known]
     low, high = min(known, default=0.0), max(known, default=0.0)
     named = dict(zip(known, texts, strict=True))
-    return {"label": label, "texts": texts, "low": named.get(low, ""), "high": named.get(high, ""),
-            "at": [(value - low) / (high - low) if high > low else 0.5 for value in known]}  # fmt: skip
+    return {
+        "label": label,
+        "texts": texts,
+        "low": named.get(low, ""),
+        "high": named.get(high, ""),
+        "at": [(value - low) / (high - low) if high > low else 0.5 for value in known],
+    }

@@ -173,8 +173,9 @@ def read_lead(first: Values, others: Sequence[Values], is_ahead: Callable[[float
     (0,)
     """
     behind = tuple(_differences(first, other, len(others)) for other in others)
-    together = tuple(place for place, found in enumerate(behind)
-                     if not _is_lost(others[place]) and not _is_behind(found, is_ahead))  # fmt: skip
+    together = tuple(
+        place for place, found in enumerate(behind) if not _is_lost(others[place]) and not _is_behind(found, is_ahead)
+    )
     wanted = [found.seeds_to_decide() if found else None for found in (behind[place] for place in together)]
     known = [count for count in wanted if count is not None]
     return Lead(behind, together, max(known) if known and len(known) == len(wanted) else None)

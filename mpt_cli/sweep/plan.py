@@ -63,8 +63,9 @@ def choose_objective(word: str | None, summaries: Iterable[Mapping[str, Any]]) -
 
     ConfigError for a name that no run has; without any run, the name is taken as it is.
     """
-    known = [{name for name, value in known_values(summary).items() if as_number(value) is not None}
-             for summary in summaries]  # fmt: skip
+    known = [
+        {name for name, value in known_values(summary).items() if as_number(value) is not None} for summary in summaries
+    ]
     if word is None:
         counts = {name: sum(name in names for names in known) for name in MONITORED}
         word = max(counts, key=lambda name: counts[name])
@@ -208,9 +209,12 @@ def choose_search(block: Block, said: Mapping[str, Any]) -> Search | None:
 
 
 def make_plan(
-    words: Sequence[str], block: Block | None = None, objective: str | None = None, is_here: bool = True,
+    words: Sequence[str],
+    block: Block | None = None,
+    objective: str | None = None,
+    is_here: bool = True,
     say: Callable[[str], None] = lambda sentence: None,
-) -> SweepPlan:  # fmt: skip
+) -> SweepPlan:
     """The jobs in Hydra's order, the last key varied fastest; ConfigError with the problems of all at once.
 
     `block` is what the recipe varies beside the words; `objective` must be one that they can report. Where the jobs run
@@ -345,8 +349,10 @@ def plan_lines(plan: SweepPlan) -> list[str]:
         seeds = f", each with seeds {', '.join(space.seeds)}" if space.seeds else ""
         how = f"{search.trials} trials, {search.sampler}{f', {search.pruner}' if search.pruner else ''}{seeds}"
         return [*(f"{dimension.key:<{width}}  {dimension}" for dimension in space.dimensions), how]
-    lines = [f"{job.name}  {' '.join(f'{key}={value}' for key, value in job.overrides.items())}".rstrip()
-             for job in plan.jobs]  # fmt: skip
+    lines = [
+        f"{job.name}  {' '.join(f'{key}={value}' for key, value in job.overrides.items())}".rstrip()
+        for job in plan.jobs
+    ]
     return [*lines, *duplicate_lines(plan), job_count(len(plan.jobs))]
 
 
@@ -355,14 +361,17 @@ def missing_backends(plan: SweepPlan) -> list[str]:
     every = [job.words for job in plan.jobs]
     if plan.search is not None and not every:
         every = [next(read_space(plan.search.words).edges)]
-    distinct = {tuple(word for word in words if key_of(word).split(".")[0] in ("conf", "backend")): words
-                for words in every}  # fmt: skip
+    distinct = {
+        tuple(word for word in words if key_of(word).split(".")[0] in ("conf", "backend")): words for words in every
+    }
     return sorted({missing_backend(each) for each in load_each(distinct.values())} - {""})
 
 
 def duplicate_lines(plan: SweepPlan) -> list[str]:
-    return [f"left out: {' '.join(f'{key}={value}' for key, value in overrides.items())} is the same as job {number}"
-            for overrides, number in plan.duplicates]  # fmt: skip
+    return [
+        f"left out: {' '.join(f'{key}={value}' for key, value in overrides.items())} is the same as job {number}"
+        for overrides, number in plan.duplicates
+    ]
 
 
 def job_count(count: int) -> str:

@@ -48,7 +48,7 @@ class Screen:
 
     def show_table(
         self, columns: Sequence[TableColumn[R]], rows: Sequence[R], style: Callable[[R], str], secondary: Sequence[str]
-    ) -> None:  # fmt: skip
+    ) -> None:
         """In a terminal without as many of the columns called `secondary`, in this order, as leave room for the rest;
         piped, all of them in aligned plain lines."""
         if self.live is None:
@@ -156,9 +156,12 @@ def format_state(line: dict[str, Any] | None, seconds: float) -> list[str]:
     loss, scale = line.get("loss"), line.get("loss_scale")
     skipped = f"{format_count(line['skipped_steps'])} skipped ({format_share(line['skipped_steps'], line['step'])})"
     return [
-        f"step {format_count(line['step'])}", f"loss {format_number(None if loss is None else float(loss))}",
-        f"scale {format_scale(None if scale is None else float(scale))}", skipped, format_seconds(seconds),
-    ]  # fmt: skip
+        f"step {format_count(line['step'])}",
+        f"loss {format_number(None if loss is None else float(loss))}",
+        f"scale {format_scale(None if scale is None else float(scale))}",
+        skipped,
+        format_seconds(seconds),
+    ]
 
 
 def format_ending(result: JobResult) -> str:

@@ -54,8 +54,13 @@ def columns(found: SweepResults) -> list[TableColumn[Configuration]]:
     keys = [TableColumn(_short(key, found.keys), partial(_format_override, key), is_number=False) for key in found.keys]
     objective = TableColumn(found.objective.name, _format_objective)
     seeds = [TableColumn("n", _format_count), TableColumn("to the first", partial(_format_behind, found))]
-    return [TableColumn("rank", partial(_format_rank, found)), *keys, objective,
-            *(seeds if found.has_seeds else []), *_NUMERICS]  # fmt: skip
+    return [
+        TableColumn("rank", partial(_format_rank, found)),
+        *keys,
+        objective,
+        *(seeds if found.has_seeds else []),
+        *_NUMERICS,
+    ]
 
 
 def format_verdict(row: Configuration) -> str:
@@ -117,7 +122,7 @@ def _short(key: str, keys: Sequence[str]) -> str:
 
 def _figure(
     name: str, words: Callable[[float], str], *picks: Callable[[list[float]], float]
-) -> Callable[[Configuration], str]:  # fmt: skip
+) -> Callable[[Configuration], str]:
     """What the seeds' values of a field come to by each of the picks, once where these are the same."""
 
     def cell(row: Configuration) -> str:
@@ -183,8 +188,11 @@ def best_lines(found: SweepResults) -> list[str]:
     if best is None:
         return [_line("best", "none: no job finished")]
     title = "best" if found.lead.is_shown else "first"
-    return [_line(title, f"{best.job.name}, {_reached(found, best)}"), _line("", best.job.command),
-            *(_line("", line) for line in (lead_sentence(found), seeds_command(found)) if line)]  # fmt: skip
+    return [
+        _line(title, f"{best.job.name}, {_reached(found, best)}"),
+        _line("", best.job.command),
+        *(_line("", line) for line in (lead_sentence(found), seeds_command(found)) if line),
+    ]
 
 
 def _reached(found: SweepResults, best: JobResult) -> str:
@@ -309,15 +317,21 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
         best_command=[] if best is None else [best.job.command],
         seeds_command="" if best is None else seeds_command(found),
         configurations=PageTable(
-            "In order of their rank; a rank leads to its first run", columns(found), found.configurations, _row_kind,
-            lambda row: run_link(row.results[0].run_dir, page), is_explored=True, secondary=SECONDARY),
+            "In order of their rank; a rank leads to its first run",
+            columns(found),
+            found.configurations,
+            _row_kind,
+            lambda row: run_link(row.results[0].run_dir, page),
+            is_explored=True,
+            secondary=SECONDARY,
+        ),
         importances=importances(found) if found.keys else [],
         lines=len(chart["names"]),
         left_out=f"Curves are of the {MOST_RUNS} best of {count} jobs." if count > MOST_RUNS else "",
         failures=[(result, result.reason or "the sweep ended before it") for result in _not_good(found)],
         again=again_command(found),
         jobs=_jobs_table(found, page),
-    )  # fmt: skip
+    )
 
 
 def _row_kind(row: Configuration) -> str:
@@ -341,12 +355,25 @@ def _jobs_table(found: SweepResults, page: Path) -> PageTable[JobResult]:
         TableColumn("command", lambda result: result.job.command, is_number=False, wraps=True),
     ]
     title = f"All {len(found.results)} jobs with their commands"
-    return PageTable(title, wanted, found.results, lambda result: "" if result.is_good else "bad",
-                     lambda result: run_link(result.run_dir, page), is_explored=True)  # fmt: skip
+    return PageTable(
+        title,
+        wanted,
+        found.results,
+        lambda result: "" if result.is_good else "bad",
+        lambda result: run_link(result.run_dir, page),
+        is_explored=True,
+    )
 
 
-_NUMBERS = ("steps_seen", "skipped_steps", "final_loss_scale", "min_loss_scale", "max_loss_scale",
-            "examples_per_second", "peak_memory_bytes")  # fmt: skip
+_NUMBERS = (
+    "steps_seen",
+    "skipped_steps",
+    "final_loss_scale",
+    "min_loss_scale",
+    "max_loss_scale",
+    "examples_per_second",
+    "peak_memory_bytes",
+)
 
 
 def write_results(found: SweepResults, page: Path | None = None) -> None:

@@ -142,9 +142,12 @@ def dry_run(overrides: Sequence[str], options: Options, search: Mapping[str, Any
 
 
 def _planned(
-    words: Sequence[str], block: Block, options: Options, said: Mapping[str, Any],
+    words: Sequence[str],
+    block: Block,
+    options: Options,
+    said: Mapping[str, Any],
     say: Callable[[str], None] = lambda sentence: None,
-) -> tuple[SweepPlan, Options]:  # fmt: skip
+) -> tuple[SweepPlan, Options]:
     search = choose_search(block, said)
     options = options.filled({**block.limits, "objective": block.objective})
     if search is None:
@@ -158,7 +161,7 @@ def _planned(
 
 def resume_sweep(
     path: str, options: Options, screen: Screen, trials: int | None = None, words: Sequence[str] = ()
-) -> tuple[SweepResults, int]:  # fmt: skip
+) -> tuple[SweepResults, int]:
     """Runs what is missing or not good in an earlier sweep. A failed job starts afresh, a broken-off one goes on.
 
     `trials` is how many a search is to have in all; `words` say what a grid is to vary besides: each in place of the
@@ -180,8 +183,9 @@ def resume_sweep(
         return _run(sweep, plan, options, screen)
 
 
-def dry_run_of_resume(path: str, options: Options, trials: int | None = None, words: Sequence[str] = ()
-                      ) -> tuple[SweepPlan, list[str]]:  # fmt: skip
+def dry_run_of_resume(
+    path: str, options: Options, trials: int | None = None, words: Sequence[str] = ()
+) -> tuple[SweepPlan, list[str]]:
     """The jobs that `resume_sweep` would run, and how many trials it would make; nothing is written."""
     sweep = SweepDirectory.open(path)
     plan = _continued(sweep, sweep.read_plan(), options, trials, words)
@@ -191,9 +195,13 @@ def dry_run_of_resume(path: str, options: Options, trials: int | None = None, wo
 
 
 def _continued(
-    sweep: SweepDirectory, plan: SweepPlan, options: Options, trials: int | None, words: Sequence[str],
+    sweep: SweepDirectory,
+    plan: SweepPlan,
+    options: Options,
+    trials: int | None,
+    words: Sequence[str],
     say: Callable[[str], None] = lambda line: None,
-) -> SweepPlan:  # fmt: skip
+) -> SweepPlan:
     """The plan with what is said of it anew."""
     if options.objective is not None:
         plan = _with_objective(sweep, plan, options.objective)
@@ -285,8 +293,12 @@ def run_jobs(sweep: SweepDirectory, plan: SweepPlan, options: Options, screen: S
 
         limits = replace(limits, workers=max(limits.workers, going_on))
         with SweepProgress(screen, sweep, count, limits.workers) as progress:
-            queue = Queue(limits, executor, lambda command, ending: sweep.write_ending(command.subject, ending),
-                          [progress, *observers])  # fmt: skip
+            queue = Queue(
+                limits,
+                executor,
+                lambda command, ending: sweep.write_ending(command.subject, ending),
+                [progress, *observers],
+            )
             stopped_by = queue.run(commands())
     if stopped_by is None and search is not None and (why := search.why_fewer()):
         screen.say(why)
@@ -295,7 +307,7 @@ def run_jobs(sweep: SweepDirectory, plan: SweepPlan, options: Options, screen: S
 
 def commands_left(
     sweep: SweepDirectory, left: Sequence[Job], options: Options, cwd: Path, executor: Executor
-) -> list[Command[Job]]:  # fmt: skip
+) -> list[Command[Job]]:
     """Those of jobs that a cluster still has are waited for; what a failed job left behind is set aside, and all but
     these count as not run. DataError where one runs that the cluster does not have.
     """
@@ -320,8 +332,10 @@ def detach(sweep: SweepDirectory, commands: Sequence[Command[Job]], limits: Limi
         raise DataError(f"The jobs could not be submitted: {error}") from error
     names = ", ".join(dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids)) or "none"
     watch, again = shell_command("watch", sweep.path), shell_command("sweep", "--resume", sweep.path)
-    return (f"{job_count(len(commands))} submitted as {names}, {limits.workers} at a time. `{watch}` shows them, "
-            f"`{again}` waits for them and ranks them.")  # fmt: skip
+    return (
+        f"{job_count(len(commands))} submitted as {names}, {limits.workers} at a time. `{watch}` shows them, "
+        f"`{again}` waits for them and ranks them."
+    )
 
 
 def exit_code(stopped_by: signal.Signals | None, results: Sequence[JobResult]) -> int:
@@ -340,20 +354,29 @@ def format_machine_share(environment: Mapping[str, str], limits: Limits, options
 
 def make_command(
     sweep: SweepDirectory, job: Job, options: Options, cwd: Path, is_submitted: bool = False
-) -> Command[Job]:  # fmt: skip
+) -> Command[Job]:
     """`cwd` is the directory that the sweep was started in."""
     earlier = sweep.read_ending(job)
     if not is_submitted:
         sweep.ending_json(job).unlink(missing_ok=True)  # from here on the job counts as not run
     attempt = earlier.attempt + 1 if earlier else 1
     run_dir = (sweep.path if cwd == Path.cwd() else sweep.path.resolve()) / job.name
-    return Command(job.name, options.launch(job, run_dir), job, sweep.log(job), cwd, job.environment, job.gpus, attempt,
-                   is_submitted=is_submitted)  # fmt: skip
+    return Command(
+        job.name,
+        options.launch(job, run_dir),
+        job,
+        sweep.log(job),
+        cwd,
+        job.environment,
+        job.gpus,
+        attempt,
+        is_submitted=is_submitted,
+    )
 
 
 def plan_facts(
     command_line: Sequence[str], options: Options, limits: Mapping[str, Any] | None = None
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """What stands beside the plan: how and where it was started."""
     return {
         "command_line": [*command_line],  # without options

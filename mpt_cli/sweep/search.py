@@ -71,9 +71,11 @@ class OptunaStudy:
         elif trial.state == TrialState.RUNNING:
             self._study.tell(trial.number, value)
         elif trial.state == TrialState.FAIL:
-            self._study.add_trial(optuna.create_trial(
-                params=trial.params, distributions=trial.distributions, value=value, user_attrs={JOB: job}
-            ))  # fmt: skip
+            self._study.add_trial(
+                optuna.create_trial(
+                    params=trial.params, distributions=trial.distributions, value=value, user_attrs={JOB: job}
+                )
+            )
 
     def is_behind(self, job: int, course: Sequence[float]) -> bool:
         """Whether the pruner would end a running job that had these values at the ends of its epochs."""
@@ -150,8 +152,9 @@ class SearchJobs(Observer[Job]):
         if not self.plan.missing:
             return ""
         made = f"{self.plan.missing // self._search.seeds} of {self._search.trials} trials were not made"
-        return (f"no new combination came up in {MOST_ASKED} proposals: {made}. Widen the space, or ask for fewer "
-                "trials.")  # fmt: skip
+        return (
+            f"no new combination came up in {MOST_ASKED} proposals: {made}. Widen the space, or ask for fewer trials."
+        )
 
     def new_jobs(self) -> Iterator[Job]:
         """Until there are as many as wanted, or no new combination of values came up."""

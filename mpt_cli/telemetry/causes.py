@@ -65,7 +65,12 @@ IN_DOUBT_WORDS = (
 FORWARD, NAN, FIXED, BEYOND = "forward pass", "nan", "fixed too high", "beyond any scale"
 IN_DOUBT, UNSETTLED, TOO_HIGH = "nan in every step", "unsettled", "too high"
 VANISHING, NO_SCALE, FIXED_LOW, LOW, NO_ROOM, DEAD_GRADIENTS, ZERO_UNKNOWN = (
-    "vanishing", "flushed without scale", "fixed too low", "too low", "no room", "dead gradients",
+    "vanishing",
+    "flushed without scale",
+    "fixed too low",
+    "too low",
+    "no room",
+    "dead gradients",
     "zero for an unknown reason",
 )
 SPOILED_LOSS, SPOILED_WEIGHTS = "spoiled loss", "spoiled weights"

@@ -137,8 +137,10 @@ def _ends_overflowing(signs: Signs) -> str | None:
 
 def _ends_with_bad_values(signs: Signs) -> str | None:
     """However few: what no scale causes comes again, and a smaller scale only costs gradients."""
-    found = next((pair for pair in ((FORWARD, signs.forward_steps), (NAN, signs.uncured_steps))
-                  if len(pair[1]) >= THIRD_TIME), None)  # fmt: skip
+    found = next(
+        (pair for pair in ((FORWARD, signs.forward_steps), (NAN, signs.uncured_steps)) if len(pair[1]) >= THIRD_TIME),
+        None,
+    )
     if found is None:
         return None
     cause, steps = found
@@ -151,8 +153,11 @@ def _ends_with_spoiled_metrics(signs: Signs) -> str | None:
         return None
     names, loss = ", ".join(signs.spoiled_metrics), signs.loss
     beside = "" if loss is None else f", though the loss in training is {format_number(loss)}"
-    where = ("of the validation data, or the model overflows on it" if "val_loss" in signs.spoiled_metrics else
-             "it is given, or it adds up more than its dtype holds (keras.config.floatx)")  # fmt: skip
+    where = (
+        "of the validation data, or the model overflows on it"
+        if "val_loss" in signs.spoiled_metrics
+        else "it is given, or it adds up more than its dtype holds (keras.config.floatx)"
+    )
     return f"{names} ended as inf or nan{beside}. Look at the values {where}."
 
 
@@ -182,9 +187,11 @@ def describe_digits(noise: float, layers: Sequence[str], noise_left: float, at: 
         return f"{words}, and no few layers in float32 mend it. Use policy=float32."
     names = [layer.rpartition("/")[2] for layer in layers]
     overrides = ", ".join(f"{name}: float32" for name in names)
-    return (f"{words}, and by {noise_left:.2g} with {_name_layers(names)} in float32, tried on the same batch. Use "
-            f"policy.overrides={{{overrides}}} (in a script dtype=\"float32\" where the layer is made), or give the "
-            "model smaller numbers: subtract an offset, or use integers for identifiers.")  # fmt: skip
+    return (
+        f"{words}, and by {noise_left:.2g} with {_name_layers(names)} in float32, tried on the same batch. Use "
+        f'policy.overrides={{{overrides}}} (in a script dtype="float32" where the layer is made), or give the '
+        "model smaller numbers: subtract an offset, or use integers for identifiers."
+    )
 
 
 def _ends_without_digits(signs: Signs) -> str | None:
@@ -214,9 +221,11 @@ def _describe_dead(signs: Signs) -> str | None:
     layers = signs.layers_that(DEAD)
     if not layers:
         return None
-    return (f"No gradient reached the weights of {_name_layers(layers)}{_format_sampled(signs)}, in float32 neither: "
-            "units that are dead (a lower learning rate, another activation), a loss weight of 0, or a path "
-            "to the loss that is cut.")  # fmt: skip
+    return (
+        f"No gradient reached the weights of {_name_layers(layers)}{_format_sampled(signs)}, in float32 neither: "
+        "units that are dead (a lower learning rate, another activation), a loss weight of 0, or a path "
+        "to the loss that is cut."
+    )
 
 
 def describe_unmoved(found: UnmovedWeights) -> str:
@@ -226,10 +235,12 @@ def describe_unmoved(found: UnmovedWeights) -> str:
     'Not one bit of any kernel has changed since the start'
     """
     since = f"step {format_count(found.since_step)}" if found.since_step else "the start"
-    return (f"Not one bit of any kernel has changed since {since}, though the gradients are not 0: at learning rate "
-            f"{found.learning_rate:g} updates are less than half a unit in the last place of the weights (2^-25 to "
-            "2^-24 of one in float32) and are rounded away. Raise the learning rate, unless the targets were met from "
-            "the start.")
+    return (
+        f"Not one bit of any kernel has changed since {since}, though the gradients are not 0: at learning rate "
+        f"{found.learning_rate:g} updates are less than half a unit in the last place of the weights (2^-25 to "
+        "2^-24 of one in float32) and are rounded away. Raise the learning rate, unless the targets were met from "
+        "the start."
+    )
 
 
 def _ends_as_it_began(signs: Signs) -> str | None:
@@ -242,9 +253,11 @@ def _ends_unmoved(signs: Signs) -> str | None:
     layers = signs.layers_that(UNMOVED)
     if not layers:
         return None
-    return (f"Next to none of the updates of {_name_layers(layers)} changed a weight{_format_sampled(signs)}: what is "
-            "less than half a unit in the last place of a weight in half precision is rounded away. The "
-            "policies mixed_bfloat16 and mixed_float16 keep weights in float32.")  # fmt: skip
+    return (
+        f"Next to none of the updates of {_name_layers(layers)} changed a weight{_format_sampled(signs)}: what is "
+        "less than half a unit in the last place of a weight in half precision is rounded away. The "
+        "policies mixed_bfloat16 and mixed_float16 keep weights in float32."
+    )
 
 
 def _name_layers(layers: Sequence[str]) -> str:
@@ -281,8 +294,10 @@ def _advise_first_scale(signs: Signs) -> str:
     found, first = (format_scale(scale) for scale in (signs.found_scale, signs.scaling.initial_scale))
     count = signs.search_skips
     which = "the first skip" if count == 1 else f"the first {format_count(count)} skips"
-    return (f" The initial loss scale, {first}, was too high: {found} (loss_scale.initial_scale) would have avoided "
-            f"{which}.")  # fmt: skip
+    return (
+        f" The initial loss scale, {first}, was too high: {found} (loss_scale.initial_scale) would have avoided "
+        f"{which}."
+    )
 
 
 def _ends_well(signs: Signs) -> str:
@@ -303,9 +318,12 @@ def _describe_skips(signs: Signs) -> str:
         return f"{_format_skipped(signs)}, few enough to do no harm."
     bad = {*signs.forward_steps}
     later = sum(step > signs.skip_steps[searched - 1] and step not in bad for step in signs.unprovoked_steps)
-    groups = {"while the scale settled": searched,
-              "after it had grown": signs.skipped_steps - searched - later - len(bad),
-              "with a loss that was not finite before any scaling": len(bad), "later": later}  # fmt: skip
+    groups = {
+        "while the scale settled": searched,
+        "after it had grown": signs.skipped_steps - searched - later - len(bad),
+        "with a loss that was not finite before any scaling": len(bad),
+        "later": later,
+    }
     told = ", ".join(f"{format_count(count)} {when}" for when, count in groups.items() if count)
     return f"{_format_skipped(signs)}: {told}, few enough to do no harm.{_advise_first_scale(signs)}"
 
@@ -314,16 +332,20 @@ def _remark_bad_values(signs: Signs) -> str | None:
     if not signs.forward_steps:
         return None
     steps = f"step{'s' if len(signs.forward_steps) > 1 else ''} {', '.join(map(str, signs.forward_steps))}"
-    return (f"The loss of {steps} was not finite before any scaling, which no loss scale prevents: look at the "
-            "examples of that batch, or keep the layer that events.jsonl names in float32.")  # fmt: skip
+    return (
+        f"The loss of {steps} was not finite before any scaling, which no loss scale prevents: look at the "
+        "examples of that batch, or keep the layer that events.jsonl names in float32."
+    )
 
 
 def _remark_flushed(signs: Signs) -> str | None:
     if not signs.is_learnt or (signs.flushed_share or 0.0) <= FLUSHED_SHARE:
         return None
-    return (f"{format_fraction(signs.flushed_share or 0.0)} of the gradient elements were flushed to zero"
-            f"{_format_sampled(signs)}, when the loss had fallen to {format_number(signs.loss or 0.0)} and next to "
-            "nothing was left to learn.")  # fmt: skip
+    return (
+        f"{format_fraction(signs.flushed_share or 0.0)} of the gradient elements were flushed to zero"
+        f"{_format_sampled(signs)}, when the loss had fallen to {format_number(signs.loss or 0.0)} and next to "
+        "nothing was left to learn."
+    )
 
 
 def _remark_late_skips(signs: Signs) -> str | None:
@@ -334,18 +356,22 @@ def _remark_late_skips(signs: Signs) -> str | None:
         return None
     named = ("… " if len(late) > 3 else "") + ", ".join(map(str, late[-3:]))
     which = f"Step {named} was" if len(late) == 1 else f"{format_count(len(late))} steps ({named}) were"
-    return (f"{which} skipped long after the scale had settled, and not because it had grown: a batch with unusual "
-            "gradients does that, or a learning rate that rises. If more follow, lower the learning rate or clip "
-            "gradients to a global norm of 1.0.")  # fmt: skip
+    return (
+        f"{which} skipped long after the scale had settled, and not because it had grown: a batch with unusual "
+        "gradients does that, or a learning rate that rises. If more follow, lower the learning rate or clip "
+        "gradients to a global norm of 1.0."
+    )
 
 
 def _remark_rising_loss(signs: Signs) -> str | None:
     trend = signs.val_loss
     if not trend.is_rising:
         return None
-    return (f"val_loss was lowest in epoch {trend.lowest_epoch}, {format_number(trend.lowest)}, and is "
-            f"{format_number(trend.latest[-1])} after {trend.epoch - trend.lowest_epoch} more: the model may be "
-            "overfitting, and early stopping ends a run there.")  # fmt: skip
+    return (
+        f"val_loss was lowest in epoch {trend.lowest_epoch}, {format_number(trend.lowest)}, and is "
+        f"{format_number(trend.latest[-1])} after {trend.epoch - trend.lowest_epoch} more: the model may be "
+        "overfitting, and early stopping ends a run there."
+    )
 
 
 INPUT_SHARE, INPUT_SECONDS = 0.3, 5.0  # of the time, and in all: below, a quicker input gains little
@@ -355,15 +381,22 @@ def _remark_input(signs: Signs) -> str | None:
     waited, whole = signs.input_seconds, signs.input_seconds + signs.step_seconds
     if waited < INPUT_SECONDS or waited <= INPUT_SHARE * whole:
         return None
-    return (f"Steps waited for their data {waited / whole:.0%} of the time ({format_seconds(waited)}), so a quicker "
-            "device gains little: let the loader do less for each example, or do it once and keep the "
-            "result.")  # fmt: skip
+    return (
+        f"Steps waited for their data {waited / whole:.0%} of the time ({format_seconds(waited)}), so a quicker "
+        "device gains little: let the loader do less for each example, or do it once and keep the "
+        "result."
+    )
 
 
 # what a good verdict adds where it holds
 REMARKS = (
-    _remark_bad_values, _remark_late_skips, _describe_dead, _remark_flushed, _remark_rising_loss, _remark_input,
-)  # fmt: skip
+    _remark_bad_values,
+    _remark_late_skips,
+    _describe_dead,
+    _remark_flushed,
+    _remark_rising_loss,
+    _remark_input,
+)
 
 
 def _explain_no_scale(signs: Signs) -> str:
@@ -454,15 +487,21 @@ def _skips_to_rate(signs: Signs, rate: float) -> int:
 # The order is that of the verdict, from worst to best, and of two rules that the same step breaks.
 RULES = (
     HealthRule(
-        NEVER_TRAINED, _ends_untrained, "loss_scale.stop_on_idle_epoch",
+        NEVER_TRAINED,
+        _ends_untrained,
+        "loss_scale.stop_on_idle_epoch",
         value=lambda signs: signs.epoch_is_whole and signs.applied_in_epoch == 0 and not signs.is_settling,
         at_epoch_end=True,
         skips=lambda signs: signs.streaks.skips,
-        evidence=lambda signs: "an epoch ended in which every step was skipped, the last at loss scale "
-        + format_scale(signs.scale),
+        evidence=lambda signs: (
+            "an epoch ended in which every step was skipped, the last at loss scale " + format_scale(signs.scale)
+        ),
     ),
     HealthRule(
-        COLLAPSED, _ends_without_loss, "trainer.max_nonfinite_losses", "non_finite_losses",
+        COLLAPSED,
+        _ends_without_loss,
+        "trainer.max_nonfinite_losses",
+        "non_finite_losses",
         evidence=lambda signs: f"the loss was not finite in {signs.peaks.non_finite_losses} applied steps in a row",
         causes=(SPOILED_LOSS,),
     ),
@@ -474,23 +513,36 @@ RULES = (
         causes=(SPOILED_WEIGHTS,),
     ),
     HealthRule(
-        key="loss_scale.on_overflow=abort", counts="skips",
+        key="loss_scale.on_overflow=abort",
+        counts="skips",
         skips=lambda signs: 1,
         evidence=lambda signs: f"gradients were not finite at loss scale {format_scale(signs.scale)}",
     ),
     HealthRule(
-        COLLAPSED, _ends_at_floor, "loss_scale.max_skips_at_floor", "floor_skips",
+        COLLAPSED,
+        _ends_at_floor,
+        "loss_scale.max_skips_at_floor",
+        "floor_skips",
         applies=lambda signs: signs.scaling.floor is not None,
-        evidence=lambda signs: f"{signs.peaks.floor_skips} steps were skipped though the loss scale is at its floor, "
-        + format_scale(signs.scaling.floor),
+        evidence=lambda signs: (
+            f"{signs.peaks.floor_skips} steps were skipped though the loss scale is at its floor, "
+            + format_scale(signs.scaling.floor)
+        ),
     ),
     HealthRule(
-        COLLAPSED, _ends_in_skips, "loss_scale.max_consecutive_skips", "skips",
-        evidence=lambda signs: f"{signs.peaks.skips} steps in a row were skipped, the loss scale is "
-        + format_scale(signs.scale),
+        COLLAPSED,
+        _ends_in_skips,
+        "loss_scale.max_consecutive_skips",
+        "skips",
+        evidence=lambda signs: (
+            f"{signs.peaks.skips} steps in a row were skipped, the loss scale is " + format_scale(signs.scale)
+        ),
     ),
     HealthRule(
-        CHRONIC, _ends_overflowing, "loss_scale.max_skip_rate", "skips_in_call",
+        CHRONIC,
+        _ends_overflowing,
+        "loss_scale.max_skip_rate",
+        "skips_in_call",
         value=lambda signs: signs.peak_skip_rate,
         must_exceed=True,
         first_steps=lambda signs: 2 * signs.window_steps - signs.steps_seen,  # two windows
@@ -503,7 +555,10 @@ RULES = (
     HealthRule(BAD_VALUES, _ends_with_spoiled_metrics),
     HealthRule(VANISHES, _ends_vanished),
     HealthRule(
-        TOO_LOW, _ends_flushed, "trainer.max_zero_gradients", "zero_steps",
+        TOO_LOW,
+        _ends_flushed,
+        "trainer.max_zero_gradients",
+        "zero_steps",
         applies=lambda signs: not signs.is_learnt,
         evidence=lambda signs: f"every gradient was exactly 0 in {signs.peaks.zero_steps} applied steps in a row",
         causes=(ZERO_UNKNOWN, DEAD_GRADIENTS, *UNDERFLOW_CAUSES),
@@ -515,7 +570,7 @@ RULES = (
     HealthRule(UNCHECKED, _ends_unchecked),
     HealthRule(WARM_UP, _ends_warmed_up),
     HealthRule(HEALTHY, _ends_well),
-)  # fmt: skip
+)
 
 
 def judge(signs: Signs) -> tuple[str, str]:

@@ -271,9 +271,15 @@ class Ledger(Resumable):
     def snapshot(self, **others: Any) -> Snapshot:
         """The state after the last step as a line of the log; `others` are the fields that are not counted here."""
         return Snapshot(
-            step=self.seen, learning_rate=self.learning_rate, loss_scale=self.scale, scale_counter=self.counter,
-            skipped_steps=self.skipped, consecutive_skips=self.streaks.skips, applied_steps=self.applied, **others,
-        )  # fmt: skip
+            step=self.seen,
+            learning_rate=self.learning_rate,
+            loss_scale=self.scale,
+            scale_counter=self.counter,
+            skipped_steps=self.skipped,
+            consecutive_skips=self.streaks.skips,
+            applied_steps=self.applied,
+            **others,
+        )
 
     def start_epoch(self) -> None:
         self.applied_in_epoch = 0
@@ -312,10 +318,12 @@ class Ledger(Resumable):
         self.skipped += skipped
         at_floor, before = block.scale_before <= np.float32(self.rules.min_scale), self.streaks
         lengths = StreakCounts(
-            skips=_streak_lengths(skips, before.skips), floor_skips=_floor_skips(at_floor, skips, before.floor_skips),
+            skips=_streak_lengths(skips, before.skips),
+            floor_skips=_floor_skips(at_floor, skips, before.floor_skips),
             non_finite_losses=_streak_lengths(lost[applied], before.non_finite_losses),
-            zero_steps=_streak_lengths(block.zero[applied], before.zero_steps), skips_in_call=(0, 0),
-        )  # fmt: skip
+            zero_steps=_streak_lengths(block.zero[applied], before.zero_steps),
+            skips_in_call=(0, 0),
+        )
         self.streaks, self.peaks = (StreakCounts(*counts) for counts in zip(*lengths, strict=True))
         if skipped < len(block):
             self.is_sound = bool((block.finite & ~lost)[applied][-1])
@@ -361,12 +369,22 @@ class Ledger(Resumable):
         spikes, sample = [], self.sample
         for jump in self.watch.absorb(self.seen, block.loss, applied, self.rules.keep_spikes):
             row = jump.step - self.seen - 1
-            spikes.append(Spike(
-                jump.step, epoch, 0, float(block.loss[row]), jump.median, jump.bound, jump.before, bool(applied[row]),
-                float(block.learning_rate[row]), float(block.scale_before[row]),
-                gradient_norm=None if sample is None else sample.norm,
-                gradient_step=None if sample is None else sample.step,
-            ))  # fmt: skip
+            spikes.append(
+                Spike(
+                    jump.step,
+                    epoch,
+                    0,
+                    float(block.loss[row]),
+                    jump.median,
+                    jump.bound,
+                    jump.before,
+                    bool(applied[row]),
+                    float(block.learning_rate[row]),
+                    float(block.scale_before[row]),
+                    gradient_norm=None if sample is None else sample.norm,
+                    gradient_step=None if sample is None else sample.step,
+                )
+            )
         return spikes
 
     def _events(self, block: StepRecords, epoch: int) -> list[Event]:
@@ -384,9 +402,12 @@ class Ledger(Resumable):
         events = []
         for i in np.flatnonzero(~finite | (before != after)).tolist():
             where: dict[str, Any] = {
-                "step": self.seen + i + 1, "epoch": epoch, "optimizer": optimizer,
-                "scale_before": float(before[i]), "scale_after": float(after[i]),
-            }  # fmt: skip
+                "step": self.seen + i + 1,
+                "epoch": epoch,
+                "optimizer": optimizer,
+                "scale_before": float(before[i]),
+                "scale_after": float(after[i]),
+            }
             rises, falls = after[i] > before[i], after[i] < before[i]
             if finite[i]:
                 events.append(Event(kind=GROWTH if rises else DECLINE, **where))
@@ -405,11 +426,13 @@ def _fault_of(block: StepRecords, i: int, variables: tuple[str, ...]) -> dict[st
     is_known = is_backward and 0 <= nearest < len(variables)  # a loss that is not finite spoils every gradient
     variable = variables[nearest] if is_known else None
     return {
-        "nan": int(block.nan[i]), "inf": int(block.inf[i]),
-        "variable": variable, "layer": None if variable is None else variable.rpartition("/")[0] or None,
+        "nan": int(block.nan[i]),
+        "inf": int(block.inf[i]),
+        "variable": variable,
+        "layer": None if variable is None else variable.rpartition("/")[0] or None,
         "cause": BACKWARD_PASS if is_backward else FORWARD_PASS,
         "fault": ("inf" if block.holds_inf[i] else "nan") if is_known else None,
-    }  # fmt: skip
+    }
 
 
 def _floor_skips(at_floor: Flags, skips: Flags, before: int) -> tuple[int, int]:

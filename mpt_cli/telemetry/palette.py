@@ -34,7 +34,25 @@ def distinct_style(index: int) -> CurveStyle:
 
 
 # Contrast of every text colour to its background is at least 4.5 in both schemes; a test reckons it out.
-LIGHT_PAGE = {"page": "#ffffff", "ink": "#1f2328", "faint": "#59636e", "line": "#d8dee4", "soft": "#f3f5f7",
-         "good": "#1a7f37", "bad": "#c5221f", "warn": "#8a5a00", "link": "#0a5fb4"}  # fmt: skip
-DARK_PAGE = {"page": "#14171a", "ink": "#e3e6e9", "faint": "#a2abb5", "line": "#343a41", "soft": "#1f2429",
-        "good": "#4cc36a", "bad": "#ff8f87", "warn": "#e3b341", "link": "#6cb6ff"}  # fmt: skip
+LIGHT_PAGE = {
+    "page": "#ffffff",
+    "ink": "#1f2328",
+    "faint": "#59636e",
+    "line": "#d8dee4",
+    "soft": "#f3f5f7",
+    "good": "#1a7f37",
+    "bad": "#c5221f",
+    "warn": "#8a5a00",
+    "link": "#0a5fb4",
+}
+DARK_PAGE = {
+    "page": "#14171a",
+    "ink": "#e3e6e9",
+    "faint": "#a2abb5",
+    "line": "#343a41",
+    "soft": "#1f2429",
+    "good": "#4cc36a",
+    "bad": "#ff8f87",
+    "warn": "#e3b341",
+    "link": "#6cb6ff",
+}

@@ -457,13 +457,13 @@ def _sample_from(line: Mapping[str, Any]) -> GradientSample | None:
     found = {name: line.get(f"gradient_{name}") for name in GRADIENT_FIELDS}
     if found["norm"] is None:
         return None
-    return GradientSample(line["step"], **{name: None if value is None else float(value)
-                                           for name, value in found.items()})  # type: ignore[arg-type]  # fmt: skip
+    return GradientSample(
+        line["step"], **{name: None if value is None else float(value) for name, value in found.items()}
+    )  # type: ignore[arg-type]
 
 
 def record_from(record: type[R], tree: Mapping[str, Any]) -> R:
-    """The dataclass that a line or a file of strict JSON tells of; what a later version may have added is passed over.
-    """
+    """Return the dataclass of a line or a file of strict JSON; fields that a later version added are ignored."""
     return record(**{each.name: _from_json(tree[each.name]) for each in fields(record) if each.name in tree})
 
 

@@ -256,8 +256,11 @@ class Signs:
             return 0
         end = self.steps_seen if self.first_growth_step is None else self.first_growth_step
         forward = {*self.forward_steps}
-        others = (place for place, step in enumerate(self.skip_steps)
-                  if step > end or step in forward or not self.is_early(step))  # fmt: skip
+        others = (
+            place
+            for place, step in enumerate(self.skip_steps)
+            if step > end or step in forward or not self.is_early(step)
+        )
         return next(others, self.skipped_steps)
 
     @property
@@ -320,7 +323,7 @@ def is_at_floor(scaling: Scaling, scale: float) -> bool:
 
 def observe(
     ledger: "Ledger", tally: EventTally, scaling: Scaling, metrics: Mapping[str, float], **others: Any
-) -> Signs:  # fmt: skip
+) -> Signs:
     """The signs after the last step that `ledger` took in, whose every event is in `tally`; `others` are the fields
     that neither knows.
 

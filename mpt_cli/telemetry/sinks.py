@@ -166,8 +166,10 @@ class JsonlSink(FileSink):
         file.poll(now)
 
 
-OWN_COLUMNS = (*(field.name for field in fields(Snapshot) if field.name not in ("metrics", "gradients", "phase")),
-               *(f"gradient_{name}" for name in GRADIENT_FIELDS))  # fmt: skip
+OWN_COLUMNS = (
+    *(field.name for field in fields(Snapshot) if field.name not in ("metrics", "gradients", "phase")),
+    *(f"gradient_{name}" for name in GRADIENT_FIELDS),
+)
 
 
 class CsvSink(FileSink):
@@ -287,8 +289,10 @@ def _errors_named(tracker: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # each tracker has a family of its own
-        raise DataError(f"{tracker} could not take what it was given: {first_line(error)}. Set "
-                        f"logger.{tracker}=false to go on without it.") from error
+        raise DataError(
+            f"{tracker} could not take what it was given: {first_line(error)}. Set "
+            f"logger.{tracker}=false to go on without it."
+        ) from error
 
 
 def _params(header: RunHeader) -> dict[str, str]:
@@ -350,10 +354,13 @@ class WandbSink(Sink):
             wandb = importlib.import_module("wandb")
             self._folder.mkdir(exist_ok=True)
             self._run = wandb.init(
-                mode=os.environ.get("WANDB_MODE", "offline"), dir=str(self._folder), project=header.recipe,
-                name=Path(header.run_dir).name, config=_params(header),
+                mode=os.environ.get("WANDB_MODE", "offline"),
+                dir=str(self._folder),
+                project=header.recipe,
+                name=Path(header.run_dir).name,
+                config=_params(header),
                 settings=wandb.Settings(silent=True, console="off"),
-            )  # fmt: skip
+            )
             self._run.define_metric("step")
             self._run.define_metric("*", step_metric="step")  # its own count of steps must never go back
 

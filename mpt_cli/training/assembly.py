@@ -148,11 +148,14 @@ def _assemble(program: Program, platform: Platform, data: DataSet, hardware: Har
     check_scaled_once(settings, model, data)
     scaling = resolve_scaling(settings.loss_scale, model)
     warnings = [
-        *warn_of_fault(settings.fault), *check_numerics(settings, model, data),
-        *warn_of_scaling(scaling), *warn_of_half_head(model),
+        *warn_of_fault(settings.fault),
+        *check_numerics(settings, model, data),
+        *warn_of_scaling(scaling),
+        *warn_of_half_head(model),
         *warn_of_learning_rate(settings.optimizer),
-        *warn_of_float_labels(data, settings.data), *data.warnings,
-    ]  # fmt: skip
+        *warn_of_float_labels(data, settings.data),
+        *data.warnings,
+    ]
     plan = BatchPlan(settings.trainer.batch_size, 1, settings.trainer.drop_remainder, devices=distribution.replicas)
     jit = choose_jit(settings, platform, model, count_steps(settings, plan.steps_per_epoch(data.train)))
     if uncompiled := uncompiled_inputs(settings, data):
@@ -166,11 +169,25 @@ def _assemble(program: Program, platform: Platform, data: DataSet, hardware: Har
         put_to_training(settings, model, data, phases, injector)
         if settings.model.weights is not None:
             warnings += load_initial_weights(model, settings.model.weights, settings.model.skip_mismatch)
-    warnings += [*warn_of_own_steps(model), *warn_of_no_head(settings, model),
-                 *_warn_of_what_is_left(chosen)]
+    warnings += [*warn_of_own_steps(model), *warn_of_no_head(settings, model), *_warn_of_what_is_left(chosen)]
     warnings += warn_of_saving(model) if settings.trainer.save_model else []
-    return Assembly(program, platform, data, model, phases, scaling, distribution, engine, train_feed, validation_feed,
-                    jit, resident, call_capacity(settings.trainer, resident), tuple(warnings), compiled)  # fmt: skip
+    return Assembly(
+        program,
+        platform,
+        data,
+        model,
+        phases,
+        scaling,
+        distribution,
+        engine,
+        train_feed,
+        validation_feed,
+        jit,
+        resident,
+        call_capacity(settings.trainer, resident),
+        tuple(warnings),
+        compiled,
+    )
 
 
 def data_for(settings: Settings, model: Any, data: DataSet) -> DataSet:
@@ -190,9 +207,14 @@ def check_scaled_once(settings: Settings, model: Any, data: DataSet) -> None:
     """ConfigError where both source and model would scale pixels, and nobody asked for it."""
     layer = first_scaling(model)
     if layer and "divided_by" in data.preprocessing and getattr(settings.data, "scale_pixels", None) == "auto":
-        raise ConfigError(Problem(
-            "data.scale_pixels", f"must be said: the model begins with {layer}, and uint8 inputs would be divided by "
-            "255 before it.", "auto", "Set false for inputs of 0 to 255, as Keras's fit would get them, or true."))
+        raise ConfigError(
+            Problem(
+                "data.scale_pixels",
+                f"must be said: the model begins with {layer}, and uint8 inputs would be divided by 255 before it.",
+                "auto",
+                "Set false for inputs of 0 to 255, as Keras's fit would get them, or true.",
+            )
+        )
 
 
 def first_scaling(model: Any) -> str:
@@ -207,9 +229,7 @@ def first_scaling(model: Any) -> str:
     return ""
 
 
-def put_to_training(
-    settings: Settings, model: Any, data: DataSet, phases: Phases, injector: Injector | None
-) -> None:
+def put_to_training(settings: Settings, model: Any, data: DataSet, phases: Phases, injector: Injector | None) -> None:
     """Loss, metrics and optimizers into the model, of the settings or as its author compiled it."""
     if is_compiled(model):
         optimizers = wrap_author_optimizers(model, phases.wrap)
@@ -244,8 +264,10 @@ def warn_of_no_head(settings: Settings, model: Any) -> list[str]:
     if head == settings.policy.name or head_layers(model):
         return []
     names = ", ".join(layer.name for layer in layers_of(model)[-4:])
-    return [f"policy.head={head}: which layer of {type(model).__name__} is its head is not known, so none is put into "
-            f"{head}. Call that layer \"head\", or set policy.overrides.NAME={head} (its last layers: {names})."]
+    return [
+        f"policy.head={head}: which layer of {type(model).__name__} is its head is not known, so none is put into "
+        f'{head}. Call that layer "head", or set policy.overrides.NAME={head} (its last layers: {names}).'
+    ]
 
 
 def warn_of_half_head(model: Any) -> list[str]:
@@ -255,13 +277,14 @@ def warn_of_half_head(model: Any) -> list[str]:
         return []
     layers = f"layer {rows[0].path} makes" if len(rows) == 1 else f"layers {', '.join(row.path for row in rows)} make"
     risk = next((row.risk for row in rows if row.risk), "what the loss gets has 11 bits, and is inf above 65504")
-    return [f"{layers} the output of the model in {rows[0].compute_dtype}: {risk}. Keep that layer in "
-            "float32."]  # fmt: skip
+    return [f"{layers} the output of the model in {rows[0].compute_dtype}: {risk}. Keep that layer in float32."]
 
 
 def _warn_of_what_is_left(chosen: ChosenPolicies | None) -> list[str]:
-    return [f"policy.name: {AUTO_FLOAT16} leaves {text}, which no policy of a layer changes. Cast to float32 there."
-            for text in (chosen.left if chosen is not None else ())]  # fmt: skip
+    return [
+        f"policy.name: {AUTO_FLOAT16} leaves {text}, which no policy of a layer changes. Cast to float32 there."
+        for text in (chosen.left if chosen is not None else ())
+    ]
 
 
 def warn_of_own_steps(model: Any) -> list[str]:
@@ -271,11 +294,20 @@ def warn_of_own_steps(model: Any) -> list[str]:
         return []
     reported = "" if own.train_loss == "loss" else f" Its loss is taken to be {own.train_loss}."
     several = f" It has {len(own.optimizers)} optimizers, each with a loss scale of its own." if own.further else ""
-    drawn = [f"model: the train_step of {type(model).__name__} draws by tf.random ({', '.join(own.drawn)}), whose "
-             "state is in no checkpoint: a resumed run draws other numbers. keras.random with a SeedGenerator of the "
-             "model goes on as it was."] if own.drawn else []  # fmt: skip
-    return [f"model: {type(model).__name__} has a train_step of its own, which is called; its gradients are not "
-            f"sampled.{reported}{several}", *drawn]
+    drawn = (
+        [
+            f"model: the train_step of {type(model).__name__} draws by tf.random ({', '.join(own.drawn)}), whose "
+            "state is in no checkpoint: a resumed run draws other numbers. keras.random with a SeedGenerator of the "
+            "model goes on as it was."
+        ]
+        if own.drawn
+        else []
+    )
+    return [
+        f"model: {type(model).__name__} has a train_step of its own, which is called; its gradients are not "
+        f"sampled.{reported}{several}",
+        *drawn,
+    ]
 
 
 def uncompiled_inputs(settings: Settings, data: DataSet) -> str:
@@ -285,13 +317,23 @@ def uncompiled_inputs(settings: Settings, data: DataSet) -> str:
     """
     is_text, on_tensorflow = "string" in data.input_dtype, settings.backend.name == "tensorflow"
     if is_text and not on_tensorflow:
-        raise ConfigError(Problem("backend.name", f"{settings.backend.name} has no text, and inputs of the data are.",
-                                  settings.backend.name, "Use backend=tensorflow, or turn them into numbers in "
-                                  "data.loader."))
+        raise ConfigError(
+            Problem(
+                "backend.name",
+                f"{settings.backend.name} has no text, and inputs of the data are.",
+                settings.backend.name,
+                "Use backend=tensorflow, or turn them into numbers in data.loader.",
+            )
+        )
     kind = "text" if is_text else "ragged" if RAGGED in data.input_dtype and on_tensorflow else ""
     if kind and settings.trainer.jit_compile is True:
-        raise ConfigError(Problem("trainer.jit_compile", f"must be auto or false: inputs of the data are {kind}, which "
-                                  "XLA does not compute with.", True))
+        raise ConfigError(
+            Problem(
+                "trainer.jit_compile",
+                f"must be auto or false: inputs of the data are {kind}, which XLA does not compute with.",
+                True,
+            )
+        )
     return kind
 
 
@@ -302,8 +344,13 @@ def check_numerics(settings: Settings, model: Any, data: DataSet) -> list[str]:
     findings = find_bad_combinations(model, next(iter(own), settings.optimizer.name), data.max_abs_input, rounds)
     fatal = [Problem(finding.key, finding.what) for finding in findings if finding.fatal]
     if rounds and not rounded_variables(model.variables):
-        fatal.append(Problem("policy.stochastic_rounding", "must be false: no weight of the model is in float16 or "
-                             "bfloat16, so that there is nothing to round.", True))
+        fatal.append(
+            Problem(
+                "policy.stochastic_rounding",
+                "must be false: no weight of the model is in float16 or bfloat16, so that there is nothing to round.",
+                True,
+            )
+        )
     if fatal:
         raise ConfigError(fatal)
     return [f"{finding.key}: {finding.what}" for finding in findings]
@@ -333,8 +380,14 @@ def _feeds(settings: Settings, data: DataSet, engine: Engine, devices: int) -> t
     if isinstance(data.train, Stream) and data.train.endless and trainer.max_steps is None:
         raise ConfigError(Problem("trainer.max_steps", "must be given for a dataset that never ends."))
     if train_feed.steps == 0:
-        raise ConfigError(Problem("trainer.batch_size", "is larger than the training set, and drop_remainder leaves no "
-                                  "step.", trainer.batch_size, "Lower it or set trainer.drop_remainder=false."))
+        raise ConfigError(
+            Problem(
+                "trainer.batch_size",
+                "is larger than the training set, and drop_remainder leaves no step.",
+                trainer.batch_size,
+                "Lower it or set trainer.drop_remainder=false.",
+            )
+        )
     if data.validation is None:
         return train_feed, None, resident
     in_order = BatchPlan(trainer.batch_size, capacity, devices=devices)
@@ -344,8 +397,9 @@ def _feeds(settings: Settings, data: DataSet, engine: Engine, devices: int) -> t
 def _stays_on_device(trainer: TrainerSettings, data: DataSet) -> bool:
     sizes = [byte_size(data.train), byte_size(data.validation)]
     if trainer.feed == "resident" and None in sizes:
-        raise ConfigError(Problem("trainer.feed", "a stream of data can't stay on the device.", "resident",
-                                  "Use auto or stream."))
+        raise ConfigError(
+            Problem("trainer.feed", "a stream of data can't stay on the device.", "resident", "Use auto or stream.")
+        )
     if trainer.feed != "auto":
         return trainer.feed == "resident"
     return None not in sizes and sum(size or 0 for size in sizes) <= RESIDENT_BYTES
@@ -384,13 +438,19 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Batch
             raise ConfigError(problem) from None
         if (layer := failed_layer(error)) is not None:
             raise UserCodeError(f"model: {describe_layer(layer)}: {plain_message(error)}") from error
-        shapes = [None if part is None else keras.tree.map_structure(lambda t: tuple(t.shape[1:]), part)
-                  for part in (getattr(model, "outputs", None), batch.y)]  # fmt: skip
+        shapes = [
+            None if part is None else keras.tree.map_structure(lambda t: tuple(t.shape[1:]), part)
+            for part in (getattr(model, "outputs", None), batch.y)
+        ]
         output, target = (part if part else "?" for part in shapes)
-        raise ConfigError(Problem(
-            "trainer.loss", f"loss and metrics can't compare outputs of shape {output} with targets of shape {target}",
-            None, f"Choose another model, trainer.loss or trainer.metrics. Keras: {str(error).strip().splitlines()[0]}",
-        )) from error
+        raise ConfigError(
+            Problem(
+                "trainer.loss",
+                f"loss and metrics can't compare outputs of shape {output} with targets of shape {target}",
+                None,
+                f"Choose another model, trainer.loss or trainer.metrics. Keras: {str(error).strip().splitlines()[0]}",
+            )
+        ) from error
     return batch
 
 
@@ -425,11 +485,17 @@ def try_build(program: Program, platform: Platform, with_operations: bool = Fals
     reasons, overrides = ({}, {}) if chosen is None else (chosen.reasons, chosen.overrides)
     layers = [replace(row, reason=reasons.get(row.path, "")) for row in audit_layers(parts.model)]
     return BuildCheck(
-        layers, count_parameters(parts.model), parts.data.description, describe_scaling(parts.scaling),
-        parts.warnings, parts.phases.lines, overrides, _operations(parts) if with_operations else None,
+        layers,
+        count_parameters(parts.model),
+        parts.data.description,
+        describe_scaling(parts.scaling),
+        parts.warnings,
+        parts.phases.lines,
+        overrides,
+        _operations(parts) if with_operations else None,
         ("loss", *metric_names(parts.model, parts.validation_feed is not None)),
         (*describe_inputs(parts.model, first_batch(parts.data.train, MOST_COUNTED).x),),
-    )  # fmt: skip
+    )
 
 
 def _operations(parts: Assembly) -> OperationReport:
@@ -445,5 +511,10 @@ def _operations(parts: Assembly) -> OperationReport:
         asked = {name: policy for name, policy in parts.settings.policy.overrides.items() if name not in new}
         return replace(report, suggestion=asked | new if new else {})
     except Exception as error:
-        raise ConfigError(Problem("--ops", "the forward pass can't be traced, so that its operations are not seen "
-                                  f"({summarise_error(error)[:200]}).")) from error  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "--ops",
+                "the forward pass can't be traced, so that its operations are not seen "
+                f"({summarise_error(error)[:200]}).",
+            )
+        ) from error

@@ -46,16 +46,24 @@ def check_author_compiled(settings: Settings, model: Any) -> None:
     changed = [f"optimizer.{f.name}" for f in fields(plain) if getattr(optimizer, f.name) != getattr(plain, f.name)]
     changed += ["optimizer.name"] if optimizer.name != "adam" else []
     trainer, usual = settings.trainer, type(settings.trainer)()
-    changed += [f"trainer.{name}" for name in ("loss", "metrics")
-                if getattr(trainer, name) != getattr(usual, name)]
+    changed += [f"trainer.{name}" for name in ("loss", "metrics") if getattr(trainer, name) != getattr(usual, name)]
     problems = [
-        Problem(key, "has no effect: the model comes compiled, with an optimizer, a loss and metrics of its own.",
-                attrgetter(key)(settings), "Leave it out, or let the builder return the model uncompiled.")
+        Problem(
+            key,
+            "has no effect: the model comes compiled, with an optimizer, a loss and metrics of its own.",
+            attrgetter(key)(settings),
+            "Leave it out, or let the builder return the model uncompiled.",
+        )
         for key in dict.fromkeys(changed)
-    ]  # fmt: skip
+    ]
     if trainer.max_rollbacks:
-        problems.append(Problem("trainer.max_rollbacks", "must be 0 with a model that comes compiled: the learning "
-                                "rate that a rollback lowers is the author's.", trainer.max_rollbacks))
+        problems.append(
+            Problem(
+                "trainer.max_rollbacks",
+                "must be 0 with a model that comes compiled: the learning rate that a rollback lowers is the author's.",
+                trainer.max_rollbacks,
+            )
+        )
     if problems:
         raise ConfigError(problems)
 
@@ -69,9 +77,14 @@ def wrap_author_optimizers(model: Any, wrap: Wrap) -> dict[str, LossScaleOptimiz
     by_inner: dict[int, LossScaleOptimizer] = {}
     for name, optimizer, put in list(optimizers_in(model)):
         if isinstance(optimizer, LossScaleOptimizer):
-            raise ConfigError(Problem(
-                "model.builder", f"{name} is a LossScaleOptimizer already: in a run loss_scale.* says how the loss is "
-                "scaled.", None, "Compile the model with the plain optimizer."))
+            raise ConfigError(
+                Problem(
+                    "model.builder",
+                    f"{name} is a LossScaleOptimizer already: in a run loss_scale.* says how the loss is scaled.",
+                    None,
+                    "Compile the model with the plain optimizer.",
+                )
+            )
         inner = unwrapped(optimizer)
         if id(inner) not in by_inner:
             by_inner[id(inner)] = wrapped[name] = wrap(inner, name)
@@ -80,7 +93,11 @@ def wrap_author_optimizers(model: Any, wrap: Wrap) -> dict[str, LossScaleOptimiz
 
 
 def prepare_own_steps(
-    settings: Settings, model: Any, optimizers: dict[str, LossScaleOptimizer], data: DataSet, batch: Any,
+    settings: Settings,
+    model: Any,
+    optimizers: dict[str, LossScaleOptimizer],
+    data: DataSet,
+    batch: Any,
     scaling: Scaling,
 ) -> None:
     """Find out how the model's own steps work, and build its optimizers for what they train.
@@ -92,8 +109,14 @@ def prepare_own_steps(
     if not trains and not tests:
         return
     if settings.distribute.name != "none":
-        raise ConfigError(Problem("distribute", f"must be none: {type(model).__name__} has a train_step or test_step "
-                                  "of its own, which mpt runs on one device.", settings.distribute.name))
+        raise ConfigError(
+            Problem(
+                "distribute",
+                f"must be none: {type(model).__name__} has a train_step or test_step "
+                "of its own, which mpt runs on one device.",
+                settings.distribute.name,
+            )
+        )
     drawn: list[str] = []
     logs, uses = _trace_training(model, optimizers, batch, drawn) if trains else (None, {})
     used = _used_optimizers(model, optimizers, uses, scaling) if trains else {}
@@ -101,10 +124,16 @@ def prepare_own_steps(
     if data.validation is not None:
         # batches to validate with may be of another form than those to train on
         tested = first_batch(data.validation, settings.trainer.batch_size) if tests else None
-        test_logs = _trace_testing(model, tested, Problem(
-            "data.validation_fraction", _NOTHING_TO_TEST.format(type(model).__name__),
-            getattr(settings.data, "validation_fraction", None),
-            "Give it a test_step, or set data.validation_fraction=0."))
+        test_logs = _trace_testing(
+            model,
+            tested,
+            Problem(
+                "data.validation_fraction",
+                _NOTHING_TO_TEST.format(type(model).__name__),
+                getattr(settings.data, "validation_fraction", None),
+                "Give it a test_step, or set data.validation_fraction=0.",
+            ),
+        )
     if trains:
         _check_logs(model, "train_step", logs)
     own = build_own_steps(used, logs, test_logs if tests else None, uses)
@@ -127,19 +156,22 @@ def prepare_own_test(model: Any, batch: Any) -> None:
     """`prepare_own_steps` for a model that is only evaluated."""
     if not has_own_train_step(model) and not has_own_test_step(model):
         return
-    logs = _trace_testing(model, batch, Problem("model", _NOTHING_TO_TEST.format(type(model).__name__), None,
-                                                "Give it a test_step."))
+    logs = _trace_testing(
+        model, batch, Problem("model", _NOTHING_TO_TEST.format(type(model).__name__), None, "Give it a test_step.")
+    )
     if logs is not None:
         set_own_steps(model, build_own_steps({}, None, logs, {}))
 
 
 def _trace_training(
     model: Any, optimizers: dict[str, LossScaleOptimizer], batch: Any, drawn: list[str] | None = None
-) -> Any:  # fmt: skip
+) -> Any:
     if keras.backend.backend() == "jax":
         if any(optimizer is not model.optimizer for optimizer in optimizers.values()):
-            rule = (f"must be tensorflow: {type(model).__name__} has {len(optimizers)} optimizers "
-                    f"({', '.join(optimizers)}), and Keras on JAX hands a train_step the state of one.")
+            rule = (
+                f"must be tensorflow: {type(model).__name__} has {len(optimizers)} optimizers "
+                f"({', '.join(optimizers)}), and Keras on JAX hands a train_step the state of one."
+            )
             raise ConfigError(Problem("backend.name", rule, "jax"))
         model.optimizer.build(model.trainable_variables)
         model.optimizer.scale_state.keep_trace()
@@ -150,8 +182,7 @@ def _trace_training(
 
 
 def _trace_testing(model: Any, batch: Any, lack: Problem) -> Any:
-    """None where Keras's own test_step has what it needs; ConfigError with `lack` where there is nothing to test with.
-    """
+    """Return None where Keras's own test_step will do; ConfigError with `lack` where nothing can test."""
     if not has_own_test_step(model):
         has_loss = getattr(model, "loss", None) is not None or has_own_compute_loss(model)
         if can_be_called(model) and (has_loss or model.losses):
@@ -185,9 +216,12 @@ def loss_not_scaled_problem(model: str, optimizers: Sequence[str] = ("optimizer"
     if keras.backend.backend() == "jax":  # elsewhere it would read the scale that was there when it was compiled
         calls += ", inside of keras.StatelessScope(zip(self.optimizer.variables, optimizer_variables)),"
     return Problem(
-        "model", f"{model}.train_step applies gradients of a loss that it does not scale, though layers compute in "
-        "float16: its small gradients would vanish, and dividing them by the loss scale would be wrong.", None,
-        f"Write {calls} before it takes the gradients, or set loss_scale=none or policy=mixed_bfloat16.")  # fmt: skip
+        "model",
+        f"{model}.train_step applies gradients of a loss that it does not scale, though layers compute in "
+        "float16: its small gradients would vanish, and dividing them by the loss scale would be wrong.",
+        None,
+        f"Write {calls} before it takes the gradients, or set loss_scale=none or policy=mixed_bfloat16.",
+    )
 
 
 def _used_optimizers(
@@ -197,10 +231,15 @@ def _used_optimizers(
     used = {name: optimizer for name, optimizer in optimizers.items() if uses[name].applied}
     name = type(model).__name__
     if not used:
-        raise ConfigError(Problem(
-            "model", f"{name}.train_step never calls apply of an optimizer that the model holds "
-            f"({', '.join(optimizers)}), so that no step can be counted or scaled.", None,
-            "Let it call self.optimizer.apply(gradients, variables), on JAX self.optimizer.stateless_apply."))
+        raise ConfigError(
+            Problem(
+                "model",
+                f"{name}.train_step never calls apply of an optimizer that the model holds "
+                f"({', '.join(optimizers)}), so that no step can be counted or scaled.",
+                None,
+                "Let it call self.optimizer.apply(gradients, variables), on JAX self.optimizer.stateless_apply.",
+            )
+        )
     not_scaled = [each for each in used if not uses[each].scaled]
     if not_scaled and scaling.scales:
         raise ConfigError(loss_not_scaled_problem(name, not_scaled))

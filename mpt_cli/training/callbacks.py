@@ -35,10 +35,21 @@ from mpt_cli.training.progress import monitored
 OF_KERAS = frozenset(vars(keras.callbacks.Callback()))  # what every callback has: its params and its model
 # what an attribute names, or is made anew with the callback and has no state
 BEGUN_ANEW = (type, ModuleType, partial, Path, keras.Model, keras.layers.Layer, keras.losses.Loss)
-MADE_AGAIN = frozenset((  # by Keras's own callbacks, at their first use
-    "monitor_op", "min_delta", "_writers", "_prev_summary_state", "_previous_epoch_iterations", "_summary_module",
-    "_epoch_start_time", "_batch_start_time", "_batch_trace_context", "csv_file", "writer",
-))  # fmt: skip
+MADE_AGAIN = frozenset(
+    (  # by Keras's own callbacks, at their first use
+        "monitor_op",
+        "min_delta",
+        "_writers",
+        "_prev_summary_state",
+        "_previous_epoch_iterations",
+        "_summary_module",
+        "_epoch_start_time",
+        "_batch_start_time",
+        "_batch_trace_context",
+        "csv_file",
+        "writer",
+    )
+)
 
 
 class NotPlain(Exception):
@@ -73,7 +84,7 @@ def decode(value: Any, arrays: Arrays) -> Any:
         return [decode(part, arrays) for part in value]
     if not isinstance(value, dict):
         return value
-    (kind, content), = value.items()
+    ((kind, content),) = value.items()
     if kind == "dict":
         return {key: decode(part, arrays) for key, part in content.items()}
     if kind == "tuple":
@@ -110,8 +121,10 @@ class CallbackState:
         if self._has_methods:
             return []
         plain, others = self._attributes()
-        self._at_begin = {name: (digest_of(arrays, json.dumps(content)), [] if arrays else [content])
-                          for name, (content, arrays) in plain.items()}  # fmt: skip
+        self._at_begin = {
+            name: (digest_of(arrays, json.dumps(content)), [] if arrays else [content])
+            for name, (content, arrays) in plain.items()
+        }
         return self._sentences(others)
 
     def encode(self) -> tuple[Any, Arrays, list[str]]:
@@ -121,8 +134,10 @@ class CallbackState:
             try:
                 return encode(self.callback.get_state(), arrays, f"{self._root}state"), arrays, []
             except NotPlain as error:
-                raise UserCodeError(f"callbacks: {type(self.callback).__name__}.get_state must return numbers, texts, "
-                                    f"arrays, and lists and dicts of them. Received: {error}.") from error
+                raise UserCodeError(
+                    f"callbacks: {type(self.callback).__name__}.get_state must return numbers, texts, "
+                    f"arrays, and lists and dicts of them. Received: {error}."
+                ) from error
         plain, others = self._attributes()
         for name, (content, own) in plain.items():
             if digest_of(own, json.dumps(content)) != self._at_begin.get(name, ("",))[0]:
@@ -158,8 +173,11 @@ class CallbackState:
         return plain, others
 
     def _sentences(self, others: dict[str, Any]) -> list[str]:
-        found = {name: value for name, value in others.items() if name not in self._told
-                 and not (inspect.isroutine(value) or isinstance(value, BEGUN_ANEW))}  # fmt: skip
+        found = {
+            name: value
+            for name, value in others.items()
+            if name not in self._told and not (inspect.isroutine(value) or isinstance(value, BEGUN_ANEW))
+        }
         self._told.update(found)
         return [
             f"callbacks: {type(self.callback).__name__}.{name} ({type(value).__name__}) can't be stored in a "
@@ -181,9 +199,15 @@ RUN_DIR = "{run_dir}"  # in the texts of a callback
 BATCH_HOOKS = {"on_train_batch_begin": "on_batch_begin", "on_train_batch_end": "on_batch_end"}  # and what they call
 TEST_BATCH_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 HOOKS = (
-    *BATCH_HOOKS, *TEST_BATCH_HOOKS, "on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end",
-    "on_test_begin", "on_test_end",
-)  # fmt: skip
+    *BATCH_HOOKS,
+    *TEST_BATCH_HOOKS,
+    "on_train_begin",
+    "on_train_end",
+    "on_epoch_begin",
+    "on_epoch_end",
+    "on_test_begin",
+    "on_test_end",
+)
 REFUSED = {
     **{getattr(keras.callbacks, name): remedy for name, remedy in REFUSED_CALLBACKS.items()},
     keras.callbacks.CallbackList: "Give its members one by one.",
@@ -265,9 +289,15 @@ def check_schedule(settings: Settings, callbacks: Iterable[Any]) -> None:
     setters = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
     for callback in callbacks:
         if isinstance(callback, setters):
-            raise ConfigError(Problem(
-                "optimizer.schedule", f"must be constant, without warm-up, with {type(callback).__name__}: both would "
-                "set the learning rate.", schedule.name, "Keep one of them."))
+            raise ConfigError(
+                Problem(
+                    "optimizer.schedule",
+                    f"must be constant, without warm-up, with {type(callback).__name__}: both would "
+                    "set the learning rate.",
+                    schedule.name,
+                    "Keep one of them.",
+                )
+            )
 
 
 def check_monitors(trainer: TrainerSettings, metrics: Sequence[str]) -> None:
@@ -277,8 +307,11 @@ def check_monitors(trainer: TrainerSettings, metrics: Sequence[str]) -> None:
         section = getattr(trainer, name)
         watched[f"trainer.{name}.monitor"] = None if section.patience is None else section.monitor
     known = f"It has {', '.join(metrics)}."
-    problems = [Problem(key, "must be a metric of the run.", metric, known) for key, metric in watched.items()
-                if metric is not None and metric not in metrics]  # fmt: skip
+    problems = [
+        Problem(key, "must be a metric of the run.", metric, known)
+        for key, metric in watched.items()
+        if metric is not None and metric not in metrics
+    ]
     if problems:
         raise ConfigError(problems)
 
@@ -312,8 +345,10 @@ class Callbacks:
         if not self.members:
             return
         self._say, self.model.stop_training = say, False
-        self._states = [CallbackState(each, f"{CALLBACK_PREFIX}{name}/")
-                        for each, name in zip(self.members, self._names(), strict=True)]  # fmt: skip
+        self._states = [
+            CallbackState(each, f"{CALLBACK_PREFIX}{name}/")
+            for each, name in zip(self.members, self._names(), strict=True)
+        ]
         if self._waiting is not None:
             for state in self._states:
                 state.before_resumed_training()
@@ -404,7 +439,8 @@ class Callbacks:
             raise
         except (Exception, SystemExit) as error:
             raise UserCodeError(
-                f"{KEY}: {type(callback).__name__}.{method} raised {summarise_error(error)}.") from error
+                f"{KEY}: {type(callback).__name__}.{method} raised {summarise_error(error)}."
+            ) from error
 
 
 _FIELDS = frozenset(Snapshot.__dataclass_fields__)

@@ -61,8 +61,12 @@ def write_checkpoint(folder: Path, name: str, checkpoint: Checkpoint) -> None:
 def _fill(file: BinaryIO, checkpoint: Checkpoint) -> None:
     arrays: dict[str, Any] = checkpoint.arrays
     dtypes = {name: str(array.dtype) for name, array in arrays.items()}
-    label = {"schema_version": SCHEMA_VERSION, "step": checkpoint.step, "dtypes": dtypes,
-             "position": checkpoint.position}  # fmt: skip
+    label = {
+        "schema_version": SCHEMA_VERSION,
+        "step": checkpoint.step,
+        "dtypes": dtypes,
+        "position": checkpoint.position,
+    }
     np.savez(file, **arrays)
     with zipfile.ZipFile(file, "a") as packed:
         packed.writestr(LABEL, strict_json(label))
@@ -85,8 +89,7 @@ def _digest(file: BinaryIO) -> bytes:
 
 @contextmanager
 def _opened(folder: Path, name: str) -> Iterator[tuple[BinaryIO, dict[str, Any]]]:
-    """The file after its check, and its label; OSError, ValueError or KeyError with the reason where it is not whole.
-    """
+    """Check and return the file and its label; OSError, ValueError or KeyError with the reason if it is not whole."""
     with open_file(folder / f"{name}.npz") as file:
         if _digest(file) != file.read():
             raise ValueError("it does not match its checksum")
@@ -363,9 +366,13 @@ class Checkpointer:
     """Saves a run by its settings. A save that fails is said, and training goes on with the checkpoint before it."""
 
     def __init__(
-        self, store: CheckpointStore, settings: TrainerSettings, model: Any, origin: Origin,
+        self,
+        store: CheckpointStore,
+        settings: TrainerSettings,
+        model: Any,
+        origin: Origin,
         before_save: Callable[[], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.store, self.settings, self.model = store, settings, model
         self.origin, self.before_save = origin, before_save
         self.stopwatch = Stopwatch()  # of the run, which counts on from a checkpoint
@@ -400,8 +407,7 @@ class Checkpointer:
             self.save(progress, ledger)
 
     def save(self, progress: Progress, ledger: Ledger) -> None:
-        """Save now, unless this step is saved already. A spoiled one is not: the last good checkpoint stays the latest.
-        """
+        """Save now, unless this step is saved already or is spoiled: the last good checkpoint stays the latest."""
         here = ledger.seen, progress.step_in_epoch
         if self._saved_position == here:
             return
@@ -412,8 +418,7 @@ class Checkpointer:
         self._save_seconds = self._saved_at - started
 
     def save_before_silence(self, progress: Progress, ledger: Ledger) -> None:
-        """Before something that can't be saved from and may take long: what is not saved by then would be lost with it.
-        """
+        """Save before something long that can't be saved from, with which unsaved steps would be lost."""
         if ledger.seen and ledger.is_sound and time.monotonic() - self._saved_at >= WORTH_SAVING_SECONDS:
             self.save(progress, ledger)
 
@@ -430,8 +435,13 @@ class Checkpointer:
         """DataError where the last applied step has spoiled the weights."""
         if not ledger.is_sound:
             raise DataError("the loss or a gradient of the last applied step was not finite")
-        position = {"progress": asdict(progress), "ledger": ledger.position(), **asdict(self.origin),
-                    "times": self.stopwatch.position(), **beside}  # fmt: skip
+        position = {
+            "progress": asdict(progress),
+            "ledger": ledger.position(),
+            **asdict(self.origin),
+            "times": self.stopwatch.position(),
+            **beside,
+        }
         return Checkpoint(ledger.seen, arrays, position)
 
     def _try(self, save: Callable[[], None]) -> bool:

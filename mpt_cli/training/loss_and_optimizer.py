@@ -36,8 +36,17 @@ from mpt_cli.telemetry.records import Scaling
 
 PROBABILITIES = ("softmax", "sigmoid")
 NEED_PROBABILITIES = (
-    "KLDivergence", "CategoricalGeneralizedCrossEntropy", "Dice", "Tversky", "Precision", "Recall", "BinaryIoU",
-    "TruePositives", "TrueNegatives", "FalsePositives", "FalseNegatives",
+    "KLDivergence",
+    "CategoricalGeneralizedCrossEntropy",
+    "Dice",
+    "Tversky",
+    "Precision",
+    "Recall",
+    "BinaryIoU",
+    "TruePositives",
+    "TrueNegatives",
+    "FalsePositives",
+    "FalseNegatives",
 )  # and have no from_logits of their own
 ACCURACY_OF_LOSS = {
     keras.losses.SparseCategoricalCrossentropy: keras.metrics.SparseCategoricalAccuracy,
@@ -86,13 +95,20 @@ def build_loss_and_metrics(trainer: TrainerSettings, model: keras.Model, task: s
         words = [value] if is_object(value) else value
         if isinstance(words, list) and all(map(is_object, words)):
             return _build_metrics(words, loss, contexts.of(key))
-        return _by_output(key, words, contexts, lambda part, context: _build_metrics(
-            part if isinstance(part, list) else [part], loss, context))
+        return _by_output(
+            key,
+            words,
+            contexts,
+            lambda part, context: _build_metrics(part if isinstance(part, list) else [part], loss, context),
+        )
 
     weighted = trainer.weighted_metrics or None
-    return {"loss": loss, "metrics": build_metrics("trainer.metrics", trainer.metrics or []),
-            "loss_weights": trainer.loss_weights,
-            "weighted_metrics": weighted and build_metrics("trainer.weighted_metrics", weighted)}  # fmt: skip
+    return {
+        "loss": loss,
+        "metrics": build_metrics("trainer.metrics", trainer.metrics or []),
+        "loss_weights": trainer.loss_weights,
+        "weighted_metrics": weighted and build_metrics("trainer.weighted_metrics", weighted),
+    }
 
 
 class _Contexts:
@@ -122,8 +138,9 @@ def _by_output(key: str, value: Any, contexts: _Contexts, build: Callable[[Any, 
     if is_object(value):
         return None if value is None else build(value, contexts.of(key))
     parts = value.items() if isinstance(value, dict) else enumerate(value)
-    built = {output: None if part is None else build(part, contexts.of(f"{key}.{output}", output))
-             for output, part in parts}  # fmt: skip
+    built = {
+        output: None if part is None else build(part, contexts.of(f"{key}.{output}", output)) for output, part in parts
+    }
     return built if isinstance(value, dict) else list(built.values())
 
 
@@ -169,8 +186,9 @@ def _build_loss(value: Any, trainer: TrainerSettings, context: _LossContext) -> 
     if "from_logits" in inspect.signature(kind).parameters:
         kwargs.setdefault("from_logits", context.from_logits)
     elif trainer.from_logits is True:
-        raise ConfigError(Problem("trainer.from_logits", f"must be auto with {kind.__name__}, which takes no logits.",
-                                  True))
+        raise ConfigError(
+            Problem("trainer.from_logits", f"must be auto with {kind.__name__}, which takes no logits.", True)
+        )
     else:
         _check_probabilities(kind, context)
     return call_user(kind, context.key, **kwargs)
@@ -179,8 +197,11 @@ def _build_loss(value: Any, trainer: TrainerSettings, context: _LossContext) -> 
 def _own_loss(built: Any, context: _LossContext) -> Any:
     """A loss of the user's as Keras takes it: an instance, or a function of y_true and y_pred."""
     if not callable(built) or isinstance(built, keras.metrics.Metric):
-        raise ConfigError(Problem(context.key, "must be a keras.losses.Loss or a function of y_true and y_pred.",
-                                  type(built).__name__))
+        raise ConfigError(
+            Problem(
+                context.key, "must be a keras.losses.Loss or a function of y_true and y_pred.", type(built).__name__
+            )
+        )
     return built
 
 
@@ -190,9 +211,15 @@ def _auto_loss(context: _LossContext) -> Any:
     if context.task == "classification":
         single = context.outputs == 1
         return keras.losses.BinaryCrossentropy if single else keras.losses.SparseCategoricalCrossentropy
-    raise ConfigError(Problem("trainer.loss", "must be named for data that is neither labels nor numbers.", "auto",
-                              "For example trainer.loss=categorical_crossentropy for one-hot targets, or null where "
-                              "the model brings its own (add_loss, compute_loss)."))
+    raise ConfigError(
+        Problem(
+            "trainer.loss",
+            "must be named for data that is neither labels nor numbers.",
+            "auto",
+            "For example trainer.loss=categorical_crossentropy for one-hot targets, or null where "
+            "the model brings its own (add_loss, compute_loss).",
+        )
+    )
 
 
 def _auto_metrics(loss: Any, context: _LossContext) -> list[str]:
@@ -219,13 +246,18 @@ def _build_metric(value: Any, loss: Any, context: _LossContext) -> keras.metrics
     named = reference.name == "accuracy"
     kind = _accuracy(loss, context.key) if named else find_keras_class(context.key, reference.name, keras.metrics)
     parameters = inspect.signature(kind).parameters
-    arguments = {"name": reference.name, "dtype": context.dtype,
-                 **build_kwargs(reference, context.key, keras.metrics)}  # fmt: skip
+    arguments = {"name": reference.name, "dtype": context.dtype, **build_kwargs(reference, context.key, keras.metrics)}
     # without `average` the scores F1Score and FBetaScore are one number per class
     missing = [key for key, each in parameters.items() if each.default is each.empty or key == "average"]
     if missing := [key for key in missing if key not in arguments]:
-        raise ConfigError(Problem(context.key, f"{kind.__name__} needs {', '.join(missing)}, which a name alone "
-                                  "can't give.", reference.name, "Write {object: NAME, kwargs: {…}}."))
+        raise ConfigError(
+            Problem(
+                context.key,
+                f"{kind.__name__} needs {', '.join(missing)}, which a name alone can't give.",
+                reference.name,
+                "Write {object: NAME, kwargs: {…}}.",
+            )
+        )
     _check_probabilities(kind, context)
     if "from_logits" in parameters:
         arguments.setdefault("from_logits", context.from_logits)
@@ -239,25 +271,38 @@ def _own_metric(built: Any, context: _LossContext) -> keras.metrics.Metric:
     if isinstance(built, keras.metrics.Metric):
         return built
     if not callable(built) or isinstance(built, keras.losses.Loss):
-        raise ConfigError(Problem(context.key, "must be a keras.metrics.Metric or a function of y_true and y_pred.",
-                                  type(built).__name__))
+        raise ConfigError(
+            Problem(
+                context.key, "must be a keras.metrics.Metric or a function of y_true and y_pred.", type(built).__name__
+            )
+        )
     return keras.metrics.MeanMetricWrapper(built, name=getattr(built, "__name__", "metric"), dtype=context.dtype)
 
 
 def _check_probabilities(kind: Any, context: _LossContext) -> None:
     """Keras would take logits for probabilities and say nothing."""
     if kind.__name__ in NEED_PROBABILITIES and context.task != "regression" and context.from_logits:
-        raise ConfigError(Problem(
-            context.key, f"{kind.__name__} needs probabilities, and the model ends without softmax or sigmoid.", None,
-            "End it with one, or set trainer.from_logits=false if it gives probabilities all the same."))
+        raise ConfigError(
+            Problem(
+                context.key,
+                f"{kind.__name__} needs probabilities, and the model ends without softmax or sigmoid.",
+                None,
+                "End it with one, or set trainer.from_logits=false if it gives probabilities all the same.",
+            )
+        )
 
 
 def _accuracy(loss: Any, key: str) -> Any:
     if type(loss) not in ACCURACY_OF_LOSS:
         name = getattr(loss, "name", None) or getattr(loss, "__name__", None) or "null"
-        raise ConfigError(Problem(
-            key, f"accuracy can't be told from loss {name}.", "accuracy",
-            "Name sparse_categorical_accuracy, categorical_accuracy or binary_accuracy."))
+        raise ConfigError(
+            Problem(
+                key,
+                f"accuracy can't be told from loss {name}.",
+                "accuracy",
+                "Name sparse_categorical_accuracy, categorical_accuracy or binary_accuracy.",
+            )
+        )
     return ACCURACY_OF_LOSS[type(loss)]
 
 
@@ -288,10 +333,19 @@ def build_optimizer(settings: OptimizerSettings, total_steps: int | None) -> ker
         return _build_own_optimizer(settings, total_steps)
     kind = getattr(keras.optimizers, type(settings).__name__, None)
     if kind is None:
-        raise ConfigError(Problem("optimizer.name", f"Keras {keras.__version__} has no {type(settings).__name__}.",
-                                  settings.name, "Choose another, or a newer Keras."))
-    arguments = {field.name: getattr(settings, field.name) for field in fields(settings)
-                 if field.name not in ("name", "schedule", "kwargs")}  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "optimizer.name",
+                f"Keras {keras.__version__} has no {type(settings).__name__}.",
+                settings.name,
+                "Choose another, or a newer Keras.",
+            )
+        )
+    arguments = {
+        field.name: getattr(settings, field.name)
+        for field in fields(settings)
+        if field.name not in ("name", "schedule", "kwargs")
+    }
     arguments |= build_kwargs(Reference(settings.name, settings.kwargs), "optimizer", keras.optimizers)
     arguments["learning_rate"] = build_learning_rate(settings.schedule, float(settings.learning_rate), total_steps)
     return call_user(kind, "optimizer.kwargs", **arguments)
@@ -305,11 +359,17 @@ def _build_own_optimizer(settings: OwnOptimizer, total_steps: int | None) -> ker
     value = {"object": settings.object, "kwargs": settings.kwargs}
     built = build_object("optimizer", value, keras.optimizers)
     if not isinstance(built, keras.optimizers.Optimizer):
-        raise ConfigError(Problem("optimizer.object", f"{settings.object} must be or return a keras Optimizer.",
-                                  type(built).__name__))
+        raise ConfigError(
+            Problem("optimizer.object", f"{settings.object} must be or return a keras Optimizer.", type(built).__name__)
+        )
     if isinstance(built, keras.optimizers.LossScaleOptimizer):
-        raise ConfigError(Problem("optimizer.object", f"{settings.object} must come without loss scaling: "
-                                  "loss_scale says it.", type(built).__name__))
+        raise ConfigError(
+            Problem(
+                "optimizer.object",
+                f"{settings.object} must come without loss scaling: loss_scale says it.",
+                type(built).__name__,
+            )
+        )
     optimizer = copied_optimizer(built) if load_named(settings.object, "optimizer.object") is built else built
     for common in fields(OptimizerSettings):
         value = getattr(settings, common.name)
@@ -318,8 +378,14 @@ def _build_own_optimizer(settings: OwnOptimizer, total_steps: int | None) -> ker
     if settings.learning_rate is not None or settings.schedule != Schedule():
         base = configured_rate(optimizer) if settings.learning_rate is None else settings.learning_rate
         if not isinstance(base, float):
-            raise ConfigError(Problem(SCHEDULE_KEY, f"must be left out: {settings.object} has a schedule of its own.",
-                                      None, "Or give optimizer.learning_rate, to put this one in its place."))
+            raise ConfigError(
+                Problem(
+                    SCHEDULE_KEY,
+                    f"must be left out: {settings.object} has a schedule of its own.",
+                    None,
+                    "Or give optimizer.learning_rate, to put this one in its place.",
+                )
+            )
         put_rate(optimizer, build_learning_rate(settings.schedule, base, total_steps))
     return optimizer
 
@@ -389,8 +455,9 @@ def build_learning_rate(
     if schedule.object is not None:
         return _own_schedule(schedule, learning_rate)
     if schedule.name == "exponential":
-        return schedules.ExponentialDecay(learning_rate, schedule.decay_steps, schedule.decay_rate,
-                                          staircase=bool(schedule.staircase))
+        return schedules.ExponentialDecay(
+            learning_rate, schedule.decay_steps, schedule.decay_rate, staircase=bool(schedule.staircase)
+        )
     if schedule.name == "piecewise":
         values = [learning_rate * value for value in schedule.values or []]
         return schedules.PiecewiseConstantDecay(schedule.boundaries, values)
@@ -402,34 +469,49 @@ def build_learning_rate(
     alpha = 1.0 if is_constant else schedule.final_factor or 0.0
     if not schedule.warmup_steps:
         return schedules.CosineDecay(learning_rate, decay_steps, alpha)
-    return schedules.CosineDecay(0.0, decay_steps, alpha, warmup_target=learning_rate,
-                                 warmup_steps=schedule.warmup_steps)
+    return schedules.CosineDecay(
+        0.0, decay_steps, alpha, warmup_target=learning_rate, warmup_steps=schedule.warmup_steps
+    )
 
 
 def _own_schedule(schedule: Schedule, learning_rate: float) -> schedules.LearningRateSchedule:
     """One of Keras's or of the user's; `initial_learning_rate` is the configured rate where kwargs don't say it."""
     assert schedule.object is not None
     kwargs = dict(schedule.kwargs)
-    named = load_named(schedule.object, SCHEDULE_KEY) if ":" in schedule.object else find_keras_class(
-        SCHEDULE_KEY, schedule.object, schedules)  # fmt: skip
+    named = (
+        load_named(schedule.object, SCHEDULE_KEY)
+        if ":" in schedule.object
+        else find_keras_class(SCHEDULE_KEY, schedule.object, schedules)
+    )
     if isinstance(named, type) and "initial_learning_rate" in inspect.signature(named).parameters:
         kwargs.setdefault("initial_learning_rate", learning_rate)
     built = build_object(SCHEDULE_KEY, {"object": schedule.object, "kwargs": kwargs}, schedules)
     if not isinstance(built, schedules.LearningRateSchedule):
-        raise ConfigError(Problem(f"{SCHEDULE_KEY}.object", "must be or return a Keras LearningRateSchedule.",
-                                  type(built).__name__))
+        raise ConfigError(
+            Problem(f"{SCHEDULE_KEY}.object", "must be or return a Keras LearningRateSchedule.", type(built).__name__)
+        )
     return built
 
 
 def _steps_after_warmup(schedule: Schedule, total_steps: int | None) -> int:
     if total_steps is None:
-        raise ConfigError(Problem(
-            f"{SCHEDULE_KEY}.decay_steps", "must be given where the length of the run isn't known in advance.", None,
-            "Set it, or trainer.max_steps."))
+        raise ConfigError(
+            Problem(
+                f"{SCHEDULE_KEY}.decay_steps",
+                "must be given where the length of the run isn't known in advance.",
+                None,
+                "Set it, or trainer.max_steps.",
+            )
+        )
     if not schedule.warmup_steps < total_steps:
-        raise ConfigError(Problem(
-            f"{SCHEDULE_KEY}.warmup_steps", f"must be below the {total_steps} steps of the run.", schedule.warmup_steps,
-            f"Lower it, train longer, or set {SCHEDULE_KEY}.decay_steps."))
+        raise ConfigError(
+            Problem(
+                f"{SCHEDULE_KEY}.warmup_steps",
+                f"must be below the {total_steps} steps of the run.",
+                schedule.warmup_steps,
+                f"Lower it, train longer, or set {SCHEDULE_KEY}.decay_steps.",
+            )
+        )
     return total_steps - schedule.warmup_steps
 
 
@@ -448,10 +530,12 @@ def wrap_optimizer(
 ) -> LossScaleOptimizer:
     """`inner` in loss scaling. No scaling is a rule that applies everything: one path for all modes."""
     return LossScaleOptimizer(
-        inner, rule=scaling.rule, on_overflow="apply" if scaling.applies_overflows else "skip",
+        inner,
+        rule=scaling.rule,
+        on_overflow="apply" if scaling.applies_overflows else "skip",
         count_skipped_steps=scaling.scales and settings.schedules_follow == "all_steps",
         rounding_seed=rounding_seed,
-    )  # fmt: skip
+    )
 
 
 def describe_scaling(scaling: Scaling, scale: float | None = None) -> str:
@@ -467,7 +551,11 @@ def warn_of_scaling(scaling: Scaling) -> list[str]:
     if scaling.is_needed == scaling.scales:
         return []
     if scaling.is_needed:
-        return [f"loss_scale.mode={scaling.mode}: layers compute in float16, where gradients below 2^-24 become 0. "
-                "loss_scale=dynamic keeps them."]
-    return [f"loss_scale.mode={scaling.mode} has no use here: nothing computes in float16. It changes no result and "
-            "costs a little; loss_scale=auto leaves it out."]
+        return [
+            f"loss_scale.mode={scaling.mode}: layers compute in float16, where gradients below 2^-24 become 0. "
+            "loss_scale=dynamic keeps them."
+        ]
+    return [
+        f"loss_scale.mode={scaling.mode} has no use here: nothing computes in float16. It changes no result and "
+        "costs a little; loss_scale=auto leaves it out."
+    ]

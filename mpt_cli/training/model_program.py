@@ -95,8 +95,9 @@ class ModelProgram(Program):
         return put_under_policy(settings, cloned(self.model), data, everywhere=not as_built)
 
     def compile_copy(self, settings: Settings, model: Any, data: DataSet) -> None:
-        model.compile(optimizer=None, loss=self.model.loss, loss_weights=compiled_loss_weights(self.model),
-                      auto_scale_loss=False)  # fmt: skip
+        model.compile(
+            optimizer=None, loss=self.model.loss, loss_weights=compiled_loss_weights(self.model), auto_scale_loss=False
+        )
 
     @property
     def callbacks(self) -> Sequence[Any]:
@@ -122,10 +123,14 @@ def cloned(model: Any) -> Any:
     try:
         return keras.models.clone_model(model, **own)
     except (ValueError, TypeError, NotImplementedError) as error:
-        raise ConfigError(Problem(
-            "model", "must be one that Keras can clone, as copies of it are measured in float32 and in float16: "
-            f"Sequential, functional, or with a get_config. Keras: {first_line(error)}",
-            type(model).__name__)) from None  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "model",
+                "must be one that Keras can clone, as copies of it are measured in float32 and in float16: "
+                f"Sequential, functional, or with a get_config. Keras: {first_line(error)}",
+                type(model).__name__,
+            )
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -139,8 +144,12 @@ class PlannedModelProgram(ModelProgram):
 def compiled_copy(model: Any) -> Any:
     """A model of the same layers, compiled with the loss and an optimizer like that of `model`."""
     copy = cloned(model)
-    copy.compile(optimizer=copied_optimizer(unwrapped(model.optimizer)), loss=model.loss,
-                 loss_weights=compiled_loss_weights(model), auto_scale_loss=False)  # fmt: skip
+    copy.compile(
+        optimizer=copied_optimizer(unwrapped(model.optimizer)),
+        loss=model.loss,
+        loss_weights=compiled_loss_weights(model),
+        auto_scale_loss=False,
+    )
     return copy
 
 
@@ -159,24 +168,43 @@ def copied_model(model: Any, data: DataSet, batch_size: int) -> Any:
 def check_trainable(model: Any) -> None:
     """ConfigError for what `mpt.fit` can't train, each with what to do."""
     if keras.backend.backend() not in ("tensorflow", "jax"):
-        raise ConfigError(Problem("backend.name", "must be tensorflow or jax.", keras.backend.backend(),
-                                  "Set KERAS_BACKEND before Keras is imported."))
+        raise ConfigError(
+            Problem(
+                "backend.name",
+                "must be tensorflow or jax.",
+                keras.backend.backend(),
+                "Set KERAS_BACKEND before Keras is imported.",
+            )
+        )
     if not isinstance(model, keras.Model):
         raise ConfigError(Problem("model", "must be a keras.Model.", type(model).__name__))
     if not model.compiled:
-        raise ConfigError(Problem("model", "must be compiled, with a loss and an optimizer.", None,
-                                  "Call model.compile(...) first."))
+        raise ConfigError(
+            Problem("model", "must be compiled, with a loss and an optimizer.", None, "Call model.compile(...) first.")
+        )
     if model.run_eagerly:
-        raise ConfigError(Problem("model", "must not be compiled with run_eagerly=True: the loop is compiled.", True,
-                                  "Leave it out, or use mpt.Recorder with Keras's own fit."))
+        raise ConfigError(
+            Problem(
+                "model",
+                "must not be compiled with run_eagerly=True: the loop is compiled.",
+                True,
+                "Leave it out, or use mpt.Recorder with Keras's own fit.",
+            )
+        )
 
 
 def check_targets(model: Any, given: DataArguments) -> None:
     """ConfigError for arrays without targets where the model is compiled with a loss that reads them."""
     own = has_own_train_step(model) or has_own_compute_loss(model)
     if given.y is None and model.loss is not None and not own and not is_batched_source(given.x):
-        raise ConfigError(Problem("y", "must be given with arrays: the model is compiled with a loss.", None,
-                                  "Compile it with loss=None where add_loss says it all."))
+        raise ConfigError(
+            Problem(
+                "y",
+                "must be given with arrays: the model is compiled with a loss.",
+                None,
+                "Compile it with loss=None where add_loss says it all.",
+            )
+        )
 
 
 def rule_of(optimizer: Any) -> ScaleRule | None:
@@ -196,8 +224,16 @@ def described_model(model: Any) -> GivenModel:
 def described_optimizer(optimizer: Any) -> GivenOptimizer:
     """What the record says of an optimizer that was given as an object."""
     inner = unwrapped(optimizer)
-    names = ("weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "use_ema", "ema_momentum",
-             "ema_overwrite_frequency", "gradient_accumulation_steps")  # fmt: skip
+    names = (
+        "weight_decay",
+        "clipnorm",
+        "clipvalue",
+        "global_clipnorm",
+        "use_ema",
+        "ema_momentum",
+        "ema_overwrite_frequency",
+        "gradient_accumulation_steps",
+    )
     numbers = {name: getattr(inner, name) for name in names}
     rate = float(keras.ops.cast(inner.learning_rate, "float32"))  # a mirrored variable is no number
     return GivenOptimizer(class_name=type(inner).__name__, learning_rate=rate, **numbers)
@@ -221,11 +257,15 @@ def under_policy(model: Any, settings: Settings, data: DataSet, everywhere: bool
     policy = policy_of(settings)
     wanted, before = policy.variable_dtype, {v.dtype for v in model.trainable_weights}
     if everywhere and before - {wanted}:
-        raise ConfigError(Problem(
-            "policy", f"must leave the variables as they are: {policy.name} has {wanted}, the model was built with "
-            f"{', '.join(sorted(before))}.", settings.policy.name,
-            f"Build the model after keras.config.set_dtype_policy({policy.name!r}), and leave policy out.",
-        ))  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "policy",
+                f"must leave the variables as they are: {policy.name} has {wanted}, the model was built with "
+                f"{', '.join(sorted(before))}.",
+                settings.policy.name,
+                f"Build the model after keras.config.set_dtype_policy({policy.name!r}), and leave policy out.",
+            )
+        )
     return put_under_policy(settings, model, data, everywhere)
 
 
@@ -243,8 +283,14 @@ def read_given(given: DataArguments) -> DataSet:
     parts = [part for part in (train, validation) if isinstance(part, Examples)]
     counts = f"{len(train):,} training"
     counts += f" and {len(validation):,} validation" if isinstance(validation, Examples) else ""
-    return DataSet(train=train, validation=validation, task="given", num_classes=None,
-                   description=f"arrays: {counts} examples", **look_at(parts))
+    return DataSet(
+        train=train,
+        validation=validation,
+        task="given",
+        num_classes=None,
+        description=f"arrays: {counts} examples",
+        **look_at(parts),
+    )
 
 
 def is_batched_source(x: Any) -> bool:
@@ -258,19 +304,29 @@ def _of_batches(given: DataArguments) -> DataSet:
         if getattr(given, name) is not None:
             raise ConfigError(Problem(name, f"must be left out with {kind}, which brings its own."))
     if given.validation_split:
-        raise ConfigError(Problem("validation_split", f"is for arrays; give {kind} as validation_data.",
-                                  given.validation_split))
+        raise ConfigError(
+            Problem("validation_split", f"is for arrays; give {kind} as validation_data.", given.validation_split)
+        )
     train = _stream(given.x, "x")
     first = train.first()
     if first is None:
         raise DataError("x: there are no examples.")
     draws = is_tf_dataset(given.x) and draws_order(given.x)
-    return DataSet(train=train, validation=_validation(given), task="given", num_classes=None, description=kind,
-                   warnings=(SHUFFLES,) if draws else (), **look_at([first]))  # fmt: skip
+    return DataSet(
+        train=train,
+        validation=_validation(given),
+        task="given",
+        num_classes=None,
+        description=kind,
+        warnings=(SHUFFLES,) if draws else (),
+        **look_at([first]),
+    )
 
 
-SHUFFLES = ("data: the dataset shuffles. Another process can go on with this run exactly only if its dataset draws the "
-            "same: give shuffle a seed, or call tf.random.set_seed before it is made.")  # fmt: skip
+SHUFFLES = (
+    "data: the dataset shuffles. Another process can go on with this run exactly only if its dataset draws the "
+    "same: give shuffle a seed, or call tf.random.set_seed before it is made."
+)
 
 
 def batch_size_of(dataset: Any) -> int:
@@ -283,8 +339,10 @@ def batch_size_of(dataset: Any) -> int:
 
 def _stream(source: Any, where: str) -> Stream:
     if isgenerator(source):
-        raise DataError(f"{where}: a generator can be read but once. Give a keras.utils.PyDataset, or "
-                        "tf.data.Dataset.from_generator(...).batch(n).")
+        raise DataError(
+            f"{where}: a generator can be read but once. Give a keras.utils.PyDataset, or "
+            "tf.data.Dataset.from_generator(...).batch(n)."
+        )
     if is_batch_source(source):
         found = open_batches(source, lambda: source, 0, where)
     else:
@@ -299,9 +357,13 @@ def _validation(given: DataArguments) -> "Examples | Stream | None":
     if is_batched_source(data):
         return _stream(data, "validation_data")
     if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
-        raise ConfigError(Problem("validation_data", "must be (x, y), (x, y, sample_weight), a tf.data.Dataset or a "
-                                  "PyDataset.",
-                                  type(data).__name__))
+        raise ConfigError(
+            Problem(
+                "validation_data",
+                "must be (x, y), (x, y, sample_weight), a tf.data.Dataset or a PyDataset.",
+                type(data).__name__,
+            )
+        )
     return _examples(tuple(data), "validation_data")
 
 
@@ -337,4 +399,3 @@ def _as_keras(examples: Examples) -> Examples:
 
     parts = examples.x, examples.y, examples.sample_weight
     return Examples(*(map_arrays(lambda array: on_values(cast, array), part) for part in parts))
-

@@ -46,8 +46,12 @@ def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:
             explanation += f" Its end could not be saved ({unsaved}): more epochs would go on from before it."
     summary = _summary(session, run_dir, Conclusion(status, exit_code, verdict, explanation))
     exact = session.assembly.settings.trainer.deterministic
-    return replace(summary, ended_early=ended_early, change="" if outcome.stop is None else outcome.stop.change,
-                   weights_fingerprint=fingerprint_weights(session.assembly.model) if exact else None)  # fmt: skip
+    return replace(
+        summary,
+        ended_early=ended_early,
+        change="" if outcome.stop is None else outcome.stop.change,
+        weights_fingerprint=fingerprint_weights(session.assembly.model) if exact else None,
+    )
 
 
 def summarise_failure(session: "Session", run_dir: Path, error: BaseException) -> Summary:
@@ -71,8 +75,13 @@ def unwritten(summary: Summary, error: DataError) -> Summary:
     """The summary of a run that came to its end, which could not be written."""
     status = "failed" if summary.status == "finished" else summary.status
     verdict = STOPPED if summary.verdict in GOOD_VERDICTS else summary.verdict
-    return replace(summary, status=status, exit_code=BAD_DATA, verdict=verdict,
-                   explanation=f"{summary.explanation} The record of its end is not whole: {error}")  # fmt: skip
+    return replace(
+        summary,
+        status=status,
+        exit_code=BAD_DATA,
+        verdict=verdict,
+        explanation=f"{summary.explanation} The record of its end is not whole: {error}",
+    )
 
 
 def status_of(outcome: Outcome, verdict: str) -> tuple[str, int]:
@@ -101,9 +110,14 @@ def conclude_unfinished(ending: tuple[str, int], signs: Signs, explanation: str)
 def _summary(session: "Session", run_dir: Path, ending: Conclusion) -> Summary:
     parts, trainer = session.assembly, session.trainer
     processes = parts.platform.process_info
-    return trainer.summary(ending, parts.settings, run_dir, phases_completed=trainer.phases_completed,
-                           starter=processes.starter if processes else "",
-                           repeatable=parts.program.repeatable)  # fmt: skip
+    return trainer.summary(
+        ending,
+        parts.settings,
+        run_dir,
+        phases_completed=trainer.phases_completed,
+        starter=processes.starter if processes else "",
+        repeatable=parts.program.repeatable,
+    )
 
 
 def build_postmortem(trainer: "Trainer", model: Any, stop: Stop) -> dict[str, Any]:
@@ -153,6 +167,9 @@ def _describe_batch(trainer: "Trainer") -> dict[str, Any]:
 def _describe_layer(layer: Any) -> dict[str, Any]:
     variables = {variable.path: describe_numbers(variable.numpy()) for variable in layer.variables}
     return {
-        "name": layer.name, "class": type(layer).__name__, "compute_dtype": layer.compute_dtype,
-        "variable_dtype": layer.variable_dtype, "variables": variables,
-    }  # fmt: skip
+        "name": layer.name,
+        "class": type(layer).__name__,
+        "compute_dtype": layer.compute_dtype,
+        "variable_dtype": layer.variable_dtype,
+        "variables": variables,
+    }

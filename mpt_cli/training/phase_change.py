@@ -27,8 +27,9 @@ def enter_phase(parts: Assembly, index: int, trainer: Trainer | None = None) -> 
 
 def trained_paths(model: Any) -> dict[str, tuple[str, ...]]:
     """By the name of each optimizer the variables that it trains, in the order of their gradients."""
-    return {name: tuple(v.path for v in optimizer.trained_variables)
-            for name, optimizer in optimizers_of(model).items()}  # fmt: skip
+    return {
+        name: tuple(v.path for v in optimizer.trained_variables) for name, optimizer in optimizers_of(model).items()
+    }
 
 
 def change_phase(parts: Assembly, trainer: Trainer) -> None:
@@ -51,9 +52,9 @@ def _report_phase(parts: Assembly, trainer: Trainer, ended: str) -> None:
     if ended:
         trainer.telemetry.message(f"phase {number - 1} ends early, in epoch {trainer.progress.epoch}: {ended}")
     line = phases.lines[phases.index]
-    trainer.telemetry.events([
-        Event(trainer.ledger.seen + 1, trainer.progress.epoch + 1, PHASE, scale, scale, phase=number, cause=line)
-    ])  # fmt: skip
+    trainer.telemetry.events(
+        [Event(trainer.ledger.seen + 1, trainer.progress.epoch + 1, PHASE, scale, scale, phase=number, cause=line)]
+    )
     trainer.telemetry.message(f"phase {number}/{len(phases.all)}: {line}")
 
 

@@ -64,13 +64,18 @@ class Phases:
     def _line(self, phase: PhaseSettings) -> str:
         usual = None if self.model.compiled else self.settings.optimizer.learning_rate
         rate = usual if phase.learning_rate is None else phase.learning_rate
-        trained, of_all = (sum(math.prod(v.shape) for v in variables)
-                           for variables in (self.model.trainable_weights, self.model.weights))  # fmt: skip
+        trained, of_all = (
+            sum(math.prod(v.shape) for v in variables)
+            for variables in (self.model.trainable_weights, self.model.weights)
+        )
         parts = [f"{phase.epochs} epoch{'' if phase.epochs == 1 else 's'}"]
         parts += [f"learning rate {rate:g}"] if rate is not None else []
         parts += [f"learning rate of {name} {float(rate):g}" for name, rate in phase.learning_rates.items()]
-        parts += [f"{name} {', '.join(names)}" for name, names in (("freeze", phase.freeze),
-                                                                   ("unfreeze", phase.unfreeze)) if names]  # fmt: skip
+        parts += [
+            f"{name} {', '.join(names)}"
+            for name, names in (("freeze", phase.freeze), ("unfreeze", phase.unfreeze))
+            if names
+        ]
         return f"{', '.join(parts)} ({trained:,} of {of_all:,} parameters trained)"
 
     @property
@@ -117,16 +122,25 @@ class Phases:
 
         `used_now` tells which optimizers a step applies to any variable, with the layers that are trained now.
         """
-        problems = [problem for index, phase in enumerate(self.settings.phases)
-                    for problem in _rate_problems(f"phases.{index}", phase, [*optimizers])]  # fmt: skip
+        problems = [
+            problem
+            for index, phase in enumerate(self.settings.phases)
+            for problem in _rate_problems(f"phases.{index}", phase, [*optimizers])
+        ]
         if problems:
             raise ConfigError(problems)
         for index, phase in enumerate(self.settings.phases if len(optimizers) > 1 else []):
             if index:
                 set_trained(self.model, phase, f"phases.{index}")
             if idle := [name for name in optimizers if name not in used_now()]:
-                raise ConfigError(Problem(f"phases.{index}.freeze", f"must leave {' and '.join(idle)} something to "
-                                          "train: each of several optimizers trains in each phase.", phase.freeze))
+                raise ConfigError(
+                    Problem(
+                        f"phases.{index}.freeze",
+                        f"must leave {' and '.join(idle)} something to "
+                        "train: each of several optimizers trains in each phase.",
+                        phase.freeze,
+                    )
+                )
         put_back_flags(self._flags)
 
     def enter(self, index: int) -> None:
@@ -161,11 +175,19 @@ def _author_optimizers(model: Any) -> dict[str, Any]:
 
 def _rate_problems(key: str, phase: PhaseSettings, names: list[str]) -> Iterator[Problem]:
     if len(names) > 1 and phase.learning_rate is not None:
-        yield Problem(f"{key}.learning_rate", f"must be left out: the model has {len(names)} optimizers "
-                      f"({', '.join(names)}).", phase.learning_rate, f"Write learning_rates: {{{names[0]}: …}}.")
+        yield Problem(
+            f"{key}.learning_rate",
+            f"must be left out: the model has {len(names)} optimizers ({', '.join(names)}).",
+            phase.learning_rate,
+            f"Write learning_rates: {{{names[0]}: …}}.",
+        )
     if len(names) == 1 and phase.learning_rates:
-        yield Problem(f"{key}.learning_rates", "must be left out: the model has one optimizer.", phase.learning_rates,
-                      "Write learning_rate.")
+        yield Problem(
+            f"{key}.learning_rates",
+            "must be left out: the model has one optimizer.",
+            phase.learning_rates,
+            "Write learning_rate.",
+        )
     elif unknown := [name for name in phase.learning_rates if name not in names]:
         yield Problem(f"{key}.learning_rates", f"must name optimizers of the model: {', '.join(names)}.", unknown[0])
 
@@ -174,6 +196,8 @@ def check_phase(phases: Phases, checkpoint: Checkpoint) -> int:
     """The phase, from 0, that `checkpoint` is of; DataError where the run has no such phase (any more)."""
     index = int(checkpoint.position["progress"]["phase"])
     if index >= len(phases.all):
-        raise DataError(f"the checkpoint of step {checkpoint.step} is of phase {index + 1}, and the run has "
-                        f"{len(phases.all)}. Give it the phases of then, or start a new run.")
+        raise DataError(
+            f"the checkpoint of step {checkpoint.step} is of phase {index + 1}, and the run has "
+            f"{len(phases.all)}. Give it the phases of then, or start a new run."
+        )
     return index

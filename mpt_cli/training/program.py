@@ -99,11 +99,14 @@ def repeat_problems(settings: Settings, run: str = "") -> list[Problem]:
         return [Problem(run or "model.name", rule, None if run else PYTHON, f"Run the script again: {words}")]
     given = [section for section in GIVEN if getattr(settings, section).name == PYTHON]
     return [
-        Problem(run or f"{section}.name", "is of a run that a Python program started, with objects that no YAML "
-                "holds.", None if run else PYTHON, "Run that program again; mpt.fit(..., resume=RUN_DIR) goes on with "
-                "it.")
+        Problem(
+            run or f"{section}.name",
+            "is of a run that a Python program started, with objects that no YAML holds.",
+            None if run else PYTHON,
+            "Run that program again; mpt.fit(..., resume=RUN_DIR) goes on with it.",
+        )
         for section in (given[:1] if run else given)
-    ]  # fmt: skip
+    ]
 
 
 def check_repeatable(settings: Settings, run: str = "") -> None:

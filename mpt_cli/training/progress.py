@@ -16,18 +16,47 @@ MONITORED = ("val_accuracy", "val_loss", "accuracy", "loss")  # by default the f
 # Keras's metrics that are better the lower they are, and those of its losses of which the same holds as a metric: not
 # CosineSimilarity, Dice and Tversky, which as metrics are the likeness itself.
 FALLING = (
-    "BinaryCrossentropy", "BinaryFocalCrossentropy", "CategoricalCrossentropy", "CategoricalFocalCrossentropy",
-    "CategoricalGeneralizedCrossEntropy", "CategoricalHinge", "Circle", "CTC", "FalseNegatives", "FalsePositives",
-    "Hinge", "Huber", "KLDivergence", "LogCosh", "LogCoshError", "MeanAbsoluteError", "MeanAbsolutePercentageError",
-    "MeanSquaredError", "MeanSquaredLogarithmicError", "Poisson", "RootMeanSquaredError",
-    "SparseCategoricalCrossentropy", "SquaredHinge",
-)  # fmt: skip
+    "BinaryCrossentropy",
+    "BinaryFocalCrossentropy",
+    "CategoricalCrossentropy",
+    "CategoricalFocalCrossentropy",
+    "CategoricalGeneralizedCrossEntropy",
+    "CategoricalHinge",
+    "Circle",
+    "CTC",
+    "FalseNegatives",
+    "FalsePositives",
+    "Hinge",
+    "Huber",
+    "KLDivergence",
+    "LogCosh",
+    "LogCoshError",
+    "MeanAbsoluteError",
+    "MeanAbsolutePercentageError",
+    "MeanSquaredError",
+    "MeanSquaredLogarithmicError",
+    "Poisson",
+    "RootMeanSquaredError",
+    "SparseCategoricalCrossentropy",
+    "SquaredHinge",
+)
 _FALLING = frozenset(map(canonical_name, FALLING))  # asked of every metric at the end of every epoch
 # what tells it of any other name: of a metric of the user's, or of a field of summary.json
 FALLING_WORDS = (
-    "loss", "error", "mae", "mse", "mape", "entropy", "divergence", "perplexity", "distance", "skipped", "seconds",
-    "bytes", "memory",
-)  # fmt: skip
+    "loss",
+    "error",
+    "mae",
+    "mse",
+    "mape",
+    "entropy",
+    "divergence",
+    "perplexity",
+    "distance",
+    "skipped",
+    "seconds",
+    "bytes",
+    "memory",
+)
 
 
 @dataclass
@@ -67,9 +96,10 @@ class Progress:
         if "val_loss" in metrics:
             self.val_loss = self.val_loss.after(self.epoch, metrics["val_loss"])
         improved = {
-            name for name, value in metrics.items()
+            name
+            for name, value in metrics.items()
             if not math.isnan(value) and (name not in self.best or is_better(name, value, self.best[name]))
-        }  # fmt: skip
+        }
         self.best.update({name: metrics[name] for name in improved})
         return improved
 
@@ -141,8 +171,12 @@ class Stopwatch:
 
     def position(self) -> dict[str, float]:
         """The totals, for a checkpoint."""
-        return {"run_seconds": self.run_seconds, "timed_seconds": self.seconds, "timed_examples": self.examples,
-                "input_seconds": self.input_seconds}  # fmt: skip
+        return {
+            "run_seconds": self.run_seconds,
+            "timed_seconds": self.seconds,
+            "timed_examples": self.examples,
+            "input_seconds": self.input_seconds,
+        }
 
     def resume(self, position: dict[str, float]) -> None:
         """Go on from what `position` gave."""

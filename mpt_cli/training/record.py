@@ -35,11 +35,16 @@ class Record:
         """What health rules and verdict go by, as of the last step."""
         watch, progress = self.stopwatch, self.progress
         return observe(
-            self.ledger, self.telemetry.tally, self.health.scaling, progress.metrics, val_loss=progress.val_loss,
-            input_seconds=watch.input_seconds, step_seconds=watch.seconds,
+            self.ledger,
+            self.telemetry.tally,
+            self.health.scaling,
+            progress.metrics,
+            val_loss=progress.val_loss,
+            input_seconds=watch.input_seconds,
+            step_seconds=watch.seconds,
             unmoved=None if self.weight_watch is None else self.weight_watch.found,
             unchecked="" if self.ledger.sample is not None else self.why_unchecked(),
-        )  # fmt: skip
+        )
 
     def why_unchecked(self) -> str:
         """As of now: `unchecked`, unless it was tried."""
@@ -84,22 +89,38 @@ class Record:
     def line(self, loss: float | None, metrics: Mapping[str, float], **others: Any) -> None:
         """A line of the log; `others` are further fields of a `Snapshot`."""
         self.logged_step = self.ledger.seen
-        self.telemetry.snapshot(self.ledger.snapshot(
-            epoch=self.progress.epoch, loss=loss, examples_per_second=self.stopwatch.window_rate(),
-            metrics={name: value for name, value in metrics.items() if name != "loss"},
-            step_in_epoch=self.progress.step_in_epoch, memory_bytes=memory_in_use(), **others,
-        ))  # fmt: skip
+        self.telemetry.snapshot(
+            self.ledger.snapshot(
+                epoch=self.progress.epoch,
+                loss=loss,
+                examples_per_second=self.stopwatch.window_rate(),
+                metrics={name: value for name, value in metrics.items() if name != "loss"},
+                step_in_epoch=self.progress.step_in_epoch,
+                memory_bytes=memory_in_use(),
+                **others,
+            )
+        )
 
     def summary(self, ending: Conclusion, settings: Settings, run_dir: Path, **others: Any) -> Summary:
         """How it ended; `others` are further fields. No scale where there was no step."""
         ledger, progress, seen = self.ledger, self.progress, self.ledger.seen > 0
         return Summary(
-            **ending._asdict(), steps_seen=ledger.seen, applied_steps=ledger.applied, skipped_steps=ledger.skipped,
-            final_loss_scale=ledger.scale if seen else None, min_loss_scale=ledger.lowest_scale if seen else None,
-            max_loss_scale=ledger.highest_scale if seen else None, metrics=progress.metrics,
-            best_metrics=progress.best, epochs_completed=progress.epochs_completed,
-            examples_per_second=self.stopwatch.examples_per_second, peak_memory_bytes=peak_memory(),
-            seconds=self.stopwatch.run_seconds, recipe=settings.recipe, run_dir=str(run_dir),
+            **ending._asdict(),
+            steps_seen=ledger.seen,
+            applied_steps=ledger.applied,
+            skipped_steps=ledger.skipped,
+            final_loss_scale=ledger.scale if seen else None,
+            min_loss_scale=ledger.lowest_scale if seen else None,
+            max_loss_scale=ledger.highest_scale if seen else None,
+            metrics=progress.metrics,
+            best_metrics=progress.best,
+            epochs_completed=progress.epochs_completed,
+            examples_per_second=self.stopwatch.examples_per_second,
+            peak_memory_bytes=peak_memory(),
+            seconds=self.stopwatch.run_seconds,
+            recipe=settings.recipe,
+            run_dir=str(run_dir),
             rollbacks=len(self.telemetry.tally.rollbacks),
-            gradients=None if ledger.sample is None else asdict(ledger.sample), **others,
-        )  # fmt: skip
+            gradients=None if ledger.sample is None else asdict(ledger.sample),
+            **others,
+        )

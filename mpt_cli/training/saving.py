@@ -43,9 +43,11 @@ def warn_of_saving(model: Any) -> list[str]:
     obstacle = saving_obstacle(model)
     if obstacle is None:
         return []
-    return [f"model: {type(model).__name__} can't be written as a .keras file and read again ({obstacle}). Its "
-            f"weights are saved as model{WEIGHTS_SUFFIX}; evaluate and export make the model anew as this run does. A "
-            "get_config method of its class lets the file stand alone."]  # fmt: skip
+    return [
+        f"model: {type(model).__name__} can't be written as a .keras file and read again ({obstacle}). Its "
+        f"weights are saved as model{WEIGHTS_SUFFIX}; evaluate and export make the model anew as this run does. A "
+        "get_config method of its class lets the file stand alone."
+    ]
 
 
 def save_trained(model: Any, path: Path) -> None:
@@ -107,8 +109,9 @@ def load_initial_weights(model: Any, file: str, skip_mismatch: bool = False) -> 
             warnings.simplefilter("ignore")  # what does not fit is told below, all of it
             model.load_weights(file, skip_mismatch=True)
     except Exception as error:  # zip, HDF5 and Keras all raise their own
-        raise DataError(f"model.weights: {file!r} does not have the weights of this model: "
-                        f"{plain_message(error)}") from error
+        raise DataError(
+            f"model.weights: {file!r} does not have the weights of this model: {plain_message(error)}"
+        ) from error
     finally:
         missing = _put_back_missing(fresh)
     if not missing:
@@ -118,8 +121,10 @@ def load_initial_weights(model: Any, file: str, skip_mismatch: bool = False) -> 
     if len(missing) == len(fresh):
         raise DataError(f"model.weights: {file!r} does not have the weights of this model: none of {names} fits.")
     if not skip_mismatch:
-        raise DataError(f"model.weights: {found}: {names}. Give the file of this model, or set "
-                        "model.skip_mismatch=true to begin these afresh.")
+        raise DataError(
+            f"model.weights: {found}: {names}. Give the file of this model, or set "
+            "model.skip_mismatch=true to begin these afresh."
+        )
     return [f"model.weights: {found}, and begin afresh: {names}."]
 
 
@@ -141,23 +146,27 @@ def _marked_as_missing(model: Any) -> Fresh:
 
 def _put_back_missing(fresh: Fresh) -> list[str]:
     """The paths of those that were not loaded, which have their values again."""
-    missing = [(variable, value) for variable, value in fresh
-               if value.size and np.isnan(np.asarray(variable.numpy(), np.float32)).all()]  # fmt: skip
+    missing = [
+        (variable, value)
+        for variable, value in fresh
+        if value.size and np.isnan(np.asarray(variable.numpy(), np.float32)).all()
+    ]
     for variable, value in missing:
         variable.assign(value)
     return [str(variable.path) for variable, _ in missing]
 
 
 def load_weights(model: Any, path: Path) -> None:
-    """The weights of a file that `save_trained` wrote into a model that was made anew; DataError where they don't fit.
-    """
+    """Load weights that `save_trained` wrote into a newly built model; DataError where they don't fit."""
     try:
         with tensorflow_left_out(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")  # the file holds none
             model.load_weights(path)
     except Exception as error:
-        raise DataError(f"{path} does not fit the model that the run's configuration makes now: {first_line(error)} "
-                        "Bring back the code and the data of then.") from error
+        raise DataError(
+            f"{path} does not fit the model that the run's configuration makes now: {first_line(error)} "
+            "Bring back the code and the data of then."
+        ) from error
 
 
 def adapted_layers(model: Any) -> list[dict[str, Any]]:
@@ -178,8 +187,10 @@ def put_adapted(model: Any, kept: list[dict[str, Any]]) -> list[str]:
     """
     layers, changed = _adaptable(model), []
     if len(layers) != len(kept):
-        raise DataError(f"the run's model has {len(kept)} layers that look up or bin, and the one that its "
-                        f"configuration makes now has {len(layers)}. Bring back the code of then.")
+        raise DataError(
+            f"the run's model has {len(kept)} layers that look up or bin, and the one that its "
+            f"configuration makes now has {len(layers)}. Bring back the code of then."
+        )
     for layer, state in zip(layers, kept, strict=True):
         state = {name: value for name, value in state.items() if name != "layer"}
         if (now := _adapted(layer)) == state:
@@ -187,16 +198,21 @@ def put_adapted(model: Any, kept: list[dict[str, Any]]) -> list[str]:
         try:
             _put(layer, now, state)
         except (ValueError, RuntimeError) as error:
-            raise DataError(f"layer {layer.name} is adapted to other data than that of the run, which does not fit it: "
-                            f"{plain_message(error)} Bring back the code and the data of then.") from error
+            raise DataError(
+                f"layer {layer.name} is adapted to other data than that of the run, which does not fit it: "
+                f"{plain_message(error)} Bring back the code and the data of then."
+            ) from error
         changed.append(str(layer.name))
     return changed
 
 
 def _adaptable(model: Any) -> list[Any]:
     """Those inside another such layer, as in TextVectorization, are its own affair."""
-    found = [layer for layer in inner_layers(model) if hasattr(layer, "get_vocabulary")
-             or getattr(layer, "bin_boundaries", None) is not None]  # fmt: skip
+    found = [
+        layer
+        for layer in inner_layers(model)
+        if hasattr(layer, "get_vocabulary") or getattr(layer, "bin_boundaries", None) is not None
+    ]
     inside = {id(part) for layer in found for part in inner_layers(layer)}
     return list({id(layer): layer for layer in found if id(layer) not in inside}.values())
 
@@ -209,10 +225,12 @@ def _adapted(layer: Any) -> dict[str, Any]:
 
 
 def _put(layer: Any, now: dict[str, Any], state: dict[str, Any]) -> None:
-    (name, values), = state.items()
+    ((name, values),) = state.items()
     if name not in now or len(now[name]) != len(values):
-        raise ValueError(f"it has {', '.join(f'{len(each)} entries of {key}' for key, each in now.items())}, not "
-                         f"{len(values)} of {name}.")
+        raise ValueError(
+            f"it has {', '.join(f'{len(each)} entries of {key}' for key, each in now.items())}, not "
+            f"{len(values)} of {name}."
+        )
     if name == "vocabulary":
         layer.set_vocabulary(values)
     else:

@@ -109,8 +109,11 @@ class Session:
         restore(self.assembly, self.trainer, checkpoint)
         self.trainer.stopwatch.resume(checkpoint.position["times"])
         changed = put_adapted(self.assembly.model, adapted) if adapted else []
-        return [f"{', '.join(changed)}: adapted to other data now, and put back to what the run began with"
-                ] if changed else []  # fmt: skip
+        return (
+            [f"{', '.join(changed)}: adapted to other data now, and put back to what the run began with"]
+            if changed
+            else []
+        )
 
     def compile_ahead(self, say: Callable[[str], None]) -> "Session":
         """The session with its steps compiled where XLA compiles them on TensorFlow, or without XLA where it can't.
@@ -122,8 +125,11 @@ class Session:
             return self
         say("compiling the steps with XLA")
         with framework_errors(several_processes=False), parts.policy.scope():
-            jit = try_xla(parts.engine, (parts.train_feed, parts.validation_feed),
-                          may_leave=parts.settings.trainer.jit_compile == "auto")  # fmt: skip
+            jit = try_xla(
+                parts.engine,
+                (parts.train_feed, parts.validation_feed),
+                may_leave=parts.settings.trainer.jit_compile == "auto",
+            )
         return replace(self, assembly=replace(parts, jit=jit))
 
     def header(self, run_dir: Path, attempt: int = 1) -> RunHeader:
@@ -134,16 +140,28 @@ class Session:
         scale = None if math.isnan(ledger.scale) else ledger.scale
         scaling = describe_scaling(parts.scaling, scale)
         return RunHeader(
-            recipe=settings.recipe, description=settings.description, run_dir=str(run_dir),
-            policy=policy, loss_scale=scaling, model=model, data=parts.data.header,
-            optimizer=_describe_optimizer(parts), backend=parts.platform.backend, device=_describe_device(parts),
-            execution=_describe_execution(parts), epochs=settings.epochs,
-            steps_per_epoch=parts.train_feed.steps, total_steps=parts.total_steps,
+            recipe=settings.recipe,
+            description=settings.description,
+            run_dir=str(run_dir),
+            policy=policy,
+            loss_scale=scaling,
+            model=model,
+            data=parts.data.header,
+            optimizer=_describe_optimizer(parts),
+            backend=parts.platform.backend,
+            device=_describe_device(parts),
+            execution=_describe_execution(parts),
+            epochs=settings.epochs,
+            steps_per_epoch=parts.train_feed.steps,
+            total_steps=parts.total_steps,
             warnings=(*parts.warnings, *parts.platform.notices),
-            scaling=parts.scaling, metric_names=metric_names(parts.model, parts.validation_feed is not None),
-            loss=_describe_loss(parts), callbacks=_describe_callbacks(self.trainer),
-            phases=parts.phases.lines, attempt=attempt,
-        )  # fmt: skip
+            scaling=parts.scaling,
+            metric_names=metric_names(parts.model, parts.validation_feed is not None),
+            loss=_describe_loss(parts),
+            callbacks=_describe_callbacks(self.trainer),
+            phases=parts.phases.lines,
+            attempt=attempt,
+        )
 
     def preprocessing(self) -> dict[str, Any]:
         """What was done to the raw values before the model, and what is done by layers that were adapted to them."""
@@ -168,16 +186,24 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
     rules = _ledger_options(parts)
     trainer = settings.trainer
     steps_per_call = trainer.steps_per_execution if isinstance(trainer.steps_per_execution, int) else None
-    plan = TrainingPlan(settings.epochs, trainer.max_steps, trainer.log_every_steps, trainer.validate_every_epochs,
-                        parts.capacity, steps_per_call, tuple(phase.epochs for phase in settings.phases))  # fmt: skip
+    plan = TrainingPlan(
+        settings.epochs,
+        trainer.max_steps,
+        trainer.log_every_steps,
+        trainer.validate_every_epochs,
+        parts.capacity,
+        steps_per_call,
+        tuple(phase.epochs for phase in settings.phases),
+    )
     ledger = Ledger(rules, window_steps=settings.loss_scale.skip_rate_window)
     ledger.name_variables(trained_paths(parts.model))
     telemetry.tally = EventTally(parts.scaling)
     health = HealthRules(settings.loss_scale, trainer, parts.scaling)
     names = ["loss", *metric_names(parts.model, parts.validation_feed is not None)]
     check_monitors(trainer, names)
-    origin = Origin(parts.scaling.mode, parts.data.fingerprint, asdict(parts.scaling.rule),
-                    monitored(trainer.monitor, names))  # fmt: skip
+    origin = Origin(
+        parts.scaling.mode, parts.data.fingerprint, asdict(parts.scaling.rule), monitored(trainer.monitor, names)
+    )
     checkpointer = Checkpointer(store, trainer, parts.model, origin, telemetry.flush)
     feeds = parts.train_feed, parts.validation_feed
     runner = Trainer(parts.engine, *feeds, plan, telemetry, ledger, health, checkpointer)
@@ -193,16 +219,20 @@ def _ledger_options(parts: Assembly) -> LedgerOptions:
     own = own_steps(parts.model)
     loss_is_running = own is not None and bool(own.optimizers)
     return LedgerOptions(
-        min_scale=parts.scaling.rule.lowest, max_scale=parts.scaling.rule.highest,
-        applies_non_finite=parts.optimizer.on_overflow == "apply", loss_is_running=loss_is_running,
+        min_scale=parts.scaling.rule.lowest,
+        max_scale=parts.scaling.rule.highest,
+        applies_non_finite=parts.optimizer.on_overflow == "apply",
+        loss_is_running=loss_is_running,
         keep_spikes=0 if loss_is_running else parts.settings.trainer.keep_spikes or 0,
-    )  # fmt: skip
+    )
 
 
 # why half precision was not looked at
 NO_SAMPLES_ASKED = "trainer.gradient_health_every_steps=auto takes samples of it."
-NO_SAMPLE_YET = ("there was no sample in so short a run; trainer.gradient_health_every_steps=10 takes one after 10 "
-                 "steps, whatever it costs.")  # fmt: skip
+NO_SAMPLE_YET = (
+    "there was no sample in so short a run; trainer.gradient_health_every_steps=10 takes one after 10 "
+    "steps, whatever it costs."
+)
 LOSS_IS_ITS_OWN = "the model's own train_step has a loss that only it can compute."
 
 
@@ -281,7 +311,7 @@ def _describe_own_optimizers(parts: Assembly) -> str:
         f"{'' if own_steps(parts.model) is None else f'{name} '}{type(optimizer.inner_optimizer).__name__}, learning "
         f"rate {float(optimizer.learning_rate):g}"
         for name, optimizer in optimizers_of(parts.model).items()
-    ]  # fmt: skip
+    ]
     return f"{'; '.join(each)} (as the model was compiled)"
 
 
@@ -292,7 +322,8 @@ def _describe_optimizer(parts: Assembly) -> str:
     own = Reference(optimizer.object, optimizer.kwargs) if isinstance(optimizer, OwnOptimizer) else optimizer.name
     every_phase_has_one = parts.settings.phases and all(phase.learning_rate for phase in parts.settings.phases)
     its_own = optimizer.schedule.object is not None and not hasattr(
-        configured_rate(parts.optimizer.inner_optimizer), "initial_learning_rate")  # a schedule that takes none
+        configured_rate(parts.optimizer.inner_optimizer), "initial_learning_rate"
+    )  # a schedule that takes none
     rate = None if every_phase_has_one or its_own else optimizer.learning_rate
     notes = [] if rate is None else [f"learning rate {rate:g}"]
     if optimizer.schedule.object is not None:
@@ -428,9 +459,14 @@ class Rollback:
     def _event(self, stop: Stop, checkpoint: Checkpoint) -> Event:
         trainer = self.trainer
         event = Event(
-            checkpoint.step, int(checkpoint.position["progress"]["epoch"]), ROLLBACK, trainer.ledger.scale,
-            trainer.ledger.scale, cause=stop.key, from_step=trainer.ledger.seen,
-        )  # fmt: skip
+            checkpoint.step,
+            int(checkpoint.position["progress"]["epoch"]),
+            ROLLBACK,
+            trainer.ledger.scale,
+            trainer.ledger.scale,
+            cause=stop.key,
+            from_step=trainer.ledger.seen,
+        )
         return replace(event, scale_after=scale_at(self.parts, checkpoint, [*trainer.telemetry.tally.rollbacks, event]))
 
     def _format_message(self, stop: Stop, event: Event) -> str:

@@ -59,9 +59,16 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
     is known which of them raised or ended it, and at which step."""
 
     def __init__(
-        self, engine: Engine, train_feed: Feed, validation_feed: Feed | None, plan: TrainingPlan, telemetry: Telemetry,
-        ledger: Ledger, health: HealthRules, checkpointer: Checkpointer,
-    ) -> None:  # fmt: skip
+        self,
+        engine: Engine,
+        train_feed: Feed,
+        validation_feed: Feed | None,
+        plan: TrainingPlan,
+        telemetry: Telemetry,
+        ledger: Ledger,
+        health: HealthRules,
+        checkpointer: Checkpointer,
+    ) -> None:
         self.engine, self.train_feed, self.validation_feed = engine, train_feed, validation_feed
         Record.__init__(self, ledger, health, checkpointer.stopwatch)
         keras.callbacks.Callback.__init__(self)
@@ -107,8 +114,15 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         end = progress.epochs_before_phase + self._length()
         is_trained = self._is_cut_short() and not progress.step_in_epoch
         self._metrics_so_far = self.engine.copy_metrics() if progress.step_in_epoch else []
-        run_by_calls("fit", self.engine.model, self._train, self.engine.reset_metrics, callbacks=[self], epochs=end,
-                     initial_epoch=end if is_trained else progress.epochs_completed)  # fmt: skip
+        run_by_calls(
+            "fit",
+            self.engine.model,
+            self._train,
+            self.engine.reset_metrics,
+            callbacks=[self],
+            epochs=end,
+            initial_epoch=end if is_trained else progress.epochs_completed,
+        )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begin the next epoch, or go on in the one a checkpoint was taken in, whose metrics `fit` has reset."""
@@ -203,8 +217,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
             callbacks.call("on_test_batch_end", self._evaluated - 1, logs=self.engine.metrics())
 
     def _next_validation_piece(self, feed: Feed, by_batch: bool) -> Piece | None:
-        """As many steps as a signal may wait for; several processes, whose calls must be the same, end the validation.
-        """
+        """Take no more steps than a signal may wait for; with several processes, which must agree, the most."""
         most = self.plan.steps_per_call or 1 if by_batch else self.plan.capacity
         if self.process_group is not None:
             return feed.take(most)
@@ -278,8 +291,11 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         """Steps of the next call: up to the next line of the log or checkpoint, to where the skip rate begins to count,
         and to the end of the run."""
         seen, plan = self.ledger.seen, self.plan
-        ends = (self.checkpointer.steps_until_due(seen), self._steps_left(),
-                self.health.steps_to_first_check(self.signs()))  # fmt: skip
+        ends = (
+            self.checkpointer.steps_until_due(seen),
+            self._steps_left(),
+            self.health.steps_to_first_check(self.signs()),
+        )
         to_line = plan.log_every_steps - seen % plan.log_every_steps
         most = min([plan.capacity, to_line, *(steps for steps in ends if steps is not None)])
         return self._call_steps(self.stopwatch, most)
@@ -374,8 +390,9 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
             self.checkpointer.save_if_due(self.progress, self.ledger)
 
     def _log(self, metrics: dict[str, float]) -> None:
-        self.line(self.ledger.take_mean_loss(), self._of_applied(metrics), phase=self._phase,
-                  gradients=self._sample_if_due())  # fmt: skip
+        self.line(
+            self.ledger.take_mean_loss(), self._of_applied(metrics), phase=self._phase, gradients=self._sample_if_due()
+        )
 
     def _of_applied(self, metrics: dict[str, float]) -> dict[str, float]:
         """Metrics of the epoch so far; nothing where no step was applied, which Keras gives as 0."""

@@ -33,8 +33,14 @@ def build_under_policy(settings: Settings, data: DataSet) -> Any:
     if is_compiled(model):
         check_author_compiled(settings, model)
     elif has_own_train_step(model) and type(model).compile is not keras.Model.compile:
-        raise ConfigError(Problem("model.builder", f"{type(model).__name__} has a compile of its own, whose arguments "
-                                  "only its author knows.", None, "Call it in the builder."))
+        raise ConfigError(
+            Problem(
+                "model.builder",
+                f"{type(model).__name__} has a compile of its own, whose arguments only its author knows.",
+                None,
+                "Call it in the builder.",
+            )
+        )
     return model
 
 

@@ -45,16 +45,28 @@ class WeightWatch:
 
     def _applied(self) -> float:
         """Updates so far, of the optimizer that has the most."""
-        return max((int(each.applied_steps) / (each.inner_optimizer.gradient_accumulation_steps or 1)
-                    for each in self.optimizers), default=0.0)  # fmt: skip
+        return max(
+            (
+                int(each.applied_steps) / (each.inner_optimizer.gradient_accumulation_steps or 1)
+                for each in self.optimizers
+            ),
+            default=0.0,
+        )
 
 
 def _kernels(optimizers: Sequence[LossScaleOptimizer]) -> list[Any]:
-    trained = [variable for optimizer in optimizers for variable in optimizer.trained_variables
-               if variable.dtype in WIDE and not is_overwritten(variable)]  # fmt: skip
+    trained = [
+        variable
+        for optimizer in optimizers
+        for variable in optimizer.trained_variables
+        if variable.dtype in WIDE and not is_overwritten(variable)
+    ]
     found = sorted([each for each in trained if len(each.shape) > 1] or trained, key=_bytes)
-    return [each for each, total in zip(found, np.cumsum([_bytes(each) for each in found]), strict=True)
-            if total <= MOST_BYTES]  # fmt: skip
+    return [
+        each
+        for each, total in zip(found, np.cumsum([_bytes(each) for each in found]), strict=True)
+        if total <= MOST_BYTES
+    ]
 
 
 def _bytes(variable: Any) -> int:

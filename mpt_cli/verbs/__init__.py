@@ -68,8 +68,11 @@ def check_options(parser: argparse.ArgumentParser, words: list[str]) -> None:
         from mpt_cli.settings.schema import remedy_for
 
         remedies = {word: remedy_for(word[2:].replace("-", "_"), None) for word in unknown}
-        problems = [Problem(word, "is no option; keys are set as KEY=VALUE.", None, remedy)
-                    for word, remedy in remedies.items() if remedy.startswith("Did you mean")]  # fmt: skip
+        problems = [
+            Problem(word, "is no option; keys are set as KEY=VALUE.", None, remedy)
+            for word, remedy in remedies.items()
+            if remedy.startswith("Did you mean")
+        ]
         if problems:
             raise ConfigError(problems)
 
@@ -98,8 +101,11 @@ def take_config_directories(words: list[str]) -> tuple[list[str], list[str]]:
 
 def too_small(least: int, **given: float | None) -> list[Problem]:
     """A problem for each option, by its name with _, that is below the least it may be."""
-    return [Problem(f"--{name.replace('_', '-')}", f"must be >= {least}.", value)
-            for name, value in given.items() if value is not None and not value >= least]  # fmt: skip
+    return [
+        Problem(f"--{name.replace('_', '-')}", f"must be >= {least}.", value)
+        for name, value in given.items()
+        if value is not None and not value >= least
+    ]
 
 
 def print_json(content: dict[str, Any]) -> None:

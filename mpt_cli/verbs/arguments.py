@@ -39,8 +39,11 @@ VERBS = {
     "__killed": Verb("reproduce"),
 }
 LISTED_VERBS = {name: verb.meaning for name, verb in VERBS.items() if verb.meaning}
-MERGED_VERBS = {"show": "check --show", "verify-resume": "reproduce --resume-check",
-                "completion": "doctor --completion"}  # fmt: skip
+MERGED_VERBS = {
+    "show": "check --show",
+    "verify-resume": "reproduce --resume-check",
+    "completion": "doctor --completion",
+}
 
 OVERRIDES = "conf=... key=value"  # metavars, which tell the completion what a word may be
 SCRIPT = "[key=value …] SCRIPT.py args …"
@@ -52,14 +55,14 @@ KINDS = ("recipes", "models", "data", "policies", "groups", "optimizers", "modes
 
 
 class Parser(argparse.ArgumentParser):
-    """Help in two layers: `--help` fits on a screen, `--help-all` adds the options of the group `more` and the `notes`.
-    """
+    """Print help in two layers: `--help` fits a screen, `--help-all` adds the group `more` and the `notes`."""
 
     notes = ""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(add_help=False, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-                         **options)  # fmt: skip
+        super().__init__(
+            add_help=False, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options
+        )
         self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
         self._help_all = self.add_argument("--help-all", action=_HelpAll, nargs=0)
         self.more = self.add_argument_group("more options")
@@ -101,15 +104,22 @@ def set_short_usage(parser: Parser) -> None:
 
 
 def add_overrides(parser: Parser) -> None:
-    parser.add_argument("overrides", nargs="*", metavar=OVERRIDES, help="a recipe (conf=NAME or conf=./FILE.yaml), "
-                        "then changes: a key (seed=1) or a group (policy=float32)")  # fmt: skip
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar=OVERRIDES,
+        help="a recipe (conf=NAME or conf=./FILE.yaml), then changes: a key (seed=1) or a group (policy=float32)",
+    )
     add_config_dir(parser)
 
 
 def add_config_dir(parser: Parser) -> None:
     """For the help; `take_config_directories` takes the words before the parser sees them."""
-    parser.more.add_argument("--config-dir", metavar="DIR", help="a folder with your groups and recipes, searched "
-                             "after ./conf and ./recipes; also in MPT_CONFIG_DIR")  # fmt: skip
+    parser.more.add_argument(
+        "--config-dir",
+        metavar="DIR",
+        help="a folder with your groups and recipes, searched after ./conf and ./recipes; also in MPT_CONFIG_DIR",
+    )
 
 
 def add_json(parser: Parser) -> None:
@@ -118,8 +128,11 @@ def add_json(parser: Parser) -> None:
 
 def add_fail_on_verdict(parser: Parser) -> None:
     parser.add_argument("--fail-on-verdict", action="store_true", help="exit 4 unless healthy or warm-up skips only")
-    parser.more.add_argument("--allow-unchecked", action="store_true", help="with --fail-on-verdict: accept `not "
-                             "checked`, the verdict of a run too short to check")  # fmt: skip
+    parser.more.add_argument(
+        "--allow-unchecked",
+        action="store_true",
+        help="with --fail-on-verdict: accept `not checked`, the verdict of a run too short to check",
+    )
 
 
 def add_job_options(parser: Parser, at_a_time: str, objective: str, directory: str) -> None:
@@ -128,8 +141,9 @@ def add_job_options(parser: Parser, at_a_time: str, objective: str, directory: s
     parser.add_argument("--resume", metavar=directory, help="run what is missing or failed in an earlier one")
     parser.add_argument("--objective", metavar="NAME", help=objective)
     parser.add_argument("--json", action="store_true", help="print results.json; progress to stderr")
-    parser.more.add_argument("--timeout", type=float, metavar="SECONDS", help="end a job after this long, counted from "
-                             "when it starts")  # fmt: skip
+    parser.more.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="end a job after this long, counted from when it starts"
+    )
     parser.more.add_argument("--quiet", action="store_true", help="print no progress and no table")
 
 
@@ -184,18 +198,34 @@ def configure_sweep(parser: Parser) -> None:
     add_overrides(parser)
     add_job_options(parser, "what fits; 16 on a cluster", "rank by this metric, NAME:min or NAME:max", "SWEEP_DIR")
     parser.add_argument("--dry-run", action="store_true", help="check the configurations and list the jobs")
-    parser.more.add_argument("--trials", type=int, metavar="N", help="search: Optuna chooses the values of N points, "
-                             "each a job, or one for each of several seeds; with --resume: N in all")  # fmt: skip
-    parser.more.add_argument("--sampler", choices=tuple(SAMPLERS), help="how a search chooses, by Optuna's name; "
-                             "default: tpe, whose first 10 are random. gp needs torch, cmaes the package cmaes"
-                             )  # fmt: skip
-    parser.more.add_argument("--pruner", choices=PRUNERS, help="of a search: end jobs whose objective is behind that "
-                             "of others at the end of the same epoch; default: none")  # fmt: skip
+    parser.more.add_argument(
+        "--trials",
+        type=int,
+        metavar="N",
+        help="search: Optuna chooses the values of N points, "
+        "each a job, or one for each of several seeds; with --resume: N in all",
+    )
+    parser.more.add_argument(
+        "--sampler",
+        choices=tuple(SAMPLERS),
+        help="how a search chooses, by Optuna's name; "
+        "default: tpe, whose first 10 are random. gp needs torch, cmaes the package cmaes",
+    )
+    parser.more.add_argument(
+        "--pruner",
+        choices=PRUNERS,
+        help="of a search: end jobs whose objective is behind that "
+        "of others at the end of the same epoch; default: none",
+    )
     parser.more.add_argument("--sampler-seed", type=int, metavar="N", help="default 0; with -j 1 the same search again")
-    parser.more.add_argument("--launcher", choices=tuple(LAUNCHERS), help="where the jobs run; default: local, with "
-                             "--resume as before")  # fmt: skip
-    parser.more.add_argument("--detach", action="store_true", help="on Slurm: submit all jobs as an array, -j at "
-                             "a time, and return; --resume waits for them")  # fmt: skip
+    parser.more.add_argument(
+        "--launcher", choices=tuple(LAUNCHERS), help="where the jobs run; default: local, with --resume as before"
+    )
+    parser.more.add_argument(
+        "--detach",
+        action="store_true",
+        help="on Slurm: submit all jobs as an array, -j at a time, and return; --resume waits for them",
+    )
     parser.epilog = """examples:
   mpt sweep conf=digits_mlp loss_scale.initial_scale=2**8,2**15,2**24 seed=0,1,2
   mpt sweep conf=digits_cnn loss_scale.growth_steps=50,500 sweep_dir=mine
@@ -236,8 +266,12 @@ def configure_diagnose(parser: Parser) -> None:
     add_json(parser)
     parser.more.add_argument("--at-steps", metavar="N,N…", help="measure after these steps of training; default: 0")
     parser.more.add_argument("--batches", type=int, metavar="N", help="batches to measure at each step; default: 8")
-    parser.more.add_argument("--trial-steps", type=int, metavar="N", help="of a run: try each remedy over this many "
-                             "steps; 0 tries none; default: 20")  # fmt: skip
+    parser.more.add_argument(
+        "--trial-steps",
+        type=int,
+        metavar="N",
+        help="of a run: try each remedy over this many steps; 0 tries none; default: 20",
+    )
     parser.epilog = """examples:
   mpt diagnose conf=digits_cnn
   mpt diagnose conf=digits_mlp policy=mixed_float16 --write mine.yaml
@@ -254,8 +288,9 @@ def configure_plan(parser: Parser) -> None:
     """Compile a run for a GPU that is not here: memory, work, limits of its speed."""
     add_overrides(parser)
     parser.add_argument("--device", metavar="GPU", help="a100, a6000, b200, h100, h200, v100, or your file")
-    parser.add_argument("--devices", type=int, default=1, metavar="N",
-                        help="how many, each on its share of a batch; default: 1")  # fmt: skip
+    parser.add_argument(
+        "--devices", type=int, default=1, metavar="N", help="how many, each on its share of a batch; default: 1"
+    )
     add_json(parser)
     parser.epilog = """examples:
   mpt plan conf=gpt2_small_synthetic --device h100 policy=float32,mixed_float16
@@ -272,9 +307,13 @@ def configure_compare(parser: Parser) -> None:
     add_overrides(parser)
     add_job_options(parser, "1; with more, no speeds", "the metric that counts as quality", "COMPARE_DIR")
     parser.add_argument("--seeds", type=int, metavar="N", help="repeat with N seeds; default: 1")
-    parser.more.add_argument("--tolerance", type=float, metavar="X", help="how far the objective may be from that of "
-                             "the baseline and still be equal; default: 0.01 of an accuracy, 5 %% of a loss"
-                             )  # fmt: skip
+    parser.more.add_argument(
+        "--tolerance",
+        type=float,
+        metavar="X",
+        help="how far the objective may be from that of "
+        "the baseline and still be equal; default: 0.01 of an accuracy, 5 %% of a loss",
+    )
     parser.epilog = """examples:
   mpt compare conf=digits_cnn          float32, mixed_float16 and mixed_bfloat16
   mpt compare conf=digits_cnn policy=float32,mixed_float16 --seeds 3
@@ -314,8 +353,9 @@ of a sweep job and end. interval, epoch and event are the lines of metrics.jsonl
 def configure_report(parser: Parser) -> None:
     """Write one HTML page of a run, of several runs, of a sweep or of a comparison. It
     opens from disk and needs no network."""
-    parser.add_argument("directories", nargs="+", metavar="RUN|SWEEP|COMPARE",
-                        help="one or several directories; several in one page")  # fmt: skip
+    parser.add_argument(
+        "directories", nargs="+", metavar="RUN|SWEEP|COMPARE", help="one or several directories; several in one page"
+    )
     parser.add_argument("--out", metavar="FILE", help=f"the page; default: {PAGE} in the directory, or here")
     parser.add_argument("--objective", metavar="NAME", help="rank by another metric, NAME:min or NAME:max")
     add_json(parser)
@@ -330,8 +370,12 @@ what is missing."""
 
 def configure_reproduce(parser: Parser) -> None:
     """Run recipes or earlier runs again and check what they reach."""
-    parser.add_argument("given", nargs="*", metavar=TARGETS, help="recipes, files, folders, patterns, run directories;"
-                        " then changes to all of them")  # fmt: skip
+    parser.add_argument(
+        "given",
+        nargs="*",
+        metavar=TARGETS,
+        help="recipes, files, folders, patterns, run directories; then changes to all of them",
+    )
     parser.add_argument("--all", action="store_true", help="every recipe that can run on this machine")
     parser.add_argument("--junit", metavar="FILE", help="write the results as JUnit XML, for CI")
     parser.add_argument("--update", action="store_true", help="write missed expectations into the recipes")
@@ -339,19 +383,36 @@ def configure_reproduce(parser: Parser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="read them all and list what would run")
     add_json(parser)
     more = parser.more
-    more.add_argument("-k", dest="keywords", default="", metavar="EXPRESSION", help="those whose name or `tags:` "
-                      "have these words, with and, or, not")  # fmt: skip
+    more.add_argument(
+        "-k",
+        dest="keywords",
+        default="",
+        metavar="EXPRESSION",
+        help="those whose name or `tags:` have these words, with and, or, not",
+    )
     more.add_argument("--timeout", type=float, metavar="SECONDS", help="end a run after this long; it has failed then")
-    more.add_argument("--retries", type=int, default=0, metavar="N", help="run what failed again, up to N times; "
-                      "what passes then is reported as flaky")  # fmt: skip
+    more.add_argument(
+        "--retries",
+        type=int,
+        default=0,
+        metavar="N",
+        help="run what failed again, up to N times; what passes then is reported as flaky",
+    )
     more.add_argument("-x", "--exitfirst", action="store_true", help="start no run after one that failed")
-    more.add_argument("--rtol", type=float, default=0.0, help="how far a metric may be from that of an earlier run, "
-                      "as a share of it; default: 0. Counters must always be equal")  # fmt: skip
+    more.add_argument(
+        "--rtol",
+        type=float,
+        default=0.0,
+        help="how far a metric may be from that of an earlier run, "
+        "as a share of it; default: 0. Counters must always be equal",
+    )
     more.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="runs at the same time; default: 1")
-    more.add_argument("--output", metavar="DIR", help="where the runs go; default: runs/reproduce/TIME-ID, of "
-                      "--resume-check nowhere")  # fmt: skip
-    more.add_argument("--at", type=int, metavar="STEP", help="of --resume-check: the step to kill it at; default: a "
-                      "random one")  # fmt: skip
+    more.add_argument(
+        "--output", metavar="DIR", help="where the runs go; default: runs/reproduce/TIME-ID, of --resume-check nowhere"
+    )
+    more.add_argument(
+        "--at", type=int, metavar="STEP", help="of --resume-check: the step to kill it at; default: a random one"
+    )
     add_config_dir(parser)
     parser.epilog = """examples:
   mpt reproduce --all --junit results.xml
@@ -439,8 +500,9 @@ def configure_doctor(parser: Parser) -> None:
     """Examine this machine: versions, devices, what is missing and how to get it."""
     exclusive = parser.add_mutually_exclusive_group()
     exclusive.add_argument("--json", action="store_true", help="print the result as one JSON object")
-    exclusive.add_argument("--completion", choices=("bash", "zsh", "fish"), help="print the script for "
-                           "completion with Tab")  # fmt: skip
+    exclusive.add_argument(
+        "--completion", choices=("bash", "zsh", "fish"), help="print the script for completion with Tab"
+    )
     parser.epilog = """examples:
   mpt doctor --json > doctor.json
   mpt doctor --completion bash >> ~/.bashrc

@@ -64,11 +64,16 @@ def _sections(prefix: str, parsed_args: Any, **_: Any) -> list[str]:
 
 # By the metavar of an argument, which says what it takes. Of arguments with choices argcomplete offers those itself.
 OFFERS: dict[str, Any] = {
-    OVERRIDES: _words_or_files, TARGETS: _targets, "RECIPE": _recipes, SCRIPT: _words_or_files, MODULE: _files,
+    OVERRIDES: _words_or_files,
+    TARGETS: _targets,
+    "RECIPE": _recipes,
+    SCRIPT: _words_or_files,
+    MODULE: _files,
     "SECTION": _sections,
-    **dict.fromkeys(("FILE", "DIR", "PATH", "DEST", "GPU", "RUN_DIR", "SWEEP_DIR", "COMPARE_DIR", "RUN|SWEEP|COMPARE"),
-                    _files),
-}  # fmt: skip
+    **dict.fromkeys(
+        ("FILE", "DIR", "PATH", "DEST", "GPU", "RUN_DIR", "SWEEP_DIR", "COMPARE_DIR", "RUN|SWEEP|COMPARE"), _files
+    ),
+}
 
 
 class _Finder(CompletionFinder):

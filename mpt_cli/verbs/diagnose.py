@@ -71,11 +71,15 @@ def _say_no_overflow(run: RunDirectory, run_dir: str, is_of_program: bool, argum
     ending = printable_tree(run.ending)
     verdict = [f"{ending['verdict']}: {ending.get('explanation', '')}"] if "verdict" in ending else []
     is_well = not verdict or ending["verdict"] in GOOD_VERDICTS
-    rows = [f"no step of {run_dir} overflowed{', so no layer is bad' * is_well}; {measures} measures how far away an "
-            "overflow is", *([] if is_well else verdict)]  # fmt: skip
+    rows = [
+        f"no step of {run_dir} overflowed{', so no layer is bad' * is_well}; {measures} measures how far away an "
+        "overflow is",
+        *([] if is_well else verdict),
+    ]
     if arguments.json:
-        print_json({"status": "ok", "kind": "overflow", "run_dir": run_dir, "step": None, "layer": None,
-                    "explanation": rows})  # fmt: skip
+        print_json(
+            {"status": "ok", "kind": "overflow", "run_dir": run_dir, "step": None, "layer": None, "explanation": rows}
+        )
     else:
         say("\n".join(rows))
     return OK
@@ -109,8 +113,7 @@ def _missing_directories(given: list[str]) -> list[Problem]:
         return []
     bare = [text for text in given if "=" not in text and text[:1] != "~" and text not in recipe_paths()]
     remedy = "A configuration is given as conf=RECIPE or conf=path/to/own.yaml."
-    return [Problem(text, "there is no such directory.", None, remedy)
-            for text in bare if not expanded(text).exists()]  # fmt: skip
+    return [Problem(text, "there is no such directory.", None, remedy) for text in bare if not expanded(text).exists()]
 
 
 def _read_steps(text: str | None) -> tuple[int, ...]:
@@ -135,8 +138,9 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
     if isinstance(stored.model, GivenModel):
         program = "script" if stored.model.command else "Python program"
         remedy = f"In that {program}, mpt.diagnose(model, x, y) examines its layers before it trains."
-        raise ConfigError(Problem(run_dir, f"is of a {program}'s run; it holds neither its model nor its data.", None,
-                                  remedy))  # fmt: skip
+        raise ConfigError(
+            Problem(run_dir, f"is of a {program}'s run; it holds neither its model nor its data.", None, remedy)
+        )
     settings = on_one_device(stored, say)
     with diagnosis_directory(arguments.out, run.path) as directory:
         platform = prepare_backend(settings)

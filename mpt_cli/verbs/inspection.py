@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from mpt_cli.precision.operations import OperationReport
     from mpt_cli.training.assembly import BuildCheck
 
+
 def run_list(arguments: argparse.Namespace) -> int:
     if arguments.schema:
         if arguments.kind != "keys":
@@ -145,9 +146,10 @@ def _names(keys: Iterable[Key]) -> str:
 
 def _files_of(group: str, prefix: str = "") -> list[dict[str, str]]:
     """Those of the project with their path."""
-    return [{"name": prefix + name,
-             "description": (_heading(path) + ("" if is_shipped(path) else f" ({path})")).strip()}
-            for name, path in sorted(group_files(group).items())]  # fmt: skip
+    return [
+        {"name": prefix + name, "description": (_heading(path) + ("" if is_shipped(path) else f" ({path})")).strip()}
+        for name, path in sorted(group_files(group).items())
+    ]
 
 
 def _groups() -> list[dict[str, str]]:
@@ -315,9 +317,16 @@ def run_check(arguments: argparse.Namespace) -> int:
         raise ConfigError(problems)
     missing = missing_backend(settings)
     if arguments.json:
-        print_json({"status": "ok", "recipe": settings.recipe, "environment": variables,
-                    "backend": settings.backend.name, "cannot_run_here": missing or None,
-                    "build": asdict(built) if built else None})  # fmt: skip
+        print_json(
+            {
+                "status": "ok",
+                "recipe": settings.recipe,
+                "environment": variables,
+                "backend": settings.backend.name,
+                "cannot_run_here": missing or None,
+                "build": asdict(built) if built else None,
+            }
+        )
     else:
         reads = [f"reads {', '.join(variables)} of the environment"] if variables else []
         notes = [*told, *([missing] if missing else [])]

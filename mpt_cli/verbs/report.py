@@ -74,10 +74,18 @@ def _report_runs(paths: Sequence[Path], page: Path | None, arguments: argparse.N
     page = page or (paths[0] / PAGE if len(stories) == 1 else Path(PAGE))
     write_run_page(stories, page)
     if arguments.json:
-        runs = [{"run_dir": str(story.run.path), "label": story.label, "status": story.status,
-                 "verdict": story.verdict, "missing": story.gaps,
-                 "not_recorded": story.not_recorded, "spikes": [spike.step for spike in story.spikes]}
-                for story in stories]  # fmt: skip
+        runs = [
+            {
+                "run_dir": str(story.run.path),
+                "label": story.label,
+                "status": story.status,
+                "verdict": story.verdict,
+                "missing": story.gaps,
+                "not_recorded": story.not_recorded,
+                "spikes": [spike.step for spike in story.spikes],
+            }
+            for story in stories
+        ]
         print_json({"page": str(page), "runs": runs})
     for story in [] if arguments.json else stories:
         jumps = [jumps_sentence(story.spikes)] if story.spikes else []
@@ -101,14 +109,18 @@ def _runs_in(path: Path) -> list[Path]:
     if path.is_dir() and not RunDirectory(path).config_yaml.is_file():
         inside = [entry.parent.name for entry in sorted(path.glob(f"*/{RunDirectory(path).config_yaml.name}"))]
         hint = f" There are runs in it ({len(inside)}): {shell_command('report', path)}/*" if inside else ""
-        raise DataError(f"{path} is no directory of a run, a sweep or a comparison: it has no config.yaml, sweep.json "
-                        f"or compare.json.{hint}")  # fmt: skip
+        raise DataError(
+            f"{path} is no directory of a run, a sweep or a comparison: it has no config.yaml, sweep.json "
+            f"or compare.json.{hint}"
+        )
     return [RunDirectory.open(path).path]
 
 
 def _stories(paths: Sequence[Path]) -> list[RunHistory]:
     """Named by their folders, with the one above where two are called the same."""
     names = [path.resolve().name for path in paths]
-    labels = [name if names.count(name) == 1 else f"{path.resolve().parent.name}/{name}"
-              for name, path in zip(names, paths, strict=True)]  # fmt: skip
+    labels = [
+        name if names.count(name) == 1 else f"{path.resolve().parent.name}/{name}"
+        for name, path in zip(names, paths, strict=True)
+    ]
     return [read_history(path, label) for path, label in zip(paths, labels, strict=True)]

@@ -54,15 +54,28 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
     if not found.targets:
         reasons = [f"{name} {reason}" for name, reason in found.left_out.items()]
         reasons += ["no other has what -k asks for"] if arguments.keywords else []
-        raise ConfigError(Problem("reproduce", "must have something to run, or it would always pass.", None,
-                                  f"Left out: {'; '.join(reasons)}." if reasons else ""))  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "reproduce",
+                "must have something to run, or it would always pass.",
+                None,
+                f"Left out: {'; '.join(reasons)}." if reasons else "",
+            )
+        )
     missed = [result for result in results if not result.passed]
     if arguments.json:
-        errors = [{"name": error.name, "problems": [each.as_dict() for each in error.problems]}
-                  for error in found.errors]  # fmt: skip
-        print_json({"passed": not missed and not errors, "left_out": found.left_out, "errors": errors,
-                    "targets": [target.name for target in found.targets],
-                    "results": [result.as_dict() for result in results]})  # fmt: skip
+        errors = [
+            {"name": error.name, "problems": [each.as_dict() for each in error.problems]} for error in found.errors
+        ]
+        print_json(
+            {
+                "passed": not missed and not errors,
+                "left_out": found.left_out,
+                "errors": errors,
+                "targets": [target.name for target in found.targets],
+                "results": [result.as_dict() for result in results],
+            }
+        )
     is_met = update_recipes(results, _tell) if arguments.update else not missed
     gravest = gravest_code(result.exit_code for result in results)
     return BAD_CONFIG if found.errors else OK if is_met else gravest or MISMATCH
@@ -91,9 +104,11 @@ def _problems(arguments: argparse.Namespace, names: list[str], has_run: bool) ->
         (arguments.timeout is None or arguments.timeout > 0, Problem("--timeout", "must be > 0.", arguments.timeout)),
         (arguments.at is None, Problem("--at", "is for --resume-check.", arguments.at)),
         (not (arguments.update and arguments.dry_run), Problem("--dry-run", "must be left out with --update.")),
-        (not (arguments.update and has_run),
-         Problem("--update", "rewrites recipes; a run directory is a record and stays as it is.")),
-    ]  # fmt: skip
+        (
+            not (arguments.update and has_run),
+            Problem("--update", "rewrites recipes; a run directory is a record and stays as it is."),
+        ),
+    ]
     small = [*too_small(1, jobs=arguments.jobs), *too_small(0, rtol=arguments.rtol, retries=arguments.retries)]
     return [*(problem for holds, problem in checks if not holds), *small]
 
@@ -122,11 +137,19 @@ def _check_resume(arguments: argparse.Namespace) -> int:
     """Prove it for one recipe, given by its name or by conf=."""
     names, changes = _names_and_changes(arguments)
     usual = verb_parser("reproduce")
-    given = [f"--{name}" for name, value in vars(arguments).items()
-             if name not in _OF_A_CHECK and value != usual.get_default(name)]  # fmt: skip
+    given = [
+        f"--{name}"
+        for name, value in vars(arguments).items()
+        if name not in _OF_A_CHECK and value != usual.get_default(name)
+    ]
     if given or len(names) > 1:
-        raise ConfigError(Problem("--resume-check", "takes one recipe, its changes, --at, --output and --json.",
-                                  " ".join([*given, *names])))  # fmt: skip
+        raise ConfigError(
+            Problem(
+                "--resume-check",
+                "takes one recipe, its changes, --at, --output and --json.",
+                " ".join([*given, *names]),
+            )
+        )
     words = [*(f"conf={name}" for name in names), *changes]
     settings = with_drawn_seed(load_settings(words))
     overrides = [*words, f"seed={settings.seed}"]  # the same for both runs

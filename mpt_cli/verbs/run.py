@@ -172,8 +172,9 @@ def _choose_backend(name: str) -> None:
     check_installed(name)
     keras = sys.modules.get("keras")
     if keras is not None and (loaded := keras.backend.backend()) != name:
-        raise ConfigError(Problem("backend.name", f"Keras is loaded with backend {loaded} already.", name,
-                                  "Start a new process."))
+        raise ConfigError(
+            Problem("backend.name", f"Keras is loaded with backend {loaded} already.", name, "Start a new process.")
+        )
     os.environ["KERAS_BACKEND"] = name
 
 
@@ -183,8 +184,11 @@ def split_script(words: list[str]) -> tuple[list[str], list[str]]:
     >>> split_script(["policy=mixed_float16", "train.py", "--rate=3"])
     (['policy=mixed_float16'], ['train.py', '--rate=3'])
     """
-    others = (place for place, word in enumerate(words)
-              if word not in (STRICT, ALLOW_UNCHECKED) and ("=" not in word or word.startswith("-")))  # fmt: skip
+    others = (
+        place
+        for place, word in enumerate(words)
+        if word not in (STRICT, ALLOW_UNCHECKED) and ("=" not in word or word.startswith("-"))
+    )
     count = next(others, len(words))
     return words[:count], words[count:]
 
@@ -222,9 +226,14 @@ def script_settings(overrides: list[str]) -> Settings:
         raise ConfigError(problems)
     settings = build_settings(resolve_tree(tree, problems), set(), problems)
     if settings.policy.is_auto:
-        problems.append(Problem("policy.name", "is chosen for the layers of a model that is built, and a script builds "
-                                "its own under one policy.", settings.policy.name, "Use mixed_float16, or "
-                                "mpt.fit(policy='auto_float16') in the script."))  # fmt: skip
+        problems.append(
+            Problem(
+                "policy.name",
+                "is chosen for the layers of a model that is built, and a script builds its own under one policy.",
+                settings.policy.name,
+                "Use mixed_float16, or mpt.fit(policy='auto_float16') in the script.",
+            )
+        )
     problems += check_combinations(settings, {problem.key for problem in problems})
     if problems:
         raise ConfigError(problems)
@@ -265,6 +274,9 @@ def _code_of(error: BaseException | None, policy: str) -> int:
         layer = failed_layer(error)
         where = "" if layer is None else f" It broke in {describe_layer(layer)}; dtype='float32' there keeps it out."
         other = "" if policy == "mixed_bfloat16" else "policy=mixed_bfloat16 has the range of float32, "
-        say(f"mpt run: the dtype policy {policy} is mpt's, not the script's.{where} {other}policy=float32 is the "
-            "script as it is.", sys.stderr)  # fmt: skip
+        say(
+            f"mpt run: the dtype policy {policy} is mpt's, not the script's.{where} {other}policy=float32 is the "
+            "script as it is.",
+            sys.stderr,
+        )
     return SCRIPT_RAISED

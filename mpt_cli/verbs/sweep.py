@@ -33,8 +33,13 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     words, launcher_words = split_launcher_overrides(arguments.overrides)
     _check_sweep(arguments)
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
-    options = Options(arguments.jobs, arguments.timeout, arguments.objective,
-                      launcher=_launcher(arguments, words, launcher_words), detach=arguments.detach)  # fmt: skip
+    options = Options(
+        arguments.jobs,
+        arguments.timeout,
+        arguments.objective,
+        launcher=_launcher(arguments, words, launcher_words),
+        detach=arguments.detach,
+    )
     search = {name: getattr(arguments, name) for name in ("trials", "sampler", "sampler_seed", "pruner")}
     if arguments.dry_run:
         return _dry_run(arguments, words, options, search)
@@ -66,8 +71,13 @@ def _dry_run(arguments: argparse.Namespace, words: list[str], options: Options, 
     else:
         plan, more = dry_run(words, options, search), []
     if arguments.json:
-        print_json({**plan_dict(plan), "search": None if plan.search is None else asdict(plan.search),
-                    "cannot_run_here": missing_backends(plan)})  # fmt: skip
+        print_json(
+            {
+                **plan_dict(plan),
+                "search": None if plan.search is None else asdict(plan.search),
+                "cannot_run_here": missing_backends(plan),
+            }
+        )
     else:
         say("\n".join([*plan_lines(plan), *more, *missing_backends(plan)]))
     return OK
@@ -83,8 +93,11 @@ def _problems_of_jobs(arguments: argparse.Namespace) -> list[Problem]:
 def _check_sweep(arguments: argparse.Namespace) -> None:
     problems = [*_problems_of_jobs(arguments), *too_small(1, trials=arguments.trials)]
     of_search = {"--sampler": arguments.sampler, "--sampler-seed": arguments.sampler_seed, "--pruner": arguments.pruner}
-    problems += [Problem(name, ONLY_OF_A_NEW_SEARCH, value) for name, value in of_search.items()
-                 if value is not None and arguments.resume is not None]  # fmt: skip
+    problems += [
+        Problem(name, ONLY_OF_A_NEW_SEARCH, value)
+        for name, value in of_search.items()
+        if value is not None and arguments.resume is not None
+    ]
     if problems:
         raise ConfigError(problems)
 
@@ -122,7 +135,13 @@ def _check_compare(arguments: argparse.Namespace) -> None:
     problems = [*_problems_of_jobs(arguments), *too_small(0, tolerance=arguments.tolerance)]
     fixed = (arguments.overrides or None, arguments.jobs, arguments.seeds, arguments.tolerance)
     if arguments.resume is not None and any(value is not None for value in fixed):
-        problems.append(Problem("--resume", "must be given without overrides, -j, --seeds and --tolerance.", None,
-                                "The comparison's own stand in its compare.json."))  # fmt: skip
+        problems.append(
+            Problem(
+                "--resume",
+                "must be given without overrides, -j, --seeds and --tolerance.",
+                None,
+                "The comparison's own stand in its compare.json.",
+            )
+        )
     if problems:
         raise ConfigError(problems)

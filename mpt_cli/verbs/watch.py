@@ -185,8 +185,10 @@ class RunConsole:
 
     def _show_gone(self, record: dict[str, Any]) -> None:
         self.sink.suspend()
-        self.sink.message("its process is gone and left no summary: it was killed, or its machine went down. What it "
-                          f"wrote last is {format_whole_seconds(record['seconds'])} old.")  # fmt: skip
+        self.sink.message(
+            "its process is gone and left no summary: it was killed, or its machine went down. What it "
+            f"wrote last is {format_whole_seconds(record['seconds'])} old."
+        )
         config = self.run.config_yaml
         if record["can_be_resumed"] and config.is_file():
             words = conf_override(config), format_override("resume", str(self.run.path))
@@ -251,8 +253,12 @@ def _watch_sweep(path: Path, as_json: bool) -> int:
             if below.is_due:
                 running = [state for state in jobs if state.status == RUNNING]
                 queued = [state for state in jobs if state.waits_for][:MOST_QUEUED]
-                below.show([*map(format_job, [*running, *queued]),
-                            f"{len(results)} of {len(jobs)} jobs done, {len(running)} running"])  # fmt: skip
+                below.show(
+                    [
+                        *map(format_job, [*running, *queued]),
+                        f"{len(results)} of {len(jobs)} jobs done, {len(running)} running",
+                    ]
+                )
     code = exit_code_of(results) if len(results) == len(jobs) else TERMINATED
     if as_json:
         _print_record("end", {"exit_code": code, "jobs": len(jobs), "ended": len(results)})

@@ -10,17 +10,23 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("words", "expected"), [
-    ("startup --quick", ["mpt --help"]),
-    ("speed --quick", ["| jax | digits MLP |"]),
-    ("short_runs --quick", ["| wide MLP | float32 | jax | 1 |"]),
-    ("growth --quick --sections data_size,variables,run", ["| jax | 30 |", "jax: 20,000 steps of a model"]),
-    ("gpu --dry-run --policies mixed_float16,float32 --minutes 60",
-     ["| resnet50 | jax | mixed_float16 | dynamic |", "| transformer | jax | float32 | none |", "| holds |"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("startup --quick", ["mpt --help"]),
+        ("speed --quick", ["| jax | digits MLP |"]),
+        ("short_runs --quick", ["| wide MLP | float32 | jax | 1 |"]),
+        ("growth --quick --sections data_size,variables,run", ["| jax | 30 |", "jax: 20,000 steps of a model"]),
+        (
+            "gpu --dry-run --policies mixed_float16,float32 --minutes 60",
+            ["| resnet50 | jax | mixed_float16 | dynamic |", "| transformer | jax | float32 | none |", "| holds |"],
+        ),
+    ],
+)
 def test_benchmark_runs(words: str, expected: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", *f"benchmarks.{words}".split()], cwd=ROOT, capture_output=True,
-                          text=True, timeout=900)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", *f"benchmarks.{words}".split()], cwd=ROOT, capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(row in done.stdout for row in expected) and "not reached" not in done.stdout
     # JAX has no float16 attention on a CPU; everything else is measured

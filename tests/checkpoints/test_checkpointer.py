@@ -35,9 +35,7 @@ def _model() -> Any:
         scale_state=SimpleNamespace(by_name={"scale": Variable(8.0)}),
     )
     weights = [Variable(1.0)]
-    return SimpleNamespace(
-        _trainable_variables=weights, variables=weights, metrics_variables=[], optimizer=optimizer
-    )  # fmt: skip
+    return SimpleNamespace(_trainable_variables=weights, variables=weights, metrics_variables=[], optimizer=optimizer)
 
 
 @pytest.fixture
@@ -177,10 +175,14 @@ def test_progress_comes_back_from_strict_json_with_its_nan() -> None:
 @pytest.mark.parametrize(
     ("name", "new", "old", "better"),
     [
-        ("val_loss", 0.1, 0.2, True), ("val_loss", 0.2, 0.2, False), ("accuracy", 0.3, 0.2, True),
-        ("mean_absolute_error", 0.3, 0.2, False), ("loss", math.nan, 0.2, False), ("loss", 9.0, math.nan, True),
+        ("val_loss", 0.1, 0.2, True),
+        ("val_loss", 0.2, 0.2, False),
+        ("accuracy", 0.3, 0.2, True),
+        ("mean_absolute_error", 0.3, 0.2, False),
+        ("loss", math.nan, 0.2, False),
+        ("loss", 9.0, math.nan, True),
         ("accuracy", math.nan, math.nan, False),
     ],
-)  # fmt: skip
+)
 def test_what_is_better(name: str, new: float, old: float, better: bool) -> None:
     assert is_better(name, new, old) is better

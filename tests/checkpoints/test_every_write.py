@@ -19,19 +19,34 @@ from mpt_cli.runs.directory import RunDirectory, read_json, read_summary
 from mpt_cli.training.checkpoint import CheckpointStore
 
 STEPS = 6
-WORDS = ["conf=digits_mlp", "model.hidden_units=[16]", "trainer.jit_compile=false", f"trainer.max_steps={STEPS}",
-         "trainer.checkpoint_every_steps=3", "trainer.log_every_steps=2", "logger.csv=true"]  # fmt: skip
+WORDS = [
+    "conf=digits_mlp",
+    "model.hidden_units=[16]",
+    "trainer.jit_compile=false",
+    f"trainer.max_steps={STEPS}",
+    "trainer.checkpoint_every_steps=3",
+    "trainer.log_every_steps=2",
+    "logger.csv=true",
+]
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS)
 
 
 def train(run: RunDirectory, *words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-    return run_program("mpt_cli", "train", *WORDS, f"run_dir={run.path}", *words, backend="tensorflow",
-                       cwd=run.path.parent, timeout=200, **variables)  # fmt: skip
+    return run_program(
+        "mpt_cli",
+        "train",
+        *WORDS,
+        f"run_dir={run.path}",
+        *words,
+        backend="tensorflow",
+        cwd=run.path.parent,
+        timeout=200,
+        **variables,
+    )
 
 
 def failing(library: Path, run: RunDirectory, start: int, number: int = errno.ENOSPC) -> dict[str, str]:
-    return {"LD_PRELOAD": str(library), "FAIL_UNDER": str(run.path), "FAIL_FROM": str(start),
-            "FAIL_ERRNO": str(number)}  # fmt: skip
+    return {"LD_PRELOAD": str(library), "FAIL_UNDER": str(run.path), "FAIL_FROM": str(start), "FAIL_ERRNO": str(number)}
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +104,17 @@ def check_left(run: RunDirectory, sound: RunDirectory) -> None:
 @pytest.mark.long
 def test_a_disk_that_is_full_from_any_write_on(whole, failing_files, tmp_path) -> None:
     sound, writes = whole
-    assert {"run/.lock", "run/config.yaml", "run/environment.json", "run/header.json", "run/console.log",
-            "run/metrics.jsonl", "run/metrics.csv", "run/summary.json", "run/model.keras"} <= {
-                write.split()[1] for write in writes}  # fmt: skip
+    assert {
+        "run/.lock",
+        "run/config.yaml",
+        "run/environment.json",
+        "run/header.json",
+        "run/console.log",
+        "run/metrics.jsonl",
+        "run/metrics.csv",
+        "run/summary.json",
+        "run/model.keras",
+    } <= {write.split()[1] for write in writes}
     faults = []
     for number, write in moments(writes):
         run = RunDirectory(tmp_path / str(number) / "run")

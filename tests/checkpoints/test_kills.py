@@ -13,13 +13,27 @@ from mpt_cli.reproduce.reproduction import first_difference
 from mpt_cli.runs.directory import RunDirectory, read_summary
 
 WORDS = [
-    "conf=digits_mlp", "model.hidden_units=[16]", "model.dropout=0.3", "optimizer.schedule.name=cosine",
-    "loss_scale.initial_scale=2**27", "loss_scale.growth_steps=9", "loss_scale.hysteresis=2", "trainer.epochs=8",
-    "trainer.log_every_steps=7", "trainer.checkpoint_every_steps=2", "trainer.batch_size=100", "logger=quiet",
-]  # fmt: skip
-MORE = ["optimizer.gradient_accumulation_steps=2", "optimizer.use_ema=true", "optimizer.ema_momentum=0.9",
-        "trainer.feed=stream", "trainer.early_stopping.patience=50",
-        "trainer.callbacks=[terminate_on_nan]"]  # fmt: skip
+    "conf=digits_mlp",
+    "model.hidden_units=[16]",
+    "model.dropout=0.3",
+    "optimizer.schedule.name=cosine",
+    "loss_scale.initial_scale=2**27",
+    "loss_scale.growth_steps=9",
+    "loss_scale.hysteresis=2",
+    "trainer.epochs=8",
+    "trainer.log_every_steps=7",
+    "trainer.checkpoint_every_steps=2",
+    "trainer.batch_size=100",
+    "logger=quiet",
+]
+MORE = [
+    "optimizer.gradient_accumulation_steps=2",
+    "optimizer.use_ema=true",
+    "optimizer.ema_momentum=0.9",
+    "trainer.feed=stream",
+    "trainer.early_stopping.patience=50",
+    "trainer.callbacks=[terminate_on_nan]",
+]
 PATIENCE_SECONDS = 100.0
 
 

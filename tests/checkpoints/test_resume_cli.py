@@ -94,10 +94,14 @@ def test_the_best_epoch_can_be_evaluated_and_exported(folder: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("words", [
-    ["loss_scale.initial_scale=2**26"],
-    ["policy=float16", "policy.stochastic_rounding=true", "loss_scale.initial_scale=2**26"],
-], ids=["dynamic", "rounded"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["loss_scale.initial_scale=2**26"],
+        ["policy=float16", "policy.stochastic_rounding=true", "loss_scale.initial_scale=2**26"],
+    ],
+    ids=["dynamic", "rounded"],
+)
 def test_resuming_is_proved(folder: Path, words: list[str]) -> None:
     done = mpt("reproduce", "--resume-check", *TINY, *words, "--at", "31", "--json", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr

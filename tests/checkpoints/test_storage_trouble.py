@@ -14,10 +14,18 @@ from mpt_cli.telemetry.sink import Sink
 from mpt_cli.training.checkpoint import CheckpointStore
 
 STEPS = 46
-WORDS = ["conf=digits_mlp", "model.hidden_units=[16]", "trainer.jit_compile=false", "trainer.epochs=2",
-         "trainer.checkpoint_every_steps=4", "trainer.log_every_steps=3", "trainer.save_model=false",
-         "trainer.gradient_health_every_steps=15",  # the file of samples is begun while nothing can be written
-         "loss_scale.initial_scale=2**26", "loss_scale.growth_steps=5"]  # fmt: skip
+WORDS = [
+    "conf=digits_mlp",
+    "model.hidden_units=[16]",
+    "trainer.jit_compile=false",
+    "trainer.epochs=2",
+    "trainer.checkpoint_every_steps=4",
+    "trainer.log_every_steps=3",
+    "trainer.save_model=false",
+    "trainer.gradient_health_every_steps=15",  # the file of samples is begun while nothing can be written
+    "loss_scale.initial_scale=2**26",
+    "loss_scale.growth_steps=5",
+]
 
 
 class Limits(Sink):
@@ -49,7 +57,10 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     summary = read_summary(run.summary_json)
     assert (summary["status"], summary["steps_seen"], summary["applied_steps"] + summary["skipped_steps"]) == (
-        "finished", STEPS, STEPS)  # fmt: skip
+        "finished",
+        STEPS,
+        STEPS,
+    )
     lines = [json.loads(line) for line in run.metrics_jsonl.read_text().splitlines()]
     assert [line["step"] for line in lines if not line["epoch_end"]] == list(range(3, STEPS, 3))
     assert [line["step"] for line in lines if line["epoch_end"]] == [23, 46]

@@ -63,7 +63,11 @@ def test_the_last_few_are_kept_what_a_killed_run_left_goes_and_files_of_others_s
         store.save(_checkpoint(step))
     assert store.steps() == [15, 1000]
     assert {path.name for path in store.folder.iterdir()} == {
-        "step-000000015.npz", "step-000001000.npz", "notes.txt", "step-latest.npz"}  # fmt: skip
+        "step-000000015.npz",
+        "step-000001000.npz",
+        "notes.txt",
+        "step-latest.npz",
+    }
 
 
 def _truncate(path: Path) -> None:
@@ -89,9 +93,13 @@ def _of_another_step(path: Path) -> None:
 
 
 DAMAGE: dict[str, Callable[[Path], None]] = {
-    "truncated": _truncate, "flipped": _flip, "empty": _empty, "foreign": _foreign, "other": _of_another_step,
+    "truncated": _truncate,
+    "flipped": _flip,
+    "empty": _empty,
+    "foreign": _foreign,
+    "other": _of_another_step,
     "a folder": lambda path: (path.unlink(), path.mkdir())[0],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", DAMAGE)

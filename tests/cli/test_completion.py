@@ -19,8 +19,14 @@ from mpt_cli.verbs.completion import complete
 def complete_line(line: str) -> list[str]:
     """Candidates for the last word of the line, as argcomplete hands them to a shell that splits words at spaces."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_SUPPRESS_SPACE": "1",
-                            "COMP_LINE": line, "COMP_POINT": str(len(line)), "MPT_CONFIG_DIR": ""}.items():  # fmt: skip
+        for name, value in {
+            "_ARGCOMPLETE": "1",
+            "_ARGCOMPLETE_IFS": "\n",
+            "_ARGCOMPLETE_SUPPRESS_SPACE": "1",
+            "COMP_LINE": line,
+            "COMP_POINT": str(len(line)),
+            "MPT_CONFIG_DIR": "",
+        }.items():
             patch.setenv(name, value)
         patch.setattr(CompletionFinder, "_init_debug_stream", lambda self: None)  # it takes descriptor 9
         out = io.StringIO()
@@ -29,21 +35,30 @@ def complete_line(line: str) -> list[str]:
 
 
 OFFERED = {
-    "mpt tr": ["train"], "mpt ": sorted(LISTED_VERBS), "mpt train conf=digits_c": ["conf=digits_cnn"],
+    "mpt tr": ["train"],
+    "mpt ": sorted(LISTED_VERBS),
+    "mpt train conf=digits_c": ["conf=digits_cnn"],
     "mpt train conf=digits_cnn pol": ["policy.", "policy="],
     "mpt train policy=mixed_": ["policy=mixed_bfloat16", "policy=mixed_float16"],
     "mpt check loss_scale.mode=": [f"loss_scale.mode={mode}" for mode in SCALE_MODES],
     "mpt check loss_scale.gr": ["loss_scale.growth_factor=", "loss_scale.growth_steps="],
     "mpt check trainer.jit_compile=": [f"trainer.jit_compile={value}" for value in ("auto", "false", "true")],
-    "mpt train model.kw": ["model.kwargs."], "mpt list o": ["optimizers"], "mpt list keys op": ["optimizer"],
+    "mpt train model.kw": ["model.kwargs."],
+    "mpt list o": ["optimizers"],
+    "mpt list keys op": ["optimizer"],
     "mpt doctor --completion ": ["bash", "fish", "zsh"],
-    "mpt train --q": ["--quiet"], "mpt export --format ": ["keras", "onnx", "savedmodel"],
-    "mpt sweep --launcher ": sorted(LAUNCHERS), "mpt sweep -j ": [],
+    "mpt train --q": ["--quiet"],
+    "mpt export --format ": ["keras", "onnx", "savedmodel"],
+    "mpt sweep --launcher ": sorted(LAUNCHERS),
+    "mpt sweep -j ": [],
     "mpt sweep conf=digits_mlp --quiet policy=mixed_f": ["policy=mixed_float16"],
-    "mpt run policy=mixed_f": ["policy=mixed_float16"], "mpt reproduce digits_m": ["digits_mlp"],
+    "mpt run policy=mixed_f": ["policy=mixed_float16"],
+    "mpt reproduce digits_m": ["digits_mlp"],
     "mpt copy digits_m": ["digits_mlp"],
-    "mpt nonsense x": [], "mpt __k": [], "mpt train nothing=": [],
-}  # fmt: skip
+    "mpt nonsense x": [],
+    "mpt __k": [],
+    "mpt train nothing=": [],
+}
 
 
 def test_offers() -> None:
@@ -70,8 +85,13 @@ def shell_env(tmp_path: Path) -> dict[str, str]:
     real = f'exec {sys.executable} -m mpt_cli "$@"'
     program.write_text(f'#!/bin/sh\n[ -n "$_ARGCOMPLETE" ] || [ "$1" = doctor ] && {real}\necho "ran: mpt $*"\n')
     program.chmod(0o755)
-    return {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "HOME": str(tmp_path), "TERM": "dumb",
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}  # fmt: skip
+    return {
+        **os.environ,
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "TERM": "dumb",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
 
 
 START = {
@@ -87,8 +107,9 @@ def _typed(shell: str, lines: Iterable[str], env: dict[str, str], cwd: Path) -> 
     command, setup = START[shell]
     if shutil.which(command[0]) is None:
         pytest.skip(f"there is no {shell}")
-    child = pexpect.spawn(command[0], command[1:], env=env, cwd=str(cwd), encoding="utf-8", timeout=60,
-                          dimensions=(50, 300))  # fmt: skip
+    child = pexpect.spawn(
+        command[0], command[1:], env=env, cwd=str(cwd), encoding="utf-8", timeout=60, dimensions=(50, 300)
+    )
     run = []
     try:
         child.sendline(f"{setup}; echo rea''dy")
@@ -102,8 +123,11 @@ def _typed(shell: str, lines: Iterable[str], env: dict[str, str], cwd: Path) -> 
         child.close(force=True)
 
 
-TYPED = {"mpt train conf=digits_c": "mpt train conf=digits_cnn X", "mpt report mi": "mpt report mine.d/X",
-         "mpt train loss_scale.ini": "mpt train loss_scale.initial_scale=X"}  # fmt: skip
+TYPED = {
+    "mpt train conf=digits_c": "mpt train conf=digits_cnn X",
+    "mpt report mi": "mpt report mine.d/X",
+    "mpt train loss_scale.ini": "mpt train loss_scale.initial_scale=X",
+}
 
 
 @pytest.mark.long

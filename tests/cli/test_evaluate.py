@@ -21,12 +21,16 @@ def _zipped(path):
     [
         ("evaluate", None, "model.keras does not exist: the run ended before its model was saved"),
         ("export", lambda whole: whole[:-30], "is damaged: it is not a zip file with its end, as a whole .keras"),
-        ("evaluate", lambda whole: whole.replace(b"0123", b"3210"),
-         "is damaged: model.weights.h5 in it does not fit its checksum"),
+        (
+            "evaluate",
+            lambda whole: whole.replace(b"0123", b"3210"),
+            "is damaged: model.weights.h5 in it does not fit its checksum",
+        ),
     ],
 )
-def test_a_model_that_is_missing_or_damaged_is_said_before_keras_is_imported(verb, content, said, tmp_path, monkeypatch,
-                                                                             capsys):  # fmt: skip
+def test_a_model_that_is_missing_or_damaged_is_said_before_keras_is_imported(
+    verb, content, said, tmp_path, monkeypatch, capsys
+):
     config = tmp_path / "config.yaml"
     config.write_text("recipe: tiny\ndefaults:\n  - model: mlp\n")
     model = tmp_path / "model.keras"

@@ -48,9 +48,12 @@ def test_weights_alone_make_no_keras_file(export, tmp_path, monkeypatch, capsys)
 def test_an_export_that_is_interrupted_or_has_no_room_leaves_nothing_and_says_so(export, tmp_path, capsys):
     for trouble, code, said in (
         (KeyboardInterrupt(), 130, f"mpt: interrupted: nothing was written to {tmp_path}/out/served"),
-        (OSError(28, "No space left on device"), 3,
-         "served can't be written: No space left on device. Give another --output."),
-    ):  # fmt: skip
+        (
+            OSError(28, "No space left on device"),
+            3,
+            "served can't be written: No space left on device. Give another --output.",
+        ),
+    ):
         assert export(trouble) == code and not list((tmp_path / "out").iterdir())
         assert said in capsys.readouterr().err
 

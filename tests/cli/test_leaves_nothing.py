@@ -29,10 +29,22 @@ def surroundings() -> dict:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are listed by Linux")
-@pytest.mark.parametrize(("words", "code"), [
-    (["conf=digits_mlp", "policy=mixed_float16", "data.loader=kept_parts:load", "trainer.max_steps=2", "expect={}"], 0),
-    (["conf=digits_mlp", "policy=mixed_float16", "data.loader=kept_parts:fail"], 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (
+            [
+                "conf=digits_mlp",
+                "policy=mixed_float16",
+                "data.loader=kept_parts:load",
+                "trainer.max_steps=2",
+                "expect={}",
+            ],
+            0,
+        ),
+        (["conf=digits_mlp", "policy=mixed_float16", "data.loader=kept_parts:fail"], 2),
+    ],
+)
 def test_a_run_leaves_its_process_as_it_was(tmp_path, monkeypatch, words, code):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)  # what a run sets before it imports a framework

@@ -10,8 +10,9 @@ import pytest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["check", "conf=digits_cnn", "trainer.loss=mse"],
-                                   ["sweep", "conf=digits_mlp", "seed=0,1", "--dry-run"]])
+@pytest.mark.parametrize(
+    "words", [["check", "conf=digits_cnn", "trainer.loss=mse"], ["sweep", "conf=digits_mlp", "seed=0,1", "--dry-run"]]
+)
 def test_no_framework_is_imported(words, tmp_path) -> None:
     code = "import sys; from mpt_cli.cli import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
     command = [sys.executable, "-c", code, *words]
@@ -22,9 +23,11 @@ def test_no_framework_is_imported(words, tmp_path) -> None:
 
 @pytest.mark.slow
 def test_help_and_completion_import_no_verb_and_no_hydra(tmp_path) -> None:
-    code = ("import sys; from mpt_cli.cli import main; from mpt_cli.verbs.arguments import LISTED_VERBS\n"
-            "for verb in LISTED_VERBS: main([verb, '--help'])\nmain(['train', '--nothing'])\n"
-            "import mpt_cli.verbs.completion\nprint(*sys.modules, file=sys.stderr)")  # fmt: skip
+    code = (
+        "import sys; from mpt_cli.cli import main; from mpt_cli.verbs.arguments import LISTED_VERBS\n"
+        "for verb in LISTED_VERBS: main([verb, '--help'])\nmain(['train', '--nothing'])\n"
+        "import mpt_cli.verbs.completion\nprint(*sys.modules, file=sys.stderr)"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     imported = set(done.stderr.splitlines()[-1].split())
     assert not imported & {"hydra", "omegaconf", "rich", "numpy", "keras"}

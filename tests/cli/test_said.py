@@ -14,8 +14,14 @@ from command import mpt
 from mpt_cli.verbs.arguments import LISTED_VERBS
 
 SAID = Path(__file__).with_name("said")
-RUN = ["conf=digits_mlp", "model.hidden_units=[8]", "trainer.jit_compile=false", "trainer.max_steps=30",
-       "policy=float32", "loss_scale=dynamic"]  # fmt: skip
+RUN = [
+    "conf=digits_mlp",
+    "model.hidden_units=[8]",
+    "trainer.jit_compile=false",
+    "trainer.max_steps=30",
+    "policy=float32",
+    "loss_scale=dynamic",
+]
 SCRIPT = """
 import tensorflow as tf, keras
 weight, optimizer = keras.Variable(1.0), keras.optimizers.SGD(0.125)
@@ -25,11 +31,19 @@ for step in range(1, 8):
     optimizer.apply_gradients(zip(tape.gradient(value, [weight]), [weight]))
 """
 WORDS = {
-    "train": [*RUN, "run_dir=run"], "evaluate": ["run"], "export": ["run"], "report": ["run"], "watch": ["run"],
-    "diagnose": ["run"], "run": ["run_dir=script", "short.py"], "list": ["modes"], "copy": ["digits_mlp"],
+    "train": [*RUN, "run_dir=run"],
+    "evaluate": ["run"],
+    "export": ["run"],
+    "report": ["run"],
+    "watch": ["run"],
+    "diagnose": ["run"],
+    "run": ["run_dir=script", "short.py"],
+    "list": ["modes"],
+    "copy": ["digits_mlp"],
     "check": ["conf=digits_mlp", "loss_scale=fixed", "policy=float32", "--show"],
-    "sweep": ["conf=digits_mlp", "seed=0,1", "--dry-run"], "reproduce": ["digits_mlp", "--dry-run"],
-}  # fmt: skip
+    "sweep": ["conf=digits_mlp", "seed=0,1", "--dry-run"],
+    "reproduce": ["digits_mlp", "--dry-run"],
+}
 MEASURED = ("train", "watch", "evaluate", "run")
 # what starts other processes, compiles for a GPU, or says what this machine and this shell are
 ELSEWHERE = {"compare", "plan", "doctor"}

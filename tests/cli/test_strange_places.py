@@ -66,9 +66,14 @@ def net(input_shape, num_classes):
 """
 
 
-@pytest.mark.parametrize("words", [
-    ["trainer.callbacks=['parts.py:Kills']", "optimizer.use_ema=true"],
-    ["model=builder", "model.builder=parts.py:net"]], ids=["ema", "model"])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["trainer.callbacks=['parts.py:Kills']", "optimizer.use_ema=true"],
+        ["model=builder", "model.builder=parts.py:net"],
+    ],
+    ids=["ema", "model"],
+)
 def test_a_signal_between_the_last_step_and_the_end_of_the_run_leaves_it_whole(words, tmp_path) -> None:
     (tmp_path / "parts.py").write_text(PARTS)
     base = ["conf=digits_mlp", "trainer.jit_compile=false", "trainer.max_steps=5", "run_dir=r", *words]

@@ -43,22 +43,32 @@ def test_an_old_word_does_what_its_new_one_does_and_says_it(mpt) -> None:
         assert (done.code, done.out) == (0, mpt(*new.split(), word).out)
         assert done.err == f"mpt {old} is now `mpt {new}`; the old word goes with the next version.\n"
     done = mpt("verify-resume", "conf=digits_mlp", "-x", "--rtol", "0.5")
-    assert done.code == 2 and done.err.endswith("takes one recipe, its changes, --at, --output and --json. Received: "
-                                                "'--exitfirst --rtol'.\n")
+    assert done.code == 2 and done.err.endswith(
+        "takes one recipe, its changes, --at, --output and --json. Received: '--exitfirst --rtol'.\n"
+    )
 
 
 def test_check_says_what_it_found(mpt) -> None:
     assert json.loads(mpt("check", "conf=digits_cnn", "--json").out) == {
-        "schema_version": 1, "status": "ok", "recipe": "digits_cnn", "environment": [], "build": None,
-        "backend": os.environ["KERAS_BACKEND"], "cannot_run_here": None,
-    }  # fmt: skip
+        "schema_version": 1,
+        "status": "ok",
+        "recipe": "digits_cnn",
+        "environment": [],
+        "build": None,
+        "backend": os.environ["KERAS_BACKEND"],
+        "cannot_run_here": None,
+    }
 
 
 def test_show_names_the_objects_that_a_recipe_imports_at_every_depth(mpt) -> None:
     loss = "trainer.loss={a: mse, b: {object: 'own:loss', kwargs: {scale: {object: 'own:scale'}, text: 'x:y'}}}"
     words = ["conf=digits_mlp", loss, "trainer.callbacks=[history,own:Call]", "optimizer.schedule.object=own:falling"]
     assert json.loads(mpt("check", "--show", *words, "--json").out)["imports"] == [
-        "own:loss", "own:scale", "own:Call", "own:falling"]
+        "own:loss",
+        "own:scale",
+        "own:Call",
+        "own:falling",
+    ]
 
 
 def test_list_shows_each_with_a_description(mpt) -> None:
@@ -107,10 +117,18 @@ def test_a_copy_that_cannot_be_made(mpt) -> None:
         (errors.NumericalError("collapsed."), 4, "mpt check: collapsed.\n"),
         (KeyboardInterrupt(), 130, "\nmpt: interrupted\n"),
         (MemoryError(), 3, "mpt check: there is no memory left: it takes more than there is.\n"),
-        (RuntimeError("can't start new thread"), 3, "mpt check: the system starts no more threads or processes: can't "
-         "start new thread. `ulimit -u` shows how many there may be.\n"),
-        (BlockingIOError(11, "Resource temporarily unavailable"), 3, "mpt check: the system starts no more threads or "
-         "processes: [Errno 11] Resource temporarily unavailable. `ulimit -u` shows how many there may be.\n"),
+        (
+            RuntimeError("can't start new thread"),
+            3,
+            "mpt check: the system starts no more threads or processes: can't "
+            "start new thread. `ulimit -u` shows how many there may be.\n",
+        ),
+        (
+            BlockingIOError(11, "Resource temporarily unavailable"),
+            3,
+            "mpt check: the system starts no more threads or "
+            "processes: [Errno 11] Resource temporarily unavailable. `ulimit -u` shows how many there may be.\n",
+        ),
     ],
 )
 def test_an_error_becomes_its_exit_code(error, code, words, mpt, monkeypatch) -> None:

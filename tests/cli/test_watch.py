@@ -20,8 +20,9 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def _start(*words: str, cwd: Path) -> "subprocess.Popen[str]":
-    return subprocess.Popen([sys.executable, *words], cwd=cwd, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE)  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, *words], cwd=cwd, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
 
 
 def _start_run(cwd: Path, epochs: int, seconds: float) -> "subprocess.Popen[str]":
@@ -33,8 +34,14 @@ def _start_run(cwd: Path, epochs: int, seconds: float) -> "subprocess.Popen[str]
 
 
 def _watch(cwd: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-m", "mpt_cli", "watch", *words], cwd=cwd, env=ENVIRONMENT, text=True,
-                          capture_output=True, timeout=60)  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-m", "mpt_cli", "watch", *words],
+        cwd=cwd,
+        env=ENVIRONMENT,
+        text=True,
+        capture_output=True,
+        timeout=60,
+    )
 
 
 def _table(text: str) -> list[str]:
@@ -104,7 +111,10 @@ def test_the_jobs_of_a_sweep_are_shown_until_it_ends(tmp_path) -> None:
     assert "\nfirst  " in done.stdout  # seeds of one configuration show no best
     records = [json.loads(line) for line in _watch(tmp_path, "s", "--json").stdout.splitlines()]
     assert [(record.get("job"), record.get("status")) for record in records] == [
-        ("001-seed-0", "finished"), ("002-seed-1", "finished"), (None, None)]  # fmt: skip
+        ("001-seed-0", "finished"),
+        ("002-seed-1", "finished"),
+        (None, None),
+    ]
     assert records[0]["step"] == 23 and records[-1] == {"record": "end", "exit_code": 0, "jobs": 2, "ended": 2}
     (tmp_path / "s" / "logs" / "002-seed-1.json").unlink()
     broken = _watch(tmp_path, "s")
@@ -146,6 +156,14 @@ def test_the_holder_is_known_while_it_holds_and_after_it_was_killed(tmp_path) ->
 def test_a_header_with_a_mode_that_is_not_installed_here_can_be_read() -> None:
     names = "recipe description run_dir policy loss_scale model data optimizer backend device execution"
     texts = dict.fromkeys(names.split(), "")
-    header = header_from({**texts, "epochs": 1, "steps_per_epoch": None, "total_steps": None, "later": 1,
-                          "scaling": {"mode": "theirs", "numbers": {"rate": 2}}})  # fmt: skip
+    header = header_from(
+        {
+            **texts,
+            "epochs": 1,
+            "steps_per_epoch": None,
+            "total_steps": None,
+            "later": 1,
+            "scaling": {"mode": "theirs", "numbers": {"rate": 2}},
+        }
+    )
     assert header.scaling.scales and header.scaling.growth_steps is None

@@ -7,8 +7,19 @@ from pathlib import Path
 
 import pytest
 
-EXTRAS = ("optuna", "submitit", "ray", "mlflow", "wandb", "tensorboard", "tf_keras", "onnx", "tf2onnx",
-          "hypothesis", "pytest")  # fmt: skip
+EXTRAS = (
+    "optuna",
+    "submitit",
+    "ray",
+    "mlflow",
+    "wandb",
+    "tensorboard",
+    "tf_keras",
+    "onnx",
+    "tf2onnx",
+    "hypothesis",
+    "pytest",
+)
 ABSENT = """
 import importlib.util, sys
 
@@ -51,12 +62,20 @@ def test_every_verb_runs_on_jax_without_tensorflow(mpt):
     no_pictures = "No pictures: matplotlib is not installed. pip install 'mpt-cli[plots]'"
     on_jax = [*TINY, "backend=jax", "policy=mixed_float16"]
     for words in (
-        ["train", *on_jax, "run_dir=run"], ["train", *on_jax, "trainer.epochs=2", "run_dir=run", "resume=auto"],
-        ["evaluate", "run"], ["evaluate", "run", "--best"], ["report", "run"], ["export", "run"], ["reproduce", "run"],
-        ["check", *on_jax, "--build"], ["diagnose", *on_jax], ["reproduce", "--resume-check", *on_jax],
-        ["sweep", *on_jax, "loss_scale.initial_scale=2**8,2**15", "-j", "1", "sweep_dir=scales"], ["report", "scales"],
+        ["train", *on_jax, "run_dir=run"],
+        ["train", *on_jax, "trainer.epochs=2", "run_dir=run", "resume=auto"],
+        ["evaluate", "run"],
+        ["evaluate", "run", "--best"],
+        ["report", "run"],
+        ["export", "run"],
+        ["reproduce", "run"],
+        ["check", *on_jax, "--build"],
+        ["diagnose", *on_jax],
+        ["reproduce", "--resume-check", *on_jax],
+        ["sweep", *on_jax, "loss_scale.initial_scale=2**8,2**15", "-j", "1", "sweep_dir=scales"],
+        ["report", "scales"],
         ["train", *on_jax, "distribute=data_parallel", "distribute.devices=2"],
-    ):  # fmt: skip
+    ):
         done = mpt(*words, without=without)
         assert done.returncode == 0, (words, done.stdout[-2000:], done.stderr[-2000:])
         assert (done.stdout + done.stderr).count(no_pictures) == (words[0] == "diagnose"), words

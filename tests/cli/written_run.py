@@ -1,6 +1,6 @@
 """A run without Keras, in a process of its own: the real directory, lock, header and telemetry, with made-up steps.
 
-    python written_run.py RUN_DIR EPOCHS SECONDS      SECONDS an epoch
+python written_run.py RUN_DIR EPOCHS SECONDS      SECONDS an epoch
 """
 
 import sys
@@ -17,9 +17,22 @@ STEPS, QUIET = 10, LoggerSettings(console="quiet")
 
 def header_of(path: str, epochs: int) -> RunHeader:
     return RunHeader(
-        "written", "made up", path, "mixed_float16", "dynamic from 32768", "mlp", "100 examples", "sgd", "none", "cpu",
-        "none", epochs, STEPS, epochs * STEPS, scaling=Scaling(DynamicScale(2.0**15, 400)),
-    )  # fmt: skip
+        "written",
+        "made up",
+        path,
+        "mixed_float16",
+        "dynamic from 32768",
+        "mlp",
+        "100 examples",
+        "sgd",
+        "none",
+        "cpu",
+        "none",
+        epochs,
+        STEPS,
+        epochs * STEPS,
+        scaling=Scaling(DynamicScale(2.0**15, 400)),
+    )
 
 
 def main(path: str, epochs: int, seconds: float) -> None:
@@ -33,10 +46,43 @@ def main(path: str, epochs: int, seconds: float) -> None:
             time.sleep(seconds)
             step = epoch * STEPS
             told.progress(step, epoch)
-            told.snapshot(Snapshot(step, epoch, 1 / step, 0.1, 2.0**14, step - 1, 1, 0, step - 1, 100.0,
-                                   {"val_loss": 2 / step}, True, STEPS))  # fmt: skip
-        summary = Summary("finished", 0, "healthy", "All went well.", step, step - 1, 1, 2.0**14, 2.0**14, 2.0**15,
-                          {"loss": 0.1}, {}, 100.0, None, 1.0, "written", path, epochs)  # fmt: skip
+            told.snapshot(
+                Snapshot(
+                    step,
+                    epoch,
+                    1 / step,
+                    0.1,
+                    2.0**14,
+                    step - 1,
+                    1,
+                    0,
+                    step - 1,
+                    100.0,
+                    {"val_loss": 2 / step},
+                    True,
+                    STEPS,
+                )
+            )
+        summary = Summary(
+            "finished",
+            0,
+            "healthy",
+            "All went well.",
+            step,
+            step - 1,
+            1,
+            2.0**14,
+            2.0**14,
+            2.0**15,
+            {"loss": 0.1},
+            {},
+            100.0,
+            None,
+            1.0,
+            "written",
+            path,
+            epochs,
+        )
         told.finish(summary)
         write_summary(run.summary_json, summary)
 

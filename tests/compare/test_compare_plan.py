@@ -16,8 +16,13 @@ def order(words, seeds=None) -> list[tuple[str, str]]:
 @pytest.mark.slow
 def test_each_seed_is_a_round_and_every_other_round_runs_backwards():
     assert order([TWO, "seed=7"], seeds=3) == [
-        ("float32", "7"), ("mixed_float16", "7"), ("mixed_float16", "8"), ("float32", "8"),
-        ("float32", "9"), ("mixed_float16", "9")]  # fmt: skip
+        ("float32", "7"),
+        ("mixed_float16", "7"),
+        ("mixed_float16", "8"),
+        ("float32", "8"),
+        ("float32", "9"),
+        ("mixed_float16", "9"),
+    ]
     assert order([TWO, "seed=4,9"])[-1] == ("float32", "9")
     assert [policy for policy, _ in order([])] == ["float32", "mixed_float16", "mixed_bfloat16"]
 

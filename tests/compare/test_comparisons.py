@@ -35,7 +35,8 @@ def test_a_faster_precision_of_equal_quality_pays_and_a_slower_one_is_explained(
     assert sentences(found)[0].startswith(
         "mixed_float16 does not pay on this device: 0.25× the speed of float32, its quality equal in 3 seeds "
         "(val_accuracy -6.67e-04, 95% interval -0.0045 … +0.0031 over 3 seeds; what happens less often than in most "
-        "seeds can't be excluded: --seeds 30 shows what happens in 1 of 10).")  # fmt: skip
+        "seeds can't be excluded: --seeds 30 shows what happens in 1 of 10)."
+    )
     assert sentences(found)[0].endswith(" The CPU has no instructions for float16 (avx512_fp16 or amx_fp16).")
     shown = cells(found, "mixed_bfloat16")
     assert (shown["val_accuracy"], shown["difference"], shown["step"], shown["speed-up"]) == (
@@ -68,8 +69,10 @@ def test_a_failed_run_stands_in_the_table_and_the_rest_is_compared(outcomes, tmp
     assert code == 4 and cells(found, "mixed_float16")["verdict"] == "failed: healthy"
     assert "mixed_float16 did not finish: All went well." in sentences(found)
     assert cells(found, "mixed_bfloat16")["speed-up"] == "3.0× ± ?"
-    assert overall(found) == ("One run of each is no proof: mixed_bfloat16 had 3.0× the speed of float32. Quality "
-                              "against the baseline: mixed_bfloat16 unclear in one seed. --seeds 3 can tell.")
+    assert overall(found) == (
+        "One run of each is no proof: mixed_bfloat16 had 3.0× the speed of float32. Quality "
+        "against the baseline: mixed_bfloat16 unclear in one seed. --seeds 3 can tell."
+    )
     assert sentences(found)[1].startswith("mixed_bfloat16: 3.0× the speed of float32 in one timing of each, which is")
     outcomes.code, outcomes.started = {}, []
     found, code = outcomes.resume(tmp_path / "c")
@@ -87,7 +90,9 @@ def test_what_ctrl_c_ended_is_interrupted_and_the_rest_not_run(outcomes):
     assert cells(found, "mixed_bfloat16")["verdict"] == "1 interrupted, 1 not run"
     assert cells(found, "mixed_float16")["verdict"] == "not run"
     assert sentences(found)[:2] == [
-        "mixed_float16 was not run.", "mixed_bfloat16 did not finish: the comparison was interrupted"]  # fmt: skip
+        "mixed_float16 was not run.",
+        "mixed_bfloat16 did not finish: the comparison was interrupted",
+    ]
     assert failure_lines(found)[0] == "not ended  4 of 6 jobs"
 
 
@@ -107,17 +112,21 @@ def test_worse_quality_never_pays(outcomes):
     found, _ = outcomes.compare(["conf=digits_mlp", "policy=float32,mixed_float16"], seeds=3)
     assert overall(found).startswith("On this device none pays (mixed_float16): none is faster at equal quality.")
     # differences -0.45, -0.46, -0.45: 0.0057735 / sqrt(3) * 4.3027 = 0.01434
-    assert sentences(found)[0] == ("mixed_float16 is faster, but not surely as good: 5.0× the speed of float32, "
-                                   "its quality worse (val_accuracy -0.4533, 95% interval -0.4677 … -0.4390 over 3 "
-                                   "seeds).")
+    assert sentences(found)[0] == (
+        "mixed_float16 is faster, but not surely as good: 5.0× the speed of float32, "
+        "its quality worse (val_accuracy -0.4533, 95% interval -0.4677 … -0.4390 over 3 "
+        "seeds)."
+    )
 
 
 @pytest.mark.slow
 def test_each_backend_has_a_baseline_of_its_own_the_first_without_float32_which_is_said(outcomes):
     found, _ = outcomes.compare(["conf=digits_mlp", "policy=mixed_bfloat16,mixed_float16", "backend=tensorflow,jax"])
     baselines = {entry.label: entry.baseline.label for entry in found.compared if entry.baseline}
-    assert baselines == {"mixed_float16, backend tensorflow": "mixed_bfloat16, backend tensorflow",
-                         "mixed_float16, backend jax": "mixed_bfloat16, backend jax"}  # fmt: skip
+    assert baselines == {
+        "mixed_float16, backend tensorflow": "mixed_bfloat16, backend tensorflow",
+        "mixed_float16, backend jax": "mixed_bfloat16, backend jax",
+    }
     assert any("There is no float32 among them" in sentence for sentence in sentences(found))
 
 
@@ -162,8 +171,10 @@ def test_seeds_that_agree_are_the_same_and_few_examples_are_counted(outcomes):
     words = ["conf=digits_mlp", "policy=float32,mixed_float16"]
     found, _ = outcomes.compare(words, seeds=5)
     not_excluded = "what happens less often than about 3 in 5 can't be excluded"
-    assert overall(found) == ("mixed_float16 is 5.0× faster, its quality the same in 5 seeds: "
-                              f"{not_excluded}: --seeds 30 shows what happens in 1 of 10.")  # fmt: skip
+    assert overall(found) == (
+        "mixed_float16 is 5.0× faster, its quality the same in 5 seeds: "
+        f"{not_excluded}: --seeds 30 shows what happens in 1 of 10."
+    )
     assert not_excluded in sentences(found)[0]
     assert cells(found, "mixed_float16")["verdict"] == "the same in 5 seeds, faster; healthy"
     outcomes.examples = 40

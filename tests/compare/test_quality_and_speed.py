@@ -36,9 +36,15 @@ def test_what_counts_as_equal(objective, pairs, kind):
     assert compare_quality(objective, pairs).kind == kind
 
 
-@pytest.mark.parametrize(("examples", "tolerance", "kind"), [
-    (359, None, "equal"), (299, None, "unclear"), (299, 0.02, "equal"), (None, None, "equal"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("examples", "tolerance", "kind"),
+    [
+        (359, None, "equal"),
+        (299, None, "unclear"),
+        (299, 0.02, "equal"),
+        (None, None, "equal"),
+    ],
+)
 def test_a_share_of_examples_is_equal_only_within_what_so_many_can_exclude(examples, tolerance, kind):
     """3 in 300 is a percentage point."""
     pairs = [(0.960, 0.958), (0.950, 0.955), (0.955, 0.9545), (0.957, 0.953), (0.96, 0.963), (0.95, 0.951)] * 2

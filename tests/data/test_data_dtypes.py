@@ -36,9 +36,14 @@ def final(y, task="auto", num_classes=None, x=None):
     return target, prepare_examples(examples, target, "it").y
 
 
-@pytest.mark.parametrize(("y", "task"), [
-    ([0, 2, 1], "auto"), ([0.0, 2.0, 1.0], "classification"), (np.eye(3, dtype=np.uint8)[[0, 2, 1]], "auto"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("y", "task"),
+    [
+        ([0, 2, 1], "auto"),
+        ([0.0, 2.0, 1.0], "classification"),
+        (np.eye(3, dtype=np.uint8)[[0, 2, 1]], "auto"),
+    ],
+)
 def test_labels_become_int32_vectors(y, task):
     target, labels = final(np.array(y), task)
     assert target == TargetSpec("classification", 3)
@@ -74,13 +79,19 @@ ZEROS_AND_ONES = np.array([0.0, 1.0] * 10, np.float32)
 def test_float_zeros_and_ones_are_a_regression_that_says_so():
     assert warnings_of(ZEROS_AND_ONES, Npz(path="x")) == [
         "data: y is float, so this is a regression, though its values are whole numbers from 0 to 1. If they are class "
-        "labels, set data.task=classification or make y integer."]
+        "labels, set data.task=classification or make y integer."
+    ]
     (of_loader,) = warnings_of(ZEROS_AND_ONES[:, None] * 3, Loader(loader="a:b"))
     assert "whole numbers from 0 to 3. If they are class labels, set data.num_classes=4 or make y integer." in of_loader
 
 
-@pytest.mark.parametrize(("y", "task"), [
-    (ZEROS_AND_ONES + 0.5, "auto"), (ZEROS_AND_ONES.astype(int), "auto"), (ZEROS_AND_ONES, "regression"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("y", "task"),
+    [
+        (ZEROS_AND_ONES + 0.5, "auto"),
+        (ZEROS_AND_ONES.astype(int), "auto"),
+        (ZEROS_AND_ONES, "regression"),
+    ],
+)
 def test_what_is_no_label_and_what_was_asked_for_goes_without_a_word(y, task):
     assert warnings_of(y, Npz(path="x", task=task), task) == []

@@ -10,8 +10,9 @@ from mpt_cli.settings.variants import DataSettings
 PIXELS = np.zeros((4, 2, 2), np.uint8)
 
 
-@pytest.mark.parametrize(("x", "divided"), [
-    (PIXELS, {"x": 255}), (PIXELS.astype(int), None), ((np.ones((4, 1)), PIXELS), {"x[1]": 255})])
+@pytest.mark.parametrize(
+    ("x", "divided"), [(PIXELS, {"x": 255}), (PIXELS.astype(int), None), ((np.ones((4, 1)), PIXELS), {"x[1]": 255})]
+)
 def test_the_inputs_that_were_scaled_are_named(x, divided):
     data = build_data_set(RawArrays("it", Examples(x, np.arange(4))), DataSettings(name="it"), 0)
     assert data.preprocessing == ({"divided_by": divided} if divided else {})

@@ -21,9 +21,15 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_there_is_sound() -> None:
-    for source in (Digits(), Text(), Text(path="measured.csv"), Csv(path="measured.csv"),
-                   Loader(loader="loaders:load", path="nowhere"),
-                   Loader(loader="./loaders.py:load"), Loader(loader="keras.datasets.mnist:load_data")):  # fmt: skip
+    for source in (
+        Digits(),
+        Text(),
+        Text(path="measured.csv"),
+        Csv(path="measured.csv"),
+        Loader(loader="loaders:load", path="nowhere"),
+        Loader(loader="./loaders.py:load"),
+        Loader(loader="keras.datasets.mnist:load_data"),
+    ):
         assert check_present(source) is None
 
 

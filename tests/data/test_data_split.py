@@ -34,8 +34,10 @@ def test_a_single_example_cannot_be_split():
 
 
 def test_limit_and_split_draw_by_seed():
-    for draw in (lambda seed: draw_examples(numbered(50), 9, seed),
-                 lambda seed: split_examples(numbered(50), 0.18, seed)[1]):  # fmt: skip
+    for draw in (
+        lambda seed: draw_examples(numbered(50), 9, seed),
+        lambda seed: split_examples(numbered(50), 0.18, seed)[1],
+    ):
         first, again, other = (rows(draw(seed)) for seed in (0, 0, 1))
         assert first == again != other and len(first) == 9
     assert rows(draw_examples(numbered(10), 11, 0)) == list(range(10))
@@ -69,10 +71,13 @@ def test_columns_are_standardised_by_the_training_split_alone():
     assert data.train.x.tolist() == [[-1, 0], [1, 0]]  # mean 2, deviation 2; a constant column by deviation 1
     assert data.validation.x.tolist() == [[2, 1]]
     assert (data.train.y.tolist(), data.validation.y.tolist()) == ([[-1], [1]], [[2]])
-    assert data.description.endswith("1 target; more; targets standardised by mean 20 and deviation 10, metrics are in "
-                                     "standard deviations")
-    assert data.preprocessing == {"inputs": [{"mean": 2, "deviation": 2}, {"mean": 5, "deviation": 1}],
-                                  "targets": [{"mean": 20, "deviation": 10}]}
+    assert data.description.endswith(
+        "1 target; more; targets standardised by mean 20 and deviation 10, metrics are in standard deviations"
+    )
+    assert data.preprocessing == {
+        "inputs": [{"mean": 2, "deviation": 2}, {"mean": 5, "deviation": 1}],
+        "targets": [{"mean": 20, "deviation": 10}],
+    }
 
 
 def test_the_largest_input_of_either_part_is_recorded():

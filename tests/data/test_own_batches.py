@@ -155,7 +155,10 @@ def test_x_alone_lists_dicts_and_weights_by_output() -> None:
     assert (alone.train.y, alone.task, alone.num_classes) == (None, "other", None)
     taken = loaded("several").train.take(np.array([9, 1]))
     assert [part[:, 0].tolist() for part in (taken.x[1]["a"], taken.y["p"], taken.sample_weight["q"])] == [
-        [36, 4], [36, 4], [37, 5]]  # fmt: skip
+        [36, 4],
+        [36, 4],
+        [37, 5],
+    ]
 
 
 @pytest.mark.usefixtures("loaders")

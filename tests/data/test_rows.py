@@ -19,9 +19,14 @@ def words():
     return as_rows(tf.ragged.constant(WORDS, dtype="int32"))
 
 
-@pytest.mark.parametrize("made", [
-    scipy.sparse.coo_array(DENSE),
-    tf.SparseTensor([[2, 2], [0, 1], [2, 0]], [3.0, 2.0, 1.0], (3, 3)), jax_sparse.BCOO.fromdense(DENSE)])  # fmt: skip
+@pytest.mark.parametrize(
+    "made",
+    [
+        scipy.sparse.coo_array(DENSE),
+        tf.SparseTensor([[2, 2], [0, 1], [2, 0]], [3.0, 2.0, 1.0], (3, 3)),
+        jax_sparse.BCOO.fromdense(DENSE),
+    ],
+)
 def test_sparse_matrices_of_all_libraries(made):
     rows = as_arrays(made)
     dense = rows.dense() if isinstance(rows, Sparse) else rows
@@ -34,7 +39,8 @@ def test_rows_are_picked_as_of_a_dense_array(which):
     assert sparse[which].dense().tolist() == DENSE[which].tolist()
     ragged = words()[which]
     assert [ragged.values[a:b].tolist() for a, b in zip(ragged.splits, ragged.splits[1:], strict=False)] == (
-        np.array(WORDS, object)[which].tolist())  # fmt: skip
+        np.array(WORDS, object)[which].tolist()
+    )
 
 
 def test_a_ragged_batch_is_padded_to_the_longest_of_its_own_rows():
@@ -51,13 +57,17 @@ def test_rows_are_joined_and_filled_up_with_empty_ones():
 
 
 def test_more_than_one_ragged_dimension_is_refused():
-    with pytest.raises(DataError, match=r"^x must have one dimension of different lengths, the second\. Received: a "
-                                        r"ragged tensor of shape \(2, None, None\)\. Make it dense with to_tensor"):
+    with pytest.raises(
+        DataError,
+        match=r"^x must have one dimension of different lengths, the second\. Received: a "
+        r"ragged tensor of shape \(2, None, None\)\. Make it dense with to_tensor",
+    ):
         as_rows(tf.ragged.constant([[[1], [2, 3]], [[4]]]))
 
 
-@pytest.mark.parametrize("given", [Examples(DENSE, words()[:3]),
-                                   Examples(DENSE, np.zeros(3), scipy.sparse.csr_matrix(DENSE))])  # fmt: skip
+@pytest.mark.parametrize(
+    "given", [Examples(DENSE, words()[:3]), Examples(DENSE, np.zeros(3), scipy.sparse.csr_matrix(DENSE))]
+)
 def test_targets_and_weights_must_be_dense(given):
     message = r"^it: \w+ must be dense: only inputs may be ragged or sparse\. Make it dense in the loader\.$"
     with pytest.raises(DataError, match=message):

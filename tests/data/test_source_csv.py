@@ -18,23 +18,37 @@ def test_numbers_are_standardised(write):
     assert (data.train.x[:, 0].tolist(), data.train.y.tolist()) == ([-1, 1, -1, 1], [0, 1, 0, 1])
     assert data.description == "data.txt: 4 training examples of 2, 2 classes; classes of kind: cat, dog"
     assert data.preprocessing == {
-        "inputs": [{"name": "weight", "mean": 3, "deviation": 1},
-                   {"name": "height", "mean": 3, "deviation": pytest.approx(2**0.5)}],
-        "classes": ["cat", "dog"]}
+        "inputs": [
+            {"name": "weight", "mean": 3, "deviation": 1},
+            {"name": "height", "mean": 3, "deviation": pytest.approx(2**0.5)},
+        ],
+        "classes": ["cat", "dog"],
+    }
 
 
-@pytest.mark.parametrize("content", [
-    b"\xef\xbb\xbf" + PETS.replace(",", ";").encode(), PETS.replace(",", "; ").replace("\n", "\r\n") + "\r\n",
-    PETS.replace("dog", '"dog"').replace(",", ";")])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xef\xbb\xbf" + PETS.replace(",", ";").encode(),
+        PETS.replace(",", "; ").replace("\n", "\r\n") + "\r\n",
+        PETS.replace("dog", '"dog"').replace(",", ";"),
+    ],
+)
 def test_other_ways_to_write_the_same(write, content):
     same = load(write(PETS), validation_fraction=0).fingerprint
     assert load(write(content), validation_fraction=0, separator=";").fingerprint == same
     assert load(write(PETS.replace(",", "\t")), validation_fraction=0, separator="\\t").fingerprint == same
 
 
-@pytest.mark.parametrize(("cells", "task", "expected", "number"), [
-    ("3737", "auto", "classification", 2), ("1234", "auto", "regression", 1),
-    ("1234", "classification", "classification", 4), ("3737", "regression", "regression", 1)])
+@pytest.mark.parametrize(
+    ("cells", "task", "expected", "number"),
+    [
+        ("3737", "auto", "classification", 2),
+        ("1234", "auto", "regression", 1),
+        ("1234", "classification", "classification", 4),
+        ("3737", "regression", "regression", 1),
+    ],
+)
 def test_task(write, cells, task, expected, number):
     path = write("a,t\n" + "".join(f"{place},{cell}\n" for place, cell in enumerate(cells)))
     data = load(path, "t", task=task)
@@ -48,24 +62,38 @@ def test_whole_numbers_as_classes_are_numbered_in_order(write):
     assert data.preprocessing["classes"] == ["-1", "7", "2000001"]
 
 
-@pytest.mark.parametrize(("content", "settings", "message"), [
-    (PETS, {"target": "knd"}, r"data\.target: .*data\.txt has no column 'knd'\. It has: weight, height, kind\. "
-                               r"Did you mean kind\?"),
-    ("kind\ncat\ndog\n", {}, r"has no column beside the target 'kind'"),
-    ("a,kind\n", {}, r"has a header line and no rows"),
-    ("a,a,kind\n1,2,cat\n", {}, r"has two columns of one name\. Is its first line the header\?"),
-    (PETS + "3,red\n", {}, r"line 6, has 2 values; the header has 3\. Is data\.separator right"),
-    (PETS, {"separator": ";"}, r"has no column 'kind'\. It has: weight,height,kind"),
-    *[(PETS + f"{cell},1,cat\n", {}, rf"column 'weight' must hold finite numbers\. Received: '{cell}' in line 6\. Fill "
-       r"or remove such rows; encode text in a data\.loader\.") for cell in ("", "NaN")],
-    (PETS + "2,3,\n", {}, r"column 'kind' has an empty value in line 6"),
-    ("a,kind\n1,cat\n2,cat\n", {}, r"column 'kind' has the same value in every row"),
-    ("a,kind\n1,0.5\n2,1\n", {"task": "classification"}, r"numbers that aren't whole; use data\.task=regression"),
-    (b"a,kind\n\xff\xfe,cat\n", {}, r"is not UTF-8 text \(invalid start byte at byte \d+\)"),
-    ('a,kind\n"1,cat\n2,dog\n', {}, r"line \d, can't be read as CSV: unexpected end of data"),
-    (f"a,kind\n{'x' * 200_000},cat\n2,dog\n", {}, r"line 2, can't be read as CSV: field larger than field limit"),
-    ("", {}, r"data\.txt is empty"),
-])
+@pytest.mark.parametrize(
+    ("content", "settings", "message"),
+    [
+        (
+            PETS,
+            {"target": "knd"},
+            r"data\.target: .*data\.txt has no column 'knd'\. It has: weight, height, kind\. "
+            r"Did you mean kind\?",
+        ),
+        ("kind\ncat\ndog\n", {}, r"has no column beside the target 'kind'"),
+        ("a,kind\n", {}, r"has a header line and no rows"),
+        ("a,a,kind\n1,2,cat\n", {}, r"has two columns of one name\. Is its first line the header\?"),
+        (PETS + "3,red\n", {}, r"line 6, has 2 values; the header has 3\. Is data\.separator right"),
+        (PETS, {"separator": ";"}, r"has no column 'kind'\. It has: weight,height,kind"),
+        *[
+            (
+                PETS + f"{cell},1,cat\n",
+                {},
+                rf"column 'weight' must hold finite numbers\. Received: '{cell}' in line 6\. Fill "
+                r"or remove such rows; encode text in a data\.loader\.",
+            )
+            for cell in ("", "NaN")
+        ],
+        (PETS + "2,3,\n", {}, r"column 'kind' has an empty value in line 6"),
+        ("a,kind\n1,cat\n2,cat\n", {}, r"column 'kind' has the same value in every row"),
+        ("a,kind\n1,0.5\n2,1\n", {"task": "classification"}, r"numbers that aren't whole; use data\.task=regression"),
+        (b"a,kind\n\xff\xfe,cat\n", {}, r"is not UTF-8 text \(invalid start byte at byte \d+\)"),
+        ('a,kind\n"1,cat\n2,dog\n', {}, r"line \d, can't be read as CSV: unexpected end of data"),
+        (f"a,kind\n{'x' * 200_000},cat\n2,dog\n", {}, r"line 2, can't be read as CSV: field larger than field limit"),
+        ("", {}, r"data\.txt is empty"),
+    ],
+)
 def test_bad_files(write, content, settings, message):
     with pytest.raises(DataError, match=message):
         load(write(content), **settings)

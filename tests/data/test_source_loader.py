@@ -43,19 +43,29 @@ def test_a_validation_pair_is_kept_and_one_that_is_none_is_split_off(returning):
 
 
 def test_arguments_path_and_seed_are_passed_where_they_are_taken(returning):
-    data = returning("np.full((4, 1), k + seed), np.array([0, 1, len(path), 1])", "k, path, seed",
-                     path="ab", kwargs={"k": 10}, validation_fraction=0)
+    data = returning(
+        "np.full((4, 1), k + seed), np.array([0, 1, len(path), 1])",
+        "k, path, seed",
+        path="ab",
+        kwargs={"k": 10},
+        validation_fraction=0,
+    )
     assert data.train.x.tolist() == [[13]] * 4
     assert data.num_classes == 3
     assert returning("np.full((4, 1), seed), y[:4]", "seed", kwargs={"seed": 77}).train.x[0] == 77
-    assert returning("x[:len(more['path'])], y[:1]", "**more", path="a", num_classes=2,
-                     validation_fraction=0).num_classes == 2
+    assert (
+        returning("x[:len(more['path'])], y[:1]", "**more", path="a", num_classes=2, validation_fraction=0).num_classes
+        == 2
+    )
 
 
-@pytest.mark.parametrize(("signature", "settings", "message"), [
-    ("", {"path": "a"}, r"data\.path: mine\.py:load has no parameter `path`\. Received: 'a'"),
-    ("k", {}, r"data\.loader: load\(k\) cannot be called with no arguments: missing a required argument: 'k'"),
-])
+@pytest.mark.parametrize(
+    ("signature", "settings", "message"),
+    [
+        ("", {"path": "a"}, r"data\.path: mine\.py:load has no parameter `path`\. Received: 'a'"),
+        ("k", {}, r"data\.loader: load\(k\) cannot be called with no arguments: missing a required argument: 'k'"),
+    ],
+)
 def test_arguments_that_do_not_fit(returning, signature, settings, message):
     with pytest.raises(ConfigError, match=message):
         returning("x, y", signature, **settings)
@@ -78,28 +88,42 @@ def test_uint8_inputs_stay_as_they_came(returning):
 
 def test_a_dataset_is_described_by_its_first_batch(returning):
     data = returning("d.batch(8), (x[:5], y[:5])", prelude=DATASET, num_classes=4)
-    assert data.description == ("loader mine.py:load: streamed training and 5 validation examples of 2, 4 classes; its "
-                                "own batches")  # fmt: skip
+    assert data.description == (
+        "loader mine.py:load: streamed training and 5 validation examples of 2, 4 classes; its own batches"
+    )
     x, y, weight = next(data.train.batches(1))
     assert (x.dtype, y.dtype, x.shape, weight) == (np.float32, np.int32, (8, 2), None)
     assert data.max_abs_input == 15.0
 
 
-@pytest.mark.parametrize(("expression", "settings", "message"), [
-    ("d.batch(8)", {"num_classes": 4, "validation_fraction": 0.3}, r"validation_fraction=0\.3 can't be kept"),
-    ("d.batch(8)", {"num_classes": 4, "limit": 15}, r"data\.limit can't be kept"),
-    ("d.batch(8)", {}, r"set data\.num_classes\. The labels of a stream are not all known beforehand"),
-    ("d.batch(8), d.repeat().batch(8)", {"num_classes": 4}, r"the validation dataset never ends\. Use dataset\.take"),
-    ("(x, y), d.batch(8)", {"num_classes": 4}, r"the validation data is a stream, but the training data is in memory"),
-])
+@pytest.mark.parametrize(
+    ("expression", "settings", "message"),
+    [
+        ("d.batch(8)", {"num_classes": 4, "validation_fraction": 0.3}, r"validation_fraction=0\.3 can't be kept"),
+        ("d.batch(8)", {"num_classes": 4, "limit": 15}, r"data\.limit can't be kept"),
+        ("d.batch(8)", {}, r"set data\.num_classes\. The labels of a stream are not all known beforehand"),
+        (
+            "d.batch(8), d.repeat().batch(8)",
+            {"num_classes": 4},
+            r"the validation dataset never ends\. Use dataset\.take",
+        ),
+        (
+            "(x, y), d.batch(8)",
+            {"num_classes": 4},
+            r"the validation data is a stream, but the training data is in memory",
+        ),
+    ],
+)
 def test_datasets_that_cannot_be_used(returning, expression, settings, message):
     with pytest.raises(DataError, match=message):
         returning(expression, prelude=DATASET, **settings)
 
 
 def test_a_bad_batch_of_a_dataset_is_named(returning):
-    late = ARRAYS + ("import tensorflow as tf\nx = np.ones((60, 2))\nx[45] = np.nan\n"
-                     "d = tf.data.Dataset.from_tensor_slices((x, np.arange(60) % 4)).batch(20)\n")
+    late = ARRAYS + (
+        "import tensorflow as tf\nx = np.ones((60, 2))\nx[45] = np.nan\n"
+        "d = tf.data.Dataset.from_tensor_slices((x, np.arange(60) % 4)).batch(20)\n"
+    )
     data = returning("d", prelude=late, num_classes=4)  # NaN lies beyond the first batch
     message = r"loader mine\.py:load, batch 3: x has 2 values that are NaN, first at \[5, 0\]"
     with pytest.raises(DataError, match=message):
@@ -107,9 +131,11 @@ def test_a_bad_batch_of_a_dataset_is_named(returning):
 
 
 def test_a_batch_may_have_no_weight_and_a_whole_set_may_not(returning):
-    padded = ARRAYS + ("import tensorflow as tf\nx, y, w = np.ones((60, 2)), np.arange(60) % 4, np.ones(60)\n"
-                       "w[40:] = 0\n"
-                       "d = tf.data.Dataset.from_tensor_slices((x, y, w)).batch(20)\n")
+    padded = ARRAYS + (
+        "import tensorflow as tf\nx, y, w = np.ones((60, 2)), np.arange(60) % 4, np.ones(60)\n"
+        "w[40:] = 0\n"
+        "d = tf.data.Dataset.from_tensor_slices((x, y, w)).batch(20)\n"
+    )
     with pytest.raises(DataError, match=r"\(validation\): sample_weight is all zeros, so nothing would be learned"):
         returning("d, (x, y, 0 * w)", prelude=padded, num_classes=4)
     data = returning("d", prelude=padded, num_classes=4)
@@ -117,11 +143,14 @@ def test_a_batch_may_have_no_weight_and_a_whole_set_may_not(returning):
     assert weights == [[1.0] * 20, [1.0] * 20, [0.0] * 20]
 
 
-LACKING = ARRAYS + """
+LACKING = (
+    ARRAYS
+    + """
 import tensorflow as tf
 z = np.where(np.arange(20) % 5 == 1, np.nan, 1.0)
 batched = tf.data.Dataset.from_tensor_slices((x, z)).batch(8)
 """
+)
 
 
 def loaded_for(loss, expression, returning):

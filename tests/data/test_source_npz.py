@@ -36,12 +36,15 @@ def test_its_own_validation_set_is_kept(path):
     assert (len(data.train), data.validation.x.tolist()) == (20, (X[:3] + 0.5).tolist())
 
 
-@pytest.mark.parametrize(("arrays", "message"), [
-    ({"X": X, "y": Y}, r"has no array 'x'\. It has: X, y\. Did you mean X\?"),
-    ({"x": X}, r"has no array 'y'\. It has: x\.$"),
-    ({"x": X, "y": Y, "x_val": X}, r"has no array 'y_val'"),
-    ({"x": X, "y": np.array([{}] * 20)}, r"holds Python objects \(dtype object\), which could run code"),
-])
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"X": X, "y": Y}, r"has no array 'x'\. It has: X, y\. Did you mean X\?"),
+        ({"x": X}, r"has no array 'y'\. It has: x\.$"),
+        ({"x": X, "y": Y, "x_val": X}, r"has no array 'y_val'"),
+        ({"x": X, "y": np.array([{}] * 20)}, r"holds Python objects \(dtype object\), which could run code"),
+    ],
+)
 def test_unfit_arrays(path, arrays, message):
     np.savez(path, **arrays)
     with pytest.raises(DataError, match=message):

@@ -8,8 +8,7 @@ from mpt_cli.errors import DataError
 from mpt_cli.settings.variants import Synthetic
 
 
-@pytest.mark.parametrize("settings", [
-    Synthetic(task="regression"), Synthetic(task="tokens", input_shape=[12])])
+@pytest.mark.parametrize("settings", [Synthetic(task="regression"), Synthetic(task="tokens", input_shape=[12])])
 def test_the_same_seed_gives_the_same_data(settings):
     same = [load_data(settings, 4).fingerprint for _ in range(2)]
     assert same[0] == same[1] != load_data(settings, 5).fingerprint

@@ -22,8 +22,9 @@ def test_the_last_part_is_validation_and_the_description_says_so(write):
     path = write("abcabcabcdddd")
     data = load(path, validation_fraction=0.25)
     assert (len(data.train), data.validation.x.tolist()) == (3, [[3, 3, 3]])
-    assert data.description == (f"text of {path}: 3 training and 1 validation examples of 3, 4 classes; "
-                                "validation is the last part of the text")
+    assert data.description == (
+        f"text of {path}: 3 training and 1 validation examples of 3, 4 classes; validation is the last part of the text"
+    )
 
 
 def test_a_text_shorter_than_a_window_is_refused(write):

@@ -29,9 +29,7 @@ def net_settings(net: str, *words: str) -> Settings:
 
 
 def diagnosed(net: str, *words: str, **request: Any) -> Diagnosis:
-    return diagnose(
-        Program(net_settings(net, *words)), PLATFORM, ExaminationRequest(**request), lambda text: None
-    )
+    return diagnose(Program(net_settings(net, *words)), PLATFORM, ExaminationRequest(**request), lambda text: None)
 
 
 def unnamed(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:

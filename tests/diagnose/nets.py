@@ -37,10 +37,15 @@ class Times(layers.Layer):
 
 def sequential(input_shape: tuple[int, ...], num_classes: int, power: int = -14) -> keras.Model:
     """One hidden layer, whose gradients lie 2**power below those of the head."""
-    return keras.Sequential([
-        keras.Input(input_shape), layers.Flatten(name="flatten"), layers.Dense(32, "relu", name="hidden"),
-        Gate(power, name="gate"), layers.Dense(num_classes, name="head"),
-    ])  # fmt: skip
+    return keras.Sequential(
+        [
+            keras.Input(input_shape),
+            layers.Flatten(name="flatten"),
+            layers.Dense(32, "relu", name="hidden"),
+            Gate(power, name="gate"),
+            layers.Dense(num_classes, name="head"),
+        ]
+    )
 
 
 def functional(input_shape: tuple[int, ...], num_classes: int, power: int = -12) -> keras.Model:
@@ -74,26 +79,44 @@ def subclassed(input_shape: tuple[int, ...], num_classes: int, power: int = -15)
 
 def torn_apart(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
     """Gradients of `low` lie 2**45 below those of `high`: no scale of float16 holds both."""
-    return keras.Sequential([
-        keras.Input(input_shape), layers.Flatten(name="flatten"), layers.Dense(16, "tanh", name="low"),
-        Gate(-45, name="gate"), layers.Dense(16, "tanh", name="high"), layers.Dense(num_classes, name="head"),
-    ])  # fmt: skip
+    return keras.Sequential(
+        [
+            keras.Input(input_shape),
+            layers.Flatten(name="flatten"),
+            layers.Dense(16, "tanh", name="low"),
+            Gate(-45, name="gate"),
+            layers.Dense(16, "tanh", name="high"),
+            layers.Dense(num_classes, name="head"),
+        ]
+    )
 
 
 def hot(input_shape: tuple[int, ...], num_classes: int, factor: float = 1e6) -> keras.Model:
     """`hot` overflows float16 in the forward pass; `cool` undoes it, so that float32 has no trouble."""
-    return keras.Sequential([
-        keras.Input(input_shape), layers.Flatten(name="flatten"), layers.Dense(16, "tanh", name="hidden"),
-        Times(factor, name="hot"), Times(1 / factor, name="cool"), layers.Dense(num_classes, name="head"),
-    ])  # fmt: skip
+    return keras.Sequential(
+        [
+            keras.Input(input_shape),
+            layers.Flatten(name="flatten"),
+            layers.Dense(16, "tanh", name="hidden"),
+            Times(factor, name="hot"),
+            Times(1 / factor, name="cool"),
+            layers.Dense(num_classes, name="head"),
+        ]
+    )
 
 
 def steep(input_shape: tuple[int, ...], num_classes: int, power: int = 12) -> keras.Model:
     """Gradients grow by 2**power at `gate` on their way back, and overflow there first."""
-    return keras.Sequential([
-        keras.Input(input_shape), layers.Flatten(name="flatten"), layers.Dense(16, "tanh", name="hidden"),
-        Gate(power, name="gate"), layers.Dense(16, "tanh", name="high"), layers.Dense(num_classes, name="head"),
-    ])  # fmt: skip
+    return keras.Sequential(
+        [
+            keras.Input(input_shape),
+            layers.Flatten(name="flatten"),
+            layers.Dense(16, "tanh", name="hidden"),
+            Gate(power, name="gate"),
+            layers.Dense(16, "tanh", name="high"),
+            layers.Dense(num_classes, name="head"),
+        ]
+    )
 
 
 def vanishing(input_shape: tuple[int, ...], num_classes: int, depth: int = 10) -> keras.Model:
@@ -106,10 +129,15 @@ def vanishing(input_shape: tuple[int, ...], num_classes: int, depth: int = 10) -
 
 def lost(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
     """Overflows float32."""
-    return keras.Sequential([
-        keras.Input(input_shape), layers.Flatten(), Times(1e30, name="hot"), Times(1e30, name="hotter"),
-        layers.Dense(num_classes, name="head"),
-    ])  # fmt: skip
+    return keras.Sequential(
+        [
+            keras.Input(input_shape),
+            layers.Flatten(),
+            Times(1e30, name="hot"),
+            Times(1e30, name="hotter"),
+            layers.Dense(num_classes, name="head"),
+        ]
+    )
 
 
 def faint_convolution(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:

@@ -34,11 +34,17 @@ def attention(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
 def outlier(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
     """`up` puts out more than float16 holds, and `down` casts that to float16 again."""
     huge, small = keras.initializers.Constant(1e5), keras.initializers.Constant(1e-6)
-    return keras.Sequential([
-        keras.Input(input_shape), layers.Flatten(name="flatten"), layers.Dense(8, bias_initializer=huge, name="up"),
-        layers.Dense(8, kernel_initializer=small, name="down"), layers.LayerNormalization(name="norm"),
-        layers.Dense(num_classes, name="head"),
-    ], name="net")  # fmt: skip
+    return keras.Sequential(
+        [
+            keras.Input(input_shape),
+            layers.Flatten(name="flatten"),
+            layers.Dense(8, bias_initializer=huge, name="up"),
+            layers.Dense(8, kernel_initializer=small, name="down"),
+            layers.LayerNormalization(name="norm"),
+            layers.Dense(num_classes, name="head"),
+        ],
+        name="net",
+    )
 
 
 def plain(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:

@@ -11,16 +11,25 @@ from examined import NETS
 
 from mpt_cli.cli import main
 
-LAYER_KEYS = {"name", "kind", "compute_dtype", "variable_dtype", "safe_window", "activation_gradients",
-              "weight_gradients"}  # fmt: skip
+LAYER_KEYS = {
+    "name",
+    "kind",
+    "compute_dtype",
+    "variable_dtype",
+    "safe_window",
+    "activation_gradients",
+    "weight_gradients",
+}
 
 
 @pytest.mark.slow
 def test_where_no_scale_fits_the_layers_to_keep_in_float32_are_named_in_every_output(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = [f"model.builder={NETS}:torn_apart", "policy=mixed_float16", "trainer.save_model=false", "optimizer=sgd"]
-    assert main(["diagnose", "conf=digits_mlp", f"backend={BACKEND}", *words, "--batches", "2",
-                 "--write", "mine.yaml"]) == 0  # fmt: skip
+    assert (
+        main(["diagnose", "conf=digits_mlp", f"backend={BACKEND}", *words, "--batches", "2", "--write", "mine.yaml"])
+        == 0
+    )
     out = capsys.readouterr().out
     assert "\x1b" not in out
     # the gradient of the output of `low` is computed by `gate`, and flushed there as long as that one is in float16

@@ -20,10 +20,18 @@ from mpt_cli.settings import load_settings
 
 pytestmark = pytest.mark.slow
 TINY = [
-    "conf=digits_mlp", f"backend={BACKEND}", "backend.device=cpu", "trainer.jit_compile=false", "trainer.epochs=1",
-    "trainer.max_steps=12", "trainer.checkpoint_every_steps=5", "trainer.keep_checkpoints=9",
-    "trainer.save_model=false", "logger=quiet", "expect={}",
-]  # fmt: skip
+    "conf=digits_mlp",
+    f"backend={BACKEND}",
+    "backend.device=cpu",
+    "trainer.jit_compile=false",
+    "trainer.epochs=1",
+    "trainer.max_steps=12",
+    "trainer.checkpoint_every_steps=5",
+    "trainer.keep_checkpoints=9",
+    "trainer.save_model=false",
+    "logger=quiet",
+    "expect={}",
+]
 
 
 def trained(run_dir: Path, *words: str) -> Path:
@@ -73,8 +81,16 @@ def test_a_gradient_that_overflows_on_its_way_back(tmp_path, capsys):
 def test_the_first_step_of_a_later_phase_is_trained_again_in_that_phase(tmp_path, capsys):
     """The last checkpoint before it is the one at the border, of the phase before."""
     two = "phases=[{epochs: 1, freeze: [hidden_1]}, {epochs: 1, learning_rate: 0.01, unfreeze: [hidden_1]}]"
-    words = ["policy=mixed_float16", "~trainer.epochs", "~trainer.max_steps", two, "model.hidden_units=[8]",
-             "trainer.checkpoint_every_steps=null", "fault.kind=overflow", "fault.at_steps=[24]"]  # fmt: skip
+    words = [
+        "policy=mixed_float16",
+        "~trainer.epochs",
+        "~trainer.max_steps",
+        two,
+        "model.hidden_units=[8]",
+        "trainer.checkpoint_every_steps=null",
+        "fault.kind=overflow",
+        "fault.at_steps=[24]",
+    ]
     content = found(trained(tmp_path / "r", *words), capsys)
     assert (content["replayed_from_step"], content["step"], content["overflowed_again"]) == (23, 24, True)
 
@@ -115,7 +131,14 @@ def test_a_fault_is_replayed_from_the_newest_checkpoint_before_it_and_what_canno
 @pytest.mark.long
 @only_on("tensorflow")
 def test_weights_that_were_lost_before_are_named(tmp_path, capsys):
-    run = trained(tmp_path / "r", "policy=float32", "loss_scale=none", "fault=overflow", "fault.at_steps=[3]",
-                  "trainer.max_nonfinite_losses=null", "trainer.stop_on_nonfinite_weights=false")  # fmt: skip
+    run = trained(
+        tmp_path / "r",
+        "policy=float32",
+        "loss_scale=none",
+        "fault=overflow",
+        "fault.at_steps=[3]",
+        "trainer.max_nonfinite_losses=null",
+        "trainer.stop_on_nonfinite_weights=false",
+    )
     content = found(run, capsys, "--step", "6")
     assert content["bad_weights"] and all(np.char.count(content["bad_weights"], "/"))

@@ -26,11 +26,34 @@ def accuracy(run_dir: Path, *settings: str) -> float:
 
 @pytest.mark.long
 def test_the_recommended_setting_trains_within_a_point_of_float32(tmp_path, capsys):
-    words = ["conf=digits_mlp", f"backend={BACKEND}", "backend.device=cpu", f"model.builder={NETS}:faint_convolution",
-             "optimizer.learning_rate=3e-3", "trainer.epochs=12", "loss_scale=none", *QUIET]  # fmt: skip
+    words = [
+        "conf=digits_mlp",
+        f"backend={BACKEND}",
+        "backend.device=cpu",
+        f"model.builder={NETS}:faint_convolution",
+        "optimizer.learning_rate=3e-3",
+        "trainer.epochs=12",
+        "loss_scale=none",
+        *QUIET,
+    ]
     mine = tmp_path / "mine.yaml"
-    assert main(["diagnose", *words, "policy=mixed_float16", "--out", str(tmp_path / "d"), "--write", str(mine),
-                 "--batches", "2", "--json"]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "diagnose",
+                *words,
+                "policy=mixed_float16",
+                "--out",
+                str(tmp_path / "d"),
+                "--write",
+                str(mine),
+                "--batches",
+                "2",
+                "--json",
+            ]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     mended = {**found["verification"]["mended"], **found["verification"]["faults"]}
     assert [(name.rpartition("/")[2], fault) for name, fault in mended.items()] == [("second", "vanished")]

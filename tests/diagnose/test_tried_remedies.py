@@ -18,9 +18,19 @@ NETS = Path(__file__).with_name("padded.py")
 
 
 def trained(folder: Path, net: str, *words: str) -> str:
-    tiny = ["conf=digits_mlp", f"backend={BACKEND}", "backend.device=cpu", "trainer.jit_compile=false", "expect={}",
-            "trainer.max_steps=8", "trainer.checkpoint_every_steps=5", "trainer.save_model=false", "logger=quiet",
-            "policy=mixed_float16", f"model.builder={NETS}:{net}"]  # fmt: skip
+    tiny = [
+        "conf=digits_mlp",
+        f"backend={BACKEND}",
+        "backend.device=cpu",
+        "trainer.jit_compile=false",
+        "expect={}",
+        "trainer.max_steps=8",
+        "trainer.checkpoint_every_steps=5",
+        "trainer.save_model=false",
+        "logger=quiet",
+        "policy=mixed_float16",
+        f"model.builder={NETS}:{net}",
+    ]
     training_run.train(load_settings([*tiny, f"run_dir={folder / 'r'}", *words]))
     return str(folder / "r")
 
@@ -45,8 +55,9 @@ def test_those_that_work_come_first_and_the_smallest_change_unless_a_larger_one_
 
 
 def test_what_was_skipped_before_the_scale_settled_does_not_count_against_it():
-    late = RemedyTrial(["loss_scale=dynamic"], [2.3] * 9 + [2.3 - 0.1 * step for step in range(11)],
-                       [step >= 9 for step in range(20)])  # fmt: skip
+    late = RemedyTrial(
+        ["loss_scale=dynamic"], [2.3] * 9 + [2.3 - 0.1 * step for step in range(11)], [step >= 9 for step in range(20)]
+    )
     wider = RemedyTrial(["policy=float32"], [2.3 - 0.1 * step for step in range(20)], [True] * 20)
     assert ranked([late, wider]) == [late, wider]
 
@@ -65,10 +76,13 @@ def test_the_story_of_an_overflow_begins_with_the_first_of_those_near_it(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("net", "words", "fails", "works"), [
-    ("attention", [], "policy.overrides={pool: float32}", "policy.overrides={attention: float32}"),
-    ("plain", TOO_HIGH, "policy.overrides={head: float32}", "loss_scale.initial_scale=4096.0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("net", "words", "fails", "works"),
+    [
+        ("attention", [], "policy.overrides={pool: float32}", "policy.overrides={attention: float32}"),
+        ("plain", TOO_HIGH, "policy.overrides={head: float32}", "loss_scale.initial_scale=4096.0"),
+    ],
+)
 def test_a_remedy_is_judged_by_what_came_of_it(net, words, fails, works, tmp_path, capsys):
     run = trained(tmp_path, net, *words)
     for key in (fails, works):
@@ -88,11 +102,14 @@ def test_a_lower_scale_takes_the_place_of_that_in_the_checkpoint(tmp_path, capsy
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("net", "words", "first", "failed"), [
-    ("attention", [], "policy.overrides={attention: float32}", "policy.overrides={pool: float32}"),
-    ("outlier", [], "policy.overrides={net/up: float32, net/down: float32}", "policy.overrides={net/up: float32}"),
-    ("plain", TOO_HIGH, "loss_scale.initial_scale=16384.0", "optimizer.learning_rate=0.0001"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("net", "words", "first", "failed"),
+    [
+        ("attention", [], "policy.overrides={attention: float32}", "policy.overrides={pool: float32}"),
+        ("outlier", [], "policy.overrides={net/up: float32, net/down: float32}", "policy.overrides={net/up: float32}"),
+        ("plain", TOO_HIGH, "loss_scale.initial_scale=16384.0", "optimizer.learning_rate=0.0001"),
+    ],
+)
 def test_the_remedy_that_is_named_first_works(net, words, first, failed, tmp_path, capsys):
     run = trained(tmp_path, net, *words)
     capsys.readouterr()

@@ -66,8 +66,14 @@ def blocks_of(text: str) -> list[Block]:
 BLOCKS = {page: blocks_of(text) for page, text in PAGES.items()}
 COMMANDS = [command for blocks in BLOCKS.values() for block in blocks for command in block.commands]
 # what is not run: each is a test of its own below, so that they are listed by name
-NOT_RUN = [line for blocks in BLOCKS.values() for block in blocks if block.language == "sh"
-           for line in block.text.splitlines() if re.match(r"(srun .*)?mpt ", line)]  # fmt: skip
+NOT_RUN = [
+    line
+    for blocks in BLOCKS.values()
+    for block in blocks
+    if block.language == "sh"
+    for line in block.text.splitlines()
+    if re.match(r"(srun .*)?mpt ", line)
+]
 
 
 def test_every_block_was_found():
@@ -75,7 +81,13 @@ def test_every_block_was_found():
         assert len(BLOCKS[page]) == text.count("\n```") / 2, page
     assert len(COMMANDS) >= 60
     assert {block.language for blocks in BLOCKS.values() for block in blocks} <= {
-        "console", "text", "python", "yaml", "toml", "sh"}  # fmt: skip
+        "console",
+        "text",
+        "python",
+        "yaml",
+        "toml",
+        "sh",
+    }
 
 
 def test_the_readme_is_short_and_links_to_pages_that_there_are():
@@ -98,8 +110,10 @@ def shape(text: str) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", [page for page, blocks in BLOCKS.items()
-                                  if any(block.language in ("console", "python") for block in blocks)])  # fmt: skip
+@pytest.mark.parametrize(
+    "page",
+    [page for page, blocks in BLOCKS.items() if any(block.language in ("console", "python") for block in blocks)],
+)
 def test_what_a_page_shows_runs(page, tmp_path):
     for block in BLOCKS[page]:
         if block.file is not None:
@@ -137,8 +151,11 @@ def test_what_cannot_be_run_here_is_at_least_well_formed(tmp_path, monkeypatch):
             words = shlex.split(command[command.index("mpt ") :].partition(" -- ")[0], comments=True)
             assert words[1] in LISTED_VERBS
             given = verb_parser(words[1]).parse_intermixed_args(words[2:])
-            overrides = [word for word in getattr(given, "overrides", ())
-                         if not re.search(r"^[^{]*[,(]|^launcher\.|^sweep_dir=", word)]  # fmt: skip
+            overrides = [
+                word
+                for word in getattr(given, "overrides", ())
+                if not re.search(r"^[^{]*[,(]|^launcher\.|^sweep_dir=", word)
+            ]
             if overrides:
                 assert load_settings(overrides).recipe, command
 
@@ -171,8 +188,11 @@ def test_the_guide_says_of_each_verdict_what_to_try():
 @pytest.mark.long
 def test_the_reference_is_whole_and_a_public_name_without_words_ends_the_build(hook):
     keys = hook.keys()
-    assert [key.path for key in key_versions() if f"| `{key.path}` |" not in keys and not key.path.endswith(
-        (".name", ".mode"))] == []  # fmt: skip
+    assert [
+        key.path
+        for key in key_versions()
+        if f"| `{key.path}` |" not in keys and not key.path.endswith((".name", ".mode"))
+    ] == []
     assert all(f"\n## mpt {verb}\n" in f"\n{hook.verbs()}" for verb in LISTED_VERBS)
     assert "| 143 | terminated; mpt run: also that of the script |" in hook.exit_codes()
     assert "| `skipped_steps` | `int` |" in hook.record("summary.json")

@@ -7,8 +7,14 @@ from test_pages import COMMANDS
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.search_path import recipe_paths
 
-RECIPES = ["char_transformer", "digits_cnn", "digits_resnet", "tabular_classification", "tabular_regression",
-           "underflow"]  # fmt: skip
+RECIPES = [
+    "char_transformer",
+    "digits_cnn",
+    "digits_resnet",
+    "tabular_classification",
+    "tabular_regression",
+    "underflow",
+]
 
 
 @pytest.mark.long

@@ -15,9 +15,20 @@ from mpt_cli.settings import load_settings
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
-RUN_FILES = {"config.yaml", "environment.json", "metrics.jsonl", "metrics.csv", "events.jsonl", "summary.json",
-             "checkpoints", "model.keras", "console.log", "preprocessing.json", "header.json",
-             "layers.jsonl"}  # fmt: skip
+RUN_FILES = {
+    "config.yaml",
+    "environment.json",
+    "metrics.jsonl",
+    "metrics.csv",
+    "events.jsonl",
+    "summary.json",
+    "checkpoints",
+    "model.keras",
+    "console.log",
+    "preprocessing.json",
+    "header.json",
+    "layers.jsonl",
+}
 
 
 def strict_lines(path):
@@ -28,9 +39,18 @@ def strict_lines(path):
 
 
 def test_a_run_leaves_what_the_contract_says(tmp_path):
-    done = mpt("train", "conf=digits_mlp", "policy=mixed_float16", "trainer.epochs=2", "loss_scale.initial_scale=2**30",
-               "trainer.log_every_steps=10", "trainer.jit_compile=false", "run_dir=r", "--json",
-               cwd=tmp_path)  # fmt: skip
+    done = mpt(
+        "train",
+        "conf=digits_mlp",
+        "policy=mixed_float16",
+        "trainer.epochs=2",
+        "loss_scale.initial_scale=2**30",
+        "trainer.log_every_steps=10",
+        "trainer.jit_compile=false",
+        "run_dir=r",
+        "--json",
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     run = tmp_path / "r"
     assert {path.name for path in run.iterdir() if not path.name.startswith(".")} == RUN_FILES
@@ -47,8 +67,20 @@ def test_a_run_leaves_what_the_contract_says(tmp_path):
     lines = strict_lines(run / "metrics.jsonl")
     assert [line["step"] for line in lines] == [10, 20, 23, 30, 40, 46]
     assert [line["epoch_end"] for line in lines] == [False, False, True, False, False, True]
-    wanted = {"step", "epoch", "loss", "learning_rate", "loss_scale", "scale_counter", "skipped_steps",
-              "consecutive_skips", "applied_steps", "examples_per_second", "schema_version", "accuracy"}  # fmt: skip
+    wanted = {
+        "step",
+        "epoch",
+        "loss",
+        "learning_rate",
+        "loss_scale",
+        "scale_counter",
+        "skipped_steps",
+        "consecutive_skips",
+        "applied_steps",
+        "examples_per_second",
+        "schema_version",
+        "accuracy",
+    }
     assert all(wanted <= line.keys() for line in lines)
     assert lines[-1].keys() >= {"val_loss", "val_accuracy"}
     assert lines[-1]["loss_scale"] == summary["final_loss_scale"]
@@ -89,14 +121,14 @@ def test_sigterm_stops_cleanly_and_the_run_goes_on_later(tmp_path):
     assert json.loads(done.stdout)["steps_seen"] == summary["steps_seen"] + 5
 
 
-BROKEN = '''
+BROKEN = """
 import numpy as np
 def raises(input_shape): raise ValueError("from the user's own code")
 def with_nan():
     x = np.ones((20, 4), "float32"); x[3, 1] = np.nan
     return x, np.arange(20) % 2
 def huge(): return np.full((20, 4), 1e6, "float32") * np.arange(1, 21)[:, None], np.arange(20) % 2
-'''
+"""
 
 
 def test_bad_input_is_a_sentence_and_leaves_nothing(tmp_path, monkeypatch, capfd):
@@ -143,8 +175,14 @@ def test_the_wheel_works_in_an_empty_directory(tmp_path):
     wheel = next(wheels.glob("*.whl"))
     subprocess.run([*pip, "install", "--no-deps", "--target", site, wheel], check=True, capture_output=True)
     environment = {**os.environ, "PYTHONPATH": str(site)}
-    where = subprocess.run([sys.executable, "-c", "import mpt_cli; print(mpt_cli.__file__)"], cwd=work,
-                           env=environment, capture_output=True, text=True, check=True)  # fmt: skip
+    where = subprocess.run(
+        [sys.executable, "-c", "import mpt_cli; print(mpt_cli.__file__)"],
+        cwd=work,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert where.stdout.startswith(str(site))
     listed = mpt("list", "recipes", "--json", cwd=work, env=environment)
     assert "digits_cnn" in listed.stdout, listed.stderr
@@ -153,7 +191,7 @@ def test_the_wheel_works_in_an_empty_directory(tmp_path):
     assert json.loads(done.stdout)["applied_steps"] == 20
     assert [path.name for path in work.iterdir()] == ["runs"]
     done = mpt("report", json.loads(done.stdout)["run_dir"], "--out", "page.html", cwd=work, env=environment)
-    assert done.returncode == 0 and "<h2 id=\"outcome-title\">" in (work / "page.html").read_text(), done.stderr
+    assert done.returncode == 0 and '<h2 id="outcome-title">' in (work / "page.html").read_text(), done.stderr
     assert (site / "mpt_cli" / "py.typed").is_file()
     [licence] = site.glob("mpt_cli-*.dist-info/licenses/LICENSE")
     assert licence.read_text() == (ROOT / "LICENSE").read_text()
@@ -162,8 +200,16 @@ def test_the_wheel_works_in_an_empty_directory(tmp_path):
 @pytest.mark.long
 def test_a_model_in_float64_trains_and_skips_what_is_not_finite(tmp_path):
     """JAX then makes new arrays and sums of integers in 64 bits; the records of a step keep theirs."""
-    words = ["conf=digits_mlp", "backend=jax", "policy=float64", "loss_scale=dynamic", "fault=overflow",
-             "fault.at_steps=[5]", "trainer.max_steps=30", "run_dir=run"]  # fmt: skip
+    words = [
+        "conf=digits_mlp",
+        "backend=jax",
+        "policy=float64",
+        "loss_scale=dynamic",
+        "fault=overflow",
+        "fault.at_steps=[5]",
+        "trainer.max_steps=30",
+        "run_dir=run",
+    ]
     done = mpt("train", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -44,8 +44,9 @@ def main(name: str, arguments: dict[str, dict[str, Any]], run: Path) -> None:
     smoothed = keras.losses.CategoricalCrossentropy(label_smoothing=0.1)
     logits = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     own = {"loss": lambda: module.loss(), "label_smoothing": lambda: smoothed, "sparse_logits": lambda: logits}
-    arguments["compile"] = keras.tree.map_structure(lambda value: own[value]() if value in own else value,
-                                                    arguments["compile"])  # fmt: skip
+    arguments["compile"] = keras.tree.map_structure(
+        lambda value: own[value]() if value in own else value, arguments["compile"]
+    )
     optimizer = getattr(keras.optimizers, kind)(rate, **(more[0] if more else {}))
     model.compile(optimizer, jit_compile=keras.backend.backend() == "jax", **arguments["compile"])
     fit = arguments["fit"]

@@ -41,65 +41,126 @@ class Example:
 
 
 EXAMPLES = {
-    "onehot_convnet": Example(24, plain={
-        "compile": {"optimizer": ["Adam", 0.01], "loss": "categorical_crossentropy"},
-        "fit": {"epochs": 4, "batch_size": 32}}),
-    "tickets": Example(14, plain={
-        "compile": {"optimizer": ["RMSprop", 0.002], "loss": {"priority": "mse", "department": "label_smoothing"},
-                    "loss_weights": {"priority": 1.0, "department": 0.2}},
-        "fit": {"epochs": 2, "batch_size": 32}}),
-    "siamese": Example(39, quick=True, plain={
-        "compile": {"optimizer": ["RMSprop", 0.005], "loss": "loss"}, "fit": {"epochs": 3, "batch_size": 16}}),
-    "class_weights": Example(21, plain={
-        "compile": {"optimizer": ["Adam", 0.01], "loss": "binary_crossentropy"},
-        "fit": {"epochs": 3, "batch_size": 64, "class_weight": {"0": 0.5, "1": 8}}}),
+    "onehot_convnet": Example(
+        24,
+        plain={
+            "compile": {"optimizer": ["Adam", 0.01], "loss": "categorical_crossentropy"},
+            "fit": {"epochs": 4, "batch_size": 32},
+        },
+    ),
+    "tickets": Example(
+        14,
+        plain={
+            "compile": {
+                "optimizer": ["RMSprop", 0.002],
+                "loss": {"priority": "mse", "department": "label_smoothing"},
+                "loss_weights": {"priority": 1.0, "department": 0.2},
+            },
+            "fit": {"epochs": 2, "batch_size": 32},
+        },
+    ),
+    "siamese": Example(
+        39,
+        quick=True,
+        plain={"compile": {"optimizer": ["RMSprop", 0.005], "loss": "loss"}, "fit": {"epochs": 3, "batch_size": 16}},
+    ),
+    "class_weights": Example(
+        21,
+        plain={
+            "compile": {"optimizer": ["Adam", 0.01], "loss": "binary_crossentropy"},
+            "fit": {"epochs": 3, "batch_size": 64, "class_weight": {"0": 0.5, "1": 8}},
+        },
+    ),
     "timeseries": Example(35, backends=("tensorflow",)),
     "super_resolution": Example(30),
     "transfer_learning": Example(24),
-    "autoencoder": Example(15, plain={
-        "compile": {"optimizer": ["Adam", 0.005]}, "fit": {"epochs": 3, "batch_size": 32}}),
+    "autoencoder": Example(
+        15, plain={"compile": {"optimizer": ["Adam", 0.005]}, "fit": {"epochs": 3, "batch_size": 32}}
+    ),
     "metric_learning": Example(24),
     "generator": Example(30),
     "columns": Example(28, ("tensorflow",)),
     "feature_space": Example(32, ("tensorflow",)),
-    "feature_space_in_the_pipeline": Example(28, ("tensorflow",), folder="feature_space", words=(
-        "data.loader=examples/feature_space/feature_space.py:load_encoded", "model.kwargs.encoded=true",
-        "~trainer.batch_size")),
-    "raw_text": Example(24, ("tensorflow",), plain={
-        "compile": {"optimizer": ["Adam", 0.05], "loss": "binary_crossentropy"},
-        "fit": {"epochs": 4, "batch_size": 24}}),
-    "masked_regression": Example(12, plain={
-        "compile": {"optimizer": ["Adam", 0.01, {"clipnorm": 1.0}], "loss": "mean_squared_error"},
-        "fit": {"epochs": 3, "batch_size": 32}}),
-    "seq2seq": Example(15, plain={
-        "compile": {"optimizer": ["RMSprop", 0.01], "loss": "categorical_crossentropy"},
-        "fit": {"epochs": 3, "batch_size": 32}}),
+    "feature_space_in_the_pipeline": Example(
+        28,
+        ("tensorflow",),
+        folder="feature_space",
+        words=(
+            "data.loader=examples/feature_space/feature_space.py:load_encoded",
+            "model.kwargs.encoded=true",
+            "~trainer.batch_size",
+        ),
+    ),
+    "raw_text": Example(
+        24,
+        ("tensorflow",),
+        plain={
+            "compile": {"optimizer": ["Adam", 0.05], "loss": "binary_crossentropy"},
+            "fit": {"epochs": 4, "batch_size": 24},
+        },
+    ),
+    "masked_regression": Example(
+        12,
+        plain={
+            "compile": {"optimizer": ["Adam", 0.01, {"clipnorm": 1.0}], "loss": "mean_squared_error"},
+            "fit": {"epochs": 3, "batch_size": 32},
+        },
+    ),
+    "seq2seq": Example(
+        15,
+        plain={
+            "compile": {"optimizer": ["RMSprop", 0.01], "loss": "categorical_crossentropy"},
+            "fit": {"epochs": 3, "batch_size": 32},
+        },
+    ),
     "vae_own_step": Example(21, ("tensorflow",), export=None),
     "gan": Example(21, ("tensorflow",), export=None),
     "distillation": Example(30, export="savedmodel"),
     "bidirectional_lstm": Example(21),
     "recommender": Example(39),
-    "vision_transformer": Example(30, plain={
-        "compile": {"optimizer": ["AdamW", 0.003, {"weight_decay": 1e-4}], "loss": "sparse_logits"},
-        "fit": {"epochs": 5, "batch_size": 24}}),
-    "text_transformer": Example(21, plain={
-        "compile": {"optimizer": ["Adam", 0.005], "loss": "sparse_categorical_crossentropy"},
-        "fit": {"epochs": 3, "batch_size": 32}}),
-    "vae_add_loss": Example(15, plain={
-        "compile": {"optimizer": ["Adam", 0.005]}, "fit": {"epochs": 3, "batch_size": 32}}),
-    "vae_compute_loss": Example(15, export="savedmodel", plain={
-        "compile": {"optimizer": ["Adam", 0.005]}, "fit": {"epochs": 3, "batch_size": 32}}),
-    "unet": Example(25, roundings=64, plain={
-        "compile": {"optimizer": ["Adam", 0.01], "loss": "sparse_categorical_crossentropy"},
-        "fit": {"epochs": 5, "batch_size": 16}}),
-    "ragged_text": Example(28, plain={
-        "compile": {"optimizer": ["Adam", 0.02], "loss": "binary_crossentropy"},
-        "fit": {"epochs": 4, "batch_size": 24}}),
-}  # fmt: skip
+    "vision_transformer": Example(
+        30,
+        plain={
+            "compile": {"optimizer": ["AdamW", 0.003, {"weight_decay": 1e-4}], "loss": "sparse_logits"},
+            "fit": {"epochs": 5, "batch_size": 24},
+        },
+    ),
+    "text_transformer": Example(
+        21,
+        plain={
+            "compile": {"optimizer": ["Adam", 0.005], "loss": "sparse_categorical_crossentropy"},
+            "fit": {"epochs": 3, "batch_size": 32},
+        },
+    ),
+    "vae_add_loss": Example(
+        15, plain={"compile": {"optimizer": ["Adam", 0.005]}, "fit": {"epochs": 3, "batch_size": 32}}
+    ),
+    "vae_compute_loss": Example(
+        15,
+        export="savedmodel",
+        plain={"compile": {"optimizer": ["Adam", 0.005]}, "fit": {"epochs": 3, "batch_size": 32}},
+    ),
+    "unet": Example(
+        25,
+        roundings=64,
+        plain={
+            "compile": {"optimizer": ["Adam", 0.01], "loss": "sparse_categorical_crossentropy"},
+            "fit": {"epochs": 5, "batch_size": 16},
+        },
+    ),
+    "ragged_text": Example(
+        28,
+        plain={
+            "compile": {"optimizer": ["Adam", 0.02], "loss": "binary_crossentropy"},
+            "fit": {"epochs": 4, "batch_size": 24},
+        },
+    ),
+}
 CASES = [
     pytest.param(name, backend, id=f"{name}-{backend}")
-    for name, example in EXAMPLES.items() for backend in example.backends
-]  # fmt: skip
+    for name, example in EXAMPLES.items()
+    for backend in example.backends
+]
 QUICK = [name for name, example in EXAMPLES.items() if example.quick]
 PLAIN = [name for name, example in EXAMPLES.items() if example.plain]
 # of a kind each: an own loss, masks, attention, several outputs, convolutions with BatchNormalization
@@ -115,8 +176,15 @@ def work(tmp_path: Path) -> Path:
 
 def words_of(name: str, backend: str, run_dir: str, *more: str) -> list[str]:
     folder = EXAMPLES[name].folder or name
-    return ["train", f"conf=examples/{folder}/{folder}.yaml", f"backend={backend}", f"run_dir={run_dir}",
-            "logger.console=quiet", *EXAMPLES[name].words, *more]  # fmt: skip
+    return [
+        "train",
+        f"conf=examples/{folder}/{folder}.yaml",
+        f"backend={backend}",
+        f"run_dir={run_dir}",
+        "logger.console=quiet",
+        *EXAMPLES[name].words,
+        *more,
+    ]
 
 
 def check_steps(run: RunDirectory, example: Example) -> None:
@@ -194,9 +262,10 @@ def kill_after_a_checkpoint(words: list[str], work: Path) -> int | None:
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "backend"), [
-    case for case in CASES if case.values[0] in (PLAIN if case.values[1] == "tensorflow" else PLAIN_ON_JAX)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [case for case in CASES if case.values[0] in (PLAIN if case.values[1] == "tensorflow" else PLAIN_ON_JAX)],
+)
 def test_its_weights_are_those_of_plain_keras(work: Path, name: str, backend: str) -> None:
     """float32, the same seed and order. XLA adds up in another order than the op by op programs of plain Keras do,
     and so may a loop around the step: hence a tolerance of some roundings of float32 (2^-23) a step, more in a deep

@@ -16,8 +16,12 @@ from mpt_cli.training.assembly import warn_of_half_head
 from mpt_cli.training.loss_and_optimizer import warn_of_scaling
 from mpt_cli.verbs.run import is_taken
 
-MODES = {"dynamic": Scaling(DynamicScale()), "fixed": Scaling(FixedScale(2.0**24)), "logmax": Scaling(LogMaxScale()),
-         "none": Scaling(is_needed=True)}  # fmt: skip
+MODES = {
+    "dynamic": Scaling(DynamicScale()),
+    "fixed": Scaling(FixedScale(2.0**24)),
+    "logmax": Scaling(LogMaxScale()),
+    "none": Scaling(is_needed=True),
+}
 SETTING = re.compile(r"\b(?:loss_scale|policy|optimizer|trainer)(?:\.[a-z_]+|(?==))")
 
 
@@ -32,11 +36,14 @@ def model(dtype: str = "mixed_float16", optimizer: Any = "sgd") -> Any:
 def test_a_key_that_advice_names_is_taken_by_a_script_too(mode):
     base = Signs(MODES[mode], 1000, 1000, scale=2.0**15, loss=0.5)
     others = [
-        replace(base, val_loss=LossTrend(0.31, 4, 9, (0.4, 0.45, 0.52))), replace(base, faults={"a": "dead"}),
-        replace(base, unmoved=UnmovedWeights(0, 1e-9)), replace(base, faults={"a": "unmoved"}),
+        replace(base, val_loss=LossTrend(0.31, 4, 9, (0.4, 0.45, 0.52))),
+        replace(base, faults={"a": "dead"}),
+        replace(base, unmoved=UnmovedWeights(0, 1e-9)),
+        replace(base, faults={"a": "unmoved"}),
         replace(base, skip_steps=(1, 600), skip_scales=(1.0, 1.0), unprovoked_steps=(600,), applied_steps=998),
-        replace(base, bad_steps=2), replace(base, scaling=Scaling(is_needed=True)),
-    ]  # fmt: skip
+        replace(base, bad_steps=2),
+        replace(base, scaling=Scaling(is_needed=True)),
+    ]
     texts = [text for cause in CAUSES.values() for text in (cause.advise(base), cause.explain(base))]
     texts += [judge(signs)[1] for signs in others]
     texts += [*warn_of_scaling(Scaling(is_needed=True)), *warn_of_half_head(model())]

@@ -1,6 +1,5 @@
 """`mpt.diagnose(model, x, y)`: what `mpt diagnose` finds, of objects, which stay as they are."""
 
-
 import keras
 import numpy as np
 import pytest

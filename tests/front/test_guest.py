@@ -204,7 +204,8 @@ def test_a_script_that_half_precision_breaks_hears_whose_policy_it_is(tmp_path):
     assert done.returncode == 1 and done.stderr.endswith(
         "mpt run: the dtype policy mixed_float16 is mpt's, not the script's. It broke in layer mixer (Mixes); "
         "dtype='float32' there keeps it out. policy=mixed_bfloat16 has the range of float32, policy=float32 is the "
-        "script as it is.\n")  # fmt: skip
+        "script as it is.\n"
+    )
 
 
 @pytest.mark.long

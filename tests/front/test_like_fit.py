@@ -61,12 +61,16 @@ MLP = network(lambda: layers.Dense(4, activation="relu"), shape=(30,))
 TEXT = network(lambda: layers.Embedding(20, 8), layers.GlobalAveragePooling1D, shape=(None,), dtype="int32")
 KINDS: dict[str, tuple[Callable[[], Any], Callable[[], tuple[Any, ...]]]] = {
     "ragged": (TEXT, lambda: (ragged(), LONG)),
-    "sparse batches": (MLP, lambda: (tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(ROWS.toarray()), Y))
-                                     .batch(16),)),
+    "sparse batches": (
+        MLP,
+        lambda: (tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(ROWS.toarray()), Y)).batch(16),),
+    ),
     "made in call": (lambda: compiled(MadeInCall()), lambda: (X, Y)),
-    "activity": (network(lambda: layers.Dense(4, activity_regularizer="l2", kernel_regularizer="l1"), shape=(30,)),
-                 lambda: (X, Y)),
-}  # fmt: skip
+    "activity": (
+        network(lambda: layers.Dense(4, activity_regularizer="l2", kernel_regularizer="l1"), shape=(30,)),
+        lambda: (X, Y),
+    ),
+}
 
 
 # the sums of a step may be in another order: some roundings of float32 (2^-23) in each of 10 steps

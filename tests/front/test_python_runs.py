@@ -108,8 +108,11 @@ def test_a_rule_ends_a_recorded_fit_at_the_call_that_holds_its_step(tmp_path):
     x, y = data(bad=range(1, 33))
     # one feature: all eight make NaN in a layer, of which TensorFlow's ReLU, fused with the product, makes 0 on AVX-512
     x[(x > 5e4).all(1), 0] = np.inf
-    recorder = mpt.Recorder(tmp_path / "run", loss_scale=8.0, settings={**QUIET, "trainer.log_every_steps": 1000,
-                                                                        "loss_scale.max_consecutive_skips": 20})
+    recorder = mpt.Recorder(
+        tmp_path / "run",
+        loss_scale=8.0,
+        settings={**QUIET, "trainer.log_every_steps": 1000, "loss_scale.max_consecutive_skips": 20},
+    )
     net(steps_per_execution=7).fit(x, y, batch_size=4, shuffle=False, verbose=0, callbacks=[recorder])
     summary = recorder.run.summary
     assert (summary["status"], summary["exit_code"], summary["steps_seen"]) == ("stopped", 4, 21)
@@ -120,8 +123,11 @@ def test_a_rule_ends_a_recorded_fit_at_the_call_that_holds_its_step(tmp_path):
 def test_what_other_callbacks_do_is_on_record_as_theirs(tmp_path):
     """A rate is no metric, a number of their own is one, and the end is an early one."""
     noting = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(psnr=2.5, note="slow"))
-    others = [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2), noting,
-              keras.callbacks.EarlyStopping("loss", 1e9)]  # fmt: skip
+    others = [
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2),
+        noting,
+        keras.callbacks.EarlyStopping("loss", 1e9),
+    ]
     recorder = mpt.Recorder(tmp_path / "run", settings=QUIET)
     net().fit(*data(bad=()), batch_size=16, epochs=5, verbose=0, callbacks=[*others, recorder])
     summary = recorder.run.summary
@@ -207,10 +213,12 @@ def test_a_recorder_says_which_optimizers_it_does_not_see(tmp_path, capsys):
         model.other = kept
         return logs
 
-    fit_own(own_net("float32", plain_step, other=keras.optimizers.SGD(0.01)),
-            mpt.Recorder(tmp_path / "a", settings=QUIET))  # fmt: skip
+    fit_own(
+        own_net("float32", plain_step, other=keras.optimizers.SGD(0.01)), mpt.Recorder(tmp_path / "a", settings=QUIET)
+    )
     assert capsys.readouterr().err == (
-        "mpt: not recorded: the train_step does not use the optimizer that the model is compiled with\n")
+        "mpt: not recorded: the train_step does not use the optimizer that the model is compiled with\n"
+    )
     assert not (tmp_path / "a").exists()
     recorder = mpt.Recorder(tmp_path / "b", settings=QUIET)
     fit_own(own_net("float32", both, other=keras.optimizers.SGD(0.01)), recorder)
@@ -220,10 +228,13 @@ def test_a_recorder_says_which_optimizers_it_does_not_see(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("error", "ending"), [
-    (OSError("no space"), ("failed", 1, "OSError: no space")),
-    (Terminated(), ("terminated", 143, "It was terminated.")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "ending"),
+    [
+        (OSError("no space"), ("failed", 1, "OSError: no space")),
+        (Terminated(), ("terminated", 143, "It was terminated.")),
+    ],
+)
 def test_the_record_of_a_fit_has_its_end_and_last_steps_and_the_scaling_of_its_optimizer(tmp_path, error, ending):
     class Ends(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -270,14 +281,24 @@ def test_a_policy_is_set_on_a_built_model_where_its_weights_can_stay(tmp_path):
     model, epochs = net("float32"), []
     state, handler = np.random.get_state()[1].copy(), signal.getsignal(signal.SIGINT)
     noting = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: epochs.append(epoch))
-    run = fit(model, tmp_path / "run", epochs=1, policy="mixed_bfloat16", loss_scale=None, settings=FIT | OVERRIDES,
-              callbacks=[noting])  # fmt: skip
+    run = fit(
+        model,
+        tmp_path / "run",
+        epochs=1,
+        policy="mixed_bfloat16",
+        loss_scale=None,
+        settings=FIT | OVERRIDES,
+        callbacks=[noting],
+    )
     assert epochs == [0] and signal.getsignal(signal.SIGINT) is handler
     assert (np.random.get_state()[1] == state).all()
     assert [layer.compute_dtype for layer in model.layers] == ["bfloat16", "float32", "bfloat16", "float32"]
     assert run.summary["applied_steps"] == 32 and keras.config.dtype_policy().name == "float32"
-    with pytest.raises(ConfigError, match=r"policy: must leave the variables as they are: float16 has float16, .* "
-                                          r"Build the model after keras\.config\.set_dtype_policy\('float16'\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"policy: must leave the variables as they are: float16 has float16, .* "
+        r"Build the model after keras\.config\.set_dtype_policy\('float16'\)",
+    ):
         fit(net("float32"), tmp_path / "other", policy="float16")
     assert not (tmp_path / "other").exists()
 
@@ -291,8 +312,11 @@ def test_policies_are_chosen_for_the_layers_of_a_given_model(tmp_path):
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=ON_JAX)
     run = fit(model, tmp_path / "run", epochs=1, policy="auto_float16", loss_scale=None)
     assert {layer.name: layer.compute_dtype for layer in model.layers[1:]} == {
-        "first": "float16", "unit": "float32", "second": "float16", "head": "float32",
-    }  # fmt: skip
+        "first": "float16",
+        "unit": "float32",
+        "second": "float16",
+        "head": "float32",
+    }
     policy = load_settings([f"conf={run.path / 'config.yaml'}"]).policy
     assert (policy.name, policy.overrides) == ("mixed_float16", {"unit": "float32"})
 
@@ -312,9 +336,12 @@ def test_policies_are_not_chosen_for_a_model_that_can_not_be_traced(tmp_path):
     model = OfValues()
     model(np.ones((1, 8), "float32"))
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    with pytest.raises(ConfigError, match=r"policy\.name: the forward pass of the model can't be traced, so that what "
-                                          r"its layers do is not seen .* Use mixed_float16 with policy\.overrides|"
-                                          r"model: its step can't be traced: .* Use keras\.ops\.where"):  # on JAX
+    with pytest.raises(
+        ConfigError,
+        match=r"policy\.name: the forward pass of the model can't be traced, so that what "
+        r"its layers do is not seen .* Use mixed_float16 with policy\.overrides|"
+        r"model: its step can't be traced: .* Use keras\.ops\.where",
+    ):  # on JAX
         fit(model, tmp_path / "run", epochs=1, policy="auto_float16", loss_scale=None)
 
 
@@ -337,33 +364,40 @@ def test_what_fit_can_not_train_and_others_can_not_take_is_said():
         r"class_weight: must not be given beside": lambda: mpt.fit(net(), x, y, class_weight={0: 2.0}, sample_weight=y),
         r"class_weight: is for one label": lambda: mpt.fit(net(), x, np.zeros((100, 3, 1)), class_weight={0: 2.0}),
         r"trainer\.max_rollbacks: must be 0": lambda: mpt.fit(
-            net(), x, y, settings={**QUIET, "trainer.max_rollbacks": 1}),
+            net(), x, y, settings={**QUIET, "trainer.max_rollbacks": 1}
+        ),
         r"validation_data: must be \(x, y\)": lambda: mpt.fit(net(), x, y, validation_data=x),
         r"validation_split: must be at least 0": lambda: mpt.fit(net(), x, y, validation_split=1.5),
         r"model: must be a keras.Model": lambda: mpt.fit("net", x, y),
         r"model: must be compiled": lambda: mpt.fit(keras.Sequential([keras.layers.Dense(1)]), x, y),
         r"model: must not be compiled with run_eagerly": lambda: mpt.fit(net(run_eagerly=True), x, y),
         r"optimizer.learning_rate: is decided by the arguments of fit": lambda: mpt.fit(
-            net(), x, y, settings={"optimizer.learning_rate": 1.0}),
+            net(), x, y, settings={"optimizer.learning_rate": 1.0}
+        ),
         r"trainer.epoks: there is no such key.* Did you mean trainer.epochs": lambda: mpt.fit(
-            net(), x, y, settings={"trainer.epoks": 1}),
+            net(), x, y, settings={"trainer.epoks": 1}
+        ),
         r"on_unhealthy: must be stop or go_on": lambda: mpt.Recorder(on_unhealthy="rollback"),
         r"jobs: must be >= 1\. Received: 0": lambda: mpt.sweep("conf=digits_mlp", jobs=0),
         r"tolerance: must be >= 0\. Received: nan": lambda: mpt.compare("conf=digits_mlp", tolerance=float("nan")),
         r"batches: must be >= 1\. Received: 0": lambda: mpt.diagnose(net(), x, y, batches=0),
         r"batch_size, policy, loss_scale, settings: are for a model": lambda: mpt.plan(
-            "conf=digits_mlp", device="h100", policy="mixed_float16"),
+            "conf=digits_mlp", device="h100", policy="mixed_float16"
+        ),
         r"TensorFlow compiles .* in Python, KERAS_BACKEND=jax|the compiler for NVIDIA's": lambda: mpt.plan(
-            net(), x, y, device="h100"),
+            net(), x, y, device="h100"
+        ),
         r"settings: must be a mapping from paths of keys.* Received: \{3: 4\}": lambda: mpt.fit(
-            net(), x, y, settings={3: 4}),
+            net(), x, y, settings={3: 4}
+        ),
         r"callbacks: must be a list of Keras callbacks\. Received: 3": lambda: mpt.fit(net(), x, y, callbacks=3),
         r"loss_scale\.mode: must be one of .*, a number or a ScaleRule": lambda: mpt.fit(
-            net(), x, y, loss_scale=object()),
+            net(), x, y, loss_scale=object()
+        ),
         r'overrides: must be texts or mappings, as in "seed=1".* Received: 3': lambda: mpt.sweep(3),
         r"seed: cannot be read|seed: must be": lambda: mpt.sweep("conf=digits_mlp", {"seed": object()}),
         r"path: must be the path of a run directory. Received: 3": lambda: mpt.load_run(3),
-    }  # fmt: skip
+    }
     for words, call in cases.items():
         with pytest.raises((ConfigError, DataError), match=words):
             call()

@@ -1,6 +1,5 @@
 """`mpt run` of scripts that are more than one file: what is said of them beforehand, and what they leave."""
 
-
 import pytest
 import yaml
 from command import mpt
@@ -44,8 +43,7 @@ from pkg.nets import build
 def train(model, x):
     return model.fit(x, (x.sum(1) > 0).astype("int32"), batch_size=8, verbose=0)
 """
-FILES = {"parse.py": PARSE, "helpers.py": HELPERS, "pkg/__init__.py": "", "pkg/nets.py": NETS,
-         "pkg/train.py": MAIN}  # fmt: skip
+FILES = {"parse.py": PARSE, "helpers.py": HELPERS, "pkg/__init__.py": "", "pkg/nets.py": NETS, "pkg/train.py": MAIN}
 
 
 @pytest.fixture
@@ -58,10 +56,13 @@ def project(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("words", "backend", "inside", "said", "steps"), [
-    (["../project/parse.py", "--rows", "16"], "tensorflow", "empty", "['--rows', '16']", 2),
-    pytest.param(["-m", "pkg.train", "--epochs", "2"], "jax", "project", "epochs 2", 8, marks=pytest.mark.long),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "backend", "inside", "said", "steps"),
+    [
+        (["../project/parse.py", "--rows", "16"], "tensorflow", "empty", "['--rows', '16']", 2),
+        pytest.param(["-m", "pkg.train", "--epochs", "2"], "jax", "project", "epochs 2", 8, marks=pytest.mark.long),
+    ],
+)
 def test_a_script_of_several_files_leaves_its_run_where_one_works(project, words, backend, inside, said, steps):
     folder = project.parent / inside
     done = mpt("run", f"backend={backend}", *words, cwd=folder)

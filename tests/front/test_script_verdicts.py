@@ -1,6 +1,5 @@
 """What `mpt run` says of what a script trained, once, and the exit code that follows from it."""
 
-
 import pytest
 from command import mpt
 
@@ -25,12 +24,14 @@ def test_a_verdict_that_is_not_good_fails_where_that_was_asked_for_and_a_head_in
     run = load_run(tmp_path / "run")
     assert done.returncode == 4 and (run.verdict, run.exit_code) == ("chronic overflow", 0), done.stderr
     assert run.summary["skipped_steps"] == 80
-    assert ("mpt run: --fail-on-verdict: not every verdict is healthy or warm-up skips only: run is chronic overflow\n"
-            in done.stderr)  # fmt: skip
+    assert (
+        "mpt run: --fail-on-verdict: not every verdict is healthy or warm-up skips only: run is chronic overflow\n"
+        in done.stderr
+    )
     assert run.explanation in done.stderr and run.explanation not in done.stdout
     head = "net/out makes the output of the model in float16: what the loss gets has 11 bits, and is inf above"
     assert (done.stdout + done.stderr).count(head) == 1
-    assert f'mpt run: layer {head} 65504. Keep that layer in float32.\n' in done.stderr
+    assert f"mpt run: layer {head} 65504. Keep that layer in float32.\n" in done.stderr
     assert "kept in float32" in run.explanation and "policy.overrides" not in run.explanation
     assert run.summary["ended_early"] == ""
 
@@ -84,9 +85,13 @@ def test_a_loop_that_broke_a_rule_and_went_on_fails_as_a_run_that_was_stopped(tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "verdict", "code"), [
-    ("mixed_bfloat16", "not checked", 4), ("float32", "healthy", 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("policy", "verdict", "code"),
+    [
+        ("mixed_bfloat16", "not checked", 4),
+        ("float32", "healthy", 0),
+    ],
+)
 def test_what_bfloat16_does_in_a_loop_is_not_known(policy, verdict, code, tmp_path):
     (tmp_path / "loop.py").write_text(RECOVERS.replace("step < 12", "step < 0"))
     done = mpt("run", "--fail-on-verdict", "run_dir=run", f"policy={policy}", "loop.py", cwd=tmp_path)
@@ -114,16 +119,30 @@ def test_a_script_without_a_verdict_is_no_success_where_one_was_asked_for(tmp_pa
     (tmp_path / "idle.py").write_text("print('nothing is trained')")
     done = mpt("run", "--fail-on-verdict", "idle.py", cwd=tmp_path)
     assert done.returncode == 4 and done.stderr.endswith(
-        "mpt run: --fail-on-verdict: there is no verdict, as nothing that the script trained was recorded to its end\n")
+        "mpt run: --fail-on-verdict: there is no verdict, as nothing that the script trained was recorded to its end\n"
+    )
     assert mpt("run", "idle.py", cwd=tmp_path).returncode == 0
 
 
 @pytest.mark.slow
 def test_a_run_of_a_recipe_can_be_judged_as_strictly(tmp_path):
-    words = ["train", "conf=digits_mlp", "policy=mixed_float16", "fault=bad_data", "data=synthetic",
-             "data.input_shape=[4]", "data.examples=200", "data.validation_fraction=0.2", "model.hidden_units=[8]",
-             "trainer.jit_compile=false", "trainer.epochs=2", "trainer.batch_size=4", "trainer.save_model=false",
-             "logger=quiet", "--fail-on-verdict"]  # fmt: skip
+    words = [
+        "train",
+        "conf=digits_mlp",
+        "policy=mixed_float16",
+        "fault=bad_data",
+        "data=synthetic",
+        "data.input_shape=[4]",
+        "data.examples=200",
+        "data.validation_fraction=0.2",
+        "model.hidden_units=[8]",
+        "trainer.jit_compile=false",
+        "trainer.epochs=2",
+        "trainer.batch_size=4",
+        "trainer.save_model=false",
+        "logger=quiet",
+        "--fail-on-verdict",
+    ]
     done = mpt(*words, "run_dir=run", cwd=tmp_path)
     run = load_run(tmp_path / "run")
     assert done.returncode == 4 and (run.verdict, run.exit_code) == ("chronic overflow", 0), done.stderr

@@ -162,12 +162,17 @@ model.compile(keras.optimizers.SGD(0.1), loss)
 model.fit(x, y, batch_size=8, verbose=0)
 """
 SCRIPTS = {
-    "subclassed": SUBCLASSED, "loop": LOOP, "own_step": OWN_STEP, "own_policy": OWN_POLICY,
+    "subclassed": SUBCLASSED,
+    "loop": LOOP,
+    "own_step": OWN_STEP,
+    "own_policy": OWN_POLICY,
     "two_optimizers": TWO_OPTIMIZERS,
-    "folds": FOLDS, "called_back": CALLED_BACK,
-    "built_before": BUILT_BEFORE, "saved": SAVED,
+    "folds": FOLDS,
+    "called_back": CALLED_BACK,
+    "built_before": BUILT_BEFORE,
+    "saved": SAVED,
     "batches": BATCHES,
-}  # fmt: skip
+}
 SCALED_BY_HAND = "value = optimizer.scale_loss(value)"  # in the tape, but in these
 SCALED = {
     "two_optimizers": "first, second = adam.scale_loss(first), sgd.scale_loss(second)",
@@ -177,7 +182,7 @@ SAID = {  # of loops of their own
     "loop": [f"SGD {IN_OWN_LOOP}", "not recorded: epochs, metrics, validation"],
     "two_optimizers": [f"Adam {IN_OWN_LOOP}", f"SGD {IN_OWN_LOOP}"],
     "batches": ["not recorded: train_on_batch on JAX. SGD skipped 1 of 12 steps there, loss scale 16384"],
-}  # fmt: skip
+}
 BY_HAND = {
     "policy": 'keras.config.set_dtype_policy("mixed_float16")\nfrom mpt_cli.precision import *',
     "wrap": "LossScaleOptimizer(optimizer)",
@@ -224,19 +229,35 @@ def run_by_hand(backend: str, words: list[str], monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "backend"), [
-    ("loop", "tensorflow"),
-    *(pytest.param(name, "tensorflow", marks=pytest.mark.long) for name in SCRIPTS
-      if name not in ("loop", "batches")),
-    *(pytest.param(name, "jax", marks=pytest.mark.long) 
-      for name in ("subclassed", "saved", "folds", "called_back", "batches")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("loop", "tensorflow"),
+        *(
+            pytest.param(name, "tensorflow", marks=pytest.mark.long)
+            for name in SCRIPTS
+            if name not in ("loop", "batches")
+        ),
+        *(
+            pytest.param(name, "jax", marks=pytest.mark.long)
+            for name in ("subclassed", "saved", "folds", "called_back", "batches")
+        ),
+    ],
+)
 def test_an_unchanged_script_ends_as_one_changed_by_hand(tmp_path, monkeypatch, name, backend):
     (tmp_path / "by_hand.py").write_text(script(name, by_hand=True))
     (tmp_path / "plain.py").write_text(script(name, by_hand=False))
     more = {"called_back": ["rate=0.05"]}.get(name, [])
-    done = mpt("run", f"backend={backend}", "run_dir=run", "trainer.log_every_steps=5", "plain.py", "plain.npz", *more,
-               cwd=tmp_path)  # fmt: skip
+    done = mpt(
+        "run",
+        f"backend={backend}",
+        "run_dir=run",
+        "trainer.log_every_steps=5",
+        "plain.py",
+        "plain.npz",
+        *more,
+        cwd=tmp_path,
+    )
     assert done.returncode == 0 and done.stdout.rstrip().endswith("the script's own words"), done.stdout + done.stderr
     run_by_hand(backend, ["by_hand.npz", *more], monkeypatch, tmp_path)
     for ours, theirs in zip(weights(tmp_path / "plain.npz"), weights(tmp_path / "by_hand.npz"), strict=True):
@@ -297,7 +318,8 @@ def test_a_short_loop_leaves_its_first_and_last_step_and_its_skip(short_run):
     assert any(sentence.startswith("whole skips: a skipped step is an event as in every run") for sentence in missing)
     assert done.stderr.count("not recorded") == 1 and done.stderr.endswith(
         "mpt run: not recorded: epochs, metrics, validation and examples per second, checkpoints, whole skips, what "
-        "half precision loses, layer by layer, what the program set by itself (summary.json says why)\n")
+        "half precision loses, layer by layer, what the program set by itself (summary.json says why)\n"
+    )
     assert "not recorded epochs, metrics" in (folder / "run" / "console.log").read_text()
 
 
@@ -313,15 +335,30 @@ def test_a_short_loop_that_breaks_off_is_on_record_too(tmp_path):
 @pytest.mark.slow
 def test_the_configuration_of_a_script_holds_what_was_applied_and_nothing_else(short_run):
     found = yaml.safe_load((short_run[0] / "run" / "config.yaml").read_text())
-    assert {*found} == {"recipe", "description", "policy", "loss_scale", "model", "data", "optimizer", "trainer",
-                        "backend", "logger"}  # fmt: skip
+    assert {*found} == {
+        "recipe",
+        "description",
+        "policy",
+        "loss_scale",
+        "model",
+        "data",
+        "optimizer",
+        "trainer",
+        "backend",
+        "logger",
+    }
     assert found["policy"] == {"name": "mixed_float16", "stochastic_rounding": False}
     assert found["optimizer"] == {"name": "python", "class_name": "SGD", "learning_rate": 0.125}
     assert found["loss_scale"]["initial_scale"] == 8.0 and found["backend"] == {"name": "tensorflow"}
     command = ["run", "loss_scale.initial_scale=8", "short.py", "--epochs", "3"]
     assert found["model"]["command"] == command and found["data"] == {"name": "python"}
-    assert [*found["trainer"]] == ["log_every_steps", "max_nonfinite_losses", "max_zero_gradients", "keep_spikes",
-                                   "stop_on_nonfinite_weights"]  # fmt: skip
+    assert [*found["trainer"]] == [
+        "log_every_steps",
+        "max_nonfinite_losses",
+        "max_zero_gradients",
+        "keep_spikes",
+        "stop_on_nonfinite_weights",
+    ]
     environment = json.loads((short_run[0] / "run" / "environment.json").read_text())
     assert environment["command_line"] == ["mpt", *command]
     assert environment["recorded_by"] == "mpt run, from the optimizer"
@@ -378,8 +415,7 @@ def test_a_jump_of_the_loss_in_a_loop_is_on_record(tmp_path):
     (spike,) = load_run(tmp_path / "run").spikes
     assert (spike.step, spike.step_in_epoch, spike.loss, spike.applied) == (71, 71, 931.640625, True)
     assert spike.losses_before == tuple(1 - step / 1024 for step in range(62, 70))
-    assert spike.examples is None and spike.no_examples == (
-        "only the program that trained knows what was in the batch")  # fmt: skip
+    assert spike.examples is None and spike.no_examples == ("only the program that trained knows what was in the batch")
     assert "step 71: the loss jumped to 931.6406" in (tmp_path / "run" / "console.log").read_text()
 
 
@@ -448,8 +484,10 @@ def test_loops_on_jax_are_left_as_they_are_and_that_is_said(tmp_path):
     (tmp_path / "loops.py").write_text(JAX_LOOPS)
     done = mpt("run", "backend=jax", "run_dir=run", "loops.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "0.5\n0.75\n"), done.stderr
-    for said in ("a loop of the script's own on JAX, where gradients are taken by functions that know no optimizer",
-                 "the script's own LossScaleOptimizer is used as it is, and its loop is not recorded"):  # fmt: skip
+    for said in (
+        "a loop of the script's own on JAX, where gradients are taken by functions that know no optimizer",
+        "the script's own LossScaleOptimizer is used as it is, and its loop is not recorded",
+    ):
         assert said in done.stderr
     assert not (tmp_path / "run").exists()
 
@@ -471,10 +509,14 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("before", "caught", "sent", "code"), [
-    ("", "save()", signal.SIGINT, 7), ("", "raise", signal.SIGTERM, 143),
-    ("signal.signal(signal.SIGTERM, save)", "raise", signal.SIGTERM, 7),
-])
+@pytest.mark.parametrize(
+    ("before", "caught", "sent", "code"),
+    [
+        ("", "save()", signal.SIGINT, 7),
+        ("", "raise", signal.SIGTERM, 143),
+        ("signal.signal(signal.SIGTERM, save)", "raise", signal.SIGTERM, 7),
+    ],
+)
 def test_a_script_hears_signals_as_python_has_it(tmp_path, before, caught, sent, code):
     (tmp_path / "hears.py").write_text(HEARS.format(before=before, caught=caught))
     process = start_mpt("run", "hears.py", cwd=tmp_path)

@@ -41,42 +41,119 @@ SECONDS = 10
 SECRET = "hunter2-0xFEEDC0FFEE-ZZ"
 TAKEN = "${oc.env:FUZZ_DB_PASSWORD}"
 TEXTS = (
-    "", "\0", "a\0b", "\x1b[31mred", "\udcff", "\u202egnp", "~nosuch/x", "-", "null", "nan", "1e400", "9" * 5000,
-    "2**99999", "[" * 300, "{a: " * 400, "[1,[2,[3]]]", "'", "\\", "${", "${x}", TAKEN, "${oc.env:" + TAKEN + "}",
-    "${model}", "${.}", ",", "range(1e9)", "range(0,3,0)", "glob(*)", "interval(0,1)", "/etc/passwd", "/dev/null", "..",
-    "json:loads", "nope:x", ":x", "*a", "&a", "!!python/object:os.system", "<<", "x" * 5000, "range(3),3",
-    "[choice(1,2)]", "{a:sort(1,2)}", "shuffle(1,2),[range(2)]", "glob(*),x", "$\\bad{$", "0x" + "f" * 5000,
+    "",
+    "\0",
+    "a\0b",
+    "\x1b[31mred",
+    "\udcff",
+    "\u202egnp",
+    "~nosuch/x",
+    "-",
+    "null",
+    "nan",
+    "1e400",
+    "9" * 5000,
+    "2**99999",
+    "[" * 300,
+    "{a: " * 400,
+    "[1,[2,[3]]]",
+    "'",
+    "\\",
+    "${",
+    "${x}",
+    TAKEN,
+    "${oc.env:" + TAKEN + "}",
+    "${model}",
+    "${.}",
+    ",",
+    "range(1e9)",
+    "range(0,3,0)",
+    "glob(*)",
+    "interval(0,1)",
+    "/etc/passwd",
+    "/dev/null",
+    "..",
+    "json:loads",
+    "nope:x",
+    ":x",
+    "*a",
+    "&a",
+    "!!python/object:os.system",
+    "<<",
+    "x" * 5000,
+    "range(3),3",
+    "[choice(1,2)]",
+    "{a:sort(1,2)}",
+    "shuffle(1,2),[range(2)]",
+    "glob(*),x",
+    "$\\bad{$",
+    "0x" + "f" * 5000,
     "2001-01-01",
-)  # fmt: skip
+)
 LINES = (  # of YAML as nobody writes it by a program
-    "seed: {value}", "seed: !!binary {value}", "vars: {{a: {value}}}", "vars: {{a: !!set {{x, y}}}}",
+    "seed: {value}",
+    "seed: !!binary {value}",
+    "vars: {{a: {value}}}",
+    "vars: {{a: !!set {{x, y}}}}",
     "? {value}\n: 1",
-    "vars: {{? [1, 2] : {value}}}", "expect: {{val_loss: {{{value}: 2}}}}", "vars: &a [{value}, *a]",
+    "vars: {{? [1, 2] : {value}}}",
+    "expect: {{val_loss: {{{value}: 2}}}}",
+    "vars: &a [{value}, *a]",
     "--- {value}\n---\nb",
-    "defaults: [{value}]", "defaults: [{{{value}: x}}]", "<<: {value}", "model: {{<<: {{name: {value}}}}}",
-    "trainer: {{epochs: !!int {value}}}", "vars: {{a: !!timestamp 2001-01-01}}",
-    "%TAG ! x\n---\na: !{value}", "seed: |\n  {value}",
-    "vars: {{1: {value}, null: x, true: y}}", "sweep: {{grid: {{seed: [{value}]}}}}",
+    "defaults: [{value}]",
+    "defaults: [{{{value}: x}}]",
+    "<<: {value}",
+    "model: {{<<: {{name: {value}}}}}",
+    "trainer: {{epochs: !!int {value}}}",
+    "vars: {{a: !!timestamp 2001-01-01}}",
+    "%TAG ! x\n---\na: !{value}",
+    "seed: |\n  {value}",
+    "vars: {{1: {value}, null: x, true: y}}",
+    "sweep: {{grid: {{seed: [{value}]}}}}",
     "hydra: {{searchpath: [{value}]}}",
-    "backend: {{name: {value}}}", "tags: [{value}]", "policy: {{overrides: {{{value}: float32}}}}",
-)  # fmt: skip
+    "backend: {{name: {value}}}",
+    "tags: [{value}]",
+    "policy: {{overrides: {{{value}: float32}}}}",
+)
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), st.sampled_from(TEXTS))
 NAMES = st.one_of(st.text(max_size=5), st.sampled_from(["object", "kwargs", "name"]))
-TREES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
-                     max_leaves=6)  # fmt: skip
+TREES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=6
+)
 KEYS = st.sampled_from(
     [*all_keys(), "defaults", "vars", "sweep", "expect", "hydra", "hydra.searchpath", "conf", "nosuch"]
 )
-VERBS = st.sampled_from(["check", "check --untrusted", "check --show --json", "train", "sweep --dry-run",
-                         "reproduce --dry-run", "compare", "diagnose", "plan", "evaluate", "export", "report",
-                         "watch", "list", "copy"])  # fmt: skip
+VERBS = st.sampled_from(
+    [
+        "check",
+        "check --untrusted",
+        "check --show --json",
+        "train",
+        "sweep --dry-run",
+        "reproduce --dry-run",
+        "compare",
+        "diagnose",
+        "plan",
+        "evaluate",
+        "export",
+        "report",
+        "watch",
+        "list",
+        "copy",
+    ]
+)
 SEED = int(os.environ.get("FUZZ_SEED", 0))
 
 
 def drawn(test: Callable[..., None]) -> Callable[..., None]:
     """Run a test with as many cases as there are to be; to shrink one that fails would take minutes."""
-    chosen = settings(max_examples=CASES, deadline=None, phases=(Phase.generate,), derandomize=False,
-                      suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])  # fmt: skip
+    chosen = settings(
+        max_examples=CASES,
+        deadline=None,
+        phases=(Phase.generate,),
+        derandomize=False,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
     return seed(SEED)(chosen(test))
 
 
@@ -92,8 +169,10 @@ def shelf(run: Path) -> Path:
     words = ["conf=digits_mlp", "policy=float32,mixed_float16"]
     compared, setups = make_comparison(words, None)
     found = {"setups": [asdict(setup) for setup in setups], "workers": 1, "seeds": None, "tolerance": None}
-    directories = ((sweep, make_plan(["conf=digits_mlp", "seed=0,1"]), {}),
-                   (CompareDirectory(run.parent / "compare"), compared, found))  # fmt: skip
+    directories = (
+        (sweep, make_plan(["conf=digits_mlp", "seed=0,1"]), {}),
+        (CompareDirectory(run.parent / "compare"), compared, found),
+    )
     for directory, plan, more in directories:
         directory.path.mkdir()
         directory.write_plan(replace(plan, facts={**facts, **more}))
@@ -107,8 +186,14 @@ def shelf(run: Path) -> Path:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a whole run, without what is large."""
     run = tmp_path_factory.mktemp("shelf") / "run"
-    words = ["conf=digits_mlp", "model.hidden_units=[8]", "trainer.max_steps=3", "trainer.jit_compile=false",
-             "trainer.save_model=false", "run_dir=run"]  # fmt: skip
+    words = [
+        "conf=digits_mlp",
+        "model.hidden_units=[8]",
+        "trainer.max_steps=3",
+        "trainer.jit_compile=false",
+        "trainer.save_model=false",
+        "run_dir=run",
+    ]
     assert mpt("train", *words, cwd=run.parent).returncode == 0
     shutil.rmtree(run / "checkpoints")
     return run
@@ -147,18 +232,23 @@ def fault(*words: str) -> str:
         sys.stdout, sys.stderr, sys.stdin = kept
     said = "".join(stream.buffer.getvalue().decode("utf-8", "backslashreplace") for stream in streams)
     found = {
-        f"exit code {code}": code not in CODES, "a traceback": "Traceback" in said or "This is a bug" in said,
-        "it ends without a word": code not in (0, 143) and not said.strip(), "a control code": CONTROL.search(said),
+        f"exit code {code}": code not in CODES,
+        "a traceback": "Traceback" in said or "This is a bug" in said,
+        "it ends without a word": code not in (0, 143) and not said.strip(),
+        "a control code": CONTROL.search(said),
         "a secret": SECRET[:10] in said or SECRET[-10:] in said,
-        "no answer in time": time.process_time() - started > SECONDS, "a file outside": _is_touched(Path.cwd().parent),
-    }  # fmt: skip
+        "no answer in time": time.process_time() - started > SECONDS,
+        "a file outside": _is_touched(Path.cwd().parent),
+    }
     return "".join(f"{name}: {words}\n{said[-3000:]}\n" for name, is_wrong in found.items() if is_wrong)
 
 
 def _is_touched(folder: Path) -> bool:
     """Whether anything beside the working directory is there, or the one file has changed."""
-    return (sorted(path.name for path in folder.iterdir()) != ["here", "mine.txt"]
-            or (folder / "mine.txt").read_text() != "mine")  # fmt: skip
+    return (
+        sorted(path.name for path in folder.iterdir()) != ["here", "mine.txt"]
+        or (folder / "mine.txt").read_text() != "mine"
+    )
 
 
 @drawn
@@ -197,17 +287,38 @@ def test_any_text_of_a_recipe_is_answered(verb: str, lines: list[tuple[str, str]
 PLACES = re.compile(rb'-?\d+(\.\d+)?(e-?\d+)?|"[^"]*"|\[\]|\{\}')
 SUFFIXES = (".json", ".jsonl", ".yaml")
 STRANGE = st.sampled_from(
-    [b"null", b"[]", b"{}", b'"NaN"', b"1e400", b"1" + b"0" * 400, b'"\\u001b[31m"', b'"\\ud800"', b'"2.5"',
-     b'[1]', b"true", b'{"a": [null]}', b'"../x"']
+    [
+        b"null",
+        b"[]",
+        b"{}",
+        b'"NaN"',
+        b"1e400",
+        b"1" + b"0" * 400,
+        b'"\\u001b[31m"',
+        b'"\\ud800"',
+        b'"2.5"',
+        b"[1]",
+        b"true",
+        b'{"a": [null]}',
+        b'"../x"',
+    ]
 )
 
 
 READING = {
-    "run": ("report run", "watch run --json", "check conf=run/config.yaml", "evaluate run", "reproduce run --dry-run",
-            "train resume=run trainer.epochs=9", "export run", "diagnose run"),
+    "run": (
+        "report run",
+        "watch run --json",
+        "check conf=run/config.yaml",
+        "evaluate run",
+        "reproduce run --dry-run",
+        "train resume=run trainer.epochs=9",
+        "export run",
+        "diagnose run",
+    ),
     "sweep": ("report sweep", "watch sweep --json", "sweep --resume sweep --dry-run", "report sweep --json"),
     "compare": ("report compare", "watch compare --json", "report compare --json"),
-}  # fmt: skip
+}
 ENDINGS = st.sampled_from([b"", b"[" * 9999, b"\xff\0", b'{"a": "\\u202e"}', b"null\n"])
 
 

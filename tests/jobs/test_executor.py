@@ -51,8 +51,9 @@ print(json.dumps([os.environ["A.B"], os.getcwd(), os.getpgid(0) == os.getpid(), 
 
 
 def test_a_command_has_its_folder_log_and_environment_a_group_of_its_own_and_ignores_no_signal(tmp_path):
-    command = Command("one", [sys.executable, "-c", SHOWN, "a b"], None, tmp_path / "log", cwd=tmp_path,
-                      environment={"A.B": "c"})  # fmt: skip
+    command = Command(
+        "one", [sys.executable, "-c", SHOWN, "a b"], None, tmp_path / "log", cwd=tmp_path, environment={"A.B": "c"}
+    )
     with LocalExecutor() as executor:
         handle = executor.start(command)
         wait_for(lambda: handle.poll() is not None)
@@ -89,8 +90,9 @@ def test_a_helper_ends_where_ctrl_c_interrupts_the_wait_for_it(tmp_path):
     wait_until_gone([int((tmp_path / "pid").read_text())])
 
 
-@pytest.mark.parametrize(("number", "error", "code"), [(signal.SIGINT, KeyboardInterrupt, None),
-                                                       (signal.SIGTERM, SystemExit, 143)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("number", "error", "code"), [(signal.SIGINT, KeyboardInterrupt, None), (signal.SIGTERM, SystemExit, 143)]
+)
 def test_a_signal_ends_the_one_command_first_and_then_this_program(tmp_path, number, error, code):
     def ask() -> None:
         wait_for((tmp_path / "begun").exists)

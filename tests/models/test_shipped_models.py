@@ -24,7 +24,13 @@ def test_batch_norm_takes_the_place_of_the_bias():
     model = build_model(MLP(hidden_units=[5], batch_norm=True), Shapes((6,), 4))
     assert trainable_count(model) == 6 * 5 + 2 * 5 + (5 * 4 + 4)
     assert [layer.name for layer in model.layers] == [
-        "input", "flatten", "hidden_1", "batch_norm_1", "activation_1", "head"]
+        "input",
+        "flatten",
+        "hidden_1",
+        "batch_norm_1",
+        "activation_1",
+        "head",
+    ]
 
 
 def test_a_cnn_on_digits_has_the_count_worked_out_by_hand():

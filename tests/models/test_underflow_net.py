@@ -30,8 +30,12 @@ def weights_after_a_step(policy: str, scale: float | None) -> tuple[list[np.ndar
     optimizer = keras.optimizers.SGD(2.0**20)  # undoes the gate, so that float32 steps are of ordinary size
     if scale:
         optimizer = LossScaleOptimizer(optimizer, dynamic=False, initial_scale=scale)
-    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), auto_scale_loss=False,
-                  jit_compile=False)  # fmt: skip
+    model.compile(
+        optimizer,
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        auto_scale_loss=False,
+        jit_compile=False,
+    )
     model.train_on_batch(*batch())
     return before, [ops.convert_to_numpy(variable) for variable in model.trainable_variables]
 

@@ -30,19 +30,25 @@ def build(tmp_path, monkeypatch):
 
 
 def test_a_builder_gets_shape_classes_and_its_kwargs(build):
-    model = build("""
+    model = build(
+        """
 def build(input_shape, num_classes, width):
     return keras.Sequential([keras.Input(input_shape), layers.Dense(width), layers.Dense(num_classes)])
-""", kwargs={"width": 7})
+""",
+        kwargs={"width": 7},
+    )
     assert model.count_params() == (3 * 7 + 7) + (7 * 4 + 4)
 
 
 def test_a_builder_with_open_keywords_gets_shape_and_classes(build):
-    model = build("""
+    model = build(
+        """
 def build(**given):
     assert sorted(given) == ["depth", "input_shape", "num_classes"], given
     return keras.Sequential([layers.Dense(given["num_classes"])])
-""", kwargs={"depth": 1})
+""",
+        kwargs={"depth": 1},
+    )
     assert model.count_params() == 3 * 4 + 4
 
 
@@ -63,11 +69,14 @@ def build():
 
 
 def test_a_model_of_several_inputs_fits_data_of_several_inputs(build):
-    model = build("""
+    model = build(
+        """
 def build(input_shape):
     inputs = {name: keras.Input(shape, name=name) for name, shape in input_shape.items()}
     return keras.Model(inputs, layers.Dense(4)(layers.Concatenate()(list(inputs.values()))))
-""", shape={"left": (2,), "right": (3,)})
+""",
+        shape={"left": (2,), "right": (3,)},
+    )
     assert model.count_params() == 5 * 4 + 4
 
 
@@ -88,20 +97,31 @@ def test_nothing_is_asked_of_the_outputs_where_the_data_doesn_t_know_them(build)
     assert build(source, num_classes=None).count_params() == 3 * 9 + 9
 
 
-@pytest.mark.parametrize(("source", "message"), [
-    ("def build():\n    return [1]", r"model.builder: nets.py:build must return a keras.Model. Received: 'list'"),
-    ("def build():\n    pass", r"model.builder: nets.py:build must return a keras.Model. Received: 'NoneType'"),
-    ("def build():\n    return keras.Sequential([keras.Input((5,)), layers.Dense(4)])",
-     r"model.builder: the model must take the data's examples. Received: \(3,\). The data gives inputs of shape \(3,\) "
-     r"and dtype float32, 4 outputs. Keras says: .*expected shape=\(None, 5\), found shape=\(None, 3\)"),
-    ("def build():\n    return keras.Sequential([layers.Conv2D(4, 3), layers.Dense(4)])",
-     r"the model must take the data's examples.*Keras says: .*expected min_ndim=4, found ndim=2"),
-    ("def build():\n    return keras.Sequential([layers.Dense(5)])",
-     r"model.builder: the model has 5 outputs, the data 4 classes; they must agree. Give the last layer that many"),
-    ("def build(input_shape):\n    x = keras.Input(input_shape)\n"
-     "    return keras.Model(x, [layers.Dense(4)(x), layers.Dense(4)(x)])",
-     r"model.builder: the model must have one output. Received: 'list'"),
-])
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def build():\n    return [1]", r"model.builder: nets.py:build must return a keras.Model. Received: 'list'"),
+        ("def build():\n    pass", r"model.builder: nets.py:build must return a keras.Model. Received: 'NoneType'"),
+        (
+            "def build():\n    return keras.Sequential([keras.Input((5,)), layers.Dense(4)])",
+            r"model.builder: the model must take the data's examples. Received: \(3,\). The data gives inputs of shape \(3,\) "
+            r"and dtype float32, 4 outputs. Keras says: .*expected shape=\(None, 5\), found shape=\(None, 3\)",
+        ),
+        (
+            "def build():\n    return keras.Sequential([layers.Conv2D(4, 3), layers.Dense(4)])",
+            r"the model must take the data's examples.*Keras says: .*expected min_ndim=4, found ndim=2",
+        ),
+        (
+            "def build():\n    return keras.Sequential([layers.Dense(5)])",
+            r"model.builder: the model has 5 outputs, the data 4 classes; they must agree. Give the last layer that many",
+        ),
+        (
+            "def build(input_shape):\n    x = keras.Input(input_shape)\n"
+            "    return keras.Model(x, [layers.Dense(4)(x), layers.Dense(4)(x)])",
+            r"model.builder: the model must have one output. Received: 'list'",
+        ),
+    ],
+)
 def test_a_model_that_does_not_fit_is_a_configuration_error(build, source, message):
     with pytest.raises(ConfigError, match=message) as caught:
         build(source)
@@ -189,15 +209,21 @@ def test_a_recipe_with_its_own_modules_is_run_and_resumed_from_other_folders(tmp
         "def stack(input_shape, num_classes):\n"
         "    return keras.Sequential([keras.Input(input_shape), keras.layers.Dense(num_classes)])\n"
     )
-    text = ("model: {builder: parts:stack}\ndata: {loader: ./parts.py:load}\n"
-            "trainer: {max_steps: 4, batch_size: 16, jit_compile: false}\n")  # fmt: skip
+    text = (
+        "model: {builder: parts:stack}\ndata: {loader: ./parts.py:load}\n"
+        "trainer: {max_steps: 4, batch_size: 16, jit_compile: false}\n"
+    )
     (project / "mine.yaml").write_text(text + "sweep: {grid: {seed: [0, 1]}}\n")
     conf = "conf=../project/mine.yaml"
     done = mpt("train", conf, f"run_dir={tmp_path}/r", "trainer.checkpoint_every_steps=2", "seed=0", cwd=work)
     assert done.returncode == 0, done.stderr
     monkeypatch.chdir(work)
-    for words in (["check", conf], ["check", "--show", conf], ["sweep", conf, "--dry-run"],
-                  ["reproduce", str(tmp_path / "r"), "--dry-run"]):  # fmt: skip
+    for words in (
+        ["check", conf],
+        ["check", "--show", conf],
+        ["sweep", conf, "--dry-run"],
+        ["reproduce", str(tmp_path / "r"), "--dry-run"],
+    ):
         assert main(words) == 0
     assert f"# model.builder: this recipe imports {project}/parts.py:stack and runs it" in capsys.readouterr().out
     done = mpt("train", f"resume={tmp_path}/r", "trainer.max_steps=6", cwd=third)
@@ -221,7 +247,9 @@ def test_a_model_that_asks_for_a_value_while_it_is_traced_is_told_what_to_use(bu
         raise AttributeError("no _error_repr") from None
 """
     called = f"class Net(keras.Model):\n  def call(self, x):{asks}\n\ndef build():\n    return Net()"
-    words = (r"model.builder: its step can't be traced: it asks for a value .* \(ConcretizationTypeError: Abstract "
-             r"tracer value\)\. Use keras.ops.where")  # fmt: skip
+    words = (
+        r"model.builder: its step can't be traced: it asks for a value .* \(ConcretizationTypeError: Abstract "
+        r"tracer value\)\. Use keras.ops.where"
+    )
     with pytest.raises(ConfigError, match=words):
         build(called if where == "calling" else f"def build():{asks}")

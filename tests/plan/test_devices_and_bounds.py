@@ -15,8 +15,12 @@ from mpt_cli.plan.program import check_plan
 from mpt_cli.plan.work import Collective, Kernel, Product, Shape, Step
 from mpt_cli.settings import load_settings
 
-ROUND = replace(load_device("h100"), teraflops={"float16": 100.0, "float32": 10.0}, memory_gb_per_second=1000.0,
-                link_gb_per_second=100.0)  # fmt: skip
+ROUND = replace(
+    load_device("h100"),
+    teraflops={"float16": 100.0, "float32": 10.0},
+    memory_gb_per_second=1000.0,
+    link_gb_per_second=100.0,
+)
 
 
 def kernel(flops: float, moved: int, dtype: str = "float16") -> Kernel:
@@ -31,8 +35,9 @@ def test_a_kernel_is_bound_by_its_arithmetic_or_by_its_bytes():
 
 
 def test_a_sum_over_devices_goes_round_the_ring_of_its_group_twice():
-    whole, pair = (Step([kernel(1.0, 8)], [Collective("all-reduce", Shape("f32", (10**9,)), devices)])
-                   for devices in (None, 2))  # fmt: skip
+    whole, pair = (
+        Step([kernel(1.0, 8)], [Collective("all-reduce", Shape("f32", (10**9,)), devices)]) for devices in (None, 2)
+    )
     bound = bound_of(whole, ROUND, 8)
     assert bound.links == pytest.approx(2 * 7 / 8 * 4e9 / 100e9)
     assert bound.step == bound.links and bound.by == "links between devices"
@@ -53,8 +58,11 @@ def test_every_shipped_device_has_a_source_and_is_whole():
 
 
 def test_an_unknown_device_is_answered_with_those_there_are():
-    with pytest.raises(ConfigError, match=r"must be one of a100, .*v100. Received: 'h10'. Did you mean h100\? Or give "
-                       r"a file of your own with the keys of .*h100.yaml: --device ./mine.yaml"):
+    with pytest.raises(
+        ConfigError,
+        match=r"must be one of a100, .*v100. Received: 'h10'. Did you mean h100\? Or give "
+        r"a file of your own with the keys of .*h100.yaml: --device ./mine.yaml",
+    ):
         load_device("h10")
 
 
@@ -86,7 +94,10 @@ def test_all_that_keeps_a_run_from_being_planned_is_said_at_once():
     with pytest.raises(ConfigError) as caught:
         check_plan(settings, 8)
     assert [problem.key for problem in caught.value.problems] == [
-        "backend.name", "trainer.jit_compile", "trainer.batch_size"]  # fmt: skip
+        "backend.name",
+        "trainer.jit_compile",
+        "trainer.batch_size",
+    ]
     assert "JAX does so anywhere" in str(caught.value) and "Use backend=jax" in str(caught.value)
     assert "must be auto or true: what is planned is the compiled program" in str(caught.value)
     assert "must be a multiple of the 8 devices it is split over. Received: 60. For example 64." in str(caught.value)
@@ -96,8 +107,13 @@ def test_all_that_keeps_a_run_from_being_planned_is_said_at_once():
 
 @pytest.mark.slow
 def test_a_plan_is_for_the_devices_of_the_mesh_over_which_a_model_is_divided():
-    words = ["conf=digits_mlp", "backend=jax", "distribute=model_parallel", "distribute.mesh={data: 2, model: 4}",
-             "distribute.layout={.*kernel: [null, model]}"]  # fmt: skip
+    words = [
+        "conf=digits_mlp",
+        "backend=jax",
+        "distribute=model_parallel",
+        "distribute.mesh={data: 2, model: 4}",
+        "distribute.layout={.*kernel: [null, model]}",
+    ]
     check_plan(load_settings([*words, "trainer.batch_size=6"]), 8)
     with pytest.raises(ConfigError, match=r"--devices: must be 8, the devices of distribute.mesh=.* Received: 4"):
         check_plan(load_settings(words), 4)
@@ -114,8 +130,11 @@ def test_words_are_those_of_a_grid_and_tensorflow_is_refused_where_it_was_asked_
 
 def test_the_compiler_is_an_extra(monkeypatch):
     monkeypatch.setattr(module, "PLUGINS", ("no_such_plugin",))
-    with pytest.raises(ConfigError, match=r"the compiler for NVIDIA's GPUs is not installed; it needs no GPU. pip "
-                       r"install 'mpt-cli\[gpu-plan\]'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"the compiler for NVIDIA's GPUs is not installed; it needs no GPU. pip "
+        r"install 'mpt-cli\[gpu-plan\]'",
+    ):
         check_compiler()
 
 

@@ -14,19 +14,37 @@ from mpt_cli.plan.plan import Plan, plan
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif(not any(map(importlib.util.find_spec, PLUGINS)),
-                       reason="the compiler for NVIDIA's GPUs (extra gpu-plan) is not installed"),
+    pytest.mark.skipif(
+        not any(map(importlib.util.find_spec, PLUGINS)),
+        reason="the compiler for NVIDIA's GPUs (extra gpu-plan) is not installed",
+    ),
     only_on("jax"),
 ]
-GPT = ["conf=gpt2_small_synthetic", "seed=0", "data.examples=64", "optimizer.schedule.warmup_steps=1",
-       "trainer.batch_size=8"]  # fmt: skip
-LAYOUT = {".*(query|key|value)/kernel": "[null, model, null]", ".*(query|key|value)/bias": "[model, null]",
-          ".*attention_output/kernel": "[model, null, null]", ".*mlp_1/kernel": "[null, model]",
-          ".*mlp_1/bias": "[model]", ".*mlp_2/kernel": "[model, null]", ".*embedding/embeddings": "[model, null]",
-          ".*head/kernel": "[null, model]"}  # fmt: skip
+GPT = [
+    "conf=gpt2_small_synthetic",
+    "seed=0",
+    "data.examples=64",
+    "optimizer.schedule.warmup_steps=1",
+    "trainer.batch_size=8",
+]
+LAYOUT = {
+    ".*(query|key|value)/kernel": "[null, model, null]",
+    ".*(query|key|value)/bias": "[model, null]",
+    ".*attention_output/kernel": "[model, null, null]",
+    ".*mlp_1/kernel": "[null, model]",
+    ".*mlp_1/bias": "[model]",
+    ".*mlp_2/kernel": "[model, null]",
+    ".*embedding/embeddings": "[model, null]",
+    ".*head/kernel": "[null, model]",
+}
 PATTERNS = ", ".join(f"'{pattern}': {axes}" for pattern, axes in LAYOUT.items())
-DIVIDED = [*GPT, "data.num_classes=50304", "distribute=model_parallel", "distribute.mesh={data: 2, model: 4}",
-           f"distribute.layout={{{PATTERNS}}}"]  # fmt: skip
+DIVIDED = [
+    *GPT,
+    "data.num_classes=50304",
+    "distribute=model_parallel",
+    "distribute.mesh={data: 2, model: 4}",
+    f"distribute.layout={{{PATTERNS}}}",
+]
 
 
 def plans_of(*words: str, device: str = "h100", devices: int = 1) -> list[Plan]:
@@ -72,10 +90,14 @@ def test_a_divided_transformer_has_a_share_on_each_device():
 
 def test_a_model_of_ones_own_is_planned_as_it_is():
     layers = keras.layers
-    model = keras.Sequential([
-        keras.Input((16, 16, 3)), layers.Conv2D(32, 3, strides=2, dtype="mixed_float16"),
-        layers.GlobalAveragePooling2D(), layers.Dense(8, name="head"),
-    ])  # fmt: skip
+    model = keras.Sequential(
+        [
+            keras.Input((16, 16, 3)),
+            layers.Conv2D(32, 3, strides=2, dtype="mixed_float16"),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(8, name="head"),
+        ]
+    )
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     before = model.get_weights()
     x, y = np.zeros((32, 16, 16, 3), "float32"), np.zeros(32, "int32")

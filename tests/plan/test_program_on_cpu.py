@@ -14,17 +14,32 @@ from mpt_cli.settings import load_settings
 from mpt_cli.training.program import Program
 
 on_jax = only_on("jax")
-GPT = ["conf=gpt2_small_synthetic", "backend=jax", "model.layers=2", "model.width=64", "model.heads=4", "seed=0",
-       "data.input_shape=[32]", "data.num_classes=200", "data.examples=64", "trainer.batch_size=8",
-       "optimizer.schedule.warmup_steps=2"]  # fmt: skip
-WIDE = ["conf=digits_mlp", "backend=jax", "seed=0", "policy=float32", "model.hidden_units=[3072,3072]",
-        "trainer.batch_size=1024"]  # fmt: skip
+GPT = [
+    "conf=gpt2_small_synthetic",
+    "backend=jax",
+    "model.layers=2",
+    "model.width=64",
+    "model.heads=4",
+    "seed=0",
+    "data.input_shape=[32]",
+    "data.num_classes=200",
+    "data.examples=64",
+    "trainer.batch_size=8",
+    "optimizer.schedule.warmup_steps=2",
+]
+WIDE = [
+    "conf=digits_mlp",
+    "backend=jax",
+    "seed=0",
+    "policy=float32",
+    "model.hidden_units=[3072,3072]",
+    "trainer.batch_size=1024",
+]
 
 
 def planned_on_cpu(words: list[str]):
     settings, target = load_settings(words), CompileTarget(None)
     return assemble_program(Program(settings), target, prepare_compiler(settings, target))
-
 
 
 @pytest.mark.long
@@ -79,8 +94,10 @@ def test_a_step_chosen_as_on_a_gpu_is_the_same_as_by_a_branch(fill):
 def test_a_step_that_asks_for_a_value_is_told_how_it_can_be_traced():
     import jax
 
-    words = (r"model: its step can't be traced: it asks for a value that is known only while it runs \(.*Use "
-             r"keras.ops.where or keras.ops.cond in place of an if")  # fmt: skip
+    words = (
+        r"model: its step can't be traced: it asks for a value that is known only while it runs \(.*Use "
+        r"keras.ops.where or keras.ops.cond in place of an if"
+    )
     with pytest.raises(ConfigError, match=words), tracing_errors():
         jax.jit(lambda x: x if x > 0 else -x)(1.0)
     words = r"The model could not be compiled for planning: ValueError: no such shape"

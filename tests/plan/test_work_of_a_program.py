@@ -5,7 +5,6 @@ import pytest
 from mpt_cli.plan.work import parse_module, read_step
 
 # The lines are as XLA prints them.
-# ruff: noqa: E501
 STEP = """HloModule train, is_scheduled=true
 
 %product (p: f16[64,256], q: f32[256,512]) -> f16[64,512] {
@@ -90,9 +89,13 @@ def test_bytes_are_counted_once_of_the_branch_taken_and_of_a_row_written_in_plac
 
 
 def test_the_largest_arrays_are_those_made_and_not_those_carried_on():
-    found = step_with("  %big = f32[8,100000]{1,0} exponential(%records), metadata={op_name=\"jit(f)/while/body/head/exp\"}")
-    assert found.largest_arrays(2) == [(3_200_000, "float32 [8, 100000]", "head"),
-                                       (2 * 64 * 512 * 2, "2 x float16 [64, 512]", "dense")]  # fmt: skip
+    found = step_with(
+        '  %big = f32[8,100000]{1,0} exponential(%records), metadata={op_name="jit(f)/while/body/head/exp"}'
+    )
+    assert found.largest_arrays(2) == [
+        (3_200_000, "float32 [8, 100000]", "head"),
+        (2 * 64 * 512 * 2, "2 x float16 [64, 512]", "dense"),
+    ]
     assert not any(form == "float32 [8, 4]" for _, form, _ in found.largest_arrays(99))
 
 
@@ -106,25 +109,35 @@ CONVOLUTION = "window={size=3x3 pad=1_1x1_1 stride=2x2}, dim_labels=b01f_o01i->b
 BIG, SMALL, KERNEL = "f16[8,32,32,16]{3,2,1,0}", "f16[8,16,16,24]{3,2,1,0}", "f16[24,3,3,16]{3,2,1,0}"
 
 
-@pytest.mark.parametrize(("line", "operands"), [
-    (f"  %c = ({SMALL}, u8[0]{{0}}) custom-call(%l, %r), {CONVOLUTION}\"__cudnn$convForward\"", (BIG, KERNEL)),
-    (f"  %c = ({BIG}, u8[0]{{0}}) custom-call(%l, %r), {CONVOLUTION}\"__cudnn$convBackwardInput\"", (SMALL, KERNEL)),
-    (f"  %c = ({KERNEL}, u8[0]{{0}}) custom-call(%l, %r), {CONVOLUTION}\"__cudnn$convBackwardFilter\"", (BIG, SMALL)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "operands"),
+    [
+        (f'  %c = ({SMALL}, u8[0]{{0}}) custom-call(%l, %r), {CONVOLUTION}"__cudnn$convForward"', (BIG, KERNEL)),
+        (f'  %c = ({BIG}, u8[0]{{0}}) custom-call(%l, %r), {CONVOLUTION}"__cudnn$convBackwardInput"', (SMALL, KERNEL)),
+        (f'  %c = ({KERNEL}, u8[0]{{0}}) custom-call(%l, %r), {CONVOLUTION}"__cudnn$convBackwardFilter"', (BIG, SMALL)),
+    ],
+)
 def test_a_convolution_has_the_same_work_forward_and_backward(line, operands):
     given = [f"  %{name} = {shape} get-tuple-element(%b), index=1" for name, shape in zip("lr", operands, strict=True)]
     found = step_with(*given, line).products[0]
     assert found.flops == 2 * (8 * 16 * 16 * 24) * (3 * 3 * 16) and found.dtype == "float16"
 
 
-CUBLAS = ('custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":{"dot_dimension_numbers":'
-          '{"lhs_contracting_dimensions":["1"],"lhs_batch_dimensions":[]},"precision_config":{"operand_precision":'
-          '["PRECISION","PRECISION"]}}}')  # fmt: skip
+CUBLAS = (
+    'custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":{"dot_dimension_numbers":'
+    '{"lhs_contracting_dimensions":["1"],"lhs_batch_dimensions":[]},"precision_config":{"operand_precision":'
+    '["PRECISION","PRECISION"]}}}'
+)
 
 
-@pytest.mark.parametrize(("precision", "has_tf32", "dtype"), [
-    ("DEFAULT", True, "tf32"), ("HIGHEST", True, "float32"), ("DEFAULT", False, "float32"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("precision", "has_tf32", "dtype"),
+    [
+        ("DEFAULT", True, "tf32"),
+        ("HIGHEST", True, "float32"),
+        ("DEFAULT", False, "float32"),
+    ],
+)
 def test_float32_is_tf32_unless_more_was_asked_for(precision, has_tf32, dtype):
     wide = "  %v = f32[64,256]{1,0} convert(%x)"
     call = "  %p = (f32[64,512]{1,0}, s8[99]{0}) custom-call(%v, %w), " + CUBLAS.replace("PRECISION", precision)
@@ -134,8 +147,10 @@ def test_float32_is_tf32_unless_more_was_asked_for(precision, has_tf32, dtype):
 
 def test_attention_counts_two_products_forward_and_five_backward():
     query = "  %a = f16[2,128,4,64]{3,2,1,0} get-tuple-element(%b), index=1"
-    lines = [f"  %o{end} = f16[2,128,4,64]{{3,2,1,0}} custom-call(%a, %a, %a), custom_call_target=\"__cudnn$fmhaSoftmax{end}\""
-             for end in ("", "Backward")]  # fmt: skip
+    lines = [
+        f'  %o{end} = f16[2,128,4,64]{{3,2,1,0}} custom-call(%a, %a, %a), custom_call_target="__cudnn$fmhaSoftmax{end}"'
+        for end in ("", "Backward")
+    ]
     flops = [product.flops for product in step_with(query, *lines).products[:2]]
     assert flops == [2 * 2 * 2 * 4 * 128 * 128 * 64, 5 * 2 * 2 * 4 * 128 * 128 * 64]
 
@@ -143,8 +158,9 @@ def test_attention_counts_two_products_forward_and_five_backward():
 def test_an_inner_loop_counts_as_often_as_it_runs():
     inner = "  %again = (f16[64,512]) while(%given), condition=%go, body=%applied"
     known = inner + ', backend_config={"known_trip_count":{"n":"5"}}'
-    once, five, unknown = (read_step(parse_module(STEP.replace("  %four =", f"{more}\n  %four =", 1)), True)
-                           for more in ("", known, inner))  # fmt: skip
+    once, five, unknown = (
+        read_step(parse_module(STEP.replace("  %four =", f"{more}\n  %four =", 1)), True) for more in ("", known, inner)
+    )
     assert five.bytes - once.bytes == 5 * 64 * 512 * 2 * (2 + 2)
     assert (five.unknown_loops, unknown.unknown_loops) == (0, 1)
 

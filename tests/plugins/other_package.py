@@ -84,8 +84,9 @@ ENTRY_POINTS = {
 }
 
 
-def install(folder: Path, name: str = "tiny-mpt", points: dict[str, dict[str, str]] = ENTRY_POINTS,
-            source: str = SOURCE) -> None:  # fmt: skip
+def install(
+    folder: Path, name: str = "tiny-mpt", points: dict[str, dict[str, str]] = ENTRY_POINTS, source: str = SOURCE
+) -> None:
     """The package as `pip install` would leave it in `folder`, which belongs on the path."""
     module = name.replace("-", "_")
     (folder / f"{module}.py").write_text(source)

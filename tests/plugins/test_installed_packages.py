@@ -89,8 +89,10 @@ def test_it_is_listed_shown_completed_and_checked_as_ours_are(mpt: Mpt) -> None:
         (["loss_scale.rise=-3"], "loss_scale.rise: must be > 0 and <= 2**20. Received: -3."),
         (["loss_scale.rize=3"], "loss_scale.rize: there is no such key. Received: 3. Did you mean loss_scale.rise?"),
         (["loss_scale.share=x"], "loss_scale.share: must be a number. Received: 'x'."),
-        (["loss_scale=dynamic", "loss_scale.rise=3"],
-         "must be left out with loss_scale.mode=dynamic: only linear uses it"),
+        (
+            ["loss_scale=dynamic", "loss_scale.rise=3"],
+            "must be left out with loss_scale.mode=dynamic: only linear uses it",
+        ),
     ):
         assert said in mpt("check", "conf=./own.yaml", *words, code=2)
 
@@ -105,11 +107,11 @@ class Net(ModelSettings): pass
 """
 REASONS = {
     "absent": "no_such_module:f of bad-mpt 1.2 can't be imported: ModuleNotFoundError: No module named "
-              "'no_such_module'.",
+    "'no_such_module'.",
     "three": "bad_mpt:Three of bad-mpt 1.2 must be a subclass of mpt_cli.precision.scale_rules.ScaleRule.",
     "named": "Named has mode='other', and its entry point is called named.",
     "bad": "Bad must have a method `advance`.",
-}  # fmt: skip
+}
 
 
 @pytest.mark.long
@@ -121,12 +123,16 @@ def test_a_broken_one_is_listed_with_its_reason_a_sentence_where_it_is_chosen_an
     install(tmp_path / "lib", "bad-mpt", points, BROKEN)
     listed = {each["name"]: each["description"] for each in json.loads(mpt("list", "modes", "--json"))["modes"]}
     assert {name: listed[name] for name in rules} == {
-        name: f"(can't be used: {reason})" for name, reason in REASONS.items()}  # fmt: skip
+        name: f"(can't be used: {reason})" for name, reason in REASONS.items()
+    }
     assert "(can't be used: bad_mpt.Net must be a dataclass with `name: str = 'net'`.)" in mpt("list", "models")
     mpt("check", "conf=digits_mlp")
     for word, said in (
         ("loss_scale=absent", f"loss_scale: absent can't be used: {REASONS['absent']}"),
-        ("logger.bad=true", "logger.bad: can't be used: bad_mpt:Three of bad-mpt 1.2 must be a subclass of "
-                            "mpt_cli.telemetry.sink.Sink."),
-    ):  # fmt: skip
+        (
+            "logger.bad=true",
+            "logger.bad: can't be used: bad_mpt:Three of bad-mpt 1.2 must be a subclass of "
+            "mpt_cli.telemetry.sink.Sink.",
+        ),
+    ):
         assert said in mpt("train", "conf=digits_mlp", word, code=2)

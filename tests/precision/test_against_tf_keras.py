@@ -58,8 +58,9 @@ def test_dynamic_scales_counters_and_weights_are_equal_at_every_step(share, init
     theirs = tf_keras.mixed_precision.LossScaleOptimizer(
         tf_keras.optimizers.experimental.SGD(0.03, momentum=0.9), *arguments
     )
-    ours = LossScaleOptimizer(keras.optimizers.SGD(0.03, momentum=0.9), *arguments, count_skipped_steps=count,
-                              **TF_KERAS_BOUNDS)  # fmt: skip
+    ours = LossScaleOptimizer(
+        keras.optimizers.SGD(0.03, momentum=0.9), *arguments, count_skipped_steps=count, **TF_KERAS_BOUNDS
+    )
     expected = trajectory(theirs, tf.Variable([1.0, -1.0]), additions)
     found = trajectory(ours, tf.Variable([1.0, -1.0]), additions)
     np.testing.assert_array_equal(found, expected)

@@ -85,15 +85,24 @@ def refused(words: str, *arguments, error: type = ValueError, **named) -> None:
 
 
 @row(TF_KERAS, "argument", "`inner_optimizer`", "`dynamic`", "`initial_scale`", "`dynamic_growth_steps`")
-@row(TF_KERAS, "attribute", "`inner_optimizer`", "`dynamic`", "`initial_scale`", "`dynamic_growth_steps`",
-     "`dynamic_counter`", "`loss_scale`")  # fmt: skip
+@row(
+    TF_KERAS,
+    "attribute",
+    "`inner_optimizer`",
+    "`dynamic`",
+    "`initial_scale`",
+    "`dynamic_growth_steps`",
+    "`dynamic_counter`",
+    "`loss_scale`",
+)
 @row(KERAS_3, "attribute", "`inner_optimizer`", "`initial_scale`", "`dynamic_growth_steps`")
 def arguments_are_read_back():
     inner = SGD(0.25)
     for optimizer, expected in (
-        (Scaled(inner), (True, 2.0**15, 2000, 0)), (Scaled(SGD(0.25), True, 4, np.int64(5)), (True, 4.0, 5, 0)),
+        (Scaled(inner), (True, 2.0**15, 2000, 0)),
+        (Scaled(SGD(0.25), True, 4, np.int64(5)), (True, 4.0, 5, 0)),
         (Scaled(SGD(0.25), False, np.float32(8.0)), (False, 8.0, None, None)),
-    ):  # fmt: skip
+    ):
         for _ in range(2):  # before and after it is built
             counter = optimizer.dynamic_counter
             found = (optimizer.dynamic, optimizer.initial_scale, optimizer.dynamic_growth_steps, counter)
@@ -104,8 +113,13 @@ def arguments_are_read_back():
     assert Scaled(other := SGD(0.25)).inner_optimizer is other
 
 
-@row(TF_KERAS, "rule", "the scale halves and the step is skipped where a gradient is not finite",
-     "the scale doubles after `dynamic_growth_steps` finite steps", "the counter is reset to 0")  # fmt: skip
+@row(
+    TF_KERAS,
+    "rule",
+    "the scale halves and the step is skipped where a gradient is not finite",
+    "the scale doubles after `dynamic_growth_steps` finite steps",
+    "the counter is reset to 0",
+)
 def the_scale_follows_its_rule():
     optimizer, found = Scaled(SGD(0.0), initial_scale=8.0, dynamic_growth_steps=2), []
     variable = stepped(optimizer)
@@ -117,9 +131,17 @@ def the_scale_follows_its_rule():
     assert (float(stepped(optimizer, 1.0, -INF).value), float(optimizer.loss_scale)) == (0.5, 8.0)
 
 
-@row(TF_KERAS, "error", "`inner_optimizer` is no optimizer", "it is a LossScaleOptimizer", "it is wrapped already",
-     "`dynamic` is no bool", "a fixed scale without `initial_scale`", "a fixed scale with `dynamic_growth_steps`",
-     "a scale or a count that is none")  # fmt: skip
+@row(
+    TF_KERAS,
+    "error",
+    "`inner_optimizer` is no optimizer",
+    "it is a LossScaleOptimizer",
+    "it is wrapped already",
+    "`dynamic` is no bool",
+    "a fixed scale without `initial_scale`",
+    "a fixed scale with `dynamic_growth_steps`",
+    "a scale or a count that is none",
+)
 def invalid_arguments_raise_value_errors():
     for inner in (None, "adam", Scaled, keras.layers.Dense(1)):
         refused(r"must be a keras\.optimizers\.Optimizer", inner)
@@ -132,16 +154,22 @@ def invalid_arguments_raise_value_errors():
     for words, named in (
         ("`dynamic` must be True or False. Received: dynamic='dynamic'", {"dynamic": "dynamic"}),
         ("`initial_scale` must be given when `dynamic` is False", {"dynamic": False}),
-        ("`dynamic_growth_steps` must not be given when `dynamic` is False",
-         {"dynamic": False, "initial_scale": 2.0, "dynamic_growth_steps": 3}),
+        (
+            "`dynamic_growth_steps` must not be given when `dynamic` is False",
+            {"dynamic": False, "initial_scale": 2.0, "dynamic_growth_steps": 3},
+        ),
         ("`hysteresis` must not be given", {"dynamic": False, "initial_scale": 2.0, "hysteresis": 2}),
-        ("above 0", {"initial_scale": float("nan")}), ("float32's range", {"dynamic": False, "initial_scale": 1e39}),
+        ("above 0", {"initial_scale": float("nan")}),
+        ("float32's range", {"dynamic": False, "initial_scale": 1e39}),
         ("float32's range", {"initial_scale": 1e-40, "min_scale": 1e-41}),
         ("must be a number. Received: initial_scale=True of type bool", {"initial_scale": True}),
         ("`dynamic_growth_steps` must be a whole number of at least 1", {"dynamic_growth_steps": 0}),
-        ("whole number", {"dynamic_growth_steps": 2.5}), ("of type bool", {"dynamic_growth_steps": True}),
-        (r"below 2\*\*31", {"dynamic_growth_steps": 2**31}), ("`growth_factor` must be", {"growth_factor": 1.0}),
-        ("`backoff_factor` must be below 1", {"backoff_factor": 1.0}), ("`hysteresis` must be", {"hysteresis": 0}),
+        ("whole number", {"dynamic_growth_steps": 2.5}),
+        ("of type bool", {"dynamic_growth_steps": True}),
+        (r"below 2\*\*31", {"dynamic_growth_steps": 2**31}),
+        ("`growth_factor` must be", {"growth_factor": 1.0}),
+        ("`backoff_factor` must be below 1", {"backoff_factor": 1.0}),
+        ("`hysteresis` must be", {"hysteresis": 0}),
         ("min_scale=4.0, initial_scale=2.0", {"initial_scale": 2.0, "min_scale": 4.0}),
         ("must lie between `min_scale` and `max_scale`", {"initial_scale": 2.0**40}),
         ("must be 'skip' or 'apply'. Received: on_overflow='abort'", {"on_overflow": "abort"}),
@@ -150,12 +178,21 @@ def invalid_arguments_raise_value_errors():
         ("`initial_scale` must not be given beside `rule`", {"rule": FixedScale(2.0), "initial_scale": 4.0}),
         ("`dynamic` must not be given beside `rule`", {"rule": FixedScale(2.0), "dynamic": False}),
         ("`count_skipped_steps` must be True or False. Received: .*=1", {"count_skipped_steps": 1}),
-    ):  # fmt: skip
+    ):
         refused(words, **named)
 
 
-@row(TF_KERAS, "attribute", "`learning_rate`", "`lr`", "`iterations`", "`clipnorm`", "`clipvalue`", "`global_clipnorm`",
-     "every hyperparameter of the inner optimizer, read and set")  # fmt: skip
+@row(
+    TF_KERAS,
+    "attribute",
+    "`learning_rate`",
+    "`lr`",
+    "`iterations`",
+    "`clipnorm`",
+    "`clipvalue`",
+    "`global_clipnorm`",
+    "every hyperparameter of the inner optimizer, read and set",
+)
 @row(KERAS_3, "attribute", "`learning_rate`", "`iterations`")
 @row(TF_KERAS, "example", "`beta_1` is the inner optimizer's")
 def attributes_are_those_of_the_inner_optimizer():
@@ -204,8 +241,16 @@ def the_example_with_a_tape():
 
 
 @row(KERAS_3, "method", "`apply_gradients`")
-@row(TF_KERAS, "method", "`minimize`", "`apply_gradients`", "`get_scaled_loss`", "`get_unscaled_gradients`",
-     "`get_gradients`", "`get_updates`")  # fmt: skip
+@row(
+    TF_KERAS,
+    "method",
+    "`minimize`",
+    "`apply_gradients`",
+    "`get_scaled_loss`",
+    "`get_unscaled_gradients`",
+    "`get_gradients`",
+    "`get_updates`",
+)
 def gradients_are_scaled_and_unscaled():
     variable, other = keras.Variable(8.0), keras.Variable(2.0)
     optimizer = Scaled(SGD(0.25), initial_scale=2.0**20)
@@ -234,8 +279,13 @@ def arguments_of_a_step():
     assert floats(variable.value) == [[-0.25, -1.0]]
 
 
-@row(TF_KERAS, "argument", "`minimize`: `tape`", "`apply_gradients`: `experimental_aggregate_gradients`",
-     backend="tensorflow")  # fmt: skip
+@row(
+    TF_KERAS,
+    "argument",
+    "`minimize`: `tape`",
+    "`apply_gradients`: `experimental_aggregate_gradients`",
+    backend="tensorflow",
+)
 def arguments_of_a_step_on_tensorflow():
     variable, optimizer = tf.Variable(1.0), Scaled(SGD(0.25))
     with tf.GradientTape() as tape:
@@ -263,8 +313,15 @@ def forgetting_to_scale_is_told():
         optimizer.apply_gradients([(ops.array(8.0), variable)])
 
 
-@row(TF_KERAS, "error", "`minimize` of a tensor without a tape", "`get_gradients` of what a loss does not depend on",
-     "gradients are all None", "`apply_gradients` outside of a replica", backend="tensorflow")  # fmt: skip
+@row(
+    TF_KERAS,
+    "error",
+    "`minimize` of a tensor without a tape",
+    "`get_gradients` of what a loss does not depend on",
+    "gradients are all None",
+    "`apply_gradients` outside of a replica",
+    backend="tensorflow",
+)
 def gradients_that_there_are_none_of():
     optimizer, variable = Scaled(SGD(0.25)), tf.Variable(1.0)
     with pytest.raises(ValueError, match="`tape` is required when `loss` is a tensor"):
@@ -337,12 +394,27 @@ def configurations_are_read():
     assert (float(ours.loss_scale), ours.dynamic_growth_steps, float(ours.learning_rate)) == (4.0, 3, 0.5)
 
 
-OPTIONS = {"weight_decay": 0.125, "clipnorm": 1.0, "use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 3,
-           "gradient_accumulation_steps": 2}  # fmt: skip
+OPTIONS = {
+    "weight_decay": 0.125,
+    "clipnorm": 1.0,
+    "use_ema": True,
+    "ema_momentum": 0.5,
+    "ema_overwrite_frequency": 3,
+    "gradient_accumulation_steps": 2,
+}
 
 
-@row(KERAS_3, "argument", "`inner_optimizer`", "`initial_scale`", "`dynamic_growth_steps`", "`name`",
-     *(f"`{name}`" for name in OPTIONS), "`clipvalue`", "`global_clipnorm`")  # fmt: skip
+@row(
+    KERAS_3,
+    "argument",
+    "`inner_optimizer`",
+    "`initial_scale`",
+    "`dynamic_growth_steps`",
+    "`name`",
+    *(f"`{name}`" for name in OPTIONS),
+    "`clipvalue`",
+    "`global_clipnorm`",
+)
 def options_are_set_on_the_inner_optimizer():
     """Each acts as where the inner optimizer has it, and stands once in the configuration."""
     for option in ({"clipvalue": 0.5}, {"global_clipnorm": 0.25}, OPTIONS, {"weight_decay": 0.25}):
@@ -377,16 +449,20 @@ def a_loss_scale_factor_is_a_fixed_scale():
 def options_that_are_refused():
     for option, words in (
         ({"clipnorm": True}, "`clipnorm` must be a finite number of at least 0. Received: clipnorm=True"),
-        ({"weight_decay": "a"}, "`weight_decay` must be a finite number"), ({"use_ema": 1}, "`use_ema` must be"),
+        ({"weight_decay": "a"}, "`weight_decay` must be a finite number"),
+        ({"use_ema": 1}, "`use_ema` must be"),
         ({"gradient_accumulation_steps": 2.5}, "`gradient_accumulation_steps` must be a whole number"),
         ({"gradient_accumulation_steps": 1}, "must be an integer >= 2"),
         ({"use_ema": True, "ema_momentum": 2.0}, r"must be in the range \[0, 1\]"),
         ({"clipnorm": 1.0, "clipvalue": 1.0}, "Only one of `clipnorm`"),
         ({"count_skipped_steps": True, "gradient_accumulation_steps": 2}, "`count_skipped_steps` does not go with"),
-    ):  # fmt: skip
+    ):
         refused(words, **option)
-    refused("`clipnorm` must not differ from that of the inner optimizer. Received: clipnorm=2.0, and 1.0 in SGD",
-            SGD(0.5, clipnorm=1.0), clipnorm=2.0)  # fmt: skip
+    refused(
+        "`clipnorm` must not differ from that of the inner optimizer. Received: clipnorm=2.0, and 1.0 in SGD",
+        SGD(0.5, clipnorm=1.0),
+        clipnorm=2.0,
+    )
     refused("Only one of `clipnorm`", SGD(0.5, clipnorm=1.0), clipvalue=2.0)
     assert Scaled(SGD(0.5, clipnorm=1.0), clipnorm=1.0).clipnorm == 1.0
     inner = SGD(0.5)
@@ -400,8 +476,9 @@ def options_that_are_refused():
     refused("`clipnorm` must be given to Own, which does not keep it", Own(), clipnorm=1.0)
 
 
-@row(KERAS_3, "method", "`build`", "`apply`", "`scale_loss`", "`exclude_from_weight_decay`",
-     "`finalize_variable_values`")  # fmt: skip
+@row(
+    KERAS_3, "method", "`build`", "`apply`", "`scale_loss`", "`exclude_from_weight_decay`", "`finalize_variable_values`"
+)
 @row(KERAS_3, "attribute", "`dynamic_scale`", "`step_counter`")
 def methods_of_keras_3():
     kernel, bias = keras.Variable([1.0], name="kernel"), keras.Variable([1.0], name="bias")
@@ -704,8 +781,16 @@ def test_a_file_of_a_run_opens_in_keras_where_mpt_is_imported(tmp_path):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(4), keras.layers.Dense(1)])
     model.compile("adam", "mse", jit_compile=False)
     by_callback = keras.callbacks.ModelCheckpoint(tmp_path / "callback.keras")
-    mpt.fit(model, np.ones((64, 2)), np.ones((64, 1)), policy="mixed_float16", loss_scale=2.0**9,
-            run_dir=tmp_path / "run", callbacks=[by_callback], settings={"logger.console": "quiet"})  # fmt: skip
+    mpt.fit(
+        model,
+        np.ones((64, 2)),
+        np.ones((64, 1)),
+        policy="mixed_float16",
+        loss_scale=2.0**9,
+        run_dir=tmp_path / "run",
+        callbacks=[by_callback],
+        settings={"logger.console": "quiet"},
+    )
     model.save(tmp_path / "own.keras")
     (tmp_path / "fresh.py").write_text(LOADING)
     words, where = [sys.executable, "fresh.py", "own.keras", "callback.keras"], os.environ | {"PYTHONPATH": str(ROOT)}

@@ -15,8 +15,11 @@ BY_CHOICE = {
     "test_serialization": "the configuration holds more than Keras's four keys",
     "test_init_base_optimizer_unsupported_args": "ours takes them, as Keras documents it",
 }
-NAMES = [name for name in dir(keras_tests.LossScaleOptimizerTest) if name.startswith("test_")
-         and not name.startswith(tuple(BY_CHOICE))]  # fmt: skip
+NAMES = [
+    name
+    for name in dir(keras_tests.LossScaleOptimizerTest)
+    if name.startswith("test_") and not name.startswith(tuple(BY_CHOICE))
+]
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "test_session"])
@@ -41,16 +44,21 @@ def test_compile_does_not_wrap_it_again_under_mixed_float16():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jit_compile", [pytest.param(True, marks=pytest.mark.long),
-                                         *([False] if BACKEND == "tensorflow" else [])])
+@pytest.mark.parametrize(
+    "jit_compile", [pytest.param(True, marks=pytest.mark.long), *([False] if BACKEND == "tensorflow" else [])]
+)
 def test_fit_trains_as_with_keras_s_class(jit_compile):
     """Bit for bit; compiled by XLA the two are different programs, with a few roundings of difference."""
 
     def trained(wrapper):
         keras.utils.set_random_seed(3)
-        model = keras.Sequential([
-            keras.Input((4,)), keras.layers.Dense(8, "relu", dtype="mixed_float16"), keras.layers.Dense(1),
-        ])  # fmt: skip
+        model = keras.Sequential(
+            [
+                keras.Input((4,)),
+                keras.layers.Dense(8, "relu", dtype="mixed_float16"),
+                keras.layers.Dense(1),
+            ]
+        )
         model.compile(wrapper(keras.optimizers.Adam(0.01), initial_scale=2.0**20), "mse", jit_compile=jit_compile)
         random = np.random.default_rng(0)
         x = random.normal(size=(64, 4)).astype("float32")
@@ -70,8 +78,10 @@ def test_callbacks_write_the_learning_rate_and_swap_moving_averages_in_fit():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     inner = keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5)
     model.compile(LossScaleOptimizer(inner), "mse", jit_compile=False)
-    callbacks = [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
-                 keras.callbacks.SwapEMAWeights(swap_on_epoch=True)]  # fmt: skip
+    callbacks = [
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
+        keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
+    ]
     history = model.fit(np.ones((4, 2)), np.ones((4, 1)), epochs=2, verbose=0, callbacks=callbacks)
     assert history.history["learning_rate"] == [0.25, 0.125]
     assert float(model.optimizer.inner_optimizer.learning_rate) == 0.125

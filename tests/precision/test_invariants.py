@@ -22,9 +22,14 @@ POWERS = st.integers(-6, 6).map(lambda k: 2.0**k)
 def dynamic_scales(draw) -> DynamicScale:
     low, initial, high = sorted(draw(st.tuples(POWERS, POWERS, POWERS)))
     return DynamicScale(
-        initial, draw(st.integers(1, 5)), draw(st.sampled_from([1.5, 2.0, 4.0])),
-        draw(st.sampled_from([0.25, 0.5, 0.75])), low, high, draw(st.integers(1, 3)),
-    )  # fmt: skip
+        initial,
+        draw(st.integers(1, 5)),
+        draw(st.sampled_from([1.5, 2.0, 4.0])),
+        draw(st.sampled_from([0.25, 0.5, 0.75])),
+        low,
+        high,
+        draw(st.integers(1, 3)),
+    )
 
 
 def run(rule: ScaleRule, sequence: list[bool], largest: list[float] | None = None) -> list[dict]:
@@ -48,12 +53,17 @@ def test_scale_and_counters_are_those_of_the_written_rule(rule, sequence):
     for finite, row in zip(sequence, run(rule, sequence), strict=True):
         reference.step(finite)
         assert (float(row["scale"]), int(row["counter"])) == (reference.scale, reference.counter)
-        moves = [np.sign(after - before) for _, kind, before, after in reference.events
-                 if kind in ("overflow", "growth")]  # fmt: skip
+        moves = [
+            np.sign(after - before) for _, kind, before, after in reference.events if kind in ("overflow", "growth")
+        ]
         assert dict(zip(TALLY, row["tally"].tolist(), strict=True)) == {
-            "seen": reference.seen, "applied": reference.applied, "skipped": reference.skipped,
-            "consecutive_skips": reference.consecutive_skips, "growths": moves.count(1), "backoffs": moves.count(-1),
-        }  # fmt: skip
+            "seen": reference.seen,
+            "applied": reference.applied,
+            "skipped": reference.skipped,
+            "consecutive_skips": reference.consecutive_skips,
+            "growths": moves.count(1),
+            "backoffs": moves.count(-1),
+        }
 
 
 LARGEST = float(np.finfo("float32").max)

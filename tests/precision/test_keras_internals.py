@@ -26,34 +26,51 @@ MODULES = {
 }
 CLASSES = {  # methods, and attributes that are set in the source of the class
     "keras.src.trainers.trainer.Trainer": (
-        "_compute_loss", "_symbolic_build", "_aggregate_additional_loss", "_loss_tracker", "_compile_loss",
-        "_compile_metrics", "_compile_config",
+        "_compute_loss",
+        "_symbolic_build",
+        "_aggregate_additional_loss",
+        "_loss_tracker",
+        "_compile_loss",
+        "_compile_metrics",
+        "_compile_config",
     ),
     "keras.src.layers.layer.Layer": (
-        "_flatten_layers", "_call_has_training_arg", "_layers", "_trainable_variables", "_dtype_policy",
+        "_flatten_layers",
+        "_call_has_training_arg",
+        "_layers",
+        "_trainable_variables",
+        "_dtype_policy",
     ),
     "keras.src.layers.core.lambda_layer.Lambda": ("_output_shape",),
     "keras.src.optimizers.base_optimizer.BaseOptimizer": (
-        "_var_key", "_trainable_variables", "_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern",
-        "_model_variables_moving_average", "_variables",
+        "_var_key",
+        "_trainable_variables",
+        "_exclude_from_weight_decay",
+        "_exclude_from_weight_decay_pattern",
+        "_model_variables_moving_average",
+        "_variables",
         "_learning_rate",  # the schedule itself: the public `learning_rate` is its present value
     ),
     "keras.src.ops.operation.Operation": ("_inbound_nodes",),
     "keras.src.ops.node.Node": ("_keras_history",),
     "keras.src.backend.common.variables.Variable": ("_value", "_initializer", "_path", "_layout"),
     "keras.src.backend.jax.core.JaxVariable": ("_initialize_with_initializer",),
-    "keras.src.backend.jax.trainer.JAXTrainer": ("_update_metrics_variables", "_jax_state", "_jax_state_synced",
-                                                 "_purge_model_variables"),
+    "keras.src.backend.jax.trainer.JAXTrainer": (
+        "_update_metrics_variables",
+        "_jax_state",
+        "_jax_state_synced",
+        "_purge_model_variables",
+    ),
     "keras.src.backend.tensorflow.trainer.TensorFlowTrainer": ("_maybe_symbolic_build",),
     "keras.src.backend.tensorflow.trackable.KerasAutoTrackable": ("_track_trackable",),
     "keras.src.utils.module_utils.LazyModule": ("_available",),
     "keras.src.callbacks.tensorboard.TensorBoard": ("_should_trace",),
-}  # fmt: skip
+}
 
 
-@pytest.mark.parametrize(("owner", "name"), [
-    (owner, name) for owner, names in {**MODULES, **CLASSES}.items() for name in names
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("owner", "name"), [(owner, name) for owner, names in {**MODULES, **CLASSES}.items() for name in names]
+)
 def test_a_private_part_that_is_used_is_there(owner, name):
     for backend in ("jax", "tensorflow"):
         if backend in owner:
@@ -68,8 +85,11 @@ def test_a_private_part_that_is_used_is_there(owner, name):
 
 @pytest.mark.slow
 def test_no_other_file_uses_a_private_part_of_keras():
-    own = {node.attr for node in ast.walk(ast.parse(FILE.read_text()))
-           if isinstance(node, ast.Attribute) and node.attr.startswith("_")}  # fmt: skip
+    own = {
+        node.attr
+        for node in ast.walk(ast.parse(FILE.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_")
+    }
     named = {name for names in CLASSES.values() for name in names}
     assert own <= named, f"not named by this test: {sorted(own - named)}"
     with_models = ("precision", "data", "models", "training", "compare", "diagnose")
@@ -112,6 +132,10 @@ def test_a_layer_calls_through_something_else_for_a_while(policy, method):
 def test_hooks_of_batches_that_do_nothing_are_told_from_those_that_do(tmp_path):
     callbacks = keras.callbacks
     idle = [callbacks.ModelCheckpoint("a.keras"), callbacks.TensorBoard(tmp_path)]
-    busy = [callbacks.ModelCheckpoint("a.keras", save_freq=10), callbacks.TensorBoard(tmp_path, update_freq="batch"),
-            callbacks.TensorBoard(tmp_path, write_steps_per_second=True), callbacks.TerminateOnNaN()]  # fmt: skip
+    busy = [
+        callbacks.ModelCheckpoint("a.keras", save_freq=10),
+        callbacks.TensorBoard(tmp_path, update_freq="batch"),
+        callbacks.TensorBoard(tmp_path, write_steps_per_second=True),
+        callbacks.TerminateOnNaN(),
+    ]
     assert [internals.idles_at_batches(each) for each in [*idle, *busy]] == [True] * 2 + [False] * 4

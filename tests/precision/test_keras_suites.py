@@ -22,15 +22,21 @@ NOT_APPLICABLE = {
     "test_serialization": "counts the keys of the configuration: ours has more, and is read back all the same",
     "test_learning_rate_scheduler_with_multi_optimizer": "the wrapper has no one learning rate; Keras's own has none",
     "test_reduce_lr_on_plateau_with_multi_optimizer": "the wrapper has no one learning rate; Keras's own has none",
-    "test_adamw_single_step": PRIVATE, "test_adamw_weight_decay": PRIVATE, "test_muon_single_step": PRIVATE,
-    "test_gradient_accumulation": PRIVATE, "test_overwrite_with_gradient_with_gradient_accumulation": PRIVATE,
+    "test_adamw_single_step": PRIVATE,
+    "test_adamw_weight_decay": PRIVATE,
+    "test_muon_single_step": PRIVATE,
+    "test_gradient_accumulation": PRIVATE,
+    "test_overwrite_with_gradient_with_gradient_accumulation": PRIVATE,
     "test_get_method": "asks for an instance of the replaced class itself",
     "test_optimizer_auto_naming": "the wrapper has a name of its own",
     "test_static_loss_scaling": "the scale that an optimizer has by itself is put aside, and said to be",
-    "test_fit_lr_correctness": COUNTED, "test_single_step": COUNTED,
-    **{f"test_init_base_optimizer_unsupported_args_{name}": "ours takes it, as Keras documents it"
-       for name in (*BASE_OPTIONS, "loss_scale_factor")},
-}  # fmt: skip
+    "test_fit_lr_correctness": COUNTED,
+    "test_single_step": COUNTED,
+    **{
+        f"test_init_base_optimizer_unsupported_args_{name}": "ours takes it, as Keras documents it"
+        for name in (*BASE_OPTIONS, "loss_scale_factor")
+    },
+}
 AT_LEAST = {"tensorflow": 237, "jax": 237}
 
 
@@ -47,9 +53,22 @@ def test_all_that_applies_passes(backend, tmp_path):
     callbacks = [keras_src / "callbacks" / name for name in names]
     report = tmp_path / "report.xml"
     command = [
-        sys.executable, "-m", "pytest", "-p", "plugin", "-p", "no:cacheprovider", "-c", str(HERE / "keras.ini"),
-        "--rootdir", str(keras_src), "--junitxml", str(report), str(keras_src / "optimizers"), *map(str, callbacks),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "plugin",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        str(HERE / "keras.ini"),
+        "--rootdir",
+        str(keras_src),
+        "--junitxml",
+        str(report),
+        str(keras_src / "optimizers"),
+        *map(str, callbacks),
+    ]
     where = {"KERAS_BACKEND": backend, "PYTHONPATH": f"{HERE}:{HERE.parents[2]}", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, cwd=tmp_path, env=os.environ | where, capture_output=True, text=True, timeout=900)
     assert report.is_file(), done.stdout + done.stderr

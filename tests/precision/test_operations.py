@@ -88,9 +88,12 @@ def of_operations():
 
 
 NETS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
-    "exponentials": (with_exponentials, (8,)), "attention": (with_attention, (8, 16)),
-    "convolutional": (convolutional, (8, 8, 8)), "subclassed": (Subclassed, (8,)), "operations": (of_operations, (8,)),
-}  # fmt: skip
+    "exponentials": (with_exponentials, (8,)),
+    "attention": (with_attention, (8, 16)),
+    "convolutional": (convolutional, (8, 8, 8)),
+    "subclassed": (Subclassed, (8,)),
+    "operations": (of_operations, (8,)),
+}
 
 
 def inputs_of(name: str) -> np.ndarray:
@@ -119,13 +122,15 @@ def in_float32(model: Any) -> set[str]:
 
 
 NEEDS = {
-    "exponentials": [("shares", "exp in float16", {"shares": "float32"}),
-                     ("norm", "sum of squares in float16", {"norm": "float32"})],
+    "exponentials": [
+        ("shares", "exp in float16", {"shares": "float32"}),
+        ("norm", "sum of squares in float16", {"norm": "float32"}),
+    ],
     "attention": [("attention", "softmax in float16", {"attention": "float32"})],
     "convolutional": [],  # GroupNormalization casts to float32 itself; elu's exponent is at most 0, softplus's too
     "subclassed": [("(model)", "log in float16", {"subclassed/first": "float32"})],
     "operations": [("exp", "exp in float16", {"first": "float32"})],
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow
@@ -148,16 +153,24 @@ def test_sums_in_float16_are_flagged_from_where_adding_one_changes_nothing():
 
 
 FLOAT32 = {  # the layers in float32, and reasons
-    "exponentials": ({"shares", "norm", "head"}, {
-        "first": "products", "shares": "exp needs float32", "second": "products",
-        "dropout": "nothing needs float32", "norm": "sum of squares needs float32",
-        "head": "",
-    }),
-    "attention": ({"attention", "attention/query", "attention/key", "attention/value", "attention/out", "head"},
-                  {"attention": "softmax needs float32", "attention/key": "inside attention"}),
+    "exponentials": (
+        {"shares", "norm", "head"},
+        {
+            "first": "products",
+            "shares": "exp needs float32",
+            "second": "products",
+            "dropout": "nothing needs float32",
+            "norm": "sum of squares needs float32",
+            "head": "",
+        },
+    ),
+    "attention": (
+        {"attention", "attention/query", "attention/key", "attention/value", "attention/out", "head"},
+        {"attention": "softmax needs float32", "attention/key": "inside attention"},
+    ),
     "subclassed": ({"subclassed/first", "subclassed/head"}, {}),
     "operations": ({"first", "head"}, {"first": "its outputs go to exp: exp needs float32"}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow

@@ -8,6 +8,8 @@ from mpt_cli.precision import DynamicScale, LogMaxScale, LossScaleOptimizer
 
 X = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
 Y = X[:, :1] * 2
+
+
 def adam() -> keras.optimizers.Optimizer:
     return keras.optimizers.Adam(0.01)
 

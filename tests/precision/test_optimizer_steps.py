@@ -211,8 +211,9 @@ def test_accumulation_is_refused_where_skipped_steps_count_also_when_it_is_set_l
 def test_a_moving_average_begins_with_the_weights_though_the_first_step_is_skipped():
     """As in tf.keras; Keras 3 begins it at step 0, which is over then, and would take 0 for the average so far."""
     weight = keras.Variable(4.0)
-    optimizer = wrapped(keras.optimizers.SGD(0.5), dynamic=False, use_ema=True, ema_momentum=0.75,
-                        count_skipped_steps=True)  # fmt: skip
+    optimizer = wrapped(
+        keras.optimizers.SGD(0.5), dynamic=False, use_ema=True, ema_momentum=0.75, count_skipped_steps=True
+    )
     for gradient in (INF, 8.0):
         optimizer.apply(tensors(gradient), [weight])
     optimizer.finalize_variable_values([weight])

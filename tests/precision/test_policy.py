@@ -64,9 +64,12 @@ def test_overrides_land_on_their_layers_the_last_match_winning():
     overrides = {"conv*": "mixed_bfloat16", "conv_2": "float32", "head": "mixed_bfloat16"}
     model = apply_policy(functional("mixed_float16"), Policy("mixed_float16", overrides=overrides))
     assert policies(model) == {
-        "conv_1": "mixed_bfloat16", "norm": "mixed_float16", "conv_2": "float32", "pool": "mixed_float16",
+        "conv_1": "mixed_bfloat16",
+        "norm": "mixed_float16",
+        "conv_2": "float32",
+        "pool": "mixed_float16",
         "head": "mixed_bfloat16",
-    }  # fmt: skip
+    }
 
 
 def test_an_override_that_matches_nothing_names_the_layers_there_are():
@@ -112,9 +115,15 @@ def test_the_head_of_a_subclassed_model_is_the_layer_of_that_name():
     assert head_layers(built(Subclassed(head="other"))) == []
 
 
-@pytest.mark.parametrize(("kind", "policy"), [
-    ("by layer", "mixed_bfloat16"), ("pure", "float16"), ("subclassed", "mixed_float16"), ("nested", "mixed_float16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "policy"),
+    [
+        ("by layer", "mixed_bfloat16"),
+        ("pure", "float16"),
+        ("subclassed", "mixed_float16"),
+        ("nested", "mixed_float16"),
+    ],
+)
 def test_float16_is_noticed_in_a_model_that_was_made_and_one_that_was_loaded(kind, policy, tmp_path):
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, dtype=policy)])
     if kind == "subclassed":

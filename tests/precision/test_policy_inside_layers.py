@@ -46,7 +46,7 @@ def part(kind: str):
     makers = {
         "both ways": lambda: keras.layers.Bidirectional(keras.layers.LSTM(**recurrent, name="inside"), name="part"),
         "block": lambda: Block(4, name="part"),
-    }  # fmt: skip
+    }
     return makers[kind]()
 
 
@@ -111,8 +111,9 @@ def test_a_later_pattern_for_a_layer_inside_wins():
 def test_what_is_run_in_the_dtype_of_the_layer_around_it_can_have_no_other():
     sentence = "can't have float32: Bidirectional 'part' runs it in its own float16. Name 'part' in policy.overrides i"
     with pytest.raises(ValueError, match=sentence):
-        apply_policy(network("both ways", "mixed_float16"),
-                     Policy("mixed_float16", overrides={"*forward_inside": "float32"}))  # fmt: skip
+        apply_policy(
+            network("both ways", "mixed_float16"), Policy("mixed_float16", overrides={"*forward_inside": "float32"})
+        )
 
 
 def test_a_variable_that_only_the_layer_around_can_make_in_another_dtype_is_refused():
@@ -123,8 +124,10 @@ def test_a_variable_that_only_the_layer_around_can_make_in_another_dtype_is_refu
 def test_a_layer_inside_a_users_layer_may_have_another_dtype_of_its_variables():
     model = apply_policy(network("block", "float16"), Policy("float16", overrides={"part/first": "float32"}))
     assert {layer.name: layer.variable_dtype for layer in inside(model)} == {
-        "part": "float16", "first": "float32", "second": "float16",
-    }  # fmt: skip
+        "part": "float16",
+        "first": "float32",
+        "second": "float16",
+    }
 
 
 def test_a_layer_that_cannot_be_made_anew_is_refused():
@@ -146,11 +149,15 @@ def test_head_and_overrides_reach_into_nested_models_under_a_pure_policy():
     model = nested("float16")
     changed = apply_policy(model, Policy("float16", overrides={"first": "bfloat16"}))
     assert {layer.name: (layer.compute_dtype, layer.variable_dtype) for layer in layers_of(changed)} == {
-        "outer": ("float16", "float16"), "first": ("bfloat16", "bfloat16"), "last": ("float32", "float32"),
-    }  # fmt: skip
+        "outer": ("float16", "float16"),
+        "first": ("bfloat16", "bfloat16"),
+        "last": ("float32", "float32"),
+    }
     assert {v.path.split("/")[-2]: v.dtype for v in changed.variables} == {
-        "outer": "float16", "first": "bfloat16", "last": "float32",
-    }  # fmt: skip
+        "outer": "float16",
+        "first": "bfloat16",
+        "last": "float32",
+    }
     assert keras.backend.standardize_dtype(changed(np.ones((2, 4), "float32")).dtype) == "float32"
     np.testing.assert_allclose(changed.get_weights()[4], model.get_weights()[4].astype("float32"))
 

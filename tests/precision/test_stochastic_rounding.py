@@ -41,8 +41,9 @@ def test_below_the_normal_numbers_of_float16_the_share_is_right_too():
 
 
 @pytest.mark.parametrize("random", [0, -1])
-@pytest.mark.parametrize(("dtype", "largest", "half_step"), [("float16", 65504.0, 16.0),
-                                                             ("bfloat16", (2 - 2.0**-7) * 2.0**127, 2.0**119)])
+@pytest.mark.parametrize(
+    ("dtype", "largest", "half_step"), [("float16", 65504.0, 16.0), ("bfloat16", (2 - 2.0**-7) * 2.0**127, 2.0**119)]
+)
 def test_nothing_finite_becomes_infinite_that_a_cast_keeps(dtype, largest, half_step, random):
     below = np.nextafter(np.float32(largest + half_step), np.float32(0))
     x = [largest, below, -below, largest + half_step, np.inf, -np.inf]
@@ -69,8 +70,10 @@ def built(variables, inner=None, seed=3):
 
 def step(optimizer, variables, slopes):
     """With gradients of the scaled loss."""
-    optimizer.apply([ops.cast(np.full(v.shape, 4 * slope, "float32"), v.dtype)
-                     for v, slope in zip(variables, slopes, strict=True)], variables)  # fmt: skip
+    optimizer.apply(
+        [ops.cast(np.full(v.shape, 4 * slope, "float32"), v.dtype) for v, slope in zip(variables, slopes, strict=True)],
+        variables,
+    )
 
 
 @pytest.mark.slow
@@ -84,10 +87,18 @@ def test_small_updates_add_up_to_what_they_are_in_the_mean():
     assert moved.dtype == "bfloat16" and len(np.unique(numbers(moved))) > 10
 
 
-@pytest.mark.parametrize("settings", [
-    {}, {"momentum": 0.5}, {"weight_decay": 0.5}, {"clipvalue": 0.5}, {"gradient_accumulation_steps": 2},
-    {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"momentum": 0.5},
+        {"weight_decay": 0.5},
+        {"clipvalue": 0.5},
+        {"gradient_accumulation_steps": 2},
+        {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("dtype", HALF)
 def test_what_needs_no_rounding_is_what_float32_weights_get(settings, dtype):
     """Clipping, decay, averages and accumulation; float32 weights beside the rounded ones are trained as ever."""
@@ -156,8 +167,11 @@ def test_weights_that_do_not_decay_and_constraints_stay_so():
 
 
 def test_what_can_not_be_rounded_is_refused():
-    with pytest.raises(ValueError, match=r"needs weights in float16 or bfloat16: there is nothing to round\. Received: "
-                                         r"weights in float32\. Leave it out"):  # fmt: skip
+    with pytest.raises(
+        ValueError,
+        match=r"needs weights in float16 or bfloat16: there is nothing to round\. Received: "
+        r"weights in float32\. Leave it out",
+    ):
         built([weight([1.0], "float32")])
     variable, inner = weight([1.0]), keras.optimizers.SGD(0.1)
     inner.build([variable])
@@ -188,8 +202,9 @@ def test_fit_rounds_as_the_compiled_optimizer_or_the_settings_say_also_a_second_
             assert model.optimizer.rounding_seed is not None and run.summary["applied_steps"] == 4
         assert {v.dtype for v in model.optimizer.inner_optimizer.variables[2:]} == {"float32"}
     hidden = keras.layers.Dense(4, dtype="float32")
-    model = keras.Sequential([keras.Input((4,)), keras.layers.ReLU(dtype="bfloat16"), hidden,
-                              keras.layers.ReLU(dtype="bfloat16")])  # fmt: skip
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.ReLU(dtype="bfloat16"), hidden, keras.layers.ReLU(dtype="bfloat16")]
+    )
     model.compile("sgd", "mse")
     with pytest.raises(ConfigError, match=r"policy\.stochastic_rounding: must be false: no weight of the model is "):
         mpt_cli.fit(model, x, np.zeros((64, 4)), settings={"policy.stochastic_rounding": True}, run_dir=tmp_path / "c")

@@ -1,6 +1,5 @@
 """What tf.keras documents of its LossScaleOptimizer, as written there, and what forgetting a part of it says."""
 
-
 import keras
 import numpy as np
 import pytest

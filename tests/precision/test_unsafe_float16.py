@@ -93,11 +93,20 @@ def test_a_loss_added_in_float16_is_inf(name):
     assert np.isfinite(float(repaired.losses[0]))
 
 
-@pytest.mark.parametrize("layer", [
-    layers.LayerNormalization(epsilon=1e-12), layers.BatchNormalization(epsilon=1e-12), layers.RMSNormalization(),
-    layers.GroupNormalization(2), Inverse(epsilon=1e-4), CarefulInverse(),
-    layers.Dense(2, kernel_regularizer="l2"), layers.Normalization(mean=[1.0], variance=[1.0]),
-], ids=lambda layer: type(layer).__name__)  # fmt: skip
+@pytest.mark.parametrize(
+    "layer",
+    [
+        layers.LayerNormalization(epsilon=1e-12),
+        layers.BatchNormalization(epsilon=1e-12),
+        layers.RMSNormalization(),
+        layers.GroupNormalization(2),
+        Inverse(epsilon=1e-4),
+        CarefulInverse(),
+        layers.Dense(2, kernel_regularizer="l2"),
+        layers.Normalization(mean=[1.0], variance=[1.0]),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
 def test_safe_layers_raise_no_alarm(layer):
     layer.dtype_policy = "mixed_float16"
     assert found(around(layer, (4,))) == []

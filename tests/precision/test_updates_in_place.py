@@ -21,8 +21,12 @@ def test_no_weight_is_copied_because_the_backward_pass_reads_it() -> None:
     model = keras.Sequential([keras.Input((9,)), *layers])
     model.compile(LossScaleOptimizer(keras.optimizers.Adam(), rule=NoScale(), on_overflow="apply"), "mse")
     keep_skips_whole(model)._symbolic_build(data_batch=(X, Y))
-    lists = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables,
-             model.metrics_variables)  # fmt: skip
+    lists = (
+        model.trainable_variables,
+        model.non_trainable_variables,
+        model.optimizer.variables,
+        model.metrics_variables,
+    )
     state = tuple([v.value for v in variables] for variables in lists)
     loop = jax.jit(lambda state: jax.lax.fori_loop(0, 5, lambda _, now: model.train_step(now, (X, Y))[1], state))
 

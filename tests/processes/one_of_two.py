@@ -1,6 +1,6 @@
 """One of two processes that train together; prints what it saw, as one JSON object.
 
-    MPT_PROCESS=0/2@127.0.0.1:PORT python one_of_two.py conf=… …
+MPT_PROCESS=0/2@127.0.0.1:PORT python one_of_two.py conf=… …
 """
 
 import hashlib
@@ -26,11 +26,18 @@ def main() -> None:
     session.fit()
     model, ledger = session.assembly.model, session.trainer.ledger
     digest = hashlib.sha256(b"".join(np.asarray(v.value).tobytes() for v in model.variables)).hexdigest()
-    print(json.dumps({
-        "replicas": session.assembly.distribution.replicas, "seen": ledger.seen, "skips": telemetry.tally.skip_steps,
-        "scales": [ledger.lowest_scale, ledger.highest_scale, ledger.scale], "weights": digest,
-        "loss": session.trainer.progress.metrics["loss"],
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "replicas": session.assembly.distribution.replicas,
+                "seen": ledger.seen,
+                "skips": telemetry.tally.skip_steps,
+                "scales": [ledger.lowest_scale, ledger.highest_scale, ledger.scale],
+                "weights": digest,
+                "loss": session.trainer.progress.metrics["loss"],
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -26,11 +26,19 @@ def settings(*words: str):
 def test_a_place_comes_from_mpt_or_from_a_slurm_step_and_only_where_it_is_wanted() -> None:
     parallel = settings("backend=jax", "distribute=data_parallel")
     assert find_process_info(parallel, {"MPT_PROCESS": "1/2@127.0.0.1:99"}) == ProcessInfo(1, 2, "127.0.0.1:99")
-    step = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
-            "SLURM_STEP_TASKS_PER_NODE": "1,2(x2)", "SLURM_GPUS_ON_NODE": "8"}  # fmt: skip
+    step = {
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_PROCID": "3",
+        "SLURM_LOCALID": "1",
+        "SLURM_NODEID": "1",
+        "SLURM_STEP_TASKS_PER_NODE": "1,2(x2)",
+        "SLURM_GPUS_ON_NODE": "8",
+    }
     assert find_process_info(parallel, step) == ProcessInfo(3, 4, None, 1, 2, 8)
-    mpi = {f"OMPI_COMM_WORLD_{name}": value
-           for name, value in zip(("SIZE", "RANK", "LOCAL_RANK", "LOCAL_SIZE"), "4312", strict=True)}
+    mpi = {
+        f"OMPI_COMM_WORLD_{name}": value
+        for name, value in zip(("SIZE", "RANK", "LOCAL_RANK", "LOCAL_SIZE"), "4312", strict=True)
+    }
     found = find_process_info(parallel, {**mpi, "JAX_COORDINATOR_ADDRESS": "a:1"})
     assert found == ProcessInfo(3, 4, "a:1", 1, 2) and found.starter == "mpirun -n 4"
     assert find_process_info(parallel, {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
@@ -77,8 +85,13 @@ print(find_process_info(load_settings(["conf=digits_mlp", "backend=jax", "distri
 
 @slow
 def test_the_processes_of_a_tpu_pod_are_recognised_as_jax_recognises_them(tmp_path: Path) -> None:
-    pod = {"JAX_FORCE_TPU_INIT": "1", "TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "1", "MEGASCALE_NUM_SLICES": "2",
-           "MEGASCALE_SLICE_ID": "1"}  # fmt: skip
+    pod = {
+        "JAX_FORCE_TPU_INIT": "1",
+        "TPU_WORKER_HOSTNAMES": "a,b",
+        "TPU_WORKER_ID": "1",
+        "MEGASCALE_NUM_SLICES": "2",
+        "MEGASCALE_SLICE_ID": "1",
+    }
     (tmp_path / "asked.py").write_text(ASKED)
     process = start_program(str(tmp_path / "asked.py"), backend="jax", cwd=tmp_path, **pod)
     assert process.communicate()[0] == "3/4@None\n"
@@ -86,11 +99,15 @@ def test_the_processes_of_a_tpu_pod_are_recognised_as_jax_recognises_them(tmp_pa
     assert "JAX can't tell which process this is: invalid literal" in alone.communicate()[1]
 
 
-ROLLBACK = ("trainer.max_rollbacks: must be 0 with several processes: only the first has the checkpoints to go back "
-            "to. Received: 3. Resume the run after it has stopped.")
-CALLBACKS = ("trainer.callbacks: must be empty with several processes: each would call them, and all would write the "
-             "same files. Received: ['history']. trainer.early_stopping and trainer.reduce_on_plateau work.")
-NO_SEED = ("seed: must be a number for 4 processes: each would draw another. Received: 'null'. For example seed=0.")
+ROLLBACK = (
+    "trainer.max_rollbacks: must be 0 with several processes: only the first has the checkpoints to go back "
+    "to. Received: 3. Resume the run after it has stopped."
+)
+CALLBACKS = (
+    "trainer.callbacks: must be empty with several processes: each would call them, and all would write the "
+    "same files. Received: ['history']. trainer.early_stopping and trainer.reduce_on_plateau work."
+)
+NO_SEED = "seed: must be a number for 4 processes: each would draw another. Received: 'null'. For example seed=0."
 
 
 def test_a_task_of_a_slurm_step_says_what_its_settings_lack() -> None:
@@ -114,7 +131,7 @@ def test_both_processes_see_the_same_and_end_with_the_same_weights(tmp_path: Pat
 def test_the_result_is_that_of_one_process_with_the_whole_batch(tmp_path: Path) -> None:
     """Within rounding: the sum over a batch is taken in another order."""
     words = [*TINY, "trainer.epochs=2", "logger.console=quiet"]
-    train_two(tmp_path, *words[len(TINY):], "run_dir=both")
+    train_two(tmp_path, *words[len(TINY) :], "run_dir=both")
     assert mpt("train", *words, "run_dir=one", cwd=tmp_path).returncode == 0
     summary, one = (json.loads((tmp_path / run / "summary.json").read_text()) for run in ("both", "one"))
     for key in ("steps_seen", "applied_steps", "skipped_steps", "final_loss_scale"):
@@ -127,8 +144,7 @@ def test_the_result_is_that_of_one_process_with_the_whole_batch(tmp_path: Path) 
 def test_one_process_killed_ends_the_other_with_a_sentence_and_the_run_resumes(tmp_path: Path) -> None:
     words = ["trainer.epochs=2000", "trainer.checkpoint_every_steps=20", "run_dir=run"]
     first, second = start_two("mpt_cli", "train", *TINY, *TWO, *words, cwd=tmp_path)
-    wait_for(lambda: (tmp_path / "run/metrics.jsonl").exists() and lines(tmp_path / "run/metrics.jsonl"),
-             seconds=120.0)  # fmt: skip
+    wait_for(lambda: (tmp_path / "run/metrics.jsonl").exists() and lines(tmp_path / "run/metrics.jsonl"), seconds=120.0)
     second.kill()
     second.communicate()
     first.communicate(timeout=100)

@@ -21,8 +21,15 @@ pytestmark = [pytest.mark.long, pytest.mark.slow]
 KILLS = int(os.environ.get("KILLS", 30))
 MARK = "MPT_TEST_OF_KILLS"
 SECONDS = (0.2, 12.0)  # Keras is imported in 4 to 8 of them
-TINY = ["model.hidden_units=[16]", "trainer.epochs=6", "trainer.checkpoint_every_steps=5", "loss_scale=dynamic",
-        "policy=mixed_float16", "loss_scale.initial_scale=2**24", "trainer.jit_compile=auto"]  # fmt: skip
+TINY = [
+    "model.hidden_units=[16]",
+    "trainer.epochs=6",
+    "trainer.checkpoint_every_steps=5",
+    "loss_scale=dynamic",
+    "policy=mixed_float16",
+    "loss_scale.initial_scale=2**24",
+    "trainer.jit_compile=auto",
+]
 SCRIPT = """
 import keras, numpy as np
 x = np.random.default_rng(0).normal(size=(256, 8)).astype("float32")

@@ -54,8 +54,9 @@ class Page(HTMLParser):
     @property
     def fetched(self) -> list[str]:
         names = ("src", "href", "xlink:href", "data", "action", "poster")
-        return [attributes[name] for _, attributes in self.elements for name in names
-                if name in attributes and _ != "a"]  # fmt: skip
+        return [
+            attributes[name] for _, attributes in self.elements for name in names if name in attributes and _ != "a"
+        ]
 
 
 def check_page(text: str) -> Page:

@@ -9,36 +9,83 @@ from stub_job import OF_STUB
 
 SUMMARY = {**OF_STUB, "metrics": {"loss": 0.25, "val_accuracy": 0.5}}
 ENVIRONMENT = {
-    "schema_version": 1, "python": "3.11.7", "versions": {"keras": "3.15.1"}, "backend": "tensorflow 2.21.0",
-    "machine": {"cpu": "a processor", "gpus": []}, "devices": ["cpu:0"], "variables": {"OMP_NUM_THREADS": "2"},
-    "command_line": ["/usr/bin/mpt", "train", "conf=stub", "a=<b>"], "seed": 0,
-}  # fmt: skip
+    "schema_version": 1,
+    "python": "3.11.7",
+    "versions": {"keras": "3.15.1"},
+    "backend": "tensorflow 2.21.0",
+    "machine": {"cpu": "a processor", "gpus": []},
+    "devices": ["cpu:0"],
+    "variables": {"OMP_NUM_THREADS": "2"},
+    "command_line": ["/usr/bin/mpt", "train", "conf=stub", "a=<b>"],
+    "seed": 0,
+}
 POSTMORTEM = {
-    "schema_version": 1, "rule": "loss_scale.max_skips_at_floor", "evidence": "11 steps", "remedy": "Look at the data.",
-    "step": 40, "epoch": 2, "checkpoint_step": None, "loss_scale": 2.0**-14, "scale_trace": [], "latest_events": [],
+    "schema_version": 1,
+    "rule": "loss_scale.max_skips_at_floor",
+    "evidence": "11 steps",
+    "remedy": "Look at the data.",
+    "step": 40,
+    "epoch": 2,
+    "checkpoint_step": None,
+    "loss_scale": 2.0**-14,
+    "scale_trace": [],
+    "latest_events": [],
     "last_batch": {"x": {"shape": [64, 8], "dtype": "float32", "min": 0.0, "max": 1.0, "nan": 3, "inf": 0}},
-    "layers": [{"name": "head", "variables": {
-        "head/kernel": {"shape": [8, 2], "dtype": "float32", "min": None, "max": None, "nan": 16, "inf": 0}}}],
-}  # fmt: skip
+    "layers": [
+        {
+            "name": "head",
+            "variables": {
+                "head/kernel": {"shape": [8, 2], "dtype": "float32", "min": None, "max": None, "nan": 16, "inf": 0}
+            },
+        }
+    ],
+}
 
 
 def step_line(step: int, **fields: Any) -> dict[str, Any]:
     """A line of metrics.jsonl."""
-    return {"step": step, "epoch": 1, "loss": 1.0 / step, "learning_rate": 0.1, "loss_scale": 1024.0,
-            "skipped_steps": 0, "examples_per_second": 100.0, "epoch_end": False, **fields}  # fmt: skip
+    return {
+        "step": step,
+        "epoch": 1,
+        "loss": 1.0 / step,
+        "learning_rate": 0.1,
+        "loss_scale": 1024.0,
+        "skipped_steps": 0,
+        "examples_per_second": 100.0,
+        "epoch_end": False,
+        **fields,
+    }
 
 
 def overflow(step: int, before: float = 2048.0, after: float = 1024.0) -> dict[str, Any]:
     """A line of events.jsonl."""
-    return {"step": step, "kind": "overflow", "scale_before": before, "scale_after": after, "nan": 1, "inf": 0,
-            "variable": "head/kernel"}  # fmt: skip
+    return {
+        "step": step,
+        "kind": "overflow",
+        "scale_before": before,
+        "scale_after": after,
+        "nan": 1,
+        "inf": 0,
+        "variable": "head/kernel",
+    }
 
 
 def spike(step: int, loss: float | str = 40.0, **fields: Any) -> dict[str, Any]:
     """A line of spikes.jsonl."""
-    return {"step": step, "epoch": 2, "step_in_epoch": step - 50, "loss": loss, "median": 2.0, "bound": 4.0,
-            "losses_before": [2.0, "NaN"], "applied": True, "learning_rate": 0.1, "loss_scale": 1024.0,
-            "examples": [*range(step, step + 10)], **fields}  # fmt: skip
+    return {
+        "step": step,
+        "epoch": 2,
+        "step_in_epoch": step - 50,
+        "loss": loss,
+        "median": 2.0,
+        "bound": 4.0,
+        "losses_before": [2.0, "NaN"],
+        "applied": True,
+        "learning_rate": 0.1,
+        "loss_scale": 1024.0,
+        "examples": [*range(step, step + 10)],
+        **fields,
+    }
 
 
 def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:

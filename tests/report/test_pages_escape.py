@@ -16,8 +16,9 @@ from mpt_cli.sweep.hyperparameters import Importance
 EVIL = "<script>alert('1')</script>\"&$x^2$"
 SHOWN = "&lt;script&gt;alert(&#39;1&#39;)"  # as it stands in the text of a page
 TABLE = PageTable(EVIL, [TableColumn(EVIL, str, False), TableColumn(EVIL, str)], [EVIL, EVIL], lambda row: "bad")
-PICTURE = Picture("p", EVIL, EVIL, [Curve(EVIL, [1, 2], [1.0, 2.0]), Curve(f"2 {EVIL}", [1, 2], [1.0, 3.0])],
-                  x_label=EVIL, note=EVIL)  # fmt: skip
+PICTURE = Picture(
+    "p", EVIL, EVIL, [Curve(EVIL, [1, 2], [1.0, 2.0]), Curve(f"2 {EVIL}", [1, 2], [1.0, 3.0])], x_label=EVIL, note=EVIL
+)
 
 
 def check_escaped(text: str) -> Page:
@@ -34,12 +35,28 @@ def story(tmp_path_factory):
     lines = [step_line(step, epoch_end=True, **{EVIL: 0.4, metric: 0.5}) for step in (50, 100)]
     event = {**overflow(1), "variable": EVIL, "kind": EVIL}
     arrays = {EVIL: {"shape": [1], "dtype": EVIL, "min": EVIL, "max": 1.0, "nan": 3, "inf": 0}}
-    postmortem = {**POSTMORTEM, "rule": EVIL, "remedy": EVIL, "epoch": EVIL, "last_batch": arrays,
-                  "layers": [{"name": EVIL, "variables": arrays}]}  # fmt: skip
+    postmortem = {
+        **POSTMORTEM,
+        "rule": EVIL,
+        "remedy": EVIL,
+        "epoch": EVIL,
+        "last_batch": arrays,
+        "layers": [{"name": EVIL, "variables": arrays}],
+    }
     path = tmp_path_factory.mktemp("runs") / "<script>alert('1')<" / "script>&"
-    run = write_run(path, metrics_lines=lines, events=[event, overflow(2)], status=EVIL, verdict=EVIL, exit_code=4,
-                    explanation=EVIL, metrics={metric: 0.5}, best_metrics={metric: 0.6}, postmortem=postmortem,
-                    config=f"recipe: |-\n  {EVIL}\nseed: 0\n")  # fmt: skip
+    run = write_run(
+        path,
+        metrics_lines=lines,
+        events=[event, overflow(2)],
+        status=EVIL,
+        verdict=EVIL,
+        exit_code=4,
+        explanation=EVIL,
+        metrics={metric: 0.5},
+        best_metrics={metric: 0.6},
+        postmortem=postmortem,
+        config=f"recipe: |-\n  {EVIL}\nseed: 0\n",
+    )
     return replace(read_history(run), label=EVIL)
 
 
@@ -47,8 +64,16 @@ def story(tmp_path_factory):
 def test_the_pages_of_runs_escape_all_that_they_show(story):
     text = run_page([story], run_pictures([story]))
     check_escaped(text)
-    for shown in ("<dd>", "<dt>val_", "<td>", "<h1>Run ", '<th scope="row">', "<p>", '<span class="bad">',
-                  "<pre>recipe: |-\n  "):  # fmt: skip
+    for shown in (
+        "<dd>",
+        "<dt>val_",
+        "<td>",
+        "<h1>Run ",
+        '<th scope="row">',
+        "<p>",
+        '<span class="bad">',
+        "<pre>recipe: |-\n  ",
+    ):
         assert f"{shown}{SHOWN}" in text, shown
     other = replace(story, config={**story.config, EVIL: EVIL})
     text = run_page([story, other], run_pictures([story, other]))
@@ -60,18 +85,39 @@ def test_the_pages_of_runs_escape_all_that_they_show(story):
 def test_the_pages_of_a_sweep_and_of_a_comparison_escape_all_that_they_show(story):
     failure = ({"job": {"name": EVIL, "command": EVIL}, "status": EVIL}, EVIL)
     text = render_page(
-        "sweep.html", EVIL, [PICTURE], headline=EVIL, kind="good", counts=EVIL, best_command=[EVIL],
-        seeds_command=EVIL, configurations=TABLE, lines=2,
+        "sweep.html",
+        EVIL,
+        [PICTURE],
+        headline=EVIL,
+        kind="good",
+        counts=EVIL,
+        best_command=[EVIL],
+        seeds_command=EVIL,
+        configurations=TABLE,
+        lines=2,
         importances=[Importance(EVIL, 0.5, 0.1), Importance(EVIL)],
         other_charts=[{"axes": [{"label": EVIL, "texts": [EVIL]}], "names": [EVIL]}],
-        left_out=EVIL, failures=[failure], again=EVIL, jobs=TABLE,
-    )  # fmt: skip
+        left_out=EVIL,
+        failures=[failure],
+        again=EVIL,
+        jobs=TABLE,
+    )
     check_escaped(text)
     assert text.count(SHOWN) > 20 and f"<caption>{SHOWN}" in text and f"<figcaption>{SHOWN}" in text
     text = render_runs(
-        "compare.html", EVIL, [story, story], [PICTURE], verdict=EVIL, kind="", entries=TABLE, sentences=[EVIL],
-        method=TABLE, unstarted=[{"job": {"name": EVIL}, "reason": EVIL}], command=EVIL, job_commands=[EVIL],
-    )  # fmt: skip
+        "compare.html",
+        EVIL,
+        [story, story],
+        [PICTURE],
+        verdict=EVIL,
+        kind="",
+        entries=TABLE,
+        sentences=[EVIL],
+        method=TABLE,
+        unstarted=[{"job": {"name": EVIL}, "reason": EVIL}],
+        command=EVIL,
+        job_commands=[EVIL],
+    )
     check_escaped(text)
     assert f"<li><span>{SHOWN}" in text and f"<strong>{SHOWN}" in text
 

@@ -51,8 +51,7 @@ def test_nothing_is_written_through_a_link():
     write_durably(run / "console.log", lambda file: file.write(b"new"))
     with pytest.raises(DataError, match=r"metrics.csv can't be written: it is no regular file"):
         LineFile(run / "metrics.csv")
-    with pytest.raises(DataError, match=r"can't be written: it is no regular file"), \
-         load_run(run).directory.lock():  # fmt: skip
+    with pytest.raises(DataError, match=r"can't be written: it is no regular file"), load_run(run).directory.lock():
         raise AssertionError
     assert mine.read_text() == "mine\n"
 

@@ -34,13 +34,17 @@ def test_what_is_refused_is_a_sentence_and_changes_nothing(tmp_path, capsys):
     write_run(tmp_path / "runs" / "one")
     (tmp_path / "mine.html").write_text("<p>mine")
     for words, code, said in (
-        (["runs"], 3, "mpt report: runs is no directory of a run, a sweep or a comparison: it has no config.yaml, "
-                      "sweep.json or compare.json. There are runs in it (1): mpt report runs/*\n"),
+        (
+            ["runs"],
+            3,
+            "mpt report: runs is no directory of a run, a sweep or a comparison: it has no config.yaml, "
+            "sweep.json or compare.json. There are runs in it (1): mpt report runs/*\n",
+        ),
         (["nowhere"], 3, "run directory nowhere does not exist"),
         (["runs/one", "--out", "mine.html"], 3, "mine.html exists and is no page of mpt. Nothing was changed"),
         (["runs/one", "--out", "runs"], 3, "runs is a folder. Give the name of a file"),
         (["runs/one", "--objective", "loss"], 2, "--objective: is for a sweep or a comparison."),
-    ):  # fmt: skip
+    ):
         assert main(["report", *words]) == code
         assert said in capsys.readouterr().err
     assert (tmp_path / "mine.html").read_text() == "<p>mine" and not list(tmp_path.rglob("report.html"))

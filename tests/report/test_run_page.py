@@ -36,8 +36,14 @@ def test_a_run_has_its_pictures_verdict_configuration_and_commands(tmp_path):
 def test_several_runs_are_overlaid_each_with_a_look_of_its_own_the_first_twelve_of_many(tmp_path):
     stories = [read_history(write_run(tmp_path / f"run{number:02}")) for number in range(14)]
     few = run_pictures(stories[:3])
-    assert [picture.name for picture in few] == ["validation-loss", "training-loss", "validation-accuracy",
-                                                 "training-accuracy", "loss-scale", "examples-per-second"]  # fmt: skip
+    assert [picture.name for picture in few] == [
+        "validation-loss",
+        "training-loss",
+        "validation-accuracy",
+        "training-accuracy",
+        "loss-scale",
+        "examples-per-second",
+    ]
     assert few[4].log_base == 2 and ">2^10</text>" in draw(few[4]) and "mathdefault" not in draw(few[4])
     text = run_page(stories[:3], few[:2])
     check_page(text)
@@ -55,8 +61,14 @@ def test_several_runs_are_overlaid_each_with_a_look_of_its_own_the_first_twelve_
 
 
 def test_a_failed_run_is_shown_with_its_postmortem(tmp_path):
-    run = write_run(tmp_path / "run", status="stopped", exit_code=4, verdict="never trained",
-                    explanation="Stopped: <b>.", postmortem=POSTMORTEM)  # fmt: skip
+    run = write_run(
+        tmp_path / "run",
+        status="stopped",
+        exit_code=4,
+        verdict="never trained",
+        explanation="Stopped: <b>.",
+        postmortem=POSTMORTEM,
+    )
     text = run_page([read_history(run)], [])
     check_page(text)
     assert "Stopped: never trained" in text and "Stopped: &lt;b&gt;." in text and "Look at the data." in text
@@ -77,8 +89,9 @@ def test_the_name_of_a_directory_is_text_on_its_page_and_one_word_of_its_command
 
 def test_values_that_are_not_finite_break_the_line_and_are_marked(tmp_path):
     values = {3: "NaN", 4: "Infinity"}
-    story = read_history(write_run(tmp_path / "run", metrics_lines=[
-        step_line(step, loss=values.get(step, 1.0)) for step in range(1, 8)]))  # fmt: skip
+    story = read_history(
+        write_run(tmp_path / "run", metrics_lines=[step_line(step, loss=values.get(step, 1.0)) for step in range(1, 8)])
+    )
     assert [str(value) for value in story.steps["loss"].ys[2:4]] == ["nan", "inf"]
     loss = run_pictures([story])[0]
     assert loss.note == "Marks × at the top: a value that was not finite." and "nan" not in draw(loss).lower()
@@ -94,8 +107,10 @@ def test_a_run_with_no_more_lines_than_epochs_shows_the_epochs(tmp_path):
 
 
 def test_sampled_gradients_have_pictures(tmp_path):
-    lines = [step_line(step, gradient_headroom_doublings=3.0, gradient_flushed_share=0.25, gradient_norm=None)
-             for step in (10, 20)]  # fmt: skip
+    lines = [
+        step_line(step, gradient_headroom_doublings=3.0, gradient_flushed_share=0.25, gradient_norm=None)
+        for step in (10, 20)
+    ]
     story = read_history(write_run(tmp_path / "run", metrics_lines=lines))
     found = {picture.name: picture for picture in run_pictures([story])}
     assert found["gradient-flushed-share"].curves[0].ys == [25.0, 25.0]
@@ -116,18 +131,36 @@ def test_a_run_of_many_steps_has_a_page_of_less_than_a_megabyte_that_keeps_each_
 
 def sampled(step: int, layer: str, lowest: int, **fields: object) -> dict[str, object]:
     """A line of layers.jsonl: two values at the lowest exponent and six two above it."""
-    return {"step": step, "loss_scale": 1024.0, "layer": layer, "kind": "activation_gradients", "dtype": "float16",
-            "values": 8, "flushed": 0.0, "subnormal": 0.0, "overflowed": 0.0, "kept_sum": 1.0,
-            "lowest_exponent": lowest, "exponents": [2, 0, 6], "variable": None, **fields}  # fmt: skip
+    return {
+        "step": step,
+        "loss_scale": 1024.0,
+        "layer": layer,
+        "kind": "activation_gradients",
+        "dtype": "float16",
+        "values": 8,
+        "flushed": 0.0,
+        "subnormal": 0.0,
+        "overflowed": 0.0,
+        "kept_sum": 1.0,
+        "lowest_exponent": lowest,
+        "exponents": [2, 0, 6],
+        "variable": None,
+        **fields,
+    }
 
 
 def test_the_latest_sample_of_layers_is_listed_by_what_is_lost(tmp_path):
     run = write_run(tmp_path / "run")
     kernel = {"kind": "weight_gradients", "variable": "a/kernel"}
-    write_lines(run / "layers.jsonl", [
-        sampled(10, "old", -3), sampled(20, "fine", -4), sampled(20, "a", -24, flushed=0.4, **kernel),
-        sampled(20, "zeros", None, exponents=[]),
-    ])  # fmt: skip
+    write_lines(
+        run / "layers.jsonl",
+        [
+            sampled(10, "old", -3),
+            sampled(20, "fine", -4),
+            sampled(20, "a", -24, flushed=0.4, **kernel),
+            sampled(20, "zeros", None, exponents=[]),
+        ],
+    )
     text = run_page([read_history(run)], [])
     check_page(text)
     cells = re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", text[text.index("magnitudes</th>") :])
@@ -153,9 +186,10 @@ def test_damaged_jumps_and_samples_of_layers_cost_themselves_alone(tmp_path):
     bad = [spike(70, "large"), spike(71, examples=3), spike(72, median=[]), {**spike(76), "step": 2**70}]
     write_lines(run / "spikes.jsonl", [*bad, spike(77, "NaN", median=None, bound=None)])
     with (run / "spikes.jsonl").open("ab") as file:
-        file.write(b"\xff\xfe\n" + b"[" * 100_000 + b"\n{\"step\": 80")
+        file.write(b"\xff\xfe\n" + b"[" * 100_000 + b'\n{"step": 80')
     story = read_history(run)
     assert [(found.step, found.median) for found in story.spikes] == [(77, None)]
     assert [line["lowest_exponent"] for line in story.layers] == [-3]
     assert [gap for gap in story.gaps if "damaged" in gap] == [
-        f"{name}.jsonl: {count} damaged lines were left out." for name, count in (("layers", 2), ("spikes", 6))]
+        f"{name}.jsonl: {count} damaged lines were left out." for name, count in (("layers", 2), ("spikes", 6))
+    ]

@@ -37,8 +37,12 @@ def test_damaged_files_cost_only_what_stood_in_them(tmp_path):
     (run / "events.jsonl").write_text('{"step": "x"}\n{"step": 4, "kind": "overflow"}\n[]\n')
     story = read_history(run)
     assert [gap.split(":")[0].rpartition("/")[2] for gap in story.gaps] == [
-        "summary.json is damaged", "environment.json is damaged", "config.yaml is damaged", "metrics.jsonl",
-        "events.jsonl"]  # fmt: skip
+        "summary.json is damaged",
+        "environment.json is damaged",
+        "config.yaml is damaged",
+        "metrics.jsonl",
+        "events.jsonl",
+    ]
     assert "metrics.jsonl: 3 damaged lines were left out." in story.gaps
     assert len(story.steps["loss"]) == 10 and not story.skips
 

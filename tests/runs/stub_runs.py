@@ -7,9 +7,16 @@ from typing import Any
 from mpt_cli.jobs.executor import Command, Share
 
 SUMMARY: dict[str, Any] = {
-    "status": "finished", "exit_code": 0, "verdict": "healthy", "steps_seen": 345, "applied_steps": 345,
-    "skipped_steps": 0, "final_loss_scale": 32768.0, "seconds": 1.5, "metrics": {"val_accuracy": 0.98, "val_loss": 0.1},
-}  # fmt: skip
+    "status": "finished",
+    "exit_code": 0,
+    "verdict": "healthy",
+    "steps_seen": 345,
+    "applied_steps": 345,
+    "skipped_steps": 0,
+    "final_loss_scale": 32768.0,
+    "seconds": 1.5,
+    "metrics": {"val_accuracy": 0.98, "val_loss": 0.1},
+}
 RECIPE = """# mine
 recipe: mine
 defaults:

@@ -29,8 +29,9 @@ def test_both_install_one_package_and_run_what_mpt_has() -> None:
     assert install == ["pip", "install", "$MPT_PACKAGE"] and commands("reproduce.gitlab-ci.yml") == [install, *runs]
     parsed = [verb_parser(words[1]).parse_intermixed_args(words[2:]) for words in runs]
     assert [(each.given, each.dry_run, each.retries) for each in parsed] == [
-        (["recipes"], True, 0), (["recipes"], False, 1)
-    ]  # fmt: skip
+        (["recipes"], True, 0),
+        (["recipes"], False, 1),
+    ]
 
 
 def test_what_was_compiled_is_kept_between_jobs(monkeypatch) -> None:

@@ -27,8 +27,10 @@ def _run(path: Path, **changes: Any) -> RunDirectory:
     run.metrics_jsonl.write_text("".join(json.dumps(line) + "\n" for line in lines[: changes.get("lines", 2)]))
     weights = np.asarray([1.0, changes.get("weight", 2.0)], np.float32)
     CheckpointStore(run.checkpoints).save(Checkpoint(changes.get("step", 10), {"weight/0": weights}, {}))
-    write_json(run.summary_json, {"status": "finished", "steps_seen": 10, "verdict": changes.get("verdict", "healthy"),
-                                  "run_dir": str(path)})  # fmt: skip
+    write_json(
+        run.summary_json,
+        {"status": "finished", "steps_seen": 10, "verdict": changes.get("verdict", "healthy"), "run_dir": str(path)},
+    )
     return run
 
 

@@ -17,8 +17,19 @@ from mpt_cli.telemetry.records import Spike
 
 pytestmark = [pytest.mark.slow, only_on("tensorflow")]
 SECONDS = 60
-WRONG_TYPES = {"schema_version": 1, "step": "x", "epoch": [], "status": 5, "exit_code": {}, "metrics": 3, "versions": 3,
-               "attempts": 7, "kind": 2, "recipe": {}, "position": 1}  # fmt: skip
+WRONG_TYPES = {
+    "schema_version": 1,
+    "step": "x",
+    "epoch": [],
+    "status": 5,
+    "exit_code": {},
+    "metrics": 3,
+    "versions": 3,
+    "attempts": 7,
+    "kind": 2,
+    "recipe": {},
+    "position": 1,
+}
 
 
 def truncated(path: Path) -> None:
@@ -48,22 +59,42 @@ def a_pipe(path: Path) -> None:
 
 
 DAMAGES = {
-    "truncated": truncated, "flipped": flipped, "directory": a_directory, "loop": a_link_to_itself,
+    "truncated": truncated,
+    "flipped": flipped,
+    "directory": a_directory,
+    "loop": a_link_to_itself,
     "pipe": a_pipe,
     "deep": lambda path: path.write_text("[" * 100_000),
     "types": lambda path: path.write_text(json.dumps(WRONG_TYPES)),
-}  # fmt: skip
-RESUMED = ["config.yaml", "environment.json", "console.log", "summary.json", "metrics.jsonl", "events.jsonl",
-           "metrics.csv", "spikes.jsonl", "layers.jsonl"]
+}
+RESUMED = [
+    "config.yaml",
+    "environment.json",
+    "console.log",
+    "summary.json",
+    "metrics.jsonl",
+    "events.jsonl",
+    "metrics.csv",
+    "spikes.jsonl",
+    "layers.jsonl",
+]
 OF_RESUMED = ["truncated", "flipped", "directory", "deep", "types", "pipe"]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
-    words = ["conf=digits_mlp", "trainer.epochs=1", "model.hidden_units=[8]", "loss_scale=dynamic",
-             "loss_scale.initial_scale=2**22", "loss_scale.growth_steps=10", "trainer.checkpoint_every_steps=10", 
-             "logger.csv=true", "trainer.jit_compile=false"]  # fmt: skip
+    words = [
+        "conf=digits_mlp",
+        "trainer.epochs=1",
+        "model.hidden_units=[8]",
+        "loss_scale=dynamic",
+        "loss_scale.initial_scale=2**22",
+        "loss_scale.growth_steps=10",
+        "trainer.checkpoint_every_steps=10",
+        "logger.csv=true",
+        "trainer.jit_compile=false",
+    ]
     assert main(["train", *words, f"run_dir={folder}", "--quiet"]) == 0
     assert (folder / "events.jsonl").stat().st_size > 0
     jump = Spike(9, 1, 9, 40.0, 2.0, 3.0, (2.0, 2.5), True, 0.001, 1024.0, (3, 1, 2))

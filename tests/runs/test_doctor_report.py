@@ -48,10 +48,12 @@ def test_devices_policies_and_what_is_missing_are_told() -> None:
 def test_the_default_backend_and_a_place_to_write_decide_the_exit_code() -> None:
     on_jax = [replace(ABSENT, name="tensorflow"), replace(WORKING, name="jax")]
     changes: list[tuple[dict[str, Any], int]] = [
-        ({}, 0), ({"backends": [replace(WORKING, works=False, error="boom"), replace(WORKING, name="jax")]}, 3),
-        ({"backends": on_jax}, 0), ({"backends": [replace(ABSENT, name="tensorflow"), ABSENT]}, 3),
+        ({}, 0),
+        ({"backends": [replace(WORKING, works=False, error="boom"), replace(WORKING, name="jax")]}, 3),
+        ({"backends": on_jax}, 0),
+        ({"backends": [replace(ABSENT, name="tensorflow"), ABSENT]}, 3),
         ({"runs_parent_writable": False}, 3),
-    ]  # fmt: skip
+    ]
     for change, code in changes:
         report = replace(REPORT, **change)
         assert report.exit_code == report.as_dict()["exit_code"] == code
@@ -82,9 +84,19 @@ def test_every_extra_that_a_key_or_an_option_needs_is_told_where_it_is_missing(m
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     told = {item.name: (item.purpose, item.install) for item in doctor().missing}
     assert set(told) == {
-        "jax", "jax_cuda12_plugin", "matplotlib", "mlflow", "onnx", "optuna", "ray", "submitit", "tensorboard",
-        "tensorflow", "tf2onnx", "wandb",
-    }  # fmt: skip
+        "jax",
+        "jax_cuda12_plugin",
+        "matplotlib",
+        "mlflow",
+        "onnx",
+        "optuna",
+        "ray",
+        "submitit",
+        "tensorboard",
+        "tensorflow",
+        "tf2onnx",
+        "wandb",
+    }
     assert told["jax_cuda12_plugin"][1] == "pip install 'mpt-cli[gpu-plan]'"
     assert told["mlflow"] == ("logger.mlflow=true", "pip install 'mpt-cli[mlflow]'")
     assert told["tf2onnx"] == ("mpt export --format onnx", "pip install tf2onnx")

@@ -56,8 +56,11 @@ def test_a_value_of_the_run_that_is_null_is_not_one_that_is_missing() -> None:
 
 def test_expectations_are_about_the_recipes_own_settings(capsys) -> None:
     for words, is_kept in (
-        (["run_dir=a", "seed=3", "backend=jax", "logger.console=quiet"], True), (["expect.val_loss.max=0.5"], True),
-        (["+trainer.max_steps=3"], False), (["~trainer.epochs"], False), (["optimizer=sgd", "seed=3"], False),
+        (["run_dir=a", "seed=3", "backend=jax", "logger.console=quiet"], True),
+        (["expect.val_loss.max=0.5"], True),
+        (["+trainer.max_steps=3"], False),
+        (["~trainer.epochs"], False),
+        (["optimizer=sgd", "seed=3"], False),
     ):
         keys = keys_given(["mpt", "train", "conf=digits_mlp", *words])
         assert own_expectations({"steps_seen": 345}, keys) == ({"steps_seen": 345} if is_kept else {})
@@ -95,11 +98,20 @@ def test_what_a_model_of_ones_own_does_not_report_is_found_where_it_is_built(tmp
     (tmp_path / "net.py").write_text(NET)
     (tmp_path / "mine.yaml").write_text(
         "defaults: [{data: digits}]\nmodel: {builder: 'net.py:build'}\ntrainer: {metrics: ['net.py:closeness']}\n"
-        "expect: {val_closenes: {min: 0}, closeness: {min: 0}, steps_sen: 3, best_metrics.val_loss: {max: 9}}\n")
-    wrong = mpt("check", "conf=mine.yaml", "+expect.loss={value: 1, atol: 1, tolerance: 1}",
-                "+expect.val_loss={min: 0, rtol: -1}", cwd=tmp_path)  # fmt: skip
-    for said in ("expect.loss.tolerance: must be left out with atol, which says the same.", "expect.val_loss.rtol: "
-                 "must stand beside expect.val_loss.value.", "expect.val_loss.rtol: must be >= 0."):  # fmt: skip
+        "expect: {val_closenes: {min: 0}, closeness: {min: 0}, steps_sen: 3, best_metrics.val_loss: {max: 9}}\n"
+    )
+    wrong = mpt(
+        "check",
+        "conf=mine.yaml",
+        "+expect.loss={value: 1, atol: 1, tolerance: 1}",
+        "+expect.val_loss={min: 0, rtol: -1}",
+        cwd=tmp_path,
+    )
+    for said in (
+        "expect.loss.tolerance: must be left out with atol, which says the same.",
+        "expect.val_loss.rtol: must stand beside expect.val_loss.value.",
+        "expect.val_loss.rtol: must be >= 0.",
+    ):
         assert said in wrong.stderr
     assert mpt("check", "conf=mine.yaml", cwd=tmp_path).returncode == 0  # which imports nothing
     done = mpt("check", "conf=mine.yaml", "--build", cwd=tmp_path)

@@ -36,8 +36,17 @@ def test_packages_are_named_as_pip_names_them(tmp_path, monkeypatch) -> None:
 
 
 def test_variables_that_change_a_computation_are_recorded_and_those_that_may_be_secret_never() -> None:
-    told = dict.fromkeys(["KERAS_BACKEND", "XLA_FLAGS", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TF_XLA_FLAGS",
-                          "TF_USE_LEGACY_KERAS"], "1")  # fmt: skip
+    told = dict.fromkeys(
+        [
+            "KERAS_BACKEND",
+            "XLA_FLAGS",
+            "CUDA_VISIBLE_DEVICES",
+            "OMP_NUM_THREADS",
+            "TF_XLA_FLAGS",
+            "TF_USE_LEGACY_KERAS",
+        ],
+        "1",
+    )
     kept = dict.fromkeys(["TF_VAR_password", "TF_TOKEN_app", "AWS_SECRET_ACCESS_KEY", "MY_KERAS_BACKEND", "HOME"], "1")
     assert recorded_variables({**told, **kept}) == told
 
@@ -68,11 +77,24 @@ def test_recording_starts_no_program_that_the_checkout_names(checkout: Path) -> 
     trap = checkout / "trap.sh"
     trap.write_text(f"#!/bin/sh\ntouch {checkout}/sprung\n")
     trap.chmod(0o755)
-    for key in ("core.fsmonitor", "diff.external", "filter.x.process", "filter.x.clean", "diff.x.textconv",
-                "core.sshCommand", "remote.origin.uploadpack", "core.pager"):  # fmt: skip
+    for key in (
+        "core.fsmonitor",
+        "diff.external",
+        "filter.x.process",
+        "filter.x.clean",
+        "diff.x.textconv",
+        "core.sshCommand",
+        "remote.origin.uploadpack",
+        "core.pager",
+    ):
         subprocess.run(["git", "config", key, str(trap)], cwd=checkout, check=True)
-    for key, value in (("filter.x.required", "true"), ("remote.origin.url", "."), ("remote.origin.promisor", "true"),
-                       ("extensions.partialClone", "origin"), ("core.repositoryformatversion", "1")):  # fmt: skip
+    for key, value in (
+        ("filter.x.required", "true"),
+        ("remote.origin.url", "."),
+        ("remote.origin.promisor", "true"),
+        ("extensions.partialClone", "origin"),
+        ("core.repositoryformatversion", "1"),
+    ):
         subprocess.run(["git", "config", key, value], cwd=checkout, check=True)
     (checkout / ".gitattributes").write_text("*.py filter=x diff=x\n")
     shutil.copy(trap, checkout / ".git/hooks/post-index-change")

@@ -28,12 +28,20 @@ class Happens(Sink):
 
 def train(run_dir: Path, monkeypatch, action):
     monkeypatch.setattr(directory, "DIRECTORY_LOOK_SECONDS", 0.0)
-    settings = load_settings([
-        "conf=digits_mlp", f"run_dir={run_dir}", "trainer.epochs=2", "trainer.log_every_steps=5",
-        "trainer.jit_compile=false", "model.hidden_units=[8]", "trainer.checkpoint_every_steps=10",
-        "trainer.steps_per_execution=5",
-        "logger.console=quiet", "logger.csv=true",
-    ])  # fmt: skip
+    settings = load_settings(
+        [
+            "conf=digits_mlp",
+            f"run_dir={run_dir}",
+            "trainer.epochs=2",
+            "trainer.log_every_steps=5",
+            "trainer.jit_compile=false",
+            "model.hidden_units=[8]",
+            "trainer.checkpoint_every_steps=10",
+            "trainer.steps_per_execution=5",
+            "logger.console=quiet",
+            "logger.csv=true",
+        ]
+    )
     training_run.train(settings, ["mpt", "train"], training_run.Reporters(None, [Happens(action)]))
 
 

@@ -98,8 +98,12 @@ def test_an_earlier_run_is_repeated_as_it_was_and_held_against_its_own_summary(o
     """On its threads and cores: on more, TensorFlow and JAX add up in another order."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})
     threads = {"OMP_NUM_THREADS": "2", "TF_NUM_INTRAOP_THREADS": "1"}
-    facts = {"python": "3.11", "versions": {"keras": "3.12"}, "machine": {"usable_cores": 1},
-             "variables": {**threads, "CUDA_VISIBLE_DEVICES": "7"}}  # fmt: skip
+    facts = {
+        "python": "3.11",
+        "versions": {"keras": "3.12"},
+        "machine": {"usable_cores": 1},
+        "variables": {**threads, "CUDA_VISIBLE_DEVICES": "7"},
+    }
     write_json(earlier / "environment.json", {**facts, "devices": ["CPU"]})
     outcome["summary"] = {**SUMMARY, "metrics": {"val_accuracy": 0.98, "val_loss": 0.1001}}
     assert main(["reproduce", "earlier"]) == 5
@@ -289,13 +293,18 @@ def test_a_run_that_takes_too_long_is_ended_and_has_failed(outcome, monkeypatch,
 def junit_verdicts() -> list[tuple[str, str, str, str]]:
     """Suite, case, kind and message of all that did not pass, whose counts must be those of the suites."""
     suites = ElementTree.parse("out.xml").getroot().findall("testsuite")
-    found = [(str(suite.get("name")), str(case.get("name")), each.tag, str(each.get("message")))
-             for suite in suites for case in suite.findall("testcase") for each in case]  # fmt: skip
+    found = [
+        (str(suite.get("name")), str(case.get("name")), each.tag, str(each.get("message")))
+        for suite in suites
+        for case in suite.findall("testcase")
+        for each in case
+    ]
     for suite in suites:
         kinds = [kind for name, _, kind, _ in found if name == suite.get("name")]
         counts = {"errors": "error", "failures": "failure", "skipped": "skipped"}
-        assert {name: suite.get(name) for name in counts} == {name: str(kinds.count(kind))
-                                                              for name, kind in counts.items()}  # fmt: skip
+        assert {name: suite.get(name) for name in counts} == {
+            name: str(kinds.count(kind)) for name, kind in counts.items()
+        }
         assert suite.get("tests") == str(len(suite.findall("testcase")))
     return found
 
@@ -319,8 +328,9 @@ def test_a_run_that_left_no_summary_is_told_as_what_it_was_and_its_code_is_the_a
 def test_a_recipe_runs_with_each_of_its_seeds(outcome, recipe: Path, capsys) -> None:
     recipe.write_text(RECIPE + "seed: 5\nseeds: 2\n")
     assert main(["reproduce", "./mine.yaml", "--output", "out"]) == 0
-    assert outcome["words"] == [["conf=./mine.yaml", f"seed={seed}", f"run_dir=out/{at}-mine-seed{seed}"]
-                                for at, seed in enumerate((5, 6), 1)]  # fmt: skip
+    assert outcome["words"] == [
+        ["conf=./mine.yaml", f"seed={seed}", f"run_dir=out/{at}-mine-seed{seed}"] for at, seed in enumerate((5, 6), 1)
+    ]
     assert "[2/2] ./mine.yaml[seed=6]: reproduced" in capsys.readouterr().out
 
 

@@ -144,8 +144,9 @@ def test_without_locks_the_name_in_the_file_says_who_writes(monkeypatch: pytest.
     other.communicate(b"\n")  # it left its name, as one that was killed does
     with run.lock():
         assert read_holder(run.lock_file) == Holder.of(os.getpid())
-    run.lock_file.write_text(run.lock_file.read_text() or json.dumps({"pid": 5, "host": "elsewhere", "namespace": "x",
-                                                                     "started": "7"}))  # fmt: skip
+    run.lock_file.write_text(
+        run.lock_file.read_text() or json.dumps({"pid": 5, "host": "elsewhere", "namespace": "x", "started": "7"})
+    )
     with pytest.raises(DataError, match=r"process 5 of elsewhere.*has ended, remove that file"), run.lock():
         pass
 
@@ -154,8 +155,9 @@ def test_without_locks_the_name_in_the_file_says_who_writes(monkeypatch: pytest.
 def test_what_may_change_is_told_and_what_may_not_is_refused_all_at_once() -> None:
     run = _run(Path("here"))
     drawn = ["seed=null"]  # keeps the seed that was drawn
-    allowed = check_resumable(run, _settings("trainer.epochs=9", "optimizer.learning_rate=0.5", "logger.csv=false",
-                                             *drawn))  # fmt: skip
+    allowed = check_resumable(
+        run, _settings("trainer.epochs=9", "optimizer.learning_rate=0.5", "logger.csv=false", *drawn)
+    )
     assert allowed == {"trainer.epochs": (3, 9), "optimizer.learning_rate": (0.001, 0.5)}
     with pytest.raises(ConfigError) as error:
         check_resumable(run, _settings("seed=4", "model.hidden_units=[8]", "trainer.batch_size=8"))
@@ -204,8 +206,10 @@ def test_a_damaged_record_is_named() -> None:
 
 def test_the_devices_of_a_divided_model_may_change_and_those_of_replicas_may_not() -> None:
     one, replicas = Settings(), Settings(distribute=DistributeSettings("data_parallel", 2))
-    pair, square = (Settings(distribute=DistributeSettings("model_parallel", mesh=mesh, layout={"k": ["model"]}))
-                    for mesh in ({"data": 1, "model": 2}, {"data": 2, "model": 2}))  # fmt: skip
+    pair, square = (
+        Settings(distribute=DistributeSettings("model_parallel", mesh=mesh, layout={"k": ["model"]}))
+        for mesh in ({"data": 1, "model": 2}, {"data": 2, "model": 2})
+    )
     for before, now in ((pair, square), (pair, one), (one, square)):
         assert not forbidden_changes(before, now)
     for before, now in ((replicas, pair), (pair, replicas), (replicas, one)):

@@ -36,8 +36,11 @@ def test_a_summary_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     with pytest.raises(DataError, match="can't be read: No such file"):
         read_summary(path)
-    for text, words in (("{", "is damaged: Expecting"), ("[]", "is damaged: it must hold a JSON object"),
-                        ('{"schema_version": 2}', "schema_version must be 1. Received: 2")):  # fmt: skip
+    for text, words in (
+        ("{", "is damaged: Expecting"),
+        ("[]", "is damaged: it must hold a JSON object"),
+        ('{"schema_version": 2}', "schema_version must be 1. Received: 2"),
+    ):
         path.write_text(text)
         with pytest.raises(DataError, match=words):
             read_summary(path)

@@ -18,9 +18,13 @@ def test_bounds_leave_a_margin_that_comes_from_the_seeds() -> None:
     reached = {"a": [0.1, 0.12, 0.14], "b": [7.0, 7.2, 7.4], "c": [12, 14, 13], "d": [8, 8, 8], "e": [0.25, 0.25, 0.25]}
     # three deviations of 0.02, 0.2 and 1; counters that are equal are exact; half a percent where seeds agree
     assert new_figures(expect, reached) == {
-        ("a", "min"): 0.06, ("b", "tolerance"): 0.6, ("b", "value"): pytest.approx(7.2), ("c", "max"): 16, ("d",): 8,
+        ("a", "min"): 0.06,
+        ("b", "tolerance"): 0.6,
+        ("b", "value"): pytest.approx(7.2),
+        ("c", "max"): 16,
+        ("d",): 8,
         ("e",): {"value": 0.25, "atol": 0.00125},
-    }  # fmt: skip
+    }
 
 
 def test_a_value_that_seeds_do_not_agree_on_is_not_written() -> None:
@@ -29,11 +33,17 @@ def test_a_value_that_seeds_do_not_agree_on_is_not_written() -> None:
 
 
 def test_a_first_block_has_bounds_on_the_side_that_matters() -> None:
-    seeds = [{"metrics": {"loss": 0.1, "val_loss": loss, "val_accuracy": 0.96}, "steps_seen": 5, "skipped_steps": 1}
-             for loss in (0.2, 0.3, 0.4)]  # fmt: skip
+    seeds = [
+        {"metrics": {"loss": 0.1, "val_loss": loss, "val_accuracy": 0.96}, "steps_seen": 5, "skipped_steps": 1}
+        for loss in (0.2, 0.3, 0.4)
+    ]
     found = first_figures(seeds)
-    assert found == {("val_loss", "max"): 0.6, ("val_accuracy", "min"): 0.9552, ("steps_seen",): 5,
-                     ("skipped_steps", "max"): 1}  # fmt: skip
+    assert found == {
+        ("val_loss", "max"): 0.6,
+        ("val_accuracy", "min"): 0.9552,
+        ("steps_seen",): 5,
+        ("skipped_steps", "max"): 1,
+    }
 
 
 def test_update_leaves_an_expectation_that_came_to_nan_and_says_so(outcome, tmp_path, monkeypatch, capsys) -> None:
@@ -46,8 +56,9 @@ def test_update_leaves_an_expectation_that_came_to_nan_and_says_so(outcome, tmp_
     assert "expect.val_loss.max is not written: it would be nan, which nothing meets" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("value", ["ends\n", "a\rb", "a\u2028b", ["two\nlines", 1e-3], "loss went up " * 10,
-                                   {"two\nlines": "b\nc"}])
+@pytest.mark.parametrize(
+    "value", ["ends\n", "a\rb", "a\u2028b", ["two\nlines", 1e-3], "loss went up " * 10, {"two\nlines": "b\nc"}]
+)
 def test_a_value_with_line_breaks_is_written_whole_and_on_one_line(value: Any) -> None:
     written = format_yaml_value(value)
     assert len(written.splitlines()) == 1 and yaml.safe_load(written) == value

@@ -34,8 +34,11 @@ def _entry(key: Key) -> list[str]:
 
 def _value(key: Key) -> str:
     default = key.default
-    if isinstance(default, float) and default > 0 and default.hex().startswith("0x1.0000000000000p") and (
-        not 0.1 <= default <= 100
+    if (
+        isinstance(default, float)
+        and default > 0
+        and default.hex().startswith("0x1.0000000000000p")
+        and (not 0.1 <= default <= 100)
     ):
         return f"2**{int(default.hex().partition('p')[2])}"
     return _scalar(default)

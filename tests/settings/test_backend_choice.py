@@ -40,12 +40,17 @@ def test_a_script_runs_on_the_only_backend_that_is_installed(monkeypatch, capsys
 @pytest.mark.parametrize(
     ("word", "variable", "recipe", "wanted"),
     [
-        ([], None, None, "tensorflow"), ([], "jax", None, "jax"), ([], None, OF_JAX, "jax"), ([], None, OTHER, "jax"),
-        ([], "tensorflow", OF_JAX, "tensorflow"), (["backend=tensorflow"], "jax", OF_JAX, "tensorflow"),
-        (["backend.name=jax"], "tensorflow", None, "jax"), (["backend=auto"], "jax", OF_JAX, "jax"),
+        ([], None, None, "tensorflow"),
+        ([], "jax", None, "jax"),
+        ([], None, OF_JAX, "jax"),
+        ([], None, OTHER, "jax"),
+        ([], "tensorflow", OF_JAX, "tensorflow"),
+        (["backend=tensorflow"], "jax", OF_JAX, "tensorflow"),
+        (["backend.name=jax"], "tensorflow", None, "jax"),
+        (["backend=auto"], "jax", OF_JAX, "jax"),
         (["backend.device=cpu"], "jax", None, "jax"),
     ],
-)  # fmt: skip
+)
 def test_the_order_in_which_a_backend_is_taken(word, variable, recipe, wanted, monkeypatch):
     installed(monkeypatch, "tensorflow", "jax")
     if variable:

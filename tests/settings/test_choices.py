@@ -35,7 +35,7 @@ def test_a_given_key_is_taken_back(own) -> None:
         (["data.kwargs={n: 5}"], {"n": 5, "some-options": {"depth": 1}}),
         (["data.kwargs={some-options: {}}"], {"n": 3, "some-options": {}}),
     ],
-)  # fmt: skip
+)
 def test_an_empty_dictionary_empties_the_recipes_and_a_filled_one_is_merged(words, kwargs, write_recipe) -> None:
     recipe = write_recipe("data: {loader: 'a:f', kwargs: {n: 3, some-options: {depth: 1}}}\n")
     assert load_settings([recipe, *words]).data.kwargs == kwargs
@@ -43,8 +43,11 @@ def test_an_empty_dictionary_empties_the_recipes_and_a_filled_one_is_merged(word
 
 @pytest.mark.slow
 def test_a_recipe_empties_what_the_one_it_starts_from_has(write_recipe) -> None:
-    write_recipe("data: {loader: 'a:f', kwargs: {n: 3, deep: {a: 1}}}\npolicy: {overrides: {dense: float32}}\n"
-                 "trainer: {epochs: 3}\n", "base.yaml")  # fmt: skip
+    write_recipe(
+        "data: {loader: 'a:f', kwargs: {n: 3, deep: {a: 1}}}\npolicy: {overrides: {dense: float32}}\n"
+        "trainer: {epochs: 3}\n",
+        "base.yaml",
+    )
     start = "defaults: [optional ./base.yaml, optional ./absent.yaml]\n"  # Hydra has groups alone that are optional
     emptied = load_settings([write_recipe(f"{start}data: {{kwargs: {{}}}}\npolicy: {{overrides: {{}}}}\ntrainer:\n")])
     assert (emptied.data.kwargs, emptied.policy.overrides, emptied.trainer.epochs) == ({}, {}, 3)

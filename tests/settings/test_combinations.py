@@ -9,134 +9,296 @@ from mpt_cli.settings.load import load_settings
 _DIVIDED = ["distribute.mesh={data: 2, model: 2}", "distribute.layout={.*kernel: [null, model]}"]
 # each with what is said of it; words of different sections stand together, as composing takes a tenth of a second
 _WRONG = [
-    (["model.builder=build", "data.loader=./mymodel:load", "loss_scale.min_scale=8", "loss_scale.max_scale=4",
-      "trainer.gradient_health_every_steps=0", "recipe=a/b", "optimizer.clipnorm=1", "optimizer.global_clipnorm=2",
-      "expect.val_accuracy.mn=0.9"],
-     ["model.builder: must be package.module:function or path/to/file.py:function. Received: 'build'.",
-      "data.loader: ./mymodel is no module name; a file is named by its path, as in ./my_file.py:function. "
-      "Received: './mymodel:load'.",
-      "loss_scale.min_scale: must be <= loss_scale.max_scale, which is 4. Received: 8.0.",
-      "trainer.gradient_health_every_steps: must be auto, null or a whole number >= 1. Received: 0.",
-      "recipe: must be fit for a folder name: it names the folder under runs/. Received: 'a/b'.",
-      "optimizer.global_clipnorm: must be the only way of clipping; optimizer.clipnorm is given too. Received: 2.0. "
-      "Keep one of them.",
-      "expect.val_accuracy.mn: must be one of min, max, value, tolerance, rtol, atol. Received: 'mn'. "
-      "Did you mean min?"]),
-    (["loss_scale.initial_scale=2**40", "model=transformer", "model.width=130", "trainer.steps_per_execution=0",
-      "optimizer.ema_momentum=0.5", "data=synthetic", "data.task=tokens", "data.input_shape=[2,3]", "expect.loss=low"],
-     ["loss_scale.initial_scale: must lie within loss_scale.min_scale=6.10352e-05 and max_scale=4.29497e+09. "
-      "Received: 1099511627776.0. Move the bound if you mean it.",
-      "model.width: must be a multiple of model.heads=4. Received: 130.",
-      "trainer.steps_per_execution: must be auto or a whole number >= 1. Received: 0.",
-      "optimizer.ema_momentum: must be left out when optimizer.use_ema is false: nothing uses it. Received: 0.5. "
-      "Set optimizer.use_ema=true.",
-      "data.input_shape: must be [sequence_length] with data.task=tokens. Received: [2, 3].",
-      "expect.loss: must be a number (exact), or a mapping with min, max, value, tolerance, rtol, atol. "
-      "Received: 'low'."]),
-    (["loss_scale.mode=fixed", "loss_scale.growth_steps=5", "model=resnet", "model.blocks=[1,1]",
-      "optimizer.schedule.decay_steps=5", "data=synthetic", "data.input_shape=[]", "expect.loss={}"],
-     ["loss_scale.growth_steps: must be left out with loss_scale.mode=fixed: a fixed scale never moves. Received: 5. "
-      "Use loss_scale=dynamic.",
-      "model.blocks: must have as many entries as model.filters=[16, 32, 64], one per stage. Received: [1, 1].",
-      "optimizer.schedule.decay_steps: must be left out with optimizer.schedule.name=constant: nothing uses it. "
-      "Received: 5. It belongs to optimizer.schedule.name=cosine or exponential.",
-      "data.input_shape: must have at least one entry. Received: [].",
-      "expect.loss: must have at least one of min, max, value, tolerance, rtol, atol. Received: {}."]),
-    (["loss_scale.mode=logmax", "loss_scale.hysteresis=5", "model=resnet", "model.blocks=[]", "model.filters=[]",
-      "optimizer.schedule.name=exponential", "optimizer.schedule.decay_rate=0.5",
-      "expect.loss={max: nan}"],
-     ["loss_scale.hysteresis: must be left out with loss_scale.mode=logmax: it follows the gradients. Received: 5. "
-      "Use loss_scale=dynamic.",
-      "model.filters: must have at least one stage. Received: [].",
-      "optimizer.schedule.decay_steps: must be given with optimizer.schedule.name=exponential.",
-      "expect.loss.max: must be a finite number. Received: nan."]),
-    (["loss_scale.deviations=2", "optimizer.schedule.name=piecewise", "optimizer.schedule.boundaries=[5,3]",
-      "optimizer.schedule.values=[1,1,1]", "expect.loss={min: 3, max: 2}"],
-     ["loss_scale.deviations: must be left out with loss_scale.mode=auto: only logmax uses it. Received: 2.0. "
-      "Use loss_scale=logmax.",
-      "optimizer.schedule.boundaries: must rise from entry to entry. Received: [5, 3].",
-      "expect.loss.min: must be <= expect.loss.max=2. Received: 3."]),
-    (["loss_scale.schedules_follow=all_steps", "loss_scale=none", "optimizer.schedule.name=piecewise",
-      "optimizer.schedule.boundaries=[3]", "optimizer.schedule.values=[1]"],
-     ["loss_scale.schedules_follow: must be left out with loss_scale.mode=none: no step is skipped. "
-      "Received: 'all_steps'.",
-      "optimizer.schedule.values: must have 2 entries, one more than optimizer.schedule.boundaries. Received: [1.0]."]),
-    (["loss_scale.schedules_follow=all_steps", "loss_scale=fixed", "loss_scale.on_overflow=apply"],
-     ["loss_scale.schedules_follow: must be left out with loss_scale.on_overflow=apply: no step is skipped. "
-      "Received: 'all_steps'."]),
-    (["loss_scale.schedules_follow=all_steps", "optimizer.gradient_accumulation_steps=2"],
-     ["loss_scale.schedules_follow: must be applied_steps with optimizer.gradient_accumulation_steps=2: a skipped step "
-      "that counts would end a group of gradients early. Received: 'all_steps'."]),
-    (["loss_scale.on_overflow=abort"],
-     ["loss_scale.on_overflow: must be skip with loss_scale.mode=auto. Received: 'abort'. Use loss_scale=fixed."]),
-    (["loss_scale.max_skip_rate=null", "loss_scale.skip_rate_window=99"],
-     ["loss_scale.skip_rate_window: must be left out when loss_scale.max_skip_rate is null: nothing uses it. "
-      "Received: 99."]),
-    (["policy=bfloat16"],
-     ["policy.name: must not be bfloat16 with optimizer=adam: with variables in bfloat16 the weights would never move. "
-      "Received: 'bfloat16'. Use policy.name=mixed_bfloat16, optimizer=sgd, or policy.stochastic_rounding=true."]),
-    (["policy=float16", "optimizer=lamb"],
-     ["policy.name: must not be float16 with optimizer=lamb: with variables in float16 steps would be about 1.5 or "
-      "nothing. Received: 'float16'. Use policy.name=mixed_float16, optimizer=sgd, or "
-      "policy.stochastic_rounding=true."]),
-    (["policy=mixed_bfloat16", "policy.stochastic_rounding=true"],
-     ["policy.stochastic_rounding: must be false with policy.name=mixed_bfloat16: its weights are not in half "
-      "precision, so that there is nothing to round. Received: True. Use policy=bfloat16 or policy=float16."]),
-    (["policy=bfloat16", "optimizer=sgd", "policy.stochastic_rounding=true", "distribute=mirrored"],
-     ["policy.stochastic_rounding: must be false with distribute=mirrored. Received: True. Use backend=jax with "
-      "distribute=data_parallel."]),
-    (["distribute=data_parallel"],
-     ["distribute.name: data_parallel must have backend=jax, here it is tensorflow. Received: 'data_parallel'. "
-      "Use backend=jax or distribute=mirrored."]),
-    (["distribute=mirrored", "backend=jax"],
-     ["distribute.name: mirrored must have backend=tensorflow, here it is jax. Received: 'mirrored'. "
-      "Use backend=tensorflow or distribute=data_parallel."]),
-    (["distribute.devices=2"],
-     ["distribute.devices: must be left out with distribute=none. Received: 2. "
-      "Use distribute=mirrored or data_parallel."]),
-    (["distribute=model_parallel", *_DIVIDED],
-     ["distribute.name: model_parallel must have backend=jax, here it is tensorflow. Received: 'model_parallel'. Use "
-      "backend=jax."]),
-    (["backend=jax", "distribute=model_parallel", _DIVIDED[1]],
-     ["distribute.mesh: must be given with distribute=model_parallel. For example distribute.mesh={data: 1, "
-      "model: 2}."]),
-    (["backend=jax", "distribute=model_parallel", "distribute.mesh={model: 4}", _DIVIDED[1]],
-     ["distribute.mesh: must have an axis data, along which each batch is split. Received: {'model': 4}. data: 1 "
-      "splits none."]),
-    (["backend=jax", "distribute=model_parallel", *_DIVIDED, "distribute.devices=2"],
-     ["distribute.devices: must be null or 4, the devices of distribute.mesh (data 2 x model 2). Received: 2. Leave it "
-      "out."]),
-    (["backend=jax", "distribute=model_parallel", "distribute.mesh={data: 0}", _DIVIDED[1]],
-     ["distribute.mesh: must be >= 1 and <= 65536. Received: {'data': 0}."]),
-    (["backend=jax", "distribute=model_parallel", "distribute.mesh={data: 1.5}", _DIVIDED[1]],
-     ["distribute.mesh: must be a mapping from names to whole numbers. Received: {'data': 1.5}."]),
-    (["backend=jax", "distribute=model_parallel", _DIVIDED[0]],
-     ["distribute.layout: must have a pattern with distribute=model_parallel: else no variable is divided. For example "
-      "distribute.layout={.*kernel: [null, model]}; or use distribute=data_parallel."]),
-    (["backend=jax", "distribute=model_parallel", _DIVIDED[0], "distribute.layout={.*kernel: [null, modle]}"],
-     ["distribute.layout..*kernel: must name axes of distribute.mesh (data, model) or null. Received: 'modle'. Did you "
-      "mean model?"]),
-    (["backend=jax", "distribute=model_parallel", _DIVIDED[0], "distribute.layout={.*kernel: model}"],
-     ["distribute.layout..*kernel: must be a list with an axis of distribute.mesh or null for each axis of the "
-      "variable. Received: 'model'."]),
-    (["backend=jax", "distribute=model_parallel", _DIVIDED[0], "distribute.layout={.*kernel: [model, model]}"],
-     ["distribute.layout..*kernel: must name an axis of distribute.mesh once. Received: ['model', 'model']."]),
-    (["backend=jax", "distribute=model_parallel", _DIVIDED[0], "distribute.layout={*kernel: [null, model]}"],
-     ["distribute.layout: its patterns must be regular expressions: nothing to repeat at position 0. Received: "
-      "'*kernel'."]),
-    (["backend=jax", "distribute=data_parallel", _DIVIDED[0]],
-     ["distribute.mesh: must be left out with distribute=data_parallel: nothing uses it. Received: {'data': 2, "
-      "'model': 2}. Use distribute=model_parallel backend=jax."]),
-    ([_DIVIDED[1]],
-     ["distribute.layout: must be left out with distribute=none: nothing uses it. Received: {'.*kernel': [None, "
-      "'model']}. Use distribute=model_parallel backend=jax."]),
-    (["distribute=mirrored", "optimizer.gradient_accumulation_steps=2"],
-     ["optimizer.gradient_accumulation_steps: must be null with distribute=mirrored: Keras cannot accumulate there. "
-      "Received: 2. Raise trainer.batch_size instead."]),
-    (["distribute=mirrored", "optimizer.clipvalue=2"],
-     ["optimizer.clipvalue: must be null with distribute=mirrored: Keras clips on each replica, before gradients are "
-      "added up. Received: 2.0. Use backend=jax distribute=data_parallel, or distribute=none."]),
-]  # fmt: skip
+    (
+        [
+            "model.builder=build",
+            "data.loader=./mymodel:load",
+            "loss_scale.min_scale=8",
+            "loss_scale.max_scale=4",
+            "trainer.gradient_health_every_steps=0",
+            "recipe=a/b",
+            "optimizer.clipnorm=1",
+            "optimizer.global_clipnorm=2",
+            "expect.val_accuracy.mn=0.9",
+        ],
+        [
+            "model.builder: must be package.module:function or path/to/file.py:function. Received: 'build'.",
+            "data.loader: ./mymodel is no module name; a file is named by its path, as in ./my_file.py:function. "
+            "Received: './mymodel:load'.",
+            "loss_scale.min_scale: must be <= loss_scale.max_scale, which is 4. Received: 8.0.",
+            "trainer.gradient_health_every_steps: must be auto, null or a whole number >= 1. Received: 0.",
+            "recipe: must be fit for a folder name: it names the folder under runs/. Received: 'a/b'.",
+            "optimizer.global_clipnorm: must be the only way of clipping; optimizer.clipnorm is given too. Received: 2.0. "
+            "Keep one of them.",
+            "expect.val_accuracy.mn: must be one of min, max, value, tolerance, rtol, atol. Received: 'mn'. "
+            "Did you mean min?",
+        ],
+    ),
+    (
+        [
+            "loss_scale.initial_scale=2**40",
+            "model=transformer",
+            "model.width=130",
+            "trainer.steps_per_execution=0",
+            "optimizer.ema_momentum=0.5",
+            "data=synthetic",
+            "data.task=tokens",
+            "data.input_shape=[2,3]",
+            "expect.loss=low",
+        ],
+        [
+            "loss_scale.initial_scale: must lie within loss_scale.min_scale=6.10352e-05 and max_scale=4.29497e+09. "
+            "Received: 1099511627776.0. Move the bound if you mean it.",
+            "model.width: must be a multiple of model.heads=4. Received: 130.",
+            "trainer.steps_per_execution: must be auto or a whole number >= 1. Received: 0.",
+            "optimizer.ema_momentum: must be left out when optimizer.use_ema is false: nothing uses it. Received: 0.5. "
+            "Set optimizer.use_ema=true.",
+            "data.input_shape: must be [sequence_length] with data.task=tokens. Received: [2, 3].",
+            "expect.loss: must be a number (exact), or a mapping with min, max, value, tolerance, rtol, atol. "
+            "Received: 'low'.",
+        ],
+    ),
+    (
+        [
+            "loss_scale.mode=fixed",
+            "loss_scale.growth_steps=5",
+            "model=resnet",
+            "model.blocks=[1,1]",
+            "optimizer.schedule.decay_steps=5",
+            "data=synthetic",
+            "data.input_shape=[]",
+            "expect.loss={}",
+        ],
+        [
+            "loss_scale.growth_steps: must be left out with loss_scale.mode=fixed: a fixed scale never moves. Received: 5. "
+            "Use loss_scale=dynamic.",
+            "model.blocks: must have as many entries as model.filters=[16, 32, 64], one per stage. Received: [1, 1].",
+            "optimizer.schedule.decay_steps: must be left out with optimizer.schedule.name=constant: nothing uses it. "
+            "Received: 5. It belongs to optimizer.schedule.name=cosine or exponential.",
+            "data.input_shape: must have at least one entry. Received: [].",
+            "expect.loss: must have at least one of min, max, value, tolerance, rtol, atol. Received: {}.",
+        ],
+    ),
+    (
+        [
+            "loss_scale.mode=logmax",
+            "loss_scale.hysteresis=5",
+            "model=resnet",
+            "model.blocks=[]",
+            "model.filters=[]",
+            "optimizer.schedule.name=exponential",
+            "optimizer.schedule.decay_rate=0.5",
+            "expect.loss={max: nan}",
+        ],
+        [
+            "loss_scale.hysteresis: must be left out with loss_scale.mode=logmax: it follows the gradients. Received: 5. "
+            "Use loss_scale=dynamic.",
+            "model.filters: must have at least one stage. Received: [].",
+            "optimizer.schedule.decay_steps: must be given with optimizer.schedule.name=exponential.",
+            "expect.loss.max: must be a finite number. Received: nan.",
+        ],
+    ),
+    (
+        [
+            "loss_scale.deviations=2",
+            "optimizer.schedule.name=piecewise",
+            "optimizer.schedule.boundaries=[5,3]",
+            "optimizer.schedule.values=[1,1,1]",
+            "expect.loss={min: 3, max: 2}",
+        ],
+        [
+            "loss_scale.deviations: must be left out with loss_scale.mode=auto: only logmax uses it. Received: 2.0. "
+            "Use loss_scale=logmax.",
+            "optimizer.schedule.boundaries: must rise from entry to entry. Received: [5, 3].",
+            "expect.loss.min: must be <= expect.loss.max=2. Received: 3.",
+        ],
+    ),
+    (
+        [
+            "loss_scale.schedules_follow=all_steps",
+            "loss_scale=none",
+            "optimizer.schedule.name=piecewise",
+            "optimizer.schedule.boundaries=[3]",
+            "optimizer.schedule.values=[1]",
+        ],
+        [
+            "loss_scale.schedules_follow: must be left out with loss_scale.mode=none: no step is skipped. "
+            "Received: 'all_steps'.",
+            "optimizer.schedule.values: must have 2 entries, one more than optimizer.schedule.boundaries. Received: [1.0].",
+        ],
+    ),
+    (
+        ["loss_scale.schedules_follow=all_steps", "loss_scale=fixed", "loss_scale.on_overflow=apply"],
+        [
+            "loss_scale.schedules_follow: must be left out with loss_scale.on_overflow=apply: no step is skipped. "
+            "Received: 'all_steps'."
+        ],
+    ),
+    (
+        ["loss_scale.schedules_follow=all_steps", "optimizer.gradient_accumulation_steps=2"],
+        [
+            "loss_scale.schedules_follow: must be applied_steps with optimizer.gradient_accumulation_steps=2: a skipped step "
+            "that counts would end a group of gradients early. Received: 'all_steps'."
+        ],
+    ),
+    (
+        ["loss_scale.on_overflow=abort"],
+        ["loss_scale.on_overflow: must be skip with loss_scale.mode=auto. Received: 'abort'. Use loss_scale=fixed."],
+    ),
+    (
+        ["loss_scale.max_skip_rate=null", "loss_scale.skip_rate_window=99"],
+        [
+            "loss_scale.skip_rate_window: must be left out when loss_scale.max_skip_rate is null: nothing uses it. "
+            "Received: 99."
+        ],
+    ),
+    (
+        ["policy=bfloat16"],
+        [
+            "policy.name: must not be bfloat16 with optimizer=adam: with variables in bfloat16 the weights would never move. "
+            "Received: 'bfloat16'. Use policy.name=mixed_bfloat16, optimizer=sgd, or policy.stochastic_rounding=true."
+        ],
+    ),
+    (
+        ["policy=float16", "optimizer=lamb"],
+        [
+            "policy.name: must not be float16 with optimizer=lamb: with variables in float16 steps would be about 1.5 or "
+            "nothing. Received: 'float16'. Use policy.name=mixed_float16, optimizer=sgd, or "
+            "policy.stochastic_rounding=true."
+        ],
+    ),
+    (
+        ["policy=mixed_bfloat16", "policy.stochastic_rounding=true"],
+        [
+            "policy.stochastic_rounding: must be false with policy.name=mixed_bfloat16: its weights are not in half "
+            "precision, so that there is nothing to round. Received: True. Use policy=bfloat16 or policy=float16."
+        ],
+    ),
+    (
+        ["policy=bfloat16", "optimizer=sgd", "policy.stochastic_rounding=true", "distribute=mirrored"],
+        [
+            "policy.stochastic_rounding: must be false with distribute=mirrored. Received: True. Use backend=jax with "
+            "distribute=data_parallel."
+        ],
+    ),
+    (
+        ["distribute=data_parallel"],
+        [
+            "distribute.name: data_parallel must have backend=jax, here it is tensorflow. Received: 'data_parallel'. "
+            "Use backend=jax or distribute=mirrored."
+        ],
+    ),
+    (
+        ["distribute=mirrored", "backend=jax"],
+        [
+            "distribute.name: mirrored must have backend=tensorflow, here it is jax. Received: 'mirrored'. "
+            "Use backend=tensorflow or distribute=data_parallel."
+        ],
+    ),
+    (
+        ["distribute.devices=2"],
+        [
+            "distribute.devices: must be left out with distribute=none. Received: 2. "
+            "Use distribute=mirrored or data_parallel."
+        ],
+    ),
+    (
+        ["distribute=model_parallel", *_DIVIDED],
+        [
+            "distribute.name: model_parallel must have backend=jax, here it is tensorflow. Received: 'model_parallel'. Use "
+            "backend=jax."
+        ],
+    ),
+    (
+        ["backend=jax", "distribute=model_parallel", _DIVIDED[1]],
+        [
+            "distribute.mesh: must be given with distribute=model_parallel. For example distribute.mesh={data: 1, "
+            "model: 2}."
+        ],
+    ),
+    (
+        ["backend=jax", "distribute=model_parallel", "distribute.mesh={model: 4}", _DIVIDED[1]],
+        [
+            "distribute.mesh: must have an axis data, along which each batch is split. Received: {'model': 4}. data: 1 "
+            "splits none."
+        ],
+    ),
+    (
+        ["backend=jax", "distribute=model_parallel", *_DIVIDED, "distribute.devices=2"],
+        [
+            "distribute.devices: must be null or 4, the devices of distribute.mesh (data 2 x model 2). Received: 2. Leave it "
+            "out."
+        ],
+    ),
+    (
+        ["backend=jax", "distribute=model_parallel", "distribute.mesh={data: 0}", _DIVIDED[1]],
+        ["distribute.mesh: must be >= 1 and <= 65536. Received: {'data': 0}."],
+    ),
+    (
+        ["backend=jax", "distribute=model_parallel", "distribute.mesh={data: 1.5}", _DIVIDED[1]],
+        ["distribute.mesh: must be a mapping from names to whole numbers. Received: {'data': 1.5}."],
+    ),
+    (
+        ["backend=jax", "distribute=model_parallel", _DIVIDED[0]],
+        [
+            "distribute.layout: must have a pattern with distribute=model_parallel: else no variable is divided. For example "
+            "distribute.layout={.*kernel: [null, model]}; or use distribute=data_parallel."
+        ],
+    ),
+    (
+        ["backend=jax", "distribute=model_parallel", _DIVIDED[0], "distribute.layout={.*kernel: [null, modle]}"],
+        [
+            "distribute.layout..*kernel: must name axes of distribute.mesh (data, model) or null. Received: 'modle'. Did you "
+            "mean model?"
+        ],
+    ),
+    (
+        ["backend=jax", "distribute=model_parallel", _DIVIDED[0], "distribute.layout={.*kernel: model}"],
+        [
+            "distribute.layout..*kernel: must be a list with an axis of distribute.mesh or null for each axis of the "
+            "variable. Received: 'model'."
+        ],
+    ),
+    (
+        ["backend=jax", "distribute=model_parallel", _DIVIDED[0], "distribute.layout={.*kernel: [model, model]}"],
+        ["distribute.layout..*kernel: must name an axis of distribute.mesh once. Received: ['model', 'model']."],
+    ),
+    (
+        ["backend=jax", "distribute=model_parallel", _DIVIDED[0], "distribute.layout={*kernel: [null, model]}"],
+        [
+            "distribute.layout: its patterns must be regular expressions: nothing to repeat at position 0. Received: "
+            "'*kernel'."
+        ],
+    ),
+    (
+        ["backend=jax", "distribute=data_parallel", _DIVIDED[0]],
+        [
+            "distribute.mesh: must be left out with distribute=data_parallel: nothing uses it. Received: {'data': 2, "
+            "'model': 2}. Use distribute=model_parallel backend=jax."
+        ],
+    ),
+    (
+        [_DIVIDED[1]],
+        [
+            "distribute.layout: must be left out with distribute=none: nothing uses it. Received: {'.*kernel': [None, "
+            "'model']}. Use distribute=model_parallel backend=jax."
+        ],
+    ),
+    (
+        ["distribute=mirrored", "optimizer.gradient_accumulation_steps=2"],
+        [
+            "optimizer.gradient_accumulation_steps: must be null with distribute=mirrored: Keras cannot accumulate there. "
+            "Received: 2. Raise trainer.batch_size instead."
+        ],
+    ),
+    (
+        ["distribute=mirrored", "optimizer.clipvalue=2"],
+        [
+            "optimizer.clipvalue: must be null with distribute=mirrored: Keras clips on each replica, before gradients are "
+            "added up. Received: 2.0. Use backend=jax distribute=data_parallel, or distribute=none."
+        ],
+    ),
+]
 
 
 @pytest.mark.slow
@@ -149,14 +311,27 @@ def test_a_combination_is_refused(words, said, own, messages) -> None:
 _NEIGHBOURS = [
     (["loss_scale.mode=none", "loss_scale.initial_scale=8"], "loss_scale.mode", "none"),  # the number is left out
     (["distribute=data_parallel", "backend=jax", "optimizer.global_clipnorm=2"], "optimizer.global_clipnorm", 2.0),
-    (["distribute=model_parallel", "backend=jax", _DIVIDED[0],
-      r"""distribute.layout={'.*(up|down)\d/kernel': [null, model], ".*[ab]{2}": [data]}"""], "distribute.layout",
-     {r".*(up|down)\d/kernel": [None, "model"], ".*[ab]{2}": ["data"]}),
-    (["distribute=model_parallel", "backend=jax", _DIVIDED[1], "distribute.mesh={data: 1, model: 2**2}"],
-     "distribute.device_count", 4),
-    (["expect={loss: {value: 1, tolerance: 0.5}, steps_seen: 4}"], "expect",
-     {"val_accuracy": {"min": 0.5}, "loss": {"value": 1, "tolerance": 0.5}, "steps_seen": 4}),  # merged
-]  # fmt: skip
+    (
+        [
+            "distribute=model_parallel",
+            "backend=jax",
+            _DIVIDED[0],
+            r"""distribute.layout={'.*(up|down)\d/kernel': [null, model], ".*[ab]{2}": [data]}""",
+        ],
+        "distribute.layout",
+        {r".*(up|down)\d/kernel": [None, "model"], ".*[ab]{2}": ["data"]},
+    ),
+    (
+        ["distribute=model_parallel", "backend=jax", _DIVIDED[1], "distribute.mesh={data: 1, model: 2**2}"],
+        "distribute.device_count",
+        4,
+    ),
+    (
+        ["expect={loss: {value: 1, tolerance: 0.5}, steps_seen: 4}"],
+        "expect",
+        {"val_accuracy": {"min": 0.5}, "loss": {"value": 1, "tolerance": 0.5}, "steps_seen": 4},
+    ),  # merged
+]
 
 
 @pytest.mark.slow

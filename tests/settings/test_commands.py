@@ -8,8 +8,27 @@ import pytest
 from mpt_cli.settings.overrides import format_override, parse_override
 from mpt_cli.settings.search_path import conf_override, shell_command
 
-NAMES = ["plain-1.x", "my run", "a,b", "a=b", "it's", 'say "so"', "größe", "null", "-x", "[x]", "{a: b}", "'x'", " x",
-         "a\\b", 'a\\"b', "${x}", "$x", "2024_11_21", "auto*"]  # fmt: skip
+NAMES = [
+    "plain-1.x",
+    "my run",
+    "a,b",
+    "a=b",
+    "it's",
+    'say "so"',
+    "größe",
+    "null",
+    "-x",
+    "[x]",
+    "{a: b}",
+    "'x'",
+    " x",
+    "a\\b",
+    'a\\"b',
+    "${x}",
+    "$x",
+    "2024_11_21",
+    "auto*",
+]
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "${" not in name])

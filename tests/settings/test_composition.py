@@ -29,10 +29,23 @@ PROJECT = {
     "above.yaml": "defaults: [_self_, base]\ntrainer: {epochs: 9}\n",
 }
 OWN = "trainer: {epochs: 12}\n"
-KEYS = ("seed", "description", "trainer.epochs", "trainer.batch_size", "trainer.log_every_steps",
-        "trainer.early_stopping.patience", "optimizer.name", "optimizer.learning_rate", "optimizer.schedule.name",
-        "optimizer.schedule.warmup_steps", "loss_scale.mode", "loss_scale.initial_scale", "loss_scale.growth_steps",
-        "policy.name", "expect")  # fmt: skip
+KEYS = (
+    "seed",
+    "description",
+    "trainer.epochs",
+    "trainer.batch_size",
+    "trainer.log_every_steps",
+    "trainer.early_stopping.patience",
+    "optimizer.name",
+    "optimizer.learning_rate",
+    "optimizer.schedule.name",
+    "optimizer.schedule.warmup_steps",
+    "loss_scale.mode",
+    "loss_scale.initial_scale",
+    "loss_scale.growth_steps",
+    "policy.name",
+    "expect",
+)
 
 # (defaults list, the recipe's keys, overrides): the same words for both
 CASES = [

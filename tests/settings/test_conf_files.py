@@ -43,8 +43,10 @@ def test_every_file_composes(write_recipe) -> None:
     """Those of variants by the test below, which reads each of their keys; one of each other group at a time."""
     groups = {group: group_choices(group) for group in {*group_names()} - {*VARIANTS}}
     alone = [{group: choice} for group in ("policy", "distribute") for choice in groups.pop(group)]
-    together = [{group: choices[number % len(choices)] for group, choices in groups.items()}
-                for number in range(max(map(len, groups.values())))]  # fmt: skip
+    together = [
+        {group: choices[number % len(choices)] for group, choices in groups.items()}
+        for number in range(max(map(len, groups.values())))
+    ]
     for chosen in alone + together:
         recipe = write_recipe("defaults:\n" + "".join(f"  - {group}: {choice}\n" for group, choice in chosen.items()))
         needed = [word for choice in chosen.items() for word in _NEEDED.get(choice, [])]

@@ -46,8 +46,10 @@ def test_every_shipped_recipe_and_what_a_run_writes_of_one_keep_it(validator) ->
         ("expect: {loss: {mni: 1}}", ["expect/loss"]),
         ("hydra: {run: {dir: x}}", ["hydra"]),
         ("sweep: {gird: {seed: [1]}}", ["sweep"]),
-        ("sweep: {search: {trials: 0, sampler: tpee, space: [1]}}", ["sweep/search/sampler", "sweep/search/space",
-                                                                     "sweep/search/trials"]),
+        (
+            "sweep: {search: {trials: 0, sampler: tpee, space: [1]}}",
+            ["sweep/search/sampler", "sweep/search/space", "sweep/search/trials"],
+        ),
         ("sweep: {grid: {seed: [1]}, search: {trials: 3}}", ["sweep"]),
         ("sweep: {points: [{}, 3]}", ["sweep/points/0", "sweep/points/1"]),
         ("sweep: {launcher: {partition: gpu}, jobs: two}", ["sweep/jobs", "sweep/launcher"]),

@@ -24,33 +24,54 @@ def test_the_listing_is_what_keras_has_once_it_is_imported(listing) -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("trainer.loss=mean_squared_eror", "trainer.loss: Keras has none of this name. Received: 'mean_squared_eror'. "
-                                           "Did you mean mean_squared_error?"),
-        ("trainer.loss.price=huber_loss", "trainer.loss.price: Keras has none of this name. Received: 'huber_loss'. "
-                                          "Did you mean huber?"),
-        ("trainer.loss={_target_: keras.losses.Huber, delta: 2}", "trainer.loss: must name an object without Hydra's "
-         "_target_. Received: {'_target_': 'keras.losses.Huber', 'delta': 2}. Write {object: keras.losses:Huber, "
-         "kwargs: {delta: 2}}."),
-        ("trainer.loss={object: huber, kwarg: {delta: 2}}", "trainer.loss: there is no kwarg beside object and kwargs. "
-         "Received: {'object': 'huber', 'kwarg': {'delta': 2}}. Did you mean kwargs?"),
-        ("trainer.loss={object: huber, kwargs: 2}", "trainer.loss.kwargs: must be a mapping from names to values. "
-                                                    "Received: 2."),
-        ("trainer.loss=3", "trainer.loss: must be a Keras name, module:name, or {object: either, kwargs: {…}}. "
-                           "Received: 3."),
+        (
+            "trainer.loss=mean_squared_eror",
+            "trainer.loss: Keras has none of this name. Received: 'mean_squared_eror'. "
+            "Did you mean mean_squared_error?",
+        ),
+        (
+            "trainer.loss.price=huber_loss",
+            "trainer.loss.price: Keras has none of this name. Received: 'huber_loss'. Did you mean huber?",
+        ),
+        (
+            "trainer.loss={_target_: keras.losses.Huber, delta: 2}",
+            "trainer.loss: must name an object without Hydra's "
+            "_target_. Received: {'_target_': 'keras.losses.Huber', 'delta': 2}. Write {object: keras.losses:Huber, "
+            "kwargs: {delta: 2}}.",
+        ),
+        (
+            "trainer.loss={object: huber, kwarg: {delta: 2}}",
+            "trainer.loss: there is no kwarg beside object and kwargs. "
+            "Received: {'object': 'huber', 'kwarg': {'delta': 2}}. Did you mean kwargs?",
+        ),
+        (
+            "trainer.loss={object: huber, kwargs: 2}",
+            "trainer.loss.kwargs: must be a mapping from names to values. Received: 2.",
+        ),
+        (
+            "trainer.loss=3",
+            "trainer.loss: must be a Keras name, module:name, or {object: either, kwargs: {…}}. Received: 3.",
+        ),
         ("trainer.loss='nets:'", "trainer.loss: must be package.module:function or path/to/file.py:function. "),
         ("trainer.loss_weights={a: much}", "trainer.loss_weights: must be a number for each output, as a mapping or "),
         ("trainer.class_weight=[1]", "trainer.class_weight: must map classes to factors. Received: [1]. "),
         ("trainer.class_weight={cat: 1}", "trainer.class_weight: must name classes by their number, from 0. "),
         ("trainer.class_weight={0: -1}", "trainer.class_weight.0: must be a number >= 0. Received: -1."),
-        ("optimizer.schedule.object=cosine_dekay", "optimizer.schedule: Keras has none of this name. Received: "
-                                                   "'cosine_dekay'. Did you mean cosine_decay?"),
-        ("trainer.loss={price: mse, kind: auto}; trainer.loss_weights={kinds: 2}", "trainer.loss_weights: must name "
-         "outputs that have a loss, not kinds. Did you mean kind?"),
-        ("optimizer.schedule.object=nets:f; optimizer.schedule.warmup_steps=3", "optimizer.schedule.warmup_steps: must "
-         "be left out with optimizer.schedule.object=nets:f"),
+        (
+            "optimizer.schedule.object=cosine_dekay",
+            "optimizer.schedule: Keras has none of this name. Received: 'cosine_dekay'. Did you mean cosine_decay?",
+        ),
+        (
+            "trainer.loss={price: mse, kind: auto}; trainer.loss_weights={kinds: 2}",
+            "trainer.loss_weights: must name outputs that have a loss, not kinds. Did you mean kind?",
+        ),
+        (
+            "optimizer.schedule.object=nets:f; optimizer.schedule.warmup_steps=3",
+            "optimizer.schedule.warmup_steps: must be left out with optimizer.schedule.object=nets:f",
+        ),
         ("optimizer.schedule.kwargs.alpha=1", "optimizer.schedule.kwargs: must be left out without optimizer.schedule"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_name_is_a_problem_of_the_settings(own, messages, word, message) -> None:
     (said,) = messages(own, *word.split("; "))
     assert said.startswith(message)
@@ -59,7 +80,11 @@ def test_a_wrong_name_is_a_problem_of_the_settings(own, messages, word, message)
 @pytest.mark.slow
 def test_an_optimizer_of_the_users_is_chosen_by_its_name(own, write_recipe) -> None:
     chosen = load_settings([own, "optimizer.name=nets:Lookahead", "optimizer.kwargs.k=5"]).optimizer
-    assert (chosen.name, chosen.object, chosen.kwargs, chosen.learning_rate) == ("object", "nets:Lookahead", {"k": 5},
-                                                                                 3e-3)  # fmt: skip
+    assert (chosen.name, chosen.object, chosen.kwargs, chosen.learning_rate) == (
+        "object",
+        "nets:Lookahead",
+        {"k": 5},
+        3e-3,
+    )
     recipe = write_recipe("optimizer: {object: nets.py:Lookahead, kwargs: {k: 6}}\n", "two.yaml")
     assert load_settings([recipe]).optimizer.kwargs == {"k": 6}

@@ -62,15 +62,15 @@ def test_many_problems_are_shown_in_part(tmp_path, capsys):
     (tmp_path / "x.yaml").write_text("".join(f"k{number}: 1\n" for number in range(1000)))
     assert main(["check", f"conf={tmp_path}/x.yaml"]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "mpt check: 1,000 problems:" and lines[-1] == (
-        "  … and 950 more")  # fmt: skip
+    assert lines[0] == "mpt check: 1,000 problems:" and lines[-1] == ("  … and 950 more")
     assert len([line for line in lines if "there is no such key" in line]) == MOST_PROBLEMS
 
 
 def test_what_was_received_is_shown_in_part(capsys):
     assert main(["check", "conf=digits_mlp", f"seed={'x' * 1000}"]) == 2
     assert capsys.readouterr().err == (
-        f"mpt check: seed: must be a whole number. Received: 'xx{'x' * 497}… (1,002 characters).\n")  # fmt: skip
+        f"mpt check: seed: must be a whole number. Received: 'xx{'x' * 497}… (1,002 characters).\n"
+    )
 
 
 @pytest.mark.slow
@@ -81,7 +81,9 @@ def test_a_working_directory_that_is_gone_is_said(tmp_path):
     script = f'cd "{gone}" && rmdir "{gone}" && exec {sys.executable} -m mpt_cli train conf=digits_mlp'
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=os.environ | where)
     assert (done.returncode, done.stderr.strip()) == (
-        3, "mpt train: the working directory is gone. Change to one that exists.")  # fmt: skip
+        3,
+        "mpt train: the working directory is gone. Change to one that exists.",
+    )
 
 
 def test_a_line_that_is_too_long_is_left_out_and_said(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """A file of a group that the command line chooses wins over what the recipe's keys say of that choice."""
 
-
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import DistributeSettings, PolicySettings
 from mpt_cli.settings.variants import LossScaleSettings
@@ -13,8 +12,9 @@ def test_a_mode_wins_over_the_recipes_and_only_the_keys_it_has_stay(write_recipe
 
 
 def test_the_numbers_of_all_modes_in_a_file_of_an_earlier_version_are_read(write_recipe) -> None:
-    recipe = write_recipe("loss_scale: {mode: fixed, initial_scale: 8.0, growth_steps: 2000, hysteresis: 1, "
-                          "beta1: 0.99}\n")
+    recipe = write_recipe(
+        "loss_scale: {mode: fixed, initial_scale: 8.0, growth_steps: 2000, hysteresis: 1, beta1: 0.99}\n"
+    )
     assert load_settings([recipe]).loss_scale == LossScaleSettings(mode="fixed", initial_scale=8.0)
 
 
@@ -26,8 +26,10 @@ def test_a_mapping_that_the_chosen_file_has_empty_is_empty(write_recipe) -> None
 
 
 def test_a_file_that_is_about_some_keys_leaves_the_recipes_others(write_recipe) -> None:
-    recipe = write_recipe("trainer: {epochs: 20, batch_size: 32}\nlogger: {console: live, mlflow: true}\n"
-                          "policy: {name: mixed_float16, head: null, overrides: {a: float32}}\n")
+    recipe = write_recipe(
+        "trainer: {epochs: 20, batch_size: 32}\nlogger: {console: live, mlflow: true}\n"
+        "policy: {name: mixed_float16, head: null, overrides: {a: float32}}\n"
+    )
     settings = load_settings([recipe, "trainer=quick", "logger=quiet", "policy=mixed_bfloat16"])
     assert (settings.trainer.epochs, settings.trainer.batch_size) == (1, 32)
     assert (settings.logger.console, settings.logger.mlflow) == ("quiet", True)

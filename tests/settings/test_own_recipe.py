@@ -40,9 +40,17 @@ def written_beside(project: Path, text: str) -> list[str]:
     return ["conf=../project/mine.yaml"]
 
 
-@pytest.mark.parametrize(("written", "file"), [("parts:stack", "parts.py"), ("nets.deep:stack", "nets/deep.py"),
-                                               ("../project/parts.py:stack", "parts.py"), ("others:stack", None),
-                                               ("/abs/parts.py:stack", None), ("~/p.py:f", None)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("written", "file"),
+    [
+        ("parts:stack", "parts.py"),
+        ("nets.deep:stack", "nets/deep.py"),
+        ("../project/parts.py:stack", "parts.py"),
+        ("others:stack", None),
+        ("/abs/parts.py:stack", None),
+        ("~/p.py:f", None),
+    ],
+)
 def test_a_module_beside_the_recipe_is_found_from_everywhere_and_another_is_what_it_was(
     written, file, project, monkeypatch
 ) -> None:
@@ -57,8 +65,10 @@ def test_every_object_of_a_recipe_and_of_those_it_starts_from_is_looked_for_besi
     (project / "sub").mkdir()
     (project / "sub" / "base.yaml").write_text("data: {loader: own:load, kwargs: {name: own:load}}\n")
     (project / "sub" / "own.py").touch()
-    text = ("defaults: [./sub/base.yaml]\nmodel: {builder: parts:stack}\noptimizer: {name: parts:Slow}\ntrainer: "
-            "{loss: {a: parts:f, b: mse}, metrics: [{object: parts:g, kwargs: {f: {object: parts:h}, g: parts:h}}]}\n")
+    text = (
+        "defaults: [./sub/base.yaml]\nmodel: {builder: parts:stack}\noptimizer: {name: parts:Slow}\ntrainer: "
+        "{loss: {a: parts:f, b: mse}, metrics: [{object: parts:g, kwargs: {f: {object: parts:h}, g: parts:h}}]}\n"
+    )
     (project / "mine.yaml").write_text(text)
     settings, parts = load_settings(["conf=../project/mine.yaml"]), f"{project}/parts.py"
     assert (settings.data.loader, settings.data.kwargs) == (f"{project}/sub/own.py:load", {"name": "own:load"})
@@ -82,32 +92,53 @@ def test_a_run_goes_on_from_another_folder_that_names_the_module_otherwise(proje
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        ("model: cnn\n", "model: must be a section with keys of its own. Received: 'cnn'. "
-                         "To choose one, put `- model: cnn` in the defaults: list."),
+        (
+            "model: cnn\n",
+            "model: must be a section with keys of its own. Received: 'cnn'. "
+            "To choose one, put `- model: cnn` in the defaults: list.",
+        ),
         ("defaults:\n  - modle: cnn\n", "defaults: there is no such group. Received: 'modle'. Did you mean model?"),
-        ("defaults:\n  - model: cn\n", "defaults.model: must be one of builder, cnn, mlp, resnet, saved, transformer. "
-                                        "Received: 'cn'. Did you mean cnn?"),
+        (
+            "defaults:\n  - model: cn\n",
+            "defaults.model: must be one of builder, cnn, mlp, resnet, saved, transformer. "
+            "Received: 'cn'. Did you mean cnn?",
+        ),
         ("defaults: cnn\n", "defaults: must be a list. Received: 'cnn'. Write each entry as `- group: choice`."),
-        ("defaults:\n  - [model, cnn]\n", "defaults: each entry must be `group: choice` or a recipe. "
-                                          "Received: ['model', 'cnn']."),
+        (
+            "defaults:\n  - [model, cnn]\n",
+            "defaults: each entry must be `group: choice` or a recipe. Received: ['model', 'cnn'].",
+        ),
         ("defaults:\n  - model: cnn\n  - model: mlp\n", "defaults: model must be chosen once. Received: 'mlp'."),
-        ("defaults:\n  - model: cnn\nmodel:\n  name: mlp\n", "model.name: must agree with defaults.model=cnn. "
-                                                            "Received: 'mlp'. Keep one of the two words for model."),
-        ("defaults: [digits_cnn, model: mlp]\n", "defaults: cannot be composed: Multiple values for model. To override "
-                                                 "a value use 'override model: mlp'."),
+        (
+            "defaults:\n  - model: cnn\nmodel:\n  name: mlp\n",
+            "model.name: must agree with defaults.model=cnn. Received: 'mlp'. Keep one of the two words for model.",
+        ),
+        (
+            "defaults: [digits_cnn, model: mlp]\n",
+            "defaults: cannot be composed: Multiple values for model. To override a value use 'override model: mlp'.",
+        ),
         ("defaults:\n  - ./own.yaml\n", "defaults: a recipe must not start from itself. Received: './own.yaml'."),
-        ("hydra:\n  run: {dir: x}\n", "hydra: there is no such key. Received: {'run': {'dir': 'x'}}. "
-                                      "Sections: policy, loss_scale, model, data, optimizer, trainer, backend, logger, "
-                                      "distribute, fault."),
+        (
+            "hydra:\n  run: {dir: x}\n",
+            "hydra: there is no such key. Received: {'run': {'dir': 'x'}}. "
+            "Sections: policy, loss_scale, model, data, optimizer, trainer, backend, logger, "
+            "distribute, fault.",
+        ),
         ("model: {hidden_units: {a: 1}}\n", "model.hidden_units: must be a list of whole numbers. Received: {'a': 1}."),
-        ("optimizer: {schedule: cosine}\n", "optimizer.schedule: must be a section with keys of its own. "
-                                            "Received: 'cosine'. Did you mean optimizer.schedule.name=cosine?"),
-        ("model: {filters: [8]}\n", "model.filters: model=mlp has no such key. Received: [8]. It belongs to model=cnn, "
-                                    "model=resnet. Choose one of these, or take it back with ~model.filters."),
+        (
+            "optimizer: {schedule: cosine}\n",
+            "optimizer.schedule: must be a section with keys of its own. "
+            "Received: 'cosine'. Did you mean optimizer.schedule.name=cosine?",
+        ),
+        (
+            "model: {filters: [8]}\n",
+            "model.filters: model=mlp has no such key. Received: [8]. It belongs to model=cnn, "
+            "model=resnet. Choose one of these, or take it back with ~model.filters.",
+        ),
         ("trainer: {epochs: '${nope}'}\n", "trainer.epochs: cannot be resolved: Interpolation key 'nope' not found."),
         ("trainer: {epochs: null}\n", "trainer.epochs: must be a whole number, not null. The default is 10."),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said(written, message, write_recipe, messages) -> None:
     assert messages(write_recipe(written)) == [message]
 
@@ -131,8 +162,10 @@ def test_a_file_that_is_no_recipe(content, part, write_recipe, messages) -> None
 
 def test_what_is_no_yaml_is_shown_with_a_mark_where_the_parser_stopped(write_recipe, problems) -> None:
     (problem,) = problems(write_recipe("seed: 1\ntrainer: {epochs: 3\n"))
-    assert problem.rule == "own.yaml is not valid YAML: while parsing a flow mapping, expected ',' or '}', but got " \
-                           "'<stream end>'."  # fmt: skip
+    assert (
+        problem.rule == "own.yaml is not valid YAML: while parsing a flow mapping, expected ',' or '}', but got "
+        "'<stream end>'."
+    )
     assert str(problem.place) == f" --> own.yaml:2:20\n  |\n2 | trainer: {{epochs: 3\n  | {' ' * 19}^"
     (problem,) = problems(write_recipe("trainer: {password: hunter2\n"))  # a line with a secret is not shown
     assert str(problem.place) == " --> own.yaml:1:28"
@@ -140,8 +173,10 @@ def test_what_is_no_yaml_is_shown_with_a_mark_where_the_parser_stopped(write_rec
 
 def test_places_of_entries_of_lists_and_of_bases(write_recipe, problems) -> None:
     write_recipe("seed: 1\ntrainer:\n  loss: {a: huberr}\ndefaults: [{modle: cnn}]\n", "base.yaml")
-    recipe = write_recipe("defaults:\n  - ./base.yaml\n  - override /policy: bf16\ntrainer:\n  callbacks: [historyy]\n"
-                          "phases:\n  - epochs: 1\n    freze: [a]\n")  # fmt: skip
+    recipe = write_recipe(
+        "defaults:\n  - ./base.yaml\n  - override /policy: bf16\ntrainer:\n  callbacks: [historyy]\n"
+        "phases:\n  - epochs: 1\n    freze: [a]\n"
+    )
     places = {problem.key: problem.place for problem in problems(recipe)}
     assert {key: (place.file, place.line, place.column, place.width) for key, place in places.items()} == {
         "trainer.loss.a": ("base.yaml", 3, 10, 9),

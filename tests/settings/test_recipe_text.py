@@ -51,15 +51,27 @@ def test_shipped_files_come_back_byte_for_byte_and_an_edit_changes_only_its_line
         ("", "set", (["a", "b"], "2**10"), "a:\n  b: 2**10\n"),
         ("v: &v 5\nw: *v\n", "set", (["w"], 6), "v: &v 5\nw: 6\n"),
         ("m:\n  a:\n    b: 1\nn: 3\n", "remove", (["m", "a", "b"],), "n: 3\n"),
-        ("defaults: [{model: mlp}]\n", "choose", ("policy", "float16"),
-         "defaults: [{policy: float16}, {model: mlp}]\n"),
+        (
+            "defaults: [{model: mlp}]\n",
+            "choose",
+            ("policy", "float16"),
+            "defaults: [{policy: float16}, {model: mlp}]\n",
+        ),
         ("# top\n\nseed: 1\n", "choose", ("policy", "float16"), "# top\n\ndefaults:\n  - policy: float16\nseed: 1\n"),
-        ("defaults:\n- override /policy: float32 # p\n- model: mlp\n", "choose", ("policy", "float16"),
-         "defaults:\n- override /policy: float16 # p\n- model: mlp\n"),
-        ("policy:\n  name: float32\n  head: null\n", "choose", ("policy", "float16"),
-         "policy:\n  name: float16\n  head: null\n"),
+        (
+            "defaults:\n- override /policy: float32 # p\n- model: mlp\n",
+            "choose",
+            ("policy", "float16"),
+            "defaults:\n- override /policy: float16 # p\n- model: mlp\n",
+        ),
+        (
+            "policy:\n  name: float32\n  head: null\n",
+            "choose",
+            ("policy", "float16"),
+            "policy:\n  name: float16\n  head: null\n",
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_edit_does_what_it_says_and_all_else_stays(before, edit, arguments, after) -> None:
     assert edited(before, edit, *arguments) == after
 

@@ -62,25 +62,40 @@ def test_a_file_named_like_an_installed_module_does_not_replace_it() -> None:
     [
         ("my_nets", "k: must be package.module:function or path/to/file.py:function. Received: 'my_nets'."),
         ("my_nets:", "k: must be package.module:function or path/to/file.py:function. Received: 'my_nets:'."),
-        ("my_nest:build", "k: there is no module my_nest, neither beside the recipe, in the working directory nor "
-                          "installed. Received: 'my_nest:build'. Did you mean my_nets?"),
-        ("./my_nest.py:build", "k: there is no file ./my_nest.py. Received: './my_nest.py:build'. "
-                               "Did you mean my_nets.py?"),
+        (
+            "my_nest:build",
+            "k: there is no module my_nest, neither beside the recipe, in the working directory nor "
+            "installed. Received: 'my_nest:build'. Did you mean my_nets?",
+        ),
+        (
+            "./my_nest.py:build",
+            "k: there is no file ./my_nest.py. Received: './my_nest.py:build'. Did you mean my_nets.py?",
+        ),
         ("my_nets:bild", "k: my_nets has no bild. Received: 'my_nets:bild'. Did you mean build?"),
         ("my_nets:xyz", "k: my_nets has no xyz. Received: 'my_nets:xyz'. It has build, fail, inner, Nets."),
         ("my_nets:number", "k: number must be a function, it is of type int. Received: 'my_nets:number'."),
-        ("./my_nets:build", "k: ./my_nets is no module name; a file is named by its path, as in ./my_file.py:function. "
-                            "Received: './my_nets:build'."),
+        (
+            "./my_nets:build",
+            "k: ./my_nets is no module name; a file is named by its path, as in ./my_file.py:function. "
+            "Received: './my_nets:build'.",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_found_is_said(reference, message) -> None:
     with pytest.raises(ConfigError) as caught:
         load_function(reference, "k")
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize(("reference", "line"), [("broken:f", "1 / 0"), ("broken:f", "import not_installed_at_all"),
-                                                ("./broken.py:f", "raise SystemExit(3)"), ("./broken.py:f", "def f(:")])
+@pytest.mark.parametrize(
+    ("reference", "line"),
+    [
+        ("broken:f", "1 / 0"),
+        ("broken:f", "import not_installed_at_all"),
+        ("./broken.py:f", "raise SystemExit(3)"),
+        ("./broken.py:f", "def f(:"),
+    ],
+)
 def test_a_module_that_raises_is_the_users(reference, line) -> None:
     Path("broken.py").write_text(line + "\n")
     with pytest.raises(UserCodeError, match=rf"^k: importing {reference} raised \w+") as caught:
@@ -146,9 +161,14 @@ instance = Kind(7)
 
 @pytest.mark.parametrize(
     ("value", "size"),
-    [("objects:Kind", 1), ("objects:factory", 2), ("objects:instance", 7), ("objects.py:Kind", 1),
-     ({"object": "objects:factory", "kwargs": {"size": 5}}, 5)],
-)  # fmt: skip
+    [
+        ("objects:Kind", 1),
+        ("objects:factory", 2),
+        ("objects:instance", 7),
+        ("objects.py:Kind", 1),
+        ({"object": "objects:factory", "kwargs": {"size": 5}}, 5),
+    ],
+)
 def test_classes_and_functions_are_called_and_instances_taken(value, size) -> None:
     Path("objects.py").write_text(_OBJECTS)
     assert build_object("k", value, _Listing, arguments=2).size == size
@@ -171,7 +191,9 @@ def test_a_function_of_two_is_the_object_itself_with_its_kwargs_set_and_objects_
 
 def test_an_instance_takes_no_kwargs() -> None:
     Path("objects.py").write_text(_OBJECTS)
-    message = (r"^k.kwargs: must be left out: objects:instance is an instance already, of Kind\. "
-               r"Received: {'size': 4}\.")  # fmt: skip
+    message = (
+        r"^k.kwargs: must be left out: objects:instance is an instance already, of Kind\. "
+        r"Received: {'size': 4}\."
+    )
     with pytest.raises(ConfigError, match=message):
         build_object("k", {"object": "objects:instance", "kwargs": {"size": 4}}, _Listing)

@@ -50,8 +50,7 @@ def test_a_group_file_means_the_modules_of_its_project(folder, monkeypatch) -> N
 def test_group_files_that_start_from_one_another_are_refused_in_a_sentence(folder, messages) -> None:
     for one, other in (("a", "b"), ("b", "a")):
         write(folder / "work" / "conf" / "trainer" / f"{one}.yaml", f"defaults: [{other}]\nepochs: 1\n")
-    said = ("trainer: a cannot be composed: it refers to itself, or starts from a file that starts "
-            "from it.")  # fmt: skip
+    said = "trainer: a cannot be composed: it refers to itself, or starts from a file that starts from it."
     assert messages("conf=digits_mlp", "trainer=a") == [said]
 
 
@@ -63,11 +62,13 @@ def test_a_copy_names_what_the_recipe_does_and_says_what_it_does_not_find(folder
     write(work / "recipes" / "net.py")
     assert main(["copy", "mine", "."]) == 0
     said = capsys.readouterr().out.splitlines()[2]
-    assert said == ("it names ./base.yaml, net:build, which it does not find there: they lie where recipes/mine.yaml "
-                    "names them")  # fmt: skip
+    assert said == (
+        "it names ./base.yaml, net:build, which it does not find there: they lie where recipes/mine.yaml names them"
+    )
     assert Path("mine.yaml").read_text() == MODELINE + text and source.read_text() == text
     assert main(["copy", "mine", "recipes/again.yaml"]) == 0
     assert "it names" not in capsys.readouterr().out
     assert main(["diagnose", "conf=mine", "--write", "tuned.yaml"]) == 2
     assert "--write: must be beside recipes/mine.yaml, which names ./base.yaml, net:build from there." in (
-        capsys.readouterr().err)  # fmt: skip
+        capsys.readouterr().err
+    )

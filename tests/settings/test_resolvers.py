@@ -30,14 +30,24 @@ def test_keys_are_computed_from_others_with_their_types_and_again_in_the_record(
     assert load_settings(["conf=./record.yaml"]).trainer.batch_size == 32
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("__import__('os').getcwd()", "must be numbers, + - * / // % **, parentheses or one of abs,"),
-    ("a", "must be numbers"), ("max(1, key=2)", "must be numbers"), ("'1'", "must be"),
-    ("True", "must be numbers"), ("1 if 2 else 3", "must be numbers"),
-    ("9**9**9", "has no value"), ("(-8)**0.5", "math domain error"),
-    ("1/0", "division by zero"), ("exp(1e9)", "has no value"), ("sqrt(1, 2)", "has no value"),
-    ("3 +", "is no expression of numbers"), ("(" * 400 + ")" * 400, "is no expression of numbers"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("__import__('os').getcwd()", "must be numbers, + - * / // % **, parentheses or one of abs,"),
+        ("a", "must be numbers"),
+        ("max(1, key=2)", "must be numbers"),
+        ("'1'", "must be"),
+        ("True", "must be numbers"),
+        ("1 if 2 else 3", "must be numbers"),
+        ("9**9**9", "has no value"),
+        ("(-8)**0.5", "math domain error"),
+        ("1/0", "division by zero"),
+        ("exp(1e9)", "has no value"),
+        ("sqrt(1, 2)", "has no value"),
+        ("3 +", "is no expression of numbers"),
+        ("(" * 400 + ")" * 400, "is no expression of numbers"),
+    ],
+)
 def test_nothing_but_numbers_is_ever_computed(text: str, said: str) -> None:
     with pytest.raises(ValueError) as caught:
         evaluate(text)

@@ -23,13 +23,28 @@ def _reloaded(settings):
 
 @pytest.mark.slow
 def test_settings_of_every_type_come_back(own) -> None:
-    settings = load_settings([
-        own, "policy=mixed_float16", "policy.head=null", "policy.overrides={conv*: float32}", "optimizer=muon",
-        "optimizer.schedule.name=piecewise", "optimizer.schedule.boundaries=[1]", "optimizer.schedule.values=[1,1e-7]",
-        "data.loader=a.py:f", "data.kwargs={a: [1, {b: null}], c: 1e-9, d: '2**3'}", "run_dir='on'", "resume='1e3'",
-        "trainer.jit_compile=true", "trainer.steps_per_execution=3", "seed=null", "loss_scale.min_scale=2**-100",
-        r"description='\${seed}'", "recipe=2024_11_21",
-    ])  # fmt: skip
+    settings = load_settings(
+        [
+            own,
+            "policy=mixed_float16",
+            "policy.head=null",
+            "policy.overrides={conv*: float32}",
+            "optimizer=muon",
+            "optimizer.schedule.name=piecewise",
+            "optimizer.schedule.boundaries=[1]",
+            "optimizer.schedule.values=[1,1e-7]",
+            "data.loader=a.py:f",
+            "data.kwargs={a: [1, {b: null}], c: 1e-9, d: '2**3'}",
+            "run_dir='on'",
+            "resume='1e3'",
+            "trainer.jit_compile=true",
+            "trainer.steps_per_execution=3",
+            "seed=null",
+            "loss_scale.min_scale=2**-100",
+            r"description='\${seed}'",
+            "recipe=2024_11_21",
+        ]
+    )
     assert (settings.description, settings.recipe, settings.run_dir) == ("${seed}", "2024_11_21", "on")
     assert _reloaded(settings) == settings
 

@@ -67,8 +67,11 @@ def illegal(key: Key) -> list[tuple[Any, str]]:
     if key.choices:
         beyond: Any = [("no such", ", ".join(str(choice).lower() for choice in key.choices))]
     elif kind in (int, float):
-        ends = [end + sign if kind is int else math.nextafter(end, sign * math.inf)
-                for end, sign, names in zip(bounds(key, kind), (-1, 1), ENDS, strict=True) if names & {*key.bounds}]
+        ends = [
+            end + sign if kind is int else math.nextafter(end, sign * math.inf)
+            for end, sign, names in zip(bounds(key, kind), (-1, 1), ENDS, strict=True)
+            if names & {*key.bounds}
+        ]
         beyond = [(end, range_said) for end in ends]
         if kind is int and "at_most" not in key.bounds:
             beyond.append((LARGEST_COUNT + 1, "2**30"))

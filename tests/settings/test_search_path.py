@@ -66,17 +66,22 @@ def test_a_recipe_names_folders_and_packages(folder, monkeypatch, messages) -> N
     write("settings_of_ours/conf/trainer/ours.yaml", "epochs: 77\n")
     write("settings_of_ours/__init__.py", "")
     monkeypatch.syspath_prepend(str(folder))
-    write("sub/own.yaml", "hydra: {searchpath: [../far, 'pkg://settings_of_ours.conf']}\n"
-          "defaults: [{loss_scale: mine}, {trainer: ours}]\n")  # fmt: skip
+    write(
+        "sub/own.yaml",
+        "hydra: {searchpath: [../far, 'pkg://settings_of_ours.conf']}\n"
+        "defaults: [{loss_scale: mine}, {trainer: ours}]\n",
+    )
     settings = load_settings(["conf=sub/own.yaml"])
     assert (settings.loss_scale.initial_scale, settings.trainer.epochs) == (128.0, 77)
     write("kept.yaml", resolved_yaml(settings))
     (folder / "far/loss_scale/mine.yaml").unlink()
     assert load_settings(["conf=kept.yaml"]) == settings  # what a run keeps needs no folder
-    for given, said in (("[nowhere]", "hydra.searchpath: must be a folder with conf/ and recipes/"),
-                        ("['pkg://no_such_one']", "must name an installed package after pkg://"),
-                        ("x", "hydra.searchpath: must be a list of folders"),
-                        ("['${oc.env:NOT_THERE_AT_ALL}']", "hydra.searchpath: cannot be resolved")):  # fmt: skip
+    for given, said in (
+        ("[nowhere]", "hydra.searchpath: must be a folder with conf/ and recipes/"),
+        ("['pkg://no_such_one']", "must name an installed package after pkg://"),
+        ("x", "hydra.searchpath: must be a list of folders"),
+        ("['${oc.env:NOT_THERE_AT_ALL}']", "hydra.searchpath: cannot be resolved"),
+    ):
         write("own.yaml", f"hydra: {{searchpath: {given}}}\nseed: 1\n")
         assert said in messages("conf=own.yaml")[0]
 
@@ -147,16 +152,16 @@ def test_what_is_wrong_in_a_file_is_said_with_its_place(problems) -> None:
     }
     given = problems("conf=own", "loss_scale.growth_factor=0.25", "trainer.epochs=-1")
     assert [problem.place for problem in given if problem.key in ("loss_scale.growth_factor", "trainer.epochs")] == [
-        None, None]  # fmt: skip
+        None,
+        None,
+    ]
 
 
 @pytest.mark.slow
 def test_a_group_that_nobody_has(messages) -> None:
     write("conf/experiment/a.yaml", "# @package _global_\nseed: 4\n")
     assert load_settings(["conf=digits_mlp", "experiment=a"]).seed == 4
-    assert messages("conf=digits_mlp", "experiment=b") == [
-        "defaults.experiment: must be one of a. Received: 'b'."
-    ]  # fmt: skip
+    assert messages("conf=digits_mlp", "experiment=b") == ["defaults.experiment: must be one of a. Received: 'b'."]
     write("conf/seed/a.yaml", "b: 1\n")
     assert load_settings(["conf=digits_mlp", "seed=9"]).seed == 9
     write("own.yaml", "defaults: [_self_, ./own2.yaml, _self_]\nseed: 1\n")
@@ -167,8 +172,7 @@ def test_a_group_that_nobody_has(messages) -> None:
 @pytest.mark.slow
 def test_what_is_no_file_in_a_project_is_said_and_hangs_nothing(capsys) -> None:
     """Pipes, which have the names of a shipped recipe and group file, and others."""
-    for name in ("conf/trainer/quick.yaml", "conf/policy/odd.yaml", "recipes/digits_mlp.yaml",
-                 "recipes/odd.yaml"):  # fmt: skip
+    for name in ("conf/trainer/quick.yaml", "conf/policy/odd.yaml", "recipes/digits_mlp.yaml", "recipes/odd.yaml"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         os.mkfifo(name)
     kinds = ("recipes", "groups", "policies")

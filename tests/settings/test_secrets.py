@@ -46,8 +46,22 @@ def test_what_an_error_of_the_users_code_quotes_is_masked_too(monkeypatch):
 
 
 def test_which_variables_are_secrets(monkeypatch):
-    names = ["AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "PGPASSWORD", "API_KEY", "DB_PASS", "SMTP_PASS", "SENTRY_DSN",
-             "HF_TOKEN_READ", "BASIC_AUTH", "MONKEY", "TOKENIZER", "PASSES", "COMPASS", "OLDPWD"]  # fmt: skip
+    names = [
+        "AWS_SECRET_ACCESS_KEY",
+        "GITHUB_TOKEN",
+        "PGPASSWORD",
+        "API_KEY",
+        "DB_PASS",
+        "SMTP_PASS",
+        "SENTRY_DSN",
+        "HF_TOKEN_READ",
+        "BASIC_AUTH",
+        "MONKEY",
+        "TOKENIZER",
+        "PASSES",
+        "COMPASS",
+        "OLDPWD",
+    ]
     for name in names:
         monkeypatch.setenv(name, f"<<{name.lower()}>>")
     description = " ".join(f"${{oc.env:{name}}}" for name in names)
@@ -65,11 +79,14 @@ def test_which_keys_are_secrets(capsys):
 
 
 LEAKS = {
-    "https://ghtoken99@host/x": "https://<redacted>@host/x", "https://me:pa55@host/y": "https://me:<redacted>@host/y",
+    "https://ghtoken99@host/x": "https://<redacted>@host/x",
+    "https://me:pa55@host/y": "https://me:<redacted>@host/y",
     "http://h/x?access_token=abc1&n=2": "?access_token=<redacted>&n=2",
-    "https://h/b?sv=1&sig=abc%2F1": "?sv=1&sig=<redacted>", f"hf_{'a' * 34}": "<redacted>",
-    f"a ghp_{'b1' * 18} c": "a <redacted> c", "wss://h/s#token=abc1": "#token=<redacted>",
-}  # fmt: skip
+    "https://h/b?sv=1&sig=abc%2F1": "?sv=1&sig=<redacted>",
+    f"hf_{'a' * 34}": "<redacted>",
+    f"a ghp_{'b1' * 18} c": "a <redacted> c",
+    "wss://h/s#token=abc1": "#token=<redacted>",
+}
 
 
 def test_a_secret_inside_of_a_text_is_left_out_of_records_and_of_messages(capsys):
@@ -90,8 +107,12 @@ def test_what_only_looks_like_one_stays():
 
 @pytest.mark.slow
 def test_a_text_under_the_name_of_a_secret_is_left_out_and_has_to_be_given_again(tmp_path):
-    words = ["conf=digits_mlp", "model=builder", "model.builder=parts.py:net",
-             "model.kwargs={api_key: sk-12345, unk_token: abcd}"]  # fmt: skip
+    words = [
+        "conf=digits_mlp",
+        "model=builder",
+        "model.builder=parts.py:net",
+        "model.kwargs={api_key: sk-12345, unk_token: abcd}",
+    ]
     text = resolved_yaml(load_settings(words))
     assert "api_key: <redacted>\n" in text and "unk_token: abcd\n" in text
     (tmp_path / "again.yaml").write_text(text)
@@ -124,8 +145,12 @@ def test_what_a_recipe_reads_is_said_and_an_untrusted_one_reads_nothing(monkeypa
 
 def test_a_password_of_the_environment_in_an_address_is_read_there_again(monkeypatch):
     monkeypatch.setenv("DB_PASSWORD", "hunter2")
-    words = ["conf=digits_mlp", "model=builder", "model.builder=parts.py:net",
-             "model.kwargs={url: 'https://me:${oc.env:DB_PASSWORD}@host/x'}"]  # fmt: skip
+    words = [
+        "conf=digits_mlp",
+        "model=builder",
+        "model.builder=parts.py:net",
+        "model.kwargs={url: 'https://me:${oc.env:DB_PASSWORD}@host/x'}",
+    ]
     assert "url: https://me:${oc.env:DB_PASSWORD}@host/x\n" in resolved_yaml(load_settings(words))
 
 
@@ -148,8 +173,16 @@ def test_what_lists_watches_and_reports_reads_nothing_of_the_environment(tmp_pat
 @pytest.mark.slow
 def test_nothing_that_a_run_writes_or_prints_holds_a_secret(tmp_path):
     (tmp_path / "parts.py").write_text(PARTS)
-    words = ["conf=digits_mlp", "model=builder", "model.builder=parts.py:net", "model.kwargs={api_key: sk-12345}",
-             "description=${oc.env:DB_PASSWORD}", "trainer.max_steps=3", "run_dir=r", "vars.q=32"]  # fmt: skip
+    words = [
+        "conf=digits_mlp",
+        "model=builder",
+        "model.builder=parts.py:net",
+        "model.kwargs={api_key: sk-12345}",
+        "description=${oc.env:DB_PASSWORD}",
+        "trainer.max_steps=3",
+        "run_dir=r",
+        "vars.q=32",
+    ]
     done = mpt("train", *words, cwd=tmp_path, env={**ENVIRONMENT, "DB_PASSWORD": "hunter2"})
     assert done.returncode == 0, done.stderr
     assert "${oc.env:DB_PASSWORD}" in done.stdout and "nothing takes vars.q" in done.stdout

@@ -66,17 +66,20 @@ class Stubs:
     values: dict[int, float] = field(default_factory=dict)
     said: str = ""
 
-    def start(self, words: Sequence[str], search: Mapping[str, object] | None = None, **options: object
-              ) -> tuple[SweepResults, int]:  # fmt: skip
+    def start(
+        self, words: Sequence[str], search: Mapping[str, object] | None = None, **options: object
+    ) -> tuple[SweepResults, int]:
         return self._run(lambda own, screen: start_sweep(words, own, screen, search), options)
 
-    def resume(self, path: Path, words: Sequence[str] = (), trials: int | None = None, **options: object
-               ) -> tuple[SweepResults, int]:  # fmt: skip
+    def resume(
+        self, path: Path, words: Sequence[str] = (), trials: int | None = None, **options: object
+    ) -> tuple[SweepResults, int]:
         (path / "started.txt").unlink(missing_ok=True)
         return self._run(lambda own, screen: resume_sweep(str(path), own, screen, trials, words), options)
 
-    def _run(self, run: Callable[[Options, Screen], tuple[SweepResults, int]], options: dict[str, object]
-             ) -> tuple[SweepResults, int]:  # fmt: skip
+    def _run(
+        self, run: Callable[[Options, Screen], tuple[SweepResults, int]], options: dict[str, object]
+    ) -> tuple[SweepResults, int]:
         stream = io.TextIOWrapper(io.BytesIO(), "utf-8")
         launcher = Here() if AT_ONCE.issuperset(self.manners.values()) else LocalLauncher()
         given = {"workers": 4, "grace_seconds": 1.0, "launch": self._launch, "launcher": launcher, **options}

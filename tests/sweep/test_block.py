@@ -40,9 +40,11 @@ def points(plan: SweepPlan) -> list[str]:
 def test_a_grid_is_every_combination_in_lists_and_in_the_grammar_of_the_command_line() -> None:
     grid = "{loss_scale.initial_scale: [2**8, 1024], seed: 'range(0,3,2)', policy: glob(mixed_*)}"
     plan = plan_of(f"  grid: {grid}\n", "trainer.batch_size=16")
-    assert points(plan)[:3] == ["initial_scale=2**8 seed=0 policy=mixed_bfloat16",
-                                "initial_scale=2**8 seed=0 policy=mixed_float16",
-                                "initial_scale=2**8 seed=2 policy=mixed_bfloat16"]  # fmt: skip
+    assert points(plan)[:3] == [
+        "initial_scale=2**8 seed=0 policy=mixed_bfloat16",
+        "initial_scale=2**8 seed=0 policy=mixed_float16",
+        "initial_scale=2**8 seed=2 policy=mixed_bfloat16",
+    ]
     assert len(plan.jobs) == 8
     settings = load_settings(plan.jobs[0].words)
     assert (settings.loss_scale.initial_scale, settings.trainer.batch_size) == (256.0, 16)
@@ -50,15 +52,24 @@ def test_a_grid_is_every_combination_in_lists_and_in_the_grammar_of_the_command_
 
 @pytest.mark.slow
 def test_points_are_run_with_every_combination_of_the_grid_and_lists_are_values() -> None:
-    plan = plan_of("  points: [{optimizer: adam, model.hidden_units: [8, 16]}, {optimizer: sgd, "
-                   "optimizer.learning_rate: 0.1, loss_scale.initial_scale: 2**10}]\n"
-                   "  grid: {trainer.batch_size: [8, 16]}\n")  # fmt: skip
-    assert points(plan) == ["batch_size=8 optimizer=adam hidden_units=[8,16]",
-                            "batch_size=8 optimizer=sgd learning_rate=0.1 initial_scale=2**10",
-                            "batch_size=16 optimizer=adam hidden_units=[8,16]",
-                            "batch_size=16 optimizer=sgd learning_rate=0.1 initial_scale=2**10"]  # fmt: skip
-    assert plan.varied == ["trainer.batch_size", "optimizer", "model.hidden_units", "optimizer.learning_rate",
-                           "loss_scale.initial_scale"]  # fmt: skip
+    plan = plan_of(
+        "  points: [{optimizer: adam, model.hidden_units: [8, 16]}, {optimizer: sgd, "
+        "optimizer.learning_rate: 0.1, loss_scale.initial_scale: 2**10}]\n"
+        "  grid: {trainer.batch_size: [8, 16]}\n"
+    )
+    assert points(plan) == [
+        "batch_size=8 optimizer=adam hidden_units=[8,16]",
+        "batch_size=8 optimizer=sgd learning_rate=0.1 initial_scale=2**10",
+        "batch_size=16 optimizer=adam hidden_units=[8,16]",
+        "batch_size=16 optimizer=sgd learning_rate=0.1 initial_scale=2**10",
+    ]
+    assert plan.varied == [
+        "trainer.batch_size",
+        "optimizer",
+        "model.hidden_units",
+        "optimizer.learning_rate",
+        "loss_scale.initial_scale",
+    ]
     first, second = (load_settings(plan.jobs[number].words) for number in (0, 3))
     assert first.model.hidden_units == [8, 16] and second.loss_scale.initial_scale == 1024.0
 
@@ -67,8 +78,10 @@ def test_points_are_run_with_every_combination_of_the_grid_and_lists_are_values(
 def test_words_take_the_place_of_the_blocks_and_seeds_count_from_the_recipes_also_in_what_starts_from_it() -> None:
     block = "  grid: {optimizer: [adam, sgd], trainer.batch_size: [8, 16]}\n  seeds: 2\nseed: 5\n"
     assert points(plan_of(block, "optimizer=adamw"))[:3] == [
-        "batch_size=8 seed=5", "batch_size=8 seed=6", "batch_size=16 seed=5"
-    ]  # fmt: skip
+        "batch_size=8 seed=5",
+        "batch_size=8 seed=6",
+        "batch_size=16 seed=5",
+    ]
     plan = plan_of("  points: [{optimizer: adam, seed: 1}, {optimizer: sgd, seed: 1}]\n", "optimizer=adamw")
     assert [job.words for job in plan.jobs] == [["conf=./mine.yaml", "seed=1", "optimizer=adamw"]]
     assert len(plan.duplicates) == 1
@@ -168,12 +181,16 @@ def test_a_search_stands_in_the_file_and_words_and_options_win_over_it(capsys) -
     given = ["--trials", "9", "--sampler", "tpe", "seed=1", "--pruner", "asha"]
     assert dry_run(capsys, *given) == [rate, size, "9 trials, tpe, asha"]
     assert dry_run(capsys, "trainer.batch_size=8", "optimizer.learning_rate=0.1,0.2") == [
-        "optimizer.learning_rate  0.1, 0.2", "5 trials, random, each with seeds 7, 8"
-    ]  # fmt: skip
+        "optimizer.learning_rate  0.1, 0.2",
+        "5 trials, random, each with seeds 7, 8",
+    ]
     assert read_block(["conf=./mine.yaml"]).words_of_search(["conf=./mine.yaml", "trainer.batch_size=8"]) == [
-        "conf=./mine.yaml", "optimizer.learning_rate=tag(log,interval(1e-4,1e-1))", "trainer.epochs=2",
-        "trainer.batch_size=8", "seed=7,8",
-    ]  # fmt: skip
+        "conf=./mine.yaml",
+        "optimizer.learning_rate=tag(log,interval(1e-4,1e-1))",
+        "trainer.epochs=2",
+        "trainer.batch_size=8",
+        "seed=7,8",
+    ]
     block = "{search: {space: {trainer.batch_size: [16, 32]}, pruner: asha}}"
     Path("mine.yaml").write_text(f"{BASE}sweep: {block}\n")
     assert main(["sweep", "conf=./mine.yaml", "--dry-run"]) == 2
@@ -220,7 +237,7 @@ def test_a_sweep_grows_with_a_larger_file(stubs, tmp_path) -> None:
     assert all("trainer.max_steps=3" in result.job.words for result in found.results)
     assert {tuple(result.job.overrides.values()) for result in found.results} == {
         (size, seed) for size in ("8", "16") for seed in ("0", "1")
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.slow

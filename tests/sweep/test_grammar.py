@@ -8,15 +8,23 @@ from mpt_cli.sweep.overrides import read_grid
 @pytest.mark.parametrize(
     ("word", "words"),
     [
-        ("loss_scale.initial_scale=2**8,2**15,2**24",
-         ["loss_scale.initial_scale=2**8", "loss_scale.initial_scale=2**15", "loss_scale.initial_scale=2**24"]),
+        (
+            "loss_scale.initial_scale=2**8,2**15,2**24",
+            ["loss_scale.initial_scale=2**8", "loss_scale.initial_scale=2**15", "loss_scale.initial_scale=2**24"],
+        ),
         ("seed=range(3)", ["seed=0", "seed=1", "seed=2"]),
-        ("loss_scale.initial_scale=range(2**8,2**9,2**7)",
-         ["loss_scale.initial_scale=256", "loss_scale.initial_scale=384"]),
-        ("loss_scale.initial_scale=2**range(4,25,10)",
-         ["loss_scale.initial_scale=2**4", "loss_scale.initial_scale=2**14", "loss_scale.initial_scale=2**24"]),
-        ("++optimizer.learning_rate=choice(1e-3,0.01)",
-         ["++optimizer.learning_rate=0.001", "++optimizer.learning_rate=0.01"]),
+        (
+            "loss_scale.initial_scale=range(2**8,2**9,2**7)",
+            ["loss_scale.initial_scale=256", "loss_scale.initial_scale=384"],
+        ),
+        (
+            "loss_scale.initial_scale=2**range(4,25,10)",
+            ["loss_scale.initial_scale=2**4", "loss_scale.initial_scale=2**14", "loss_scale.initial_scale=2**24"],
+        ),
+        (
+            "++optimizer.learning_rate=choice(1e-3,0.01)",
+            ["++optimizer.learning_rate=0.001", "++optimizer.learning_rate=0.01"],
+        ),
         ("model.hidden_units=[64],[128,64]", ["model.hidden_units=[64]", "model.hidden_units=[128,64]"]),
         ("policy=glob(mixed_*)", ["policy=mixed_bfloat16", "policy=mixed_float16"]),
         ("policy=glob([mixed_*,float32],exclude=*b*)", ["policy=float32", "policy=mixed_float16"]),
@@ -27,7 +35,7 @@ from mpt_cli.sweep.overrides import read_grid
         ("data.path=2024_11_21,1e5", ['data.path="2024_11_21"', 'data.path="1e5"']),
         ("~fault.at_steps", ["~fault.at_steps"]),
     ],
-)  # fmt: skip
+)
 def test_a_word_becomes_its_values(word, words):
     grid = read_grid([word])
     assert ([each for point in grid.axes[0] for each in point.words], grid.problems) == (words, [])

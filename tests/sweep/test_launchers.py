@@ -63,11 +63,14 @@ def test_the_job_of_a_task_of_submitits_that_was_killed_ends_too(stubs, tmp_path
     [
         ("submitit", ["launcher.cluster=pbs"], "launcher.cluster: must be slurm or local. Received:"),
         ("submitit", ["launcher.timeout_min=0"], "launcher.timeout_min: must be a whole number > 0."),
-        ("submitit", ["launcher.cluster=local", "launcher.qos=high"],
-         "launcher.qos: is for launcher.cluster=slurm. Received: 'high'."),
+        (
+            "submitit",
+            ["launcher.cluster=local", "launcher.qos=high"],
+            "launcher.qos: is for launcher.cluster=slurm. Received: 'high'.",
+        ),
         ("local", ["launcher.cluster=local"], "launcher.cluster: is for another launcher than local."),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_with_a_launcher_is_said(name, words, message):
     with pytest.raises(ConfigError) as caught:
         choose_launcher(name, words)

@@ -10,8 +10,14 @@ from mpt_cli.machine import visible_gpus
 
 def test_jobs_at_a_time_fit_cores_memory_and_gpus(monkeypatch):
     monkeypatch.setattr(capacity, "usable_cores", lambda: 8)
-    for jobs, gpus, memory, workers in ((100, 0, 2**40, 8), (3, 0, 2**40, 3), (100, 2, 2**40, 2), (100, 0, 2**32, 2),
-                                        (100, 0, 1, 1), (0, 0, None, 1)):  # fmt: skip
+    for jobs, gpus, memory, workers in (
+        (100, 0, 2**40, 8),
+        (3, 0, 2**40, 3),
+        (100, 2, 2**40, 2),
+        (100, 0, 2**32, 2),
+        (100, 0, 1, 1),
+        (0, 0, None, 1),
+    ):
         monkeypatch.setattr(capacity, "available_bytes", lambda memory=memory: memory)
         assert fitting_workers(jobs, gpus) == workers
 

@@ -148,8 +148,16 @@ def test_a_job_that_has_ended_is_not_started_once_more_where_slurm_puts_it_back(
 
 
 def test_a_line_of_shell_another_python_and_srun_options_reach_the_job(stubs, ask):
-    settings = ["setup=export FROM_SETUP=yes", f"python=env FROM_PREFIX=yes {sys.executable}", "srun.label=true",
-                "cpus_per_task=2", "gpus_per_task=2", "nodes=1", "tasks_per_node=1", "sbatch.comment=tried"]
+    settings = [
+        "setup=export FROM_SETUP=yes",
+        f"python=env FROM_PREFIX=yes {sys.executable}",
+        "srun.label=true",
+        "cpus_per_task=2",
+        "gpus_per_task=2",
+        "nodes=1",
+        "tasks_per_node=1",
+        "sbatch.comment=tried",
+    ]
     found, code = begin(stubs, ["seed=0"], settings)
     assert code == 0, found.results
     environment = json.loads(next(Path("s").glob("*.environment")).read_text())
@@ -160,7 +168,8 @@ def test_a_line_of_shell_another_python_and_srun_options_reach_the_job(stubs, as
 def test_what_sbatch_refuses_is_said_whole(stubs, ask):
     found, code = begin(stubs, ["seed=0"], ["partition=gpu"])
     assert code == 3 and found.results[0].reason.startswith(
-        "it could not be started: sbatch: error: invalid partition specified: gpu sbatch: error: Batch job submission")
+        "it could not be started: sbatch: error: invalid partition specified: gpu sbatch: error: Batch job submission"
+    )
 
 
 PLACE = """
@@ -172,11 +181,14 @@ print(found.rank, found.local_count, found.own_gpus(len(os.environ["CUDA_VISIBLE
 """
 
 
-@pytest.mark.parametrize(("options", "seen"), [
-    ("--nodes 2 --ntasks 2 --gpus-per-node 4", {"0 1 [0, 1, 2, 3]", "1 1 [0, 1, 2, 3]"}),
-    ("--nodes 1 --ntasks 2 --gpus-per-node 4", {"0 2 [0, 1]", "1 2 [2, 3]"}),
-    ("--nodes 1 --ntasks 2 --gpus-per-task 2", {"0 2 [0, 1]", "1 2 [0, 1]"}),  # each sees two of its own
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [
+        ("--nodes 2 --ntasks 2 --gpus-per-node 4", {"0 1 [0, 1, 2, 3]", "1 1 [0, 1, 2, 3]"}),
+        ("--nodes 1 --ntasks 2 --gpus-per-node 4", {"0 2 [0, 1]", "1 2 [2, 3]"}),
+        ("--nodes 1 --ntasks 2 --gpus-per-task 2", {"0 2 [0, 1]", "1 2 [0, 1]"}),  # each sees two of its own
+    ],
+)
 def test_no_gpu_of_a_step_stays_unused(ask, options, seen):
     assert {*ask("srun", *options.split(), sys.executable, "-c", PLACE).splitlines()} == seen
 
@@ -184,8 +196,18 @@ def test_no_gpu_of_a_step_stays_unused(ask, options, seen):
 def several(monkeypatch, *words: str) -> list[str]:
     """A command of two nodes. Their names lead nowhere here, where all are one machine."""
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "127.0.0.1:61234")
-    return ["srun", "--nodes=2", "--ntasks=2", "--kill-on-bad-exit=0", sys.executable, "-m", "mpt_cli", "train",
-            *TINY, *words]  # fmt: skip
+    return [
+        "srun",
+        "--nodes=2",
+        "--ntasks=2",
+        "--kill-on-bad-exit=0",
+        sys.executable,
+        "-m",
+        "mpt_cli",
+        "train",
+        *TINY,
+        *words,
+    ]
 
 
 def test_a_step_ends_at_once_where_its_first_task_has_nothing_to_train(ask, monkeypatch, tmp_path):
@@ -196,8 +218,13 @@ def test_a_step_ends_at_once_where_its_first_task_has_nothing_to_train(ask, monk
 
 
 def test_a_rank_that_is_killed_ends_the_other_at_once_with_its_own_exit_code(ask, monkeypatch, tmp_path):
-    step = subprocess.Popen(several(monkeypatch, "trainer.epochs=9999", "run_dir=run"), cwd=tmp_path, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+    step = subprocess.Popen(
+        several(monkeypatch, "trainer.epochs=9999", "run_dir=run"),
+        cwd=tmp_path,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     wait_for(lambda: (tmp_path / "run/metrics.jsonl").exists() and (tmp_path / "run/metrics.jsonl").read_text(), 180)
     ranks = {environment[b"SLURM_PROCID"]: pid for pid, environment in processes_in(tmp_path)}
     os.kill(ranks[b"1"], signal.SIGKILL)
@@ -224,8 +251,17 @@ def processes_in(folder: Path):
 def test_a_run_of_two_nodes_that_is_requeued_goes_on(ask, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "127.0.0.1:61235")
-    words = [*TINY, "sweep_dir=s", "trainer.epochs=400", "trainer.checkpoint_every_steps=50", "seed=0",
-             "--launcher", "submitit", "launcher.nodes=2", "launcher.tasks_per_node=1"]  # fmt: skip
+    words = [
+        *TINY,
+        "sweep_dir=s",
+        "trainer.epochs=400",
+        "trainer.checkpoint_every_steps=50",
+        "seed=0",
+        "--launcher",
+        "submitit",
+        "launcher.nodes=2",
+        "launcher.tasks_per_node=1",
+    ]
     sweep = subprocess.Popen([sys.executable, "-m", "mpt_cli", "sweep", *words], text=True, stdout=subprocess.PIPE)
     wait_for(lambda: [*Path("s").glob("*/checkpoints/step-*")], 180)
     ask("scancel", "--signal=USR2", job())  # as before the end of its time

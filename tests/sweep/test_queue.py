@@ -50,8 +50,12 @@ def test_jobs_at_a_time_are_kept_to_cores_of_their_own_and_the_parent_is_not(tmp
     """What they may run on when they begin; the cores of a job that has ended go to the next."""
     own = os.sched_getaffinity(0)
     script = "import os, sys, time; print(sorted(os.sched_getaffinity(0)), file=sys.stderr); time.sleep(0.5)"
-    work = [Command(str(number), [sys.executable, "-c", script], Job(number, str(number), {}, [], 0),
-                    tmp_path / f"{number}.log") for number in range(4)]  # fmt: skip
+    work = [
+        Command(
+            str(number), [sys.executable, "-c", script], Job(number, str(number), {}, [], 0), tmp_path / f"{number}.log"
+        )
+        for number in range(4)
+    ]
     run_queue(work, workers=2, cores_each=1)
     used = [(tmp_path / f"{number}.log").read_text().strip() for number in range(4)]
     expected = [str([core]) for core in (sorted(own) * 2)[:2]]
@@ -61,8 +65,12 @@ def test_jobs_at_a_time_are_kept_to_cores_of_their_own_and_the_parent_is_not(tmp
 
 @pytest.mark.slow
 def test_a_timeout_asks_first_and_kills_after_the_grace(tmp_path):
-    record, _ = run_queue([stub_work(tmp_path, 1, "hangs"), stub_work(tmp_path, 2, "deaf")], workers=2,
-                          timeout_seconds=0.5, grace_seconds=0.5)  # fmt: skip
+    record, _ = run_queue(
+        [stub_work(tmp_path, 1, "hangs"), stub_work(tmp_path, 2, "deaf")],
+        workers=2,
+        timeout_seconds=0.5,
+        grace_seconds=0.5,
+    )
     assert [record.endings[number].exit_code for number in (1, 2)] == [143, -9]
     assert {ending.cause for ending in record.endings.values()} == {"timeout"}
     assert all(ending.limit_seconds == 0.5 for ending in record.endings.values())

@@ -14,10 +14,20 @@ from mpt_cli.sweep.report import counts_sentence, objective_lines
 
 
 def test_the_objective_and_its_direction():
-    summary = {"metrics": {"val_loss": 1.0, "accuracy": 0.5}, "best_metrics": {"accuracy": 0.75}, "skipped_steps": 3,
-               "examples_per_second": 10.0}  # fmt: skip
-    for word, direction in ((None, "min"), ("accuracy", "max"), ("best_metrics.accuracy", "max"),
-                            ("skipped_steps", "min"), ("examples_per_second", "max"), ("accuracy:min", "min")):
+    summary = {
+        "metrics": {"val_loss": 1.0, "accuracy": 0.5},
+        "best_metrics": {"accuracy": 0.75},
+        "skipped_steps": 3,
+        "examples_per_second": 10.0,
+    }
+    for word, direction in (
+        (None, "min"),
+        ("accuracy", "max"),
+        ("best_metrics.accuracy", "max"),
+        ("skipped_steps", "min"),
+        ("examples_per_second", "max"),
+        ("accuracy:min", "min"),
+    ):
         objective = choose_objective(word, [summary])
         assert (objective.name, objective.direction) == ((word or "val_loss").partition(":")[0], direction)
         assert objective.value(summary) is not None
@@ -44,11 +54,14 @@ def test_an_objective_that_jobs_can_have_is_taken_and_another_refused_before_the
             check_objective(word, [plain])
 
 
-@pytest.mark.parametrize(("block", "words", "is_refused"), [
-    ("objective: val_acuracy, grid: {seed: [0, 1]}", (), True),
-    ("objective: val_acuracy, grid: {trainer.metrics: [[mae], [AUC]]}", (), False),
-    ("objective: val_accuracy", ("trainer.metrics=[mae]",), True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("block", "words", "is_refused"),
+    [
+        ("objective: val_acuracy, grid: {seed: [0, 1]}", (), True),
+        ("objective: val_acuracy, grid: {trainer.metrics: [[mae], [AUC]]}", (), False),
+        ("objective: val_accuracy", ("trainer.metrics=[mae]",), True),
+    ],
+)
 def test_check_knows_what_the_runs_of_a_block_can_report(block, words, is_refused, tmp_path, monkeypatch, capsys):
     """Not where the block varies which metrics there are: `mpt sweep` holds it against each of its jobs."""
     monkeypatch.chdir(tmp_path)

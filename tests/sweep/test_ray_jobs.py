@@ -41,8 +41,14 @@ class Client:
 
 def stub_of_train(job: Any, run_dir: Path) -> list[str]:
     """The stub, with all that the command of a real job holds behind it."""
-    return [sys.executable, "-S", "-c", f"import runpy, sys; sys.argv[1:] = ['good', {str(run_dir)!r}, '0.5']; "
-            f"runpy.run_path({str(STUB)!r}, run_name='__main__')", *train_command(job, run_dir)]  # fmt: skip
+    return [
+        sys.executable,
+        "-S",
+        "-c",
+        f"import runpy, sys; sys.argv[1:] = ['good', {str(run_dir)!r}, '0.5']; "
+        f"runpy.run_path({str(STUB)!r}, run_name='__main__')",
+        *train_command(job, run_dir),
+    ]
 
 
 @pytest.mark.slow

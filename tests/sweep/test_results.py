@@ -44,10 +44,18 @@ def test_seeds_are_one_row_with_mean_sample_deviation_and_count_and_a_failed_one
     assert [row.mean for row in found.configurations] == [pytest.approx(0.9), pytest.approx(0.6)]
     assert found.configurations[1].deviation == pytest.approx(0.1)  # sqrt((0.01 + 0 + 0.01) / 2)
     assert {
-        "val_accuracy": "0.6000 ± 0.1000", "n": "3", "rank": "2", "skipped": "3%", "final scale": "1024",
-        "min scale": "512", "max scale": "4096", "settled": "3", "verdict": "healthy", "examples/s": "1,000",
+        "val_accuracy": "0.6000 ± 0.1000",
+        "n": "3",
+        "rank": "2",
+        "skipped": "3%",
+        "final scale": "1024",
+        "min scale": "512",
+        "max scale": "4096",
+        "settled": "3",
+        "verdict": "healthy",
+        "examples/s": "1,000",
         "memory": "1.0 GiB",
-    }.items() <= cells(found, "2**8").items()  # fmt: skip
+    }.items() <= cells(found, "2**8").items()
     stubs.manners = {1: "overflows"}
     found, _ = stubs.start([*GRID[:-1], "sweep_dir=t"])
     shown = cells(found, "2**8")
@@ -58,8 +66,9 @@ def test_seeds_are_one_row_with_mean_sample_deviation_and_count_and_a_failed_one
 def test_the_first_is_called_best_only_where_the_seeds_show_it(stubs):
     stubs.values = {1: 0.900, 2: 0.910, 3: 0.905, 4: 0.950, 5: 0.959, 6: 0.956}
     found, _ = stubs.start(GRID)
-    assert best_lines(found)[0] == ("best       005-initial_scale-32768_seed-1, val_accuracy 0.9590 (0.9550 ± 0.0046 "
-                                    "over its 3 seeds)")  # fmt: skip
+    assert best_lines(found)[0] == (
+        "best       005-initial_scale-32768_seed-1, val_accuracy 0.9590 (0.9550 ± 0.0046 over its 3 seeds)"
+    )
     assert best_lines(found)[2].strip() == "The best of 2 configurations, shown over 3 seeds at 5%."
     # differences -0.050, -0.049, -0.051: 0.001 / sqrt(3) * 4.3027
     assert cells(found, "2**8")["to the first"] == "-0.0500 ± 0.0025"
@@ -95,8 +104,15 @@ def test_the_reference_has_every_field_of_a_sweeps_files(stubs, hook):
     assert told("sweep.json") == {*plan}
     assert told("results.json") == {*results}
     assert told("configuration") == {*results["configurations"][0], "schema_version"}
-    of_summary = {"steps_seen", "skipped_steps", "final_loss_scale", "min_loss_scale", "max_loss_scale",
-                  "examples_per_second", "peak_memory_bytes"}  # fmt: skip
+    of_summary = {
+        "steps_seen",
+        "skipped_steps",
+        "final_loss_scale",
+        "min_loss_scale",
+        "max_loss_scale",
+        "examples_per_second",
+        "peak_memory_bytes",
+    }
     assert told("job") == {*results["jobs"][0], "schema_version"} - {"val_accuracy", "overrides", *of_summary}
     (row, *_) = csv.DictReader(Path("s", "results.csv").read_text().splitlines())
     assert {*row} == {"rank", *results["varied"], *results["jobs"][0]} - {"overrides"}
@@ -192,8 +208,11 @@ def test_the_importance_of_a_key_is_its_share_of_the_ranking(stubs):
     found, _ = stubs.start(["conf=digits_mlp", "seed=0", "loss_scale.initial_scale=1,2,4", "trainer.epochs=1,2"])
     # H = 12 / (6 * 7) * (6**2 + 15**2) / 3 - 3 * 7 = 3.857; (3.857 - 2 + 1) / (6 - 2) = 0.714
     epochs, scale = importances(found)
-    assert (epochs.key, epochs.share, epochs.p) == ("trainer.epochs", pytest.approx(0.7143, abs=1e-4),
-                                                    pytest.approx(0.0495, abs=1e-4))  # fmt: skip
+    assert (epochs.key, epochs.share, epochs.p) == (
+        "trainer.epochs",
+        pytest.approx(0.7143, abs=1e-4),
+        pytest.approx(0.0495, abs=1e-4),
+    )
     assert (scale.key, scale.share) == ("loss_scale.initial_scale", 0.0)
     found, _ = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2"])
     assert importances(found)[0].share is None  # of two jobs nothing is known
@@ -209,8 +228,13 @@ def test_a_narrow_terminal_gets_the_columns_that_matter(stubs):
 
 
 def test_the_step_at_which_the_scale_has_settled():
-    for seen, step, *events in ((50, 0), (50, 2, 1, 2), (50, 1, 1, -20, 21), (50, None, 1, 49, 50),
-                                (5, None, 1, 2, 3, 4, 5)):  # overflows, and a growth  # fmt: skip
+    for seen, step, *events in (
+        (50, 0),
+        (50, 2, 1, 2),
+        (50, 1, 1, -20, 21),
+        (50, None, 1, 49, 50),
+        (5, None, 1, 2, 3, 4, 5),
+    ):  # overflows, and a growth
         found = [{"step": abs(at), "kind": "overflow" if at > 0 else "growth"} for at in events]
         assert settled_step(found, seen, seen - sum(at > 0 for at in events)) == step
 
@@ -221,8 +245,9 @@ def test_the_last_whole_line_and_the_last_sentence_of_the_log_are_read(tmp_path)
     assert latest_line(log) == {"step": 9, "loss_scale": 4.0} and latest_line(tmp_path / "none") is None
     for text, sentence in (
         ("loading\nmpt train: data.path: there is none.\n\nTraceback\nOSError: x\n", "data.path: there is none."),
-        ("Traceback\nKeyError: 'a'\n\nThis is a bug in mpt 0.1: please report it.\n", "KeyError: 'a'"), ("", ""),
-    ):  # fmt: skip
+        ("Traceback\nKeyError: 'a'\n\nThis is a bug in mpt 0.1: please report it.\n", "KeyError: 'a'"),
+        ("", ""),
+    ):
         log.write_text(text)
         assert last_sentence(log) == sentence
 
@@ -260,8 +285,11 @@ def test_a_plan_can_not_name_places_outside_of_its_sweep(stubs, tmp_path, capsys
     stubs.start(["conf=digits_mlp", "seed=0,1", "sweep_dir=s"])
     file, name = tmp_path / "s" / "sweep.json", "the name of a job must be that of a folder in it, not"
     whole = file.read_text()
-    for field, value, said in (("name", "../../elsewhere", f"{name} '../../elsewhere'"), ("name", "..", f"{name} '..'"),
-                               ("words", "seed=1", "words must not be 'seed=1'")):  # fmt: skip
+    for field, value, said in (
+        ("name", "../../elsewhere", f"{name} '../../elsewhere'"),
+        ("name", "..", f"{name} '..'"),
+        ("words", "seed=1", "words must not be 'seed=1'"),
+    ):
         plan = json.loads(whole)
         plan["jobs"][1][field] = value
         file.write_text(json.dumps(plan))

@@ -27,8 +27,10 @@ WORDS = ["conf=digits_mlp", "trainer.epochs=1", RATE, SCALE, "optimizer.name=ada
 
 def value_of(job: Job) -> float:
     """Best with adam at a rate of 0.01."""
-    return 1.0 - abs(float(job.overrides["optimizer.learning_rate"]) - 0.01) - 0.5 * (
-        job.overrides.get("optimizer.name") == "sgd"
+    return (
+        1.0
+        - abs(float(job.overrides["optimizer.learning_rate"]) - 0.01)
+        - 0.5 * (job.overrides.get("optimizer.name") == "sgd")
     )
 
 
@@ -85,9 +87,9 @@ def proposals(journal: Path, sampler: str, count: int) -> list[dict[str, object]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", [
-    "tpe", "random", pytest.param("gp", marks=needs("torch")), pytest.param("cmaes", marks=needs("cmaes"))
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "sampler", ["tpe", "random", pytest.param("gp", marks=needs("torch")), pytest.param("cmaes", marks=needs("cmaes"))]
+)
 def test_a_sampler_repeats_itself_though_each_proposal_has_one_anew(tmp_path, sampler):
     count = 24 if sampler == "tpe" else 8
     made = proposals(tmp_path / "one", sampler, count)
@@ -120,8 +122,9 @@ def test_a_pruner_ends_a_job_behind_the_others_and_no_other(tmp_path, pruner):
 def test_a_pruned_job_has_stopped_early_and_its_trial_is_pruned(searches, tmp_path, monkeypatch):
     monkeypatch.setattr(OptunaStudy, "is_behind", lambda self, job, course: job == 2 and bool(course))
     searches.manners = {2: "learns nothing"}
-    found, code = searches.start([*WORDS, "sweep_dir=s"], {"trials": 3, "pruner": "hyperband"}, workers=1,
-                                 grace_seconds=20.0)  # fmt: skip
+    found, code = searches.start(
+        [*WORDS, "sweep_dir=s"], {"trials": 3, "pruner": "hyperband"}, workers=1, grace_seconds=20.0
+    )
     assert (code, [result.status for result in found.results]) == (0, ["finished", "stopped early", "finished"])
     assert "the pruner of the search ended it" in found.results[1].reason
     states = [trial.state for trial in study_in(tmp_path / "s").get_trials()]
@@ -129,8 +132,10 @@ def test_a_pruned_job_has_stopped_early_and_its_trial_is_pruned(searches, tmp_pa
 
 
 def test_what_is_not_installed_is_named_with_what_installs_it(monkeypatch, capsys):
-    for missing, said in (("cmaes", "--sampler: cmaes needs cmaes, not installed here. pip install cmaes"),
-                          ("optuna", "--trials: optuna is not installed. pip install 'mpt-cli[optuna]'")):  # fmt: skip
+    for missing, said in (
+        ("cmaes", "--sampler: cmaes needs cmaes, not installed here. pip install cmaes"),
+        ("optuna", "--trials: optuna is not installed. pip install 'mpt-cli[optuna]'"),
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(importlib.util, "find_spec", lambda name, missing=missing: None if name == missing else name)
             assert main(["sweep", *WORDS, "--trials", "3", "--sampler", "cmaes"]) == 2
@@ -141,8 +146,9 @@ def test_what_is_not_installed_is_named_with_what_installs_it(monkeypatch, capsy
 def test_a_trial_with_several_seeds_is_worth_their_mean_and_one_that_failed_is_one_anew(searches, tmp_path):
     searches.values = {number: 0.5 + 0.1 * (number % 2) for number in range(1, 9)}  # 0.6, 0.5 of each trial
     searches.manners = {1: "raises", 4: "killed"}
-    found, code = searches.start([*WORDS, "seed=range(2)", "sweep_dir=s"], {"trials": 3}, workers=1,
-                                 objective="val_accuracy")  # fmt: skip
+    found, code = searches.start(
+        [*WORDS, "seed=range(2)", "sweep_dir=s"], {"trials": 3}, workers=1, objective="val_accuracy"
+    )
     assert code == 2 and [len(row.finished) for row in found.configurations] == [2, 1, 1]
     seeds = {tuple(result.job.overrides["seed"] for result in row.results) for row in found.configurations}
     assert seeds == {("0", "1")}

@@ -8,14 +8,24 @@ import pytest
 
 from mpt_cli.jobs.launchers import choose_launcher
 
-WORDS = ["launcher.partition=gpu", "launcher.gpus_per_task=1", "launcher.cpus_per_task=8", "launcher.mem_gb=16",
-         "launcher.timeout_min=30", "launcher.sbatch.mail-type=FAIL", "launcher.sbatch.hold=true",
-         "launcher.sbatch.requeue=false", "launcher.setup=module load cuda"]  # fmt: skip
+WORDS = [
+    "launcher.partition=gpu",
+    "launcher.gpus_per_task=1",
+    "launcher.cpus_per_task=8",
+    "launcher.mem_gb=16",
+    "launcher.timeout_min=30",
+    "launcher.sbatch.mail-type=FAIL",
+    "launcher.sbatch.hold=true",
+    "launcher.sbatch.requeue=false",
+    "launcher.setup=module load cuda",
+]
 PROGRAMS = {
     "sbatch": 'cp "$1" script.sh; SLURM_JOB_ID=77 bash "$1" > output 2>&1 & echo Submitted batch job 77',
     "srun": f'while [ "$1" != {sys.executable} ]; do shift; done; exec "$@"',
-    "squeue": 'echo "77|RUNNING|None"', "scancel": ":", "scontrol": ":",
-}  # fmt: skip
+    "squeue": 'echo "77|RUNNING|None"',
+    "scancel": ":",
+    "scontrol": ":",
+}
 
 
 @pytest.fixture
@@ -40,8 +50,16 @@ def test_sbatch_is_told_the_settings_and_no_secret_and_the_job_ends_with_its_own
     assert code == 2 and [result.exit_code for result in found.results] == [0, 2]
     script = (tmp_path / "script.sh").read_text().splitlines()
     options = {line.removeprefix("#SBATCH --") for line in script if line.startswith("#SBATCH")}
-    assert {"partition=gpu", "gpus-per-task=1", "cpus-per-task=8", "mem=16GB", "time=30", "mail-type=FAIL", "hold",
-            "job-name=002-seed-1"} <= options  # fmt: skip
+    assert {
+        "partition=gpu",
+        "gpus-per-task=1",
+        "cpus-per-task=8",
+        "mem=16GB",
+        "time=30",
+        "mail-type=FAIL",
+        "hold",
+        "job-name=002-seed-1",
+    } <= options
     assert "module load cuda" in script and not any(option.startswith("requeue") for option in options)
     handed = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".environment"]
     assert len(handed) > 3 and [str(path) for path in handed if b"hunter2" in path.read_bytes()] == []

@@ -34,7 +34,9 @@ def test_a_dry_run_says_where_the_directory_is_taken(tmp_path, monkeypatch, caps
     (tmp_path / "taken" / "mine.txt").write_text("mine")
     capsys.readouterr()
     assert main(["sweep", *words, "seed=0,1", "--dry-run"]) == 3
-    reason = ("sweep_dir taken already exists and is not empty. Nothing in it was changed; go on with it by "
-              "`mpt sweep --resume taken`, or choose another.")  # fmt: skip
+    reason = (
+        "sweep_dir taken already exists and is not empty. Nothing in it was changed; go on with it by "
+        "`mpt sweep --resume taken`, or choose another."
+    )
     assert capsys.readouterr().err == f"mpt sweep: {reason}\n"
     assert main(["sweep", *words, "seed=0,1"]) == 3 and os.listdir("taken") == ["mine.txt"]

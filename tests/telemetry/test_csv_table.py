@@ -24,4 +24,6 @@ def test_a_resumed_run_keeps_the_columns_and_repairs_the_last_row(tmp_path: Path
     sink.close()
     rows = _written(path)
     assert [(row["step"], row["attempt"], row["loss"], row["accuracy"], row["val_loss"]) for row in rows] == [
-        ("30", "1", "0.5", "0.875", ""), ("31", "2", "nan", "0.25", "")]  # fmt: skip
+        ("30", "1", "0.5", "0.875", ""),
+        ("31", "2", "nan", "0.25", ""),
+    ]

@@ -41,9 +41,12 @@ def test_a_row_without_validation_leaves_its_columns_empty(header, epoch) -> Non
 
 
 def test_each_mode_has_the_columns_that_mean_something(header, epoch) -> None:
-    for scaling, expected in ((Scaling(), ""), (Scaling(FixedScale(1024.0)), "scale skipped"),
-                              (Scaling(LogMaxScale()), "scale skipped"),
-                              (Scaling(DynamicScale()), "scale skipped grows in")):  # fmt: skip
+    for scaling, expected in (
+        (Scaling(), ""),
+        (Scaling(FixedScale(1024.0)), "scale skipped"),
+        (Scaling(LogMaxScale()), "scale skipped"),
+        (Scaling(DynamicScale()), "scale skipped grows in"),
+    ):
         heading = " ".join(_lines(EpochTable(replace(header, scaling=scaling)), epoch)[:-1])
         assert " ".join(name for name in ("scale", "skipped", "grows in") if name in heading) == expected
 

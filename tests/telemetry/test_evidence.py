@@ -43,16 +43,25 @@ def signs_of_runs(draw):
         scale = max(scale / 2, 2.0**-14) if scaling.moves else scale
     if draw(st.booleans()) and scaling.moves:
         tally.add([Event(61, 1, GROWTH, scale, 2 * scale)])
-    ledger = Ledger(LedgerOptions(), seen=60, applied=60 - len(steps), skipped=len(steps), scale=scale,
-                    first_loss=1.0, last_mean_loss=draw(st.sampled_from([None, 0.5, 0.0, math.nan])))  # fmt: skip
+    ledger = Ledger(
+        LedgerOptions(),
+        seen=60,
+        applied=60 - len(steps),
+        skipped=len(steps),
+        scale=scale,
+        first_loss=1.0,
+        last_mean_loss=draw(st.sampled_from([None, 0.5, 0.0, math.nan])),
+    )
     sampled = draw(st.booleans())
     faults = draw(st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from([DEAD, DIGITS, FLUSHED, VANISHED])))
     return replace(
         observe(ledger, tally, scaling, draw(st.dictionaries(st.sampled_from(["val_loss", "mae"]), st.just(math.nan)))),
         flushed_share=draw(st.sampled_from([0.0, 0.02, 0.9])) if sampled else None,
-        faults=faults if sampled else {}, output_noise=0.5 if sampled else None,
-        output_noise_left=0.1 if sampled else None, unchecked="" if sampled else "no sample.",
-    )  # fmt: skip
+        faults=faults if sampled else {},
+        output_noise=0.5 if sampled else None,
+        output_noise_left=0.1 if sampled else None,
+        unchecked="" if sampled else "no sample.",
+    )
 
 
 CLAIMS = {
@@ -77,23 +86,47 @@ def test_no_verdict_names_a_cause_that_no_event_or_sample_has(signs):
         assert words not in explanation or is_shown(signs), (words, explanation)
 
 
-@pytest.mark.parametrize(("seen", "verdict", "words"), [
-    ({"unchecked": "too short."}, "not checked", "half precision did to the numbers was not looked at: too short."),
-    ({"scale": 0.5}, "healthy", "All 100 steps were applied at scale 2^-1."),
-    ({"spoiled_metrics": ["val_loss"], "loss": 0.036}, "bad values", "val_loss ended as inf or nan, though the loss"),
-    ({"spoiled_metrics": ["my_loss"]}, "bad values", "my_loss ended as inf or nan, though the loss in training is 0.2"),
-    ({"flushed_share": 0.9}, "scale too low to matter", "90.0% of the gradient elements were flushed to zero"),
-    ({"flushed_share": 0.9, "loss": 1e-6}, "healthy",
-     "90.0% of the gradient elements were flushed to zero at step 0, when the loss had fallen to 1.00e-06 and next to"),
-    ({"faults": {"gate": DEAD}, "loss": 0.9}, "dead layers", "No gradient reached the weights of layer gate"),
-    ({"faults": {"gate": DEAD}, "loss": 0.06}, "healthy", "No gradient reached the weights of layer gate"),
-    ({"faults": {"net/day": DIGITS}, "output_noise": 5.2, "output_noise_left": 2e-4}, "digits lost",
-     "by 5.2 times the variance between examples at step 0, and by 0.0002 with layer day in float32"),
-    ({"faults": {"*": DIGITS}, "output_noise": 0.3, "output_noise_left": 0.3}, "digits lost", "Use policy=float32."),
-    ({"faults": {"targets": DIGITS}, "output_noise": 0.3, "output_noise_left": 0.0}, "digits lost",
-     "because the targets are cast to the dtype of the outputs. Use policy.head=float32."),
-    ({"flushed_share": 0.9, "scaling": Scaling(NoScale())}, "healthy", "nothing needed it"),  # of bfloat16
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("seen", "verdict", "words"),
+    [
+        ({"unchecked": "too short."}, "not checked", "half precision did to the numbers was not looked at: too short."),
+        ({"scale": 0.5}, "healthy", "All 100 steps were applied at scale 2^-1."),
+        (
+            {"spoiled_metrics": ["val_loss"], "loss": 0.036},
+            "bad values",
+            "val_loss ended as inf or nan, though the loss",
+        ),
+        (
+            {"spoiled_metrics": ["my_loss"]},
+            "bad values",
+            "my_loss ended as inf or nan, though the loss in training is 0.2",
+        ),
+        ({"flushed_share": 0.9}, "scale too low to matter", "90.0% of the gradient elements were flushed to zero"),
+        (
+            {"flushed_share": 0.9, "loss": 1e-6},
+            "healthy",
+            "90.0% of the gradient elements were flushed to zero at step 0, when the loss had fallen to 1.00e-06 and next to",
+        ),
+        ({"faults": {"gate": DEAD}, "loss": 0.9}, "dead layers", "No gradient reached the weights of layer gate"),
+        ({"faults": {"gate": DEAD}, "loss": 0.06}, "healthy", "No gradient reached the weights of layer gate"),
+        (
+            {"faults": {"net/day": DIGITS}, "output_noise": 5.2, "output_noise_left": 2e-4},
+            "digits lost",
+            "by 5.2 times the variance between examples at step 0, and by 0.0002 with layer day in float32",
+        ),
+        (
+            {"faults": {"*": DIGITS}, "output_noise": 0.3, "output_noise_left": 0.3},
+            "digits lost",
+            "Use policy=float32.",
+        ),
+        (
+            {"faults": {"targets": DIGITS}, "output_noise": 0.3, "output_noise_left": 0.0},
+            "digits lost",
+            "because the targets are cast to the dtype of the outputs. Use policy.head=float32.",
+        ),
+        ({"flushed_share": 0.9, "scaling": Scaling(NoScale())}, "healthy", "nothing needed it"),  # of bfloat16
+    ],
+)
 def test_what_one_observation_comes_to(seen, verdict, words):
     found, explanation = judge(replace(HEALTHY, **seen))
     assert found == verdict and words in explanation, explanation

@@ -31,8 +31,16 @@ def test_every_sink_gets_everything_in_order(header, snapshot, summary) -> None:
         telemetry.snapshot(snapshot)
         telemetry.message("hello")
         telemetry.finish(summary)
-    expected = [call.start(header), call.progress(1, 1, ""), call.write_error(), call.events(events),
-                call.snapshot(snapshot), call.message("hello"), call.finish(summary), call.close()]  # fmt: skip
+    expected = [
+        call.start(header),
+        call.progress(1, 1, ""),
+        call.write_error(),
+        call.events(events),
+        call.snapshot(snapshot),
+        call.message("hello"),
+        call.finish(summary),
+        call.close(),
+    ]
     assert [sink.method_calls for sink in sinks] == [expected, expected]
 
 

@@ -23,8 +23,14 @@ NO_TRAINER = TrainerSettings(max_nonfinite_losses=None, max_zero_gradients=None)
 SCALED = Scaling(DynamicScale())
 
 
-def after(*calls: str, scale: float = 4.0, loss: float = 0.5, window: int = 500, floor: float = 2.0**-14,
-          sample: GradientSample | None = None) -> Signs:  # fmt: skip
+def after(
+    *calls: str,
+    scale: float = 4.0,
+    loss: float = 0.5,
+    window: int = 500,
+    floor: float = 2.0**-14,
+    sample: GradientSample | None = None,
+) -> Signs:
     """A run after calls of these steps (. applied, x skipped, 0 applied with all-zero gradients), all at one
     scale and with one loss."""
     ledger, tally = Ledger(LedgerOptions(min_scale=floor), window_steps=window), EventTally()
@@ -36,8 +42,9 @@ def after(*calls: str, scale: float = 4.0, loss: float = 0.5, window: int = 500,
     return observe(ledger, tally, SCALED, {})
 
 
-def check(signs: Signs, trainer: TrainerSettings | None = None, at_epoch_end: bool = False,
-          **loss_scale: object) -> Stop | None:  # fmt: skip
+def check(
+    signs: Signs, trainer: TrainerSettings | None = None, at_epoch_end: bool = False, **loss_scale: object
+) -> Stop | None:
     """Of a model in float16. The runs here skip, whatever `on_overflow` says."""
     settings = LossScaleSettings(**loss_scale)  # type: ignore[arg-type]
     scaling = Scaling(settings.rule_for(True))
@@ -56,8 +63,17 @@ def check_sample(mode: str, *sample: float) -> Stop | None:
 
 def check_skips(skips: list[int], forward: list[int], **rule: object) -> Stop | None:
     """Which of 30 steps were skipped, and which of them for their loss."""
-    signs = Signs(SCALED, 30, 20, skip_steps=skips, forward_steps=forward, scale=4.0, peak_skip_rate=0.5,
-                  peaks=StreakCounts(3, 0, 0, 0, 0), window_steps=10)  # fmt: skip
+    signs = Signs(
+        SCALED,
+        30,
+        20,
+        skip_steps=skips,
+        forward_steps=forward,
+        scale=4.0,
+        peak_skip_rate=0.5,
+        peaks=StreakCounts(3, 0, 0, 0, 0),
+        window_steps=10,
+    )
     return check(signs, **{**OFF, **rule})
 
 
@@ -118,7 +134,8 @@ def stops() -> dict[str, Stop | None]:
 def test_what_ends_a_run_and_what_is_advised():
     found = {name: stop and f"{stop} [{stop.change}]" for name, stop in stops().items()}
     assert "".join(f"{name}:\n    {words}\n" for name, words in found.items()) == (
-        Path(__file__).with_name("stops.txt").read_text())  # fmt: skip
+        Path(__file__).with_name("stops.txt").read_text()
+    )
     assert f"not before {LONGEST_SETTLING_SKIPS} in a row" in find_key("loss_scale.stop_on_idle_epoch").meaning
 
 
@@ -180,9 +197,15 @@ def test_a_floor_that_float32_cannot_hold_is_the_floor_all_the_same():
     assert not replace(signs, scale=float(np.nextafter(np.float32(low), np.float32(1)))).is_near_floor(1)
 
 
-@pytest.mark.parametrize(("metrics", "loss"), [
-    ({}, 0.5), ({"loss": 2.0}, 0.5), ({"loss": INF, "val_loss": 1.0}, INF), ({"val_loss": INF, "my_loss": INF}, 0.5),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("metrics", "loss"),
+    [
+        ({}, 0.5),
+        ({"loss": 2.0}, 0.5),
+        ({"loss": INF, "val_loss": 1.0}, INF),
+        ({"val_loss": INF, "my_loss": INF}, 0.5),
+    ],
+)
 def test_a_loss_of_the_last_epoch_that_is_not_finite_stands_for_the_loss(metrics, loss):
     ledger = Ledger(LedgerOptions(), seen=9, last_mean_loss=0.5)
     assert observe(ledger, EventTally(), SCALED, metrics).loss == loss

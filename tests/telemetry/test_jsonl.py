@@ -21,7 +21,8 @@ def sink(tmp_path: Path, header) -> JsonlSink:
 
 
 def test_a_loss_of_nan_and_an_interval_without_loss_stay_apart_and_no_metric_takes_a_fields_place(
-        tmp_path: Path, sink, snapshot) -> None:  # fmt: skip
+    tmp_path: Path, sink, snapshot
+) -> None:
     sink.snapshot(replace(snapshot, loss=math.nan))
     sink.snapshot(replace(snapshot, loss=None, metrics={"step": 0.5, "val_loss": 0.1}))
     sink.close()

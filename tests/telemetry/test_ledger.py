@@ -18,9 +18,7 @@ def block_of(steps: list[Step], losses: list[float] | None = None, **columns: in
     """A block of these steps; `columns` gives nan, inf and nearest for all of them."""
     losses = losses or [0.5] * len(steps)
     floats = [[loss, step.scale_before, step.scale_after, 0.25] for step, loss in zip(steps, losses, strict=True)]
-    ints = [
-        [step.finite, step.counter, *(columns.get(name, 0) for name in INT_FIELDS[2:])] for step in steps
-    ]
+    ints = [[step.finite, step.counter, *(columns.get(name, 0) for name in INT_FIELDS[2:])] for step in steps]
     return StepRecords(
         np.array(floats, np.float32).reshape(-1, len(FLOAT_FIELDS)),
         np.array(ints, np.int32).reshape(-1, len(INT_FIELDS)),
@@ -153,9 +151,15 @@ def test_a_new_epoch_counts_its_own_applied_steps():
     assert (ledger.applied_in_epoch, ledger.applied) == (1, 4)
 
 
-@pytest.mark.parametrize(("marks", "loss", "applies", "sound"), [
-    ("x.", 0.5, True, True), ("x.", NAN, True, False), ("xx", 0.5, True, False), (".x", NAN, False, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("marks", "loss", "applies", "sound"),
+    [
+        ("x.", 0.5, True, True),
+        ("x.", NAN, True, False),
+        ("xx", 0.5, True, False),
+        (".x", NAN, False, True),
+    ],
+)
 def test_whether_the_last_applied_step_was_sound(marks, loss, applies, sound):
     ledger = Ledger(LedgerOptions(applies_non_finite=applies))
     ledger.absorb(block_of(steps_of(marks, scale=1.0), [0.5, loss]), 1)
@@ -165,8 +169,11 @@ def test_whether_the_last_applied_step_was_sound(marks, loss, applies, sound):
 def test_a_scale_that_falls_without_an_overflow_declines():
     steps = [Step(True, 16.0, 4.0, 0), Step(True, 4.0, 1.0, 0), Step(True, 1.0, 8.0, 0)]
     assert kinds(Ledger(LedgerOptions(min_scale=1.0)).absorb(block_of(steps), 1)) == [
-        (1, "decline"), (2, "decline"), (2, "floor"), (3, "growth"),
-    ]  # fmt: skip
+        (1, "decline"),
+        (2, "decline"),
+        (2, "floor"),
+        (3, "growth"),
+    ]
 
 
 def test_the_columns_of_the_optimizers_step_log_are_those_of_the_records():

@@ -11,8 +11,14 @@ from mpt_cli.telemetry.sink import LineFile, repair_tail
 
 def test_a_partial_last_line_is_cut_off_and_whole_lines_stay(tmp_path: Path) -> None:
     path, long = tmp_path / "a.jsonl", b"x" * 5000 + b"\n"
-    for whole, partial in ((b"", b""), (b"one\n", b""), (b"one\n", b"tw"), (b"", b"tw"), (b"one\n", b"x" * 10_000),
-                           (long, b"y" * 4095)):  # fmt: skip
+    for whole, partial in (
+        (b"", b""),
+        (b"one\n", b""),
+        (b"one\n", b"tw"),
+        (b"", b"tw"),
+        (b"one\n", b"x" * 10_000),
+        (long, b"y" * 4095),
+    ):
         path.write_bytes(whole + partial)
         assert repair_tail(path) == len(partial) and path.read_bytes() == whole
 
@@ -77,8 +83,12 @@ def test_lines_wait_while_the_disk_is_full_and_come_in_order_without_a_gap(tmp_p
         return written
 
     monkeypatch.setattr(os, "write", write)
-    for line, more, text in (("first", 6, "first\n"), ("second", 0, "first\n"), ("third", 3, "first\nsec"),
-                             ("fourth", 99, "first\nsecond\nthird\nfourth\n")):  # fmt: skip
+    for line, more, text in (
+        ("first", 6, "first\n"),
+        ("second", 0, "first\n"),
+        ("third", 3, "first\nsec"),
+        ("fourth", 99, "first\nsecond\nthird\nfourth\n"),
+    ):
         room[0] += more
         file.add(line)
         file.poll(now=True)

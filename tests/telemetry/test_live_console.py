@@ -13,9 +13,21 @@ from mpt_cli.telemetry.records import Event, GradientSample, RunHeader, Scaling,
 from mpt_cli.telemetry.sink import Telemetry
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
-EVERYTHING = ("epoch 1/3", "30/120", "loss 0.5000", "accuracy 0.8750", "learning rate 0.25", "scale 16384",
-              "next growth 12/40", "skipped 3", "skip streak 0", "flushed to 0 12.5%", "head-room 2^9",
-              "examples/s 1,234", "memory 1.5 GiB")  # fmt: skip
+EVERYTHING = (
+    "epoch 1/3",
+    "30/120",
+    "loss 0.5000",
+    "accuracy 0.8750",
+    "learning rate 0.25",
+    "scale 16384",
+    "next growth 12/40",
+    "skipped 3",
+    "skip streak 0",
+    "flushed to 0 12.5%",
+    "head-room 2^9",
+    "examples/s 1,234",
+    "memory 1.5 GiB",
+)
 
 
 def _live(width: int = 80, **more) -> tuple[LiveConsole, io.StringIO]:
@@ -76,8 +88,14 @@ def test_epochs_and_overflows_stay_above_the_live_area(header, snapshot, summary
     assert terminal.getvalue().count(HIDE_CURSOR) == terminal.getvalue().count(SHOW_CURSOR) == 1
     assert not re.search(r"\x1b\[3[0-7]m", terminal.getvalue())
     text = re.sub(r"\x1b\[\d*m", "", terminal.getvalue())
-    for once in ("step 1: gradients", "epoch     loss    scale  skipped", "1/3   0.5000    16384        3    0.8750",
-                 "a sentence", "warm-up skips only", "A sentence on what it shows"):  # fmt: skip
+    for once in (
+        "step 1: gradients",
+        "epoch     loss    scale  skipped",
+        "1/3   0.5000    16384        3    0.8750",
+        "a sentence",
+        "warm-up skips only",
+        "A sentence on what it shows",
+    ):
         assert text.count(once) == 1
 
 

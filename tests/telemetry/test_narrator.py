@@ -27,38 +27,71 @@ def _stays(**more) -> list[Event]:
 
 
 TOLD = [
-    (DYNAMIC, _skips(12, 12, 65536.0, inf=3, variable="conv1/kernel"),
-     "step 12: gradients overflowed (inf in conv1/kernel), step skipped, scale 65536 → 32768: normal while the "
-     "scale settles; 1 of 12 steps so far"),
-    (DYNAMIC, _skips(20, 31, 2.0**30, inf=3, variable="conv1/kernel"),
-     "steps 20-31: 12 skipped (inf in conv1/kernel), scale 1073741824 → 262144: normal while the scale settles; 12 of "
-     "31 steps so far"),
-    (FIXED, _stays(nan=2, variable="head/bias"),
-     "step 7: gradients overflowed (inf and nan in head/bias), step skipped, scale stays 1024; 1 of 7 steps so far"),
-    (DYNAMIC, [*_growths(40), *_skips(41, 41, 2.0)],
-     "steps 40-41: 1 skipped, 1 growth, scale back at 1: normal, the scale had grown as far as it can; 1 of 41 "
-     "steps so far"),
+    (
+        DYNAMIC,
+        _skips(12, 12, 65536.0, inf=3, variable="conv1/kernel"),
+        "step 12: gradients overflowed (inf in conv1/kernel), step skipped, scale 65536 → 32768: normal while the "
+        "scale settles; 1 of 12 steps so far",
+    ),
+    (
+        DYNAMIC,
+        _skips(20, 31, 2.0**30, inf=3, variable="conv1/kernel"),
+        "steps 20-31: 12 skipped (inf in conv1/kernel), scale 1073741824 → 262144: normal while the scale settles; 12 of "
+        "31 steps so far",
+    ),
+    (
+        FIXED,
+        _stays(nan=2, variable="head/bias"),
+        "step 7: gradients overflowed (inf and nan in head/bias), step skipped, scale stays 1024; 1 of 7 steps so far",
+    ),
+    (
+        DYNAMIC,
+        [*_growths(40), *_skips(41, 41, 2.0)],
+        "steps 40-41: 1 skipped, 1 growth, scale back at 1: normal, the scale had grown as far as it can; 1 of 41 "
+        "steps so far",
+    ),
     (DYNAMIC, _growths(40), "step 40: 40 applied steps without overflow, scale 1 → 2"),
     (DYNAMIC, _growths(40, 80, 120), "steps 40-120: 3 growths, scale 1 → 8"),
-    (DYNAMIC, _skips(5, 5, 65536.0, nan=1, cause="forward"),
-     "step 5: nan in the forward pass, step skipped, scale 65536 → 32768: the loss itself was not finite, which no "
-     "scale causes; look at the data and the learning rate; 1 of 5 steps so far"),
-    (FIXED, _skips(4, 4, 8.0, nan=9, layer="net/block_3", fault="inf", cause="forward"),
-     "step 4: inf in the forward pass, first in net/block_3, step skipped, scale 8 → 4: the loss itself was not "
-     "finite, which no scale causes; look at the data and the learning rate; 1 of 4 steps so far"),
-    (replace(FIXED, on_overflow="apply"), _stays(),
-     "step 7: gradients overflowed (inf), step applied all the same, scale stays 1024; 1 of 7 steps so far"),
+    (
+        DYNAMIC,
+        _skips(5, 5, 65536.0, nan=1, cause="forward"),
+        "step 5: nan in the forward pass, step skipped, scale 65536 → 32768: the loss itself was not finite, which no "
+        "scale causes; look at the data and the learning rate; 1 of 5 steps so far",
+    ),
+    (
+        FIXED,
+        _skips(4, 4, 8.0, nan=9, layer="net/block_3", fault="inf", cause="forward"),
+        "step 4: inf in the forward pass, first in net/block_3, step skipped, scale 8 → 4: the loss itself was not "
+        "finite, which no scale causes; look at the data and the learning rate; 1 of 4 steps so far",
+    ),
+    (
+        replace(FIXED, on_overflow="apply"),
+        _stays(),
+        "step 7: gradients overflowed (inf), step applied all the same, scale stays 1024; 1 of 7 steps so far",
+    ),
     (Scaling(), _stays(), "step 7: gradients overflowed (inf), step applied all the same; 1 of 7 steps so far"),
-    (LOGMAX, [Event(7, 1, "growth", 1024.0, 2048.0), Event(9, 1, "decline", 2048.0, 512.0)],
-     "steps 7-9: the scale follows the gradients, scale 1024 → 512"),
-    (LOGMAX, _skips(90, 90, LOWEST, backoff=1.0, nan=1),
-     "step 90: gradients overflowed (nan), step skipped, scale stays 2^-14: nan even at the lowest scale, so the "
-     "scale is not the cause; 1 of 90 steps so far"),
-    (LOGMAX, _skips(90, 90, LOWEST, backoff=1.0, inf=1),
-     "step 90: gradients overflowed (inf), step skipped, scale stays 2^-14; 1 of 90 steps so far"),
-    (LOGMAX, _skips(90, 90, 2 * LOWEST, nan=1),
-     "step 90: gradients overflowed (nan), step skipped, scale 2^-13 → 2^-14; 1 of 90 steps so far"),
-]  # fmt: skip
+    (
+        LOGMAX,
+        [Event(7, 1, "growth", 1024.0, 2048.0), Event(9, 1, "decline", 2048.0, 512.0)],
+        "steps 7-9: the scale follows the gradients, scale 1024 → 512",
+    ),
+    (
+        LOGMAX,
+        _skips(90, 90, LOWEST, backoff=1.0, nan=1),
+        "step 90: gradients overflowed (nan), step skipped, scale stays 2^-14: nan even at the lowest scale, so the "
+        "scale is not the cause; 1 of 90 steps so far",
+    ),
+    (
+        LOGMAX,
+        _skips(90, 90, LOWEST, backoff=1.0, inf=1),
+        "step 90: gradients overflowed (inf), step skipped, scale stays 2^-14; 1 of 90 steps so far",
+    ),
+    (
+        LOGMAX,
+        _skips(90, 90, 2 * LOWEST, nan=1),
+        "step 90: gradients overflowed (nan), step skipped, scale 2^-13 → 2^-14; 1 of 90 steps so far",
+    ),
+]
 
 
 @pytest.fixture
@@ -127,5 +160,6 @@ def test_a_nan_that_comes_a_third_time_is_no_warm_up(begun):
         narrator.add(_skips(step, step, scale, nan=4, variable="a/kernel", layer="a", fault="nan", cause="backward"))
         told += narrator.sentences(at_once=True)
     assert [": normal while the scale settles" in line for line in told] == [True, True, False]
-    assert "nan without inf for the third time, which the scale does not explain: a bug of the model or data" in (
-        told[2])  # fmt: skip
+    assert (
+        "nan without inf for the third time, which the scale does not explain: a bug of the model or data" in (told[2])
+    )

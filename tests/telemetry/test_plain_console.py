@@ -111,18 +111,26 @@ AGAIN, LOOK, REPORT = "mpt train conf=runs/tiny/1/config.yaml", "mpt diagnose ru
 WHY = "runs/tiny/1/postmortem.json: the last steps, batch and weights in numbers"
 
 
-@pytest.mark.parametrize(("changes", "end"), [
-    ({"status": "interrupted", "exit_code": 130}, [f"{AGAIN} resume=runs/tiny/1"]),
-    ({"status": "failed", "exit_code": 3}, [AGAIN]),
-    ({"status": "stopped", "exit_code": 4, "change": "loss_scale=dynamic"},
-     [WHY, LOOK, REPORT, f"{AGAIN} loss_scale=dynamic"]),
-    ({"status": "stopped", "exit_code": 4, "skipped_steps": 0},
-     [WHY, "mpt diagnose conf=runs/tiny/1/config.yaml", REPORT]),
-    ({"status": "stopped", "exit_code": 4, "skipped_steps": 0, "verdict": "collapsed"}, [WHY, LOOK, REPORT]),
-    ({"exit_code": 4, "verdict": "never trained"}, ["runs/tiny/1", LOOK, REPORT]),  # no rule, no postmortem
-])  # fmt: skip
-def test_the_end_names_what_can_be_done_with_the_run_and_never_the_same_again(console, written, header, summary,
-                                                                             changes, end) -> None:  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "end"),
+    [
+        ({"status": "interrupted", "exit_code": 130}, [f"{AGAIN} resume=runs/tiny/1"]),
+        ({"status": "failed", "exit_code": 3}, [AGAIN]),
+        (
+            {"status": "stopped", "exit_code": 4, "change": "loss_scale=dynamic"},
+            [WHY, LOOK, REPORT, f"{AGAIN} loss_scale=dynamic"],
+        ),
+        (
+            {"status": "stopped", "exit_code": 4, "skipped_steps": 0},
+            [WHY, "mpt diagnose conf=runs/tiny/1/config.yaml", REPORT],
+        ),
+        ({"status": "stopped", "exit_code": 4, "skipped_steps": 0, "verdict": "collapsed"}, [WHY, LOOK, REPORT]),
+        ({"exit_code": 4, "verdict": "never trained"}, ["runs/tiny/1", LOOK, REPORT]),  # no rule, no postmortem
+    ],
+)
+def test_the_end_names_what_can_be_done_with_the_run_and_never_the_same_again(
+    console, written, header, summary, changes, end
+) -> None:
     console.start(header)
     console.finish(replace(summary, final_loss_scale=None, examples_per_second=None, **changes))
     assert [line[13:] for line in written[-len(end) :]] == end

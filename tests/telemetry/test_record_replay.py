@@ -13,8 +13,18 @@ from mpt_cli.report.history import read_history
 
 STEPS, EPOCH = 50, 23
 RULE = {"growth_steps": 2, "min_scale": 4.0, "max_scale": 64.0, "hysteresis": 2}
-LINE = ["step", "epoch", "loss", "learning_rate", "loss_scale", "scale_counter", "skipped_steps", "consecutive_skips",
-        "applied_steps", "examples_per_second"]  # fmt: skip
+LINE = [
+    "step",
+    "epoch",
+    "loss",
+    "learning_rate",
+    "loss_scale",
+    "scale_counter",
+    "skipped_steps",
+    "consecutive_skips",
+    "applied_steps",
+    "examples_per_second",
+]
 EVENT = {"step", "epoch", "kind", "scale_before", "scale_after", "nan", "inf", "variable", "attempt", "schema_version"}
 
 
@@ -22,12 +32,27 @@ EVENT = {"step", "epoch", "kind", "scale_before", "scale_after", "nan", "inf", "
 def test_the_record_equals_the_replay(tmp_path):
     good = (np.random.default_rng(8).random(STEPS) > 0.35).tolist()
     bad = [step for step, is_good in enumerate(good, 1) if not is_good]
-    rule = [f"loss_scale.{key}={value}" for key, value in {**RULE, "initial_scale": 16, "max_skip_rate": "null",
-                                                          "max_skips_at_floor": "null"}.items()]  # fmt: skip
-    done = mpt("train", "conf=digits_mlp", "run_dir=run", "loss_scale=dynamic", *rule, "fault=overflow",
-               f"fault.at_steps={bad}".replace(" ", ""), "fault.every_steps=null", f"trainer.max_steps={STEPS}",
-               "trainer.jit_compile=false", "trainer.log_every_steps=1", "trainer.save_model=false", "expect={}",
-               "logger.console=plain", cwd=tmp_path)  # fmt: skip
+    rule = [
+        f"loss_scale.{key}={value}"
+        for key, value in {**RULE, "initial_scale": 16, "max_skip_rate": "null", "max_skips_at_floor": "null"}.items()
+    ]
+    done = mpt(
+        "train",
+        "conf=digits_mlp",
+        "run_dir=run",
+        "loss_scale=dynamic",
+        *rule,
+        "fault=overflow",
+        f"fault.at_steps={bad}".replace(" ", ""),
+        "fault.every_steps=null",
+        f"trainer.max_steps={STEPS}",
+        "trainer.jit_compile=false",
+        "trainer.log_every_steps=1",
+        "trainer.save_model=false",
+        "expect={}",
+        "logger.console=plain",
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     replay = ReferenceScale(scale=16.0, **RULE)
     steps = replay.run(good)

@@ -89,10 +89,16 @@ def test_losses_that_are_mostly_the_same_zero_have_none():
 @settings(deadline=None, max_examples=15)
 @given(
     st.lists(st.integers(1, 70), min_size=1, max_size=6),
-    st.lists(st.one_of(st.tuples(st.integers(EARLY[1] + 1, 160), st.sampled_from([50.0, INF, NAN, 900.0])),
-                       st.tuples(st.integers(1, EARLY[1]), st.sampled_from([INF, NAN]))), max_size=12),
-    st.sets(st.integers(1, 160), max_size=40), st.integers(0, 159),
-)  # fmt: skip
+    st.lists(
+        st.one_of(
+            st.tuples(st.integers(EARLY[1] + 1, 160), st.sampled_from([50.0, INF, NAN, 900.0])),
+            st.tuples(st.integers(1, EARLY[1]), st.sampled_from([INF, NAN])),
+        ),
+        max_size=12,
+    ),
+    st.sets(st.integers(1, 160), max_size=40),
+    st.integers(0, 159),
+)
 def test_the_same_is_found_however_steps_are_divided_and_wherever_a_run_is_resumed(calls, jumps, skipped, resumed_at):
     losses = np.random.default_rng(3).normal(2, 0.2, 160).astype(np.float32)
     for step, loss in jumps:

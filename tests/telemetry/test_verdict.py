@@ -13,9 +13,15 @@ from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.telemetry.records import Event, Scaling, UnmovedWeights
 from mpt_cli.telemetry.signs import LONGEST_SETTLING_SKIPS, EventTally, LossTrend, Signs, observe
 
-DYNAMIC, FIXED, LOGMAX, HIGH = (Scaling(rule, is_needed=True) for rule in (
-    DynamicScale(), FixedScale(2.0**24), LogMaxScale(), DynamicScale(2.0**40, growth_steps=100, max_scale=2.0**40)
-))  # fmt: skip
+DYNAMIC, FIXED, LOGMAX, HIGH = (
+    Scaling(rule, is_needed=True)
+    for rule in (
+        DynamicScale(),
+        FixedScale(2.0**24),
+        LogMaxScale(),
+        DynamicScale(2.0**40, growth_steps=100, max_scale=2.0**40),
+    )
+)
 CLEAN = Signs(DYNAMIC, steps_seen=1000, applied_steps=1000, scale=2.0**15, loss=0.5)
 FIXED_CLEAN = replace(CLEAN, scaling=FIXED, scale=2.0**24)
 NO_SCALING = replace(CLEAN, scaling=Scaling(), scale=None)
@@ -55,10 +61,12 @@ CASES = {
     "chronic, most of the late skips forward": skipping(TENTHS, forward_steps=TENTHS[-25:]),
     "a twentieth of the second half": skipping(range(502, 552, 2)),
     "more than a twentieth of the second half": skipping(range(502, 554, 2)),
-    "growing every 20 steps": skipping(range(501, 909, 8), scaling=Scaling(DynamicScale(growth_steps=20)),
-                                       first_growth_step=9),
-    "growing every 19 steps": skipping(range(501, 909, 8), scaling=Scaling(DynamicScale(growth_steps=19)),
-                                       first_growth_step=9),
+    "growing every 20 steps": skipping(
+        range(501, 909, 8), scaling=Scaling(DynamicScale(growth_steps=20)), first_growth_step=9
+    ),
+    "growing every 19 steps": skipping(
+        range(501, 909, 8), scaling=Scaling(DynamicScale(growth_steps=19)), first_growth_step=9
+    ),
     "a nan bug": skipping([7, 14, 21], nan_steps=[7, 14, 21], uncured_steps=[7, 14, 21]),
     "nan that went with the scale": skipping([1, 2, 3], nan_steps=[1, 2, 3]),
     "bad losses now and then": skipping([100, 400, 700], forward_steps=[100, 400, 700]),
@@ -99,13 +107,14 @@ CASES = {
     "from too high": from_high(growth=None),
     "from too high, and skips after a growth": from_high(101, 120, growth=100, unprovoked=(120,)),
     "from twice too high": skipping([1], scaling=Scaling(DynamicScale(2.0**30)), skip_scales=(2.0**29,), scale=2.0**29),
-}  # fmt: skip
+}
 
 
 def test_the_verdicts_and_their_reasons() -> None:
     found = {name: "\n    ".join(judge(signs)) for name, signs in CASES.items()}
     assert "".join(f"{name}:\n    {words}\n" for name, words in found.items()) == (
-        Path(__file__).with_name("verdicts.txt").read_text())  # fmt: skip
+        Path(__file__).with_name("verdicts.txt").read_text()
+    )
 
 
 def overflow(step: int, scale: float, **more) -> Event:
@@ -138,29 +147,37 @@ def test_overflows_that_were_applied_are_steps_like_others(scaling) -> None:
 
 def test_a_nan_at_a_scale_that_had_worked_is_not_the_scales():
     tally = EventTally()
-    tally.add([
-        nan_at(1, 64.0),  # before any applied step: it may be the scale
-        nan_at(9, 32.0),  # 2 to 8 were applied at 32
-        Event(20, 1, "growth", 16.0, 32.0),
-        nan_at(21, 32.0, inf=1),  # an overflow makes inf first
-        Event(30, 1, "growth", 16.0, 64.0),
-        nan_at(31, 64.0),  # higher than any that worked
-        nan_at(40, 32.0, cause="forward"),
-        nan_at(41, 16.0),
-    ])  # fmt: skip
+    tally.add(
+        [
+            nan_at(1, 64.0),  # before any applied step: it may be the scale
+            nan_at(9, 32.0),  # 2 to 8 were applied at 32
+            Event(20, 1, "growth", 16.0, 32.0),
+            nan_at(21, 32.0, inf=1),  # an overflow makes inf first
+            Event(30, 1, "growth", 16.0, 64.0),
+            nan_at(31, 64.0),  # higher than any that worked
+            nan_at(40, 32.0, cause="forward"),
+            nan_at(41, 16.0),
+        ]
+    )
     assert (tally.nan_steps, tally.uncured_steps, tally.forward_steps) == ([1, 9, 31, 41], [9, 41], [40])
     mixed = Event(5, 1, "growth", 64.0, 128.0, optimizer="a"), nan_at(1, 32.0, optimizer="b")
     assert tallied(DYNAMIC, *mixed).uncured_steps == []
 
 
-@pytest.mark.parametrize(("rule", "nans", "uncured"), [
-    (DynamicScale(64.0), {1: 64.0, 2: 32.0, 9: 16.0, 20: 8.0, 30: 4.0},
-     [9, 20, 30]),  # the first two were above all that worked; 9 and 20 were in doubt up to 4 = 16 / MARGIN
-    (DynamicScale(64.0), {9: 64.0, 20: 32.0, 50: 64.0, 70: 64.0}, []),  # probing
-    (FixedScale(64.0), {9: 64.0, 20: 64.0, 30: 64.0}, [9, 20, 30]),
-    (LogMaxScale(64.0), {9: 64.0, 20: 64.0, 21: 128.0}, [9, 20]),
-    (DynamicScale(8.0), {step: 2.0 ** (4 - step) for step in range(1, 7)}, [1, 2, 3, 4, 5, 6]),  # 4 was at 1
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rule", "nans", "uncured"),
+    [
+        (
+            DynamicScale(64.0),
+            {1: 64.0, 2: 32.0, 9: 16.0, 20: 8.0, 30: 4.0},
+            [9, 20, 30],
+        ),  # the first two were above all that worked; 9 and 20 were in doubt up to 4 = 16 / MARGIN
+        (DynamicScale(64.0), {9: 64.0, 20: 32.0, 50: 64.0, 70: 64.0}, []),  # probing
+        (FixedScale(64.0), {9: 64.0, 20: 64.0, 30: 64.0}, [9, 20, 30]),
+        (LogMaxScale(64.0), {9: 64.0, 20: 64.0, 21: 128.0}, [9, 20]),
+        (DynamicScale(8.0), {step: 2.0 ** (4 - step) for step in range(1, 7)}, [1, 2, 3, 4, 5, 6]),  # 4 was at 1
+    ],
+)
 def test_the_mode_says_what_its_scale_may_explain(rule, nans, uncured):
     both = (nan_at(step, scale, optimizer=name) for step, scale in nans.items() for name in ("a", "b"))
     assert tallied(Scaling(rule), *both).uncured_steps == uncured  # in two optimizers at once it is one
@@ -177,12 +194,15 @@ def test_a_skip_is_provoked_by_a_growth_since_the_skip_before_and_so_is_the_stre
     assert tally.skip_scales == [8.0, 4.0, 4.0, 2.0, 1.0]
 
 
-@pytest.mark.parametrize(("skips", "unprovoked"), [
-    ({2001: 8.0, 2021: 4.0}, []),  # one halving too few: back at what it had grown from, and once more
-    ({2001: 8.0, 2022: 4.0}, [2022]),  # long after
-    ({2001: 8.0, 2003: 4.0, 2005: 2.0}, [2005]),  # lower than it had been for a whole stretch
-    ({2500: 8.0, 2700: 8.0}, []),  # of hysteresis: it stays where it had grown to
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("skips", "unprovoked"),
+    [
+        ({2001: 8.0, 2021: 4.0}, []),  # one halving too few: back at what it had grown from, and once more
+        ({2001: 8.0, 2022: 4.0}, [2022]),  # long after
+        ({2001: 8.0, 2003: 4.0, 2005: 2.0}, [2005]),  # lower than it had been for a whole stretch
+        ({2500: 8.0, 2700: 8.0}, []),  # of hysteresis: it stays where it had grown to
+    ],
+)
 def test_a_search_after_a_growth_may_go_one_halving_too_far(skips, unprovoked) -> None:
     tally = tallied(DYNAMIC, Event(2000, 1, "growth", 4.0, 8.0), *(overflow(*skip) for skip in skips.items()))
     assert tally.unprovoked_steps == unprovoked

@@ -19,8 +19,13 @@ def load() -> Any:
 def build() -> keras.Model:
     """The same weights each time."""
     initial = keras.initializers.GlorotUniform(7)
-    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "relu", kernel_initializer=initial),
-                             keras.layers.Dense(3, kernel_initializer=initial)])  # fmt: skip
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(8, "relu", kernel_initializer=initial),
+            keras.layers.Dense(3, kernel_initializer=initial),
+        ]
+    )
 
 
 def _recording(name: str) -> Any:

@@ -52,8 +52,11 @@ def _jax_step(self, state, data):
     logs, new_metrics = {}, []
     for metric in self.metrics:
         own = of_metrics[len(new_metrics) : len(new_metrics) + len(metric.variables)]
-        new = metric.stateless_update_state(own, loss) if metric.name == "loss" else (
-            metric.stateless_update_state(own, y, y_pred))
+        new = (
+            metric.stateless_update_state(own, loss)
+            if metric.name == "loss"
+            else (metric.stateless_update_state(own, y, y_pred))
+        )
         logs[metric.name] = metric.stateless_result(new)
         new_metrics += new
     return logs, (trained, fixed, of_optimizer, new_metrics)
@@ -112,10 +115,14 @@ class GAN(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.discriminator = keras.Sequential([
-            keras.Input((6,)), layers.Dense(8, "relu", name="low"), layers.BatchNormalization(),
-            layers.Dense(1, dtype="float32"),
-        ])
+        self.discriminator = keras.Sequential(
+            [
+                keras.Input((6,)),
+                layers.Dense(8, "relu", name="low"),
+                layers.BatchNormalization(),
+                layers.Dense(1, dtype="float32"),
+            ]
+        )
         self.generator = keras.Sequential([keras.Input((3,)), layers.Dense(8, "relu"), layers.Dense(6)])
         self.seeds = keras.random.SeedGenerator(7)
 
@@ -129,11 +136,17 @@ class GAN(keras.Model):
         fake = ops.cast(self.generator(self._latent(count), training=True), "float32")
         labels = ops.concatenate([ops.ones((count, 1)), ops.zeros((count, 1))])
         both = ops.concatenate([fake, real])
-        d_loss = self._learn(self.d_optimizer, self.discriminator,
-                             lambda: self.loss_fn(labels, self.discriminator(both, training=True)))
+        d_loss = self._learn(
+            self.d_optimizer, self.discriminator, lambda: self.loss_fn(labels, self.discriminator(both, training=True))
+        )
         latent = self._latent(count)
-        g_loss = self._learn(self.g_optimizer, self.generator, lambda: self.loss_fn(
-            ops.zeros((count, 1)), self.discriminator(self.generator(latent, training=True), training=True)))
+        g_loss = self._learn(
+            self.g_optimizer,
+            self.generator,
+            lambda: self.loss_fn(
+                ops.zeros((count, 1)), self.discriminator(self.generator(latent, training=True), training=True)
+            ),
+        )
         return {"d_loss": d_loss, "g_loss": g_loss}
 
     def _learn(self, optimizer, network, loss_of):
@@ -173,10 +186,14 @@ def called_to_generate():
 
 
 def stateful():
-    return keras.Sequential([
-        keras.Input(batch_shape=(12, 6)), layers.Reshape((6, 1)), layers.SimpleRNN(4, stateful=True),
-        layers.Dense(3),
-    ])  # fmt: skip
+    return keras.Sequential(
+        [
+            keras.Input(batch_shape=(12, 6)),
+            layers.Reshape((6, 1)),
+            layers.SimpleRNN(4, stateful=True),
+            layers.Dense(3),
+        ]
+    )
 
 
 def from_three(one_hot=False):

@@ -13,14 +13,17 @@ def load_data(examples=200):
 
 
 def build_model(input_shape, num_classes, dropout=0.2):
-    base = keras.Sequential([
-        keras.Input(input_shape),
-        layers.Dense(12, name="low"),
-        layers.BatchNormalization(name="low_norm"),
-        layers.ReLU(),
-        layers.Dense(8, activation="relu", name="top"),
-        layers.BatchNormalization(name="top_norm"),
-    ], name="base")  # fmt: skip
+    base = keras.Sequential(
+        [
+            keras.Input(input_shape),
+            layers.Dense(12, name="low"),
+            layers.BatchNormalization(name="low_norm"),
+            layers.ReLU(),
+            layers.Dense(8, activation="relu", name="top"),
+            layers.BatchNormalization(name="top_norm"),
+        ],
+        name="base",
+    )
     inputs = keras.Input(input_shape)
     x = layers.Dropout(dropout, seed=3)(base(inputs))
     return keras.Model(inputs, layers.Dense(num_classes, name="head")(x))

@@ -15,14 +15,20 @@ from mpt_cli.training.checkpoint import CheckpointStore
 
 ALL = [
     "{object: model_checkpoint, kwargs: {filepath: '{run_dir}/best.keras', save_best_only: true}}",
-    "{object: csv_logger, kwargs: {filename: '{run_dir}/own.csv'}}", "history", "own_callbacks:Noise",
-    "own_callbacks:Halving", "own_callbacks:SaysItsState",
-]  # fmt: skip
+    "{object: csv_logger, kwargs: {filename: '{run_dir}/own.csv'}}",
+    "history",
+    "own_callbacks:Noise",
+    "own_callbacks:Halving",
+    "own_callbacks:SaysItsState",
+]
 KEYS = [
-    "trainer.reduce_on_plateau.patience=1", "trainer.reduce_on_plateau.min_delta=0.02",
-    "trainer.early_stopping.patience=3", "trainer.early_stopping.min_delta=10",  # no epoch after the first is better
-    "trainer.early_stopping.restore_best_weights=true", "trainer.epochs=6",
-]  # fmt: skip
+    "trainer.reduce_on_plateau.patience=1",
+    "trainer.reduce_on_plateau.min_delta=0.02",
+    "trainer.early_stopping.patience=3",
+    "trainer.early_stopping.min_delta=10",  # no epoch after the first is better
+    "trainer.early_stopping.restore_best_weights=true",
+    "trainer.epochs=6",
+]
 
 
 def test_plain_values_come_back_from_json_as_they_were():
@@ -47,11 +53,17 @@ def test_arrays_keep_their_dtype_and_lie_beside_the_json():
 def test_what_can_not_be_stored_is_said_before_training_and_own_methods_do_better(tmp_path):
     told: list[str] = []
     model = own_callbacks.build()
-    silent = [keras.callbacks.EarlyStopping(), keras.callbacks.CSVLogger(tmp_path / "a.csv"),
-              keras.callbacks.TensorBoard(tmp_path), keras.callbacks.LearningRateScheduler(own_callbacks.slower)]
+    silent = [
+        keras.callbacks.EarlyStopping(),
+        keras.callbacks.CSVLogger(tmp_path / "a.csv"),
+        keras.callbacks.TensorBoard(tmp_path),
+        keras.callbacks.LearningRateScheduler(own_callbacks.slower),
+    ]
     Callbacks([own_callbacks.Unstorable(), own_callbacks.SaysItsState(), *silent], model).begin(1, 5, told.append)
-    assert told == ["callbacks: Unstorable.mean (Mean) can't be stored in a checkpoint, so a resumed run begins with a "
-                    "fresh one; with methods get_state and set_state the callback says itself what is stored"]
+    assert told == [
+        "callbacks: Unstorable.mean (Mean) can't be stored in a checkpoint, so a resumed run begins with a "
+        "fresh one; with methods get_state and set_state the callback says itself what is stored"
+    ]
 
 
 def test_a_state_that_is_not_plain_is_refused():
@@ -76,8 +88,9 @@ def test_a_run_that_is_gone_on_with_ends_as_the_unbroken_one(tmp_path):
     assert (whole.metrics, whole.best_metrics) == (summary.metrics, summary.best_metrics)
     for epoch_end in (False, True):
         keys = ("step", "loss", "learning_rate", "mean_loss", "val_loss")
-        found = [[[line.get(key) for key in keys] for line in lines(folder, epoch_end)]
-                 for folder in (whole_dir, run_dir)]  # fmt: skip
+        found = [
+            [[line.get(key) for key in keys] for line in lines(folder, epoch_end)] for folder in (whole_dir, run_dir)
+        ]
         assert found[0] == found[1]
     assert (whole_dir / "own.csv").read_text() == (run_dir / "own.csv").read_text()
     whole, cut = (CheckpointStore(folder / "checkpoints").newest() for folder in (whole_dir, run_dir))
@@ -96,17 +109,28 @@ def test_a_callback_that_comes_later_begins_anew_and_more_epochs_go_on(tmp_path)
 
     assert (first.epochs_completed, more.epochs_completed, more.applied_steps) == (2, 3, 15)
     assert more.ended_early.startswith("val_loss was no better than")
-    assert "callbacks: History was not there when the checkpoint was made, so it begins anew" in (
-        run_dir / "console.log").read_text()
+    assert (
+        "callbacks: History was not there when the checkpoint was made, so it begins anew"
+        in (run_dir / "console.log").read_text()
+    )
 
 
 @pytest.mark.slow
 def test_a_rollback_takes_the_callbacks_back_too(tmp_path):
     """At step 13 every loss is nan: the run goes back to the checkpoint of step 10, at half the rate that Halving had
     come to, and Halving's count with it."""
-    words = ["trainer.callbacks=[own_callbacks:Halving]", "trainer.max_rollbacks=3", "trainer.epochs=4",
-             "trainer.checkpoint_every_steps=10", "trainer.max_nonfinite_losses=1", "fault=nan_loss",
-             "fault.at_steps=[13]", "fault.every_steps=null", "trainer.max_rollbacks=1", "loss_scale=none"]  # fmt: skip
+    words = [
+        "trainer.callbacks=[own_callbacks:Halving]",
+        "trainer.max_rollbacks=3",
+        "trainer.epochs=4",
+        "trainer.checkpoint_every_steps=10",
+        "trainer.max_nonfinite_losses=1",
+        "fault=nan_loss",
+        "fault.at_steps=[13]",
+        "fault.every_steps=null",
+        "trainer.max_rollbacks=1",
+        "loss_scale=none",
+    ]
     summary, run_dir = train(tmp_path, *words)
 
     assert summary.rollbacks == 1

@@ -61,8 +61,9 @@ def test_hooks_logs_and_weights_are_those_of_keras_fit(tmp_path):
     names = "[own_callbacks:Noise,own_callbacks:Recording,own_callbacks:Halving,own_callbacks:Looking]"
     summary, run_dir = train(tmp_path, f"trainer.callbacks={names}", "trainer.shuffle=false")
     ours = calls()
-    theirs_model = keras_fit(own_callbacks.Noise(), own_callbacks.Recording(), own_callbacks.Halving(),
-                             own_callbacks.Looking())  # fmt: skip
+    theirs_model = keras_fit(
+        own_callbacks.Noise(), own_callbacks.Recording(), own_callbacks.Halving(), own_callbacks.Looking()
+    )
     theirs = calls()
 
     assert (summary.steps_seen, summary.applied_steps) == (15, 15)
@@ -103,7 +104,13 @@ def test_a_callback_ends_a_run_within_an_epoch(tmp_path):
     assert (summary.steps_seen, summary.applied_steps, summary.epochs_completed) == (3, 3, 0)
     assert summary.ended_early == "StopsAt set model.stop_training in on_train_batch_end"
     assert [name for name, _, _ in calls() if "batch" not in name] == [
-        "on_train_begin", "on_epoch_begin", "on_test_begin", "on_test_end", "on_epoch_end", "on_train_end"]
+        "on_train_begin",
+        "on_epoch_begin",
+        "on_test_begin",
+        "on_test_end",
+        "on_epoch_end",
+        "on_train_end",
+    ]
     assert [line["step"] for line in lines(run_dir, epoch_end=True)] == [3]
 
 
@@ -116,30 +123,51 @@ def test_what_a_callback_raises_is_the_users(tmp_path):
     assert (summary["status"], summary["exit_code"], summary["applied_steps"]) == ("failed", BAD_CONFIG, 5)
 
 
-@pytest.mark.parametrize(("words", "sentence"), [
-    (["trainer.callbacks=[history,progbar_logger]"],
-     "trainer.callbacks[1]: progbar_logger can't be used in a run. Leave it out: the console shows it."),
-    (["trainer.callbacks=[early_stoping]"],
-     "trainer.callbacks[0]: Keras has none of this name. Received: 'early_stoping'. Did you mean early_stopping?"),
-    (["trainer.callbacks=history"],
-     "trainer.callbacks: must be a list. Received: 'history'. Write trainer.callbacks=[…]."),
-    (["trainer.callbacks=[{object: own_callbacks:Halving, arguments: {}}]"],
-     "there is no arguments beside object and kwargs."),
-    (["trainer.callbacks=[own_callbacks:no_callback]"],
-     "trainer.callbacks[0]: must be a keras.callbacks.Callback. Received: 'int'."),
-    (["trainer.callbacks=[{object: 'keras.callbacks:BackupAndRestore', kwargs: {backup_dir: /tmp/x}}]"],
-     "trainer.callbacks[0]: BackupAndRestore can't be used in a run. Received: 'BackupAndRestore'. Leave it out: "
-     "resume=auto does it, to the step."),
-    (["trainer.early_stopping.monitor=loss"],
-     "trainer.early_stopping.monitor: must be left out without trainer.early_stopping.patience: nothing uses it. "
-     "Received: 'loss'. Set trainer.early_stopping.patience."),
-    (["trainer.early_stopping.patience=1", "trainer.early_stopping.monitor=val_lost"],
-     "trainer.early_stopping.monitor: must be a metric of the run. Received: 'val_lost'. It has loss, accuracy, "
-     "val_loss, val_accuracy."),
-    (["trainer.reduce_on_plateau.patience=1", "optimizer.schedule.name=cosine"],
-     "optimizer.schedule: must be constant, without warm-up, with ReduceLROnPlateau: both would set the learning rate. "
-     "Received: 'cosine'. Keep one of them."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ["trainer.callbacks=[history,progbar_logger]"],
+            "trainer.callbacks[1]: progbar_logger can't be used in a run. Leave it out: the console shows it.",
+        ),
+        (
+            ["trainer.callbacks=[early_stoping]"],
+            "trainer.callbacks[0]: Keras has none of this name. Received: 'early_stoping'. Did you mean early_stopping?",
+        ),
+        (
+            ["trainer.callbacks=history"],
+            "trainer.callbacks: must be a list. Received: 'history'. Write trainer.callbacks=[…].",
+        ),
+        (
+            ["trainer.callbacks=[{object: own_callbacks:Halving, arguments: {}}]"],
+            "there is no arguments beside object and kwargs.",
+        ),
+        (
+            ["trainer.callbacks=[own_callbacks:no_callback]"],
+            "trainer.callbacks[0]: must be a keras.callbacks.Callback. Received: 'int'.",
+        ),
+        (
+            ["trainer.callbacks=[{object: 'keras.callbacks:BackupAndRestore', kwargs: {backup_dir: /tmp/x}}]"],
+            "trainer.callbacks[0]: BackupAndRestore can't be used in a run. Received: 'BackupAndRestore'. Leave it out: "
+            "resume=auto does it, to the step.",
+        ),
+        (
+            ["trainer.early_stopping.monitor=loss"],
+            "trainer.early_stopping.monitor: must be left out without trainer.early_stopping.patience: nothing uses it. "
+            "Received: 'loss'. Set trainer.early_stopping.patience.",
+        ),
+        (
+            ["trainer.early_stopping.patience=1", "trainer.early_stopping.monitor=val_lost"],
+            "trainer.early_stopping.monitor: must be a metric of the run. Received: 'val_lost'. It has loss, accuracy, "
+            "val_loss, val_accuracy.",
+        ),
+        (
+            ["trainer.reduce_on_plateau.patience=1", "optimizer.schedule.name=cosine"],
+            "optimizer.schedule: must be constant, without warm-up, with ReduceLROnPlateau: both would set the learning rate. "
+            "Received: 'cosine'. Keep one of them.",
+        ),
+    ],
+)
 def test_what_can_not_be_a_callback_is_said(tmp_path, words, sentence):
     with pytest.raises(ConfigError) as raised:
         train(tmp_path, *words)

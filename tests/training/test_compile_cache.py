@@ -82,8 +82,13 @@ def programs(cache: Path) -> dict[Path, int]:
 @only_on("tensorflow")  # a matter of its own processes
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_a_second_run_takes_the_programs_of_the_first(backend: str, tmp_path: Path) -> None:
-    words = ["conf=digits_mlp", f"backend={backend}", "trainer.max_steps=5", "trainer.jit_compile=true",
-             "backend.compile_cache=cache"]
+    words = [
+        "conf=digits_mlp",
+        f"backend={backend}",
+        "trainer.max_steps=5",
+        "trainer.jit_compile=true",
+        "backend.compile_cache=cache",
+    ]
     chosen = ("TF_XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")  # by a process of pytest, or the one that started it
     quiet = {name: value for name, value in os.environ.items() if name not in chosen}
     quiet["TF_CPP_MIN_LOG_LEVEL"] = "3"  # as mpt sets it where the user doesn't

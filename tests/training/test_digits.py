@@ -18,8 +18,9 @@ def fit(tmp_path, net, x, y, loss="mse", epochs=1, policy="mixed_bfloat16", rate
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input(x.shape[1:]), *net])
     model.compile(keras.optimizers.Adam(rate), loss, jit_compile=False, **others.pop("compiled", {}))
-    return mpt.fit(model, x, y, policy=policy, epochs=epochs, batch_size=64, run_dir=tmp_path / policy, settings=QUIET,
-                   **others)  # fmt: skip
+    return mpt.fit(
+        model, x, y, policy=policy, epochs=epochs, batch_size=64, run_dir=tmp_path / policy, settings=QUIET, **others
+    )
 
 
 def identifiers(draw):
@@ -39,10 +40,15 @@ def waves(draw):
     return [layers.Lambda(both, name="waves"), layers.Dense(32, "tanh"), layers.Dense(1)], x, np.sin(402 * x)
 
 
-@pytest.mark.parametrize(("net", "layer", "policy", "epochs"), [
-    (identifiers, "reshape", "mixed_bfloat16", 1), (offsets, "first", "mixed_bfloat16", 1),
-    (waves, "waves", "mixed_float16", 20), pytest.param(waves, "waves", "mixed_bfloat16", 1, marks=pytest.mark.long),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("net", "layer", "policy", "epochs"),
+    [
+        (identifiers, "reshape", "mixed_bfloat16", 1),
+        (offsets, "first", "mixed_bfloat16", 1),
+        (waves, "waves", "mixed_float16", 20),
+        pytest.param(waves, "waves", "mixed_bfloat16", 1, marks=pytest.mark.long),
+    ],
+)
 def test_the_layer_that_loses_digits_is_named_and_its_remedy_was_tried(net, layer, policy, epochs, tmp_path):
     parts, x, y = net(np.random.default_rng(0))
     run = fit(tmp_path, parts, x, y, policy=policy, epochs=epochs)
@@ -79,8 +85,17 @@ def test_a_model_that_draws_random_numbers_in_inference_is_not_blamed(tmp_path):
 def test_a_short_run_is_sampled_at_its_end(tmp_path):
     x = np.random.default_rng(0).normal(size=(256, 8)).astype("float32")
     net = [*[layers.Dense(8, "tanh") for _ in range(3)], layers.Dense(1)]
-    run = fit(tmp_path, net, x, 1e-6 * x[:, :1], "mse", policy="mixed_float16", loss_scale="none", rate=0.0,
-              sample_weight=np.full(256, 1e-7, "float32"))  # fmt: skip
+    run = fit(
+        tmp_path,
+        net,
+        x,
+        1e-6 * x[:, :1],
+        "mse",
+        policy="mixed_float16",
+        loss_scale="none",
+        rate=0.0,
+        sample_weight=np.full(256, 1e-7, "float32"),
+    )
     assert run.summary["steps_seen"] == 4 and run.summary["gradients"]["step"] == 4
     assert run.verdict == "scale too low to matter" and run.summary["gradients"]["flushed_share"] > 0.5
 
@@ -111,8 +126,14 @@ def test_augmentation_that_has_no_gradient_in_bfloat16_is_sampled(tmp_path):
 
 def test_without_samples_a_run_in_half_precision_is_not_checked(tmp_path):
     x = np.ones((64, 2), "float32")
-    run = mpt.fit(compiled(), x, x[:, :1], policy="mixed_float16", run_dir=tmp_path / "run",
-                  settings={**QUIET, "trainer.gradient_health_every_steps": None})  # fmt: skip
+    run = mpt.fit(
+        compiled(),
+        x,
+        x[:, :1],
+        policy="mixed_float16",
+        run_dir=tmp_path / "run",
+        settings={**QUIET, "trainer.gradient_health_every_steps": None},
+    )
     assert run.verdict == "not checked"
     assert run.explanation.endswith("was not looked at: trainer.gradient_health_every_steps=auto takes samples of it.")
 
@@ -126,8 +147,16 @@ def compiled(loss="mse", rate=0.01):
 
 def test_a_hinge_loss_that_is_met_is_not_stopped(tmp_path):
     x = np.array([[4.0, 0.0], [-4.0, 0.0]] * 32, "float32")
-    run = mpt.fit(compiled("hinge", 0.5), x, np.sign(x[:, :1]), policy="mixed_float16", epochs=60, batch_size=32,
-                  run_dir=tmp_path / "run", settings=QUIET)  # fmt: skip
+    run = mpt.fit(
+        compiled("hinge", 0.5),
+        x,
+        np.sign(x[:, :1]),
+        policy="mixed_float16",
+        epochs=60,
+        batch_size=32,
+        run_dir=tmp_path / "run",
+        settings=QUIET,
+    )
     assert run.summary["metrics"]["loss"] == 0.0 and run.summary["exit_code"] == 0, run.explanation
     assert run.summary["steps_seen"] == 120 and run.verdict == "warm-up skips only", run.explanation
 
@@ -138,14 +167,20 @@ def test_a_head_without_a_loss_weight_is_not_dead(tmp_path):
     model = keras.Model(inputs, [layers.Dense(1, name="kept")(shared), layers.Dense(1, name="idle")(shared)])
     model.compile("sgd", ["mse", "mse"], loss_weights=[1.0, 0.0], jit_compile=False)
     x = np.random.default_rng(0).normal(size=(64, 2)).astype("float32")
-    run = mpt.fit(model, x, [x[:, :1], x[:, 1:]], policy="mixed_float16", run_dir=tmp_path / "run",
-                  settings=QUIET)  # fmt: skip
+    run = mpt.fit(model, x, [x[:, :1], x[:, 1:]], policy="mixed_float16", run_dir=tmp_path / "run", settings=QUIET)
     assert run.verdict == "healthy" and run.summary["gradients"]["faults"] == {}, run.explanation
 
 
 def test_targets_of_a_million_flush_nothing_and_are_not_said_to(tmp_path):
     x = np.random.default_rng(0).normal(size=(512, 2)).astype("float32")
-    run = mpt.fit(compiled(rate=1e-7), x, 1e6 * x[:, :1], policy="mixed_float16", epochs=8, run_dir=tmp_path / "run",
-                  settings=QUIET)  # fmt: skip
+    run = mpt.fit(
+        compiled(rate=1e-7),
+        x,
+        1e6 * x[:, :1],
+        policy="mixed_float16",
+        epochs=8,
+        run_dir=tmp_path / "run",
+        settings=QUIET,
+    )
     assert run.summary["final_loss_scale"] <= 1.0 and run.summary["gradients"]["flushed_share"] == 0.0
     assert run.verdict in ("healthy", "warm-up skips only"), run.explanation

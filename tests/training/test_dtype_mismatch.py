@@ -65,7 +65,8 @@ def test_float16_with_float32_is_told_by_layer_operation_and_line(operation):
     assert str(fault) == (
         f"model: layer gate (Applied) must give {operation} one dtype (test_dtype_mismatch.py, line {line}, in "
         "<lambda>). Received: 'float16 × float32'. TensorFlow converts neither. Cast the constant or the weight, as in "
-        "tf.cast(value, x.dtype), or keep the layer in float32: 'policy.overrides={gate: float32}'.")  # fmt: skip
+        "tf.cast(value, x.dtype), or keep the layer in float32: 'policy.overrides={gate: float32}'."
+    )
 
 
 def test_an_activation_is_told_by_the_layer_that_has_it():

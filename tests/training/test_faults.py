@@ -1,4 +1,3 @@
-
 import numpy as np
 import pytest
 from backends import BACKEND
@@ -14,8 +13,9 @@ from mpt_cli.training.checkpoint import collect_state
 
 
 def data_set(x: Examples, dtype: str = "float32") -> DataSet:
-    return DataSet(train=x, validation=None, input_shape=(4,), input_dtype=dtype, num_classes=3, fingerprint="",
-                   description="")  # fmt: skip
+    return DataSet(
+        train=x, validation=None, input_shape=(4,), input_dtype=dtype, num_classes=3, fingerprint="", description=""
+    )
 
 
 def faulty_run(fault: FaultSettings, rule=None, steps: int = 12) -> TinyRun:

@@ -37,8 +37,9 @@ def batches(feed: Feed, epoch: int = 1, skip: int = 0, most: Callable[[], int] =
     while (piece := feed.take(most())) is not None:
         assert 1 <= piece.count <= len(piece.batch_indices)
         for row in piece.batch_indices[: piece.count]:
-            found.append([None if part is None else map_arrays(lambda a, r=row: a[r].tolist(), part)
-                          for part in piece.source])  # fmt: skip
+            found.append(
+                [None if part is None else map_arrays(lambda a, r=row: a[r].tolist(), part) for part in piece.source]
+            )
     return found
 
 
@@ -48,10 +49,18 @@ def feeds(data: Examples, plan: BatchPlan) -> list[Feed]:
 
 @settings(deadline=None, max_examples=60)
 @given(
-    count=st.integers(1, 40), size=st.integers(1, 9), capacity=st.integers(1, 7), drop=st.booleans(),
-    shuffle=st.booleans(), devices=st.sampled_from([1, 2]), epoch=st.integers(1, 3), skip=st.integers(0, 5),
-    kind=st.sampled_from(["array", "dict", "tuple"]), weighted=st.booleans(), most=st.integers(1, 9),
-)  # fmt: skip
+    count=st.integers(1, 40),
+    size=st.integers(1, 9),
+    capacity=st.integers(1, 7),
+    drop=st.booleans(),
+    shuffle=st.booleans(),
+    devices=st.sampled_from([1, 2]),
+    epoch=st.integers(1, 3),
+    skip=st.integers(0, 5),
+    kind=st.sampled_from(["array", "dict", "tuple"]),
+    weighted=st.booleans(),
+    most=st.integers(1, 9),
+)
 def test_every_feed_gives_the_batches_of_the_plan(
     count, size, capacity, drop, shuffle, devices, epoch, skip, kind, weighted, most
 ):
@@ -66,8 +75,12 @@ def test_every_feed_gives_the_batches_of_the_plan(
     expected = []
     for part in parts:
         taken = data.take(part)
-        expected.append([None if field is None else map_arrays(lambda a: a.tolist(), field)
-                         for field in (taken.x, taken.y, taken.sample_weight)])  # fmt: skip
+        expected.append(
+            [
+                None if field is None else map_arrays(lambda a: a.tolist(), field)
+                for field in (taken.x, taken.y, taken.sample_weight)
+            ]
+        )
 
     assert plan.has_only_whole_batches(data) is all(len(batch[1]) == size for batch in expected)
     for feed in feeds(data, plan):

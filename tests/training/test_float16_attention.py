@@ -45,10 +45,16 @@ def test_it_is_attention_to_the_precision_of_float16(attention: Any, kind: str) 
     bias = rng.normal(size=(2, 4, 5, 5)).astype("float16") if kind == "bias" else None
     both = kind == "both"  # a causal mask and one of the user's
     seen = np.tril(np.ones((5, 5), bool)) & mask if both else np.ones((5, 5), bool)
-    found = attention(*map(jnp.asarray, (query, key, value)), bias, jnp.asarray(mask) if both else None, is_causal=both,
-                      implementation="xla")  # fmt: skip
-    wanted = attended(*(part.astype("float64") for part in (query, key, value)), seen,
-                      0.0 if bias is None else bias.astype("float64"))  # fmt: skip
+    found = attention(
+        *map(jnp.asarray, (query, key, value)),
+        bias,
+        jnp.asarray(mask) if both else None,
+        is_causal=both,
+        implementation="xla",
+    )
+    wanted = attended(
+        *(part.astype("float64") for part in (query, key, value)), seen, 0.0 if bias is None else bias.astype("float64")
+    )
     assert found.dtype == "float16" and attention.was_used
     # probabilities and output are rounded to 11 bits, over sums of values up to 4
     np.testing.assert_allclose(np.asarray(found), wanted, atol=4 * 2.0**-10)

@@ -150,7 +150,9 @@ def test_updates_that_rounding_the_weights_loses_are_counted():
 def test_weights_that_no_update_moves_are_named_and_half_precision_over_float32_weights_loses_none():
     look = sampled("bfloat16", 1e-6)[0]
     assert {name.rpartition("/")[2]: fault for name, fault in look.sample.faults.items()} == {
-        "dead": "dead", "live": "unmoved"}  # fmt: skip
+        "dead": "dead",
+        "live": "unmoved",
+    }
     mixed = sampled("mixed_bfloat16", 1e-6)[0]
     assert mixed.sample.lost_updates_share is None and not [row for row in mixed.layers if row.kind == UPDATES]
     assert {row.dtype for row in mixed.layers} == {"bfloat16", "float32"} and mixed.sample.flushed_share == 0

@@ -15,22 +15,45 @@ from mpt_cli.telemetry.sink import Sink
 
 pytestmark = pytest.mark.slow
 TINY = [
-    "conf=digits_mlp", f"backend={BACKEND}", "backend.device=cpu", "data=synthetic", "data.input_shape=[4]",
-    "data.examples=200", "data.validation_fraction=0.2", "model.hidden_units=[8]",
-    f"trainer.jit_compile={'true' if BACKEND == 'jax' else 'false'}", "trainer.epochs=2", "trainer.batch_size=4",
-    "trainer.log_every_steps=10", "trainer.save_model=false", "logger=quiet", "expect={}",
-]  # fmt: skip
+    "conf=digits_mlp",
+    f"backend={BACKEND}",
+    "backend.device=cpu",
+    "data=synthetic",
+    "data.input_shape=[4]",
+    "data.examples=200",
+    "data.validation_fraction=0.2",
+    "model.hidden_units=[8]",
+    f"trainer.jit_compile={'true' if BACKEND == 'jax' else 'false'}",
+    "trainer.epochs=2",
+    "trainer.batch_size=4",
+    "trainer.log_every_steps=10",
+    "trainer.save_model=false",
+    "logger=quiet",
+    "expect={}",
+]
 NAN_TO_THE_END = ["loss_scale=none", "trainer.max_nonfinite_losses=null", "trainer.stop_on_nonfinite_weights=false"]
 ENDS = ("summary.json", "postmortem.json")
 FIXED = ["loss_scale=fixed", "loss_scale.initial_scale=2**10"]
 # words of the command line, verdict, exit code, rule (None: the run finished), what the explanation says, skipped steps
 RUNS = {
     "bad data": (["fault=bad_data"], v.CHRONIC, OK, None, "10 of the last 40 steps were skipped (25.0%)", 20),
-    "an idle epoch": ([*FIXED, "fault=overflow", "fault.at_steps=[]", "fault.every_steps=1"], v.NEVER_TRAINED,
-                      NUMERICAL, "loss_scale.stop_on_idle_epoch", "an epoch ended in which every step was skipped", 40),
-    "bad weights": ([*NAN_TO_THE_END[:2], "fault=overflow"], v.COLLAPSED, NUMERICAL,
-                    "trainer.stop_on_nonfinite_weights", "the weights hold inf or nan", 0),
-}  # fmt: skip
+    "an idle epoch": (
+        [*FIXED, "fault=overflow", "fault.at_steps=[]", "fault.every_steps=1"],
+        v.NEVER_TRAINED,
+        NUMERICAL,
+        "loss_scale.stop_on_idle_epoch",
+        "an epoch ended in which every step was skipped",
+        40,
+    ),
+    "bad weights": (
+        [*NAN_TO_THE_END[:2], "fault=overflow"],
+        v.COLLAPSED,
+        NUMERICAL,
+        "trainer.stop_on_nonfinite_weights",
+        "the weights hold inf or nan",
+        0,
+    ),
+}
 
 
 def train(tmp_path: Path, *words: str) -> tuple[Summary, Path]:
@@ -100,16 +123,28 @@ def test_a_stopped_run_goes_on_without_the_fault_and_what_tells_of_its_end_goes_
 
 
 UNDERFLOWS = [
-    "model=builder", "model.builder=mpt_cli.models.underflow:build_underflow_net",
-    "model.kwargs={width: 16}", "optimizer.kwargs.epsilon=1e-12", "trainer.batch_size=64", "data.examples=800",
-]  # fmt: skip
+    "model=builder",
+    "model.builder=mpt_cli.models.underflow:build_underflow_net",
+    "model.kwargs={width: 16}",
+    "optimizer.kwargs.epsilon=1e-12",
+    "trainer.batch_size=64",
+    "data.examples=800",
+]
 
 
 def test_a_net_that_underflows_is_called_what_it_is(tmp_path):
     common = [word for word in TINY if "hidden_units" not in word and "input_shape" not in word]
-    words = [*common, *UNDERFLOWS, "policy=mixed_float16", "data.input_shape=[8]", "trainer.epochs=11",
-             "trainer.gradient_health_every_steps=2000", "loss_scale=fixed", "loss_scale.initial_scale=2",
-             "trainer.max_zero_gradients=null"]  # fmt: skip
+    words = [
+        *common,
+        *UNDERFLOWS,
+        "policy=mixed_float16",
+        "data.input_shape=[8]",
+        "trainer.epochs=11",
+        "trainer.gradient_health_every_steps=2000",
+        "loss_scale=fixed",
+        "loss_scale.initial_scale=2",
+        "trainer.max_zero_gradients=null",
+    ]
     summary = training_run.train(load_settings([*words, f"run_dir={tmp_path}/run"]))
 
     assert (summary.status, summary.verdict) == ("finished", v.TOO_LOW), summary.explanation
@@ -126,8 +161,11 @@ def test_a_sample_of_before_says_nothing_of_gradients_that_are_scaled_otherwise(
     first, run_dir = train(tmp_path, *own, "loss_scale=none", "trainer.max_steps=22")
     words = [*TINY, "policy=mixed_float16", *own, f"resume={run_dir}"]
     again = training_run.train(load_settings([*words, "loss_scale=none", "trainer.max_steps=24"]))
-    scaled = training_run.train(load_settings([*words, "loss_scale=dynamic", "trainer.max_steps=26",
-                                               "trainer.gradient_health_every_steps=null"]))  # fmt: skip
+    scaled = training_run.train(
+        load_settings(
+            [*words, "loss_scale=dynamic", "trainer.max_steps=26", "trainer.gradient_health_every_steps=null"]
+        )
+    )
 
     assert first.gradients is not None and again.gradients is not None
     assert (first.gradients["step"], again.gradients["step"], scaled.gradients) == (22, 24, None)

@@ -31,11 +31,19 @@ from mpt_cli.training.trainer import Trainer, TrainingPlan
 pytestmark = pytest.mark.slow
 STEPS = 30  # an epoch of batches of 4
 FLOOR = 2.0
-RULE = {"growth_steps": 3, "growth_factor": 2.0, "backoff_factor": 0.5, "min_scale": FLOOR, "max_scale": 64.0,
-        "hysteresis": 2}  # fmt: skip
+RULE = {
+    "growth_steps": 3,
+    "growth_factor": 2.0,
+    "backoff_factor": 0.5,
+    "min_scale": FLOOR,
+    "max_scale": 64.0,
+    "hysteresis": 2,
+}
 OFF = {"max_consecutive_skips": None, "max_skip_rate": None, "max_skips_at_floor": None, "stop_on_idle_epoch": False}
 WINDOW = 10
 GOOD = [True] * STEPS
+
+
 class NoCheckpoints:
     """Does nothing, whatever is asked; the run's stopwatch goes all the same."""
 
@@ -62,19 +70,34 @@ def spoiled(pattern: list[bool], value: float) -> Examples:
     return data
 
 
-def trainer_of(compiled, pattern: list[bool], telemetry: Telemetry, *, value: float = math.inf, per_call: int = 8,
-               log: int = 7, epochs: int = 1, max_steps: int | None = None, validate: int = 1, validation: int = 0,
-               **rules) -> Trainer:  # fmt: skip
+def trainer_of(
+    compiled,
+    pattern: list[bool],
+    telemetry: Telemetry,
+    *,
+    value: float = math.inf,
+    per_call: int = 8,
+    log: int = 7,
+    epochs: int = 1,
+    max_steps: int | None = None,
+    validate: int = 1,
+    validation: int = 0,
+    **rules,
+) -> Trainer:
     run, start = compiled
     restore_state(run.model, start)
-    feeds = (build_feed(data, run.engine, BatchPlan(4, 8), resident=True)
-             for data in (spoiled(pattern, value), tiny_data(validation * 4)))  # fmt: skip
+    feeds = (
+        build_feed(data, run.engine, BatchPlan(4, 8), resident=True)
+        for data in (spoiled(pattern, value), tiny_data(validation * 4))
+    )
     ledger = Ledger(LedgerOptions(tuple(v.path for v in run.model.trainable_variables), FLOOR, 64.0), WINDOW)
-    health = HealthRules(LossScaleSettings(**{**OFF, **rules}), TrainerSettings(),
-                         Scaling(DynamicScale(16.0, 3, min_scale=FLOOR)))  # fmt: skip
+    health = HealthRules(
+        LossScaleSettings(**{**OFF, **rules}), TrainerSettings(), Scaling(DynamicScale(16.0, 3, min_scale=FLOOR))
+    )
     plan = TrainingPlan(epochs, max_steps, log, validate, 8, per_call)
-    return Trainer(run.engine, next(feeds), next(feeds) if validation else None, plan, telemetry, ledger, health,
-                   NoCheckpoints())  # fmt: skip
+    return Trainer(
+        run.engine, next(feeds), next(feeds) if validation else None, plan, telemetry, ledger, health, NoCheckpoints()
+    )
 
 
 def record_in(folder) -> Telemetry:
@@ -93,9 +116,11 @@ def lines(path) -> list[dict]:
 
 @settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    pattern=st.lists(st.booleans(), min_size=STEPS, max_size=STEPS), value=st.sampled_from([math.inf, -math.inf]),
-    log=st.sampled_from([1, 7, 100]), per_call=st.sampled_from([1, 8]),
-)  # fmt: skip
+    pattern=st.lists(st.booleans(), min_size=STEPS, max_size=STEPS),
+    value=st.sampled_from([math.inf, -math.inf]),
+    log=st.sampled_from([1, 7, 100]),
+    per_call=st.sampled_from([1, 8]),
+)
 def test_events_and_counters_are_those_of_the_reference(compiled, tmp_path_factory, pattern, value, log, per_call):
     folder = tmp_path_factory.mktemp("run")
     _, ledger = train(compiled, pattern, folder, per_call=per_call, value=value, log=log)
@@ -114,8 +139,12 @@ def test_events_and_counters_are_those_of_the_reference(compiled, tmp_path_facto
         assert getattr(ledger, name) == getattr(reference, name), name
     tally = compiled[0].model.optimizer
     counts = (tally.seen_steps, tally.applied_steps, tally.skipped_steps, tally.consecutive_skips)
-    assert [int(count) for count in counts] == [STEPS, reference.applied, reference.skipped,
-                                                reference.consecutive_skips]  # fmt: skip
+    assert [int(count) for count in counts] == [
+        STEPS,
+        reference.applied,
+        reference.skipped,
+        reference.consecutive_skips,
+    ]
     check_lines(lines(folder / "metrics.jsonl"), steps, log)
 
 
@@ -155,10 +184,13 @@ def first_broken(rule: str, limit: float, steps: list[Step]) -> int | None:
     """The number of the first step that breaks `rule`, counted by hand."""
     skips = [not step.finite for step in steps]
     in_a_row = list(accumulate(skips, lambda so_far, skipped: (so_far + 1) * skipped, initial=0))[1:]
-    at_floor = list(accumulate(
-        zip(skips, (step.scale_before <= FLOOR for step in steps), strict=True),
-        lambda so_far, step: so_far + step[0] if step[1] else 0, initial=0,
-    ))[1:]  # fmt: skip
+    at_floor = list(
+        accumulate(
+            zip(skips, (step.scale_before <= FLOOR for step in steps), strict=True),
+            lambda so_far, step: so_far + step[0] if step[1] else 0,
+            initial=0,
+        )
+    )[1:]
     rates = [sum(skips[max(0, n - WINDOW) : n]) / WINDOW if n >= 2 * WINDOW else 0.0 for n in range(1, STEPS + 1)]
     broken = {
         "on_overflow": skips,
@@ -172,11 +204,19 @@ def first_broken(rule: str, limit: float, steps: list[Step]) -> int | None:
 @settings(deadline=None, max_examples=24, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     good=st.lists(st.sampled_from([True, False, False]), min_size=STEPS, max_size=STEPS),
-    rule=st.sampled_from([("on_overflow", "abort"), ("max_consecutive_skips", 4), ("max_consecutive_skips", 9),
-                          ("max_skips_at_floor", 3), ("max_skips_at_floor", 8), ("max_skip_rate", 0.7),
-                          ("max_skip_rate", 0.85)]),
+    rule=st.sampled_from(
+        [
+            ("on_overflow", "abort"),
+            ("max_consecutive_skips", 4),
+            ("max_consecutive_skips", 9),
+            ("max_skips_at_floor", 3),
+            ("max_skips_at_floor", 8),
+            ("max_skip_rate", 0.7),
+            ("max_skip_rate", 0.85),
+        ]
+    ),
     per_call=st.sampled_from([1, 3, 8]),
-)  # fmt: skip
+)
 def test_a_run_ends_at_the_step_that_breaks_the_rule(compiled, good, rule, per_call):
     key, limit = rule
     steps = ReferenceScale(scale=16.0, **RULE).run(good)

@@ -20,11 +20,14 @@ def model(*stack):
     return keras.Sequential([keras.Input((8, 8, 1)), *stack])
 
 
-@pytest.mark.parametrize(("made", "name"), [
-    (lambda: model(layers.RandomFlip(), layers.Resizing(4, 4), layers.Normalization()), "Normalization"),
-    (lambda: model(model(layers.RandomFlip(), layers.Rescaling(2.0)), layers.Flatten()), "Rescaling"),
-    (lambda: model(layers.Flatten(), layers.Rescaling(2.0)), ""),
-])
+@pytest.mark.parametrize(
+    ("made", "name"),
+    [
+        (lambda: model(layers.RandomFlip(), layers.Resizing(4, 4), layers.Normalization()), "Normalization"),
+        (lambda: model(model(layers.RandomFlip(), layers.Rescaling(2.0)), layers.Flatten()), "Rescaling"),
+        (lambda: model(layers.Flatten(), layers.Rescaling(2.0)), ""),
+    ],
+)
 def test_the_layer_that_scales_first_is_found(made, name):
     assert first_scaling(made()) == name
 
@@ -39,8 +42,10 @@ def test_pixels_that_would_be_scaled_twice_are_asked_about():
     for asked, scaled, built in (("auto", True, plain), (True, True, rescaled), (False, False, rescaled)):
         check_scaled_once(SimpleNamespace(data=SimpleNamespace(scale_pixels=asked)), built, pixels(scaled))
     check_scaled_once(SimpleNamespace(data=SimpleNamespace()), rescaled, pixels(False))
-    message = (r"^data\.scale_pixels: must be said: the model begins with Rescaling, and uint8 inputs would be divided "
-               r"by 255 before it\. Received: 'auto'\. Set false for inputs of 0 to 255")
+    message = (
+        r"^data\.scale_pixels: must be said: the model begins with Rescaling, and uint8 inputs would be divided "
+        r"by 255 before it\. Received: 'auto'\. Set false for inputs of 0 to 255"
+    )
     with pytest.raises(ConfigError, match=message):
         check_scaled_once(SimpleNamespace(data=SimpleNamespace(scale_pixels="auto")), rescaled, pixels(True))
 

@@ -94,7 +94,9 @@ def test_metrics_keep_the_name_they_were_asked_by():
     assert of_kind(built) == [
         ("SparseCategoricalAccuracy", "accuracy"),
         ("SparseTopKCategoricalAccuracy", "sparse_top_k_categorical_accuracy"),
-        ("AUC", "AUC"), ("MeanSquaredError", "mse")]
+        ("AUC", "AUC"),
+        ("MeanSquaredError", "mse"),
+    ]
     assert built.metrics[2].get_config()["from_logits"] is True
 
 
@@ -140,7 +142,8 @@ def own_module(tmp_path, monkeypatch):
         "def scheduled():\n"
         "    return keras.optimizers.SGD(rate)\n"
         "def scaled():\n"
-        "    return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())\n")
+        "    return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())\n"
+    )
     yield
     sys.modules.pop("own_objects", None)
 
@@ -164,8 +167,14 @@ def two_outputs() -> keras.Model:
 def test_each_output_has_a_loss_and_metrics_for_what_it_gives():
     smoothed = {"object": "categorical_crossentropy", "kwargs": {"label_smoothing": 0.25}}
     loss = {"a": "binary_crossentropy", "b": smoothed}
-    built = objective(two_outputs(), "other", loss=loss, loss_weights={"a": 2, "b": 1},
-                      metrics={"a": ["auto", "mae"], "b": "accuracy"}, weighted_metrics={"b": ["AUC"]})
+    built = objective(
+        two_outputs(),
+        "other",
+        loss=loss,
+        loss_weights={"a": 2, "b": 1},
+        metrics={"a": ["auto", "mae"], "b": "accuracy"},
+        weighted_metrics={"b": ["AUC"]},
+    )
     assert built.loss["a"].get_config()["from_logits"] is True
     config = built.loss["b"].get_config()
     assert (config["from_logits"], config["label_smoothing"]) == (False, 0.25)

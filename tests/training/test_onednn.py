@@ -38,8 +38,12 @@ def variables(*words: str, environment: dict[str, str] | None = None) -> dict[st
 
 def test_what_the_policy_computes_in_decides(cpu) -> None:
     cpu("avx512f avx512_fp16")
-    for words in (["policy=mixed_float16"], ["policy=auto_float16"], ["policy=mixed_bfloat16", "policy.head=float16"],
-                  ["policy=float32", "policy.overrides={dense*: mixed_float16}"]):  # fmt: skip
+    for words in (
+        ["policy=mixed_float16"],
+        ["policy=auto_float16"],
+        ["policy=mixed_bfloat16", "policy.head=float16"],
+        ["policy=float32", "policy.overrides={dense*: mixed_float16}"],
+    ):
         assert variables(*words) == OFF, words
     assert variables("policy=mixed_bfloat16") == variables("policy=mixed_float16", "backend=jax") == {}
 
@@ -79,7 +83,13 @@ def test_tensorflow_is_imported_with_it(tmp_path: Path) -> None:
     words = ["train", "conf=digits_mlp", "policy=mixed_float16", "trainer.epochs=1", f"run_dir={tmp_path / 'run'}"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     environment.pop("TF_ENABLE_ONEDNN_OPTS", None)
-    done = subprocess.run([sys.executable, "-c", program, *words], env=environment, capture_output=True, text=True,
-                          timeout=300, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert "oneDNN is left out" in done.stdout, done.stdout + done.stderr
     assert '"TF_ENABLE_ONEDNN_OPTS": "0"' in (tmp_path / "run" / "environment.json").read_text()

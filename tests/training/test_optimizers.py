@@ -46,8 +46,11 @@ def test_every_optimizer_takes_a_step():
 
 
 def test_keras_has_no_optimizer_that_we_leave_out():
-    kinds = {kind.__name__ for kind in vars(keras.optimizers).values() if inspect.isclass(kind)
-             and issubclass(kind, keras.optimizers.Optimizer)}
+    kinds = {
+        kind.__name__
+        for kind in vars(keras.optimizers).values()
+        if inspect.isclass(kind) and issubclass(kind, keras.optimizers.Optimizer)
+    }
     no_names = {"Optimizer", "LossScaleOptimizer", "MultiOptimizer"}  # the last is made of other optimizers
     too_new = {"ScheduleFreeAdamW"} if FIRST_KERAS["schedule_free_adamw"] > VERSION else set()
     assert kinds - no_names == {kind.__name__ for kind in OPTIMIZERS.values()} - too_new
@@ -61,11 +64,30 @@ def test_a_keras_too_old_for_an_optimizer_is_told_so(monkeypatch):
 
 @pytest.mark.skipif("muon" not in BUILDABLE, reason="Keras has another Muon")
 def test_shared_and_own_arguments_reach_keras():
-    config = build_optimizer(OPTIMIZERS["muon"](
-        learning_rate=0.25, weight_decay=0.125, clipnorm=3.0, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=7,
-        gradient_accumulation_steps=4, kwargs={"exclude_layers": ["head"], "ns_steps": 3}), None).get_config()
-    given = {"learning_rate": 0.25, "weight_decay": 0.125, "clipnorm": 3.0, "use_ema": True, "ema_momentum": 0.5,
-             "ema_overwrite_frequency": 7, "gradient_accumulation_steps": 4, "exclude_layers": ["head"], "ns_steps": 3}
+    config = build_optimizer(
+        OPTIMIZERS["muon"](
+            learning_rate=0.25,
+            weight_decay=0.125,
+            clipnorm=3.0,
+            use_ema=True,
+            ema_momentum=0.5,
+            ema_overwrite_frequency=7,
+            gradient_accumulation_steps=4,
+            kwargs={"exclude_layers": ["head"], "ns_steps": 3},
+        ),
+        None,
+    ).get_config()
+    given = {
+        "learning_rate": 0.25,
+        "weight_decay": 0.125,
+        "clipnorm": 3.0,
+        "use_ema": True,
+        "ema_momentum": 0.5,
+        "ema_overwrite_frequency": 7,
+        "gradient_accumulation_steps": 4,
+        "exclude_layers": ["head"],
+        "ns_steps": 3,
+    }
     assert {key: config[key] for key in given} == given
 
 
@@ -77,8 +99,12 @@ EXACT = [
     (Schedule(name="cosine", warmup_steps=4), 16, [0, 2, 4, 8, 10, 16], [0, 0.4, 0.8, 0.6, 0.4, 0]),
     (Schedule(name="cosine", warmup_steps=4, decay_steps=6), None, [2, 4, 7, 10], [0.4, 0.8, 0.4, 0]),
     (Schedule(name="exponential", decay_steps=10, decay_rate=0.25, staircase=True), None, [9, 10], [0.8, 0.2]),
-    (Schedule(name="piecewise", boundaries=[3, 6], values=[1, 0.5, 0.25]), None, [0, 3, 4, 6, 7],
-     [0.8, 0.8, 0.4, 0.4, 0.2]),
+    (
+        Schedule(name="piecewise", boundaries=[3, 6], values=[1, 0.5, 0.25]),
+        None,
+        [0, 3, 4, 6, 7],
+        [0.8, 0.8, 0.4, 0.4, 0.2],
+    ),
 ]
 
 
@@ -92,11 +118,21 @@ def test_the_learning_rate_at_exact_steps():
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8, err_msg=str(schedule))
 
 
-@pytest.mark.parametrize(("schedule", "total_steps", "message"), [
-    (Schedule(name="cosine"), None, r"optimizer.schedule.decay_steps: must be given where the length of the run isn't"),
-    (Schedule(name="cosine", warmup_steps=20), 20,
-     r"optimizer.schedule.warmup_steps: must be below the 20 steps of the run. Received: 20"),
-])
+@pytest.mark.parametrize(
+    ("schedule", "total_steps", "message"),
+    [
+        (
+            Schedule(name="cosine"),
+            None,
+            r"optimizer.schedule.decay_steps: must be given where the length of the run isn't",
+        ),
+        (
+            Schedule(name="cosine", warmup_steps=20),
+            20,
+            r"optimizer.schedule.warmup_steps: must be below the 20 steps of the run. Received: 20",
+        ),
+    ],
+)
 def test_a_schedule_that_does_not_fit_the_run_is_named(schedule, total_steps, message):
     with pytest.raises(ConfigError, match=message):
         build_learning_rate(schedule, 0.1, total_steps)

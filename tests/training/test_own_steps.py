@@ -69,9 +69,10 @@ def test_an_own_step_trains_skips_and_measures_as_keras_s_own_does(tmp_path):
         np.testing.assert_allclose(weights(own)[name], value, rtol=1e-5, atol=1e-6, err_msg=name)  # order of fusion
     assert np.isfinite(list(summary(own)["metrics"].values())).all()
     assert summary(own)["metrics"] == pytest.approx(summary(plain)["metrics"], rel=1e-4)
-    of_both = [[(e["step"], e["kind"], e["scale_after"], e["variable"], e["nan"], e["inf"])
-                for e in lines(folder, "events")]
-               for folder in (own, plain)]  # fmt: skip
+    of_both = [
+        [(e["step"], e["kind"], e["scale_after"], e["variable"], e["nan"], e["inf"]) for e in lines(folder, "events")]
+        for folder in (own, plain)
+    ]
     assert of_both[0] == of_both[1] and [event[0] for event in of_both[0]] == [2, 8]
     assert "optimizer" not in lines(own, "events")[0]
     done = mpt("evaluate", "run", "--json", cwd=own, backend=BACKEND)
@@ -120,8 +121,10 @@ def test_each_optimizer_skips_alone_with_a_scale_events_and_columns_of_its_own(t
     assert (tmp_path / "run" / "model.weights.h5").is_file() and "can't be written as a .keras file" in said
 
 
-PHASES = ("~trainer.epochs", "phases=[{epochs: 1, freeze: [low]}, {epochs: 2, unfreeze: [low], learning_rates: "
-          "{g_optimizer: 0.25}}]")  # fmt: skip
+PHASES = (
+    "~trainer.epochs",
+    "phases=[{epochs: 1, freeze: [low]}, {epochs: 2, unfreeze: [low], learning_rates: {g_optimizer: 0.25}}]",
+)
 
 
 @pytest.mark.long
@@ -151,14 +154,21 @@ def test_a_model_whose_call_is_for_other_inputs_than_its_step_trains(tmp_path):
 @only_on("tensorflow")
 def test_states_of_a_recurrent_layer_are_left_by_a_skip_and_resumed(tmp_path):
     """Keras does not count them among the variables of the model."""
-    words = ("trainer.epochs=1", *SPOILED, "fault.at_steps=[2]", f"model.builder={NETS}:stateful",
-             f"data.loader={NETS}:unsplit", "data.validation_fraction=0")
+    words = (
+        "trainer.epochs=1",
+        *SPOILED,
+        "fault.at_steps=[2]",
+        f"model.builder={NETS}:stateful",
+        f"data.loader={NETS}:unsplit",
+        "data.validation_fraction=0",
+    )
     train(tmp_path, *words)
     assert (summary(tmp_path)["applied_steps"], summary(tmp_path)["skipped_steps"]) == (5, 1)
     train(tmp_path, *words, "run_dir=cut", "trainer.max_steps=4")
     train(tmp_path, *words, "run_dir=cut", "resume=auto")
-    whole, cut = (dict(np.load(sorted((tmp_path / run / "checkpoints").glob("step-*.npz"))[-1]))
-                  for run in ("run", "cut"))  # fmt: skip
+    whole, cut = (
+        dict(np.load(sorted((tmp_path / run / "checkpoints").glob("step-*.npz"))[-1])) for run in ("run", "cut")
+    )
     assert whole["state/0"].shape == (12, 4) and np.isfinite(whole["state/0"]).all() and whole["state/0"].any()
     assert all(np.array_equal(value, cut[name]) for name, value in whole.items() if name != "label.json")
 
@@ -166,6 +176,11 @@ def test_states_of_a_recurrent_layer_are_left_by_a_skip_and_resumed(tmp_path):
 @only_on("tensorflow")
 @pytest.mark.parametrize("one_hot", ["false", pytest.param("true", marks=pytest.mark.long)])
 def test_targets_stay_as_they_came_for_a_model_that_comes_compiled(one_hot, tmp_path):
-    train(tmp_path, f"model.builder={NETS}:for_targets_of_its_own", f"data.loader={NETS}:from_three",
-          f"model.kwargs.one_hot={one_hot}", f"data.kwargs.one_hot={one_hot}")  # fmt: skip
+    train(
+        tmp_path,
+        f"model.builder={NETS}:for_targets_of_its_own",
+        f"data.loader={NETS}:from_three",
+        f"model.kwargs.one_hot={one_hot}",
+        f"data.kwargs.one_hot={one_hot}",
+    )
     assert summary(tmp_path)["applied_steps"] == summary(tmp_path)["steps_seen"] == 10

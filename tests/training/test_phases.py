@@ -28,9 +28,16 @@ EVERY_STEP = "trainer.log_every_steps=1"
 
 
 def train(run_dir: Path, *words: str, sinks: Any = ()) -> Any:
-    given = ["conf=digits_mlp", f"backend={BACKEND}", f"run_dir={run_dir}",
-             "logger.console=quiet", f"trainer.jit_compile={str(BACKEND == 'jax').lower()}", "trainer.batch_size=32",
-             f"data.loader={PROGRAM}:load_data", *words]  # fmt: skip
+    given = [
+        "conf=digits_mlp",
+        f"backend={BACKEND}",
+        f"run_dir={run_dir}",
+        "logger.console=quiet",
+        f"trainer.jit_compile={str(BACKEND == 'jax').lower()}",
+        "trainer.batch_size=32",
+        f"data.loader={PROGRAM}:load_data",
+        *words,
+    ]
     given += [] if "model=saved" in words else [f"model.builder={PROGRAM}:build_model"]
     given += [] if any(word.startswith("trainer.epochs") for word in words) else ["~trainer.epochs"]
     return training_run.train(load_settings(given), reporters=training_run.Reporters(sinks=sinks))
@@ -68,8 +75,9 @@ def fitted_twice() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         if rate == 0.01:
             base.get_layer("top").trainable = base.get_layer("top_norm").trainable = True
         optimizer = keras.optimizers.Adam(rate, use_ema=True, ema_momentum=0.5)
-        model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-                      jit_compile=BACKEND == "jax")  # fmt: skip
+        model.compile(
+            optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=BACKEND == "jax"
+        )
         model.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0)
     return start, weights(model)
 
@@ -78,8 +86,14 @@ def fitted_twice() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 def test_two_phases_are_what_a_keras_program_does_that_compiles_and_fits_twice(tmp_path):
     """Dropout, BatchNormalization that is frozen and trained on, fresh slots of Adam, averages that become the weights.
     The tolerance is of some roundings of float32 (2^-23) a step: Keras adds up in programs of other shape."""
-    summary = train(tmp_path / "run", TWO, "policy=float32", "trainer.shuffle=false", "optimizer.use_ema=true",
-                    "optimizer.ema_momentum=0.5")  # fmt: skip
+    summary = train(
+        tmp_path / "run",
+        TWO,
+        "policy=float32",
+        "trainer.shuffle=false",
+        "optimizer.use_ema=true",
+        "optimizer.ema_momentum=0.5",
+    )
     start, expected = fitted_twice()
     found = saved(tmp_path / "run")
 
@@ -95,8 +109,16 @@ def test_two_phases_are_what_a_keras_program_does_that_compiles_and_fits_twice(t
 def test_a_phase_without_an_applied_step_leaves_the_weights_their_averages(tmp_path):
     """Keras begins averages, which are zeros till then, at the first step."""
     rules = [f"loss_scale.{name}=null" for name in ("max_consecutive_skips", "max_skip_rate")]
-    summary = train(tmp_path / "run", TWO, "policy=mixed_float16", "optimizer.use_ema=true", "fault=overflow", *rules,
-                    f"fault.at_steps={[*range(11, 21)]}", "loss_scale.stop_on_idle_epoch=false")  # fmt: skip
+    summary = train(
+        tmp_path / "run",
+        TWO,
+        "policy=mixed_float16",
+        "optimizer.use_ema=true",
+        "fault=overflow",
+        *rules,
+        f"fault.at_steps={[*range(11, 21)]}",
+        "loss_scale.stop_on_idle_epoch=false",
+    )
     assert (summary.applied_steps, summary.skipped_steps) == (10, 10)
     assert all(values.any() for path, values in saved(tmp_path / "run").items() if "kernel" in path)
 
@@ -122,10 +144,18 @@ class Kills(Sink):
 
 # the loss scale grows in both phases, averages are kept, and a callback has a state
 KILLED = [
-    TWO, "policy=mixed_float16", "loss_scale=dynamic", "loss_scale.initial_scale=2**10", "loss_scale.growth_steps=4",
-    "optimizer.schedule.name=cosine", "trainer.checkpoint_every_steps=2", EVERY_STEP, "optimizer.use_ema=true",
+    TWO,
+    "policy=mixed_float16",
+    "loss_scale=dynamic",
+    "loss_scale.initial_scale=2**10",
+    "loss_scale.growth_steps=4",
+    "optimizer.schedule.name=cosine",
+    "trainer.checkpoint_every_steps=2",
+    EVERY_STEP,
+    "optimizer.use_ema=true",
     "trainer.steps_per_execution=1",
-    "trainer.early_stopping.patience=3", "trainer.early_stopping.monitor=loss",
+    "trainer.early_stopping.patience=3",
+    "trainer.early_stopping.monitor=loss",
 ]
 
 
@@ -164,8 +194,11 @@ def test_scale_and_its_counter_go_on_and_a_schedule_begins_anew(whole):
 def test_a_callback_ends_its_phase_and_the_next_begins(tmp_path):
     """The loss can't fall by 10: EarlyStopping ends each phase after its second epoch and restores the first."""
     long = TWO.replace("epochs: 2", "epochs: 9")
-    words = [long, "trainer.early_stopping={patience: 1, min_delta: 10, monitor: loss}",
-             f"trainer.callbacks=[{PROGRAM}:Calls]"]  # fmt: skip
+    words = [
+        long,
+        "trainer.early_stopping={patience: 1, min_delta: 10, monitor: loss}",
+        f"trainer.callbacks=[{PROGRAM}:Calls]",
+    ]
     summary = train(tmp_path / "run", *words)
 
     assert (summary.applied_steps, summary.epochs_completed, summary.phases_completed) == (20, 4, 2)
@@ -191,49 +224,88 @@ def test_a_finished_run_goes_on_with_a_longer_or_a_further_phase(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("words", "sentence"), [
-    ([TWO.replace("top*", "tops")],
-     "phases.1.unfreeze: must match the name, path or class of a layer of the model. Received: 'tops'. "
-     "Did you mean top?"),
-    ([TWO.replace("unfreeze: [top*]", "freeze: ['*']")],
-     "phases.1.freeze: must leave something to train. Received: ['*']. Name what is to be trained in `unfreeze`."),
-    ([TWO, "trainer.epochs=3"],
-     "trainer.epochs: must be left out with phases, whose epochs are 4 in all. Received: 3. Take it back with "
-     "~trainer.epochs."),
-    ([TWO, "optimizer.learning_rate=0.5"],
-     "optimizer.learning_rate: must be left out: each phase has a learning rate of its own. Received: 0.5. Take it "
-     "back with ~optimizer.learning_rate."),
-    ([TWO.replace("top*", "top, top").replace("unfreeze", "freeze: [top], unfreeze")],
-     "phases.1.unfreeze: must not name what `freeze` of the same phase names. Received: 'top'."),
-    ([TWO, "optimizer.schedule.object=cosine_decay", "optimizer.schedule.kwargs={decay_steps: 9}"],
-     "phases.0.learning_rate: must be left out with optimizer.schedule.object=cosine_decay, which has its own. "
-     "Received: 0.05. Use optimizer.schedule.name."),
-    ([TWO, "phases.7.epochs=1"], "phases.7.epochs: cannot be set: list index out of range."),
-    (["phases=[3]"], "phases: must be a list of mappings with epochs, learning_rate, learning_rates, freeze, unfreeze. "
-     "Received: [3]."),
-    ([TWO, "phases.1.learning_rates={optimizer: 0}"],
-     "phases.1.learning_rates.optimizer: must be a number > 0. Received: 0."),
-    (["phases=[{freeze: [base]}]"], "phases.0.epochs: must be given."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            [TWO.replace("top*", "tops")],
+            "phases.1.unfreeze: must match the name, path or class of a layer of the model. Received: 'tops'. "
+            "Did you mean top?",
+        ),
+        (
+            [TWO.replace("unfreeze: [top*]", "freeze: ['*']")],
+            "phases.1.freeze: must leave something to train. Received: ['*']. Name what is to be trained in `unfreeze`.",
+        ),
+        (
+            [TWO, "trainer.epochs=3"],
+            "trainer.epochs: must be left out with phases, whose epochs are 4 in all. Received: 3. Take it back with "
+            "~trainer.epochs.",
+        ),
+        (
+            [TWO, "optimizer.learning_rate=0.5"],
+            "optimizer.learning_rate: must be left out: each phase has a learning rate of its own. Received: 0.5. Take it "
+            "back with ~optimizer.learning_rate.",
+        ),
+        (
+            [TWO.replace("top*", "top, top").replace("unfreeze", "freeze: [top], unfreeze")],
+            "phases.1.unfreeze: must not name what `freeze` of the same phase names. Received: 'top'.",
+        ),
+        (
+            [TWO, "optimizer.schedule.object=cosine_decay", "optimizer.schedule.kwargs={decay_steps: 9}"],
+            "phases.0.learning_rate: must be left out with optimizer.schedule.object=cosine_decay, which has its own. "
+            "Received: 0.05. Use optimizer.schedule.name.",
+        ),
+        ([TWO, "phases.7.epochs=1"], "phases.7.epochs: cannot be set: list index out of range."),
+        (
+            ["phases=[3]"],
+            "phases: must be a list of mappings with epochs, learning_rate, learning_rates, freeze, unfreeze. "
+            "Received: [3].",
+        ),
+        (
+            [TWO, "phases.1.learning_rates={optimizer: 0}"],
+            "phases.1.learning_rates.optimizer: must be a number > 0. Received: 0.",
+        ),
+        (["phases=[{freeze: [base]}]"], "phases.0.epochs: must be given."),
+    ],
+)
 def test_phases_that_can_not_be_meant_are_said_before_training(tmp_path, words, sentence):
     with pytest.raises(ConfigError) as raised:
         train(tmp_path / "run", *words)
     assert sentence in str(raised.value) and not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("phase", "optimizers", "used", "sentence"), [
-    (PhaseSettings(1, learning_rate=0.5), "ab", "ab",
-     "phases.1.learning_rate: must be left out: the model has 2 optimizers (a, b). Received: 0.5. Write "
-     "learning_rates: {a: …}."),
-    (PhaseSettings(1, learning_rates={"c": 1}), "ab", "ab",
-     "phases.1.learning_rates: must name optimizers of the model: a, b. Received: 'c'."),
-    (PhaseSettings(1, learning_rates={"a": 1}), "a", "a",
-     "phases.1.learning_rates: must be left out: the model has one optimizer. Received: {'a': 1}. Write "
-     "learning_rate."),
-    (PhaseSettings(1, freeze=["base"]), "ab", "a",
-     "phases.0.freeze: must leave b something to train: each of several optimizers trains in each phase. "
-     "Received: []."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("phase", "optimizers", "used", "sentence"),
+    [
+        (
+            PhaseSettings(1, learning_rate=0.5),
+            "ab",
+            "ab",
+            "phases.1.learning_rate: must be left out: the model has 2 optimizers (a, b). Received: 0.5. Write "
+            "learning_rates: {a: …}.",
+        ),
+        (
+            PhaseSettings(1, learning_rates={"c": 1}),
+            "ab",
+            "ab",
+            "phases.1.learning_rates: must name optimizers of the model: a, b. Received: 'c'.",
+        ),
+        (
+            PhaseSettings(1, learning_rates={"a": 1}),
+            "a",
+            "a",
+            "phases.1.learning_rates: must be left out: the model has one optimizer. Received: {'a': 1}. Write "
+            "learning_rate.",
+        ),
+        (
+            PhaseSettings(1, freeze=["base"]),
+            "ab",
+            "a",
+            "phases.0.freeze: must leave b something to train: each of several optimizers trains in each phase. "
+            "Received: [].",
+        ),
+    ],
+)
 def test_phases_of_several_optimizers_that_can_not_be_meant(phase, optimizers, used, sentence):
     found = Phases(Settings(phases=[PhaseSettings(1), phase]), load_program().build_model((6,), 2), Scaling(), 5)
     with pytest.raises(ConfigError) as raised:

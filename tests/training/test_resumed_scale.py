@@ -65,16 +65,24 @@ def test_the_scale_at_a_checkpoint() -> None:
 
 
 def test_new_limits_hold_at_once_and_no_rollback_leads_below_the_floor() -> None:
-    for limits, rollbacks in (({"max_scale": 2.0**9}, []), ({"min_scale": 2.0**11}, []),
-                              ({"min_scale": 2.0**9}, [_rollback(40), _rollback(40)])):  # fmt: skip
+    for limits, rollbacks in (
+        ({"max_scale": 2.0**9}, []),
+        ({"min_scale": 2.0**11}, []),
+        ({"min_scale": 2.0**9}, [_rollback(40), _rollback(40)]),
+    ):
         (scale,) = limits.values()
         parts = _parts("dynamic", LossScaleSettings(initial_scale=scale, **limits))
         assert scale_at(parts, _checkpoint(), rollbacks) == scale
 
 
 def test_a_new_hysteresis_counts_the_overflows_since_the_last_growth() -> None:
-    for left, position, now in ((2, {"hysteresis": 2}, 4), (1, {"hysteresis": 2}, 3), (0, {"hysteresis": 2}, 2),
-                                (5, {"hysteresis": 9}, 0), (1, {}, 1)):  # fmt: skip
+    for left, position, now in (
+        (2, {"hysteresis": 2}, 4),
+        (1, {"hysteresis": 2}, 3),
+        (0, {"hysteresis": 2}, 2),
+        (5, {"hysteresis": 9}, 0),
+        (1, {}, 1),
+    ):
         optimizer = LossScaleOptimizer(keras.optimizers.SGD(), rule=DynamicScale(hysteresis=4))
         optimizer.build([keras.Variable([1.0])])
         parts = _parts("dynamic", LossScaleSettings(hysteresis=4, growth_steps=7), optimizer)

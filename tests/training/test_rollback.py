@@ -19,9 +19,14 @@ from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 pytestmark = pytest.mark.slow
 ROLLBACK = ["trainer.max_rollbacks=3", "trainer.checkpoint_every_steps=20", "trainer.steps_per_execution=10"]
 TOO_HIGH = [
-    "loss_scale=fixed", "loss_scale.initial_scale=2**15", "fault=overflow", "fault.at_steps=[]", "fault.every_steps=1",
-    "fault.above_scale=10000", "loss_scale.max_consecutive_skips=7",
-]  # fmt: skip
+    "loss_scale=fixed",
+    "loss_scale.initial_scale=2**15",
+    "fault=overflow",
+    "fault.at_steps=[]",
+    "fault.every_steps=1",
+    "fault.above_scale=10000",
+    "loss_scale.max_consecutive_skips=7",
+]
 
 
 def rollbacks(run_dir: Path) -> list[dict]:
@@ -48,16 +53,19 @@ def test_a_scale_that_is_too_high_is_lowered_until_it_fits(tmp_path):
     assert "That is after 2 rollbacks to a good checkpoint." in summary.explanation
     found = rollbacks(run_dir)
     assert [(e["step"], e["from_step"], e["scale_before"], e["scale_after"]) for e in found] == [
-        (0, 7, 32768.0, 16384.0), (0, 7, 16384.0, 8192.0),
-    ]  # fmt: skip
+        (0, 7, 32768.0, 16384.0),
+        (0, 7, 16384.0, 8192.0),
+    ]
     assert {event["cause"] for event in found} == {"loss_scale.max_consecutive_skips"}
     lines = objects(run_dir / "metrics.jsonl")
     assert {line["loss_scale"] for line in lines} == {8192.0}
     cosine = 0.5 * (1 + np.cos(np.pi * 9 / 80))  # at the tenth step, which 9 applied ones precede
     assert lines[0]["learning_rate"] == pytest.approx(0.001 / 4 * cosine, rel=1e-5)
     check_record(run_dir, 80)
-    assert ("(rule loss_scale.max_consecutive_skips). Rollback 1 of 3: going on at step 0, learning rate 0.5 of the "
-            "configured one, loss scale 16384") in (run_dir / "console.log").read_text()  # fmt: skip
+    assert (
+        "(rule loss_scale.max_consecutive_skips). Rollback 1 of 3: going on at step 0, learning rate 0.5 of the "
+        "configured one, loss scale 16384"
+    ) in (run_dir / "console.log").read_text()
     assert not (run_dir / "postmortem.json").exists()
 
 
@@ -77,8 +85,9 @@ def test_a_run_that_can_not_be_helped_stops_at_the_limit(tmp_path):
 def test_it_goes_back_to_the_checkpoint_before_the_trouble(tmp_path):
     """Steps 45 and later overflow: none of them, and no step of the streak, is a place to go back to."""
     words = [*TOO_HIGH[:-1], "fault.above_scale=20000", "fault.every_steps=45", "fault.at_steps=[46,47,48,49,50,51,52]"]
-    summary, run_dir = train(tmp_path, *words, "loss_scale.max_consecutive_skips=7", *ROLLBACK,
-                             "trainer.checkpoint_every_steps=5")  # fmt: skip
+    summary, run_dir = train(
+        tmp_path, *words, "loss_scale.max_consecutive_skips=7", *ROLLBACK, "trainer.checkpoint_every_steps=5"
+    )
     assert [(event["step"], event["scale_after"]) for event in rollbacks(run_dir)] == [(40, 16384.0)]
     assert (summary.exit_code, summary.steps_seen, summary.skipped_steps) == (OK, 80, 0)
     check_record(run_dir, 80)
@@ -96,10 +105,12 @@ def test_a_resumed_run_keeps_its_lower_rates(tmp_path):
     assert len(rollbacks(run_dir)) == 2
     check_record(run_dir, 80)
     ours, theirs = (
-        [[line[name] for name in ("step", "learning_rate", "loss", "loss_scale")]
-         for line in objects(d / "metrics.jsonl")]
+        [
+            [line[name] for name in ("step", "learning_rate", "loss", "loss_scale")]
+            for line in objects(d / "metrics.jsonl")
+        ]
         for d in (run_dir, whole_dir)
-    )  # fmt: skip
+    )
     assert ours[-6:] == theirs[-6:] and whole.metrics == again.metrics
 
 
@@ -120,9 +131,18 @@ def test_a_checkpoint_with_bad_weights_is_passed_over(tmp_path):
             arrays = {**newest.arrays, "weight/0": np.full_like(newest.arrays["weight/0"], np.nan)}
             store.save(Checkpoint(newest.step, arrays, newest.position))
 
-    settings = load_settings([*TINY, *TOO_HIGH, "fault.every_steps=1000", "fault.above_scale=20000",
-                              "fault.at_steps=[51,52,53,54,55,56,57]", "policy=mixed_float16", *ROLLBACK,
-                              f"run_dir={tmp_path / 'run'}"])  # fmt: skip
+    settings = load_settings(
+        [
+            *TINY,
+            *TOO_HIGH,
+            "fault.every_steps=1000",
+            "fault.above_scale=20000",
+            "fault.at_steps=[51,52,53,54,55,56,57]",
+            "policy=mixed_float16",
+            *ROLLBACK,
+            f"run_dir={tmp_path / 'run'}",
+        ]
+    )
     summary = training_run.train(settings, reporters=training_run.Reporters(sinks=[Spoiler()]))
 
     assert [event["step"] for event in rollbacks(tmp_path / "run")] == [20]

@@ -15,7 +15,7 @@ from mpt_cli.training.program import Program
 
 pytestmark = pytest.mark.slow
 POISONED = range(560, 564)
-PROGRAM = '''
+PROGRAM = """
 import keras, numpy as np
 def load(which="y"):
     rng = np.random.default_rng(0)
@@ -26,7 +26,7 @@ def load(which="y"):
 def build():
     layers = keras.layers
     return keras.Sequential([keras.Input((4,)), layers.Dense(8, name="low"), layers.Dense(1, name="top")])
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +35,29 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     tmp_path = tmp_path_factory.mktemp("program")
     (tmp_path / "program.py").write_text(PROGRAM)
     return [
-        "conf=digits_mlp", f"backend={BACKEND}", "backend.device=cpu", "trainer.epochs=2",
+        "conf=digits_mlp",
+        f"backend={BACKEND}",
+        "backend.device=cpu",
+        "trainer.epochs=2",
         f"trainer.jit_compile={str(BACKEND == 'jax').lower()}",  # without it JAX runs operation by operation
-        "model=builder", f"model.builder={tmp_path}/program.py:build", "data=loader", "policy=mixed_float16",
-        f"data.loader={tmp_path}/program.py:load", "data.validation_fraction=0", "trainer.batch_size=8",
-        "trainer.loss=mean_absolute_error", "trainer.metrics=[]", "trainer.monitor=null", "trainer.save_model=false",
-        "trainer.shuffle=false", "optimizer=sgd", "optimizer.learning_rate=0.01", "loss_scale.initial_scale=8",
-        "logger=quiet", "expect={}",
-    ]  # fmt: skip
+        "model=builder",
+        f"model.builder={tmp_path}/program.py:build",
+        "data=loader",
+        "policy=mixed_float16",
+        f"data.loader={tmp_path}/program.py:load",
+        "data.validation_fraction=0",
+        "trainer.batch_size=8",
+        "trainer.loss=mean_absolute_error",
+        "trainer.metrics=[]",
+        "trainer.monitor=null",
+        "trainer.save_model=false",
+        "trainer.shuffle=false",
+        "optimizer=sgd",
+        "optimizer.learning_rate=0.01",
+        "loss_scale.initial_scale=8",
+        "logger=quiet",
+        "expect={}",
+    ]
 
 
 def trained(run_dir: Path, words: list[str], *more: str) -> Run:
@@ -78,8 +93,14 @@ def test_the_examples_of_a_poisoned_batch_are_named(poisoned, tmp_path, capsys):
 
 def test_inputs_that_overflow_are_named_by_their_places_in_the_source(tmp_path, words):
     """Shuffled, a quarter drawn to validate with, and skipped steps, whose loss counts all the same."""
-    more = ["data.kwargs.which=x", "trainer.loss=mean_squared_error", "data.validation_fraction=0.25",
-            "trainer.shuffle=true", "trainer.epochs=3", "loss_scale.initial_scale=2**15"]  # fmt: skip
+    more = [
+        "data.kwargs.which=x",
+        "trainer.loss=mean_squared_error",
+        "data.validation_fraction=0.25",
+        "trainer.shuffle=true",
+        "trainer.epochs=3",
+        "loss_scale.initial_scale=2**15",
+    ]
     words = [*words, *more]
     run = trained(tmp_path / "r", words)
     rows = Program(load_settings(words)).load_data().rows

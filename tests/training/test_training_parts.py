@@ -81,8 +81,12 @@ class TestStopwatch:
 
 def test_steps_of_a_run():
     for epochs, most, per_epoch, expected in (
-        (3, None, 7, 21), (3, 10, 7, 10), (3, 50, 7, 21), (3, 10, None, 10), (3, None, None, None),
-    ):  # fmt: skip
+        (3, None, 7, 21),
+        (3, 10, 7, 10),
+        (3, 50, 7, 21),
+        (3, 10, None, 10),
+        (3, None, None, None),
+    ):
         assert count_steps(Settings(trainer=TrainerSettings(epochs=epochs, max_steps=most)), per_epoch) == expected
 
 
@@ -103,13 +107,15 @@ class TestScaling:
 
     def test_each_mode_takes_every_number(self):
         settings = LossScaleSettings("dynamic", 8.0, 5, 4.0, 0.25, 2.0, 64.0, 3)
-        expected = DynamicScale(8.0, 5, growth_factor=4.0, backoff_factor=0.25, min_scale=2.0, max_scale=64.0,
-                                hysteresis=3)  # fmt: skip
+        expected = DynamicScale(
+            8.0, 5, growth_factor=4.0, backoff_factor=0.25, min_scale=2.0, max_scale=64.0, hysteresis=3
+        )
         assert wrap_optimizer(sgd(), settings, scaling_of(settings)).rule == expected
         numbers = {"log_max": 15.0, "beta1": 0.5, "beta2": 0.75, "deviations": 2.0}
         settings = LossScaleSettings("logmax", 8.0, min_scale=2.0, max_scale=64.0, **numbers)
         assert wrap_optimizer(sgd(), settings, scaling_of(settings)).rule == LogMaxScale(
-            8.0, 15.0, 0.5, 0.75, 2.0, 2.0, 64.0)  # fmt: skip
+            8.0, 15.0, 0.5, 0.75, 2.0, 2.0, 64.0
+        )
         for on_overflow, applied in (("skip", "skip"), ("abort", "skip"), ("apply", "apply")):
             settings = LossScaleSettings("fixed", 1000.0, on_overflow=on_overflow)
             optimizer = wrap_optimizer(sgd(), settings, scaling_of(settings))
@@ -120,19 +126,37 @@ class TestScaling:
 
     def test_words(self):
         for settings, policy, words, warnings in (
-            (LossScaleSettings("dynamic", growth_steps=9), "float16",
-             "dynamic from 32768, grows after 9 applied steps", []),
+            (
+                LossScaleSettings("dynamic", growth_steps=9),
+                "float16",
+                "dynamic from 32768, grows after 9 applied steps",
+                [],
+            ),
             (LossScaleSettings("fixed", 2.0**30), "float16", "fixed at 1073741824, overflow steps are skipped", []),
-            (LossScaleSettings("fixed", on_overflow="apply"), "float16",
-             "fixed at 32768, overflow steps are applied", []),
+            (
+                LossScaleSettings("fixed", on_overflow="apply"),
+                "float16",
+                "fixed at 32768, overflow steps are applied",
+                [],
+            ),
             (LossScaleSettings("logmax"), "float16", "logmax from 32768, follows the largest gradient", []),
             (LossScaleSettings(), "float32", "none (nothing computes in float16)", []),
-            (LossScaleSettings("none"), "mixed_float16", "none, though layers compute in float16",
-             ["loss_scale.mode=none: layers compute in float16, where gradients below 2^-24 become 0. "
-              "loss_scale=dynamic keeps them."]),
-            (LossScaleSettings("dynamic"), "float32", "dynamic from 32768, grows after 2000 applied steps",
-             ["loss_scale.mode=dynamic has no use here: nothing computes in float16."]),
-        ):  # fmt: skip
+            (
+                LossScaleSettings("none"),
+                "mixed_float16",
+                "none, though layers compute in float16",
+                [
+                    "loss_scale.mode=none: layers compute in float16, where gradients below 2^-24 become 0. "
+                    "loss_scale=dynamic keeps them."
+                ],
+            ),
+            (
+                LossScaleSettings("dynamic"),
+                "float32",
+                "dynamic from 32768, grows after 2000 applied steps",
+                ["loss_scale.mode=dynamic has no use here: nothing computes in float16."],
+            ),
+        ):
             scaling = scaling_of(settings, policy)
             assert describe_scaling(scaling) == words
             found = warn_of_scaling(scaling)
@@ -184,4 +208,5 @@ def test_a_head_that_is_not_known_is_said_with_the_last_layers():
     settings = load_settings(["conf=digits_mlp", "policy=mixed_float16"])
     assert warn_of_no_head(settings, Subclassed()) == [
         "policy.head=float32: which layer of Subclassed is its head is not known, so none is put into float32. "
-        'Call that layer "head", or set policy.overrides.NAME=float32 (its last layers: first, last).']
+        'Call that layer "head", or set policy.overrides.NAME=float32 (its last layers: first, last).'
+    ]

@@ -24,8 +24,12 @@ def axes(found, model):
 
 def test_a_pattern_divides_the_variables_whose_whole_path_it_matches():
     found = axes(layout(**{".*first/kernel": [None, "model"], "kernel": ["model", None]}), net())
-    assert found == {"first/kernel": (None, "model"), "first/bias": (None,), "second/kernel": (None, None),
-                     "second/bias": (None,)}  # fmt: skip
+    assert found == {
+        "first/kernel": (None, "model"),
+        "first/bias": (None,),
+        "second/kernel": (None, None),
+        "second/bias": (None,),
+    }
 
 
 def test_what_an_optimizer_makes_for_a_weight_is_divided_as_that_is():
@@ -33,32 +37,50 @@ def test_what_an_optimizer_makes_for_a_weight_is_divided_as_that_is():
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
     optimizer.build(model.trainable_variables)
     axes_of = {v.name: found.axes_of_slot(v, model.trainable_variables) for v in optimizer.variables}
-    assert axes_of == {"iteration": (), "learning_rate": (), "net_first_kernel_momentum": (None, "model"),
-                       "net_first_bias_momentum": (None,), "net_second_kernel_momentum": (None, None),
-                       "net_second_bias_momentum": (None,)}  # fmt: skip
+    assert axes_of == {
+        "iteration": (),
+        "learning_rate": (),
+        "net_first_kernel_momentum": (None, "model"),
+        "net_first_bias_momentum": (None,),
+        "net_second_kernel_momentum": (None, None),
+        "net_second_bias_momentum": (None,),
+    }
 
 
-@pytest.mark.parametrize(("patterns", "message"), [
-    ({".*frist/kernel": [None, "model"]},
-     r"distribute.layout: its patterns must match whole paths of variables of the model\. Received: "
-     r"'\.\*frist/kernel'\. The nearest paths are \S*first/kernel, "),
-    ({"first/ker": [None, "model"]}, "must match whole paths of variables"),
-    ({".*first/.*": [None, "model"]},
-     r"distribute.layout\.\.\*first/\.\*: must have an entry for each axis of \S*first/bias, whose shape is \(8,\)\. "
-     r"Received: \[None, 'model'\]"),
-    ({".*second/kernel": [None, "model"]},
-     r"must divide by model, of 4 devices, no axis of 6 of \S*second/kernel, whose shape is \(8, 6\)\."),
-    ({".*first/kernel": [None, "model"], ".*kernel": [None, None]},
-     r"must match each variable by one pattern; \S*first/kernel is matched by \.\*first/kernel and by \.\*kernel\."),
-], ids=["unknown", "part", "rank", "size", "two"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (
+            {".*frist/kernel": [None, "model"]},
+            r"distribute.layout: its patterns must match whole paths of variables of the model\. Received: "
+            r"'\.\*frist/kernel'\. The nearest paths are \S*first/kernel, ",
+        ),
+        ({"first/ker": [None, "model"]}, "must match whole paths of variables"),
+        (
+            {".*first/.*": [None, "model"]},
+            r"distribute.layout\.\.\*first/\.\*: must have an entry for each axis of \S*first/bias, whose shape is \(8,\)\. "
+            r"Received: \[None, 'model'\]",
+        ),
+        (
+            {".*second/kernel": [None, "model"]},
+            r"must divide by model, of 4 devices, no axis of 6 of \S*second/kernel, whose shape is \(8, 6\)\.",
+        ),
+        (
+            {".*first/kernel": [None, "model"], ".*kernel": [None, None]},
+            r"must match each variable by one pattern; \S*first/kernel is matched by \.\*first/kernel and by \.\*kernel\.",
+        ),
+    ],
+    ids=["unknown", "part", "rank", "size", "two"],
+)
 def test_what_is_wrong_with_a_pattern_is_said(patterns, message):
     with pytest.raises(ConfigError, match=message):
         divide_model(layout(**patterns), net())
 
 
 def test_what_a_pattern_can_not_divide_is_whole_until_that_is_said():
-    found = axes(layout(**{".*second/.*": [None, "model"], ".*first/kernel": [None, "model"], ".*kernel": ["model"]}),
-                 net())  # fmt: skip
+    found = axes(
+        layout(**{".*second/.*": [None, "model"], ".*first/kernel": [None, "model"], ".*kernel": ["model"]}), net()
+    )
     assert {axis for entry in found.values() for axis in entry} == {None}
 
 

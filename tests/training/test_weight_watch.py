@@ -66,8 +66,9 @@ def test_skipped_steps_are_no_updates():
     for number in range(3):
         assert not is_unmoved(watch)
         gradient = math.inf * ONES if number < 2 else ONES
-        optimizer.apply_scaled([keras.ops.convert_to_tensor(gradient), keras.ops.zeros(COLUMNS)],
-                               layer.trainable_variables)  # fmt: skip
+        optimizer.apply_scaled(
+            [keras.ops.convert_to_tensor(gradient), keras.ops.zeros(COLUMNS)], layer.trainable_variables
+        )
     assert int(optimizer.applied_steps) == 10 and is_unmoved(watch)
 
 
@@ -86,9 +87,20 @@ def test_a_gain_at_1_is_watched_only_where_nothing_else_is_trained():
     assert not is_unmoved(WeightWatch([half], 0))  # samples of the gradients tell of it
 
 
-WORDS = ["conf=digits_mlp", f"backend={BACKEND}", "backend.device=cpu", "model.hidden_units=[8]", "data.limit=160",
-         "data.validation_fraction=0", "trainer.batch_size=10", "trainer.save_model=false", "optimizer=sgd",
-         f"trainer.jit_compile={str(BACKEND == 'jax').lower()}", "logger=quiet", "expect={}"]  # fmt: skip
+WORDS = [
+    "conf=digits_mlp",
+    f"backend={BACKEND}",
+    "backend.device=cpu",
+    "model.hidden_units=[8]",
+    "data.limit=160",
+    "data.validation_fraction=0",
+    "trainer.batch_size=10",
+    "trainer.save_model=false",
+    "optimizer=sgd",
+    f"trainer.jit_compile={str(BACKEND == 'jax').lower()}",
+    "logger=quiet",
+    "expect={}",
+]
 
 
 def test_a_run_that_trained_nothing_is_no_success(tmp_path, capsys):
@@ -98,7 +110,8 @@ def test_a_run_that_trained_nothing_is_no_success(tmp_path, capsys):
     assert summary.applied_steps == summary.steps_seen == 16
     assert (summary.verdict, summary.exit_code, summary.status) == ("never trained", 4, "finished")
     assert summary.explanation.startswith(
-        "Not one bit of any kernel has changed since the start, though the gradients are not 0: at ")
+        "Not one bit of any kernel has changed since the start, though the gradients are not 0: at "
+    )
     assert "step 16: Not one bit of any kernel" in (run / "console.log").read_text()
     capsys.readouterr()
     assert main(["diagnose", str(run)]) == 0
@@ -110,6 +123,7 @@ def test_a_run_that_trained_nothing_is_no_success(tmp_path, capsys):
 def test_a_run_that_trained_and_goes_on_at_a_rate_of_nothing_is_healthy(tmp_path):
     """What moved before the checkpoint has moved; without it the last 32 steps would be a run that trained nothing."""
     train(load_settings([*WORDS, "trainer.epochs=1", "optimizer.learning_rate=0.1", f"run_dir={tmp_path}/r"]))
-    resumed = train(load_settings([*WORDS, "trainer.epochs=3", "optimizer.learning_rate=1e-13",
-                                   f"resume={tmp_path}/r"]))
+    resumed = train(
+        load_settings([*WORDS, "trainer.epochs=3", "optimizer.learning_rate=1e-13", f"resume={tmp_path}/r"])
+    )
     assert (resumed.applied_steps, resumed.verdict) == (48, "healthy")

@@ -35,8 +35,11 @@ def test_when_xla_compiles_and_why_it_does_not():
         (False, GPU, "tensorflow", "none", tiny_model(), LONG, (False, "")),
         ("auto", CPU, "jax", "none", tiny_model(), SHORT, (True, "")),
     ):
-        settings = Settings(trainer=TrainerSettings(jit_compile=jit), distribute=DistributeSettings(distribute),
-                            backend=BackendSettings(backend))  # fmt: skip
+        settings = Settings(
+            trainer=TrainerSettings(jit_compile=jit),
+            distribute=DistributeSettings(distribute),
+            backend=BackendSettings(backend),
+        )
         choice = choose_jit(settings, platform, model, steps)
         assert (choice.jit_compile, choice.reason) == expected, (jit, platform, distribute, steps)
 
@@ -59,8 +62,11 @@ def test_layers_that_need_tensorflow_are_an_error_on_jax():
     words = layers.Embedding(9, 4)(layers.Hashing(9, name="hashed")(inputs))
     model = keras.Model(inputs, layers.Dense(2)(layers.Flatten()(words)))
     check_layers("tensorflow", model)
-    with pytest.raises(ConfigError, match=r"model: a step on JAX can't call layers that compute with TensorFlow: "
-                       r"hashed \(Hashing\)\. Use backend=tensorflow, or apply them to the data, in a data\.loader\."):
+    with pytest.raises(
+        ConfigError,
+        match=r"model: a step on JAX can't call layers that compute with TensorFlow: "
+        r"hashed \(Hashing\)\. Use backend=tensorflow, or apply them to the data, in a data\.loader\.",
+    ):
         check_layers("jax", model)
 
 
@@ -91,8 +97,11 @@ class TestWhereXlaFails:
     def test_the_steps_run_as_without_xla_unless_it_was_asked_for(self, in_training):
         run = tiny_run(tiny_data(22), model=model_with(Unknown(in_training)), jit=True)
         before = run.weights()
-        with pytest.raises(ConfigError, match=r"trainer.jit_compile: XLA can't compile this model: it has no operation "
-                           r"AsString\. Received: True\. Set trainer.jit_compile=false\."):  # fmt: skip
+        with pytest.raises(
+            ConfigError,
+            match=r"trainer.jit_compile: XLA can't compile this model: it has no operation "
+            r"AsString\. Received: True\. Set trainer.jit_compile=false\.",
+        ):
             try_xla(run.engine, [run.feed, run.feed], may_leave=False)
         choice = try_xla(run.engine, [run.feed, run.feed], may_leave=True)
         assert (choice.jit_compile, choice.reason) == (False, "it has no operation AsString")
@@ -110,8 +119,13 @@ class TestWhereXlaFails:
             try_xla(run.engine, [run.feed, run.feed], may_leave=True)
 
 
-WORDS = ["conf=digits_mlp", f"backend={BACKEND}", "model.hidden_units=[16]", "trainer.max_steps=6",
-         "trainer.batch_size=200"]  # fmt: skip
+WORDS = [
+    "conf=digits_mlp",
+    f"backend={BACKEND}",
+    "model.hidden_units=[16]",
+    "trainer.max_steps=6",
+    "trainer.batch_size=200",
+]
 
 
 @pytest.mark.long

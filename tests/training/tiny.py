@@ -1,5 +1,4 @@
-"""A model of a few hundred weights that trains in milliseconds, and what a run of it consists of.
-"""
+"""A model of a few hundred weights that trains in milliseconds, and what a run of it consists of."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,10 +20,14 @@ def tiny_model(policy: str = "float32", seed: int = 3) -> keras.Model:
     """Two Dense layers around a BatchNormalization; the same weights each time."""
     keras.utils.set_random_seed(seed)
     layers = keras.layers
-    return keras.Sequential([
-        keras.Input((4,)), layers.Dense(8, "relu", dtype=policy), layers.BatchNormalization(dtype=policy),
-        layers.Dense(3, dtype="float32", name="head"),
-    ])  # fmt: skip
+    return keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(8, "relu", dtype=policy),
+            layers.BatchNormalization(dtype=policy),
+            layers.Dense(3, dtype="float32", name="head"),
+        ]
+    )
 
 
 def tiny_data(count: int = 22, weighted: bool = False) -> Examples:
@@ -69,10 +72,21 @@ class TinyRun:
 
 
 def tiny_run(
-    data: Examples, *, model: keras.Model | None = None, policy: str = "float32", capacity: int = 4, batch: int = 4,
-    jit: bool = keras.backend.backend() == "jax", resident: bool = True, rule: Any = None, inner: Any = None,
-    optimizer: Any = None, shuffle: bool = True, wrap_step: Any = None, **compiling: Any,
-) -> TinyRun:  # fmt: skip
+    data: Examples,
+    *,
+    model: keras.Model | None = None,
+    policy: str = "float32",
+    capacity: int = 4,
+    batch: int = 4,
+    jit: bool = keras.backend.backend() == "jax",
+    resident: bool = True,
+    rule: Any = None,
+    inner: Any = None,
+    optimizer: Any = None,
+    shuffle: bool = True,
+    wrap_step: Any = None,
+    **compiling: Any,
+) -> TinyRun:
     optimizer = optimizer or LossScaleOptimizer(inner or sgd(), rule=rule)
     model = compile_tiny(model or tiny_model(policy), optimizer, **compiling)
     optimizer.build(model.trainable_variables)

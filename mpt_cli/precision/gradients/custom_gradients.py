@@ -134,25 +134,33 @@ def _call_on_jax(function: Callable[..., Any], x: list[Tensor]) -> Any:
     traced, outer = jax.closure_convert(traced, now, x)
     whole = jax.custom_vjp(lambda values, x, outer: traced(values, x, *outer)[0])
     # the forward rule calls the function itself, so that an outer derivative meets its gradient again
-    whole.defvjp(lambda *given: (whole(*given), traced(*given[:2], *given[2])[1]),
-                 lambda pull, upstream: (*pull(upstream), [None] * len(outer)))
+    whole.defvjp(
+        lambda *given: (whole(*given), traced(*given[:2], *given[2])[1]),
+        lambda pull, upstream: (*pull(upstream), [None] * len(outer)),
+    )
     return whole(now, x, outer)
 
 
 def _check_takes(gradient: Callable[..., Any], trained: list[Any]) -> None:
     parameters = signature(gradient).parameters.values()
     if trained and not any(p.name == "variables" or p.kind is p.VAR_KEYWORD for p in parameters):
-        raise TypeError("custom_gradient: the function of the gradient must take `variables`, as the value depends on "
-                        f"trainable ones. Received: variables {[variable.name for variable in trained]}.")
+        raise TypeError(
+            "custom_gradient: the function of the gradient must take `variables`, as the value depends on "
+            f"trainable ones. Received: variables {[variable.name for variable in trained]}."
+        )
 
 
 def _as_many(what: str, grads: Any, targets: Sequence[Any]) -> list[Any]:
     several = keras.tree.flatten(grads)
     if len(several) != len(targets):
-        raise ValueError(f"custom_gradient: there must be a gradient for each of the {len(targets)} {what}. "
-                         f"Received: {len(several)}.")
-    return [None if grad is None or not keras.backend.is_float_dtype(target.dtype) else ops.cast(grad, target.dtype)
-            for grad, target in zip(several, targets, strict=True)]
+        raise ValueError(
+            f"custom_gradient: there must be a gradient for each of the {len(targets)} {what}. "
+            f"Received: {len(several)}."
+        )
+    return [
+        None if grad is None or not keras.backend.is_float_dtype(target.dtype) else ops.cast(grad, target.dtype)
+        for grad, target in zip(several, targets, strict=True)
+    ]
 
 
 def scale_gradient(x: Tensor, factor: float | Tensor) -> Tensor:

@@ -28,8 +28,16 @@ from mpt_cli.precision.policy import (
 Tensor = Any
 HALF, SINGLE = "float16", "float32"
 LOSS, REST = "(loss)", "(model)"
-NEEDING = {"exp": "exp", "log": "log", "power": "pow", "softmax": "softmax", "cumulative": "cumulative sum or product",
-           "hyperbolic": "sinh, cosh or tan", "norm": "norm", "loss": "loss"}  # fmt: skip
+NEEDING = {
+    "exp": "exp",
+    "log": "log",
+    "power": "pow",
+    "softmax": "softmax",
+    "cumulative": "cumulative sum or product",
+    "hyperbolic": "sinh, cosh or tan",
+    "norm": "norm",
+    "loss": "loss",
+}
 LARGEST_SAFE_POWER = 3  # of GELU's approximation, which is computed in float16 everywhere
 
 
@@ -109,8 +117,11 @@ def _bound_of(argument: Value, operations: Sequence[Operation]) -> str:
     nothing says so."""
     for index in _makers(argument, operations):
         maker = operations[index]
-        if maker.kind == "sub" and len(maker.inputs) > 1 and _maker_kind(maker.inputs[1], operations) in ("max",
-                                                                                                      "select"):
+        if (
+            maker.kind == "sub"
+            and len(maker.inputs) > 1
+            and _maker_kind(maker.inputs[1], operations) in ("max", "select")
+        ):
             return "max"
         if maker.kind == "neg" and _maker_kind(maker.inputs[0], operations) == "abs":
             return "abs"
@@ -225,8 +236,11 @@ def needs_of(model: Any, operations: Sequence[Operation]) -> list[Flag]:
             need = "loss"
         if not _is_half(each, need):
             continue
-        place = next((operations[i] for i in _makers(each.inputs[0], operations) if operations[i].kind == SQUARE), each
-                     ) if need == "sum of squares" else each  # fmt: skip
+        place = (
+            next((operations[i] for i in _makers(each.inputs[0], operations) if operations[i].kind == SQUARE), each)
+            if need == "sum of squares"
+            else each
+        )
         found.setdefault(names.of(place), {})[need] = None
         remedies.setdefault(names.of(place), {}).update(names.remedy(place, operations))
     return [Flag(layer, f"{', '.join(needs)} in float16", remedies[layer]) for layer, needs in found.items()]

@@ -39,8 +39,10 @@ class Operation:
         """What it computes in: that of its first input which is a float, a cast's as "float16 to float32"."""
         if self.kind == CAST:
             return f"{self.inputs[0].dtype} to {self.outputs[0].dtype}"
-        return next((v.dtype for v in (*self.inputs, *self.outputs) if "float" in v.dtype),
-                    self.outputs[0].dtype if self.outputs else "")  # fmt: skip
+        return next(
+            (v.dtype for v in (*self.inputs, *self.outputs) if "float" in v.dtype),
+            self.outputs[0].dtype if self.outputs else "",
+        )
 
 
 Scope = Callable[[str], AbstractContextManager[Any]]
@@ -64,8 +66,7 @@ def kinds_by_name(kinds: Mapping[str, Sequence[str]]) -> dict[str, str]:
 
 
 def marked(model: Any, parts: Sequence[Any], scope: Scope) -> AbstractContextManager[None]:
-    """Inside, each of `parts` runs in a scope of its own, which the names of its operations show, and so does `model`.
-    """
+    """Run `model` and each of `parts` in a scope of its own, which the names of its operations show."""
 
     def wrap(index: int, call: Callable[..., Any]) -> Callable[..., Any]:
         def call_in_scope(*arguments: Any, **named: Any) -> Any:

@@ -19,14 +19,44 @@ from mpt_cli.precision.operations.program import (
     part_in,
 )
 
-CALLS = {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "shard_map",
-         "custom_vjp_call", "custom_vjp_call_jaxpr", "scan"}  # fmt: skip
+CALLS = {
+    "jit",
+    "pjit",
+    "closed_call",
+    "core_call",
+    "remat",
+    "remat2",
+    "checkpoint",
+    "custom_jvp_call",
+    "shard_map",
+    "custom_vjp_call",
+    "custom_vjp_call_jaxpr",
+    "scan",
+}
 KINDS = {
     PRODUCT: ("dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"),
     CAST: ("convert_element_type",),
-    MOVE: ("broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "slice", "dynamic_slice", "rev",
-           "dynamic_update_slice", "concatenate", "pad", "copy", "copy_p", "stop_gradient", "gather", "split",
-           "optimization_barrier", "reduce_precision", "name"),
+    MOVE: (
+        "broadcast_in_dim",
+        "reshape",
+        "transpose",
+        "squeeze",
+        "expand_dims",
+        "slice",
+        "dynamic_slice",
+        "rev",
+        "dynamic_update_slice",
+        "concatenate",
+        "pad",
+        "copy",
+        "copy_p",
+        "stop_gradient",
+        "gather",
+        "split",
+        "optimization_barrier",
+        "reduce_precision",
+        "name",
+    ),
     SUM: ("reduce_sum",),
     SQUARE: ("square",),
     "exp": ("exp", "exp2", "expm1"),
@@ -40,7 +70,7 @@ KINDS = {
     "abs": ("abs",),
     "neg": ("neg",),
     "sub": ("sub",),
-}  # fmt: skip
+}
 _KIND = kinds_by_name(KINDS)
 
 

@@ -24,14 +24,50 @@ PASSED_ON = {"Identity", "IdentityN", "StopGradient", "PreventGradient", "CheckN
 BODIES = {"While": "body", "StatelessWhile": "body", "PartitionedCall": "f", "StatefulPartitionedCall": "f"}
 BRANCHES = {"If": ("then_branch", "else_branch"), "StatelessIf": ("then_branch", "else_branch")}
 KINDS = {
-    PRODUCT: ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "XlaDot", "XlaDotV2", "XlaConv",
-              "XlaConvV2", "DepthwiseConv2dNative", "DepthwiseConv2dNativeBackpropInput",
-              "DepthwiseConv2dNativeBackpropFilter", *(f"Conv{n}D{more}" for n in (2, 3) for more in (
-                  "", "BackpropInput", "BackpropFilter", "BackpropInputV2", "BackpropFilterV2"))),
+    PRODUCT: (
+        "MatMul",
+        "BatchMatMul",
+        "BatchMatMulV2",
+        "BatchMatMulV3",
+        "Einsum",
+        "XlaDot",
+        "XlaDotV2",
+        "XlaConv",
+        "XlaConvV2",
+        "DepthwiseConv2dNative",
+        "DepthwiseConv2dNativeBackpropInput",
+        "DepthwiseConv2dNativeBackpropFilter",
+        *(
+            f"Conv{n}D{more}"
+            for n in (2, 3)
+            for more in ("", "BackpropInput", "BackpropFilter", "BackpropInputV2", "BackpropFilterV2")
+        ),
+    ),
     CAST: ("Cast",),
-    MOVE: ("Reshape", "Squeeze", "ExpandDims", "Transpose", "Slice", "StridedSlice", "ConcatV2", "Pad", "Split",
-           "PadV2", "Tile", "BroadcastTo", "Pack", "Unpack", "GatherV2", "ReverseV2", "Shape", "ZerosLike", "OnesLike",
-           "Fill", "SplitV", "StridedSliceGrad"),
+    MOVE: (
+        "Reshape",
+        "Squeeze",
+        "ExpandDims",
+        "Transpose",
+        "Slice",
+        "StridedSlice",
+        "ConcatV2",
+        "Pad",
+        "Split",
+        "PadV2",
+        "Tile",
+        "BroadcastTo",
+        "Pack",
+        "Unpack",
+        "GatherV2",
+        "ReverseV2",
+        "Shape",
+        "ZerosLike",
+        "OnesLike",
+        "Fill",
+        "SplitV",
+        "StridedSliceGrad",
+    ),
     SUM: ("Sum", "Mean"),
     SQUARE: ("Square", "SquaredDifference"),
     "exp": ("Exp", "Expm1"),
@@ -47,7 +83,7 @@ KINDS = {
     "abs": ("Abs",),
     "neg": ("Neg",),
     "sub": ("Sub",),
-}  # fmt: skip
+}
 _KIND = kinds_by_name(KINDS)
 
 
@@ -98,15 +134,14 @@ class _Reader:
                 outputs = [(len(self.found) - 1,)] * len(each.outputs)
             made.update((tensor.name, makers) for tensor, makers in zip(each.outputs, outputs, strict=False))
 
-    def _inside(
-        self, graph: Any, each: Any, inputs: list[tuple[int, ...]], path: str
-    ) -> list[tuple[int, ...]] | None:
+    def _inside(self, graph: Any, each: Any, inputs: list[tuple[int, ...]], path: str) -> list[tuple[int, ...]] | None:
         """The makers of the outputs of a call, loop or condition, whose operations are read; None for an operation."""
         if each.type in BODIES:
             return self._of_function(graph, each.get_attr(BODIES[each.type]).name, inputs, path)
         if each.type in BRANCHES:
-            branches = [self._of_function(graph, each.get_attr(word).name, inputs[1:], path)
-                        for word in BRANCHES[each.type]]  # fmt: skip
+            branches = [
+                self._of_function(graph, each.get_attr(word).name, inputs[1:], path) for word in BRANCHES[each.type]
+            ]
             if all(branch is not None for branch in branches):
                 return [tuple(s for maker in makers for s in maker) for makers in zip(*branches, strict=True)]
         return None

@@ -44,14 +44,23 @@ class LiveConsole(EpochConsole):
         self._doing: list[tuple[str, float]] = []  # one within the other, each with the time it began
         self._spinner = Spinner("dots", style="cyan")
         self._bar = Progress(
-            TextColumn("{task.description}", style="bold"), BarColumn(None), TimeRemainingColumn(),
-            TextColumn("{task.fields[doing]}", style="cyan"), auto_refresh=False, expand=True,
-        )  # fmt: skip
+            TextColumn("{task.description}", style="bold"),
+            BarColumn(None),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[doing]}", style="cyan"),
+            auto_refresh=False,
+            expand=True,
+        )
         self._task = self._bar.add_task("", start=False, total=None, doing="")
         self._console = console
         self._drawn: list[int] = []  # the widths of the lines of the area
-        self._live = Live(console=console, refresh_per_second=REFRESHES_PER_SECOND, get_renderable=lambda: self,
-                          transient=True, vertical_overflow="crop")  # fmt: skip
+        self._live = Live(
+            console=console,
+            refresh_per_second=REFRESHES_PER_SECOND,
+            get_renderable=lambda: self,
+            transient=True,
+            vertical_overflow="crop",
+        )
 
     @property
     def _width(self) -> int:

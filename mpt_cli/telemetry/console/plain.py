@@ -59,13 +59,23 @@ def header_rows(header: RunHeader) -> list[tuple[str, str]]:
     if header.total_steps and header.total_steps != header.epochs * (header.steps_per_epoch or 0):
         length += f", ended after {format_count(header.total_steps)} steps in all"
     rows = [
-        ("recipe", header.recipe), ("", header.description), ("policy", header.policy),
-        ("loss scale", header.loss_scale), ("model", header.model), ("data", header.data), ("loss", header.loss),
-        ("optimizer", header.optimizer), ("callbacks", header.callbacks), ("backend", header.backend),
-        ("device", header.device), ("execution", header.execution), ("length", length),
+        ("recipe", header.recipe),
+        ("", header.description),
+        ("policy", header.policy),
+        ("loss scale", header.loss_scale),
+        ("model", header.model),
+        ("data", header.data),
+        ("loss", header.loss),
+        ("optimizer", header.optimizer),
+        ("callbacks", header.callbacks),
+        ("backend", header.backend),
+        ("device", header.device),
+        ("execution", header.execution),
+        ("length", length),
         *((f"phase {number}", line) for number, line in enumerate(header.phases, start=1)),
-        ("writes to", header.run_dir), *(("warning", warning) for warning in header.warnings),
-    ]  # fmt: skip
+        ("writes to", header.run_dir),
+        *(("warning", warning) for warning in header.warnings),
+    ]
     return [(label, text) for label, text in rows if text]
 
 
@@ -135,8 +145,10 @@ def next_commands(summary: Summary) -> list[str]:
     if not summary.repeatable:
         return [shell_command("report", run)]
     own = conf_override(run / "config.yaml")
-    repeat, go_on = (f"{summary.starter} {shell_command('train', own, *words)}".lstrip()
-                     for words in ((), (format_override("resume", str(run)),)))  # fmt: skip
+    repeat, go_on = (
+        f"{summary.starter} {shell_command('train', own, *words)}".lstrip()
+        for words in ((), (format_override("resume", str(run)),))
+    )
     if summary.status in ("interrupted", "terminated"):
         return [go_on]
     if summary.exit_code == NUMERICAL:
@@ -161,8 +173,12 @@ def _format_scale_range(summary: Summary) -> str:
 def _format_gradients(sample: GradientSample, steps_seen: int) -> str:
     """What the latest sample said, which may be of an earlier attempt: the step comes first."""
     (_, lost), *others = format_sample(sample)
-    parts = [f"{lost} flushed to zero", f"{format_fraction(sample.subnormal_share)} subnormal",
-             *(f"{label} {value}" for label, value in others), f"norm {format_number(sample.norm)}"]  # fmt: skip
+    parts = [
+        f"{lost} flushed to zero",
+        f"{format_fraction(sample.subnormal_share)} subnormal",
+        *(f"{label} {value}" for label, value in others),
+        f"norm {format_number(sample.norm)}",
+    ]
     return f"at step {format_count(sample.step)} of {format_count(steps_seen)}: {', '.join(parts)}"
 
 
@@ -293,11 +309,14 @@ class Narrator:
         """What these skips alone tell. Their scale counts only where nan was met at the floor: inf may go on lower."""
         at_floor = [e.scale_before for e in skips if e.nan and is_at_floor(self._scaling, e.scale_before)]
         return Signs(
-            self._scaling, steps_seen=skips[-1].step, applied_steps=skips[-1].step - self._skipped,
+            self._scaling,
+            steps_seen=skips[-1].step,
+            applied_steps=skips[-1].step - self._skipped,
             skip_steps=[event.step for event in skips],
             forward_steps=[event.step for event in skips if event.cause == FORWARD_PASS],
-            nan_steps=self._tally.nan_steps, scale=min(at_floor, default=None),
-        )  # fmt: skip
+            nan_steps=self._tally.nan_steps,
+            scale=min(at_floor, default=None),
+        )
 
     def _bounds(self, events: list[Event]) -> list[str]:
         """The floor and the ceiling are each told once: a run may touch them at every step."""

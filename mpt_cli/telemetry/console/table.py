@@ -95,4 +95,3 @@ def format_epoch(snapshot: Snapshot, header: RunHeader) -> str:
         return f"{snapshot.epoch - 1}+/{header.epochs}"
     done = min(snapshot.step_in_epoch / header.steps_per_epoch, 0.99)
     return f"{snapshot.epoch - 1 + math.floor(100 * done) / 100:.2f}/{header.epochs}"
-

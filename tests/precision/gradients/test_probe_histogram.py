@@ -57,11 +57,15 @@ def test_window_of_scales_is_exact_to_a_factor_of_two():
     assert 3.0 * 2.0**14 < 65504 < 3.0 * 2.0**15
 
 
-@pytest.mark.parametrize(("values", "share", "lowest", "highest"), [
-    ([2.0**10, 2.0**-40], 0.0, 15, 5),  # more than the format spans
-    ([1.0] * 99 + [2.0**-40], 0.0, 15, 15), ([1.0] * 99 + [2.0**-40], 0.01, -25, 15),
-    ([2.0**-120], 0.0, 95, 127),  # within float32
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "share", "lowest", "highest"),
+    [
+        ([2.0**10, 2.0**-40], 0.0, 15, 5),  # more than the format spans
+        ([1.0] * 99 + [2.0**-40], 0.0, 15, 15),
+        ([1.0] * 99 + [2.0**-40], 0.01, -25, 15),
+        ([2.0**-120], 0.0, 95, 127),  # within float32
+    ],
+)
 def test_windows(values, share, lowest, highest):
     window = safe_scales(counts_of(values), largest_share_flushed=share)
     assert (window, window.empty) == (SafeScales(lowest, highest), lowest > highest)

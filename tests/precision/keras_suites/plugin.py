@@ -16,8 +16,14 @@ from keras.src.trainers.trainer import Trainer
 
 from mpt_cli.precision import LossScaleOptimizer
 
-OF_THE_INNER = ("_model_variables_moving_average", "_accumulated_gradients", "_u_product", "_should_use_adamw",
-                "lr_adjust", "zeropower_via_newtonschulz5")  # fmt: skip
+OF_THE_INNER = (
+    "_model_variables_moving_average",
+    "_accumulated_gradients",
+    "_u_product",
+    "_should_use_adamw",
+    "lr_adjust",
+    "zeropower_via_newtonschulz5",
+)
 KERAS_OWN = optimizers.LossScaleOptimizer
 BASE = optimizers.Optimizer
 

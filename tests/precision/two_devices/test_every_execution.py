@@ -32,8 +32,13 @@ def fitted(scope, x, y, jit_compile: bool, steps: int):
         layers = [keras.layers.BatchNormalization(), keras.layers.Dense(4, "relu", dtype="mixed_float16")]
         model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1)])
         inner = keras.optimizers.AdamW(0.01, weight_decay=0.1, global_clipnorm=1.0, use_ema=True, ema_momentum=0.5)
-        model.compile(LossScaleOptimizer(inner, initial_scale=16.0, dynamic_growth_steps=2), "mse", metrics=["mae"],
-                      jit_compile=jit_compile, steps_per_execution=steps)  # fmt: skip
+        model.compile(
+            LossScaleOptimizer(inner, initial_scale=16.0, dynamic_growth_steps=2),
+            "mse",
+            metrics=["mae"],
+            jit_compile=jit_compile,
+            steps_per_execution=steps,
+        )
         keep_skips_whole(model)
         history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[scales]).history
     return model, history, scales.loss_scale

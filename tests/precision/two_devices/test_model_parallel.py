@@ -30,11 +30,12 @@ MESHES = [{"data": 1, "model": DEVICES}, {"data": 2, "model": DEVICES // 2}]
 ALONG_OUTPUTS = {".*up.*/kernel": [None, "model"], ".*up.*/bias": ["model"], ".*down/kernel": ["model", None]}
 ALONG_BATCH = {".*(up|down)/kernel": ["data", None]}  # nothing is divided along model
 OPTIMIZERS = {
-    "adamw": lambda: keras.optimizers.AdamW(0.01, global_clipnorm=0.5, use_ema=True, ema_momentum=0.5,
-                                            ema_overwrite_frequency=3),
+    "adamw": lambda: keras.optimizers.AdamW(
+        0.01, global_clipnorm=0.5, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3
+    ),
     "accumulated": lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2),
     "adafactor": lambda: keras.optimizers.Adafactor(0.01),
-}  # fmt: skip
+}
 L = keras.layers
 
 
@@ -55,14 +56,20 @@ class Trained:
     def __init__(self, distribution: Distribution, kind: str = "adamw", policy: str = "float32"):
         keras.utils.set_random_seed(0)
         with Policy(policy).scope():
-            self.model = keras.Sequential([
-                keras.Input((16,)), L.Dense(64, "relu", name="up"), L.LayerNormalization(name="norm"),
-                L.Dense(32, name="down"), L.Dense(3, dtype="float32", name="head"),
-            ])  # fmt: skip
+            self.model = keras.Sequential(
+                [
+                    keras.Input((16,)),
+                    L.Dense(64, "relu", name="up"),
+                    L.LayerNormalization(name="norm"),
+                    L.Dense(32, name="down"),
+                    L.Dense(3, dtype="float32", name="head"),
+                ]
+            )
         distribution.divide(self.model)
         self.optimizer = LossScaleOptimizer(OPTIMIZERS[kind](), initial_scale=2.0**10)
-        self.model.compile(self.optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-                           auto_scale_loss=False)  # fmt: skip
+        self.model.compile(
+            self.optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), auto_scale_loss=False
+        )
         self.optimizer.build(self.model.trainable_variables)
         random = np.random.default_rng(0)
         x = random.normal(size=(STEPS * BATCH, 16)).astype("float32")
@@ -106,9 +113,14 @@ def assert_same(found, expected, policy: str = "float32") -> None:
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-@pytest.mark.parametrize(("kind", "policy"), [
-    ("adamw", "float32"), ("accumulated", "mixed_float16"), ("adafactor", "float32"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "policy"),
+    [
+        ("adamw", "float32"),
+        ("accumulated", "mixed_float16"),
+        ("adafactor", "float32"),
+    ],
+)
 def test_training_is_that_of_one_device_with_its_skips(mesh, kind, policy):
     with over(None, {}) as distribution:
         alone = Trained(distribution, kind, policy).epoch()

@@ -34,8 +34,11 @@ def one_step(numbers, devices):
         product = L.Dense(1, use_bias=False, kernel_initializer="zeros", name="product")(x)
         model = keras.Model([x, other], L.Add()([product, L.BatchNormalization()(other)]))
     inner = keras.optimizers.AdamW(2.0**-4)
-    model.compile(LossScaleOptimizer(inner, initial_scale=float(ROWS)),  # the mean's slopes are 1 / ROWS
-                  lambda y, out: keras.ops.cast(out, "float32"), auto_scale_loss=False)  # fmt: skip
+    model.compile(
+        LossScaleOptimizer(inner, initial_scale=float(ROWS)),  # the mean's slopes are 1 / ROWS
+        lambda y, out: keras.ops.cast(out, "float32"),
+        auto_scale_loss=False,
+    )
     keep_skips_whole(model).optimizer.build(model.trainable_variables)
     state = [*model.variables, *inner.variables]
     before = [np.array(variable.value) for variable in state]
