@@ -168,7 +168,7 @@ def _terminal() -> dict[str, Any]:
         "interactive": sys.stdout.isatty(),
         "type": os.environ.get("TERM", ""),
         "encoding": sys.stdout.encoding,
-        "colour": "NO_COLOR" not in os.environ,
+        "color": "NO_COLOR" not in os.environ,
     }
 
 

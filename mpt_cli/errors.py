@@ -258,7 +258,7 @@ _CONTROL |= {code: f"\\u{code:04x}" for code in TURNING}
 
 
 def printable(text: str) -> str:
-    """The text as a terminal may have it: without secrets, and control codes, which could move its cursor, colour what
+    """The text as a terminal may have it: without secrets, and control codes, which could move its cursor, color what
     follows or turn it around, written out.
 
     >>> printable("a\x1b[31mb")

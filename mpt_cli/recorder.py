@@ -312,7 +312,7 @@ class _FitRecording(Recording):
             )
         self._metric_names = [name for name in logs if name != "loss"]  # TensorFlow has none before the first call
         self.announce()
-        self.watch.ask_again(0, self.health.next_check(self.signs()))
+        self.watch.ask_again(0, self.health.next_check(self.run_state()))
         return True
 
     def _check_replicas(self) -> None:
@@ -364,7 +364,7 @@ class _FitRecording(Recording):
         self.progress.epoch = epoch
         self.watch.asked_before_epoch = self.watch.asked
         self.losses: list[float] | None = []  # of the steps of this epoch, as long as none is applied
-        self.ledger.start_epoch()
+        self.counters.start_epoch()
 
     def after_batch(self, steps_in_epoch: int, logs: Mapping[str, Any]) -> None:
         """Look at the records where a line of the log is due, or a health rule may be broken by now."""
@@ -426,7 +426,9 @@ class _FitRecording(Recording):
             is_told = self.tells_loss and not rows.ints[:, 0].any()
             self.losses = [*self.losses, *rows.floats[:, 0]] if is_told else None
         self.take(rows)
-        self.watch.ask_again(self.ledger.seen, None if self.stop is not None else self.health.next_check(self.signs()))
+        self.watch.ask_again(
+            self.counters.seen, None if self.stop is not None else self.health.next_check(self.run_state())
+        )
 
     def _may_be_broken(self, logs: Mapping[str, Any]) -> bool:
         """Whether a health rule may be by now, so that the records are to be read; else when to ask again is settled.
@@ -442,7 +444,7 @@ class _FitRecording(Recording):
 
     def _is_clean(self, logs: Mapping[str, Any]) -> bool:
         skipped = count_of(self.ring()[1], "skipped") - self.skipped_before
-        return skipped == self.ledger.skipped and math.isfinite(logs.get("loss", math.nan))
+        return skipped == self.counters.skipped and math.isfinite(logs.get("loss", math.nan))
 
     def ring(self) -> tuple[list[Any], Any]:
         values, state = optimizer_values_in_fit(self.model), self.optimizer.scale_state

@@ -30,10 +30,10 @@ from mpt_cli.settings.schema import FLOAT_POLICIES, RECORDED_TRAINER_KEYS, Polic
 from mpt_cli.settings.variants import GivenModel, GivenOptimizer, LossScaleSettings
 from mpt_cli.signals import format_end, signal_of
 from mpt_cli.telemetry.health import GOOD_VERDICTS, STOPPED, HealthRules, Stop, judge
-from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
 from mpt_cli.telemetry.records import Event, RunHeader, Scaling
-from mpt_cli.telemetry.signs import EventTally
+from mpt_cli.telemetry.run_state import EventTally
 from mpt_cli.telemetry.sinks import build_telemetry
+from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters, StepRecords
 from mpt_cli.training.outcome import conclude_unfinished, status_of, status_of_error
 from mpt_cli.training.progress import Conclusion, Outcome, Stopwatch
 from mpt_cli.training.record import Record
@@ -111,8 +111,8 @@ class Recording(Record, ABC):
         self.subject, self.settings, self.scaling, self.optimizer = subject, settings, subject.scaling, optimizer
         self.missing, self.is_announced = [*missing, NO_SAMPLES, NO_PROGRAM], False
         self.offset, self.taken = int(optimizer.seen_steps), 0
-        ledger = Ledger(self.ledger_options(), window_steps=settings.loss_scale.skip_rate_window)
-        super().__init__(ledger, HealthRules(settings.loss_scale, settings.trainer, self.scaling), Stopwatch())
+        counters = StepCounters(self.counter_options(), window_steps=settings.loss_scale.skip_rate_window)
+        super().__init__(counters, HealthRules(settings.loss_scale, settings.trainer, self.scaling), Stopwatch())
         self.stopwatch.begin()
         self.pace = Pace()
         self.unchecked = UNCHECKED if subject.is_rounded else ""
@@ -176,14 +176,14 @@ class Recording(Record, ABC):
         self.is_announced = True
         self._open()
         self._check_loss()
-        self.ledger.rules = self.ledger_options()
+        self.counters.rules = self.counter_options()
         header = self.header()
         write_json(self.run.header_json, header_dict(header))
         self.telemetry.start(header)
 
-    def ledger_options(self) -> LedgerOptions:
+    def counter_options(self) -> CounterOptions:
         rule, variables = self.scaling.rule, tuple(v.path for v in self.variables)
-        return LedgerOptions(
+        return CounterOptions(
             variables,
             rule.lowest,
             rule.highest,
@@ -207,17 +207,17 @@ class Recording(Record, ABC):
             self.miss(self.no_loss)
 
     def take(self, rows: StepRows) -> None:
-        """Steps into ledger and events; health rules are asked."""
+        """Steps into counters and events; health rules are asked."""
         self._check_loss()
         if rows.lost:
             self.telemetry.message(f"{rows.lost} steps went by without a look at them; their events are lost")
         self.taken += len(rows.floats) + rows.lost
         floats = rows.floats if self.tells_loss else np.where([True, False, False, False], 0.0, rows.floats)
-        self.ledger.rules = self.ledger_options()
+        self.counters.rules = self.counter_options()
         self.take_in(StepRecords(floats.astype("float32"), rows.ints))
-        self.telemetry.progress(self.ledger.seen, self.progress.epoch)
+        self.telemetry.progress(self.counters.seen, self.progress.epoch)
         if len(rows.floats):
-            self.obey(self.health.check(self.signs()))
+            self.obey(self.health.check(self.run_state()))
 
     def explained(self, events: list[Event]) -> list[Event]:
         """Without the pass that it began in, where the loss does not tell it."""
@@ -237,19 +237,19 @@ class Recording(Record, ABC):
             return False
         self.stop = stop
         self.telemetry.message(
-            f"step {self.ledger.seen}: stopped by rule {stop.key}" if self.subject.stops else str(stop)
+            f"step {self.counters.seen}: stopped by rule {stop.key}" if self.subject.stops else str(stop)
         )
         return self.subject.stops
 
     def snapshot(self, metrics: Mapping[str, float], epoch_end: bool = False) -> None:
         """A line of the log."""
-        mean = self.ledger.take_mean_loss()
+        mean = self.counters.take_mean_loss()
         self.line(metrics.get("loss") if epoch_end or not self.tells_loss else mean, metrics, epoch_end=epoch_end)
 
     def finish(self) -> None:
         """At the end of what was recorded."""
         self.look_at_weights()
-        verdict, explanation = judge(self.signs())
+        verdict, explanation = judge(self.run_state())
         stopped = self.stop is not None and self.subject.stops
         if self.stop is not None:
             explanation = f"{'Stopped' if stopped else 'Went on'}: {self.stop}"
@@ -273,11 +273,11 @@ class Recording(Record, ABC):
         number = None if error is None else signal_of(error)
         words = "fit did not come to its end" if error is None else summarise_error(error)
         words = words if number is None else f"It was {format_end(number)}."
-        self.end(conclude_unfinished(status_of_error(error), self.signs(), words))
+        self.end(conclude_unfinished(status_of_error(error), self.run_state(), words))
 
     def end(self, ending: Conclusion, ended_early: str = "") -> None:
         """With a line of the log for the last steps, however few they are."""
-        if self.ledger.seen > self.logged_step:
+        if self.counters.seen > self.logged_step:
             self.snapshot({})
         summary = self.summary(
             ending,
@@ -387,7 +387,7 @@ class LoopRecording(Recording):
             rows = self.rows()
             kept = len(rows.floats) if at_end else len(rows.floats) - 1
             if not at_end:
-                self.pace.look(kept + self.ledger.seen)
+                self.pace.look(kept + self.counters.seen)
             if kept > 0:
                 self._absorb(StepRows(rows.floats[:kept], rows.ints[:kept], rows.lost))
 
@@ -398,10 +398,10 @@ class LoopRecording(Recording):
             self.watch_weights()
         every, start, lost = self.settings.trainer.log_every_steps, 0, rows.lost
         while start < len(rows.floats):
-            end = min(len(rows.floats), start + (every - self.ledger.seen % every if self.ledger.seen else 1))
-            self.progress.step_in_epoch = self.ledger.seen + end - start
+            end = min(len(rows.floats), start + (every - self.counters.seen % every if self.counters.seen else 1))
+            self.progress.step_in_epoch = self.counters.seen + end - start
             self.take(StepRows(rows.floats[start:end], rows.ints[start:end], lost))
-            if self.ledger.seen % every == 0 or self.ledger.seen == 1:
+            if self.counters.seen % every == 0 or self.counters.seen == 1:
                 self.snapshot({})
             start, lost = end, 0
 

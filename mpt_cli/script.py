@@ -237,12 +237,12 @@ class ScriptRun:
         if self.drain.error is not None:
             found.append(f"steps of its own loop were taken only at the end: {self.drain.error}")
         for loop in self.loops.values():
-            ledger = loop.ledger
-            if ledger.seen:
+            counters = loop.counters
+            if counters.seen:
                 name = type(loop.optimizer.inner_optimizer).__name__
                 found.append(
-                    f"{name} in the script's own loop: {ledger.skipped} of {ledger.seen} steps skipped, loss "
-                    f"scale {format_scale(ledger.scale)}"
+                    f"{name} in the script's own loop: {counters.skipped} of {counters.seen} steps skipped, loss "
+                    f"scale {format_scale(counters.scale)}"
                 )
         for model in self.batches.values():
             optimizer = model.optimizer

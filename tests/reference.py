@@ -1,4 +1,4 @@
-"""The rule of loss scaling step by step in plain Python: what compiled loops, ledger and events are held against."""
+"""The rule of loss scaling step by step in plain Python: what compiled loops, counters and events are held against."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

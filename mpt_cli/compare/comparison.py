@@ -33,7 +33,7 @@ from mpt_cli.sweep.overrides import combinations, key_of, read_grid
 from mpt_cli.sweep.paired import FEWEST_SEEDS, PairedDifference, count_seeds
 from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objective, job_name, make_plan
 from mpt_cli.telemetry.format import format_number
-from mpt_cli.telemetry.records import as_number, misfit, required_fields
+from mpt_cli.telemetry.records import as_number, field_problem, required_fields
 
 
 class CompareDirectory(SweepDirectory):
@@ -357,8 +357,8 @@ _FACTS = {"setups": list[dict[str, Any]], "tolerance": float | None, "workers": 
 def read_comparison(directory: CompareDirectory, objective: str | None = None) -> Comparison:
     """Everything from the directory; DataError where its plan is damaged, ConfigError for an unknown objective."""
     plan = directory.read_plan()
-    wrong = misfit(_FACTS, plan.facts, [*_FACTS]) or next(
-        filter(None, (misfit(Setup, entry, required_fields(Setup)) for entry in plan.facts["setups"])), None
+    wrong = field_problem(_FACTS, plan.facts, [*_FACTS]) or next(
+        filter(None, (field_problem(Setup, entry, required_fields(Setup)) for entry in plan.facts["setups"])), None
     )
     if wrong is not None or not plan.facts["setups"]:
         raise DataError(f"{directory.plan_json} is damaged: {wrong or 'setups is empty'}.")

@@ -22,7 +22,7 @@ from mpt_cli.samples.digits import LostDigits, measure_digits
 from mpt_cli.samples.flow import Flow, FlowCounter, FlowMap, is_rounded
 from mpt_cli.samples.gradient_pass import GradientPass
 from mpt_cli.settings.schema import PolicySettings
-from mpt_cli.telemetry.ledger import StepRecords
+from mpt_cli.telemetry.step_counters import StepRecords
 from mpt_cli.training.assembly import Assembly, assemble, build_metrics
 from mpt_cli.training.program import Program
 

@@ -23,7 +23,7 @@ from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded, find_recipe, is_shipped
 from mpt_cli.sweep.paired import PairedDifference
 from mpt_cli.telemetry.format import format_number
-from mpt_cli.telemetry.records import OVERFLOW, PHASE, Event, misfit, required_fields
+from mpt_cli.telemetry.records import OVERFLOW, PHASE, Event, field_problem, required_fields
 
 
 def on_one_device(settings: Settings, say: Callable[[str], None]) -> Settings:
@@ -78,7 +78,7 @@ def _read_events(path: Path) -> list[dict[str, Any]]:
         raise DataError(f"{path} is missing.")
     found = list(read_lines(path, refuse))
     for line in found:
-        if wrong := misfit(Event, line, required_fields(Event)):
+        if wrong := field_problem(Event, line, required_fields(Event)):
             raise DataError(f"{path} is damaged: {wrong}.")
     return found
 

@@ -438,8 +438,8 @@ def write_pictures(found: Diagnosis, folder: Path) -> None:
                 slots = np.flatnonzero(shares)
                 exponents = slots - EXPONENT_BIAS + np.log2(scale) + place  # side by side between two of them
                 axes.bar(exponents, shares[slots], 0.4, label=shares_label(name, counts, scale), zorder=2)
-            for start, end, colour, name in ZONES:
-                axes.axvspan(start, end, color=colour, alpha=0.10, lw=0, zorder=0, label=name)
+            for start, end, color, name in ZONES:
+                axes.axvspan(start, end, color=color, alpha=0.10, lw=0, zorder=0, label=name)
             title = "without scaling" if scale == 1 else f"loss scale {format_scale(scale)}"
             axes.set_title(title, loc="left", fontsize=9)
             axes.set(

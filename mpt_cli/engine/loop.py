@@ -13,8 +13,8 @@ from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import LossScaleOptimizer, layers_of
 from mpt_cli.precision.scale_state import StepRow
 from mpt_cli.precision.train_step import OwnSteps, metric_variables, metrics_of, optimizers_of, own_steps
-from mpt_cli.telemetry.ledger import FLOAT_FIELDS, INT_FIELDS, StepRecords
 from mpt_cli.telemetry.records import StopLimits, StreakCounts
+from mpt_cli.telemetry.step_counters import FLOAT_FIELDS, INT_FIELDS, StepRecords
 
 BatchIndices = NDArray[np.int32]
 StepWrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -204,7 +204,7 @@ def row_lengths(model: Any) -> tuple[int, int]:
 
 
 def update_streaks(streaks: Any, optimizer: LossScaleOptimizer, row: StepRow) -> Any:
-    """The streaks, int32 (5,) in the order of `StreakCounts`, after this step, as `Ledger` counts them."""
+    """The streaks, int32 (5,) in the order of `StreakCounts`, after this step, as `StepCounters` counts them."""
     ops, state = keras.ops, optimizer.scale_state
     assert state is not None
     lost, zero = ~ops.isfinite(row.column("loss")), row.column("zero") > 0

@@ -23,7 +23,7 @@ from mpt_cli.jobs.capacity import (
 from mpt_cli.jobs.executor import Executor, LocalExecutor
 from mpt_cli.redaction import REDACTED, note_passwords
 from mpt_cli.settings.key import as_whole, read_number
-from mpt_cli.telemetry.records import misfit
+from mpt_cli.telemetry.records import field_problem
 
 if TYPE_CHECKING:
     from mpt_cli.jobs.cluster import Cluster
@@ -279,7 +279,7 @@ def recorded_launcher(facts: Mapping[str, Any]) -> Launcher:
         return LocalLauncher()
     kind, settings = LAUNCHERS.get(str(found.get("name"))), found.get("settings")
     is_whole = kind is not None and isinstance(settings, dict) and {each.name for each in fields(kind)} >= {*settings}
-    if kind is None or not is_whole or misfit(kind, settings) is not None:
+    if kind is None or not is_whole or field_problem(kind, settings) is not None:
         raise DataError(f"sweep.json is damaged: launcher must not be {str(found)[:200]}.")
     return kind(**settings)
 

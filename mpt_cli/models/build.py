@@ -172,7 +172,7 @@ def _check_outputs(outputs: Any, shapes: Shapes, key: str) -> None:
 
 
 def plain_message(error: Exception) -> str:
-    """What an exception says, without Keras's colours, its frame around the message and its list of arguments."""
+    """What an exception says, without Keras's colors, its frame around the message and its list of arguments."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).rsplit("Exception encountered:\n'", 1)[-1]
     text = re.sub(r"^Exception encountered when calling .*\n+", "", text).split("\n\nArguments received by")[0]
     text = text.rsplit("Error encountered:\n\n", 1)[-1]

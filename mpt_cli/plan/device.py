@@ -15,7 +15,7 @@ from typing import Any
 from mpt_cli.errors import ConfigError, Problem, did_you_mean, install_command
 from mpt_cli.settings.limits import load_yaml
 from mpt_cli.settings.search_path import expanded
-from mpt_cli.telemetry.records import misfit
+from mpt_cli.telemetry.records import field_problem
 
 FOLDER = Path(__file__).parent / "devices"
 PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
@@ -159,7 +159,7 @@ def _read(path: Path) -> Device:
         for name in content
         if name not in names
     ]
-    if wrong := misfit(Device, content, names):
+    if wrong := field_problem(Device, content, names):
         problems.append(Problem(str(path), f"{wrong}."))
     problems = problems or [Problem(f"{path}: {name}", rule, content[name]) for name, rule in _broken_rules(content)]
     if problems:

@@ -22,7 +22,7 @@ from mpt_cli.telemetry.records import (
     Spike,
     Summary,
     as_number,
-    misfit,
+    field_problem,
     record_from,
     record_of,
     required_fields,
@@ -74,7 +74,7 @@ def latest_line(path: Path) -> dict[str, Any] | None:
 def read_spikes(path: Path, tell_damaged: Callable[[bool], None] = lambda _: None) -> Iterator[Spike]:
     """The jumps of the loss in spikes.jsonl; a line that can't be read is left out, and told."""
     for line in islice(read_lines(path, tell_damaged), MOST_SPIKES):
-        if misfit(Spike, line, required_fields(Spike)) is None:
+        if field_problem(Spike, line, required_fields(Spike)) is None:
             yield record_from(Spike, printable_tree(line))
         else:
             tell_damaged(False)
@@ -118,7 +118,9 @@ def json_object(line: str, is_whole: bool = False) -> dict[str, Any] | None:
     sampled = [value for name, value in found.items() if name.startswith("gradient_") and value is not None]
     if any(as_number(value) is None for value in sampled):
         return None
-    wrong = misfit(_OF_ANY_LINE, found) or misfit(record, found, required_fields(record) if is_whole else ())
+    wrong = field_problem(_OF_ANY_LINE, found) or field_problem(
+        record, found, required_fields(record) if is_whole else ()
+    )
     return found if wrong is None else None
 
 

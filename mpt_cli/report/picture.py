@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpt_cli.errors import missing_extra
-from mpt_cli.telemetry.palette import NON_FINITE_COLOUR, PLAIN_STYLE, SKIPPED_STEP_COLOUR, CurveStyle
+from mpt_cli.telemetry.colors import NON_FINITE_COLOR, PLAIN_STYLE, SKIPPED_STEP_COLOR, CurveStyle
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -134,12 +134,12 @@ def _fill(axes: "Axes", picture: Picture) -> None:
             lw=1.6,
             marker=curve.look.marker or ("o" if len(xs) == 1 else ""),
             markevery=1 + len(xs) // MOST_MARKS,
-            color=curve.look.colour,
+            color=curve.look.color,
             label=curve.label or "_",
         )
-        _mark(axes, _apart(xs[is_lost]), 0.985, marker="x", color=NON_FINITE_COLOUR, label="_")
+        _mark(axes, _apart(xs[is_lost]), 0.985, marker="x", color=NON_FINITE_COLOR, label="_")
     if len(picture.skips):
-        _mark(axes, _apart(picture.skips), 0.02, marker="|", color=SKIPPED_STEP_COLOUR, label="skipped step")
+        _mark(axes, _apart(picture.skips), 0.02, marker="|", color=SKIPPED_STEP_COLOR, label="skipped step")
     for base, set_scale, axis in (
         (picture.log_base_x, axes.set_xscale, axes.xaxis),
         (picture.log_base, axes.set_yscale, axes.yaxis),

@@ -18,6 +18,7 @@ from mpt_cli.report.tables import PageTable, TableColumn, text_table
 from mpt_cli.runs.provenance import flatten, format_environment
 from mpt_cli.settings.search_path import conf_override, explicit_path, shell_command
 from mpt_cli.settings.variants import PYTHON
+from mpt_cli.telemetry.colors import CURVE_COLORS, MOST_DISTINCT, CurveStyle, distinct_style
 from mpt_cli.telemetry.format import (
     describe_examples,
     format_bytes,
@@ -29,7 +30,6 @@ from mpt_cli.telemetry.format import (
     format_share,
 )
 from mpt_cli.telemetry.health import GOOD_VERDICTS
-from mpt_cli.telemetry.palette import CURVE_COLOURS, MOST_DISTINCT, CurveStyle, distinct_style
 from mpt_cli.telemetry.records import ACTIVATION_GRADIENTS, ACTIVATIONS, UPDATES, WEIGHT_GRADIENTS, as_number
 from mpt_cli.training.progress import MONITORED
 
@@ -60,7 +60,7 @@ def headline(story: RunHistory) -> str:
 
 
 def severity(story: RunHistory) -> str:
-    """good, warn or bad: how the headline is coloured."""
+    """good, warn or bad: how the headline is colored."""
     if not story.summary:
         return "warn"
     return "bad" if not story.is_good else "good" if story.verdict in GOOD_VERDICTS else "warn"
@@ -388,7 +388,7 @@ def _metric_pictures(stories: Sequence[RunHistory], name: str) -> list[Picture]:
             if (curves := _curves(stories, f"{prefix}{name}"))
         ]
     [story] = stories
-    looks = {"training": (name, CurveStyle()), "validation": (f"val_{name}", CurveStyle(CURVE_COLOURS[1], "--", "o"))}
+    looks = {"training": (name, CurveStyle()), "validation": (f"val_{name}", CurveStyle(CURVE_COLORS[1], "--", "o"))}
     curves = [
         Curve(part, series.xs, series.ys, look)
         for part, (key, look) in looks.items()
@@ -400,7 +400,7 @@ def _metric_pictures(stories: Sequence[RunHistory], name: str) -> list[Picture]:
                 "jump of one step",
                 [float(spike.step) for spike in story.spikes],
                 [spike.loss for spike in story.spikes],
-                CurveStyle(CURVE_COLOURS[3], "", "x"),
+                CurveStyle(CURVE_COLORS[3], "", "x"),
             )
         )
     return [_metric_picture(name, words.capitalize(), words, curves)]

@@ -24,7 +24,7 @@ from mpt_cli.settings.search_path import expanded
 from mpt_cli.settings.variants import mode_settings
 from mpt_cli.signals import ForcedEnd, Interruption, at_forced_end, raise_for
 from mpt_cli.telemetry.format import strict_json
-from mpt_cli.telemetry.records import RunHeader, Scaling, Summary, misfit, record_from, required_fields
+from mpt_cli.telemetry.records import RunHeader, Scaling, Summary, field_problem, record_from, required_fields
 from mpt_cli.telemetry.sink import File, Sink, TelemetryFiles, rename_durably, write_durably
 from mpt_cli.version import SCHEMA_VERSION
 
@@ -101,7 +101,7 @@ def read_json(path: Path, record: type | Mapping[str, Any] | None = None) -> dic
     if version != SCHEMA_VERSION:
         rule = f"schema_version must be {SCHEMA_VERSION}"
         raise DataError(f"{path}: {rule}. Received: {version!r}. Read it with the version of mpt that wrote it.")
-    if record is not None and (wrong := misfit(record, value)) is not None:
+    if record is not None and (wrong := field_problem(record, value)) is not None:
         raise DataError(f"{path} is damaged: {wrong}.")
     return value
 
@@ -374,7 +374,7 @@ def read_holder(lock_file: Path) -> Holder | None:
     """Who holds the directory, or held it when it was killed; None where nobody does. The lock is not touched."""
     try:
         found = json.loads(read_file(lock_file))
-        return Holder(**found) if misfit(Holder, found) is None else None
+        return Holder(**found) if field_problem(Holder, found) is None else None
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -415,7 +415,7 @@ HEADER = {**get_type_hints(RunHeader), "scaling": dict[str, Any]}  # the types o
 
 def header_from(tree: Mapping[str, Any]) -> RunHeader:
     """Back from header.json; what a later version may have added is passed over. DataError where a field is missing."""
-    if (lacking := misfit({}, tree, required_fields(RunHeader))) is not None:
+    if (lacking := field_problem({}, tree, required_fields(RunHeader))) is not None:
         raise DataError(f"header.json is damaged: {lacking}.")
     scaling: dict[str, Any] = tree.get("scaling") or {}
     rule = _rule_from(scaling.get("mode", "none"), scaling.get("numbers", {}))

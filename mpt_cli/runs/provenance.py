@@ -17,7 +17,7 @@ from typing import Any
 from mpt_cli.errors import DataError
 from mpt_cli.machine import machine_facts
 from mpt_cli.runs.directory import RunDirectory, read_json
-from mpt_cli.telemetry.records import misfit
+from mpt_cli.telemetry.records import field_problem
 from mpt_cli.version import __version__
 
 GIT_SECONDS = 5.0  # a run must not wait for a slow file system
@@ -236,7 +236,7 @@ def known_environment(run: RunDirectory) -> dict[str, Any]:
         found = read_json(run.environment_json, ENVIRONMENT)
     except DataError:
         return {}
-    return {} if any(misfit(ATTEMPT, attempt) for attempt in found.get("attempts", [])) else found
+    return {} if any(field_problem(ATTEMPT, attempt) for attempt in found.get("attempts", [])) else found
 
 
 def format_environment(environment: Mapping[str, Any]) -> str:
@@ -247,7 +247,7 @@ def format_environment(environment: Mapping[str, Any]) -> str:
         if name in ("tensorflow", "keras", "jax", "numpy")
     ]
     machine = environment.get("machine", {})
-    gpus = [] if misfit(_MACHINE, machine) else [str(gpu.get("name")) for gpu in machine.get("gpus", [])]
+    gpus = [] if field_problem(_MACHINE, machine) else [str(gpu.get("name")) for gpu in machine.get("gpus", [])]
     python = [f"Python {environment['python']}"] if environment.get("python") else []
     return ", ".join([*python, *versions, *gpus, *([str(machine["cpu"])] if machine.get("cpu") else [])])
 

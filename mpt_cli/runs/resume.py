@@ -20,7 +20,7 @@ from mpt_cli.settings.relative_references import is_same_function
 from mpt_cli.settings.schema import MODEL_PARALLEL, PolicySettings, Settings
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.settings.variants import RULES, Builder, DataSettings, Loader, ModelSettings, mode_settings
-from mpt_cli.telemetry.records import Event, Summary, misfit, record_from, record_of, required_fields
+from mpt_cli.telemetry.records import Event, Summary, field_problem, record_from, record_of, required_fields
 from mpt_cli.training.checkpoint import Checkpoint
 
 # What decides the variables, the examples or their order can't change in the middle of a run.
@@ -302,7 +302,7 @@ def _kept_lines(
         kept = [(line, content) for line, content in zip(whole, contents, strict=True) if keep(content)]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _damaged(path, error) from error
-    if wrong := next(filter(None, (misfit(record_of(line), line, required) for _, line in kept)), None):
+    if wrong := next(filter(None, (field_problem(record_of(line), line, required) for _, line in kept)), None):
         raise _damaged(path, wrong)
     return len(whole), kept
 

@@ -30,7 +30,7 @@ from mpt_cli.signals import SIGNAL_EXIT_CODES, signal_name
 from mpt_cli.sweep.paired import Lead, read_lead
 from mpt_cli.sweep.plan import Job, Objective, Search, SweepPlan, choose_objective, plan_dict
 from mpt_cli.telemetry.format import format_seconds
-from mpt_cli.telemetry.records import misfit
+from mpt_cli.telemetry.records import field_problem
 from mpt_cli.telemetry.sink import File
 
 
@@ -124,7 +124,9 @@ class SweepDirectory:
             jobs = [_read_job(entry) for entry in facts.pop("jobs")]
             duplicates = [(entry["overrides"], entry["same_as"]) for entry in facts.pop("duplicates")]
             search = None if facts["search"] is None else Search(**facts["search"])
-            wrong = misfit(_LIMITS, facts["limits"]) or (misfit(Search, asdict(search)) if search else None)
+            wrong = field_problem(_LIMITS, facts["limits"]) or (
+                field_problem(Search, asdict(search)) if search else None
+            )
             if wrong:
                 raise ValueError(wrong)
             del facts["search"]
@@ -161,7 +163,7 @@ _PLAN = {  # the types of what stands beside the jobs
 
 def _read_job(entry: Any) -> Job:
     """ValueError for one that is damaged, or whose runs and logs would lie outside of the directory."""
-    wrong = misfit(Job, entry) if isinstance(entry, dict) else "a job must be an object"
+    wrong = field_problem(Job, entry) if isinstance(entry, dict) else "a job must be an object"
     if wrong is not None:
         raise ValueError(wrong)
     job = Job(**{name: value for name, value in entry.items() if name != "command"})

@@ -12,8 +12,8 @@ from typing import Any
 from mpt_cli.report.picture import Curve, Picture
 from mpt_cli.settings.key import read_number
 from mpt_cli.sweep.directory import SEED, JobResult, SweepResults
+from mpt_cli.telemetry.colors import CurveStyle, distinct_style
 from mpt_cli.telemetry.format import format_number
-from mpt_cli.telemetry.palette import CurveStyle, distinct_style
 
 INITIAL_SCALE = "loss_scale.initial_scale"
 MOST_LINES = 300  # of jobs in parallel coordinates
@@ -49,7 +49,7 @@ def _number(result: JobResult, key: str) -> float | None:
 
 
 def _picture(found: SweepResults, key: str) -> Picture:
-    """A point per good job, and a line through the means, a colour for each setting of the other varied keys."""
+    """A point per good job, and a line through the means, a color for each setting of the other varied keys."""
     is_search = found.plan.search is not None  # of which no two jobs are alike in the other keys
     name, series = found.objective.name, dict[str, dict[float, list[float]]]()
     for result in found.results:
@@ -69,7 +69,7 @@ def _picture(found: SweepResults, key: str) -> Picture:
 def _means_and_points(label: str, points: dict[float, list[float]], look: CurveStyle) -> list[Curve]:
     """No line through trials, which have no label. Jobs at one place are points of as many curves."""
     xs = sorted(points)
-    alone = CurveStyle(look.colour, "", marker="o")
+    alone = CurveStyle(look.color, "", marker="o")
     rounds = [
         [(x, y) for x, y in zip(xs, each, strict=True) if y is not None]
         for each in zip_longest(*(points[x] for x in xs))

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.records import VANISHED
-from mpt_cli.telemetry.signs import Signs
+from mpt_cli.telemetry.run_state import RunState
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why steps go wrong, as far as the signs tell, and what to do about it.
+    """Why steps go wrong, as far as the state of the run tells, and what to do about it.
 
     `fits` is asked with how many of the latest skipped steps are in question. `remedy` is the advice while the run is
     on and `explanation` the one in the verdict; `hint` is the console's comment on a few skips; `change` are the words
@@ -23,26 +23,26 @@ class Cause:
     is, and by its key where every door takes that.
     """
 
-    fits: Callable[[Signs, int], bool]
+    fits: Callable[[RunState, int], bool]
     remedy: str
     explanation: str = ""
     hint: str = ""
     change: str = ""
 
-    def advise(self, signs: Signs) -> str:
-        return _fill(self.remedy, signs)
+    def advise(self, run_state: RunState) -> str:
+        return _fill(self.remedy, run_state)
 
-    def explain(self, signs: Signs) -> str:
-        return _fill(self.explanation, signs)
-
-
-def _fill(text: str, signs: Signs) -> str:
-    lower = format_scale(None if signs.scale is None else signs.scale / 2**8)
-    or_slower = "let it grow more slowly (loss_scale.growth_steps), " if signs.scaling.growth_steps else ""
-    return text.format(fixed=format_scale(signs.scaling.initial_scale), lower=lower, or_slower=or_slower)
+    def explain(self, run_state: RunState) -> str:
+        return _fill(self.explanation, run_state)
 
 
-def _always(signs: Signs, skips: int) -> bool:
+def _fill(text: str, run_state: RunState) -> str:
+    lower = format_scale(None if run_state.scale is None else run_state.scale / 2**8)
+    or_slower = "let it grow more slowly (loss_scale.growth_steps), " if run_state.scaling.growth_steps else ""
+    return text.format(fixed=format_scale(run_state.scaling.initial_scale), lower=lower, or_slower=or_slower)
+
+
+def _always(run_state: RunState, skips: int) -> bool:
     return True
 
 
@@ -77,7 +77,7 @@ SPOILED_LOSS, SPOILED_WEIGHTS = "spoiled loss", "spoiled weights"
 
 CAUSES = {
     FORWARD: Cause(
-        lambda signs, skips: signs.forward_share(skips) > 0.5,
+        lambda run_state, skips: run_state.forward_share(skips) > 0.5,
         remedy="The loss itself was not finite, which no scale can cause or cure: look for nan or inf in the data, "
         "lower the learning rate, or keep a layer that overflows in float32.",
         explanation="the loss itself was not finite, which no scale can cause or cure. Look for bad values in the "
@@ -85,7 +85,7 @@ CAUSES = {
         hint="the loss itself was not finite, which no scale causes",
     ),
     NAN: Cause(
-        lambda signs, skips: signs.is_nan(skips),
+        lambda run_state, skips: run_state.is_nan(skips),
         remedy="The gradients held nan and no inf, of a finite loss, again and again: rather a bug of the model or "
         "data than the scale. Look at the layer that the events name: a square root, norm or division whose "
         "gradient is not defined at 0, a masked logarithm.",
@@ -95,7 +95,7 @@ CAUSES = {
         hint="nan without inf for the third time, which the scale does not explain: a bug of the model or data",
     ),
     FIXED: Cause(
-        lambda signs, _: not signs.scaling.moves,
+        lambda run_state, _: not run_state.scaling.moves,
         remedy="The fixed scale is too high for this model: try {lower} (loss_scale.initial_scale), or let it move "
         "(loss_scale=dynamic).",
         explanation="the fixed scale {fixed} is too high: lower it (loss_scale.initial_scale), or let it move "
@@ -103,7 +103,7 @@ CAUSES = {
         change=DYNAMIC,
     ),
     BEYOND: Cause(
-        lambda signs, _: signs.is_near_floor(2),
+        lambda run_state, _: run_state.is_near_floor(2),
         remedy="No scale is low enough, so scaling is not the cause: look for nan in the model or data, lower the "
         f"learning rate, or run with {OTHER_POLICY} to compare.",
         explanation="when no scale is low enough, the cause is a nan or a value beyond float16, not the scale. Try "
@@ -118,7 +118,7 @@ CAUSES = {
         change=WIDER,
     ),
     IN_DOUBT: Cause(
-        lambda signs, skips: signs.applied_steps == 0 and signs.is_nan_throughout(skips),
+        lambda run_state, skips: run_state.applied_steps == 0 and run_state.is_nan_throughout(skips),
         remedy="The gradients held nan and no inf in every step. " + IN_DOUBT_WORDS,
         explanation="the gradients held nan and no inf. " + IN_DOUBT_WORDS,
         hint="nan without inf: a scale that is much too high leaves that, or a bug of the model or data; which of them "
@@ -126,30 +126,30 @@ CAUSES = {
         change="loss_scale.initial_scale=1",
     ),
     UNSETTLED: Cause(
-        lambda signs, _: signs.applied_steps == 0,
+        lambda run_state, _: run_state.applied_steps == 0,
         remedy=LOWER_START,
         explanation="start lower (loss_scale.initial_scale), or give the scale more epochs to settle.",
         change=WIDER,
     ),
     VANISHING: Cause(
-        lambda signs, _: bool(signs.layers_that(VANISHED)),
+        lambda run_state, _: bool(run_state.layers_that(VANISHED)),
         remedy="The outputs of layers vanish in the forward pass, which no loss scale brings back. " + LIFTED,
         explanation="no loss scale brings them back. " + LIFTED,
         change=WIDER,
     ),
     NO_SCALE: Cause(
-        lambda signs, _: not signs.scaling.scales,
+        lambda run_state, _: not run_state.scaling.scales,
         remedy=KEPT_BY_MORE + "scale the loss (loss_scale=dynamic).",
         explanation="scale the loss (loss_scale=dynamic).",
         change=DYNAMIC,
     ),
     FIXED_LOW: Cause(
-        lambda signs, _: not signs.scaling.moves,
+        lambda run_state, _: not run_state.scaling.moves,
         remedy=f"{KEPT_BY_MORE}{RAISE_START}.",
         explanation="raise the scale (loss_scale.initial_scale), or let it move (loss_scale=dynamic).",
     ),
     LOW: Cause(
-        lambda signs, _: not signs.skip_steps,
+        lambda run_state, _: not run_state.skip_steps,
         remedy=f"{KEPT_BY_MORE}{RAISE_START}.",
         explanation=f"nothing overflowed: {RAISE_START}.",
     ),
@@ -159,12 +159,12 @@ CAUSES = {
         explanation="something overflows at any useful scale: keep that layer in float32.",
     ),
     ZERO_UNKNOWN: Cause(
-        lambda signs, _: signs.scaling.is_needed and not signs.sample_is_new,
+        lambda run_state, _: run_state.scaling.is_needed and not run_state.sample_is_new,
         remedy="Whether float16 flushed them was not looked at. A higher loss scale (loss_scale.initial_scale) or "
         f"{OTHER_POLICY} keeps such gradients; else units are dead, or the loss does not depend on the weights.",
     ),
     DEAD_GRADIENTS: Cause(
-        lambda signs, _: not (signs.sample_is_new and (signs.flushed_share or 0) > 0),
+        lambda run_state, _: not (run_state.sample_is_new and (run_state.flushed_share or 0) > 0),
         remedy="No loss scale brings them back: look for a loss that does not depend on the weights, for units that "
         "are dead (a lower learning rate), or for targets that are met already.",
     ),
@@ -184,10 +184,10 @@ OVERFLOW_CAUSES = (FORWARD, NAN, IN_DOUBT, FIXED, BEYOND, UNSETTLED, TOO_HIGH)
 UNDERFLOW_CAUSES = (VANISHING, NO_SCALE, FIXED_LOW, LOW, NO_ROOM)
 
 
-def find_cause(signs: Signs, skips: int, names: Sequence[str]) -> str:
+def find_cause(run_state: RunState, skips: int, names: Sequence[str]) -> str:
     """The first of these causes that fits, the last where none does, of the latest `skips` skipped steps."""
-    return next((name for name in names if CAUSES[name].fits(signs, skips)), names[-1])
+    return next((name for name in names if CAUSES[name].fits(run_state, skips)), names[-1])
 
 
-def explain_cause(signs: Signs, skips: int, names: Sequence[str]) -> str:
-    return CAUSES[find_cause(signs, skips, names)].explain(signs)
+def explain_cause(run_state: RunState, skips: int, names: Sequence[str]) -> str:
+    return CAUSES[find_cause(run_state, skips, names)].explain(run_state)

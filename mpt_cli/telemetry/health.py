@@ -1,4 +1,4 @@
-"""Whether a run trains: the rules that end it or name what goes wrong, by what `signs` tells.
+"""Whether a run trains: the rules that end it or name what goes wrong, by what `run_state` tells.
 
 A new rule is one row of `RULES`, and its key in `settings/schema.py` or `settings/variants.py`. Advice on each cause
 stands in `causes`.
@@ -50,7 +50,7 @@ from mpt_cli.telemetry.records import (
     StreakCounts,
     UnmovedWeights,
 )
-from mpt_cli.telemetry.signs import LONGEST_SETTLING_SKIPS, THIRD_TIME, Signs
+from mpt_cli.telemetry.run_state import LONGEST_SETTLING_SKIPS, THIRD_TIME, RunState
 
 
 def _as_sentence(text: str) -> str:
@@ -83,46 +83,46 @@ WELL_LEARNT = 0.25  # of the first loss: layers without a gradient do no harm to
 FLOOR_STREAK = 3  # one overflow at the floor may be a bad batch
 
 
-def _ends_untrained(signs: Signs) -> str | None:
-    if signs.applied_steps > 0:
+def _ends_untrained(run_state: RunState) -> str | None:
+    if run_state.applied_steps > 0:
         return None
-    if signs.steps_seen == 0:
+    if run_state.steps_seen == 0:
         return "The run ended before its first step."
-    words = f"None of {format_count(signs.steps_seen)} steps was applied, so the weights are those of the start: "
-    cause = find_cause(signs, signs.skipped_steps, OVERFLOW_CAUSES)
-    advice = CAUSES[cause].explain(signs)
+    words = f"None of {format_count(run_state.steps_seen)} steps was applied, so the weights are those of the start: "
+    cause = find_cause(run_state, run_state.skipped_steps, OVERFLOW_CAUSES)
+    advice = CAUSES[cause].explain(run_state)
     if cause == FORWARD:
         return words + advice
-    where = "" if cause == FIXED else _format_at_scale(signs)
+    where = "" if cause == FIXED else _format_at_scale(run_state)
     return f"{words}every gradient overflowed{where}. {_as_sentence(advice)}"
 
 
-def _ends_without_loss(signs: Signs) -> str | None:
-    if signs.loss is None or math.isfinite(signs.loss):
+def _ends_without_loss(run_state: RunState) -> str | None:
+    if run_state.loss is None or math.isfinite(run_state.loss):
         return None
-    return f"The loss ended as {signs.loss}: {CAUSES[FORWARD].explain(signs)}"
+    return f"The loss ended as {run_state.loss}: {CAUSES[FORWARD].explain(run_state)}"
 
 
-def _ends_at_floor(signs: Signs) -> str | None:
-    streak = signs.final_streak
-    if streak < FLOOR_STREAK or not signs.is_near_floor(1):
+def _ends_at_floor(run_state: RunState) -> str | None:
+    streak = run_state.final_streak
+    if streak < FLOOR_STREAK or not run_state.is_near_floor(1):
         return None
-    words = f"The scale fell to its floor, {format_scale(signs.scale)}, and steps still overflowed: "
-    return words + explain_cause(signs, streak, (FORWARD, NAN, BEYOND))
+    words = f"The scale fell to its floor, {format_scale(run_state.scale)}, and steps still overflowed: "
+    return words + explain_cause(run_state, streak, (FORWARD, NAN, BEYOND))
 
 
-def _ends_in_skips(signs: Signs) -> str | None:
+def _ends_in_skips(run_state: RunState) -> str | None:
     """Even far from the floor: a scale that could have been halved so often without effect is not the cause."""
-    streak = signs.final_streak
+    streak = run_state.final_streak
     if streak < LONGEST_SETTLING_SKIPS:
         return None
-    words = f"The last {format_count(streak)} steps were all skipped{_format_at_scale(signs)}: "
-    return words + explain_cause(signs, streak, (FORWARD, NAN, FIXED, BEYOND))
+    words = f"The last {format_count(streak)} steps were all skipped{_format_at_scale(run_state)}: "
+    return words + explain_cause(run_state, streak, (FORWARD, NAN, FIXED, BEYOND))
 
 
-def _ends_overflowing(signs: Signs) -> str | None:
-    late_steps, late_skips = signs.late_skips
-    growth_steps = signs.scaling.growth_steps
+def _ends_overflowing(run_state: RunState) -> str | None:
+    late_steps, late_skips = run_state.late_skips
+    growth_steps = run_state.scaling.growth_steps
     probing = PROBE_MARGIN / growth_steps if growth_steps else 0.0
     if late_skips < CHRONIC_SKIPS or late_skips <= late_steps * max(CHRONIC_SHARE, probing):
         return None
@@ -130,45 +130,42 @@ def _ends_overflowing(signs: Signs) -> str | None:
         f"{format_count(late_skips)} of the last {format_count(late_steps)} steps were skipped "
         f"({format_share(late_skips, late_steps)}), long after the scale should have settled. "
     )
-    cause = find_cause(signs, late_skips, (FORWARD, NAN, FIXED, TOO_HIGH))
-    advice = CAUSES[cause].explain(signs)
+    cause = find_cause(run_state, late_skips, (FORWARD, NAN, FIXED, TOO_HIGH))
+    advice = CAUSES[cause].explain(run_state)
     return words + (f"In most of them {advice}" if cause in (FORWARD, NAN) else _as_sentence(advice))
 
 
-def _ends_with_bad_values(signs: Signs) -> str | None:
+def _ends_with_bad_values(run_state: RunState) -> str | None:
     """However few: what no scale causes comes again, and a smaller scale only costs gradients."""
-    found = next(
-        (pair for pair in ((FORWARD, signs.forward_steps), (NAN, signs.uncured_steps)) if len(pair[1]) >= THIRD_TIME),
-        None,
-    )
-    if found is None:
-        return None
-    cause, steps = found
-    words = f"{format_count(len(steps))} of {format_count(signs.steps_seen)} steps, the last {format_count(steps[-1])},"
-    return f"{words} were skipped though the scale was not to blame: {CAUSES[cause].explain(signs)}"
+    for cause, steps in ((FORWARD, run_state.forward_steps), (NAN, run_state.uncured_steps)):
+        if len(steps) >= THIRD_TIME:
+            count, seen, last = (format_count(step) for step in (len(steps), run_state.steps_seen, steps[-1]))
+            words = f"{count} of {seen} steps, the last {last}, were skipped though the scale was not to blame"
+            return f"{words}: {CAUSES[cause].explain(run_state)}"
+    return None
 
 
-def _ends_with_spoiled_metrics(signs: Signs) -> str | None:
-    if not signs.spoiled_metrics:
+def _ends_with_spoiled_metrics(run_state: RunState) -> str | None:
+    if not run_state.spoiled_metrics:
         return None
-    names, loss = ", ".join(signs.spoiled_metrics), signs.loss
+    names, loss = ", ".join(run_state.spoiled_metrics), run_state.loss
     beside = "" if loss is None else f", though the loss in training is {format_number(loss)}"
     where = (
         "of the validation data, or the model overflows on it"
-        if "val_loss" in signs.spoiled_metrics
+        if "val_loss" in run_state.spoiled_metrics
         else "it is given, or it adds up more than its dtype holds (keras.config.floatx)"
     )
     return f"{names} ended as inf or nan{beside}. Look at the values {where}."
 
 
-def _ends_vanished(signs: Signs) -> str | None:
-    layers = signs.layers_that(VANISHED)
+def _ends_vanished(run_state: RunState) -> str | None:
+    layers = run_state.layers_that(VANISHED)
     if not layers:
         return None
-    words = f"The outputs of {_name_layers(layers)} were flushed to zero in float16{_format_sampled(signs)}"
-    if flushed := signs.flushed_share:
+    words = f"The outputs of {_name_layers(layers)} were flushed to zero in float16{_format_sampled(run_state)}"
+    if flushed := run_state.flushed_share:
         words += f", and {format_fraction(flushed)} of the gradient elements were zero that are not in float32"
-    return f"{words}: {CAUSES[VANISHING].explain(signs)}"
+    return f"{words}: {CAUSES[VANISHING].explain(run_state)}"
 
 
 def describe_digits(noise: float, layers: Sequence[str], noise_left: float, at: str = "") -> str:
@@ -194,35 +191,39 @@ def describe_digits(noise: float, layers: Sequence[str], noise_left: float, at: 
     )
 
 
-def _ends_without_digits(signs: Signs) -> str | None:
-    layers = signs.layers_that(DIGITS)
-    if not layers or signs.output_noise is None:
+def _ends_without_digits(run_state: RunState) -> str | None:
+    layers = run_state.layers_that(DIGITS)
+    if not layers or run_state.output_noise is None:
         return None
-    return describe_digits(signs.output_noise, layers, signs.output_noise_left or 0.0, _format_sampled(signs))
+    return describe_digits(
+        run_state.output_noise, layers, run_state.output_noise_left or 0.0, _format_sampled(run_state)
+    )
 
 
-def _ends_flushed(signs: Signs) -> str | None:
-    flushed, layers = signs.flushed_share, signs.layers_that(FLUSHED)
-    if signs.is_learnt or not signs.scaling.is_needed:  # what becomes 0 in bfloat16 has lost its digits
+def _ends_flushed(run_state: RunState) -> str | None:
+    flushed, layers = run_state.flushed_share, run_state.layers_that(FLUSHED)
+    if run_state.is_learnt or not run_state.scaling.is_needed:  # what becomes 0 in bfloat16 has lost its digits
         return None
     if not layers and (flushed is None or flushed <= FLUSHED_SHARE):
         return None
-    words = f"{format_fraction(flushed or 0.0)} of the gradient elements were flushed to zero{_format_at_scale(signs)}"
+    words = (
+        f"{format_fraction(flushed or 0.0)} of the gradient elements were flushed to zero{_format_at_scale(run_state)}"
+    )
     if layers:
         words += f", next to all of those of {_name_layers(layers)}"
-    return f"{words}. {_as_sentence(explain_cause(signs, 0, UNDERFLOW_CAUSES))}"
+    return f"{words}. {_as_sentence(explain_cause(run_state, 0, UNDERFLOW_CAUSES))}"
 
 
-def _ends_dead(signs: Signs) -> str | None:
-    return None if signs.loss_fell_to(WELL_LEARNT) else _describe_dead(signs)
+def _ends_dead(run_state: RunState) -> str | None:
+    return None if run_state.loss_fell_to(WELL_LEARNT) else _describe_dead(run_state)
 
 
-def _describe_dead(signs: Signs) -> str | None:
-    layers = signs.layers_that(DEAD)
+def _describe_dead(run_state: RunState) -> str | None:
+    layers = run_state.layers_that(DEAD)
     if not layers:
         return None
     return (
-        f"No gradient reached the weights of {_name_layers(layers)}{_format_sampled(signs)}, in float32 neither: "
+        f"No gradient reached the weights of {_name_layers(layers)}{_format_sampled(run_state)}, in float32 neither: "
         "units that are dead (a lower learning rate, another activation), a loss weight of 0, or a path "
         "to the loss that is cut."
     )
@@ -243,18 +244,19 @@ def describe_unmoved(found: UnmovedWeights) -> str:
     )
 
 
-def _ends_as_it_began(signs: Signs) -> str | None:
-    if signs.unmoved is None or 0 < signs.applied_steps <= signs.streaks.zero_steps:  # of gradients that were all zero
+def _ends_as_it_began(run_state: RunState) -> str | None:
+    only_zero_gradients = 0 < run_state.applied_steps <= run_state.streaks.zero_steps
+    if run_state.unmoved is None or only_zero_gradients:
         return None
-    return describe_unmoved(signs.unmoved)
+    return describe_unmoved(run_state.unmoved)
 
 
-def _ends_unmoved(signs: Signs) -> str | None:
-    layers = signs.layers_that(UNMOVED)
+def _ends_unmoved(run_state: RunState) -> str | None:
+    layers = run_state.layers_that(UNMOVED)
     if not layers:
         return None
     return (
-        f"Next to none of the updates of {_name_layers(layers)} changed a weight{_format_sampled(signs)}: what is "
+        f"Next to none of the updates of {_name_layers(layers)} changed a weight{_format_sampled(run_state)}: what is "
         "less than half a unit in the last place of a weight in half precision is rounded away. The "
         "policies mixed_bfloat16 and mixed_float16 keep weights in float32."
     )
@@ -270,29 +272,30 @@ def _name_layers(layers: Sequence[str]) -> str:
     return f"{len(layers)} layers ({', '.join(layers[:3])}{', …' if len(layers) > 3 else ''})"
 
 
-def _format_sampled(signs: Signs) -> str:
-    return f" at step {format_count(signs.sample_step)}"
+def _format_sampled(run_state: RunState) -> str:
+    return f" at step {format_count(run_state.sample_step)}"
 
 
-def _ends_unchecked(signs: Signs) -> str | None:
-    if not signs.unchecked:
+def _ends_unchecked(run_state: RunState) -> str | None:
+    if not run_state.unchecked:
         return None
-    return f"{_ends_well(signs)} What half precision did to the numbers was not looked at: {signs.unchecked}"
+    return f"{_ends_well(run_state)} What half precision did to the numbers was not looked at: {run_state.unchecked}"
 
 
-def _ends_warmed_up(signs: Signs) -> str | None:
-    if not signs.skip_steps or signs.search_skips < signs.skipped_steps:
+def _ends_warmed_up(run_state: RunState) -> str | None:
+    if not run_state.skip_steps or run_state.search_skips < run_state.skipped_steps:
         return None
-    words = f"{_format_skipped(signs)} while the scale settled{_format_at_scale(signs)}, the last at step "
-    return f"{words}{signs.skip_steps[-1]}; this is normal and nothing needs to be done.{_advise_first_scale(signs)}"
+    words = f"{_format_skipped(run_state)} while the scale settled{_format_at_scale(run_state)}, the last at step "
+    advice = _advise_first_scale(run_state)
+    return f"{words}{run_state.skip_steps[-1]}; this is normal and nothing needs to be done.{advice}"
 
 
-def _advise_first_scale(signs: Signs) -> str:
+def _advise_first_scale(run_state: RunState) -> str:
     """The first scale that would have needed no search, in a sentence; empty where there was none."""
-    if signs.found_scale is None:
+    if run_state.found_scale is None:
         return ""
-    found, first = (format_scale(scale) for scale in (signs.found_scale, signs.scaling.initial_scale))
-    count = signs.search_skips
+    found, first = (format_scale(scale) for scale in (run_state.found_scale, run_state.scaling.initial_scale))
+    count = run_state.search_skips
     which = "the first skip" if count == 1 else f"the first {format_count(count)} skips"
     return (
         f" The initial loss scale, {first}, was too high: {found} (loss_scale.initial_scale) would have avoided "
@@ -300,59 +303,59 @@ def _advise_first_scale(signs: Signs) -> str:
     )
 
 
-def _ends_well(signs: Signs) -> str:
-    if signs.skip_steps:
-        return _describe_skips(signs)
-    words = f"All {format_count(signs.steps_seen)} steps were applied"
-    if signs.bad_steps:
-        words += f", {format_count(signs.bad_steps)} of them with gradients that were not finite"
-    if signs.scaling.scales:
-        return f"{words}{_format_at_scale(signs)}."
-    return f"{words}; {_explain_no_scale(signs)}"
+def _ends_well(run_state: RunState) -> str:
+    if run_state.skip_steps:
+        return _describe_skips(run_state)
+    words = f"All {format_count(run_state.steps_seen)} steps were applied"
+    if run_state.bad_steps:
+        words += f", {format_count(run_state.bad_steps)} of them with gradients that were not finite"
+    if run_state.scaling.scales:
+        return f"{words}{_format_at_scale(run_state)}."
+    return f"{words}; {_explain_no_scale(run_state)}"
 
 
-def _describe_skips(signs: Signs) -> str:
+def _describe_skips(run_state: RunState) -> str:
     """Each group of them by what it is due to: the search for the scale at the start, its growths, and all else."""
-    searched = signs.search_skips
+    searched = run_state.search_skips
     if not searched:
-        return f"{_format_skipped(signs)}, few enough to do no harm."
-    bad = {*signs.forward_steps}
-    later = sum(step > signs.skip_steps[searched - 1] and step not in bad for step in signs.unprovoked_steps)
+        return f"{_format_skipped(run_state)}, few enough to do no harm."
+    bad = {*run_state.forward_steps}
+    later = sum(step > run_state.skip_steps[searched - 1] and step not in bad for step in run_state.unprovoked_steps)
     groups = {
         "while the scale settled": searched,
-        "after it had grown": signs.skipped_steps - searched - later - len(bad),
+        "after it had grown": run_state.skipped_steps - searched - later - len(bad),
         "with a loss that was not finite before any scaling": len(bad),
         "later": later,
     }
     told = ", ".join(f"{format_count(count)} {when}" for when, count in groups.items() if count)
-    return f"{_format_skipped(signs)}: {told}, few enough to do no harm.{_advise_first_scale(signs)}"
+    return f"{_format_skipped(run_state)}: {told}, few enough to do no harm.{_advise_first_scale(run_state)}"
 
 
-def _remark_bad_values(signs: Signs) -> str | None:
-    if not signs.forward_steps:
+def _remark_bad_values(run_state: RunState) -> str | None:
+    if not run_state.forward_steps:
         return None
-    steps = f"step{'s' if len(signs.forward_steps) > 1 else ''} {', '.join(map(str, signs.forward_steps))}"
+    steps = f"step{'s' if len(run_state.forward_steps) > 1 else ''} {', '.join(map(str, run_state.forward_steps))}"
     return (
         f"The loss of {steps} was not finite before any scaling, which no loss scale prevents: look at the "
         "examples of that batch, or keep the layer that events.jsonl names in float32."
     )
 
 
-def _remark_flushed(signs: Signs) -> str | None:
-    if not signs.is_learnt or (signs.flushed_share or 0.0) <= FLUSHED_SHARE:
+def _remark_flushed(run_state: RunState) -> str | None:
+    if not run_state.is_learnt or (run_state.flushed_share or 0.0) <= FLUSHED_SHARE:
         return None
     return (
-        f"{format_fraction(signs.flushed_share or 0.0)} of the gradient elements were flushed to zero"
-        f"{_format_sampled(signs)}, when the loss had fallen to {format_number(signs.loss or 0.0)} and next to "
+        f"{format_fraction(run_state.flushed_share or 0.0)} of the gradient elements were flushed to zero"
+        f"{_format_sampled(run_state)}, when the loss had fallen to {format_number(run_state.loss or 0.0)} and next to "
         "nothing was left to learn."
     )
 
 
-def _remark_late_skips(signs: Signs) -> str | None:
+def _remark_late_skips(run_state: RunState) -> str | None:
     """Only of a scale that grows after so many steps, whose skips otherwise follow a growth."""
-    bad = {*signs.forward_steps}
-    late = [step for step in signs.unprovoked_steps if not signs.is_early(step) and step not in bad]
-    if not late or not signs.scaling.growth_steps:
+    bad = {*run_state.forward_steps}
+    late = [step for step in run_state.unprovoked_steps if not run_state.is_early(step) and step not in bad]
+    if not late or not run_state.scaling.growth_steps:
         return None
     named = ("… " if len(late) > 3 else "") + ", ".join(map(str, late[-3:]))
     which = f"Step {named} was" if len(late) == 1 else f"{format_count(len(late))} steps ({named}) were"
@@ -363,8 +366,8 @@ def _remark_late_skips(signs: Signs) -> str | None:
     )
 
 
-def _remark_rising_loss(signs: Signs) -> str | None:
-    trend = signs.val_loss
+def _remark_rising_loss(run_state: RunState) -> str | None:
+    trend = run_state.val_loss
     if not trend.is_rising:
         return None
     return (
@@ -377,8 +380,8 @@ def _remark_rising_loss(signs: Signs) -> str | None:
 INPUT_SHARE, INPUT_SECONDS = 0.3, 5.0  # of the time, and in all: below, a quicker input gains little
 
 
-def _remark_input(signs: Signs) -> str | None:
-    waited, whole = signs.input_seconds, signs.input_seconds + signs.step_seconds
+def _remark_input(run_state: RunState) -> str | None:
+    waited, whole = run_state.input_seconds, run_state.input_seconds + run_state.step_seconds
     if waited < INPUT_SECONDS or waited <= INPUT_SHARE * whole:
         return None
     return (
@@ -399,11 +402,11 @@ REMARKS = (
 )
 
 
-def _explain_no_scale(signs: Signs) -> str:
-    if signs.scaling.is_needed and signs.flushed_share is not None:
-        lost = f"{format_fraction(signs.flushed_share)} of the gradient elements were flushed to zero"
+def _explain_no_scale(run_state: RunState) -> str:
+    if run_state.scaling.is_needed and run_state.flushed_share is not None:
+        lost = f"{format_fraction(run_state.flushed_share)} of the gradient elements were flushed to zero"
         return f"the loss was not scaled although layers compute in float16, and {lost}: few enough to do no harm."
-    if not signs.scaling.is_needed:
+    if not run_state.scaling.is_needed:
         return "the loss was not scaled, because nothing needed it."
     return (
         "the loss was not scaled although layers compute in float16, where gradients below 2^-24 are lost. "
@@ -411,16 +414,17 @@ def _explain_no_scale(signs: Signs) -> str:
     )
 
 
-def _format_skipped(signs: Signs) -> str:
-    share = format_share(signs.skipped_steps, signs.steps_seen)
-    verb = "was" if signs.skipped_steps == 1 else "were"
-    return f"{format_count(signs.skipped_steps)} of {format_count(signs.steps_seen)} steps ({share}) {verb} skipped"
+def _format_skipped(run_state: RunState) -> str:
+    share = format_share(run_state.skipped_steps, run_state.steps_seen)
+    verb = "was" if run_state.skipped_steps == 1 else "were"
+    skipped, seen = format_count(run_state.skipped_steps), format_count(run_state.steps_seen)
+    return f"{skipped} of {seen} steps ({share}) {verb} skipped"
 
 
-def _format_at_scale(signs: Signs) -> str:
-    if not signs.scaling.scales:
+def _format_at_scale(run_state: RunState) -> str:
+    if not run_state.scaling.scales:
         return " without loss scaling"
-    return "" if signs.scale is None else f" at scale {format_scale(signs.scale)}"
+    return "" if run_state.scale is None else f" at scale {format_scale(run_state.scale)}"
 
 
 @dataclass(frozen=True)
@@ -452,36 +456,36 @@ class HealthRule:
     """
 
     verdict: str = STOPPED
-    ending: Callable[[Signs], str | None] = lambda signs: None
+    ending: Callable[[RunState], str | None] = lambda run_state: None
     key: str = ""
     counts: str = ""
-    value: Callable[[Signs], float] | None = None  # default: the highest count of the last call
+    value: Callable[[RunState], float] | None = None  # default: the highest count of the last call
     must_exceed: bool = False  # whether to reach the limit is still well
-    applies: Callable[[Signs], bool] = lambda signs: True
-    first_steps: Callable[[Signs], int] = lambda signs: 0  # of a run, in which nothing is asked
-    count_in_call: Callable[[Signs, float], int] = lambda signs, limit: int(limit)  # that ends a call
+    applies: Callable[[RunState], bool] = lambda run_state: True
+    first_steps: Callable[[RunState], int] = lambda run_state: 0  # of a run, in which nothing is asked
+    count_in_call: Callable[[RunState, float], int] = lambda run_state, limit: int(limit)  # that ends a call
     at_epoch_end: bool = False
-    skips: Callable[[Signs], int] | None = None  # how many of the latest are in question; default: the value
-    evidence: Callable[[Signs], str] = lambda signs: ""
+    skips: Callable[[RunState], int] | None = None  # how many of the latest are in question; default: the value
+    evidence: Callable[[RunState], str] = lambda run_state: ""
     causes: tuple[str, ...] = OVERFLOW_CAUSES
     needs_sample: bool = False
 
-    def value_of(self, signs: Signs) -> float:
-        return self.value(signs) if self.value is not None else float(getattr(signs.peaks, self.counts))
+    def value_of(self, run_state: RunState) -> float:
+        return self.value(run_state) if self.value is not None else float(getattr(run_state.peaks, self.counts))
 
-    def check(self, signs: Signs, limit: float) -> Stop | None:
+    def check(self, run_state: RunState, limit: float) -> Stop | None:
         """The stop where the run is beyond the limit."""
-        value = self.value_of(signs)
+        value = self.value_of(run_state)
         if value < limit or (self.must_exceed and value == limit):
             return None
-        skips = self.skips(signs) if self.skips is not None else int(value)
-        cause = CAUSES[find_cause(signs, skips, self.causes)]
-        return Stop(self.key, self.evidence(signs), cause.advise(signs), cause.change, self.needs_sample)
+        skips = self.skips(run_state) if self.skips is not None else int(value)
+        cause = CAUSES[find_cause(run_state, skips, self.causes)]
+        return Stop(self.key, self.evidence(run_state), cause.advise(run_state), cause.change, self.needs_sample)
 
 
-def _skips_to_rate(signs: Signs, rate: float) -> int:
+def _skips_to_rate(run_state: RunState, rate: float) -> int:
     """The rate can't exceed its limit before so many more steps were skipped as now are missing."""
-    return max(1, int(rate * signs.window_steps) - signs.window_skips)
+    return max(1, int(rate * run_state.window_steps) - run_state.window_skips)
 
 
 # The order is that of the verdict, from worst to best, and of two rules that the same step breaks.
@@ -490,11 +494,13 @@ RULES = (
         NEVER_TRAINED,
         _ends_untrained,
         "loss_scale.stop_on_idle_epoch",
-        value=lambda signs: signs.epoch_is_whole and signs.applied_in_epoch == 0 and not signs.is_settling,
+        value=lambda run_state: (
+            run_state.epoch_is_whole and run_state.applied_in_epoch == 0 and not run_state.is_settling
+        ),
         at_epoch_end=True,
-        skips=lambda signs: signs.streaks.skips,
-        evidence=lambda signs: (
-            "an epoch ended in which every step was skipped, the last at loss scale " + format_scale(signs.scale)
+        skips=lambda run_state: run_state.streaks.skips,
+        evidence=lambda run_state: (
+            "an epoch ended in which every step was skipped, the last at loss scale " + format_scale(run_state.scale)
         ),
     ),
     HealthRule(
@@ -502,31 +508,33 @@ RULES = (
         _ends_without_loss,
         "trainer.max_nonfinite_losses",
         "non_finite_losses",
-        evidence=lambda signs: f"the loss was not finite in {signs.peaks.non_finite_losses} applied steps in a row",
+        evidence=lambda run_state: (
+            f"the loss was not finite in {run_state.peaks.non_finite_losses} applied steps in a row"
+        ),
         causes=(SPOILED_LOSS,),
     ),
     HealthRule(
         key="trainer.stop_on_nonfinite_weights",
-        value=lambda signs: not signs.weights_are_finite,
+        value=lambda run_state: not run_state.weights_are_finite,
         at_epoch_end=True,
-        evidence=lambda signs: "the weights hold inf or nan",
+        evidence=lambda run_state: "the weights hold inf or nan",
         causes=(SPOILED_WEIGHTS,),
     ),
     HealthRule(
         key="loss_scale.on_overflow=abort",
         counts="skips",
-        skips=lambda signs: 1,
-        evidence=lambda signs: f"gradients were not finite at loss scale {format_scale(signs.scale)}",
+        skips=lambda run_state: 1,
+        evidence=lambda run_state: f"gradients were not finite at loss scale {format_scale(run_state.scale)}",
     ),
     HealthRule(
         COLLAPSED,
         _ends_at_floor,
         "loss_scale.max_skips_at_floor",
         "floor_skips",
-        applies=lambda signs: signs.scaling.floor is not None,
-        evidence=lambda signs: (
-            f"{signs.peaks.floor_skips} steps were skipped though the loss scale is at its floor, "
-            + format_scale(signs.scaling.floor)
+        applies=lambda run_state: run_state.scaling.floor is not None,
+        evidence=lambda run_state: (
+            f"{run_state.peaks.floor_skips} steps were skipped though the loss scale is at its floor, "
+            + format_scale(run_state.scaling.floor)
         ),
     ),
     HealthRule(
@@ -534,8 +542,8 @@ RULES = (
         _ends_in_skips,
         "loss_scale.max_consecutive_skips",
         "skips",
-        evidence=lambda signs: (
-            f"{signs.peaks.skips} steps in a row were skipped, the loss scale is " + format_scale(signs.scale)
+        evidence=lambda run_state: (
+            f"{run_state.peaks.skips} steps in a row were skipped, the loss scale is " + format_scale(run_state.scale)
         ),
     ),
     HealthRule(
@@ -543,12 +551,14 @@ RULES = (
         _ends_overflowing,
         "loss_scale.max_skip_rate",
         "skips_in_call",
-        value=lambda signs: signs.peak_skip_rate,
+        value=lambda run_state: run_state.peak_skip_rate,
         must_exceed=True,
-        first_steps=lambda signs: 2 * signs.window_steps - signs.steps_seen,  # two windows
+        first_steps=lambda run_state: 2 * run_state.window_steps - run_state.steps_seen,  # two windows
         count_in_call=_skips_to_rate,
-        skips=lambda signs: int(signs.peak_skip_rate * signs.window_steps),
-        evidence=lambda signs: f"{signs.peak_skip_rate:.0%} of {signs.window_steps} steps in a row were skipped",
+        skips=lambda run_state: int(run_state.peak_skip_rate * run_state.window_steps),
+        evidence=lambda run_state: (
+            f"{run_state.peak_skip_rate:.0%} of {run_state.window_steps} steps in a row were skipped"
+        ),
     ),
     HealthRule(NEVER_TRAINED, _ends_as_it_began),
     HealthRule(BAD_VALUES, _ends_with_bad_values),
@@ -559,8 +569,10 @@ RULES = (
         _ends_flushed,
         "trainer.max_zero_gradients",
         "zero_steps",
-        applies=lambda signs: not signs.is_learnt,
-        evidence=lambda signs: f"every gradient was exactly 0 in {signs.peaks.zero_steps} applied steps in a row",
+        applies=lambda run_state: not run_state.is_learnt,
+        evidence=lambda run_state: (
+            f"every gradient was exactly 0 in {run_state.peaks.zero_steps} applied steps in a row"
+        ),
         causes=(ZERO_UNKNOWN, DEAD_GRADIENTS, *UNDERFLOW_CAUSES),
         needs_sample=True,
     ),
@@ -573,15 +585,15 @@ RULES = (
 )
 
 
-def judge(signs: Signs) -> tuple[str, str]:
+def judge(run_state: RunState) -> tuple[str, str]:
     """Verdict and explanation; the first rule that fits, from worst to best.
 
-    >>> judge(Signs(Scaling(), steps_seen=100, applied_steps=100, loss=0.2))
+    >>> judge(RunState(Scaling(), steps_seen=100, applied_steps=100, loss=0.2))
     ('healthy', 'All 100 steps were applied; the loss was not scaled, because nothing needed it.')
     """
-    found = ((rule.verdict, rule.ending(signs)) for rule in RULES)
+    found = ((rule.verdict, rule.ending(run_state)) for rule in RULES)
     verdict, words = next((verdict, words) for verdict, words in found if words is not None)
-    remarks = [remark(signs) for remark in REMARKS] if verdict in GOOD_VERDICTS else []
+    remarks = [remark(run_state) for remark in REMARKS] if verdict in GOOD_VERDICTS else []
     return verdict, " ".join([words, *(remark for remark in remarks if remark)])
 
 
@@ -603,37 +615,39 @@ class HealthRules:
     trainer: TrainerSettings
     scaling: Scaling
 
-    def check(self, signs: Signs, at_epoch_end: bool = False) -> Stop | None:
+    def check(self, run_state: RunState, at_epoch_end: bool = False) -> Stop | None:
         """The first rule that a step of the last call broke, or None. At the end of an epoch: did it train at all, and
         what of the weights? A nan in them can hide behind a relu and leave the loss finite."""
-        asked = ((rule, limit) for rule, limit in self._active(signs) if rule.at_epoch_end == at_epoch_end)
-        return next((stop for rule, limit in asked if (stop := rule.check(signs, limit)) is not None), None)
+        asked = ((rule, limit) for rule, limit in self._active(run_state) if rule.at_epoch_end == at_epoch_end)
+        return next((stop for rule, limit in asked if (stop := rule.check(run_state, limit)) is not None), None)
 
-    def stop_limits(self, signs: Signs) -> StopLimits:
+    def stop_limits(self, run_state: RunState) -> StopLimits:
         """What ends the next call at the very step that breaks a rule."""
-        limits = {count: self._count_in_call(count, signs) for count in StreakCounts._fields}
-        return StopLimits(signs.streaks, StreakCounts(**{count: limit or NEVER for count, limit in limits.items()}))
+        limits = {count: self._count_in_call(count, run_state) for count in StreakCounts._fields}
+        return StopLimits(run_state.streaks, StreakCounts(**{count: limit or NEVER for count, limit in limits.items()}))
 
-    def steps_to_first_check(self, signs: Signs) -> int | None:
+    def steps_to_first_check(self, run_state: RunState) -> int | None:
         """Steps until a rule counts for the first time, None where all do already or never will: a call ends there."""
-        return min((left for rule, _ in self._active(signs) if (left := rule.first_steps(signs)) > 0), default=None)
+        return min(
+            (left for rule, _ in self._active(run_state) if (left := rule.first_steps(run_state)) > 0), default=None
+        )
 
-    def next_check(self, signs: Signs) -> NextCheck:
+    def next_check(self, run_state: RunState) -> NextCheck:
         """When a rule of steps is to be asked again, so that none is broken before."""
-        limits, begins = self.stop_limits(signs), self.steps_to_first_check(signs) or NEVER
+        limits, begins = self.stop_limits(run_state), self.steps_to_first_check(run_state) or NEVER
         left = StreakCounts(*(limit - streak for limit, streak in zip(limits.reachable(), limits.streaks, strict=True)))
         named = limits.limits._asdict()
         clean_steps = min(limit for count, limit in named.items() if count != "zero_steps")
         return NextCheck(min([*left, begins]), clean_steps, min(left.zero_steps, begins))
 
-    def _count_in_call(self, count: str, signs: Signs) -> int | None:
-        active = [(rule, limit) for rule, limit in self._active(signs) if rule.counts == count]
-        limits = [rule.count_in_call(signs, limit) for rule, limit in active if rule.first_steps(signs) <= 0]
+    def _count_in_call(self, count: str, run_state: RunState) -> int | None:
+        active = [(rule, limit) for rule, limit in self._active(run_state) if rule.counts == count]
+        limits = [rule.count_in_call(run_state, limit) for rule, limit in active if rule.first_steps(run_state) <= 0]
         return min(limits, default=None)
 
-    def _active(self, signs: Signs) -> list[tuple[HealthRule, float]]:
+    def _active(self, run_state: RunState) -> list[tuple[HealthRule, float]]:
         """The rules that are turned on, with their limits; 1 for one that is only on or off."""
-        limits = ((rule, self._limit(rule.key)) for rule in RULES if rule.key and rule.applies(signs))
+        limits = ((rule, self._limit(rule.key)) for rule in RULES if rule.key and rule.applies(run_state))
         return [(rule, limit) for rule, limit in limits if limit is not None]
 
     def _limit(self, key: str) -> float | None:

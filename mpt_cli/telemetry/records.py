@@ -384,13 +384,15 @@ def as_number(value: Any) -> float | None:
         return None
 
 
-def misfit(record: type | Mapping[str, Any], tree: Mapping[str, Any], required: Sequence[str] = ()) -> str | None:
+def field_problem(
+    record: type | Mapping[str, Any], tree: Mapping[str, Any], required: Sequence[str] = ()
+) -> str | None:
     """Which field has not the type that `record`, a dataclass or types by name, says, or is missing of the `required`;
     None where all is well. A field that the record does not know is one of a later version.
 
-    >>> misfit({"step": int, "loss": float | None}, {"step": 3, "loss": "NaN", "new": []}, ["step"]) is None
+    >>> field_problem({"step": int, "loss": float | None}, {"step": 3, "loss": "NaN", "new": []}, ["step"]) is None
     True
-    >>> misfit({"step": int}, {"step": "three"})
+    >>> field_problem({"step": int}, {"step": "three"})
     "step must not be 'three'"
     """
     hints = record if isinstance(record, Mapping) else _hints_of(record)
@@ -457,9 +459,8 @@ def _sample_from(line: Mapping[str, Any]) -> GradientSample | None:
     found = {name: line.get(f"gradient_{name}") for name in GRADIENT_FIELDS}
     if found["norm"] is None:
         return None
-    return GradientSample(
-        line["step"], **{name: None if value is None else float(value) for name, value in found.items()}
-    )  # type: ignore[arg-type]
+    numbers: dict[str, Any] = {name: None if value is None else float(value) for name, value in found.items()}
+    return GradientSample(line["step"], **numbers)
 
 
 def record_from(record: type[R], tree: Mapping[str, Any]) -> R:

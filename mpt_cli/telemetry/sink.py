@@ -19,7 +19,7 @@ from mpt_cli.settings.limits import open_regular
 from mpt_cli.signals import unheard
 from mpt_cli.telemetry.format import describe_spike
 from mpt_cli.telemetry.records import Event, LayerSample, RunHeader, Snapshot, Spike, Summary
-from mpt_cli.telemetry.signs import EventTally
+from mpt_cli.telemetry.run_state import EventTally
 
 
 class Sink:

@@ -24,8 +24,8 @@ from mpt_cli.errors import DataError
 from mpt_cli.settings.limits import open_file, remove_file
 from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.telemetry.format import strict_json
-from mpt_cli.telemetry.ledger import Ledger
 from mpt_cli.telemetry.sink import rename_durably, write_durably
+from mpt_cli.telemetry.step_counters import StepCounters
 from mpt_cli.training.progress import Progress, Stopwatch
 
 SCHEMA_VERSION = 1
@@ -400,49 +400,49 @@ class Checkpointer:
         every = self.settings.checkpoint_every_steps
         return None if every is None else every - seen % every
 
-    def save_if_due(self, progress: Progress, ledger: Ledger) -> None:
+    def save_if_due(self, progress: Progress, counters: StepCounters) -> None:
         """Not within a streak of skips or zeros, where a run may go back: it needs a place before the trouble."""
-        in_trouble = ledger.streaks.skips > 0 or ledger.streaks.zero_steps > 0
-        if self._is_due(progress, ledger) and not (in_trouble and self.settings.max_rollbacks):
-            self.save(progress, ledger)
+        in_trouble = counters.streaks.skips > 0 or counters.streaks.zero_steps > 0
+        if self._is_due(progress, counters) and not (in_trouble and self.settings.max_rollbacks):
+            self.save(progress, counters)
 
-    def save(self, progress: Progress, ledger: Ledger) -> None:
+    def save(self, progress: Progress, counters: StepCounters) -> None:
         """Save now, unless this step is saved already or is spoiled: the last good checkpoint stays the latest."""
-        here = ledger.seen, progress.step_in_epoch
+        here = counters.seen, progress.step_in_epoch
         if self._saved_position == here:
             return
         started = time.monotonic()
-        if self._try(lambda: self.store.save(self._whole_checkpoint(progress, ledger))):
-            self.saved_step, self._saved_position = ledger.seen, here
+        if self._try(lambda: self.store.save(self._whole_checkpoint(progress, counters))):
+            self.saved_step, self._saved_position = counters.seen, here
         self._saved_at = time.monotonic()
         self._save_seconds = self._saved_at - started
 
-    def save_before_silence(self, progress: Progress, ledger: Ledger) -> None:
+    def save_before_silence(self, progress: Progress, counters: StepCounters) -> None:
         """Save before something long that can't be saved from, with which unsaved steps would be lost."""
-        if ledger.seen and ledger.is_sound and time.monotonic() - self._saved_at >= WORTH_SAVING_SECONDS:
-            self.save(progress, ledger)
+        if counters.seen and counters.is_sound and time.monotonic() - self._saved_at >= WORTH_SAVING_SECONDS:
+            self.save(progress, counters)
 
-    def keep_if_best(self, improved: set[str], progress: Progress, ledger: Ledger) -> None:
+    def keep_if_best(self, improved: set[str], progress: Progress, counters: StepCounters) -> None:
         """At the end of an epoch: keep its weights when the monitored metric is among the `improved` ones."""
         if self.origin.monitor in improved:
-            self._try(lambda: self.store.save_best(self._checkpoint(collect_weights(self.model), progress, ledger)))
+            self._try(lambda: self.store.save_best(self._checkpoint(collect_weights(self.model), progress, counters)))
 
-    def _whole_checkpoint(self, progress: Progress, ledger: Ledger) -> Checkpoint:
+    def _whole_checkpoint(self, progress: Progress, counters: StepCounters) -> Checkpoint:
         position, arrays = self.beside()
-        return self._checkpoint({**collect_state(self.model), **arrays}, progress, ledger, **position)
+        return self._checkpoint({**collect_state(self.model), **arrays}, progress, counters, **position)
 
-    def _checkpoint(self, arrays: Any, progress: Progress, ledger: Ledger, **beside: Any) -> Checkpoint:
+    def _checkpoint(self, arrays: Any, progress: Progress, counters: StepCounters, **beside: Any) -> Checkpoint:
         """DataError where the last applied step has spoiled the weights."""
-        if not ledger.is_sound:
+        if not counters.is_sound:
             raise DataError("the loss or a gradient of the last applied step was not finite")
         position = {
             "progress": asdict(progress),
-            "ledger": ledger.position(),
+            "ledger": counters.position(),
             **asdict(self.origin),
             "times": self.stopwatch.position(),
             **beside,
         }
-        return Checkpoint(ledger.seen, arrays, position)
+        return Checkpoint(counters.seen, arrays, position)
 
     def _try(self, save: Callable[[], None]) -> bool:
         """Whether it worked; the user hears when saving begins to fail and when it works again."""
@@ -462,10 +462,10 @@ class Checkpointer:
         self.failure = None
         return True
 
-    def _is_due(self, progress: Progress, ledger: Ledger) -> bool:
+    def _is_due(self, progress: Progress, counters: StepCounters) -> bool:
         steps, epochs = self.settings.checkpoint_every_steps, self.settings.checkpoint_every_epochs
         minutes, at_epoch_end = self.settings.checkpoint_every_minutes, progress.step_in_epoch == 0
-        by_steps = steps is not None and ledger.seen % steps == 0
+        by_steps = steps is not None and counters.seen % steps == 0
         by_epochs = epochs is not None and at_epoch_end and progress.epochs_completed % epochs == 0
         wait = None if minutes is None else max(60.0 * minutes, self._save_seconds / MOST_SAVING_SHARE)
         return by_steps or by_epochs or (wait is not None and time.monotonic() - self._saved_at >= wait)

@@ -12,7 +12,7 @@ from mpt_cli.errors import BAD_DATA, BUG, NUMERICAL, OK, DataError, MptError
 from mpt_cli.signals import SIGNAL_EXIT_CODES, ForcedEnd, signal_of
 from mpt_cli.telemetry.health import COLLAPSED, GOOD_VERDICTS, NEVER_TRAINED, STOPPED, Stop, judge
 from mpt_cli.telemetry.records import Summary
-from mpt_cli.telemetry.signs import Signs
+from mpt_cli.telemetry.run_state import RunState
 from mpt_cli.training.checkpoint import fingerprint_weights
 from mpt_cli.training.progress import Conclusion, Outcome
 
@@ -26,7 +26,7 @@ _STATUSES: dict[int, str] = {SIGINT: "interrupted", SIGTERM: "terminated"}
 
 def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:
     """The summary of a run that came to an end of its own, by a health rule or by a signal."""
-    verdict, explanation = judge(session.trainer.signs())
+    verdict, explanation = judge(session.trainer.run_state())
     rollbacks = len(session.trainer.telemetry.tally.rollbacks)
     rollback_text = f"{rollbacks} rollback{'' if rollbacks == 1 else 's'}"
     if outcome.stop is not None:
@@ -57,17 +57,19 @@ def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:
 def summarise_failure(session: "Session", run_dir: Path, error: BaseException) -> Summary:
     """The summary of a run that an exception ended; a KeyboardInterrupt is the second Ctrl-C."""
     explanation = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return _summary(session, run_dir, conclude_unfinished(status_of_error(error), session.trainer.signs(), explanation))
+    return _summary(
+        session, run_dir, conclude_unfinished(status_of_error(error), session.trainer.run_state(), explanation)
+    )
 
 
 def summarise_cut(session: "Session", run_dir: Path, end: ForcedEnd) -> Summary:
     """The summary of a run that was ended from outside of its loop, and goes on from the checkpoint before."""
     explanation = f"It was {end.reason}."
-    if (seen := session.trainer.ledger.seen) > 0:
+    if (seen := session.trainer.counters.seen) > 0:
         saved = session.trainer.checkpointer.saved_step
         lost = f", {seen - (saved or 0)} steps are lost" if seen != saved else ""
         explanation += f" {'Nothing was' if saved is None else f'Step {saved} is'} saved{lost}."
-    ending = conclude_unfinished((_STATUSES[end.number], end.exit_code), session.trainer.signs(), explanation)
+    ending = conclude_unfinished((_STATUSES[end.number], end.exit_code), session.trainer.run_state(), explanation)
     return _summary(session, run_dir, ending)
 
 
@@ -100,9 +102,9 @@ def status_of_error(error: BaseException | None) -> tuple[str, int]:
     return "failed", error.exit_code if isinstance(error, MptError) else BUG
 
 
-def conclude_unfinished(ending: tuple[str, int], signs: Signs, explanation: str) -> Conclusion:
+def conclude_unfinished(ending: tuple[str, int], run_state: RunState, explanation: str) -> Conclusion:
     """A run that failed is not called healthy, however good its numbers were until then."""
-    verdict, _ = judge(signs)
+    verdict, _ = judge(run_state)
     verdict = STOPPED if ending[0] == "failed" and verdict in GOOD_VERDICTS else verdict
     return Conclusion(*ending, verdict, explanation)
 
@@ -124,17 +126,17 @@ def build_postmortem(trainer: "Trainer", model: Any, stop: Stop) -> dict[str, An
     """Plain values for JSON: the rule, the trace of the scale, the latest events, the last batch, the layers."""
     from mpt_cli.precision import layers_of
 
-    ledger, events = trainer.ledger, list(trainer.telemetry.tally.latest)
+    counters, events = trainer.counters, list(trainer.telemetry.tally.latest)
     return {
         "rule": stop.key,
         "evidence": stop.evidence,
         "remedy": stop.remedy,
         "change": stop.change,
-        "step": ledger.seen,
+        "step": counters.seen,
         "epoch": trainer.progress.epoch,
         "checkpoint_step": trainer.checkpointer.saved_step,
-        "loss_scale": ledger.scale,
-        "gradients": None if ledger.sample is None else asdict(ledger.sample),
+        "loss_scale": counters.scale,
+        "gradients": None if counters.sample is None else asdict(counters.sample),
         "scale_trace": [[e.step, e.scale_after] for e in events if e.moves_scale],
         "latest_events": [asdict(event) for event in events],
         "last_batch": _describe_batch(trainer),

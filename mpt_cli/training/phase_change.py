@@ -20,7 +20,7 @@ def enter_phase(parts: Assembly, index: int, trainer: Trainer | None = None) -> 
         parts.phases.enter(index)
     parts.engine.rebuild()
     if trainer is not None:
-        trainer.ledger.name_variables(trained_paths(parts.model))
+        trainer.counters.name_variables(trained_paths(parts.model))
         for stopwatch in (trainer.stopwatch, trainer.validation_stopwatch):
             stopwatch.forget_programs()
 
@@ -48,12 +48,12 @@ def change_phase(parts: Assembly, trainer: Trainer) -> None:
 
 
 def _report_phase(parts: Assembly, trainer: Trainer, ended: str) -> None:
-    phases, number, scale = parts.phases, parts.phases.index + 1, trainer.ledger.scale
+    phases, number, scale = parts.phases, parts.phases.index + 1, trainer.counters.scale
     if ended:
         trainer.telemetry.message(f"phase {number - 1} ends early, in epoch {trainer.progress.epoch}: {ended}")
     line = phases.lines[phases.index]
     trainer.telemetry.events(
-        [Event(trainer.ledger.seen + 1, trainer.progress.epoch + 1, PHASE, scale, scale, phase=number, cause=line)]
+        [Event(trainer.counters.seen + 1, trainer.progress.epoch + 1, PHASE, scale, scale, phase=number, cause=line)]
     )
     trainer.telemetry.message(f"phase {number}/{len(phases.all)}: {line}")
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from mpt_cli.settings.references import canonical_name
 from mpt_cli.telemetry.health import Stop
-from mpt_cli.telemetry.signs import LossTrend
+from mpt_cli.telemetry.run_state import LossTrend
 
 MONITORED = ("val_accuracy", "val_loss", "accuracy", "loss")  # by default the first of these that a run has
 # Keras's metrics that are better the lower they are, and those of its losses of which the same holds as a metric: not

@@ -11,10 +11,10 @@ from mpt_cli.precision.finite import are_finite
 from mpt_cli.samples.gradient_samples import GradientSampler, Look
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.health import HealthRules, Stop, describe_unmoved
-from mpt_cli.telemetry.ledger import Ledger, StepRecords
 from mpt_cli.telemetry.records import Event, Summary
-from mpt_cli.telemetry.signs import Signs, observe
+from mpt_cli.telemetry.run_state import RunState, build_run_state
 from mpt_cli.telemetry.sink import Telemetry
+from mpt_cli.telemetry.step_counters import StepCounters, StepRecords
 from mpt_cli.training.progress import Conclusion, Progress, Stopwatch
 from mpt_cli.training.weight_watch import WeightWatch
 
@@ -24,18 +24,18 @@ class Record:
 
     telemetry: Telemetry
 
-    def __init__(self, ledger: Ledger, health: HealthRules, stopwatch: Stopwatch) -> None:
-        self.ledger, self.health, self.stopwatch, self.progress = ledger, health, stopwatch, Progress()
+    def __init__(self, counters: StepCounters, health: HealthRules, stopwatch: Stopwatch) -> None:
+        self.counters, self.health, self.stopwatch, self.progress = counters, health, stopwatch, Progress()
         self.weight_watch: WeightWatch | None = None  # None before the first step, and where weights can't be read
         self.stop: Stop | None = None
         self.logged_step = 0  # the step of the latest line of the log
         self.unchecked = ""  # why nobody looked at what half precision does; empty where there is none
 
-    def signs(self) -> Signs:
+    def run_state(self) -> RunState:
         """What health rules and verdict go by, as of the last step."""
         watch, progress = self.stopwatch, self.progress
-        return observe(
-            self.ledger,
+        return build_run_state(
+            self.counters,
             self.telemetry.tally,
             self.health.scaling,
             progress.metrics,
@@ -43,7 +43,7 @@ class Record:
             input_seconds=watch.input_seconds,
             step_seconds=watch.seconds,
             unmoved=None if self.weight_watch is None else self.weight_watch.found,
-            unchecked="" if self.ledger.sample is not None else self.why_unchecked(),
+            unchecked="" if self.counters.sample is not None else self.why_unchecked(),
         )
 
     def why_unchecked(self) -> str:
@@ -52,9 +52,9 @@ class Record:
 
     def take_in(self, records: StepRecords) -> None:
         """The next steps, the last of which is `step_in_epoch` of `progress`."""
-        self.telemetry.events(self.explained(self.ledger.absorb(records, self.progress.epoch)))
-        for spike in self.ledger.spikes:
-            step = self.progress.step_in_epoch - (self.ledger.seen - spike.step)
+        self.telemetry.events(self.explained(self.counters.absorb(records, self.progress.epoch)))
+        for spike in self.counters.spikes:
+            step = self.progress.step_in_epoch - (self.counters.seen - spike.step)
             self.telemetry.spike(replace(spike, step_in_epoch=step, **self.examples_of(step)))
 
     def explained(self, events: list[Event]) -> list[Event]:
@@ -67,30 +67,30 @@ class Record:
 
     def take_sample(self, sampler: GradientSampler, piece: Piece) -> Look | None:
         """Look at what half precision makes of the last batch of `piece`; None where that can't be seen."""
-        look = sampler.take(piece, self.ledger.seen, self.ledger.scale)
+        look = sampler.take(piece, self.counters.seen, self.counters.scale)
         if look is not None:
-            self.telemetry.layers(self.ledger.seen, self.ledger.scale, look.layers)
-            self.ledger.sample = look.sample or self.ledger.sample
+            self.telemetry.layers(self.counters.seen, self.counters.scale, look.layers)
+            self.counters.sample = look.sample or self.counters.sample
         return look
 
     def check_epoch(self, weights: Sequence[Any], is_whole: bool = True) -> Stop | None:
         """The health rule that the epoch breaks as a whole."""
-        signs = replace(self.signs(), epoch_is_whole=is_whole, weights_are_finite=are_finite(weights))
-        return self.health.check(signs, at_epoch_end=True)
+        run_state = replace(self.run_state(), epoch_is_whole=is_whole, weights_are_finite=are_finite(weights))
+        return self.health.check(run_state, at_epoch_end=True)
 
     def look_at_weights(self) -> None:
         """Say it where they don't move."""
-        watch, ledger = self.weight_watch, self.ledger
-        if watch is None or ledger.streaks.zero_steps:  # without gradients nothing is to move
+        watch, counters = self.weight_watch, self.counters
+        if watch is None or counters.streaks.zero_steps:  # without gradients nothing is to move
             return
-        if (found := watch.look(ledger.learning_rate)) is not None:
-            self.telemetry.message(f"step {ledger.seen}: {describe_unmoved(found)}")
+        if (found := watch.look(counters.learning_rate)) is not None:
+            self.telemetry.message(f"step {counters.seen}: {describe_unmoved(found)}")
 
     def line(self, loss: float | None, metrics: Mapping[str, float], **others: Any) -> None:
         """A line of the log; `others` are further fields of a `Snapshot`."""
-        self.logged_step = self.ledger.seen
+        self.logged_step = self.counters.seen
         self.telemetry.snapshot(
-            self.ledger.snapshot(
+            self.counters.snapshot(
                 epoch=self.progress.epoch,
                 loss=loss,
                 examples_per_second=self.stopwatch.window_rate(),
@@ -103,15 +103,15 @@ class Record:
 
     def summary(self, ending: Conclusion, settings: Settings, run_dir: Path, **others: Any) -> Summary:
         """How it ended; `others` are further fields. No scale where there was no step."""
-        ledger, progress, seen = self.ledger, self.progress, self.ledger.seen > 0
+        counters, progress, seen = self.counters, self.progress, self.counters.seen > 0
         return Summary(
             **ending._asdict(),
-            steps_seen=ledger.seen,
-            applied_steps=ledger.applied,
-            skipped_steps=ledger.skipped,
-            final_loss_scale=ledger.scale if seen else None,
-            min_loss_scale=ledger.lowest_scale if seen else None,
-            max_loss_scale=ledger.highest_scale if seen else None,
+            steps_seen=counters.seen,
+            applied_steps=counters.applied,
+            skipped_steps=counters.skipped,
+            final_loss_scale=counters.scale if seen else None,
+            min_loss_scale=counters.lowest_scale if seen else None,
+            max_loss_scale=counters.highest_scale if seen else None,
             metrics=progress.metrics,
             best_metrics=progress.best,
             epochs_completed=progress.epochs_completed,
@@ -121,6 +121,6 @@ class Record:
             recipe=settings.recipe,
             run_dir=str(run_dir),
             rollbacks=len(self.telemetry.tally.rollbacks),
-            gradients=None if ledger.sample is None else asdict(ledger.sample),
+            gradients=None if counters.sample is None else asdict(counters.sample),
             **others,
         )

@@ -173,9 +173,9 @@ def adapted_layers(model: Any) -> list[dict[str, Any]]:
     """What layers were adapted to, or given, and no file of weights holds: the `vocabulary` of each that looks up
     words or numbers, special ones included, or its `bin_boundaries`; in the order of the layers.
 
-    >>> words = keras.layers.StringLookup(vocabulary=["red", "blue"], name="colours")
+    >>> words = keras.layers.StringLookup(vocabulary=["red", "blue"], name="colors")
     >>> adapted_layers(keras.Sequential([words]))
-    [{'layer': 'colours', 'vocabulary': ['[UNK]', 'red', 'blue']}]
+    [{'layer': 'colors', 'vocabulary': ['[UNK]', 'red', 'blue']}]
     """
     return [{"layer": layer.name, **_adapted(layer)} for layer in _adaptable(model)]
 

@@ -25,10 +25,10 @@ from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import OwnOptimizer
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.health import HealthRules, Stop
-from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.telemetry.records import ROLLBACK, Event, RunHeader
-from mpt_cli.telemetry.signs import EventTally
+from mpt_cli.telemetry.run_state import EventTally
 from mpt_cli.telemetry.sink import Telemetry
+from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
 from mpt_cli.training.assembly import Assembly, assemble, count_parameters, metric_names
 from mpt_cli.training.callbacks import (
     Callbacks,
@@ -78,7 +78,7 @@ class Session:
             if trainer.weight_watch is None:
                 trainer.watch_weights()
             if self.assembly.settings.trainer.max_rollbacks:
-                trainer.checkpointer.save(trainer.progress, trainer.ledger)  # there must be one to go back to
+                trainer.checkpointer.save(trainer.progress, trainer.counters)  # there must be one to go back to
             return trainer.fit()
 
     def finish(self, outcome: Outcome, model_path: Path | None) -> Outcome:
@@ -97,7 +97,7 @@ class Session:
                 if (validated := trainer.validate()) is None:
                     return replace(outcome, signal=trainer.interruption.requested)
                 trainer.progress.record({**trainer.progress.metrics, **validated})
-        if model_path is not None and self.assembly.settings.trainer.save_model and trainer.ledger.applied:
+        if model_path is not None and self.assembly.settings.trainer.save_model and trainer.counters.applied:
             # the end of a run that a signal ends waits for it
             with trainer.telemetry.busy("saving the model") if outcome.signal is None else nullcontext():
                 save_trained(model, model_path)
@@ -134,10 +134,10 @@ class Session:
 
     def header(self, run_dir: Path, attempt: int = 1) -> RunHeader:
         """What the console opens with."""
-        parts, settings, ledger = self.assembly, self.assembly.settings, self.trainer.ledger
+        parts, settings, counters = self.assembly, self.assembly.settings, self.trainer.counters
         policy = parts.program.describe_policy(parts.model) or _describe_policy(settings, parts.model)
         model = f"{parts.program.model_name}, {count_parameters(parts.model):,} parameters"
-        scale = None if math.isnan(ledger.scale) else ledger.scale
+        scale = None if math.isnan(counters.scale) else counters.scale
         scaling = describe_scaling(parts.scaling, scale)
         return RunHeader(
             recipe=settings.recipe,
@@ -183,7 +183,7 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
         check_same_data(data.fingerprint)
     with framework_errors(platform.process_info is not None), telemetry.busy("building the model"):
         parts = assemble(program, platform, data)
-    rules = _ledger_options(parts)
+    rules = _counter_options(parts)
     trainer = settings.trainer
     steps_per_call = trainer.steps_per_execution if isinstance(trainer.steps_per_execution, int) else None
     plan = TrainingPlan(
@@ -195,8 +195,8 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
         steps_per_call,
         tuple(phase.epochs for phase in settings.phases),
     )
-    ledger = Ledger(rules, window_steps=settings.loss_scale.skip_rate_window)
-    ledger.name_variables(trained_paths(parts.model))
+    counters = StepCounters(rules, window_steps=settings.loss_scale.skip_rate_window)
+    counters.name_variables(trained_paths(parts.model))
     telemetry.tally = EventTally(parts.scaling)
     health = HealthRules(settings.loss_scale, trainer, parts.scaling)
     names = ["loss", *metric_names(parts.model, parts.validation_feed is not None)]
@@ -206,7 +206,7 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
     )
     checkpointer = Checkpointer(store, trainer, parts.model, origin, telemetry.flush)
     feeds = parts.train_feed, parts.validation_feed
-    runner = Trainer(parts.engine, *feeds, plan, telemetry, ledger, health, checkpointer)
+    runner = Trainer(parts.engine, *feeds, plan, telemetry, counters, health, checkpointer)
     runner.source_rows = parts.data.rows
     runner.callbacks = Callbacks(callbacks, parts.model)
     checkpointer.beside = partial(position_beside, parts, runner)
@@ -215,10 +215,10 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
     return Session(parts, runner)
 
 
-def _ledger_options(parts: Assembly) -> LedgerOptions:
+def _counter_options(parts: Assembly) -> CounterOptions:
     own = own_steps(parts.model)
     loss_is_running = own is not None and bool(own.optimizers)
-    return LedgerOptions(
+    return CounterOptions(
         min_scale=parts.scaling.rule.lowest,
         max_scale=parts.scaling.rule.highest,
         applies_non_finite=parts.optimizer.on_overflow == "apply",
@@ -370,11 +370,11 @@ def restore(parts: Assembly, trainer: Trainer, checkpoint: Checkpoint) -> bool:
     restore_state(parts.model, checkpoint.arrays, other_scaling=before != parts.scaling.mode)
     trainer.checkpointer.resume(checkpoint)
     trainer.progress = Progress.from_position(checkpoint.position["progress"])
-    trainer.ledger.resume(checkpoint.position["ledger"])
-    trainer.ledger.scale = restore_scale(parts, checkpoint, rollbacks)
-    other_fixed = not parts.scaling.moves and trainer.ledger.scale != saved_scale(checkpoint)
+    trainer.counters.resume(checkpoint.position["ledger"])
+    trainer.counters.scale = restore_scale(parts, checkpoint, rollbacks)
+    other_fixed = not parts.scaling.moves and trainer.counters.scale != saved_scale(checkpoint)
     if trainer.sampler is None or before != parts.scaling.mode or other_fixed:
-        trainer.ledger.sample = None  # it says nothing of gradients that are not computed or scaled as then
+        trainer.counters.sample = None  # it says nothing of gradients that are not computed or scaled as then
     if trainer.sampler is not None and "sampler" in checkpoint.position:
         trainer.sampler.resume(checkpoint.position["sampler"])
     trainer.logged_step = 0
@@ -462,10 +462,10 @@ class Rollback:
             checkpoint.step,
             int(checkpoint.position["progress"]["epoch"]),
             ROLLBACK,
-            trainer.ledger.scale,
-            trainer.ledger.scale,
+            trainer.counters.scale,
+            trainer.counters.scale,
             cause=stop.key,
-            from_step=trainer.ledger.seen,
+            from_step=trainer.counters.seen,
         )
         return replace(event, scale_after=scale_at(self.parts, checkpoint, [*trainer.telemetry.tally.rollbacks, event]))
 

@@ -19,9 +19,9 @@ from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.samples.gradient_samples import GradientSampler
 from mpt_cli.signals import Interruption
 from mpt_cli.telemetry.health import HealthRules, Stop
-from mpt_cli.telemetry.ledger import Ledger
 from mpt_cli.telemetry.records import Event, GradientSample
 from mpt_cli.telemetry.sink import Telemetry
+from mpt_cli.telemetry.step_counters import StepCounters
 from mpt_cli.training.callbacks import TEST_BATCH_HOOKS, Callbacks
 from mpt_cli.training.checkpoint import Checkpointer, fingerprint_weights
 from mpt_cli.training.progress import Outcome, Stopwatch
@@ -65,12 +65,12 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         validation_feed: Feed | None,
         plan: TrainingPlan,
         telemetry: Telemetry,
-        ledger: Ledger,
+        counters: StepCounters,
         health: HealthRules,
         checkpointer: Checkpointer,
     ) -> None:
         self.engine, self.train_feed, self.validation_feed = engine, train_feed, validation_feed
-        Record.__init__(self, ledger, health, checkpointer.stopwatch)
+        Record.__init__(self, counters, health, checkpointer.stopwatch)
         keras.callbacks.Callback.__init__(self)
         self.plan, self.telemetry, self.checkpointer = plan, telemetry, checkpointer
         self.validation_stopwatch = Stopwatch()
@@ -104,7 +104,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
                     if self._is_last:
                         break
                     self.next_phase()
-            if self.stop is not None and self.progress.step_in_epoch and self.logged_step != self.ledger.seen:
+            if self.stop is not None and self.progress.step_in_epoch and self.logged_step != self.counters.seen:
                 self._log(self.engine.metrics())  # where it ended, between two lines of the log
         return Outcome(self.progress, self.stop, self._signal(), self.callbacks.ended)
 
@@ -133,7 +133,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
             self._leave()
         if progress.step_in_epoch == 0:
             progress.epoch = epoch + 1
-            self.ledger.start_epoch()
+            self.counters.start_epoch()
             self.callbacks.call("on_epoch_begin", epoch)
         self.train_feed.start(progress.epoch, progress.step_in_epoch)
 
@@ -162,7 +162,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         if self._phase_is_over() or self._is_cut_short():
             if self._is_last:
                 self._sample_at_end()
-            self.checkpointer.save(self.progress, self.ledger)  # before averages become the weights
+            self.checkpointer.save(self.progress, self.counters)  # before averages become the weights
         self.model.stop_training = self._is_cut_short()
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -175,7 +175,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
 
     def _leave(self) -> NoReturn:
         if self.stop is None:
-            self.checkpointer.save(self.progress, self.ledger)
+            self.checkpointer.save(self.progress, self.counters)
         raise Left
 
     def validate(self, callbacks: Callbacks = NO_CALLBACKS) -> dict[str, float] | None:
@@ -187,9 +187,9 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         if self.validation_feed is None:
             return {}
         callbacks.call("on_test_begin")
-        self.telemetry.progress(self.ledger.seen, self.progress.epoch, "validating")
+        self.telemetry.progress(self.counters.seen, self.progress.epoch, "validating")
         if self.validation_stopwatch.is_unused and self.process_group is None:
-            self.checkpointer.save_before_silence(self.progress, self.ledger)
+            self.checkpointer.save_before_silence(self.progress, self.counters)
         before = self.engine.copy_metrics()
         self.validation_feed.start(1)
         self._evaluated = 0
@@ -233,7 +233,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         if self.process_group is None:
             has_moved = has_moved or (self.weight_watch is not None and self.weight_watch.has_moved)
             optimizers = [*optimizers_of(self.engine.model).values()]
-            self.weight_watch = WeightWatch(optimizers, self.ledger.seen, has_moved)
+            self.weight_watch = WeightWatch(optimizers, self.counters.seen, has_moved)
 
     @property
     def _is_last(self) -> bool:
@@ -266,7 +266,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         return self.interruption.requested if self.process_group is None else self.process_group.signal
 
     def _steps_left(self) -> int | None:
-        return None if self.plan.max_steps is None else max(0, self.plan.max_steps - self.ledger.seen)
+        return None if self.plan.max_steps is None else max(0, self.plan.max_steps - self.counters.seen)
 
     def _steps_to_come(self) -> int:
         """Of the phase, where nothing ends it early; 0 where nobody knows how long an epoch is."""
@@ -290,11 +290,11 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
     def _next_count(self) -> int:
         """Steps of the next call: up to the next line of the log or checkpoint, to where the skip rate begins to count,
         and to the end of the run."""
-        seen, plan = self.ledger.seen, self.plan
+        seen, plan = self.counters.seen, self.plan
         ends = (
             self.checkpointer.steps_until_due(seen),
             self._steps_left(),
-            self.health.steps_to_first_check(self.signs()),
+            self.health.steps_to_first_check(self.run_state()),
         )
         to_line = plan.log_every_steps - seen % plan.log_every_steps
         most = min([plan.capacity, to_line, *(steps for steps in ends if steps is not None)])
@@ -308,18 +308,18 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         """Train its steps, in one call unless a rule has to be looked at before the last of them."""
         while piece.count and self.stop is None:
             piece = self._run_call(piece)
-        self.telemetry.progress(self.ledger.seen, self.progress.epoch)
+        self.telemetry.progress(self.counters.seen, self.progress.epoch)
         if self.stop is None:
-            self.checkpointer.save_if_due(self.progress, self.ledger)
+            self.checkpointer.save_if_due(self.progress, self.counters)
         elif self.stop.needs_sample and self.sampler is not None and self.last_piece is not None:
             self.take_sample(self.sampler, self.last_piece)  # whether float16 made them zero decides what is to be done
-            self.stop = self.health.check(self.signs()) or self.stop
+            self.stop = self.health.check(self.run_state()) or self.stop
 
     def _run_call(self, piece: Piece) -> Piece:
         """Returns what is left of the piece."""
-        limits = self.health.stop_limits(self.signs())
+        limits = self.health.stop_limits(self.run_state())
         if self.process_group is None and self.engine.compiles(TRAINING, piece.batch_indices.shape):
-            self.checkpointer.save_before_silence(self.progress, self.ledger)  # a signal waits for no compiler
+            self.checkpointer.save_before_silence(self.progress, self.counters)  # a signal waits for no compiler
         self.callbacks.call("on_train_batch_begin", self.progress.step_in_epoch)
         self.stopwatch.start()
         records = self.engine.train(piece.source, piece.batch_indices, piece.count, limits)
@@ -327,9 +327,9 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         self.last_piece, left = piece.divide(len(records))
         self.progress.step_in_epoch += len(records)
         self.take_in(records)
-        if self.ledger.seen % self.plan.log_every_steps == 0:
+        if self.counters.seen % self.plan.log_every_steps == 0:
             self._log(self.engine.metrics())
-        self.stop = self.stop or self.health.check(self.signs())
+        self.stop = self.stop or self.health.check(self.run_state())
         if self.callbacks.wants("on_train_batch_end"):
             step = self.progress.step_in_epoch - 1
             self.callbacks.call("on_train_batch_end", step, logs=self.engine.metrics())
@@ -339,7 +339,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         """With the layer where the forward pass went wrong."""
         if not events or self.fault_search is None or self.last_piece is None:
             return events
-        return self.fault_search.name_layers(events, self.last_piece, self.ledger.seen - self.last_piece.count + 1)
+        return self.fault_search.name_layers(events, self.last_piece, self.counters.seen - self.last_piece.count + 1)
 
     def examples_of(self, step_in_epoch: int) -> dict[str, Any]:
         """As the source numbers them; none of a stream."""
@@ -351,7 +351,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
     def _sample_if_due(self) -> GradientSample | None:
         """Only at the regular lines of the log, so that it depends on neither the calls nor a resumption; nor where it
         would take too much of the time."""
-        step, every = self.ledger.seen, self.plan.log_every_steps
+        step, every = self.counters.seen, self.plan.log_every_steps
         if self.sampler is None or self.last_piece is None or not self.sampler.is_due(step, every):
             return None
         if not self.sampler.is_affordable(self.stopwatch.expected_run_seconds(self._steps_to_come())):
@@ -362,7 +362,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
 
     def _sample_at_end(self) -> None:
         """One more sample, where the run was too short for one, or trained on since the latest."""
-        step, latest = self.ledger.seen, self.ledger.sample
+        step, latest = self.counters.seen, self.counters.sample
         if self.sampler is None or self.last_piece is None or self._signal() is not None:
             return
         is_new = latest is None or latest.step < step
@@ -372,8 +372,8 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
     def _finish_epoch(self, is_whole: bool) -> None:
         """Validate and report. An epoch that `max_steps` cut short is saved as it stands first, to be gone on with."""
         if not is_whole:
-            self.checkpointer.save(self.progress, self.ledger)
-        self.ledger.take_mean_loss()  # the next line's mean must not reach back into this epoch
+            self.checkpointer.save(self.progress, self.counters)
+        self.counters.take_mean_loss()  # the next line's mean must not reach back into this epoch
         metrics = self._of_applied(self.engine.metrics())
         is_last = self._epochs_of_phase(self.progress.epoch) == self._length() or self._is_cut_short()
         self.look_at_weights()
@@ -384,19 +384,22 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         metrics = self.callbacks.epoch_end(self.progress.epoch - 1, metrics)
         improved = self.progress.record(metrics)
         self.line(metrics.get("loss"), metrics, phase=self._phase, epoch_end=True)
-        self.checkpointer.keep_if_best(improved, self.progress, self.ledger)
+        self.checkpointer.keep_if_best(improved, self.progress, self.counters)
         if is_whole:
             self.progress.epochs_completed, self.progress.step_in_epoch = self.progress.epoch, 0
-            self.checkpointer.save_if_due(self.progress, self.ledger)
+            self.checkpointer.save_if_due(self.progress, self.counters)
 
     def _log(self, metrics: dict[str, float]) -> None:
         self.line(
-            self.ledger.take_mean_loss(), self._of_applied(metrics), phase=self._phase, gradients=self._sample_if_due()
+            self.counters.take_mean_loss(),
+            self._of_applied(metrics),
+            phase=self._phase,
+            gradients=self._sample_if_due(),
         )
 
     def _of_applied(self, metrics: dict[str, float]) -> dict[str, float]:
         """Metrics of the epoch so far; nothing where no step was applied, which Keras gives as 0."""
-        return metrics if self.ledger.applied_in_epoch else {}
+        return metrics if self.counters.applied_in_epoch else {}
 
     @property
     def _phase(self) -> int | None:

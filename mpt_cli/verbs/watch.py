@@ -21,7 +21,15 @@ from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import conf_override, expanded, shell_command
 from mpt_cli.telemetry.console.plain import PlainConsole
 from mpt_cli.telemetry.format import format_count, format_whole_seconds, strict_json
-from mpt_cli.telemetry.records import Event, Summary, as_number, misfit, record_from, required_fields, snapshot_from
+from mpt_cli.telemetry.records import (
+    Event,
+    Summary,
+    as_number,
+    field_problem,
+    record_from,
+    required_fields,
+    snapshot_from,
+)
 from mpt_cli.telemetry.sink import Sink, reminders
 from mpt_cli.telemetry.sinks import console_sinks
 
@@ -131,7 +139,7 @@ class RunFollower:
     def _summary(self) -> dict[str, Any] | None:
         """How the run ended; None where it left nothing of that."""
         found = self.run.ending
-        return dict(printable_tree(found)) if misfit(Summary, found, required_fields(Summary)) is None else None
+        return dict(printable_tree(found)) if field_problem(Summary, found, required_fields(Summary)) is None else None
 
     @property
     def _silent_seconds(self) -> float:

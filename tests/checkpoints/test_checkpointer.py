@@ -13,8 +13,8 @@ import pytest
 
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.settings.schema import TrainerSettings
-from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.telemetry.records import NO_STREAKS
+from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
 from mpt_cli.training.callbacks import check_monitors
 from mpt_cli.training.checkpoint import Checkpointer, CheckpointStore, Origin
 from mpt_cli.training.progress import Progress, is_better, monitored
@@ -49,8 +49,8 @@ def _checkpointer(folder: Path, said: list[str], flush=lambda: None, dataset: st
     return Checkpointer(CheckpointStore(folder, 2, said.append), settings, _model(), origin, flush)
 
 
-def _at(step: int, epochs: int = 0, in_epoch: int = 1) -> tuple[Progress, Ledger]:
-    return Progress(epochs + 1, in_epoch, epochs), Ledger(LedgerOptions(), seen=step)
+def _at(step: int, epochs: int = 0, in_epoch: int = 1) -> tuple[Progress, StepCounters]:
+    return Progress(epochs + 1, in_epoch, epochs), StepCounters(CounterOptions(), seen=step)
 
 
 def test_it_saves_by_steps_and_at_the_end_of_epochs(tmp_path: Path, said) -> None:
@@ -65,10 +65,10 @@ def test_it_saves_by_steps_and_at_the_end_of_epochs(tmp_path: Path, said) -> Non
 
 def test_the_best_epoch_is_that_of_the_monitored_metric(tmp_path: Path, said) -> None:
     checkpointer = _checkpointer(tmp_path / "c", said)
-    progress, ledger = _at(5, 1, 0)
-    checkpointer.keep_if_best({"accuracy"}, progress, ledger)
+    progress, counters = _at(5, 1, 0)
+    checkpointer.keep_if_best({"accuracy"}, progress, counters)
     assert checkpointer.store.steps("best-") == []
-    checkpointer.keep_if_best({"val_loss"}, progress, ledger)
+    checkpointer.keep_if_best({"val_loss"}, progress, counters)
     best = checkpointer.store.best()
     assert (best.step, set(best.arrays), best.position["monitor"]) == (5, {"weight/0"}, "val_loss")
 
@@ -95,10 +95,10 @@ def test_a_failed_save_is_said_once_and_so_is_the_first_that_works_again(tmp_pat
 def test_a_spoiled_state_is_not_saved_and_that_is_said(tmp_path: Path, said) -> None:
     checkpointer = _checkpointer(tmp_path / "c", said)
     checkpointer.save(*_at(10))
-    progress, ledger = _at(20)
-    ledger.is_sound = False
-    checkpointer.save(progress, ledger)
-    checkpointer.keep_if_best({"val_loss"}, progress, ledger)
+    progress, counters = _at(20)
+    counters.is_sound = False
+    checkpointer.save(progress, counters)
+    checkpointer.keep_if_best({"val_loss"}, progress, counters)
     reason = "the loss or a gradient of the last applied step was not finite"
     assert said == [f"a checkpoint could not be written ({reason}); that of step 10 is kept, training goes on"]
     assert (checkpointer.failure, checkpointer.saved_step) == (reason, 10)
@@ -108,9 +108,9 @@ def test_a_spoiled_state_is_not_saved_and_that_is_said(tmp_path: Path, said) -> 
 def test_a_run_that_may_go_back_saves_nothing_among_zeros(tmp_path: Path, said) -> None:
     checkpointer = _checkpointer(tmp_path / "c", said)
     checkpointer.settings = replace(checkpointer.settings, max_rollbacks=1)
-    progress, ledger = _at(10)
-    ledger.streaks = NO_STREAKS._replace(zero_steps=1)
-    checkpointer.save_if_due(progress, ledger)
+    progress, counters = _at(10)
+    counters.streaks = NO_STREAKS._replace(zero_steps=1)
+    checkpointer.save_if_due(progress, counters)
     assert checkpointer.saved_step is None
     checkpointer.save_if_due(*_at(20))
     assert checkpointer.saved_step == 20

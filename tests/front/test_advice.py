@@ -11,7 +11,7 @@ from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale
 from mpt_cli.telemetry.causes import CAUSES
 from mpt_cli.telemetry.health import judge
 from mpt_cli.telemetry.records import Scaling, UnmovedWeights
-from mpt_cli.telemetry.signs import LossTrend, Signs
+from mpt_cli.telemetry.run_state import LossTrend, RunState
 from mpt_cli.training.assembly import warn_of_half_head
 from mpt_cli.training.loss_and_optimizer import warn_of_scaling
 from mpt_cli.verbs.run import is_taken
@@ -34,7 +34,7 @@ def model(dtype: str = "mixed_float16", optimizer: Any = "sgd") -> Any:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_key_that_advice_names_is_taken_by_a_script_too(mode):
-    base = Signs(MODES[mode], 1000, 1000, scale=2.0**15, loss=0.5)
+    base = RunState(MODES[mode], 1000, 1000, scale=2.0**15, loss=0.5)
     others = [
         replace(base, val_loss=LossTrend(0.31, 4, 9, (0.4, 0.45, 0.52))),
         replace(base, faults={"a": "dead"}),
@@ -45,7 +45,7 @@ def test_a_key_that_advice_names_is_taken_by_a_script_too(mode):
         replace(base, scaling=Scaling(is_needed=True)),
     ]
     texts = [text for cause in CAUSES.values() for text in (cause.advise(base), cause.explain(base))]
-    texts += [judge(signs)[1] for signs in others]
+    texts += [judge(run_state)[1] for run_state in others]
     texts += [*warn_of_scaling(Scaling(is_needed=True)), *warn_of_half_head(model())]
     named = {key for text in texts for key in SETTING.findall(text)}
     assert "loss_scale.initial_scale" in named and "loss_scale" in named

@@ -24,15 +24,15 @@ def main() -> None:
     telemetry = Telemetry([])
     session = prepare(Program(settings), platform, telemetry, NoStore())
     session.fit()
-    model, ledger = session.assembly.model, session.trainer.ledger
+    model, counters = session.assembly.model, session.trainer.counters
     digest = hashlib.sha256(b"".join(np.asarray(v.value).tobytes() for v in model.variables)).hexdigest()
     print(
         json.dumps(
             {
                 "replicas": session.assembly.distribution.replicas,
-                "seen": ledger.seen,
+                "seen": counters.seen,
                 "skips": telemetry.tally.skip_steps,
-                "scales": [ledger.lowest_scale, ledger.highest_scale, ledger.scale],
+                "scales": [counters.lowest_scale, counters.highest_scale, counters.scale],
                 "weights": digest,
                 "loss": session.trainer.progress.metrics["loss"],
             }

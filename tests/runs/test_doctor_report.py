@@ -34,7 +34,7 @@ REPORT = DoctorReport(
     missing=[MissingPackage("jax", "backend=jax", "pip install 'mpt-cli[jax]'")],
     runs_parent="/here/runs",
     runs_parent_writable=True,
-    terminal={"interactive": False, "type": "xterm", "encoding": "utf-8", "colour": True},
+    terminal={"interactive": False, "type": "xterm", "encoding": "utf-8", "color": True},
 )
 
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, NoScale
 from mpt_cli.telemetry.health import judge
-from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.telemetry.records import (
     DEAD,
     DIGITS,
@@ -21,10 +20,13 @@ from mpt_cli.telemetry.records import (
     Event,
     Scaling,
 )
-from mpt_cli.telemetry.signs import EventTally, Signs, observe
+from mpt_cli.telemetry.run_state import EventTally, RunState, build_run_state
+from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
 
 DYNAMIC = Scaling(DynamicScale(initial_scale=2.0**15), is_needed=True)
-HEALTHY = Signs(DYNAMIC, steps_seen=100, applied_steps=100, scale=2.0**15, loss=0.2, first_loss=1.0, flushed_share=0.0)
+HEALTHY = RunState(
+    DYNAMIC, steps_seen=100, applied_steps=100, scale=2.0**15, loss=0.2, first_loss=1.0, flushed_share=0.0
+)
 
 
 def overflow(step, scale, cause=None, nan=0):
@@ -32,7 +34,7 @@ def overflow(step, scale, cause=None, nan=0):
 
 
 @st.composite
-def signs_of_runs(draw):
+def run_states(draw):
     """Of a run of 60 steps with some overflows of any kind, a growth perhaps, a sample or none, and any loss."""
     rule = draw(st.sampled_from([DynamicScale(), FixedScale(1024.0), NoScale()]))
     scaling = Scaling(rule, is_needed=draw(st.booleans()))
@@ -43,8 +45,8 @@ def signs_of_runs(draw):
         scale = max(scale / 2, 2.0**-14) if scaling.moves else scale
     if draw(st.booleans()) and scaling.moves:
         tally.add([Event(61, 1, GROWTH, scale, 2 * scale)])
-    ledger = Ledger(
-        LedgerOptions(),
+    counters = StepCounters(
+        CounterOptions(),
         seen=60,
         applied=60 - len(steps),
         skipped=len(steps),
@@ -55,7 +57,9 @@ def signs_of_runs(draw):
     sampled = draw(st.booleans())
     faults = draw(st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from([DEAD, DIGITS, FLUSHED, VANISHED])))
     return replace(
-        observe(ledger, tally, scaling, draw(st.dictionaries(st.sampled_from(["val_loss", "mae"]), st.just(math.nan)))),
+        build_run_state(
+            counters, tally, scaling, draw(st.dictionaries(st.sampled_from(["val_loss", "mae"]), st.just(math.nan)))
+        ),
         flushed_share=draw(st.sampled_from([0.0, 0.02, 0.9])) if sampled else None,
         faults=faults if sampled else {},
         output_noise=0.5 if sampled else None,
@@ -65,25 +69,25 @@ def signs_of_runs(draw):
 
 
 CLAIMS = {
-    "overflowed": lambda signs: signs.skipped_steps > 0,
-    "overflows at any useful scale": lambda signs: signs.skipped_steps > 0,
-    "would have avoided": lambda signs: 1 not in signs.forward_steps and signs.found_scale is not None,
-    "loss itself was not finite": lambda signs: signs.forward_steps or not math.isfinite(signs.loss or 0.0),
-    "held nan and no inf": lambda signs: signs.nan_steps,
-    "were flushed to zero": lambda signs: signs.flushed_share is not None,
-    "loses the digits": lambda signs: DIGITS in signs.faults.values(),
-    "No gradient reached": lambda signs: DEAD in signs.faults.values(),
-    "The loss ended as": lambda signs: signs.loss is not None and not math.isfinite(signs.loss),
-    "val_loss": lambda signs: "val_loss" in signs.spoiled_metrics,
-    "was not looked at": lambda signs: bool(signs.unchecked),
+    "overflowed": lambda run_state: run_state.skipped_steps > 0,
+    "overflows at any useful scale": lambda run_state: run_state.skipped_steps > 0,
+    "would have avoided": lambda run_state: 1 not in run_state.forward_steps and run_state.found_scale is not None,
+    "loss itself was not finite": lambda run_state: run_state.forward_steps or not math.isfinite(run_state.loss or 0.0),
+    "held nan and no inf": lambda run_state: run_state.nan_steps,
+    "were flushed to zero": lambda run_state: run_state.flushed_share is not None,
+    "loses the digits": lambda run_state: DIGITS in run_state.faults.values(),
+    "No gradient reached": lambda run_state: DEAD in run_state.faults.values(),
+    "The loss ended as": lambda run_state: run_state.loss is not None and not math.isfinite(run_state.loss),
+    "val_loss": lambda run_state: "val_loss" in run_state.spoiled_metrics,
+    "was not looked at": lambda run_state: bool(run_state.unchecked),
 }
 
 
-@given(signs_of_runs())
-def test_no_verdict_names_a_cause_that_no_event_or_sample_has(signs):
-    _, explanation = judge(signs)
+@given(run_states())
+def test_no_verdict_names_a_cause_that_no_event_or_sample_has(run_state):
+    _, explanation = judge(run_state)
     for words, is_shown in CLAIMS.items():
-        assert words not in explanation or is_shown(signs), (words, explanation)
+        assert words not in explanation or is_shown(run_state), (words, explanation)
 
 
 @pytest.mark.parametrize(
@@ -136,8 +140,8 @@ def test_a_loss_that_was_not_finite_is_no_search_for_a_scale():
     """One loud example in 640: no first scale would have prevented that."""
     tally = EventTally(DYNAMIC)
     tally.add([overflow(1, 2.0**15), overflow(5, 2.0**14, FORWARD_PASS)])
-    ledger = Ledger(LedgerOptions(), seen=20, applied=18, skipped=2, scale=2.0**13, last_mean_loss=0.2)
-    verdict, explanation = judge(replace(observe(ledger, tally, DYNAMIC, {}), flushed_share=0.0))
+    counters = StepCounters(CounterOptions(), seen=20, applied=18, skipped=2, scale=2.0**13, last_mean_loss=0.2)
+    verdict, explanation = judge(replace(build_run_state(counters, tally, DYNAMIC, {}), flushed_share=0.0))
     assert verdict == "healthy"
     assert "1 while the scale settled, 1 with a loss that was not finite before any scaling" in explanation
     assert "was too high: 16384 (loss_scale.initial_scale) would have avoided" in explanation

@@ -13,9 +13,9 @@ from mpt_cli.settings.schema import PolicySettings, Settings, TrainerSettings, f
 from mpt_cli.settings.variants import LossScaleSettings
 from mpt_cli.telemetry.causes import CLIP, DYNAMIC, WIDER
 from mpt_cli.telemetry.health import HealthRules, Stop
-from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
 from mpt_cli.telemetry.records import NEVER, GradientSample, Scaling, StopLimits, StreakCounts
-from mpt_cli.telemetry.signs import LONGEST_SETTLING_SKIPS, EventTally, Signs, observe
+from mpt_cli.telemetry.run_state import LONGEST_SETTLING_SKIPS, EventTally, RunState, build_run_state
+from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters, StepRecords
 
 NAN, INF = float("nan"), float("inf")
 OFF = {"max_consecutive_skips": None, "max_skip_rate": None, "max_skips_at_floor": None}
@@ -30,30 +30,30 @@ def after(
     window: int = 500,
     floor: float = 2.0**-14,
     sample: GradientSample | None = None,
-) -> Signs:
+) -> RunState:
     """A run after calls of these steps (. applied, x skipped, 0 applied with all-zero gradients), all at one
     scale and with one loss."""
-    ledger, tally = Ledger(LedgerOptions(min_scale=floor), window_steps=window), EventTally()
+    counters, tally = StepCounters(CounterOptions(min_scale=floor), window_steps=window), EventTally()
     for marks in calls:
         floats = np.array([[loss, scale, scale, 0.1]] * len(marks), np.float32)
         ints = np.array([[mark != "x", 0, 0, 0, 0, 0, mark == "0"] for mark in marks], np.int32)
-        tally.add(ledger.absorb(StepRecords(floats, ints), 1))
-    ledger.sample = sample
-    return observe(ledger, tally, SCALED, {})
+        tally.add(counters.absorb(StepRecords(floats, ints), 1))
+    counters.sample = sample
+    return build_run_state(counters, tally, SCALED, {})
 
 
 def check(
-    signs: Signs, trainer: TrainerSettings | None = None, at_epoch_end: bool = False, **loss_scale: object
+    run_state: RunState, trainer: TrainerSettings | None = None, at_epoch_end: bool = False, **loss_scale: object
 ) -> Stop | None:
     """Of a model in float16. The runs here skip, whatever `on_overflow` says."""
     settings = LossScaleSettings(**loss_scale)  # type: ignore[arg-type]
     scaling = Scaling(settings.rule_for(True))
     rules = HealthRules(settings, trainer or TrainerSettings(), scaling)
-    return rules.check(replace(signs, scaling=scaling), at_epoch_end=at_epoch_end)
+    return rules.check(replace(run_state, scaling=scaling), at_epoch_end=at_epoch_end)
 
 
-def check_epoch(signs: Signs, trainer: TrainerSettings | None = None, **loss_scale: object) -> Stop | None:
-    return check(signs, trainer, True, **loss_scale)
+def check_epoch(run_state: RunState, trainer: TrainerSettings | None = None, **loss_scale: object) -> Stop | None:
+    return check(run_state, trainer, True, **loss_scale)
 
 
 def check_sample(mode: str, *sample: float) -> Stop | None:
@@ -63,7 +63,7 @@ def check_sample(mode: str, *sample: float) -> Stop | None:
 
 def check_skips(skips: list[int], forward: list[int], **rule: object) -> Stop | None:
     """Which of 30 steps were skipped, and which of them for their loss."""
-    signs = Signs(
+    run_state = RunState(
         SCALED,
         30,
         20,
@@ -74,7 +74,7 @@ def check_skips(skips: list[int], forward: list[int], **rule: object) -> Stop | 
         peaks=StreakCounts(3, 0, 0, 0, 0),
         window_steps=10,
     )
-    return check(signs, **{**OFF, **rule})
+    return check(run_state, **{**OFF, **rule})
 
 
 def stops() -> dict[str, Stop | None]:
@@ -150,12 +150,12 @@ def test_every_change_is_taken_by_a_config_yaml_that_says_otherwise(tmp_path):
     assert changed.optimizer.global_clipnorm == 1.0
 
 
-def limits_of(signs: Signs, trainer: TrainerSettings | None = None, **loss_scale: object) -> StopLimits:
+def limits_of(run_state: RunState, trainer: TrainerSettings | None = None, **loss_scale: object) -> StopLimits:
     settings = LossScaleSettings(**loss_scale)  # type: ignore[arg-type]
-    return HealthRules(settings, trainer or TrainerSettings(), signs.scaling).stop_limits(signs)
+    return HealthRules(settings, trainer or TrainerSettings(), run_state.scaling).stop_limits(run_state)
 
 
-EARLY = Signs(SCALED, 13, 9, window_steps=10, window_skips=3, streaks=StreakCounts(1, 2, 3, 4, 0))
+EARLY = RunState(SCALED, 13, 9, window_steps=10, window_skips=3, streaks=StreakCounts(1, 2, 3, 4, 0))
 LATE = replace(EARLY, steps_seen=20)
 
 
@@ -173,8 +173,8 @@ def test_a_call_ends_where_a_count_comes_to_its_limit():
 def test_a_rule_is_broken_no_sooner_than_its_streak_and_the_rate_of_skips_allow():
     def ahead(seen: int = 900, skips: int = 0, streak: int = 0, zeros: int = 0, **loss_scale: object):
         settings = LossScaleSettings(mode="dynamic", **loss_scale)  # type: ignore[arg-type]
-        signs = replace(EARLY, streaks=StreakCounts(streak, 0, 0, zeros, 0), window_steps=500, window_skips=skips)
-        return HealthRules(settings, TrainerSettings(), SCALED).next_check(replace(signs, steps_seen=seen))
+        run_state = replace(EARLY, streaks=StreakCounts(streak, 0, 0, zeros, 0), window_steps=500, window_skips=skips)
+        return HealthRules(settings, TrainerSettings(), SCALED).next_check(replace(run_state, steps_seen=seen))
 
     assert ahead() == (10, 10, 50)  # losses that are not finite, or skips at the floor
     assert ahead(streak=45, zeros=30) == (5, 10, 20) and ahead(on_overflow="abort") == (1, 1, 50)
@@ -192,9 +192,9 @@ def test_the_advice_is_of_the_mode_that_auto_came_to():
 def test_a_floor_that_float32_cannot_hold_is_the_floor_all_the_same():
     """0.1 in float32 lies above 0.1."""
     low = float(np.float32(0.1))
-    signs = Signs(Scaling(DynamicScale(min_scale=0.1)), 10, 1, scale=low)
-    assert low > 0.1 and signs.is_near_floor(1)
-    assert not replace(signs, scale=float(np.nextafter(np.float32(low), np.float32(1)))).is_near_floor(1)
+    run_state = RunState(Scaling(DynamicScale(min_scale=0.1)), 10, 1, scale=low)
+    assert low > 0.1 and run_state.is_near_floor(1)
+    assert not replace(run_state, scale=float(np.nextafter(np.float32(low), np.float32(1)))).is_near_floor(1)
 
 
 @pytest.mark.parametrize(
@@ -207,6 +207,8 @@ def test_a_floor_that_float32_cannot_hold_is_the_floor_all_the_same():
     ],
 )
 def test_a_loss_of_the_last_epoch_that_is_not_finite_stands_for_the_loss(metrics, loss):
-    ledger = Ledger(LedgerOptions(), seen=9, last_mean_loss=0.5)
-    assert observe(ledger, EventTally(), SCALED, metrics).loss == loss
-    assert observe(Ledger(LedgerOptions()), EventTally(), SCALED, {}).scale is None  # before the first step
+    counters = StepCounters(CounterOptions(), seen=9, last_mean_loss=0.5)
+    assert build_run_state(counters, EventTally(), SCALED, metrics).loss == loss
+    assert (
+        build_run_state(StepCounters(CounterOptions()), EventTally(), SCALED, {}).scale is None
+    )  # before the first step

@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpt_cli.telemetry.format import strict_json
-from mpt_cli.telemetry.ledger import (
+from mpt_cli.telemetry.records import GradientSample, Spike, record_from
+from mpt_cli.telemetry.step_counters import (
     APART,
     EARLY,
     INT_FIELDS,
     LEAST,
     WINDOW,
-    Ledger,
-    LedgerOptions,
+    CounterOptions,
+    StepCounters,
     StepRecords,
     loss_bound,
 )
-from mpt_cli.telemetry.records import GradientSample, Spike, record_from
 
 NAN, INF = math.nan, math.inf
 
@@ -43,20 +43,20 @@ def noisy(kind: str, steps: int = 10_000, seed: int = 1) -> np.ndarray:
 
 
 def found(losses, calls=(37,), skipped=(), most: int = 1000) -> list[Spike]:
-    """What a ledger tells of these losses, in calls of these sizes over and over; `skipped` steps count from 1."""
-    ledger = Ledger(LedgerOptions(keep_spikes=most))
-    return list(told(ledger, np.asarray(losses, np.float32), calls, skipped))
+    """What the counters tell of these losses, in calls of these sizes over and over; `skipped` steps count from 1."""
+    counters = StepCounters(CounterOptions(keep_spikes=most))
+    return list(told(counters, np.asarray(losses, np.float32), calls, skipped))
 
 
-def told(ledger: Ledger, losses, calls, skipped=()):
+def told(counters: StepCounters, losses, calls, skipped=()):
     start, number = 0, 0
     while start < len(losses):
         end = min(len(losses), start + calls[number % len(calls)])
         floats = [[loss, 8.0, 8.0, 0.25] for loss in losses[start:end]]
         ints = np.zeros((end - start, len(INT_FIELDS)), np.int32)
-        ints[:, 0] = [ledger.seen + row + 1 not in skipped for row in range(end - start)]
-        ledger.absorb(StepRecords(np.array(floats, np.float32), ints), epoch=2)
-        yield from ledger.spikes
+        ints[:, 0] = [counters.seen + row + 1 not in skipped for row in range(end - start)]
+        counters.absorb(StepRecords(np.array(floats, np.float32), ints), epoch=2)
+        yield from counters.spikes
         start, number = end, number + 1
 
 
@@ -105,7 +105,7 @@ def test_the_same_is_found_however_steps_are_divided_and_wherever_a_run_is_resum
         losses[step - 1] = loss
     whole = found(losses, (1,), skipped, most=4)
     assert repr(found(losses, calls, skipped, most=4)) == repr(whole)  # nan is not itself
-    first, second = Ledger(LedgerOptions(keep_spikes=4)), Ledger(LedgerOptions(keep_spikes=4))
+    first, second = StepCounters(CounterOptions(keep_spikes=4)), StepCounters(CounterOptions(keep_spikes=4))
     before = list(told(first, losses[:resumed_at], calls, skipped))
     second.resume(json.loads(strict_json(first.position())))
     assert repr([*before, *told(second, losses[resumed_at:], calls, skipped)]) == repr(whole)
@@ -133,10 +133,10 @@ def test_a_level_that_stays_is_one_jump():
 
 
 def test_a_jump_is_told_once_with_the_latest_sample_of_the_gradients_and_read_back_as_it_was():
-    ledger = Ledger(LedgerOptions(keep_spikes=4), sample=GradientSample(100, 0.5, 0.0, 0.0, None))
-    (spike,) = told(ledger, np.array([1.0] * 64 + [9.0], np.float32), (65,))
+    counters = StepCounters(CounterOptions(keep_spikes=4), sample=GradientSample(100, 0.5, 0.0, 0.0, None))
+    (spike,) = told(counters, np.array([1.0] * 64 + [9.0], np.float32), (65,))
     assert spike == Spike(65, 2, 0, 9.0, 1.0, 1.5, (1.0,) * 8, True, 0.25, 8.0, None, 0.5, 100)
-    ledger.absorb(StepRecords(np.zeros((0, 4), np.float32), np.zeros((0, len(INT_FIELDS)), np.int32)), epoch=2)
-    assert ledger.spikes == []
+    counters.absorb(StepRecords(np.zeros((0, 4), np.float32), np.zeros((0, len(INT_FIELDS)), np.int32)), epoch=2)
+    assert counters.spikes == []
     for kept in (spike, replace(spike, loss=INF, median=None, bound=None, examples=(3, 1), no_examples="1.5")):
         assert record_from(Spike, json.loads(strict_json({**vars(kept), "attempt": 2}))) == kept

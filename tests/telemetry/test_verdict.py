@@ -1,4 +1,4 @@
-"""Verdicts: for each case of `CASES` verdicts.txt has the verdict and its words. How events become signs of them."""
+"""Verdicts: for each case of `CASES` verdicts.txt has the verdict and its words. How events become a `RunState`."""
 
 import math
 from dataclasses import asdict, replace
@@ -9,9 +9,9 @@ import pytest
 from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale
 from mpt_cli.telemetry import health as v
 from mpt_cli.telemetry.health import judge
-from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.telemetry.records import Event, Scaling, UnmovedWeights
-from mpt_cli.telemetry.signs import LONGEST_SETTLING_SKIPS, EventTally, LossTrend, Signs, observe
+from mpt_cli.telemetry.run_state import LONGEST_SETTLING_SKIPS, EventTally, LossTrend, RunState, build_run_state
+from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
 
 DYNAMIC, FIXED, LOGMAX, HIGH = (
     Scaling(rule, is_needed=True)
@@ -22,26 +22,26 @@ DYNAMIC, FIXED, LOGMAX, HIGH = (
         DynamicScale(2.0**40, growth_steps=100, max_scale=2.0**40),
     )
 )
-CLEAN = Signs(DYNAMIC, steps_seen=1000, applied_steps=1000, scale=2.0**15, loss=0.5)
+CLEAN = RunState(DYNAMIC, steps_seen=1000, applied_steps=1000, scale=2.0**15, loss=0.5)
 FIXED_CLEAN = replace(CLEAN, scaling=FIXED, scale=2.0**24)
 NO_SCALING = replace(CLEAN, scaling=Scaling(), scale=None)
-FLOAT16 = Signs(Scaling(is_needed=True), steps_seen=10, applied_steps=10, loss=2.3, scale=1.0)
+FLOAT16 = RunState(Scaling(is_needed=True), steps_seen=10, applied_steps=10, loss=2.3, scale=1.0)
 SHORT = replace(CLEAN, steps_seen=64)
 FIRST, ALL, TENTHS = range(1, 16), range(1, 1001), range(10, 1000, 10)
 RISING = LossTrend(0.31, 4, 9, (0.4, 0.45, 0.52))
 LAST, MOST = 1000 - LONGEST_SETTLING_SKIPS, 1001 - LONGEST_SETTLING_SKIPS
 
 
-def skipping(steps, base: Signs = CLEAN, **more) -> Signs:
+def skipping(steps, base: RunState = CLEAN, **more) -> RunState:
     skips = tuple(steps)
     return replace(base, skip_steps=skips, applied_steps=base.steps_seen - len(skips), **more)
 
 
-def at_floor(streak: int, **more) -> Signs:
+def at_floor(streak: int, **more) -> RunState:
     return skipping(range(1001 - streak, 1001), **{"scale": 2.0**-14, **more})
 
 
-def from_high(*late: int, growth: int | None, unprovoked=()) -> Signs:
+def from_high(*late: int, growth: int | None, unprovoked=()) -> RunState:
     """25 skips on the way down from 2**40, and later ones."""
     scales = tuple(2.0 ** (40 - step) for step in range(1, 26)) + (2.0**14,) * len(late)
     base = replace(CLEAN, scaling=HIGH, steps_seen=128, first_growth_step=growth, skip_scales=scales)
@@ -111,7 +111,7 @@ CASES = {
 
 
 def test_the_verdicts_and_their_reasons() -> None:
-    found = {name: "\n    ".join(judge(signs)) for name, signs in CASES.items()}
+    found = {name: "\n    ".join(judge(run_state)) for name, run_state in CASES.items()}
     assert "".join(f"{name}:\n    {words}\n" for name, words in found.items()) == (
         Path(__file__).with_name("verdicts.txt").read_text()
     )
@@ -133,16 +133,18 @@ def tallied(scaling: Scaling, *events: Event) -> EventTally:
 
 def test_the_signs_come_from_the_tally_and_the_optimizers_counters() -> None:
     tally = tallied(DYNAMIC, overflow(1, 4.0, cause="forward"), Event(9, 1, "growth", 2.0, 4.0))
-    found = observe(Ledger(LedgerOptions(), seen=10, applied=9), tally, DYNAMIC, {})
+    found = build_run_state(StepCounters(CounterOptions(), seen=10, applied=9), tally, DYNAMIC, {})
     assert (found.steps_seen, found.skip_steps, found.first_growth_step, found.forward_steps) == (10, [1], 9, [1])
 
 
 @pytest.mark.parametrize("scaling", [replace(FIXED, on_overflow="apply"), Scaling()])
 def test_overflows_that_were_applied_are_steps_like_others(scaling) -> None:
     tally = tallied(DYNAMIC, overflow(1, 4.0))
-    signs = observe(Ledger(LedgerOptions(), seen=10, applied=10, scale=4.0, last_mean_loss=0.5), tally, scaling, {})
-    assert (signs.steps_seen, signs.skipped_steps, signs.bad_steps) == (10, 0, 1)
-    assert judge(signs)[1].startswith("All 10 steps were applied, 1 of them with gradients that were not finite")
+    run_state = build_run_state(
+        StepCounters(CounterOptions(), seen=10, applied=10, scale=4.0, last_mean_loss=0.5), tally, scaling, {}
+    )
+    assert (run_state.steps_seen, run_state.skipped_steps, run_state.bad_steps) == (10, 0, 1)
+    assert judge(run_state)[1].startswith("All 10 steps were applied, 1 of them with gradients that were not finite")
 
 
 def test_a_nan_at_a_scale_that_had_worked_is_not_the_scales():

@@ -35,7 +35,7 @@ def test_trains_to_the_weights_of_keras_fit_and_evaluates_as_keras_does(kernels_
         part = data.take(run.feed.plan.order(len(data), epoch))
         history = fitted.fit(part.x, part.y, batch_size=4, sample_weight=part.sample_weight, shuffle=False, verbose=0)
     run.epochs(2)
-    assert (run.ledger.seen, run.ledger.applied) == (12, 12)
+    assert (run.counters.seen, run.counters.applied) == (12, 12)
     expected = [*fitted.variables, *fitted.optimizer.variables]
     for ours, theirs in zip(run.weights(), expected, strict=True):
         np.testing.assert_allclose(ours, theirs.numpy(), **TOLERANCE)

@@ -63,8 +63,8 @@ def spoiled() -> tuple[TinyRun, keras.Variable]:
 def named(run: TinyRun, search: FaultSearch):
     """The event of one step of the run."""
     run.feed.start(1)
-    piece, first = run.feed.take(1), run.ledger.seen + 1
-    events = run.ledger.absorb(run.engine.train(piece.source, piece.batch_indices, piece.count), 1)
+    piece, first = run.feed.take(1), run.counters.seen + 1
+    events = run.counters.absorb(run.engine.train(piece.source, piece.batch_indices, piece.count), 1)
     (event,) = search.name_layers(events, piece, first)
     return event
 
@@ -77,7 +77,7 @@ def test_a_fault_at_any_depth_is_named_with_its_layer_or_the_next(spoiled):
         assert event.cause == ("backward" if way else "forward")
         assert event.fault == ("nan" if np.isnan(what) else "inf")
         assert abs(int(str(event.layer).rpartition("_")[2]) - place) <= 1, event
-    assert run.ledger.skipped == run.ledger.seen >= 12
+    assert run.counters.skipped == run.counters.seen >= 12
 
 
 def test_a_batch_that_is_not_finite_is_named_before_any_layer(spoiled):

@@ -20,10 +20,10 @@ from mpt_cli.precision import DynamicScale
 from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.settings.variants import LossScaleSettings
 from mpt_cli.telemetry.health import HealthRules
-from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.telemetry.records import Scaling
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.telemetry.sinks import JsonlSink
+from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
 from mpt_cli.training.checkpoint import collect_state, restore_state
 from mpt_cli.training.progress import Outcome, Stopwatch
 from mpt_cli.training.trainer import Trainer, TrainingPlan
@@ -90,13 +90,13 @@ def trainer_of(
         build_feed(data, run.engine, BatchPlan(4, 8), resident=True)
         for data in (spoiled(pattern, value), tiny_data(validation * 4))
     )
-    ledger = Ledger(LedgerOptions(tuple(v.path for v in run.model.trainable_variables), FLOOR, 64.0), WINDOW)
+    counters = StepCounters(CounterOptions(tuple(v.path for v in run.model.trainable_variables), FLOOR, 64.0), WINDOW)
     health = HealthRules(
         LossScaleSettings(**{**OFF, **rules}), TrainerSettings(), Scaling(DynamicScale(16.0, 3, min_scale=FLOOR))
     )
     plan = TrainingPlan(epochs, max_steps, log, validate, 8, per_call)
     return Trainer(
-        run.engine, next(feeds), next(feeds) if validation else None, plan, telemetry, ledger, health, NoCheckpoints()
+        run.engine, next(feeds), next(feeds) if validation else None, plan, telemetry, counters, health, NoCheckpoints()
     )
 
 
@@ -104,10 +104,10 @@ def record_in(folder) -> Telemetry:
     return Telemetry([JsonlSink(*(folder / f"{name}.jsonl" for name in ("metrics", "events", "layers", "spikes")))])
 
 
-def train(compiled, pattern: list[bool], folder=None, **options) -> tuple[Outcome, Ledger]:
+def train(compiled, pattern: list[bool], folder=None, **options) -> tuple[Outcome, StepCounters]:
     with record_in(folder) if folder else Telemetry([]) as telemetry:
         trainer = trainer_of(compiled, pattern, telemetry, **options)
-        return trainer.fit(), trainer.ledger
+        return trainer.fit(), trainer.counters
 
 
 def lines(path) -> list[dict]:
@@ -123,7 +123,7 @@ def lines(path) -> list[dict]:
 )
 def test_events_and_counters_are_those_of_the_reference(compiled, tmp_path_factory, pattern, value, log, per_call):
     folder = tmp_path_factory.mktemp("run")
-    _, ledger = train(compiled, pattern, folder, per_call=per_call, value=value, log=log)
+    _, counters = train(compiled, pattern, folder, per_call=per_call, value=value, log=log)
 
     reference = ReferenceScale(scale=16.0, **RULE)
     steps = reference.run(pattern)
@@ -134,9 +134,9 @@ def test_events_and_counters_are_those_of_the_reference(compiled, tmp_path_facto
         assert (event["nan"] + event["inf"] > 0) == bad
         # the numbers go wrong in the data: a variable tells it only where the loss stays finite all the same
         assert (event["cause"] is not None) == bad and (event["variable"] is not None) == (event["cause"] == "backward")
-    assert ledger.streaks.skips == reference.consecutive_skips
+    assert counters.streaks.skips == reference.consecutive_skips
     for name in ("seen", "applied", "skipped", "counter", "scale"):
-        assert getattr(ledger, name) == getattr(reference, name), name
+        assert getattr(counters, name) == getattr(reference, name), name
     tally = compiled[0].model.optimizer
     counts = (tally.seen_steps, tally.applied_steps, tally.skipped_steps, tally.consecutive_skips)
     assert [int(count) for count in counts] == [
@@ -220,16 +220,16 @@ def first_broken(rule: str, limit: float, steps: list[Step]) -> int | None:
 def test_a_run_ends_at_the_step_that_breaks_the_rule(compiled, good, rule, per_call):
     key, limit = rule
     steps = ReferenceScale(scale=16.0, **RULE).run(good)
-    outcome, ledger = train(compiled, good, per_call=per_call, **{key: limit})
+    outcome, counters = train(compiled, good, per_call=per_call, **{key: limit})
 
     expected = first_broken(key, 0 if limit == "abort" else limit, steps)
     assert (outcome.stop is not None) == (expected is not None)
-    assert ledger.seen == (expected or STEPS)
+    assert counters.seen == (expected or STEPS)
     assert outcome.stop is None or outcome.stop.key.startswith(f"loss_scale.{key}")
-    done = steps[: ledger.seen]
-    assert ledger.skipped == sum(not step.finite for step in done) and ledger.scale == done[-1].scale_after
-    assert int(compiled[0].model.optimizer.seen_steps) == ledger.seen  # nothing was trained behind it
-    assert outcome.progress.step_in_epoch == (ledger.seen if expected else 0)
+    done = steps[: counters.seen]
+    assert counters.skipped == sum(not step.finite for step in done) and counters.scale == done[-1].scale_after
+    assert int(compiled[0].model.optimizer.seen_steps) == counters.seen  # nothing was trained behind it
+    assert outcome.progress.step_in_epoch == (counters.seen if expected else 0)
 
 
 def epoch_lines(folder) -> list[dict]:
@@ -238,8 +238,8 @@ def epoch_lines(folder) -> list[dict]:
 
 @pytest.mark.parametrize(("most", "ended"), [(7, (0, 7)), (STEPS, (1, 0)), (STEPS + 7, (1, 7))])
 def test_max_steps_ends_within_an_epoch_or_with_it(compiled, tmp_path, most, ended):
-    outcome, ledger = train(compiled, GOOD, tmp_path, epochs=2, max_steps=most)
-    assert ledger.seen == ledger.applied == epoch_lines(tmp_path)[-1]["step"] == most
+    outcome, counters = train(compiled, GOOD, tmp_path, epochs=2, max_steps=most)
+    assert counters.seen == counters.applied == epoch_lines(tmp_path)[-1]["step"] == most
     assert (outcome.progress.epochs_completed, outcome.progress.step_in_epoch) == ended
 
 
@@ -275,7 +275,7 @@ def test_a_signal_ends_a_validation_whose_epoch_is_finished_when_the_run_goes_on
     with record_in(tmp_path) as telemetry:
         trainer = trainer_of(compiled, GOOD, telemetry, per_call=3, validation=20)
         outcome = trainer.fit()
-        assert outcome.signal == signal.SIGTERM and counts == [3, 3, 3] and trainer.ledger.applied == STEPS
+        assert outcome.signal == signal.SIGTERM and counts == [3, 3, 3] and trainer.counters.applied == STEPS
         assert (outcome.progress.step_in_epoch, outcome.progress.epochs_completed) == (STEPS, 0)
         loss = engine.metrics()["loss"]
         trainer.interruption.requested = None

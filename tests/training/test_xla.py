@@ -107,7 +107,7 @@ class TestWhereXlaFails:
         assert (choice.jit_compile, choice.reason) == (False, "it has no operation AsString")
         np.testing.assert_equal(run.weights(), before)
         run.epochs(1)
-        assert (run.ledger.seen, run.ledger.applied) == (6, 6)
+        assert (run.counters.seen, run.counters.applied) == (6, 6)
 
     def test_what_is_wrong_with_the_model_is_not_put_on_xla(self):
         def broken(*_, **__):

@@ -12,7 +12,7 @@ from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.feed import BatchPlan, Feed, build_feed
 from mpt_cli.engine.loop import Engine
 from mpt_cli.precision import LossScaleOptimizer
-from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
+from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters, StepRecords
 from mpt_cli.training.assembly import build_metrics
 
 
@@ -54,7 +54,7 @@ class TinyRun:
     model: keras.Model
     engine: Engine
     feed: Feed
-    ledger: Ledger
+    counters: StepCounters
 
     def epochs(self, count: int, most: int = 64) -> list[StepRecords]:
         blocks = []
@@ -63,7 +63,7 @@ class TinyRun:
             self.feed.start(epoch)
             while (piece := self.feed.take(most)) is not None:
                 blocks.append(self.engine.train(piece.source, piece.batch_indices, piece.count))
-                self.ledger.absorb(blocks[-1], epoch)
+                self.counters.absorb(blocks[-1], epoch)
         return blocks
 
     def weights(self) -> list[np.ndarray]:
@@ -93,4 +93,4 @@ def tiny_run(
     build_metrics(model, data, batch)
     engine = build_engine(model, jit, Distribution(), wrap_step)
     feed = build_feed(data, engine, BatchPlan(batch, capacity, shuffle=shuffle, seed=1), resident)
-    return TinyRun(model, engine, feed, Ledger(LedgerOptions(tuple(v.path for v in model.trainable_variables))))
+    return TinyRun(model, engine, feed, StepCounters(CounterOptions(tuple(v.path for v in model.trainable_variables))))

@@ -1,7 +1,7 @@
 // Charts of a page (uPlot's), and tables that sort, filter and hide columns. All text is set as text, never as HTML.
 "use strict";
 (() => {
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   const DASHES = { "--": [7, 4], ":": [2, 3], "-.": [7, 3, 2, 3] };
   const WHOLE = [1, 2, 5].flatMap((digit) => [...Array(10).keys()].map((zeros) => digit * 10 ** zeros)).sort((a, b) => a - b);
   const plots = [];
@@ -19,7 +19,7 @@
 
   // ---- one chart
   function axis(label, base) {
-    const ink = () => colour("faint"), line = () => colour("line");
+    const ink = () => color("faint"), line = () => color("line");
     const power = (value) => Math.log(value) / Math.log(base);
     const isOn = (value) => !base || Math.abs(power(value) - Math.round(power(value))) < 1e-9; // no lines between powers
     return {
@@ -62,9 +62,9 @@
   function series(curve, base) {
     const isLine = Boolean(curve.style), isStair = curve.xs.some((x, place) => x === curve.xs[place + 1]);
     return {
-      label: curve.label || " ", stroke: curve.colour, width: 1.6, dash: DASHES[curve.style], spanGaps: false,
+      label: curve.label || " ", stroke: curve.color, width: 1.6, dash: DASHES[curve.style], spanGaps: false,
       class: curve.label ? "named" : "unnamed", paths: !isLine ? () => null : isStair ? uPlot.paths.stepped({ align: 1 }) : undefined,
-      points: { show: !isLine || (Boolean(curve.marker) && curve.xs.length < 100) || curve.xs.length === 1, size: 6, fill: curve.colour },
+      points: { show: !isLine || (Boolean(curve.marker) && curve.xs.length < 100) || curve.xs.length === 1, size: 6, fill: curve.color },
       value: (u, value) => words(value, base),
     };
   }
@@ -81,7 +81,7 @@
       hooks: { setSeries: [(u, place, { show }) => { // the points of a line go with it
         if (show != null && curves[place - 1]?.label)
           for (let next = place; curves[next]?.label === ""; next++) u.setSeries(next + 1, { show });
-      }], draw: [(u) => { marks(u, lost, 0.985, "x", colour("bad")); marks(u, found.skips, 0.025, "|", colour("bad")); }] },
+      }], draw: [(u) => { marks(u, lost, 0.985, "x", color("bad")); marks(u, found.skips, 0.025, "|", color("bad")); }] },
     }, uPlot.join(curves.map((curve) => [curve.xs, curve.ys])));
   }
 
@@ -94,7 +94,7 @@
     const ends = (u) => {
       const { ctx } = u;
       ctx.save();
-      ctx.fillStyle = colour("faint");
+      ctx.fillStyle = color("faint");
       ctx.font = `${12 * devicePixelRatio}px system-ui, sans-serif`;
       axes.forEach((each, place) => {
         ctx.textAlign = place === 0 ? "left" : place === axes.length - 1 ? "right" : "center";

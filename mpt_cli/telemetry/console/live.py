@@ -13,11 +13,11 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from mpt_cli.telemetry.colors import WARNING_STYLE
 from mpt_cli.telemetry.console.plain import INDENT, EpochConsole, Narrator, final_rows, header_rows
 from mpt_cli.telemetry.console.table import SCALE_STYLE
 from mpt_cli.telemetry.format import format_bytes, format_count, format_sample, format_whole_seconds
 from mpt_cli.telemetry.health import GOOD_VERDICTS
-from mpt_cli.telemetry.palette import WARNING_STYLE
 from mpt_cli.telemetry.records import RunHeader, Snapshot, Summary
 
 NARRATE_SECONDS = 1.0
@@ -98,9 +98,9 @@ class LiveConsole(EpochConsole):
         self._tell(at_once=True)
         good = summary.exit_code == 0 and summary.verdict in GOOD_VERDICTS
         is_cut = summary.status in ("interrupted", "terminated")
-        colour = "green" if good else "red" if summary.exit_code and not is_cut else "yellow"
-        rows = [(label, text, f"bold {colour}" if label == "verdict" else "") for label, text in final_rows(summary)]
-        self._console.print("", Text(summary.status, f"bold {colour}"), _grid(rows), sep="\n")
+        color = "green" if good else "red" if summary.exit_code and not is_cut else "yellow"
+        rows = [(label, text, f"bold {color}" if label == "verdict" else "") for label, text in final_rows(summary)]
+        self._console.print("", Text(summary.status, f"bold {color}"), _grid(rows), sep="\n")
 
     def close(self) -> None:
         self._live.stop()

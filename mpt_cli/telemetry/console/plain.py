@@ -44,7 +44,7 @@ from mpt_cli.telemetry.records import (
     Snapshot,
     Summary,
 )
-from mpt_cli.telemetry.signs import THIRD_TIME, EventTally, Signs, is_at_floor, may_still_settle
+from mpt_cli.telemetry.run_state import THIRD_TIME, EventTally, RunState, is_at_floor, may_still_settle
 from mpt_cli.telemetry.sink import LineFile, Sink, reminders
 
 LABEL_WIDTH = 13
@@ -277,11 +277,11 @@ class Narrator:
         uncured = self._tally.uncured_steps
         if len(uncured) >= THIRD_TIME and uncured[-1] >= skips[0].step:
             return f": {CAUSES[NAN].hint}"
-        signs = self._signs(skips)
+        run_state = self._run_state(skips)
         for cause in (CAUSES[FORWARD], CAUSES[BEYOND]):
-            if cause.fits(signs, len(skips)):
+            if cause.fits(run_state, len(skips)):
                 return f": {cause.hint}{self._advice(skips) if cause is CAUSES[FORWARD] else ''}"
-        if CAUSES[IN_DOUBT].fits(replace(signs, skip_steps=self._tally.skip_steps), THIRD_TIME):
+        if CAUSES[IN_DOUBT].fits(replace(run_state, skip_steps=self._tally.skip_steps), THIRD_TIME):
             return f": {CAUSES[IN_DOUBT].hint}"
         if not self._scaling.growth_steps or self._scaling.on_overflow != "skip":
             return ""
@@ -305,10 +305,10 @@ class Narrator:
             return "; look at the data and the learning rate"
         return f"; try policy.overrides={{{layer}: float32}} or a lower learning rate"
 
-    def _signs(self, skips: list[Event]) -> Signs:
+    def _run_state(self, skips: list[Event]) -> RunState:
         """What these skips alone tell. Their scale counts only where nan was met at the floor: inf may go on lower."""
         at_floor = [e.scale_before for e in skips if e.nan and is_at_floor(self._scaling, e.scale_before)]
-        return Signs(
+        return RunState(
             self._scaling,
             steps_seen=skips[-1].step,
             applied_steps=skips[-1].step - self._skipped,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from rich.cells import cell_len
 from rich.text import Text
 
+from mpt_cli.telemetry.colors import WARNING_STYLE
 from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds
-from mpt_cli.telemetry.palette import WARNING_STYLE
 from mpt_cli.telemetry.records import RunHeader, Snapshot
 
 GAP = "  "

@@ -15,7 +15,7 @@ from mpt_cli.engine.distribution import Distribution, build_distribution
 from mpt_cli.engine.feed import BatchPlan, build_feed
 from mpt_cli.precision import LossScaleOptimizer, Policy
 from mpt_cli.settings.schema import DistributeSettings, Settings, TrainerSettings
-from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
+from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
 from mpt_cli.training.assembly import build_metrics
 from mpt_cli.training.checkpoint import collect_state, restore_state
 
@@ -79,14 +79,14 @@ class Trained:
         self.engine = build_engine(self.model, True, distribution)
         plan = BatchPlan(BATCH, 4, shuffle=False, devices=distribution.replicas)
         self.feed = build_feed(data, self.engine, plan, True)
-        self.ledger = Ledger(LedgerOptions(tuple(v.path for v in self.model.trainable_variables)))
+        self.counters = StepCounters(CounterOptions(tuple(v.path for v in self.model.trainable_variables)))
         self.skipped: list[int] = []
 
     def epoch(self, number: int = 1) -> "Trained":
         self.feed.start(number)
         while (piece := self.feed.take(4)) is not None:
             records = self.engine.train(piece.source, piece.batch_indices, piece.count)
-            self.skipped += [event.step for event in self.ledger.absorb(records, number) if event.kind == "overflow"]
+            self.skipped += [event.step for event in self.counters.absorb(records, number) if event.kind == "overflow"]
         return self
 
     def shares(self) -> dict[str, float]:
@@ -127,7 +127,9 @@ def test_training_is_that_of_one_device_with_its_skips(mesh, kind, policy):
     with over(mesh, ALONG_OUTPUTS) as distribution:
         divided = Trained(distribution, kind, policy).epoch()
     assert divided.skipped == alone.skipped == [BAD]
-    assert (divided.ledger.seen, divided.ledger.skipped) == (alone.ledger.seen, alone.ledger.skipped) == (STEPS, 1)
+    assert (
+        (divided.counters.seen, divided.counters.skipped) == (alone.counters.seen, alone.counters.skipped) == (STEPS, 1)
+    )
     assert_same(collect_state(divided.model), collect_state(alone.model), policy)
     scale = divided.optimizer.scale_state.by_name["scale"]
     assert {float(shard.data) for shard in scale.value.addressable_shards} == {float(alone.optimizer.loss_scale)}
@@ -169,4 +171,4 @@ def test_a_checkpoint_is_whole_and_goes_on_over_another_mesh_and_on_one_device(m
         for name, value in collect_state(again.model).items():
             np.testing.assert_array_equal(value, saved[name])
         assert_same(collect_state(again.epoch(2).model), expected)
-    assert again.ledger.skipped == 1
+    assert again.counters.skipped == 1

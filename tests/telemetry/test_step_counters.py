@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from reference import ReferenceScale, Step
 
 from mpt_cli.telemetry.format import strict_json
-from mpt_cli.telemetry.ledger import FLOAT_FIELDS, INT_FIELDS, Ledger, LedgerOptions, StepRecords
 from mpt_cli.telemetry.records import GradientSample
+from mpt_cli.telemetry.step_counters import FLOAT_FIELDS, INT_FIELDS, CounterOptions, StepCounters, StepRecords
 
 NAN, INF = math.nan, math.inf
 
@@ -63,35 +63,35 @@ rules = st.fixed_dictionaries(
 def test_equals_the_reference_however_steps_are_divided_into_calls_and_resumed(rule, pattern, sizes):
     reference = ReferenceScale(**rule)
     steps = reference.run(pattern)
-    ledger = Ledger(LedgerOptions(min_scale=rule["min_scale"], max_scale=rule["max_scale"]), window_steps=20)
-    ledger.sample = sample = GradientSample(3, 0.5, 0.25, 0.125, None)
+    counters = StepCounters(CounterOptions(min_scale=rule["min_scale"], max_scale=rule["max_scale"]), window_steps=20)
+    counters.sample = sample = GradientSample(3, 0.5, 0.25, 0.125, None)
 
     events, highest = [], 0
     for part in portions(steps, sizes):
-        position = json.loads(strict_json(ledger.position()))
-        ledger = Ledger(ledger.rules, window_steps=20)
-        ledger.resume(position)
-        events += ledger.absorb(block_of(part), epoch=3)
-        highest = max(highest, ledger.peaks.skips)
+        position = json.loads(strict_json(counters.position()))
+        counters = StepCounters(counters.rules, window_steps=20)
+        counters.resume(position)
+        events += counters.absorb(block_of(part), epoch=3)
+        highest = max(highest, counters.peaks.skips)
 
     assert [(e.step, e.kind, e.scale_before, e.scale_after) for e in events] == reference.events
     assert all(event.epoch == 3 for event in events)
-    assert ledger.streaks.skips == reference.consecutive_skips
+    assert counters.streaks.skips == reference.consecutive_skips
     for name in ("seen", "applied", "skipped", "scale", "counter"):
-        assert getattr(ledger, name) == getattr(reference, name), name
-    assert ledger.seen == ledger.applied + ledger.skipped == len(pattern)
-    assert ledger.applied_in_epoch == ledger.applied and ledger.sample == sample
+        assert getattr(counters, name) == getattr(reference, name), name
+    assert counters.seen == counters.applied + counters.skipped == len(pattern)
+    assert counters.applied_in_epoch == counters.applied and counters.sample == sample
     scales = [scale for step in steps for scale in (step.scale_before, step.scale_after)]
-    assert (ledger.lowest_scale, ledger.highest_scale) == (min(scales), max(scales))
-    assert ledger.window.tolist() == [not finite for finite in pattern[-20:]]
+    assert (counters.lowest_scale, counters.highest_scale) == (min(scales), max(scales))
+    assert counters.window.tolist() == [not finite for finite in pattern[-20:]]
     assert highest == max(len(row) for row in "".join("x."[finite] for finite in pattern).split("."))
-    assert ledger.take_mean_loss() == (0.5 if ledger.applied else None)
+    assert counters.take_mean_loss() == (0.5 if counters.applied else None)
 
 
 def test_an_overflow_names_the_variable_the_counts_and_the_way():
     def event(loss: float = 0.5, **columns: int):
-        ledger = Ledger(LedgerOptions(variables=("dense/kernel", "dense/bias")))
-        (found,) = ledger.absorb(block_of(steps_of("x"), [loss], **columns), epoch=1)
+        counters = StepCounters(CounterOptions(variables=("dense/kernel", "dense/bias")))
+        (found,) = counters.absorb(block_of(steps_of("x"), [loss], **columns), epoch=1)
         return found.variable, found.layer, found.nan, found.inf, found.cause, found.fault
 
     assert event(nan=2, inf=5, nearest=1) == ("dense/bias", "dense", 2, 5, "backward", "nan")
@@ -103,20 +103,20 @@ def test_an_overflow_names_the_variable_the_counts_and_the_way():
 
 def test_a_bound_that_float32_cannot_hold_is_met_all_the_same():
     """0.1 in float32 lies above 0.1, and 1000.1 below 1000.1."""
-    ledger = Ledger(LedgerOptions(min_scale=0.1, max_scale=1000.1))
+    counters = StepCounters(CounterOptions(min_scale=0.1, max_scale=1000.1))
     low = np.float32(0.1).item()
     high = np.float32(1000.1).item()
     assert low > 0.1 and high < 1000.1
     steps = [Step(False, 0.15, low, 0), Step(True, 900.0, high, 0)]
-    assert kinds(ledger.absorb(block_of(steps), 1)) == [(1, "overflow"), (1, "floor"), (2, "growth"), (2, "ceiling")]
+    assert kinds(counters.absorb(block_of(steps), 1)) == [(1, "overflow"), (1, "floor"), (2, "growth"), (2, "ceiling")]
 
 
 def test_the_mean_loss_is_that_of_applied_steps_since_it_was_last_taken():
-    ledger = Ledger(LedgerOptions())
+    counters = StepCounters(CounterOptions())
 
     def mean(pattern: str, *losses: float) -> float | None:
-        ledger.absorb(block_of(steps_of(pattern), list(losses)), 1)
-        return ledger.take_mean_loss()
+        counters.absorb(block_of(steps_of(pattern), list(losses)), 1)
+        return counters.take_mean_loss()
 
     assert mean(".x..", 1.0, NAN, 4.0, 4.0) == 3.0 and mean("x", 1.0) is None
     assert mean("...", 2.0**24, 1.0, 1.0) == (2.0**24 + 2) / 3  # in float32 the small ones would be lost
@@ -125,30 +125,30 @@ def test_the_mean_loss_is_that_of_applied_steps_since_it_was_last_taken():
 
 
 def test_bad_losses_are_counted_over_applied_steps_in_a_row():
-    ledger = Ledger(LedgerOptions())
-    ledger.absorb(block_of(steps_of("..x."), [0.5, NAN, NAN, INF]), 1)
-    assert ledger.streaks.non_finite_losses == 2  # the skipped step between them neither counts nor ends the row
-    ledger.absorb(block_of(steps_of("xx"), [NAN, NAN]), 1)
-    assert ledger.streaks.non_finite_losses == 2
-    ledger.absorb(block_of(steps_of(".."), [NAN, 0.5]), 1)
-    assert ledger.streaks.non_finite_losses == 0
+    counters = StepCounters(CounterOptions())
+    counters.absorb(block_of(steps_of("..x."), [0.5, NAN, NAN, INF]), 1)
+    assert counters.streaks.non_finite_losses == 2  # the skipped step between them neither counts nor ends the row
+    counters.absorb(block_of(steps_of("xx"), [NAN, NAN]), 1)
+    assert counters.streaks.non_finite_losses == 2
+    counters.absorb(block_of(steps_of(".."), [NAN, 0.5]), 1)
+    assert counters.streaks.non_finite_losses == 0
 
 
 def test_where_non_finite_gradients_are_applied_nothing_is_skipped():
-    ledger = Ledger(LedgerOptions(applies_non_finite=True))
+    counters = StepCounters(CounterOptions(applies_non_finite=True))
     steps = [Step(False, 1.0, 1.0, 0), Step(True, 1.0, 1.0, 1)]
-    events = ledger.absorb(block_of(steps), 1)
-    assert (ledger.applied, ledger.skipped, ledger.streaks.skips) == (2, 0, 0)
-    assert not ledger.window.any()
+    events = counters.absorb(block_of(steps), 1)
+    assert (counters.applied, counters.skipped, counters.streaks.skips) == (2, 0, 0)
+    assert not counters.window.any()
     assert len(events) == 1
 
 
 def test_a_new_epoch_counts_its_own_applied_steps():
-    ledger = Ledger(LedgerOptions())
-    ledger.absorb(block_of(steps_of("...")), 1)
-    ledger.start_epoch()
-    ledger.absorb(block_of(steps_of(".x")), 2)
-    assert (ledger.applied_in_epoch, ledger.applied) == (1, 4)
+    counters = StepCounters(CounterOptions())
+    counters.absorb(block_of(steps_of("...")), 1)
+    counters.start_epoch()
+    counters.absorb(block_of(steps_of(".x")), 2)
+    assert (counters.applied_in_epoch, counters.applied) == (1, 4)
 
 
 @pytest.mark.parametrize(
@@ -161,14 +161,14 @@ def test_a_new_epoch_counts_its_own_applied_steps():
     ],
 )
 def test_whether_the_last_applied_step_was_sound(marks, loss, applies, sound):
-    ledger = Ledger(LedgerOptions(applies_non_finite=applies))
-    ledger.absorb(block_of(steps_of(marks, scale=1.0), [0.5, loss]), 1)
-    assert ledger.is_sound == sound
+    counters = StepCounters(CounterOptions(applies_non_finite=applies))
+    counters.absorb(block_of(steps_of(marks, scale=1.0), [0.5, loss]), 1)
+    assert counters.is_sound == sound
 
 
 def test_a_scale_that_falls_without_an_overflow_declines():
     steps = [Step(True, 16.0, 4.0, 0), Step(True, 4.0, 1.0, 0), Step(True, 1.0, 8.0, 0)]
-    assert kinds(Ledger(LedgerOptions(min_scale=1.0)).absorb(block_of(steps), 1)) == [
+    assert kinds(StepCounters(CounterOptions(min_scale=1.0)).absorb(block_of(steps), 1)) == [
         (1, "decline"),
         (2, "decline"),
         (2, "floor"),

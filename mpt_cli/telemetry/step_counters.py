@@ -200,8 +200,8 @@ class StepRecords:
 
 
 @dataclass(frozen=True)
-class LedgerOptions:
-    """What the ledger must know of the run to read its records.
+class CounterOptions:
+    """What the counters must know of the run to read its records.
 
     `variables` are the paths of the trainable variables, in the order of the gradients; `applies_non_finite` is true
     where non-finite gradients are used all the same (`loss_scale.mode=none`, `on_overflow=apply`). `optimizers` has the
@@ -220,7 +220,7 @@ class LedgerOptions:
 
 
 @dataclass
-class Ledger(Resumable):
+class StepCounters(Resumable):
     """Totals over all steps so far.
 
     `streaks` are those that end with the last step; the next call begins with them. `window` holds one boolean per
@@ -231,7 +231,7 @@ class Ledger(Resumable):
     it.
     """
 
-    rules: LedgerOptions
+    rules: CounterOptions
     window_steps: int = 500
     seen: int = 0
     applied: int = 0

@@ -21,7 +21,7 @@ from mpt_cli.telemetry.records import (
 )
 
 if TYPE_CHECKING:
-    from mpt_cli.telemetry.ledger import Ledger
+    from mpt_cli.telemetry.step_counters import StepCounters
 
 
 @dataclass
@@ -177,7 +177,7 @@ def may_still_settle(applied_steps: int, steps: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Signs:
+class RunState:
     """What is known of a run at one moment, while it runs or at its end: counters and events of all its attempts."""
 
     scaling: Scaling
@@ -321,21 +321,22 @@ def is_at_floor(scaling: Scaling, scale: float) -> bool:
     return scaling.floor is not None and scale <= scaling.floor * (1 + 2**-24)
 
 
-def observe(
-    ledger: "Ledger", tally: EventTally, scaling: Scaling, metrics: Mapping[str, float], **others: Any
-) -> Signs:
-    """The signs after the last step that `ledger` took in, whose every event is in `tally`; `others` are the fields
-    that neither knows.
+def build_run_state(
+    counters: "StepCounters", tally: EventTally, scaling: Scaling, metrics: Mapping[str, float], **others: Any
+) -> RunState:
+    """Return the state after the last step that `counters` took in, whose every event is in `tally`.
+
+    `others` are the fields that neither knows.
 
     `metrics` are those of the last whole epoch: its loss stands for that of the last steps where it is not finite.
     """
     spoiled = [name for name, value in metrics.items() if not math.isfinite(value)]
-    applies, sample = scaling.applies_overflows, ledger.sample
+    applies, sample = scaling.applies_overflows, counters.sample
     skips = EventTally() if applies else tally
-    return Signs(
+    return RunState(
         scaling=scaling,
-        steps_seen=ledger.seen,
-        applied_steps=ledger.applied,
+        steps_seen=counters.seen,
+        applied_steps=counters.applied,
         skip_steps=skips.skip_steps,
         skip_scales=skips.skip_scales,
         forward_steps=skips.forward_steps,
@@ -344,21 +345,21 @@ def observe(
         uncured_steps=skips.uncured_steps,
         first_growth_step=tally.first_growth_step,
         bad_steps=len(tally.skip_steps) if applies else 0,
-        scale=ledger.scale if ledger.seen else None,
-        loss=metrics["loss"] if "loss" in spoiled else ledger.last_mean_loss,
-        first_loss=ledger.first_loss,
+        scale=counters.scale if counters.seen else None,
+        loss=metrics["loss"] if "loss" in spoiled else counters.last_mean_loss,
+        first_loss=counters.first_loss,
         spoiled_metrics=[name for name in spoiled if name != "loss"],
         flushed_share=None if sample is None else sample.flushed_share,
         faults={} if sample is None else sample.faults,
         output_noise=None if sample is None else sample.output_noise,
         output_noise_left=None if sample is None else sample.output_noise_left,
         sample_step=0 if sample is None else sample.step,
-        sample_is_new=sample is not None and sample.step == ledger.seen,
-        streaks=ledger.streaks,
-        peaks=ledger.peaks,
-        peak_skip_rate=ledger.peak_skip_rate,
-        window_steps=ledger.window_steps,
-        window_skips=int(ledger.window.sum()),
-        applied_in_epoch=ledger.applied_in_epoch,
+        sample_is_new=sample is not None and sample.step == counters.seen,
+        streaks=counters.streaks,
+        peaks=counters.peaks,
+        peak_skip_rate=counters.peak_skip_rate,
+        window_steps=counters.window_steps,
+        window_skips=int(counters.window.sum()),
+        applied_in_epoch=counters.applied_in_epoch,
         **others,
     )
