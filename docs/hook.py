@@ -31,7 +31,7 @@ from mpt_cli.sweep.run import plan_facts
 from mpt_cli.telemetry import records
 from mpt_cli.verbs import verb_parser
 from mpt_cli.verbs.arguments import LISTED_VERBS
-from mpt_cli.verbs.run import is_taken
+from mpt_cli.verbs.run import is_run_key
 
 ROOT = Path(__file__).parents[1]
 RECORDS = {
@@ -78,7 +78,7 @@ def keys() -> str:
 
 def run_keys() -> str:
     """Those that `mpt run` takes, once each, with what it does where they are left out."""
-    taken = {key.path: key for key in reversed(key_versions()) if is_taken(key.path)}
+    taken = {key.path: key for key in reversed(key_versions()) if is_run_key(key.path)}
     floats = tuple(choice for choice in taken["policy.name"].choices if choice != AUTO_FLOAT16)
     taken["policy.name"] = replace(
         taken["policy.name"],

@@ -25,7 +25,7 @@ from mpt_cli.redaction import note_word
 from mpt_cli.settings.limits import MOST_PROBLEMS
 from mpt_cli.settings.search_path import add_config_directories, has_working_directory
 from mpt_cli.signals import SIGNAL_EXIT_CODES, format_end, raised_signal, signal_of
-from mpt_cli.verbs import check_options, load_verb, take_config_directories, verb_parser
+from mpt_cli.verbs import check_options, load_verb, split_config_directories, verb_parser
 from mpt_cli.verbs.arguments import LISTED_VERBS, MERGED_VERBS, VERBS, Parser
 from mpt_cli.version import __version__
 
@@ -152,7 +152,7 @@ def _run(arguments: list[str]) -> int:
         _top_parser().error(_unknown_verb(verb))
     folders, parser = list[str](), verb_parser(verb)
     if verb != "run":  # what stands behind the script is the script's own
-        folders, rest = take_config_directories(rest)
+        folders, rest = split_config_directories(rest)
         check_options(parser, rest)
     add_config_directories(folders)
     words = parser.parse_intermixed_args(rest)  # --help, and what argparse refuses, ends here: no verb is loaded

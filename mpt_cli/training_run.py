@@ -21,7 +21,7 @@ from mpt_cli.runs.directory import (
     write_json,
     write_summary,
 )
-from mpt_cli.runs.expectations import expectation_lines, own_expectations
+from mpt_cli.runs.expectations import applicable_expectations, expectation_lines
 from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
 from mpt_cli.runs.resume import (
     check_checkpoints,
@@ -88,7 +88,7 @@ def train(
 ) -> Summary:
     """The run that `settings` say in full, from start to end; `command_line` is for the record, and says whether
     the recipe's expectations are about this run; `notes` stand above its header. See `train_program`."""
-    own = replace(settings, expect=own_expectations(settings.expect, keys_given(command_line)))
+    own = replace(settings, expect=applicable_expectations(settings.expect, keys_given(command_line)))
     return train_program(Program(own), command_line, reporters, notes)
 
 

@@ -45,7 +45,7 @@ class CompareDirectory(SweepDirectory):
 
 POLICIES = "policy=float32,mixed_float16,mixed_bfloat16"  # where no word says what is compared
 # Only one value each: with two, the runs would not be the same training any more.
-_HELD = ("conf", "data", "model", "optimizer")
+_SINGLE_VALUE_KEYS = ("conf", "data", "model", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def make_comparison(words: Sequence[str], seeds: int | None) -> tuple[SweepPlan,
             setups[str(own)] = Setup(own, settings.policy.description, settings.trainer.batch_size)
     if len(setups) < 2:
         raise ConfigError(Problem("policy", "must have at least two values to compare.", None, f"As in {POLICIES}."))
-    return replace(plan, jobs=_in_turns(plan.jobs)), list(setups.values())
+    return replace(plan, jobs=_alternate_rounds(plan.jobs)), list(setups.values())
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def make_script_comparison(words: Sequence[str], seeds: int | None, script: Scri
         job = Job(number, job_name(number, overrides), overrides, [*point.words, *script.words], verb="run")
         jobs.append(job)
         setups.setdefault(str(job.without_seed), Setup(job.without_seed, settings.policy.description, 1))
-    return SweepPlan(grid.varied, _in_turns(jobs), script.title), list(setups.values())
+    return SweepPlan(grid.varied, _alternate_rounds(jobs), script.title), list(setups.values())
 
 
 def _check(words: Sequence[str], seeds: int | None) -> None:
@@ -114,7 +114,7 @@ def _check(words: Sequence[str], seeds: int | None) -> None:
             "`mpt sweep` ranks trainings that differ.",
         )
         for key in grid.varied
-        if key.split(".")[0] in _HELD
+        if key.split(".")[0] in _SINGLE_VALUE_KEYS
     ]
     if seeds is not None and seeds < 1:
         problems.append(Problem("--seeds", "must be >= 1.", seeds))
@@ -137,7 +137,7 @@ def _with_seeds(words: Sequence[str], seeds: int | None) -> list[str]:
     return [*held, f"seed={','.join(str(first + index) for index in range(seeds or 1))}", *compared]
 
 
-def _in_turns(jobs: Sequence[Job]) -> list[Job]:
+def _alternate_rounds(jobs: Sequence[Job]) -> list[Job]:
     rounds = [list(members) for _, members in groupby(jobs, lambda job: job.overrides.get(SEED))]
     return [job for index, members in enumerate(rounds) for job in (members[::-1] if index % 2 else members)]
 
@@ -368,7 +368,9 @@ def read_comparison(directory: CompareDirectory, objective: str | None = None) -
     chosen = choose_objective(objective or plan.facts["objective"], finished)
     entries = [_entry(setup, results) for setup in setups]
     tolerance = as_number(plan.facts["tolerance"])
-    return Comparison(directory, plan, chosen, results, [_held(entry, entries, chosen, tolerance) for entry in entries])
+    return Comparison(
+        directory, plan, chosen, results, [_with_baseline(entry, entries, chosen, tolerance) for entry in entries]
+    )
 
 
 def _entry(setup: Setup, results: list[JobResult]) -> Entry:
@@ -389,10 +391,10 @@ def _entry(setup: Setup, results: list[JobResult]) -> Entry:
     return Entry(setup.overrides, own, policy=setup.policy, label=label or setup.policy, seconds=known)
 
 
-def _held(entry: Entry, entries: list[Entry], objective: Objective, tolerance: float | None) -> Entry:
+def _with_baseline(entry: Entry, entries: list[Entry], objective: Objective, tolerance: float | None) -> Entry:
     """The entry held against its baseline: float32 among those that differ in nothing but the precision, else the first
     of them; a baseline as it is."""
-    group = [other for other in entries if _others(other) == _others(entry)]
+    group = [other for other in entries if _other_overrides(other) == _other_overrides(entry)]
     baseline = next((other for other in group if other.policy == "float32"), group[0])
     if baseline is entry:
         return entry
@@ -409,6 +411,6 @@ def _held(entry: Entry, entries: list[Entry], objective: Objective, tolerance: f
     )
 
 
-def _others(entry: Entry) -> dict[str, str]:
+def _other_overrides(entry: Entry) -> dict[str, str]:
     """What is varied beside the precision: each backend has a baseline of its own."""
     return {key: value for key, value in entry.overrides.items() if key.partition(".")[0] not in _PRECISION_KEYS}

@@ -22,7 +22,7 @@ from mpt_cli.report.page import run_link, write_page
 from mpt_cli.report.run_page import render_runs, run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn
 from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.runs.provenance import is_of_cpu, known_environment
+from mpt_cli.runs.provenance import known_environment, ran_on_cpu
 from mpt_cli.sweep.directory import NOT_RUN
 from mpt_cli.sweep.paired import FEWEST_SEEDS, MOST_SEEDS, RARE, count_seeds
 from mpt_cli.sweep.progress import Screen
@@ -42,12 +42,17 @@ def why_slow(entry: Entry) -> str:
     dtype = next((name for name in _CPU_FEATURES if name in entry.policy), None)
     environment = known_environment(RunDirectory(entry.finished[0].run_dir))
     known = (environment.get("machine") or {}).get("cpu_precision_features")
-    if dtype is None or not is_of_cpu(environment) or not isinstance(known, list) or {*known} & {*_CPU_FEATURES[dtype]}:
+    if (
+        dtype is None
+        or not ran_on_cpu(environment)
+        or not isinstance(known, list)
+        or {*known} & {*_CPU_FEATURES[dtype]}
+    ):
         return ""
     return f"The CPU has no instructions for {dtype} ({' or '.join(_CPU_FEATURES[dtype])})."
 
 
-def overall(found: Comparison) -> str:
+def overall_sentence(found: Comparison) -> str:
     """The one sentence to remember."""
     if all(entry.quality.kind == UNKNOWN for entry in found.compared):
         return "Nothing can be compared: " + _unfinished(found)
@@ -73,7 +78,7 @@ def overall(found: Comparison) -> str:
     if unclear:
         return " ".join(
             f"{entry.label} is {_speed_up_cell(entry)} faster, its quality {_quality_words(entry)}: "
-            f"{_limits(entry.quality)}."
+            f"{_unknown_words(entry.quality)}."
             for entry in unclear
         )
     narrow = ", ".join(entry.label for entry in found.compared if entry.finished)
@@ -85,7 +90,7 @@ def overall(found: Comparison) -> str:
 MANY_SEEDS = 10 * RARE
 
 
-def _not_excluded(quality: Quality) -> str:
+def _rare_effects(quality: Quality) -> str:
     """What so many seeds that agree may not have met, and how many would have."""
     often = f"about {RARE} in {quality.seeds}" if quality.seeds > RARE else "in most seeds"
     more = f": --seeds {MANY_SEEDS} shows what happens in 1 of 10" if quality.seeds < MANY_SEEDS else ""
@@ -94,10 +99,10 @@ def _not_excluded(quality: Quality) -> str:
     return f"what happens less often than {often} can't be excluded{rare}{more}"
 
 
-def _limits(quality: Quality) -> str:
+def _unknown_words(quality: Quality) -> str:
     """What was not shown, and what would show it; empty where all is."""
     if quality.kind in (SAME, EQUAL):
-        return _not_excluded(quality)
+        return _rare_effects(quality)
     if quality.kind != UNCLEAR:
         return ""
     if quality.few_examples is not None:
@@ -114,7 +119,7 @@ def _limits(quality: Quality) -> str:
 
 def sentences(found: Comparison) -> list[str]:
     """One for each configuration that was held against another, then the rules that belong to them."""
-    told = [_about(found, entry) for entry in found.compared]
+    told = [_entry_sentence(found, entry) for entry in found.compared]
     known = [entry.quality.margin for entry in found.compared if entry.quality.kind != UNKNOWN]
     rule = [format_rule(found.objective, known, found.seeds)] if known else []
     has_float32 = any(entry.policy == "float32" for entry in found.entries)
@@ -147,7 +152,7 @@ def _format_speed(speed: SpeedUp) -> str:
     return "faster" if speed.is_faster else "slower" if speed.is_slower else "as fast"
 
 
-def _about(found: Comparison, entry: Entry) -> str:
+def _entry_sentence(found: Comparison, entry: Entry) -> str:
     assert entry.baseline is not None
     base, speed = entry.baseline.label, entry.speed
     if all(job.status == NOT_RUN for job in entry.results):
@@ -188,7 +193,7 @@ def _difference(found: Comparison, entry: Entry) -> str:
     if quality.interval is not None:
         low, high = quality.interval
         words += f", 95% interval {format_signed(low)} … {format_signed(high)} over {count_seeds(quality.seeds)}"
-    return f" ({'; '.join(filter(None, [words, _limits(quality)]))})"
+    return f" ({'; '.join(filter(None, [words, _unknown_words(quality)]))})"
 
 
 def _qualities(found: Comparison) -> str:
@@ -261,13 +266,18 @@ def _peak_bytes(entry: Entry) -> int | None:
 def print_comparison(found: Comparison, screen: Screen, page: Path | None = None) -> None:
     """In a terminal as many columns as fit; piped, all of them in aligned plain lines."""
     screen.show_table(columns(found), found.entries, lambda entry: "" if entry.is_complete else "red", SECONDARY)
-    for line in ["", overall(found), *(f"- {sentence}" for sentence in sentences(found)), *ending_lines(found, page)]:
+    for line in [
+        "",
+        overall_sentence(found),
+        *(f"- {sentence}" for sentence in sentences(found)),
+        *ending_lines(found, page),
+    ]:
         screen.say(line)
 
 
 def compare_page(found: Comparison, page: Path) -> str:
     """The whole page as text; `page` is where it will lie."""
-    stories = read_histories(
+    histories = read_histories(
         (job.run_dir, f"{entry.label}, seed {seed}" if found.seeds > 1 else entry.label)
         for entry in found.entries
         for seed, job in entry.jobs.items()
@@ -275,9 +285,9 @@ def compare_page(found: Comparison, page: Path) -> str:
     return render_runs(
         "compare.html",
         f"Comparison {found.directory.path.name}",
-        stories,
-        run_pictures(stories),
-        verdict=overall(found),
+        histories,
+        run_pictures(histories),
+        verdict=overall_sentence(found),
         kind="" if all(entry.is_complete for entry in found.entries) else "bad",
         entries=PageTable(
             "Each precision beside its baseline",
@@ -305,7 +315,7 @@ def comparison_dict(found: Comparison) -> dict[str, Any]:
     """What results.json holds and `--json` prints."""
     return {
         "compare_dir": str(found.directory.path),
-        "verdict": overall(found),
+        "verdict": overall_sentence(found),
         "sentences": sentences(found),
         "objective": {"name": found.objective.name, "direction": found.objective.direction},
         "seeds": found.seeds,

@@ -19,7 +19,7 @@ from mpt_cli.training.program import Program
 
 ROUNDS = 5  # attempts at finding the layers to keep in float32
 MOST_DISAGREEMENT = 0.1  # of the values of a layer: a weight's gradient is a sum, some of whose terms may be flushed
-OF_THE_FORWARD_PASS = (OVERFLOWED, VANISHED)
+FORWARD_FAULTS = (OVERFLOWED, VANISHED)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Diagnosis:
     digits: LostDigits | None = None
 
     @property
-    def examines_own_policy(self) -> bool:
+    def examines_run_policy(self) -> bool:
         """Whether the run itself has float16; otherwise its model was examined under mixed_float16."""
         return self.policy.name == self.settings.policy.name
 
@@ -118,7 +118,7 @@ def diagnose(
         say(f"measuring {request.batches} batches at step {step}" + (" after training up to it" if step else ""))
         examination.measure_at(step)
     digits = examination.measure_digits()
-    return replace(_mended(examination, _verified(examination, [], say), say), digits=digits)
+    return replace(_with_layers_in_float32(examination, _verify(examination, [], say), say), digits=digits)
 
 
 def _check_steps(request: ExaminationRequest, parts: Assembly) -> None:
@@ -131,25 +131,25 @@ def _check_steps(request: ExaminationRequest, parts: Assembly) -> None:
         raise ConfigError(Problem("--at-steps", f"must be at most the {steps} steps of {what}.", last))
 
 
-def _mended(examination: Examination, found: Diagnosis, say: Callable[[str], None]) -> Diagnosis:
+def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Callable[[str], None]) -> Diagnosis:
     """With the layers in float32 that no scale fits or that lose the forward pass, and those around them, where that
     mends it. What such a layer hides is seen in the next round."""
     again, kept, mended = found, list[str](), dict[str, str]()
     for _ in range(ROUNDS):
-        lost = _blamed(again)
+        lost = _first_lossy_layers(again)
         mended |= lost
-        more = [name for point in again.points for name in _without_scale(examination, point)]
+        more = [name for point in again.points for name in _layers_to_keep(examination, point)]
         more = [name for name in (*more, *examination.layers_around([*lost], [*lost])) if name not in kept]
         if not more:
             break
         kept += dict.fromkeys(more)
         say(f"half precision loses something at any scale; trying again with {', '.join(kept)} in float32")
         examination.keep_in_float32(kept)
-        again = _verified(examination, [*kept], say)
+        again = _verify(examination, [*kept], say)
     return replace(again, mended=mended) if again.window is not None and again.is_safe else found
 
 
-def _without_scale(examination: Examination, point: ExaminedPoint) -> list[str]:
+def _layers_to_keep(examination: Examination, point: ExaminedPoint) -> list[str]:
     """The layers to keep in float32 at one point; with those that take an output whose gradient doesn't fit.
 
     That gradient is computed by the layer that takes the output, so it is lost as long as that one is in float16.
@@ -157,7 +157,7 @@ def _without_scale(examination: Examination, point: ExaminedPoint) -> list[str]:
     if point.window is None or not point.window.empty:
         return []
     windows = {layer.name: layer.window for layer in point.layers if layer.window is not None}
-    power, names = layers_without_scale(windows)
+    power, names = safest_power(windows)
     sent_back = [
         x.name
         for x in point.layers
@@ -166,15 +166,15 @@ def _without_scale(examination: Examination, point: ExaminedPoint) -> list[str]:
     return examination.layers_around(names, sent_back)
 
 
-def _blamed(found: Diagnosis) -> dict[str, str]:
+def _first_lossy_layers(found: Diagnosis) -> dict[str, str]:
     """Of the layers that lose their outputs those that are not only given what others lost: what they put out in
     float32 is beyond float16. Where none is, the first."""
-    lost = {layer: fault for layer, fault in found.faults.items() if fault in OF_THE_FORWARD_PASS}
+    lost = {layer: fault for layer, fault in found.faults.items() if fault in FORWARD_FAULTS}
     rows = [row for row in found.layer_samples if row.kind == ACTIVATIONS and row.is_beyond_float16]
     return {row.layer: lost[row.layer] for row in rows if row.layer in lost} or dict([*lost.items()][:1])
 
 
-def _verified(examination: Examination, kept: list[str], say: Callable[[str], None]) -> Diagnosis:
+def _verify(examination: Examination, kept: list[str], say: Callable[[str], None]) -> Diagnosis:
     """Try the recommended scale, one below and those around the edge on real float16 passes."""
     settings, points, binding = examination.settings, examination.points(), examination.binding_point()
     window = common_window([point.window for point in points])
@@ -228,10 +228,10 @@ def recommended_scale(window: SafeScales, lowest: float, highest: float) -> floa
     return 2.0 ** (within if is_safe else min(max(power, -126), 127))
 
 
-def layers_without_scale(windows: Mapping[str, SafeScales]) -> tuple[int, list[str]]:
+def safest_power(windows: Mapping[str, SafeScales]) -> tuple[int, list[str]]:
     """The power of two that is safe for most layers, and the others. Of equal choices the highest power.
 
-    >>> layers_without_scale({"a": SafeScales(30, 60), "b": SafeScales(0, 20), "c": SafeScales(5, 22)})
+    >>> safest_power({"a": SafeScales(30, 60), "b": SafeScales(0, 20), "c": SafeScales(5, 22)})
     (20, ['a'])
     """
     tops = sorted({window.highest_power for window in windows.values()}, reverse=True)

@@ -36,7 +36,7 @@ class RunStepper:
     epoch: int = 0
     step_in_epoch: int = 0
 
-    def begin(self) -> None:
+    def start_feed(self) -> None:
         """Stand before the next batch, also after some were looked at."""
         if self.epoch == 0:
             self._start_epoch()
@@ -44,19 +44,19 @@ class RunStepper:
 
     def train_to(self, step: int) -> None:
         """Train until `step` steps are done, skipped ones included; ConfigError where the data end before."""
-        self.begin()
+        self.start_feed()
         while self.step < step:
             self._train(min(self.parts.capacity, step - self.step))
 
     def take_step(self) -> StepRecords:
         """Train the next step, of the next epoch where this one is at its end."""
-        self.begin()
+        self.start_feed()
         return self._train(1)
 
     def peek_batches(self, count: int) -> list[Any]:
         """The next `count` batches as `(x, y, sample_weight)` on the device; the run then still has them before it."""
         here = self.epoch, self.step_in_epoch
-        self.begin()
+        self.start_feed()
         batches: list[Any] = []
         while len(batches) < count:
             piece = self._next_piece(count - len(batches))

@@ -16,7 +16,7 @@ from typing import Any
 from mpt_cli.engine.distribution import undistributed
 from mpt_cli.errors import ConfigError, DataError, Problem, naming
 from mpt_cli.report.history import read_lines
-from mpt_cli.runs.directory import RunDirectory, drawn_name, make_empty, remove_empty
+from mpt_cli.runs.directory import RunDirectory, make_empty, random_name, remove_empty
 from mpt_cli.settings.overrides import recipes_named
 from mpt_cli.settings.relative_references import names_left_behind
 from mpt_cli.settings.schema import Settings
@@ -89,7 +89,7 @@ def diagnosis_directory(path: str | None, parent: Path) -> Iterator[Path]:
     for. Where the block ends with an error, the folders that were made go again. DataError where it holds anything or
     can't be made.
     """
-    directory = expanded(path) if path is not None else parent / f"diagnose-{drawn_name()}"
+    directory = expanded(path) if path is not None else parent / f"diagnose-{random_name()}"
     made = make_empty(directory, "--out")
     try:
         yield directory
@@ -117,7 +117,7 @@ def check_write_path(target: str | None, words: Sequence[str]) -> None:
 MOST_GROWTH = 1.5  # of the loss: what batches differ by; a run that diverges passes it in a few steps
 LATEST = 5  # steps whose mean loss stands for the end
 LEAST_GAIN = 0.05  # of the loss: what lies nearer is as good, as `mpt compare` has it
-AS_IT_WAS = "the run as it was"
+UNCHANGED_RUN = "the run as it was"
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class RemedyTrial:
         }
 
     def __str__(self) -> str:
-        name = shlex.join(self.words) or AS_IT_WAS
+        name = shlex.join(self.words) or UNCHANGED_RUN
         if self.why:
             return f"{name}: {self.why}"
         losses = f"loss {format_number(self.first_loss)}, then {format_number(self.loss)}"

@@ -51,7 +51,7 @@ def replay(
     run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Callable[[str], None]
 ) -> ReplayedRun:
     """Build the run again, take up its newest checkpoint before the overflow, and train up to the step before it."""
-    parts, stepper = take_up(run, settings, platform, overflow, say)
+    parts, stepper = rebuild_at_checkpoint(run, settings, platform, overflow, say)
     origin = f"from the checkpoint of step {stepper.step}" if stepper.step else "from its beginning"
     say(f"{run.path}: training again {origin} up to step {overflow.step}")
     from_step = stepper.step
@@ -59,7 +59,7 @@ def replay(
     return ReplayedRun(run, overflow, parts, stepper, from_step)
 
 
-def take_up(
+def rebuild_at_checkpoint(
     run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Callable[[str], None]
 ) -> tuple[Assembly, RunStepper]:
     """The run built again at its newest checkpoint before the overflow."""
@@ -72,14 +72,14 @@ def take_up(
         put_adapted(parts.model, adapted)
     if checkpoint is None:
         return parts, RunStepper(parts)
-    _take_up(parts, checkpoint, len(overflow.borders))
+    _restore_checkpoint(parts, checkpoint, len(overflow.borders))
     progress = checkpoint.position["progress"]
     within = progress["step_in_epoch"]
     epoch = progress["epoch"] if within else progress["epochs_completed"] + 1
     return parts, RunStepper(parts, checkpoint.step, epoch, within)
 
 
-def _take_up(parts: Assembly, checkpoint: Checkpoint, phase: int) -> None:
+def _restore_checkpoint(parts: Assembly, checkpoint: Checkpoint, phase: int) -> None:
     """The state of `checkpoint`; from the last one of the phase before, what the change to `phase` makes of it."""
     enter_phase(parts, check_phase(parts.phases, checkpoint))
     is_other = checkpoint.position["scaling_mode"] != parts.scaling.mode  # of a remedy that is tried
@@ -113,7 +113,7 @@ FORWARD, BACKWARD = "forward", "backward"
 
 
 @dataclass(frozen=True)
-class Sighting:
+class ObservedTensor:
     """What went through one place of the model: the `phase` it did so in, and how large it was.
 
     `place` is the part's input, its output or its weights; in the backward pass their gradients are meant.
@@ -136,7 +136,7 @@ class Sighting:
 
 @dataclass(frozen=True)
 class OverflowDiagnosis:
-    """The step again. `sightings` are in the order of time; `first` is the one that was not finite first.
+    """The step again. `observed` are in the order of time; `first` is the one that was not finite first.
 
     `overflowed_again`: the step overflowed when it was trained again as the run had trained it. `in_run_mode`: the
     probes saw it compiled like the run, else with float16 rounded everywhere. `bad_weights` and `bad_inputs` say what
@@ -147,7 +147,7 @@ class OverflowDiagnosis:
     overflowed_again: bool
     loss: float
     loss_scale: float
-    sightings: Sequence[Sighting]
+    observed: Sequence[ObservedTensor]
     in_run_mode: bool
     bad_weights: list[str]
     bad_inputs: bool
@@ -159,8 +159,8 @@ class OverflowDiagnosis:
         return self.replayed.overflow
 
     @property
-    def first(self) -> Sighting | None:
-        return first_fault(self.sightings, isfinite(self.loss))
+    def first(self) -> ObservedTensor | None:
+        return first_non_finite(self.observed, isfinite(self.loss))
 
     @property
     def layer(self) -> str | None:
@@ -169,11 +169,11 @@ class OverflowDiagnosis:
         return self.first.part if self.first is not None else self.overflow.layer if self.overflowed_again else None
 
     @property
-    def before(self) -> list[Sighting]:
+    def before(self) -> list[ObservedTensor]:
         """Up to three of the same phase that were the last to be finite."""
         if self.first is None:
             return []
-        earlier = self.sightings[: list(self.sightings).index(self.first)]
+        earlier = self.observed[: list(self.observed).index(self.first)]
         return [seen for seen in earlier if seen.phase == self.first.phase and seen.largest_exponent is not None][-3:]
 
 
@@ -187,14 +187,14 @@ def examine_overflow(replayed: ReplayedRun) -> OverflowDiagnosis:
     restore_state(model, state)
     bad_weights = [v.path for v in weights_of(model) if not np.isfinite(_on_host(v.value)).all()]
     own = type(model).__name__ if has_own_train_step(model) else None
-    loss, sightings, in_run_mode = _look(replayed, batch) if own is None else (nan, [], True)
+    loss, observed, in_run_mode = _run_with_probes(replayed, batch) if own is None else (nan, [], True)
     numbers = [_on_host(x) for x in keras.tree.flatten(batch.x) if _is_number(x)]
     return OverflowDiagnosis(
         replayed,
         again,
         loss,
         scale,
-        sightings,
+        observed,
         in_run_mode,
         bad_weights,
         not all(np.isfinite(x).all() for x in numbers),
@@ -203,7 +203,7 @@ def examine_overflow(replayed: ReplayedRun) -> OverflowDiagnosis:
     )
 
 
-def _look(replayed: ReplayedRun, batch: Any) -> tuple[float, list[Sighting], bool]:
+def _run_with_probes(replayed: ReplayedRun, batch: Any) -> tuple[float, list[ObservedTensor], bool]:
     """The loss and what the probes see, compiled like the run; where all is finite so, with float16 rounded always."""
     parts, model = replayed.parts, replayed.parts.model
     injector = build_injector(parts.settings.fault, model, parts.data)
@@ -211,53 +211,53 @@ def _look(replayed: ReplayedRun, batch: Any) -> tuple[float, list[Sighting], boo
     for jit_compile in (True, False) if parts.jit_compile else (False,):
         counter = FlowCounter(model, in_float32=False, inputs=True)
         flow = GradientPass(counter, jit_compile, step_wrapper)(batch, float(parts.optimizer.loss_scale))
-        sightings = [*_forward(counter.probes, flow), *_backward(model, counter.probes, flow)]
-        if first_fault(sightings, isfinite(flow.loss)) is not None:
+        observed = [*_forward(counter.probes, flow), *_backward(model, counter.probes, flow)]
+        if first_non_finite(observed, isfinite(flow.loss)) is not None:
             break
-    return flow.loss, sightings, jit_compile == parts.jit_compile
+    return flow.loss, observed, jit_compile == parts.jit_compile
 
 
-def first_fault(sightings: Sequence[Sighting], loss_is_finite: bool) -> Sighting | None:
+def first_non_finite(observed: Sequence[ObservedTensor], loss_is_finite: bool) -> ObservedTensor | None:
     """Where the loss is finite, what was infinite on its way did no harm: a mask, or a ReLU's input of -inf."""
     phases = (BACKWARD,) if loss_is_finite else (FORWARD, BACKWARD)
-    return next((seen for phase in phases for seen in sightings if seen.phase == phase and not seen.is_finite), None)
+    return next((seen for phase in phases for seen in observed if seen.phase == phase and not seen.is_finite), None)
 
 
-def _forward(probes: Probes, flow: Flow) -> Iterator[Sighting]:
+def _forward(probes: Probes, flow: Flow) -> Iterator[ObservedTensor]:
     """Of the innermost parts, their inputs and outputs as they were called."""
     inputs, outputs = np.split(flow.parts[:, VALUE], 2)
     for index in _innermost(probes):
         for place, counts in ((INPUT, inputs[index]), (OUTPUT, outputs[index])):
-            yield _sighting(FORWARD, probes, index, place, counts)
+            yield _observe(FORWARD, probes, index, place, counts)
 
 
-def _backward(model: Any, probes: Probes, flow: Flow) -> Iterator[Sighting]:
+def _backward(model: Any, probes: Probes, flow: Flow) -> Iterator[ObservedTensor]:
     """The same backwards: what arrives at an output, then what is made of it for weights and input."""
     (inputs, outputs), owners = np.split(flow.parts[:, GRADIENT], 2), owners_of_weights(model)
     for index in reversed(_innermost(probes)):
         if index in probes.trained:
-            yield _sighting(BACKWARD, probes, index, OUTPUT, outputs[index])
+            yield _observe(BACKWARD, probes, index, OUTPUT, outputs[index])
         own = [place for place, owner in enumerate(owners) if owner == index]
         if own:
-            yield _sighting(BACKWARD, probes, index, WEIGHTS, flow.weights[own].sum(axis=0))
+            yield _observe(BACKWARD, probes, index, WEIGHTS, flow.weights[own].sum(axis=0))
         if index in probes.trained_inputs:
-            yield _sighting(BACKWARD, probes, index, INPUT, inputs[index])
+            yield _observe(BACKWARD, probes, index, INPUT, inputs[index])
 
 
 def _innermost(probes: Probes) -> list[int]:
     """Indices in the order of the calls; a layer made of layers is left to these, unless it has weights of its own."""
     parts = probes.parts
-    return [index for index in probes.order if not inner_layers(parts[index]) or _has_own_weights(parts[index])]
+    return [index for index in probes.order if not inner_layers(parts[index]) or _has_direct_weights(parts[index])]
 
 
-def _has_own_weights(layer: Any) -> bool:
+def _has_direct_weights(layer: Any) -> bool:
     inner = {id(v) for part in inner_layers(layer) for v in part.variables}
     return any(id(v) not in inner for v in layer.trainable_variables)
 
 
-def _sighting(phase: str, probes: Probes, index: int, place: str, counts: Counts) -> Sighting:
+def _observe(phase: str, probes: Probes, index: int, place: str, counts: Counts) -> ObservedTensor:
     part = probes.parts[index]
-    return Sighting(
+    return ObservedTensor(
         phase,
         name_of(part),
         type(part).__name__,
@@ -289,7 +289,7 @@ CAST_LIMIT = 65520.0  # from here on a cast to float16 gives inf
 
 
 def overflow_content(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) -> dict[str, Any]:
-    """`layer` is None where none could be named; `sightings` are all places looked at, in the order of time; `remedies`
+    """`layer` is None where none could be named; `observed` are all places looked at, in the order of time; `remedies`
     are those tried, the best first.
     """
     first = found.first
@@ -312,7 +312,7 @@ def overflow_content(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) ->
         "bad_inputs": found.bad_inputs,
         "explanation": [text for _, text in overflow_sentences(found, trials)],
         "remedies": [trial.as_dict() for trial in trials],
-        "sightings": [asdict(seen) for seen in found.sightings],
+        "sightings": [asdict(seen) for seen in found.observed],
     }
 
 
@@ -355,13 +355,13 @@ def _layer_sentences(found: OverflowDiagnosis) -> Iterator[str]:
     counts = ", ".join(f"{n} {name}" for n, name in ((first.infs, "inf"), (first.nans, "nan")) if n)
     made = ", ".join(filter(None, [first.kind, first.dtype]))
     yield f"{first.part} ({made}): {_place_phrase(first)} holds {counts}"
-    if first is next(seen for seen in found.sightings if seen.phase == first.phase):
+    if first is next(seen for seen in found.observed if seen.phase == first.phase):
         yield _origin_sentence(found, first)
     if not found.in_run_mode:
         yield "seen with float16 rounded after every operation; compiled as the run, the probes saw no overflow"
 
 
-def _origin_sentence(found: OverflowDiagnosis, first: Sighting) -> str:
+def _origin_sentence(found: OverflowDiagnosis, first: ObservedTensor) -> str:
     """What was not finite first came from outside: from the data or from the loss."""
     if first.phase == BACKWARD:
         cause = (
@@ -395,5 +395,5 @@ def _unseen_sentence(found: OverflowDiagnosis) -> str:
     return f"{why}. The run named the gradient of {variable}" if variable else why
 
 
-def _place_phrase(seen: Sighting) -> str:
+def _place_phrase(seen: ObservedTensor) -> str:
     return f"{PLACE_PHRASES[seen.phase, seen.place]} {seen.part}"

@@ -40,12 +40,12 @@ from mpt_cli.settings.search_path import expanded, find_recipe
 from mpt_cli.telemetry.format import format_fraction, format_scale
 from mpt_cli.telemetry.records import DEAD, FLUSHED, OVERFLOWED, VANISHED
 
-OF_ONE_RUN = ("conf", "run_dir", "resume")
+RUN_KEYS = ("conf", "run_dir", "resume")
 
 
 def sentences(found: Diagnosis) -> list[tuple[str, str]]:
     """(label, text) in the order in which a person wants to know."""
-    rows = [*lead(found), ("examined", _examined(found)), *_drift(found), ("safe", _safe(found))]
+    rows = [*lead_sentences(found), ("examined", _examined(found)), *_drift(found), ("safe", _safe(found))]
     if found.keep_in_float32:
         rows.append(
             ("float32", "no scale fits all layers as they are. Keep in float32: " + ", ".join(found.keep_in_float32))
@@ -58,11 +58,11 @@ def sentences(found: Diagnosis) -> list[tuple[str, str]]:
         )
     elif found.trials and found.highest_safe is None:
         rows.append(("scale", "real float16 passes overflow near the predicted highest scale and well below it"))
-    rows += [("verified", _verified(trial)) for trial in found.trials]
+    rows += [("verified", _trial_sentence(trial)) for trial in found.trials]
     return [*rows, ("bfloat16", "mixed_bfloat16 needs no loss scaling: its range is that of float32")]
 
 
-def lead(found: Diagnosis) -> list[tuple[str, str]]:
+def lead_sentences(found: Diagnosis) -> list[tuple[str, str]]:
     """Return three sentences, with labels: what is wrong, what to set, how sure that is."""
     now = found.verified_point
     wrong = "nothing flows in float16"
@@ -80,7 +80,7 @@ def lead(found: Diagnosis) -> list[tuple[str, str]]:
         wrong = f"{layer_names(names)} {FAULTS[fault][0]}; {wrong}"
     keys = [f"{'.'.join(path)}={value}" for path, value in config_keys(found).items()]
     tried = next((trial for trial in found.trials if trial.scale == found.recommended), None)
-    sure = "not tried in float16" if tried is None else f"tried in float16 passes: {_verified(tried)}"
+    sure = "not tried in float16" if tried is None else f"tried in float16 passes: {_trial_sentence(tried)}"
     none = "nothing: no loss scale is needed" if found.window is None else "no loss scale mends this"
     return [("finding", wrong), ("set", ", ".join(keys) or none), ("evidence", sure)]
 
@@ -148,7 +148,7 @@ def format_window(window: SafeScales | None) -> str:
 def _examined(found: Diagnosis) -> str:
     steps = ", ".join(str(point.step) for point in found.points)
     what = f"{found.settings.recipe} under {found.policy.name}"
-    if not found.examines_own_policy:
+    if not found.examines_run_policy:
         what += f" (the run's own {found.settings.policy.name} has no float16)"
     return f"{what}, against float32 with the same weights; {found.batches} batches at step {steps}"
 
@@ -171,19 +171,19 @@ def _safe(found: Diagnosis) -> str:
     return f"scales {format_window(found.window)}: nothing overflows, little is flushed to zero"
 
 
-HELPS = "keep {it} in float32 (policy.overrides), "
+KEEP_IN_FLOAT32 = "keep {it} in float32 (policy.overrides), "
 FAULTS = {
     OVERFLOWED: (
         "overflow in the forward pass, which no loss scale mends",
-        HELPS + "scale the inputs down or normalise before, or use mixed_bfloat16",
+        KEEP_IN_FLOAT32 + "scale the inputs down or normalise before, or use mixed_bfloat16",
     ),
     VANISHED: (
         "vanish in the forward pass: next to all of their outputs are 0, which no loss scale brings back",
-        HELPS + "initialise the weights larger, or normalise their inputs",
+        KEEP_IN_FLOAT32 + "initialise the weights larger, or normalise their inputs",
     ),
     FLUSHED: (
         "get no gradient: next to all of it is 0, and not in float32",
-        HELPS + "mend first what vanishes or overflows after it, or raise the scale where there is room",
+        KEEP_IN_FLOAT32 + "mend first what vanishes or overflows after it, or raise the scale where there is room",
     ),
     DEAD: (
         "get no gradient, in float32 neither: dead units, a loss weight of 0, or a path that is cut",
@@ -212,7 +212,7 @@ def _faults(found: Diagnosis) -> Iterator[str]:
         )
 
 
-def _verified(trial: ScaleTrial) -> str:
+def _trial_sentence(trial: ScaleTrial) -> str:
     """What was met, and what was predicted beside it."""
     if not trial.loss_is_finite:
         return f"{format_scale(trial.scale)}: the loss itself is not finite in float16"
@@ -351,7 +351,7 @@ def _changed_keys(keys: Iterable[str], found: Diagnosis) -> dict[tuple[str, ...]
     for key in keys:
         path = tuple(key.split("."))
         is_off = path[0] == "loss_scale" and not found.settings.loss_scale.rule_class.scales
-        if path[0] not in OF_ONE_RUN and not is_off:
+        if path[0] not in RUN_KEYS and not is_off:
             changed[path] = _resolved(asdict(found.settings), path)
     return {**changed, **config_keys(found)}
 
@@ -362,7 +362,7 @@ def _resolved(tree: Any, path: tuple[str, ...]) -> Any:
     return tree
 
 
-LEAD = 3  # sentences, before the table
+LEAD_ROWS = 3  # sentences, before the table
 LEGEND = """max 2^: exponent of the largest; ×S: share flushed to zero at loss scale S;
 subnormal: share of these at the run's scale"""
 
@@ -370,7 +370,7 @@ subnormal: share of these at the run's scale"""
 def print_diagnosis(found: Diagnosis, files: Sequence[str], console: Console) -> None:
     """Three sentences, the layers at the step that binds the scale, then what is said of all."""
     told = sentences(found)
-    print_labelled([*told[:LEAD], *(("file", file) for file in files)], console)
+    print_labelled([*told[:LEAD_ROWS], *(("file", file) for file in files)], console)
     point = found.verified_point
     console.out(f"step {point.step}: gradients of outputs and weights, the worse of the two", highlight=False)
     print_table(
@@ -380,7 +380,7 @@ def print_diagnosis(found: Diagnosis, files: Sequence[str], console: Console) ->
         lambda layer: "red" if layer.window is not None and layer.window.empty else "",
     )
     console.print(Text(LEGEND, style="dim"), soft_wrap=True)
-    print_labelled([*told[LEAD:], *(("config", line) for line in config_lines(found))], console)
+    print_labelled([*told[LEAD_ROWS:], *(("config", line) for line in config_lines(found))], console)
 
 
 def _columns(found: Diagnosis, point: ExaminedPoint) -> list[TableColumn[LayerRange]]:
@@ -401,13 +401,13 @@ def _largest_cell(layer: LayerRange) -> str:
 
 
 def _share_cell(share: Callable[[Counts, float], float], scale: float, layer: LayerRange) -> str:
-    shares = [share(g.counts, power_of_two_below(scale)) for g in layer.gradients if g.is_bound]
+    shares = [share(g.counts, power_of_two_below(scale)) for g in layer.gradients if g.is_float16]
     return format_fraction(max(shares, default=None))
 
 
 def _safe_cell(layer: LayerRange) -> str:
-    is_bound = any(g.is_bound for g in layer.gradients)
-    return format_window(layer.window) if is_bound else layer.compute_dtype
+    is_float16 = any(g.is_float16 for g in layer.gradients)
+    return format_window(layer.window) if is_float16 else layer.compute_dtype
 
 
 ZONES = (  # of exponents in float16
@@ -458,7 +458,7 @@ def write_pictures(found: Diagnosis, folder: Path) -> None:
 def _total(found: Diagnosis, of_weights: bool) -> Any:
     """Counts of all layers at all points; of those that flow in float16 where there are any."""
     every = [g for point in found.points for layer in point.layers for g in layer.gradients]
-    bound = [g for g in every if g.is_bound] or every
+    bound = [g for g in every if g.is_float16] or every
     return sum((g.counts.astype(np.float64) for g in bound if g.of_weights == of_weights), np.zeros(ZEROS + 1))
 
 

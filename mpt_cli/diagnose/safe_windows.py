@@ -66,7 +66,7 @@ class GradientCounts:
     of_weights: bool
 
     @property
-    def is_bound(self) -> bool:
+    def is_float16(self) -> bool:
         return self.dtype == HALF
 
     @property
@@ -77,7 +77,7 @@ class GradientCounts:
     @property
     def window(self) -> SafeScales | None:
         """Scales at which nothing overflows and little is flushed; None where every scale will do."""
-        if not self.is_bound:
+        if not self.is_float16:
             return None
         if self.of_weights:
             return safe_scales(self.counts, largest_share_flushed=MOST_WEIGHTS_FLUSHED)

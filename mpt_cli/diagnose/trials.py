@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from mpt_cli.diagnose.preparation import AS_IT_WAS, OverflowEvent, RemedyTrial, find_overflow, on_one_device, ranked
+from mpt_cli.diagnose.preparation import UNCHANGED_RUN, OverflowEvent, RemedyTrial, find_overflow, on_one_device, ranked
 from mpt_cli.engine.backend import prepare_backend
 from mpt_cli.errors import MptError
 from mpt_cli.jobs.executor import call, module_command
@@ -33,19 +33,19 @@ def try_remedies(found: "OverflowDiagnosis", steps: int, say: Callable[[str], No
     is_rehearsal = found.replayed.parts.settings.fault.kind != "none"
     if is_rehearsal or not steps:
         why = "the run spoils numbers on purpose" if is_rehearsal else "--trial-steps=0"
-        return [RemedyTrial(words, why=why) for words in candidates(found)]
+        return [RemedyTrial(words, why=why) for words in candidate_remedies(found)]
     trials: list[RemedyTrial] = []
-    for words in ([], *candidates(found)):
+    for words in ([], *candidate_remedies(found)):
         if "learning_rate" in "".join(words) and not isfinite(trials[0].first_loss):
             continue  # before it had any effect the loss was lost
-        say(f"trying {shlex.join(words) or AS_IT_WAS}")
+        say(f"trying {shlex.join(words) or UNCHANGED_RUN}")
         trials.append(_trial(found.replayed.run, found.overflow, words, steps))
         if trials[0].works:
             break
     return ranked(trials)
 
 
-def candidates(found: "OverflowDiagnosis") -> list[list[str]]:
+def candidate_remedies(found: "OverflowDiagnosis") -> list[list[str]]:
     """Words for each remedy, the smallest change first: where the loss was finite a lower scale, one that moves, layers
     in float32, a slower optimizer, another policy."""
     settings, scaling = found.replayed.parts.settings, found.replayed.parts.scaling
@@ -73,7 +73,7 @@ def _layer_groups(found: "OverflowDiagnosis") -> Iterator[list[str]]:
     from mpt_cli.precision.policy import name_of
 
     layers = {name_of(layer) for layer in inner_layers(found.replayed.parts.model)}
-    parts = list(dict.fromkeys(seen.part for seen in found.sightings))
+    parts = list(dict.fromkeys(seen.part for seen in found.observed))
     place = parts.index(found.layer) if found.layer in parts else 0
     around = [
         part.rsplit("/", cut)[0]
@@ -105,10 +105,10 @@ def main(arguments: Sequence[str]) -> None:
     overflow = replace(overflow, step=overflow.began)
     settings = on_one_device(load_settings([f"conf={run.config_yaml}", *words]), lambda text: None)
     platform = prepare_backend(settings)
-    from mpt_cli.diagnose.replay import take_up
+    from mpt_cli.diagnose.replay import rebuild_at_checkpoint
     from mpt_cli.training.loss_and_optimizer import set_learning_rate
 
-    parts, stepper = take_up(run, settings, platform, overflow, lambda text: None)
+    parts, stepper = rebuild_at_checkpoint(run, settings, platform, overflow, lambda text: None)
     if any(word.startswith("optimizer.learning_rate=") for word in words):  # the checkpoint has that of then
         set_learning_rate(parts.optimizer, parts.phases.optimizer_settings, parts.phases.schedule_steps, 1.0)
     state = parts.optimizer.scale_state

@@ -105,7 +105,7 @@ class Device:
             version=_version(self.compute_capability),
         )
 
-    def chips(self, count: int) -> list[Any]:
+    def target_devices(self, count: int) -> list[Any]:
         """`count` devices to compile for; nothing can be run on them."""
         from jax.experimental import topologies
 

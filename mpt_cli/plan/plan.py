@@ -20,9 +20,9 @@ from mpt_cli.plan.program import (
     CompileTarget,
     Memory,
     Planned,
-    admit_compiler,
     assemble_program,
     check_plan,
+    enable_compiler,
     prepare_compiler,
 )
 from mpt_cli.plan.work import Collective, Step, parse_module, read_step
@@ -132,7 +132,7 @@ def plan(words: Sequence[str], device: str, devices: int = 1, say: Say = lambda 
     ConfigError, with all problems, before anything is compiled; also where the compiler is not installed.
     """
     target = CompileTarget(load_device(device), devices)
-    found = [(overrides, settings_of(each)) for overrides, each in combinations_of(words)]
+    found = [(overrides, plan_settings(each)) for overrides, each in plan_combinations(words)]
     problems = []
     for _, settings in found:
         try:
@@ -151,18 +151,18 @@ def plan_program(program: Program, device: str, devices: int = 1, say: Say = lam
     """As `plan`, of a program of objects whose backend is there already, over devices that each have all of it."""
     target = CompileTarget(load_device(device), devices)
     check_plan(program.settings, devices)
-    admit_compiler(target)
+    enable_compiler(target)
     return _plan_one(program, program.prepare_backend(), target, {}, say)
 
 
-def settings_of(words: Sequence[str]) -> Settings:
+def plan_settings(words: Sequence[str]) -> Settings:
     """The run of these words with JAX's program, unless they name another backend; the seed changes no program."""
     named = any(word.lstrip("+").startswith(("backend=", "backend.name=")) for word in words)
     settings = load_settings([*words] if named else [*words, "backend=jax"])
     return replace(settings, seed=settings.seed or 0)
 
 
-def combinations_of(words: Sequence[str]) -> Iterator[tuple[dict[str, str], list[str]]]:
+def plan_combinations(words: Sequence[str]) -> Iterator[tuple[dict[str, str], list[str]]]:
     """Of each configuration the values that not all have, and its words."""
     grid = read_grid(words)
     if grid.problems:
@@ -203,24 +203,24 @@ def read_plan(planned: Planned, compiled: Compiled) -> Plan:
         islands=_islands(step) if {"float16", "bfloat16"} & {*flops} else [],
         traffic=_traffic(step),
         unknown_loops=step.unknown_loops,
-        bound=None if device is None else bound_of(step, device, count),
+        bound=None if device is None else compute_bound(step, device, count),
         compile_seconds=compiled.seconds,
         warnings=list(parts.warnings),
     )
 
 
-def bound_of(step: Step, device: Device, devices: int) -> Bound:
+def compute_bound(step: Step, device: Device, devices: int) -> Bound:
     """Each kernel at the peak of the device that binds it; what it sums over devices in a ring."""
     compute = memory = 0.0
     for kernel in step.kernels:
         multiplying = sum(product.flops / device.flops_per_second(product.dtype) for product in kernel.products)
         moving = kernel.bytes / (device.memory_gb_per_second * 1e9)
         compute, memory = (compute + multiplying, memory) if multiplying > moving else (compute, memory + moving)
-    sent = sum(_sent(each, each.devices or devices) for each in step.collectives)
+    sent = sum(_bytes_sent(each, each.devices or devices) for each in step.collectives)
     return Bound(compute, memory, sent / (device.link_gb_per_second * 1e9))
 
 
-def _sent(collective: Collective, devices: int) -> float:
+def _bytes_sent(collective: Collective, devices: int) -> float:
     """Bytes that each device of a ring sends: a sum takes two rounds of the ring, a gathering or scattering one."""
     count = collective.shape.bytes
     if collective.opcode == "collective-permute":
@@ -268,22 +268,22 @@ def _title(plan: Plan) -> str:
     return ", ".join(plan.overrides.values()) or plan.policy
 
 
-def _memory(plan: Plan) -> str:
+def _memory_cell(plan: Plan) -> str:
     room = f"of {format_bytes(plan.usable_bytes)}"
     return f"{format_bytes(plan.needed_bytes)} {room}, {'fits' if plan.fits else 'DOES NOT FIT'}"
 
 
-def _work(plan: Plan) -> str:
+def _products_cell(plan: Plan) -> str:
     total = sum(plan.product_flops.values())
     parts = sorted(plan.product_flops.items(), key=lambda item: -item[1])
     return f"{total:.3g} flops: {', '.join(f'{dtype} {format_fraction(count / total)}' for dtype, count in parts)}"
 
 
-def _bound(plan: Plan) -> str:
+def _bound_cell(plan: Plan) -> str:
     return "" if plan.bound is None else f"≥ {format_milliseconds(plan.bound.step)}, by {plan.bound.by}"
 
 
-def _parts(plan: Plan) -> str:
+def _bound_parts_cell(plan: Plan) -> str:
     parts = {} if plan.bound is None else asdict(plan.bound)
     return ", ".join(f"{name} {format_milliseconds(seconds)}" for name, seconds in parts.items() if seconds)
 
@@ -292,14 +292,14 @@ _LABELS: list[tuple[str, Callable[[Plan], str]]] = [
     ("policy", lambda plan: plan.policy),
     ("batch, of all devices", lambda plan: f"{plan.batch_size:,}"),
     ("parameters", lambda plan: f"{plan.parameters:,}"),
-    ("memory of a device", _memory),
+    ("memory of a device", _memory_cell),
     ("  weights, optimizer, data", lambda plan: format_bytes(plan.memory.arguments + plan.held_bytes)),
     ("  temporaries", lambda plan: format_bytes(plan.memory.temporaries)),
-    ("products of a step", _work),
+    ("products of a step", _products_cell),
     ("bytes of a step", lambda plan: format_bytes(plan.bytes)),
     ("kernels of a step", lambda plan: f"{plan.kernels:,}"),
-    ("time of a step", _bound),
-    ("  of that", _parts),
+    ("time of a step", _bound_cell),
+    ("  of that", _bound_parts_cell),
     ("examples per second", lambda plan: "" if plan.bound is None else f"≤ {plan.batch_size / plan.bound.step:,.0f}"),
 ]
 

@@ -67,11 +67,13 @@ class CompileTarget:
 
         from mpt_cli.engine.layout import build_layout
 
-        chips = np.array(jax.devices(CPU)[: self.count] if self.device is None else self.device.chips(self.count))
+        target_devices = np.array(
+            jax.devices(CPU)[: self.count] if self.device is None else self.device.target_devices(self.count)
+        )
         if wanted.name == MODEL_PARALLEL:
-            mesh = jax.sharding.Mesh(chips.reshape([*wanted.mesh.values()]), tuple(wanted.mesh))
+            mesh = jax.sharding.Mesh(target_devices.reshape([*wanted.mesh.values()]), tuple(wanted.mesh))
             return Distribution(wanted.mesh[BATCH_AXIS], mesh=mesh, layout=build_layout(wanted))
-        return Distribution(self.count, mesh=jax.sharding.Mesh(chips, ("batch",)))
+        return Distribution(self.count, mesh=jax.sharding.Mesh(target_devices, ("batch",)))
 
 
 def check_plan(settings: Settings, devices: int) -> None:
@@ -112,12 +114,12 @@ def check_plan(settings: Settings, devices: int) -> None:
 
 def prepare_compiler(settings: Settings, target: CompileTarget) -> Platform:
     """Have Keras imported on JAX's CPU, with the compiler for GPUs beside it where `target` is one."""
-    admit_compiler(target)
+    enable_compiler(target)
     plain = undistributed(settings)
     return prepare_backend(replace(plain, backend=replace(plain.backend, device=CPU, compile_cache=None)))
 
 
-def admit_compiler(target: CompileTarget) -> None:
+def enable_compiler(target: CompileTarget) -> None:
     """Have JAX take the compiler for GPUs where `target` is one; ConfigError where it is not installed."""
     if target.device is not None:
         check_compiler()

@@ -24,7 +24,7 @@ from mpt_cli.telemetry.records import (
     as_number,
     field_problem,
     record_from,
-    record_of,
+    record_type,
     required_fields,
 )
 
@@ -114,19 +114,19 @@ def json_object(line: str, is_whole: bool = False) -> dict[str, Any] | None:
         return None
     if not isinstance(found, dict):
         return None
-    record = record_of(found)
+    record = record_type(found)
     sampled = [value for name, value in found.items() if name.startswith("gradient_") and value is not None]
     if any(as_number(value) is None for value in sampled):
         return None
-    wrong = field_problem(_OF_ANY_LINE, found) or field_problem(
+    wrong = field_problem(_COMMON_FIELDS, found) or field_problem(
         record, found, required_fields(record) if is_whole else ()
     )
     return found if wrong is None else None
 
 
-_OF_ANY_LINE = {"attempt": int, "seconds": float | None}
-OF_THE_STEP = ("learning_rate", "loss_scale", "examples_per_second", "skipped_steps")
-NO_CURVES = {
+_COMMON_FIELDS = {"attempt": int, "seconds": float | None}
+STEP_FIELDS = ("learning_rate", "loss_scale", "examples_per_second", "skipped_steps")
+FIELDS_WITHOUT_CURVE = {
     "step",
     "epoch",
     "epoch_end",
@@ -140,7 +140,7 @@ NO_CURVES = {
     "phase",
 }
 LATEST_EVENTS = 30
-_OF_A_LAYER = {"step", "layer", "kind", "dtype", "flushed", "subnormal", "overflowed"}
+_LAYER_FIELDS = {"step", "layer", "kind", "dtype", "flushed", "subnormal", "overflowed"}
 MOST_SPIKES = 1000  # as many as a run may keep
 
 
@@ -219,46 +219,46 @@ def read_history(path: str | Path, label: str | None = None) -> RunHistory:
     A file that is missing or damaged costs only what stood in it: `gaps` says which.
     """
     run = RunDirectory.open(path)
-    story = RunHistory(label or run.path.resolve().name, run)
-    story.summary = _read(story, run.summary_json, Summary, "the run is still going on, or was killed")
-    story.environment = _read(story, run.environment_json, ENVIRONMENT, "versions and machine are not known")
+    history = RunHistory(label or run.path.resolve().name, run)
+    history.summary = _read(history, run.summary_json, Summary, "the run is still going on, or was killed")
+    history.environment = _read(history, run.environment_json, ENVIRONMENT, "versions and machine are not known")
     if run.postmortem_json.exists():
-        story.postmortem = _read(story, run.postmortem_json, {}, "")
-    _read_config(story)
-    _read_metrics(story)
-    _read_events(story)
-    _read_layers(story)
-    story.spikes = [*_noting_damage(story, run.spikes_jsonl, read_spikes)]
-    return story
+        history.postmortem = _read(history, run.postmortem_json, {}, "")
+    _read_config(history)
+    _read_metrics(history)
+    _read_events(history)
+    _read_layers(history)
+    history.spikes = [*_read_noting_damage(history, run.spikes_jsonl, read_spikes)]
+    return history
 
 
 def read_histories(runs: Iterable[tuple[Path, str]]) -> list[RunHistory]:
     """Of those with these paths and labels that began; a job that never did has no directory."""
-    stories = []
+    histories = []
     for path, label in runs:
         with suppress(DataError):
-            stories.append(read_history(path, label))
-    return stories
+            histories.append(read_history(path, label))
+    return histories
 
 
-def _read(story: RunHistory, path: Path, record: type | Mapping[str, Any], consequence: str) -> dict[str, Any]:
+def _read(history: RunHistory, path: Path, record: type | Mapping[str, Any], consequence: str) -> dict[str, Any]:
     try:
         return dict(printable_tree(read_json(path, record)))
     except DataError as error:
         if os.path.lexists(path):
-            _note_unreadable(story, path, str(error))
+            _note_unreadable(history, path, str(error))
         else:
-            story.gaps.append(f"There is no {path.name}: {consequence}.")
+            history.gaps.append(f"There is no {path.name}: {consequence}.")
         return {}
 
 
-def _note_unreadable(story: RunHistory, path: Path, why: str) -> None:
-    story.gaps.append(why)
-    story.damaged.append(path.name)
+def _note_unreadable(history: RunHistory, path: Path, why: str) -> None:
+    history.gaps.append(why)
+    history.damaged.append(path.name)
 
 
-def _noting_damage(
-    story: RunHistory, path: Path, read: Callable[[Path, Callable[[bool], None]], Iterator[T]]
+def _read_noting_damage(
+    history: RunHistory, path: Path, read: Callable[[Path, Callable[[bool], None]], Iterator[T]]
 ) -> Iterator[T]:
     """What can be read; how many lines can't is one of the gaps."""
     lost: list[bool] = []  # whether it was too long, for each line that was not read
@@ -266,77 +266,77 @@ def _noting_damage(
     if lost:
         why = f" A line may have {LONGEST_LINE:,} bytes." if any(lost) else ""
         text = f"{path.name}: {len(lost)} damaged line{'s were' if len(lost) > 1 else ' was'} left out."
-        story.gaps.append(text + why)
+        history.gaps.append(text + why)
 
 
-def _lines_noting_damage(story: RunHistory, path: Path) -> Iterator[dict[str, Any]]:
-    return map(printable_tree, _noting_damage(story, path, read_lines))
+def _lines_noting_damage(history: RunHistory, path: Path) -> Iterator[dict[str, Any]]:
+    return map(printable_tree, _read_noting_damage(history, path, read_lines))
 
 
-def _read_config(story: RunHistory) -> None:
-    path = story.run.config_yaml
+def _read_config(history: RunHistory) -> None:
+    path = history.run.config_yaml
     try:
-        story.config_text = printable(read_yaml_text(path))
-        story.config = flatten(parse_yaml(story.config_text, path) or {})
+        history.config_text = printable(read_yaml_text(path))
+        history.config = flatten(parse_yaml(history.config_text, path) or {})
     except (ConfigError, AttributeError) as error:
-        _note_unreadable(story, path, f"{path.name} is damaged: {str(error).splitlines()[0]}.")
+        _note_unreadable(history, path, f"{path.name} is damaged: {str(error).splitlines()[0]}.")
 
 
-def _read_metrics(story: RunHistory) -> None:
-    path = story.run.metrics_jsonl
-    for line in _lines_noting_damage(story, path):
+def _read_metrics(history: RunHistory) -> None:
+    path = history.run.metrics_jsonl
+    for line in _lines_noting_damage(history, path):
         step = as_number(line.get("step"))
         if step is None:
             continue
-        story.last_step = max(story.last_step, int(step))
-        target = story.epochs if line.get("epoch_end") else story.steps
+        history.last_step = max(history.last_step, int(step))
+        target = history.epochs if line.get("epoch_end") else history.steps
         for name, value in line.items():
-            if name not in NO_CURVES and (number := as_number(value)) is not None:
+            if name not in FIELDS_WITHOUT_CURVE and (number := as_number(value)) is not None:
                 target.setdefault(name, Series()).add(step, number)
-    if not story.steps and not story.epochs:
-        story.gaps.append(f"{path.name} is empty or missing: no step was logged.")
+    if not history.steps and not history.epochs:
+        history.gaps.append(f"{path.name} is empty or missing: no step was logged.")
 
 
-def _read_events(story: RunHistory) -> None:
+def _read_events(history: RunHistory) -> None:
     """Skips and the course of the scale: before and after each change, to the last step logged."""
-    for event in _lines_noting_damage(story, story.run.events_jsonl):
+    for event in _lines_noting_damage(history, history.run.events_jsonl):
         step = as_number(event.get("step"))
         scales = as_number(event.get("scale_before")), as_number(event.get("scale_after"))
         if step is not None and scales[0] is not None and scales[1] is not None:
-            _take_event(story, event, int(step), (scales[0], scales[1]))
-    counted = story.steps.get("skipped_steps") or story.epochs.get("skipped_steps")
-    if story.summary.get("skipped_steps") == 0 or (not story.summary and counted and max(counted.ys) == 0):
-        story.skips, story.bad_steps = story.bad_steps, story.skips
-    logged = story.steps.get("loss_scale") or story.epochs.get("loss_scale")
+            _add_event(history, event, int(step), (scales[0], scales[1]))
+    counted = history.steps.get("skipped_steps") or history.epochs.get("skipped_steps")
+    if history.summary.get("skipped_steps") == 0 or (not history.summary and counted and max(counted.ys) == 0):
+        history.skips, history.bad_steps = history.bad_steps, history.skips
+    logged = history.steps.get("loss_scale") or history.epochs.get("loss_scale")
     if logged is not None:
-        _add_scale(story, logged.ys[0], max(logged.xs[-1], story.last_step), logged.ys[-1])
+        _add_scale(history, logged.ys[0], max(logged.xs[-1], history.last_step), logged.ys[-1])
 
 
-def _read_layers(story: RunHistory) -> None:
-    for line in _lines_noting_damage(story, story.run.layers_jsonl):
-        if not line.keys() >= _OF_A_LAYER:
+def _read_layers(history: RunHistory) -> None:
+    for line in _lines_noting_damage(history, history.run.layers_jsonl):
+        if not line.keys() >= _LAYER_FIELDS:
             continue
-        if story.layers and story.layers[-1]["step"] != line["step"]:
-            story.layers = []
-        story.layers.append(line)
+        if history.layers and history.layers[-1]["step"] != line["step"]:
+            history.layers = []
+        history.layers.append(line)
 
 
-def _take_event(story: RunHistory, event: dict[str, Any], step: int, scales: tuple[float, float]) -> None:
+def _add_event(history: RunHistory, event: dict[str, Any], step: int, scales: tuple[float, float]) -> None:
     kind = str(event.get("kind"))
-    story.kinds[kind] = story.kinds.get(kind, 0) + 1
-    story.latest_events.append(event)
-    story.last_step = max(story.last_step, step)
+    history.kinds[kind] = history.kinds.get(kind, 0) + 1
+    history.latest_events.append(event)
+    history.last_step = max(history.last_step, step)
     if kind == OVERFLOW:
-        story.skips.append(step)
+        history.skips.append(step)
     before, after = scales
-    _add_scale(story, before, step, before)
+    _add_scale(history, before, step, before)
     if before != after:
-        story.scale.add(step, after)
+        history.scale.add(step, after)
 
 
-def _add_scale(story: RunHistory, first: float, step: float, value: float) -> None:
+def _add_scale(history: RunHistory, first: float, step: float, value: float) -> None:
     """A point of the course; of a stretch on which the scale stays, only the ends."""
-    scale = story.scale
+    scale = history.scale
     if not len(scale):
         scale.add(0, first)
     if len(scale) > 1 and scale.ys[-1] == scale.ys[-2] == value:

@@ -56,7 +56,7 @@ def chart_data(pictures: Sequence[Picture]) -> list[dict[str, Any]]:
     return [
         {
             **vars(picture),
-            "skips": _apart(picture.skips),
+            "skips": _distinct_marks(picture.skips),
             "curves": [_curve_data(curve, most) for curve in picture.curves],
         }
         for picture in pictures
@@ -69,7 +69,7 @@ def _curve_data(curve: Curve, most_points: int) -> dict[str, Any]:
     return {
         "label": curve.label,
         **vars(curve.look),
-        "lost": _apart(xs[~is_finite]),
+        "lost": _distinct_marks(xs[~is_finite]),
         "xs": [float(f"{x:.10g}") for x in xs],
         "ys": [float(f"{y:.5g}") if known else None for y, known in zip(ys, is_finite, strict=True)],
     }
@@ -89,7 +89,7 @@ def thin_out(xs: np.ndarray, ys: np.ndarray, most_points: int) -> tuple[np.ndarr
     return xs[kept], ys[kept]
 
 
-def _apart(xs: Sequence[float] | np.ndarray) -> list[float]:
+def _distinct_marks(xs: Sequence[float] | np.ndarray) -> list[float]:
     """Return the places of marks; those that would fall on one place share it."""
     last = float(xs[-1]) or 1.0 if len(xs) else 1.0
     return [*{int(MOST_MARKS * x / last): float(x) for x in xs}.values()]
@@ -137,9 +137,9 @@ def _fill(axes: "Axes", picture: Picture) -> None:
             color=curve.look.color,
             label=curve.label or "_",
         )
-        _mark(axes, _apart(xs[is_lost]), 0.985, marker="x", color=NON_FINITE_COLOR, label="_")
+        _mark(axes, _distinct_marks(xs[is_lost]), 0.985, marker="x", color=NON_FINITE_COLOR, label="_")
     if len(picture.skips):
-        _mark(axes, _apart(picture.skips), 0.02, marker="|", color=SKIPPED_STEP_COLOR, label="skipped step")
+        _mark(axes, _distinct_marks(picture.skips), 0.02, marker="|", color=SKIPPED_STEP_COLOR, label="skipped step")
     for base, set_scale, axis in (
         (picture.log_base_x, axes.set_xscale, axes.xaxis),
         (picture.log_base, axes.set_yscale, axes.yaxis),

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.report.history import NO_CURVES, OF_THE_STEP, read_history, read_lines, read_spikes
+from mpt_cli.report.history import FIELDS_WITHOUT_CURVE, STEP_FIELDS, read_history, read_lines, read_spikes
 from mpt_cli.report.picture import draw, missing_matplotlib
 from mpt_cli.report.run_page import headline, outcome_facts, run_pictures
 from mpt_cli.runs.directory import RunDirectory, read_json, write_atomic
 from mpt_cli.telemetry.records import Spike
 
-NOT_METRICS = {*NO_CURVES, *OF_THE_STEP, "memory_bytes"} - {"learning_rate"}
+NOT_METRICS = {*FIELDS_WITHOUT_CURVE, *STEP_FIELDS, "memory_bytes"} - {"learning_rate"}
 
 
 def load_run(path: str | Path) -> "Run":
@@ -108,22 +108,22 @@ class Run:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: how it ended, and its first pictures (loss, accuracy, scale with skips)."""
-        story = read_history(self.path)
+        history = read_history(self.path)
         rows = "".join(
             f"<tr><th style='text-align:left'>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
-            for name, value in outcome_facts(story)
+            for name, value in outcome_facts(history)
         )
         shown = ("loss", "accuracy", "scale")
         missing = missing_matplotlib()
-        wanted = [] if missing else run_pictures([story])
+        wanted = [] if missing else run_pictures([history])
         drawings = "".join(
             f'<div style="max-width:640px">{svg[svg.index("<svg") :]}</div>'
             for picture in wanted
             if picture.name.startswith(shown)
             for svg in [draw(picture)]
         )
-        explanation = html.escape(str(story.summary.get("explanation", "")))
+        explanation = html.escape(str(history.summary.get("explanation", "")))
         return (
-            f"<div><strong>{html.escape(headline(story))}</strong><p>{explanation}</p><table>{rows}</table>"
+            f"<div><strong>{html.escape(headline(history))}</strong><p>{explanation}</p><table>{rows}</table>"
             f"{drawings or html.escape(missing)}<small>{html.escape(str(self.path))}</small></div>"
         )

@@ -103,12 +103,12 @@ def collect(request: Selection) -> Collection:
     found = Collection()
     if request.takes_all:
         for name in recipe_paths():
-            _add(found, _Meant(name, is_named=False), request)
+            _add(found, _Requested(name, is_named=False), request)
     for word in request.names:
-        meant = list(_expand(word))
-        for each in meant:
+        requested = list(_expand(word))
+        for each in requested:
             _add(found, each, request)
-        if not meant:
+        if not requested:
             found.errors.append(Unreadable(word, [Problem("NAME", "must match at least one recipe.", word)]))
     found.targets = [each for each in found.targets if _matches(request.keywords, [each.name, *each.tags])]
     found.errors = [error for error in found.errors if _matches(request.keywords, [error.name])]
@@ -117,7 +117,7 @@ def collect(request: Selection) -> Collection:
 
 
 @dataclass(frozen=True)
-class _Meant:
+class _Requested:
     """A recipe or a run. `is_named` where the word itself is it, and no pattern or folder that it was found by."""
 
     name: str
@@ -125,39 +125,39 @@ class _Meant:
     is_named: bool = True
 
 
-def _expand(word: str) -> Iterator[_Meant]:
+def _expand(word: str) -> Iterator[_Requested]:
     """The recipes in a folder, and what a pattern stands for; any other word itself. The name of a recipe never means
     a run, whatever folder lies about. A folder without a run and without any YAML is asked for as one all the same, to
     be told what it lacks.
     """
     path = expanded(word)
     if word in recipe_paths():
-        yield _Meant(word)
+        yield _Requested(word)
     elif path.is_dir():
         files = sorted(file for file in path.rglob("*.y*ml") if file.suffix in SUFFIXES)
-        if not files or _is_of_run(RunDirectory(path).config_yaml):
-            yield _Meant(word, is_run=True)
+        if not files or _is_run_file(RunDirectory(path).config_yaml):
+            yield _Requested(word, is_run=True)
             return
         for file in files:
             inside = file.relative_to(path).parts[:-1]
-            is_other = any(part in _NOT_RECIPES or part.startswith(".") for part in inside) or _is_of_run(file)
+            is_other = any(part in _NOT_RECIPES or part.startswith(".") for part in inside) or _is_run_file(file)
             if not is_other:
-                yield _Meant(explicit_path(file), is_named=False)
-    elif _is_of_run(path):
-        yield _Meant(explicit_path(path.parent), is_run=True)
+                yield _Requested(explicit_path(file), is_named=False)
+    elif _is_run_file(path):
+        yield _Requested(explicit_path(path.parent), is_run=True)
     elif any(sign in word for sign in "*?["):
-        yield from (_Meant(name, is_named=False) for name in fnmatch.filter(recipe_paths(), word))
+        yield from (_Requested(name, is_named=False) for name in fnmatch.filter(recipe_paths(), word))
         for match in sorted(glob.glob(str(path), recursive=True)):
             yield from (replace(each, is_named=False) for each in _expand(explicit_path(Path(match))))
     else:
-        yield _Meant(word)
+        yield _Requested(word)
 
 
-def _add(found: Collection, meant: _Meant, request: Selection) -> None:
+def _add(found: Collection, requested: _Requested, request: Selection) -> None:
     """Something to run, to leave out, or an error."""
-    name, is_named = meant.name, meant.is_named
+    name, is_named = requested.name, requested.is_named
     try:
-        target, reason = _read(meant, request)
+        target, reason = _read(requested, request)
     except (ConfigError, DataError) as error:
         problems = error.problems if isinstance(error, ConfigError) else [Problem("run", str(error))]
         found.errors.append(Unreadable(name, problems))
@@ -172,26 +172,26 @@ def _add(found: Collection, meant: _Meant, request: Selection) -> None:
         found.targets.append(target)
 
 
-def _read(meant: _Meant, request: Selection) -> tuple[ReproduceTarget, str]:
+def _read(requested: _Requested, request: Selection) -> tuple[ReproduceTarget, str]:
     """The target, and why it would be left out where nobody named it."""
-    name = meant.name
-    if meant.is_run:
-        return _of_run(RunDirectory.open(name), list(request.changes), request.rtol), ""
+    name = requested.name
+    if requested.is_run:
+        return _run_target(RunDirectory.open(name), list(request.changes), request.rtol), ""
     words = [f"conf={name}", *request.changes]
     settings = load_settings(words)
     problems = check_names(settings)
     if problems:
         raise ConfigError(problems)
     reason = "" if settings.expect or request.is_update else NO_EXPECTATIONS
-    return _of_recipe(name, words, settings), _left_out_reason(settings) or reason
+    return _recipe_target(name, words, settings), _left_out_reason(settings) or reason
 
 
-def names_run(word: str) -> bool:
+def is_run_word(word: str) -> bool:
     """Whether the word means a run directory, or the configuration in one."""
     return any(each.is_run and each.is_named for each in _expand(word))
 
 
-def _is_of_run(file: Path) -> bool:
+def _is_run_file(file: Path) -> bool:
     """Whether it is what a run was made with: that is held against what the run came to, not against its recipe's
     expect: block.
     """
@@ -199,7 +199,7 @@ def _is_of_run(file: Path) -> bool:
     return file == run.config_yaml and (run.summary_json.is_file() or run.environment_json.is_file())
 
 
-def _of_recipe(word: str, words: list[str], settings: Settings) -> ReproduceTarget:
+def _recipe_target(word: str, words: list[str], settings: Settings) -> ReproduceTarget:
     return ReproduceTarget(
         word,
         words,
@@ -212,7 +212,7 @@ def _of_recipe(word: str, words: list[str], settings: Settings) -> ReproduceTarg
     )
 
 
-def expected_of(summary: dict[str, Any], rtol: float) -> dict[str, Any]:
+def expectations_from(summary: dict[str, Any], rtol: float) -> dict[str, Any]:
     """The expectations that a run's own summary makes: counters exact, metrics within `rtol`, the weights bit for bit
     where that is 0."""
     metrics = {name: _within_rtol(value, rtol) for name, value in summary["metrics"].items()}
@@ -220,11 +220,11 @@ def expected_of(summary: dict[str, Any], rtol: float) -> dict[str, Any]:
     return {**{name: summary[name] for name in exact if name in summary}, **metrics}
 
 
-def _of_run(run: RunDirectory, overrides: list[str], rtol: float) -> ReproduceTarget:
+def _run_target(run: RunDirectory, overrides: list[str], rtol: float) -> ReproduceTarget:
     words = [f"conf={run.config_yaml}", *overrides]
     settings = load_settings(words)
     check_repeatable(settings, str(run.path))
-    expect = expected_of(read_summary(run.summary_json), rtol)
+    expect = expectations_from(read_summary(run.summary_json), rtol)
     environment = read_json(run.environment_json, ENVIRONMENT)
     return ReproduceTarget(run.path.name, words, expect, environment=environment, missing=missing_backend(settings))
 

@@ -44,7 +44,7 @@ class ResultPrinter:
             self.line(target.missing) if target.missing else None
         self.line(f"{len(found.targets)} to run, {len(found.errors)} unreadable, {len(found.left_out)} left out")
 
-    def tell(self, result: Reproduction) -> None:
+    def show_result(self, result: Reproduction) -> None:
         self.done += 1
         missed = sum(not check.passed for check in result.checks)
         verdict = f"{missed} of {len(result.checks)} expectations missed" if missed else "reproduced"

@@ -18,7 +18,7 @@ from mpt_cli.jobs.executor import Command, Ending, LocalExecutor, mpt_command
 from mpt_cli.jobs.queue import Limits, Queue, run_one
 from mpt_cli.report.history import read_lines
 from mpt_cli.reproduce.collection import ReproduceTarget
-from mpt_cli.runs.directory import DEFAULT_PARENT, RunDirectory, drawn_name, make_empty, read_summary
+from mpt_cli.runs.directory import DEFAULT_PARENT, RunDirectory, make_empty, random_name, read_summary
 from mpt_cli.runs.expectations import (
     ExpectationCheck,
     KeyPath,
@@ -29,9 +29,9 @@ from mpt_cli.runs.expectations import (
     write_recipe,
 )
 from mpt_cli.runs.provenance import (
-    cores_of,
     environment_differences,
     known_environment,
+    recorded_cores,
     thread_variables,
 )
 from mpt_cli.settings.overrides import format_override
@@ -54,7 +54,7 @@ class FinishedProcess:
     @property
     def summary(self) -> dict[str, Any] | None:
         """The content of its summary.json; None where it didn't come to one."""
-        return self.run.summary_of(self.exit_code) or None
+        return self.run.summary_for(self.exit_code) or None
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def run_command(
     cores as the run had whose environment.json is `as_in`: one thread adds up in another order than several.
     """
     words, facts = mpt_command(verb, "--quiet", *overrides), as_in or {}
-    return Command(log.stem, words, run, log, environment=thread_variables(facts), cores=cores_of(facts))
+    return Command(log.stem, words, run, log, environment=thread_variables(facts), cores=recorded_cores(facts))
 
 
 def read_finished(command: Command[RunDirectory], ending: Ending) -> FinishedProcess:
@@ -159,7 +159,7 @@ def create_output_folder(path: str | None) -> Path:
 
     An earlier run in it would keep that of the same name from beginning.
     """
-    chosen = expanded(path) if path is not None else Path(DEFAULT_PARENT) / "reproduce" / drawn_name()
+    chosen = expanded(path) if path is not None else Path(DEFAULT_PARENT) / "reproduce" / random_name()
     make_empty(chosen, "--output", exist_ok=path is not None)  # two never share a drawn name
     return chosen
 

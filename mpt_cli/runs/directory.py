@@ -192,14 +192,14 @@ class RunDirectory(TelemetryFiles):
         except OSError as error:
             raise _cannot_create(self.path, error, key) from error
         with file:
-            if not take_lock(file):
+            if not try_lock(file):
                 holder = read_holder(self.lock_file)
                 named = f" (process {holder.pid} of {holder.host}, by its {LOCK_FILE})" if holder else ""
                 unknown = " Where it has ended, remove that file." if holder and holder.is_gone is None else ""
                 words = f"another process is writing in {self.path}{named}. Wait for it, or stop it first.{unknown}"
                 raise DataError(words)
             try:
-                note_holder(file, Holder.of(os.getpid()))
+                write_holder(file, LockHolder.for_process(os.getpid()))
             except OSError as error:
                 raise _cannot_create(self.path, error, key) from error
             with suppress(OSError):  # what `write_atomic` had begun when its process was killed; nobody else writes now
@@ -208,7 +208,7 @@ class RunDirectory(TelemetryFiles):
             try:
                 yield
             finally:
-                forget_holder(file)
+                clear_holder(file)
 
     def clear_unstarted(self) -> bool:
         """Empty a directory whose run was killed before it had begun: no configuration yet, and only files of ours.
@@ -275,7 +275,7 @@ class RunDirectory(TelemetryFiles):
         except DataError:
             return {}
 
-    def summary_of(self, exit_code: int | None) -> dict[str, Any]:
+    def summary_for(self, exit_code: int | None) -> dict[str, Any]:
         """The content of summary.json of a process that ended so; empty where it left none: one that tells another code
         is that of an earlier attempt, or of another run."""
         return found if (found := self.ending).get("exit_code") == exit_code else {}
@@ -297,7 +297,7 @@ def default_parent(recipe: str) -> Path:
 
 def default_path(recipe: str) -> Path:
     """Of a run that nobody gave a directory."""
-    return default_parent(recipe) / drawn_name()
+    return default_parent(recipe) / random_name()
 
 
 def numbered_path(path: str | Path | None, recipe: str, number: int) -> Path:
@@ -307,7 +307,7 @@ def numbered_path(path: str | Path | None, recipe: str, number: int) -> Path:
     return Path(f"{expanded(path)}-{number}") if number > 1 else expanded(path)
 
 
-def drawn_name() -> str:
+def random_name() -> str:
     """The time and a few letters, for what nobody gave a name."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
 
@@ -317,7 +317,7 @@ def _cannot_create(path: Path, error: OSError, key: str = "run_dir") -> DataErro
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockHolder:
     """The process that holds a directory. `started` is its start in clock ticks since boot, which tells it from a
     later one of the same number; `namespace` is the one that the number is of, as containers have their own.
     """
@@ -328,19 +328,19 @@ class Holder:
     started: str
 
     @classmethod
-    def of(cls, pid: int) -> Self:
+    def for_process(cls, pid: int) -> Self:
         """A process of this machine."""
-        return cls(pid, platform.node(), _namespace(), _start_of(pid) or "")
+        return cls(pid, platform.node(), _namespace(), _process_start(pid) or "")
 
     @property
     def is_gone(self) -> bool | None:
         """Whether it has ended; None where that can't be known from here, of another host or container."""
         if (self.host, self.namespace) != (platform.node(), _namespace()):
             return None
-        return _start_of(self.pid) != self.started
+        return _process_start(self.pid) != self.started
 
 
-def take_lock(lock_file: TextIO) -> bool:
+def try_lock(lock_file: TextIO) -> bool:
     """Whether this process holds the file now, until whoever has it open has closed it or ended.
 
     Where the file system has no locks, the name in the file says who holds it; of a process of another machine or
@@ -352,29 +352,29 @@ def take_lock(lock_file: TextIO) -> bool:
         return False
     except OSError:
         holder = read_holder(Path(lock_file.name))
-        return holder is None or holder.is_gone is True or holder == Holder.of(os.getpid())
+        return holder is None or holder.is_gone is True or holder == LockHolder.for_process(os.getpid())
     return True
 
 
-def note_holder(lock_file: TextIO, holder: Holder) -> None:
+def write_holder(lock_file: TextIO, holder: LockHolder) -> None:
     """Write who holds it into the lock file. OSError where it can't be written, which nothing is kept of: the file's
     own buffer would be tried again when it is closed.
     """
-    forget_holder(lock_file)
+    clear_holder(lock_file)
     os.write(lock_file.fileno(), json.dumps(asdict(holder)).encode())
 
 
-def forget_holder(lock_file: TextIO) -> None:
+def clear_holder(lock_file: TextIO) -> None:
     """Nobody holds it any more. A process that was killed leaves its name."""
     lock_file.seek(0)
     lock_file.truncate()
 
 
-def read_holder(lock_file: Path) -> Holder | None:
+def read_holder(lock_file: Path) -> LockHolder | None:
     """Who holds the directory, or held it when it was killed; None where nobody does. The lock is not touched."""
     try:
         found = json.loads(read_file(lock_file))
-        return Holder(**found) if field_problem(Holder, found) is None else None
+        return LockHolder(**found) if field_problem(LockHolder, found) is None else None
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -386,7 +386,7 @@ def _namespace() -> str:
         return ""
 
 
-def _start_of(pid: int) -> str | None:
+def _process_start(pid: int) -> str | None:
     """None where there is no such process, or one that has ended and is only still listed."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")

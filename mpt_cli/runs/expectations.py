@@ -44,11 +44,11 @@ class ExpectationCheck:
         return f"{'ok  ' if self.passed else 'MISS'} {self.name}: expected {self.expected}, {got}"
 
 
-def own_expectations(expect: dict[str, Any], keys_given: Iterable[str]) -> dict[str, Any]:
+def applicable_expectations(expect: dict[str, Any], keys_given: Iterable[str]) -> dict[str, Any]:
     """The `expect:` of a run as it is run, shown and kept in the record: it is about the recipe's own settings, and
     goes where the command line gives a key that changes one. So a run, its repetition and `mpt reproduce` say the same.
 
-    >>> own_expectations({"steps_seen": 3}, ["conf", "trainer.epochs"])
+    >>> applicable_expectations({"steps_seen": 3}, ["conf", "trainer.epochs"])
     {}
     """
     is_changed = any(key.partition(".")[0] not in NEUTRAL_KEYS for key in keys_given)

@@ -186,18 +186,18 @@ def thread_variables(environment: Mapping[str, Any]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if _OF_THREADS.fullmatch(name)}
 
 
-def cores_of(environment: Mapping[str, Any]) -> int | None:
+def recorded_cores(environment: Mapping[str, Any]) -> int | None:
     """How many cores a run of the CPU had: JAX makes a thread for each, whatever variables say. None where that is not
     known, and for what another device computed.
 
-    >>> cores_of({"devices": ["CPU"], "machine": {"usable_cores": 1}}), cores_of({"devices": ["GPU"]})
+    >>> recorded_cores({"devices": ["CPU"], "machine": {"usable_cores": 1}}), recorded_cores({"devices": ["GPU"]})
     (1, None)
     """
     cores = (environment.get("machine") or {}).get("usable_cores")
-    return cores if is_of_cpu(environment) and type(cores) is int and cores > 0 else None
+    return cores if ran_on_cpu(environment) and type(cores) is int and cores > 0 else None
 
 
-def is_of_cpu(environment: Mapping[str, Any]) -> bool:
+def ran_on_cpu(environment: Mapping[str, Any]) -> bool:
     """Whether the CPU computed, as far as the devices are known."""
     return all(str(device).upper().startswith("CPU") for device in environment.get("devices") or [""])
 

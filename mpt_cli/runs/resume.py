@@ -20,7 +20,7 @@ from mpt_cli.settings.relative_references import is_same_function
 from mpt_cli.settings.schema import MODEL_PARALLEL, PolicySettings, Settings
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.settings.variants import RULES, Builder, DataSettings, Loader, ModelSettings, mode_settings
-from mpt_cli.telemetry.records import Event, Summary, field_problem, record_from, record_of, required_fields
+from mpt_cli.telemetry.records import Event, Summary, field_problem, record_from, record_type, required_fields
 from mpt_cli.training.checkpoint import Checkpoint
 
 # What decides the variables, the examples or their order can't change in the middle of a run.
@@ -59,19 +59,19 @@ def find_run(settings: Settings) -> RunDirectory | None:
     if settings.resume is None:
         return None
     if settings.resume != "auto":
-        return _to_go_on_with(RunDirectory.open(settings.resume))
+        return _check_has_checkpoints(RunDirectory.open(settings.resume))
     if settings.run_dir is not None:
         named = RunDirectory(expanded(settings.run_dir))
         if named.config_yaml.is_file():
-            return _to_go_on_with(named)
+            return _check_has_checkpoints(named)
         if named.path.is_dir():
             named.clear_unstarted()
         return None
     runs = map(RunDirectory, sorted(default_parent(settings.recipe).glob("*"), reverse=True))
-    return next((run for run in runs if run.config_yaml.is_file() and _may_go_on(run, settings)), None)
+    return next((run for run in runs if run.config_yaml.is_file() and _can_resume(run, settings)), None)
 
 
-def _may_go_on(run: RunDirectory, settings: Settings) -> bool:
+def _can_resume(run: RunDirectory, settings: Settings) -> bool:
     """Whether it has not finished, and the settings fit."""
     is_over = is_recorded(run) or run.ending.get("status") == "finished"
     return not is_over and not forbidden_changes(stored_settings(run, settings), settings)
@@ -82,7 +82,7 @@ def is_recorded(run: RunDirectory) -> bool:
     return "recorded_by" in known_environment(run)
 
 
-def _to_go_on_with(run: RunDirectory) -> RunDirectory:
+def _check_has_checkpoints(run: RunDirectory) -> RunDirectory:
     if is_recorded(run):
         raise DataError(
             f"{run.path} can't be gone on with: it was recorded while a program of its own trained, and "
@@ -95,13 +95,13 @@ def stored_settings(run: RunDirectory, given: Settings | None = None) -> Setting
     """The settings the run was made with. Secrets, which its record leaves out, are those of the `given` ones."""
     from mpt_cli.settings import load_settings
 
-    stored = load_settings([f"conf={run.config_yaml}", *(_given_again(run, given) if given else ())])
+    stored = load_settings([f"conf={run.config_yaml}", *(_secrets_as_overrides(run, given) if given else ())])
     if stored.seed is None:
         raise DataError(f"{run.config_yaml} is damaged: seed must be the number that the run was made with, not null.")
     return stored
 
 
-def _given_again(run: RunDirectory, given: Settings) -> list[str]:
+def _secrets_as_overrides(run: RunDirectory, given: Settings) -> list[str]:
     """What the record leaves out, as words."""
     now = flatten(asdict(given))
     left_out = [key for key, value in flatten(load_mapping(run.config_yaml)).items() if REDACTED in str(value)]
@@ -170,12 +170,12 @@ def forbidden_changes(before: Settings, now: Settings) -> list[Problem]:
             f"The run was started with {old!r}; give that, or start a new run.",
         )
         for key, (old, new) in changed_settings(before, now).items()
-        if (key.startswith(FIXED_KEYS) and not (key.startswith("distribute.") and _may_be_divided_anew(before, now)))
+        if (key.startswith(FIXED_KEYS) and not (key.startswith("distribute.") and _can_redistribute(before, now)))
         or (_LAYERS_OF_PHASE.fullmatch(key) and not _is_added(key, before))
     ]
 
 
-def _may_be_divided_anew(before: Settings, now: Settings) -> bool:
+def _can_redistribute(before: Settings, now: Settings) -> bool:
     """Whether a run may go on over other devices: its checkpoints are whole, and what it trains is the same on one."""
     return {before.distribute.name, now.distribute.name} <= {"none", MODEL_PARALLEL}
 
@@ -302,7 +302,7 @@ def _kept_lines(
         kept = [(line, content) for line, content in zip(whole, contents, strict=True) if keep(content)]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _damaged(path, error) from error
-    if wrong := next(filter(None, (field_problem(record_of(line), line, required) for _, line in kept)), None):
+    if wrong := next(filter(None, (field_problem(record_type(line), line, required) for _, line in kept)), None):
         raise _damaged(path, wrong)
     return len(whole), kept
 

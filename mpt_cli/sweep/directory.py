@@ -19,7 +19,7 @@ from mpt_cli.runs.directory import (
     LOCK_FILE,
     RunDirectory,
     default_parent,
-    drawn_name,
+    random_name,
     read_json,
     write_json,
 )
@@ -45,7 +45,7 @@ class SweepDirectory:
     @classmethod
     def create(cls, path: str | None, recipe: str) -> Self:
         """A new directory: `path`, or sweeps/<recipe>/<time>-<id>. DataError when it holds anything already."""
-        found = cls(expanded(path) if path else Path(f"{cls.verb}s") / default_parent(recipe).name / drawn_name())
+        found = cls(expanded(path) if path else Path(f"{cls.verb}s") / default_parent(recipe).name / random_name())
         found.check_free(is_made=True)
         return found
 
@@ -220,7 +220,7 @@ def read_job(sweep: SweepDirectory, job: Job) -> JobResult:
     ending, run = sweep.read_ending(job), sweep.run(job)
     if ending is None:
         return JobResult(job, run.path, NOT_RUN)
-    summary = run.summary_of(ending.exit_code)
+    summary = run.summary_for(ending.exit_code)
     status, exit_code, reason = _judge(ending, summary, sweep, job)
     events = list(read_lines(run.events_jsonl)) if summary else []
     counts = [summary[name] for name in ("steps_seen", "applied_steps") if name in summary]

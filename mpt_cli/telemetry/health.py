@@ -137,7 +137,7 @@ def _ends_overflowing(run_state: RunState) -> str | None:
 
 def _ends_with_bad_values(run_state: RunState) -> str | None:
     """However few: what no scale causes comes again, and a smaller scale only costs gradients."""
-    for cause, steps in ((FORWARD, run_state.forward_steps), (NAN, run_state.uncured_steps)):
+    for cause, steps in ((FORWARD, run_state.forward_steps), (NAN, run_state.persistent_nan_steps)):
         if len(steps) >= THIRD_TIME:
             count, seen, last = (format_count(step) for step in (len(steps), run_state.steps_seen, steps[-1]))
             words = f"{count} of {seen} steps, the last {last}, were skipped though the scale was not to blame"
@@ -320,7 +320,7 @@ def _describe_skips(run_state: RunState) -> str:
     if not searched:
         return f"{_format_skipped(run_state)}, few enough to do no harm."
     bad = {*run_state.forward_steps}
-    later = sum(step > run_state.skip_steps[searched - 1] and step not in bad for step in run_state.unprovoked_steps)
+    later = sum(step > run_state.skip_steps[searched - 1] and step not in bad for step in run_state.unexplained_steps)
     groups = {
         "while the scale settled": searched,
         "after it had grown": run_state.skipped_steps - searched - later - len(bad),
@@ -354,7 +354,7 @@ def _remark_flushed(run_state: RunState) -> str | None:
 def _remark_late_skips(run_state: RunState) -> str | None:
     """Only of a scale that grows after so many steps, whose skips otherwise follow a growth."""
     bad = {*run_state.forward_steps}
-    late = [step for step in run_state.unprovoked_steps if not run_state.is_early(step) and step not in bad]
+    late = [step for step in run_state.unexplained_steps if not run_state.is_early(step) and step not in bad]
     if not late or not run_state.scaling.growth_steps:
         return None
     named = ("… " if len(late) > 3 else "") + ", ".join(map(str, late[-3:]))

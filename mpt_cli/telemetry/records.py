@@ -278,7 +278,7 @@ class Spike:
         return (self.loss - self.median) / ((self.bound - self.median) or inf)
 
 
-def record_of(line: Mapping[str, Any]) -> type:
+def record_type(line: Mapping[str, Any]) -> type:
     """Of a line of layers.jsonl, spikes.jsonl, events.jsonl or metrics.jsonl: the last has no kind."""
     own = {"exponents": LayerSample, "losses_before": Spike, "kind": Event}
     return next((record for name, record in own.items() if name in line), Snapshot)
@@ -364,7 +364,7 @@ NUMBERS_AS_TEXT = ("NaN", "Infinity", "-Infinity")  # of strict JSON
 
 
 @cache
-def _hints_of(record: type) -> Mapping[str, Any]:
+def _type_hints(record: type) -> Mapping[str, Any]:
     return get_type_hints(record)
 
 
@@ -395,15 +395,15 @@ def field_problem(
     >>> field_problem({"step": int}, {"step": "three"})
     "step must not be 'three'"
     """
-    hints = record if isinstance(record, Mapping) else _hints_of(record)
+    hints = record if isinstance(record, Mapping) else _type_hints(record)
     missing = [name for name in required if name not in tree]
     if missing:
         return f"{missing[0]} is missing"
     wrong = [name for name, hint in hints.items() if name in tree and not _fits(hint, tree[name])]
-    return f"{wrong[0]} must not be {_short(tree[wrong[0]])}" if wrong else None
+    return f"{wrong[0]} must not be {_shortened(tree[wrong[0]])}" if wrong else None
 
 
-def _short(value: Any) -> str:
+def _shortened(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:40]}…"
 
@@ -443,14 +443,14 @@ def snapshot_fields(snapshot: Snapshot) -> dict[str, Any]:
     return {**own, **{name: value for name, value in metrics.items() if name not in own}}
 
 
-_OWN_FIELDS = frozenset(field.name for field in fields(Snapshot)) - {"metrics", "gradients"}
-_OF_THE_LINE = frozenset(("seconds", "schema_version", "attempt", *(f"gradient_{name}" for name in GRADIENT_FIELDS)))
+_SNAPSHOT_FIELDS = frozenset(field.name for field in fields(Snapshot)) - {"metrics", "gradients"}
+_LINE_FIELDS = frozenset(("seconds", "schema_version", "attempt", *(f"gradient_{name}" for name in GRADIENT_FIELDS)))
 
 
 def snapshot_from(line: Mapping[str, Any]) -> Snapshot:
     """The snapshot that a line of metrics.jsonl tells of; nan and infinities are texts there."""
-    own = {name: line[name] for name in _OWN_FIELDS if name in line}
-    names = [name for name in line if name not in _OWN_FIELDS and name not in _OF_THE_LINE]
+    own = {name: line[name] for name in _SNAPSHOT_FIELDS if name in line}
+    names = [name for name in line if name not in _SNAPSHOT_FIELDS and name not in _LINE_FIELDS]
     metrics = {name: number for name in names if (number := as_number(line[name])) is not None}
     return Snapshot(**_from_json(own), metrics=metrics, gradients=_sample_from(line))
 

@@ -1,4 +1,4 @@
-"""What is observed of a run: its events counted, the course of its validation loss, and all of it at one moment."""
+"""What is observed of a run: its events counted, its validation loss, and the state of all of it at one moment."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class _Course:
+class _ScaleHistory:
     """What is known of the scale of one optimizer."""
 
     grown_from: float = math.inf  # the scale before the last growth
     last_step: int = 0  # of an event
     applied: float = 0.0  # the highest at which a step is known to have been applied
     overflowed: float = math.inf  # the lowest that left inf
-    doubted: list[Event] = field(default_factory=list)  # nan that may be due to the scale
+    suspected: list[Event] = field(default_factory=list)  # nan that may be due to the scale
 
 
 @dataclass
 class EventTally:
     """Counts over all events so far; `skip_steps` holds the number of every skipped step, ascending, `forward_steps` of
-    those whose loss was already not finite, `unprovoked_steps` of those that nothing explains: neither had the scale
+    those whose loss was already not finite, `unexplained_steps` of those that nothing explains: neither had the scale
     grown since the skip before, or since the start, nor had a phase begun, nor does the search that a growth began
     still go on. `skip_scales` has the scale after each skip. `nan_steps` are those whose loss was finite
     and whose gradients held nan and no inf: an overflow far above what float16 holds leaves the same, once inf met inf
-    on the way back. `uncured_steps` are those of them that the scale does not explain, as its rule says
+    on the way back. `persistent_nan_steps` are those of them that the scale does not explain, as its rule says
     (`ScaleRule.may_explain`), and those before them that this shows not to be the scale's either: of the same streak,
     or at a scale that had worked.
 
@@ -54,69 +54,73 @@ class EventTally:
     skip_scales: list[float] = field(default_factory=list)
     first_growth_step: int | None = None
     forward_steps: list[int] = field(default_factory=list)
-    unprovoked_steps: list[int] = field(default_factory=list)
+    unexplained_steps: list[int] = field(default_factory=list)
     nan_steps: list[int] = field(default_factory=list)
-    uncured_steps: list[int] = field(default_factory=list)
+    persistent_nan_steps: list[int] = field(default_factory=list)
     rollbacks: list[Event] = field(default_factory=list)
     latest: deque[Event] = field(default_factory=lambda: deque(maxlen=100))
     _is_changed: bool = False  # by a growth or a phase since the last skip
-    _is_provoked: bool = False  # whether that explains the last skip
-    _courses: dict[str | None, _Course] = field(default_factory=lambda: defaultdict(_Course))  # by optimizer
+    _is_explained: bool = False  # whether that explains the last skip
+    _scale_histories: dict[str | None, _ScaleHistory] = field(
+        default_factory=lambda: defaultdict(_ScaleHistory)
+    )  # by optimizer
 
     def add(self, events: Iterable[Event]) -> None:
         for event in events:
             self.latest.append(event)
-            course = self._courses[event.optimizer]
-            _note_applied(event, course)
+            scale_history = self._scale_histories[event.optimizer]
+            _note_applied(event, scale_history)
             if event.kind == OVERFLOW:
-                self._add_skip(event, course)
+                self._add_skip(event, scale_history)
             elif event.kind == PHASE:
                 self._is_changed = True
             elif event.kind == GROWTH:
                 self._is_changed = True
-                course.grown_from = event.scale_before
+                scale_history.grown_from = event.scale_before
                 if self.first_growth_step is None:
                     self.first_growth_step = event.step
             elif event.kind == ROLLBACK:
                 self.rollbacks.append(event)
 
-    def _add_skip(self, event: Event, course: _Course) -> None:
+    def _add_skip(self, event: Event, scale_history: _ScaleHistory) -> None:
         goes_on = bool(self.skip_steps) and event.step <= self.skip_steps[-1] + 1
-        self._is_provoked = self._is_changed or (goes_on and self._is_provoked) or self._searches_on(event, course)
+        self._is_explained = (
+            self._is_changed or (goes_on and self._is_explained) or self._still_searching(event, scale_history)
+        )
         self._is_changed = False
         self.skip_steps.append(event.step)
         self.skip_scales.append(event.scale_after)
         if event.cause == FORWARD_PASS:
             self.forward_steps.append(event.step)
         elif event.nan and not event.inf:
-            self._add_nan(event, course)
+            self._add_nan(event, scale_history)
         elif event.inf:
-            course.overflowed = min(event.scale_before, course.overflowed)
-        if not self._is_provoked:
-            self.unprovoked_steps.append(event.step)
+            scale_history.overflowed = min(event.scale_before, scale_history.overflowed)
+        if not self._is_explained:
+            self.unexplained_steps.append(event.step)
 
-    def _searches_on(self, event: Event, course: _Course) -> bool:
+    def _still_searching(self, event: Event, scale_history: _ScaleHistory) -> bool:
         """Whether the last growth explains this skip, which is not the first after it: the scale is still above what it
         had grown from, or came back to that only now, one halving too few."""
-        before = course.grown_from
+        before = scale_history.grown_from
         is_near = bool(self.skip_steps) and event.step - self.skip_steps[-1] <= SETTLING_STEPS
-        return event.scale_before > before or (self._is_provoked and is_near and event.scale_before == before)
+        return event.scale_before > before or (self._is_explained and is_near and event.scale_before == before)
 
-    def _add_nan(self, event: Event, course: _Course) -> None:
+    def _add_nan(self, event: Event, scale_history: _ScaleHistory) -> None:
         self.nan_steps.append(event.step)
-        course.doubted.append(event)
-        if not self.scaling.rule.may_explain(event.scale_before, course.applied, course.overflowed):
-            known = self.uncured_steps[-1] if self.uncured_steps else 0  # perhaps by another optimizer
-            self.uncured_steps += [nan.step for nan in course.doubted if nan.step > known]
-            course.doubted.clear()
+        scale_history.suspected.append(event)
+        if not self.scaling.rule.may_explain(event.scale_before, scale_history.applied, scale_history.overflowed):
+            known = self.persistent_nan_steps[-1] if self.persistent_nan_steps else 0  # perhaps by another optimizer
+            self.persistent_nan_steps += [nan.step for nan in scale_history.suspected if nan.step > known]
+            scale_history.suspected.clear()
 
 
-def _note_applied(event: Event, course: _Course) -> None:
+def _note_applied(event: Event, scale_history: _ScaleHistory) -> None:
     """Each skip and each change of the scale is an event: steps between two of them were applied at that scale."""
-    if event.step > course.last_step + 1 or event.kind == GROWTH:
-        course.applied = max(event.scale_before, course.applied)
-        course.doubted = [nan for nan in course.doubted if nan.scale_before <= course.applied]
-    course.last_step = event.step
+    if event.step > scale_history.last_step + 1 or event.kind == GROWTH:
+        scale_history.applied = max(event.scale_before, scale_history.applied)
+        scale_history.suspected = [nan for nan in scale_history.suspected if nan.scale_before <= scale_history.applied]
+    scale_history.last_step = event.step
 
 
 @dataclass(frozen=True)
@@ -186,9 +190,9 @@ class RunState:
     skip_steps: Sequence[int] = ()  # the number of every skipped step, ascending
     skip_scales: Sequence[float] = ()  # the scale after each of them
     forward_steps: Sequence[int] = ()  # of those whose loss was already not finite
-    unprovoked_steps: Sequence[int] = ()  # of those that neither a growth of the scale nor a phase explains
+    unexplained_steps: Sequence[int] = ()  # of those that neither a growth of the scale nor a phase explains
     nan_steps: Sequence[int] = ()  # of those with nan and no inf in the gradients of a finite loss
-    uncured_steps: Sequence[int] = ()  # of the latter that the scale does not explain
+    persistent_nan_steps: Sequence[int] = ()  # of the latter that the scale does not explain
     first_growth_step: int | None = None
     bad_steps: int = 0  # steps with non-finite gradients that were applied all the same
     scale: float | None = None  # None before the first step
@@ -301,7 +305,7 @@ class RunState:
         """Whether most of the latest `skips` skipped steps, three or more of them, had nan and no inf that the scale
         does not explain."""
         latest = self._latest(skips)
-        count = len(latest.intersection(self.uncured_steps))
+        count = len(latest.intersection(self.persistent_nan_steps))
         return count >= THIRD_TIME and 2 * count > len(latest)
 
     def is_nan_throughout(self, skips: int) -> bool:
@@ -340,9 +344,9 @@ def build_run_state(
         skip_steps=skips.skip_steps,
         skip_scales=skips.skip_scales,
         forward_steps=skips.forward_steps,
-        unprovoked_steps=skips.unprovoked_steps,
+        unexplained_steps=skips.unexplained_steps,
         nan_steps=skips.nan_steps,
-        uncured_steps=skips.uncured_steps,
+        persistent_nan_steps=skips.persistent_nan_steps,
         first_growth_step=tally.first_growth_step,
         bad_steps=len(tally.skip_steps) if applies else 0,
         scale=counters.scale if counters.seen else None,

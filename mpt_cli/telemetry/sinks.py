@@ -210,7 +210,7 @@ def _csv_row(cells: Sequence[Any]) -> str:
 INTERVAL_FIELDS = ("loss", "learning_rate", "loss_scale", "skipped_steps", "consecutive_skips", "examples_per_second")
 
 
-def scalars_of(snapshot: Snapshot) -> dict[str, float]:
+def tracker_scalars(snapshot: Snapshot) -> dict[str, float]:
     """What has a value; means of a whole epoch under `epoch/`, a sample of the gradients under `gradients/`."""
     if snapshot.epoch_end:
         found = {"epoch/loss": snapshot.loss, **{f"epoch/{name}": value for name, value in snapshot.metrics.items()}}
@@ -248,7 +248,7 @@ class TensorBoardSink(Sink):
         self._begins_anew = True
 
     def snapshot(self, snapshot: Snapshot) -> None:
-        self._write(snapshot.step, scalars_of(snapshot))
+        self._write(snapshot.step, tracker_scalars(snapshot))
 
     def events(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -284,7 +284,7 @@ def check_tracker(name: str) -> None:
 
 
 @contextmanager
-def _errors_named(tracker: str) -> Iterator[None]:
+def _named_errors(tracker: str) -> Iterator[None]:
     """DataError, naming the tracker, for every failure of its own."""
     try:
         yield
@@ -308,7 +308,7 @@ class MlflowSink(Sink):
 
     def start(self, header: RunHeader) -> None:
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # later versions want to be told
-        with _errors_named("mlflow"):
+        with _named_errors("mlflow"):
             tracking = importlib.import_module("mlflow.tracking")
             place = os.environ.get("MLFLOW_TRACKING_URI") or self._folder.resolve().as_uri()
             note_passwords(place)  # what fails there names it
@@ -322,13 +322,13 @@ class MlflowSink(Sink):
 
     def snapshot(self, snapshot: Snapshot) -> None:
         now = int(1000 * time.time())
-        with _errors_named("mlflow"):
+        with _named_errors("mlflow"):
             metric = importlib.import_module("mlflow.entities").Metric
-            points = [metric(name, value, now, snapshot.step) for name, value in scalars_of(snapshot).items()]
+            points = [metric(name, value, now, snapshot.step) for name, value in tracker_scalars(snapshot).items()]
             self._client.log_batch(self._run_id, metrics=points)
 
     def finish(self, summary: Summary) -> None:
-        with _errors_named("mlflow"):
+        with _named_errors("mlflow"):
             self._client.set_tag(self._run_id, "verdict", summary.verdict)
         self._end("FINISHED" if summary.exit_code == 0 else "FAILED")
 
@@ -338,7 +338,7 @@ class MlflowSink(Sink):
     def _end(self, status: str) -> None:
         if self._client is not None:
             client, self._client = self._client, None
-            with _errors_named("mlflow"):
+            with _named_errors("mlflow"):
                 client.set_terminated(self._run_id, status)
 
 
@@ -350,7 +350,7 @@ class WandbSink(Sink):
         self._run: Any = None
 
     def start(self, header: RunHeader) -> None:
-        with _errors_named("wandb"):
+        with _named_errors("wandb"):
             wandb = importlib.import_module("wandb")
             self._folder.mkdir(exist_ok=True)
             self._run = wandb.init(
@@ -365,11 +365,11 @@ class WandbSink(Sink):
             self._run.define_metric("*", step_metric="step")  # its own count of steps must never go back
 
     def snapshot(self, snapshot: Snapshot) -> None:
-        with _errors_named("wandb"):
-            self._run.log({**scalars_of(snapshot), "step": snapshot.step})
+        with _named_errors("wandb"):
+            self._run.log({**tracker_scalars(snapshot), "step": snapshot.step})
 
     def finish(self, summary: Summary) -> None:
-        with _errors_named("wandb"):
+        with _named_errors("wandb"):
             self._run.summary["verdict"] = summary.verdict
         self._end(summary.exit_code)
 
@@ -379,7 +379,7 @@ class WandbSink(Sink):
     def _end(self, exit_code: int) -> None:
         if self._run is not None:
             run, self._run = self._run, None
-            with _errors_named("wandb"):
+            with _named_errors("wandb"):
                 run.finish(exit_code=exit_code)
 
 

@@ -172,7 +172,7 @@ class Column:
 class StepRecords:
     """One row per step, in order. `floats` is float32 (steps, 4) and `ints` int32 (steps, 7), columns as named above.
     `finite` is 1 where the gradients were, `zero` where every element of every gradient was 0. Of a step with several
-    optimizers these are the columns of all together, and those of each follow: `of_optimizer`.
+    optimizers these are the columns of all together, and those of each follow: `for_optimizer`.
     """
 
     floats: NDArray[Any]
@@ -190,7 +190,7 @@ class StepRecords:
     holds_inf = Column(is_flag=True)  # whether that gradient held inf; else nan alone
     zero = Column(is_flag=True)
 
-    def of_optimizer(self, place: int) -> Self:
+    def for_optimizer(self, place: int) -> Self:
         """The records of one of several optimizers."""
         first_float, first_int = (place + 1) * len(FLOAT_FIELDS), (place + 1) * len(INT_FIELDS)
         return type(self)(self.floats[:, first_float:], self.ints[:, first_int:])
@@ -389,7 +389,7 @@ class StepCounters(Resumable):
 
     def _events(self, block: StepRecords, epoch: int) -> list[Event]:
         named = enumerate(self.rules.optimizers)
-        of_each = [self._events_of(block.of_optimizer(i), epoch, *optimizer) for i, optimizer in named]
+        of_each = [self._events_of(block.for_optimizer(i), epoch, *optimizer) for i, optimizer in named]
         if of_each:
             return sorted((event for events in of_each for event in events), key=lambda event: event.step)
         return self._events_of(block, epoch, None, self.rules.variables)

@@ -80,10 +80,10 @@ def check_options(parser: argparse.ArgumentParser, words: list[str]) -> None:
 CONFIG_DIR_OPTIONS = ("--config-dir", "-cd")
 
 
-def take_config_directories(words: list[str]) -> tuple[list[str], list[str]]:
+def split_config_directories(words: list[str]) -> tuple[list[str], list[str]]:
     """The folders given with --config-dir, and the other words. ConfigError where no folder follows.
 
-    >>> take_config_directories(["conf=a", "--config-dir", "x", "--config-dir=y"])
+    >>> split_config_directories(["conf=a", "--config-dir", "x", "--config-dir=y"])
     (['x', 'y'], ['conf=a'])
     """
     folders, others, left = [], list[str](), iter(words)
@@ -99,7 +99,7 @@ def take_config_directories(words: list[str]) -> tuple[list[str], list[str]]:
     return folders, others
 
 
-def too_small(least: int, **given: float | None) -> list[Problem]:
+def minimum_problems(least: int, **given: float | None) -> list[Problem]:
     """A problem for each option, by its name with _, that is below the least it may be."""
     return [
         Problem(f"--{name.replace('_', '-')}", f"must be >= {least}.", value)

@@ -114,7 +114,7 @@ def add_overrides(parser: Parser) -> None:
 
 
 def add_config_dir(parser: Parser) -> None:
-    """For the help; `take_config_directories` takes the words before the parser sees them."""
+    """For the help; `split_config_directories` takes the words before the parser sees them."""
     parser.more.add_argument(
         "--config-dir",
         metavar="DIR",

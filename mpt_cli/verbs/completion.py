@@ -16,7 +16,7 @@ from argcomplete.shell_integration import shellcode
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings.schema import CHOOSING_KEYS, all_keys, sections
 from mpt_cli.settings.search_path import add_config_directories, group_choices, group_names, recipe_paths
-from mpt_cli.verbs import take_config_directories, verb_parser
+from mpt_cli.verbs import split_config_directories, verb_parser
 from mpt_cli.verbs.arguments import LISTED_VERBS, MODULE, OVERRIDES, SCRIPT, TARGETS
 
 _KEYS_WITH_PATHS = ("conf", "run_dir", "resume", "data.path", "model.path")
@@ -98,7 +98,7 @@ def complete(output: TextIO | None = None, exit_method: Any = os._exit) -> None:
     words = split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))[3]
     os.environ["_ARGCOMPLETE"] = str(min(len(words), 2))  # argparse's words begin behind the verb, once there is one
     with suppress(ConfigError):  # no folder follows, or it is still being typed
-        add_config_directories(take_config_directories(words[1:])[0])
+        add_config_directories(split_config_directories(words[1:])[0])
     with suppress(ConfigError):
         _Finder()(
             _parser(words[1:]),

@@ -19,7 +19,7 @@ from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.health import GOOD_VERDICTS
 from mpt_cli.training.program import Program
 from mpt_cli.training_run import with_drawn_seed
-from mpt_cli.verbs import print_json, say, too_small
+from mpt_cli.verbs import minimum_problems, print_json, say
 
 DIAGNOSIS = "diagnosis.json"
 TRIAL_STEPS = 20
@@ -65,9 +65,9 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
     return OK
 
 
-def _say_no_overflow(run: RunDirectory, run_dir: str, is_of_program: bool, arguments: argparse.Namespace) -> int:
+def _report_no_overflow(run: RunDirectory, run_dir: str, is_of_program: bool, arguments: argparse.Namespace) -> int:
     """The answer for a run of which no step overflowed, with what else is wrong with it; no directory is made."""
-    measures = "mpt.diagnose(model, x, y) in that program" if is_of_program else _of_configuration(run_dir)
+    measures = "mpt.diagnose(model, x, y) in that program" if is_of_program else _diagnose_command(run_dir)
     ending = printable_tree(run.ending)
     verdict = [f"{ending['verdict']}: {ending.get('explanation', '')}"] if "verdict" in ending else []
     is_well = not verdict or ending["verdict"] in GOOD_VERDICTS
@@ -91,19 +91,19 @@ def _check(arguments: argparse.Namespace, run_dirs: list[str]) -> None:
     for_recipes = {"--at-steps": arguments.at_steps, "--batches": arguments.batches, "--write": arguments.write}
     for name, value in (for_recipes if run_dirs else for_runs).items():
         if value is not None:
-            own = f"a recipe: {_of_configuration(run_dirs[0])}" if run_dirs else ""
+            own = f"a recipe: {_diagnose_command(run_dirs[0])}" if run_dirs else ""
             needed = own or "a run directory: mpt diagnose RUN_DIR"
             problems.append(Problem(name, f"must be given with {needed}.", value))
     if run_dirs and len(arguments.overrides) > 1:
         others = [text for text in arguments.overrides if text != run_dirs[0]]
         problems.append(Problem("RUN_DIR", "must stand alone: a run has its own configuration.", " ".join(others)))
-    problems += too_small(1, batches=arguments.batches, step=arguments.step)
-    problems += too_small(0, trial_steps=arguments.trial_steps)
+    problems += minimum_problems(1, batches=arguments.batches, step=arguments.step)
+    problems += minimum_problems(0, trial_steps=arguments.trial_steps)
     if problems:
         raise ConfigError(problems)
 
 
-def _of_configuration(run_dir: str) -> str:
+def _diagnose_command(run_dir: str) -> str:
     return shell_command("diagnose", conf_override(Path(run_dir) / "config.yaml"))
 
 
@@ -134,7 +134,7 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
     overflow, stored = find_overflow(run, arguments.step), stored_settings(run)
     is_of_program = isinstance(stored.model, GivenModel)
     if overflow is None:
-        return _say_no_overflow(run, run_dir, is_of_program, arguments)
+        return _report_no_overflow(run, run_dir, is_of_program, arguments)
     if isinstance(stored.model, GivenModel):
         program = "script" if stored.model.command else "Python program"
         remedy = f"In that {program}, mpt.diagnose(model, x, y) examines its layers before it trains."

@@ -258,12 +258,12 @@ def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str], li
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from mpt_cli.runs.expectations import own_expectations
+    from mpt_cli.runs.expectations import applicable_expectations
     from mpt_cli.settings import resolved_yaml
     from mpt_cli.settings.overrides import keys_given
 
     settings, variables, notes = _settings_of(arguments)
-    settings = replace(settings, expect=own_expectations(settings.expect, keys_given(arguments.overrides)))
+    settings = replace(settings, expect=applicable_expectations(settings.expect, keys_given(arguments.overrides)))
     imports = imported_functions(settings)
     if arguments.json:
         print_json({"imports": list(imports.values()), "environment": variables, "settings": asdict(settings)})

@@ -23,7 +23,7 @@ from mpt_cli.verbs.arguments import PAGE
 
 
 @dataclass(frozen=True)
-class Kind:
+class ResultKind:
     """How the results of a sweep, or of a comparison, are read, written and shown."""
 
     directory: type[SweepDirectory]
@@ -33,9 +33,9 @@ class Kind:
     print_table: Callable[[Any, Screen, Path | None], None]
 
 
-_KINDS = (
-    Kind(SweepDirectory, read_results, write_results, results_dict, print_results),
-    Kind(CompareDirectory, read_comparison, write_comparison, comparison_dict, print_comparison),
+_RESULT_KINDS = (
+    ResultKind(SweepDirectory, read_results, write_results, results_dict, print_results),
+    ResultKind(CompareDirectory, read_comparison, write_comparison, comparison_dict, print_comparison),
 )
 
 
@@ -44,7 +44,7 @@ def run_report(arguments: argparse.Namespace) -> int:
     page = Path(arguments.out) if arguments.out else None
     if page is not None:
         check_replaceable(page)
-    kind = kind_of(paths[0]) if len(paths) == 1 else None
+    kind = result_kind(paths[0]) if len(paths) == 1 else None
     if kind is not None:
         _report_results(kind, paths[0], page, arguments)
     elif arguments.objective:
@@ -54,12 +54,12 @@ def run_report(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def kind_of(path: Path) -> Kind | None:
+def result_kind(path: Path) -> ResultKind | None:
     """That of a directory of a sweep or a comparison; None of a run."""
-    return next((kind for kind in _KINDS if kind.directory(path).plan_json.is_file()), None)
+    return next((kind for kind in _RESULT_KINDS if kind.directory(path).plan_json.is_file()), None)
 
 
-def _report_results(kind: Kind, path: Path, page: Path | None, arguments: argparse.Namespace) -> None:
+def _report_results(kind: ResultKind, path: Path, page: Path | None, arguments: argparse.Namespace) -> None:
     """The page alone where --out says where, else all files; then the table, or JSON."""
     found = kind.read(kind.directory.open(path), arguments.objective)
     kind.write(found, page)
@@ -70,38 +70,38 @@ def _report_results(kind: Kind, path: Path, page: Path | None, arguments: argpar
 
 
 def _report_runs(paths: Sequence[Path], page: Path | None, arguments: argparse.Namespace) -> int:
-    stories = _stories([run for path in paths for run in _runs_in(path)])
-    page = page or (paths[0] / PAGE if len(stories) == 1 else Path(PAGE))
-    write_run_page(stories, page)
+    histories = _read_histories([run for path in paths for run in _run_directories(path)])
+    page = page or (paths[0] / PAGE if len(histories) == 1 else Path(PAGE))
+    write_run_page(histories, page)
     if arguments.json:
         runs = [
             {
-                "run_dir": str(story.run.path),
-                "label": story.label,
-                "status": story.status,
-                "verdict": story.verdict,
-                "missing": story.gaps,
-                "not_recorded": story.not_recorded,
-                "spikes": [spike.step for spike in story.spikes],
+                "run_dir": str(history.run.path),
+                "label": history.label,
+                "status": history.status,
+                "verdict": history.verdict,
+                "missing": history.gaps,
+                "not_recorded": history.not_recorded,
+                "spikes": [spike.step for spike in history.spikes],
             }
-            for story in stories
+            for history in histories
         ]
         print_json({"page": str(page), "runs": runs})
-    for story in [] if arguments.json else stories:
-        jumps = [jumps_sentence(story.spikes)] if story.spikes else []
-        unseen = [f"not recorded: {sentence}" for sentence in story.not_recorded]
-        say("\n  ".join([f"{story.label}: {headline(story)}", *jumps, *story.gaps, *unseen]))
+    for history in [] if arguments.json else histories:
+        jumps = [jumps_sentence(history.spikes)] if history.spikes else []
+        unseen = [f"not recorded: {sentence}" for sentence in history.not_recorded]
+        say("\n  ".join([f"{history.label}: {headline(history)}", *jumps, *history.gaps, *unseen]))
     if not arguments.json:
         say(f"page  {page}")
-    damaged = [str(story.run.path / name) for story in stories for name in story.damaged]
+    damaged = [str(history.run.path / name) for history in histories for name in history.damaged]
     if damaged:
         say(f"mpt report: can't be read: {', '.join(damaged)}. The page shows the rest.", sys.stderr)
     return BAD_DATA if damaged else OK
 
 
-def _runs_in(path: Path) -> list[Path]:
+def _run_directories(path: Path) -> list[Path]:
     """The run directory itself, or those of the jobs of a sweep or a comparison that began."""
-    kind = kind_of(path)
+    kind = result_kind(path)
     if kind is not None:
         directory = kind.directory(path)
         runs = [directory.run(job) for job in directory.read_plan().jobs]
@@ -116,7 +116,7 @@ def _runs_in(path: Path) -> list[Path]:
     return [RunDirectory.open(path).path]
 
 
-def _stories(paths: Sequence[Path]) -> list[RunHistory]:
+def _read_histories(paths: Sequence[Path]) -> list[RunHistory]:
     """Named by their folders, with the one above where two are called the same."""
     names = [path.resolve().name for path in paths]
     labels = [

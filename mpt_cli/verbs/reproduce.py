@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, Problem, gravest_code
-from mpt_cli.reproduce.collection import Selection, collect, names_run, raise_problems
+from mpt_cli.reproduce.collection import Selection, collect, is_run_word, raise_problems
 from mpt_cli.reproduce.output import ResultPrinter, check_junit, write_junit
 from mpt_cli.reproduce.reproduction import (
     Reproduction,
@@ -26,7 +26,7 @@ from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.search_path import DEFAULTS
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.training_run import Reporters, train, with_drawn_seed
-from mpt_cli.verbs import print_json, say, too_small, verb_parser
+from mpt_cli.verbs import minimum_problems, print_json, say, verb_parser
 
 
 def run_reproduce(arguments: argparse.Namespace) -> int:
@@ -45,7 +45,7 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
         folder = create_output_folder(arguments.output)
         printer.start(found)
         limits = RerunLimits(arguments.jobs, arguments.timeout, arguments.retries, arguments.exitfirst)
-        results = reproduce(found.targets, folder, limits, printer.tell)
+        results = reproduce(found.targets, folder, limits, printer.show_result)
         printer.finish(results)
     if arguments.junit:
         write_junit(Path(arguments.junit), found, results, arguments.dry_run)
@@ -76,18 +76,18 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
                 "results": [result.as_dict() for result in results],
             }
         )
-    is_met = update_recipes(results, _tell) if arguments.update else not missed
+    is_met = update_recipes(results, _say_aside) if arguments.update else not missed
     gravest = gravest_code(result.exit_code for result in results)
     return BAD_CONFIG if found.errors else OK if is_met else gravest or MISMATCH
 
 
-def _tell(text: str) -> None:
+def _say_aside(text: str) -> None:
     say(text, sys.stderr)
 
 
 def _read_request(arguments: argparse.Namespace) -> Selection:
     names, changes = _names_and_changes(arguments)
-    problems = _problems(arguments, names, arguments.update and any(map(names_run, names)))
+    problems = _problems(arguments, names, arguments.update and any(map(is_run_word, names)))
     if problems:
         raise ConfigError(problems)
     return Selection(names, changes, arguments.all, arguments.rtol, arguments.keywords, arguments.update)
@@ -109,7 +109,10 @@ def _problems(arguments: argparse.Namespace, names: list[str], has_run: bool) ->
             Problem("--update", "rewrites recipes; a run directory is a record and stays as it is."),
         ),
     ]
-    small = [*too_small(1, jobs=arguments.jobs), *too_small(0, rtol=arguments.rtol, retries=arguments.retries)]
+    small = [
+        *minimum_problems(1, jobs=arguments.jobs),
+        *minimum_problems(0, rtol=arguments.rtol, retries=arguments.retries),
+    ]
     return [*(problem for holds, problem in checks if not holds), *small]
 
 
@@ -130,7 +133,7 @@ def run_killed(arguments: argparse.Namespace) -> int:
     return train(settings, ["mpt", "train", *arguments.overrides], reporters).exit_code
 
 
-_OF_A_CHECK = ("given", "at", "output", "json", "resume_check")
+_RESUME_CHECK_OPTIONS = ("given", "at", "output", "json", "resume_check")
 
 
 def _check_resume(arguments: argparse.Namespace) -> int:
@@ -140,7 +143,7 @@ def _check_resume(arguments: argparse.Namespace) -> int:
     given = [
         f"--{name}"
         for name, value in vars(arguments).items()
-        if name not in _OF_A_CHECK and value != usual.get_default(name)
+        if name not in _RESUME_CHECK_OPTIONS and value != usual.get_default(name)
     ]
     if given or len(names) > 1:
         raise ConfigError(

@@ -49,15 +49,17 @@ def run_run(arguments: argparse.Namespace) -> int:
     program = ScriptProgram(settings, script_title(rest), ("run", *options, *again, *rest), tuple(overrides))
 
     def run() -> None:
-        with _as_main([name, *rest[1 + is_module :]], Path(name).resolve().parent if not is_module else Path.cwd()):
+        with _as_main_module(
+            [name, *rest[1 + is_module :]], Path(name).resolve().parent if not is_module else Path.cwd()
+        ):
             if is_module:
                 runpy.run_module(name, run_name="__main__", alter_sys=True)
             else:
                 runpy.run_path(name, run_name="__main__")
 
     seen, error = run_program(program, run)
-    code = _code_of(error, settings.policy.name)
-    _say_all(seen)
+    code = _script_exit_code(error, settings.policy.name)
+    _print_notes(seen)
     if isinstance(error, (MptError, KeyboardInterrupt)):  # the former is ours, of what the script asked for
         raise error
     return code or (seen.exit_code if seen else OK) or (_judge_strictly(seen, allows_unchecked) if strict else OK)
@@ -123,13 +125,13 @@ def run_spawned(words: list[str], title: str, command: tuple[str, ...], given: d
         settings = replace(settings, run_dir=f"{settings.run_dir}-process-{os.getpid()}")
     program = ScriptProgram(settings, title, command, tuple(words))
     seen, error = run_program(program, lambda: spawn_main(**given))
-    _say_all(seen)
+    _print_notes(seen)
     assert error is not None  # spawn_main ends with SystemExit
     raise error
 
 
 @contextmanager
-def _as_main(words: list[str], folder: Path) -> Iterator[None]:
+def _as_main_module(words: list[str], folder: Path) -> Iterator[None]:
     """`sys.argv` and `sys.path` as Python has them for a script or a module."""
     argv, path = sys.argv, list(sys.path)
     sys.argv = words
@@ -140,7 +142,7 @@ def _as_main(words: list[str], folder: Path) -> Iterator[None]:
         sys.argv, sys.path[:] = argv, path
 
 
-def _say_all(seen: "ScriptRun | None") -> None:
+def _print_notes(seen: "ScriptRun | None") -> None:
     for sentence in seen.sentences() if seen else []:
         say(f"mpt run: {sentence}", sys.stderr)
 
@@ -219,7 +221,7 @@ def script_settings(overrides: list[str]) -> Settings:
     given = parse_overrides(overrides)
     problems = list(given.problems)
     told = {problem.key for problem in problems}
-    problems += [p for word in overrides if (p := _foreign(word)) is not None and p.key not in told]
+    problems += [p for word in overrides if (p := _script_key_problem(word)) is not None and p.key not in told]
     given.choices.setdefault("policy", GroupChoice("policy", "mixed_float16", "policy"))
     tree, _ = compose_tree([], given, problems, set())
     if problems:
@@ -240,7 +242,7 @@ def script_settings(overrides: list[str]) -> Settings:
     return settings
 
 
-def is_taken(path: str) -> bool:
+def is_run_key(path: str) -> bool:
     """Whether `mpt run` takes this key; what it trains, and on what, is the script's own affair."""
     section, _, name = path.partition(".")
     if section == "trainer":
@@ -248,9 +250,9 @@ def is_taken(path: str) -> bool:
     return path in SINGLE_KEYS or (section in SECTIONS and (section != "policy" or name in ("", "name")))
 
 
-def _foreign(word: str) -> Problem | None:
+def _script_key_problem(word: str) -> Problem | None:
     path, _, value = word.partition("=")
-    if is_taken(path):
+    if is_run_key(path):
         return None
     of_trainer = [f"trainer.{name}" for name in RECORDED_TRAINER_KEYS]
     known = ["policy", *(f"{section}.…" for section in SECTIONS if section != "policy"), *SINGLE_KEYS, *of_trainer]
@@ -258,7 +260,7 @@ def _foreign(word: str) -> Problem | None:
     return Problem(path, "is the script's own affair.", value, f"{own}mpt run takes {', '.join(known)}.")
 
 
-def _code_of(error: BaseException | None, policy: str) -> int:
+def _script_exit_code(error: BaseException | None, policy: str) -> int:
     """What the script itself would have ended with; its own exception is shown as Python shows it, by what the script
     may have for that, and what half precision has to do with it.
     """

@@ -22,7 +22,7 @@ from mpt_cli.sweep.run import (
     split_overrides,
     start_sweep,
 )
-from mpt_cli.verbs import print_json, say, too_small
+from mpt_cli.verbs import minimum_problems, print_json, say
 from mpt_cli.verbs.run import script_settings, script_title, split_script
 
 if TYPE_CHECKING:
@@ -84,14 +84,14 @@ def _dry_run(arguments: argparse.Namespace, words: list[str], options: Options, 
 
 
 def _problems_of_jobs(arguments: argparse.Namespace) -> list[Problem]:
-    problems = too_small(1, jobs=arguments.jobs)
+    problems = minimum_problems(1, jobs=arguments.jobs)
     if arguments.timeout is not None and not arguments.timeout > 0:
         problems.append(Problem("--timeout", "must be > 0 seconds.", arguments.timeout))
     return problems
 
 
 def _check_sweep(arguments: argparse.Namespace) -> None:
-    problems = [*_problems_of_jobs(arguments), *too_small(1, trials=arguments.trials)]
+    problems = [*_problems_of_jobs(arguments), *minimum_problems(1, trials=arguments.trials)]
     of_search = {"--sampler": arguments.sampler, "--sampler-seed": arguments.sampler_seed, "--pruner": arguments.pruner}
     problems += [
         Problem(name, ONLY_OF_A_NEW_SEARCH, value)
@@ -132,7 +132,7 @@ def _script(words: list[str]) -> "tuple[list[str], Script | None]":
 
 
 def _check_compare(arguments: argparse.Namespace) -> None:
-    problems = [*_problems_of_jobs(arguments), *too_small(0, tolerance=arguments.tolerance)]
+    problems = [*_problems_of_jobs(arguments), *minimum_problems(0, tolerance=arguments.tolerance)]
     fixed = (arguments.overrides or None, arguments.jobs, arguments.seeds, arguments.tolerance)
     if arguments.resume is not None and any(value is not None for value in fixed):
         problems.append(

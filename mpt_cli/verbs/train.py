@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def run_train(arguments: argparse.Namespace) -> int:
-    overrides = with_configuration_of_run(arguments.overrides)
+    overrides = with_run_configuration(arguments.overrides)
     settings, recipe = load_with_recipe(overrides)
-    if settings.distribute.name != "none" and (code := _as_one_of_several(settings)) is not None:
+    if settings.distribute.name != "none" and (code := _follow_unless_first(settings)) is not None:
         return code
     from mpt_cli import training_run  # with what trains: a wrong word is answered before that is loaded
     from mpt_cli.runs.directory import summary_dict
@@ -29,7 +29,7 @@ def run_train(arguments: argparse.Namespace) -> int:
 
     command = ["mpt", "train", *overrides]
     is_swept = block_of(recipe) != Block()
-    with _stream_of(arguments) as stream, training_run.others_released(settings):
+    with _progress_stream(arguments) as stream, training_run.others_released(settings):
         if is_swept:
             line = f"{settings.recipe}: this is one run; what its sweep: block varies, `mpt sweep` runs"
             say(line, stream)
@@ -54,7 +54,7 @@ def _judge_strictly(summary: "Summary", allow_unchecked: bool) -> int:
 
 
 @contextmanager
-def _stream_of(arguments: argparse.Namespace) -> Iterator[TextIO | None]:
+def _progress_stream(arguments: argparse.Namespace) -> Iterator[TextIO | None]:
     """Where progress goes. Not sys.stderr itself, which leads elsewhere while a framework is imported."""
     if not arguments.quiet and not arguments.json:
         yield None
@@ -72,7 +72,7 @@ def _format_ending(status: str, explanation: str) -> str:
     return explanation if explanation.lower().startswith(status) else f"{status}: {explanation}"
 
 
-def _as_one_of_several(settings: Settings) -> int | None:
+def _follow_unless_first(settings: Settings) -> int | None:
     """The exit code where this process trains along in a run of several; None where it is the first, or alone."""
     from mpt_cli import training_run
     from mpt_cli.engine.distribution import check_process_info, find_process_info
@@ -86,7 +86,7 @@ def _as_one_of_several(settings: Settings) -> int | None:
     return OK
 
 
-def _text_of(override: str) -> str:
+def _override_text(override: str) -> str:
     """Return its value as the settings have it, without quotes and what they escape."""
     from hydra.errors import HydraException
 
@@ -99,9 +99,9 @@ def _text_of(override: str) -> str:
         return without_quotes(override.partition("=")[2])
 
 
-def with_configuration_of_run(overrides: list[str]) -> list[str]:
+def with_run_configuration(overrides: list[str]) -> list[str]:
     """`resume=RUN_DIR` without `conf=` goes on with the configuration of that run."""
-    resumed = [_text_of(text) for text in overrides if text.startswith("resume=")]
+    resumed = [_override_text(text) for text in overrides if text.startswith("resume=")]
     if not resumed or resumed[-1] in ("auto", "null", "") or any(text.startswith("conf=") for text in overrides):
         return overrides
     from mpt_cli.runs.directory import RunDirectory

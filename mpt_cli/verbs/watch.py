@@ -39,8 +39,8 @@ LOOKS_TO_BE_SURE = 2  # a run that only just made its directory has not signed i
 Record = tuple[str, dict[str, Any]]
 
 
-def looks(directory: Path, seconds: float) -> Iterator[int]:
-    """Look again and again: in how many looks in a row nobody was at work there. DataError once it is gone."""
+def watch_directory(directory: Path, seconds: float) -> Iterator[int]:
+    """Look again and again; yield for how many looks in a row nobody was at work. DataError once it is gone."""
     abandoned = 0
     while True:
         if not directory.is_dir():
@@ -59,7 +59,7 @@ class LineTail:
         self._known: list[int] = []  # a hash of every line given out
         self._offset = self._inode = 0
 
-    def look(self) -> tuple[bool, list[dict[str, Any]]]:
+    def read_new(self) -> tuple[bool, list[dict[str, Any]]]:
         """Whether lines given out are gone, and the new ones."""
         try:
             with open_file(self.path) as file:
@@ -93,12 +93,12 @@ class RunFollower:
         gone or end."""
         is_open, due = False, reminders()
         due_at = next(due)
-        for abandoned in looks(self.run.path, LOOK_SECONDS):
+        for abandoned in watch_directory(self.run.path, LOOK_SECONDS):
             summary = self._summary() if abandoned else None  # before the lines, so that none of its end is missed
             if header := self._new_header():
                 is_open = True
                 yield "header", header
-            news = self._news() if is_open else []
+            news = self._new_records() if is_open else []
             yield from news
             if summary is not None and is_open:
                 yield "end", summary
@@ -124,10 +124,10 @@ class RunFollower:
         self._header_at = written_at
         return dict(printable_tree(read_json(self.run.header_json, HEADER)))
 
-    def _news(self) -> list[Record]:
+    def _new_records(self) -> list[Record]:
         """Everything since the last call, each event before the line that its step lies under."""
-        was_cut, lines = self._metrics.look()
-        events_cut, events = self._events.look()
+        was_cut, lines = self._metrics.read_new()
+        events_cut, events = self._events.read_new()
         found = [("event", event) for event in events]
         found += [("epoch" if line.get("epoch_end") else "interval", line) for line in lines]
         found.sort(key=lambda record: (record[1]["step"], record[0] != "event"))
@@ -234,9 +234,9 @@ def _print_record(record: str, content: dict[str, Any]) -> None:
 def _watch_sweep(path: Path, as_json: bool) -> int:
     from mpt_cli.sweep.directory import exit_code_of
     from mpt_cli.sweep.progress import RUNNING, RunningLines, Screen, cluster_of, format_job, job_states
-    from mpt_cli.verbs.report import kind_of
+    from mpt_cli.verbs.report import result_kind
 
-    kind = kind_of(path)
+    kind = result_kind(path)
     if kind is None:
         why = "it has no config.yaml, sweep.json or compare.json" if path.is_dir() else "it does not exist"
         raise DataError(f"{path} is no directory of a run, a sweep or a comparison: {why}.")
@@ -245,7 +245,7 @@ def _watch_sweep(path: Path, as_json: bool) -> int:
     told: dict[str, Any] = {}
     cluster = cluster_of(sweep)
     with RunningLines(screen) as below:
-        for abandoned in looks(path, SWEEP_LOOK_SECONDS):
+        for abandoned in watch_directory(path, SWEEP_LOOK_SECONDS):
             jobs = job_states(sweep, cluster)
             for state in jobs:
                 news = state.as_dict() if as_json else state.result

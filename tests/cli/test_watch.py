@@ -11,7 +11,7 @@ import pytest
 from command import start_mpt
 from written_run import STEPS, main
 
-from mpt_cli.runs.directory import Holder, RunDirectory, header_from, read_holder, write_atomic
+from mpt_cli.runs.directory import LockHolder, RunDirectory, header_from, read_holder, write_atomic
 from mpt_cli.verbs.watch import LineTail
 
 WRITER = Path(__file__).with_name("written_run.py")
@@ -129,28 +129,28 @@ def _line(step: int, **more: object) -> str:
 def test_lines_are_given_out_once_and_what_was_cut_off_is_noticed(tmp_path) -> None:
     path = tmp_path / "lines"
     tail = LineTail(path)
-    assert tail.look() == (False, [])
+    assert tail.read_new() == (False, [])
     path.write_text(f"{_line(1)}{_line(2)}{_line(3)[:5]}")
-    assert tail.look() == (False, [json.loads(_line(1)), json.loads(_line(2))])
+    assert tail.read_new() == (False, [json.loads(_line(1)), json.loads(_line(2))])
     with path.open("a") as file:
         file.write(_line(3)[5:])
-    assert tail.look() == (False, [json.loads(_line(3))])
+    assert tail.read_new() == (False, [json.loads(_line(3))])
     write_atomic(path, _line(1))  # as a run does that goes back
     with path.open("a") as file:
         file.write(_line(2, again=True))
-    assert tail.look() == (True, [json.loads(_line(2, again=True))])
+    assert tail.read_new() == (True, [json.loads(_line(2, again=True))])
     write_atomic(path, path.read_text())  # the same lines in a new file
-    assert tail.look() == (False, [])
+    assert tail.read_new() == (False, [])
 
 
 def test_the_holder_is_known_while_it_holds_and_after_it_was_killed(tmp_path) -> None:
     run = RunDirectory(tmp_path)
     with run.lock():
         holder = read_holder(run.lock_file)
-        assert holder == Holder.of(os.getpid()) and holder.is_gone is False
+        assert holder == LockHolder.for_process(os.getpid()) and holder.is_gone is False
     assert read_holder(run.lock_file) is None
-    assert Holder(os.getpid(), holder.host, holder.namespace, "1").is_gone is True  # another process of this number
-    assert Holder(os.getpid(), "elsewhere", holder.namespace, holder.started).is_gone is None
+    assert LockHolder(os.getpid(), holder.host, holder.namespace, "1").is_gone is True  # another process of this number
+    assert LockHolder(os.getpid(), "elsewhere", holder.namespace, holder.started).is_gone is None
 
 
 def test_a_header_with_a_mode_that_is_not_installed_here_can_be_read() -> None:

@@ -54,5 +54,5 @@ class Outcomes:
 @pytest.fixture
 def outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Outcomes:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(report, "run_pictures", lambda stories: [])
+    monkeypatch.setattr(report, "run_pictures", lambda histories: [])
     return Outcomes()

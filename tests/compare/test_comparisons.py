@@ -6,7 +6,7 @@ import json
 import pytest
 
 from mpt_cli.compare.comparison import CompareDirectory, read_comparison
-from mpt_cli.compare.report import columns, overall, print_comparison, sentences
+from mpt_cli.compare.report import columns, overall_sentence, print_comparison, sentences
 from mpt_cli.data.load import load_data
 from mpt_cli.errors import DataError
 from mpt_cli.jobs.executor import Ending
@@ -30,7 +30,7 @@ def test_a_faster_precision_of_equal_quality_pays_and_a_slower_one_is_explained(
     outcomes.accuracy = SPREAD
     outcomes.rate = {"float32": 1000.0, "mixed_float16": 250.0, "mixed_bfloat16": 1900.0}
     found, code = outcomes.compare(THREE, seeds=3)
-    assert code == 0 and overall(found) == "mixed_bfloat16 pays: 1.9× faster, its quality equal in 3 seeds."
+    assert code == 0 and overall_sentence(found) == "mixed_bfloat16 pays: 1.9× faster, its quality equal in 3 seeds."
     # mean -0.002/3, deviation 0.0015275, t of two degrees of freedom 4.3027: ± 0.0037945
     assert sentences(found)[0].startswith(
         "mixed_float16 does not pay on this device: 0.25× the speed of float32, its quality equal in 3 seeds "
@@ -52,7 +52,7 @@ def test_seeds_that_show_neither_say_how_many_would(outcomes, tmp_path):
     outcomes.rate = {"mixed_float16": 5000.0}
     found, _ = outcomes.compare(["conf=digits_mlp", "policy=float32,mixed_float16", "compare_dir=c"], seeds=3)
     told = "about 26 would tell (--seeds 26)"
-    assert overall(found) == f"mixed_float16 is 5.0× faster, its quality unclear in 3 seeds: {told}."
+    assert overall_sentence(found) == f"mixed_float16 is 5.0× faster, its quality unclear in 3 seeds: {told}."
     shown = f"unclear in 3 seeds (val_accuracy -0.0100, 95% interval -0.0530 … +0.0330 over 3 seeds; {told})"
     assert shown in sentences(found)[0]
     [row] = json.loads((tmp_path / "c" / "results.json").read_text())["configurations"][1:]
@@ -69,7 +69,7 @@ def test_a_failed_run_stands_in_the_table_and_the_rest_is_compared(outcomes, tmp
     assert code == 4 and cells(found, "mixed_float16")["verdict"] == "failed: healthy"
     assert "mixed_float16 did not finish: All went well." in sentences(found)
     assert cells(found, "mixed_bfloat16")["speed-up"] == "3.0× ± ?"
-    assert overall(found) == (
+    assert overall_sentence(found) == (
         "One run of each is no proof: mixed_bfloat16 had 3.0× the speed of float32. Quality "
         "against the baseline: mixed_bfloat16 unclear in one seed. --seeds 3 can tell."
     )
@@ -100,7 +100,7 @@ def test_what_ctrl_c_ended_is_interrupted_and_the_rest_not_run(outcomes):
 def test_without_its_baseline_nothing_is_compared(outcomes):
     outcomes.code = {"float32": 4}
     found, code = outcomes.compare(THREE)
-    assert code == 4 and overall(found) == "Nothing can be compared: float32 did not finish."
+    assert code == 4 and overall_sentence(found) == "Nothing can be compared: float32 did not finish."
     assert "mixed_float16 has nothing to be held against: float32 did not finish." in sentences(found)
 
 
@@ -110,7 +110,9 @@ def test_worse_quality_never_pays(outcomes):
     outcomes.accuracy["mixed_float16"][1] = 0.5
     outcomes.rate = {"mixed_float16": 5000.0}
     found, _ = outcomes.compare(["conf=digits_mlp", "policy=float32,mixed_float16"], seeds=3)
-    assert overall(found).startswith("On this device none pays (mixed_float16): none is faster at equal quality.")
+    assert overall_sentence(found).startswith(
+        "On this device none pays (mixed_float16): none is faster at equal quality."
+    )
     # differences -0.45, -0.46, -0.45: 0.0057735 / sqrt(3) * 4.3027 = 0.01434
     assert sentences(found)[0] == (
         "mixed_float16 is faster, but not surely as good: 5.0× the speed of float32, "
@@ -137,7 +139,7 @@ def test_jobs_at_the_same_time_are_not_timed_against_each_other_also_when_resume
     outcomes.code = {}
     found, _ = outcomes.resume(tmp_path / "c")
     assert found.workers == 3
-    assert overall(found).startswith("Speed was not compared, as jobs ran 3 at a time. Quality against the")
+    assert overall_sentence(found).startswith("Speed was not compared, as jobs ran 3 at a time. Quality against the")
     assert cells(found, "mixed_float16")["verdict"] == "unclear in one seed; healthy"
 
 
@@ -150,9 +152,9 @@ def test_a_comparison_is_shown_in_plain_lines_and_read_from_its_directory_alone(
         print_comparison(found, Screen(stream))
     lines = (tmp_path / "out").read_text().splitlines()
     assert lines[0].startswith("precision        seeds  val_accuracy   difference") and lines[4] == ""
-    assert lines[5] == overall(found) and lines[-1] == "files      c/report.html"
+    assert lines[5] == overall_sentence(found) and lines[-1] == "files      c/report.html"
     content = json.loads((tmp_path / "c" / "results.json").read_text())
-    assert content["verdict"] == overall(read_comparison(CompareDirectory.open("c"))) and content["seeds"] == 2
+    assert content["verdict"] == overall_sentence(read_comparison(CompareDirectory.open("c"))) and content["seeds"] == 2
     assert [row["baseline"] for row in content["configurations"]] == [None, "float32", "float32"]
     rows = list(csv.DictReader((tmp_path / "c" / "results.csv").open()))
     assert len(rows) == 6
@@ -171,7 +173,7 @@ def test_seeds_that_agree_are_the_same_and_few_examples_are_counted(outcomes):
     words = ["conf=digits_mlp", "policy=float32,mixed_float16"]
     found, _ = outcomes.compare(words, seeds=5)
     not_excluded = "what happens less often than about 3 in 5 can't be excluded"
-    assert overall(found) == (
+    assert overall_sentence(found) == (
         "mixed_float16 is 5.0× faster, its quality the same in 5 seeds: "
         f"{not_excluded}: --seeds 30 shows what happens in 1 of 10."
     )

@@ -31,7 +31,7 @@ def layer(found: Diagnosis, name: str) -> GradientCounts:
 
 
 def predicted(found: Diagnosis, scale: float) -> float:
-    bound = [g for row in found.layers for g in row.gradients if g.is_bound]
+    bound = [g for row in found.layers for g in row.gradients if g.is_float16]
     sizes = [g.counts[:INFS].sum() for g in bound]
     return float(np.dot([share_flushed(g.counts, scale) for g in bound], sizes) / sum(sizes))
 
@@ -71,5 +71,5 @@ def skipped_steps(scale: float) -> int:
 @pytest.mark.slow
 def test_a_bfloat16_run_is_examined_as_if_it_were_float16():
     found = diagnosed("sequential", "policy=mixed_bfloat16", batches=1)
-    assert not found.examines_own_policy and found.policy.name == "mixed_float16"
+    assert not found.examines_run_policy and found.policy.name == "mixed_float16"
     assert found.loss_scale == 1.0 and found.recommended is not None

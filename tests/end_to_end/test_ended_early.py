@@ -48,14 +48,14 @@ def until(process: "subprocess.Popen[str]", words: str) -> None:
     raise AssertionError(f"it ended without {words!r}")
 
 
-def summary_of(run: Path) -> dict:
+def summary_for(run: Path) -> dict:
     return json.loads((run / "summary.json").read_text())
 
 
 def check_whole_or_gone(run: Path, number: signal.Signals) -> None:
     if not run.exists():
         return
-    summary = summary_of(run)
+    summary = summary_for(run)
     assert (summary["exit_code"], summary["status"]) == (CODES[number], STATUSES[number])
     assert summary["applied_steps"] == summary["steps_seen"]
     assert (run / "config.yaml").is_file() and (run / "environment.json").is_file()
@@ -76,7 +76,7 @@ def test_a_run_that_is_ended_while_it_compiles_is_whole(tmp_path):
     assert process.returncode == 143, err
     assert err.strip() == "mpt: terminated while compiling the training step"
     check_whole_or_gone(tmp_path / "r", signal.SIGTERM)
-    summary = summary_of(tmp_path / "r")
+    summary = summary_for(tmp_path / "r")
     assert (summary["applied_steps"], summary["steps_seen"]) == (0, 0)
     assert summary["explanation"] == "It was terminated while compiling the training step."
     assert "terminated while compiling" in (tmp_path / "r" / "console.log").read_text()

@@ -14,7 +14,7 @@ from mpt_cli.telemetry.records import Scaling, UnmovedWeights
 from mpt_cli.telemetry.run_state import LossTrend, RunState
 from mpt_cli.training.assembly import warn_of_half_head
 from mpt_cli.training.loss_and_optimizer import warn_of_scaling
-from mpt_cli.verbs.run import is_taken
+from mpt_cli.verbs.run import is_run_key
 
 MODES = {
     "dynamic": Scaling(DynamicScale()),
@@ -40,7 +40,7 @@ def test_a_key_that_advice_names_is_taken_by_a_script_too(mode):
         replace(base, faults={"a": "dead"}),
         replace(base, unmoved=UnmovedWeights(0, 1e-9)),
         replace(base, faults={"a": "unmoved"}),
-        replace(base, skip_steps=(1, 600), skip_scales=(1.0, 1.0), unprovoked_steps=(600,), applied_steps=998),
+        replace(base, skip_steps=(1, 600), skip_scales=(1.0, 1.0), unexplained_steps=(600,), applied_steps=998),
         replace(base, bad_steps=2),
         replace(base, scaling=Scaling(is_needed=True)),
     ]
@@ -49,7 +49,7 @@ def test_a_key_that_advice_names_is_taken_by_a_script_too(mode):
     texts += [*warn_of_scaling(Scaling(is_needed=True)), *warn_of_half_head(model())]
     named = {key for text in texts for key in SETTING.findall(text)}
     assert "loss_scale.initial_scale" in named and "loss_scale" in named
-    assert [key for key in named if not is_taken(key)] == []
+    assert [key for key in named if not is_run_key(key)] == []
 
 
 def test_a_head_in_float32_is_not_named_and_one_in_bfloat16_for_its_probabilities():

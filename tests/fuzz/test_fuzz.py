@@ -212,7 +212,7 @@ def here(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("FUZZ_DB_PASSWORD", SECRET)
     for module, name in ((run_page, "run_pictures"), (compare_report, "run_pictures"), (sweep_report, "pictures")):
-        monkeypatch.setattr(module, name, lambda stories: [])
+        monkeypatch.setattr(module, name, lambda histories: [])
     monkeypatch.setattr(subprocess, "Popen", reached)
     for module in ("engine.backend", "training.program"):
         monkeypatch.setattr(f"mpt_cli.{module}.prepare_backend", reached)

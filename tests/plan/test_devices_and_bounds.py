@@ -10,7 +10,7 @@ from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
 from mpt_cli.plan import device as module
 from mpt_cli.plan.device import FOLDER, Device, check_compiler, device_names, load_device
-from mpt_cli.plan.plan import bound_of, plan
+from mpt_cli.plan.plan import compute_bound, plan
 from mpt_cli.plan.program import check_plan
 from mpt_cli.plan.work import Collective, Kernel, Product, Shape, Step
 from mpt_cli.settings import load_settings
@@ -29,7 +29,7 @@ def kernel(flops: float, moved: int, dtype: str = "float16") -> Kernel:
 
 def test_a_kernel_is_bound_by_its_arithmetic_or_by_its_bytes():
     step = Step([kernel(1e12, 10**9), kernel(1e10, 5 * 10**9)])  # 10 ms against 1 ms; 0.1 ms against 5 ms
-    bound = bound_of(step, ROUND, 1)
+    bound = compute_bound(step, ROUND, 1)
     assert (bound.compute, bound.memory) == (pytest.approx(0.010), pytest.approx(0.005))
     assert bound.step == pytest.approx(0.015) and bound.by == "compute"
 
@@ -38,14 +38,14 @@ def test_a_sum_over_devices_goes_round_the_ring_of_its_group_twice():
     whole, pair = (
         Step([kernel(1.0, 8)], [Collective("all-reduce", Shape("f32", (10**9,)), devices)]) for devices in (None, 2)
     )
-    bound = bound_of(whole, ROUND, 8)
+    bound = compute_bound(whole, ROUND, 8)
     assert bound.links == pytest.approx(2 * 7 / 8 * 4e9 / 100e9)
     assert bound.step == bound.links and bound.by == "links between devices"
-    assert bound_of(pair, ROUND, 8).links == pytest.approx(4e9 / 100e9)
+    assert compute_bound(pair, ROUND, 8).links == pytest.approx(4e9 / 100e9)
 
 
 def test_bfloat16_without_units_of_its_own_runs_as_float32():
-    assert bound_of(Step([kernel(1e12, 8, "bfloat16")]), ROUND, 1).compute == pytest.approx(0.1)
+    assert compute_bound(Step([kernel(1e12, 8, "bfloat16")]), ROUND, 1).compute == pytest.approx(0.1)
 
 
 def test_every_shipped_device_has_a_source_and_is_whole():

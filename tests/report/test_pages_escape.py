@@ -29,7 +29,7 @@ def check_escaped(text: str) -> Page:
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory):
+def history(tmp_path_factory):
     """A run with markup in all that a recipe, a metric, a variable, an error or a path can bring in."""
     metric = f"val_{EVIL}"
     lines = [step_line(step, epoch_end=True, **{EVIL: 0.4, metric: 0.5}) for step in (50, 100)]
@@ -61,8 +61,8 @@ def story(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_pages_of_runs_escape_all_that_they_show(story):
-    text = run_page([story], run_pictures([story]))
+def test_the_pages_of_runs_escape_all_that_they_show(history):
+    text = run_page([history], run_pictures([history]))
     check_escaped(text)
     for shown in (
         "<dd>",
@@ -75,14 +75,14 @@ def test_the_pages_of_runs_escape_all_that_they_show(story):
         "<pre>recipe: |-\n  ",
     ):
         assert f"{shown}{SHOWN}" in text, shown
-    other = replace(story, config={**story.config, EVIL: EVIL})
-    text = run_page([story, other], run_pictures([story, other]))
+    other = replace(history, config={**history.config, EVIL: EVIL})
+    text = run_page([history, other], run_pictures([history, other]))
     check_escaped(text)
     assert f"<h3><span>{SHOWN}" in text and f'<th scope="col">{SHOWN}' in text
-    check_escaped(run_page([story, other] * 4, []))
+    check_escaped(run_page([history, other] * 4, []))
 
 
-def test_the_pages_of_a_sweep_and_of_a_comparison_escape_all_that_they_show(story):
+def test_the_pages_of_a_sweep_and_of_a_comparison_escape_all_that_they_show(history):
     failure = ({"job": {"name": EVIL, "command": EVIL}, "status": EVIL}, EVIL)
     text = render_page(
         "sweep.html",
@@ -107,7 +107,7 @@ def test_the_pages_of_a_sweep_and_of_a_comparison_escape_all_that_they_show(stor
     text = render_runs(
         "compare.html",
         EVIL,
-        [story, story],
+        [history, history],
         [PICTURE],
         verdict=EVIL,
         kind="",

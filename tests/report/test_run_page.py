@@ -34,8 +34,8 @@ def test_a_run_has_its_pictures_verdict_configuration_and_commands(tmp_path):
 
 @pytest.mark.slow
 def test_several_runs_are_overlaid_each_with_a_look_of_its_own_the_first_twelve_of_many(tmp_path):
-    stories = [read_history(write_run(tmp_path / f"run{number:02}")) for number in range(14)]
-    few = run_pictures(stories[:3])
+    histories = [read_history(write_run(tmp_path / f"run{number:02}")) for number in range(14)]
+    few = run_pictures(histories[:3])
     assert [picture.name for picture in few] == [
         "validation-loss",
         "training-loss",
@@ -45,14 +45,14 @@ def test_several_runs_are_overlaid_each_with_a_look_of_its_own_the_first_twelve_
         "examples-per-second",
     ]
     assert few[4].log_base == 2 and ">2^10</text>" in draw(few[4]) and "mathdefault" not in draw(few[4])
-    text = run_page(stories[:3], few[:2])
+    text = run_page(histories[:3], few[:2])
     check_page(text)
     assert "3 runs: 3 finished." in text and "Their configurations are the same." in text
-    loss = run_pictures(stories)[1]
+    loss = run_pictures(histories)[1]
     assert [curve.label for curve in loss.curves] == [f"run{number:02}" for number in range(12)]
     assert len({curve.look for curve in loss.curves}) == 12
     (tmp_path / "run13" / "report.html").write_text("")
-    text = run_page(stories, [loss], tmp_path / "runs.html")
+    text = run_page(histories, [loss], tmp_path / "runs.html")
     assert "Of the first 12 of 14 runs." in text
     page = check_page(text)
     assert draw(loss).count(">run") == 12 and len(page.all("tr")) > 28
@@ -89,11 +89,11 @@ def test_the_name_of_a_directory_is_text_on_its_page_and_one_word_of_its_command
 
 def test_values_that_are_not_finite_break_the_line_and_are_marked(tmp_path):
     values = {3: "NaN", 4: "Infinity"}
-    story = read_history(
+    history = read_history(
         write_run(tmp_path / "run", metrics_lines=[step_line(step, loss=values.get(step, 1.0)) for step in range(1, 8)])
     )
-    assert [str(value) for value in story.steps["loss"].ys[2:4]] == ["nan", "inf"]
-    loss = run_pictures([story])[0]
+    assert [str(value) for value in history.steps["loss"].ys[2:4]] == ["nan", "inf"]
+    loss = run_pictures([history])[0]
     assert loss.note == "Marks × at the top: a value that was not finite." and "nan" not in draw(loss).lower()
     curve = chart_data([loss])[0]["curves"][0]
     assert (curve["ys"][1:5], curve["lost"]) == ([1.0, None, None, 1.0], [3.0, 4.0])
@@ -101,8 +101,8 @@ def test_values_that_are_not_finite_break_the_line_and_are_marked(tmp_path):
 
 def test_a_run_with_no_more_lines_than_epochs_shows_the_epochs(tmp_path):
     ends = [step_line(step, loss=loss, epoch_end=True) for step, loss in ((40, 0.75), (80, 0.5), (120, 0.25))]
-    story = read_history(write_run(tmp_path / "run", metrics_lines=[step_line(80, loss=0.625), *ends]))
-    loss = run_pictures([story])[0].curves[0]
+    history = read_history(write_run(tmp_path / "run", metrics_lines=[step_line(80, loss=0.625), *ends]))
+    loss = run_pictures([history])[0].curves[0]
     assert (list(loss.xs), list(loss.ys)) == ([40, 80, 120], [0.75, 0.5, 0.25])
 
 
@@ -111,8 +111,8 @@ def test_sampled_gradients_have_pictures(tmp_path):
         step_line(step, gradient_headroom_doublings=3.0, gradient_flushed_share=0.25, gradient_norm=None)
         for step in (10, 20)
     ]
-    story = read_history(write_run(tmp_path / "run", metrics_lines=lines))
-    found = {picture.name: picture for picture in run_pictures([story])}
+    history = read_history(write_run(tmp_path / "run", metrics_lines=lines))
+    found = {picture.name: picture for picture in run_pictures([history])}
     assert found["gradient-flushed-share"].curves[0].ys == [25.0, 25.0]
     assert "gradient-headroom-doublings" in found and "gradient-norm" not in found
 
@@ -172,10 +172,10 @@ def test_the_latest_sample_of_layers_is_listed_by_what_is_lost(tmp_path):
 def test_jumps_of_the_loss_are_listed_and_marked(tmp_path):
     run = write_run(tmp_path / "run")
     write_lines(run / "spikes.jsonl", [spike(70), spike(80, 400.0, examples=None)])
-    story = read_history(run)
-    jumps = run_pictures([story])[0].curves[2]
+    history = read_history(run)
+    jumps = run_pictures([history])[0].curves[2]
     assert (jumps.label, list(jumps.xs), list(jumps.ys)) == ("jump of one step", [70.0, 80.0], [40.0, 400.0])
-    text = run_page([story], [])
+    text = run_page([history], [])
     assert "70, 71, 72, 73, 74, 75, 76, 77 and 2 more" in text and "not known: the data is a stream" in text
     assert [found.step for found in load_run(run).spikes] == [70, 80]
 
@@ -187,9 +187,9 @@ def test_damaged_jumps_and_samples_of_layers_cost_themselves_alone(tmp_path):
     write_lines(run / "spikes.jsonl", [*bad, spike(77, "NaN", median=None, bound=None)])
     with (run / "spikes.jsonl").open("ab") as file:
         file.write(b"\xff\xfe\n" + b"[" * 100_000 + b'\n{"step": 80')
-    story = read_history(run)
-    assert [(found.step, found.median) for found in story.spikes] == [(77, None)]
-    assert [line["lowest_exponent"] for line in story.layers] == [-3]
-    assert [gap for gap in story.gaps if "damaged" in gap] == [
+    history = read_history(run)
+    assert [(found.step, found.median) for found in history.spikes] == [(77, None)]
+    assert [line["lowest_exponent"] for line in history.layers] == [-3]
+    assert [gap for gap in history.gaps if "damaged" in gap] == [
         f"{name}.jsonl: {count} damaged lines were left out." for name, count in (("layers", 2), ("spikes", 6))
     ]

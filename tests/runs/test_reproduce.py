@@ -15,7 +15,7 @@ from stub_runs import RECIPE, SUMMARY, StubExecutor
 from mpt_cli.cli import main
 from mpt_cli.jobs.executor import Command, LocalExecutor
 from mpt_cli.jobs.queue import run_one
-from mpt_cli.reproduce.collection import Selection, collect, expected_of
+from mpt_cli.reproduce.collection import Selection, collect, expectations_from
 from mpt_cli.reproduce.reproduction import read_finished, run_command
 from mpt_cli.runs.directory import RunDirectory, write_json
 from mpt_cli.settings import load_settings, resolved_yaml
@@ -149,7 +149,7 @@ def test_the_name_of_a_shipped_recipe_never_means_a_run_that_lies_about(outcome,
 
 
 def test_counters_stay_exact_under_a_tolerance() -> None:
-    found = expected_of({**SUMMARY, "metrics": {"loss": -2.0, "val_loss": "NaN"}}, 0.1)
+    found = expectations_from({**SUMMARY, "metrics": {"loss": -2.0, "val_loss": "NaN"}}, 0.1)
     assert found["steps_seen"] == 345
     assert found["loss"] == {"value": -2.0, "tolerance": 0.2}
     assert found["val_loss"] == "NaN"

@@ -12,7 +12,7 @@ import pytest
 from stub_job import FINISHED
 
 from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.runs.directory import Holder, RunDirectory, note_holder, read_holder, write_json
+from mpt_cli.runs.directory import LockHolder, RunDirectory, read_holder, write_holder, write_json
 from mpt_cli.runs.resume import (
     check_checkpoints,
     check_resumable,
@@ -137,13 +137,13 @@ def test_without_locks_the_name_in_the_file_says_who_writes(monkeypatch: pytest.
         pass
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with run.lock_file.open("a") as file:
-        note_holder(file, Holder.of(other.pid))
+        write_holder(file, LockHolder.for_process(other.pid))
     named = rf"another process is writing in here \(process {other.pid} of .*, by its .lock\)"
     with pytest.raises(DataError, match=named), run.lock():
         pass
     other.communicate(b"\n")  # it left its name, as one that was killed does
     with run.lock():
-        assert read_holder(run.lock_file) == Holder.of(os.getpid())
+        assert read_holder(run.lock_file) == LockHolder.for_process(os.getpid())
     run.lock_file.write_text(
         run.lock_file.read_text() or json.dumps({"pid": 5, "host": "elsewhere", "namespace": "x", "started": "7"})
     )

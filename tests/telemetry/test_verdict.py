@@ -45,7 +45,7 @@ def from_high(*late: int, growth: int | None, unprovoked=()) -> RunState:
     """25 skips on the way down from 2**40, and later ones."""
     scales = tuple(2.0 ** (40 - step) for step in range(1, 26)) + (2.0**14,) * len(late)
     base = replace(CLEAN, scaling=HIGH, steps_seen=128, first_growth_step=growth, skip_scales=scales)
-    return skipping([*range(1, 26), *late], base, unprovoked_steps=(*range(1, 26), *unprovoked))
+    return skipping([*range(1, 26), *late], base, unexplained_steps=(*range(1, 26), *unprovoked))
 
 
 CASES = {
@@ -67,7 +67,7 @@ CASES = {
     "growing every 19 steps": skipping(
         range(501, 909, 8), scaling=Scaling(DynamicScale(growth_steps=19)), first_growth_step=9
     ),
-    "a nan bug": skipping([7, 14, 21], nan_steps=[7, 14, 21], uncured_steps=[7, 14, 21]),
+    "a nan bug": skipping([7, 14, 21], nan_steps=[7, 14, 21], persistent_nan_steps=[7, 14, 21]),
     "nan that went with the scale": skipping([1, 2, 3], nan_steps=[1, 2, 3]),
     "bad losses now and then": skipping([100, 400, 700], forward_steps=[100, 400, 700]),
     "nan in every step": skipping(range(1, 9), replace(CLEAN, steps_seen=8), nan_steps=range(1, 9)),
@@ -96,10 +96,10 @@ CASES = {
     "float16 without scaling": replace(FLOAT16, scale=None),
     "float16 without scaling, few flushed": replace(FLOAT16, flushed_share=v.FLUSHED_SHARE),
     "float16 without scaling, most flushed": replace(FLOAT16, flushed_share=0.98),
-    "one unprovoked skip": skipping([1, 2, 46], SHORT, unprovoked_steps=(1, 2, 46)),
-    "four unprovoked skips": skipping(range(100, 500, 100), unprovoked_steps=range(100, 500, 100)),
-    "the settling is not unprovoked": skipping([1, 2, 3], SHORT, unprovoked_steps=(1, 2, 3)),
-    "a fixed scale never settles": skipping([500], FIXED_CLEAN, unprovoked_steps=(500,)),
+    "one unprovoked skip": skipping([1, 2, 46], SHORT, unexplained_steps=(1, 2, 46)),
+    "four unprovoked skips": skipping(range(100, 500, 100), unexplained_steps=range(100, 500, 100)),
+    "the settling is not unprovoked": skipping([1, 2, 3], SHORT, unexplained_steps=(1, 2, 3)),
+    "a fixed scale never settles": skipping([500], FIXED_CLEAN, unexplained_steps=(500,)),
     "val_loss rises": replace(NO_SCALING, val_loss=RISING),
     "val_loss came back": replace(CLEAN, val_loss=LossTrend(0.31, 4, 9, (0.4, 0.32, 0.52))),
     "slow data": replace(CLEAN, input_seconds=30.0, step_seconds=20.0),
@@ -161,9 +161,9 @@ def test_a_nan_at_a_scale_that_had_worked_is_not_the_scales():
             nan_at(41, 16.0),
         ]
     )
-    assert (tally.nan_steps, tally.uncured_steps, tally.forward_steps) == ([1, 9, 31, 41], [9, 41], [40])
+    assert (tally.nan_steps, tally.persistent_nan_steps, tally.forward_steps) == ([1, 9, 31, 41], [9, 41], [40])
     mixed = Event(5, 1, "growth", 64.0, 128.0, optimizer="a"), nan_at(1, 32.0, optimizer="b")
-    assert tallied(DYNAMIC, *mixed).uncured_steps == []
+    assert tallied(DYNAMIC, *mixed).persistent_nan_steps == []
 
 
 @pytest.mark.parametrize(
@@ -182,17 +182,17 @@ def test_a_nan_at_a_scale_that_had_worked_is_not_the_scales():
 )
 def test_the_mode_says_what_its_scale_may_explain(rule, nans, uncured):
     both = (nan_at(step, scale, optimizer=name) for step, scale in nans.items() for name in ("a", "b"))
-    assert tallied(Scaling(rule), *both).uncured_steps == uncured  # in two optimizers at once it is one
+    assert tallied(Scaling(rule), *both).persistent_nan_steps == uncured  # in two optimizers at once it is one
     first, *others = nans.items()
     if isinstance(rule, FixedScale):  # it overflows there
-        assert tallied(Scaling(rule), nan_at(*first, inf=1), *(nan_at(*at) for at in others)).uncured_steps == []
+        assert tallied(Scaling(rule), nan_at(*first, inf=1), *(nan_at(*at) for at in others)).persistent_nan_steps == []
 
 
 def test_a_skip_is_provoked_by_a_growth_since_the_skip_before_and_so_is_the_streak_it_begins() -> None:
     tally = EventTally()
     tally.add([overflow(1, 16.0), overflow(2, 8.0), Event(40, 1, "growth", 4.0, 8.0), overflow(60, 8.0)])
     tally.add([overflow(61, 4.0), overflow(63, 2.0)])
-    assert (tally.skip_steps, tally.unprovoked_steps) == ([1, 2, 60, 61, 63], [1, 2, 63])
+    assert (tally.skip_steps, tally.unexplained_steps) == ([1, 2, 60, 61, 63], [1, 2, 63])
     assert tally.skip_scales == [8.0, 4.0, 4.0, 2.0, 1.0]
 
 
@@ -207,7 +207,7 @@ def test_a_skip_is_provoked_by_a_growth_since_the_skip_before_and_so_is_the_stre
 )
 def test_a_search_after_a_growth_may_go_one_halving_too_far(skips, unprovoked) -> None:
     tally = tallied(DYNAMIC, Event(2000, 1, "growth", 4.0, 8.0), *(overflow(*skip) for skip in skips.items()))
-    assert tally.unprovoked_steps == unprovoked
+    assert tally.unexplained_steps == unprovoked
 
 
 def test_a_val_loss_that_is_not_finite_leaves_the_trend_as_it_was() -> None:

@@ -38,17 +38,17 @@ def _tensorflow_step(self, data):
 def _jax_step(self, state, data):
     import jax
 
-    trained, fixed, of_optimizer, of_metrics = state
+    trained, fixed, for_optimizer, of_metrics = state
     x, y = data
 
     def loss_of(trained, fixed):
         y_pred, fixed = self.stateless_call(trained, fixed, x, training=True)
         loss = self.compute_loss(x, y, y_pred)
-        with keras.StatelessScope(list(zip(self.optimizer.variables, of_optimizer, strict=True))):
+        with keras.StatelessScope(list(zip(self.optimizer.variables, for_optimizer, strict=True))):
             return self.optimizer.scale_loss(loss) if self.scales else loss, (loss, y_pred, fixed)
 
     (_, (loss, y_pred, fixed)), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained, fixed)
-    trained, of_optimizer = self.optimizer.stateless_apply(of_optimizer, gradients, trained)
+    trained, for_optimizer = self.optimizer.stateless_apply(for_optimizer, gradients, trained)
     logs, new_metrics = {}, []
     for metric in self.metrics:
         own = of_metrics[len(new_metrics) : len(new_metrics) + len(metric.variables)]
@@ -59,7 +59,7 @@ def _jax_step(self, state, data):
         )
         logs[metric.name] = metric.stateless_result(new)
         new_metrics += new
-    return logs, (trained, fixed, of_optimizer, new_metrics)
+    return logs, (trained, fixed, for_optimizer, new_metrics)
 
 
 @keras.saving.register_keras_serializable("own")

@@ -95,7 +95,7 @@ class LiveConsole(EpochConsole):
 
     def finish(self, summary: Summary) -> None:
         self._live.stop()
-        self._tell(at_once=True)
+        self._print_sentences(at_once=True)
         good = summary.exit_code == 0 and summary.verdict in GOOD_VERDICTS
         is_cut = summary.status in ("interrupted", "terminated")
         color = "green" if good else "red" if summary.exit_code and not is_cut else "yellow"

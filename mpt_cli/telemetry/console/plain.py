@@ -17,7 +17,7 @@ from mpt_cli.errors import NUMERICAL, printable
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import conf_override, shell_command
 from mpt_cli.telemetry.causes import BEYOND, CAUSES, FORWARD, IN_DOUBT, NAN
-from mpt_cli.telemetry.console.table import EpochTable, own_metrics
+from mpt_cli.telemetry.console.table import EpochTable, model_metrics
 from mpt_cli.telemetry.format import (
     format_bytes,
     format_count,
@@ -96,12 +96,12 @@ def sample_sentence(sample: GradientSample) -> str:
 HINT_SECONDS = 60.0  # from then on it is also said what would be quicker
 
 
-def lasting_line(doing: str, seconds: float, hint: str = "") -> str:
+def phase_line(doing: str, seconds: float, hint: str = "") -> str:
     """What is said of a phase that has taken so long.
 
-    >>> lasting_line("compiling the training step", 10.0, "trainer.jit_compile=false does without")
+    >>> phase_line("compiling the training step", 10.0, "trainer.jit_compile=false does without")
     'compiling the training step: 10 s so far'
-    >>> lasting_line("compiling the training step", 60.0, "trainer.jit_compile=false does without")
+    >>> phase_line("compiling the training step", 60.0, "trainer.jit_compile=false does without")
     'compiling the training step: 1:00 so far; trainer.jit_compile=false does without'
     """
     so_far = f"{doing}: {format_whole_seconds(seconds)} so far"
@@ -134,7 +134,7 @@ def final_rows(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _format_metrics(metrics: dict[str, float]) -> str:
-    return "  ".join(f"{name} {format_number(value)}" for name, value in own_metrics(metrics).items())
+    return "  ".join(f"{name} {format_number(value)}" for name, value in model_metrics(metrics).items())
 
 
 def next_commands(summary: Summary) -> list[str]:
@@ -274,7 +274,7 @@ class Narrator:
         return f", scale {'back at' if moved else 'stays'} {format_scale(after)}"
 
     def _comment(self, skips: list[Event]) -> str:
-        uncured = self._tally.uncured_steps
+        uncured = self._tally.persistent_nan_steps
         if len(uncured) >= THIRD_TIME and uncured[-1] >= skips[0].step:
             return f": {CAUSES[NAN].hint}"
         run_state = self._run_state(skips)
@@ -386,11 +386,11 @@ class EpochConsole(Sink, ABC):
         self._narrator.start(header)
 
     def progress(self, step: int, epoch: int, phase: str) -> None:
-        self._tell()
+        self._print_sentences()
 
     def events(self, events: Sequence[Event]) -> None:
         self._narrator.add(events)
-        self._tell()
+        self._print_sentences()
 
     def snapshot(self, snapshot: Snapshot) -> None:
         self._narrator.recount(snapshot)
@@ -399,10 +399,10 @@ class EpochConsole(Sink, ABC):
             self._end_epoch(snapshot)
 
     def close(self) -> None:
-        self._tell(at_once=True)
+        self._print_sentences(at_once=True)
 
     def suspend(self) -> None:
-        self._tell(at_once=True)
+        self._print_sentences(at_once=True)
 
     def rewind(self, step: int, skipped_steps: int) -> None:
         self._narrator.rewind(step, skipped_steps)
@@ -410,7 +410,7 @@ class EpochConsole(Sink, ABC):
 
     def _end_epoch(self, snapshot: Snapshot) -> None:
         now = self._clock()
-        self._tell(at_once=True)
+        self._print_sentences(at_once=True)
         self._print_row(snapshot, now - self._epoch_started_at)
         self._epoch_started_at = now
 
@@ -418,7 +418,7 @@ class EpochConsole(Sink, ABC):
         assert self._table is not None
         self._print_rows(self._table.row(snapshot, seconds, self._width))
 
-    def _tell(self, at_once: bool = False) -> None:
+    def _print_sentences(self, at_once: bool = False) -> None:
         for sentence in self._narrator.sentences(at_once):
             self._print_beside(sentence)
 
@@ -442,7 +442,7 @@ class PlainConsole(EpochConsole):
         self._writing = threading.RLock()  # a phase that lasts is told from another thread
 
     def phase_lasts(self, doing: str, seconds: float, hint: str) -> None:
-        self._write([lasting_line(doing, seconds, hint)])
+        self._write([phase_line(doing, seconds, hint)])
 
     def end_phase(self, doing: str, seconds: float) -> None:
         if seconds >= next(reminders()):
@@ -475,7 +475,7 @@ class PlainConsole(EpochConsole):
         self._write([text])
 
     def finish(self, summary: Summary) -> None:
-        self._tell(at_once=True)
+        self._print_sentences(at_once=True)
         self._write(["", *labelled_lines(final_rows(summary))])
 
     @property

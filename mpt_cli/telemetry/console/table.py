@@ -14,7 +14,7 @@ GAP = "  "
 HEADING_STYLE, SCALE_STYLE = "bold", "magenta"
 LEAST_WIDTH = 7  # of a column, so that a longer value seldom moves those after it
 HEADING_ROWS = 40  # rows under one heading
-OF_OPTIMIZERS = ("loss_scale/", "skipped_steps/", "applied_steps/")
+OPTIMIZER_PREFIXES = ("loss_scale/", "skipped_steps/", "applied_steps/")
 
 
 def other_optimizers(metrics: dict[str, float]) -> list[str]:
@@ -22,9 +22,9 @@ def other_optimizers(metrics: dict[str, float]) -> list[str]:
     return [name.partition("/")[2] for name in metrics if name.startswith("loss_scale/")]
 
 
-def own_metrics(metrics: dict[str, float]) -> dict[str, float]:
+def model_metrics(metrics: dict[str, float]) -> dict[str, float]:
     """Those of the model, without the counters of further optimizers."""
-    return {name: value for name, value in metrics.items() if not name.startswith(OF_OPTIMIZERS)}
+    return {name: value for name, value in metrics.items() if not name.startswith(OPTIMIZER_PREFIXES)}
 
 
 class EpochTable:
@@ -36,14 +36,14 @@ class EpochTable:
 
     def __init__(self, header: RunHeader) -> None:
         self._header = header
-        self._metrics = own_metrics(dict.fromkeys(header.metric_names, 0.0))
+        self._metrics = model_metrics(dict.fromkeys(header.metric_names, 0.0))
         self._widths: dict[str, int] = {}
         self._shown: list[tuple[str, int]] = []
         self._rows = 0  # under the heading
 
     def row(self, snapshot: Snapshot, seconds: float | None, width: int | None = None) -> list[Text]:
         """The lines of one row; `seconds` are those of the epoch, None within one."""
-        self._metrics |= own_metrics(snapshot.metrics)
+        self._metrics |= model_metrics(snapshot.metrics)
         cells = {name: (text, style) for name, text, style in self.cells(snapshot, seconds)}
         for name, (text, _) in cells.items():
             self._widths[name] = max(self._widths.get(name, LEAST_WIDTH), cell_len(text), len(name))
