@@ -22,9 +22,9 @@ from mpt_cli.data.examples import Batch
 from mpt_cli.engine.backend import running_platform
 from mpt_cli.engine.build import build_engine
 from mpt_cli.engine.distribution import Distribution
-from mpt_cli.engine.feed import Piece
+from mpt_cli.engine.feed import StepChunk
 from mpt_cli.errors import ConfigError, Problem, summarise_error
-from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_own_train_step, keep_skips_whole
+from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_custom_train_step, keep_skips_whole
 from mpt_cli.precision.keras_internals import optimizer_values_in_fit
 from mpt_cli.precision.scale_state import count_of
 from mpt_cli.precision.train_step import check_replicas, optimizers_in, unwrapped
@@ -38,8 +38,8 @@ from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.health import NextCheck, Stop
 from mpt_cli.telemetry.records import NEVER, RunHeader, Scaling
 from mpt_cli.training.assembly import warn_of_half_head
-from mpt_cli.training.author_compiled import loss_not_scaled_problem
 from mpt_cli.training.callbacks import metrics_in, why_ended
+from mpt_cli.training.compiled_model import loss_not_scaled_problem
 from mpt_cli.training.loss_and_optimizer import describe_scaling, warn_of_scaling, wrap_optimizer
 from mpt_cli.training.model_program import described_model, rule_of
 
@@ -285,7 +285,7 @@ class _FitRecording(Recording):
             model.optimizer.keep_step_log(capacity)
             if model.built and model.trainable_variables and not model.optimizer.built:
                 model.optimizer.build(model.trainable_variables)
-        self.own_step, was_whole = has_own_train_step(model), "train_step" in vars(model)
+        self.own_step, was_whole = has_custom_train_step(model), "train_step" in vars(model)
         whole = not self.own_step and (self.recorder.whole_skips or was_whole)
         model.optimizer.allows_unscaled = self.own_step
         if whole and not was_whole:
@@ -414,7 +414,7 @@ class _FitRecording(Recording):
             return
         rows = np.arange(len(keras.tree.flatten(examples.x)[0]), dtype=np.int32)[None]
         with budget.sampling():
-            look = self.take_sample(sampler, Piece(engine.to_device(examples), rows, 1))
+            look = self.take_sample(sampler, StepChunk(engine.to_device(examples), rows, 1))
         if look is not None:
             self.missing.remove(NO_SAMPLES)
             self._write_environment()

@@ -214,7 +214,7 @@ class Recording(Record, ABC):
         self.taken += len(rows.floats) + rows.lost
         floats = rows.floats if self.tells_loss else np.where([True, False, False, False], 0.0, rows.floats)
         self.counters.rules = self.counter_options()
-        self.take_in(StepRecords(floats.astype("float32"), rows.ints))
+        self.record_steps(StepRecords(floats.astype("float32"), rows.ints))
         self.telemetry.progress(self.counters.seen, self.progress.epoch)
         if len(rows.floats):
             self.obey(self.health.check(self.run_state()))

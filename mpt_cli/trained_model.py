@@ -126,8 +126,8 @@ def evaluate_model(settings: Settings, trained: TrainedModel, split: str) -> dic
         feed = build_feed(examples, engine, plan, resident=False)
         feed.start(1)
         engine.reset_metrics()
-        while (piece := feed.take(plan.capacity)) is not None:
-            engine.evaluate(piece.source, piece.batch_indices, piece.count)
+        while (chunk := feed.take(plan.capacity)) is not None:
+            engine.evaluate(chunk.source, chunk.batch_indices, chunk.count)
         return engine.metrics()
 
 

@@ -11,9 +11,9 @@ from mpt_cli.data.examples import DataSet
 from mpt_cli.data.streams import random_state_kept
 from mpt_cli.diagnose.safe_windows import LayerRange, Verifier, add_up, common_window, layer_ranges
 from mpt_cli.engine.backend import Platform
-from mpt_cli.engine.feed import Piece
+from mpt_cli.engine.feed import StepChunk
 from mpt_cli.errors import ConfigError, NumericalError, Problem
-from mpt_cli.precision import computes_in_float16, has_own_train_step
+from mpt_cli.precision import computes_in_float16, has_custom_train_step
 from mpt_cli.precision.finite import is_overwritten
 from mpt_cli.precision.gradients import SafeScales
 from mpt_cli.precision.keras_internals import names_as_in_a_fresh_process
@@ -59,27 +59,27 @@ class RunStepper:
         self.start_feed()
         batches: list[Any] = []
         while len(batches) < count:
-            piece = self._next_piece(count - len(batches))
-            batches += [self.parts.engine.batch(piece.source, row) for row in piece.batch_indices[: piece.count]]
-            self.step_in_epoch += piece.count
+            chunk = self._next_chunk(count - len(batches))
+            batches += [self.parts.engine.batch(chunk.source, row) for row in chunk.batch_indices[: chunk.count]]
+            self.step_in_epoch += chunk.count
         self.epoch, self.step_in_epoch = here
         return batches
 
     def _train(self, most: int) -> StepRecords:
-        piece = self._next_piece(most)
-        block = self.parts.engine.train(piece.source, piece.batch_indices, piece.count)
-        self.step += piece.count
-        self.step_in_epoch += piece.count
+        chunk = self._next_chunk(most)
+        block = self.parts.engine.train(chunk.source, chunk.batch_indices, chunk.count)
+        self.step += chunk.count
+        self.step_in_epoch += chunk.count
         return block
 
-    def _next_piece(self, most: int) -> Piece:
-        piece = self.parts.train_feed.take(most)
-        if piece is None:
+    def _next_chunk(self, most: int) -> StepChunk:
+        chunk = self.parts.train_feed.take(most)
+        if chunk is None:
             self._start_epoch()
-            piece = self.parts.train_feed.take(most)
-        if piece is None:
+            chunk = self.parts.train_feed.take(most)
+        if chunk is None:
             raise ConfigError(Problem("data", "gives no batch."))
-        return piece
+        return chunk
 
     def _start_epoch(self) -> None:
         self.epoch, self.step_in_epoch = self.epoch + 1, 0
@@ -93,7 +93,7 @@ def build_copy(program: Program, policy: PolicySettings, data: DataSet) -> Any:
     settings = program.settings
     with random_state_kept(), names_as_in_a_fresh_process():
         model = program.build_copy(replace(settings, policy=policy), data)
-    if has_own_train_step(model):
+    if has_custom_train_step(model):
         raise ConfigError(
             Problem(
                 "model",

@@ -16,7 +16,7 @@ from mpt_cli.diagnose.preparation import OverflowEvent, RemedyTrial, remedy_rows
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.faults import build_injector
 from mpt_cli.errors import DataError
-from mpt_cli.precision import has_own_train_step
+from mpt_cli.precision import has_custom_train_step
 from mpt_cli.precision.gradients import INFS, NANS, largest_exponent
 from mpt_cli.precision.keras_internals import inner_layers
 from mpt_cli.precision.policy import name_of
@@ -186,7 +186,7 @@ def examine_overflow(replayed: ReplayedRun) -> OverflowDiagnosis:
     again = not replayed.stepper.take_step().finite[0]
     restore_state(model, state)
     bad_weights = [v.path for v in weights_of(model) if not np.isfinite(_on_host(v.value)).all()]
-    own = type(model).__name__ if has_own_train_step(model) else None
+    own = type(model).__name__ if has_custom_train_step(model) else None
     loss, observed, in_run_mode = _run_with_probes(replayed, batch) if own is None else (nan, [], True)
     numbers = [_on_host(x) for x in keras.tree.flatten(batch.x) if _is_number(x)]
     return OverflowDiagnosis(

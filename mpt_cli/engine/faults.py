@@ -16,13 +16,13 @@ import keras
 from keras import ops
 
 from mpt_cli.data.examples import Batch, DataSet
-from mpt_cli.engine.feed import Piece
+from mpt_cli.engine.feed import StepChunk
 from mpt_cli.engine.loop import Engine
 from mpt_cli.errors import ConfigError, Problem, first_line
 from mpt_cli.precision import layers_of
 from mpt_cli.precision.gradients import scale_gradient
 from mpt_cli.precision.keras_internals import outputs_noted, predict_in_training
-from mpt_cli.precision.train_step import OwnSteps, optimizers_of, own_steps
+from mpt_cli.precision.train_step import CustomSteps, custom_steps, optimizers_of
 from mpt_cli.settings.schema import FaultSettings
 from mpt_cli.telemetry.records import FORWARD_PASS, OVERFLOW, Event
 
@@ -72,13 +72,13 @@ class Injector:
         self._compute_loss = model.compute_loss
         model.compute_loss = lambda *arguments, **named: self._spoil(self._compute_loss(*arguments, **named))
 
-    def spoil_own_steps(self, own: OwnSteps) -> None:
+    def spoil_custom_steps(self, custom: CustomSteps) -> None:
         """For a model whose own step computes the loss as it likes: what spoils it there is the scaling of the loss.
 
         ConfigError where the step scales none.
         """
         self.model.compute_loss = self._compute_loss
-        if self.fault.place != "data" and not own.scales_losses:
+        if self.fault.place != "data" and not custom.scales_losses:
             raise ConfigError(
                 Problem(
                     "fault.place",
@@ -87,7 +87,7 @@ class Injector:
                     "Use fault.place=data.",
                 )
             )
-        for optimizer in own.optimizers.values():
+        for optimizer in custom.optimizers.values():
             scaled = partial(self._scale_spoiled, optimizer.scale_loss)
             optimizer.scale_loss = scaled  # type: ignore[method-assign]
 
@@ -119,8 +119,8 @@ class Injector:
     def _factor(self) -> Tensor:
         """float32 scalar: what the spoiled number is multiplied by, 1 in a step where nothing happens."""
         optimizer, fault = next(iter(optimizers_of(self.model).values())), self.fault
-        own = own_steps(self.model)
-        step = optimizer.seen_steps // (own.updates_per_step if own is not None else 1) + 1
+        custom = custom_steps(self.model)
+        step = optimizer.seen_steps // (custom.updates_per_step if custom is not None else 1) + 1
         hit = ops.any(ops.equal(step, ops.convert_to_tensor(fault.at_steps or [-1], "int32")))
         if fault.every_steps is not None:
             hit = ops.logical_or(hit, ops.equal(step % fault.every_steps, 0))
@@ -216,18 +216,18 @@ class FaultSearch:
         self._met = 0
         self._works = True
 
-    def name_layers(self, events: list[Event], piece: Piece, first_step: int) -> list[Event]:
-        """The events, with variable, layer and fault where they were found; `first_step` is that of the piece."""
-        return [self._named(event, piece, event.step - first_step) for event in events]
+    def name_layers(self, events: list[Event], chunk: StepChunk, first_step: int) -> list[Event]:
+        """The events, with variable, layer and fault where they were found; `first_step` is that of the chunk."""
+        return [self._named(event, chunk, event.step - first_step) for event in events]
 
-    def _named(self, event: Event, piece: Piece, place: int) -> Event:
+    def _named(self, event: Event, chunk: StepChunk, place: int) -> Event:
         if event.kind != OVERFLOW or event.cause != FORWARD_PASS or not self._works:
             return event
         self._met += 1
         if self._met > ALWAYS and self._met & (self._met - 1):
             return event
         try:
-            found = find_forward_fault(self.engine.model, self.engine.batch(piece.source, piece.batch_indices[place]))
+            found = find_forward_fault(self.engine.model, self.engine.batch(chunk.source, chunk.batch_indices[place]))
         except Exception as error:  # a look must never end what it looks at
             self._works = False
             self.say(f"the layer can't be looked for here ({first_line(error)[:200]}); training goes on without")

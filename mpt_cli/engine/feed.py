@@ -32,17 +32,17 @@ WAIT_SECONDS = 0.1  # for data, between two looks whether to wait on
 
 
 @dataclass(frozen=True)
-class Piece:
+class StepChunk:
     """Steps for one call: `batch_indices[:count]` of `source`."""
 
     source: Batch  # on the device
     batch_indices: BatchIndices
     count: int
 
-    def divide(self, done: int) -> "tuple[Piece, Piece]":
+    def divide(self, done: int) -> "tuple[StepChunk, StepChunk]":
         """The first `done` of its steps, and the others."""
         rest = np.roll(self.batch_indices, -done, axis=0) if done < self.count else self.batch_indices
-        return Piece(self.source, self.batch_indices, done), Piece(self.source, rest, self.count - done)
+        return StepChunk(self.source, self.batch_indices, done), StepChunk(self.source, rest, self.count - done)
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class ResidentFeed:
         self._order = self.plan.order(self.examples, epoch)
         self._next = skip_steps
 
-    def take(self, most: int, stops: Callable[[], bool] = _never) -> Piece | None:
+    def take(self, most: int, stops: Callable[[], bool] = _never) -> StepChunk | None:
         """Return the next steps, at most `most`; None at the end of the epoch, and once `stops()` while waiting."""
         size = self.plan.batch_size
         left = self.examples // size - self._next
@@ -124,23 +124,23 @@ class ResidentFeed:
             count = min(most, left, self.plan.capacity)
             indices = self._order[self._next * size : (self._next + count) * size].reshape(count, size)
             self._next += count
-            return Piece(self._source, _padded(indices, self.plan.capacity), count)
+            return StepChunk(self._source, _padded(indices, self.plan.capacity), count)
         first = self.examples // size * size
         rest = self._order[first : first + self.plan.rest_of(self.examples)]
         if self._next >= (self.steps or 0):
             return None
         self._next += 1
-        return Piece(self._source, rest[None, :], 1)
+        return StepChunk(self._source, rest[None, :], 1)
 
     def examples_of(self, epoch: int, step: int) -> NDArray[np.int32] | None:
         """Which examples the `step` (from 1) of `epoch` has; None of a stream."""
         return self.plan.examples_of(self.examples, epoch, step)
 
-    def empty_piece(self) -> Piece:
+    def empty_chunk(self) -> StepChunk:
         """No step, in the shapes that the first steps of an epoch have; the position stays."""
         size, capacity = self.plan.batch_size, self.plan.capacity
         shape = (capacity, size) if self.examples >= size else (1, self.plan.rest_of(self.examples))
-        return Piece(self._source, np.zeros(shape, np.int32), 0)
+        return StepChunk(self._source, np.zeros(shape, np.int32), 0)
 
 
 class ChunkFeed:
@@ -153,45 +153,45 @@ class ChunkFeed:
         self.steps = plan.steps_per_epoch(data)
         self._usual: list[Any] = []  # the form of the batches that are sent several at a time
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="mpt-feed")
-        self._chunks: Iterator[Piece] = iter(())
-        self._ahead: Future[Piece | None] | None = None
-        self._piece: Piece | None = None
+        self._chunks: Iterator[StepChunk] = iter(())
+        self._ahead: Future[StepChunk | None] | None = None
+        self._chunk: StepChunk | None = None
         self._used = 0
 
     def start(self, epoch: int, skip_steps: int = 0) -> None:
         if self._ahead is not None:
             self._ahead.result()
         self._chunks = self._read(epoch, skip_steps)
-        self._piece, self._used = None, 0
+        self._chunk, self._used = None, 0
         self._ahead = self._worker.submit(next, self._chunks, None)
 
-    def take(self, most: int, stops: Callable[[], bool] = _never) -> Piece | None:
-        if self._piece is None or self._used == self._piece.count:
+    def take(self, most: int, stops: Callable[[], bool] = _never) -> StepChunk | None:
+        if self._chunk is None or self._used == self._chunk.count:
             if self._ahead is None:
                 return None
             while not self._ahead.done():
                 wait([self._ahead], timeout=WAIT_SECONDS)
                 if stops():
                     return None
-            self._piece, self._used = self._ahead.result(), 0
-            self._ahead = None if self._piece is None else self._worker.submit(next, self._chunks, None)
-        if self._piece is None:
+            self._chunk, self._used = self._ahead.result(), 0
+            self._ahead = None if self._chunk is None else self._worker.submit(next, self._chunks, None)
+        if self._chunk is None:
             return None
-        piece, first = self._piece, self._used
-        count = min(most, piece.count - first)
+        chunk, first = self._chunk, self._used
+        count = min(most, chunk.count - first)
         self._used += count
-        return Piece(piece.source, np.roll(piece.batch_indices, -first, axis=0), count)
+        return StepChunk(chunk.source, np.roll(chunk.batch_indices, -first, axis=0), count)
 
     def examples_of(self, epoch: int, step: int) -> NDArray[np.int32] | None:
         return None if isinstance(self.data, Stream) else self.plan.examples_of(len(self.data), epoch, step)
 
-    def empty_piece(self) -> Piece:
+    def empty_chunk(self) -> StepChunk:
         first = first_batch(self.data, self.plan.batch_size)
         first = self._fitted(first) or first
         self._usual = _form(first)
-        return replace(self._piece_of([first]), count=0)
+        return replace(self._chunk_of([first]), count=0)
 
-    def _read(self, epoch: int, skip_steps: int) -> Iterator[Piece]:
+    def _read(self, epoch: int, skip_steps: int) -> Iterator[StepChunk]:
         batches: list[Batch] = []
         for number, read in enumerate(self._batches(epoch)):
             batch = self._fitted(whole := for_backend(read))
@@ -200,14 +200,14 @@ class ChunkFeed:
             if number < skip_steps or batch is None:
                 continue
             if batches and _form(batch) != _form(batches[0]):
-                yield self._piece_of(batches)
+                yield self._chunk_of(batches)
                 batches = []
             batches.append(batch)
             if len(batches) >= self._slots(batch):
-                yield self._piece_of(batches)
+                yield self._chunk_of(batches)
                 batches = []
         if batches:
-            yield self._piece_of(batches)
+            yield self._chunk_of(batches)
 
     def _fitted(self, batch: Batch) -> Batch | None:
         """As much of it as splits evenly over the devices; None where that is nothing, or no remainder is wanted."""
@@ -235,7 +235,7 @@ class ChunkFeed:
     def _chunk_steps(self, batch: Batch) -> int:
         return max(1, min(self.plan.capacity, CHUNK_BYTES // max(_batch_bytes(batch), 1)))
 
-    def _piece_of(self, batches: list[Batch]) -> Piece:
+    def _chunk_of(self, batches: list[Batch]) -> StepChunk:
         """One source of `capacity` batches, or fewer where that many would be too large; unused rows are zero.
 
         Of batches that don't have the form of the first one, which may come in any length, it holds one; so of those
@@ -245,7 +245,7 @@ class ChunkFeed:
         slots, size = self._slots(batches[0]), max(sizes)
         source = self.engine.to_device(_joined(batches, slots * size) if len(sizes) == 1 else batches[0])
         batch_indices = np.arange(slots * size, dtype=np.int32).reshape(slots, size)
-        return Piece(source, batch_indices, count)
+        return StepChunk(source, batch_indices, count)
 
 
 Feed = ResidentFeed | ChunkFeed

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import LossScaleOptimizer, layers_of
 from mpt_cli.precision.scale_state import StepRow
-from mpt_cli.precision.train_step import OwnSteps, metric_variables, metrics_of, optimizers_of, own_steps
+from mpt_cli.precision.train_step import CustomSteps, custom_steps, metric_variables, metrics_of, optimizers_of
 from mpt_cli.telemetry.records import StopLimits, StreakCounts
 from mpt_cli.telemetry.step_counters import FLOAT_FIELDS, INT_FIELDS, StepRecords
 
@@ -50,9 +50,9 @@ class Engine(ABC):
         self.trains_in_whole_batches = False  # whether no batch to train on is known to be smaller than the others
 
     @property
-    def own(self) -> OwnSteps | None:
+    def custom_steps(self) -> CustomSteps | None:
         """Where the model brings a step of its own: what that reports instead of metrics."""
-        return own_steps(self.model)
+        return custom_steps(self.model)
 
     def compiles(self, function: str, shape: tuple[int, ...]) -> bool:
         """Whether the next call of this function with batch indices of this shape is the first, which compiles."""
@@ -135,14 +135,15 @@ class Engine(ABC):
     def reset_metrics(self) -> None:
         """Forget the metrics so far."""
         type(self.model).reset_metrics(self.model)  # `fit` calls this method by that name of the model
-        for log in self.own.variables if self.own is not None else ():
+        custom = self.custom_steps
+        for log in custom.variables if custom is not None else ():
             log.assign(np.full(tuple(log.shape), np.nan, "float32"))
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics since the last reset, with the loss; of a custom step what the last one reported."""
-        if (own := self.own) is not None:
-            of_test = own.test_names, own.test_log
-            names, log = of_test if self._was_evaluated else (own.train_names, own.train_log)
+        if (custom := self.custom_steps) is not None:
+            of_test = custom.test_names, custom.test_log
+            names, log = of_test if self._was_evaluated else (custom.train_names, custom.train_log)
             if names:
                 return dict(zip(names, np.asarray(log.numpy()).tolist(), strict=True))
         return read_metrics(self._results())

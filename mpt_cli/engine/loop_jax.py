@@ -26,7 +26,7 @@ from mpt_cli.engine.loop import (
     update_streaks,
 )
 from mpt_cli.precision.keras_internals import has_value
-from mpt_cli.precision.step_jax import TrainState, own_test_step, train_step
+from mpt_cli.precision.step_jax import TrainState, test_step, train_step
 from mpt_cli.precision.train_step import assign, metric_variables
 
 Tensor = Any
@@ -185,7 +185,7 @@ class JaxEngine(Engine):
     def _evaluate_step(
         self, weights: list[Tensor], frozen: list[Tensor], metrics: list[Tensor], source: Any, row: Tensor
     ) -> list[Tensor]:
-        return own_test_step(self.model, (weights, frozen, metrics), self._batch(source, row))
+        return test_step(self.model, (weights, frozen, metrics), self._batch(source, row))
 
 
 def _unshare(variables: list[Any]) -> None:

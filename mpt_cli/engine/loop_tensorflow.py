@@ -20,7 +20,7 @@ from mpt_cli.engine.loop import (
     update_streaks,
 )
 from mpt_cli.precision.scale_state import StepRow, combined_ints
-from mpt_cli.precision.step_tensorflow import own_test_step, train_step
+from mpt_cli.precision.step_tensorflow import test_step, train_step
 from mpt_cli.precision.train_step import metrics_of, optimizers_of
 from mpt_cli.telemetry.records import StopLimits
 
@@ -127,7 +127,7 @@ class TensorFlowEngine(Engine):
         return _reduced(self._step(self.model, _batch(source, row))[1])
 
     def _evaluate_one(self, source: Any, row: Tensor) -> Tensor:
-        own_test_step(self.model, _batch(source, row))
+        test_step(self.model, _batch(source, row))
         return tf.constant(0)
 
     def _on_replicas(self, step: Callable[..., Any], source: Any, row: Tensor) -> Any:

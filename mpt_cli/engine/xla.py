@@ -144,8 +144,8 @@ def try_xla(engine: Engine, feeds: Sequence[Feed | None], may_leave: bool) -> Ji
     """
     compilers = engine.compile_training, engine.compile_evaluation
     for feed, compile_ahead in zip(feeds, compilers, strict=True):
-        piece = None if feed is None else feed.empty_piece()
-        obstacle = None if piece is None else compile_ahead(piece.source, piece.batch_indices)
+        chunk = None if feed is None else feed.empty_chunk()
+        obstacle = None if chunk is None else compile_ahead(chunk.source, chunk.batch_indices)
         if obstacle is None:
             continue
         if not may_leave:

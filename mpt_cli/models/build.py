@@ -23,7 +23,7 @@ from mpt_cli.data.examples import RAGGED, Shapes
 from mpt_cli.data.paths import damage_of
 from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError, did_you_mean
 from mpt_cli.precision.keras_internals import inner_layers
-from mpt_cli.precision.train_step import can_be_called, has_own_train_step
+from mpt_cli.precision.train_step import can_be_called, has_custom_train_step
 from mpt_cli.settings.references import call_user, load_function, model_problem
 from mpt_cli.settings.schema import PhaseSettings, Settings
 from mpt_cli.settings.variants import CNN, MLP, Builder, ModelSettings, ResNet, Saved, Transformer
@@ -96,7 +96,7 @@ def check_fit(model: keras.Model, shapes: Shapes, key: str) -> keras.Model:
     that has a train_step of its own is taken as it is where it has no `call`, or one that is for other inputs, as of a
     GAN whose call generates.
     """
-    own_step = has_own_train_step(model)
+    own_step = has_custom_train_step(model)
     if own_step and not can_be_called(model):
         model.built = True
         return model

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from mpt_cli.engine.distribution import Distribution
-from mpt_cli.engine.feed import Piece
+from mpt_cli.engine.feed import StepChunk
 from mpt_cli.engine.loop import LoopControl
 from mpt_cli.engine.loop_jax import JaxEngine
 from mpt_cli.precision.step_jax import TrainState
@@ -29,11 +29,11 @@ class PlannedEngine(JaxEngine):
         """Shapes in place of arrays, in the dtypes that they have on a device."""
         return jax.tree.map(lambda array: self._shaped(array.shape, array.dtype), arrays)
 
-    def lower_training(self, piece: Piece) -> Any:
+    def lower_training(self, chunk: StepChunk) -> Any:
         """The loop that `train` calls."""
         program: Any = self._train_many
         control = self.to_device(LoopControl.of(1, StopLimits()))
-        return program.lower(TrainState(*self._lists()), piece.source, piece.batch_indices, control)
+        return program.lower(TrainState(*self._lists()), chunk.source, chunk.batch_indices, control)
 
     def _lists(self) -> list[list[Any]]:
         model = self.model

@@ -137,8 +137,8 @@ class Planned:
         """The loop of the run as JAX traced it, to be compiled: a `jax.stages.Lowered`."""
         engine: Any = self.parts.engine
         with self.target.answering(), self.parts.policy.scope(), tracing_errors():
-            piece = self.parts.train_feed.empty_piece()
-            return engine.lower_training(replace(piece, batch_indices=engine.to_device(piece.batch_indices)))
+            chunk = self.parts.train_feed.empty_chunk()
+            return engine.lower_training(replace(chunk, batch_indices=engine.to_device(chunk.batch_indices)))
 
     def compile(self) -> Compiled:
         """The loop of the run."""

@@ -22,11 +22,11 @@ from mpt_cli.precision.scale_state import (
     traced_row,
 )
 from mpt_cli.precision.train_step import (
+    CustomSteps,
     ForwardOrder,
-    OwnSteps,
     assign,
+    custom_steps,
     logs_of,
-    own_steps,
     packed,
     state_to_keep,
 )
@@ -213,9 +213,9 @@ def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tens
     Where its examples are split over devices, XLA adds up their gradients in the dtype of each layer, so that a sum
     which is beyond float16 on one device is so on several. What follows sees the sum: one decision for all devices.
     """
-    steps = own_steps(model)
+    steps = custom_steps(model)
     if steps is not None and steps.optimizers:
-        return _own_train_step(model, steps, state, data)
+        return _custom_train_step(model, steps, state, data)
     weights, frozen, own, metrics = state
     x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
     optimizer = model.optimizer
@@ -262,12 +262,12 @@ def _kept_where(applied: Tensor, model: Any, before: list[Tensor], after: list[T
     ]
 
 
-def _own_train_step(
-    model: Any, own: OwnSteps, state: TrainState, data: Any
+def _custom_train_step(
+    model: Any, custom: CustomSteps, state: TrainState, data: Any
 ) -> tuple[dict[str, Tensor], TrainState, StepRow]:
     """The model's own stateless train_step; what is not its optimizer's is put back where that skipped.
 
-    `state.metrics` ends with `own.variables`.
+    `state.metrics` ends with `custom.variables`.
     """
     optimizer, count = model.optimizer, len(model.metrics_variables)
     metrics, logged = state.metrics[:count], state.metrics[count:]
@@ -281,7 +281,7 @@ def _own_train_step(
     logs, new_state = model.train_step(tuple(list(part) for part in given), packed(data))
     new = TrainState(*(list(part) for part in new_state))
     with _scope(optimizer.variables, new.optimizer):
-        values = own.train_values(logs)
+        values = custom.train_values(logs)
         row = traced_row(optimizer, start, values[0])
     applied = row.applied(optimizer.on_overflow == "apply")
     pairs = zip([*new.metrics, values], [*metrics, logged[0]], strict=True)
@@ -290,15 +290,15 @@ def _own_train_step(
     return logs, new._replace(non_trainable=frozen, metrics=[*new_metrics, *logged[1:]]), row
 
 
-def own_test_step(model: Any, state: tuple[list[Tensor], list[Tensor], list[Tensor]], data: Any) -> list[Tensor]:
-    """Return the metrics after a test_step of the model, followed by `OwnSteps.variables` where it has custom steps."""
+def test_step(model: Any, state: tuple[list[Tensor], list[Tensor], list[Tensor]], data: Any) -> list[Tensor]:
+    """Return the metrics after a test_step of the model, with `CustomSteps.variables` after them where it has some."""
     weights, frozen, metrics = state
-    own, count = own_steps(model), len(model.metrics_variables)
-    if own is None or not own.test_names:
+    custom, count = custom_steps(model), len(model.metrics_variables)
+    if custom is None or not custom.test_names:
         _, (_, _, new) = model.test_step((weights, frozen, metrics[:count]), data)
         return [*new, *metrics[count:]]
     logs, (_, _, new) = model.test_step((weights, frozen, metrics[:count]), packed(data))
-    return [*new, metrics[count], own.test_values(logs)]
+    return [*new, metrics[count], custom.test_values(logs)]
 
 
 def trace(model: Any, step: Callable[..., Any], batch: Any, with_optimizer: bool) -> Any:

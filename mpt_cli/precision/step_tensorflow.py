@@ -33,12 +33,12 @@ from mpt_cli.precision.scale_state import (
     traced_row,
 )
 from mpt_cli.precision.train_step import (
+    CustomSteps,
     ForwardOrder,
-    OwnSteps,
     assign,
     combined,
+    custom_steps,
     logs_of,
-    own_steps,
     packed,
     state_to_keep,
 )
@@ -278,9 +278,9 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRow]:
     Keras updates BatchNormalization's statistics in the forward pass and metrics whether or not the gradients are
     finite. Here the former are put back and the latter left alone when the step is skipped.
     """
-    own = own_steps(model)
-    if own is not None and own.optimizers:
-        return _own_train_step(model, own, data)
+    custom = custom_steps(model)
+    if custom is not None and custom.optimizers:
+        return _custom_train_step(model, custom, data)
     _build(model, data)
     x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
     optimizer, variables = model.optimizer, model.trainable_weights
@@ -344,17 +344,17 @@ def _batch_size(x: Any) -> Tensor:
     return tf.shape(next(part for part in tf.nest.flatten(x) if part is not None))[0]
 
 
-def _own_train_step(model: Any, own: OwnSteps, data: Any) -> tuple[dict[str, Tensor], StepRow]:
+def _custom_train_step(model: Any, custom: CustomSteps, data: Any) -> tuple[dict[str, Tensor], StepRow]:
     """The model's own train_step; what its optimizers share is put back where one of them skipped."""
-    kept = [v.value for v in (*own.shared_state(model), *model.metrics_variables)]
+    kept = [v.value for v in (*custom.shared_state(model), *model.metrics_variables)]
     before = [tf.identity(v) for v in kept]
-    starts = {name: _begin_trace(optimizer) for name, optimizer in own.optimizers.items()}
+    starts = {name: _begin_trace(optimizer) for name, optimizer in custom.optimizers.items()}
     logs = model.train_step(packed(data))
-    values = own.train_values(logs)
-    row = combined([traced_row(optimizer, starts[name], values[0]) for name, optimizer in own.optimizers.items()])
-    applied = row.applied(all(o.on_overflow == "apply" for o in own.optimizers.values()))
+    values = custom.train_values(logs)
+    row = combined([traced_row(optimizer, starts[name], values[0]) for name, optimizer in custom.optimizers.items()])
+    applied = row.applied(all(o.on_overflow == "apply" for o in custom.optimizers.values()))
     tf.cond(applied, lambda: tf.constant(0), _then_nothing(lambda: assign(kept, before)))
-    own.train_log.assign(tf.where(applied, values, own.train_log.value))
+    custom.train_log.assign(tf.where(applied, values, custom.train_log.value))
     return logs, row
 
 
@@ -364,13 +364,13 @@ def _begin_trace(optimizer: "LossScaleOptimizer") -> StepStart:
     return start_of_step(optimizer)
 
 
-def own_test_step(model: Any, data: Any) -> None:
+def test_step(model: Any, data: Any) -> None:
     """A test_step of the model, whose result is noted where the model reports its own."""
-    own = own_steps(model)
-    if own is None or not own.test_names:
+    custom = custom_steps(model)
+    if custom is None or not custom.test_names:
         model.test_step(data)
     else:
-        own.test_log.assign(own.test_values(model.test_step(packed(data))))
+        custom.test_log.assign(custom.test_values(model.test_step(packed(data))))
 
 
 _DRAWS = re.compile("Random(Uniform|StandardNormal|Gamma|Poisson|Shuffle)|TruncatedNormal|Multinomial")

@@ -120,7 +120,7 @@ def keep_skips_whole(model: Any) -> Any:
     >>> bool(keras.ops.all(keras.ops.isfinite(model.layers[0].moving_mean))), int(model.optimizer.skipped_steps)
     (True, 1)
     """
-    if has_own_train_step(model):
+    if has_custom_train_step(model):
         raise ValueError(f"{type(model).__name__} has a train_step of its own, which this would replace.")
     if not getattr(model, "compiled", False) or not isinstance(model.optimizer, LossScaleOptimizer):
         raise ValueError(f"{type(model).__name__} must be compiled with mpt_cli.precision.LossScaleOptimizer first.")
@@ -183,10 +183,10 @@ def _metrics_or_nan(model: Any) -> dict[str, Tensor]:
     }
 
 
-def has_own_train_step(model: Any) -> bool:
+def has_custom_train_step(model: Any) -> bool:
     """Whether the model's class overrides Keras's `train_step`.
 
-    >>> has_own_train_step(keras.Sequential())
+    >>> has_custom_train_step(keras.Sequential())
     False
     """
     return bool(type(model).train_step is not keras.Model.train_step)
@@ -195,19 +195,19 @@ def has_own_train_step(model: Any) -> bool:
 COLUMNS = ("loss_scale", "applied_steps", "skipped_steps")  # of each further optimizer, as NAME/ATTRIBUTE
 
 
-def has_own_test_step(model: Any) -> bool:
+def has_custom_test_step(model: Any) -> bool:
     """Whether the model's class overrides Keras's `test_step`.
 
-    >>> has_own_test_step(keras.Sequential())
+    >>> has_custom_test_step(keras.Sequential())
     False
     """
     return bool(type(model).test_step is not keras.Model.test_step)
 
 
-def has_own_compute_loss(model: Any) -> bool:
+def has_custom_compute_loss(model: Any) -> bool:
     """Whether the model's class overrides Keras's `compute_loss`.
 
-    >>> has_own_compute_loss(keras.Sequential())
+    >>> has_custom_compute_loss(keras.Sequential())
     False
     """
     return bool(type(model).compute_loss is not keras.Model.compute_loss)
@@ -237,7 +237,7 @@ class OptimizerUse:
 
 
 @dataclass(frozen=True)
-class OwnSteps:
+class CustomSteps:
     """What the loop knows of a model's own steps.
 
     `optimizers` by the attribute of the model that holds each; the first is the one whose scale is shown as the run's.
@@ -286,27 +286,27 @@ class OwnSteps:
         return [v for v in state_to_keep(model) if id(v) not in trained]
 
 
-def own_steps(model: Any) -> OwnSteps | None:
-    """What `set_own_steps` was told of `model`; None for a model whose steps are Keras's."""
-    found = getattr(model, "_mpt_own_steps", None)
-    return found if isinstance(found, OwnSteps) else None
+def custom_steps(model: Any) -> CustomSteps | None:
+    """What `set_custom_steps` was told of `model`; None for a model whose steps are Keras's."""
+    found = getattr(model, "_mpt_custom_steps", None)
+    return found if isinstance(found, CustomSteps) else None
 
 
-def set_own_steps(model: Any, own: OwnSteps) -> None:
+def set_custom_steps(model: Any, custom: CustomSteps) -> None:
     """From now on the compiled loop runs the steps of `model` itself."""
-    model._mpt_own_steps = own
+    model._mpt_custom_steps = custom
 
 
 def optimizers_of(model: Any) -> dict[str, LossScaleOptimizer]:
     """The optimizers that train a compiled model, by the attributes that hold them."""
-    own = own_steps(model)
-    return own.optimizers if own is not None and own.optimizers else {"optimizer": model.optimizer}
+    custom = custom_steps(model)
+    return custom.optimizers if custom is not None and custom.optimizers else {"optimizer": model.optimizer}
 
 
 def metric_variables(model: Any) -> list[Any]:
     """The variables of the metrics, and the logs of a model with steps of its own."""
-    own = own_steps(model)
-    return [*model.metrics_variables, *(own.variables if own is not None else [])]
+    custom = custom_steps(model)
+    return [*model.metrics_variables, *(custom.variables if custom is not None else [])]
 
 
 def scale_variables(optimizer: LossScaleOptimizer) -> dict[str, keras.Variable]:
@@ -355,10 +355,10 @@ def log_names(logs: dict[str, Any]) -> tuple[tuple[str, ...], str]:
     return ("loss", *(name for name in logs if name != "loss")), loss
 
 
-def build_own_steps(
+def build_custom_steps(
     optimizers: dict[str, LossScaleOptimizer], train_logs: Any, test_logs: Any, uses: dict[str, OptimizerUse]
-) -> OwnSteps:
-    """`OwnSteps` with its variables, for what `trace_train_step` and `trace_test_step` gave (None: no such step).
+) -> CustomSteps:
+    """`CustomSteps` with its variables, for what `trace_train_step` and `trace_test_step` gave (None: no such step).
 
     ValueError of `log_names`.
     """
@@ -371,7 +371,7 @@ def build_own_steps(
     )
     updates = next((uses[name].applied for name in optimizers), 1)
     scales = any(uses[name].scaled for name in optimizers)
-    return OwnSteps(optimizers, train_names, test_names, train_loss, test_loss, train_log, test_log, updates, scales)
+    return CustomSteps(optimizers, train_names, test_names, train_loss, test_loss, train_log, test_log, updates, scales)
 
 
 def unwrapped(optimizer: Any) -> Any:

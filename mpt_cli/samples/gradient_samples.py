@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpt_cli.engine.feed import Piece
+from mpt_cli.engine.feed import StepChunk
 from mpt_cli.engine.loop import Engine
 from mpt_cli.errors import first_line
 from mpt_cli.precision.policy import parts_of
@@ -95,11 +95,11 @@ class GradientSampler:
             return self.compile_seconds <= max(MOST_FIRST_SHARE * run_seconds, MOST_SECONDS_AT_END * is_over)
         return self._passes * self._pass_seconds <= self.most_share * (time.monotonic() - self._ended_at)
 
-    def take(self, piece: Piece, step: int, scale: float) -> Look | None:
-        """What the last batch of `piece` shows at this loss scale; None where that can't be had."""
+    def take(self, chunk: StepChunk, step: int, scale: float) -> Look | None:
+        """Return what the last batch of `chunk` shows at this loss scale; None where that can't be had."""
         self._passes = 0
         try:
-            return self._look(piece, step, scale)
+            return self._look(chunk, step, scale)
         except Exception as error:  # a look must never end what it looks at
             self._works, self.failure = False, f"gradients can't be sampled here ({first_line(error)[:200]})"
             self.say(f"{self.failure}; training goes on without")
@@ -107,7 +107,7 @@ class GradientSampler:
         finally:
             self._ended_at = time.monotonic()
 
-    def _look(self, piece: Piece, step: int, scale: float) -> Look:
+    def _look(self, chunk: StepChunk, step: int, scale: float) -> Look:
         """Two passes of the batch, as the model trains and in float32, and a few at higher scales for the head-room.
 
         Dropout draws anew for each dtype: shares are of two draws of it.
@@ -115,7 +115,7 @@ class GradientSampler:
 
         def flow(in_float32: bool, doublings: int = 0) -> Flow:
             started = time.monotonic()
-            found = self._flow(piece, scale * 2.0**doublings, in_float32)
+            found = self._flow(chunk, scale * 2.0**doublings, in_float32)
             self._passes, self._pass_seconds = self._passes + 1, min(self._pass_seconds, time.monotonic() - started)
             return found
 
@@ -144,7 +144,7 @@ class GradientSampler:
             room = exact if room == math.floor(exact) else room
         norm, idle = math.sqrt(squares) / scale, layers_without_loss(self.engine.model)
         faults = {name: fault for name, fault in places.faults(rows).items() if fault != DEAD or name not in idle}
-        digits = self._digits(piece)
+        digits = self._digits(chunk)
         faults |= dict.fromkeys([] if digits is None else digits.layers, DIGITS)
         sample = GradientSample(
             step,
@@ -159,11 +159,11 @@ class GradientSampler:
         )
         return Look(sample, rows)
 
-    def _flow(self, piece: Piece, scale: float, in_float32: bool) -> Flow:
+    def _flow(self, chunk: StepChunk, scale: float, in_float32: bool) -> Flow:
         """What flows in a training step of the last batch. Of several replicas that of the first, before gradients are
         added up: there they are flushed or not."""
-        engine, row = self.engine, piece.batch_indices[piece.count - 1]
-        batch = engine.batch(piece.source, row[: len(row) // engine.replicas])
+        engine, row = self.engine, chunk.batch_indices[chunk.count - 1]
+        batch = engine.batch(chunk.source, row[: len(row) // engine.replicas])
         compiles = is_compiled_once(engine.model)
         with engine.called(GRADIENTS, (*row.shape, in_float32)) if compiles else nullcontext():
             return self._pass(in_float32)(batch, scale / engine.replicas)
@@ -174,9 +174,9 @@ class GradientSampler:
             self._passes_of[key] = GradientPass(FlowCounter(self.engine.model, in_float32), few=True)
         return self._passes_of[key]
 
-    def _digits(self, piece: Piece) -> LostDigits | None:
-        row = piece.batch_indices[piece.count - 1][:MOST_EXAMPLES]
-        return measure_digits(self.engine.model, self.engine.batch(piece.source, row))
+    def _digits(self, chunk: StepChunk) -> LostDigits | None:
+        row = chunk.batch_indices[chunk.count - 1][:MOST_EXAMPLES]
+        return measure_digits(self.engine.model, self.engine.batch(chunk.source, row))
 
 
 def layers_to_compile(engine: Engine) -> int:

@@ -28,7 +28,7 @@ from mpt_cli.precision import (
     Policy,
     audit_layers,
     find_bad_combinations,
-    has_own_train_step,
+    has_custom_train_step,
     head_layers,
     layers_of,
 )
@@ -42,18 +42,18 @@ from mpt_cli.precision.operations import (
     trace_forward,
 )
 from mpt_cli.precision.rounded_weights import rounded_variables
-from mpt_cli.precision.train_step import can_be_called, metrics_of, optimizers_in, optimizers_of, own_steps
+from mpt_cli.precision.train_step import can_be_called, custom_steps, metrics_of, optimizers_in, optimizers_of
 from mpt_cli.samples.digits import MOST_COUNTED, describe_inputs
 from mpt_cli.samples.flow import pure_loss
 from mpt_cli.settings.references import describe_layer, failed_layer, model_problem
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings, TrainerSettings
 from mpt_cli.telemetry.records import Scaling
-from mpt_cli.training.author_compiled import (
+from mpt_cli.training.compiled_model import (
     is_compiled,
     optimizers_used,
-    prepare_own_steps,
-    prepare_own_test,
-    wrap_author_optimizers,
+    prepare_custom_steps,
+    prepare_custom_test,
+    wrap_compiled_optimizers,
 )
 from mpt_cli.training.loss_and_optimizer import (
     compile_model,
@@ -91,7 +91,7 @@ class Assembly:
     resident: bool
     capacity: int  # the most steps of one call into the compiled loop
     warnings: tuple[str, ...]
-    author_compiled: bool = False  # optimizer, loss and metrics are those of a `compile` in the user's code
+    comes_compiled: bool = False  # optimizer, loss and metrics are those of a `compile` in the user's code
 
     @property
     def settings(self) -> Settings:
@@ -169,7 +169,7 @@ def _assemble(program: Program, platform: Platform, data: DataSet, hardware: Har
         put_to_training(settings, model, data, phases, injector)
         if settings.model.weights is not None:
             warnings += load_initial_weights(model, settings.model.weights, settings.model.skip_mismatch)
-    warnings += [*warn_of_own_steps(model), *warn_of_no_head(settings, model), *_warn_of_what_is_left(chosen)]
+    warnings += [*warn_of_custom_steps(model), *warn_of_no_head(settings, model), *_warn_of_what_is_left(chosen)]
     warnings += warn_of_saving(model) if settings.trainer.save_model else []
     return Assembly(
         program,
@@ -232,18 +232,18 @@ def first_scaling(model: Any) -> str:
 def put_to_training(settings: Settings, model: Any, data: DataSet, phases: Phases, injector: Injector | None) -> None:
     """Loss, metrics and optimizers into the model, of the settings or as its author compiled it."""
     if is_compiled(model):
-        optimizers = wrap_author_optimizers(model, phases.wrap)
+        optimizers = wrap_compiled_optimizers(model, phases.wrap)
     else:
         optimizers = {"optimizer": phases.build_optimizer()}
         compile_model(settings, model, data, optimizers["optimizer"])
     first = build_metrics(model, data.train, settings.trainer.batch_size)
 
     def take_up(optimizers: dict[str, LossScaleOptimizer]) -> None:
-        prepare_own_steps(settings, model, optimizers, data, first, phases.scaling)
+        prepare_custom_steps(settings, model, optimizers, data, first, phases.scaling)
         for optimizer in optimizers_of(model).values():
             optimizer.build(model.trainable_variables)
-        if injector is not None and (own := own_steps(model)) is not None and own.optimizers:
-            injector.spoil_own_steps(own)
+        if injector is not None and (custom := custom_steps(model)) is not None and custom.optimizers:
+            injector.spoil_custom_steps(custom)
 
     take_up(optimizers)
     phases.check_optimizers(optimizers_of(model), lambda: optimizers_used(model, first))
@@ -255,7 +255,7 @@ def put_to_evaluation(settings: Settings, model: Any, data: DataSet, examples: E
     if not is_compiled(model):
         compile_model(settings, model, data, None)
     batch = build_metrics(model, examples, settings.trainer.batch_size)
-    prepare_own_test(model, batch)
+    prepare_custom_test(model, batch)
 
 
 def warn_of_no_head(settings: Settings, model: Any) -> list[str]:
@@ -287,20 +287,22 @@ def _warn_of_what_is_left(chosen: ChosenPolicies | None) -> list[str]:
     ]
 
 
-def warn_of_own_steps(model: Any) -> list[str]:
+def warn_of_custom_steps(model: Any) -> list[str]:
     """What a model's own step takes away from the run: a sentence where there is one."""
-    own = own_steps(model)
-    if own is None or not own.optimizers:
+    custom = custom_steps(model)
+    if custom is None or not custom.optimizers:
         return []
-    reported = "" if own.train_loss == "loss" else f" Its loss is taken to be {own.train_loss}."
-    several = f" It has {len(own.optimizers)} optimizers, each with a loss scale of its own." if own.further else ""
+    reported = "" if custom.train_loss == "loss" else f" Its loss is taken to be {custom.train_loss}."
+    several = (
+        f" It has {len(custom.optimizers)} optimizers, each with a loss scale of its own." if custom.further else ""
+    )
     drawn = (
         [
-            f"model: the train_step of {type(model).__name__} draws by tf.random ({', '.join(own.drawn)}), whose "
+            f"model: the train_step of {type(model).__name__} draws by tf.random ({', '.join(custom.drawn)}), whose "
             "state is in no checkpoint: a resumed run draws other numbers. keras.random with a SeedGenerator of the "
             "model goes on as it was."
         ]
-        if own.drawn
+        if custom.drawn
         else []
     )
     return [
@@ -412,10 +414,10 @@ def count_parameters(model: Any) -> int:
 
 def metric_names(model: Any, with_validation: bool) -> tuple[str, ...]:
     """Names of the metrics a run reports beside the loss, `val_*` last."""
-    own, names = own_steps(model), [name for name in read_metrics(metrics_of(model)) if name != "loss"]
+    custom, names = custom_steps(model), [name for name in read_metrics(metrics_of(model)) if name != "loss"]
     tested = ["loss", *names]
-    if own is not None:
-        names, tested = [*own.train_names[1:]] or names, [*own.test_names] or tested
+    if custom is not None:
+        names, tested = [*custom.train_names[1:]] or names, [*custom.test_names] or tested
     return tuple(names + ([f"val_{name}" for name in tested] if with_validation else []))
 
 
@@ -432,7 +434,7 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Batch
     try:
         build_for_batch(model, specs if specs.sample_weight is not None else (specs.x, specs.y))
     except (ValueError, TypeError, RuntimeError, KeyError) as error:
-        if has_own_train_step(model):
+        if has_custom_train_step(model):
             return batch  # it may compare other outputs with other targets than its `call` and the data have
         if (problem := model_problem("model", error)) is not None:
             raise ConfigError(problem) from None
@@ -502,7 +504,7 @@ def _operations(parts: Assembly) -> OperationReport:
     """Of the forward pass in training, and of the loss where it is Keras's step that computes it."""
     model, batch = parts.model, first_batch(parts.data.train, parts.settings.trainer.batch_size)
     try:
-        if not has_own_train_step(model):
+        if not has_custom_train_step(model):
             forward = trace(model, lambda state, batch: pure_loss(model, state, batch), tuple(batch))
         else:
             forward = trace_forward(model, batch.x) if can_be_called(model) else []

@@ -379,7 +379,8 @@ class Checkpointer:
         self.saved_step: int | None = None
         self.failure: str | None = None  # why the latest attempt to save failed
         self._saved_position: tuple[int, int] | None = None
-        self.beside: Callable[[], tuple[dict[str, Any], Arrays]] = lambda: ({}, {})  # more of a position, and arrays
+        # more of a position, and arrays
+        self.extra_state: Callable[[], tuple[dict[str, Any], Arrays]] = lambda: ({}, {})
         self._saved_at = time.monotonic()
         self._save_seconds = 0.0
 
@@ -428,10 +429,10 @@ class Checkpointer:
             self._try(lambda: self.store.save_best(self._checkpoint(collect_weights(self.model), progress, counters)))
 
     def _whole_checkpoint(self, progress: Progress, counters: StepCounters) -> Checkpoint:
-        position, arrays = self.beside()
+        position, arrays = self.extra_state()
         return self._checkpoint({**collect_state(self.model), **arrays}, progress, counters, **position)
 
-    def _checkpoint(self, arrays: Any, progress: Progress, counters: StepCounters, **beside: Any) -> Checkpoint:
+    def _checkpoint(self, arrays: Any, progress: Progress, counters: StepCounters, **extra: Any) -> Checkpoint:
         """DataError where the last applied step has spoiled the weights."""
         if not counters.is_sound:
             raise DataError("the loss or a gradient of the last applied step was not finite")
@@ -440,7 +441,7 @@ class Checkpointer:
             "ledger": counters.position(),
             **asdict(self.origin),
             "times": self.stopwatch.position(),
-            **beside,
+            **extra,
         }
         return Checkpoint(counters.seen, arrays, position)
 

@@ -17,7 +17,7 @@ from keras.optimizers import schedules
 
 from mpt_cli.data.examples import DataSet
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.precision import LossScaleOptimizer, Policy, computes_in_float16, has_own_train_step, head_layers
+from mpt_cli.precision import LossScaleOptimizer, Policy, computes_in_float16, has_custom_train_step, head_layers
 from mpt_cli.precision.keras_internals import call_behind, configured_rate
 from mpt_cli.settings.references import (
     Reference,
@@ -72,12 +72,12 @@ class _LossContext:
 def compile_model(settings: Settings, model: Any, data: DataSet, optimizer: LossScaleOptimizer | None) -> None:
     """Give `model` its loss, metrics and optimizer, with all variables made."""
     # auto_scale_loss would wrap the optimizer in Keras's own class under a float16 policy
-    if has_own_train_step(model) and settings.trainer.loss == "auto":
+    if has_custom_train_step(model) and settings.trainer.loss == "auto":
         model.compile(optimizer=optimizer, auto_scale_loss=False)  # its step knows what it minimises
         return
     objective = build_loss_and_metrics(settings.trainer, model, data.task, settings.policy.base)
     model.compile(optimizer=optimizer, auto_scale_loss=False, **objective)
-    if optimizer is not None and not has_own_train_step(model):
+    if optimizer is not None and not has_custom_train_step(model):
         optimizer.build(model.trainable_variables)
 
 

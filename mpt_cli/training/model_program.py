@@ -26,11 +26,11 @@ from mpt_cli.data.streams import (
 from mpt_cli.engine.backend import Platform, running_platform
 from mpt_cli.errors import ConfigError, DataError, Problem, first_line
 from mpt_cli.models.build import freeze_layers
-from mpt_cli.precision import LossScaleOptimizer, has_own_train_step, layers_of
+from mpt_cli.precision import LossScaleOptimizer, has_custom_train_step, layers_of
 from mpt_cli.precision.keras_internals import compiled_loss_weights, inner_layers
 from mpt_cli.precision.policy import remake_layer
 from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule
-from mpt_cli.precision.train_step import can_be_called, has_own_compute_loss, optimizers_in, unwrapped
+from mpt_cli.precision.train_step import can_be_called, has_custom_compute_loss, optimizers_in, unwrapped
 from mpt_cli.settings.schema import FLOAT_POLICIES, PolicySettings, Settings
 from mpt_cli.settings.variants import GivenModel, GivenOptimizer
 from mpt_cli.training.assembly import build_metrics
@@ -195,7 +195,7 @@ def check_trainable(model: Any) -> None:
 
 def check_targets(model: Any, given: DataArguments) -> None:
     """ConfigError for arrays without targets where the model is compiled with a loss that reads them."""
-    own = has_own_train_step(model) or has_own_compute_loss(model)
+    own = has_custom_train_step(model) or has_custom_compute_loss(model)
     if given.y is None and model.loss is not None and not own and not is_batched_source(given.x):
         raise ConfigError(
             Problem(

@@ -158,11 +158,11 @@ def _describe_batch(trainer: "Trainer") -> dict[str, Any]:
     """The inputs and targets of the last step, by name."""
     from keras import ops
 
-    piece = trainer.last_piece
-    if piece is None:
+    chunk = trainer.last_chunk
+    if chunk is None:
         return {}
-    last = piece.batch_indices[piece.count - 1]
-    named = leaves(piece.source.x, "x") + leaves(piece.source.y, "y")
+    last = chunk.batch_indices[chunk.count - 1]
+    named = leaves(chunk.source.x, "x") + leaves(chunk.source.y, "y")
     return {name: describe_numbers(ops.convert_to_numpy(ops.take(array, last, axis=0))) for name, array in named}
 
 

@@ -48,7 +48,7 @@ class Phases:
         self.take_up: Callable[[Optimizers], None] | None = None  # the first phase sets it
         self._steps_per_epoch = steps_per_epoch
         self._flags = trained_flags(model)
-        self._author = _author_optimizers(model) if len(self.all) > 1 else {}
+        self._author = _compiled_optimizers(model) if len(self.all) > 1 else {}
         self.lines = self._look_ahead() if settings.phases else ()
 
     def _look_ahead(self) -> tuple[str, ...]:
@@ -165,7 +165,7 @@ class Phases:
                 begin_averages(optimizer.inner_optimizer)
 
 
-def _author_optimizers(model: Any) -> dict[str, Any]:
+def _compiled_optimizers(model: Any) -> dict[str, Any]:
     """Fresh copies of the optimizers that `model` was compiled with, by name; none where it was not."""
     found: dict[int, tuple[str, Any]] = {}
     for name, optimizer, _ in optimizers_in(model) if model.compiled else []:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.engine.backend import memory_in_use, peak_memory
-from mpt_cli.engine.feed import Piece
+from mpt_cli.engine.feed import StepChunk
 from mpt_cli.precision.finite import are_finite
 from mpt_cli.samples.gradient_samples import GradientSampler, Look
 from mpt_cli.settings.schema import Settings
@@ -50,7 +50,7 @@ class Record:
         """As of now: `unchecked`, unless it was tried."""
         return self.unchecked
 
-    def take_in(self, records: StepRecords) -> None:
+    def record_steps(self, records: StepRecords) -> None:
         """The next steps, the last of which is `step_in_epoch` of `progress`."""
         self.telemetry.events(self.explained(self.counters.absorb(records, self.progress.epoch)))
         for spike in self.counters.spikes:
@@ -65,9 +65,9 @@ class Record:
         """What a `Spike` tells of the examples of that step of this epoch."""
         return {}
 
-    def take_sample(self, sampler: GradientSampler, piece: Piece) -> Look | None:
-        """Look at what half precision makes of the last batch of `piece`; None where that can't be seen."""
-        look = sampler.take(piece, self.counters.seen, self.counters.scale)
+    def take_sample(self, sampler: GradientSampler, chunk: StepChunk) -> Look | None:
+        """Look at what half precision makes of the last batch of `chunk`; None where that can't be seen."""
+        look = sampler.take(chunk, self.counters.seen, self.counters.scale)
         if look is not None:
             self.telemetry.layers(self.counters.seen, self.counters.scale, look.layers)
             self.counters.sample = look.sample or self.counters.sample

@@ -17,7 +17,7 @@ from mpt_cli.engine.xla import try_xla
 from mpt_cli.errors import DataError
 from mpt_cli.precision import Policy, head_layers
 from mpt_cli.precision.keras_internals import configured_rate
-from mpt_cli.precision.train_step import has_own_compute_loss, optimizers_of, own_steps
+from mpt_cli.precision.train_step import custom_steps, has_custom_compute_loss, optimizers_of
 from mpt_cli.samples.flow import is_rounded
 from mpt_cli.samples.gradient_samples import build_sampler, layers_to_compile
 from mpt_cli.settings.references import Reference
@@ -209,15 +209,15 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
     runner = Trainer(parts.engine, *feeds, plan, telemetry, counters, health, checkpointer)
     runner.source_rows = parts.data.rows
     runner.callbacks = Callbacks(callbacks, parts.model)
-    checkpointer.beside = partial(position_beside, parts, runner)
+    checkpointer.extra_state = partial(extra_checkpoint_state, parts, runner)
     runner.next_phase = partial(change_phase, parts, runner)
     _add_what_was_asked_for(parts, runner, may_sample=not rules.loss_is_running)
     return Session(parts, runner)
 
 
 def _counter_options(parts: Assembly) -> CounterOptions:
-    own = own_steps(parts.model)
-    loss_is_running = own is not None and bool(own.optimizers)
+    custom = custom_steps(parts.model)
+    loss_is_running = custom is not None and bool(custom.optimizers)
     return CounterOptions(
         min_scale=parts.scaling.rule.lowest,
         max_scale=parts.scaling.rule.highest,
@@ -244,8 +244,8 @@ def _add_what_was_asked_for(parts: Assembly, runner: Trainer, may_sample: bool) 
         runner.unchecked = NO_SAMPLES_ASKED if every is None else NO_SAMPLE_YET if may_sample else LOSS_IS_ITS_OWN
         if every is not None and may_sample:
             runner.sampler = build_sampler(parts.engine, every, telemetry.message, layers_to_compile(parts.engine))
-    own = own_steps(parts.model)
-    if process_info is None and (own is None or not own.optimizers):
+    custom = custom_steps(parts.model)
+    if process_info is None and (custom is None or not custom.optimizers):
         runner.fault_search = FaultSearch(parts.engine, telemetry.message)
     if trainer.max_rollbacks:
         runner.recover = Rollback(parts, runner)
@@ -274,20 +274,20 @@ def _describe_policy(settings: Settings, model: Any) -> str:
 
 def _describe_loss(parts: Assembly) -> str:
     asked = parts.settings.trainer.loss
-    if parts.author_compiled or parts.model.loss is None:
+    if parts.comes_compiled or parts.model.loss is None:
         return _describe_own_loss(parts)
     return f"{parts.model.loss.name} (auto: {parts.data.task})" if asked == "auto" else describe_objects(asked)
 
 
 def _describe_own_loss(parts: Assembly) -> str:
     """Of a model that comes compiled, or whose own step needs no loss of Keras's."""
-    own, loss = own_steps(parts.model), parts.model.loss
-    if own is not None and own.optimizers:
-        return f"{own.train_loss} of the model's own train_step"
+    custom, loss = custom_steps(parts.model), parts.model.loss
+    if custom is not None and custom.optimizers:
+        return f"{custom.train_loss} of the model's own train_step"
     name = getattr(loss, "name", None) or getattr(loss, "__name__", None) or loss
-    if parts.author_compiled and loss is not None:
+    if parts.comes_compiled and loss is not None:
         return f"{name} (as the model was compiled)"
-    computed = has_own_compute_loss(parts.model)
+    computed = has_custom_compute_loss(parts.model)
     return "compute_loss of the model" if computed else "what layers of the model add (add_loss)"
 
 
@@ -306,10 +306,11 @@ def _describe_device(parts: Assembly) -> str:
 
 
 def _describe_own_optimizers(parts: Assembly) -> str:
-    """Of a model that comes compiled."""
+    """Return the optimizers of a model that comes compiled, in words."""
+    is_named = custom_steps(parts.model) is not None
     each = [
-        f"{'' if own_steps(parts.model) is None else f'{name} '}{type(optimizer.inner_optimizer).__name__}, learning "
-        f"rate {float(optimizer.learning_rate):g}"
+        f"{f'{name} ' if is_named else ''}{type(optimizer.inner_optimizer).__name__}, "
+        f"learning rate {float(optimizer.learning_rate):g}"
         for name, optimizer in optimizers_of(parts.model).items()
     ]
     return f"{'; '.join(each)} (as the model was compiled)"
@@ -317,7 +318,7 @@ def _describe_own_optimizers(parts: Assembly) -> str:
 
 def _describe_optimizer(parts: Assembly) -> str:
     optimizer = parts.settings.optimizer
-    if parts.author_compiled:
+    if parts.comes_compiled:
         return _describe_own_optimizers(parts)
     own = Reference(optimizer.object, optimizer.kwargs) if isinstance(optimizer, OwnOptimizer) else optimizer.name
     every_phase_has_one = parts.settings.phases and all(phase.learning_rate for phase in parts.settings.phases)
@@ -383,7 +384,7 @@ def restore(parts: Assembly, trainer: Trainer, checkpoint: Checkpoint) -> bool:
     has_callbacks = trainer.callbacks and "callbacks" in checkpoint.position
     if has_callbacks:
         trainer.callbacks.resume(checkpoint.position["callbacks"], checkpoint.arrays)
-    if parts.author_compiled:
+    if parts.comes_compiled:
         return False  # the checkpoint has the rate of the author's optimizer
     reached = float(parts.optimizer.learning_rate)
     follows_schedule = set_learning_rate(parts.optimizer, phases.optimizer_settings, phases.schedule_steps, factor)
@@ -402,7 +403,7 @@ def _resume_rate(optimizer: Any, reached: float, configured: float) -> None:
         optimizer.learning_rate = reached * now / configured
 
 
-def position_beside(parts: Assembly, trainer: Trainer) -> tuple[dict[str, Any], Arrays]:
+def extra_checkpoint_state(parts: Assembly, trainer: Trainer) -> tuple[dict[str, Any], Arrays]:
     """Return what a checkpoint holds beside the variables, of weights that have not moved and of callbacks: more of its
     position, and arrays."""
     watch, rollbacks = trainer.weight_watch, trainer.telemetry.tally.rollbacks
@@ -411,7 +412,7 @@ def position_beside(parts: Assembly, trainer: Trainer) -> tuple[dict[str, Any], 
     if not trainer.callbacks:
         return watched, {}
     position, arrays = trainer.callbacks.position()
-    if parts.author_compiled:
+    if parts.comes_compiled:
         rate: Any = None  # the optimizer is not of the settings, which can't have changed it
     else:
         rate = configured_rate(build_optimizer(parts.phases.optimizer_settings, parts.phases.schedule_steps))

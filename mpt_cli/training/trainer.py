@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mpt_cli.engine.distribution import ProcessGroup
 from mpt_cli.engine.faults import FaultSearch
-from mpt_cli.engine.feed import Feed, Piece
+from mpt_cli.engine.feed import Feed, StepChunk
 from mpt_cli.engine.loop import TRAINING, Engine
 from mpt_cli.precision.keras_internals import run_by_calls
 from mpt_cli.precision.train_step import optimizers_of
@@ -49,7 +49,7 @@ class TrainingPlan:
         return self.epochs_of_phases or (self.epochs,)
 
 
-class Left(Exception):
+class LeaveFit(Exception):
     """A health rule or a signal ends Keras's `fit` before its end."""
 
 
@@ -75,7 +75,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         self.plan, self.telemetry, self.checkpointer = plan, telemetry, checkpointer
         self.validation_stopwatch = Stopwatch()
         self.interruption = Interruption()
-        self.last_piece: Piece | None = None
+        self.last_chunk: StepChunk | None = None
         self._evaluated = 0  # steps of the validation
         self.has_restored = False  # whether the weights are others since callbacks ended the training
         self.sampler: GradientSampler | None = None  # None where nothing is in half precision, or can't be looked at
@@ -96,7 +96,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
             while True:
                 try:
                     self._fit_phase()
-                except Left:
+                except LeaveFit:
                     if self.stop is None or not self.recover(self.stop):
                         break
                     self.stop = None
@@ -139,10 +139,10 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
 
     def _train(self) -> None:
         """What `fit` takes for a step: a call of the engine, or the end of the epoch."""
-        piece = None if self._is_cut_short() else self._next_piece()
-        if piece is not None:
-            self._run_piece(piece)
-        self.model.stop_training = piece is None
+        chunk = None if self._is_cut_short() else self._next_chunk()
+        if chunk is not None:
+            self._run_chunk(chunk)
+        self.model.stop_training = chunk is None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Leave where a health rule or a signal asks for it."""
@@ -176,7 +176,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
     def _leave(self) -> NoReturn:
         if self.stop is None:
             self.checkpointer.save(self.progress, self.counters)
-        raise Left
+        raise LeaveFit
 
     def validate(self, callbacks: Callbacks = NO_CALLBACKS) -> dict[str, float] | None:
         """Metrics over the validation data with `val_` before their names; empty without such data, and None where a
@@ -205,18 +205,18 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
     def _evaluate(self, feed: Feed, callbacks: Callbacks) -> None:
         """What `evaluate` takes for a step: a call of the engine, or the end."""
         by_batch = callbacks.wants(*TEST_BATCH_HOOKS)
-        if (piece := self._next_validation_piece(feed, by_batch)) is None:
+        if (chunk := self._next_validation_chunk(feed, by_batch)) is None:
             self.engine.model.stop_evaluating = True
             return
         callbacks.call("on_test_batch_begin", self._evaluated)
         self.validation_stopwatch.start()
-        self.engine.evaluate(piece.source, piece.batch_indices, piece.count)
-        self.validation_stopwatch.stop(piece.count, piece.batch_indices.shape[1])
-        self._evaluated += piece.count
+        self.engine.evaluate(chunk.source, chunk.batch_indices, chunk.count)
+        self.validation_stopwatch.stop(chunk.count, chunk.batch_indices.shape[1])
+        self._evaluated += chunk.count
         if by_batch:
             callbacks.call("on_test_batch_end", self._evaluated - 1, logs=self.engine.metrics())
 
-    def _next_validation_piece(self, feed: Feed, by_batch: bool) -> Piece | None:
+    def _next_validation_chunk(self, feed: Feed, by_batch: bool) -> StepChunk | None:
         """Take no more steps than a signal may wait for; with several processes, which must agree, the most."""
         most = self.plan.steps_per_call or 1 if by_batch else self.plan.capacity
         if self.process_group is not None:
@@ -277,7 +277,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         in_epochs = max(0, epochs * steps - self.progress.step_in_epoch)
         return in_epochs if left is None else min(left, in_epochs)
 
-    def _next_piece(self) -> Piece | None:
+    def _next_chunk(self) -> StepChunk | None:
         """None at the end of the epoch, or when another process was asked to stop."""
         count = self._next_count()
         if self.process_group is not None:
@@ -304,29 +304,29 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         chosen = self.plan.steps_per_call
         return min(most, chosen) if chosen else stopwatch.steps_per_call(most)
 
-    def _run_piece(self, piece: Piece) -> None:
+    def _run_chunk(self, chunk: StepChunk) -> None:
         """Train its steps, in one call unless a rule has to be looked at before the last of them."""
-        while piece.count and self.stop is None:
-            piece = self._run_call(piece)
+        while chunk.count and self.stop is None:
+            chunk = self._run_call(chunk)
         self.telemetry.progress(self.counters.seen, self.progress.epoch)
         if self.stop is None:
             self.checkpointer.save_if_due(self.progress, self.counters)
-        elif self.stop.needs_sample and self.sampler is not None and self.last_piece is not None:
-            self.take_sample(self.sampler, self.last_piece)  # whether float16 made them zero decides what is to be done
+        elif self.stop.needs_sample and self.sampler is not None and self.last_chunk is not None:
+            self.take_sample(self.sampler, self.last_chunk)  # whether float16 made them zero decides what is to be done
             self.stop = self.health.check(self.run_state()) or self.stop
 
-    def _run_call(self, piece: Piece) -> Piece:
-        """Returns what is left of the piece."""
+    def _run_call(self, chunk: StepChunk) -> StepChunk:
+        """Return what is left of the chunk."""
         limits = self.health.stop_limits(self.run_state())
-        if self.process_group is None and self.engine.compiles(TRAINING, piece.batch_indices.shape):
+        if self.process_group is None and self.engine.compiles(TRAINING, chunk.batch_indices.shape):
             self.checkpointer.save_before_silence(self.progress, self.counters)  # a signal waits for no compiler
         self.callbacks.call("on_train_batch_begin", self.progress.step_in_epoch)
         self.stopwatch.start()
-        records = self.engine.train(piece.source, piece.batch_indices, piece.count, limits)
-        self.stopwatch.stop(len(records), piece.batch_indices.shape[1])
-        self.last_piece, left = piece.divide(len(records))
+        records = self.engine.train(chunk.source, chunk.batch_indices, chunk.count, limits)
+        self.stopwatch.stop(len(records), chunk.batch_indices.shape[1])
+        self.last_chunk, left = chunk.divide(len(records))
         self.progress.step_in_epoch += len(records)
-        self.take_in(records)
+        self.record_steps(records)
         if self.counters.seen % self.plan.log_every_steps == 0:
             self._log(self.engine.metrics())
         self.stop = self.stop or self.health.check(self.run_state())
@@ -337,9 +337,9 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
 
     def explained(self, events: list[Event]) -> list[Event]:
         """With the layer where the forward pass went wrong."""
-        if not events or self.fault_search is None or self.last_piece is None:
+        if not events or self.fault_search is None or self.last_chunk is None:
             return events
-        return self.fault_search.name_layers(events, self.last_piece, self.counters.seen - self.last_piece.count + 1)
+        return self.fault_search.name_layers(events, self.last_chunk, self.counters.seen - self.last_chunk.count + 1)
 
     def examples_of(self, step_in_epoch: int) -> dict[str, Any]:
         """As the source numbers them; none of a stream."""
@@ -352,22 +352,22 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         """Only at the regular lines of the log, so that it depends on neither the calls nor a resumption; nor where it
         would take too much of the time."""
         step, every = self.counters.seen, self.plan.log_every_steps
-        if self.sampler is None or self.last_piece is None or not self.sampler.is_due(step, every):
+        if self.sampler is None or self.last_chunk is None or not self.sampler.is_due(step, every):
             return None
         if not self.sampler.is_affordable(self.stopwatch.expected_run_seconds(self._steps_to_come())):
             return None
         self.telemetry.progress(step, self.progress.epoch, "sampling gradients")
-        look = self.take_sample(self.sampler, self.last_piece)
+        look = self.take_sample(self.sampler, self.last_chunk)
         return None if look is None else look.sample
 
     def _sample_at_end(self) -> None:
         """One more sample, where the run was too short for one, or trained on since the latest."""
         step, latest = self.counters.seen, self.counters.sample
-        if self.sampler is None or self.last_piece is None or self._signal() is not None:
+        if self.sampler is None or self.last_chunk is None or self._signal() is not None:
             return
         is_new = latest is None or latest.step < step
         if is_new and self.sampler.is_affordable(self.stopwatch.run_seconds, is_over=True):
-            self.take_sample(self.sampler, self.last_piece)
+            self.take_sample(self.sampler, self.last_chunk)
 
     def _finish_epoch(self, is_whole: bool) -> None:
         """Validate and report. An epoch that `max_steps` cut short is saved as it stands first, to be gone on with."""

@@ -9,13 +9,13 @@ from mpt_cli.data.examples import DataSet
 from mpt_cli.engine.feed import first_batch
 from mpt_cli.errors import ConfigError, MptError, Problem, summarise_error
 from mpt_cli.models.build import build_model, freeze_layers
-from mpt_cli.precision import Policy, apply_policy, has_own_train_step
+from mpt_cli.precision import Policy, apply_policy, has_custom_train_step
 from mpt_cli.precision.operations import choose_policies, set_chosen_policies
 from mpt_cli.precision.train_step import can_be_called
 from mpt_cli.samples.digits import measure_digits
 from mpt_cli.settings.references import model_problem
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings
-from mpt_cli.training.author_compiled import check_author_compiled, is_compiled
+from mpt_cli.training.compiled_model import check_compiled_model, is_compiled
 
 
 def policy_of(settings: Settings) -> Policy:
@@ -31,8 +31,8 @@ def build_under_policy(settings: Settings, data: DataSet) -> Any:
         model = put_under_policy(settings, model, data, everywhere=settings.model.name == "saved")
     freeze_layers(settings, model)
     if is_compiled(model):
-        check_author_compiled(settings, model)
-    elif has_own_train_step(model) and type(model).compile is not keras.Model.compile:
+        check_compiled_model(settings, model)
+    elif has_custom_train_step(model) and type(model).compile is not keras.Model.compile:
         raise ConfigError(
             Problem(
                 "model.builder",

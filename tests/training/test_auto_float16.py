@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 from command import mpt
-from test_own_steps import BACKEND, GAN, NETS, recipe
+from test_custom_steps import BACKEND, GAN, NETS, recipe
 
 WITH_EXPONENTIALS = f"model.builder={NETS}:with_exponentials"
 pytestmark = pytest.mark.slow

@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
+import custom_callbacks
 import keras
 import numpy as np
-import own_callbacks
 import pytest
 from test_callbacks import lines, train, weights
 
@@ -17,9 +17,9 @@ ALL = [
     "{object: model_checkpoint, kwargs: {filepath: '{run_dir}/best.keras', save_best_only: true}}",
     "{object: csv_logger, kwargs: {filename: '{run_dir}/own.csv'}}",
     "history",
-    "own_callbacks:Noise",
-    "own_callbacks:Halving",
-    "own_callbacks:SaysItsState",
+    "custom_callbacks:Noise",
+    "custom_callbacks:Halving",
+    "custom_callbacks:SaysItsState",
 ]
 KEYS = [
     "trainer.reduce_on_plateau.patience=1",
@@ -52,14 +52,14 @@ def test_arrays_keep_their_dtype_and_lie_beside_the_json():
 
 def test_what_can_not_be_stored_is_said_before_training_and_own_methods_do_better(tmp_path):
     told: list[str] = []
-    model = own_callbacks.build()
+    model = custom_callbacks.build()
     silent = [
         keras.callbacks.EarlyStopping(),
         keras.callbacks.CSVLogger(tmp_path / "a.csv"),
         keras.callbacks.TensorBoard(tmp_path),
-        keras.callbacks.LearningRateScheduler(own_callbacks.slower),
+        keras.callbacks.LearningRateScheduler(custom_callbacks.slower),
     ]
-    Callbacks([own_callbacks.Unstorable(), own_callbacks.SaysItsState(), *silent], model).begin(1, 5, told.append)
+    Callbacks([custom_callbacks.Unstorable(), custom_callbacks.SaysItsState(), *silent], model).begin(1, 5, told.append)
     assert told == [
         "callbacks: Unstorable.mean (Mean) can't be stored in a checkpoint, so a resumed run begins with a "
         "fresh one; with methods get_state and set_state the callback says itself what is stored"
@@ -67,7 +67,7 @@ def test_what_can_not_be_stored_is_said_before_training_and_own_methods_do_bette
 
 
 def test_a_state_that_is_not_plain_is_refused():
-    callback = own_callbacks.SaysItsState()
+    callback = custom_callbacks.SaysItsState()
     callback.get_state = lambda: callback.mean
     words = r"^callbacks: SaysItsState.get_state must return numbers, texts, arrays, .* Received: Mean\.$"
     with pytest.raises(UserCodeError, match=words):
@@ -120,7 +120,7 @@ def test_a_rollback_takes_the_callbacks_back_too(tmp_path):
     """At step 13 every loss is nan: the run goes back to the checkpoint of step 10, at half the rate that Halving had
     come to, and Halving's count with it."""
     words = [
-        "trainer.callbacks=[own_callbacks:Halving]",
+        "trainer.callbacks=[custom_callbacks:Halving]",
         "trainer.max_rollbacks=3",
         "trainer.epochs=4",
         "trainer.checkpoint_every_steps=10",

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import custom_callbacks
 import keras
 import numpy as np
-import own_callbacks
 import pytest
 from backends import BACKEND
 
@@ -16,8 +16,8 @@ from mpt_cli.settings import load_settings
 
 pytestmark = pytest.mark.slow
 RECIPE = """
-model: {name: builder, builder: "own_callbacks:build"}
-data: {name: loader, loader: "own_callbacks:load"}
+model: {name: builder, builder: "custom_callbacks:build"}
+data: {name: loader, loader: "custom_callbacks:load"}
 optimizer: {name: sgd, learning_rate: 0.1, kwargs: {momentum: 0.9}}
 trainer: {epochs: 3, batch_size: 8, log_every_steps: 1, checkpoint_every_minutes: null}
 logger: {console: quiet}
@@ -41,14 +41,14 @@ def weights(run_dir: Path) -> list[np.ndarray]:
 
 
 def calls() -> list[tuple[str, Any, dict[str, float]]]:
-    found = [*own_callbacks.CALLS]
-    own_callbacks.CALLS.clear()
+    found = [*custom_callbacks.CALLS]
+    custom_callbacks.CALLS.clear()
     return found
 
 
 def keras_fit(*callbacks: Any) -> keras.Model:
-    (x, y), validation = own_callbacks.load()
-    model = own_callbacks.build()
+    (x, y), validation = custom_callbacks.load()
+    model = custom_callbacks.build()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"])
     model.fit(x, y, 8, 3, 0, [*callbacks], validation_data=validation, validation_batch_size=8, shuffle=False)
@@ -58,11 +58,11 @@ def keras_fit(*callbacks: Any) -> keras.Model:
 def test_hooks_logs_and_weights_are_those_of_keras_fit(tmp_path):
     """With callbacks that change the weights and the learning rate on the way, and call the model."""
     calls()
-    names = "[own_callbacks:Noise,own_callbacks:Recording,own_callbacks:Halving,own_callbacks:Looking]"
+    names = "[custom_callbacks:Noise,custom_callbacks:Recording,custom_callbacks:Halving,custom_callbacks:Looking]"
     summary, run_dir = train(tmp_path, f"trainer.callbacks={names}", "trainer.shuffle=false")
     ours = calls()
     theirs_model = keras_fit(
-        own_callbacks.Noise(), own_callbacks.Recording(), own_callbacks.Halving(), own_callbacks.Looking()
+        custom_callbacks.Noise(), custom_callbacks.Recording(), custom_callbacks.Halving(), custom_callbacks.Looking()
     )
     theirs = calls()
 
@@ -98,8 +98,8 @@ def test_early_stopping_ends_the_run_and_restores_the_best_weights(tmp_path):
 
 def test_a_callback_ends_a_run_within_an_epoch(tmp_path):
     calls()
-    stops = "{object: own_callbacks:StopsAt, kwargs: {batch: 2}}"
-    summary, run_dir = train(tmp_path, f"trainer.callbacks=[{stops},own_callbacks:Recording]")
+    stops = "{object: custom_callbacks:StopsAt, kwargs: {batch: 2}}"
+    summary, run_dir = train(tmp_path, f"trainer.callbacks=[{stops},custom_callbacks:Recording]")
 
     assert (summary.steps_seen, summary.applied_steps, summary.epochs_completed) == (3, 3, 0)
     assert summary.ended_early == "StopsAt set model.stop_training in on_train_batch_end"
@@ -117,7 +117,7 @@ def test_a_callback_ends_a_run_within_an_epoch(tmp_path):
 def test_what_a_callback_raises_is_the_users(tmp_path):
     words = r"^trainer.callbacks: Broken.on_epoch_end raised ValueError: no such cell\.$"
     with pytest.raises(UserCodeError, match=words) as raised:
-        train(tmp_path, "trainer.callbacks=[own_callbacks:Broken]")
+        train(tmp_path, "trainer.callbacks=[custom_callbacks:Broken]")
     assert isinstance(raised.value.__cause__, ValueError)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["exit_code"], summary["applied_steps"]) == ("failed", BAD_CONFIG, 5)
@@ -139,11 +139,11 @@ def test_what_a_callback_raises_is_the_users(tmp_path):
             "trainer.callbacks: must be a list. Received: 'history'. Write trainer.callbacks=[…].",
         ),
         (
-            ["trainer.callbacks=[{object: own_callbacks:Halving, arguments: {}}]"],
+            ["trainer.callbacks=[{object: custom_callbacks:Halving, arguments: {}}]"],
             "there is no arguments beside object and kwargs.",
         ),
         (
-            ["trainer.callbacks=[own_callbacks:no_callback]"],
+            ["trainer.callbacks=[custom_callbacks:no_callback]"],
             "trainer.callbacks[0]: must be a keras.callbacks.Callback. Received: 'int'.",
         ),
         (

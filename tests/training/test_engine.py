@@ -44,8 +44,8 @@ def test_trains_to_the_weights_of_keras_fit_and_evaluates_as_keras_does(kernels_
     start = run.weights()
     run.engine.reset_metrics()
     run.feed.start(1)
-    while (piece := run.feed.take(3)) is not None:
-        run.engine.evaluate(piece.source, piece.batch_indices, piece.count)
+    while (chunk := run.feed.take(3)) is not None:
+        run.engine.evaluate(chunk.source, chunk.batch_indices, chunk.count)
     expected = run.model.evaluate(data.x, data.y, sample_weight=data.sample_weight, verbose=0, return_dict=True)
     assert run.engine.metrics() == pytest.approx(expected, rel=1e-5)
     for before, after in zip(start, run.weights(), strict=True):

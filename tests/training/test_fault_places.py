@@ -63,9 +63,9 @@ def spoiled() -> tuple[TinyRun, keras.Variable]:
 def named(run: TinyRun, search: FaultSearch):
     """The event of one step of the run."""
     run.feed.start(1)
-    piece, first = run.feed.take(1), run.counters.seen + 1
-    events = run.counters.absorb(run.engine.train(piece.source, piece.batch_indices, piece.count), 1)
-    (event,) = search.name_layers(events, piece, first)
+    chunk, first = run.feed.take(1), run.counters.seen + 1
+    events = run.counters.absorb(run.engine.train(chunk.source, chunk.batch_indices, chunk.count), 1)
+    (event,) = search.name_layers(events, chunk, first)
     return event
 
 

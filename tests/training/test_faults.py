@@ -37,8 +37,8 @@ def test_happens_in_the_steps_that_were_asked_for_and_not_in_evaluation():
     assert bad_steps(run) == [5, 10]
     run.engine.reset_metrics()
     run.feed.start(1)
-    piece = run.feed.take(4)
-    run.engine.evaluate(piece.source, piece.batch_indices, piece.count)
+    chunk = run.feed.take(4)
+    run.engine.evaluate(chunk.source, chunk.batch_indices, chunk.count)
     assert np.isfinite(run.engine.metrics()["loss"])
 
 

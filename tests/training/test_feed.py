@@ -34,11 +34,11 @@ def batches(feed: Feed, epoch: int = 1, skip: int = 0, most: Callable[[], int] =
     """What each step of a pass is given, as lists."""
     feed.start(epoch, skip)
     found = []
-    while (piece := feed.take(most())) is not None:
-        assert 1 <= piece.count <= len(piece.batch_indices)
-        for row in piece.batch_indices[: piece.count]:
+    while (chunk := feed.take(most())) is not None:
+        assert 1 <= chunk.count <= len(chunk.batch_indices)
+        for row in chunk.batch_indices[: chunk.count]:
             found.append(
-                [None if part is None else map_arrays(lambda a, r=row: a[r].tolist(), part) for part in piece.source]
+                [None if part is None else map_arrays(lambda a, r=row: a[r].tolist(), part) for part in chunk.source]
             )
     return found
 
@@ -103,8 +103,8 @@ def test_chunks_stay_small(monkeypatch):
     monkeypatch.setattr(feed_module, "CHUNK_BYTES", 100)  # a batch of 4 has 4 * (4 + 4) = 32 bytes
     feed = build_feed(examples(40), HostEngine(), BatchPlan(4, 8), resident=False)
     feed.start(1)
-    piece = feed.take(8)
-    assert piece is not None and (piece.count, piece.batch_indices.shape) == (3, (3, 4))
+    chunk = feed.take(8)
+    assert chunk is not None and (chunk.count, chunk.batch_indices.shape) == (3, (3, 4))
     assert [part[1] for part in batches(feed)] == np.arange(40).reshape(10, 4).tolist()
 
 

@@ -8,7 +8,7 @@ import pytest
 from tiny import tiny_data, tiny_run
 
 from mpt_cli.data.examples import Examples
-from mpt_cli.engine.feed import Piece
+from mpt_cli.engine.feed import StepChunk
 from mpt_cli.engine.loop import Engine
 from mpt_cli.precision import Policy
 from mpt_cli.samples.gradient_samples import GradientSampler, Look, build_sampler
@@ -34,7 +34,7 @@ def linear_engine(x: list[float], y: float) -> tuple[Engine, object]:
 
 def look_at(engine: Engine, source: object, step: int, scale: float) -> Look:
     """At the one example."""
-    return GradientSampler(engine, 1, pytest.fail).take(Piece(source, ROW, 1), step, scale)
+    return GradientSampler(engine, 1, pytest.fail).take(StepChunk(source, ROW, 1), step, scale)
 
 
 def test_what_float16_does_to_gradients():
@@ -101,7 +101,7 @@ def test_a_sample_that_fails_is_said_once_and_ends_nothing():
 
     said: list[str] = []
     sampler = GradientSampler(Broken(), 5, said.append)  # type: ignore[arg-type]
-    assert sampler.take(Piece(None, np.zeros((1, 4), np.int32), 1), 5, 1.0) is None
+    assert sampler.take(StepChunk(None, np.zeros((1, 4), np.int32), 1), 5, 1.0) is None
     assert said == ["gradients can't be sampled here (out of memory); training goes on without"]
     assert not sampler.is_due(10, 5)
 
@@ -129,8 +129,8 @@ def sampled(policy, rate):
     data = Examples(rng.normal(size=(32, 12)).astype("float32"), rng.integers(0, 5, 32).astype("int32"), None)
     model = dead_branch(policy)
     engine = tiny_run(data, model=model, inner=keras.optimizers.SGD(rate, momentum=0.9), batch=32).engine
-    piece = Piece(engine.to_device(data.as_batch()), np.arange(32, dtype=np.int32)[None], 1)
-    return GradientSampler(engine, 1, pytest.fail).take(piece, 1, 1.0), data, model
+    chunk = StepChunk(engine.to_device(data.as_batch()), np.arange(32, dtype=np.int32)[None], 1)
+    return GradientSampler(engine, 1, pytest.fail).take(chunk, 1, 1.0), data, model
 
 
 def test_updates_that_rounding_the_weights_loses_are_counted():

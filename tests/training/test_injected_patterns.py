@@ -174,8 +174,8 @@ def test_weights_are_those_of_the_good_steps_alone(compiled):
     good = np.repeat(pattern, 4)
     feed = build_feed(data.take(np.flatnonzero(good)), run.engine, BatchPlan(4, 8), resident=False)
     feed.start(1)
-    while (piece := feed.take(8)) is not None:
-        assert run.engine.train(piece.source, piece.batch_indices, piece.count).finite.all()
+    while (chunk := feed.take(8)) is not None:
+        assert run.engine.train(chunk.source, chunk.batch_indices, chunk.count).finite.all()
     for ours, theirs in zip(with_skips, run.weights(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 

@@ -61,8 +61,8 @@ class TinyRun:
         for epoch in range(1, count + 1):
             self.engine.reset_metrics()
             self.feed.start(epoch)
-            while (piece := self.feed.take(most)) is not None:
-                blocks.append(self.engine.train(piece.source, piece.batch_indices, piece.count))
+            while (chunk := self.feed.take(most)) is not None:
+                blocks.append(self.engine.train(chunk.source, chunk.batch_indices, chunk.count))
                 self.counters.absorb(blocks[-1], epoch)
         return blocks
 

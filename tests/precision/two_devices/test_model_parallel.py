@@ -84,8 +84,8 @@ class Trained:
 
     def epoch(self, number: int = 1) -> "Trained":
         self.feed.start(number)
-        while (piece := self.feed.take(4)) is not None:
-            records = self.engine.train(piece.source, piece.batch_indices, piece.count)
+        while (chunk := self.feed.take(4)) is not None:
+            records = self.engine.train(chunk.source, chunk.batch_indices, chunk.count)
             self.skipped += [event.step for event in self.counters.absorb(records, number) if event.kind == "overflow"]
         return self
 

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
+import custom_nets
 import numpy as np
-import own_nets
 import pytest
 from backends import BACKEND, only_on
 from command import mpt
@@ -14,10 +14,10 @@ from mpt_cli.errors import ConfigError, MptError
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.schema import DistributeSettings, Settings
 from mpt_cli.telemetry.records import Scaling
-from mpt_cli.training.author_compiled import prepare_own_steps
+from mpt_cli.training.compiled_model import prepare_custom_steps
 
 pytestmark = pytest.mark.slow
-NETS = Path(own_nets.__file__)
+NETS = Path(custom_nets.__file__)
 RUN = """
 recipe: own
 defaults: [{policy: mixed_float16}, {loss_scale: dynamic}, {model: builder}, {data: loader}, {backend: BACKEND}]
@@ -101,7 +101,7 @@ def test_what_a_step_lacks_is_said_before_it_trains(words, said, tmp_path):
 def test_an_own_step_is_not_split_over_devices():
     settings = Settings(distribute=DistributeSettings("mirrored"))
     with pytest.raises(ConfigError, match="must be none: Own has a train_step or test_step"):
-        prepare_own_steps(settings, own_nets.classifier(), {}, None, None, Scaling())  # type: ignore[arg-type]
+        prepare_custom_steps(settings, custom_nets.classifier(), {}, None, None, Scaling())  # type: ignore[arg-type]
 
 
 @only_on("tensorflow")

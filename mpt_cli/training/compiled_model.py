@@ -13,17 +13,17 @@ from mpt_cli.data.examples import DataSet
 from mpt_cli.engine.feed import first_batch
 from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError
 from mpt_cli.models.build import plain_message
-from mpt_cli.precision import LossScaleOptimizer, has_own_train_step
+from mpt_cli.precision import LossScaleOptimizer, has_custom_train_step
 from mpt_cli.precision.train_step import (
     OptimizerUse,
-    build_own_steps,
+    build_custom_steps,
     can_be_called,
-    has_own_compute_loss,
-    has_own_test_step,
+    has_custom_compute_loss,
+    has_custom_test_step,
     log_names,
     optimizers_in,
     optimizers_of,
-    set_own_steps,
+    set_custom_steps,
     trace_test_step,
     trace_train_step,
     unwrapped,
@@ -40,7 +40,7 @@ def is_compiled(model: Any) -> bool:
     return bool(getattr(model, "compiled", False))
 
 
-def check_author_compiled(settings: Settings, model: Any) -> None:
+def check_compiled_model(settings: Settings, model: Any) -> None:
     """ConfigError, with all problems, for keys that a compiled model leaves no room for."""
     optimizer, plain = settings.optimizer, type(settings.optimizer)()
     changed = [f"optimizer.{f.name}" for f in fields(plain) if getattr(optimizer, f.name) != getattr(plain, f.name)]
@@ -68,7 +68,7 @@ def check_author_compiled(settings: Settings, model: Any) -> None:
         raise ConfigError(problems)
 
 
-def wrap_author_optimizers(model: Any, wrap: Wrap) -> dict[str, LossScaleOptimizer]:
+def wrap_compiled_optimizers(model: Any, wrap: Wrap) -> dict[str, LossScaleOptimizer]:
     """Put each optimizer of a compiled model into loss scaling, in its place; returns them by their attribute.
 
     Keras's own wrapper, which `compile` adds under mixed_float16, is taken off. ConfigError for one of ours.
@@ -92,7 +92,7 @@ def wrap_author_optimizers(model: Any, wrap: Wrap) -> dict[str, LossScaleOptimiz
     return wrapped
 
 
-def prepare_own_steps(
+def prepare_custom_steps(
     settings: Settings,
     model: Any,
     optimizers: dict[str, LossScaleOptimizer],
@@ -105,7 +105,7 @@ def prepare_own_steps(
     ConfigError where a step can't be counted, where it applies gradients of a loss that it did not scale though the
     scale is not 1, or where the model can't be validated. UserCodeError for what a step raises.
     """
-    trains, tests = has_own_train_step(model), has_own_test_step(model)
+    trains, tests = has_custom_train_step(model), has_custom_test_step(model)
     if not trains and not tests:
         return
     if settings.distribute.name != "none":
@@ -136,8 +136,8 @@ def prepare_own_steps(
         )
     if trains:
         _check_logs(model, "train_step", logs)
-    own = build_own_steps(used, logs, test_logs if tests else None, uses)
-    set_own_steps(model, replace(own, drawn=tuple(drawn)))
+    custom = build_custom_steps(used, logs, test_logs if tests else None, uses)
+    set_custom_steps(model, replace(custom, drawn=tuple(drawn)))
 
 
 def optimizers_used(model: Any, batch: Any) -> set[str]:
@@ -152,15 +152,15 @@ def optimizers_used(model: Any, batch: Any) -> set[str]:
 _NOTHING_TO_TEST = "{} has a train_step of its own, but neither a test_step nor a loss to validate it with."
 
 
-def prepare_own_test(model: Any, batch: Any) -> None:
-    """`prepare_own_steps` for a model that is only evaluated."""
-    if not has_own_train_step(model) and not has_own_test_step(model):
+def prepare_custom_test(model: Any, batch: Any) -> None:
+    """`prepare_custom_steps` for a model that is only evaluated."""
+    if not has_custom_train_step(model) and not has_custom_test_step(model):
         return
     logs = _trace_testing(
         model, batch, Problem("model", _NOTHING_TO_TEST.format(type(model).__name__), None, "Give it a test_step.")
     )
     if logs is not None:
-        set_own_steps(model, build_own_steps({}, None, logs, {}))
+        set_custom_steps(model, build_custom_steps({}, None, logs, {}))
 
 
 def _trace_training(
@@ -183,8 +183,8 @@ def _trace_training(
 
 def _trace_testing(model: Any, batch: Any, lack: Problem) -> Any:
     """Return None where Keras's own test_step will do; ConfigError with `lack` where nothing can test."""
-    if not has_own_test_step(model):
-        has_loss = getattr(model, "loss", None) is not None or has_own_compute_loss(model)
+    if not has_custom_test_step(model):
+        has_loss = getattr(model, "loss", None) is not None or has_custom_compute_loss(model)
         if can_be_called(model) and (has_loss or model.losses):
             return None
         raise ConfigError(lack)
