@@ -91,7 +91,7 @@ def fit(
     given = DataArguments(x, y, sample_weight, class_weight, validation_data, validation_split)
     check_targets(model, given)
     data = read_given(given)
-    asked = Asked(policy, loss_scale, seed, run_dir, resume, tree={"trainer": tree}, more=settings or {})
+    asked = RunArguments(policy, loss_scale, seed, run_dir, resume, tree={"trainer": tree}, more=settings or {})
     for callback in callbacks:
         check_callback(callback, "callbacks")
     program = ModelProgram(given_settings(model, asked), model, data, policy, tuple(callbacks))
@@ -111,7 +111,7 @@ def _check_arguments(settings: Any, callbacks: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunArguments:
     """What a run was asked for beside model and data: `tree` by arguments, `more` by the paths of keys."""
 
     policy: str | None = None
@@ -141,7 +141,7 @@ def _batch_size(batch_size: int | None, x: Any) -> int:
     return batch_size_of(x)
 
 
-def given_settings(model: Any, asked: Asked) -> Settings:
+def given_settings(model: Any, asked: RunArguments) -> Settings:
     """The settings of the run: what was asked for over the defaults; ConfigError with all problems."""
     from mpt_cli.training.model_program import described_model, described_optimizer, described_policy
 
@@ -406,7 +406,7 @@ def _given_program(
     given.check_targets(model, arguments)
     data, size = given.read_given(arguments), _batch_size(trainer["batch_size"], arguments.x)
     tree = {"trainer": {**trainer, "batch_size": size, "save_model": False}}
-    asked = Asked(policy, loss_scale, tree=tree, more=settings or {})
+    asked = RunArguments(policy, loss_scale, tree=tree, more=settings or {})
     return given.ModelProgram(given_settings(model, asked), model, data, policy)
 
 

@@ -28,12 +28,12 @@ from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_custo
 from mpt_cli.precision.keras_internals import optimizer_values_in_fit
 from mpt_cli.precision.scale_state import count_of
 from mpt_cli.precision.train_step import check_replicas, optimizers_in, unwrapped
-from mpt_cli.python_api import Asked, given_settings
-from mpt_cli.recording import NO_LOSS, NO_SAMPLES, Recording, Subject, policy_on_record, scaling_on_record
+from mpt_cli.python_api import RunArguments, given_settings
+from mpt_cli.recording import NO_LOSS, NO_SAMPLES, Recording, RecordingOptions, policy_on_record, scaling_on_record
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, numbered_path
-from mpt_cli.samples.flow import is_rounded
 from mpt_cli.samples.gradient_samples import build_sampler, layers_to_compile
+from mpt_cli.samples.value_ranges import is_rounded
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.health import NextCheck, Stop
 from mpt_cli.telemetry.records import NEVER, RunHeader, Scaling
@@ -66,7 +66,7 @@ def scaled(optimizer: Any, settings: Settings, scaling: Scaling) -> LossScaleOpt
 
 
 @dataclass
-class Budget:
+class SampleBudget:
     """The seconds of the fits of a program, and of the samples that were taken at their ends: after the first at most
     this share."""
 
@@ -142,11 +142,11 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         if on_unhealthy not in ("stop", "go_on"):
             raise ConfigError(Problem("on_unhealthy", "must be stop or go_on.", on_unhealthy))
         self.run_dir, self.on_unhealthy, self.whole_skips = run_dir, on_unhealthy, whole_skips
-        self.asked = Asked(loss_scale=loss_scale, name=name, more=dict(settings or {}))
+        self.asked = RunArguments(loss_scale=loss_scale, name=name, more=dict(settings or {}))
         self.command: Sequence[str] = ()  # the words behind `mpt` that run the script it is in
         self.others: Sequence[Any] = ()  # the callbacks beside it, where they are known
         self.examples: Batch | None = None  # some of those that are trained on, where they are known
-        self.budget = Budget()
+        self.budget = SampleBudget()
         self.say: Callable[[str], None] = lambda sentence: print(f"mpt: {sentence}", file=sys.stderr)
         self.stream: TextIO | None = None  # of a console that was asked for; None: standard output, where fit is silent
         self.place: Callable[[str], Path] = self._place
@@ -248,7 +248,7 @@ class _FitRecording(Recording):
         self.recorder, self.model, scaling = recorder, model, scaling_of(model, settings)
         missing = self._take_over(settings, scaling)
         quiet = recorder.stream is not None and settings.logger.console == "auto"
-        subject = Subject(
+        subject = RecordingOptions(
             "Recorder",
             settings,
             scaling,
@@ -386,7 +386,7 @@ class _FitRecording(Recording):
         """With the mean loss, where no step was applied, for the progress bar: that of Keras's fit is of all steps."""
         self._look()
         self.pace.pause()
-        self.obey(self.check_epoch(self.variables))
+        self.apply_rule(self.check_epoch(self.variables))
         metrics = metrics_in(logs)
         self.watch_weights()  # now at the latest the model is built
         self.look_at_weights()
@@ -453,8 +453,8 @@ class _FitRecording(Recording):
         assert self.optimizer.step_log is not None and state is not None
         return values[-len(self.optimizer.step_log.variables) :], values[list(state.by_name).index("tally")]
 
-    def obey(self, stop: Stop | None) -> bool:
-        ends = super().obey(stop)
+    def apply_rule(self, stop: Stop | None) -> bool:
+        ends = super().apply_rule(stop)
         if ends:
             self.model.stop_training = True
         return ends

@@ -56,7 +56,7 @@ NO_PROGRAM = "what the program set by itself (loss, data, callbacks, schedule of
 
 
 @dataclass(frozen=True)
-class Subject:
+class RecordingOptions:
     """What is recorded, by whom and where, whether the run ends where a health rule is broken, whether XLA compiles the
     steps, whether something is in half precision, and whether and where a console shows it (None: standard output).
     """
@@ -72,7 +72,7 @@ class Subject:
     stream: TextIO | None = None
 
 
-class Pace:
+class StepRate:
     """How fast steps come by, from looks at how many there were: the time between two looks counts unless something
     else than steps fills it."""
 
@@ -105,7 +105,7 @@ class Recording(Record, ABC):
 
     run: RunDirectory  # once there is a step
 
-    def __init__(self, subject: Subject, optimizer: LossScaleOptimizer, missing: list[str]) -> None:
+    def __init__(self, subject: RecordingOptions, optimizer: LossScaleOptimizer, missing: list[str]) -> None:
         """`missing` is what this kind of record lacks, beside what all of them lack."""
         settings = subject.settings
         self.subject, self.settings, self.scaling, self.optimizer = subject, settings, subject.scaling, optimizer
@@ -114,7 +114,7 @@ class Recording(Record, ABC):
         counters = StepCounters(self.counter_options(), window_steps=settings.loss_scale.skip_rate_window)
         super().__init__(counters, HealthRules(settings.loss_scale, settings.trainer, self.scaling), Stopwatch())
         self.stopwatch.begin()
-        self.pace = Pace()
+        self.pace = StepRate()
         self.unchecked = UNCHECKED if subject.is_rounded else ""
         self.stack = ExitStack()
 
@@ -217,7 +217,7 @@ class Recording(Record, ABC):
         self.record_steps(StepRecords(floats.astype("float32"), rows.ints))
         self.telemetry.progress(self.counters.seen, self.progress.epoch)
         if len(rows.floats):
-            self.obey(self.health.check(self.run_state()))
+            self.apply_rule(self.health.check(self.run_state()))
 
     def explained(self, events: list[Event]) -> list[Event]:
         """Without the pass that it began in, where the loss does not tell it."""
@@ -231,7 +231,7 @@ class Recording(Record, ABC):
         if self.weight_watch is None and self.optimizer.built:
             self.weight_watch = WeightWatch([self.optimizer], int(self.optimizer.seen_steps) - self.offset)
 
-    def obey(self, stop: Stop | None) -> bool:
+    def apply_rule(self, stop: Stop | None) -> bool:
         """Say that a health rule is broken, the first time; whether the run is to end, whose end says why."""
         if stop is None or self.stop is not None:
             return False
@@ -342,7 +342,7 @@ class LoopRecording(Recording):
 
     no_loss = NO_LOSS + "gradients were applied elsewhere than they were taken"
 
-    def __init__(self, subject: Subject, optimizer: LossScaleOptimizer) -> None:
+    def __init__(self, subject: RecordingOptions, optimizer: LossScaleOptimizer) -> None:
         super().__init__(subject, optimizer, list(NOT_OF_A_LOOP))
         self.progress.epoch = 1
         self._lock = threading.Lock()
@@ -416,7 +416,7 @@ class LoopRecording(Recording):
         return Run(self.run.path)
 
 
-class Drain:
+class DrainThread:
     """A thread that comes by the recordings twice a second, until `close`."""
 
     SECONDS = 0.5

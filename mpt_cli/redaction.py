@@ -48,7 +48,7 @@ _NO_TEXTS = {"null", "none", "true", "false", "auto"}
 
 
 @dataclass
-class Known:
+class KnownSecrets:
     """The replacement of each secret value that this process has read, and what `watched_environment` tells."""
 
     replacements: dict[str, str] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Known:
     is_environment_noted: bool = False
 
 
-known = Known()
+known = KnownSecrets()
 
 
 def note_variable(name: str, value: Any) -> None:

@@ -23,12 +23,19 @@ from mpt_cli import python_api
 from mpt_cli.data.examples import Batch
 from mpt_cli.errors import NUMERICAL, OK, summarise_error
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16
-from mpt_cli.precision.keras_internals import own_trainable_variables
+from mpt_cli.precision.keras_internals import direct_trainable_variables
 from mpt_cli.precision.policy import policy_inside, set_global_policy
 from mpt_cli.precision.rounded_weights import NARROW
 from mpt_cli.precision.train_step import unwrapped
-from mpt_cli.recorder import Budget, Recorder
-from mpt_cli.recording import RING_ROWS, Drain, LoopRecording, Subject, policy_on_record, scaling_on_record
+from mpt_cli.recorder import Recorder, SampleBudget
+from mpt_cli.recording import (
+    RING_ROWS,
+    DrainThread,
+    LoopRecording,
+    RecordingOptions,
+    policy_on_record,
+    scaling_on_record,
+)
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, numbered_path
 from mpt_cli.samples.digits import first_examples
@@ -69,10 +76,10 @@ class ScriptRun:
     loops: dict[int, LoopRecording] = field(default_factory=dict)  # of those that a loop of the script's own used
     loop_runs: list[Run] = field(default_factory=list)  # of loops that are over
     fit_runs: list[Run] = field(default_factory=list)
-    drain: Drain = field(default_factory=Drain)
+    drain: DrainThread = field(default_factory=DrainThread)
     batches: dict[int, Any] = field(default_factory=dict)  # models by their id, in train_on_batch on JAX
     fits: list[Any] = field(default_factory=list)  # models in fits that have a record; None for a fit of mpt's
-    budget: Budget = field(default_factory=Budget)
+    budget: SampleBudget = field(default_factory=SampleBudget)
     places: int = 0  # run directories so far
 
     @contextmanager
@@ -124,7 +131,7 @@ class ScriptRun:
     def first_scale(self, has_any_of: Callable[[list[Any]], bool]) -> float | None:
         """With which gradients of variables begin: that of the optimizers that were built for them; before the first
         step of any, that of those which are not built yet. None where no optimizer will move it."""
-        mine = [inner for inner in self.plain if inner.built and has_any_of(own_trainable_variables(inner))]
+        mine = [inner for inner in self.plain if inner.built and has_any_of(direct_trainable_variables(inner))]
         with _outside():
             scales = [
                 float(wrapper.loss_scale)
@@ -140,7 +147,7 @@ class ScriptRun:
         wrapper = self.wrapper_of(optimizer)
         if not any(model is None or model.optimizer is wrapper for model in self.fits):
             self.record_loop(wrapper)
-        given = own_trainable_variables(wrapper.inner_optimizer) if variables is None else variables
+        given = direct_trainable_variables(wrapper.inner_optimizer) if variables is None else variables
         self.passes.apply(wrapper, list(grads), list(given))
 
     def record_loop(self, wrapper: LossScaleOptimizer) -> None:
@@ -159,7 +166,7 @@ class ScriptRun:
             return
         self.drain.add(self.loops[id(wrapper)])
 
-    def _subject_of(self, wrapper: LossScaleOptimizer) -> Subject:
+    def _subject_of(self, wrapper: LossScaleOptimizer) -> RecordingOptions:
         settings = replace(
             self.settings,
             recipe=self.title,
@@ -173,7 +180,7 @@ class ScriptRun:
         )
         dtype = keras.config.dtype_policy().compute_dtype
         scaling = Scaling(wrapper.rule, wrapper.on_overflow, dtype == "float16")
-        return Subject(
+        return RecordingOptions(
             "mpt run, from the optimizer",
             settings,
             scaling,

@@ -24,7 +24,7 @@ GRACE_SECONDS = 30.0  # between SIGTERM and SIGKILL, to save a checkpoint and a 
 UNHEARD_SECONDS = 1.0  # from a signal to the end of a program that has not begun to end; also for what it writes then
 
 
-def heeded(numbers: tuple[signal.Signals, ...] = SIGNALS) -> list[signal.Signals]:
+def signals_to_handle(numbers: tuple[signal.Signals, ...] = SIGNALS) -> list[signal.Signals]:
     """Those that are not ignored. One that is stays so: a shell starts the background jobs of a script without Ctrl-C,
     and nohup a program without SIGHUP.
     """
@@ -125,9 +125,9 @@ class Watch:
         os.set_blocking(wake, False)
         _main.stderr = os.dup(2)  # what is imported quietly moves the descriptor itself
         self._terminals = [number for number in (1, 2, _main.stderr) if os.isatty(number)]
-        for number in heeded():
+        for number in signals_to_handle():
             signal.signal(number, _raise)
-        for number in heeded((signal.SIGHUP,)):
+        for number in signals_to_handle((signal.SIGHUP,)):
             signal.signal(number, lambda *_: None)  # `_listen` hears it
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=_unwatched)
@@ -246,7 +246,7 @@ def _unwatched() -> None:
             (signal.SIGTERM, signal.SIG_DFL),
             (signal.SIGHUP, signal.SIG_DFL),
         ):
-            if heeded((number,)):
+            if signals_to_handle((number,)):
                 signal.signal(number, default)
 
 
@@ -308,7 +308,7 @@ def handled_by(handler: Callable[[int], None]) -> Iterator[None]:
 
     is_main = threading.current_thread() is threading.main_thread()
     _main.handlers += 1
-    before = {number: signal.signal(number, handle) for number in heeded() if is_main}
+    before = {number: signal.signal(number, handle) for number in signals_to_handle() if is_main}
     try:
         yield
     finally:

@@ -19,8 +19,8 @@ from mpt_cli.precision.gradients import SafeScales
 from mpt_cli.precision.keras_internals import names_as_in_a_fresh_process
 from mpt_cli.precision.policy import name_of, parts_of
 from mpt_cli.samples.digits import LostDigits, measure_digits
-from mpt_cli.samples.flow import Flow, FlowCounter, FlowMap, is_rounded
 from mpt_cli.samples.gradient_pass import GradientPass
+from mpt_cli.samples.value_ranges import RangeCounter, RangeMap, ValueRanges, is_rounded
 from mpt_cli.settings.schema import PolicySettings
 from mpt_cli.telemetry.step_counters import StepRecords
 from mpt_cli.training.assembly import Assembly, assemble, build_metrics
@@ -156,7 +156,7 @@ class _Measurement:
 
     step: int
     loss_scale: float
-    counted: Flow
+    counted: ValueRanges
     batches: Sequence[Any]
     weights: Weights
 
@@ -174,7 +174,7 @@ class Examination:
         self._stepper = RunStepper(self.parts)
         self._measured: list[_Measurement] = []
         self._build_examined()
-        self._in_float32 = GradientPass(FlowCounter(self._examined, in_float32=True))
+        self._in_float32 = GradientPass(RangeCounter(self._examined, in_float32=True))
         self._consumers = self._in_float32.counter.probes.consumers
 
     def measure_at(self, step: int) -> None:
@@ -237,8 +237,8 @@ class Examination:
         return Verifier(self._in_float16, binding.batches, self.places, binding.counted)
 
     @property
-    def places(self) -> FlowMap:
-        return FlowMap.of(self._examined, self._in_float16.counter.probes)
+    def places(self) -> RangeMap:
+        return RangeMap.of(self._examined, self._in_float16.counter.probes)
 
     def _binding(self) -> _Measurement:
         def highest(measured: _Measurement) -> int:
@@ -253,7 +253,7 @@ class Examination:
 
     def _build_examined(self) -> None:
         self._examined = build_copy(self.program, self.policy, self.parts.data)
-        self._in_float16 = GradientPass(FlowCounter(self._examined, in_float32=False))
+        self._in_float16 = GradientPass(RangeCounter(self._examined, in_float32=False))
 
     def _trace_examined(self, batch: Any) -> None:
         """One pass, which shows in which dtypes the outputs of its layers flow.
@@ -274,7 +274,7 @@ class Examination:
             ) from error
 
 
-def _check_finite(counted: Flow, step: int) -> None:
+def _check_finite(counted: ValueRanges, step: int) -> None:
     """Where float32 itself is not finite there is nothing to hold float16 against."""
     if np.isfinite(counted.loss) and counted.is_finite:
         return

@@ -23,9 +23,9 @@ from mpt_cli.precision.policy import name_of
 from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.provenance import known_environment
-from mpt_cli.samples.flow import Flow, FlowCounter
 from mpt_cli.samples.gradient_pass import GradientPass
 from mpt_cli.samples.probes import GRADIENT, VALUE, Counts, Probes, owners_of_weights, weights_of
+from mpt_cli.samples.value_ranges import RangeCounter, ValueRanges
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.format import format_number, format_scale
 from mpt_cli.training.assembly import Assembly, assemble
@@ -209,12 +209,12 @@ def _run_with_probes(replayed: ReplayedRun, batch: Any) -> tuple[float, list[Obs
     injector = build_injector(parts.settings.fault, model, parts.data)
     step_wrapper = injector.wrap_step if injector else None
     for jit_compile in (True, False) if parts.jit_compile else (False,):
-        counter = FlowCounter(model, in_float32=False, inputs=True)
-        flow = GradientPass(counter, jit_compile, step_wrapper)(batch, float(parts.optimizer.loss_scale))
-        observed = [*_forward(counter.probes, flow), *_backward(model, counter.probes, flow)]
-        if first_non_finite(observed, isfinite(flow.loss)) is not None:
+        counter = RangeCounter(model, in_float32=False, inputs=True)
+        ranges = GradientPass(counter, jit_compile, step_wrapper)(batch, float(parts.optimizer.loss_scale))
+        observed = [*_forward(counter.probes, ranges), *_backward(model, counter.probes, ranges)]
+        if first_non_finite(observed, isfinite(ranges.loss)) is not None:
             break
-    return flow.loss, observed, jit_compile == parts.jit_compile
+    return ranges.loss, observed, jit_compile == parts.jit_compile
 
 
 def first_non_finite(observed: Sequence[ObservedTensor], loss_is_finite: bool) -> ObservedTensor | None:
@@ -223,23 +223,23 @@ def first_non_finite(observed: Sequence[ObservedTensor], loss_is_finite: bool) -
     return next((seen for phase in phases for seen in observed if seen.phase == phase and not seen.is_finite), None)
 
 
-def _forward(probes: Probes, flow: Flow) -> Iterator[ObservedTensor]:
+def _forward(probes: Probes, ranges: ValueRanges) -> Iterator[ObservedTensor]:
     """Of the innermost parts, their inputs and outputs as they were called."""
-    inputs, outputs = np.split(flow.parts[:, VALUE], 2)
+    inputs, outputs = np.split(ranges.parts[:, VALUE], 2)
     for index in _innermost(probes):
         for place, counts in ((INPUT, inputs[index]), (OUTPUT, outputs[index])):
             yield _observe(FORWARD, probes, index, place, counts)
 
 
-def _backward(model: Any, probes: Probes, flow: Flow) -> Iterator[ObservedTensor]:
+def _backward(model: Any, probes: Probes, ranges: ValueRanges) -> Iterator[ObservedTensor]:
     """The same backwards: what arrives at an output, then what is made of it for weights and input."""
-    (inputs, outputs), owners = np.split(flow.parts[:, GRADIENT], 2), owners_of_weights(model)
+    (inputs, outputs), owners = np.split(ranges.parts[:, GRADIENT], 2), owners_of_weights(model)
     for index in reversed(_innermost(probes)):
         if index in probes.trained:
             yield _observe(BACKWARD, probes, index, OUTPUT, outputs[index])
         own = [place for place, owner in enumerate(owners) if owner == index]
         if own:
-            yield _observe(BACKWARD, probes, index, WEIGHTS, flow.weights[own].sum(axis=0))
+            yield _observe(BACKWARD, probes, index, WEIGHTS, ranges.weights[own].sum(axis=0))
         if index in probes.trained_inputs:
             yield _observe(BACKWARD, probes, index, INPUT, inputs[index])
 

@@ -18,23 +18,23 @@ from mpt_cli.precision.gradients import (
     safe_scales,
 )
 from mpt_cli.precision.policy import name_of
-from mpt_cli.samples.flow import HALF, Flow, FlowMap
 from mpt_cli.samples.gradient_pass import GradientPass
 from mpt_cli.samples.probes import GRADIENT, Counts, Probes
+from mpt_cli.samples.value_ranges import HALF, RangeMap, ValueRanges
 from mpt_cli.telemetry.records import ACTIVATION_GRADIENTS, WEIGHT_GRADIENTS, LayerSample
 
 
-def add_up(flows: Sequence[Flow]) -> Flow:
+def add_up(passes: Sequence[ValueRanges]) -> ValueRanges:
     """Return the counts of several passes together, of one at least, with their mean loss."""
-    parts, weights = (np.sum(counts, axis=0) for counts in zip(*(flow[:2] for flow in flows), strict=True))
-    return flows[0]._replace(parts=parts, weights=weights, loss=float(np.mean([flow.loss for flow in flows])))
+    parts, weights = (np.sum(counts, axis=0) for counts in zip(*(ranges[:2] for ranges in passes), strict=True))
+    return passes[0]._replace(parts=parts, weights=weights, loss=float(np.mean([ranges.loss for ranges in passes])))
 
 
-def scaled_flow(flow: Flow, power: int) -> Flow:
+def scaled_ranges(ranges: ValueRanges, power: int) -> ValueRanges:
     """Return the counts of a loss 2**power times as large; what leaves the range of float32 stays at its ends."""
-    parts = flow.parts.copy()
+    parts = ranges.parts.copy()
     parts[:, GRADIENT] = _shifted(parts[:, GRADIENT], power)
-    return flow._replace(parts=parts, weights=_shifted(flow.weights, power))
+    return ranges._replace(parts=parts, weights=_shifted(ranges.weights, power))
 
 
 def _shifted(counts: Counts, power: int) -> Counts:
@@ -104,7 +104,7 @@ class LayerRange:
         return common_window([found.window for found in self.gradients])
 
 
-def layer_ranges(places: FlowMap, probes: Probes, counted: Flow) -> list[LayerRange]:
+def layer_ranges(places: RangeMap, probes: Probes, counted: ValueRanges) -> list[LayerRange]:
     """A row for each place of the examined model that has gradients, in the order in which they are called."""
     parts = {name_of(part): part for part in probes.parts}
     rows = []
@@ -153,7 +153,9 @@ class ScaleTrial:
 class Verifier:
     """Tries scales on the model in float16, against the counts of the float32 passes."""
 
-    def __init__(self, examined_pass: GradientPass, batches: Sequence[Any], places: FlowMap, reference: Flow) -> None:
+    def __init__(
+        self, examined_pass: GradientPass, batches: Sequence[Any], places: RangeMap, reference: ValueRanges
+    ) -> None:
         self.examined_pass, self.batches, self.places, self.reference = examined_pass, batches, places, reference
         self.rows: dict[float, list[LayerSample]] = {}  # by scale: what the passes left of each layer, against float32
         self.trials: dict[float, ScaleTrial] = {}
@@ -164,19 +166,19 @@ class Verifier:
     def try_scale(self, scale: float) -> ScaleTrial:
         """Try it, once."""
         if scale not in self.trials:
-            flows = [self.examined_pass(batch, scale) for batch in self.batches]
-            total, power = add_up(flows), floor(log2(scale))
-            rows = self.places.layer_samples(total, scaled_flow(self.reference, power))
+            passes = [self.examined_pass(batch, scale) for batch in self.batches]
+            total, power = add_up(passes), floor(log2(scale))
+            rows = self.places.layer_samples(total, scaled_ranges(self.reference, power))
             bound = [row for row in rows if row.dtype == HALF and (row.kind, row.layer) in self._gradients]
             predicted_overflow = any((row.lowest_exponent or 0) + len(row.exponents) > 16 for row in bound)
-            overflows = sum(not flow.is_finite for flow in flows)
+            overflows = sum(not ranges.is_finite for ranges in passes)
             flushed, predicted = (
                 _mean_share(bound, [getattr(row, name) for row in bound]) for name in ("flushed", "predicted_flushed")
             )
             self.rows[scale] = rows
             self.trials[scale] = ScaleTrial(
                 scale,
-                len(flows),
+                len(passes),
                 predicted,
                 None if overflows else flushed,
                 predicted_overflow,

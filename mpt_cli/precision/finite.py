@@ -13,7 +13,7 @@ Tensor = Any
 Cond = Callable[[Tensor, Callable[[], Any], Callable[[], Any]], Any]
 
 
-class Measured(NamedTuple):
+class GradientMeasurement(NamedTuple):
     """What is learnt of a step's gradients, in one pass over them.
 
     `finite` is a boolean scalar: no inf or nan in any of them; `largest` the largest magnitude among the scaled ones,
@@ -124,14 +124,14 @@ def _on_cpu() -> bool:
     return not tf.config.list_logical_devices("GPU")
 
 
-def measure(gradients: list[Tensor], variables: list[Any], with_largest: bool = True) -> Measured:
-    """`Measured` of `gradients`, which may hold None (no gradient) and IndexedSlices, of `variables`."""
+def measure(gradients: list[Tensor], variables: list[Any], with_largest: bool = True) -> GradientMeasurement:
+    """`GradientMeasurement` of `gradients`, which may hold None (no gradient) and IndexedSlices, of `variables`."""
     finite, zero = all_finite(gradients), ops.zeros((), "float32")
     if not with_largest:
-        return Measured(finite, zero)
+        return GradientMeasurement(finite, zero)
     pairs = zip(gradients, variables, strict=True)
     sizes = [magnitude(g) for g, v in pairs if g is not None and not is_overwritten(v)]
-    return Measured(finite, ops.max(ops.stack([zero, *sizes])))
+    return GradientMeasurement(finite, ops.max(ops.stack([zero, *sizes])))
 
 
 def sums_are_finite(gradients: list[Tensor], finite: Tensor, divisor: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ class GradientDefects(NamedTuple):
 
 
 def describe_gradients(
-    gradients: list[Tensor], measured: Measured, cond: Cond = ops.cond, ranks: Sequence[int] | None = None
+    gradients: list[Tensor], measured: GradientMeasurement, cond: Cond = ops.cond, ranks: Sequence[int] | None = None
 ) -> GradientDefects:
     """The elements are counted only where the gradients are not finite, or the smallest of them is zero.
 

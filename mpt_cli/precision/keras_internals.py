@@ -216,7 +216,7 @@ def tracked_layers(layer: Any) -> list[Any]:
     return list(layer._layers)
 
 
-def own_trainable_variables(holder: Any) -> list[Any]:
+def direct_trainable_variables(holder: Any) -> list[Any]:
     """Of a layer, without those of the layers inside it; of an optimizer, the weights that it was built for."""
     return list(holder._trainable_variables)
 
@@ -244,7 +244,7 @@ def move_decay_exclusions(optimizer: Any, variables: list[Any], others: list[Any
         optimizer.exclude_from_weight_decay(excluded, [pattern.pattern] if pattern else None)
 
 
-class _Reads(keras.StatelessScope):  # type: ignore[misc]
+class _ReadVariables(keras.StatelessScope):  # type: ignore[misc]
     """Remembers the variables that are read inside, and their values, which are those that they have outside."""
 
     found: dict[int, tuple[Any, Tensor]]
@@ -264,7 +264,7 @@ def variables_read(function: Callable[[], Any]) -> tuple[list[Any], list[Tensor]
     """
     import jax
 
-    scope = _Reads()
+    scope = _ReadVariables()
     scope.found = {}
     with scope:
         jax.eval_shape(function)

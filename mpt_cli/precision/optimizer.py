@@ -16,7 +16,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from mpt_cli.precision.finite import Measured, divide, is_sparse, measure, sums_are_finite, unscale
+from mpt_cli.precision.finite import GradientMeasurement, divide, is_sparse, measure, sums_are_finite, unscale
 from mpt_cli.precision.keras_internals import begin_averages
 from mpt_cli.precision.loss_gradients import scaled_gradients, share_of_a_replica, variables_in
 from mpt_cli.precision.rounded_weights import StochasticRounding, check_seed
@@ -38,10 +38,10 @@ class UnscaledFlag:
     def __init__(self) -> None:
         self._told = False
 
-    def tell(self, unscaled: bool) -> None:
+    def set(self, unscaled: bool) -> None:
         self._told = unscaled
 
-    def ask(self) -> bool | Tensor:
+    def get(self) -> bool | Tensor:
         """A bool where it is known, else a boolean scalar of the graph."""
         return self._told
 
@@ -422,7 +422,9 @@ class LossScaleOptimizer(
         self._trainable_variables = var_list
         self.built = True
 
-    def measure(self, grads: list[Tensor], variables: list[Any], unscaled: bool | Tensor = False) -> Measured:
+    def measure(
+        self, grads: list[Tensor], variables: list[Any], unscaled: bool | Tensor = False
+    ) -> GradientMeasurement:
         """Whether `grads` are finite and how large, scaled gradients of `variables` unless they are `unscaled`."""
         measured = measure(grads, variables, self.rule.reads_largest)
         if any(g is not None and is_sparse(g) for g in grads):
@@ -584,7 +586,7 @@ class LossScaleOptimizer(
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """`loss * loss_scale`, widened to float32 first: a float16 loss of 3.0 times 2**15 would be inf."""
-        self._unscaled.tell(False)
+        self._unscaled.set(False)
         return self.multiply_by_scale(loss)
 
     def multiply_by_scale(self, loss: Tensor) -> Tensor:
@@ -616,7 +618,7 @@ class LossScaleOptimizer(
         if callable(loss):
             function = loss
             return lambda: self.get_scaled_loss(function())
-        self._unscaled.tell(True)
+        self._unscaled.set(True)
         return self.multiply_by_scale(loss)
 
     def get_unscaled_gradients(self, grads: list[Tensor]) -> list[Tensor]:
@@ -624,7 +626,7 @@ class LossScaleOptimizer(
         if not self._loss_was_scaled:
             self._warn("get_scaled_loss", "gradients are unscaled, but the loss they came from was not scaled")
         self._scaled_gradients = list(grads)
-        self._unscaled.tell(True)
+        self._unscaled.set(True)
         scale = self.loss_scale if self.scales else None
         return [None if g is None else divide(g, scale) for g in grads]
 
@@ -672,7 +674,7 @@ class LossScaleOptimizer(
                 "scale_loss (or get_scaled_loss)",
                 "gradients are divided by the loss scale, but no loss was multiplied by it",
             )
-        return False if any(id(g) in still_scaled for g in grads) else self._unscaled.ask()
+        return False if any(id(g) in still_scaled for g in grads) else self._unscaled.get()
 
     def _warn(self, method: str, what: str) -> None:
         if method not in self._warned:

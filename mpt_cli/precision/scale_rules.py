@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from mpt_cli import plugins
 
 if TYPE_CHECKING:
-    from mpt_cli.precision.finite import Measured
+    from mpt_cli.precision.finite import GradientMeasurement
 
 RuleState = dict[str, Any]
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127  # that a float32 can be, and be doubled
@@ -88,7 +88,7 @@ class ScaleRule(ABC):
         return {"scale": np.float32(self.initial_scale), "counter": np.int32(0)}
 
     @abstractmethod
-    def advance(self, state: RuleState, measured: "Measured") -> RuleState:
+    def advance(self, state: RuleState, measured: "GradientMeasurement") -> RuleState:
         """The state after a step; the names and dtypes are those of `initial`."""
 
     @classmethod
@@ -231,11 +231,11 @@ class DynamicScale(ScaleRule):
     Raises ValueError for a number out of range, by its name in `LossScaleOptimizer`.
 
     >>> from keras import ops
-    >>> from mpt_cli.precision.finite import Measured
+    >>> from mpt_cli.precision.finite import GradientMeasurement
     >>> rule = DynamicScale(2.0**10, growth_steps=2)
     >>> state, scales = rule.initial(), []
     >>> for finite in (True, True, True, False):
-    ...     state = rule.advance(state, Measured(ops.convert_to_tensor(finite), ops.ones(())))
+    ...     state = rule.advance(state, GradientMeasurement(ops.convert_to_tensor(finite), ops.ones(())))
     ...     scales.append(float(state["scale"]))
     >>> scales
     [1024.0, 2048.0, 2048.0, 1024.0]
@@ -272,7 +272,7 @@ class DynamicScale(ScaleRule):
             "hysteresis_left": np.int32(self.hysteresis),
         }
 
-    def advance(self, state: RuleState, measured: "Measured") -> RuleState:
+    def advance(self, state: RuleState, measured: "GradientMeasurement") -> RuleState:
         from keras import ops
 
         finite = measured.finite
@@ -313,9 +313,9 @@ class FixedScale(ScaleRule):
     Raises ValueError for a scale that is no number from 2**-126 to 2**127.
 
     >>> from keras import ops
-    >>> from mpt_cli.precision.finite import Measured
+    >>> from mpt_cli.precision.finite import GradientMeasurement
     >>> rule = FixedScale(2.0**10)
-    >>> state = rule.advance(rule.initial(), Measured(ops.convert_to_tensor(False), ops.ones(())))
+    >>> state = rule.advance(rule.initial(), GradientMeasurement(ops.convert_to_tensor(False), ops.ones(())))
     >>> float(state["scale"]), int(state["counter"])
     (1024.0, 0)
     """
@@ -332,7 +332,7 @@ class FixedScale(ScaleRule):
     def __post_init__(self) -> None:
         check_scale("initial_scale", self.initial_scale)
 
-    def advance(self, state: RuleState, measured: "Measured") -> RuleState:
+    def advance(self, state: RuleState, measured: "GradientMeasurement") -> RuleState:
         from keras import ops
 
         return {**state, "counter": ops.where(measured.finite, state["counter"] + 1, 0)}
@@ -362,9 +362,9 @@ class NoScale(ScaleRule):
     """No scaling: the scale is 1, and nothing has to be multiplied or divided by it (`LossScaleOptimizer.scales`).
 
     >>> from keras import ops
-    >>> from mpt_cli.precision.finite import Measured
+    >>> from mpt_cli.precision.finite import GradientMeasurement
     >>> rule = NoScale()
-    >>> float(rule.advance({"scale": ops.ones(()) * 8, "counter": 3}, Measured(True, ops.ones(())))["scale"])
+    >>> float(rule.advance({"scale": ops.ones(()) * 8, "counter": 3}, GradientMeasurement(True, ops.ones(())))["scale"])
     1.0
     """
 
@@ -384,7 +384,7 @@ class NoScale(ScaleRule):
         if self.initial_scale != 1:
             raise ValueError(f"`initial_scale` of NoScale must be 1. Received: initial_scale={self.initial_scale}.")
 
-    def advance(self, state: RuleState, measured: "Measured") -> RuleState:
+    def advance(self, state: RuleState, measured: "GradientMeasurement") -> RuleState:
         from keras import ops
 
         counter = ops.where(measured.finite, state["counter"] + 1, 0)
@@ -428,12 +428,12 @@ class LogMaxScale(ScaleRule):
     Raises ValueError for a number out of range, by its name.
 
     >>> from keras import ops
-    >>> from mpt_cli.precision.finite import Measured
+    >>> from mpt_cli.precision.finite import GradientMeasurement
     >>> rule = LogMaxScale()
     >>> state = rule.initial()
     >>> for exponent in (-3, -1, -3, -1):
     ...     largest = ops.convert_to_tensor(2.0**exponent) * state["scale"]
-    ...     state = rule.advance(state, Measured(ops.convert_to_tensor(True), largest))
+    ...     state = rule.advance(state, GradientMeasurement(ops.convert_to_tensor(True), largest))
     >>> float(state["scale"])  # mean -2 and deviation 1: floor(16 + 2 - 3.09) = 14
     16384.0
     """
@@ -473,7 +473,7 @@ class LogMaxScale(ScaleRule):
             "beta2_left": np.float32(1.0),
         }
 
-    def advance(self, state: RuleState, measured: "Measured") -> RuleState:
+    def advance(self, state: RuleState, measured: "GradientMeasurement") -> RuleState:
         from keras import ops
 
         exponent, informative = self._exponent(state["scale"], measured)
@@ -492,7 +492,7 @@ class LogMaxScale(ScaleRule):
     def describe(self, scale: str, on_overflow: str) -> str:
         return f"{super().describe(scale, on_overflow)}, follows the largest gradient"
 
-    def _exponent(self, scale: Any, measured: "Measured") -> tuple[Any, Any]:
+    def _exponent(self, scale: Any, measured: "GradientMeasurement") -> tuple[Any, Any]:
         """log2 of the largest true gradient, and whether there is one to learn from."""
         from keras import ops
 

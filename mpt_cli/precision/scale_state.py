@@ -15,7 +15,7 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
-from mpt_cli.precision.finite import GradientDefects, Measured
+from mpt_cli.precision.finite import GradientDefects, GradientMeasurement
 from mpt_cli.precision.keras_internals import KerasSaveable, has_value
 from mpt_cli.precision.scale_rules import RuleState, ScaleRule, check_count
 
@@ -101,7 +101,7 @@ class ScaleState(KerasSaveable):  # type: ignore[misc]
     def values(self) -> RuleState:
         return {name: ops.copy(variable) for name, variable in self.by_name.items()}
 
-    def advance(self, measured: Measured, applied: Any) -> tuple[Any, Any]:
+    def advance(self, measured: GradientMeasurement, applied: Any) -> tuple[Any, Any]:
         """Move on by one step; returns the scale before and after it.
 
         `applied` tells whether the inner optimizer used the gradients: a boolean scalar.
@@ -113,7 +113,7 @@ class ScaleState(KerasSaveable):  # type: ignore[misc]
         return before["scale"], new["scale"]
 
 
-def next_values(rule: ScaleRule, values: RuleState, measured: Measured, applied: Any) -> RuleState:
+def next_values(rule: ScaleRule, values: RuleState, measured: GradientMeasurement, applied: Any) -> RuleState:
     """`ScaleState.advance` as a pure function of tensors, for stateless optimizers."""
     tally = values["tally"]
     new = rule.advance({name: value for name, value in values.items() if name != "tally"}, measured)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from mpt_cli.precision.finite import GradientDefects, Measured, describe_gradients, unscale
+from mpt_cli.precision.finite import GradientDefects, GradientMeasurement, describe_gradients, unscale
 from mpt_cli.precision.keras_internals import updated_metrics
 from mpt_cli.precision.scale_state import (
     TRACE_START,
@@ -45,7 +45,7 @@ class StepGradients(NamedTuple):
 
     values: list[Tensor]
     variables: list[Any]
-    measured: Measured
+    measured: GradientMeasurement
     unscaled: bool = False
     loss: Tensor | None = None  # for a step log, where it is known
     defects: GradientDefects | None = None  # where they are described already
@@ -58,7 +58,7 @@ def cond(flag: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) ->
     return then() if flag else otherwise()
 
 
-def chosen(flag: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+def cond_or_select(flag: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
     """As `cond`, for the update of large arrays: both are computed where that costs less.
 
     On a CPU it costs more: a weight would need its moments before and after the update at once, which takes copies of
@@ -143,7 +143,7 @@ def stateless_apply(
     else:
         skipped = _inner_after_skip(optimizer, inner)
         applied = measured.finite
-        new_values, new_inner = chosen(applied, use, lambda: (list(values), skipped))
+        new_values, new_inner = cond_or_select(applied, use, lambda: (list(values), skipped))
     new_own = next_values(state.rule, own_by_name, measured, applied)
     traces = [] if state.trace is None else [_next_trace(optimizer, own[-1], gradients)]
     after = [new_own[name] for name in state.by_name] + traces + new_inner
@@ -242,7 +242,7 @@ def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tens
     def update_metrics() -> list[Tensor]:
         return updated_metrics(model, new_metrics, loss, (x, y, weight), y_pred)
 
-    new_metrics = chosen(applied, update_metrics, lambda: list(metrics))
+    new_metrics = cond_or_select(applied, update_metrics, lambda: list(metrics))
     with _scope(optimizer.variables, new_own):
         row = row_of_step(optimizer, start, loss, (finite, *defects))
     with _scope(model.metrics_variables, new_metrics):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from mpt_cli.precision.finite import Measured, describe_gradients, unscale
+from mpt_cli.precision.finite import GradientMeasurement, describe_gradients, unscale
 from mpt_cli.precision.keras_internals import (
     build_for_batch,
     lacks_variables,
@@ -36,7 +36,7 @@ from mpt_cli.precision.train_step import (
     CustomSteps,
     ForwardOrder,
     assign,
-    combined,
+    combine_rows,
     custom_steps,
     logs_of,
     packed,
@@ -54,7 +54,7 @@ def apply(
     grads: list[Tensor],
     variables: list[Any],
     unscaled: bool | Tensor,
-    measured: Measured | None = None,
+    measured: GradientMeasurement | None = None,
 ) -> None:
     """Apply `grads` of this replica where those of all replicas are finite; then move the scale once.
 
@@ -99,7 +99,11 @@ def _is_inside(wanted: Any) -> bool:
 
 
 def _log_step(
-    optimizer: "LossScaleOptimizer", start: StepStart, grads: list[Tensor], measured: Measured, loss: Tensor | None
+    optimizer: "LossScaleOptimizer",
+    start: StepStart,
+    grads: list[Tensor],
+    measured: GradientMeasurement,
+    loss: Tensor | None,
 ) -> None:
     """On several replicas each notes what it saw in its own copy of the log; who reads it puts them together."""
     log = optimizer.step_log
@@ -113,7 +117,9 @@ def _log_step(
         variable.value.scatter_update(tf.IndexedSlices(part[None], place[None]))
 
 
-def _note(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], measured: Measured) -> None:
+def _note(
+    optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], measured: GradientMeasurement
+) -> None:
     trace = optimizer.scale_state.trace if optimizer.scale_state is not None else None
     if trace is not None:
         defects = describe_gradients(grads, measured, tf.cond)
@@ -128,10 +134,10 @@ def all_replicas(flag: Tensor) -> Tensor:
     return tf.equal(context.all_reduce("sum", tf.cast(tf.logical_not(flag), tf.float32)), 0.0)
 
 
-def _over_replicas(context: Any, measured: Measured) -> Measured:
+def _over_replicas(context: Any, measured: GradientMeasurement) -> GradientMeasurement:
     """In replica context, of strategies that can reduce there."""
     largest = tf.reduce_max(context.all_gather(tf.reshape(measured.largest, [1]), axis=0))
-    return Measured(all_replicas(measured.finite), largest)
+    return GradientMeasurement(all_replicas(measured.finite), largest)
 
 
 def build_outside(build: Callable[[], None], variables: list[Any]) -> None:
@@ -203,12 +209,12 @@ class UnscaledVariable(UnscaledFlag):
                 aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
             )
 
-    def tell(self, unscaled: bool) -> None:
-        super().tell(unscaled)
+    def set(self, unscaled: bool) -> None:
+        super().set(unscaled)
         self._graph = None if tf.executing_eagerly() else weakref.ref(tf.compat.v1.get_default_graph())
         self._variable.assign(unscaled)
 
-    def ask(self) -> bool | Tensor:
+    def get(self) -> bool | Tensor:
         if tf.executing_eagerly():
             return bool(self._variable)
         told_in = self._graph and self._graph()
@@ -229,7 +235,7 @@ def _apply_on_replicas(
     optimizer: "LossScaleOptimizer",
     grads: list[Tensor],
     variables: list[Any],
-    measured: Measured,
+    measured: GradientMeasurement,
     unscaled: bool | Tensor,
 ) -> None:
     """In cross-replica context: a step is applied on all replicas or on none.
@@ -239,7 +245,7 @@ def _apply_on_replicas(
     allows no `merge_call`, which the inner optimizer makes, inside a condition in replica context.
     """
     finite, largest = (tf.stack(strategy.experimental_local_results(each)) for each in measured)
-    of_all = Measured(tf.reduce_all(finite), tf.reduce_max(largest))
+    of_all = GradientMeasurement(tf.reduce_all(finite), tf.reduce_max(largest))
 
     def apply_inner() -> None:
         strategy.extended.call_for_each_replica(optimizer.apply_inner, args=(grads, variables, unscaled))
@@ -257,7 +263,9 @@ def _then_nothing(act: Callable[[], None]) -> Callable[[], Tensor]:
     return branch
 
 
-def _apply_inner_where(optimizer: "LossScaleOptimizer", measured: Measured, apply_inner: Callable[[], None]) -> None:
+def _apply_inner_where(
+    optimizer: "LossScaleOptimizer", measured: GradientMeasurement, apply_inner: Callable[[], None]
+) -> None:
     state = optimizer.scale_state
     assert state is not None
     if optimizer.on_overflow == "apply":
@@ -351,7 +359,9 @@ def _custom_train_step(model: Any, custom: CustomSteps, data: Any) -> tuple[dict
     starts = {name: _begin_trace(optimizer) for name, optimizer in custom.optimizers.items()}
     logs = model.train_step(packed(data))
     values = custom.train_values(logs)
-    row = combined([traced_row(optimizer, starts[name], values[0]) for name, optimizer in custom.optimizers.items()])
+    row = combine_rows(
+        [traced_row(optimizer, starts[name], values[0]) for name, optimizer in custom.optimizers.items()]
+    )
     applied = row.applied(all(o.on_overflow == "apply" for o in custom.optimizers.values()))
     tf.cond(applied, lambda: tf.constant(0), _then_nothing(lambda: assign(kept, before)))
     custom.train_log.assign(tf.where(applied, values, custom.train_log.value))

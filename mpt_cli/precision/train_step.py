@@ -36,7 +36,7 @@ from mpt_cli.precision.scale_state import ScaleState, StepRow, combined_ints
 Tensor = Any
 
 
-def combined(rows: list[StepRow]) -> StepRow:
+def combine_rows(rows: list[StepRow]) -> StepRow:
     """One row for the step of several optimizers: scale, rate and counter are those of the first."""
     if len(rows) == 1:
         return rows[0]

@@ -1,9 +1,9 @@
 """Whether half precision leaves enough digits to tell examples apart: outputs held against those in float32.
 
-Range is counted by `flow`. Digits are lost without any zero or inf: 20,033 and 20,047 are one number in bfloat16. What
-that does to a model is measured where it matters, at its outputs, as noise: the squared difference from the outputs of
-the same batch in float32, over the variance of those over the examples. Rounding as it should be leaves 1e-7 (float16)
-to 1e-3 (bfloat16, a deep net); at 1 the outputs say nothing about their example.
+Range is counted by `value_ranges`. Digits are lost without any zero or inf: 20,033 and 20,047 are one number in
+bfloat16. What that does to a model is measured at its outputs, as noise: the squared difference from the outputs of the
+same batch in float32, over the variance of those over the examples. Rounding as it should be leaves 1e-7 (float16) to
+1e-3 (bfloat16, a deep net); at 1 the outputs say nothing about their example.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from mpt_cli.precision.gradients.custom_gradients import is_float_tensor
 from mpt_cli.precision.keras_internals import computing_in_float32, outputs_noted
 from mpt_cli.precision.policy import layers_of, name_of
 from mpt_cli.precision.rounded_weights import NARROW
-from mpt_cli.samples.flow import pure_loss
 from mpt_cli.samples.gradient_pass import call_sampled
+from mpt_cli.samples.value_ranges import pure_loss
 from mpt_cli.telemetry.health import describe_digits
 from mpt_cli.telemetry.records import ALL_LAYERS, TARGETS
 

@@ -11,8 +11,8 @@ from keras import ops
 from mpt_cli.engine.loop import StepWrapper
 from mpt_cli.precision.optimizer import backend_step
 from mpt_cli.precision.policy import layers_of
-from mpt_cli.samples.flow import Flow, FlowCounter, pure_loss
 from mpt_cli.samples.probes import Tensor
+from mpt_cli.samples.value_ranges import RangeCounter, ValueRanges, pure_loss
 
 
 def is_compiled_once(model: Any) -> bool:
@@ -31,7 +31,7 @@ class GradientPass:
 
     def __init__(
         self,
-        counter: FlowCounter,
+        counter: RangeCounter,
         jit_compile: bool = False,
         step_wrapper: StepWrapper | None = None,
         few: bool = False,
@@ -55,22 +55,22 @@ class GradientPass:
             run = lambda state, batch, scale: self._at_scale(scale, step, state, batch)  # noqa: E731
             self._run = jax.jit(run, compiler_options={} if jit_compile else rounding_options(few))
 
-    def __call__(self, batch: Any, scale: float = 1.0) -> Flow:
+    def __call__(self, batch: Any, scale: float = 1.0) -> ValueRanges:
         model = self.model
         state: Any = ()
         if keras.backend.backend() == "jax":
             own = [] if model.optimizer is None else model.optimizer.variables
             lists = model.trainable_variables, model.non_trainable_variables, own, model.metrics_variables
             state = backend_step().TrainState(*([variable.value for variable in variables] for variables in lists))
-        found: Flow = self._run(state, batch, ops.convert_to_tensor(scale, "float32"))
+        found: ValueRanges = self._run(state, batch, ops.convert_to_tensor(scale, "float32"))
         parts, weights, norm = map(np.asarray, found[:3])
-        return Flow(parts, weights, norm, found.gradients, float(found.loss))
+        return ValueRanges(parts, weights, norm, found.gradients, float(found.loss))
 
     def _at_scale(self, scale: Tensor, step: Callable[..., Any], *arguments: Any) -> Any:
         self._scale = scale
         return step(self.model, *arguments)
 
-    def _tensorflow_step(self, model: Any, batch: Any) -> Flow:
+    def _tensorflow_step(self, model: Any, batch: Any) -> ValueRanges:
         import tensorflow as tf
 
         lists = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
@@ -82,7 +82,7 @@ class GradientPass:
         found = tape.gradient(scaled, [*weights, *sinks])
         return self.counter.count(found[: len(weights)], found[len(weights) :], loss)
 
-    def _jax_step(self, model: Any, state: Any, batch: Any) -> Flow:
+    def _jax_step(self, model: Any, state: Any, batch: Any) -> ValueRanges:
         import jax
 
         weights, frozen, _, metrics = state

@@ -16,8 +16,8 @@ from mpt_cli.engine.loop import Engine
 from mpt_cli.errors import first_line
 from mpt_cli.precision.policy import parts_of
 from mpt_cli.samples.digits import MOST_EXAMPLES, LostDigits, measure_digits
-from mpt_cli.samples.flow import Flow, FlowCounter, FlowMap, count_updates, layers_without_loss
 from mpt_cli.samples.gradient_pass import GradientPass, is_compiled_once
+from mpt_cli.samples.value_ranges import RangeCounter, RangeMap, ValueRanges, count_updates, layers_without_loss
 from mpt_cli.telemetry.records import DEAD, DIGITS, UPDATES, WEIGHT_GRADIENTS, GradientSample, LayerSample
 
 GRADIENTS = "the sample of the gradients"  # to be compiled
@@ -35,7 +35,7 @@ COMPILE_SECONDS, COMPILE_SECONDS_PER_LAYER = 0.5, 0.1
 MOST_FIRST_SHARE, MOST_SECONDS_AT_END = 0.05, 2.0
 
 
-class Look(NamedTuple):
+class SampleResult(NamedTuple):
     """What a sample saw: None where the gradients overflowed, which says nothing of the others; the layers always."""
 
     sample: GradientSample | None
@@ -95,11 +95,11 @@ class GradientSampler:
             return self.compile_seconds <= max(MOST_FIRST_SHARE * run_seconds, MOST_SECONDS_AT_END * is_over)
         return self._passes * self._pass_seconds <= self.most_share * (time.monotonic() - self._ended_at)
 
-    def take(self, chunk: StepChunk, step: int, scale: float) -> Look | None:
+    def take(self, chunk: StepChunk, step: int, scale: float) -> SampleResult | None:
         """Return what the last batch of `chunk` shows at this loss scale; None where that can't be had."""
         self._passes = 0
         try:
-            return self._look(chunk, step, scale)
+            return self._sample(chunk, step, scale)
         except Exception as error:  # a look must never end what it looks at
             self._works, self.failure = False, f"gradients can't be sampled here ({first_line(error)[:200]})"
             self.say(f"{self.failure}; training goes on without")
@@ -107,28 +107,28 @@ class GradientSampler:
         finally:
             self._ended_at = time.monotonic()
 
-    def _look(self, chunk: StepChunk, step: int, scale: float) -> Look:
+    def _sample(self, chunk: StepChunk, step: int, scale: float) -> SampleResult:
         """Two passes of the batch, as the model trains and in float32, and a few at higher scales for the head-room.
 
         Dropout draws anew for each dtype: shares are of two draws of it.
         """
 
-        def flow(in_float32: bool, doublings: int = 0) -> Flow:
+        def measure(in_float32: bool, doublings: int = 0) -> ValueRanges:
             started = time.monotonic()
-            found = self._flow(chunk, scale * 2.0**doublings, in_float32)
+            found = self._ranges(chunk, scale * 2.0**doublings, in_float32)
             self._passes, self._pass_seconds = self._passes + 1, min(self._pass_seconds, time.monotonic() - started)
             return found
 
-        base = flow(in_float32=False)
+        base = measure(in_float32=False)
         if not base.is_finite:  # at the edge of overflow: a little below it the gradients can be seen
             scale /= 4.0
-            base = flow(in_float32=False)
-        shadow = flow(in_float32=True)
-        places = FlowMap.of(self.engine.model, self._pass(False).counter.probes)
+            base = measure(in_float32=False)
+        shadow = measure(in_float32=True)
+        places = RangeMap.of(self.engine.model, self._pass(False).counter.probes)
         updates = count_updates(self.engine.model, shadow.gradients, scale) if shadow.gradients else None
         rows = places.layer_samples(base, shadow, updates)
         if not base.is_finite:
-            return Look(None, rows)
+            return SampleResult(None, rows)
         squares, largest = (float(value) for value in base.norm)
         weights = [r for r in rows if r.kind == WEIGHT_GRADIENTS]
         values = np.array([r.values for r in weights], float)
@@ -136,7 +136,7 @@ class GradientSampler:
         room = None
         if largest and places.has_float16:
             room = _headroom(
-                lambda doublings: flow(False, doublings).is_finite,
+                lambda doublings: measure(False, doublings).is_finite,
                 places.doublings_to_overflow(shadow),
                 math.log2(LARGEST_SCALE / scale),
             )
@@ -157,9 +157,9 @@ class GradientSampler:
             output_noise=None if digits is None else digits.noise,
             output_noise_left=None if digits is None else digits.noise_left,
         )
-        return Look(sample, rows)
+        return SampleResult(sample, rows)
 
-    def _flow(self, chunk: StepChunk, scale: float, in_float32: bool) -> Flow:
+    def _ranges(self, chunk: StepChunk, scale: float, in_float32: bool) -> ValueRanges:
         """What flows in a training step of the last batch. Of several replicas that of the first, before gradients are
         added up: there they are flushed or not."""
         engine, row = self.engine, chunk.batch_indices[chunk.count - 1]
@@ -171,7 +171,7 @@ class GradientSampler:
     def _pass(self, in_float32: bool) -> GradientPass:
         key = (in_float32, *map(id, self.engine.model.trainable_variables))  # others in another phase
         if key not in self._passes_of:
-            self._passes_of[key] = GradientPass(FlowCounter(self.engine.model, in_float32), few=True)
+            self._passes_of[key] = GradientPass(RangeCounter(self.engine.model, in_float32), few=True)
         return self._passes_of[key]
 
     def _digits(self, chunk: StepChunk) -> LostDigits | None:

@@ -44,7 +44,7 @@ from mpt_cli.precision.operations import (
 from mpt_cli.precision.rounded_weights import rounded_variables
 from mpt_cli.precision.train_step import can_be_called, custom_steps, metrics_of, optimizers_in, optimizers_of
 from mpt_cli.samples.digits import MOST_COUNTED, describe_inputs
-from mpt_cli.samples.flow import pure_loss
+from mpt_cli.samples.value_ranges import pure_loss
 from mpt_cli.settings.references import describe_layer, failed_layer, model_problem
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings, TrainerSettings
 from mpt_cli.telemetry.records import Scaling

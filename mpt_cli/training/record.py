@@ -8,7 +8,7 @@ from typing import Any
 from mpt_cli.engine.backend import memory_in_use, peak_memory
 from mpt_cli.engine.feed import StepChunk
 from mpt_cli.precision.finite import are_finite
-from mpt_cli.samples.gradient_samples import GradientSampler, Look
+from mpt_cli.samples.gradient_samples import GradientSampler, SampleResult
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.health import HealthRules, Stop, describe_unmoved
 from mpt_cli.telemetry.records import Event, Summary
@@ -65,7 +65,7 @@ class Record:
         """What a `Spike` tells of the examples of that step of this epoch."""
         return {}
 
-    def take_sample(self, sampler: GradientSampler, chunk: StepChunk) -> Look | None:
+    def take_sample(self, sampler: GradientSampler, chunk: StepChunk) -> SampleResult | None:
         """Look at what half precision makes of the last batch of `chunk`; None where that can't be seen."""
         look = sampler.take(chunk, self.counters.seen, self.counters.scale)
         if look is not None:

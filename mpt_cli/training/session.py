@@ -18,8 +18,8 @@ from mpt_cli.errors import DataError
 from mpt_cli.precision import Policy, head_layers
 from mpt_cli.precision.keras_internals import configured_rate
 from mpt_cli.precision.train_step import custom_steps, has_custom_compute_loss, optimizers_of
-from mpt_cli.samples.flow import is_rounded
 from mpt_cli.samples.gradient_samples import build_sampler, layers_to_compile
+from mpt_cli.samples.value_ranges import is_rounded
 from mpt_cli.settings.references import Reference
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import OwnOptimizer

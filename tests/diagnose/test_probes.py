@@ -11,9 +11,9 @@ from nets import functional, subclassed
 
 from mpt_cli.precision.gradients import EXPONENT_BIAS, ZEROS, statistics_of_each
 from mpt_cli.precision.policy import name_of, parts_of
-from mpt_cli.samples.flow import Flow, FlowCounter
 from mpt_cli.samples.gradient_pass import GradientPass
 from mpt_cli.samples.probes import GRADIENT, VALUE, Probes
+from mpt_cli.samples.value_ranges import RangeCounter, ValueRanges
 
 NETS = {"functional": functional, "subclassed": subclassed}
 
@@ -38,9 +38,9 @@ def compiled_with_loss(model: keras.Model) -> keras.Model:
     return model
 
 
-def counted(model: keras.Model, *shape: int) -> tuple[Flow, Probes]:
+def counted(model: keras.Model, *shape: int) -> tuple[ValueRanges, Probes]:
     """What one pass counts, and the probes that saw it."""
-    found = GradientPass(FlowCounter(model, in_float32=False))
+    found = GradientPass(RangeCounter(model, in_float32=False))
     return found(batch(*shape)), found.counter.probes
 
 

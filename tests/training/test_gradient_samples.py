@@ -11,7 +11,7 @@ from mpt_cli.data.examples import Examples
 from mpt_cli.engine.feed import StepChunk
 from mpt_cli.engine.loop import Engine
 from mpt_cli.precision import Policy
-from mpt_cli.samples.gradient_samples import GradientSampler, Look, build_sampler
+from mpt_cli.samples.gradient_samples import GradientSampler, SampleResult, build_sampler
 from mpt_cli.telemetry.records import UPDATES
 
 pytestmark = pytest.mark.slow
@@ -32,7 +32,7 @@ def linear_engine(x: list[float], y: float) -> tuple[Engine, object]:
     return engine, engine.to_device(data.as_batch())
 
 
-def look_at(engine: Engine, source: object, step: int, scale: float) -> Look:
+def look_at(engine: Engine, source: object, step: int, scale: float) -> SampleResult:
     """At the one example."""
     return GradientSampler(engine, 1, pytest.fail).take(StepChunk(source, ROW, 1), step, scale)
 

@@ -24,7 +24,7 @@ def terminal_columns() -> int:
 
 class PrintableConsole(Console):
     """What names of layers, jobs or terminals bring in is printed as `printable` has it. A COLUMNS or LINES of 0, of
-    which rich would print nothing, or of billions is not heeded.
+    which rich would print nothing, or of billions is not signals_to_handle.
     """
 
     def __init__(self, file: TextIO | None, **options: Any) -> None:

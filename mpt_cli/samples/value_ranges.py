@@ -70,7 +70,7 @@ def pure_loss(model: Any, state: Sequence[list[Tensor]], batch: Any) -> Tensor:
     return ops.cast(loss, "float32")
 
 
-class Flow(NamedTuple):
+class ValueRanges(NamedTuple):
     """Counts of what flows in one pass, as `gradient_statistics` has them: of the `parts` of the model, shape (parts,
     2, SINK_SIZE), the gradient of the outputs and the outputs; of the `weights`, (weights, SINK_SIZE), their gradients;
     and `norm`, the sum of squares of the latter and their largest magnitude. `gradients` are those by the weights in
@@ -89,7 +89,7 @@ class Flow(NamedTuple):
         return not self.weights[:, INFS : NANS + 1].any()
 
 
-class FlowCounter:
+class RangeCounter:
     """Counts what flows through `model` in a training step, as it is or with every layer in float32."""
 
     def __init__(self, model: Any, in_float32: bool, inputs: bool = False) -> None:
@@ -108,7 +108,7 @@ class FlowCounter:
             return values
         return [ops.cast(v, "float32") if _is_narrow(v) else v for v in values]
 
-    def count(self, gradients: list[Tensor | None], sinks: list[Tensor | None], loss: Tensor) -> Flow:
+    def count(self, gradients: list[Tensor | None], sinks: list[Tensor | None], loss: Tensor) -> ValueRanges:
         """On the device, from the gradients by all trainable variables and by the sinks; None is all 0."""
         variables = self.model.trainable_variables
         kept = [
@@ -118,7 +118,7 @@ class FlowCounter:
         ]
         found = [zeros if sink is None else sink for sink, zeros in zip(sinks, self.probes.sinks(), strict=True)]
         is_rounded = self.in_float32 and any(map(_is_narrow, weights_of(self.model)))
-        return Flow(ops.stack(found), count_weights(kept), _norm(kept), tuple(kept) if is_rounded else (), loss)
+        return ValueRanges(ops.stack(found), count_weights(kept), _norm(kept), tuple(kept) if is_rounded else (), loss)
 
 
 def _is_narrow(value: Tensor) -> bool:
@@ -145,16 +145,16 @@ def layers_without_loss(model: Any) -> set[str]:
     return {layer.name for layer in model.layers} - used
 
 
-class Updates(NamedTuple):
+class WeightUpdates(NamedTuple):
     """What the optimizer would add to each weight in float32, and what of that is there after the weight was rounded:
-    counts as those of `Flow`. `dtypes` are those of the weights."""
+    counts as those of `ValueRanges`. `dtypes` are those of the weights."""
 
     wanted: Counts
     kept: Counts
     dtypes: tuple[str, ...]
 
 
-def count_updates(model: Any, gradients: Sequence[Tensor], scale: float) -> Updates | None:
+def count_updates(model: Any, gradients: Sequence[Tensor], scale: float) -> WeightUpdates | None:
     """Of a step with these gradients of the scaled loss by the weights; None where the optimizer has variables that
     are not known, and where it rounds stochastically, which in the mean loses nothing. Nothing in the model or its
     optimizer changes."""
@@ -179,7 +179,7 @@ def count_updates(model: Any, gradients: Sequence[Tensor], scale: float) -> Upda
         for new in ([copy.value for copy in copies], rounded)
     )
     dtypes = tuple(keras.backend.standardize_dtype(v.dtype) for v in weights)
-    return Updates(np.asarray(count_weights(wanted)), np.asarray(count_weights(kept)), dtypes)
+    return WeightUpdates(np.asarray(count_weights(wanted)), np.asarray(count_weights(kept)), dtypes)
 
 
 def _wide(value: Tensor) -> Tensor:
@@ -195,8 +195,8 @@ def _norm(gradients: list[Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A layer, plain operation or weight without a layer: the rows of a `Flow` that are of it, and their dtypes."""
+class PartRows:
+    """A layer, plain operation or weight without a layer: its rows of a `ValueRanges`, and their dtypes."""
 
     name: str
     part: int | None  # None: its outputs are those of a layer inside, or it was not called
@@ -208,14 +208,14 @@ class Place:
 
 
 @dataclass(frozen=True)
-class FlowMap:
+class RangeMap:
     """The places of a model in the order of the forward pass, and the paths of its trainable weights."""
 
-    places: tuple[Place, ...]
+    places: tuple[PartRows, ...]
     variables: tuple[str, ...]
 
     @classmethod
-    def of(cls, model: Any, probes: Probes) -> "FlowMap":
+    def of(cls, model: Any, probes: Probes) -> "RangeMap":
         """As the probes met them in the pass of the model as it is."""
         parts, owners = probes.parts, owners_of_weights(model)
         called = {id(parts[index]) for index in probes.order}
@@ -223,12 +223,14 @@ class FlowMap:
         found = [_place(index, probes, owners, called) for index in order]
         variables = weights_of(model)
         loose = [(v.path, place) for place, v in enumerate(variables) if owners[place] is None]
-        found += [Place(path, None, (place,), model.compute_dtype, "", True) for path, place in loose]
+        found += [PartRows(path, None, (place,), model.compute_dtype, "", True) for path, place in loose]
         found = [replace(place, kernels=_kernels(place, variables)) for place in found]
         kept = tuple(place for place in found if place.part is not None or place.weights)
         return cls(kept, tuple(v.path for v in variables))
 
-    def layer_samples(self, base: Flow, shadow: Flow, updates: Updates | None = None) -> list[LayerSample]:
+    def layer_samples(
+        self, base: ValueRanges, shadow: ValueRanges, updates: WeightUpdates | None = None
+    ) -> list[LayerSample]:
         """`base` held against `shadow`, the same in float32: what there is of each place."""
         rows = []
         for place in self.places:
@@ -273,7 +275,7 @@ class FlowMap:
         """Whether a loss scale can be too high here."""
         return any(HALF in (place.dtype, place.output_dtype) for place in self.places)
 
-    def doublings_to_overflow(self, shadow: Flow) -> int | None:
+    def doublings_to_overflow(self, shadow: ValueRanges) -> int | None:
         """How often the scale could double before a float16 gradient passes 2^16, by their size in float32."""
         bound = [shadow.parts[p.part, GRADIENT] for p in self.places if p.part is not None and p.output_dtype == HALF]
         bound += [shadow.weights[w] for p in self.places if p.dtype == HALF for w in p.weights]
@@ -284,17 +286,17 @@ class FlowMap:
 HALF = "float16"
 
 
-def _place(index: int, probes: Probes, owners: list[int | None], called: set[int]) -> Place:
+def _place(index: int, probes: Probes, owners: list[int | None], called: set[int]) -> PartRows:
     part = probes.parts[index]
     own = tuple(place for place, owner in enumerate(owners) if owner == index)
     is_called = id(part) in called
     shows_outputs = is_called and (bool(own) or not any(id(inner) in called for inner in inner_layers(part)))
     output_dtype = probes.dtypes.get(index, "float32")
     dtype = getattr(part, "compute_dtype", None) or output_dtype
-    return Place(name_of(part), index if shows_outputs else None, own, dtype, output_dtype, is_called)
+    return PartRows(name_of(part), index if shows_outputs else None, own, dtype, output_dtype, is_called)
 
 
-def _kernels(place: Place, variables: list[Any]) -> tuple[str, ...]:
+def _kernels(place: PartRows, variables: list[Any]) -> tuple[str, ...]:
     own = [variables[weight] for weight in place.weights]
     highest = max((len(v.shape) for v in own), default=0)
     return tuple(v.path for v in own if len(v.shape) == highest)
