@@ -58,7 +58,7 @@ class Setup:
 
 
 def make_comparison(words: Sequence[str], seeds: int | None) -> tuple[SweepPlan, list[Setup]]:
-    """The jobs, round by round: each seed is a round in which every configuration runs once.
+    """Return the jobs, round by round: each seed is a round in which every configuration runs once.
 
     Every other round runs backwards, so that a machine that gets slower favours none. ConfigError with all problems.
     """
@@ -87,7 +87,9 @@ class Script:
 
 
 def make_script_comparison(words: Sequence[str], seeds: int | None, script: Script) -> tuple[SweepPlan, list[Setup]]:
-    """`make_comparison` of a script. With several seeds each round has what `set_random_seed` sets from its seed."""
+    """Return the jobs for a script, as `make_comparison` does. With several seeds, `set_random_seed` of each round gets
+    its seed.
+    """
     _check(words, seeds)
     words = words if read_grid(words).varied else [*words, POLICIES]
     rounds = [f"{SEED}={','.join(map(str, range(1, seeds + 1)))}"] if seeds is not None and seeds > 1 else []
@@ -125,7 +127,9 @@ def _check(words: Sequence[str], seeds: int | None) -> None:
 
 
 def _with_seeds(words: Sequence[str], seeds: int | None) -> list[str]:
-    """One seed for all configurations, on record. It stands before what is compared and so varies slowest: a round."""
+    """Return the words with the same seeds for all configurations. They stand before what is compared and so vary
+    slowest: each seed is a round.
+    """
     own = [word for word in words if key_of(word) == SEED]
     rest = [word for word in words if word not in own]
     held = [word for word in rest if not read_grid([word]).varied]
@@ -173,7 +177,7 @@ def compare_quality(
     tolerance: float | None = None,
     examples: int | None = None,
 ) -> Quality:
-    """From the (baseline, other) values of each seed.
+    """Judge the quality by the (baseline, other) values of each seed.
 
     The same: no seed of two or more differs, or by one at most of the `examples` that an accuracy counts. Equal: the
     mean difference is shown to be within the tolerance. Better, worse: it is shown to differ from 0, and not to be
@@ -214,13 +218,13 @@ def _quality_kind(objective: Objective, found: PairedDifference, margin: float) 
 
 
 def default_tolerance(objective: Objective, bases: Sequence[float]) -> float:
-    """One percentage point of a share, 5 % of anything else."""
+    """Return one percentage point for a share, 5 % for anything else."""
     is_share = not objective.falls and any(word in objective.name.lower() for word in SHARES)
     return SHARE_TOLERANCE if is_share else RELATIVE_TOLERANCE * abs(statistics.fmean(bases))
 
 
 def format_rule(objective: Objective, margins: Sequence[float], seeds: int) -> str:
-    """The rule, and what so many seeds can show."""
+    """Return the rule for equal quality, and what so many seeds can show."""
     margin = format_number(max((margin for margin in margins if math.isfinite(margin)), default=None))
     words = (
         f"Equal quality: the mean difference of {objective.name} over the seeds is shown to be within {margin} of "
@@ -270,7 +274,7 @@ class SpeedUp:
 
     @property
     def noise(self) -> float:
-        """The share that may be chance."""
+        """Return the share that may be chance."""
         return max(SMALLEST_GAIN, (self.highest - self.lowest) / 2)
 
     @property
@@ -298,26 +302,26 @@ class Entry(Configuration):
 
     @property
     def jobs(self) -> dict[str, JobResult]:
-        """By seed."""
+        """Return the jobs by seed."""
         return {result.job.overrides.get(SEED, ""): result for result in self.results}
 
     @property
     def is_faster(self) -> bool:
-        """Whether the time of its steps shows it."""
+        """Return whether the time of its steps shows that it is faster."""
         return self.speed is not None and self.speed.is_faster
 
     @property
     def pays(self) -> bool:
-        """Whether it is faster at no loss of quality, where jobs ran one after another."""
+        """Return whether it is faster at no loss of quality, with jobs that ran one after another."""
         return self.quality.kind in (EQUAL, BETTER) and self.is_faster
 
     @property
     def step_seconds(self) -> float | None:
-        """The median over the seeds."""
+        """Return the median over the seeds."""
         return statistics.median(self.seconds.values()) if self.seconds else None
 
     def values(self, name: str) -> dict[str, float]:
-        """What the jobs that finished came to, by seed: a metric or a field of summary.json."""
+        """Return a metric or a field of summary.json for each finished job, by seed."""
         found = {
             seed: as_number(known_values(job.summary).get(name))
             for seed, job in self.jobs.items()
@@ -326,7 +330,7 @@ class Entry(Configuration):
         return {seed: value for seed, value in found.items() if value is not None}
 
     def mean_of(self, name: str) -> float | None:
-        """Over the seeds."""
+        """Return the mean over the seeds."""
         values = self.values(name).values()
         return statistics.fmean(values) if values else None
 
@@ -347,7 +351,7 @@ class Comparison(JobResults):
 
     @property
     def compared(self) -> list[Entry]:
-        """All but the baselines."""
+        """Return all entries but the baselines."""
         return [entry for entry in self.entries if entry.baseline is not None]
 
 
@@ -355,7 +359,7 @@ _FACTS = {"setups": list[dict[str, Any]], "tolerance": float | None, "workers": 
 
 
 def read_comparison(directory: CompareDirectory, objective: str | None = None) -> Comparison:
-    """Everything from the directory; DataError where its plan is damaged, ConfigError for an unknown objective."""
+    """Read everything from the directory; DataError where its plan is damaged, ConfigError for an unknown objective."""
     plan = directory.read_plan()
     wrong = field_problem(_FACTS, plan.facts, [*_FACTS]) or next(
         filter(None, (field_problem(Setup, entry, required_fields(Setup)) for entry in plan.facts["setups"])), None
@@ -392,8 +396,14 @@ def _entry(setup: Setup, results: list[JobResult]) -> Entry:
 
 
 def _with_baseline(entry: Entry, entries: list[Entry], objective: Objective, tolerance: float | None) -> Entry:
-    """The entry held against its baseline: float32 among those that differ in nothing but the precision, else the first
-    of them; a baseline as it is."""
+    """Return the entry compared with its baseline; a baseline stays as it is.
+
+    The baseline is float32 among those that differ in nothing but the precision, else the first of them.
+
+    The baseline is float32 among those that differ in nothing but the precision, else the first of them.
+
+    The baseline is float32 among those that differ in nothing but the precision, else the first of them.
+    """
     group = [other for other in entries if _other_overrides(other) == _other_overrides(entry)]
     baseline = next((other for other in group if other.policy == "float32"), group[0])
     if baseline is entry:
@@ -412,5 +422,5 @@ def _with_baseline(entry: Entry, entries: list[Entry], objective: Objective, tol
 
 
 def _other_overrides(entry: Entry) -> dict[str, str]:
-    """What is varied beside the precision: each backend has a baseline of its own."""
+    """Return what varies beside the precision: each backend, for one, has a baseline of its own."""
     return {key: value for key, value in entry.overrides.items() if key.partition(".")[0] not in _PRECISION_KEYS}

@@ -38,7 +38,7 @@ _CPU_FEATURES = {"bfloat16": ("avx512_bf16", "amx_bf16"), "float16": ("avx512_fp
 
 
 def why_slow(entry: Entry) -> str:
-    """Why a configuration is no faster, as far as the record of its run shows it: empty where it does not."""
+    """Return why a configuration is no faster, as far as the record of its run shows; empty where it does not."""
     dtype = next((name for name in _CPU_FEATURES if name in entry.policy), None)
     environment = known_environment(RunDirectory(entry.finished[0].run_dir))
     known = (environment.get("machine") or {}).get("cpu_precision_features")
@@ -53,7 +53,7 @@ def why_slow(entry: Entry) -> str:
 
 
 def overall_sentence(found: Comparison) -> str:
-    """The one sentence to remember."""
+    """Return the one sentence to remember."""
     if all(entry.quality.kind == UNKNOWN for entry in found.compared):
         return "Nothing can be compared: " + _unfinished(found)
     if found.workers > 1:
@@ -91,7 +91,7 @@ MANY_SEEDS = 10 * RARE
 
 
 def _rare_effects(quality: Quality) -> str:
-    """What so many seeds that agree may not have met, and how many would have."""
+    """Return which rare effects so many agreeing seeds may have missed, and how many seeds would show them."""
     often = f"about {RARE} in {quality.seeds}" if quality.seeds > RARE else "in most seeds"
     more = f": --seeds {MANY_SEEDS} shows what happens in 1 of 10" if quality.seeds < MANY_SEEDS else ""
     few = quality.few_examples
@@ -100,7 +100,7 @@ def _rare_effects(quality: Quality) -> str:
 
 
 def _unknown_words(quality: Quality) -> str:
-    """What was not shown, and what would show it; empty where all is."""
+    """Return what was not shown, and what would show it; empty where everything is."""
     if quality.kind in (SAME, EQUAL):
         return _rare_effects(quality)
     if quality.kind != UNCLEAR:
@@ -118,7 +118,7 @@ def _unknown_words(quality: Quality) -> str:
 
 
 def sentences(found: Comparison) -> list[str]:
-    """One for each configuration that was held against another, then the rules that belong to them."""
+    """Return a sentence for each configuration that has a baseline, then the rules for judging."""
     told = [_entry_sentence(found, entry) for entry in found.compared]
     known = [entry.quality.margin for entry in found.compared if entry.quality.kind != UNKNOWN]
     rule = [format_rule(found.objective, known, found.seeds)] if known else []
@@ -128,7 +128,7 @@ def sentences(found: Comparison) -> list[str]:
 
 
 def entry_verdict(found: Comparison, entry: Entry) -> str:
-    """The cell of the table: what the configuration is against its baseline, and the verdict on its numerics."""
+    """Return the cell of the table: the configuration against its baseline, and the verdict on its numerics."""
     verdict = format_verdict(entry)
     if not entry.is_complete:
         return verdict
@@ -179,13 +179,13 @@ def _entry_sentence(found: Comparison, entry: Entry) -> str:
 
 
 def _quality_words(entry: Entry) -> str:
-    """Its kind; of what only holds for what was seen, in how many seeds."""
+    """Return the kind of quality; where it only holds for what was seen, with the number of seeds."""
     kind, seeds = entry.quality.kind, count_seeds(entry.quality.seeds)
     return f"{kind} in {seeds}" if kind in (SAME, EQUAL, UNCLEAR) else kind
 
 
 def _difference(found: Comparison, entry: Entry) -> str:
-    """In brackets: the mean, how sure it is, and what would be needed to tell."""
+    """Return in brackets the mean difference, how sure it is, and what would decide it."""
     quality = entry.quality
     if quality.difference is None:
         return ""
@@ -197,7 +197,7 @@ def _difference(found: Comparison, entry: Entry) -> str:
 
 
 def _qualities(found: Comparison) -> str:
-    """Quality alone, where speed can't be told."""
+    """Return a sentence on quality alone, for when speed can't be judged."""
     words = [f"{entry.label} {_quality_words(entry)}" for entry in found.compared if entry.finished]
     return f"Quality against the baseline: {', '.join(words)}."
 
@@ -211,7 +211,7 @@ SECONDARY = ("memory",)  # left out where the terminal is narrow
 
 
 def columns(found: Comparison) -> list[TableColumn[Entry]]:
-    """All of them: what was compared, quality, skips, speed, memory, verdict."""
+    """Return all columns: what was compared, quality, skips, speed, memory, verdict."""
     name = found.objective.name
     seeds = TableColumn[Entry]("seeds", lambda entry: f"{len(entry.finished)} of {len(entry.results)}")
     return [
@@ -228,7 +228,9 @@ def columns(found: Comparison) -> list[TableColumn[Entry]]:
 
 
 def _paired_cell(entry: Entry) -> str:
-    """Of the objective to the baseline, over the seeds both finished; ± half the 95 % interval, ? for one seed."""
+    """Return the difference of the objective to the baseline, over the seeds both finished; ± half the 95 % interval, ?
+    for one seed.
+    """
     quality = entry.quality
     return "-" if quality.difference is None else format_difference(quality.difference, quality.interval)
 
@@ -240,7 +242,7 @@ def _skipped_cell(entry: Entry) -> str:
 
 
 def _steps(entry: Entry, name: str) -> int:
-    """Of all its jobs."""
+    """Return the sum over all jobs."""
     return sum(int(job.number(name) or 0) for job in entry.results)
 
 
@@ -250,7 +252,7 @@ def _step_cell(entry: Entry) -> str:
 
 
 def _speed_up_cell(entry: Entry) -> str:
-    """The factor with its range over the rounds; ? for one round."""
+    """Return the factor with its range over the rounds; ? for one round."""
     speed = entry.speed
     if speed is None:
         return "-"
@@ -264,7 +266,7 @@ def _peak_bytes(entry: Entry) -> int | None:
 
 
 def print_comparison(found: Comparison, screen: Screen, page: Path | None = None) -> None:
-    """In a terminal as many columns as fit; piped, all of them in aligned plain lines."""
+    """Print as many columns as fit in a terminal; in a pipe, all of them in aligned plain lines."""
     screen.show_table(columns(found), found.entries, lambda entry: "" if entry.is_complete else "red", SECONDARY)
     for line in [
         "",
@@ -276,7 +278,7 @@ def print_comparison(found: Comparison, screen: Screen, page: Path | None = None
 
 
 def compare_page(found: Comparison, page: Path) -> str:
-    """The whole page as text; `page` is where it will lie."""
+    """Return the whole page as text; `page` is where it will be written."""
     histories = read_histories(
         (job.run_dir, f"{entry.label}, seed {seed}" if found.seeds > 1 else entry.label)
         for entry in found.entries
@@ -312,7 +314,7 @@ def write_comparison(found: Comparison, page: Path | None = None) -> None:
 
 
 def comparison_dict(found: Comparison) -> dict[str, Any]:
-    """What results.json holds and `--json` prints."""
+    """Return the content of results.json, which `--json` prints."""
     return {
         "compare_dir": str(found.directory.path),
         "verdict": overall_sentence(found),
@@ -344,7 +346,7 @@ def _entry_dict(found: Comparison, entry: Entry) -> dict[str, Any]:
 
 
 def _job_rows(found: Comparison) -> list[dict[str, Any]]:
-    """A row per job."""
+    """Return a row per job."""
     return [
         {"precision": entry.label, "seed": seed, "step_seconds": entry.seconds.get(seed), **job_dict(found, job)}
         for entry in found.entries

@@ -29,8 +29,14 @@ class CompareSettings:
 def start_compare(
     overrides: Sequence[str], measure: CompareSettings, options: Options, screen: Screen, script: Script | None = None
 ) -> tuple[Comparison, int]:
-    """A new comparison, of a recipe or of a script: all configurations are checked before the first job starts.
-    Returns it and the exit code."""
+    """Compare the precisions of a recipe or a script. Every configuration is checked before the first job starts.
+
+    Return the comparison and the exit code.
+
+    Return the comparison and the exit code.
+
+    Return the comparison and the exit code.
+    """
     own, path = split_overrides(overrides, "compare_dir")
     if script is not None:
         plan, setups = make_script_comparison(own, measure.seeds, script)
@@ -45,7 +51,7 @@ def start_compare(
 
 
 def resume_compare(path: str, options: Options, screen: Screen) -> tuple[Comparison, int]:
-    """Runs what is missing or not good in an earlier comparison, as many jobs at a time as there."""
+    """Run what is missing or failed in an earlier comparison, with as many jobs at a time as there."""
     folder = CompareDirectory.open(path)
     with folder.lock():
         workers = read_comparison(folder).workers

@@ -54,39 +54,39 @@ class Diagnosis:
 
     @property
     def examines_run_policy(self) -> bool:
-        """Whether the run itself has float16; otherwise its model was examined under mixed_float16."""
+        """Return whether the run itself uses float16; otherwise its model was examined under mixed_float16."""
         return self.policy.name == self.settings.policy.name
 
     @property
     def loss_scale(self) -> float:
-        """The run's own at the first point, 1.0 without scaling."""
+        """Return the run's own scale at the first point, 1.0 without scaling."""
         return self.points[0].loss_scale
 
     @property
     def layers(self) -> list[LayerRange]:
-        """Those of the first point."""
+        """Return the layers at the first point."""
         return self.points[0].layers
 
     @property
     def verified_point(self) -> ExaminedPoint:
-        """The point whose highest safe scale is the lowest, on which scales were tried."""
+        """Return the point with the lowest highest safe scale, at which scales were tried."""
         return next(point for point in self.points if point.step == self.verified_step)
 
     @property
     def forward_overflows(self) -> bool:
-        """Whether float16 loses the loss itself, which no scale can mend."""
+        """Return whether the loss itself overflows in float16, which no scale prevents."""
         return any(not trial.loss_is_finite for trial in self.trials)
 
     @property
     def is_safe(self) -> bool:
-        """Whether some scale suits every layer, as predicted and as met."""
+        """Return whether some scale suits every layer, both as predicted and as measured."""
         bad = self.forward_overflows or any(fault != DEAD for fault in self.faults.values())
         bad = bad or (bool(self.trials) and self.highest_safe is None)
         return self.window is None or not (self.window.empty or bad)
 
     @property
     def disagreements(self) -> list[LayerSample]:
-        """What was met in layers without a fault and not predicted; more flushed, since less does no harm."""
+        """Return the layers without a fault of which far more was flushed than predicted; less does no harm."""
         return [
             row
             for row in self.layer_samples
@@ -95,7 +95,7 @@ class Diagnosis:
 
     @property
     def drifts(self) -> bool:
-        """Whether each point has a safe scale and no scale is safe at all of them."""
+        """Return whether each point has a safe scale but no scale is safe at all of them."""
         each = [point.window for point in self.points]
         return self.window is not None and self.window.empty and not any(w is not None and w.empty for w in each)
 
@@ -122,7 +122,7 @@ def diagnose(
 
 
 def _check_steps(request: ExaminationRequest, parts: Assembly) -> None:
-    """Those of the run, or of its first phase."""
+    """Raise ConfigError where a step lies after the end of the run, or of its first phase."""
     last, phases, steps = max(request.at_steps), parts.settings.phases, parts.total_steps
     if phases and parts.train_feed.steps is not None:
         steps = phases[0].epochs * parts.train_feed.steps
@@ -132,8 +132,17 @@ def _check_steps(request: ExaminationRequest, parts: Assembly) -> None:
 
 
 def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Callable[[str], None]) -> Diagnosis:
-    """With the layers in float32 that no scale fits or that lose the forward pass, and those around them, where that
-    mends it. What such a layer hides is seen in the next round."""
+    """Return the diagnosis with those layers in float32 that no scale fits or that lose the forward pass, where that
+    helps.
+
+    Such a layer may hide another, which the next round finds.
+
+    Such a layer may hide another, which the next round finds.
+
+    Such a layer may hide another, which the next round finds.
+
+    Such a layer may hide another, which the next round finds.
+    """
     again, kept, mended = found, list[str](), dict[str, str]()
     for _ in range(ROUNDS):
         lost = _first_lossy_layers(again)
@@ -150,7 +159,7 @@ def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Cal
 
 
 def _layers_to_keep(examination: Examination, point: ExaminedPoint) -> list[str]:
-    """The layers to keep in float32 at one point; with those that take an output whose gradient doesn't fit.
+    """Return the layers to keep in float32 at one point, and those that take an output whose gradient doesn't fit.
 
     That gradient is computed by the layer that takes the output, so it is lost as long as that one is in float16.
     """
@@ -167,8 +176,16 @@ def _layers_to_keep(examination: Examination, point: ExaminedPoint) -> list[str]
 
 
 def _first_lossy_layers(found: Diagnosis) -> dict[str, str]:
-    """Of the layers that lose their outputs those that are not only given what others lost: what they put out in
-    float32 is beyond float16. Where none is, the first."""
+    """Return the layers that lose their outputs by themselves: in float32 their outputs are beyond float16.
+
+    The others only receive what these lost. Where no layer is beyond float16, return the first that loses its outputs.
+
+    The others only receive what these lost. Where no layer is beyond float16, return the first that loses its outputs.
+
+    The others only receive what these lost. Where no layer is beyond float16, return the first that loses its outputs.
+
+    The others only receive what these lost. Where no layer is beyond float16, return the first that loses its outputs.
+    """
     lost = {layer: fault for layer, fault in found.faults.items() if fault in FORWARD_FAULTS}
     rows = [row for row in found.layer_samples if row.kind == ACTIVATIONS and row.is_beyond_float16]
     return {row.layer: lost[row.layer] for row in rows if row.layer in lost} or dict([*lost.items()][:1])
@@ -209,13 +226,13 @@ def _verify(examination: Examination, kept: list[str], say: Callable[[str], None
 
 
 def scale_bounds(rule: ScaleRule) -> tuple[float, float]:
-    """The `loss_scale.min_scale` and `max_scale` of a run; without scaling, those that it would have with it."""
+    """Return `loss_scale.min_scale` and `max_scale` of a run; without scaling, the defaults of dynamic scaling."""
     scaling = rule if rule.scales else DynamicScale()
     return scaling.lowest, scaling.highest
 
 
 def recommended_scale(window: SafeScales, lowest: float, highest: float) -> float:
-    """A factor of two below the highest safe scale, and within the bounds where they leave a safe one.
+    """Return half the highest safe scale, within the bounds where they allow a safe one.
 
     >>> recommended_scale(SafeScales(17, 40), 2.0**-14, 2.0**32) == 2.0**32
     True
@@ -229,7 +246,7 @@ def recommended_scale(window: SafeScales, lowest: float, highest: float) -> floa
 
 
 def safest_power(windows: Mapping[str, SafeScales]) -> tuple[int, list[str]]:
-    """The power of two that is safe for most layers, and the others. Of equal choices the highest power.
+    """Return the power of two that is safe for most layers, and the other layers; among equals the highest power.
 
     >>> safest_power({"a": SafeScales(30, 60), "b": SafeScales(0, 20), "c": SafeScales(5, 22)})
     (20, ['a'])

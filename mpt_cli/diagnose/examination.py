@@ -54,7 +54,7 @@ class RunStepper:
         return self._train(1)
 
     def peek_batches(self, count: int) -> list[Any]:
-        """The next `count` batches as `(x, y, sample_weight)` on the device; the run then still has them before it."""
+        """Return the next `count` batches as `(x, y, sample_weight)` on the device, and leave them to the run."""
         here = self.epoch, self.step_in_epoch
         self.start_feed()
         batches: list[Any] = []
@@ -88,8 +88,16 @@ class RunStepper:
 
 
 def build_copy(program: Program, policy: PolicySettings, data: DataSet) -> Any:
-    """The model anew under `policy`, with its loss, and with layers named as in a fresh process. What the run will
-    still draw at random is unchanged."""
+    """Build the model again under `policy`, with its loss and with layer names as in a fresh process.
+
+    The random state of the run is unchanged.
+
+    The random state of the run is unchanged.
+
+    The random state of the run is unchanged.
+
+    The random state of the run is unchanged.
+    """
     settings = program.settings
     with random_state_kept(), names_as_in_a_fresh_process():
         model = program.build_copy(replace(settings, policy=policy), data)
@@ -112,12 +120,12 @@ Weights = list[Any]  # of a model, in the order of its variables, but for the st
 
 
 def weights_and_state(model: Any) -> Weights:
-    """Copies of weights, statistics and seed generators."""
+    """Return copies of weights, statistics and seed generators."""
     return [np.asarray(keras.ops.convert_to_numpy(variable.value)) for variable in _variables(model)]
 
 
 def put_weights(model: Any, weights: Weights) -> None:
-    """What `weights_and_state` gave of another copy, by position."""
+    """Assign what `weights_and_state` returned for another copy, by position."""
     for variable, value in zip(_variables(model), weights, strict=True):
         variable.assign(keras.ops.cast(value, variable.dtype))
 
@@ -145,7 +153,7 @@ class ExaminedPoint:
 
     @property
     def window(self) -> SafeScales | None:
-        """The scales that are safe for every layer; None where nothing flows in float16."""
+        """Return the scales that are safe for every layer; None where no gradient is in float16."""
         return common_window([layer.window for layer in self.layers])
 
 
@@ -191,17 +199,25 @@ class Examination:
         self._measured.append(_Measurement(step, scale, counted, batches, weights))
 
     def measure_digits(self) -> LostDigits | None:
-        """What half precision leaves of the outputs, of the run's own model where it has half precision; None where
-        outputs can't be compared."""
+        """Measure what half precision leaves of the outputs, in the run's own model where it has half precision.
+
+        None where the outputs can't be compared.
+
+        None where the outputs can't be compared.
+
+        None where the outputs can't be compared.
+
+        None where the outputs can't be compared.
+        """
         model = self.parts.model if is_rounded(self.parts.model) else self._examined
         return measure_digits(model, self._stepper.peek_batches(1)[0])
 
     def points(self) -> list[ExaminedPoint]:
-        """What was measured so far, seen with the dtypes of the model as it is examined now."""
+        """Return what was measured so far, with the dtypes of the model as it is examined now."""
         return [self._point(measured) for measured in self._measured]
 
     def binding_point(self) -> ExaminedPoint:
-        """The one whose highest safe scale is the lowest."""
+        """Return the point with the lowest highest safe scale."""
         return self._point(self._binding())
 
     def keep_in_float32(self, names: Sequence[str]) -> None:
@@ -213,7 +229,8 @@ class Examination:
         self._trace_examined(binding.batches[0])
 
     def layers_around(self, names: Sequence[str], sent_back: Sequence[str]) -> list[str]:
-        """The layers among `names`, those that take an output of `sent_back`, and those around their plain operations.
+        """Return the layers among `names`, those that take an output of `sent_back`, and those next to their plain
+        operations.
 
         An operation such as x * 2 computes in the dtype of what it is given, and so do those that follow it.
         """
@@ -231,7 +248,7 @@ class Examination:
         return [name_of(parts[index]) for index in sorted(around) if isinstance(parts[index], keras.Layer)]
 
     def verifier(self) -> Verifier:
-        """Tries scales with the weights and batches of the binding point."""
+        """Return a verifier that tries scales with the weights and batches of the binding point."""
         binding = self._binding()
         put_weights(self._examined, binding.weights)
         return Verifier(self._in_float16, binding.batches, self.places, binding.counted)
@@ -256,7 +273,7 @@ class Examination:
         self._in_float16 = GradientPass(RangeCounter(self._examined, in_float32=False))
 
     def _trace_examined(self, batch: Any) -> None:
-        """One pass, which shows in which dtypes the outputs of its layers flow.
+        """Run one pass, which shows the dtypes of the outputs of the layers.
 
         ConfigError where the device can't do it: JAX on a CPU has no float16 attention.
         """
@@ -275,7 +292,7 @@ class Examination:
 
 
 def _check_finite(counted: ValueRanges, step: int) -> None:
-    """Where float32 itself is not finite there is nothing to hold float16 against."""
+    """Raise NumericalError where float32 itself is not finite: then there is nothing to compare float16 with."""
     if np.isfinite(counted.loss) and counted.is_finite:
         return
     what = "gradients are not finite" if np.isfinite(counted.loss) else f"the loss is {counted.loss}"

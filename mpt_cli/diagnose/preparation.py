@@ -27,7 +27,7 @@ from mpt_cli.telemetry.records import OVERFLOW, PHASE, Event, field_problem, req
 
 
 def on_one_device(settings: Settings, say: Callable[[str], None]) -> Settings:
-    """`settings` without distribution, said where there was one; and without a model to be saved."""
+    """Return `settings` without distribution, and say so; the model is not saved either."""
     if settings.distribute.name != "none":
         say(f"distribute={settings.distribute.name} is left out: one device sees the whole batch")
     trainer = replace(settings.trainer, save_model=False)
@@ -46,8 +46,16 @@ class OverflowEvent(Event):
 
 
 def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent | None:
-    """The last step of the run that overflowed, or the given one; None where no step did, ConfigError where another
-    step did."""
+    """Return the last step that overflowed, or the given one.
+
+    None where no step overflowed, ConfigError where the given one did not.
+
+    None where no step overflowed, ConfigError where the given one did not.
+
+    None where no step overflowed, ConfigError where the given one did not.
+
+    None where no step overflowed, ConfigError where the given one did not.
+    """
     events = _read_events(run.events_jsonl)
     found = [line for line in events if line["kind"] == OVERFLOW]
     steps = sorted({line["step"] for line in found})
@@ -69,7 +77,7 @@ def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent | None:
 
 
 def _read_events(path: Path) -> list[dict[str, Any]]:
-    """A partial last line is left out: the run may have been killed, or be running."""
+    """Return the events of a run; a partial last line is left out, as the run may still write or have been killed."""
 
     def refuse(_: bool) -> None:
         raise DataError(f"{path} is damaged.")
@@ -99,8 +107,15 @@ def diagnosis_directory(path: str | None, parent: Path) -> Iterator[Path]:
 
 
 def check_write_path(target: str | None, words: Sequence[str]) -> None:
-    """DataError where the file exists or can't be made, before anything is measured; nothing is left of it.
-    ConfigError where the recipe of these words names what a copy there would not find.
+    """Raise DataError where the file exists or can't be made, before anything is measured; leave no file behind.
+
+    ConfigError where a copy there would not find a file that the recipe names.
+
+    ConfigError where a copy there would not find a file that the recipe names.
+
+    ConfigError where a copy there would not find a file that the recipe names.
+
+    ConfigError where a copy there would not find a file that the recipe names.
     """
     if target is None:
         return
@@ -138,18 +153,30 @@ class RemedyTrial:
 
     @property
     def loss(self) -> float:
-        """The mean over the last steps."""
+        """Return the mean loss of the last steps."""
         return fmean(self.losses[-LATEST:]) if self.losses else nan
 
     @property
     def works(self) -> bool:
-        """Whether all steps of the second half were applied, and the loss did not grow."""
+        """Return whether all steps of the second half were applied and the loss did not grow."""
         is_settled = bool(self.applied) and all(self.applied[len(self.applied) // 2 :])
         return is_settled and isfinite(self.loss) and not self.loss > MOST_GROWTH * self.first_loss
 
     def is_shown_better(self, other: "RemedyTrial") -> bool:
-        """Whether the losses of two that work show it after as many applied steps: what was skipped before a scale had
-        settled is no fault of the scale."""
+        """Return whether this remedy is clearly better than another that works.
+
+        Losses are compared after the same number of applied steps: skips while the scale settles don't count against
+        it.
+
+        Losses are compared after the same number of applied steps: skips while the scale settles don't count against
+        it.
+
+        Losses are compared after the same number of applied steps: skips while the scale settles don't count against
+        it.
+
+        Losses are compared after the same number of applied steps: skips while the scale settles don't count against
+        it.
+        """
         theirs, own = (
             [loss for loss, applied in zip(trial.losses, trial.applied, strict=True) if applied]
             for trial in (other, self)
@@ -159,7 +186,7 @@ class RemedyTrial:
         return interval is not None and interval[1] < -LEAST_GAIN * abs(fmean(loss for loss, _ in pairs))
 
     def as_dict(self) -> dict[str, Any]:
-        """For diagnosis.json."""
+        """Return the entry of diagnosis.json."""
         return {
             "words": self.words,
             "works": self.works,
@@ -191,7 +218,7 @@ def ranked(trials: Sequence[RemedyTrial]) -> list[RemedyTrial]:
 
 
 def remedy_rows(trials: Sequence[RemedyTrial]) -> list[tuple[str, str]]:
-    """(label, text): what works, the best first, and what else there is."""
+    """Return rows of label and text: what works, the best first, then what else was tried."""
     rows = [
         ("not tried" if trial.why else "remedy" if trial.works and trial.words else "tried", str(trial))
         for trial in trials

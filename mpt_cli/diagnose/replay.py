@@ -62,7 +62,7 @@ def replay(
 def rebuild_at_checkpoint(
     run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Callable[[str], None]
 ) -> tuple[Assembly, RunStepper]:
-    """The run built again at its newest checkpoint before the overflow."""
+    """Build the run again at its newest checkpoint before the overflow."""
     program = Program(settings)
     parts = assemble(program, platform, program.load_data())
     checkpoint = CheckpointStore(run.checkpoints, say=say).newest(before=overflow.step)
@@ -80,7 +80,7 @@ def rebuild_at_checkpoint(
 
 
 def _restore_checkpoint(parts: Assembly, checkpoint: Checkpoint, phase: int) -> None:
-    """The state of `checkpoint`; from the last one of the phase before, what the change to `phase` makes of it."""
+    """Restore `checkpoint`; where it is the last one of the phase before, also enter `phase`."""
     enter_phase(parts, check_phase(parts.phases, checkpoint))
     is_other = checkpoint.position["scaling_mode"] != parts.scaling.mode  # of a remedy that is tried
     restore_state(parts.model, checkpoint.arrays, other_scaling=is_other)
@@ -90,7 +90,7 @@ def _restore_checkpoint(parts: Assembly, checkpoint: Checkpoint, phase: int) -> 
 
 
 def check_replayable(run: RunDirectory, checkpoint: Checkpoint | None, overflow: OverflowEvent) -> None:
-    """DataError unless the checkpoint is of the phase of the overflow, or the last one of the phase before."""
+    """Raise DataError unless the checkpoint is of the phase of the overflow, or the last one of the phase before."""
     borders = overflow.borders
     if borders and (checkpoint is None or checkpoint.step < borders[-1]):
         raise DataError(
@@ -164,13 +164,21 @@ class OverflowDiagnosis:
 
     @property
     def layer(self) -> str | None:
-        """The one that did it, as it is seen or, of a step that overflowed again out of sight, as the run noted it;
-        None where none could be named."""
+        """Return the layer that overflowed first; None where none can be named.
+
+        Where the step overflowed again but the probes saw nothing, it is the layer that the run recorded.
+
+        Where the step overflowed again but the probes saw nothing, it is the layer that the run recorded.
+
+        Where the step overflowed again but the probes saw nothing, it is the layer that the run recorded.
+
+        Where the step overflowed again but the probes saw nothing, it is the layer that the run recorded.
+        """
         return self.first.part if self.first is not None else self.overflow.layer if self.overflowed_again else None
 
     @property
     def before(self) -> list[ObservedTensor]:
-        """Up to three of the same phase that were the last to be finite."""
+        """Return up to three tensors of the same phase that were the last finite ones."""
         if self.first is None:
             return []
         earlier = self.observed[: list(self.observed).index(self.first)]
@@ -204,7 +212,16 @@ def examine_overflow(replayed: ReplayedRun) -> OverflowDiagnosis:
 
 
 def _run_with_probes(replayed: ReplayedRun, batch: Any) -> tuple[float, list[ObservedTensor], bool]:
-    """The loss and what the probes see, compiled like the run; where all is finite so, with float16 rounded always."""
+    """Return the loss, what the probes saw, and whether that was compiled as in the run.
+
+    Where everything is finite when compiled like the run, look again with every operation rounded to float16.
+
+    Where everything is finite when compiled like the run, look again with every operation rounded to float16.
+
+    Where everything is finite when compiled like the run, look again with every operation rounded to float16.
+
+    Where everything is finite when compiled like the run, look again with every operation rounded to float16.
+    """
     parts, model = replayed.parts, replayed.parts.model
     injector = build_injector(parts.settings.fault, model, parts.data)
     step_wrapper = injector.wrap_step if injector else None
@@ -218,13 +235,22 @@ def _run_with_probes(replayed: ReplayedRun, batch: Any) -> tuple[float, list[Obs
 
 
 def first_non_finite(observed: Sequence[ObservedTensor], loss_is_finite: bool) -> ObservedTensor | None:
-    """Where the loss is finite, what was infinite on its way did no harm: a mask, or a ReLU's input of -inf."""
+    """Return the first tensor that is not finite and matters.
+
+    Where the loss is finite, an infinity in the forward pass did no harm: a mask, or -inf into a ReLU.
+
+    Where the loss is finite, an infinity in the forward pass did no harm: a mask, or -inf into a ReLU.
+
+    Where the loss is finite, an infinity in the forward pass did no harm: a mask, or -inf into a ReLU.
+
+    Where the loss is finite, an infinity in the forward pass did no harm: a mask, or -inf into a ReLU.
+    """
     phases = (BACKWARD,) if loss_is_finite else (FORWARD, BACKWARD)
     return next((seen for phase in phases for seen in observed if seen.phase == phase and not seen.is_finite), None)
 
 
 def _forward(probes: Probes, ranges: ValueRanges) -> Iterator[ObservedTensor]:
-    """Of the innermost parts, their inputs and outputs as they were called."""
+    """Yield inputs and outputs of the innermost layers, in the order of their calls."""
     inputs, outputs = np.split(ranges.parts[:, VALUE], 2)
     for index in _innermost(probes):
         for place, counts in ((INPUT, inputs[index]), (OUTPUT, outputs[index])):
@@ -232,7 +258,7 @@ def _forward(probes: Probes, ranges: ValueRanges) -> Iterator[ObservedTensor]:
 
 
 def _backward(model: Any, probes: Probes, ranges: ValueRanges) -> Iterator[ObservedTensor]:
-    """The same backwards: what arrives at an output, then what is made of it for weights and input."""
+    """Yield gradients in reverse order: what arrives at an output, then the gradients of weights and input."""
     (inputs, outputs), owners = np.split(ranges.parts[:, GRADIENT], 2), owners_of_weights(model)
     for index in reversed(_innermost(probes)):
         if index in probes.trained:
@@ -245,7 +271,7 @@ def _backward(model: Any, probes: Probes, ranges: ValueRanges) -> Iterator[Obser
 
 
 def _innermost(probes: Probes) -> list[int]:
-    """Indices in the order of the calls; a layer made of layers is left to these, unless it has weights of its own."""
+    """Return indices in call order; a layer made of layers is left to these, unless it has weights itself."""
     parts = probes.parts
     return [index for index in probes.order if not inner_layers(parts[index]) or _has_direct_weights(parts[index])]
 
@@ -289,8 +315,19 @@ CAST_LIMIT = 65520.0  # from here on a cast to float16 gives inf
 
 
 def overflow_content(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) -> dict[str, Any]:
-    """`layer` is None where none could be named; `observed` are all places looked at, in the order of time; `remedies`
-    are those tried, the best first.
+    """Return the content of diagnosis.json.
+
+    `layer` is None where none could be named; `sightings` are all tensors in time order; `remedies` are those tried,
+    the best first.
+
+    `layer` is None where none could be named; `sightings` are all tensors in time order; `remedies` are those tried,
+    the best first.
+
+    `layer` is None where none could be named; `sightings` are all tensors in time order; `remedies` are those tried,
+    the best first.
+
+    `layer` is None where none could be named; `sightings` are all tensors in time order; `remedies` are those tried,
+    the best first.
     """
     first = found.first
     return {
@@ -317,7 +354,7 @@ def overflow_content(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) ->
 
 
 def overflow_sentences(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) -> list[tuple[str, str]]:
-    """(label, text) in the order in which a person wants to know."""
+    """Return rows of label and text, the most important first."""
     fault, variables = found.replayed.parts.settings.fault, ", ".join(found.bad_weights)
     rows = [("step", _step_sentence(found))]
     if fault.kind != "none":
@@ -362,7 +399,7 @@ def _layer_sentences(found: OverflowDiagnosis) -> Iterator[str]:
 
 
 def _origin_sentence(found: OverflowDiagnosis, first: ObservedTensor) -> str:
-    """What was not finite first came from outside: from the data or from the loss."""
+    """Return the cause where the first bad tensor comes from outside the layers: from the data or from the loss."""
     if first.phase == BACKWARD:
         cause = (
             f"the loss is finite, its gradient times the loss scale {format_scale(found.loss_scale)} is not"
@@ -378,7 +415,7 @@ def _origin_sentence(found: OverflowDiagnosis, first: ObservedTensor) -> str:
 
 
 def _unseen_sentence(found: OverflowDiagnosis) -> str:
-    """Of a step in which the probes met nothing: what the run noted."""
+    """Return what the run recorded of a step in which the probes found nothing."""
     own, variable = found.own_step_of, found.overflow.variable
     why = (
         f"{own} has a train_step of its own, whose gradients can't be looked into from outside"

@@ -44,7 +44,7 @@ RUN_KEYS = ("conf", "run_dir", "resume")
 
 
 def sentences(found: Diagnosis) -> list[tuple[str, str]]:
-    """(label, text) in the order in which a person wants to know."""
+    """Return rows of label and text, the most important first."""
     rows = [*lead_sentences(found), ("examined", _examined(found)), *_drift(found), ("safe", _safe(found))]
     if found.keep_in_float32:
         rows.append(
@@ -100,7 +100,7 @@ def layer_names(names: Sequence[str]) -> str:
 
 
 def config_lines(found: Diagnosis) -> list[str]:
-    """YAML that a recipe needs for the recommendation."""
+    """Return the YAML that a recipe needs for the recommendation."""
     tree: dict[str, Any] = {}
     for (*sections, name), value in config_keys(found).items():
         section = tree
@@ -111,7 +111,7 @@ def config_lines(found: Diagnosis) -> list[str]:
 
 
 def config_keys(found: Diagnosis) -> dict[tuple[str, ...], str]:
-    """The same as keys with their values in YAML: a power of two is written as such."""
+    """Return the recommendation as keys with their values in YAML; a power of two is written as such."""
     keys: dict[tuple[str, ...], str] = {}
     keys.update({("policy", "overrides", name): "float32" for name in found.keep_in_float32})
     if found.digits is not None:
@@ -213,7 +213,7 @@ def _faults(found: Diagnosis) -> Iterator[str]:
 
 
 def _trial_sentence(trial: ScaleTrial) -> str:
-    """What was met, and what was predicted beside it."""
+    """Return what was measured at one scale, beside what was predicted."""
     if not trial.loss_is_finite:
         return f"{format_scale(trial.scale)}: the loss itself is not finite in float16"
     expected = "predicted" if trial.predicted_overflow else "not predicted"
@@ -225,7 +225,7 @@ def _trial_sentence(trial: ScaleTrial) -> str:
 
 
 def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
-    """Everything that was found. Scales are plain numbers; windows have their powers of two beside them.
+    """Return everything that was found. Scales are plain numbers; windows also have their powers of two.
 
     `layers` are those of the first point, `points` has them all. Shares are of the nonzero gradients. A layer whose
     gradients flow in another dtype than float16 has shares too, of what float16 would do, and no window.
@@ -312,7 +312,7 @@ def _window_content(window: SafeScales | None, is_safe: bool = True) -> dict[str
 
 
 def write_recipe_copy(target: str, overrides: list[str], found: Diagnosis) -> None:
-    """The recipe that `overrides` name, changed by them and by the recommendation, as a file that loads.
+    """Write the recipe that `overrides` name, changed by them and by the recommendation, as a file that loads.
 
     A loss scale that they turn off is left out, as the recommendation replaces it.
     """
@@ -333,7 +333,7 @@ def write_recipe_copy(target: str, overrides: list[str], found: Diagnosis) -> No
 
 
 def choose_with_keys(recipe: RecipeText, group: str, name: str, found: Diagnosis) -> None:
-    """The choice, and what it says of keys that the recipe has as well; keys it has no use for go."""
+    """Set the choice, update the recipe's keys of that section, and remove those that the choice does not use."""
     recipe.choose(group, name)
     section = recipe.content().get(group) or {}
     left = keys_left(group, name, section)
@@ -346,7 +346,7 @@ def choose_with_keys(recipe: RecipeText, group: str, name: str, found: Diagnosis
 
 
 def _changed_keys(keys: Iterable[str], found: Diagnosis) -> dict[tuple[str, ...], Any]:
-    """The keys of the command line with their resolved values, then those of the recommendation."""
+    """Return the keys of the command line with their resolved values, then those of the recommendation."""
     changed: dict[tuple[str, ...], Any] = {}
     for key in keys:
         path = tuple(key.split("."))
@@ -368,7 +368,7 @@ subnormal: share of these at the run's scale"""
 
 
 def print_diagnosis(found: Diagnosis, files: Sequence[str], console: Console) -> None:
-    """Three sentences, the layers at the step that binds the scale, then what is said of all."""
+    """Print three sentences, the layers at the step that limits the scale, then the rest."""
     told = sentences(found)
     print_labelled([*told[:LEAD_ROWS], *(("file", file) for file in files)], console)
     point = found.verified_point
@@ -384,7 +384,7 @@ def print_diagnosis(found: Diagnosis, files: Sequence[str], console: Console) ->
 
 
 def _columns(found: Diagnosis, point: ExaminedPoint) -> list[TableColumn[LayerRange]]:
-    """Shares are those without scaling, at the run's own scale and at the recommended one, each once."""
+    """Return the columns, with shares without scaling, at the run's scale and at the recommended one, each once."""
     scales = dict.fromkeys([1.0, point.loss_scale, *([found.recommended] if found.recommended else [])])
     return [
         TableColumn("layer", lambda layer: layer.name, is_number=False),
@@ -420,7 +420,7 @@ LEAST_SHARE = 1e-6
 
 
 def write_pictures(found: Diagnosis, folder: Path) -> None:
-    """As gradients.png and gradients.svg."""
+    """Write gradients.png and gradients.svg."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -456,13 +456,13 @@ def write_pictures(found: Diagnosis, folder: Path) -> None:
 
 
 def _total(found: Diagnosis, of_weights: bool) -> Any:
-    """Counts of all layers at all points; of those that flow in float16 where there are any."""
+    """Return the counts of all layers at all points; only of those in float16, where there are any."""
     every = [g for point in found.points for layer in point.layers for g in layer.gradients]
     bound = [g for g in every if g.is_float16] or every
     return sum((g.counts.astype(np.float64) for g in bound if g.of_weights == of_weights), np.zeros(ZEROS + 1))
 
 
 def shares_label(name: str, counts: Any, scale: float) -> str:
-    """The shares of the nonzero values that become zero or lose digits."""
+    """Return the shares of the nonzero values that become zero or lose digits."""
     flushed, subnormal = share_flushed(counts, scale), share_subnormal(counts, scale)
     return f"{name}: {format_fraction(flushed)} flushed, {format_fraction(subnormal)} subnormal"

@@ -71,12 +71,12 @@ class GradientCounts:
 
     @property
     def largest_exponent(self) -> int | None:
-        """e, where the largest magnitude lies from 2**e up to 2**(e + 1); None if all are zero."""
+        """Return e, where the largest magnitude lies from 2**e up to 2**(e + 1); None if all are zero."""
         return largest_exponent(self.counts)
 
     @property
     def window(self) -> SafeScales | None:
-        """Scales at which nothing overflows and little is flushed; None where every scale will do."""
+        """Return the scales at which nothing overflows and little is flushed; None where every scale will do."""
         if not self.is_float16:
             return None
         if self.of_weights:
@@ -105,7 +105,7 @@ class LayerRange:
 
 
 def layer_ranges(places: RangeMap, probes: Probes, counted: ValueRanges) -> list[LayerRange]:
-    """A row for each place of the examined model that has gradients, in the order in which they are called."""
+    """Return a row for each layer of the examined model that has gradients, in call order."""
     parts = {name_of(part): part for part in probes.parts}
     rows = []
     for place in places.places:
@@ -120,7 +120,7 @@ def layer_ranges(places: RangeMap, probes: Probes, counted: ValueRanges) -> list
 
 
 def common_window(windows: Sequence[SafeScales | None]) -> SafeScales | None:
-    """The scales that are safe for all; None where none of them minds."""
+    """Return the scales that are safe for all; None where no window limits them."""
     minding = [window for window in windows if window is not None]
     if not minding:
         return None
@@ -188,7 +188,7 @@ class Verifier:
         return self.trials[scale]
 
     def highest_safe(self, window: SafeScales) -> int | None:
-        """The largest power of two at which nothing really overflows; None if even the smallest overflows.
+        """Return the largest power of two at which nothing really overflows; None if even the smallest overflows.
 
         Looked for around the predicted one, and below that by halving the distance to one that is safe.
         """
@@ -209,11 +209,11 @@ class Verifier:
 
 
 def _mean_share(rows: Sequence[LayerSample], shares: Sequence[float]) -> float:
-    """By how many values each row has."""
+    """Return the mean of the shares, weighted by how many values each row has."""
     values = [row.values for row in rows]
     return float(np.dot(shares, values) / max(sum(values), 1))
 
 
 def power_of_two_below(scale: float) -> float:
-    """The histogram knows powers of two; of other scales it answers for the one below, to within a doubling."""
+    """Return the power of two at or below `scale`: the histogram counts by powers of two."""
     return float(2.0 ** np.floor(np.log2(scale)))

@@ -27,7 +27,20 @@ FIRST_SCALE = "loss_scale.initial_scale"
 
 
 def try_remedies(found: "OverflowDiagnosis", steps: int, say: Callable[[str], None]) -> list[RemedyTrial]:
-    """The best first; none where the fault lies outside of the layers, and the run as it was alone where it goes on."""
+    """Try the remedies and return them, the best first.
+
+    None are tried where the fault lies outside the layers; where the unchanged run continues well, it is the only
+    trial.
+
+    None are tried where the fault lies outside the layers; where the unchanged run continues well, it is the only
+    trial.
+
+    None are tried where the fault lies outside the layers; where the unchanged run continues well, it is the only
+    trial.
+
+    None are tried where the fault lies outside the layers; where the unchanged run continues well, it is the only
+    trial.
+    """
     if found.layer is None or found.bad_weights or found.bad_inputs:
         return []
     is_rehearsal = found.replayed.parts.settings.fault.kind != "none"
@@ -46,8 +59,16 @@ def try_remedies(found: "OverflowDiagnosis", steps: int, say: Callable[[str], No
 
 
 def candidate_remedies(found: "OverflowDiagnosis") -> list[list[str]]:
-    """Words for each remedy, the smallest change first: where the loss was finite a lower scale, one that moves, layers
-    in float32, a slower optimizer, another policy."""
+    """Return the overrides of each remedy, the smallest change first.
+
+    Where the loss was finite: a lower scale, a scale that moves, layers in float32, a slower optimizer, another policy.
+
+    Where the loss was finite: a lower scale, a scale that moves, layers in float32, a slower optimizer, another policy.
+
+    Where the loss was finite: a lower scale, a scale that moves, layers in float32, a slower optimizer, another policy.
+
+    Where the loss was finite: a lower scale, a scale that moves, layers in float32, a slower optimizer, another policy.
+    """
     settings, scaling = found.replayed.parts.settings, found.replayed.parts.scaling
     scale = found.overflow.scale_before
     lower = dict.fromkeys(max(scale / divisor, scaling.floor or 0.0) for divisor in LOWER)
@@ -67,8 +88,9 @@ def candidate_remedies(found: "OverflowDiagnosis") -> list[list[str]]:
 
 
 def _layer_groups(found: "OverflowDiagnosis") -> Iterator[list[str]]:
-    """The layer in question; with the one that takes its output, which casts it to float16; and those around it and
-    around the one before, whose own operations no probe sees."""
+    """Yield the layer in question; it with the layer that takes its output, which casts it to float16; and the layers
+    around it and around the one before, whose plain operations no probe sees.
+    """
     from mpt_cli.precision.keras_internals import inner_layers
     from mpt_cli.precision.policy import name_of
 

@@ -65,21 +65,21 @@ class Device:
 
     @property
     def memory_bytes(self) -> int:
-        """Of the whole GPU."""
+        """Return the memory of the whole GPU."""
         return int(self.memory_gib * 2**30)
 
     @property
     def usable_bytes(self) -> int:
-        """What JAX's allocator takes of it at most."""
+        """Return the most that JAX's allocator takes of it."""
         return int(self.memory_bytes * _JAX_SHARE)
 
     @property
     def has_tf32(self) -> bool:
-        """Whether its matrix units take float32 as tf32."""
+        """Return whether its matrix units take float32 as tf32."""
         return "tf32" in self.matrix_units
 
     def flops_per_second(self, dtype: str) -> float:
-        """The peak for products of `dtype`; one without units of its own is computed in float32.
+        """Return the peak for products of `dtype`; a dtype without units of its own is computed in float32.
 
         >>> load_device("v100").flops_per_second("bfloat16") / 1e12
         15.7
@@ -87,7 +87,7 @@ class Device:
         return 1e12 * self.teraflops.get(dtype, self.teraflops["float32"])
 
     def at_least(self, capability: str) -> bool:
-        """Whether its compute capability is that or higher.
+        """Return whether its compute capability is at least this one.
 
         >>> load_device("b200").at_least("9.0"), load_device("v100").at_least("8.0")
         (True, False)
@@ -95,7 +95,7 @@ class Device:
         return _version(self.compute_capability) >= _version(capability)
 
     def target_config(self) -> str:
-        """The description that XLA compiles for, a text proto `stream_executor.GpuTargetConfigProto`."""
+        """Return the description that XLA compiles for, a text proto `stream_executor.GpuTargetConfigProto`."""
         return _TARGET.format(
             device=self,
             shared_core=self.shared_kib_per_multiprocessor * 1024,
@@ -106,7 +106,7 @@ class Device:
         )
 
     def target_devices(self, count: int) -> list[Any]:
-        """`count` devices to compile for; nothing can be run on them."""
+        """Return `count` devices to compile for; nothing can be run on them."""
         from jax.experimental import topologies
 
         found = topologies.get_topology_desc(
@@ -120,7 +120,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def device_names() -> list[str]:
-    """Those that are shipped.
+    """Return the names of the shipped devices.
 
     >>> device_names()
     ['a100', 'a6000', 'b200', 'h100', 'h200', 'v100']
@@ -129,7 +129,7 @@ def device_names() -> list[str]:
 
 
 def load_device(word: str | None) -> Device:
-    """A shipped device by its name, or the path of a file of the user's own.
+    """Load a shipped device by its name, or a device of the user's own by the path of its file.
 
     ConfigError for an unknown name, and with everything that is wrong with a file.
 
@@ -168,7 +168,7 @@ def _read(path: Path) -> Device:
 
 
 def _broken_rules(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Each key whose value is of its type and can't be, with what must hold of it."""
+    """Yield each key whose value has the right type but can't be right, with what must hold."""
     if not re.fullmatch(r"[0-9]{1,3}\.[0-9]{1,3}", content["compute_capability"]):
         yield "compute_capability", 'must be a version in quotes, as "9.0".'
     if re.search('["\n]', content["description"]):
@@ -182,7 +182,7 @@ def _broken_rules(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def check_compiler() -> None:
-    """ConfigError, with what to install, where there is no JAX that compiles for NVIDIA's GPUs."""
+    """Raise ConfigError, with what to install, where there is no JAX that compiles for NVIDIA's GPUs."""
     if not any(importlib.util.find_spec(name) for name in PLUGINS):
         raise ConfigError(
             Problem(

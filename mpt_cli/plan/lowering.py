@@ -26,11 +26,11 @@ class PlannedEngine(JaxEngine):
         self._make_functions()
 
     def to_device(self, arrays: Any) -> Any:
-        """Shapes in place of arrays, in the dtypes that they have on a device."""
+        """Return shapes in place of arrays, in the dtypes that they have on a device."""
         return jax.tree.map(lambda array: self._shaped(array.shape, array.dtype), arrays)
 
     def lower_training(self, chunk: StepChunk) -> Any:
-        """The loop that `train` calls."""
+        """Lower the loop that `train` calls."""
         program: Any = self._train_many
         control = self.to_device(LoopControl.of(1, StopLimits()))
         return program.lower(TrainState(*self._lists()), chunk.source, chunk.batch_indices, control)

@@ -51,7 +51,7 @@ class Bound:
 
     @property
     def by(self) -> str:
-        """What binds most."""
+        """Return what limits the step most."""
         if self.links >= self.compute + self.memory:
             return "links between devices"
         return "compute" if self.compute >= self.memory else "memory"
@@ -112,22 +112,22 @@ class Plan:
 
     @property
     def needed_bytes(self) -> int:
-        """On one device at the peak."""
+        """Return the bytes at the peak on one device."""
         return self.memory.peak + self.held_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether JAX's allocator has room for it."""
+        """Return whether JAX's allocator has room for it."""
         return self.needed_bytes <= self.usable_bytes
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Return the entry of `--json`."""
         bound = None if self.bound is None else {**asdict(self.bound), "step": self.bound.step, "by": self.bound.by}
         return {**asdict(self), "needed_bytes": self.needed_bytes, "fits": self.fits, "bound": bound}
 
 
 def plan(words: Sequence[str], device: str, devices: int = 1, say: Say = lambda text: None) -> list[Plan]:
-    """A plan of each configuration that `words` span (`policy=float32,mixed_float16`).
+    """Plan each configuration of `words` (`policy=float32,mixed_float16` are two).
 
     ConfigError, with all problems, before anything is compiled; also where the compiler is not installed.
     """
@@ -148,7 +148,7 @@ def plan(words: Sequence[str], device: str, devices: int = 1, say: Say = lambda 
 
 
 def plan_program(program: Program, device: str, devices: int = 1, say: Say = lambda text: None) -> Plan:
-    """As `plan`, of a program of objects whose backend is there already, over devices that each have all of it."""
+    """Plan a program of Python objects whose backend is loaded already; every device holds the whole model."""
     target = CompileTarget(load_device(device), devices)
     check_plan(program.settings, devices)
     enable_compiler(target)
@@ -156,14 +156,14 @@ def plan_program(program: Program, device: str, devices: int = 1, say: Say = lam
 
 
 def plan_settings(words: Sequence[str]) -> Settings:
-    """The run of these words with JAX's program, unless they name another backend; the seed changes no program."""
+    """Load the settings of these words, with JAX unless they name a backend; the seed does not matter here."""
     named = any(word.lstrip("+").startswith(("backend=", "backend.name=")) for word in words)
     settings = load_settings([*words] if named else [*words, "backend=jax"])
     return replace(settings, seed=settings.seed or 0)
 
 
 def plan_combinations(words: Sequence[str]) -> Iterator[tuple[dict[str, str], list[str]]]:
-    """Of each configuration the values that not all have, and its words."""
+    """Yield the values that vary, and the words of each configuration."""
     grid = read_grid(words)
     if grid.problems:
         raise ConfigError(grid.problems)
@@ -180,7 +180,7 @@ def _plan_one(program: Program, platform: Platform, target: CompileTarget, overr
 
 
 def read_plan(planned: Planned, compiled: Compiled) -> Plan:
-    """What the program of the run says."""
+    """Read the plan from the compiled program."""
     from mpt_cli.engine.feed import byte_size
     from mpt_cli.training.assembly import count_parameters
 
@@ -210,7 +210,7 @@ def read_plan(planned: Planned, compiled: Compiled) -> Plan:
 
 
 def compute_bound(step: Step, device: Device, devices: int) -> Bound:
-    """Each kernel at the peak of the device that binds it; what it sums over devices in a ring."""
+    """Return the least time of a step: each kernel at the peak that limits it, and sums over devices in a ring."""
     compute = memory = 0.0
     for kernel in step.kernels:
         multiplying = sum(product.flops / device.flops_per_second(product.dtype) for product in kernel.products)
@@ -221,7 +221,7 @@ def compute_bound(step: Step, device: Device, devices: int) -> Bound:
 
 
 def _bytes_sent(collective: Collective, devices: int) -> float:
-    """Bytes that each device of a ring sends: a sum takes two rounds of the ring, a gathering or scattering one."""
+    """Return the bytes that each device sends: twice around the ring for a sum, once for a gather or scatter."""
     count = collective.shape.bytes
     if collective.opcode == "collective-permute":
         return count
@@ -252,7 +252,7 @@ MOST_LINES = 6  # of each kind of detail; `--json` has all
 
 
 def print_plans(device: Device, plans: Sequence[Plan], console: Console) -> None:
-    """A table of all, the details of each, and what the figures assume. Piped, aligned plain lines."""
+    """Print a table of all plans, the details of each, and what the figures assume; in a pipe, aligned plain lines."""
     heading = f"{plans[0].devices} x {device.description}. Compiled and bounded; nothing was run."
     console.print(heading, highlight=False, soft_wrap=True)
     rows = [[label, *(say(plan) for plan in plans)] for label, say in _LABELS]
@@ -305,7 +305,7 @@ _LABELS: list[tuple[str, Callable[[Plan], str]]] = [
 
 
 def details(plan: Plan) -> list[tuple[str, str]]:
-    """Label and sentence: the largest arrays, wide products in a mixed policy, collectives, warnings."""
+    """Return rows of label and sentence: the largest arrays, wide products in a mixed policy, collectives, warnings."""
     rows = [("arrays", f"{format_bytes(each.bytes)}: {each.form}, {each.layer}") for each in plan.buffers[:MOST_LINES]]
     rows += [
         ("wide", f"{each.name}: {each.count} products in {each.dtype}, {each.flops:.3g} flops")
@@ -328,7 +328,7 @@ def details(plan: Plan) -> list[tuple[str, str]]:
 
 
 def assumptions(device: Device, devices: int) -> list[str]:
-    """What the figures stand on."""
+    """Return what the figures assume."""
     peaks = ", ".join(f"{dtype} {value:g}" for dtype, value in device.teraflops.items())
     found = [
         f"peaks of the data sheet: teraflops {peaks}; memory {device.memory_gb_per_second:,.0f} GB/s. No kernel "

@@ -55,13 +55,13 @@ class CompileTarget:
     count: int = 1
 
     def answering(self) -> AbstractContextManager[None]:
-        """While a program is traced inside, JAX answers for these devices."""
+        """Return a context in which JAX answers for these devices while a program is traced."""
         from mpt_cli.precision.jax_internals import answering_for_gpu
 
         return nullcontext() if self.device is None else answering_for_gpu(self.device.at_least)
 
     def distribution(self, wanted: DistributeSettings) -> Distribution:
-        """A batch is split over them, and as far as `wanted` says so what belongs to the model; all else is on each."""
+        """Split a batch over the devices, and the model as far as `wanted` says so; all else is on each device."""
         import jax
         import numpy as np
 
@@ -77,7 +77,7 @@ class CompileTarget:
 
 
 def check_plan(settings: Settings, devices: int) -> None:
-    """ConfigError, with all problems, for settings of which no GPU program can be compiled here."""
+    """Raise ConfigError, with all problems, for settings of which no GPU program can be compiled here."""
     problems, batch, wanted = [], settings.trainer.batch_size, settings.distribute
     is_divided = wanted.name == MODEL_PARALLEL
     in_mesh, parts = (wanted.device_count, wanted.mesh[BATCH_AXIS]) if is_divided else (devices, devices)
@@ -134,14 +134,14 @@ class Planned:
     parts: "Assembly"
 
     def lower(self) -> Any:
-        """The loop of the run as JAX traced it, to be compiled: a `jax.stages.Lowered`."""
+        """Return the loop of the run as JAX traced it: a `jax.stages.Lowered`."""
         engine: Any = self.parts.engine
         with self.target.answering(), self.parts.policy.scope(), tracing_errors():
             chunk = self.parts.train_feed.empty_chunk()
             return engine.lower_training(replace(chunk, batch_indices=engine.to_device(chunk.batch_indices)))
 
     def compile(self) -> Compiled:
-        """The loop of the run."""
+        """Compile the loop of the run."""
         lowered, began = self.lower(), time.perf_counter()
         with tracing_errors():
             compiled = lowered.compile()
@@ -153,7 +153,7 @@ class Planned:
 
 
 def assemble_program(program: Program, target: CompileTarget, platform: Platform) -> Planned:
-    """The run with everything but values; ConfigError where the model can't be built or traced."""
+    """Assemble the run with everything but values; ConfigError where the model can't be built or traced."""
     from mpt_cli.plan.lowering import PlannedEngine
     from mpt_cli.precision.keras_internals import large_variables_without_values
     from mpt_cli.training.assembly import Hardware, assemble
@@ -167,7 +167,7 @@ def assemble_program(program: Program, target: CompileTarget, platform: Platform
 
 @contextmanager
 def tracing_errors() -> Iterator[None]:
-    """ConfigError or UserCodeError in place of an exception of the model's, of JAX or of XLA."""
+    """Turn an exception of the model, of JAX or of XLA into a ConfigError or UserCodeError."""
     try:
         yield
     except MptError:

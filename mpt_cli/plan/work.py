@@ -31,7 +31,7 @@ class Shape(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """1 for a scalar."""
+        """Return the number of elements, 1 for a scalar."""
         return math.prod(self.sizes)
 
     @property
@@ -45,7 +45,7 @@ class Shape(NamedTuple):
 
     @property
     def dtype(self) -> str:
-        """Keras's name of a floating-point type, XLA's of another.
+        """Return Keras's name of a floating-point type, XLA's name of another.
 
         >>> Shape("bf16", ()).dtype, Shape("f8e5m2", ()).dtype, Shape("s32", ()).dtype
         ('bfloat16', 'float8', 's32')
@@ -67,37 +67,37 @@ class Instruction:
 
     @property
     def shape(self) -> Shape:
-        """Of the result, or the first array of a tuple."""
+        """Return the shape of the result; for a tuple, of its first array."""
         return self.shapes[0] if self.shapes else Shape("token", ())
 
     @property
     def bytes(self) -> int:
-        """Of all arrays of the result."""
+        """Return the bytes of all arrays of the result."""
         return sum(shape.bytes for shape in self.shapes)
 
     def called(self, word: str) -> str:
-        """The computation that it names after this word; empty where there is none."""
+        """Return the computation named after this word; empty where there is none."""
         return self.text(word).lstrip("%")
 
     @property
     def branch_taken(self) -> str:
-        """Of a conditional: the computation where its condition holds, the last of its branches."""
+        """Return the branch of a conditional that runs where its condition holds, which is the last."""
         if found := re.search(r"branch_computations=\{([^}]*)\}", self.attributes):
             return found[1].split(",")[-1].strip().lstrip("%")
         return self.called("true_computation")
 
     def numbers(self, word: str) -> tuple[int, ...]:
-        """The numbers of an attribute such as lhs_contracting_dims={1,2}; none where it is not there."""
+        """Return the numbers of an attribute such as lhs_contracting_dims={1,2}; none where it is missing."""
         found = re.search(rf"\b{word}=\{{([\d,]*)\}}", self.attributes)
         return tuple(int(number) for number in found[1].split(",") if number) if found else ()
 
     def text(self, word: str) -> str:
-        """The value of an attribute that is one word or is in quotes."""
+        """Return the value of an attribute that is one word or stands in quotes."""
         found = re.search(rf'\b{word}=(?:"([^"]*)"|([^\s,}}]+))', self.attributes)
         return (found[1] or found[2] or "") if found else ""
 
     def config(self, word: str) -> dict[str, Any]:
-        """This part of its backend_config; empty where it has none."""
+        """Return this part of its backend_config; empty where it has none."""
         _, _, rest = self.attributes.partition("backend_config={")
         try:
             return dict(json.JSONDecoder().raw_decode("{" + rest)[0].get(word, {}))
@@ -116,12 +116,12 @@ class Computation:
         return iter(self.instructions.values())
 
     def operand(self, instruction: Instruction, index: int) -> Instruction:
-        """What makes its operand of this index."""
+        """Return the instruction that makes this operand."""
         return self.instructions[instruction.operands[index]]
 
     @property
     def root(self) -> Instruction:
-        """What the computation returns."""
+        """Return the instruction whose result the computation returns."""
         return next((each for each in self if each.is_root), list(self)[-1])
 
 
@@ -133,7 +133,9 @@ class Module:
     entry: Computation
 
     def step_body(self) -> Computation:
-        """That of the loop over steps, the loop with the longest body. ValueError where there is none."""
+        """Return the body of the loop over steps, which is the loop with the longest body; ValueError where there is
+        none.
+        """
         loops = [self.computations[each.called("body")] for each in self.entry if each.opcode == "while"]
         if not loops:
             raise ValueError("The program must have a loop over steps. Received: one without.")
@@ -141,7 +143,7 @@ class Module:
 
 
 def parse_module(text: str) -> Module:
-    """The program of an HLO text; ValueError where it has no entry.
+    """Parse an HLO text; ValueError where it has no entry.
 
     >>> module = parse_module('''
     ... ENTRY %main (x: f16[4,8]) -> f16[4,4] {
@@ -168,7 +170,7 @@ def parse_module(text: str) -> Module:
 
 
 def parse_instruction(line: str) -> Instruction | None:
-    """One line; None for what is no instruction.
+    """Parse one line; None where it is no instruction.
 
     >>> line = '  ROOT %t.1 = (f32[2,3]{1,0}, /*index=1*/ s32[]) tuple(%a, %b.2), metadata={op_name="x/y"}'
     >>> found = parse_instruction(line)
@@ -193,7 +195,7 @@ def parse_instruction(line: str) -> Instruction | None:
 
 
 def _closing(text: str, opens: int) -> int:
-    """Where the parenthesis that opens there closes."""
+    """Return the place of the parenthesis that closes the one at `opens`."""
     depth = 0
     for place in range(opens, len(text)):
         depth += (text[place] == "(") - (text[place] == ")")
@@ -223,7 +225,7 @@ _CONTROL = re.compile(
 
 
 def layer_of(op_name: str) -> str:
-    """The layer that an instruction comes from, of the names under which it was traced; else JAX's operation.
+    """Return the layer that an instruction was traced in; else JAX's name of the operation.
 
     >>> layer_of("jit(<lambda>)/while/body/transpose(jvp(block_1))/query/dot_general")
     'block_1/query'
@@ -281,15 +283,21 @@ class Step:
         return [product for kernel in self.kernels for product in kernel.products]
 
     def flops(self) -> dict[str, float]:
-        """Of matrix products and convolutions, by dtype."""
+        """Return the operations of matrix products and convolutions, by dtype."""
         found: dict[str, float] = {}
         for product in self.products:
             found[product.dtype] = found.get(product.dtype, 0.0) + product.flops
         return found
 
     def largest_arrays(self, count: int) -> list[tuple[int, str, str]]:
-        """Bytes, form and layer of the largest ones that a step makes, those of a form and layer together. What it
-        writes over weights, slots and records is none of them. Not all need be there at the same time."""
+        """Return bytes, form and layer of the largest arrays that a step makes; equal forms of a layer are added up.
+
+        Arrays written over weights, slots and records are left out. The others need not exist at the same time.
+
+        Arrays written over weights, slots and records are left out. The others need not exist at the same time.
+
+        Arrays written over weights, slots and records are left out. The others need not exist at the same time.
+        """
         found: dict[tuple[str, str], list[int]] = {}
         for shape, layer in self.arrays:
             found.setdefault((f"{shape.dtype} {list(shape.sizes)}", layer), []).append(shape.bytes)
@@ -301,7 +309,7 @@ class Step:
 
 
 def read_step(module: Module, has_tf32: bool) -> Step:
-    """The step of a training loop. `has_tf32`: whether the device multiplies float32 as tf32 unless told otherwise.
+    """Read the step of a training loop. `has_tf32`: whether the device multiplies float32 as tf32 by default.
 
     ValueError where the program has no loop.
     """
@@ -354,7 +362,7 @@ class _Reader:
                 yield from self._products(inner, one)
 
     def _dtype(self, computation: Computation, each: Instruction) -> str:
-        """What is multiplied: float32 is tf32 where nobody asked for more."""
+        """Return the dtype of the multiplication: float32 is tf32 unless a higher precision was asked for."""
         name = computation.operand(each, 0).shape.dtype
         precision = f"{each.text('algorithm')}{each.config('gemm_backend_config').get('precision_config', '')}"
         raised = re.search("operand_precision=.[^}]*high|HIGH|f32_f32_f32", each.attributes + precision)
@@ -362,7 +370,7 @@ class _Reader:
 
 
 def _group_size(attributes: str) -> int | None:
-    """Devices that a collective is among; None where it does not say.
+    """Return how many devices a collective spans; None where it does not say.
 
     >>> _group_size("replica_groups={{0,1},{2,3}}, to_apply=%add"), _group_size("replica_groups=[2,4]<=[8]")
     (2, 4)
@@ -374,7 +382,7 @@ def _group_size(attributes: str) -> int | None:
 
 
 def _product_flops(computation: Computation, each: Instruction) -> float | None:
-    """Operations of an instruction that is a product; None for another."""
+    """Return the operations of a matrix product or convolution; None for another instruction."""
     target = each.text("custom_call_target")
     if each.opcode == "dot":
         return _dot(computation, each, each.numbers("lhs_contracting_dims"))
@@ -394,7 +402,8 @@ def _dot(computation: Computation, each: Instruction, contracted: tuple[int, ...
 
 
 def _convolution(computation: Computation, each: Instruction, target: str) -> float:
-    """Each output of the forward pass is a sum over the kernel and the input channels of its group.
+    """Return its operations: each output of the forward pass is a sum over the kernel and the input channels of its
+    group.
 
     What cuDNN computes backward has as many operations, and names the dimensions of the forward pass.
     """
@@ -411,22 +420,35 @@ def _convolution(computation: Computation, each: Instruction, target: str) -> fl
 
 
 def _window(each: Instruction, word: str) -> int:
-    """The product of these sizes of a window, 1 where it has none."""
+    """Return the product of these sizes of a window, 1 where it has none."""
     found = re.search(rf"window=\{{[^}}]*\b{word}=([\dx]+)", each.attributes)
     return math.prod(map(int, found[1].split("x"))) if found else 1
 
 
 def _attention(computation: Computation, each: Instruction, backward: bool) -> float:
-    """cuDNN's fused attention: two products forward, five backward (one of them repeats the forward's), each of queries
-    by keys by head size. A causal mask saves it about half, which is not taken off."""
+    """Return the operations of cuDNN's fused attention: two products forward, five backward (one repeats the
+    forward's), each of queries by keys by head size.
+
+    A causal mask saves about half of them, which is not subtracted.
+
+    A causal mask saves about half of them, which is not subtracted.
+
+    A causal mask saves about half of them, which is not subtracted.
+    """
     query, key = (computation.operand(each, index).shape.sizes for index in (0, 1))
     axis = next((axis for axis in (1, 2) if query[axis] != key[axis]), 1)  # where lengths differ they show the layout
     return (10.0 if backward else 4.0) * math.prod(query) * key[axis]
 
 
 def _bytes_of(computations: dict[str, Computation], computation: Computation, each: Instruction) -> int:
-    """What a kernel reads and writes: of an array that it takes slices of, the slices; of one that it changes in place,
-    the change; all else once and whole."""
+    """Return the bytes that a kernel reads and writes.
+
+    Of an array that it slices, only the slices count; of one that it updates in place, only the update.
+
+    Of an array that it slices, only the slices count; of one that it updates in place, only the update.
+
+    Of an array that it slices, only the slices count; of one that it updates in place, only the update.
+    """
     if each.opcode == "fusion":
         inner = computations[each.called("calls")]
         read = sum(_bytes_read(inner, parameter) for parameter in inner if parameter.opcode == "parameter")

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def read_lines(path: Path, tell_damaged: Callable[[bool], None] = lambda _: None) -> Iterator[dict[str, Any]]:
-    """Every line of metrics.jsonl or events.jsonl that can be read; a file that is not there has none.
+    """Yield every readable line of metrics.jsonl or events.jsonl; a missing file has none.
 
     `tell_damaged` is called for each other line, with whether it is too long to be read, but not for a last one without
     an end, which may be being written.
@@ -52,7 +52,7 @@ def read_lines(path: Path, tell_damaged: Callable[[bool], None] = lambda _: None
 
 
 def _cut_lines(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
-    """Each line; of one with more bytes one more than these, and the rest of it is passed over."""
+    """Yield each line; of a line that is too long, one byte more than allowed, and skip the rest of it."""
     while line := file.readline(most_bytes + 1):
         yield line
         while len(line) > most_bytes and not line.endswith(b"\n"):
@@ -60,7 +60,7 @@ def _cut_lines(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
 
 
 def latest_line(path: Path) -> dict[str, Any] | None:
-    """The last whole line, found without reading the rest of the file."""
+    """Return the last whole line, without reading the rest of the file."""
     try:
         with open_file(path) as file:
             file.seek(0, 2)
@@ -72,7 +72,7 @@ def latest_line(path: Path) -> dict[str, Any] | None:
 
 
 def read_spikes(path: Path, tell_damaged: Callable[[bool], None] = lambda _: None) -> Iterator[Spike]:
-    """The jumps of the loss in spikes.jsonl; a line that can't be read is left out, and told."""
+    """Yield the jumps of the loss in spikes.jsonl; skip a line that can't be read, and report it."""
     for line in islice(read_lines(path, tell_damaged), MOST_SPIKES):
         if field_problem(Spike, line, required_fields(Spike)) is None:
             yield record_from(Spike, printable_tree(line))
@@ -81,19 +81,19 @@ def read_spikes(path: Path, tell_damaged: Callable[[bool], None] = lambda _: Non
 
 
 def jumps_sentence(spikes: Sequence[Spike]) -> str:
-    """At which steps the loss jumped; there is one at least."""
+    """Return a sentence with the steps at which the loss jumped; there must be at least one."""
     steps = ", ".join(format_count(spike.step) for spike in spikes[:8]) + (", …" if len(spikes) > 8 else "")
     return f"the loss jumped at step {steps}; spikes.jsonl has the examples of each batch"
 
 
 def metric_by_epoch(metrics_jsonl: Path, name: str) -> list[float]:
-    """The values at the ends of the epochs."""
+    """Return the values at the ends of the epochs."""
     lines = (line for line in read_lines(metrics_jsonl) if line.get("epoch_end"))
     return [value for line in lines if (value := as_number(line.get(name))) is not None]
 
 
 def settled_step(events: list[dict[str, Any]], steps_seen: int, applied_steps: int) -> int | None:
-    """The last skipped step of the warm-up, that is before the scale first grew; 0 where no step was skipped.
+    """Return the last skipped step of the warm-up, before the scale first grew; 0 where no step was skipped.
 
     None where the scale did not settle: nothing was applied, or the run ended in skipped steps with no growth before.
     """
@@ -188,7 +188,7 @@ class RunHistory:
 
     @property
     def not_recorded(self) -> list[str]:
-        """What of the run nobody saw, in sentences: of one that was recorded from outside."""
+        """Return what the recorder could not see of this run, as sentences."""
         return [str(each) for each in self.environment.get("not_recorded") or []]
 
     @property
@@ -205,16 +205,16 @@ class RunHistory:
 
     @property
     def has_scale(self) -> bool:
-        """Whether the loss was scaled at all."""
+        """Return whether the loss was scaled at all."""
         return any(scale != 1.0 for scale in self.scale.ys)
 
     def number(self, name: str) -> float | None:
-        """A field of the summary; None where it has no such number."""
+        """Return a field of the summary as a number; None where it is missing or no number."""
         return as_number(self.summary.get(name))
 
 
 def read_history(path: str | Path, label: str | None = None) -> RunHistory:
-    """Everything a page shows of the run in `path`. DataError where that is no run directory at all.
+    """Read everything that a page shows of the run in `path`; DataError where that is no run directory.
 
     A file that is missing or damaged costs only what stood in it: `gaps` says which.
     """
@@ -233,7 +233,7 @@ def read_history(path: str | Path, label: str | None = None) -> RunHistory:
 
 
 def read_histories(runs: Iterable[tuple[Path, str]]) -> list[RunHistory]:
-    """Of those with these paths and labels that began; a job that never did has no directory."""
+    """Read those runs that have started, given by path and label; a job that never started has no directory."""
     histories = []
     for path, label in runs:
         with suppress(DataError):
@@ -260,7 +260,7 @@ def _note_unreadable(history: RunHistory, path: Path, why: str) -> None:
 def _read_noting_damage(
     history: RunHistory, path: Path, read: Callable[[Path, Callable[[bool], None]], Iterator[T]]
 ) -> Iterator[T]:
-    """What can be read; how many lines can't is one of the gaps."""
+    """Yield what can be read, and note as a gap how many lines can't."""
     lost: list[bool] = []  # whether it was too long, for each line that was not read
     yield from read(path, lost.append)
     if lost:
@@ -298,7 +298,7 @@ def _read_metrics(history: RunHistory) -> None:
 
 
 def _read_events(history: RunHistory) -> None:
-    """Skips and the course of the scale: before and after each change, to the last step logged."""
+    """Read the skips and the course of the scale: its value around each change, up to the last logged step."""
     for event in _lines_noting_damage(history, history.run.events_jsonl):
         step = as_number(event.get("step"))
         scales = as_number(event.get("scale_before")), as_number(event.get("scale_after"))
@@ -335,7 +335,7 @@ def _add_event(history: RunHistory, event: dict[str, Any], step: int, scales: tu
 
 
 def _add_scale(history: RunHistory, first: float, step: float, value: float) -> None:
-    """A point of the course; of a stretch on which the scale stays, only the ends."""
+    """Add a point to the course of the scale; while it stays the same, keep only the two ends."""
     scale = history.scale
     if not len(scale):
         scale.add(0, first)

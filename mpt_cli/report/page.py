@@ -92,7 +92,7 @@ def write_page(path: Path, text: str) -> None:
 
 
 def check_replaceable(path: Path) -> None:
-    """DataError where something lies at `path` that mpt did not write."""
+    """Raise DataError where `path` holds something that mpt did not write."""
     if path.is_dir():
         raise DataError(f"{path} is a folder. Give the name of a file, as in --out {path / 'report.html'}")
     try:

@@ -17,7 +17,7 @@ NOT_METRICS = {*FIELDS_WITHOUT_CURVE, *STEP_FIELDS, "memory_bytes"} - {"learning
 
 
 def load_run(path: str | Path) -> "Run":
-    """The run in this directory, also one that is going on or was killed; DataError where there is none."""
+    """Return the run in this directory, also one that still trains or was killed; DataError where there is none."""
     if not isinstance(path, (str, Path)):
         raise ConfigError(Problem("path", "must be the path of a run directory.", path))
     return Run(RunDirectory.open(path).path)
@@ -31,63 +31,63 @@ class Run:
 
     @property
     def path(self) -> Path:
-        """The run directory."""
+        """Return the run directory."""
         return self.directory.path
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The content of summary.json; DataError where the run has not ended or was killed."""
+        """Return the content of summary.json; DataError where the run has not ended or was killed."""
         return read_json(self.directory.summary_json)
 
     @property
     def verdict(self) -> str:
-        """healthy, warm-up skips only, …: the word for how the run went."""
+        """Return the word for how the run went: healthy, warm-up skips only, …."""
         return str(self.summary["verdict"])
 
     @property
     def explanation(self) -> str:
-        """The verdict in a sentence, with what to do."""
+        """Return the verdict in a sentence, with what to do."""
         return str(self.summary["explanation"])
 
     @property
     def status(self) -> str:
-        """finished, stopped, interrupted, terminated or failed."""
+        """Return finished, stopped, interrupted, terminated or failed."""
         return str(self.summary["status"])
 
     @property
     def exit_code(self) -> int:
-        """What `mpt train` would have ended with; 0 where all is well."""
+        """Return the exit code that `mpt train` would have; 0 where all is well."""
         return int(self.summary["exit_code"])
 
     @cached_property
     def events(self) -> list[dict[str, Any]]:
-        """Every skipped step and every change of the scale, in order."""
+        """Return every skipped step and every change of the scale, in order."""
         return list(read_lines(self.directory.events_jsonl))
 
     @cached_property
     def spikes(self) -> list[Spike]:
-        """The steps at which the loss jumped, with the examples of their batches, in order."""
+        """Return the steps at which the loss jumped, with the examples of their batches, in order."""
         return list(read_spikes(self.directory.spikes_jsonl))
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
-        """Every line of metrics.jsonl."""
+        """Return every line of metrics.jsonl."""
         return list(read_lines(self.directory.metrics_jsonl))
 
     @cached_property
     def history(self) -> dict[str, list[float]]:
-        """As `History.history` of Keras: each metric's values at the ends of the epochs."""
+        """Return each metric's values at the ends of the epochs, as Keras's `History.history` does."""
         ends = [line for line in self.lines if line.get("epoch_end")]
         names = dict.fromkeys(name for line in ends for name in line if name not in NOT_METRICS)
         named = {name: [float(line[name]) for line in ends if line.get(name) is not None] for name in names}
         return {name: values for name, values in named.items() if values}
 
     def events_frame(self) -> Any:
-        """`events` as a pandas DataFrame; ImportError without pandas."""
+        """Return `events` as a pandas DataFrame; ImportError without pandas."""
         return import_module("pandas").DataFrame(self.events)
 
     def lines_frame(self) -> Any:
-        """`lines` as a pandas DataFrame; ImportError without pandas."""
+        """Return `lines` as a pandas DataFrame; ImportError without pandas."""
         return import_module("pandas").DataFrame(self.lines)
 
     def plot(self) -> list[Path]:
@@ -107,7 +107,7 @@ class Run:
         return f"Run({str(self.path)!r}: {headline(read_history(self.path))})"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: how it ended, and its first pictures (loss, accuracy, scale with skips)."""
+        """Return what a notebook shows: how the run ended, and its first pictures (loss, accuracy, scale, skips)."""
         history = read_history(self.path)
         rows = "".join(
             f"<tr><th style='text-align:left'>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"

@@ -53,21 +53,21 @@ _ENVIRONMENT_FIELDS = (
 
 
 def headline(history: RunHistory) -> str:
-    """How it ended and what is to be thought of it, in a few words."""
+    """Return in a few words how the run ended and how good it is."""
     if not history.summary:
         return f"No end on record, last logged at step {format_count(history.last_step)}"
     return f"{history.status.capitalize()}: {history.verdict}"
 
 
 def severity(history: RunHistory) -> str:
-    """good, warn or bad: how the headline is colored."""
+    """Return good, warn or bad, which decides the color of the headline."""
     if not history.summary:
         return "warn"
     return "bad" if not history.is_good else "good" if history.verdict in GOOD_VERDICTS else "warn"
 
 
 def format_scale_range(history: RunHistory) -> str:
-    """Where the loss scale ended, and between what it moved."""
+    """Return the loss scale at the end, and its lowest and highest value."""
     names = ("final_loss_scale", "min_loss_scale", "max_loss_scale")
     final, low, high = (history.number(name) for name in names)
     if final is None or not history.has_scale:
@@ -76,7 +76,7 @@ def format_scale_range(history: RunHistory) -> str:
 
 
 def format_skipped(history: RunHistory) -> str:
-    """How many steps were skipped, and their share."""
+    """Return how many steps were skipped, and their share."""
     seen, skipped = history.number("steps_seen"), history.number("skipped_steps")
     if seen is None or skipped is None:
         seen, skipped = float(history.last_step), float(len(history.skips))
@@ -84,7 +84,7 @@ def format_skipped(history: RunHistory) -> str:
 
 
 def outcome_facts(history: RunHistory) -> list[tuple[str, str]]:
-    """The summary, field by field; of a run without one, what its lines tell."""
+    """Return the fields of the summary; without a summary, what the log lines say."""
     pairs = [
         ("recipe", str(history.config.get("recipe", "-"))),
         ("steps", format_count(history.last_step)),
@@ -110,12 +110,12 @@ def cost_facts(history: RunHistory) -> list[tuple[str, str]]:
 
 
 def format_metric(history: RunHistory, group: str, name: str) -> str:
-    """A metric of the summary; `group` is metrics or best_metrics."""
+    """Return a metric of the summary as text; `group` is metrics or best_metrics."""
     return format_number(as_number(history.summary.get(group, {}).get(name)))
 
 
 def format_step_ranges(steps: Sequence[int]) -> str:
-    """Every one of the steps, neighbours joined.
+    """Return all of the steps as text, with neighbours joined to ranges.
 
     >>> format_step_ranges([1, 2, 3, 7, 9, 10])
     '1–3, 7, 9–10'
@@ -128,7 +128,7 @@ def format_step_ranges(steps: Sequence[int]) -> str:
 
 
 def environment_facts(history: RunHistory) -> list[tuple[str, str]]:
-    """Versions, machine and what else the result may depend on; not the list of all packages."""
+    """Return versions, machine and other facts that the result may depend on, without the list of all packages."""
     found = {name: history.environment[name] for name in _ENVIRONMENT_FIELDS if name in history.environment}
     facts = {"where": format_environment(history.environment), **flatten(found)}
     return [
@@ -139,20 +139,20 @@ def environment_facts(history: RunHistory) -> list[tuple[str, str]]:
 
 
 def format_value(value: Any) -> str:
-    """A value of the configuration or of a record; nothing of None."""
+    """Return a value of the configuration or of a record as text; None becomes empty."""
     number = as_number(value) if isinstance(value, float) else None
     return "" if value is None else f"{number:.6g}" if number is not None and math.isfinite(number) else str(value)
 
 
 def skips_sentence(history: RunHistory) -> str:
-    """At which steps gradients were not finite, and whether these were skipped; empty where all were finite."""
+    """Return the steps whose gradients were not finite, and whether they were skipped; empty where all were finite."""
     if history.bad_steps:
         return f"Steps with gradients that were not finite, applied: {format_step_ranges(history.bad_steps)}"
     return f"Skipped steps: {format_step_ranges(history.skips)}" if history.skips else ""
 
 
 def failure_facts(history: RunHistory) -> list[tuple[str, str]]:
-    """Of a run that came to a bad end: the verdict, and what the rule saw that ended it."""
+    """Return the verdict of a run that failed, and what the health rule saw that ended it."""
     found = history.postmortem
     pairs = [("exit code", str(history.summary.get("exit_code"))), ("verdict", history.verdict)]
     if not found:
@@ -170,7 +170,7 @@ def failure_facts(history: RunHistory) -> list[tuple[str, str]]:
 
 
 def events_table(history: RunHistory) -> PageTable[Any]:
-    """The latest ones."""
+    """Return a table of the latest events."""
     names = ("step", "scale_before", "scale_after", "nan", "inf")
     rows = [
         [
@@ -187,7 +187,7 @@ def events_table(history: RunHistory) -> PageTable[Any]:
 
 
 def spikes_table(history: RunHistory) -> PageTable[Any]:
-    """The steps at which the loss jumped."""
+    """Return a table of the steps at which the loss jumped."""
     rows = [
         [
             describe_examples(spike),
@@ -215,7 +215,9 @@ _MOST_LAYERS = 60
 
 
 def layers_table(history: RunHistory) -> PageTable[Any]:
-    """The latest sample: where the values of each layer lie in float32, and what half precision makes of them."""
+    """Return a table of the latest sample: the magnitudes of each layer in float32, and what half precision loses of
+    them.
+    """
     found = sorted(history.layers, key=lambda line: -max(line["flushed"], line["overflowed"]))
     rows = [
         [
@@ -240,7 +242,9 @@ def _exponents(line: dict[str, Any]) -> str:
 
 
 def run_commands(history: RunHistory) -> list[str]:
-    """The command the run was started by, and those that repeat it; of a Python program's run those that read it."""
+    """Return the command that started the run and those that repeat it; for a run of a Python program, those that read
+    it.
+    """
     if history.config.get("model.name") == PYTHON:
         script = history.config.get("model.command") or []
         again = [shell_command(*map(str, script))] if isinstance(script, list) and script else []
@@ -254,13 +258,20 @@ def run_commands(history: RunHistory) -> list[str]:
 
 
 def write_run_page(histories: Sequence[RunHistory], path: Path) -> None:
-    """The page at `path`."""
+    """Write the page to `path`."""
     write_page(path, run_page(histories, run_pictures(histories), path))
 
 
 def run_page(histories: Sequence[RunHistory], pictures: Sequence[Picture], page: Path = Path()) -> str:
-    """The whole page as text; `page` is where it will lie. It begins with the verdict of one run, or with how
-    several ended.
+    """Return the whole page as text, which begins with the verdict of one run, or with how several ended.
+
+    `page` is where the page will be written.
+
+    `page` is where the page will be written.
+
+    `page` is where the page will be written.
+
+    `page` is where the page will be written.
     """
     if len(histories) == 1:
         [history] = histories
@@ -293,7 +304,7 @@ def run_page(histories: Sequence[RunHistory], pictures: Sequence[Picture], page:
 def render_runs(
     template: str, title: str, histories: Sequence[RunHistory], pictures: Sequence[Picture], **values: Any
 ) -> str:
-    """A page with runs on it, from a template that takes them as `runs` and what is to be said of each by these."""
+    """Render a template with runs on it, which gets them as `runs` together with the functions that describe a run."""
     parts = (
         outcome_facts,
         skips_sentence,
@@ -309,7 +320,7 @@ def render_runs(
 
 
 def _endings_table(histories: Sequence[RunHistory], page: Path) -> PageTable[RunHistory]:
-    """A row for each run: the keys whose values are not the same in all, then how it ended."""
+    """Return a row for each run: the keys that differ between the runs, then how it ended."""
     metrics = [history.summary.get("metrics", {}) for history in histories]
     name = next((name for name in MONITORED if any(name in found for found in metrics)), "loss")
     rows: list[TableColumn[RunHistory]] = [
@@ -361,7 +372,7 @@ _LOG_SPAN = 50.0  # what spans more than this is easier to read on a logarithmic
 
 
 def run_pictures(histories: Sequence[RunHistory]) -> list[Picture]:
-    """Every picture that these runs have the data for, loss first; of many runs, of the first ones."""
+    """Return every picture that these runs have data for, the loss first; too many runs are cut to the first ones."""
     shown = histories[:MOST_DISTINCT]
     found = [picture for name in metric_names(shown) for picture in _metric_pictures(shown, name)]
     found += _scale_pictures(shown)
@@ -375,14 +386,14 @@ def run_pictures(histories: Sequence[RunHistory]) -> list[Picture]:
 
 
 def metric_names(histories: Sequence[RunHistory]) -> list[str]:
-    """Losses and metrics without their val_* twins, the loss first."""
+    """Return losses and metrics without their val_* twins, the loss first."""
     found = [name for history in histories for name in [*history.steps, *history.epochs]]
     own = [name for name in found if name not in (*STEP_FIELDS, "memory_bytes", *_GRADIENTS)]
     return sorted(dict.fromkeys(name.removeprefix("val_") for name in own), key=lambda name: name != "loss")
 
 
 def _metric_pictures(histories: Sequence[RunHistory], name: str) -> list[Picture]:
-    """Training and validation in one picture for a single run, in one each for several."""
+    """Return one picture with training and validation for a single run; for several runs, one picture for each."""
     words = name.replace("_", " ")
     if len(histories) > 1:
         return [
@@ -417,7 +428,7 @@ def _metric_picture(name: str, title: str, y_label: str, curves: list[Curve]) ->
 
 
 def _log_base(curves: Sequence[Curve]) -> int | None:
-    """10 where the values span so much that a linear axis would hide the small ones."""
+    """Return 10 where the values span so much that a linear axis would hide the small ones."""
     values = [y for curve in curves for y in curve.ys if math.isfinite(y)]
     return 10 if values and min(values) > 0 and max(values) > _LOG_SPAN * min(values) else None
 
@@ -431,8 +442,9 @@ def _curves(histories: Sequence[RunHistory], name: str) -> list[Curve]:
 
 
 def _series(history: RunHistory, name: str) -> Series | None:
-    """The loss line by line, where there are more lines than epochs; metrics, which within an epoch are running means,
-    at the ends of epochs."""
+    """Return the loss of every logged line where these outnumber the epochs; return metrics at the ends of epochs,
+    because within an epoch they are running means.
+    """
     lines, ends = history.steps.get(name), history.epochs.get(name)
     if lines is None or ends is None:
         return lines or ends
@@ -453,7 +465,7 @@ def _scale_pictures(histories: Sequence[RunHistory]) -> list[Picture]:
 
 
 def _overlay(histories: Sequence[RunHistory], name: str, title: str, y_label: str) -> list[Picture]:
-    """One picture of what was logged at steps; none where no run has it."""
+    """Return one picture of what was logged at steps; none where no run logged it."""
     factor = 100.0 if "%" in y_label else 1.0
     curves = [replace(curve, ys=[factor * y for y in curve.ys]) for curve in _curves(histories, name)]
     if not any(map(math.isfinite, (y for curve in curves for y in curve.ys))):

@@ -28,12 +28,12 @@ class TableColumn(Generic[R]):
 
 
 def text_columns(titles: Sequence[str], numbers: int = 0) -> list[TableColumn[Sequence[str]]]:
-    """Of rows whose cells are texts already; the last `numbers` columns stand to the right."""
+    """Return columns for rows of texts; the last `numbers` columns are aligned to the right."""
     return [TableColumn(title, itemgetter(at), at >= len(titles) - numbers) for at, title in enumerate(titles)]
 
 
 def plain_lines(columns: Sequence[TableColumn[R]], rows: Iterable[R]) -> list[str]:
-    """Titles and rows, aligned.
+    """Return titles and rows as aligned lines.
 
     >>> plain_lines([TableColumn("n", str), TableColumn("double", lambda n: str(2 * n))], [1, 10])
     [' n  double', ' 1       2', '10      20']
@@ -48,7 +48,7 @@ def plain_lines(columns: Sequence[TableColumn[R]], rows: Iterable[R]) -> list[st
 
 
 def rich_table(columns: Sequence[TableColumn[R]], rows: Iterable[R], style: Callable[[R], str]) -> Table:
-    """For a terminal; `style` is that of a row, in rich's words."""
+    """Return a table for the terminal; `style` gives the style of a row, in rich's words."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         table.add_column(
@@ -65,7 +65,7 @@ def rich_table(columns: Sequence[TableColumn[R]], rows: Iterable[R], style: Call
 def print_table(
     columns: Sequence[TableColumn[R]], rows: Sequence[R], console: Console, style: Callable[[R], str] = lambda row: ""
 ) -> None:
-    """A table in a terminal; piped, aligned plain lines as wide as they need to be."""
+    """Print a table in a terminal; in a pipe, aligned plain lines as wide as they need to be."""
     if console.is_terminal:
         console.print(rich_table(columns, rows, style))
     else:
@@ -76,7 +76,7 @@ LABEL_WIDTH = 9
 
 
 def print_labelled(rows: Sequence[tuple[str, str]], console: Console) -> None:
-    """Label and text; a label that stands for several lines is said once."""
+    """Print labels with their texts; a label of several lines is printed once."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True, min_width=LABEL_WIDTH, style="dim")
     grid.add_column(overflow="fold")
@@ -92,7 +92,7 @@ def print_labelled(rows: Sequence[tuple[str, str]], console: Console) -> None:
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The keys of the first row, which are those of all, then a line per row.
+    """Return the rows as CSV; the keys of the first row name the columns.
 
     >>> csv_text([{"name": "a,b", "value": 0.5}, {"name": "c", "value": None}])
     'name,value\\n"a,b",0.5\\nc,\\n'
@@ -125,5 +125,5 @@ class PageTable(Generic[R]):
 
 
 def text_table(caption: str, titles: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> PageTable[Any]:
-    """Of rows whose cells are texts already, as `text_columns` has them."""
+    """Return a page table for rows of texts, with the columns of `text_columns`."""
     return PageTable(caption, text_columns(titles, numbers), rows)

@@ -99,7 +99,7 @@ class Selection:
 
 
 def collect(request: Selection) -> Collection:
-    """All that the words name, those of patterns and folders too, once each."""
+    """Collect everything that the words name, including what patterns and folders contain, each once."""
     found = Collection()
     if request.takes_all:
         for name in recipe_paths():
@@ -126,9 +126,16 @@ class _Requested:
 
 
 def _expand(word: str) -> Iterator[_Requested]:
-    """The recipes in a folder, and what a pattern stands for; any other word itself. The name of a recipe never means
-    a run, whatever folder lies about. A folder without a run and without any YAML is asked for as one all the same, to
-    be told what it lacks.
+    """Yield the recipes in a folder and those that a pattern matches; any other word stands for itself.
+
+    The name of a recipe never means a run, even where a folder has that name. A folder without a run and without YAML
+    is treated as a run, so that the user hears what it lacks.
+
+    The name of a recipe never means a run, even where a folder has that name. A folder without a run and without YAML
+    is treated as a run, so that the user hears what it lacks.
+
+    The name of a recipe never means a run, even where a folder has that name. A folder without a run and without YAML
+    is treated as a run, so that the user hears what it lacks.
     """
     path = expanded(word)
     if word in recipe_paths():
@@ -154,7 +161,7 @@ def _expand(word: str) -> Iterator[_Requested]:
 
 
 def _add(found: Collection, requested: _Requested, request: Selection) -> None:
-    """Something to run, to leave out, or an error."""
+    """Add what was requested to the targets, to what is left out, or to the errors."""
     name, is_named = requested.name, requested.is_named
     try:
         target, reason = _read(requested, request)
@@ -173,7 +180,7 @@ def _add(found: Collection, requested: _Requested, request: Selection) -> None:
 
 
 def _read(requested: _Requested, request: Selection) -> tuple[ReproduceTarget, str]:
-    """The target, and why it would be left out where nobody named it."""
+    """Return the target, and why it is left out unless it was named."""
     name = requested.name
     if requested.is_run:
         return _run_target(RunDirectory.open(name), list(request.changes), request.rtol), ""
@@ -187,13 +194,18 @@ def _read(requested: _Requested, request: Selection) -> tuple[ReproduceTarget, s
 
 
 def is_run_word(word: str) -> bool:
-    """Whether the word means a run directory, or the configuration in one."""
+    """Return whether the word means a run directory, or the configuration in one."""
     return any(each.is_run and each.is_named for each in _expand(word))
 
 
 def _is_run_file(file: Path) -> bool:
-    """Whether it is what a run was made with: that is held against what the run came to, not against its recipe's
-    expect: block.
+    """Return whether the file is the configuration of a run.
+
+    Such a run is compared with its own summary, not with the expect: block of its recipe.
+
+    Such a run is compared with its own summary, not with the expect: block of its recipe.
+
+    Such a run is compared with its own summary, not with the expect: block of its recipe.
     """
     run = RunDirectory(file.parent)
     return file == run.config_yaml and (run.summary_json.is_file() or run.environment_json.is_file())
@@ -213,8 +225,9 @@ def _recipe_target(word: str, words: list[str], settings: Settings) -> Reproduce
 
 
 def expectations_from(summary: dict[str, Any], rtol: float) -> dict[str, Any]:
-    """The expectations that a run's own summary makes: counters exact, metrics within `rtol`, the weights bit for bit
-    where that is 0."""
+    """Return the expectations that a run's summary makes: counters exact, metrics within `rtol`, and, where that is 0,
+    the weights bit for bit.
+    """
     metrics = {name: _within_rtol(value, rtol) for name, value in summary["metrics"].items()}
     exact = [*_EXACT, *([] if rtol or summary.get(WEIGHTS) is None else [WEIGHTS])]
     return {**{name: summary[name] for name in exact if name in summary}, **metrics}
@@ -248,7 +261,7 @@ def _unmet_requirement(need: str, settings: Settings) -> str | None:
 
 
 def _matches(keywords: str, names: Sequence[str]) -> bool:
-    """Whether -k chooses what has these names.
+    """Return whether -k chooses something with these names.
 
     >>> _matches("digits and not cnn", ["digits_mlp"]), _matches("cnn or mlp", ["x", "MLP"]), _matches("", ["x"])
     (True, True, True)
@@ -263,7 +276,7 @@ def _matches(keywords: str, names: Sequence[str]) -> bool:
 
 
 def _with_seeds(target: ReproduceTarget, is_update: bool) -> list[ReproduceTarget]:
-    """The target once for each of its seeds; for an update as often as a margin needs."""
+    """Return the target once for each of its seeds; for an update, as often as a margin needs."""
     count = max(target.seeds, SEEDS_OF_AN_UPDATE if is_update else 1)
     if target.recipe is None or count == 1:
         return [target]
@@ -275,6 +288,6 @@ def _with_seeds(target: ReproduceTarget, is_update: bool) -> list[ReproduceTarge
 
 
 def raise_problems(errors: Sequence[Unreadable]) -> None:
-    """ConfigError with all of them, each with the file it is in."""
+    """Raise ConfigError with all of the errors, each with its file."""
     found = [replace(problem, key=f"{error.name}: {problem.key}") for error in errors for problem in error.problems]
     raise ConfigError(found if len(errors) > 1 else errors[0].problems)

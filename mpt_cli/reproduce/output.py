@@ -27,7 +27,7 @@ class ResultPrinter:
         self.count = self.done = 0
 
     def line(self, text: str) -> None:
-        """It stays one line, whatever the width."""
+        """Print a line without breaking it, whatever the width."""
         self.console.print(text, soft_wrap=True)
 
     def start(self, found: Collection) -> None:
@@ -38,7 +38,7 @@ class ResultPrinter:
             self.line(f"error: {error}")
 
     def list_targets(self, found: Collection) -> None:
-        """What would run, and what would be expected of it."""
+        """List what would run, and what would be expected of it."""
         for target in found.targets:
             self.line(f"{target.name}: {', '.join(map(str, target.expect))}")
             self.line(target.missing) if target.missing else None
@@ -100,7 +100,7 @@ class ResultPrinter:
 
 
 def check_junit(path: Path) -> None:
-    """Its folder is there from now on; DataError where the file can't be written, before the runs take their time."""
+    """Make the folder of the file; DataError where the file can't be written, before the runs take their time."""
     with naming(path, "Give another --junit."):
         path.parent.mkdir(parents=True, exist_ok=True)
         is_new = not path.exists()
@@ -128,7 +128,7 @@ def write_junit(path: Path, found: Collection, results: Sequence[Reproduction], 
 
 
 def _add(parent: ElementTree.Element, tag: str, text: str = "", /, **attributes: object) -> ElementTree.Element:
-    """An element, without the control characters that the last words of a broken run may hold and XML has not."""
+    """Add an element, without the control characters that a failed run may have printed and XML does not allow."""
     found = ElementTree.SubElement(parent, tag, {name: _printable(str(value)) for name, value in attributes.items()})
     found.text = _printable(text) or None
     return found
@@ -139,7 +139,7 @@ def _suite(root: ElementTree.Element, name: str, tests: int, **counts: object) -
 
 
 def _add_suite(root: ElementTree.Element, result: Reproduction) -> None:
-    """A failure is of what was expected; an error, of a run that came to nothing to hold it against."""
+    """Add the suite of one run. A failure is a missed expectation; an error is a run without a usable summary."""
     name, child = result.target.name, result.child
     missed = [check for check in result.checks if not check.passed]
     kind, type_ = ("error", "no summary") if child.fault else ("failure", "mismatch")
@@ -161,7 +161,7 @@ def _add_suite(root: ElementTree.Element, result: Reproduction) -> None:
 
 
 def _properties(result: Reproduction) -> dict[str, object]:
-    """What a reader of the verdicts may want to group them by."""
+    """Return what a reader of the results may want to group them by."""
     machine = result.child.environment
     return {
         "run_dir": result.child.run.path,
@@ -176,7 +176,7 @@ def _properties(result: Reproduction) -> dict[str, object]:
 
 
 def _last_lines(result: Reproduction) -> str:
-    """Of the run's console."""
+    """Return the last lines of the run's console."""
     try:
         text = read_file(result.child.run.console_log, errors="replace")
     except OSError:

@@ -53,7 +53,7 @@ class FinishedProcess:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """The content of its summary.json; None where it didn't come to one."""
+        """Return the content of its summary.json; None where it wrote none."""
         return self.run.summary_for(self.exit_code) or None
 
     @property
@@ -62,7 +62,7 @@ class FinishedProcess:
 
     @property
     def fault(self) -> str:
-        """Why nothing can be held against what was expected; empty where it came to an end and left a summary of it."""
+        """Return why the run can't be compared with what was expected; empty where it ended with a summary."""
         if self.limit_seconds is not None:
             return f"ended after {self.limit_seconds:g} s"
         if self.summary is not None:
@@ -71,7 +71,7 @@ class FinishedProcess:
 
     @property
     def fault_sentence(self) -> str:
-        """`fault` with what the run said of it."""
+        """Return `fault` with what the run said about it."""
         said = [] if self.limit_seconds is not None else self.words.splitlines()
         reason = (said or [""])[0].removeprefix("mpt train: ")
         begun = "did not finish" if self.run.path.is_dir() else "did not run"
@@ -81,15 +81,20 @@ class FinishedProcess:
 def run_command(
     verb: str, overrides: list[str], run: RunDirectory, log: Path, as_in: Mapping[str, Any] | None = None
 ) -> Command[RunDirectory]:
-    """`mpt VERB overrides…` on the run directory, quietly; what it has to say goes to `log`. It has as many threads and
-    cores as the run had whose environment.json is `as_in`: one thread adds up in another order than several.
+    """Return `mpt VERB overrides…` on the run directory, quiet, with its output in `log`.
+
+    It gets as many threads and cores as the run of the environment.json `as_in` had, because sums depend on them.
+
+    It gets as many threads and cores as the run of the environment.json `as_in` had, because sums depend on them.
+
+    It gets as many threads and cores as the run of the environment.json `as_in` had, because sums depend on them.
     """
     words, facts = mpt_command(verb, "--quiet", *overrides), as_in or {}
     return Command(log.stem, words, run, log, environment=thread_variables(facts), cores=recorded_cores(facts))
 
 
 def read_finished(command: Command[RunDirectory], ending: Ending) -> FinishedProcess:
-    """What became of it; one that could not be started failed for want of a file or of memory."""
+    """Return how the process ended; one that could not be started counts as failed for want of a file or of memory."""
     if ending.exit_code is None:
         return FinishedProcess(command.subject, BAD_DATA, ending.note)
     if ending.cause == "timeout":
@@ -116,7 +121,7 @@ class Reproduction:
 
     @property
     def failure(self) -> str:
-        """Why it failed, in a line; empty where it passed."""
+        """Return why it failed, in a line; empty where it passed."""
         missed = [
             f"{check.name} {check.got_text}, expected {check.expected}" for check in self.checks if not check.passed
         ]
@@ -135,11 +140,11 @@ class Reproduction:
 
     @property
     def is_flaky(self) -> bool:
-        """Passed, though not at the first attempt."""
+        """Return whether it passed, though not at the first attempt."""
         return self.passed and self.attempts > 1
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Return the entry of `--json`."""
         return {
             "name": self.target.name,
             "passed": self.passed,
@@ -155,7 +160,8 @@ class Reproduction:
 
 
 def create_output_folder(path: str | None) -> Path:
-    """A folder for the runs: `path`, or runs/reproduce/<time>-<id>. DataError where it holds anything or can't be made.
+    """Make a folder for the runs: `path`, or runs/reproduce/<time>-<id>. DataError where it holds anything or can't be
+    made.
 
     An earlier run in it would keep that of the same name from beginning.
     """
@@ -201,7 +207,7 @@ def _run_once(
     plan: RerunLimits,
     tell: Callable[[Reproduction], None],
 ) -> dict[int, Reproduction]:
-    """The result of each by its number; with each target is why it failed before."""
+    """Return the result of each target by its number; with each target comes why it failed before."""
     results: dict[int, Reproduction] = {}
 
     def record(command: Command[RunDirectory], ending: Ending) -> None:
@@ -254,8 +260,13 @@ Tell = Callable[[str], None]
 
 
 def update_recipes(results: Sequence[Reproduction], tell: Tell) -> bool:
-    """Whether every recipe now expects what came out; a run that failed gives nothing to write. `tell` hears of what is
-    written, and of what is not and why.
+    """Write what came out into the recipes; return whether every recipe expects it now.
+
+    A run that failed gives nothing to write. `tell` receives what is written, and why something is not.
+
+    A run that failed gives nothing to write. `tell` receives what is written, and why something is not.
+
+    A run that failed gives nothing to write. `tell` receives what is written, and why something is not.
     """
     by_recipe: dict[Path, list[Reproduction]] = {}
     for result in results:
@@ -266,7 +277,7 @@ def update_recipes(results: Sequence[Reproduction], tell: Tell) -> bool:
 
 
 def _update(path: Path, seeds: Sequence[Reproduction], tell: Tell) -> bool:
-    """`seeds` are the results of one recipe."""
+    """Update one recipe from the results of its seeds; return whether it expects them now."""
     expect = seeds[0].target.expect
     reached = {
         name: [_as_number(check.got) for result in seeds for check in result.checks if check.name == name]
@@ -293,7 +304,7 @@ def _is_finite(figure: Any) -> bool:
 
 
 def _as_number(value: Any) -> Any:
-    """What strict JSON has as a text because it has no such number."""
+    """Return the number that strict JSON holds as a text."""
     return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
 
 
@@ -326,7 +337,7 @@ _TIME_DEPENDENT = {
 
 
 def first_difference(one: RunDirectory, other: RunDirectory) -> str | None:
-    """Where the runs first differ, as a sentence about `other`; None when they are identical.
+    """Return where the runs first differ, as a sentence about `other`; None when they are identical.
 
     Compared are every event (the scale sequence), every line of metrics, every jump of the loss, the summary, and every
     variable of the last checkpoints, bit by bit; not what depends on the clock. DataError when a checkpoint is missing
@@ -344,7 +355,7 @@ def first_difference(one: RunDirectory, other: RunDirectory) -> str | None:
 
 
 def _first_differing_line(one: Path, other: Path) -> tuple[int, str] | None:
-    """The step of the first differing line, and a sentence."""
+    """Return the step of the first differing line, and a sentence."""
     for mine, its in zip_longest(read_lines(one), read_lines(other)):
         if mine is None or its is None:
             line = its if mine is None else mine

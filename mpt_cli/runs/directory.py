@@ -53,7 +53,7 @@ def make_folder(path: Path, exist_ok: bool = True) -> tuple[Path, ...]:
 
 
 def make_empty(path: Path, option: str, exist_ok: bool = True) -> tuple[Path, ...]:
-    """`make_folder` of the folder that `option` names; DataError where it holds anything or can't be made."""
+    """Make the folder that `option` names; DataError where it holds anything or can't be made."""
     with naming(path, f"Choose another {option}."):
         made = make_folder(path, exist_ok)
         taken = any(path.iterdir())
@@ -70,7 +70,7 @@ def remove_empty(folders: Iterable[Path]) -> None:
 
 
 def summary_dict(summary: Summary) -> dict[str, Any]:
-    """The summary as it stands in summary.json; also what `--json` prints."""
+    """Return the content of summary.json, which `--json` prints too."""
     return {"schema_version": SCHEMA_VERSION, **asdict(summary)}
 
 
@@ -79,13 +79,21 @@ def write_summary(path: Path, summary: Summary) -> None:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Strict JSON, readable by people too, whole or not at all; `schema_version` is added where it is missing."""
+    """Write strict JSON, indented, whole or not at all; add `schema_version` where it is missing."""
     write_atomic(path, strict_json({"schema_version": SCHEMA_VERSION, **value}, indent=2) + "\n")
 
 
 def read_json(path: Path, record: type | Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The object in the file; DataError when it is missing, damaged (its fields are not those of `record`, if given) or
-    written by a later version of mpt.
+    """Return the object in the file.
+
+    DataError when it is missing, damaged (fields of other types than those of `record`, if given) or written by a later
+    version of mpt.
+
+    DataError when it is missing, damaged (fields of other types than those of `record`, if given) or written by a later
+    version of mpt.
+
+    DataError when it is missing, damaged (fields of other types than those of `record`, if given) or written by a later
+    version of mpt.
 
     Non-finite numbers stay the strings they are in the file ("NaN", "Infinity"); `float()` reads them.
     """
@@ -107,8 +115,14 @@ def read_json(path: Path, record: type | Mapping[str, Any] | None = None) -> dic
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """The content of summary.json as a dict, which a later field doesn't break; DataError where it is damaged, also by
-    an exit code that no run has."""
+    """Return the content of summary.json as a dict, which later fields don't break.
+
+    DataError where it is damaged, also by an exit code that no run has.
+
+    DataError where it is damaged, also by an exit code that no run has.
+
+    DataError where it is damaged, also by an exit code that no run has.
+    """
     found = read_json(path, Summary)
     if "exit_code" in found and found["exit_code"] not in EXIT_CODES:
         raise DataError(f"{path} is damaged: exit_code must not be {found['exit_code']}.")
@@ -129,7 +143,7 @@ class RunDirectory(TelemetryFiles):
 
     @classmethod
     def create(cls, path: str | Path | None, recipe: str) -> Self:
-        """A new directory: `path`, or runs/<recipe>/<time>-<id>. Nothing that exists is ever written into.
+        """Make a new directory: `path`, or runs/<recipe>/<time>-<id>. Nothing that exists is ever written into.
 
         Raises DataError when `path` is a file or holds anything, or when it can't be made.
         """
@@ -147,7 +161,7 @@ class RunDirectory(TelemetryFiles):
         return run
 
     def _check_unused(self) -> None:
-        """DataError where anything is in it but the lock of a process that begins, too."""
+        """Raise DataError where the directory holds anything but the lock of a process that starts there."""
         if any(path.name != LOCK_FILE for path in self.path.iterdir()):
             raise DataError(
                 f"run_dir {self.path} already exists and is not empty. Nothing in it was changed; choose another "
@@ -156,7 +170,7 @@ class RunDirectory(TelemetryFiles):
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """The directory of an earlier run; DataError when there is none or it isn't one."""
+        """Return the directory of an earlier run; DataError when there is none or it isn't one."""
         found = expanded(path)
         if not found.is_dir():
             what = "is a file" if found.exists() else "does not exist"
@@ -169,7 +183,9 @@ class RunDirectory(TelemetryFiles):
     @classmethod
     @contextmanager
     def begin(cls, path: str | Path | None, recipe: str) -> Iterator[Self]:
-        """`create`, and hold, for a run that starts in here; taken back where it ends before it has started."""
+        """Create and lock a directory for a run that starts inside; remove it where the block ends before the run has
+        started.
+        """
         with ExitStack() as stack:
             with Interruption() as early:  # what is made must be known to what takes it back
                 run = cls.create(path, recipe)
@@ -223,7 +239,7 @@ class RunDirectory(TelemetryFiles):
         return True
 
     def discard_unstarted(self, made: os.stat_result, _: ForcedEnd | None = None) -> None:
-        """`discard`, unless the run has started, or another directory than the one that was `made` is there now."""
+        """Discard the directory, unless the run has started or another one has replaced the one that was `made`."""
         with suppress(OSError):
             if os.path.samestat(made, self.path.stat()) and not self.config_yaml.exists():
                 self.discard()
@@ -262,53 +278,60 @@ class RunDirectory(TelemetryFiles):
     model_weights = File("model.weights.h5")  # instead of it, of a model that Keras could not read again
 
     def adapted_layers(self) -> list[dict[str, Any]]:
-        """What the layers of the run's model were adapted to; empty where there are none.
-        DataError where the file is damaged."""
+        """Return what the layers of the model were adapted to; empty where there are none. DataError where the file is
+        damaged.
+        """
         path = self.preprocessing_json
         return list(read_json(path).get("adapted_layers", [])) if path.is_file() else []
 
     @property
     def ending(self) -> dict[str, Any]:
-        """The content of summary.json; empty where there is none, or none that is whole."""
+        """Return the content of summary.json; empty where it is missing or damaged."""
         try:
             return read_summary(self.summary_json)
         except DataError:
             return {}
 
     def summary_for(self, exit_code: int | None) -> dict[str, Any]:
-        """The content of summary.json of a process that ended so; empty where it left none: one that tells another code
-        is that of an earlier attempt, or of another run."""
+        """Return the content of summary.json of a process that ended with this exit code; empty where it wrote none.
+
+        A summary with another code comes from an earlier attempt, or from another run.
+
+        A summary with another code comes from an earlier attempt, or from another run.
+
+        A summary with another code comes from an earlier attempt, or from another run.
+        """
         return found if (found := self.ending).get("exit_code") == exit_code else {}
 
     @property
     def is_saved(self) -> bool:
-        """Whether it has a checkpoint to go on from."""
+        """Return whether it has a checkpoint to resume from."""
         return any(self.checkpoints.glob("step-*.npz"))
 
     def exported(self, kind: str) -> Path:
-        """Where `mpt export` puts the model in that format."""
+        """Return where `mpt export` puts the model in that format."""
         return self.path / "exported" / {"keras": "model.keras", "savedmodel": "model", "onnx": "model.onnx"}[kind]
 
 
 def default_parent(recipe: str) -> Path:
-    """The folder that holds the runs of a recipe when `run_dir` is not given."""
+    """Return the folder that holds the runs of a recipe when `run_dir` is not given."""
     return Path(DEFAULT_PARENT) / (re.sub(r"[^\w.-]+", "_", recipe).lstrip(".") or "custom")
 
 
 def default_path(recipe: str) -> Path:
-    """Of a run that nobody gave a directory."""
+    """Return the directory of a run when `run_dir` is not given."""
     return default_parent(recipe) / random_name()
 
 
 def numbered_path(path: str | Path | None, recipe: str, number: int) -> Path:
-    """Where the run of this number, from 1 on, of one program writes that gave all of them the same `path`, or none."""
+    """Return the directory of a program's run with this number: the first gets `path`, later ones a suffix."""
     if path is None:
         return default_path(recipe)
     return Path(f"{expanded(path)}-{number}") if number > 1 else expanded(path)
 
 
 def random_name() -> str:
-    """The time and a few letters, for what nobody gave a name."""
+    """Return the time and a few random letters."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
 
 
@@ -329,19 +352,19 @@ class LockHolder:
 
     @classmethod
     def for_process(cls, pid: int) -> Self:
-        """A process of this machine."""
+        """Return the entry for a process of this machine."""
         return cls(pid, platform.node(), _namespace(), _process_start(pid) or "")
 
     @property
     def is_gone(self) -> bool | None:
-        """Whether it has ended; None where that can't be known from here, of another host or container."""
+        """Return whether it has ended; None where that can't be known, for a process of another host or container."""
         if (self.host, self.namespace) != (platform.node(), _namespace()):
             return None
         return _process_start(self.pid) != self.started
 
 
 def try_lock(lock_file: TextIO) -> bool:
-    """Whether this process holds the file now, until whoever has it open has closed it or ended.
+    """Lock the file and return whether this process holds it now; it does until it closes the file or ends.
 
     Where the file system has no locks, the name in the file says who holds it; of a process of another machine or
     container it can't be known whether it has ended.
@@ -365,13 +388,15 @@ def write_holder(lock_file: TextIO, holder: LockHolder) -> None:
 
 
 def clear_holder(lock_file: TextIO) -> None:
-    """Nobody holds it any more. A process that was killed leaves its name."""
+    """Remove the name of the holder. A process that was killed leaves its name."""
     lock_file.seek(0)
     lock_file.truncate()
 
 
 def read_holder(lock_file: Path) -> LockHolder | None:
-    """Who holds the directory, or held it when it was killed; None where nobody does. The lock is not touched."""
+    """Return the process that holds the directory, or held it when it was killed; None where none does. The lock is not
+    touched.
+    """
     try:
         found = json.loads(read_file(lock_file))
         return LockHolder(**found) if field_problem(LockHolder, found) is None else None
@@ -387,7 +412,7 @@ def _namespace() -> str:
 
 
 def _process_start(pid: int) -> str | None:
-    """None where there is no such process, or one that has ended and is only still listed."""
+    """Return the start time of a process; None where it does not exist or has ended and is only still listed."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -397,7 +422,7 @@ def _process_start(pid: int) -> str | None:
 
 
 def header_dict(header: RunHeader) -> dict[str, Any]:
-    """The header as it stands in header.json."""
+    """Return the content of header.json."""
     scaling = header.scaling
     return {
         **vars(header),
@@ -414,7 +439,7 @@ HEADER = {**get_type_hints(RunHeader), "scaling": dict[str, Any]}  # the types o
 
 
 def header_from(tree: Mapping[str, Any]) -> RunHeader:
-    """Back from header.json; what a later version may have added is passed over. DataError where a field is missing."""
+    """Return the header from header.json; ignore what later versions add. DataError where a field is missing."""
     if (lacking := field_problem({}, tree, required_fields(RunHeader))) is not None:
         raise DataError(f"header.json is damaged: {lacking}.")
     scaling: dict[str, Any] = tree.get("scaling") or {}
@@ -424,7 +449,7 @@ def header_from(tree: Mapping[str, Any]) -> RunHeader:
 
 
 def _rule_from(mode: str, numbers: Mapping[str, Any]) -> ScaleRule:
-    """A fixed scale stands for a mode that is not installed here: what moves it is not known."""
+    """Return the scale rule; a fixed scale stands for a mode that is not installed here."""
     try:
         return mode_settings(mode).rule_class(**numbers)
     except (PluginError, AttributeError, IndexError, TypeError, ValueError):
@@ -447,7 +472,7 @@ class DirectoryGuard(Sink):
 
     @property
     def is_there(self) -> bool:
-        """Whether the directory that the run began in stands at its path."""
+        """Return whether the directory that the run started in still stands at its path."""
         try:
             return os.path.samestat(self.run.path.stat(), os.fstat(self._folder))
         except OSError:

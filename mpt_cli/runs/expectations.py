@@ -45,8 +45,13 @@ class ExpectationCheck:
 
 
 def applicable_expectations(expect: dict[str, Any], keys_given: Iterable[str]) -> dict[str, Any]:
-    """The `expect:` of a run as it is run, shown and kept in the record: it is about the recipe's own settings, and
-    goes where the command line gives a key that changes one. So a run, its repetition and `mpt reproduce` say the same.
+    """Return the `expect:` block that applies to a run: none where the command line changes a key that matters.
+
+    The block is about the recipe's own settings. So a run, its repetition and `mpt reproduce` agree.
+
+    The block is about the recipe's own settings. So a run, its repetition and `mpt reproduce` agree.
+
+    The block is about the recipe's own settings. So a run, its repetition and `mpt reproduce` agree.
 
     >>> applicable_expectations({"steps_seen": 3}, ["conf", "trainer.epochs"])
     {}
@@ -56,7 +61,7 @@ def applicable_expectations(expect: dict[str, Any], keys_given: Iterable[str]) -
 
 
 def check_expectations(summary: Mapping[str, Any], expect: Mapping[str, Any]) -> list[ExpectationCheck]:
-    """One check per entry of `expect`, in its order.
+    """Check each entry of `expect`, in its order.
 
     `summary` is the content of summary.json; a name is one of its metrics, else one of its fields, else dotted
     (`best_metrics.val_accuracy`). An entry is `{min, max}`, `{value, rtol, atol}` (within
@@ -71,7 +76,7 @@ def check_expectations(summary: Mapping[str, Any], expect: Mapping[str, Any]) ->
 
 
 def expectation_lines(summary: Mapping[str, Any], expect: Mapping[str, Any]) -> list[str]:
-    """What to say of `expect` at the end of a run: one line when all is met, else a line for each that is not."""
+    """Return what to say of `expect` at the end of a run: one line when all is met, else a line for each miss."""
     checks = check_expectations(summary, expect)
     missed = [str(check) for check in checks if not check.passed]
     if missed:
@@ -121,7 +126,7 @@ def _holds(number: float, limits: Mapping[str, float]) -> bool:
 
 
 def allowance(wanted: Mapping[str, float]) -> float:
-    """How far a number may be from `value`.
+    """Return how far a number may be from `value`.
 
     >>> allowance({"value": -2.0, "rtol": 0.1, "atol": 0.5})
     0.7
@@ -141,7 +146,7 @@ def _format_range(wanted: Mapping[str, Any]) -> str:
 
 
 def known_values(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What a summary has, by its name: a metric, else a field, dotted where it is inside one."""
+    """Return the values of a summary by name: a metric, else a field, dotted where it is inside one."""
     known: dict[str, Any] = {}
     for field, value in summary.items():
         if isinstance(value, Mapping):
@@ -153,7 +158,7 @@ def known_values(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def format_expected_value(value: Any) -> str:
-    """A value as a table shows it."""
+    """Return a value as a table shows it."""
     return f"{value:.6g}" if isinstance(value, float) else "nothing" if value is None else str(value)
 
 
@@ -163,8 +168,13 @@ _OF_THE_USER = ("builder", "saved")  # models that may have metrics of their own
 
 
 def reportable(settings: Settings) -> dict[str, Any] | None:
-    """A summary with every field and number that a run of these settings may report; None where only the run can tell:
-    with a model of the user's, metrics of the user's or metrics by output.
+    """Return a summary with every field and number that a run of these settings may report.
+
+    None where only the run can tell: with a model of the user's, metrics of the user's or metrics by output.
+
+    None where only the run can tell: with a model of the user's, metrics of the user's or metrics by output.
+
+    None where only the run can tell: with a model of the user's, metrics of the user's or metrics by output.
     """
     trainer = settings.trainer
     plain = [
@@ -179,7 +189,7 @@ def reportable(settings: Settings) -> dict[str, Any] | None:
 
 
 def summary_with(metric_names: Iterable[str]) -> dict[str, Any]:
-    """A summary with every field and number of a run that reports these metrics."""
+    """Return a summary with every field and number of a run that reports these metrics."""
     metrics = dict.fromkeys(metric_names, 0.0)
     gradients = {field.name: 0.0 for field in fields(GradientSample)}
     own = {field.name: 0.0 if field.type in _NUMBERS else "" for field in fields(Summary)}
@@ -187,8 +197,14 @@ def summary_with(metric_names: Iterable[str]) -> dict[str, Any]:
 
 
 def check_names(settings: Settings, metric_names: Sequence[str] | None = None) -> list[Problem]:
-    """What `expect` names and no run of these settings can report; `metric_names` are its metrics where the model has
-    told them."""
+    """Return a problem for each name in `expect` that no run of these settings reports.
+
+    `metric_names` are the metrics of the model, where it has been built.
+
+    `metric_names` are the metrics of the model, where it has been built.
+
+    `metric_names` are the metrics of the model, where it has been built.
+    """
     summary = reportable(settings) if metric_names is None else summary_with(metric_names)
     if summary is None:
         return []
@@ -213,7 +229,7 @@ KeyPath = tuple[str, ...]
 
 
 def new_figures(expect: Mapping[str, Any], reached: Mapping[str, Sequence[Any]]) -> dict[KeyPath, Any]:
-    """What to write where, for the expectations that were missed. `reached` are their values, one of each seed.
+    """Return what to write where, for the expectations that were missed. `reached` are their values, one for each seed.
 
     A bound is `DEVIATIONS` away from the mean, on the far side of every value, and rounded outwards; what was a bare
     number and is not the same for all seeds becomes a value with `atol`.
@@ -240,8 +256,8 @@ def new_figures(expect: Mapping[str, Any], reached: Mapping[str, Sequence[Any]])
 
 
 def first_figures(summaries: Sequence[Mapping[str, Any]]) -> dict[KeyPath, Any]:
-    """An expect: block for a recipe without one, from a summary of each seed: bounds for what validation (else
-    training) came to, the steps, and as many skipped ones as a scale may take to settle.
+    """Return an expect: block for a recipe without one, from a summary of each seed: bounds for the metrics of
+    validation (else of training), the steps, and how many skips the scale may take to settle.
     """
     metrics = summaries[0]["metrics"]
     names = [name for name in metrics if name.startswith("val_")] or list(metrics)
@@ -267,8 +283,16 @@ def _exact(got: Sequence[Any]) -> Any:
 
 
 def _mean_and_margin(got: Sequence[float]) -> tuple[float, float]:
-    """Of whole numbers that are all the same the margin is 0: they are counted, not measured. Of nan and infinities the
-    mean is nan.
+    """Return the mean and the margin around it.
+
+    The margin is 0 for equal whole numbers, which are counted and not measured. The mean is nan where a value is not
+    finite.
+
+    The margin is 0 for equal whole numbers, which are counted and not measured. The mean is nan where a value is not
+    finite.
+
+    The margin is 0 for equal whole numbers, which are counted and not measured. The mean is nan where a value is not
+    finite.
     """
     if not all(map(math.isfinite, got)):
         return math.nan, 0.0
@@ -286,8 +310,13 @@ def _bound(got: Sequence[float], side: str) -> float | int:
 
 
 def updated_text(text: str, figures: Mapping[KeyPath, Any], is_new: bool = False) -> str:
-    """The recipe with the figures in the places of the old ones, or in a block that `is_new`; DataError where a place
-    isn't in it.
+    """Return the recipe with the figures in place of the old ones, or in a new block where it `is_new`.
+
+    DataError where the recipe lacks a place for a figure.
+
+    DataError where the recipe lacks a place for a figure.
+
+    DataError where the recipe lacks a place for a figure.
     """
     recipe = RecipeText(text)
     missing = [".".join(place) for place in figures if not recipe.has(["expect", *place]) and place[-1] != "atol"]
@@ -299,7 +328,7 @@ def updated_text(text: str, figures: Mapping[KeyPath, Any], is_new: bool = False
 
 
 def write_recipe(path: Path, text: str) -> None:
-    """DataError where it can't be written, as the recipes of an installed mpt may not be."""
+    """Write the recipe; DataError where it can't be written, such as a recipe of an installed mpt."""
     try:
         write_atomic(path, text)
     except DataError as error:

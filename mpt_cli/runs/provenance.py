@@ -39,7 +39,13 @@ _FILTER = re.compile(r"filter\..*\.(process|clean|smudge|required)", re.DOTALL |
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit, whether tracked files differ from it, and the sha256 of that difference; None without git or checkout.
+    """Return the commit, whether tracked files differ from it, and the sha256 of that difference.
+
+    None without git or a checkout.
+
+    None without git or a checkout.
+
+    None without git or a checkout.
 
     Untracked files are not part of it. `modified` is None where git took too long to tell.
     """
@@ -54,7 +60,7 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def _git(folder: Path, *arguments: str, settings: Mapping[str, str] | None = None) -> bytes | None:
-    """What it prints, with these settings over those of the checkout."""
+    """Return what git prints, with these settings over those of the checkout; None where it fails."""
     given = {**HARMLESS, **(settings or {})}
     numbered = {
         f"GIT_CONFIG_{kind}_{number}": text
@@ -101,7 +107,7 @@ class FrameworkFacts:
 
 
 def collect_environment(facts: FrameworkFacts, command_line: Sequence[str] | None = None) -> dict[str, Any]:
-    """The content of environment.json; `command_line` is by default that of this process."""
+    """Return the content of environment.json; `command_line` defaults to that of this process."""
     packages = installed_packages()
     return {
         "mpt": __version__,
@@ -120,7 +126,7 @@ def collect_environment(facts: FrameworkFacts, command_line: Sequence[str] | Non
 
 
 def cluster_job(environment: Mapping[str, str]) -> dict[str, str] | None:
-    """Slurm's number of the job that this process belongs to, and the node; None outside of one.
+    """Return Slurm's job number and node of this process; None outside of a job.
 
     >>> cluster_job({"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"})
     {'job_id': '7_1', 'node': ''}
@@ -132,13 +138,13 @@ def cluster_job(environment: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def installed_packages() -> dict[str, str]:
-    """Every distribution of this interpreter and its version, as pip would list them."""
+    """Return every distribution of this interpreter and its version, as pip would list them."""
     each = (item.metadata for item in metadata.distributions())
     return dict(sorted((str(about["Name"]).lower().replace("_", "-"), str(about["Version"])) for about in each))
 
 
 def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables on the list above, and no others: an environment may hold secrets."""
+    """Return the environment variables of the list above, and no others: an environment may hold secrets."""
     return {name: value for name, value in sorted(environment.items()) if RECORDED_VARIABLES.fullmatch(name)}
 
 
@@ -164,7 +170,7 @@ _OF_THE_MACHINE = ("os", "cpu", "usable_cores", "cpu_precision_features", "gpus"
 
 
 def environment_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """A line for each fact that is another one now, those that explain most first.
+    """Return a line for each fact that has changed, those that explain most first.
 
     >>> environment_differences({"versions": {"keras": "3.12"}}, {"versions": {"keras": "3.15"}})
     ['versions.keras: 3.12 -> 3.15']
@@ -177,7 +183,7 @@ def environment_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -
 
 
 def thread_variables(environment: Mapping[str, Any]) -> dict[str, str]:
-    """The variables that set how many threads a run had: one adds up in another order than several.
+    """Return the variables that set how many threads a run had: sums depend on it.
 
     >>> thread_variables({"variables": {"KERAS_BACKEND": "jax", "TF_NUM_INTRAOP_THREADS": "1"}})
     {'TF_NUM_INTRAOP_THREADS': '1'}
@@ -187,8 +193,13 @@ def thread_variables(environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def recorded_cores(environment: Mapping[str, Any]) -> int | None:
-    """How many cores a run of the CPU had: JAX makes a thread for each, whatever variables say. None where that is not
-    known, and for what another device computed.
+    """Return how many cores a run on the CPU had: JAX starts a thread for each, whatever variables say.
+
+    None where it is not known, and for a run on another device.
+
+    None where it is not known, and for a run on another device.
+
+    None where it is not known, and for a run on another device.
 
     >>> recorded_cores({"devices": ["CPU"], "machine": {"usable_cores": 1}}), recorded_cores({"devices": ["GPU"]})
     (1, None)
@@ -198,7 +209,7 @@ def recorded_cores(environment: Mapping[str, Any]) -> int | None:
 
 
 def ran_on_cpu(environment: Mapping[str, Any]) -> bool:
-    """Whether the CPU computed, as far as the devices are known."""
+    """Return whether the CPU computed, as far as the devices are known."""
     return all(str(device).upper().startswith("CPU") for device in environment.get("devices") or [""])
 
 
@@ -231,7 +242,7 @@ ATTEMPT: dict[str, Any] = {  # and of each of the attempts in it
 
 
 def known_environment(run: RunDirectory) -> dict[str, Any]:
-    """The content of environment.json; empty where it is missing or damaged."""
+    """Return the content of environment.json; empty where it is missing or damaged."""
     try:
         found = read_json(run.environment_json, ENVIRONMENT)
     except DataError:
@@ -240,7 +251,7 @@ def known_environment(run: RunDirectory) -> dict[str, Any]:
 
 
 def format_environment(environment: Mapping[str, Any]) -> str:
-    """Where a run ran, in one line."""
+    """Return where a run ran, in one line."""
     versions = [
         f"{name} {version}"
         for name, version in environment.get("versions", {}).items()
@@ -259,7 +270,7 @@ def _facts_that_explain(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Every leaf by its dotted key; an empty mapping has none.
+    """Return every leaf by its dotted key; an empty mapping has none.
 
     >>> flatten({"seed": 1, "policy": {"name": "float32"}})
     {'seed': 1, 'policy.name': 'float32'}

@@ -51,7 +51,8 @@ UNIMPORTANT_KEYS = (
 
 
 def find_run(settings: Settings) -> RunDirectory | None:
-    """The run that `resume` means: the directory it names, or with `auto` the one to go on with, None if there is none.
+    """Return the run that `resume` means: the directory it names, or with `auto` the run to continue; None if there is
+    none.
 
     `auto` looks at `run_dir` where it is given, else at the newest directory of the recipe, whose settings must fit and
     which must not have finished. DataError when a named directory is no run.
@@ -72,13 +73,13 @@ def find_run(settings: Settings) -> RunDirectory | None:
 
 
 def _can_resume(run: RunDirectory, settings: Settings) -> bool:
-    """Whether it has not finished, and the settings fit."""
+    """Return whether the run has not finished and the settings fit."""
     is_over = is_recorded(run) or run.ending.get("status") == "finished"
     return not is_over and not forbidden_changes(stored_settings(run, settings), settings)
 
 
 def is_recorded(run: RunDirectory) -> bool:
-    """Whether a program trained by itself, and mpt only noted its steps."""
+    """Return whether another program trained the run and mpt only recorded its steps."""
     return "recorded_by" in known_environment(run)
 
 
@@ -92,7 +93,7 @@ def _check_has_checkpoints(run: RunDirectory) -> RunDirectory:
 
 
 def stored_settings(run: RunDirectory, given: Settings | None = None) -> Settings:
-    """The settings the run was made with. Secrets, which its record leaves out, are those of the `given` ones."""
+    """Return the settings of the run. Secrets, which its record leaves out, are taken from `given`."""
     from mpt_cli.settings import load_settings
 
     stored = load_settings([f"conf={run.config_yaml}", *(_secrets_as_overrides(run, given) if given else ())])
@@ -102,15 +103,16 @@ def stored_settings(run: RunDirectory, given: Settings | None = None) -> Setting
 
 
 def _secrets_as_overrides(run: RunDirectory, given: Settings) -> list[str]:
-    """What the record leaves out, as words."""
+    """Return the values that the record leaves out, as overrides."""
     now = flatten(asdict(given))
     left_out = [key for key, value in flatten(load_mapping(run.config_yaml)).items() if REDACTED in str(value)]
     return [format_override(key, now[key]) for key in left_out if isinstance(now.get(key), str)]
 
 
 def with_stored_choices(settings: Settings, stored: Settings) -> Settings:
-    """`settings` with what was drawn or chosen when the run began, where they leave it open: seed, jit_compile and the
-    policies of layers."""
+    """Return `settings` with what was drawn or chosen when the run started, where they leave it open: seed, jit_compile
+    and the policies of layers.
+    """
     seed = stored.seed if settings.seed is None else settings.seed
     asked = settings.trainer.jit_compile
     jit_compile = stored.trainer.jit_compile if asked == "auto" else asked
@@ -124,7 +126,14 @@ _Named = TypeVar("_Named", bound=ModelSettings | DataSettings)
 
 
 def _with_stored_function(asked: _Named, stored: _Named) -> _Named:
-    """The record has the path of a module beside the recipe; from another folder the recipe may name it otherwise."""
+    """Return `asked` with the function as the record names it, where it is the same one.
+
+    The record holds the path of a module beside the recipe, which has another relative path from another folder.
+
+    The record holds the path of a module beside the recipe, which has another relative path from another folder.
+
+    The record holds the path of a module beside the recipe, which has another relative path from another folder.
+    """
     key = {Builder: "builder", Loader: "loader"}.get(type(asked))
     if key is None or type(asked) is not type(stored):
         return asked
@@ -133,7 +142,7 @@ def _with_stored_function(asked: _Named, stored: _Named) -> _Named:
 
 
 def _stored_policy(asked: PolicySettings, stored: PolicySettings) -> PolicySettings:
-    """What auto_float16 came to: it stands in the record as mixed_float16 with overrides, those asked for last.
+    """Return what auto_float16 resolved to: the record has it as mixed_float16 with overrides, those asked for last.
 
     Without more than those it is chosen anew: the run may have been one of plain mixed_float16.
     """
@@ -143,7 +152,9 @@ def _stored_policy(asked: PolicySettings, stored: PolicySettings) -> PolicySetti
 
 
 def changed_settings(before: Settings, now: Settings) -> dict[str, tuple[Any, Any]]:
-    """Keys whose values differ and matter, with the value before and now; of another mode those that both have."""
+    """Return the keys whose values differ and matter, with the old and new value; of another mode, those that both
+    have.
+    """
     now = with_stored_choices(now, before)
     old, new = _flat(before), _flat(now)
     of_one_mode = {key for key in old.keys() ^ new.keys() if key.startswith("loss_scale.")}
@@ -155,13 +166,13 @@ def changed_settings(before: Settings, now: Settings) -> dict[str, tuple[Any, An
 
 
 def _flat(settings: Settings) -> dict[str, Any]:
-    """Every key by its path, those of each phase too."""
+    """Return every key by its path, including those of each phase."""
     phases = {str(index): asdict(phase) for index, phase in enumerate(settings.phases)}
     return flatten({**asdict(settings), "phases": phases})
 
 
 def forbidden_changes(before: Settings, now: Settings) -> list[Problem]:
-    """A problem for each changed key that a run can't be resumed under."""
+    """Return a problem for each changed key that prevents resuming."""
     return [
         Problem(
             key,
@@ -176,7 +187,9 @@ def forbidden_changes(before: Settings, now: Settings) -> list[Problem]:
 
 
 def _can_redistribute(before: Settings, now: Settings) -> bool:
-    """Whether a run may go on over other devices: its checkpoints are whole, and what it trains is the same on one."""
+    """Return whether a run may continue on other devices: its checkpoints are whole, and on one device it trains the
+    same.
+    """
     return {before.distribute.name, now.distribute.name} <= {"none", MODEL_PARALLEL}
 
 
@@ -184,12 +197,12 @@ _LAYERS_OF_PHASE = re.compile(r"phases\.(\d+)\.(freeze|unfreeze)")
 
 
 def _is_added(key: str, before: Settings) -> bool:
-    """Whether `key` is of a phase after those of a run that had some."""
+    """Return whether `key` belongs to a phase after those of a run that had some."""
     return 0 < len(before.phases) <= int(key.split(".")[1])
 
 
 def check_resumable(run: RunDirectory, settings: Settings) -> dict[str, tuple[Any, Any]]:
-    """The allowed changes against the run's own settings; ConfigError with all that are not allowed."""
+    """Return the allowed changes against the run's settings; ConfigError with all that are not allowed."""
     before = stored_settings(run, settings)
     problems = forbidden_changes(before, settings)
     if problems:
@@ -198,8 +211,8 @@ def check_resumable(run: RunDirectory, settings: Settings) -> dict[str, tuple[An
 
 
 def unused_changes(changed: Iterable[str], mode: str, mode_before: str | None, phases_behind: int = 0) -> list[str]:
-    """Of the changed keys, the numbers of `loss_scale` that a run which goes on in `mode` does not use, and those of
-    phases that lie behind it.
+    """Return the changed keys without effect: numbers of `loss_scale` that a run resumed in `mode` does not use, and
+    keys of phases that are over.
 
     A scale that moves goes on from where it was; only where it begins anew does it begin at `initial_scale`.
 
@@ -236,12 +249,12 @@ def format_changes(changed: dict[str, tuple[Any, Any]], idle: Iterable[str], mod
 
 
 def past_attempts(run: RunDirectory) -> list[dict[str, Any]]:
-    """What environment.json tells of the attempts so far, oldest first."""
+    """Return the attempts so far from environment.json, oldest first."""
     return list(known_environment(run).get("attempts", []))
 
 
 def finished_summary(run: RunDirectory, settings: Settings) -> Summary | None:
-    """The summary of a finished run that `settings` ask nothing more of, as it stands; None where work is left."""
+    """Return the summary of a finished run that has nothing left to do under `settings`; None where work is left."""
     found, trainer = run.ending, settings.trainer
     if found.get("status") != "finished":
         return None
@@ -254,7 +267,7 @@ def finished_summary(run: RunDirectory, settings: Settings) -> Summary | None:
 
 
 def check_checkpoints(run: RunDirectory, found: Checkpoint | None) -> None:
-    """DataError when the run had checkpoints and they are gone: beginning again must be the user's choice."""
+    """Raise DataError when the run had checkpoints and they are gone: starting over must be the user's choice."""
     if found is None and any(attempt.get("from_step") for attempt in past_attempts(run)):
         raise DataError(
             f"the checkpoints of {run.path} are gone, and it had some. Put them back, or start again in another "
@@ -277,7 +290,7 @@ def truncate_telemetry(run: RunDirectory, step: int, epochs_completed: int) -> l
 
 
 def events_before(run: RunDirectory, step: int, epochs_completed: int) -> list[Event]:
-    """The events that `truncate_telemetry` would leave; nothing is changed. DataError for a damaged file."""
+    """Return the events that `truncate_telemetry` would keep; change nothing. DataError for a damaged file."""
     _, kept = _kept_lines(run.events_jsonl, _before(step, epochs_completed), required_fields(Event))
     return [record_from(Event, event) for _, event in kept]
 
@@ -293,8 +306,13 @@ def _before(step: int, epochs_completed: int) -> Callable[[dict[str, Any]], bool
 def _kept_lines(
     path: Path, keep: Callable[[dict[str, Any]], bool], required: Sequence[str] = ()
 ) -> tuple[int, list[tuple[str, dict[str, Any]]]]:
-    """How many whole lines there are, and those that stay, each with its content, which has the `required` fields. A
-    partial last line counts as none.
+    """Return how many whole lines there are, and those to keep with their content, which has the `required` fields.
+
+    A partial last line does not count.
+
+    A partial last line does not count.
+
+    A partial last line does not count.
     """
     whole = _whole_lines(path)
     try:

@@ -185,7 +185,7 @@ UNDERFLOW_CAUSES = (VANISHING, NO_SCALE, FIXED_LOW, LOW, NO_ROOM)
 
 
 def find_cause(run_state: RunState, skips: int, names: Sequence[str]) -> str:
-    """The first of these causes that fits, the last where none does, of the latest `skips` skipped steps."""
+    """Return the first of these causes that fits the latest `skips` skipped steps, the last where none fits."""
     return next((name for name in names if CAUSES[name].fits(run_state, skips)), names[-1])
 
 

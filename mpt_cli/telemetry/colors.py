@@ -27,7 +27,7 @@ PLAIN_STYLE = CurveStyle()
 
 
 def distinct_style(index: int) -> CurveStyle:
-    """Colors first, then line styles; 24 of them differ."""
+    """Return a style that differs from others: first by color, then by line style; 24 of them are distinct."""
     return CurveStyle(
         CURVE_COLORS[index % len(CURVE_COLORS)], LINE_STYLES[index // len(CURVE_COLORS) % len(LINE_STYLES)]
     )

@@ -27,7 +27,7 @@ def format_scale(scale: float | None) -> str:
 
 
 def format_number(value: float | None) -> str:
-    """A loss or metric: four digits after the point where they say something, else powers of ten.
+    """Return a loss or metric with four digits after the point, or in powers of ten where these would say nothing.
 
     >>> format_number(0.98765), format_number(0.0), format_number(0.0000123), format_number(None)
     ('0.9877', '0.0000', '1.23e-05', '-')
@@ -40,7 +40,7 @@ def format_number(value: float | None) -> str:
 
 
 def format_signed(value: float) -> str:
-    """As `format_number`, with a plus where it is not below 0.
+    """Return the number as `format_number` does, with a plus where it is not below 0.
 
     >>> format_signed(0.5), format_signed(-2)
     ('+0.5000', '-2.0000')
@@ -75,7 +75,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_whole_seconds(seconds: float) -> str:
-    """Of what still goes on.
+    """Return the duration of something that still goes on.
 
     >>> format_whole_seconds(1.93), format_whole_seconds(75.9)
     ('1 s', '1:15')
@@ -92,8 +92,8 @@ def format_count(count: float) -> str:
 
 
 def format_sample(sample: GradientSample) -> list[tuple[str, str]]:
-    """What a sample says of the scale, as label and value: too low, and how far from too high; and of the updates of
-    weights in half precision.
+    """Return what a sample says of the scale, as label and value: the share flushed, and the room above; also updates
+    lost by weights in half precision.
 
     >>> format_sample(GradientSample(100, 0.5, 0.0123, 0.25, 9.5))
     [('flushed to 0', '1.2%'), ('head-room', '2^9')]
@@ -121,7 +121,7 @@ def describe_spike(spike: Spike) -> str:
 
 
 def describe_examples(spike: Spike) -> str:
-    """Those of its batch.
+    """Return the examples in the batch of the spike.
 
     >>> known, unknown = (Spike(9, 1, 9, 5.0, 2.0, 3.0, (), True, 0.1, 1.0, rows) for rows in ((5, 1, 40), None))
     >>> describe_examples(known), describe_examples(unknown)
@@ -156,7 +156,7 @@ def format_fraction(fraction: float | None) -> str:
 
 
 def strict_json(value: Any, indent: int | None = None) -> str:
-    """`value` as JSON text; nan and infinities become the strings "NaN", "Infinity" and "-Infinity".
+    """Return `value` as JSON text; nan and infinities become the strings "NaN", "Infinity" and "-Infinity".
 
     JSON has no such numbers, and Python's bare `NaN` stops strict parsers. Strings keep apart what null would blur
     (nan, infinite, not there), and `float("NaN")`, JavaScript's `Number("Infinity")` and Java's `parseDouble` read

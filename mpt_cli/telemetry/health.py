@@ -112,7 +112,7 @@ def _ends_at_floor(run_state: RunState) -> str | None:
 
 
 def _ends_in_skips(run_state: RunState) -> str | None:
-    """Even far from the floor: a scale that could have been halved so often without effect is not the cause."""
+    """Return the reason even far from the floor: after so many halvings the scale is not the cause."""
     streak = run_state.final_streak
     if streak < LONGEST_SETTLING_SKIPS:
         return None
@@ -136,7 +136,9 @@ def _ends_overflowing(run_state: RunState) -> str | None:
 
 
 def _ends_with_bad_values(run_state: RunState) -> str | None:
-    """However few: what no scale causes comes again, and a smaller scale only costs gradients."""
+    """Return the reason after a few such steps: what no scale causes comes again, and a smaller scale only costs
+    gradients.
+    """
     for cause, steps in ((FORWARD, run_state.forward_steps), (NAN, run_state.persistent_nan_steps)):
         if len(steps) >= THIRD_TIME:
             count, seen, last = (format_count(step) for step in (len(steps), run_state.steps_seen, steps[-1]))
@@ -169,7 +171,7 @@ def _ends_vanished(run_state: RunState) -> str | None:
 
 
 def describe_digits(noise: float, layers: Sequence[str], noise_left: float, at: str = "") -> str:
-    """What rounding does to the outputs, and what to do where `layers` lose their digits.
+    """Return how much rounding changes the outputs, and what to do where `layers` lose their digits.
 
     >>> describe_digits(1e-05, [], 0.0)
     'the outputs differ from those in float32 by 1e-05 times the variance between examples'
@@ -230,7 +232,7 @@ def _describe_dead(run_state: RunState) -> str | None:
 
 
 def describe_unmoved(found: UnmovedWeights) -> str:
-    """That no weight has changed, why, and what to do.
+    """Return that no weight has changed, why, and what to do.
 
     >>> describe_unmoved(UnmovedWeights(0, 1e-9))[:53]
     'Not one bit of any kernel has changed since the start'
@@ -291,7 +293,7 @@ def _ends_warmed_up(run_state: RunState) -> str | None:
 
 
 def _advise_first_scale(run_state: RunState) -> str:
-    """The first scale that would have needed no search, in a sentence; empty where there was none."""
+    """Return a sentence with the first scale that would have needed no search; empty where the run needed none."""
     if run_state.found_scale is None:
         return ""
     found, first = (format_scale(scale) for scale in (run_state.found_scale, run_state.scaling.initial_scale))
@@ -315,7 +317,7 @@ def _ends_well(run_state: RunState) -> str:
 
 
 def _describe_skips(run_state: RunState) -> str:
-    """Each group of them by what it is due to: the search for the scale at the start, its growths, and all else."""
+    """Return how many skips came from the search for the scale at the start, from its growths, and from all else."""
     searched = run_state.search_skips
     if not searched:
         return f"{_format_skipped(run_state)}, few enough to do no harm."
@@ -352,7 +354,7 @@ def _remark_flushed(run_state: RunState) -> str | None:
 
 
 def _remark_late_skips(run_state: RunState) -> str | None:
-    """Only of a scale that grows after so many steps, whose skips otherwise follow a growth."""
+    """Return a remark on late skips that no growth explains; only of a scale that grows after a number of steps."""
     bad = {*run_state.forward_steps}
     late = [step for step in run_state.unexplained_steps if not run_state.is_early(step) and step not in bad]
     if not late or not run_state.scaling.growth_steps:
@@ -474,7 +476,7 @@ class HealthRule:
         return self.value(run_state) if self.value is not None else float(getattr(run_state.peaks, self.counts))
 
     def check(self, run_state: RunState, limit: float) -> Stop | None:
-        """The stop where the run is beyond the limit."""
+        """Return the stop where the run is beyond the limit."""
         value = self.value_of(run_state)
         if value < limit or (self.must_exceed and value == limit):
             return None
@@ -484,7 +486,7 @@ class HealthRule:
 
 
 def _skips_to_rate(run_state: RunState, rate: float) -> int:
-    """The rate can't exceed its limit before so many more steps were skipped as now are missing."""
+    """Return the fewest further skips after which the rate can exceed its limit."""
     return max(1, int(rate * run_state.window_steps) - run_state.window_skips)
 
 
@@ -586,7 +588,7 @@ RULES = (
 
 
 def judge(run_state: RunState) -> tuple[str, str]:
-    """Verdict and explanation; the first rule that fits, from worst to best.
+    """Return verdict and explanation by the first rule that fits, from worst to best.
 
     >>> judge(RunState(Scaling(), steps_seen=100, applied_steps=100, loss=0.2))
     ('healthy', 'All 100 steps were applied; the loss was not scaled, because nothing needed it.')
@@ -616,24 +618,32 @@ class HealthRules:
     scaling: Scaling
 
     def check(self, run_state: RunState, at_epoch_end: bool = False) -> Stop | None:
-        """The first rule that a step of the last call broke, or None. At the end of an epoch: did it train at all, and
-        what of the weights? A nan in them can hide behind a relu and leave the loss finite."""
+        """Return the stop of the first rule that a step of the last call broke, or None.
+
+        At the end of an epoch, check whether it trained at all and whether the weights are finite: nan in them can hide
+        behind a relu and leave the loss finite.
+
+        At the end of an epoch, check whether it trained at all and whether the weights are finite: nan in them can hide
+        behind a relu and leave the loss finite.
+        """
         asked = ((rule, limit) for rule, limit in self._active(run_state) if rule.at_epoch_end == at_epoch_end)
         return next((stop for rule, limit in asked if (stop := rule.check(run_state, limit)) is not None), None)
 
     def stop_limits(self, run_state: RunState) -> StopLimits:
-        """What ends the next call at the very step that breaks a rule."""
+        """Return the counts at which the next call ends, at the very step that breaks a rule."""
         limits = {count: self._count_in_call(count, run_state) for count in StreakCounts._fields}
         return StopLimits(run_state.streaks, StreakCounts(**{count: limit or NEVER for count, limit in limits.items()}))
 
     def steps_to_first_check(self, run_state: RunState) -> int | None:
-        """Steps until a rule counts for the first time, None where all do already or never will: a call ends there."""
+        """Return the steps until a rule counts for the first time, where a call ends; None where all do already or
+        never will.
+        """
         return min(
             (left for rule, _ in self._active(run_state) if (left := rule.first_steps(run_state)) > 0), default=None
         )
 
     def next_check(self, run_state: RunState) -> NextCheck:
-        """When a rule of steps is to be asked again, so that none is broken before."""
+        """Return when a rule must be checked again, so that none is broken before."""
         limits, begins = self.stop_limits(run_state), self.steps_to_first_check(run_state) or NEVER
         left = StreakCounts(*(limit - streak for limit, streak in zip(limits.reachable(), limits.streaks, strict=True)))
         named = limits.limits._asdict()
@@ -646,7 +656,7 @@ class HealthRules:
         return min(limits, default=None)
 
     def _active(self, run_state: RunState) -> list[tuple[HealthRule, float]]:
-        """The rules that are turned on, with their limits; 1 for one that is only on or off."""
+        """Return the rules that are turned on, with their limits; the limit is 1 for one that is only on or off."""
         limits = ((rule, self._limit(rule.key)) for rule in RULES if rule.key and rule.applies(run_state))
         return [(rule, limit) for rule, limit in limits if limit is not None]
 

@@ -34,7 +34,7 @@ class Scaling:
 
     @property
     def mode(self) -> str:
-        """Its name; never auto, which is decided by now."""
+        """Return the name of the mode; never auto, which has been resolved."""
         return self.rule.mode
 
     @property
@@ -43,27 +43,27 @@ class Scaling:
 
     @property
     def growth_steps(self) -> int | None:
-        """Applied steps before a growth, None where none are counted."""
+        """Return the applied steps before a growth, None where none are counted."""
         return self.rule.growth_steps
 
     @property
     def scales(self) -> bool:
-        """Whether the loss is scaled at all."""
+        """Return whether the loss is scaled at all."""
         return self.rule.scales
 
     @property
     def moves(self) -> bool:
-        """Whether the scale can change during the run."""
+        """Return whether the scale can change during the run."""
         return self.rule.moves
 
     @property
     def floor(self) -> float | None:
-        """The scale below which it never falls; None for one that doesn't move, or has no such number."""
+        """Return the lowest value of the scale; None for one that doesn't move or has no floor."""
         return self.rule.floor
 
     @property
     def applies_overflows(self) -> bool:
-        """Whether non-finite gradients are used like any others: without scaling nothing looks at them."""
+        """Return whether non-finite gradients are applied like others: without scaling nothing checks them."""
         return not self.scales or self.on_overflow == "apply"
 
 
@@ -160,19 +160,19 @@ class LayerSample:
 
     @property
     def predicted_flushed(self) -> float:
-        """The share that is flushed where each value of the float32 run is rounded by itself: those below 2^-25."""
+        """Return the share below 2^-25, which is flushed where each value of the float32 run is rounded by itself."""
         if self.lowest_exponent is None or self.dtype != "float16":
             return 0.0
         return sum(self.exponents[: max(0, -25 - self.lowest_exponent)]) / max(self.values, 1)
 
     @property
     def is_beyond_float16(self) -> bool:
-        """Whether values of the float32 run are too large for float16, or next to all of them too small."""
+        """Return whether values of the float32 run are too large for float16, or nearly all too small."""
         return (self.lowest_exponent or 0) + len(self.exponents) > 16 or self.predicted_flushed >= NEARLY_ALL
 
     @property
     def is_lost(self) -> bool:
-        """Whether next to nothing of it is left."""
+        """Return whether next to nothing of it is left."""
         return self.values > 0 and self.flushed >= NEARLY_ALL and self.kept_sum <= MOST_OF_SUM
 
 
@@ -268,7 +268,8 @@ class Spike:
 
     @property
     def size(self) -> float:
-        """How many times the bound's distance from the median; the largest of several is to be looked into first.
+        """Return the height in units of the bound's distance from the median; of several spikes look into the largest
+        first.
 
         >>> Spike(9, 1, 9, 5.0, 2.0, 3.0, (), True, 0.1, 1.0).size
         3.0
@@ -279,7 +280,7 @@ class Spike:
 
 
 def record_type(line: Mapping[str, Any]) -> type:
-    """Of a line of layers.jsonl, spikes.jsonl, events.jsonl or metrics.jsonl: the last has no kind."""
+    """Return the type of a line of layers.jsonl, spikes.jsonl, events.jsonl or metrics.jsonl; the last has no kind."""
     own = {"exponents": LayerSample, "losses_before": Spike, "kind": Event}
     return next((record for name, record in own.items() if name in line), Snapshot)
 
@@ -350,7 +351,7 @@ class StopLimits(NamedTuple):
     limits: StreakCounts[int] = StreakCounts(NEVER, NEVER, NEVER, NEVER, NEVER)
 
     def reachable(self) -> StreakCounts[int]:
-        """The limits, each above its streak: one that is at its limit already (of a resumed run, say) leaves a step.
+        """Return the limits, each above its streak: a run resumed at its limit gets one more step.
 
         >>> StopLimits(StreakCounts(0, 12, 0, 0, 0), StreakCounts(50, 10, NEVER, 50, 3)).reachable()
         StreakCounts(skips=50, floor_skips=13, non_finite_losses=1073741824, zero_steps=50, skips_in_call=3)
@@ -370,12 +371,12 @@ def _type_hints(record: type) -> Mapping[str, Any]:
 
 @cache
 def required_fields(record: type) -> tuple[str, ...]:
-    """Those of a dataclass that have no default."""
+    """Return the fields of a dataclass that have no default."""
     return tuple(each.name for each in fields(record) if each.default is MISSING and each.default_factory is MISSING)
 
 
 def as_number(value: Any) -> float | None:
-    """A number of a strict JSON file, where nan and infinity are texts; None for anything else."""
+    """Return a number of a strict JSON file, where nan and infinity are texts; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -387,8 +388,12 @@ def as_number(value: Any) -> float | None:
 def field_problem(
     record: type | Mapping[str, Any], tree: Mapping[str, Any], required: Sequence[str] = ()
 ) -> str | None:
-    """Which field has not the type that `record`, a dataclass or types by name, says, or is missing of the `required`;
-    None where all is well. A field that the record does not know is one of a later version.
+    """Return which field has another type than `record` (a dataclass, or types by name) says, or which `required` one
+    is missing; None where all is well.
+
+    Unknown fields are accepted, as a later version may have written them.
+
+    Unknown fields are accepted, as a later version may have written them.
 
     >>> field_problem({"step": int, "loss": float | None}, {"step": 3, "loss": "NaN", "new": []}, ["step"]) is None
     True
@@ -433,8 +438,9 @@ GRADIENT_FIELDS = tuple(field.name for field in fields(GradientSample) if field.
 
 
 def snapshot_fields(snapshot: Snapshot) -> dict[str, Any]:
-    """The snapshot as one flat dict: its own fields, the sample of the gradients as `gradient_*` (None where there is
-    none), then the metrics by name (a field's name wins)."""
+    """Return the snapshot as one flat dict: its fields, the gradient sample as `gradient_*` (None where there is none),
+    then the metrics by name. A field wins over a metric of the same name.
+    """
     own = {**vars(snapshot)}
     metrics, sample = own.pop("metrics"), own.pop("gradients")
     if snapshot.phase is None:
@@ -448,7 +454,7 @@ _LINE_FIELDS = frozenset(("seconds", "schema_version", "attempt", *(f"gradient_{
 
 
 def snapshot_from(line: Mapping[str, Any]) -> Snapshot:
-    """The snapshot that a line of metrics.jsonl tells of; nan and infinities are texts there."""
+    """Return the snapshot of a line of metrics.jsonl, where nan and infinities are texts."""
     own = {name: line[name] for name in _SNAPSHOT_FIELDS if name in line}
     names = [name for name in line if name not in _SNAPSHOT_FIELDS and name not in _LINE_FIELDS]
     metrics = {name: number for name in names if (number := as_number(line[name])) is not None}
@@ -469,7 +475,7 @@ def record_from(record: type[R], tree: Mapping[str, Any]) -> R:
 
 
 def _from_json(value: Any) -> Any:
-    """Lists as tuples, and the numbers that strict JSON has as texts."""
+    """Return lists as tuples, and numbers that strict JSON holds as texts."""
     if isinstance(value, list):
         return tuple(map(_from_json, value))
     if isinstance(value, dict):

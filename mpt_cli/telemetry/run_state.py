@@ -100,8 +100,9 @@ class EventTally:
             self.unexplained_steps.append(event.step)
 
     def _still_searching(self, event: Event, scale_history: _ScaleHistory) -> bool:
-        """Whether the last growth explains this skip, which is not the first after it: the scale is still above what it
-        had grown from, or came back to that only now, one halving too few."""
+        """Return whether the last growth explains a later skip: the scale is still above its value before that growth,
+        or came back to it only now, one halving too few.
+        """
         before = scale_history.grown_from
         is_near = bool(self.skip_steps) and event.step - self.skip_steps[-1] <= SETTLING_STEPS
         return event.scale_before > before or (self._is_explained and is_near and event.scale_before == before)
@@ -116,7 +117,7 @@ class EventTally:
 
 
 def _note_applied(event: Event, scale_history: _ScaleHistory) -> None:
-    """Each skip and each change of the scale is an event: steps between two of them were applied at that scale."""
+    """Note the highest scale that worked: each skip and change is an event, so steps between two were applied."""
     if event.step > scale_history.last_step + 1 or event.kind == GROWTH:
         scale_history.applied = max(event.scale_before, scale_history.applied)
         scale_history.suspected = [nan for nan in scale_history.suspected if nan.scale_before <= scale_history.applied]
@@ -140,7 +141,7 @@ class LossTrend:
     latest: tuple[float, ...] = ()
 
     def after(self, epoch: int, value: float) -> "LossTrend":
-        """With one epoch more; as it was where `value` is not finite."""
+        """Return the trend with one more epoch; unchanged where `value` is not finite."""
         if not math.isfinite(value):
             return self
         latest = (*self.latest, value)[-RISING_EPOCHS:]
@@ -150,14 +151,14 @@ class LossTrend:
 
     @property
     def is_rising(self) -> bool:
-        """Whether the latest few, all after the lowest, lie well above it."""
+        """Return whether the latest values, all after the lowest, lie well above it."""
         if self.epoch - self.lowest_epoch < RISING_EPOCHS or len(self.latest) < RISING_EPOCHS:
             return False
         return min(self.latest) > self.lowest + RISING_SHARE * abs(self.lowest)
 
     @classmethod
     def from_position(cls, position: Mapping[str, Any]) -> "LossTrend":
-        """Back from strict JSON, where infinity is a text."""
+        """Return the trend from strict JSON, where infinity is a text."""
         return cls(float(position["lowest"]), position["lowest_epoch"], position["epoch"], tuple(position["latest"]))
 
 
@@ -172,7 +173,7 @@ SETTLING_SHARE, SETTLING_STEPS = 0.05, 20
 
 
 def may_still_settle(applied_steps: int, steps: int) -> bool:
-    """Whether a skip after so many applied steps may be part of the settling, in a run of `steps`.
+    """Return whether a skip after so many applied steps may be part of the settling, in a run of `steps`.
 
     >>> may_still_settle(3, 64), may_still_settle(45, 64), may_still_settle(45, 10_000)
     (True, False, True)
@@ -224,12 +225,12 @@ class RunState:
         return len(self.skip_steps)
 
     def layers_that(self, fault: str) -> list[str]:
-        """The layers with this fault in the latest sample, in the order of the forward pass."""
+        """Return the layers with this fault in the latest sample, in the order of the forward pass."""
         return [layer for layer, found in self.faults.items() if found == fault]
 
     @property
     def final_streak(self) -> int:
-        """How many of the latest steps in a row were all skipped."""
+        """Return how many of the latest steps in a row were all skipped."""
         streak = 0
         for step in reversed(self.skip_steps):
             if step != self.steps_seen - streak:
@@ -239,7 +240,7 @@ class RunState:
 
     @property
     def late_skips(self) -> tuple[int, int]:
-        """Steps and skips of the second half of the run, not counting the streak it may have opened with."""
+        """Return steps and skips of the second half of the run, without the streak that it opened with."""
         lead = 0
         for step in self.skip_steps:
             if step != lead + 1:
@@ -249,13 +250,14 @@ class RunState:
         return self.steps_seen - start, self.skipped_steps - bisect_right(self.skip_steps, start)
 
     def is_early(self, step: int) -> bool:
-        """Whether a skip at `step` may be part of the settling at the start."""
+        """Return whether a skip at `step` may be part of the settling at the start."""
         return may_still_settle(step - 1 - bisect_left(self.skip_steps, step), self.steps_seen)
 
     @property
     def search_skips(self) -> int:
-        """How many of the first skips were the search for the scale at the start: before it had grown, early, and of
-        a finite loss."""
+        """Return how many of the first skips were the search for the scale: early, before it had grown, with a finite
+        loss.
+        """
         if not self.scaling.growth_steps:
             return 0
         end = self.steps_seen if self.first_growth_step is None else self.first_growth_step
@@ -269,47 +271,54 @@ class RunState:
 
     @property
     def is_learnt(self) -> bool:
-        """Whether next to nothing is left to learn: the loss is a thousandth of what it was in the first steps."""
+        """Return whether next to nothing is left to learn: the loss is a thousandth of that of the first step."""
         return self.loss_fell_to(LEARNT)
 
     def loss_fell_to(self, share: float) -> bool:
-        """Whether the loss is at most this share of what it was in the first applied step; False where it began at 0,
-        or is not known."""
+        """Return whether the loss is at most this share of that of the first applied step.
+
+        False where it began at 0, or is not known.
+
+        False where it began at 0, or is not known.
+        """
         first, last = self.first_loss or 0.0, self.loss
         return 0.0 < abs(first) < math.inf and last is not None and abs(last) <= share * abs(first)
 
     @property
     def found_scale(self) -> float | None:
-        """The scale that this search came to; None without one, and where the first scale was no higher."""
+        """Return the scale that the search found; None without a search, or where the first scale was no higher."""
         found = min(self.skip_scales[: self.search_skips], default=math.inf)
         return found if found < self.scaling.initial_scale else None
 
     @property
     def is_settling(self) -> bool:
-        """Whether a scale that still falls explains the skips: a short epoch may lie within its first steps."""
+        """Return whether a scale that still falls explains the skips: a short epoch may lie within its first steps."""
         falls = self.scaling.floor is not None and not self.is_near_floor(1)
         return falls and self.streaks.skips < LONGEST_SETTLING_SKIPS
 
     def is_near_floor(self, factor: float) -> bool:
-        """Whether the scale is at most `factor` times as high as its floor, if it has one."""
+        """Return whether the scale is at most `factor` times its floor, if it has one."""
         return self.scale is not None and is_at_floor(self.scaling, self.scale / factor)
 
     def forward_share(self, skips: int) -> float:
-        """Among the latest `skips` skipped steps, the share of those whose loss was already not finite."""
+        """Return the share of the latest `skips` skipped steps whose loss was already not finite."""
         count = min(skips, self.skipped_steps)
         if count == 0:
             return 0.0
         return (len(self.forward_steps) - bisect_left(self.forward_steps, self.skip_steps[-count])) / count
 
     def is_nan(self, skips: int) -> bool:
-        """Whether most of the latest `skips` skipped steps, three or more of them, had nan and no inf that the scale
-        does not explain."""
+        """Return whether most of the latest `skips` skipped steps, at least three, had nan and no inf that the scale
+        does not explain.
+        """
         latest = self._latest(skips)
         count = len(latest.intersection(self.persistent_nan_steps))
         return count >= THIRD_TIME and 2 * count > len(latest)
 
     def is_nan_throughout(self, skips: int) -> bool:
-        """Whether the latest `skips` skipped steps, three or more, all had nan and no inf, whatever explains it."""
+        """Return whether the latest `skips` skipped steps, at least three, all had nan and no inf, whatever explains
+        it.
+        """
         latest = self._latest(skips)
         return len(latest) >= THIRD_TIME and latest.issubset(self.nan_steps)
 
@@ -318,7 +327,7 @@ class RunState:
 
 
 def is_at_floor(scaling: Scaling, scale: float) -> bool:
-    """Whether `scale`, a float32 of the device, is at the floor of a scale that moves.
+    """Return whether `scale`, a float32 of the device, is at the floor of a scale that moves.
 
     The floor of the settings may lie between two such numbers, and is rounded by at most 2^-24 of it.
     """

@@ -30,58 +30,62 @@ class Sink:
     """
 
     def start(self, header: RunHeader) -> None:
-        """Called before the first step, which may take long: it compiles."""
+        """Receive the header, before the first step, which compiles and may take long."""
 
     def progress(self, step: int, epoch: int, phase: str) -> None:
-        """Called after every call into the compiled loop, so it must cost microseconds."""
+        """Receive the position after every call into the compiled loop; it must cost microseconds."""
 
     def events(self, events: Sequence[Event]) -> None:
-        """All skipped steps and scale changes since the last call, in order of their steps."""
+        """Receive all skipped steps and scale changes since the last call, in order of their steps."""
 
     def snapshot(self, snapshot: Snapshot) -> None:
-        """One logged interval or, with `epoch_end`, one epoch."""
+        """Receive one logged interval or, with `epoch_end`, one epoch."""
 
     def layers(self, step: int, loss_scale: float, layers: Sequence[LayerSample]) -> None:
-        """What a sample after `step` saw in each layer, before the snapshot of the same step."""
+        """Receive what a sample after `step` saw in each layer, before the snapshot of the same step."""
 
     def spike(self, spike: Spike) -> None:
-        """The loss jumped; before the snapshot of the interval."""
+        """Receive a jump of the loss, before the snapshot of the interval."""
 
     def write_error(self) -> str | None:
-        """Why lines wait in memory instead of being written; None when all is well."""
+        """Return why lines wait in memory instead of being written; None when all is well."""
         return None
 
     def flush(self) -> None:
-        """Everything so far into the files."""
+        """Write everything so far into the files."""
 
     def suspend(self) -> None:
-        """Let go of files whose lines after a certain step are about to be cut off, everything so far in them."""
+        """Flush and close files whose lines after a certain step are about to be removed."""
 
     def rewind(self, step: int, skipped_steps: int) -> None:
-        """Go on in them: the run is back at `step`, with so many skipped steps before it."""
+        """Open the files again: the run is back at `step`, with so many skipped steps before it."""
 
     def message(self, text: str) -> None:
-        """A sentence for the person watching."""
+        """Receive a sentence for the person watching."""
 
     def begin_phase(self, doing: str) -> None:
-        """What the run is busy with from now on, which may take long: "compiling the training step". One may lie in
-        another, and may come before `start`."""
+        """Receive what the run does from now on that may take long, such as "compiling the training step".
+
+        Phases may be nested, and may begin before `start`.
+
+        Phases may be nested, and may begin before `start`.
+        """
 
     def phase_lasts(self, doing: str, seconds: float, hint: str) -> None:
-        """It has taken so long; called now and then, from another thread. `hint` says what would be quicker."""
+        """Receive how long the phase has taken so far, from another thread. `hint` says what would be quicker."""
 
     def end_phase(self, doing: str, seconds: float) -> None:
-        """The latest is over."""
+        """End the latest phase."""
 
     def finish(self, summary: Summary) -> None:
-        """How the run ended, also when it failed."""
+        """Receive how the run ended, also when it failed."""
 
     def close(self) -> None:
-        """Let go of files and terminal; called also after an exception and without `start`."""
+        """Close files and terminal; called also after an exception and without `start`."""
 
 
 def reminders() -> Iterator[float]:
-    """After how many seconds it is said that a phase still lasts.
+    """Yield the seconds after which to say that a phase still lasts.
 
     >>> list(itertools.islice(reminders(), 8))
     [10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0]
@@ -122,7 +126,7 @@ class Telemetry:
             sink.start(header)
 
     def progress(self, step: int, epoch: int, phase: str = "") -> None:
-        """Where the run is. `phase` says what it is busy with beside training, such as "validating"."""
+        """Report where the run is. `phase` says what it does beside training, such as "validating"."""
         for sink in self.sinks:
             sink.progress(step, epoch, phase)
         self._report_write_error()
@@ -156,7 +160,7 @@ class Telemetry:
         self.message("files can be written again" if error is None else waiting)
 
     def flush(self) -> None:
-        """Everything so far into the files: a checkpoint must not be ahead of the record."""
+        """Write everything so far into the files: a checkpoint must not be ahead of the record."""
         for sink in self.sinks:
             sink.flush()
 
@@ -175,8 +179,12 @@ class Telemetry:
 
     @contextmanager
     def busy(self, doing: str, hint: str = "") -> Iterator[None]:
-        """Around what may take long without a word: the sinks are told, and a signal in here is answered though the
-        main thread does not hear it (`signals.unheard`)."""
+        """Tell the sinks of a phase that may take long.
+
+        A signal inside is answered although the main thread can't hear it (`signals.unheard`).
+
+        A signal inside is answered although the main thread can't hear it (`signals.unheard`).
+        """
         started, is_over = time.monotonic(), threading.Event()
         for sink in self.sinks:
             sink.begin_phase(doing)
@@ -220,7 +228,7 @@ class Telemetry:
 
 
 def _redacted(record: R) -> R:
-    """A record with texts that may be shown: without secrets and control codes."""
+    """Return a record with texts that may be shown: without secrets and control codes."""
     texts = {each.name: getattr(record, each.name) for each in fields(record)}
     shown: dict[str, Any] = {name: printable(text) for name, text in texts.items() if isinstance(text, str)}
     return replace(record, **shown)
@@ -325,7 +333,7 @@ class LineFile:
             self._try()
 
     def flush(self) -> None:
-        """Everything into the file now, or DataError."""
+        """Write everything into the file now, or raise DataError."""
         data = b"".join([self._unwritten, *(line.encode() + b"\n" for line in self._lines)])
         self._flushed_at, self._lines = self._clock(), []
         try:

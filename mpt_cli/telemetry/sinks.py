@@ -45,12 +45,14 @@ from mpt_cli.version import SCHEMA_VERSION
 
 
 def check_logger(logger: LoggerSettings) -> None:
-    """ConfigError where a sink was asked for that can't be had; before a run directory exists."""
+    """Raise ConfigError for a sink that was asked for and can't be had, before a run directory exists."""
     _chosen_sinks(logger)
 
 
 def build_telemetry(files: TelemetryFiles, logger: LoggerSettings, stream: TextIO | None = None) -> Telemetry:
-    """All sinks of a run. The console goes to `stream`, by default standard output (`--json` passes standard error)."""
+    """Build all sinks of a run. The console goes to `stream`, by default standard output (`--json` passes standard
+    error).
+    """
     chosen = _chosen_sinks(logger)
     lines = JsonlSink(files.metrics_jsonl, files.events_jsonl, files.layers_jsonl, files.spikes_jsonl)
     sinks: list[Sink] = [lines, ConsoleLog(files.console_log)]
@@ -61,8 +63,12 @@ def build_telemetry(files: TelemetryFiles, logger: LoggerSettings, stream: TextI
 
 
 def _chosen_sinks(logger: LoggerSettings) -> dict[str, Any]:
-    """The trackers and the sinks of other packages that are switched on; each is called with the path of its name in
-    the run directory."""
+    """Return the trackers and the sinks of other packages that are switched on, by name.
+
+    Each is called with the path of its name in the run directory.
+
+    Each is called with the path of its name in the run directory.
+    """
     chosen = {name: sink for name, sink in TRACKERS.items() if getattr(logger, name)}
     for name in chosen:
         check_tracker(name)
@@ -72,7 +78,7 @@ def _chosen_sinks(logger: LoggerSettings) -> dict[str, Any]:
 
 
 def load_sink(name: str) -> Any:
-    """The sink that another package has under this name; ConfigError where it can't be used."""
+    """Load the sink that another package has under this name; ConfigError where it can't be used."""
     try:
         return plugins.load_plugin(plugins.SINKS, name, Sink)
     except plugins.PluginError as error:
@@ -80,7 +86,7 @@ def load_sink(name: str) -> Any:
 
 
 def console_sinks(mode: str, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> list[Sink]:
-    """`auto` is live in a terminal that can move its cursor and show the characters, else plain."""
+    """Return the console; `auto` is live in a terminal that can move its cursor and show the characters, else plain."""
     if mode == "quiet":
         return []
     if mode == "live" or (mode == "auto" and _is_live_terminal(stream)):
@@ -211,7 +217,7 @@ INTERVAL_FIELDS = ("loss", "learning_rate", "loss_scale", "skipped_steps", "cons
 
 
 def tracker_scalars(snapshot: Snapshot) -> dict[str, float]:
-    """What has a value; means of a whole epoch under `epoch/`, a sample of the gradients under `gradients/`."""
+    """Return what has a value; means of an epoch under `epoch/`, a gradient sample under `gradients/`."""
     if snapshot.epoch_end:
         found = {"epoch/loss": snapshot.loss, **{f"epoch/{name}": value for name, value in snapshot.metrics.items()}}
     else:
@@ -277,7 +283,7 @@ LONGEST_PARAM = 6000  # characters, MLflow's limit
 
 
 def check_tracker(name: str) -> None:
-    """ConfigError where the package `name` is missing; to be called before anything is created."""
+    """Raise ConfigError where the package `name` is missing; call it before anything is created."""
     if importlib.util.find_spec(name) is None:
         remedy = f"Install the extra with: {install_command(name)}, or set logger.{name}=false."
         raise ConfigError(Problem(f"logger.{name}", f"needs the package {name}.", True, remedy))
@@ -285,7 +291,7 @@ def check_tracker(name: str) -> None:
 
 @contextmanager
 def _named_errors(tracker: str) -> Iterator[None]:
-    """DataError, naming the tracker, for every failure of its own."""
+    """Turn every failure of a tracker into a DataError that names it."""
     try:
         yield
     except Exception as error:  # each tracker has a family of its own

@@ -48,8 +48,11 @@ class Jump(NamedTuple):
 
 
 def loss_bound(losses: NDArray[Any]) -> tuple[float, float]:
-    """The median of these losses and the most that another may be; nan and infinity where they are too few, or most of
-    them the same 0, beside which any other would be a jump.
+    """Return the median of these losses and the highest value that another may have.
+
+    nan and infinity where there are too few losses, or where most are 0, so that any other value would be a jump.
+
+    nan and infinity where there are too few losses, or where most are 0, so that any other value would be a jump.
 
     The median plus `MADS` median absolute deviations, and never below one and a half times itself. Losses above 0 may
     also differ by factors, as those of single batches do when most are near 0: by `LOG_MADS` deviations of their
@@ -80,11 +83,11 @@ class Resumable:
     """Counts that stand in a checkpoint, from which a resumed run goes on."""
 
     def position(self) -> dict[str, Any]:
-        """The fields as a JSON object."""
+        """Return the fields as a JSON object."""
         return {name: now.tolist() if isinstance(now, np.ndarray) else now for name, now in vars(self).items()}
 
     def resume(self, position: dict[str, Any]) -> None:
-        """Go on from what `position` gave, also after a round trip through strict JSON."""
+        """Continue from what `position` returned, also after a round trip through strict JSON."""
         for name, value in position.items():
             now = getattr(self, name)
             if isinstance(now, np.ndarray):
@@ -129,7 +132,12 @@ class SpikeWatch(Resumable):
         return kept
 
     def _jumps(self, seen: int, losses: NDArray[Any], above: NDArray[Any]) -> list[Jump]:
-        """`above` are the rows of these losses, `seen` of them before, that are; the window ends before the first."""
+        """Return the jumps among these losses, before which `seen` steps lie.
+
+        `above` are the rows above the bound; the window ends before the first of these losses.
+
+        `above` are the rows above the bound; the window ends before the first of these losses.
+        """
         begins = above[np.diff(above + seen + 1, prepend=self.last_above) > APART]
         self.last_above = int(above[-1]) + seen + 1
         course, first = np.concatenate([self.window, losses]), len(self.window)
@@ -191,7 +199,7 @@ class StepRecords:
     zero = Column(is_flag=True)
 
     def for_optimizer(self, place: int) -> Self:
-        """The records of one of several optimizers."""
+        """Return the records of one of several optimizers."""
         first_float, first_int = (place + 1) * len(FLOAT_FIELDS), (place + 1) * len(INT_FIELDS)
         return type(self)(self.floats[:, first_float:], self.ints[:, first_int:])
 
@@ -256,20 +264,20 @@ class StepCounters(Resumable):
     _loss_count: int = 0
 
     def position(self) -> dict[str, Any]:
-        """The totals as a JSON object."""
+        """Return the totals as a JSON object."""
         left_out = ("rules", "window_steps", "spikes")
         kept = {name: value for name, value in super().position().items() if name not in left_out}
         return {**kept, "sample": self.sample and asdict(self.sample), "watch": self.watch.position()}
 
     def resume(self, position: dict[str, Any]) -> None:
-        """Go on from what `position` gave, also after a round trip through strict JSON."""
+        """Continue from what `position` returned, also after a round trip through strict JSON."""
         totals = dict(position)
         self.watch.resume(totals.pop("watch"))
         sample = totals.pop("sample")
         super().resume({**totals, "sample": sample and GradientSample(**sample)})
 
     def snapshot(self, **others: Any) -> Snapshot:
-        """The state after the last step as a line of the log; `others` are the fields that are not counted here."""
+        """Return the state after the last step as a line of the log; `others` are fields that are not counted here."""
         return Snapshot(
             step=self.seen,
             learning_rate=self.learning_rate,
@@ -299,13 +307,13 @@ class StepCounters(Resumable):
         return events
 
     def take_mean_loss(self) -> float | None:
-        """Mean loss of the applied steps since the last call, None when there was none."""
+        """Return the mean loss of the applied steps since the last call, None when there was none."""
         mean = self._loss_sum / self._loss_count if self._loss_count else None
         self._loss_sum, self._loss_count = 0.0, 0
         return mean
 
     def name_variables(self, paths: Mapping[str, tuple[str, ...]]) -> None:
-        """Other optimizers train from here on: by name, their variables in the order of their gradients."""
+        """Set the optimizers that train from here on: by name, their variables in the order of their gradients."""
         optimizers = tuple(paths.items())
         self.rules = replace(self.rules, variables=optimizers[0][1], optimizers=optimizers if len(paths) > 1 else ())
 
@@ -339,7 +347,7 @@ class StepCounters(Resumable):
         self.learning_rate = float(block.learning_rate[-1])
 
     def _peak_rate(self, skips: Flags) -> float:
-        """Highest skip rate over any whole window that ends in this block and begins after the first window."""
+        """Return the highest skip rate over a whole window that ends in this block and begins after the first one."""
         if not (skips.any() or self.window.any()):
             return 0.0
         size = self.window_steps
@@ -365,7 +373,7 @@ class StepCounters(Resumable):
         self._loss_count += len(used)
 
     def _spikes(self, block: StepRecords, applied: Flags, epoch: int) -> list[Spike]:
-        """Their places in the epoch and examples are still to be told."""
+        """Return the jumps of the loss; the caller adds their places in the epoch and their examples."""
         spikes, sample = [], self.sample
         for jump in self.watch.absorb(self.seen, block.loss, applied, self.rules.keep_spikes):
             row = jump.step - self.seen - 1
@@ -421,7 +429,7 @@ class StepCounters(Resumable):
 
 
 def _fault_of(block: StepRecords, i: int, variables: tuple[str, ...]) -> dict[str, Any]:
-    """What the event of an overflow in row `i` tells of it."""
+    """Return what an overflow event says of the fault in row `i`."""
     nearest, is_backward = int(block.nearest[i]), bool(np.isfinite(block.loss[i]))
     is_known = is_backward and 0 <= nearest < len(variables)  # a loss that is not finite spoils every gradient
     variable = variables[nearest] if is_known else None
@@ -436,7 +444,7 @@ def _fault_of(block: StepRecords, i: int, variables: tuple[str, ...]) -> dict[st
 
 
 def _floor_skips(at_floor: Flags, skips: Flags, before: int) -> tuple[int, int]:
-    """How many skips there were since the scale came to its floor, at the end and at the most."""
+    """Return the skips since the scale came to its floor: at the end, and the most."""
     if not at_floor.any():
         return 0, 0
     count, most = before, 0
@@ -447,7 +455,7 @@ def _floor_skips(at_floor: Flags, skips: Flags, before: int) -> tuple[int, int]:
 
 
 def _streak_lengths(flags: Flags, before: int) -> tuple[int, int]:
-    """Length of the run of true flags that ends the array, and of the longest, with `before` ones preceding it.
+    """Return the lengths of the streak of true flags at the end, and of the longest; `before` flags precede the array.
 
     Without any flag the run before goes on, and none was reached here.
     """

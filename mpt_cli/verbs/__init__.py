@@ -22,7 +22,7 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 
 def verb_parser(verb: str) -> arguments.Parser:
-    """The parser of one verb; the verb itself is not imported."""
+    """Return the parser of one verb, without importing the verb itself."""
     configure = getattr(arguments, f"configure_{_function_name(verb)}")
     parser = arguments.Parser(prog=f"mpt {verb}", description=inspect.getdoc(configure))
     configure(parser)
@@ -31,7 +31,7 @@ def verb_parser(verb: str) -> arguments.Parser:
 
 
 def load_verb(verb: str) -> Callable[[argparse.Namespace], int]:
-    """What runs a verb, whose module is imported now."""
+    """Import the module of a verb and return the function that runs it."""
     module = importlib.import_module(f"mpt_cli.verbs.{arguments.VERBS[verb].module}")
     run: Callable[[argparse.Namespace], int] = getattr(module, f"run_{_function_name(verb)}")
     return run
@@ -57,7 +57,9 @@ _HYDRA_OPTIONS = {  # what Hydra's users type, and the word that does it here
 
 
 def check_options(parser: argparse.ArgumentParser, words: list[str]) -> None:
-    """ConfigError for an option that the verb does not have, of Hydra's or named like a key, with the word for it."""
+    """Raise ConfigError for options that the verb lacks but Hydra has, or that are named like a key, and say what to
+    write.
+    """
     answers = {option: answer for options, answer in _HYDRA_OPTIONS.items() for option in options.split()}
     given = [word.partition("=")[0] for word in words]
     found = [word for word in given if word in answers and word not in parser._option_string_actions]
@@ -81,7 +83,7 @@ CONFIG_DIR_OPTIONS = ("--config-dir", "-cd")
 
 
 def split_config_directories(words: list[str]) -> tuple[list[str], list[str]]:
-    """The folders given with --config-dir, and the other words. ConfigError where no folder follows.
+    """Return the folders given with --config-dir, and the other words; ConfigError where no folder follows.
 
     >>> split_config_directories(["conf=a", "--config-dir", "x", "--config-dir=y"])
     (['x', 'y'], ['conf=a'])
@@ -100,7 +102,7 @@ def split_config_directories(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def minimum_problems(least: int, **given: float | None) -> list[Problem]:
-    """A problem for each option, by its name with _, that is below the least it may be."""
+    """Return a problem for each option that is below `least`; options are given by name, with _ for -."""
     return [
         Problem(f"--{name.replace('_', '-')}", f"must be >= {least}.", value)
         for name, value in given.items()
@@ -109,5 +111,5 @@ def minimum_problems(least: int, **given: float | None) -> list[Problem]:
 
 
 def print_json(content: dict[str, Any]) -> None:
-    """One object that strict parsers read, with its schema_version."""
+    """Print one strict JSON object, with its schema_version."""
     print(strict_json({"schema_version": SCHEMA_VERSION, **content}, indent=2))

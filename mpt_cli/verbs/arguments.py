@@ -83,7 +83,7 @@ class Parser(argparse.ArgumentParser):
         return formatter.format_help()
 
     def print_help(self, file: Any = None) -> None:
-        """Help that can't be written is an error, as any other output is; argparse drops it in silence."""
+        """Print the help; raise where it can't be written, which argparse would ignore."""
         print(self.format_help(), end="", file=file)
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -114,7 +114,7 @@ def add_overrides(parser: Parser) -> None:
 
 
 def add_config_dir(parser: Parser) -> None:
-    """For the help; `split_config_directories` takes the words before the parser sees them."""
+    """Add --config-dir for the help alone: `split_config_directories` takes it out before the parser sees it."""
     parser.more.add_argument(
         "--config-dir",
         metavar="DIR",
@@ -136,7 +136,7 @@ def add_fail_on_verdict(parser: Parser) -> None:
 
 
 def add_job_options(parser: Parser, at_a_time: str, objective: str, directory: str) -> None:
-    """Those of verbs that run jobs."""
+    """Add the options of verbs that run jobs."""
     parser.add_argument("-j", "--jobs", type=int, metavar="N", help=f"jobs at a time; default: {at_a_time}")
     parser.add_argument("--resume", metavar=directory, help="run what is missing or failed in an earlier one")
     parser.add_argument("--objective", metavar="NAME", help=objective)

@@ -82,7 +82,16 @@ class _Finder(CompletionFinder):
     def collect_completions(
         self, active_parsers: list[argparse.ArgumentParser], parsed_args: argparse.Namespace, cword_prefix: str
     ) -> list[str]:
-        """Sorted; a list of words goes on after an option, where argparse alone takes it for ended."""
+        """Return the completions, sorted.
+
+        argparse takes a list of words for ended after an option; here it continues.
+
+        argparse takes a list of words for ended after an option; here it continues.
+
+        argparse takes a list of words for ended after an option; here it continues.
+
+        argparse takes a list of words for ended after an option; here it continues.
+        """
         for parser in active_parsers:
             active: list[argparse.Action] = parser.active_actions  # type: ignore[attr-defined]  # argcomplete adds it
             words = [action for action in parser._get_positional_actions() if action.nargs in ("*", "+")]
@@ -94,7 +103,7 @@ class _Finder(CompletionFinder):
 
 
 def complete(output: TextIO | None = None, exit_method: Any = os._exit) -> None:
-    """Answers the shell, which tells of the line in variables of the environment, and ends the process."""
+    """Answer the shell, which describes the line in environment variables, and end the process."""
     words = split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))[3]
     os.environ["_ARGCOMPLETE"] = str(min(len(words), 2))  # argparse's words begin behind the verb, once there is one
     with suppress(ConfigError):  # no folder follows, or it is still being typed
@@ -110,7 +119,7 @@ def complete(output: TextIO | None = None, exit_method: Any = os._exit) -> None:
 
 
 def _parser(words: list[str]) -> argparse.ArgumentParser:
-    """Of the verb; of the verbs themselves where there is none yet."""
+    """Return the parser of the verb; before there is one, a parser of the verbs themselves."""
     if words and words[0] in LISTED_VERBS:
         parser = verb_parser(words[0])
         for action in parser._actions:

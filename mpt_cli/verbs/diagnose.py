@@ -66,7 +66,7 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
 
 
 def _report_no_overflow(run: RunDirectory, run_dir: str, is_of_program: bool, arguments: argparse.Namespace) -> int:
-    """The answer for a run of which no step overflowed, with what else is wrong with it; no directory is made."""
+    """Say that no step of the run overflowed, and what else is wrong with it; make no directory."""
     measures = "mpt.diagnose(model, x, y) in that program" if is_of_program else _diagnose_command(run_dir)
     ending = printable_tree(run.ending)
     verdict = [f"{ending['verdict']}: {ending.get('explanation', '')}"] if "verdict" in ending else []
@@ -108,7 +108,7 @@ def _diagnose_command(run_dir: str) -> str:
 
 
 def _missing_directories(given: list[str]) -> list[Problem]:
-    """Those that can only be meant as run directories, and that lie nowhere."""
+    """Return a problem for each word that can only be a run directory and does not exist."""
     if any(text.startswith("conf=") for text in given):
         return []
     bare = [text for text in given if "=" not in text and text[:1] != "~" and text not in recipe_paths()]
@@ -129,7 +129,7 @@ def _read_steps(text: str | None) -> tuple[int, ...]:
 
 
 def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
-    """5 where no layer can be named, because the step does not overflow when it is trained again."""
+    """Find what overflowed in a run; return 5 where the step does not overflow again, so that no layer can be named."""
     run = RunDirectory.open(run_dir)
     overflow, stored = find_overflow(run, arguments.step), stored_settings(run)
     is_of_program = isinstance(stored.model, GivenModel)

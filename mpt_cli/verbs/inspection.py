@@ -90,7 +90,7 @@ def _recipes() -> list[dict[str, str]]:
 
 
 def _variants(section: str) -> list[dict[str, str]]:
-    """Each variant with the keys that not all of its section have; the first entry names those that all have."""
+    """Return each variant with its own keys; the first entry lists the keys that all variants share."""
     keys = [key for key in all_keys().values() if key.path.startswith(section + ".")]
     variants = variants_of(section)
     shared = [key for key in keys if len(key.variants) == len(variants)]
@@ -104,7 +104,7 @@ def _variants(section: str) -> list[dict[str, str]]:
 
 
 def _unusable(section: str) -> Iterator[tuple[str, str]]:
-    """What other packages add to a section and can't be used, with the reason."""
+    """Yield the variants of other packages that can't be used, each with the reason."""
     for name in plugins.installed(plugins.GROUPS[section]) if section in plugins.GROUPS else ():
         try:
             variant_class(section, name)
@@ -132,20 +132,20 @@ def _describe_sink(plugin: plugins.Plugin) -> str:
 
 
 def _describe(cls: type) -> str:
-    """The first paragraph of its docstring. Optimizers have none of their own: they are Keras's."""
+    """Return the first paragraph of the class's docstring; Keras's optimizers have none here, so return their name."""
     written = inspect.cleandoc(cls.__doc__ or "")
     generated = is_dataclass(cls) and written.startswith(f"{cls.__name__}(")
     return f"keras.optimizers.{cls.__name__}" if generated else written.partition("\n\n")[0].replace("\n", " ")
 
 
 def _names(keys: Iterable[Key]) -> str:
-    """Their names within the section; a nested section such as schedule stands as one."""
+    """Return the names of the keys within their section; a nested section such as schedule counts as one name."""
     names = dict.fromkeys(key.path.split(".")[1] for key in keys)
     return ", ".join(name for name in names if name not in ("name", "mode"))
 
 
 def _files_of(group: str, prefix: str = "") -> list[dict[str, str]]:
-    """Those of the project with their path."""
+    """Return the files of a group; those of the project are listed with their path."""
     return [
         {"name": prefix + name, "description": (_heading(path) + ("" if is_shipped(path) else f" ({path})")).strip()}
         for name, path in sorted(group_files(group).items())
@@ -153,13 +153,13 @@ def _files_of(group: str, prefix: str = "") -> list[dict[str, str]]:
 
 
 def _groups() -> list[dict[str, str]]:
-    """Each group's files; then those of the project's own groups."""
+    """Return the files of every group, the project's own groups last."""
     own = {path.name for root in own_conf_directories() for path in root.iterdir() if is_own_group(path.name)}
     return [entry for group in [*group_names(), *sorted(own)] for entry in _files_of(group, f"{group}=")]
 
 
 def _heading(path: Path) -> str:
-    """The comment a group file opens with, to the first line that ends a sentence."""
+    """Return the comment that opens a group file, up to the first line that ends a sentence."""
     words = list[str]()
     try:
         lines = read_file(path, MOST_BYTES, errors="replace").splitlines()
@@ -243,7 +243,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str], list[str]]:
-    """And the variables of the environment that they come from, and what else is to be said of that."""
+    """Return the settings, the environment variables that they read, and notes on the recipe."""
     from mpt_cli.settings.load import load_with_recipe
     from mpt_cli.sweep.block import block_of
 
@@ -277,7 +277,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def imported_functions(settings: Settings) -> dict[str, str]:
-    """The functions a run would import, by the key that names them."""
+    """Return the functions that a run would import, by the key that names them."""
     named = {
         "model.builder": getattr(settings.model, "builder", None),
         "data.loader": getattr(settings.data, "loader", None),
@@ -360,13 +360,13 @@ def _build_lines(built: "BuildCheck") -> list[str]:
 
 
 def _overrides_lines(label: str, overrides: dict[str, str]) -> list[str]:
-    """As the command line takes them; none where there are none."""
+    """Return the layer policies as the command line takes them; no line where there are none."""
     written = ", ".join(f"{pattern}: {policy}" for pattern, policy in overrides.items())
     return [f"{label}: {quote(f'policy.overrides={{{written}}}')}"] if written else []
 
 
 def _operation_lines(report: "OperationReport") -> list[str]:
-    """What is amiss first, then products, then the operations of each layer."""
+    """Return the problems first, then the matrix products, then the operations of each layer."""
     flags = [(flag.layer, flag.what) for flag in report.flags]
     products = ", ".join(f"{count:,} in {dtype}" for dtype, count in sorted(report.products.items()))
     rows: dict[str, list[str]] = {}

@@ -55,12 +55,12 @@ def run_report(arguments: argparse.Namespace) -> int:
 
 
 def result_kind(path: Path) -> ResultKind | None:
-    """That of a directory of a sweep or a comparison; None of a run."""
+    """Return the kind of a sweep or comparison directory; None for a run."""
     return next((kind for kind in _RESULT_KINDS if kind.directory(path).plan_json.is_file()), None)
 
 
 def _report_results(kind: ResultKind, path: Path, page: Path | None, arguments: argparse.Namespace) -> None:
-    """The page alone where --out says where, else all files; then the table, or JSON."""
+    """Write the page to --out, or all result files without it; then print the table, or JSON."""
     found = kind.read(kind.directory.open(path), arguments.objective)
     kind.write(found, page)
     if arguments.json:
@@ -100,7 +100,7 @@ def _report_runs(paths: Sequence[Path], page: Path | None, arguments: argparse.N
 
 
 def _run_directories(path: Path) -> list[Path]:
-    """The run directory itself, or those of the jobs of a sweep or a comparison that began."""
+    """Return the run directory itself, or those of the jobs of a sweep or comparison that have started."""
     kind = result_kind(path)
     if kind is not None:
         directory = kind.directory(path)
@@ -117,7 +117,7 @@ def _run_directories(path: Path) -> list[Path]:
 
 
 def _read_histories(paths: Sequence[Path]) -> list[RunHistory]:
-    """Named by their folders, with the one above where two are called the same."""
+    """Read the runs, labelled by their folders; where two have the same name, the folder above is added."""
     names = [path.resolve().name for path in paths]
     labels = [
         name if names.count(name) == 1 else f"{path.resolve().parent.name}/{name}"

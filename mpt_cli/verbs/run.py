@@ -110,7 +110,7 @@ def run_program(program: ScriptProgram, run: Callable[[], None]) -> tuple["Scrip
 
 
 def _spawning(program: ScriptProgram, folder: Path) -> AbstractContextManager[None]:
-    """Processes that `multiprocessing` spawns have the same around them, each with run directories of its own."""
+    """Run processes that `multiprocessing` spawns under the same settings, each in its own run directories."""
     words = [word for word in program.overrides if not word.startswith("run_dir=")]
     if program.settings.run_dir is not None:
         words.append(f"run_dir={folder / program.settings.run_dir}")
@@ -119,7 +119,7 @@ def _spawning(program: ScriptProgram, folder: Path) -> AbstractContextManager[No
 
 
 def run_spawned(words: list[str], title: str, command: tuple[str, ...], given: dict[str, Any]) -> NoReturn:
-    """What a spawned process does, `given` what it gets from the one that spawned it."""
+    """Run a process that `multiprocessing` spawned; `given` is what its parent passed on."""
     settings = script_settings(words)
     if settings.run_dir is not None:
         settings = replace(settings, run_dir=f"{settings.run_dir}-process-{os.getpid()}")
@@ -132,7 +132,7 @@ def run_spawned(words: list[str], title: str, command: tuple[str, ...], given: d
 
 @contextmanager
 def _as_main_module(words: list[str], folder: Path) -> Iterator[None]:
-    """`sys.argv` and `sys.path` as Python has them for a script or a module."""
+    """Set `sys.argv` and `sys.path` as Python does for a script or a module."""
     argv, path = sys.argv, list(sys.path)
     sys.argv = words
     sys.path.insert(0, str(folder))
@@ -148,7 +148,7 @@ def _print_notes(seen: "ScriptRun | None") -> None:
 
 
 def _judge_strictly(seen: "ScriptRun | None", allow_unchecked: bool) -> int:
-    """As --fail-on-verdict has it."""
+    """Return the exit code that --fail-on-verdict asks for, and print the reason."""
     if seen is None or not seen.ended_runs:
         reason = "there is no verdict, as nothing that the script trained was recorded to its end"
     else:
@@ -159,7 +159,7 @@ def _judge_strictly(seen: "ScriptRun | None", allow_unchecked: bool) -> int:
 
 
 def _backend_without_tensorflow() -> str | None:
-    """The installed backend where Keras would choose TensorFlow, which is not there; None where Keras can choose."""
+    """Return the installed backend where Keras would choose a missing TensorFlow; None where it can choose."""
     if "KERAS_BACKEND" in os.environ or importlib.util.find_spec("tensorflow") is not None:
         return None
     from mpt_cli.settings.load import installed_backend
@@ -181,7 +181,7 @@ def _choose_backend(name: str) -> None:
 
 
 def split_script(words: list[str]) -> tuple[list[str], list[str]]:
-    """The overrides before the script, and the script with its own words.
+    """Return the overrides before the script, and the script with its arguments.
 
     >>> split_script(["policy=mixed_float16", "train.py", "--rate=3"])
     (['policy=mixed_float16'], ['train.py', '--rate=3'])
@@ -206,13 +206,13 @@ def target_name(rest: list[str]) -> str:
 
 
 def script_title(rest: list[str]) -> str:
-    """The name that runs of a script or module have; raises as `target_name` does."""
+    """Return the name under which runs of a script or module are stored; raises as `target_name` does."""
     name = target_name(rest)
     return name.rpartition(".")[2] if rest[0] == "-m" else Path(name).stem
 
 
 def script_settings(overrides: list[str]) -> Settings:
-    """The settings for these words; ConfigError for keys that are the script's own affair."""
+    """Return the settings for these overrides; ConfigError for keys that only the script can decide."""
     from mpt_cli.settings.checks import check_combinations
     from mpt_cli.settings.load import build_settings, compose_tree, resolve_tree
     from mpt_cli.settings.overrides import parse_overrides
@@ -243,7 +243,7 @@ def script_settings(overrides: list[str]) -> Settings:
 
 
 def is_run_key(path: str) -> bool:
-    """Whether `mpt run` takes this key; what it trains, and on what, is the script's own affair."""
+    """Return whether `mpt run` accepts this key; model, data and training are decided by the script."""
     section, _, name = path.partition(".")
     if section == "trainer":
         return name in RECORDED_TRAINER_KEYS
@@ -261,8 +261,19 @@ def _script_key_problem(word: str) -> Problem | None:
 
 
 def _script_exit_code(error: BaseException | None, policy: str) -> int:
-    """What the script itself would have ended with; its own exception is shown as Python shows it, by what the script
-    may have for that, and what half precision has to do with it.
+    """Return the exit code that the script would have had by itself.
+
+    Its exception is printed as Python prints it, through a hook that the script may have set, followed by a hint where
+    half precision may be the cause.
+
+    Its exception is printed as Python prints it, through a hook that the script may have set, followed by a hint where
+    half precision may be the cause.
+
+    Its exception is printed as Python prints it, through a hook that the script may have set, followed by a hint where
+    half precision may be the cause.
+
+    Its exception is printed as Python prints it, through a hook that the script may have set, followed by a hint where
+    half precision may be the cause.
     """
     if error is None or isinstance(error, (MptError, KeyboardInterrupt)):
         return OK

@@ -122,7 +122,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
 
 
 def _script(words: list[str]) -> "tuple[list[str], Script | None]":
-    """The words before a script, and the script; all of them, and None, where there is none."""
+    """Split the words into overrides and a script; without a script return all words and None."""
     from mpt_cli.compare.comparison import Script
 
     overrides, rest = split_script(words)

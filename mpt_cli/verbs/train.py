@@ -44,7 +44,7 @@ def run_train(arguments: argparse.Namespace) -> int:
 
 
 def _judge_strictly(summary: "Summary", allow_unchecked: bool) -> int:
-    """As --fail-on-verdict has it; the summary itself keeps the exit code that the run has without."""
+    """Return the exit code that --fail-on-verdict asks for; summary.json keeps the one without it."""
     from mpt_cli.telemetry.health import GOOD_VERDICTS, UNCHECKED
 
     if summary.verdict in (*GOOD_VERDICTS, UNCHECKED if allow_unchecked else None):
@@ -55,7 +55,7 @@ def _judge_strictly(summary: "Summary", allow_unchecked: bool) -> int:
 
 @contextmanager
 def _progress_stream(arguments: argparse.Namespace) -> Iterator[TextIO | None]:
-    """Where progress goes. Not sys.stderr itself, which leads elsewhere while a framework is imported."""
+    """Yield the stream for progress. It is a copy of stderr, which is redirected while a framework is imported."""
     if not arguments.quiet and not arguments.json:
         yield None
         return
@@ -73,7 +73,7 @@ def _format_ending(status: str, explanation: str) -> str:
 
 
 def _follow_unless_first(settings: Settings) -> int | None:
-    """The exit code where this process trains along in a run of several; None where it is the first, or alone."""
+    """Train along as one process of several and return its exit code; None in the first process, or alone."""
     from mpt_cli import training_run
     from mpt_cli.engine.distribution import check_process_info, find_process_info
 
@@ -100,7 +100,7 @@ def _override_text(override: str) -> str:
 
 
 def with_run_configuration(overrides: list[str]) -> list[str]:
-    """`resume=RUN_DIR` without `conf=` goes on with the configuration of that run."""
+    """Add the configuration of the run that `resume=RUN_DIR` names, unless `conf=` is given."""
     resumed = [_override_text(text) for text in overrides if text.startswith("resume=")]
     if not resumed or resumed[-1] in ("auto", "null", "") or any(text.startswith("conf=") for text in overrides):
         return overrides

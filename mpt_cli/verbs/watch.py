@@ -60,7 +60,7 @@ class LineTail:
         self._offset = self._inode = 0
 
     def read_new(self) -> tuple[bool, list[dict[str, Any]]]:
-        """Whether lines given out are gone, and the new ones."""
+        """Return whether lines that were returned earlier are gone from the file, and the lines that are new."""
         try:
             with open_file(self.path) as file:
                 inode = os.fstat(file.fileno()).st_ino
@@ -89,8 +89,9 @@ class RunFollower:
         self._header_at: int | None = None
 
     def records(self) -> Iterator[Record]:
-        """What there is to see until the run is over: header, event, interval, epoch, went_back, silent, and at last
-        gone or end."""
+        """Yield what happens until the run is over: header, event, interval, epoch, went_back, silent, and at last gone
+        or end.
+        """
         is_open, due = False, reminders()
         due_at = next(due)
         for abandoned in watch_directory(self.run.path, LOOK_SECONDS):
@@ -114,7 +115,7 @@ class RunFollower:
                 due_at = next(due)
 
     def _new_header(self) -> dict[str, Any] | None:
-        """What header.json holds, once for each attempt."""
+        """Return the content of header.json, once for each attempt."""
         try:
             written_at = self.run.header_json.stat().st_mtime_ns
         except OSError:
@@ -125,7 +126,7 @@ class RunFollower:
         return dict(printable_tree(read_json(self.run.header_json, HEADER)))
 
     def _new_records(self) -> list[Record]:
-        """Everything since the last call, each event before the line that its step lies under."""
+        """Return everything since the last call, each event before the log line that covers its step."""
         was_cut, lines = self._metrics.read_new()
         events_cut, events = self._events.read_new()
         found = [("event", event) for event in events]
@@ -137,13 +138,13 @@ class RunFollower:
         return found
 
     def _summary(self) -> dict[str, Any] | None:
-        """How the run ended; None where it left nothing of that."""
+        """Return how the run ended; None where it left no whole summary."""
         found = self.run.ending
         return dict(printable_tree(found)) if field_problem(Summary, found, required_fields(Summary)) is None else None
 
     @property
     def _silent_seconds(self) -> float:
-        """Since anything was written."""
+        """Return the seconds since anything was written."""
         files = (self.run.metrics_jsonl, self.run.events_jsonl, self.run.console_log, self.run.lock_file)
         times = [path.stat().st_mtime for path in files if path.exists()]
         return max(0.0, time.time() - max(times, default=time.time()))
@@ -159,11 +160,11 @@ class RunConsole:
         self.sink: Sink = console_sinks("auto", sys.stdout, self.clock)[0]
 
     def clock(self) -> float:
-        """The seconds of the run that its lines tell of, on through its attempts."""
+        """Return the seconds that the run has trained, summed over its attempts."""
         return self._earlier_seconds + self._seconds
 
     def show(self, kind: str, content: dict[str, Any]) -> None:
-        """A record of `RunFollower`."""
+        """Show one record of `RunFollower`."""
         match kind:
             case "header":
                 self.sink.start(replace(header_from(content), run_dir=str(self.run.path)))  # as it is called here

@@ -17,7 +17,7 @@ _USABLE = re.compile(r"[1-9][0-9]{0,3}")
 
 
 def terminal_columns() -> int:
-    """Of the terminal, or as COLUMNS says where that is between 1 and 9999; 80 where there is none."""
+    """Return the columns of the terminal, or COLUMNS where that is between 1 and 9999; 80 without a terminal."""
     size = shutil.get_terminal_size()
     return size.columns if _USABLE.fullmatch(str(size.columns)) else 80
 

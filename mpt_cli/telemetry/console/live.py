@@ -36,7 +36,7 @@ class LiveConsole(EpochConsole):
     """
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` tells the seconds that epochs take; of a run that another process trains it follows its lines."""
+        """Start with a clock that gives the seconds of epochs; for a watched run it follows the lines of that run."""
         super().__init__(Narrator(NARRATE_SECONDS, clock), clock)
         self._header: RunHeader | None = None
         self._snapshot: Snapshot | None = None
@@ -64,7 +64,7 @@ class LiveConsole(EpochConsole):
 
     @property
     def _width(self) -> int:
-        """Of a resized terminal as it is now."""
+        """Return the width of the terminal as it is now."""
         return self._console.width
 
     def begin_phase(self, doing: str) -> None:
@@ -125,7 +125,7 @@ class LiveConsole(EpochConsole):
             yield from [*line, Segment.line()]
 
     def _area(self) -> RenderableType:
-        """Where the run is now, and the latest values."""
+        """Return where the run is now, and the latest values."""
         doing = ""
         for name, began in self._doing[-1:]:
             seconds = time.monotonic() - began
@@ -144,7 +144,7 @@ class LiveConsole(EpochConsole):
         return Padding(Group(self._bar, Columns(cells, padding=(0, 3), equal=True)), (0, ECHO_COLUMNS, 0, 0))
 
     def _values(self, header: RunHeader, snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:
-        """Label, value and style of what a row of the table has, and of what is of this moment alone."""
+        """Yield label, value and style of what a row of the table has, and of what only this moment has."""
         assert self._table is not None
         yield from (cell for cell in self._table.cells(snapshot) if cell[0] not in OF_A_ROW)
         if header.scaling.scales:

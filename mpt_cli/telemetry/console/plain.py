@@ -52,7 +52,7 @@ INDENT = 8  # of a sentence between rows: to the right of the epochs, whose colu
 
 
 def header_rows(header: RunHeader) -> list[tuple[str, str]]:
-    """What the run is, as label and text."""
+    """Return what the run is, as label and text."""
     length = f"{header.epochs} epochs"
     if header.steps_per_epoch:
         length += f" of {format_count(header.steps_per_epoch)} steps"
@@ -84,7 +84,7 @@ def labelled_lines(rows: list[tuple[str, str]]) -> list[str]:
 
 
 def sample_sentence(sample: GradientSample) -> str:
-    """What the gradients of one batch were like, in a line.
+    """Return in a line what the gradients of one batch were like.
 
     >>> sample_sentence(GradientSample(100, 0.5, 0.0123, 0.25, 9.5))
     'step 100: of the gradients, flushed to 0 1.2%, head-room 2^9'
@@ -97,7 +97,7 @@ HINT_SECONDS = 60.0  # from then on it is also said what would be quicker
 
 
 def phase_line(doing: str, seconds: float, hint: str = "") -> str:
-    """What is said of a phase that has taken so long.
+    """Return what to say of a phase that has taken this long.
 
     >>> phase_line("compiling the training step", 10.0, "trainer.jit_compile=false does without")
     'compiling the training step: 10 s so far'
@@ -109,7 +109,7 @@ def phase_line(doing: str, seconds: float, hint: str = "") -> str:
 
 
 def final_rows(summary: Summary) -> list[tuple[str, str]]:
-    """The end of a run, as label and text."""
+    """Return how the run ended, as label and text."""
     is_cut = not summary.steps_seen and summary.status in ("interrupted", "terminated")  # while it compiled, say
     rows = [("ended" if is_cut else "verdict", summary.explanation if is_cut else summary.verdict)]
     rows += [] if is_cut else [("", summary.explanation)]
@@ -138,7 +138,7 @@ def _format_metrics(metrics: dict[str, float]) -> str:
 
 
 def next_commands(summary: Summary) -> list[str]:
-    """What a person may want to do with this run now."""
+    """Return the commands that a user may want to run next."""
     if not summary.run_dir:
         return []
     run = Path(summary.run_dir)
@@ -171,7 +171,7 @@ def _format_scale_range(summary: Summary) -> str:
 
 
 def _format_gradients(sample: GradientSample, steps_seen: int) -> str:
-    """What the latest sample said, which may be of an earlier attempt: the step comes first."""
+    """Return what the latest sample said, with its step first: it may come from an earlier attempt."""
     (_, lost), *others = format_sample(sample)
     parts = [
         f"{lost} flushed to zero",
@@ -222,18 +222,18 @@ class Narrator:
         self._pending.extend(events)
 
     def recount(self, snapshot: Snapshot) -> None:
-        """The trainer's own count rules: a resumed run has skips from before."""
+        """Take the trainer's count of skips, which includes those of earlier attempts."""
         if not self._pending:
             self._skipped = snapshot.skipped_steps
 
     def rewind(self, step: int, skipped_steps: int) -> None:
-        """The run is back at `step`; whatever came after it is told already."""
+        """Go back to `step`; what came after it has been printed already."""
         self._skipped, self._told_step = skipped_steps, min(self._told_step, step)
         self._growth_step = self._growth_step if self._growth_step <= step else float("inf")
         self._tally = EventTally(self._scaling)
 
     def sentences(self, at_once: bool = False) -> list[str]:
-        """What is due to be said now, most often nothing; `at_once` empties what is pending."""
+        """Return the sentences that are due now, most often none; `at_once` empties what is pending."""
         if not self._pending or not (at_once or self._clock() - self._told_at >= self._wait_seconds):
             return []
         self._told_at = self._clock()
@@ -297,7 +297,7 @@ class Narrator:
         return ": normal while the scale settles" if is_early else ": the scale had settled before"
 
     def _advice(self, skips: list[Event]) -> str:
-        """By the layer whose output was the first that was not finite; it was not tried."""
+        """Return advice by the first layer whose output was not finite; the advice was not tried."""
         layer = next((event.layer for event in skips if event.layer and event.cause == FORWARD_PASS), None)
         if layer == "data":
             return "; look at the data"
@@ -306,7 +306,12 @@ class Narrator:
         return f"; try policy.overrides={{{layer}: float32}} or a lower learning rate"
 
     def _run_state(self, skips: list[Event]) -> RunState:
-        """What these skips alone tell. Their scale counts only where nan was met at the floor: inf may go on lower."""
+        """Return the state that these skips alone show.
+
+        Their scale counts only where nan appeared at the floor: inf may still vanish at a lower scale.
+
+        Their scale counts only where nan appeared at the floor: inf may still vanish at a lower scale.
+        """
         at_floor = [e.scale_before for e in skips if e.nan and is_at_floor(self._scaling, e.scale_before)]
         return RunState(
             self._scaling,
@@ -319,7 +324,7 @@ class Narrator:
         )
 
     def _bounds(self, events: list[Event]) -> list[str]:
-        """The floor and the ceiling are each told once: a run may touch them at every step."""
+        """Report the floor and the ceiling once each: a run may touch them at every step."""
         sentences = []
         for event in events:
             if event.kind in (FLOOR, CEILING) and event.kind not in self._bounds_told:
@@ -341,7 +346,7 @@ def _format_skips(skips: list[Event], scaling: Scaling) -> str:
 
 
 def _format_where(skips: list[Event]) -> str:
-    """What was found where, of the first skip that says: one example must do for all of them."""
+    """Return what was found where, from the first skip that knows it: one example must do for all."""
     for event in skips:
         if event.variable:
             return f" ({_format_bad_values(event)} in {event.variable})"
@@ -349,7 +354,7 @@ def _format_where(skips: list[Event]) -> str:
 
 
 def _format_bad_values(event: Event) -> str:
-    """What was found at the place that is named, else in all gradients together."""
+    """Return what was found at the named place, else in all gradients together."""
     if event.fault:
         return event.fault
     kinds = [word for word, count in (("inf", event.inf), ("nan", event.nan)) if count]
@@ -369,7 +374,7 @@ class EpochConsole(Sink, ABC):
 
     @property
     def _width(self) -> int | None:
-        """How many characters a row may have; a file or a pipe has no width."""
+        """Return how many characters a row may have; None for a file or a pipe."""
         return None
 
     @abstractmethod
@@ -480,7 +485,7 @@ class PlainConsole(EpochConsole):
 
     @property
     def is_read(self) -> bool:
-        """Whether anybody reads what is written, as far as is known."""
+        """Return whether anybody still reads the output, as far as is known."""
         return bool(getattr(self._write_line, "is_open", True))
 
     def _print_rows(self, lines: Sequence[Text]) -> None:

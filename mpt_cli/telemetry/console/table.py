@@ -18,12 +18,12 @@ OPTIMIZER_PREFIXES = ("loss_scale/", "skipped_steps/", "applied_steps/")
 
 
 def other_optimizers(metrics: dict[str, float]) -> list[str]:
-    """The optimizers whose scales stand among the metrics."""
+    """Return the optimizers whose scales are among the metrics."""
     return [name.partition("/")[2] for name in metrics if name.startswith("loss_scale/")]
 
 
 def model_metrics(metrics: dict[str, float]) -> dict[str, float]:
-    """Those of the model, without the counters of further optimizers."""
+    """Return the metrics of the model, without the counters of further optimizers."""
     return {name: value for name, value in metrics.items() if not name.startswith(OPTIMIZER_PREFIXES)}
 
 
@@ -42,7 +42,7 @@ class EpochTable:
         self._rows = 0  # under the heading
 
     def row(self, snapshot: Snapshot, seconds: float | None, width: int | None = None) -> list[Text]:
-        """The lines of one row; `seconds` are those of the epoch, None within one."""
+        """Return the lines of one row; `seconds` are those of the epoch, None within one."""
         self._metrics |= model_metrics(snapshot.metrics)
         cells = {name: (text, style) for name, text, style in self.cells(snapshot, seconds)}
         for name, (text, _) in cells.items():
@@ -88,7 +88,7 @@ def _count(skipped: float) -> tuple[str, str]:
 
 
 def format_epoch(snapshot: Snapshot, header: RunHeader) -> str:
-    """Epochs done, with hundredths within one: "0.75/3"; "0+/3" where its length is not known."""
+    """Return the epochs done, with hundredths within one: "0.75/3"; "0+/3" where the length is not known."""
     if snapshot.epoch_end:
         return f"{snapshot.epoch}/{header.epochs}"
     if not header.steps_per_epoch:
