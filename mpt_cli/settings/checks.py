@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -427,7 +427,12 @@ def check_recipe_name(settings: Settings) -> Iterator[Problem]:
 
 
 def _default(section: Any, name: str) -> Any:
-    return next(default_of(declared) for declared in fields(section) if declared.name == name)
+    return _defaults(section.__class__)[name]
+
+
+@cache
+def _defaults(section: type) -> dict[str, Any]:
+    return {declared.name: default_of(declared) for declared in fields(section)}
 
 
 def check_fault(settings: "Settings") -> Iterator[Problem]:

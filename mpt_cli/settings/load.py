@@ -10,8 +10,9 @@ import math
 import operator
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import MISSING, asdict, fields, is_dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -135,16 +136,20 @@ def _variant_problem(section: str, name: str) -> Problem | None:
     return Problem(written, rule, name, f"To choose {own}, put `- {section}: {name}` in the defaults: list.")
 
 
-def resolve_tree(tree: DictConfig, problems: list[Problem], unsure: Collection[str] = ()) -> dict[str, Any]:
-    """The plain tree with interpolations resolved, which may name keys that nobody gives."""
+def above_defaults(tree: DictConfig, unsure: Collection[str] = ()) -> DictConfig:
+    """Return the keys of the tree above the schema's defaults: an interpolation may name keys that nobody gives."""
     classes = {
         name: variant_class(name, chosen_variant(name, tree[name])) if name in VARIANTS else cls
         for name, cls in sections().items()
         if name not in unsure
     }
     below = {**_defaults(Settings), **{name: _defaults(cls) for name, cls in classes.items()}}
-    whole = OmegaConf.create(merge_keys(below, OmegaConf.to_container(tree)))
-    return {name: _resolved(whole, name, name, problems) for name in map(str, whole)}
+    return OmegaConf.create(merge_keys(below, OmegaConf.to_container(tree)))
+
+
+def resolve_tree(whole: DictConfig, problems: list[Problem]) -> dict[str, Any]:
+    """Return the plain tree with interpolations resolved."""
+    return {name: resolve(whole, name, name, problems) for name in map(str, whole)}
 
 
 def _defaults(cls: type) -> dict[str, Any]:
@@ -156,7 +161,7 @@ def _defaults(cls: type) -> dict[str, Any]:
     }
 
 
-def _resolved(node: DictConfig | ListConfig, name: Any, path: str, problems: list[Problem]) -> Any:
+def resolve(node: DictConfig | ListConfig, name: Any, path: str, problems: list[Problem]) -> Any:
     """The content under `name` with interpolations resolved one by one, so that each bad one is reported."""
     if OmegaConf.is_missing(node, name):
         return "???"
@@ -166,9 +171,9 @@ def _resolved(node: DictConfig | ListConfig, name: Any, path: str, problems: lis
         problems.append(Problem(path, f"cannot be resolved: {told(error)}."))
         return None
     if isinstance(value, DictConfig):
-        return {key: _resolved(value, key, f"{path}.{key!s}", problems) for key in value}
+        return {key: resolve(value, key, f"{path}.{key!s}", problems) for key in value}
     if isinstance(value, ListConfig):
-        return [_resolved(value, index, path, problems) for index in range(len(value))]
+        return [resolve(value, index, path, problems) for index in range(len(value))]
     return value
 
 
@@ -203,8 +208,7 @@ def _build_section(
             values[declared.name] = _build_section(hint, get_type_hints(hint), f"{path}.", inner, problems, known)
             continue
         key = read_key(declared, hint, path)
-        read = _value_of if key.section is None else _read_sections
-        values[declared.name] = read(key, given.get(declared.name, key.default), problems, known)
+        values[declared.name] = checked_value(key, given.get(declared.name, key.default), problems, known)
     unknown = [name for name in given if name not in values and f"{prefix}{name}" not in known]
     for name in unknown:
         problem = _unknown_problem(cls, f"{prefix}{name}", given, given[name], problems)
@@ -212,7 +216,10 @@ def _build_section(
     return cls(**values)
 
 
-def _value_of(key: Key, value: Any, problems: list[Problem], known: set[str]) -> Any:
+def checked_value(key: Key, value: Any, problems: list[Problem], known: set[str]) -> Any:
+    """Return the value in the type of its key, and the default where it is wrong, which `known` problems say or new."""
+    if key.section is not None:
+        return _read_sections(key, value, problems, known)
     if key.path in known:
         return key.default
     try:
@@ -265,9 +272,41 @@ def load_with_recipe(overrides: list[str]) -> tuple[Settings, Recipe]:
     Precedence: schema < the user's own defaults < recipe < files and keys of the command line. And the recipe, with
     what no run reads of it.
     """
+    with composed(overrides) as composition:
+        return composition.checked(), composition.recipe
+
+
+@dataclass
+class Composition:
+    """A command line, composed. `tree` has all keys, with interpolations; `settings` are read from it, each key by
+    itself. The first `unread` of the problems were found before.
+    """
+
+    recipe: Recipe
+    given: ParsedOverrides
+    layers: Sequence[Layer]
+    tree: DictConfig
+    settings: Settings
+    problems: list[Problem]
+    unread: int
+    unsure: set[str]
+    places: Callable[[Path], Mapping[tuple[str, ...], SourcePlace]]
+
+    def checked(self) -> Settings:
+        """Return the settings, whose keys fit each other; ConfigError with every problem."""
+        known = {problem.key for problem in self.problems}
+        problems = [*self.problems, *check_combinations(self.settings, known | self.unsure)]
+        if problems:
+            raise ConfigError(_with_places(problems, self))
+        return replace(self.settings, expect=read_expect(self.settings.expect))
+
+
+@contextmanager
+def composed(overrides: list[str]) -> Iterator[Composition]:
+    """Compose a command line. While this is open, names are looked for where its recipe looks for them."""
     Path.cwd()  # FileNotFoundError where it is gone, before anything is looked for in it
     with searching((), projects_of_recipes(recipes_named(overrides))):
-        given, problems, unsure = parse_overrides(overrides), list[Problem](), set[str]()
+        given, unsure = parse_overrides(overrides), set[str]()
         try:
             if given.conf is None:
                 raise ConfigError(_no_recipe())
@@ -276,10 +315,7 @@ def load_with_recipe(overrides: list[str]) -> tuple[Settings, Recipe]:
         except ConfigError as error:
             recipe, below, unsure = Recipe(Path("custom"), problems=error.problems), Recipe(Path("none")), set(VARIANTS)
         with searching(recipe.searchpath, recipe.projects):
-            settings = _settings_of(recipe, below, given, problems, unsure)
-    if problems:
-        raise ConfigError(problems)
-    return replace(settings, expect=read_expect(settings.expect)), recipe
+            yield _compose(recipe, below, given, unsure)
 
 
 def _defaults_of_user(recipe: Recipe) -> Recipe:
@@ -292,11 +328,11 @@ def _defaults_of_user(recipe: Recipe) -> Recipe:
     return found
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Each value in a tree of settings that holds no others, with its path."""
     if isinstance(value, dict | list):
         for name, part in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _leaves(part, f"{path}.{name}".lstrip("."))
+            yield from leaves(part, f"{path}.{name}".lstrip("."))
     else:
         yield path, value
 
@@ -304,9 +340,9 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def _notes(composed: DictConfig, below: Recipe, above: Sequence[Layer], given: ParsedOverrides) -> Iterator[str]:
     """Which keys the user's own defaults decide, and which `vars` of the command line nothing takes."""
     words = [override.key_or_group for override in given.overrides]
-    tree = dict(_leaves(OmegaConf.to_container(composed)))
-    said = {path for layer in above for path, _ in _leaves(layer.body)}.union(words)
-    acting = [path for path, value in _leaves(below.body) if tree.get(path) == value and path not in said]
+    tree = dict(leaves(OmegaConf.to_container(composed)))
+    said = {path for layer in above for path, _ in leaves(layer.body)}.union(words)
+    acting = [path for path, value in leaves(below.body) if tree.get(path) == value and path not in said]
     if acting:
         yield f"of {below.path}: {', '.join(acting)}"
     for name in [word for word in words if word.startswith("vars.")]:
@@ -314,27 +350,31 @@ def _notes(composed: DictConfig, below: Recipe, above: Sequence[Layer], given: P
             yield f"nothing takes {name}: a key of the recipe would as ${{{name}}}"
 
 
-def _settings_of(
-    recipe: Recipe, below: Recipe, given: ParsedOverrides, problems: list[Problem], unsure: set[str]
-) -> Settings:
+def _compose(recipe: Recipe, below: Recipe, given: ParsedOverrides, unsure: set[str]) -> Composition:
     """`unsure` are sections of which is not known what the recipe chooses, so that it isn't known which keys fit."""
-    problems += below.problems + recipe.problems + given.problems
+    problems = [*below.problems, *recipe.problems, *given.problems]
     unsure |= below.unsure | recipe.unsure
-    composed, layers = compose_tree([*below.layers, *recipe.layers], given, problems, unsure)
-    recipe.notes += _notes(composed, below, layers[len(below.layers) :], given)
-    _choose_backend(composed, recipe, given, problems)
-    tree = resolve_tree(composed, problems, unsure)
-    if "recipe" not in composed:
-        tree["recipe"] = recipe.path.stem
-    for path, text in [(path, text) for path, text in _leaves(tree) if isinstance(text, str)]:
-        redaction.note_text(path.rpartition(".")[2], text)
-        if redaction.REDACTED in text:
-            remedy = f"Give it again: {path}=…, or {path}='${{oc.env:VARIABLE}}', which is kept as that."
-            problems.append(Problem(path, "is not in the record, which holds no secrets.", None, remedy))
-    settings = build_settings(tree, unsure, problems)
-    problems += check_combinations(settings, {problem.key for problem in problems} | unsure)
-    problems[:] = _with_places(problems, layers, given)
-    return settings
+    tree, layers = compose_tree([*below.layers, *recipe.layers], given, problems, unsure)
+    recipe.notes += _notes(tree, below, layers[len(below.layers) :], given)
+    _choose_backend(tree, recipe, given, problems)
+    unread, whole = len(problems), above_defaults(tree, unsure)
+    plain = resolve_tree(whole, problems)
+    if "recipe" not in tree:
+        plain["recipe"] = recipe.path.stem
+    note_secrets(plain, "", problems)
+    settings = build_settings(plain, unsure, problems)
+    places = cache(places_of)  # each file once, however many problems
+    return Composition(recipe, given, layers, whole, settings, problems, unread, unsure, places)
+
+
+def note_secrets(value: Any, path: str, problems: list[Problem]) -> None:
+    """Note the secrets among the values at `path` of a tree; one that a record has left out is a problem."""
+    for place, text in leaves(value, path):
+        if isinstance(text, str):
+            redaction.note_text(place.rpartition(".")[2], text)
+            if redaction.REDACTED in text:
+                remedy = f"Give it again: {place}=…, or {place}='${{oc.env:VARIABLE}}', which is kept as that."
+                problems.append(Problem(place, "is not in the record, which holds no secrets.", None, remedy))
 
 
 def _choose_backend(tree: DictConfig, recipe: Recipe, given: ParsedOverrides, problems: list[Problem]) -> None:
@@ -366,9 +406,9 @@ def missing_backend(settings: Settings) -> str:
     return missing_extra(settings.backend.name, settings.backend.name, "It can't run here")
 
 
-def _with_places(problems: list[Problem], layers: Sequence[Layer], given: ParsedOverrides) -> list[Problem]:
+def _with_places(problems: list[Problem], composition: Composition) -> list[Problem]:
     """With the place of what is wrong, where it stands in a file and no word of the command line says it."""
-    places = cache(places_of)  # each file once, however many problems
+    given, layers = composition.given, composition.layers
     given_keys = [override.key_or_group for override in given.overrides]
     chosen = {choice.written for choice in given.choices.values()}
 
@@ -383,7 +423,7 @@ def _with_places(problems: list[Problem], layers: Sequence[Layer], given: Parsed
     def _place_in(layer: Layer, path: list[str]) -> SourcePlace | None:
         package = [name for name in layer.package.split(".") if name]
         inside = path[len(package) :] if path[: len(package)] == package else []
-        return None if is_shipped(layer.path) and layer.group else places(layer.path).get(tuple(inside))
+        return None if is_shipped(layer.path) and layer.group else composition.places(layer.path).get(tuple(inside))
 
     return [with_place(problem) for problem in problems]
 

@@ -12,12 +12,12 @@ from hydra.core.override_parser.types import Glob, IntervalSweep, Override, Rang
 from hydra.errors import HydraException
 
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.settings import load_settings
 from mpt_cli.settings.key import read_number
 from mpt_cli.settings.limits import MOST_JOBS, word_problem
 from mpt_cli.settings.overrides import misplaced_values_rule, parse_override, without_quotes
 from mpt_cli.settings.schema import CHOOSING_KEYS, Settings, find_key
 from mpt_cli.settings.search_path import group_choices, group_names, recipe_paths
+from mpt_cli.settings.variations import load_variations
 
 _POWER = re.compile(r"\d+(?:\.\d+)?\*\*-?\d+")
 _CALL = re.compile(r"\b(?:interval|range)\([^()]*\)")
@@ -290,15 +290,10 @@ def read_dimensions(words: Sequence[str]) -> tuple[Space, list[Problem]]:
 
 def load_each(configurations: Iterable[Sequence[str]]) -> list[Settings]:
     """The settings of each, before anything runs; ConfigError with all that is wrong with any."""
-    loaded, problems = list[Settings](), list[Problem]()
-    for words in configurations:
-        try:
-            loaded.append(load_settings([*words]))
-        except ConfigError as error:
-            problems += error.problems
-    if problems:
+    found = load_variations(configurations)
+    if problems := [problem for each in found if isinstance(each, ConfigError) for problem in each.problems]:
         raise ConfigError(each_once(problems))
-    return loaded
+    return [each for each in found if not isinstance(each, ConfigError)]
 
 
 def each_once(problems: Iterable[Problem]) -> list[Problem]:

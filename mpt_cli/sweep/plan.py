@@ -13,7 +13,6 @@ from typing import Any
 from mpt_cli.data.paths import check_run_present
 from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean, install_command
 from mpt_cli.runs.expectations import known_values, reportable
-from mpt_cli.settings import load_settings
 from mpt_cli.settings.key import read_number
 from mpt_cli.settings.limits import MOST_JOBS
 from mpt_cli.settings.load import missing_backend
@@ -87,9 +86,10 @@ def check_objective(word: str | None, settings: Sequence[Settings], key: str = "
 
     With a model of the user's only its form is checked: what that reports is known once it has run.
     """
-    summaries = [summary for each in settings if (summary := reportable(each)) is not None]
+    distinct = {(id(each.model), id(each.trainer)): each for each in settings}.values()  # which many have in common
+    summaries = [summary for each in distinct if (summary := reportable(each)) is not None]
     try:
-        choose_objective(word, summaries if len(summaries) == len(settings) else [])
+        choose_objective(word, summaries if len(summaries) == len(distinct) else [])
     except ConfigError as error:
         raise ConfigError([replace(problem, key=key) for problem in error.problems]) from None
 
@@ -259,8 +259,9 @@ def _place_of(objective: str | None, block: Block) -> str:
 
 def grow_plan(plan: SweepPlan, more: SweepPlan) -> SweepPlan:
     """The plan with those jobs of `more` whose configuration none of its own has."""
-    known = {_configuration(load_settings(job.words)) for job in plan.jobs}
-    new = [job for job in more.jobs if _configuration(load_settings(job.words)) not in known]
+    known = {*map(repr, load_each(job.words for job in plan.jobs))}
+    asked = load_each(job.words for job in more.jobs)
+    new = [job for job, settings in zip(more.jobs, asked, strict=True) if repr(settings) not in known]
     values = [Point(tuple(job.words)).values for job in [*plan.jobs, *new]]
     keys = dict.fromkeys([*plan.varied, *more.varied, *(key for each in values for key in each)])
     varied = [key for key in keys if key in plan.varied or len({each.get(key) for each in values}) > 1]
@@ -270,10 +271,6 @@ def grow_plan(plan: SweepPlan, more: SweepPlan) -> SweepPlan:
         name = job.name if number <= len(plan.jobs) else job_name(number, overrides)
         jobs.append(replace(job, number=number, name=name, overrides=overrides))
     return replace(plan, varied=varied, jobs=jobs)
-
-
-def _configuration(settings: Settings) -> str:
-    return repr(asdict(settings))
 
 
 def check_files(settings: Sequence[Settings]) -> None:
@@ -319,7 +316,7 @@ def _distinct(varied: list[str], loaded: Sequence[tuple[Point, Settings]]) -> Sw
     for point, settings in loaded:
         values = point.values
         overrides = {key: values[key] for key in varied if key in values}
-        number = first.setdefault(_configuration(settings), len(jobs) + 1)
+        number = first.setdefault(repr(settings), len(jobs) + 1)
         if number <= len(jobs):
             duplicates.append((overrides, number))
         else:
