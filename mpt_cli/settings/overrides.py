@@ -5,36 +5,25 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, List
 
-from antlr4 import InputStream, Token
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString, Sweep
 from hydra.errors import HydraException
-from hydra.grammar.gen.OverrideLexer import OverrideLexer
 from omegaconf import DictConfig, OmegaConf
 
 from mpt_cli.errors import Problem, first_line
-from mpt_cli.settings.key import Key
 from mpt_cli.settings.limits import word_problem
 from mpt_cli.settings.recipes import IMPLIED_CHOICES, GroupChoice, add_choice, is_own_optimizer, merge_keys
 from mpt_cli.settings.schema import CHOOSING_KEYS, find_key, unknown_key_problem
 from mpt_cli.settings.search_path import conf_override, group_names, is_own_group, recipe_paths, recipe_remedy
 
 _PLAIN = re.compile(r"(?!null$)[\w./+-]+", re.ASCII | re.IGNORECASE)
-_NUMBERS = (OverrideLexer.INT, OverrideLexer.FLOAT, OverrideLexer.BOOL)
-_BORDERS = (
-    OverrideLexer.EQUAL,
-    OverrideLexer.COMMA,
-    OverrideLexer.BRACKET_OPEN,
-    OverrideLexer.BRACKET_CLOSE,
-    Token.EOF,
-)
 
 
 def parse_override(text: str) -> Override:
-    """The override, with numbers and truth values as the text they were written as where its key takes text, and names
-    of a mapping in quotes or not.
+    """Return the override. Where its key takes text, numbers and truth values are the text that was written. Names in a
+    mapping may stand in quotes.
 
     Raises HydraException for what Hydra can't read.
 
@@ -53,7 +42,19 @@ def parse_override(text: str) -> Override:
             raise
         return parse_override(plain)
     key = find_key(override.key_or_group)
-    return parser.parse_override(_numbers_quoted(text)) if key is not None and _takes_text(key) else override
+    takes_text = key is not None and key.options in ((str,), (List[str],))
+    is_plain = takes_text and not set("('\"") & set(text)
+    return parser.parse_override(_NO_TEXT.sub(r'"\1"', text)) if is_plain else override
+
+
+# a number or truth value, alone or in a list
+_NO_TEXT = re.compile(r"(?<=[=\[,])([-+.]?\d[\w.+-]*|[-+]?inf|nan|true|false)(?=[,\]]|$)", re.IGNORECASE)
+
+
+def _with_quotes(text: str) -> str:
+    """Return the override with its value in quotes."""
+    key, _, value = text.partition("=")
+    return '{}="{}"'.format(key, value.replace('"', '\\"'))
 
 
 def format_override(key: str, text: str) -> str:
@@ -81,23 +82,6 @@ def _names_unquoted(text: str) -> str:
     return re.sub(r"""([{,]\s*)(['"])([^'"]+)\2(\s*:)""", escaped, text)
 
 
-def _takes_text(key: Key) -> bool:
-    return key.options == (str,) or (key.is_list and get_args(key.options[0]) == (str,))
-
-
-def _numbers_quoted(text: str) -> str:
-    """Each number or truth value that stands alone in quotes; those between parentheses belong to a function."""
-    lexer = OverrideLexer(InputStream(text))
-    tokens = lexer.getAllTokens()
-    kinds = [token.type for token in tokens]
-    written, depth = "", 0
-    for token, before, after in zip(tokens, [Token.EOF, *kinds[:-1]], [*kinds[1:], Token.EOF], strict=True):
-        depth += (token.type == OverrideLexer.POPEN) - (token.type == OverrideLexer.PCLOSE)
-        is_alone = before in _BORDERS and after in _BORDERS
-        written += f'"{token.text}"' if token.type in _NUMBERS and is_alone and not depth else token.text
-    return written
-
-
 def misplaced_values_rule(override: Override) -> str | None:
     """What must hold of where values are listed, where it does not: Hydra's functions inside of a list do nothing.
 
@@ -119,7 +103,6 @@ def _has_sweep(value: Any) -> bool:
     return isinstance(value, Sweep | Glob)
 
 
-_KEY_AND_TEXT = re.compile(r"(\+{0,2}[A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 _GRAMMAR_SIGNS = set(",()[]{}'\"$\\")
 
 
@@ -188,15 +171,15 @@ def _parse(text: str, problems: list[Problem]) -> Override | None:
 
 
 def _quote_plain_text(text: str) -> str | None:
-    """The override with its value in quotes where the key takes text and nothing in it belongs to Hydra's grammar.
+    """Return the override with its value in quotes where the key takes text and nothing in it belongs to Hydra's
+    grammar.
 
     Paths with letters like ß or with a second `=` would otherwise need quotes within quotes.
     """
-    parts = _KEY_AND_TEXT.fullmatch(text)
-    if parts is None or _GRAMMAR_SIGNS & set(parts[2]):
-        return None
-    key = find_key(parts[1].lstrip("+"))
-    return f'{parts[1]}="{parts[2]}"' if key and {str, Any} & {*key.options} else None
+    name, _, value = text.partition("=")
+    key = find_key(name.lstrip("+"))
+    is_plain = key is not None and {str, Any} & {*key.options} and not _GRAMMAR_SIGNS & set(value)
+    return _with_quotes(text) if is_plain and "=" in text else None
 
 
 def _syntax_problem(text: str, error: HydraException) -> Problem:
@@ -208,7 +191,7 @@ def _syntax_problem(text: str, error: HydraException) -> Problem:
     if "^" in value:
         return Problem(key, "cannot be read.", value, f"Write a power as {value.replace('^', '**')}.")
     reason = first_line(error)
-    quoted = '{}="{}"'.format(key, value.replace('"', '\\"'))
+    quoted = _with_quotes(text)
     remedy = f"Text with special signs is written '{quoted}'." if len(quoted) < 200 else ""
     return Problem(key, f"cannot be read: {reason}.", value, remedy)
 

@@ -56,7 +56,7 @@ class RecipeText:
 
     def set(self, path: Sequence[str], value: Any) -> None:
         """Put `value` at `path`, in place of the old one or as a new key."""
-        self._edit(lambda tree, written: _set(tree, path, written(value)))
+        self._edit(lambda tree, written: _set(tree, [*map(written, path)], written(value)))  # 'on' as a key, too
 
     def choose(self, group: str, name: str) -> None:
         """Write `- group: name` in the `defaults` list, `override` where it names recipes, or `group.name`
@@ -94,7 +94,7 @@ class RecipeText:
             if tree:
                 editor.dump(tree, stream)
             edited = RecipeText(stream.getvalue())
-            is_as_expected = yaml.safe_dump(edited.content()) == yaml.safe_dump(expected)
+            is_as_expected = _comparable(edited.content()) == _comparable(expected)
         except (YAMLError, KeyError):
             is_as_expected = False
         if not is_as_expected:
@@ -158,10 +158,15 @@ def _editor(text: str) -> YAML:
     return editor
 
 
+def _comparable(tree: Any) -> str:
+    """Return a text that is the same for equal trees; as text 1 is not True, and nan is nan."""
+    return str(yaml.safe_dump(_unshared(tree), sort_keys=False))
+
+
 def _unshared(value: Any) -> Any:
-    """Return the same tree with nothing in two places."""
+    """Return the same tree with nothing in two places, its keys sorted, whatever their types."""
     if isinstance(value, dict):
-        return {name: _unshared(part) for name, part in value.items()}
+        return {name: _unshared(value[name]) for name in sorted(value, key=str)}
     return [_unshared(part) for part in value] if isinstance(value, list) else value
 
 

@@ -5,19 +5,18 @@ alone uses parts of Hydra that are not public: its `compose` would read a dozen 
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from hydra import version
 from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.defaults_list import create_defaults_list
 from hydra.core.default_element import ConfigDefault, GroupDefault, InputDefault, ResultDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from hydra.plugins.config_source import ConfigResult
+from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -151,7 +150,6 @@ def read_recipe(path: Path, own_groups: dict[str, str] | None = None) -> Recipe:
             recipe.layers = files.layers(*files.below_root(name, own_groups or {}))
     except FAULTS as error:
         raise ConfigError(files.problem_of(error, name)) from error
-    recipe.problems += unsaid_variants(recipe.layers)
     for layer in recipe.layers:
         layer.body.pop("recipe", None) if layer.path != path else None  # a base gives everything but its name
     return recipe
@@ -169,8 +167,8 @@ def layers_of_choice(choice: GroupChoice) -> list[Layer]:
         raise ConfigError([replace(problem, key=choice.written) for problem in error.problems]) from error
     except FAULTS as error:
         raise ConfigError(Problem(choice.written, f"{choice.name} cannot be composed: {told(error)}.")) from error
-    if problems := [*recipe.problems, *unsaid_variants(layers)]:
-        raise ConfigError(problems)
+    if recipe.problems:
+        raise ConfigError(recipe.problems)
     key = choosing_key(choice.group) or ""
     is_brief = [choice.group in VARIANTS and is_shipped(layer.path) for layer in layers]
     return [
@@ -179,49 +177,14 @@ def layers_of_choice(choice: GroupChoice) -> list[Layer]:
     ]
 
 
-def unsaid_variants(layers: Sequence[Layer]) -> Iterator[Problem]:
-    """Files of the project's that don't say which model, data source, optimizer or mode they are."""
-    for group, variants in VARIANTS.items():
-        files = [layer for layer in layers if layer.group == group]
-        if files and not any(said_variant(group, layer.body.get(group, {})) for layer in files):
-            shipped, rule = next(iter(variants)), f"{files[-1].path} must say which {group} it is."
-            remedy = f"Write `{choosing_key(group)}: {shipped}` or `defaults: [{shipped}]` in it."
-            yield Problem(group, rule, None, remedy)
+def _group_key(entry: GroupDefault) -> str:
+    """Return the group that an entry of a defaults list names, with its package where it gives one."""
+    return str(entry.group).removeprefix("/") + (f"@{entry.package}" if entry.package else "")
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """An entry of a defaults list that names files of a group; `written` as in `optional override /group@package`."""
-
-    written: str
-    value: Any
-    file: Path | None = None
-    index: int = 0
-
-    @property
-    def key(self) -> str:
-        """The group, with its package where one is given."""
-        return (self.written.split() or [""])[-1].removeprefix("/")
-
-    @property
-    def group(self) -> str:
-        return self.key.partition("@")[0]
-
-    @property
-    def is_optional(self) -> bool:
-        return "optional" in self.written.split()
-
-    @property
-    def is_override(self) -> bool:
-        return "override" in self.written.split()
-
-    @property
-    def choices(self) -> list[str]:
-        names = self.value if isinstance(self.value, list) else [self.value]
-        return [str(name) for name in names if name is not None]
-
-    def for_hydra(self) -> dict[str, Any]:
-        return {self.written: self.choices if isinstance(self.value, list) else next(iter(self.choices), None)}
+def _choices(entry: GroupDefault) -> list[str]:
+    """Return the names of the files that an entry of a defaults list chooses."""
+    return entry.value if isinstance(entry.value, list) else [entry.value] if entry.value else []
 
 
 _ROOT = "mpt"  # what starts from the recipe, and has what the command line adds
@@ -237,7 +200,7 @@ class _Files(ConfigRepository):
     def __init__(self, recipe: Recipe) -> None:
         self.recipe, self.sources = recipe, []
         self.recipes: dict[str, Path] = {}
-        self.entries: dict[str, list[_Entry]] = {}
+        self.entries: dict[str, dict[int, GroupDefault]] = {}  # of each file by its index in the list
         self.contents: dict[str, tuple[Path, dict[str, Any]]] = {}
         self.results: dict[str, ConfigResult | None] = {}
 
@@ -253,8 +216,7 @@ class _Files(ConfigRepository):
     def compose(self, name: str, words: Sequence[str] = ()) -> list[ResultDefault]:
         """The files that Hydra composes for this one and these words, in order, each with its package."""
         overrides = OverridesParser.create().parse_overrides([*words])
-        with _as_in_hydra_1_3():
-            return create_defaults_list(self, name, overrides, prepend_hydra=False, skip_missing=False).defaults
+        return create_defaults_list(self, name, overrides, prepend_hydra=False, skip_missing=False).defaults
 
     def layers(self, name: str, words: Sequence[str] = ()) -> list[Layer]:
         return [
@@ -267,10 +229,12 @@ class _Files(ConfigRepository):
         """What starts from a recipe that was read, and the words for it. All groups of ours are there to be overridden,
         whether or not a list names them.
         """
-        entries = [entry for listed in self.entries.values() for entry in listed]
-        named = {entry.key for entry in entries if not entry.is_override}
+        entries = [entry for listed in self.entries.values() for entry in listed.values()]
+        named = {_group_key(entry) for entry in entries if not entry.override}
         words = [f"{'' if group in named else '+'}{group}={name}" for group, name in own_groups.items()]
-        self.entries[_ROOT] = [_Entry(group, name) for group, name in own_groups.items()]
+        self.entries[_ROOT] = {
+            number: GroupDefault(group=group, value=name) for number, (group, name) in enumerate(own_groups.items())
+        }
         front = [GroupDefault(group=group) for group in group_names() if group not in named]
         self._add(_ROOT, None, [*front, ConfigDefault(path=recipe)])
         return _ROOT, words
@@ -278,8 +242,8 @@ class _Files(ConfigRepository):
     def problem_of(self, error: BaseException, recipe: str) -> Problem:
         """Why Hydra can't compose a recipe, at the entry of the group that it names, else at the list."""
         said, places = told(error), places_of(self.recipes[recipe])
-        named = [entry.index for entry in self.entries.get(recipe, ()) if entry.key in said]
-        place = places.get(("defaults", *map(str, named[-1:])))
+        named = [str(index) for index, entry in self.entries.get(recipe, {}).items() if _group_key(entry) in said]
+        place = places.get(("defaults", *named[-1:]))
         return Problem("defaults", f"cannot be composed: {said}.", place=place)
 
     def load_config(self, config_path: str) -> ConfigResult | None:
@@ -305,21 +269,17 @@ class _Files(ConfigRepository):
         defaults = content.pop("defaults", None)
         if name in self.recipes:
             self._take_what_no_run_reads(content, path)
-            defaults = self._read_list(name, path, defaults)
+            listed = self._read_list(name, path, defaults)
         else:
-            listed = enumerate(defaults if isinstance(defaults, list) else ())
-            self.entries[name] = [
-                _Entry(str(written), value, path, index)
-                for index, entry in listed
-                if isinstance(entry, dict)
-                for written, value in entry.items()
-            ]
+            listed = dict(enumerate(self._create_defaults_list(name, ListConfig(defaults or []))))
+        self.entries[name] = {index: entry for index, entry in listed.items() if isinstance(entry, GroupDefault)}
         self.contents[name] = path, content
-        return self._add(name, path, self._create_defaults_list(name, ListConfig(defaults or [])))
+        return self._add(name, path, [*listed.values()])
 
     def _add(self, name: str, path: Path | None, defaults: list[InputDefault]) -> ConfigResult:
-        header = None if path is None or is_shipped(path) else _header_package(path)
-        result = ConfigResult("mpt", str(path), OmegaConf.create({}), {"package": header}, defaults)
+        text = "" if path is None or is_shipped(path) else read_yaml_text(path)
+        header = ConfigSource._get_header_dict(text)
+        result = ConfigResult("mpt", str(path), OmegaConf.create({}), header, defaults)
         self.results[name] = result
         return result
 
@@ -328,14 +288,19 @@ class _Files(ConfigRepository):
         if choice in group_choices(group) or _is_of_python(group, choice):
             self.contents[name] = Path(name), {str(choosing_key(group)): choice}
             return self._add(name, None, [])
-        entries = [entry for listed in self.entries.values() for entry in listed if not entry.is_optional]
-        named = next((each for each in entries if each.group == group and choice in each.choices), None)
-        if named is None or (named.file is not None and named.file not in self.recipes.values()):
+        named = (
+            (file, index)
+            for file, listed in self.entries.items()
+            for index, entry in listed.items()
+            if not entry.optional and _group_key(entry).partition("@")[0] == group and choice in _choices(entry)
+        )
+        file, index = next(named, ("", 0))
+        if file not in (*self.recipes, _ROOT):
             return None
         valid = group_choices(group)
         rule, remedy = f"must be one of {', '.join(valid)}.", did_you_mean(choice, valid)
         problem = Problem(f"defaults.{group}", rule, choice, remedy)
-        self.recipe.problems.append(_at_entry(problem, named.file, named.index))
+        self.recipe.problems.append(_at_entry(problem, self.recipes.get(file), index))
         self.recipe.unsure.add(group)
         return self._add(name, None, [])
 
@@ -349,53 +314,46 @@ class _Files(ConfigRepository):
         recipe.searchpath += folders
         recipe.projects += projects
 
-    def _read_list(self, name: str, path: Path, defaults: Any) -> list[Any]:
-        """The defaults list of a recipe as Hydra takes it: recipes by the names they have here, what overrides last. An
-        entry that can't be is a problem, and left out.
+    def _read_list(self, name: str, path: Path, defaults: Any) -> dict[int, InputDefault]:
+        """Return the entries of a recipe's defaults list, as Hydra has them, by their index; recipes by the names they
+        have here. An entry that can't be is a problem, and left out.
         """
-        known = self.entries.setdefault(name, [])
-        if defaults is not None and not isinstance(defaults, list):
+        if not isinstance(defaults, list | None):
             remedy = "Write each entry as `- group: choice`."
             self.recipe.problems.append(Problem("defaults", "must be a list.", defaults, remedy))
-        listed, overriding = list[Any](), list[Any]()
-        for index, written in enumerate(defaults if isinstance(defaults, list) else ()):
-            problem = None
-            if isinstance(written, dict) and len(written) == 1:
-                ((group, value),) = written.items()
-                entry = _Entry(str(group), value, path, index)
-                if (problem := self._entry_problem(entry, known)) is None:
-                    known.append(entry)
-                    (overriding if entry.is_override else listed).append(entry.for_hydra())
-            elif written == "_self_":
-                listed += [] if written in listed else [written]
-                problem = Problem("defaults", "_self_ must stand once.") if written in defaults[:index] else None
-            elif isinstance(written, str):
-                base = self._find_base(written, path, index)
-                problem = Problem("defaults", "a recipe must not start from itself.", written) if base == path else None
-                listed += [self.name_of(base)] if base is not None and base != path else []
-            else:
+            return {}
+        found: dict[int, InputDefault] = {}
+        for index, written in enumerate(defaults or ()):
+            try:
+                [entry] = self._create_defaults_list(name, ListConfig([written]))
+            except (ValueError, AssertionError):  # the latter of a group that is no text
                 problem = Problem("defaults", "each entry must be `group: choice` or a recipe.", written)
-            if problem is not None:
                 self.recipe.problems.append(_at_entry(problem, path, index))
-        return [*listed, *overriding]
+                continue
+            if isinstance(written, str) and written != "_self_":
+                base = self._find_base(written, path, index)
+                found |= {} if base is None else {index: ConfigDefault(path=self.name_of(base))}
+            elif not isinstance(entry, GroupDefault) or self._is_known(entry, path, index):
+                found[index] = entry
+        return found
 
-    def _entry_problem(self, entry: _Entry, known: list[_Entry]) -> Problem | None:
-        if not self.group_exists(entry.group) and not entry.is_optional:
-            remedy = did_you_mean(entry.group, group_names()) or f"Groups: {', '.join(group_names())}."
-            return Problem("defaults", "there is no such group.", entry.written, remedy)
-        if entry.key in [each.key for each in known]:
-            return Problem("defaults", f"{entry.key} must be chosen once.", entry.value)
-        return None
+    def _is_known(self, entry: GroupDefault, recipe: Path, index: int) -> bool:
+        """Return whether there is such a group, or need not be; where not, it is a problem."""
+        group = _group_key(entry).partition("@")[0]
+        if self.group_exists(group) or entry.optional:
+            return True
+        remedy = did_you_mean(group, group_names()) or f"Groups: {', '.join(group_names())}."
+        problem = Problem("defaults", "there is no such group.", group, remedy)
+        self.recipe.problems.append(_at_entry(problem, recipe, index))
+        return False
 
     def _find_base(self, written: str, recipe: Path, index: int) -> Path | None:
         """The recipe that a list names: a file beside it, or any; None where it is optional and not there."""
         name = written.removeprefix("optional ").strip()
         try:
             if name.startswith("."):
-                path = find_recipe(str(recipe.parent / name))
-            else:
-                path = file_beside(recipe, name) or find_recipe(name)
-            return recipe if path.resolve() == recipe.resolve() else path
+                return find_recipe(str(recipe.parent / name))
+            return file_beside(recipe, name) or find_recipe(name)
         except ConfigError as error:
             if name != written:
                 return None
@@ -408,20 +366,9 @@ class _Files(ConfigRepository):
         body = _sound_sections(content, self.recipe.problems)
         if is_own_optimizer("optimizer.name", body.get("optimizer", {}).get("name")):
             body["optimizer"]["object"] = body["optimizer"].pop("name")
-        chooses = {entry.key: entry.choices[-1] for entry in self.entries.get(name, ()) if entry.choices}
+        entries = self.entries.get(name, {}).values()
+        chooses = {_group_key(entry): _choices(entry)[-1] for entry in entries if _choices(entry)}
         return Layer(path, package, body if is_shipped(path) else locate(body, path), name.rpartition("/")[0], chooses)
-
-
-@contextmanager
-def _as_in_hydra_1_3() -> Iterator[None]:
-    """Leaves the version that another program asked Hydra to be like as it was."""
-    base = version.VersionBase.instance()
-    before = base.version_base
-    version.setbase("1.3")
-    try:
-        yield
-    finally:
-        base.version_base = before
 
 
 def told(error: BaseException) -> str:
@@ -433,13 +380,6 @@ def told(error: BaseException) -> str:
 def _at_entry(problem: Problem, file: Path | None, index: int) -> Problem:
     """With the place of an entry of a defaults list."""
     return problem if file is None else replace(problem, place=places_of(file).get(("defaults", str(index))))
-
-
-def _header_package(path: Path) -> str | None:
-    """The package that a comment in its head names, as in `# @package _global_`."""
-    head = re.match(r"(?:\s*#.*\n)*", read_yaml_text(path))
-    found = re.search(r"#\s*@package\s+(\S+)", head[0]) if head else None
-    return found[1] if found else None
 
 
 def _take_searchpath(content: dict[str, Any], path: Path, problems: list[Problem]) -> list[Path]:
@@ -537,7 +477,8 @@ def keys_left(group: str, name: str, part: dict[str, Any]) -> dict[str, Any]:
     layers, left = layers_of_choice(GroupChoice(group, name, group)), part
     if group in VARIANTS:
         stated = merge_layers({}, layers, [])[group]
-        left = _of_every_variant(group, str(said_variant(group, stated)), part)
+        variant = said_variant(group, stated)
+        left = part if variant is None else _of_every_variant(group, variant, part)
     chosen = merge_layers({group: left}, layers, [])[group]
     return {key: value for key, value in left.items() if chosen.get(key) == value}
 

@@ -108,16 +108,18 @@ def test_a_run_goes_on_from_another_folder_that_names_the_module_otherwise(proje
             "defaults:\n  - [model, cnn]\n",
             "defaults: each entry must be `group: choice` or a recipe. Received: ['model', 'cnn'].",
         ),
-        ("defaults:\n  - model: cnn\n  - model: mlp\n", "defaults: model must be chosen once. Received: 'mlp'."),
+        (
+            "defaults:\n  - model: cnn\n  - model: mlp\n",
+            "defaults: cannot be composed: Multiple values for model. To override a value use 'override model: mlp'.",
+        ),
         (
             "defaults:\n  - model: cnn\nmodel:\n  name: mlp\n",
             "model.name: must agree with defaults.model=cnn. Received: 'mlp'. Keep one of the two words for model.",
         ),
         (
-            "defaults: [digits_cnn, model: mlp]\n",
-            "defaults: cannot be composed: Multiple values for model. To override a value use 'override model: mlp'.",
+            "defaults:\n  - ./own.yaml\n",
+            "defaults: cannot be composed: it refers to itself, or starts from a file that starts from it.",
         ),
-        ("defaults:\n  - ./own.yaml\n", "defaults: a recipe must not start from itself. Received: './own.yaml'."),
         (
             "hydra:\n  run: {dir: x}\n",
             "hydra: there is no such key. Received: {'run': {'dir': 'x'}}. "

@@ -49,6 +49,8 @@ def test_shipped_files_come_back_byte_for_byte_and_an_edit_changes_only_its_line
         ("a: 1  # one\nt:\n    # of b\n    b: ~\n", "set", (["t", "b"], 2), "a: 1  # one\nt:\n    # of b\n    b: 2\n"),
         ("t: {a: 1} # c\nu: null\n", "set", (["t", "x", "y"], 1), "t: {x: {y: 1}, a: 1} # c\nu: null\n"),
         ("", "set", (["a", "b"], "2**10"), "a:\n  b: 2**10\n"),
+        ("a: {on: 2}\n", "set", (["off"], 1), "a: {on: 2}\n'off': 1\n"),
+        ("a: {on: 2}\n", "set", (["a", "x"], 1), "a: {x: 1, on: 2}\n"),
         ("v: &v 5\nw: *v\n", "set", (["w"], 6), "v: &v 5\nw: 6\n"),
         ("m:\n  a:\n    b: 1\nn: 3\n", "remove", (["m", "a", "b"],), "n: 3\n"),
         (

@@ -123,16 +123,16 @@ def test_of_two_files_with_one_name_the_first_of_the_search_path_is_taken(folder
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("initial_scale: 4\n", "must say which loss_scale it is. Write `mode: auto` or `defaults: [auto]` in it"),
-        ("defaults: [nothing, _self_]\nmode: fixed\n", "mine cannot be composed: In 'loss_scale/mine'"),
-    ],
-)
-def test_what_is_wrong_with_a_group_file_is_said(text, said, messages) -> None:
-    write("conf/loss_scale/mine.yaml", text)
-    assert said in "\n".join(messages("conf=digits_mlp", "loss_scale=mine"))
+def test_a_group_file_whose_list_names_what_is_not_there_is_refused(messages) -> None:
+    write("conf/loss_scale/mine.yaml", "defaults: [nothing, _self_]\nmode: fixed\n")
+    assert "mine cannot be composed: In 'loss_scale/mine'" in messages("conf=digits_mlp", "loss_scale=mine")[0]
+
+
+def test_a_group_file_that_names_no_mode_sets_numbers_of_the_one_chosen() -> None:
+    write("conf/loss_scale/mine.yaml", "initial_scale: 4\n")
+    write("own.yaml", "loss_scale: {mode: fixed, initial_scale: 8}\n")
+    scale = load_settings(["conf=own.yaml", "loss_scale=mine"]).loss_scale
+    assert (scale.mode, scale.initial_scale) == ("fixed", 4.0)
 
 
 @pytest.mark.slow
@@ -164,9 +164,8 @@ def test_a_group_that_nobody_has(messages) -> None:
     assert messages("conf=digits_mlp", "experiment=b") == ["defaults.experiment: must be one of a. Received: 'b'."]
     write("conf/seed/a.yaml", "b: 1\n")
     assert load_settings(["conf=digits_mlp", "seed=9"]).seed == 9
-    write("own.yaml", "defaults: [_self_, ./own2.yaml, _self_]\nseed: 1\n")
-    write("own2.yaml", "seed: 2\n")
-    assert messages("conf=own.yaml") == ["defaults: _self_ must stand once."]
+    write("own.yaml", "defaults: [_self_, _self_]\nseed: 1\n")
+    assert messages("conf=own.yaml") == ["defaults: cannot be composed: Duplicate _self_ defined in own."]
 
 
 @pytest.mark.slow
