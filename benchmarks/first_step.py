@@ -20,7 +20,7 @@ class FirstStep(BaseException):
 
 def main() -> None:
     from mpt_cli import training_run
-    from mpt_cli.settings import load_settings
+    from mpt_cli.settings.load import load_settings
     from mpt_cli.telemetry.sink import Sink
 
     class Watch(Sink):

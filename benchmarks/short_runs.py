@@ -28,7 +28,7 @@ from benchmarks.growth import machine
 from benchmarks.on_gpu.children import error_line
 from benchmarks.speed_cell import OWN_MODELS, own_model_words
 from mpt_cli.engine.backend import import_variables
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
 
 ROOT = Path(__file__).parents[1]

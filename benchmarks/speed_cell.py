@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
 
 FIRST_SAMPLE_STEPS = 150  # by then mpt has looked at the gradients once, which compiles

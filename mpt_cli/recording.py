@@ -25,7 +25,7 @@ from mpt_cli.precision.train_step import unwrapped
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, header_dict, write_atomic, write_json, write_summary
 from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
-from mpt_cli.settings import resolved_yaml
+from mpt_cli.settings.load import resolved_yaml
 from mpt_cli.settings.schema import FLOAT_POLICIES, RECORDED_TRAINER_KEYS, PolicySettings, Settings
 from mpt_cli.settings.variants import GivenModel, GivenOptimizer, LossScaleSettings
 from mpt_cli.signals import format_end, signal_of

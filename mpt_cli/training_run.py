@@ -36,7 +36,7 @@ from mpt_cli.runs.resume import (
     unused_changes,
     with_stored_choices,
 )
-from mpt_cli.settings import resolved_yaml
+from mpt_cli.settings.load import resolved_yaml
 from mpt_cli.settings.overrides import keys_given
 from mpt_cli.settings.schema import Settings
 from mpt_cli.signals import ForcedEnd, at_forced_end

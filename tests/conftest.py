@@ -20,7 +20,7 @@ from hypothesis import settings
 from mpt_cli.engine.backend import ONEDNN
 from mpt_cli.engine.compile_cache import use_compile_cache
 from mpt_cli.machine import cpu_features
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

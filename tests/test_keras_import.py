@@ -13,7 +13,7 @@ from mpt_cli.errors import UserCodeError
 PROGRAM = """
 import gc, json
 from mpt_cli.engine.backend import prepare_backend
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 prepare_backend(load_settings(["conf=digits_mlp", "backend=jax"]))
 print(json.dumps({"frozen": gc.get_freeze_count(), "collects": gc.isenabled()}))
 """

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 
 if TYPE_CHECKING:
     from benchmarks.contenders import Cell, Turn

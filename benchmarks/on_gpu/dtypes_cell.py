@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 
 COMPUTE = {"float32": "float32", "mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 

@@ -18,7 +18,7 @@ from mpt_cli.report.history import read_lines
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.expectations import known_values
 from mpt_cli.runs.provenance import known_environment
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.sweep.directory import (
     FINISHED,

@@ -34,7 +34,7 @@ from mpt_cli.report.tables import TableColumn, print_labelled, print_table
 from mpt_cli.runs.directory import write_atomic
 from mpt_cli.samples.probes import Counts
 from mpt_cli.settings.recipe_edit import RecipeText
-from mpt_cli.settings.recipes import keys_left
+from mpt_cli.settings.recipes import unaffected_keys
 from mpt_cli.settings.schema import choosing_key
 from mpt_cli.settings.search_path import expanded, find_recipe
 from mpt_cli.telemetry.format import format_fraction, format_scale
@@ -336,7 +336,7 @@ def choose_with_keys(recipe: RecipeText, group: str, name: str, found: Diagnosis
     """Set the choice, update the recipe's keys of that section, and remove those that the choice does not use."""
     recipe.choose(group, name)
     section = recipe.content().get(group) or {}
-    left = keys_left(group, name, section)
+    left = unaffected_keys(group, name, section)
     resolved = asdict(found.settings)[group]
     for key in section.keys() - left.keys() - {choosing_key(group)}:
         if key in resolved:

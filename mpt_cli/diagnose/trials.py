@@ -15,7 +15,7 @@ from mpt_cli.engine.backend import prepare_backend
 from mpt_cli.errors import MptError
 from mpt_cli.jobs.executor import call, module_command
 from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 
 if TYPE_CHECKING:
     from mpt_cli.diagnose.replay import OverflowDiagnosis

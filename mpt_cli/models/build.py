@@ -30,7 +30,7 @@ from mpt_cli.settings.variants import CNN, MLP, Builder, ModelSettings, ResNet, 
 
 
 def float_input(shapes: Shapes) -> tuple[keras.KerasTensor, keras.KerasTensor]:
-    """The input and a floating-point view of it: uint8 is an image and goes to 0…1, other integers keep their value."""
+    """Return the input and a floating-point view of it: uint8 is an image and goes to 0…1, others keep their value."""
     array = keras.Input(single_shape(shapes), dtype=shapes.input_dtype, name="input")
     if "float" in shapes.input_dtype:
         return array, array
@@ -39,7 +39,7 @@ def float_input(shapes: Shapes) -> tuple[keras.KerasTensor, keras.KerasTensor]:
 
 
 def image_input(shapes: Shapes, model: str) -> tuple[keras.KerasTensor, keras.KerasTensor]:
-    """As `float_input`, for (height, width) or (height, width, channels); the image always has channels."""
+    """Return what `float_input` does, for (height, width) or (height, width, channels); the image has channels."""
     array, image = float_input(shapes)
     if len(array.shape) == 3:
         image = layers.Reshape((*array.shape[1:], 1), name="add_channel")(image)
@@ -49,7 +49,7 @@ def image_input(shapes: Shapes, model: str) -> tuple[keras.KerasTensor, keras.Ke
 
 
 def token_input(shapes: Shapes) -> keras.KerasTensor:
-    """The input (sequence_length,) of whole numbers, each below the number of tokens."""
+    """Return the input (sequence_length,) of whole numbers, each below the number of tokens."""
     shape = single_shape(shapes)
     if len(shape) != 1 or "int" not in shapes.input_dtype:
         raise unfit("model transformer needs sequences of whole numbers: (sequence_length,) of int32", shapes)
@@ -57,7 +57,7 @@ def token_input(shapes: Shapes) -> keras.KerasTensor:
 
 
 def count_outputs(shapes: Shapes) -> int:
-    """Units of the head."""
+    """Return the units of the head."""
     if shapes.num_classes is None:
         raise ConfigError(
             Problem(
@@ -71,7 +71,7 @@ def count_outputs(shapes: Shapes) -> int:
 
 
 def single_shape(shapes: Shapes) -> tuple[int, ...]:
-    """The shape, where the data has one input of fixed size."""
+    """Return the shape, where the data has one input of fixed size."""
     shape = shapes.input_shape
     if isinstance(shape, Mapping) or not all(isinstance(size, int) for size in shape):
         raise unfit("a shipped model needs one input of fixed shape", shapes)
@@ -83,14 +83,14 @@ def single_shape(shapes: Shapes) -> tuple[int, ...]:
 
 
 def unfit(rule: str, shapes: Shapes) -> ConfigError:
-    """The error for data that the chosen model can't take."""
+    """Return the error for data that the chosen model can't take."""
     return ConfigError(
         Problem("model.name", rule, shapes.input_shape, f"The data gives {shapes}. Choose another model or other data.")
     )
 
 
 def check_fit(model: keras.Model, shapes: Shapes, key: str) -> keras.Model:
-    """The model, built if it was not; ConfigError on `key` where inputs or outputs don't fit.
+    """Return the model, built if it was not; ConfigError on `key` where inputs or outputs don't fit.
 
     UserCodeError for what a `call` of the user's raises itself: Keras says ValueError where shapes don't fit. A model
     that has a train_step of its own is taken as it is where it has no `call`, or one that is for other inputs, as of a
@@ -127,7 +127,7 @@ def check_fit(model: keras.Model, shapes: Shapes, key: str) -> keras.Model:
 
 
 def _call_symbolically(model: keras.Model, shapes: Shapes) -> Any:
-    """Outputs of the model without computing anything; no state of it changes."""
+    """Return the outputs of the model without computing anything; no state of it changes."""
     with warnings.catch_warnings():
         # before an error in the user's `call` Keras warns at length that it can't trace it; the error says it better
         warnings.filterwarnings("ignore", message=".*unbuilt state", category=UserWarning)
@@ -135,7 +135,7 @@ def _call_symbolically(model: keras.Model, shapes: Shapes) -> Any:
 
 
 def symbolic_inputs(shape: Any, dtype: Any) -> Any:
-    """Symbolic inputs in the structure of the data, each of its dtype where `dtype` has that structure."""
+    """Return symbolic inputs in the structure of the data, each of its dtype where `dtype` has that structure."""
     if isinstance(shape, Mapping):
         return {name: symbolic_inputs(part, _part_of(dtype, name)) for name, part in shape.items()}
     if any(isinstance(part, (tuple, list, Mapping)) for part in shape):
@@ -144,7 +144,7 @@ def symbolic_inputs(shape: Any, dtype: Any) -> Any:
 
 
 def symbol(shape: tuple[int | None, ...], dtype: str) -> keras.KerasTensor:
-    """A symbolic input; "ragged int32" is one with rows of different lengths, where the backend has them."""
+    """Return a symbolic input; "ragged int32" is one with rows of different lengths, where the backend has them."""
     plain = dtype.removeprefix(RAGGED)
     if plain == dtype or keras.backend.backend() != "tensorflow":
         return keras.KerasTensor(shape, dtype=plain)
@@ -172,7 +172,7 @@ def _check_outputs(outputs: Any, shapes: Shapes, key: str) -> None:
 
 
 def plain_message(error: Exception) -> str:
-    """What an exception says, without Keras's colors, its frame around the message and its list of arguments."""
+    """Return what an exception says, without Keras's colors, its frame around the message and its list of arguments."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).rsplit("Exception encountered:\n'", 1)[-1]
     text = re.sub(r"^Exception encountered when calling .*\n+", "", text).split("\n\nArguments received by")[0]
     text = text.rsplit("Error encountered:\n\n", 1)[-1]
@@ -180,7 +180,7 @@ def plain_message(error: Exception) -> str:
 
 
 def build_mlp(settings: MLP, shapes: Shapes) -> keras.Model:
-    """Fully connected layers on flattened input."""
+    """Build fully connected layers on flattened input."""
     _check_activation(settings.activation)
     inputs, x = float_input(shapes)
     x = layers.Flatten(name="flatten")(x)
@@ -213,7 +213,7 @@ def _check_activation(name: str) -> None:
 
 
 def build_cnn(settings: CNN, shapes: Shapes) -> keras.Model:
-    """Blocks of two 3x3 convolutions and a 2x2 max pooling, then one hidden layer.
+    """Build blocks of two 3x3 convolutions and a 2x2 max pooling, then one hidden layer.
 
     Pooling stops when a side of the image is one pixel, so that any depth works on 8x8 digits.
     """
@@ -234,7 +234,7 @@ def _conv_block(x: keras.KerasTensor, filters: int, name: str) -> keras.KerasTen
 
 
 def build_resnet(settings: ResNet, shapes: Shapes) -> keras.Model:
-    """A 3x3 convolution, then stages of residual blocks (He et al. 2016); each stage but the first halves the image.
+    """Build a 3x3 convolution, then stages of residual blocks (He et al. 2016); each but the first halves the image.
 
     Convolutions have no bias, since BatchNormalization follows. The moving statistics forget at 0.9 a step, not Keras's
     0.99: a run of a few hundred steps would be validated on stale ones.
@@ -250,7 +250,7 @@ def build_resnet(settings: ResNet, shapes: Shapes) -> keras.Model:
 
 
 def _residual(x: keras.KerasTensor, filters: int, strides: int, name: str) -> keras.KerasTensor:
-    """x + f(x), the shortcut projected by a 1x1 convolution where the shapes differ."""
+    """Return x + f(x), the shortcut projected by a 1x1 convolution where the shapes differ."""
     branch = _conv_norm(x, filters, 3, strides, f"{name}_1", relu=True)
     branch = _conv_norm(branch, filters, 3, 1, f"{name}_2")
     if strides > 1 or x.shape[-1] != filters:
@@ -270,7 +270,7 @@ def _conv_norm(
 
 
 def build_transformer(settings: Transformer, shapes: Shapes) -> keras.Model:
-    """Tokens (batch, sequence_length) → logits (batch, sequence_length, num_classes) of each next token.
+    """Build tokens (batch, sequence_length) → logits (batch, sequence_length, num_classes) of each next token.
 
     A GPT as in Radford et al. 2019: pre-LayerNorm, learned positions, causal attention. The head is not tied to the
     embedding: 12 layers of width 768 over 50,257 tokens and 1024 positions are 163,037,184 parameters, not GPT-2's
@@ -296,7 +296,7 @@ def _embed(tokens: keras.KerasTensor, settings: Transformer, vocabulary: int) ->
 
 
 def _transformer_block(x: keras.KerasTensor, settings: Transformer, name: str) -> keras.KerasTensor:
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """Return x + attention(norm(x)), then x + mlp(norm(x))."""
     y = layers.LayerNormalization(epsilon=1e-5, name=f"{name}_norm_1")(x)
     attention = layers.MultiHeadAttention(
         settings.heads,
@@ -326,13 +326,13 @@ def _normal() -> keras.initializers.Initializer:
 
 
 def build_user_model(settings: Builder, shapes: Shapes) -> keras.Model:
-    """Whatever the function returns, built on the data's shape and held against it."""
+    """Return what the function returns, built on the data's shape and held against it."""
     function = load_function(settings.builder, "model.builder")
     return _build_by(function, settings.kwargs, shapes, "model.builder", settings.builder)
 
 
 def build_installed_model(settings: Any, shapes: Shapes) -> keras.Model:
-    """What the method `build` of another package's model returns, called as a function of the user's is."""
+    """Return what the method `build` of another package's model returns, called as a function of the user's is."""
     return _build_by(settings.build, {}, shapes, "model.name", f"the method build of {settings.name}")
 
 
@@ -344,7 +344,7 @@ def _build_by(function: Callable[..., Any], kwargs: dict[str, Any], shapes: Shap
 
 
 def builder_arguments(function: Callable[..., Any], kwargs: dict[str, Any], shapes: Shapes) -> dict[str, Any]:
-    """`model.kwargs`, and those of input_shape, num_classes and classes (keras.applications) the signature takes.
+    """Return `model.kwargs`, and those of input_shape, num_classes and classes (keras.applications) it takes.
 
     A function with `**kwargs` takes the first two. What the user gives in `model.kwargs` wins.
     """
@@ -356,7 +356,7 @@ def builder_arguments(function: Callable[..., Any], kwargs: dict[str, Any], shap
 
 
 def load_saved_model(settings: Saved, shapes: Shapes) -> keras.Model:
-    """The model as it was saved: its layers keep the dtype policies in the file, whatever `policy.name` says."""
+    """Return the model as it was saved: its layers keep the dtype policies in the file, whatever `policy.name` says."""
     path = Path(settings.path)
     if not path.is_file():
         raise DataError(f"model.path: there is no such file. Received: {settings.path!r}.")
@@ -388,7 +388,8 @@ BUILDERS: dict[str, Callable[[Any, Shapes], keras.Model]] = {
 
 
 def build_model(settings: ModelSettings, shapes: Shapes) -> keras.Model:
-    """A built, uncompiled model under the dtype policy in force; shipped ones end in a linear Dense layer "head".
+    """Return a built, uncompiled model under the dtype policy in force; shipped ones end in a linear Dense layer
+    "head".
 
     ConfigError where model and data don't fit, DataError for a .keras file that can't be read.
     """
@@ -399,7 +400,7 @@ def build_model(settings: ModelSettings, shapes: Shapes) -> keras.Model:
 
 @contextmanager
 def adapted_in_float32() -> Iterator[None]:
-    """Inside, a Normalization is adapted in float32, whatever the policy: Keras would take means and variances of a
+    """Have a Normalization adapted in float32 inside, whatever the policy: Keras would take means and variances of a
     dataset in float16, where it fails for mixed dtypes, as it does for a FeatureSpace, and where squares overflow.
 
     >>> layer = keras.layers.Normalization(axis=None, dtype="mixed_float16")
@@ -477,7 +478,7 @@ def _set_layers(model: Any, patterns: list[str], trained: bool) -> None:
 
 
 def _names(pattern: str, layer: Any) -> bool:
-    """Whether a pattern, as in a shell, is for this layer: by its name, its path or its class."""
+    """Return whether a pattern, as in a shell, is for this layer: by its name, its path or its class."""
     return any(fnmatchcase(text, pattern) for text in (layer.name, layer.path or layer.name, type(layer).__name__))
 
 
@@ -492,12 +493,12 @@ def _check_pattern(model: Any, pattern: str, key: str) -> None:
 Flags = list[tuple[Any, bool]]
 
 
-def trained_flags(model: Any) -> Flags:
-    """Which layers are trained, for `put_back_flags`."""
+def trainable_flags(model: Any) -> Flags:
+    """Return which layers are trained, for `restore_trainable_flags`."""
     return [(layer, bool(layer.trainable)) for layer in inner_layers(model)]
 
 
-def put_back_flags(flags: Flags) -> None:
-    """Layers are trained as they were at `trained_flags`: containers first, which set what is inside them."""
+def restore_trainable_flags(flags: Flags) -> None:
+    """Train layers as they were at `trainable_flags`: containers first, which set what is inside them."""
     for layer, trained in flags:
         layer.trainable = trained

@@ -16,7 +16,7 @@ GATE = 2.0**-20
 def build_underflow_net(
     input_shape: tuple[int, ...], num_classes: int, width: int = 128, depth: int = 2
 ) -> keras.Model:
-    """`depth` hidden layers, a gate that shrinks their gradients, and a fixed linear head."""
+    """Build `depth` hidden layers, a gate that shrinks their gradients, and a fixed linear head."""
     inputs = keras.Input(input_shape, name="input")
     x = layers.Flatten(name="flatten")(inputs)
     for number in range(1, depth + 1):

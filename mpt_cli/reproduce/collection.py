@@ -16,8 +16,7 @@ from mpt_cli.machine import nvidia_gpus
 from mpt_cli.runs.directory import RunDirectory, read_json, read_summary
 from mpt_cli.runs.expectations import check_names
 from mpt_cli.runs.provenance import ENVIRONMENT
-from mpt_cli.settings import load_settings
-from mpt_cli.settings.load import missing_backend
+from mpt_cli.settings.load import load_settings, missing_backend
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import (
     SUFFIXES,

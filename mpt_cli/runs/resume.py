@@ -94,7 +94,7 @@ def _check_has_checkpoints(run: RunDirectory) -> RunDirectory:
 
 def stored_settings(run: RunDirectory, given: Settings | None = None) -> Settings:
     """Return the settings of the run. Secrets, which its record leaves out, are taken from `given`."""
-    from mpt_cli.settings import load_settings
+    from mpt_cli.settings.load import load_settings
 
     stored = load_settings([f"conf={run.config_yaml}", *(_secrets_as_overrides(run, given) if given else ())])
     if stored.seed is None:

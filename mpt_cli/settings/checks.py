@@ -21,8 +21,8 @@ from mpt_cli.settings.references import (
 from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettings, Settings
 from mpt_cli.settings.variants import (
     PYTHON,
+    CustomOptimizer,
     OptimizerSettings,
-    OwnOptimizer,
     ResNet,
     Schedule,
     Synthetic,
@@ -41,7 +41,7 @@ def check_synthetic(settings: Settings) -> Iterator[Problem]:
 
 
 def _check_unused(path: str, section: Any, names: Iterable[str], where: str, remedy: str = "") -> Iterator[Problem]:
-    """Those of the keys `names` that are not as by default, although nothing uses them `where`."""
+    """Yield those of the keys `names` that are not as by default, although nothing uses them `where`."""
     for name in names:
         if (value := getattr(section, name)) != _default(section, name):
             yield Problem(f"{path}.{name}", f"must be left out {where}.", value, remedy)
@@ -51,7 +51,7 @@ EXPECT_PARTS = ("min", "max", "value", "tolerance", "rtol", "atol")
 
 
 def check_expect(settings: Settings) -> Iterator[Problem]:
-    """Each entry is a number (exact) or a mapping with some of min, max, value, tolerance, rtol, atol."""
+    """Check that each entry is a number (exact) or a mapping with some of min, max, value, tolerance, rtol, atol."""
     for metric, entry in settings.expect.items():
         path = f"expect.{metric}"
         if isinstance(entry, dict):
@@ -89,7 +89,7 @@ def _check_expect_bounds(path: str, numbers: dict[str, float | None]) -> Iterato
 
 
 def read_expect(expect: dict[str, Any]) -> dict[str, Any]:
-    """The block with its numbers read: 2**15 as text becomes 32768. Only for a block without problems."""
+    """Return the block with its numbers read: 2**15 as text becomes 32768. Only for a block without problems."""
     return {
         metric: {name: expected_number(number) for name, number in entry.items()}
         if isinstance(entry, dict)
@@ -99,13 +99,13 @@ def read_expect(expect: dict[str, Any]) -> dict[str, Any]:
 
 
 def expected_number(value: Any) -> float | None:
-    """The finite number that `value` is or stands for ("2**15"), else None."""
+    """Return the finite number that `value` is or stands for ("2**15"), else None."""
     number = read_number(value) if isinstance(value, str) else value
     return number if is_finite_number(number) else None
 
 
 def is_finite_number(value: Any) -> bool:
-    """Whether `value` is a number, and one that a float can be: `math.isfinite` fails at integers beyond."""
+    """Return whether `value` is a number, and one that a float can be: `math.isfinite` fails at integers beyond."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
@@ -123,7 +123,7 @@ _CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
 def check_clipping(settings: Settings) -> Iterator[Problem]:
-    """Keras takes at most one way of clipping."""
+    """Check that there is at most one way of clipping, as Keras takes."""
     given = [name for name in _CLIPPING if getattr(settings.optimizer, name) is not None]
     if len(given) > 1:
         rule = f"must be the only way of clipping; optimizer.{' and optimizer.'.join(given[:-1])} is given too."
@@ -143,7 +143,7 @@ _NOT_ON_REPLICAS = {
 
 
 def check_replicas(settings: Settings) -> Iterator[Problem]:
-    """Each of N replicas may keep gradients as large as the limit, so that their sum is up to N times that."""
+    """Check for clipping: each replica may keep gradients as large as the limit, so that their sum is N times that."""
     for name, (why, remedy) in _NOT_ON_REPLICAS.items():
         value = getattr(settings.optimizer, name)
         if settings.distribute.name == "mirrored" and value is not None:
@@ -201,7 +201,7 @@ def _check_pieces(boundaries: list[int], values: list[float]) -> Iterator[Proble
 
 
 def check_reference(key: str, settings: Settings) -> Iterator[Problem]:
-    """The form of what a key names, where the chosen model, data source or optimizer has the key."""
+    """Check the form of what a key names, where the chosen model, data source or optimizer has the key."""
     section, _, name = key.partition(".")
     reference = getattr(getattr(settings, section), name, None)
     if reference is not None and (problem := form_problem(reference, key)):
@@ -209,9 +209,9 @@ def check_reference(key: str, settings: Settings) -> Iterator[Problem]:
 
 
 def check_optimizer_arguments(settings: Settings) -> Iterator[Problem]:
-    """What can be known of `optimizer.kwargs` before Keras is imported."""
+    """Check what can be known of `optimizer.kwargs` before Keras is imported."""
     optimizer, ours = settings.optimizer, [each.name for each in fields(OptimizerSettings)]
-    known = [] if isinstance(optimizer, OwnOptimizer) else optimizer_arguments(optimizer.name)
+    known = [] if isinstance(optimizer, CustomOptimizer) else optimizer_arguments(optimizer.name)
     for name, value in optimizer.kwargs.items() if known else ():
         key = f"optimizer.kwargs.{name}"
         if name in ours:
@@ -227,7 +227,7 @@ _ADAM_FAMILY = ("adam", "adamw", "schedule_free_adamw", "adamax", "nadam", "lamb
 
 
 def check_combinations(settings: Settings, unreliable: set[str]) -> list[Problem]:
-    """Every impossible combination; a check whose keys are already reported (`unreliable`) is left out."""
+    """Return every impossible combination; a check whose keys are already reported (`unreliable`) is left out."""
     return [
         problem
         for check, involved in _CHECKS
@@ -241,7 +241,7 @@ def _touches(key: str, other: str) -> bool:
 
 
 def check_scale_numbers(settings: Settings) -> Iterator[Problem]:
-    """What the mode itself finds wrong with its numbers."""
+    """Yield what the mode itself finds wrong with its numbers."""
     scale = settings.loss_scale
     for fault in scale.rule_class.check(scale):
         yield Problem(f"loss_scale.{fault.name}", fault.rule, getattr(scale, fault.name), fault.remedy)
@@ -279,7 +279,7 @@ def check_skip_window(settings: Settings) -> Iterator[Problem]:
 
 
 def check_stochastic_rounding(settings: Settings) -> Iterator[Problem]:
-    """It needs something to round, which each of TensorFlow's replicas would write for all."""
+    """Check that there is something to round, which each of TensorFlow's replicas would write for all."""
     policy, key = settings.policy, "policy.stochastic_rounding"
     if not policy.stochastic_rounding:
         return
@@ -293,8 +293,8 @@ def check_stochastic_rounding(settings: Settings) -> Iterator[Problem]:
 
 
 def check_half_variables(settings: Settings) -> Iterator[Problem]:
-    """Weights in half precision under an Adam: bfloat16 never moves, float16 takes steps of 1.5 or none. Those that are
-    rounded stochastically have moments in float32."""
+    """Check for weights in half precision under an Adam: bfloat16 never moves, float16 takes steps of 1.5 or none.
+    Those that are rounded stochastically have moments in float32."""
     name, optimizer = settings.policy.name, settings.optimizer.name
     if name in ("float16", "bfloat16") and optimizer in _ADAM_FAMILY and not settings.policy.stochastic_rounding:
         happens = "the weights would never move" if name == "bfloat16" else "steps would be about 1.5 or nothing"
@@ -352,7 +352,7 @@ def _check_mesh(chosen: DistributeSettings) -> Iterator[Problem]:
 
 
 def _check_layout(chosen: DistributeSettings) -> Iterator[Problem]:
-    """The patterns by themselves; what they match is known once the model is built (`engine.layout`)."""
+    """Check the patterns by themselves; what they match is known once the model is built (`engine.layout`)."""
     if not chosen.layout:
         yield Problem(
             "distribute.layout",
@@ -386,7 +386,7 @@ def _pattern_fault(pattern: str) -> str | None:
 
 
 def check_several_processes(settings: Settings) -> Iterator[Problem]:
-    """What must hold where several processes train one model, whoever started them."""
+    """Check what must hold where several processes train one model, whoever started them."""
     if settings.trainer.max_rollbacks:
         rule = "must be 0 with several processes: only the first has the checkpoints to go back to."
         yield Problem(
@@ -436,7 +436,7 @@ def _defaults(section: type) -> dict[str, Any]:
 
 
 def check_fault(settings: "Settings") -> Iterator[Problem]:
-    """A fault that would never happen, or not where it was asked for."""
+    """Check for a fault that would never happen, or not where it was asked for."""
     fault = settings.fault
     is_timed = bool(fault.at_steps) or fault.every_steps is not None
     if fault.kind == "none":
@@ -455,7 +455,7 @@ def check_fault(settings: "Settings") -> Iterator[Problem]:
 
 
 def check_objects(settings: Settings) -> Iterator[Problem]:
-    """What can be known of named losses, metrics and schedules before Keras is imported."""
+    """Check what can be known of named losses, metrics and schedules before Keras is imported."""
     trainer, schedule = settings.trainer, settings.optimizer.schedule
     named = [
         (place, value, "losses" if name == "loss" else "metrics")
@@ -500,7 +500,7 @@ REFUSED_CALLBACKS = {  # Keras's classes that do what a run does itself, and wha
 
 
 def check_callbacks(settings: Settings) -> Iterator[Problem]:
-    """The form of each entry, and whether what it names exists, as far as it shows without importing anything."""
+    """Check the form of each entry, and whether what it names exists, as far as it shows without importing anything."""
     given = settings.trainer.callbacks
     if not isinstance(given, list):
         yield Problem("trainer.callbacks", "must be a list.", given, "Write trainer.callbacks=[…].")
@@ -522,7 +522,7 @@ def check_callbacks(settings: Settings) -> Iterator[Problem]:
 
 
 def check_phases(settings: Settings) -> Iterator[Problem]:
-    """Keys that phases leave no room for, and phases that say two things at once."""
+    """Check for keys that phases leave no room for, and phases that say two things at once."""
     if not settings.phases:
         return
     epochs, trainer = settings.trainer.epochs, settings.trainer
@@ -598,7 +598,7 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
 
 
 def object_keys(settings: Settings) -> Iterator[tuple[str, Any]]:
-    """The keys that name Python objects, and what they name."""
+    """Yield the keys that name Python objects, and what they name."""
     for name in ("loss", "metrics", "weighted_metrics", "callbacks"):
         yield f"trainer.{name}", getattr(settings.trainer, name)
     named: list[tuple[Any, str]] = [

@@ -26,7 +26,7 @@ _UNITS = ("steps", "epochs", "seconds", "minutes", "bytes", "examples")
 
 
 def json_schema() -> Schema:
-    """The whole schema of a recipe.
+    """Return the whole schema of a recipe.
 
     >>> json_schema()["properties"]["trainer"]["properties"]["epochs"]["anyOf"][0]
     {'type': 'integer', 'minimum': 1, 'maximum': 1073741824}
@@ -48,7 +48,7 @@ def json_schema() -> Schema:
 
 
 def _section(cls: type, path: str) -> Schema:
-    """An object with the keys of a dataclass and no others, or null: a section that is all commented out."""
+    """Return an object with the keys of a dataclass and no others, or null: a section that is all commented out."""
     return {
         "type": ["object", "null"],
         "properties": _properties(cls, path),
@@ -58,7 +58,7 @@ def _section(cls: type, path: str) -> Schema:
 
 
 def _others(path: str) -> bool:
-    """Sinks of other packages are keys of `logger` too."""
+    """Return whether keys of others are taken: sinks of other packages are keys of `logger` too."""
     return path == "logger" and bool(plugins.installed(plugins.SINKS))
 
 
@@ -74,7 +74,7 @@ def _properties(cls: type, path: str) -> Schema:
 
 
 def _section_with_variants(section: str) -> Schema:
-    """Any key of any variant; of the one that the section itself names, only its own."""
+    """Return any key of any variant; of the one that the section itself names, only its own."""
     every: dict[str, list[Schema]] = {}
     cases = []
     key = choosing_key(section) or ""
@@ -94,13 +94,13 @@ def _of_variant(own: Schema) -> Schema:
 
 
 def _any_of(schemas: Iterable[Schema]) -> Schema:
-    """One of these, each once; a single one as it is."""
+    """Return one of these, each once; a single one as it is."""
     distinct = list({repr(schema): schema for schema in schemas}.values())
     return distinct[0] if len(distinct) == 1 else {"anyOf": distinct}
 
 
 def _where_chosen(section: str, name: str) -> Schema:
-    """What a section may hold where the defaults list takes the file of this variant and the section names none."""
+    """Return what a section may hold where the defaults list chooses this variant and the section names none."""
     entry = {
         "type": "object",
         "patternProperties": {_entry_pattern(section): {"const": name}},
@@ -121,7 +121,7 @@ def _entry_pattern(group: str) -> str:
 
 
 def _defaults() -> Schema:
-    """A list of choices, recipes and _self_."""
+    """Return a list of choices, recipes and _self_."""
     groups = {_entry_pattern(group): _choice(group) for group in group_names()}
     entry = {"type": "object", "patternProperties": groups, "minProperties": 1, "maxProperties": 1}
     recipe = {"type": "string", "description": "a recipe to start from: its name, ./FILE.yaml, or _self_"}
@@ -144,7 +144,7 @@ _COUNT: Schema = {"type": "integer", "minimum": 1}
 
 
 def _sweep() -> Schema:
-    """What `mpt sweep` varies, and how it runs."""
+    """Return what `mpt sweep` varies, and how it runs."""
     launcher = {
         "type": "object",
         "properties": {"name": _named(LAUNCHERS)},
@@ -195,7 +195,7 @@ def _sweep() -> Schema:
 
 
 def _grid() -> Schema:
-    """The parts of a sweep that no search goes with."""
+    """Return the parts of a sweep that no search goes with."""
     point = {"type": "object", "minProperties": 1, "title": "keys with a value each"}
     return {
         "grid": _described(
@@ -261,7 +261,7 @@ def _expectation() -> Schema:
 
 
 def _key_schema(key: Key) -> Schema:
-    """What the key takes, what it means and its default."""
+    """Return what the key takes, what it means and its default."""
     entry: Schema = {"description": key.meaning}
     if unit_of(key):
         entry["description"] += f" ({unit_of(key)})"
@@ -300,7 +300,7 @@ def _scalar(key: Key, kind: Any) -> list[Schema]:
 
 
 def _numbers(kind: type, bounds: dict[str, float]) -> list[Schema]:
-    """A number within its bounds, or as text (2**15)."""
+    """Return a number within its bounds, or as text (2**15)."""
     limits = {_BOUNDS[name]: bound for name, bound in bounds.items()}
     if kind is int and "maximum" not in limits:
         limits["maximum"] = LARGEST_COUNT
@@ -309,7 +309,7 @@ def _numbers(kind: type, bounds: dict[str, float]) -> list[Schema]:
 
 
 def unit_of(key: Key) -> str | None:
-    """The unit of a key, which its name ends in.
+    """Return the unit of a key, which its name ends in.
 
     >>> unit_of(Key("trainer.max_steps", int, 1)), unit_of(Key("seed", int, 0))
     ('steps', None)
@@ -320,7 +320,7 @@ def unit_of(key: Key) -> str | None:
 
 
 def key_fields(key: Key) -> dict[str, Any]:
-    """What a program may want to know of a key, beside its name and meaning."""
+    """Return what a program may want to know of a key, beside its name and meaning."""
     return {
         "default": None if key.default == REQUIRED else key.default,
         "required": key.default == REQUIRED,

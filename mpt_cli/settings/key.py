@@ -20,7 +20,7 @@ _LARGEST_EXPONENT = 4096
 
 
 def read_number(text: str) -> int | float | None:
-    """The number that `text` stands for, None where it stands for none.
+    """Return the number that `text` stands for, None where it stands for none.
 
     As in Python, `-2**2` is -4 and `2**-1` is 0.5. Whole powers stay `int`. Powers beyond float's range count as no
     number: they could only be a slip, and computing them could take for ever.
@@ -53,7 +53,7 @@ def _read_power(sign: str, base_text: str, exponent_text: str) -> int | float | 
 
 
 def as_whole(value: object) -> object:
-    """1000 for 1000.0 and 1e3; anything that is not a whole float stays as it is."""
+    """Return 1000 for 1000.0 and 1e3, and anything that is not a whole float as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -68,7 +68,7 @@ def key(
     advanced: bool = False,
     **bounds: float,
 ) -> Any:
-    """A dataclass field with its meaning and the range or choices it must keep.
+    """Return a dataclass field with its meaning and the range or choices it must keep.
 
     Of the bounds `above` and `below` exclude the number, `at_least` and `at_most` include it. A list is checked element
     by element. A whole number that `at_most` says nothing of must be one that steps and sizes can be (`LARGEST_COUNT`).
@@ -95,7 +95,7 @@ class Key:
 
     @property
     def options(self) -> tuple[Any, ...]:
-        """The types it may have, without None: (int,) for Optional[int]."""
+        """Return the types it may have, without None: (int,) for Optional[int]."""
         inner = get_args(self.type) if get_origin(self.type) not in (list, dict) else ()
         return tuple(option for option in inner if option is not type(None)) or (self.type,)
 
@@ -109,7 +109,7 @@ class Key:
 
     @property
     def takes_objects(self) -> bool:
-        """Whether it names Python objects (`references`), in lists and mappings too: typed Any in the schema."""
+        """Return whether it names Python objects (`references`), in lists and mappings too: typed Any in the schema."""
         return self.type is Any
 
     @property
@@ -118,7 +118,7 @@ class Key:
 
     @property
     def section(self) -> type | None:
-        """The dataclass of each entry, where it is a list of sections."""
+        """Return the dataclass of each entry, where it is a list of sections."""
         return section_of_list(self.type)
 
 
@@ -126,7 +126,7 @@ INDEX = "N"  # in the paths of keys inside a list of sections: phases.N.epochs
 
 
 def section_of_list(hint: Any) -> type | None:
-    """The dataclass whose list `hint` is, None for any other type."""
+    """Return the dataclass whose list `hint` is, None for any other type."""
     inner = get_args(hint) if get_origin(hint) is list else ()
     return next((part for part in inner if isinstance(part, type) and is_dataclass(part)), None)
 
@@ -138,12 +138,12 @@ def default_of(declared: "Field[Any]") -> Any:
 
 
 def read_key(declared: "Field[Any]", hint: Any, path: str) -> Key:
-    """The key that a field of a section declares."""
+    """Return the key that a field of a section declares."""
     return Key(path, hint, default_of(declared), **declared.metadata)
 
 
 def class_keys(cls: type, prefix: str = "") -> Iterator[Key]:
-    """The keys of one dataclass, those of nested sections after their own prefix, of lists of sections too."""
+    """Yield the keys of one dataclass, those of nested sections after their own prefix, of lists of sections too."""
     hints = get_type_hints(cls)
     for declared in fields(cls):
         path = f"{prefix}.{declared.name}" if prefix else declared.name
@@ -170,7 +170,7 @@ class BadValue(Exception):
 
 
 def read_value(key: Key, value: Any) -> Any:
-    """The value in the key's own type, or BadValue."""
+    """Return the value in the key's own type, or BadValue."""
     if value == REQUIRED or (value == "" and key.default == REQUIRED):
         raise BadValue("must be given.", f"{key.path} is {key.meaning}.")
     if key.takes_objects:
@@ -218,7 +218,8 @@ _TRUTHS = dict.fromkeys(("true", "yes", "y", "on", "1"), True) | dict.fromkeys((
 
 
 def _convert_part(key: Key, value: Any, allowed: tuple[Any, ...]) -> Any:
-    """`value` as one of the types allowed: numbers, and truth values where no text may stand, are also read as text."""
+    """Return `value` as one of the types allowed: numbers, and truth values where no text may stand, are read as text
+    too."""
     converted = value
     if isinstance(value, str) and {int, float} & {*allowed}:
         converted = value if (number := read_number(value)) is None else number
@@ -260,19 +261,19 @@ def _check_range(key: Key, value: Any) -> None:
 
 
 def format_range(key: Key) -> str:
-    """Its bounds as text, as in "> 0 and <= 1"."""
+    """Return its bounds as text, as in "> 0 and <= 1"."""
     return " and ".join(f"{_SIGNS[kind]} {_format_bound(bound)}" for kind, bound in key.bounds.items())
 
 
 def _format_bound(bound: float) -> str:
-    """2**127 rather than its 39 digits."""
+    """Write 2**127 rather than its 39 digits."""
     mantissa, exponent = math.frexp(bound)
     is_large = mantissa == 0.5 and abs(exponent) > 20
     return f"2**{exponent - 1}" if is_large else str(as_whole(bound))
 
 
 def format_type(key: Key) -> str:
-    """What the key takes, in words."""
+    """Return what the key takes, in words."""
     if key.takes_objects:
         return "a name, module:name, {object: …, kwargs: …}, or a list or mapping of these"
     if key.is_mapping:

@@ -37,7 +37,7 @@ def word_problem(word: str) -> Problem | None:
     rule = broken_text_rule(word)
     if len(word) > LONGEST_WORD:
         rule = f"must be at most {LONGEST_WORD:,} characters."
-    elif depth_of(value) > DEEPEST:
+    elif bracket_depth(value) > DEEPEST:
         rule = _TOO_DEEP
     if rule is None:
         return None
@@ -47,7 +47,7 @@ def word_problem(word: str) -> Problem | None:
     return Problem(shown, rule, received)
 
 
-def depth_of(text: str) -> int:
+def bracket_depth(text: str) -> int:
     """Return how many brackets are open at a time."""
     depth = deepest = 0
     for sign in text:
@@ -137,7 +137,7 @@ def load_yaml(path: Path) -> Any:
 
 
 def load_mapping(path: Path) -> dict[str, Any]:
-    """The keys of a recipe or a group file as they are written. ConfigError where it holds none."""
+    """Return the keys of a recipe or a group file as they are written. ConfigError where it holds none."""
     content = load_yaml(path)
     if not isinstance(content, dict):
         raise ConfigError(Problem("conf", f"{path} must hold keys and values at its top level."))
@@ -173,7 +173,7 @@ def parse_yaml(text: str, source: str | Path) -> Any:
 
 
 def _not_yaml(error: Any, text: str, source: str | Path) -> ConfigError:
-    """What the parser says, and the place that it points at."""
+    """Return what the parser says, and the place that it points at."""
     if (mark := getattr(error, "problem_mark", None)) is not None:
         said = ", ".join(filter(None, [error.context, error.problem]))
     else:  # a character that no YAML may hold
@@ -237,8 +237,8 @@ LONGEST_NUMBER = 1000  # digits; Python writes none of more than 4300
 
 
 def _check_yaml(text: str, source: str | Path) -> None:
-    """ConfigError for a text that is too deep, or that a plain reader has no values for. An alias counts as what it
-    stands for, so that a few lines can't become billions of values.
+    """Raise ConfigError for a text that is too deep, or that a plain reader has no values for. An alias counts as what
+    it stands for, so that a few lines can't become billions of values.
     """
     import yaml
 
@@ -272,7 +272,7 @@ def _problem_of_yaml(events: Iterator[Any]) -> tuple[str, Any] | None:
         elif isinstance(event, yaml.ScalarEvent):
             if event.value and not opened and not values:
                 return "must hold keys and values at its top level.", event  # OmegaConf would take a text for a key
-            if "${" in event.value and depth_of(event.value) > DEEPEST:
+            if "${" in event.value and bracket_depth(event.value) > DEEPEST:
                 return _TOO_DEEP, event
             if len(event.value) > LONGEST_NUMBER and _WHOLE_NUMBER.fullmatch(event.value) and not event.style:
                 return f"must have numbers of at most {LONGEST_NUMBER:,} digits.", event

@@ -42,7 +42,7 @@ from mpt_cli.settings.recipes import (
     merge_keys,
     merge_layers,
     read_recipe,
-    told,
+    reason_of,
 )
 from mpt_cli.settings.schema import (
     BACKENDS,
@@ -71,12 +71,12 @@ from mpt_cli.settings.variants import LossScaleSettings
 
 
 def resolved_yaml(settings: Settings) -> str:
-    """Every key with its value, without a defaults list; `conf=THAT_FILE` gives an equal Settings."""
+    """Return every key with its value, without a defaults list; `conf=THAT_FILE` gives an equal Settings."""
     return OmegaConf.to_yaml(OmegaConf.create(_escape_texts(asdict(settings))))
 
 
 def _escape_texts(value: Any) -> Any:
-    """Texts with a "${" keep it, and the backslashes before it; secrets of the environment are read again."""
+    """Escape texts with a "${", which keep the backslashes before it; secrets of the environment are read anew."""
     if isinstance(value, dict):
         return {name: _escape_texts(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -89,7 +89,7 @@ def _escape_texts(value: Any) -> Any:
 def compose_tree(
     layers: Sequence[Layer], given: ParsedOverrides, problems: list[Problem], unsure: set[str]
 ) -> tuple[DictConfig, list[Layer]]:
-    """The keys of these layers, over them the files that words choose, over these the words; and all layers.
+    """Return the keys of these layers, over them the files that words choose, over these the words; and all layers.
 
     Adds to `unsure` the sections whose file can't be taken, so that their keys mean nothing.
     """
@@ -108,7 +108,7 @@ def compose_tree(
         try:
             apply_override(tree, override)
         except (*FAULTS, TypeError) as error:  # TypeError of a name where a list has numbers
-            problems.append(Problem(override.key_or_group, f"cannot be set: {told(error.__cause__ or error)}."))
+            problems.append(Problem(override.key_or_group, f"cannot be set: {reason_of(error.__cause__ or error)}."))
     _name_variants(tree)  # ~loss_scale.mode takes back what was said
     for section in VARIANTS:
         try:
@@ -162,13 +162,13 @@ def _defaults(cls: type) -> dict[str, Any]:
 
 
 def resolve(node: DictConfig | ListConfig, name: Any, path: str, problems: list[Problem]) -> Any:
-    """The content under `name` with interpolations resolved one by one, so that each bad one is reported."""
+    """Return the content under `name` with interpolations resolved one by one, so that each bad one is reported."""
     if OmegaConf.is_missing(node, name):
         return "???"
     try:
         value = node[name]
     except FAULTS as error:
-        problems.append(Problem(path, f"cannot be resolved: {told(error)}."))
+        problems.append(Problem(path, f"cannot be resolved: {reason_of(error)}."))
         return None
     if isinstance(value, DictConfig):
         return {key: resolve(value, key, f"{path}.{key!s}", problems) for key in value}
@@ -178,7 +178,7 @@ def resolve(node: DictConfig | ListConfig, name: Any, path: str, problems: list[
 
 
 def build_settings(tree: dict[str, Any], unsure: set[str], problems: list[Problem]) -> Settings:
-    """Settings from `tree`. With problems the result has defaults in their place and only serves further checks.
+    """Build settings from `tree`. With problems the result has defaults in their place and only serves further checks.
 
     Sections in `unsure` are left alone: their own choice failed already, so that their keys mean nothing.
     """
@@ -231,7 +231,7 @@ def checked_value(key: Key, value: Any, problems: list[Problem], known: set[str]
 
 
 def _read_sections(key: Key, value: Any, problems: list[Problem], known: set[str]) -> list[Any]:
-    """A list of sections; what is no list, or has an entry that is no mapping, is one problem."""
+    """Return a list of sections; what is no list, or has an entry that is no mapping, is one problem."""
     assert key.section is not None
     if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
         problems.extend([Problem(key.path, f"must be {format_type(key)}.", value)] if key.path not in known else [])
@@ -244,7 +244,7 @@ def _read_sections(key: Key, value: Any, problems: list[Problem], known: set[str
 
 
 def _unknown_problem(cls: type, path: str, given: dict[str, Any], value: Any, earlier: list[Problem]) -> Problem | None:
-    """A key of another variant is told apart from one that nothing has."""
+    """Return the problem of an unknown key; a key of another variant is told apart from one that nothing has."""
     key = find_key(path)
     if key is None or not key.variants:
         return no_such_key(path, value, earlier)
@@ -258,7 +258,7 @@ def _unknown_problem(cls: type, path: str, given: dict[str, Any], value: Any, ea
 
 
 def load_settings(overrides: list[str]) -> Settings:
-    """As `load_with_recipe`, the settings alone.
+    """Load as `load_with_recipe`, the settings alone.
 
     >>> load_settings(["conf=digits_cnn", "loss_scale.initial_scale=2**10"]).loss_scale.initial_scale
     1024.0
@@ -267,7 +267,7 @@ def load_settings(overrides: list[str]) -> Settings:
 
 
 def load_with_recipe(overrides: list[str]) -> tuple[Settings, Recipe]:
-    """The settings for `conf=NAME_OR_PATH key=value …`; ConfigError with every problem when there is one.
+    """Return the settings for `conf=NAME_OR_PATH key=value …`; ConfigError with every problem when there is one.
 
     Precedence: schema < the user's own defaults < recipe < files and keys of the command line. And the recipe, with
     what no run reads of it.
@@ -310,7 +310,7 @@ def composed(overrides: list[str]) -> Iterator[Composition]:
         try:
             if given.conf is None:
                 raise ConfigError(_no_recipe())
-            recipe = read_recipe(find_recipe(given.conf), given.own_groups)
+            recipe = read_recipe(find_recipe(given.conf), given.project_groups)
             below = _defaults_of_user(recipe)
         except ConfigError as error:
             recipe, below, unsure = Recipe(Path("custom"), problems=error.problems), Recipe(Path("none")), set(VARIANTS)
@@ -319,7 +319,7 @@ def composed(overrides: list[str]) -> Iterator[Composition]:
 
 
 def _defaults_of_user(recipe: Recipe) -> Recipe:
-    """What stands below the recipe; nothing below the record of a run, which says all."""
+    """Return what stands below the recipe; nothing below the record of a run, which says all."""
     path = user_defaults()
     if path is None or recipe.is_record:
         return Recipe(Path("none"))
@@ -329,7 +329,7 @@ def _defaults_of_user(recipe: Recipe) -> Recipe:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Each value in a tree of settings that holds no others, with its path."""
+    """Yield each value in a tree of settings that holds no others, with its path."""
     if isinstance(value, dict | list):
         for name, part in value.items() if isinstance(value, dict) else enumerate(value):
             yield from leaves(part, f"{path}.{name}".lstrip("."))
@@ -338,7 +338,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _notes(composed: DictConfig, below: Recipe, above: Sequence[Layer], given: ParsedOverrides) -> Iterator[str]:
-    """Which keys the user's own defaults decide, and which `vars` of the command line nothing takes."""
+    """Yield which keys the user's own defaults decide, and which `vars` of the command line nothing takes."""
     words = [override.key_or_group for override in given.overrides]
     tree = dict(leaves(OmegaConf.to_container(composed)))
     said = {path for layer in above for path, _ in leaves(layer.body)}.union(words)
@@ -351,7 +351,7 @@ def _notes(composed: DictConfig, below: Recipe, above: Sequence[Layer], given: P
 
 
 def _compose(recipe: Recipe, below: Recipe, given: ParsedOverrides, unsure: set[str]) -> Composition:
-    """`unsure` are sections of which is not known what the recipe chooses, so that it isn't known which keys fit."""
+    """Compose; `unsure` are sections of which it is not known what the recipe chooses, and so not which keys fit."""
     problems = [*below.problems, *recipe.problems, *given.problems]
     unsure |= below.unsure | recipe.unsure
     tree, layers = compose_tree([*below.layers, *recipe.layers], given, problems, unsure)
@@ -378,7 +378,8 @@ def note_secrets(value: Any, path: str, problems: list[Problem]) -> None:
 
 
 def _choose_backend(tree: DictConfig, recipe: Recipe, given: ParsedOverrides, problems: list[Problem]) -> None:
-    """What the backend is where no word says it: `KERAS_BACKEND`, else the recipe's, else the one that is installed.
+    """Return what the backend is where no word says it: `KERAS_BACKEND`, else the recipe's, else the one that is
+    installed.
 
     The record of a run, which has every section, keeps its backend.
     """
@@ -397,17 +398,17 @@ VARIABLE = "KERAS_BACKEND"
 
 
 def installed_backend() -> str:
-    """The first one that is installed; TensorFlow where none is, which is said where it is needed."""
+    """Return the first one that is installed; TensorFlow where none is, which is said where it is needed."""
     return next((name for name in BACKENDS if find_spec(name) is not None), BACKENDS[0])
 
 
 def missing_backend(settings: Settings) -> str:
-    """Why the run can't be here, in a sentence; empty where its backend is installed."""
+    """Return why the run can't be here, in a sentence; empty where its backend is installed."""
     return missing_extra(settings.backend.name, settings.backend.name, "It can't run here")
 
 
 def _with_places(problems: list[Problem], composition: Composition) -> list[Problem]:
-    """With the place of what is wrong, where it stands in a file and no word of the command line says it."""
+    """Add the place of what is wrong, where it stands in a file and no word of the command line says it."""
     given, layers = composition.given, composition.layers
     given_keys = [override.key_or_group for override in given.overrides]
     chosen = {choice.written for choice in given.choices.values()}
@@ -466,7 +467,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def evaluate(text: Any) -> int | float:
-    """The value of an expression of numbers; nothing else in it is ever run. ValueError where it is none.
+    """Return the value of an expression of numbers; nothing else in it is ever run. ValueError where it is none.
 
     >>> evaluate("2**10 // 3 + max(1, 0.5)"), evaluate("round(1e-3 * 256 / 64, 4)")
     (342, 0.004)
@@ -498,7 +499,7 @@ def _value(node: ast.AST) -> float:
 
 
 def _variable(name: str, *default: Any) -> Any:
-    """`oc.env`, of which is known what it read."""
+    """Resolve `oc.env`, and note what it read."""
     text = redaction.stand_in(name)
     if text is not None:
         return text

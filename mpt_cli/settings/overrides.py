@@ -14,9 +14,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from mpt_cli.errors import Problem, first_line
 from mpt_cli.settings.limits import word_problem
-from mpt_cli.settings.recipes import IMPLIED_CHOICES, GroupChoice, add_choice, is_own_optimizer, merge_keys
+from mpt_cli.settings.recipes import IMPLIED_CHOICES, GroupChoice, add_choice, merge_keys, names_custom_optimizer
 from mpt_cli.settings.schema import CHOOSING_KEYS, find_key, unknown_key_problem
-from mpt_cli.settings.search_path import conf_override, group_names, is_own_group, recipe_paths, recipe_remedy
+from mpt_cli.settings.search_path import conf_override, group_names, is_project_group, recipe_paths, recipe_remedy
 
 _PLAIN = re.compile(r"(?!null$)[\w./+-]+", re.ASCII | re.IGNORECASE)
 
@@ -58,7 +58,7 @@ def _with_quotes(text: str) -> str:
 
 
 def format_override(key: str, text: str) -> str:
-    """The override that sets `key` to `text`, in quotes where Hydra would read something else.
+    """Return the override that sets `key` to `text`, in quotes where Hydra would read something else.
 
     >>> format_override("run_dir", "runs/1"), format_override("run_dir", "my run")
     ('run_dir=runs/1', 'run_dir="my run"')
@@ -69,12 +69,12 @@ def format_override(key: str, text: str) -> str:
 
 
 def without_quotes(text: str) -> str:
-    """Without quotes around all of it."""
+    """Return the text without quotes around all of it."""
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
 def _names_unquoted(text: str) -> str:
-    """The names of a mapping without quotes, which Hydra's grammar has around values alone, their signs escaped."""
+    """Return the text with the names of a mapping escaped, not quoted: Hydra's grammar quotes values alone."""
 
     def escaped(found: "re.Match[str]") -> str:
         return found[1] + re.sub(r"[\\()\[\]{}:=,]", r"\\\g<0>", found[3]) + found[4]
@@ -83,7 +83,8 @@ def _names_unquoted(text: str) -> str:
 
 
 def misplaced_values_rule(override: Override) -> str | None:
-    """What must hold of where values are listed, where it does not: Hydra's functions inside of a list do nothing.
+    """Return what must hold of where values are listed, where it does not: Hydra's functions inside of a list do
+    nothing.
 
     >>> misplaced_values_rule(parse_override("seed=range(3)")) is None
     True
@@ -108,19 +109,19 @@ _GRAMMAR_SIGNS = set(",()[]{}'\"$\\")
 
 @dataclass
 class ParsedOverrides:
-    """A command line, sorted. `overrides` of keys are in the order given; `own_groups` are choices of groups that the
-    project alone has.
+    """A command line, sorted. `overrides` of keys are in the order given; `project_groups` are choices of groups that
+    the project alone has.
     """
 
     conf: str | None = None
-    own_groups: dict[str, str] = field(default_factory=dict)
+    project_groups: dict[str, str] = field(default_factory=dict)
     choices: dict[str, GroupChoice] = field(default_factory=dict)
     overrides: list[Override] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
 
 def parse_overrides(overrides: list[str]) -> ParsedOverrides:
-    """Sorts them into recipe, choices and overrides; what fits nowhere becomes a problem."""
+    """Sort them into recipe, choices and overrides; what fits nowhere becomes a problem."""
     parsed = ParsedOverrides()
     for text in overrides:
         if (problem := word_problem(text)) is not None:
@@ -134,7 +135,8 @@ def parse_overrides(overrides: list[str]) -> ParsedOverrides:
 
 
 def recipes_named(overrides: Sequence[str]) -> list[str]:
-    """What stands after each `conf=`: it says where groups are looked for before the other overrides can be read.
+    """Return what stands after each `conf=`: it says where groups are looked for before the other overrides can be
+    read.
 
     >>> recipes_named(["seed=1", "conf='mine.yaml'"])
     ['mine.yaml']
@@ -143,7 +145,7 @@ def recipes_named(overrides: Sequence[str]) -> list[str]:
 
 
 def keys_given(overrides: Sequence[str]) -> list[str]:
-    """The keys and groups that a command line sets or takes back; other words on it are left out.
+    """Return the keys and groups that a command line sets or takes back; other words on it are left out.
 
     >>> keys_given(["mpt", "train", "conf=digits_mlp", "+trainer.max_steps=3", "~seed"])
     ['conf', 'trainer.max_steps', 'seed']
@@ -224,8 +226,8 @@ def _take_override(override: Override, result: ParsedOverrides) -> None:
         _take_choice(GroupChoice(group, override.value(), key), result)
     elif hydra := hydra_problem(key, line):
         result.problems.append(hydra)
-    elif find_key(key) is None and is_own_group(key):
-        result.own_groups[key] = str(override.value())
+    elif find_key(key) is None and is_project_group(key):
+        result.project_groups[key] = str(override.value())
     elif problem := unknown_key_problem(key, override.value(), result.problems):
         result.problems.append(problem)
     else:
@@ -233,7 +235,7 @@ def _take_override(override: Override, result: ParsedOverrides) -> None:
 
 
 def _take_choice(choice: GroupChoice, result: ParsedOverrides) -> None:
-    if is_own_optimizer(choice.written, choice.name):
+    if names_custom_optimizer(choice.written, choice.name):
         result.overrides.append(parse_override(format_override("optimizer.object", str(choice.name))))
     else:
         add_choice(choice, result.choices, result.problems)
@@ -276,7 +278,7 @@ _HYDRA_WORDS = {  # what Hydra calls it, and the word that does it here
 
 
 def hydra_problem(key: str, line: str) -> Problem | None:
-    """What to write instead of a setting of Hydra's own; None for any other word.
+    """Return what to write instead of a setting of Hydra's own; None for any other word.
 
     >>> str(hydra_problem("hydra.run.dir", "hydra.run.dir=x"))
     "hydra.run.dir: there are no settings of Hydra's own. Received: 'hydra.run.dir=x'. Write run_dir=DIR."
@@ -309,7 +311,7 @@ def _add_implied(result: ParsedOverrides) -> None:
 
 
 def escape_interpolation(text: str) -> str:
-    """As OmegaConf reads back this very text, where a "${" in it would else begin an interpolation.
+    """Write it as OmegaConf reads back this very text, where a "${" in it would else begin an interpolation.
 
     >>> print(escape_interpolation("a${b}"), escape_interpolation("\\\\${"), escape_interpolation("\\\\n$"))
     a\\${b} \\\\\\${ \\n$

@@ -41,7 +41,7 @@ class RecipeText:
 
     def content(self) -> dict[str, Any]:
         """Return all keys with their values, those of merge keys too."""
-        found = _unshared(parse_yaml(self.text, "it"))
+        found = _without_aliases(parse_yaml(self.text, "it"))
         if not isinstance(found, dict | None):
             raise ConfigError(Problem("conf", "it must hold keys and values at its top level."))
         return found or {}
@@ -160,14 +160,14 @@ def _editor(text: str) -> YAML:
 
 def _comparable(tree: Any) -> str:
     """Return a text that is the same for equal trees; as text 1 is not True, and nan is nan."""
-    return str(yaml.safe_dump(_unshared(tree), sort_keys=False))
+    return str(yaml.safe_dump(_without_aliases(tree), sort_keys=False))
 
 
-def _unshared(value: Any) -> Any:
+def _without_aliases(value: Any) -> Any:
     """Return the same tree with nothing in two places, its keys sorted, whatever their types."""
     if isinstance(value, dict):
-        return {name: _unshared(value[name]) for name in sorted(value, key=str)}
-    return [_unshared(part) for part in value] if isinstance(value, list) else value
+        return {name: _without_aliases(value[name]) for name in sorted(value, key=str)}
+    return [_without_aliases(part) for part in value] if isinstance(value, list) else value
 
 
 def _set(tree: Any, path: Sequence[str], value: Any) -> None:

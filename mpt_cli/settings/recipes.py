@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from mpt_cli.errors import ConfigError, Problem, did_you_mean, first_line
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.limits import load_mapping, places_of, read_yaml_text
-from mpt_cli.settings.relative_references import file_beside, locate
+from mpt_cli.settings.relative_references import file_beside, locate_functions
 from mpt_cli.settings.schema import VARIANTS, choosing_key, find_key, no_such_key, sections, variant_class
 from mpt_cli.settings.search_path import (
     find_folder,
@@ -31,13 +31,13 @@ from mpt_cli.settings.search_path import (
     group_choices,
     group_files,
     group_names,
-    is_own_group,
+    is_project_group,
     is_shipped,
     project_of,
     search_in,
     searching,
 )
-from mpt_cli.settings.variants import GIVEN, PYTHON, mode_settings
+from mpt_cli.settings.variants import PROGRAM_VARIANTS, PYTHON, mode_settings
 
 IMPLIED_CHOICES = {
     "model.builder": "builder",
@@ -58,9 +58,9 @@ class GroupChoice:
     written: str
 
     def problem(self) -> Problem | None:
-        """Why it can't be taken, None when it can."""
+        """Return why it can't be taken, None when it can."""
         valid = group_choices(self.group)
-        if self.name not in valid and not _is_of_python(self.group, self.name):
+        if self.name not in valid and not _is_from_python(self.group, self.name):
             remedy = did_you_mean(self.name, valid)
             received = "null" if self.name is None else self.name
             return Problem(self.written, f"must be one of {', '.join(valid)}.", received, remedy)
@@ -72,8 +72,8 @@ class GroupChoice:
         return None
 
 
-def _is_of_python(group: str, name: Any) -> bool:
-    return bool(name == PYTHON and group in GIVEN)
+def _is_from_python(group: str, name: Any) -> bool:
+    return bool(name == PYTHON and group in PROGRAM_VARIANTS)
 
 
 def add_choice(choice: GroupChoice, choices: dict[str, GroupChoice], problems: list[Problem]) -> None:
@@ -84,10 +84,10 @@ def add_choice(choice: GroupChoice, choices: dict[str, GroupChoice], problems: l
         problems.append(Problem(choice.written, rule, choice.name, f"Keep one of the two words for {choice.group}."))
 
 
-def is_own_optimizer(path: str, name: Any) -> bool:
-    """Whether this choice is optimizer.name=module:name, which stands for optimizer.object.
+def names_custom_optimizer(path: str, name: Any) -> bool:
+    """Return whether this choice is optimizer.name=module:name, which stands for optimizer.object.
 
-    >>> is_own_optimizer("optimizer.name", "nets:Lookahead"), is_own_optimizer("model.name", "nets:build")
+    >>> names_custom_optimizer("optimizer.name", "nets:Lookahead"), names_custom_optimizer("model.name", "nets:build")
     (True, False)
     """
     return path == "optimizer.name" and ":" in str(name)
@@ -126,19 +126,19 @@ class Recipe:
 
     @property
     def body(self) -> dict[str, Any]:
-        """The keys that it gives itself."""
+        """Return the keys that it gives itself."""
         return next((layer.body for layer in self.layers if layer.path == self.path), {})
 
     @property
     def is_record(self) -> bool:
-        """Whether it is that of a run, which has every section."""
+        """Return whether it is that of a run, which has every section."""
         return sections().keys() <= self.body.keys()
 
 
-def read_recipe(path: Path, own_groups: dict[str, str] | None = None) -> Recipe:
-    """The recipe at `path` with all its problems; ConfigError where it can't be read or composed.
+def read_recipe(path: Path, project_groups: dict[str, str] | None = None) -> Recipe:
+    """Return the recipe at `path` with all its problems; ConfigError where it can't be read or composed.
 
-    `own_groups` are files of the project's own groups (`experiment=x`), which come last where no list names the group.
+    `project_groups` are files of the project's own groups (`experiment=x`), which come last where no list names them.
     """
     recipe = Recipe(path)
     files = _Files(recipe)
@@ -147,7 +147,7 @@ def read_recipe(path: Path, own_groups: dict[str, str] | None = None) -> Recipe:
         with searching():
             with suppress(HydraException):  # of a group that is overridden and that nobody names; else said below
                 files.compose(name)
-            recipe.layers = files.layers(*files.below_root(name, own_groups or {}))
+            recipe.layers = files.layers(*files.below_root(name, project_groups or {}))
     except FAULTS as error:
         raise ConfigError(files.problem_of(error, name)) from error
     for layer in recipe.layers:
@@ -156,7 +156,8 @@ def read_recipe(path: Path, own_groups: dict[str, str] | None = None) -> Recipe:
 
 
 def layers_of_choice(choice: GroupChoice) -> list[Layer]:
-    """The file of a group that a word chooses and those that it starts from; ConfigError where they can't be composed.
+    """Return the file of a group that a word chooses and those that it starts from; ConfigError where they can't be
+    composed.
 
     A shipped model, data source, optimizer or mode says only which it is: its other keys are the schema's defaults.
     """
@@ -166,7 +167,7 @@ def layers_of_choice(choice: GroupChoice) -> list[Layer]:
     except ConfigError as error:
         raise ConfigError([replace(problem, key=choice.written) for problem in error.problems]) from error
     except FAULTS as error:
-        raise ConfigError(Problem(choice.written, f"{choice.name} cannot be composed: {told(error)}.")) from error
+        raise ConfigError(Problem(choice.written, f"{choice.name} cannot be composed: {reason_of(error)}.")) from error
     if recipe.problems:
         raise ConfigError(recipe.problems)
     key = choosing_key(choice.group) or ""
@@ -205,7 +206,7 @@ class _Files(ConfigRepository):
         self.results: dict[str, ConfigResult | None] = {}
 
     def name_of(self, path: Path) -> str:
-        """The name that a recipe has here."""
+        """Return the name that a recipe has here."""
         known = next((name for name, other in self.recipes.items() if other.resolve() == path.resolve()), None)
         name = known or re.sub(r"[^\w.-]", "_", path.stem)
         if known is None and name in (*self.recipes, _ROOT, "_self_"):
@@ -214,7 +215,7 @@ class _Files(ConfigRepository):
         return name
 
     def compose(self, name: str, words: Sequence[str] = ()) -> list[ResultDefault]:
-        """The files that Hydra composes for this one and these words, in order, each with its package."""
+        """Return the files that Hydra composes for this one and these words, in order, each with its package."""
         overrides = OverridesParser.create().parse_overrides([*words])
         return create_defaults_list(self, name, overrides, prepend_hydra=False, skip_missing=False).defaults
 
@@ -225,23 +226,23 @@ class _Files(ConfigRepository):
             if each.config_path in self.contents
         ]
 
-    def below_root(self, recipe: str, own_groups: dict[str, str]) -> tuple[str, list[str]]:
-        """What starts from a recipe that was read, and the words for it. All groups of ours are there to be overridden,
-        whether or not a list names them.
+    def below_root(self, recipe: str, project_groups: dict[str, str]) -> tuple[str, list[str]]:
+        """Return what starts from a recipe that was read, and the words for it. All groups of ours are there to be
+        overridden, whether or not a list names them.
         """
         entries = [entry for listed in self.entries.values() for entry in listed.values()]
         named = {_group_key(entry) for entry in entries if not entry.override}
-        words = [f"{'' if group in named else '+'}{group}={name}" for group, name in own_groups.items()]
+        words = [f"{'' if group in named else '+'}{group}={name}" for group, name in project_groups.items()]
         self.entries[_ROOT] = {
-            number: GroupDefault(group=group, value=name) for number, (group, name) in enumerate(own_groups.items())
+            number: GroupDefault(group=group, value=name) for number, (group, name) in enumerate(project_groups.items())
         }
         front = [GroupDefault(group=group) for group in group_names() if group not in named]
         self._add(_ROOT, None, [*front, ConfigDefault(path=recipe)])
         return _ROOT, words
 
     def problem_of(self, error: BaseException, recipe: str) -> Problem:
-        """Why Hydra can't compose a recipe, at the entry of the group that it names, else at the list."""
-        said, places = told(error), places_of(self.recipes[recipe])
+        """Return why Hydra can't compose a recipe, at the entry of the group that it names, else at the list."""
+        said, places = reason_of(error), places_of(self.recipes[recipe])
         named = [str(index) for index, entry in self.entries.get(recipe, {}).items() if _group_key(entry) in said]
         place = places.get(("defaults", *named[-1:]))
         return Problem("defaults", f"cannot be composed: {said}.", place=place)
@@ -255,7 +256,7 @@ class _Files(ConfigRepository):
         return self.load_config(config_path) is not None
 
     def group_exists(self, config_path: str) -> bool:
-        return config_path in group_names() or is_own_group(config_path)
+        return config_path in group_names() or is_project_group(config_path)
 
     def get_group_options(self, group_name: str, results_filter: Any = None) -> list[str]:
         return group_choices(group_name)
@@ -268,7 +269,7 @@ class _Files(ConfigRepository):
         content = load_mapping(path)
         defaults = content.pop("defaults", None)
         if name in self.recipes:
-            self._take_what_no_run_reads(content, path)
+            self._take_sweep_and_search_path(content, path)
             listed = self._read_list(name, path, defaults)
         else:
             listed = dict(enumerate(self._create_defaults_list(name, ListConfig(defaults or []))))
@@ -284,8 +285,8 @@ class _Files(ConfigRepository):
         return result
 
     def _without_file(self, name: str, group: str, choice: str) -> ConfigResult | None:
-        """What another package adds. What is nowhere is a problem where a recipe or a word names it."""
-        if choice in group_choices(group) or _is_of_python(group, choice):
+        """Return what another package adds. What is nowhere is a problem where a recipe or a word names it."""
+        if choice in group_choices(group) or _is_from_python(group, choice):
             self.contents[name] = Path(name), {str(choosing_key(group)): choice}
             return self._add(name, None, [])
         named = (
@@ -304,8 +305,8 @@ class _Files(ConfigRepository):
         self.recipe.unsure.add(group)
         return self._add(name, None, [])
 
-    def _take_what_no_run_reads(self, content: dict[str, Any], path: Path) -> None:
-        """Its sweep, and the folders where what it names is searched."""
+    def _take_sweep_and_search_path(self, content: dict[str, Any], path: Path) -> None:
+        """Return its sweep, and the folders where what it names is searched."""
         sweep, recipe = content.pop("sweep", None), self.recipe
         if recipe.sweep is None:  # the recipe is read first, and of those it starts from the last one
             recipe.sweep = sweep
@@ -348,7 +349,7 @@ class _Files(ConfigRepository):
         return False
 
     def _find_base(self, written: str, recipe: Path, index: int) -> Path | None:
-        """The recipe that a list names: a file beside it, or any; None where it is optional and not there."""
+        """Return the recipe that a list names: a file beside it, or any; None where it is optional and not there."""
         name = written.removeprefix("optional ").strip()
         try:
             if name.startswith("."):
@@ -363,27 +364,31 @@ class _Files(ConfigRepository):
         path, content = self.contents[name]
         for part in reversed([part for part in package.split(".") if part]):
             content = {part: content}
-        body = _sound_sections(content, self.recipe.problems)
-        if is_own_optimizer("optimizer.name", body.get("optimizer", {}).get("name")):
+        body = _valid_sections(content, self.recipe.problems)
+        if names_custom_optimizer("optimizer.name", body.get("optimizer", {}).get("name")):
             body["optimizer"]["object"] = body["optimizer"].pop("name")
         entries = self.entries.get(name, {}).values()
         chooses = {_group_key(entry): _choices(entry)[-1] for entry in entries if _choices(entry)}
-        return Layer(path, package, body if is_shipped(path) else locate(body, path), name.rpartition("/")[0], chooses)
+        return Layer(
+            path, package, body if is_shipped(path) else locate_functions(body, path), name.rpartition("/")[0], chooses
+        )
 
 
-def told(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "it refers to itself, or starts from a file that starts from it"
     return first_line(error).rstrip(".")
 
 
 def _at_entry(problem: Problem, file: Path | None, index: int) -> Problem:
-    """With the place of an entry of a defaults list."""
+    """Add the place of an entry of a defaults list."""
     return problem if file is None else replace(problem, place=places_of(file).get(("defaults", str(index))))
 
 
 def _take_searchpath(content: dict[str, Any], path: Path, problems: list[Problem]) -> list[Path]:
-    """The folders of `hydra.searchpath`, relative to the recipe; other keys of `hydra` stay, to be complained of."""
+    """Return the folders of `hydra.searchpath`, relative to the recipe; other keys of `hydra` stay, to be complained
+    of.
+    """
     hydra = content.get("hydra")
     if not isinstance(hydra, dict) or "searchpath" not in hydra:
         return []
@@ -401,8 +406,8 @@ def _take_searchpath(content: dict[str, Any], path: Path, problems: list[Problem
     return []
 
 
-def _sound_sections(content: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
-    """The content without what cannot be composed; sections left empty (all commented out) are left out too."""
+def _valid_sections(content: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
+    """Return the content without what cannot be composed; sections left empty (all commented out) are left out too."""
     body: dict[str, Any] = {}
     for name, value in content.items():
         if name in sections():
@@ -422,9 +427,9 @@ def _sound_sections(content: dict[str, Any], problems: list[Problem]) -> dict[st
     return body
 
 
-def said_variant(section: str, part: dict[str, Any]) -> str | None:
-    """Which model, data source, optimizer or mode these keys of its section say it is, by name or by a key that only
-    one has (`IMPLIED_CHOICES`); None where they don't.
+def named_variant(section: str, part: dict[str, Any]) -> str | None:
+    """Return which model, data source, optimizer or mode these keys of its section say it is, by name or by a key that
+    only one has (`IMPLIED_CHOICES`); None where they don't.
     """
     key = str(choosing_key(section))
     implied = (name for path, name in IMPLIED_CHOICES.items() if path in {f"{section}.{word}" for word in part})
@@ -432,7 +437,8 @@ def said_variant(section: str, part: dict[str, Any]) -> str | None:
 
 
 def merge_layers(tree: dict[str, Any], layers: Sequence[Layer], problems: list[Problem]) -> dict[str, Any]:
-    """The keys of `tree` with those of the layers over them, the last one wins. A mapping that is given as {} is empty.
+    """Return the keys of `tree` with those of the layers over them, the last one wins. A mapping that is given as {} is
+    empty.
 
     Where a layer makes a section another model, data source, optimizer or mode, only the keys that it has in common
     with the one before stay; so do they of the keys of a recipe whose own choice was overridden.
@@ -440,18 +446,18 @@ def merge_layers(tree: dict[str, Any], layers: Sequence[Layer], problems: list[P
     for layer in layers:
         body = dict(layer.body)
         for section in VARIANTS.keys() & body.keys():
-            body[section], said = dict(body[section]), said_variant(section, body[section])
+            body[section], said = dict(body[section]), named_variant(section, body[section])
             key, below = str(choosing_key(section)), tree.get(section, {})
             chosen = layer.chooses.get(section)
             if said not in (None, chosen) and chosen in VARIANTS[section]:
                 rule = f"must agree with defaults.{section}={chosen}."
                 problems.append(Problem(f"{section}.{key}", rule, said, f"Keep one of the two words for {section}."))
             elif chosen in VARIANTS[section] and below.get(key, chosen) != chosen:
-                body[section] = _of_every_variant(section, below[key], body[section])
+                body[section] = _shared_keys(section, below[key], body[section])
             elif said is not None:
                 body[section][key] = said
                 if below.get(key, said) != said:
-                    tree = {**tree, section: _of_every_variant(section, said, below)}
+                    tree = {**tree, section: _shared_keys(section, said, below)}
             if layer.group == section and is_shipped(layer.path):  # what it states are the schema's defaults
                 below = tree.get(section, {})
                 tree = {**tree, section: {name: value for name, value in below.items() if name not in body[section]}}
@@ -460,31 +466,31 @@ def merge_layers(tree: dict[str, Any], layers: Sequence[Layer], problems: list[P
     return tree
 
 
-def _of_every_variant(section: str, chosen: str, part: dict[str, Any]) -> dict[str, Any]:
-    """The keys that another variant leaves: those it has in common with the one before; unknown ones, to be said. Modes
-    share all keys of one name, the variants of other sections only those that every one of them has.
+def _shared_keys(section: str, chosen: str, part: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys that another variant leaves: those it has in common with the one before; unknown ones, to be
+    said. Modes share all keys of one name, the variants of other sections only those that every one of them has.
     """
     kept = {declared.name for declared in fields(sections()[section])} - {"kwargs"}  # of the class before
     if section == "loss_scale":
         with suppress(PluginError, IndexError):  # said where it is chosen
-            kept = mode_settings(chosen).keys_kept()
+            kept = mode_settings(chosen).transferable_keys()
     kept -= {str(choosing_key(section))}
     return {name: value for name, value in part.items() if name in kept or find_key(f"{section}.{name}") is None}
 
 
-def keys_left(group: str, name: str, part: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a recipe's section that still say the same where a word chooses this file of the group."""
+def unaffected_keys(group: str, name: str, part: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of a recipe's section that still say the same where a word chooses this file of the group."""
     layers, left = layers_of_choice(GroupChoice(group, name, group)), part
     if group in VARIANTS:
         stated = merge_layers({}, layers, [])[group]
-        variant = said_variant(group, stated)
-        left = part if variant is None else _of_every_variant(group, variant, part)
+        variant = named_variant(group, stated)
+        left = part if variant is None else _shared_keys(group, variant, part)
     chosen = merge_layers({group: left}, layers, [])[group]
     return {key: value for key, value in left.items() if chosen.get(key) == value}
 
 
 def merge_keys(first: Any, second: Any) -> dict[str, Any]:
-    """Both mappings as one, the second wins. What it gives as {} is empty."""
+    """Merge both mappings, the second wins. What it gives as {} is empty."""
     both = {
         name: merge_keys(first[name], value)
         for name, value in second.items()

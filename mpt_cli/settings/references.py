@@ -39,9 +39,9 @@ SHORT_NAMES = {
     "bce": "binary_crossentropy",
     "kld": "kl_divergence",
 }
-HYDRAS = "_target_"  # the key by which Hydra names an object
+HYDRA_TARGET = "_target_"  # the key by which Hydra names an object
 # bases, and metrics of plain values
-NOT_TO_BE_NAMED = (
+UNNAMEABLE = (
     "Loss",
     "Metric",
     "MeanMetricWrapper",
@@ -56,18 +56,18 @@ NOT_TO_BE_NAMED = (
 
 @cache
 def keras_names(listing: str) -> tuple[str, ...]:
-    """The classes of `losses`, `metrics`, `callbacks`, `optimizers/schedules` that a name can mean; empty where the
-    installed Keras lists them elsewhere.
+    """Return the classes of `losses`, `metrics`, `callbacks`, `optimizers/schedules` that a name can mean; empty where
+    the installed Keras lists them elsewhere.
 
     >>> "BinaryCrossentropy" in keras_names("losses"), keras_names("nowhere")
     (True, ())
     """
     classes = re.findall(r"\b\w+ as ([A-Z]\w*)\b", _source_of_keras(f"{listing}/__init__.py"))
-    return tuple(name for name in classes if name not in NOT_TO_BE_NAMED)
+    return tuple(name for name in classes if name not in UNNAMEABLE)
 
 
 def _source_of_keras(path: str) -> str:
-    """The text of a file of the installed Keras, which is not imported; empty where it has none."""
+    """Return the text of a file of the installed Keras, which is not imported; empty where it has none."""
     found = find_spec("keras")
     file = Path(found.origin).parent / path if found is not None and found.origin else None
     return file.read_text(encoding="utf-8") if file is not None and file.is_file() else ""
@@ -75,7 +75,7 @@ def _source_of_keras(path: str) -> str:
 
 @cache
 def optimizer_arguments(name: str) -> tuple[str, ...]:
-    """The arguments of a Keras optimizer, read in its file; empty where the installed Keras has it elsewhere.
+    """Return the arguments of a Keras optimizer, read in its file; empty where the installed Keras has it elsewhere.
 
     >>> optimizer_arguments("sgd")[:3], optimizer_arguments("nothing")
     (('learning_rate', 'momentum', 'nesterov'), ())
@@ -89,14 +89,14 @@ def optimizer_arguments(name: str) -> tuple[str, ...]:
 
 
 def no_such_keras_name(key: str, name: str, names: tuple[str, ...]) -> Problem:
-    """What to say where none of the classes `names` is meant by `name`."""
+    """Return what to say where none of the classes `names` is meant by `name`."""
     written = sorted(snake_case(each) for each in names)
     remedy = did_you_mean(name, written) or f"There are {', '.join(written)}."
     return Problem(key, "Keras has none of this name.", name, remedy)
 
 
 def canonical_name(name: str) -> str:
-    """What names of one class have in common: case, underscores and short names (mse) don't count.
+    """Return what names of one class have in common: case, underscores and short names (mse) don't count.
 
     >>> canonical_name("mse") == canonical_name("MeanSquaredError") == canonical_name("mean_squared_error")
     True
@@ -121,7 +121,7 @@ class Reference:
 
     @property
     def is_of_keras(self) -> bool:
-        """Whether `name` is one of Keras's rather than `module:name`."""
+        """Return whether `name` is one of Keras's rather than `module:name`."""
         return ":" not in self.name
 
     def __str__(self) -> str:
@@ -129,8 +129,10 @@ class Reference:
 
 
 def is_object(value: Any) -> bool:
-    """Whether `value` is meant for one object rather than for a list or mapping of them."""
-    return not isinstance(value, (list, dict)) or "object" in value or (isinstance(value, dict) and HYDRAS in value)
+    """Return whether `value` is meant for one object rather than for a list or mapping of them."""
+    return (
+        not isinstance(value, (list, dict)) or "object" in value or (isinstance(value, dict) and HYDRA_TARGET in value)
+    )
 
 
 def read_object(value: Any) -> Reference:
@@ -142,7 +144,7 @@ def read_object(value: Any) -> Reference:
 
 
 def named_objects(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Each single object within lists and mappings of them, with its key; null stands for none.
+    """Yield each single object within lists and mappings of them, with its key; null stands for none.
 
     >>> list(named_objects("trainer.loss", {"price": "mse", "kind": ["auto", None]}))
     [('trainer.loss.price', 'mse'), ('trainer.loss.kind', 'auto')]
@@ -156,7 +158,7 @@ def named_objects(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def imported_names(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Each `module:name` that making the objects of `value` imports, with its key, those inside kwargs too.
+    """Yield each `module:name` that making the objects of `value` imports, with its key, those inside kwargs too.
 
     >>> list(imported_names("trainer.loss", {"price": {"object": "mse"}, "kind": "nets:f"}))
     [('trainer.loss.kind', 'nets:f')]
@@ -171,9 +173,11 @@ def imported_names(key: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def object_problem(key: str, value: Any, listing: str) -> Problem | None:
-    """What is wrong with one object, told without importing anything: form, keys, a name that Keras does not list."""
+    """Return what is wrong with one object, told without importing anything: form, keys, a name that Keras does not
+    list.
+    """
     if isinstance(value, dict):
-        if HYDRAS in value:
+        if HYDRA_TARGET in value:
             return _hydras_problem(key, value)
         if unknown := [name for name in value if name not in ("object", "kwargs")]:
             remedy = did_you_mean(unknown[0], ["object", "kwargs"]) or "What it is called with goes into kwargs."
@@ -191,21 +195,21 @@ def object_problem(key: str, value: Any, listing: str) -> Problem | None:
 
 
 def _hydras_problem(key: str, value: dict[Any, Any]) -> Problem:
-    """What to write in place of `{_target_: module.name, argument: …}`."""
-    module, _, name = str(value[HYDRAS]).rpartition(".")
-    kwargs = ", ".join(f"{argument}: {each}" for argument, each in value.items() if argument != HYDRAS)
+    """Return what to write in place of `{_target_: module.name, argument: …}`."""
+    module, _, name = str(value[HYDRA_TARGET]).rpartition(".")
+    kwargs = ", ".join(f"{argument}: {each}" for argument, each in value.items() if argument != HYDRA_TARGET)
     written = f"{{object: {module}:{name}" + (f", kwargs: {{{kwargs}}}}}" if kwargs else "}")
-    return Problem(key, f"must name an object without Hydra's {HYDRAS}.", value, f"Write {written}.")
+    return Problem(key, f"must name an object without Hydra's {HYDRA_TARGET}.", value, f"Write {written}.")
 
 
 def keras_classes(keras_module: Any) -> dict[str, type]:
-    """The classes of a module of Keras that can be named, by their canonical name."""
+    """Return the classes of a module of Keras that can be named, by their canonical name."""
     classes = [kind for kind in vars(keras_module).values() if isinstance(kind, type)]
-    return {canonical_name(kind.__name__): kind for kind in classes if kind.__name__ not in NOT_TO_BE_NAMED}
+    return {canonical_name(kind.__name__): kind for kind in classes if kind.__name__ not in UNNAMEABLE}
 
 
 def find_keras_class(key: str, name: str, keras_module: Any) -> Any:
-    """The class of that name in keras.losses, keras.metrics, …; snake_case and short names (mse) count too."""
+    """Return the class of that name in keras.losses, keras.metrics, …; snake_case and short names (mse) count too."""
     kinds = keras_classes(keras_module)
     kind = kinds.get(canonical_name(name))
     if kind is None:
@@ -214,7 +218,8 @@ def find_keras_class(key: str, name: str, keras_module: Any) -> Any:
 
 
 def build_object(key: str, value: Any, keras_module: Any, arguments: int = 0) -> Any:
-    """The object that `value` stands for: a Keras name (of `keras_module`), `module:name`, or `{object, kwargs}`.
+    """Return the object that `value` stands for: a Keras name (of `keras_module`), `module:name`, or `{object,
+    kwargs}`.
 
     A class or function is called with kwargs (among them other objects of this form), an instance is taken as it is. A
     function that can't be called so, but with `arguments` more, is itself the object, with its kwargs set: 2 for a loss
@@ -243,7 +248,7 @@ def build_object(key: str, value: Any, keras_module: Any, arguments: int = 0) ->
 
 
 def build_kwargs(reference: Reference, key: str, keras_module: Any) -> dict[str, Any]:
-    """What an object is called with, objects among it made too."""
+    """Return what an object is called with, objects among it made too."""
     return {
         name: build_argument(f"{key}.kwargs.{name}", value, keras_module) for name, value in reference.kwargs.items()
     }
@@ -262,7 +267,7 @@ def build_argument(key: str, value: Any, keras_module: Any) -> Any:
 
 
 def _binds(function: Callable[..., Any], kwargs: dict[str, Any], arguments: int = 0) -> bool:
-    """Whether it can be called with so many positional arguments beside `kwargs`."""
+    """Return whether it can be called with so many positional arguments beside `kwargs`."""
     try:
         inspect.signature(function).bind(*[None] * arguments, **kwargs)
     except (TypeError, ValueError):
@@ -275,7 +280,7 @@ _OUR_FILES = str(Path(__file__).parents[1])
 
 
 def load_function(reference: str, key: str) -> Callable[..., Any]:
-    """The function that `reference` names, found in the working directory or installed.
+    """Return the function that `reference` names, found in the working directory or installed.
 
     ConfigError when the form is bad or module, file or function are missing; UserCodeError when the module itself
     raises while it is imported.
@@ -292,7 +297,7 @@ def load_function(reference: str, key: str) -> Callable[..., Any]:
 
 
 def load_named(reference: str, key: str) -> Any:
-    """Whatever `reference` names, as `load_function` finds it."""
+    """Return whatever `reference` names, as `load_function` finds it."""
     if problem := missing_problem(reference, key):
         raise ConfigError(problem)
     place, _, name = reference.rpartition(":")
@@ -301,7 +306,7 @@ def load_named(reference: str, key: str) -> Any:
 
 
 def form_problem(reference: str, key: str) -> Problem | None:
-    """What is wrong with the form of a reference, told without importing anything."""
+    """Return what is wrong with the form of a reference, told without importing anything."""
     place, colon, name = reference.rpartition(":")
     if not (colon and place and name):
         return Problem(key, "must be package.module:function or path/to/file.py:function.", reference)
@@ -312,7 +317,9 @@ def form_problem(reference: str, key: str) -> Problem | None:
 
 
 def missing_problem(reference: str, key: str) -> Problem | None:
-    """What is wrong with a reference as far as it shows without running any code: its form, its file, its package."""
+    """Return what is wrong with a reference as far as it shows without running any code: its form, its file, its
+    package.
+    """
     if problem := form_problem(reference, key):
         return problem
     place = reference.rpartition(":")[0]
@@ -325,7 +332,7 @@ def missing_problem(reference: str, key: str) -> Problem | None:
 def call_user(
     function: Callable[..., Any], key: str, error_class: type[MptError] = UserCodeError, /, **arguments: Any
 ) -> Any:
-    """Calls a function of the user's; what it raises becomes an `error_class` with theirs as `__cause__`.
+    """Call a function of the user's; what it raises becomes an `error_class` with theirs as `__cause__`.
 
     ConfigError when it does not take these arguments.
     """
@@ -350,10 +357,10 @@ _NO_GRADIENTS = "No gradients provided for any variable"  # Keras's words, and o
 
 
 def model_problem(key: str, error: BaseException) -> Problem | None:
-    """What is wrong with the code of a model, where its exception or one that led to it can only mean that; None for
-    another error.
+    """Return what is wrong with the code of a model, where its exception or one that led to it can only mean that; None
+    for another error.
     """
-    for found in _led_to(error):
+    for found in _exception_chain(error):
         if _UNTRACEABLE.search(type(found).__name__):
             rule = "its step can't be traced: it asks for a value that is known only while it runs "
             return Problem(
@@ -383,7 +390,7 @@ def _dtype_problem(key: str, text: str, error: BaseException) -> Problem | None:
     dtypes = sorted({names.get(name, name) for name in _FLOATS.findall(text)}, key=lambda name: name[-2:] != "16")
     if not _MIXED_DTYPES.search(text) or len(dtypes) != 2:
         return None
-    operations = re.findall(r"'(\w+)' Op|cannot compute (\w+)", "\n".join(map(str, _led_to(error))))
+    operations = re.findall(r"'(\w+)' Op|cannot compute (\w+)", "\n".join(map(str, _exception_chain(error))))
     kind = next((kind for kind in ("loop", "cond") if kind in text), "conversion")
     named = "".join(operations[0]) if operations else f"a {kind}"
     layer = failed_layer(error)
@@ -398,13 +405,15 @@ def _dtype_problem(key: str, text: str, error: BaseException) -> Problem | None:
 
 
 def _place_in_brackets(error: BaseException) -> str:
-    """The user's innermost line of all that led to the exception."""
-    place = _place_among(each for found in _led_to(error)[::-1] for each in traceback.walk_tb(found.__traceback__))
+    """Return the user's innermost line of all that led to the exception."""
+    place = _place_among(
+        each for found in _exception_chain(error)[::-1] for each in traceback.walk_tb(found.__traceback__)
+    )
     return f" ({place})" if place else ""
 
 
-def _led_to(error: BaseException) -> list[BaseException]:
-    """The exception that an error began with, those that were raised in its place, and itself."""
+def _exception_chain(error: BaseException) -> list[BaseException]:
+    """Return the exception that an error began with, those that were raised in its place, and itself."""
     chain = [error]
     while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and before not in chain:
         chain.append(before)
@@ -412,10 +421,10 @@ def _led_to(error: BaseException) -> list[BaseException]:
 
 
 def failed_layer(error: BaseException) -> Any:
-    """The innermost layer whose `call` led to the exception; None where none did. Keras leaves it out of the traceback
-    of its own exception.
+    """Return the innermost layer whose `call` led to the exception; None where none did. Keras leaves it out of the
+    traceback of its own exception.
     """
-    for found in _led_to(error):
+    for found in _exception_chain(error):
         for frame, _ in reversed(list(traceback.walk_tb(found.__traceback__))):
             if frame.f_code.co_name == "call" and hasattr(layer := frame.f_locals.get("self"), "compute_dtype"):
                 return layer
@@ -431,15 +440,16 @@ def describe_layer(layer: Any) -> str:
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback of the user's own exception, of the `user_frames` alone."""
+    """Return the traceback of the user's own exception, of the `user_frames` alone."""
     return "".join(traceback.format_exception(type(error), error, user_frames(error))).rstrip()
 
 
 def user_frames(error: BaseException) -> TracebackType | None:
-    """Those of its traceback from the user's first one on, or from the first one outside mpt; None for a file of the
-    user's that is no Python."""
+    """Return those of its traceback from the user's first one on, or from the first one outside mpt; None for a file of
+    the user's that is no Python.
+    """
     theirs = frames = error.__traceback__
-    while theirs is not None and not _is_of_user(theirs.tb_frame.f_code.co_filename):
+    while theirs is not None and not _is_user_file(theirs.tb_frame.f_code.co_filename):
         theirs = theirs.tb_next
     while frames is not None and _is_ours(frames):
         frames = frames.tb_next
@@ -447,7 +457,7 @@ def user_frames(error: BaseException) -> TracebackType | None:
 
 
 def place_in_user_code(error: BaseException) -> str:
-    """The innermost line of the user's own code that led to an exception, as "nets.py, line 3, in call".
+    """Return the innermost line of the user's own code that led to an exception, as "nets.py, line 3, in call".
 
     Empty where none did, or where the exception is raised by mpt. What is installed is not the user's.
     """
@@ -457,11 +467,11 @@ def place_in_user_code(error: BaseException) -> str:
 
 
 def _place_among(frames: Iterable[tuple[FrameType, int]]) -> str:
-    theirs = [(frame.f_code, line) for frame, line in frames if _is_of_user(frame.f_code.co_filename)]
+    theirs = [(frame.f_code, line) for frame, line in frames if _is_user_file(frame.f_code.co_filename)]
     return f"{Path(theirs[-1][0].co_filename).name}, line {theirs[-1][1]}, in {theirs[-1][0].co_name}" if theirs else ""
 
 
-def _is_of_user(file: str) -> bool:
+def _is_user_file(file: str) -> bool:
     installed = "site-packages" in file or "dist-packages" in file or file.startswith((_OUR_FILES, "<"))
     return not installed and not file.startswith(sysconfig.get_path("stdlib"))
 
@@ -476,7 +486,7 @@ def _path_of(place: str) -> Path:
 
 
 def _is_importable(package: str) -> bool:
-    """Whether something of that name would be found, in the working directory too; nothing is imported."""
+    """Return whether something of that name would be found, in the working directory too; nothing is imported."""
     importlib.invalidate_caches()
     known = package in sys.modules or importlib.util.find_spec(package) is not None
     return known or PathFinder.find_spec(package, [str(Path.cwd())]) is not None
@@ -496,10 +506,10 @@ def _no_module(name: str, reference: str, key: str) -> Problem:
 
 def _load_file(place: str, reference: str, key: str) -> ModuleType:
     path = _path_of(place)
-    loaded = next((module for module in list(sys.modules.values()) if _is_of(module, path)), None)
+    loaded = next((module for module in list(sys.modules.values()) if _is_loaded_from(module, path)), None)
     if loaded is not None:
         return loaded
-    _search_first(path.parent)
+    _prepend_to_path(path.parent)
     package = _load_of_package(path, reference, key)
     if package is not None:
         return package
@@ -521,7 +531,9 @@ def _load_as(name: str, path: Path, reference: str, key: str) -> ModuleType:
 
 
 def _load_of_package(path: Path, reference: str, key: str) -> ModuleType | None:
-    """A file that is part of a package, as such, so that it may import from it by points; None for any other file."""
+    """Return a file that is part of a package, as such, so that it may import from it by points; None for any other
+    file.
+    """
     names, folder = ([] if path.name == "__init__.py" else [path.stem]), path.parent
     while (folder / "__init__.py").is_file():
         names, folder = [folder.name, *names], folder.parent
@@ -532,7 +544,7 @@ def _load_of_package(path: Path, reference: str, key: str) -> ModuleType | None:
     except ConfigError:
         pass
     else:
-        if _is_of(module, path):
+        if _is_loaded_from(module, path):
             return module
     hidden = f"{names[0]}_{abs(hash(folder)):x}"  # by another module of its name
     if hidden not in sys.modules:
@@ -541,8 +553,8 @@ def _load_of_package(path: Path, reference: str, key: str) -> ModuleType | None:
 
 
 def _load_module(place: str, reference: str, key: str, folder: Path | None = None) -> ModuleType:
-    """A module of `folder` (None: of the working directory), or an installed one."""
-    _search_first(folder or Path.cwd())
+    """Return a module of `folder` (None: of the working directory), or an installed one."""
+    _prepend_to_path(folder or Path.cwd())
     importlib.invalidate_caches()
     try:
         return importlib.import_module(place)
@@ -582,13 +594,13 @@ def _check_arguments(function: Callable[..., Any], key: str, arguments: dict[str
         raise ConfigError(Problem(key, rule, None, did_you_mean(unknown, signature.parameters))) from None
 
 
-def _search_first(directory: Path) -> None:
+def _prepend_to_path(directory: Path) -> None:
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))
 
 
-def _is_of(module: ModuleType, path: Path) -> bool:
-    """Whether the module comes from that file; of thousands only those of its name are looked up on the disk."""
+def _is_loaded_from(module: ModuleType, path: Path) -> bool:
+    """Return whether the module comes from that file; of thousands only those of its name are looked up on the disk."""
     file = getattr(module, "__file__", None)
     return isinstance(file, str) and file.endswith(path.name) and Path(file).resolve() == path
 

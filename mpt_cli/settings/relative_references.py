@@ -15,11 +15,11 @@ from mpt_cli.settings.search_path import (
     expanded,
     has_working_directory,
     is_shipped,
-    own_conf_directories,
+    project_conf_directories,
 )
 
 # what names Python objects in a recipe: by section, the keys whose values are names or hold them
-NAMING = {
+NAMING_KEYS = {
     "model": ("builder",),
     "data": ("loader",),
     "optimizer": ("name", "object", "kwargs", "schedule"),
@@ -28,13 +28,13 @@ NAMING = {
 
 
 def module_folders(path: Path) -> list[Path]:
-    """Where modules are looked for that the recipe or group file at `path` names: beside it, then in its project, the
-    folder that has the conf/ or recipes/ it lies in, or has the groups themselves.
+    """Return where modules are looked for that the recipe or group file at `path` names: beside it, then in its
+    project, the folder that has the conf/ or recipes/ it lies in, or has the groups themselves.
     """
     if is_shipped(path):
         return [path.parent]
     folders = path.resolve().parents
-    roots = [root.resolve() for root in own_conf_directories()]
+    roots = [root.resolve() for root in project_conf_directories()]
     inside = [folder for folder in folders if folder in roots] or [
         folder for folder in folders if folder.name in PROJECT_FOLDERS
     ]
@@ -42,7 +42,7 @@ def module_folders(path: Path) -> list[Path]:
     return [path.parent, *projects]
 
 
-def locate(content: dict[str, Any], path: Path, found: dict[str, Path] | None = None) -> dict[str, Any]:
+def locate_functions(content: dict[str, Any], path: Path, found: dict[str, Path] | None = None) -> dict[str, Any]:
     """Return the keys of a recipe at `path` with the functions it names written as the path of their file where that is
     in one of its `module_folders` and not the working directory, so that they are found from everywhere.
 
@@ -52,7 +52,7 @@ def locate(content: dict[str, Any], path: Path, found: dict[str, Path] | None = 
         **content,
         **{
             section: {**content[section], **locate_section(section, content[section], path, found)}
-            for section in NAMING
+            for section in NAMING_KEYS
             if isinstance(content.get(section), dict)
         },
     }
@@ -89,7 +89,7 @@ def locate_section(
             found[reference] = file
         return reference if folder.resolve() == here else f"{file}:{reference.rpartition(':')[2]}"
 
-    named: dict[str, Any] = located({key: content[key] for key in NAMING.get(section, ()) if key in content})
+    named: dict[str, Any] = located({key: content[key] for key in NAMING_KEYS.get(section, ()) if key in content})
     return named
 
 
@@ -100,7 +100,9 @@ def find_file(reference: str, folders: Sequence[Path]) -> tuple[Path, Path | Non
 
 
 def file_of(reference: str, folder: Path) -> Path | None:
-    """The file that `path/to/file.py:name` or `package.module:name` means in this folder; None where there is none."""
+    """Return the file that `path/to/file.py:name` or `package.module:name` means in this folder; None where there is
+    none.
+    """
     place, _, name = reference.rpartition(":")
     if not name or form_problem(reference, "") or "${" in f"{reference}{folder}":
         return None
@@ -114,14 +116,16 @@ def file_of(reference: str, folder: Path) -> Path | None:
 
 
 def is_same_function(one: str, other: str) -> bool:
-    """Whether two references mean a name of the same file, by whatever path."""
+    """Return whether two references mean a name of the same file, by whatever path."""
     names = {reference.rpartition(":")[2] for reference in (one, other)}
     files = {file_of(reference, Path.cwd()) for reference in (one, other)}
     return len(names) == len(files) == 1 and None not in files
 
 
 def file_beside(recipe: Path, name: str) -> Path | None:
-    """The file beside a recipe that a bare name in its defaults list means, as in Hydra; None where there is none."""
+    """Return the file beside a recipe that a bare name in its defaults list means, as in Hydra; None where there is
+    none.
+    """
     beside = (recipe.parent / f"{name.removeprefix('/')}{suffix}" for suffix in ("", *SUFFIXES))
     return next((path for path in beside if path.is_file() and path.resolve() != recipe.resolve()), None)
 
@@ -129,12 +133,12 @@ def file_beside(recipe: Path, name: str) -> Path | None:
 _FROM_ANYWHERE = ("/", "~", "${", "pkg://")
 
 
-def names_left_behind(source: Path, target: Path) -> list[str]:
+def names_lost_in_copy(source: Path, target: Path) -> list[str]:
     """Return what the recipe at `source` names relative to itself and a copy at `target` would not find: functions,
     recipes and folders.
     """
     content, there, found = load_mapping(source), module_folders(target), dict[str, Path]()
-    locate(content, source, found)
+    locate_functions(content, source, found)
     names = [name for name, file in found.items() if find_file(name, there)[1] != file]
     if source.resolve().parent == target.resolve().parent:
         return names

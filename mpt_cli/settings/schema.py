@@ -15,14 +15,14 @@ from mpt_cli import plugins
 from mpt_cli.errors import OTHER_WORDS, Problem, did_you_mean, nearest
 from mpt_cli.settings.key import INDEX, REQUIRED, Key, class_keys, key
 from mpt_cli.settings.limits import MOST_PROBLEMS
-from mpt_cli.settings.references import HYDRAS, optimizer_arguments
+from mpt_cli.settings.references import HYDRA_TARGET, optimizer_arguments
 from mpt_cli.settings.variants import (
     DATA,
-    GIVEN,
     MLP,
     MODELS,
     OPTIMIZER_VARIANTS,
     OPTIMIZERS,
+    PROGRAM_VARIANTS,
     PYTHON,
     SCALE_MODES,
     DataSettings,
@@ -70,11 +70,6 @@ FLOAT_POLICIES = ("float32", "float64", "float16", "bfloat16", "mixed_float16", 
 AUTO_FLOAT16 = "auto_float16"
 
 
-def is_mixed(policy: str) -> bool:
-    """Whether layers under this policy compute in half precision and keep their variables in float32."""
-    return policy.startswith("mixed_")
-
-
 @dataclass
 class PolicySettings:
     """In which dtype layers compute and keep their variables."""
@@ -98,18 +93,18 @@ class PolicySettings:
 
     @property
     def has_half_weights(self) -> bool:
-        """Whether a policy among its own keeps weights in float16 or bfloat16."""
+        """Return whether a policy among its own keeps weights in float16 or bfloat16."""
         return not {"float16", "bfloat16"}.isdisjoint([self.name, *self.overrides.values()])
 
     @property
     def may_compute_in_float16(self) -> bool:
-        """Whether a policy among its own computes in it, or may be found to."""
+        """Return whether a policy among its own computes in it, or may be found to."""
         names = {self.name, self.head, *self.overrides.values()}
         return not names.isdisjoint({"float16", "mixed_float16", AUTO_FLOAT16})
 
     @property
     def description(self) -> str:
-        """Its name, and what it asks for beside it.
+        """Return its name, and what it asks for beside it.
 
         >>> PolicySettings("bfloat16", stochastic_rounding=True).description
         'bfloat16 with stochastic rounding'
@@ -118,7 +113,7 @@ class PolicySettings:
 
     @property
     def is_auto(self) -> bool:
-        """Whether layers have yet to be given their policies, of which a run records `overrides`."""
+        """Return whether layers have yet to be given their policies, of which a run records `overrides`."""
         return self.name == AUTO_FLOAT16
 
     @property
@@ -405,7 +400,7 @@ CHOOSING_KEYS = {**_NAMED, "loss_scale.mode": "loss_scale"}  # such a key acts a
 
 
 def choosing_key(group: str) -> str | None:
-    """The key within a section that chooses its file, None where only the group itself does.
+    """Return the key within a section that chooses its file, None where only the group itself does.
 
     >>> choosing_key("model"), choosing_key("loss_scale"), choosing_key("trainer")
     ('name', 'mode', None)
@@ -417,18 +412,18 @@ _METHODS = {"model": "build", "data": "load"}  # of a model and a data source of
 
 
 def chosen_variant(section: str, given: Any) -> str:
-    """Which variant these settings, or this part of a composed tree, are."""
+    """Return which variant these settings, or this part of a composed tree, are."""
     name = choosing_key(section)
     assert name is not None
     return str(given[name] if isinstance(given, dict) else getattr(given, name))
 
 
 def variant_class(section: str, name: str) -> type:
-    """The keys of one variant, ours or another package's; PluginError with a sentence where it can't be used."""
+    """Return the keys of one variant, ours or another package's; PluginError with a sentence where it can't be used."""
     if name in VARIANTS[section]:
         return VARIANTS[section][name]
-    if name == PYTHON and section in GIVEN:
-        return GIVEN[section]
+    if name == PYTHON and section in PROGRAM_VARIANTS:
+        return PROGRAM_VARIANTS[section]
     if section == "loss_scale":
         return mode_settings(name)
     if section not in plugins.GROUPS:
@@ -441,7 +436,7 @@ def variant_class(section: str, name: str) -> type:
 
 
 def _checked(cls: type, name: str, method: str) -> type:
-    """PluginError unless it is a dataclass whose name is the one it is installed under, with this method."""
+    """Raise PluginError unless it is a dataclass whose name is the one it is installed under, with this method."""
     here = f"{cls.__module__}.{cls.__qualname__}"
     if not is_dataclass(cls) or next(key.default for key in class_keys(cls) if key.path == "name") != name:
         raise plugins.PluginError(f"{here} must be a dataclass with `name: str = {name!r}`.")
@@ -451,7 +446,7 @@ def _checked(cls: type, name: str, method: str) -> type:
 
 
 def variants_of(section: str) -> dict[str, type]:
-    """Every variant that can be used, those of other packages after ours."""
+    """Return every variant that can be used, those of other packages after ours."""
     found = dict(VARIANTS[section])
     for name in plugins.installed(plugins.GROUPS[section]) if section in plugins.GROUPS else ():
         with suppress(plugins.PluginError):
@@ -460,7 +455,7 @@ def variants_of(section: str) -> dict[str, type]:
 
 
 def unknown_key_problem(path: str, value: Any, earlier: Sized = ()) -> Problem | None:
-    """A problem when no variant has a key `path`, None when one does; `earlier` as in `no_such_key`."""
+    """Return a problem when no variant has a key `path`, None when one does; `earlier` as in `no_such_key`."""
     if find_key(path) or mapping_of(path):
         return None
     if _is_section(path):
@@ -472,19 +467,19 @@ def unknown_key_problem(path: str, value: Any, earlier: Sized = ()) -> Problem |
 
 
 def no_such_key(path: str, value: Any, earlier: Sized) -> Problem:
-    """`earlier` are the problems that are told before it. Beyond those that a message lists none gets a remedy: to
-    compare one name with all keys takes a thousandth of a second, and a file may hold thousands.
+    """Return the problem; `earlier` are those that are told before it. Beyond those that a message lists none gets a
+    remedy: to compare one name with all keys takes a thousandth of a second, and a file may hold thousands.
     """
     is_listed = len(earlier) < MOST_PROBLEMS
     return Problem(path, "there is no such key.", value, remedy_for(path, value) if is_listed else "")
 
 
 _OBJECT_KEYS = {"model": "builder", "data": "loader"}  # which name an object, as optimizer.object does
-FAR = 0.75  # how like a name of another section is: bugcalls is not callbacks, nor rize freeze
+FAR_CUTOFF = 0.75  # how like a name of another section is: bugcalls is not callbacks, nor rize freeze
 
 
 def remedy_for(path: str, value: Any) -> str:
-    """Names the key of the same name elsewhere, else the nearest in the same section, else anywhere.
+    """Name the key of the same name elsewhere, else the nearest in the same section, else anywhere.
 
     >>> remedy_for("precision", "16-mixed"), remedy_for("model._target_", "nets.deep.build")
     ('Did you mean policy=mixed_float16?', 'Write model.builder: nets.deep:build.')
@@ -494,7 +489,7 @@ def remedy_for(path: str, value: Any) -> str:
         return remedy_for(listed, value).replace(f".{INDEX}.", f".{index}.")
     section, _, written = path.rpartition(".")
     leaf = OTHER_WORDS.get(written, written)
-    if leaf == HYDRAS and section:
+    if leaf == HYDRA_TARGET and section:
         return f"Write {section}.{_OBJECT_KEYS.get(section, 'object')}: {':'.join(str(value).rsplit('.', 1))}."
     if leaf != written and find_key(near := f"{section}.{leaf}".lstrip(".")):
         return f"Did you mean {near}?"
@@ -511,7 +506,7 @@ def remedy_for(path: str, value: Any) -> str:
     if match := nearest(leaf, siblings):
         return f"Did you mean {siblings[match]}?"
     leaves = {other.rpartition(".")[2]: other for other in known}
-    if match := nearest(leaf, leaves, FAR):
+    if match := nearest(leaf, leaves, FAR_CUTOFF):
         return f"Did you mean {leaves[match]}?"
     if section and siblings:
         return f"Keys here: {', '.join(siblings)}."
@@ -535,13 +530,13 @@ def _scalar_problem(path: str, value: Any) -> Problem:
 
 @cache
 def sections() -> dict[str, type]:
-    """Each section of Settings and its dataclass (the shared base where it has variants)."""
+    """Return each section of Settings and its dataclass (the shared base where it has variants)."""
     hints = get_type_hints(Settings).items()
     return {name: hint for name, hint in hints if isinstance(hint, type) and is_dataclass(hint)}
 
 
 def key_versions() -> list[Key]:
-    """Every key once for each meaning, default and range it has; `variants` are those that share it."""
+    """Return every key once for each meaning, default and range it has; `variants` are those that share it."""
     versions: list[Key] = []
     for path, first in all_keys().items():
         section = path.split(".")[0]
@@ -561,13 +556,13 @@ def key_versions() -> list[Key]:
 
 
 def find_key(path: str) -> Key | None:
-    """The key at `path`. Other packages are asked, and imported, only where none of ours has it."""
+    """Return the key at `path`. Other packages are asked, and imported, only where none of ours has it."""
     path = _without_index(path)
     return _own_keys().get(path) or (all_keys().get(path) if _may_be_added(path.partition(".")[0]) else None)
 
 
 def _without_index(path: str) -> str:
-    """The path of the key in its list of sections.
+    """Return the path of the key in its list of sections.
 
     >>> _without_index("phases.1.epochs")
     'phases.N.epochs'
@@ -587,20 +582,20 @@ def _own_keys() -> dict[str, Key]:
 
 @cache
 def all_keys() -> dict[str, Key]:
-    """Every key of every variant by its path; one that several variants have is the first one's."""
+    """Return every key of every variant by its path; one that several variants have is the first one's."""
     added = {path: Key(path, bool, False, meaning) for path, meaning in _sink_keys().items()}
     return {**_collect_keys({section: variants_of(section) for section in VARIANTS}), **added}
 
 
 def _sink_keys() -> dict[str, str]:
-    """The key of each sink of another package and what it means; one that ours has is not taken."""
+    """Return the key of each sink of another package and what it means; one that ours has is not taken."""
     own = {key.path for key in class_keys(LoggerSettings, "logger")}
     sinks = {f"logger.{name}": plugin for name, plugin in plugins.installed(plugins.SINKS).items()}
     return {path: f"telemetry sink of {plugin.package}" for path, plugin in sinks.items() if path not in own}
 
 
 def logger_class(given: Iterable[str]) -> type:
-    """The keys of `logger`, with those sinks of other packages that are given."""
+    """Return the keys of `logger`, with those sinks of other packages that are given."""
     sinks = {path.partition(".")[2]: meaning for path, meaning in _sink_keys().items()}
     added = [(name, bool, key(False, sinks[name])) for name in given if name in sinks]
     return make_dataclass("LoggerSettings", added, bases=(LoggerSettings,)) if added else LoggerSettings
@@ -620,7 +615,7 @@ def _collect_keys(variants: dict[str, dict[str, type]]) -> dict[str, Key]:
 
 
 def mapping_of(path: str) -> Key | None:
-    """The key with free content that holds `path`, such as model.kwargs for model.kwargs.depth."""
+    """Return the key with free content that holds `path`, such as model.kwargs for model.kwargs.depth."""
     parts = path.split(".")
     holders = (".".join(parts[:count]) for count in range(1, len(parts)))
     return next((key for holder in holders if (key := find_key(holder)) and key.is_mapping), None)

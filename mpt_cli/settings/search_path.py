@@ -25,7 +25,7 @@ SUFFIXES = (".yaml", ".yml")
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with a `~` at its beginning replaced; as it is where there is no such user, or a NUL."""
+    """Return the path with a `~` at its beginning replaced; as it is where there is no such user, or a NUL."""
     try:
         return Path(path).expanduser()
     except (RuntimeError, ValueError):
@@ -33,7 +33,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def shell_command(*arguments: str | Path) -> str:
-    """The command with these arguments. A path can't be taken for an option, a home directory or key=value.
+    """Return the command with these arguments. A path can't be taken for an option, a home directory or key=value.
 
     >>> shell_command("train", conf_override(Path("my run/config.yaml")))
     "mpt train 'conf=my run/config.yaml'"
@@ -42,12 +42,12 @@ def shell_command(*arguments: str | Path) -> str:
 
 
 def conf_override(path: Path) -> str:
-    """The override that names this file, and no recipe by its name."""
+    """Return the override that names this file, and no recipe by its name."""
     return f"conf={explicit_path(path)}"
 
 
 def explicit_path(path: Path) -> str:
-    """The path written so that it is no name of a recipe.
+    """Return the path written so that it is no name of a recipe.
 
     >>> explicit_path(Path("digits_mlp")), explicit_path(Path("runs/digits_mlp"))
     ('./digits_mlp', 'runs/digits_mlp')
@@ -99,8 +99,8 @@ def search_in(folders: Sequence[Path], projects: Sequence[Path]) -> None:
 
 
 def project_of(recipe: Path) -> list[Path]:
-    """The folder with the `recipes/` or `conf/` that a recipe lies in, else its own; none where that has no `conf/`,
-    and none of a shipped recipe.
+    """Return the folder with the `recipes/` or `conf/` that a recipe lies in, else its own; none where that has no
+    `conf/`, and none of a shipped recipe.
     """
     if is_shipped(recipe):
         return []
@@ -111,13 +111,14 @@ def project_of(recipe: Path) -> list[Path]:
 
 
 def projects_of_recipes(recipes: Sequence[str]) -> list[Path]:
-    """The projects of those recipes that are given by their path."""
+    """Return the projects of those recipes that are given by their path."""
     paths = [expanded(name_or_path) for name_or_path in recipes]
     return [project for path in paths if os.path.isfile(path) for project in project_of(path)]
 
 
 def user_defaults() -> Path | None:
-    """The file with a user's own defaults, below every recipe: mpt/defaults.yaml in `XDG_CONFIG_HOME` or ~/.config.
+    """Return the file with a user's own defaults, below every recipe: mpt/defaults.yaml in `XDG_CONFIG_HOME` or
+    ~/.config.
 
     None where there is none.
     """
@@ -135,8 +136,8 @@ def add_config_directories(given: Sequence[str]) -> None:
 
 
 def find_folder(text: str, key: str, base: Path) -> Path:
-    """The folder that a text names: a path, relative to `base`, `file://PATH` or `pkg://package.folder`. ConfigError
-    where there is none.
+    """Return the folder that a text names: a path, relative to `base`, `file://PATH` or `pkg://package.folder`.
+    ConfigError where there is none.
     """
     path = _package_folder(text, key) if text.startswith("pkg://") else base / expanded(text.removeprefix("file://"))
     if not path.is_dir():
@@ -167,14 +168,14 @@ def _named_folders() -> list[Path]:
     return [*_environment_folders(), *_SEARCHPATH.get()]
 
 
-def own_conf_directories() -> list[Path]:
-    """The folders with groups that are searched before the shipped one, the first first."""
+def project_conf_directories() -> list[Path]:
+    """Return the folders with groups that are searched before the shipped one, the first first."""
     named = [place for folder in _named_folders() for place in (folder, folder / "conf")]
     return _distinct([*(folder / "conf" for folder in _PROJECTS.get()), Path("conf"), *named], conf_directory())
 
 
 def _own_recipe_files() -> Iterator[tuple[str, Path]]:
-    """Every recipe of the folders before the shipped one, by its name there."""
+    """Yield every recipe of the folders before the shipped one, by its name there."""
     folders = [*_PROJECTS.get(), Path(), *_named_folders()]
     for root in _distinct([folder / "recipes" for folder in folders], recipes_directory()):
         for path in _files(root.rglob("*.yaml")):
@@ -186,18 +187,18 @@ def _own_recipe_files() -> Iterator[tuple[str, Path]]:
 
 
 def _files(paths: Iterable[Path]) -> list[Path]:
-    """Sorted, without folders that are called like files."""
+    """Sort them, without folders that are called like files."""
     return sorted(path for path in paths if not path.is_dir())
 
 
 def _distinct(folders: Sequence[Path], shipped: Path) -> list[Path]:
-    """Those that exist, each once, and not the shipped one: a checkout of mpt is no project of its own."""
+    """Return those that exist, each once, and not the shipped one: a checkout of mpt is no project of its own."""
     found = {folder.resolve(): folder for folder in reversed(folders) if folder.is_dir()}
     return [folder for path, folder in reversed(found.items()) if path != shipped.resolve()]
 
 
 def has_working_directory() -> bool:
-    """Whether the folder one works in still exists."""
+    """Return whether the folder one works in still exists."""
     try:
         Path.cwd()
         return True
@@ -206,7 +207,7 @@ def has_working_directory() -> bool:
 
 
 def recipe_paths() -> dict[str, Path]:
-    """Every recipe by name; one in a sub-folder is called folder/name."""
+    """Return every recipe by name; one in a sub-folder is called folder/name."""
     root = recipes_directory()
     shipped = {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
     found = dict(reversed([*_own_recipe_files()]))
@@ -214,37 +215,37 @@ def recipe_paths() -> dict[str, Path]:
 
 
 def is_shipped(path: Path) -> bool:
-    """Whether a recipe or a group file is one of ours."""
+    """Return whether a recipe or a group file is one of ours."""
     real = Path(os.path.realpath(path))  # pathlib raises for a link to itself
     return any(real.is_relative_to(root) for root in (conf_directory(), recipes_directory()))
 
 
 def group_names() -> list[str]:
-    """The groups that are sections of the schema."""
+    """Return the groups that are sections of the schema."""
     return sorted(path.name for path in conf_directory().iterdir() if path.is_dir())
 
 
 def group_files(group: str) -> dict[str, Path]:
-    """The files of a group by name. A group that is no section of the schema may be the project's alone."""
-    roots = [*own_conf_directories(), conf_directory()]
+    """Return the files of a group by name. A group that is no section of the schema may be the project's alone."""
+    roots = [*project_conf_directories(), conf_directory()]
     found = [path for root in roots for path in _files((root / group).glob("*.yaml"))]
     return {path.stem: path for path in reversed(found)}
 
 
 def group_choices(group: str) -> list[str]:
-    """The files of a group, and what other packages add to it."""
+    """Return the files of a group, and what other packages add to it."""
     added = plugins.installed(plugins.GROUPS[group]) if group in plugins.GROUPS else ()
     return sorted({*group_files(group), *added})
 
 
-def is_own_group(name: str) -> bool:
-    """Whether the project has a group of this name that is no section of the schema."""
+def is_project_group(name: str) -> bool:
+    """Return whether the project has a group of this name that is no section of the schema."""
     return name not in group_names() and name.isidentifier() and bool(group_files(name))
 
 
 def find_recipe(name_or_path: str) -> Path:
-    """The file that `conf=name_or_path` names: a recipe's name or the path of a YAML file. ConfigError where there is
-    none.
+    """Return the file that `conf=name_or_path` names: a recipe's name or the path of a YAML file. ConfigError where
+    there is none.
     """
     known = recipe_paths()
     if name_or_path in known:
@@ -252,14 +253,14 @@ def find_recipe(name_or_path: str) -> Path:
     path = expanded(name_or_path)
     if _is_path(name_or_path) and path.is_file():
         return path
-    raise ConfigError(Problem("conf", *_why_not(name_or_path, path)))
+    raise ConfigError(Problem("conf", *_missing_recipe(name_or_path, path)))
 
 
 def _is_path(name_or_path: str) -> bool:
     return "/" in name_or_path or "\\" in name_or_path or name_or_path.endswith(SUFFIXES)
 
 
-def _why_not(name_or_path: str, path: Path) -> tuple[str, str, str]:
+def _missing_recipe(name_or_path: str, path: Path) -> tuple[str, str, str]:
     if not name_or_path:
         return "must be given.", name_or_path, recipe_remedy(name_or_path)
     if path.is_dir():
@@ -282,7 +283,7 @@ def _why_not(name_or_path: str, path: Path) -> tuple[str, str, str]:
 
 
 def recipe_remedy(name_or_path: str) -> str:
-    """The nearest recipe, else all of them."""
+    """Return the nearest recipe, else all of them."""
     names = recipe_paths()
     suggestion = did_you_mean(name_or_path, names)
     return suggestion or f"Recipes: {', '.join(names)}; or the path of your own YAML, as in conf=./mine.yaml."

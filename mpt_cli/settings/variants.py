@@ -290,8 +290,8 @@ _LEARNING_RATES = {"sgd": 0.01, "schedule_free_adamw": 0.0025}  # where Keras's 
 _WEIGHT_DECAYS = {"adamw": 0.004, "muon": 0.004}
 
 
-def _of_keras(name: str) -> type[OptimizerSettings]:
-    """The keys of an optimizer of Keras, with its defaults."""
+def _keras_optimizer(name: str) -> type[OptimizerSettings]:
+    """Return the keys of an optimizer of Keras, with its defaults."""
     declared = {each.name: each for each in fields(OptimizerSettings)}
     defaults = {"learning_rate": _LEARNING_RATES.get(name, 1e-3), "weight_decay": _WEIGHT_DECAYS.get(name)}
     changed = [
@@ -309,7 +309,7 @@ def _of_keras(name: str) -> type[OptimizerSettings]:
 
 
 @dataclass
-class OwnOptimizer(OptimizerSettings):
+class CustomOptimizer(OptimizerSettings):
     """A Keras optimizer of the user's own; keys that are given beside kwargs are set on what it returns."""
 
     name: str = "object"
@@ -319,8 +319,8 @@ class OwnOptimizer(OptimizerSettings):
     )
 
 
-OPTIMIZERS = {name: _of_keras(name) for name in _CLASSES}
-OPTIMIZER_VARIANTS = {**OPTIMIZERS, "object": OwnOptimizer}
+OPTIMIZERS = {name: _keras_optimizer(name) for name in _CLASSES}
+OPTIMIZER_VARIANTS = {**OPTIMIZERS, "object": CustomOptimizer}
 
 PYTHON = "python"  # what a record names an object that a Python program gave; no YAML can make it
 
@@ -349,7 +349,7 @@ class GivenOptimizer(OptimizerSettings):
     class_name: str = key("", "its class")
 
 
-GIVEN: dict[str, type] = {"model": GivenModel, "data": GivenData, "optimizer": GivenOptimizer}
+PROGRAM_VARIANTS: dict[str, type] = {"model": GivenModel, "data": GivenData, "optimizer": GivenOptimizer}
 
 
 AUTO = "auto"
@@ -410,16 +410,16 @@ class LossScaleSettings:
 
     @property
     def rule(self) -> ScaleRule:
-        """The mode with these numbers."""
+        """Return the mode with these numbers."""
         return self.rule_class(**{name: getattr(self, name) for name in self.rule_class.key_names()})
 
     def rule_for(self, computes_in_float16: bool) -> ScaleRule:
-        """The mode of a model; the one place where `auto` is decided."""
+        """Return the mode of a model; the one place where `auto` is decided."""
         return NoScale() if self.mode == AUTO and not computes_in_float16 else self.rule
 
     @classmethod
-    def keys_kept(cls) -> set[str]:
-        """The keys of a recipe for another mode that still act under this one: none without scaling."""
+    def transferable_keys(cls) -> set[str]:
+        """Return the keys of a recipe for another mode that still act under this one: none without scaling."""
         if not cls.rule_class.scales:
             return set()
         unused = {"on_overflow"} if len(cls.rule_class.overflow_actions) == 1 else set()
@@ -427,7 +427,7 @@ class LossScaleSettings:
 
     @classmethod
     def foreign_key_problem(cls, mode: str, found: Key, value: Any) -> Problem | None:
-        """Why a key of other modes can't be given under this one.
+        """Return why a key of other modes can't be given under this one.
 
         None where it has its default, as files written before each mode had keys of its own have all of them.
         """
@@ -444,13 +444,13 @@ class LossScaleSettings:
 
 
 def modes_that_allow(action: str) -> Iterable[str]:
-    """The modes of our own under which an overflow may do this."""
+    """Return the modes of our own under which an overflow may do this."""
     return [mode for mode, rule in RULES.items() if action in rule.overflow_actions]
 
 
 @cache
 def mode_settings(mode: str) -> type[LossScaleSettings]:
-    """The keys of one mode; PluginError for one of another package that can't be used."""
+    """Return the keys of one mode; PluginError for one of another package that can't be used."""
     rule = RULES[mode] if mode in RULES else load_rule(mode)
     try:
         return _with_numbers(mode, rule)

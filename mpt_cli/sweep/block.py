@@ -24,12 +24,12 @@ from typing import Any
 
 from mpt_cli.errors import ConfigError, Problem, did_you_mean
 from mpt_cli.jobs.launchers import LAUNCHERS, PREFIX, read_launcher
-from mpt_cli.settings import load_settings
 from mpt_cli.settings.limits import MOST_JOBS
+from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.recipes import Recipe, read_recipe
 from mpt_cli.settings.schema import unknown_key_problem
-from mpt_cli.settings.search_path import find_recipe, is_own_group, searching
+from mpt_cli.settings.search_path import find_recipe, is_project_group, searching
 from mpt_cli.sweep import PRUNERS, SAMPLERS
 from mpt_cli.sweep.overrides import Axis, Grid, Point, key_of, read_dimensions, read_grid
 
@@ -175,7 +175,7 @@ def _check_values(problems: list[Problem], place: str, key: str, values: Any, fo
     `mpt check`; `found` is wrong with its word.
     """
     name = key.lstrip("+~")
-    is_known = name == "conf" or "@" in name or is_own_group(name)
+    is_known = name == "conf" or "@" in name or is_project_group(name)
     unknown = None if is_known else unknown_key_problem(name, {}, problems)
     if unknown is not None:
         problems.append(replace(unknown, key=place, received=None))

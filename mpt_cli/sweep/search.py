@@ -22,7 +22,7 @@ from mpt_cli.errors import ConfigError
 from mpt_cli.jobs.executor import Command, Ending
 from mpt_cli.jobs.queue import Observer, Running
 from mpt_cli.report.history import metric_by_epoch
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 from mpt_cli.sweep.directory import FINISHED, GOOD, INTERRUPTED, NOT_RUN, SweepDirectory, mean_of, read_job
 from mpt_cli.sweep.overrides import Choices, Space, Span, Value, read_space
 from mpt_cli.sweep.plan import Job, Objective, Search, SweepPlan, choose_objective, job_name, make_job

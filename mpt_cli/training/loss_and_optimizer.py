@@ -30,7 +30,7 @@ from mpt_cli.settings.references import (
     read_object,
 )
 from mpt_cli.settings.schema import Settings, TrainerSettings
-from mpt_cli.settings.variants import LossScaleSettings, OptimizerSettings, OwnOptimizer, Schedule
+from mpt_cli.settings.variants import CustomOptimizer, LossScaleSettings, OptimizerSettings, Schedule
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.records import Scaling
 
@@ -329,7 +329,7 @@ def build_optimizer(settings: OptimizerSettings, total_steps: int | None) -> ker
 
     ConfigError where the schedule doesn't fit the run, or where this Keras is too old for the optimizer.
     """
-    if isinstance(settings, OwnOptimizer):
+    if isinstance(settings, CustomOptimizer):
         return _build_own_optimizer(settings, total_steps)
     kind = getattr(keras.optimizers, type(settings).__name__, None)
     if kind is None:
@@ -351,7 +351,7 @@ def build_optimizer(settings: OptimizerSettings, total_steps: int | None) -> ker
     return call_user(kind, "optimizer.kwargs", **arguments)
 
 
-def _build_own_optimizer(settings: OwnOptimizer, total_steps: int | None) -> keras.optimizers.Optimizer:
+def _build_own_optimizer(settings: CustomOptimizer, total_steps: int | None) -> keras.optimizers.Optimizer:
     """What the object returns, with the keys of all optimizers that are not as by default set on it.
 
     Of an instance a copy: what one run does to it must not reach the next in the same process.
@@ -426,7 +426,7 @@ def set_learning_rate(optimizer: Any, settings: OptimizerSettings, total_steps: 
 
     Returns whether steps compiled before must be compiled again: a schedule is part of the program.
     """
-    if isinstance(settings, OwnOptimizer) or settings.schedule.object is not None:
+    if isinstance(settings, CustomOptimizer) or settings.schedule.object is not None:
         rate = configured_rate(build_optimizer(settings, total_steps))
         rate = rate * factor if isinstance(rate, float) else rate if factor == 1 else LoweredSchedule(rate, factor)
     else:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mpt_cli.errors import ConfigError, DataError, Problem
-from mpt_cli.models.build import put_back_flags, set_trained, trained_flags
+from mpt_cli.models.build import restore_trainable_flags, set_trained, trainable_flags
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.keras_internals import begin_averages
 from mpt_cli.precision.rounded_weights import rounded_variables
@@ -47,7 +47,7 @@ class Phases:
         self.index = 0
         self.take_up: Callable[[Optimizers], None] | None = None  # the first phase sets it
         self._steps_per_epoch = steps_per_epoch
-        self._flags = trained_flags(model)
+        self._flags = trainable_flags(model)
         self._author = _compiled_optimizers(model) if len(self.all) > 1 else {}
         self.lines = self._look_ahead() if settings.phases else ()
 
@@ -58,7 +58,7 @@ class Phases:
             if index:
                 set_trained(self.model, phase, f"phases.{index}")
             lines.append(self._line(phase))
-        put_back_flags(self._flags)
+        restore_trainable_flags(self._flags)
         return tuple(lines)
 
     def _line(self, phase: PhaseSettings) -> str:
@@ -141,11 +141,11 @@ class Phases:
                         phase.freeze,
                     )
                 )
-        put_back_flags(self._flags)
+        restore_trainable_flags(self._flags)
 
     def enter(self, index: int) -> None:
         """Train what phase `index` trains, by fresh optimizers. What was compiled has to be compiled again."""
-        put_back_flags(self._flags)
+        restore_trainable_flags(self._flags)
         for later in range(1, index + 1):
             set_trained(self.model, self.all[later], f"phases.{later}")
         self.index = index

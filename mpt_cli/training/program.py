@@ -12,7 +12,7 @@ from mpt_cli.engine.backend import Platform, prepare_backend
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import shell_command
-from mpt_cli.settings.variants import GIVEN, PYTHON, GivenModel
+from mpt_cli.settings.variants import PROGRAM_VARIANTS, PYTHON, GivenModel
 
 if TYPE_CHECKING:
     from mpt_cli.data.examples import DataSet
@@ -97,7 +97,7 @@ def repeat_problems(settings: Settings, run: str = "") -> list[Problem]:
         rule = "is of a script's run, whose model and data are made by the script and stand in no configuration."
         words = shell_command(*model.command)
         return [Problem(run or "model.name", rule, None if run else PYTHON, f"Run the script again: {words}")]
-    given = [section for section in GIVEN if getattr(settings, section).name == PYTHON]
+    given = [section for section in PROGRAM_VARIANTS if getattr(settings, section).name == PYTHON]
     return [
         Problem(
             run or f"{section}.name",

@@ -22,7 +22,7 @@ from mpt_cli.samples.gradient_samples import build_sampler, layers_to_compile
 from mpt_cli.samples.value_ranges import is_rounded
 from mpt_cli.settings.references import Reference
 from mpt_cli.settings.schema import Settings
-from mpt_cli.settings.variants import OwnOptimizer
+from mpt_cli.settings.variants import CustomOptimizer
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.health import HealthRules, Stop
 from mpt_cli.telemetry.records import ROLLBACK, Event, RunHeader
@@ -320,7 +320,7 @@ def _describe_optimizer(parts: Assembly) -> str:
     optimizer = parts.settings.optimizer
     if parts.comes_compiled:
         return _describe_own_optimizers(parts)
-    own = Reference(optimizer.object, optimizer.kwargs) if isinstance(optimizer, OwnOptimizer) else optimizer.name
+    own = Reference(optimizer.object, optimizer.kwargs) if isinstance(optimizer, CustomOptimizer) else optimizer.name
     every_phase_has_one = parts.settings.phases and all(phase.learning_rate for phase in parts.settings.phases)
     its_own = optimizer.schedule.object is not None and not hasattr(
         configured_rate(parts.optimizer.inner_optimizer), "initial_learning_rate"

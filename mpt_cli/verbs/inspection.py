@@ -19,7 +19,7 @@ from mpt_cli.settings.json_schema import MODELINE, SCHEMA_FILE, json_schema, key
 from mpt_cli.settings.key import REQUIRED, Key, class_keys, format_range
 from mpt_cli.settings.limits import MOST_BYTES, load_mapping, open_file, read_file
 from mpt_cli.settings.references import imported_names
-from mpt_cli.settings.relative_references import names_left_behind
+from mpt_cli.settings.relative_references import names_lost_in_copy
 from mpt_cli.settings.schema import (
     VARIANTS,
     LoggerSettings,
@@ -37,9 +37,9 @@ from mpt_cli.settings.search_path import (
     expanded,
     group_files,
     group_names,
-    is_own_group,
+    is_project_group,
     is_shipped,
-    own_conf_directories,
+    project_conf_directories,
     recipe_paths,
     shell_command,
 )
@@ -154,7 +154,7 @@ def _files_of(group: str, prefix: str = "") -> list[dict[str, str]]:
 
 def _groups() -> list[dict[str, str]]:
     """Return the files of every group, the project's own groups last."""
-    own = {path.name for root in own_conf_directories() for path in root.iterdir() if is_own_group(path.name)}
+    own = {path.name for root in project_conf_directories() for path in root.iterdir() if is_project_group(path.name)}
     return [entry for group in [*group_names(), *sorted(own)] for entry in _files_of(group, f"{group}=")]
 
 
@@ -219,7 +219,7 @@ def run_copy(arguments: argparse.Namespace) -> int:
         raise ConfigError(Problem("RECIPE", "no recipe has this name.", arguments.recipe, remedy))
     target = expanded(arguments.destination or ".")
     target = target / source.name if target.is_dir() else target
-    left = [] if is_shipped(source) else names_left_behind(source, target)
+    left = [] if is_shipped(source) else names_lost_in_copy(source, target)
     _copy(source, target)
     lines = [f"{target}: {shell_command('train', conf_override(target))}"]
     schema = target.with_name(SCHEMA_FILE)
@@ -259,7 +259,7 @@ def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str], li
 
 def _show(arguments: argparse.Namespace) -> int:
     from mpt_cli.runs.expectations import applicable_expectations
-    from mpt_cli.settings import resolved_yaml
+    from mpt_cli.settings.load import resolved_yaml
     from mpt_cli.settings.overrides import keys_given
 
     settings, variables, notes = _settings_of(arguments)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mpt_cli import __version__, errors
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.search_path import recipe_paths
 from mpt_cli.verbs import verb_parser
 from mpt_cli.verbs.arguments import KINDS, LISTED_VERBS

@@ -12,7 +12,7 @@ from tensorflow.python.framework import config as tf_config
 from mpt_cli.data import streams
 from mpt_cli.data.load import load_data, load_data_of_run
 from mpt_cli.errors import ConfigError, DataError, UserCodeError
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.variants import Loader
 
 ARRAYS = "import numpy as np\nx, y = np.arange(40.0).reshape(20, 2), np.arange(20) % 4\n"

@@ -9,7 +9,7 @@ from backends import BACKEND
 from mpt_cli.diagnose.diagnosis import Diagnosis, diagnose
 from mpt_cli.diagnose.examination import ExaminationRequest
 from mpt_cli.engine.backend import Platform
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.training.program import Program
 

@@ -16,7 +16,7 @@ from mpt_cli.diagnose.preparation import OverflowEvent
 from mpt_cli.diagnose.replay import check_replayable
 from mpt_cli.errors import DataError
 from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 
 pytestmark = pytest.mark.slow
 TINY = [

@@ -11,7 +11,7 @@ from examined import NETS
 
 from mpt_cli import training_run
 from mpt_cli.cli import main
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 
 JIT = f"trainer.jit_compile={str(BACKEND == 'jax').lower()}"  # with XLA it takes longer on TensorFlow, without on JAX
 QUIET = ["trainer.save_model=false", "trainer.gradient_health_every_steps=null", "logger=quiet", "expect={}", JIT]

@@ -11,7 +11,7 @@ from mpt_cli.cli import main
 from mpt_cli.diagnose import trials
 from mpt_cli.diagnose.preparation import RemedyTrial, find_overflow, ranked, remedy_rows
 from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 
 TOO_HIGH = ["loss_scale=fixed", "loss_scale.initial_scale=2**30"]
 NETS = Path(__file__).with_name("padded.py")

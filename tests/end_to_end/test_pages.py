@@ -22,8 +22,8 @@ import yaml
 from command import mpt, run_program
 
 from mpt_cli.jobs.launchers import LAUNCHERS
-from mpt_cli.settings import load_settings
 from mpt_cli.settings.json_schema import json_schema
+from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import key_versions, unknown_key_problem
 from mpt_cli.telemetry.health import RULES, STOPPED
 from mpt_cli.verbs import verb_parser

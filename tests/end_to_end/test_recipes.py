@@ -4,7 +4,7 @@ import pytest
 from command import mpt
 from test_pages import COMMANDS
 
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.search_path import recipe_paths
 
 RECIPES = [

@@ -11,7 +11,7 @@ import pytest
 from command import mpt, start_mpt
 
 from mpt_cli.cli import main
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow

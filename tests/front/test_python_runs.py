@@ -15,7 +15,7 @@ from reference import changes_of
 import mpt_cli as mpt
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 from mpt_cli.signals import Terminated
 
 FIT = {**QUIET, "trainer.jit_compile": "auto" if ON_JAX else False}  # of mpt.fit, which compiles by itself

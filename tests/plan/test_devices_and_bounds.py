@@ -13,7 +13,7 @@ from mpt_cli.plan.device import FOLDER, Device, check_compiler, device_names, lo
 from mpt_cli.plan.plan import compute_bound, plan
 from mpt_cli.plan.program import check_plan
 from mpt_cli.plan.work import Collective, Kernel, Product, Shape, Step
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 
 ROUND = replace(
     load_device("h100"),

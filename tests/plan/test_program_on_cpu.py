@@ -10,7 +10,7 @@ from mpt_cli.errors import ConfigError, UserCodeError
 from mpt_cli.plan.device import load_device
 from mpt_cli.plan.plan import details, read_plan
 from mpt_cli.plan.program import CompileTarget, assemble_program, prepare_compiler, tracing_errors
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 from mpt_cli.training.program import Program
 
 on_jax = only_on("jax")

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 
 from mpt_cli.engine.backend import prepare_backend
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 from mpt_cli.telemetry.sink import Telemetry
 
 

@@ -10,7 +10,7 @@ from pair import TINY, TWO, start_two, train_two, two_seen
 
 from mpt_cli.engine.distribution import ProcessInfo, check_process_info, connect, find_process_info
 from mpt_cli.errors import ConfigError
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 
 slow = pytest.mark.slow
 
@@ -78,7 +78,7 @@ def test_processes_that_would_leave_a_gpu_unused_are_refused(monkeypatch) -> Non
 
 ASKED = """
 from mpt_cli.engine.distribution import find_process_info
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 print(find_process_info(load_settings(["conf=digits_mlp", "backend=jax", "distribute=data_parallel"])))
 """
 

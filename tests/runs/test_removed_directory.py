@@ -7,7 +7,7 @@ import pytest
 from mpt_cli import training_run
 from mpt_cli.errors import DataError
 from mpt_cli.runs import directory
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 from mpt_cli.telemetry.sink import Sink
 
 pytestmark = pytest.mark.slow

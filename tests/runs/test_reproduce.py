@@ -18,7 +18,7 @@ from mpt_cli.jobs.queue import run_one
 from mpt_cli.reproduce.collection import Selection, collect, expectations_from
 from mpt_cli.reproduce.reproduction import read_finished, run_command
 from mpt_cli.runs.directory import RunDirectory, write_json
-from mpt_cli.settings import load_settings, resolved_yaml
+from mpt_cli.settings.load import load_settings, resolved_yaml
 from mpt_cli.settings.search_path import recipe_paths
 
 

@@ -23,7 +23,7 @@ from mpt_cli.runs.resume import (
     truncate_telemetry,
     with_stored_choices,
 )
-from mpt_cli.settings import load_settings, resolved_yaml
+from mpt_cli.settings.load import load_settings, resolved_yaml
 from mpt_cli.settings.schema import DistributeSettings, Settings
 
 WORDS = ["conf=digits_mlp", "trainer.epochs=3"]

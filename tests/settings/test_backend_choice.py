@@ -8,7 +8,8 @@ from backends import only_on
 
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
-from mpt_cli.settings import load, load_settings, resolved_yaml
+from mpt_cli.settings import load
+from mpt_cli.settings.load import load_settings, resolved_yaml
 
 OF_JAX = "defaults: [digits_mlp, _self_]\nbackend: {name: jax, device: cpu}\n"
 OTHER = "defaults: [{backend: jax}, _self_]\nmodel: {name: mlp}\n"

@@ -10,8 +10,8 @@ import yaml
 from mpt_cli.cli import main
 from mpt_cli.jobs.launchers import LAUNCHERS
 from mpt_cli.settings import json_schema as of_schema
-from mpt_cli.settings import load_settings, resolved_yaml
 from mpt_cli.settings.json_schema import json_schema
+from mpt_cli.settings.load import load_settings, resolved_yaml
 from mpt_cli.settings.search_path import recipe_paths
 from mpt_cli.sweep import PRUNERS, SAMPLERS
 from mpt_cli.sweep.block import PARTS, read_block

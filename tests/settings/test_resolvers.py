@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mpt_cli.settings import load_settings, resolved_yaml
-from mpt_cli.settings.load import evaluate
+from mpt_cli.settings.load import evaluate, load_settings, resolved_yaml
 
 RECIPE = """
 defaults: [{model: mlp}, {data: digits}]

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from mpt_cli.settings import load_settings, resolved_yaml
+from mpt_cli.settings.load import load_settings, resolved_yaml
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import Builder, Schedule
 

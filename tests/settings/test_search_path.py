@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mpt_cli.cli import main
-from mpt_cli.settings import load_settings, resolved_yaml
+from mpt_cli.settings.load import load_settings, resolved_yaml
 from mpt_cli.settings.search_path import CONFIG_DIR, recipe_paths
 
 MINE = "# for my net\nmode: fixed\ninitial_scale: 128\n"

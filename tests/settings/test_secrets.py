@@ -8,7 +8,7 @@ from command import ENVIRONMENT, mpt
 from mpt_cli import redaction
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError, printable
-from mpt_cli.settings import load_settings, resolved_yaml
+from mpt_cli.settings.load import load_settings, resolved_yaml
 from mpt_cli.telemetry.format import strict_json
 
 PARTS = """
@@ -22,7 +22,7 @@ def net(input_shape, num_classes, api_key):
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch):
-    monkeypatch.setattr(redaction, "known", redaction.Known())
+    monkeypatch.setattr(redaction, "known", redaction.KnownSecrets())
 
 
 @pytest.mark.slow

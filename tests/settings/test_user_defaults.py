@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from mpt_cli.cli import main
-from mpt_cli.settings import resolved_yaml
-from mpt_cli.settings.load import load_with_recipe
+from mpt_cli.settings.load import load_with_recipe, resolved_yaml
 from mpt_cli.settings.search_path import DEFAULTS
 
 

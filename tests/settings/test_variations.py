@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mpt_cli.errors import ConfigError
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variations import load_variations
 from mpt_cli.sweep.overrides import combinations, read_grid

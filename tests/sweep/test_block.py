@@ -10,7 +10,7 @@ from mpt_cli import training_run
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
 from mpt_cli.jobs.launchers import SubmititLauncher
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 from mpt_cli.sweep.block import PARTS, read_block
 from mpt_cli.sweep.directory import read_results
 from mpt_cli.sweep.plan import SweepPlan, make_plan

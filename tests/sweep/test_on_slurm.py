@@ -175,7 +175,7 @@ def test_what_sbatch_refuses_is_said_whole(stubs, ask):
 PLACE = """
 import os
 from mpt_cli.engine.distribution import find_process_info
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 found = find_process_info(load_settings(["conf=digits_mlp", "backend=jax", "distribute=data_parallel"]))
 print(found.rank, found.local_count, found.own_gpus(len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))))
 """

@@ -14,7 +14,7 @@ from sweep_stubs import Stubs, started, stub_command
 
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 from mpt_cli.sweep.overrides import read_space
 from mpt_cli.sweep.plan import Job, Search
 from mpt_cli.sweep.report import best_lines, failure_lines, lead_sentence

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from mpt_cli.compare.comparison import CompareDirectory
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 from mpt_cli.sweep.directory import FAILED
 from mpt_cli.sweep.plan import Job, SweepPlan
 from mpt_cli.sweep.report import failure_lines

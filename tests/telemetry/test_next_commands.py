@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 from mpt_cli.telemetry.console.plain import next_commands
 
 

@@ -12,7 +12,7 @@ from backends import BACKEND
 
 from mpt_cli import training_run
 from mpt_cli.errors import BAD_CONFIG, OK, ConfigError, UserCodeError
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 
 pytestmark = pytest.mark.slow
 RECIPE = """

@@ -11,7 +11,7 @@ from command import mpt
 
 from mpt_cli.engine import compile_cache
 from mpt_cli.engine.compile_cache import cache_folder, use_compile_cache
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 
 
 def settings(place: str | None, backend: str = "jax"):

@@ -11,7 +11,7 @@ from command import mpt
 
 from mpt_cli import training_run
 from mpt_cli.errors import ConfigError, MptError
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import DistributeSettings, Settings
 from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training.compiled_model import prepare_custom_steps

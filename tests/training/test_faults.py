@@ -7,7 +7,7 @@ from mpt_cli.data.examples import DataSet, Examples
 from mpt_cli.engine.faults import build_injector, warn_of_fault
 from mpt_cli.errors import ConfigError
 from mpt_cli.precision import DynamicScale, FixedScale
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import FaultSettings
 from mpt_cli.training.checkpoint import collect_state
 

@@ -10,7 +10,7 @@ import pytest
 import mpt_cli
 from mpt_cli.engine.backend import Platform, framework_errors
 from mpt_cli.errors import ConfigError, DataError, UserCodeError
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training import session
 from mpt_cli.training.checkpoint import NoStore

@@ -11,7 +11,7 @@ from keras import layers
 from mpt_cli.data.build import RawArrays, build_data_set
 from mpt_cli.data.examples import Examples
 from mpt_cli.errors import ConfigError
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.variants import DataSettings
 from mpt_cli.training.assembly import check_scaled_once, first_scaling, uncompiled_inputs
 

@@ -10,7 +10,7 @@ from keras import layers
 
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings.schema import TrainerSettings
-from mpt_cli.settings.variants import OwnOptimizer, Schedule
+from mpt_cli.settings.variants import CustomOptimizer, Schedule
 from mpt_cli.training.loss_and_optimizer import (
     build_learning_rate,
     build_loss_and_metrics,
@@ -208,7 +208,7 @@ def test_objects_of_another_kind_are_refused():
 
 
 def own_optimizer(name: str, **settings) -> keras.optimizers.Optimizer:
-    return build_optimizer(OwnOptimizer(object=f"own_objects:{name}", **settings), 20)
+    return build_optimizer(CustomOptimizer(object=f"own_objects:{name}", **settings), 20)
 
 
 @pytest.mark.usefixtures("own_module")
@@ -223,7 +223,7 @@ def test_an_optimizer_of_the_users_has_the_keys_that_are_given():
 @pytest.mark.usefixtures("own_module")
 def test_a_rollback_lowers_the_rate_of_an_own_optimizer_and_an_own_schedule():
     for name, is_compiled_anew, rate in (("momentum", False, 0.125), ("scheduled", True, 0.25)):
-        settings = OwnOptimizer(object=f"own_objects:{name}")
+        settings = CustomOptimizer(object=f"own_objects:{name}")
         optimizer = build_optimizer(settings, 20)
         assert set_learning_rate(optimizer, settings, 20, 0.5) is is_compiled_anew
         assert float(optimizer.learning_rate) == rate

@@ -11,7 +11,7 @@ from backends import only_on
 from mpt_cli import machine
 from mpt_cli.engine import backend
 from mpt_cli.engine.backend import import_variables
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 
 pytestmark = only_on("tensorflow")
 OFF = {"TF_ENABLE_ONEDNN_OPTS": "0"}

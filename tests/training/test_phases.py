@@ -14,7 +14,7 @@ from mpt_cli import training_run
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.reproduce.reproduction import first_difference
 from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import PhaseSettings, Settings
 from mpt_cli.telemetry.records import Scaling
 from mpt_cli.telemetry.sink import Sink

@@ -12,7 +12,7 @@ from test_health_runs import TINY, objects, train
 from mpt_cli import training_run
 from mpt_cli.precision import DynamicScale, LossScaleOptimizer, ScaleRule
 from mpt_cli.runs.resume import format_changes, unused_changes
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import RULES, LossScaleSettings
 from mpt_cli.telemetry.records import Event, Scaling

@@ -11,7 +11,7 @@ from test_health_runs import TINY, objects, train
 
 from mpt_cli import training_run
 from mpt_cli.errors import NUMERICAL, OK
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 from mpt_cli.telemetry import health as v
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore

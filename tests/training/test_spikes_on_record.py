@@ -10,7 +10,7 @@ from mpt_cli import training_run
 from mpt_cli.cli import main
 from mpt_cli.engine.feed import BatchPlan
 from mpt_cli.report.run import Run, load_run
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 from mpt_cli.training.program import Program
 
 pytestmark = pytest.mark.slow

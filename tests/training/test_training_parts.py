@@ -12,7 +12,7 @@ from tiny import compile_tiny, sgd, tiny_model
 
 from mpt_cli.errors import DataError
 from mpt_cli.precision import DynamicScale, LogMaxScale, LossScaleOptimizer
-from mpt_cli.settings import load_settings
+from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.settings.variants import LossScaleSettings
 from mpt_cli.signals import Interruption
