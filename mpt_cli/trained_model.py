@@ -161,13 +161,11 @@ def load_trained(trained: TrainedModel) -> Any:
 
 def rebuild(trained: TrainedModel, data: DataSet) -> Any:
     """The model as the run's configuration makes it, with its trained weights; compiled where its builder does so."""
-    from mpt_cli.training.saving import load_weights, put_adapted
+    from mpt_cli.training.saving import load_weights
     from mpt_cli.training.under_policy import build_under_policy
 
     model = build_under_policy(trained.settings, data)
     load_weights(model, trained.path)
-    if adapted := RunDirectory(trained.path.parent).adapted_layers():
-        put_adapted(model, adapted)
     return _with_best(trained, model)
 
 

@@ -181,7 +181,7 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
     telemetry.cut_files = partial(truncate_telemetry, start.run)
     if start.checkpoint is not None:
         # raises for a checkpoint of another model: then the files stay as they are
-        start.notes.extend(session.resume(start.checkpoint, start.run.adapted_layers()))
+        session.resume(start.checkpoint)
         if start.changes:
             session.trainer.callbacks.go_on()
     else:
@@ -216,7 +216,7 @@ def follow(settings: Settings) -> None:
         checkpoint = CheckpointStore(run.checkpoints).newest()
         if checkpoint is None:
             raise DataError(f"{run.path} has no checkpoint here: all processes of a run must see the same run_dir.")
-        session.resume(checkpoint, run.adapted_layers())
+        session.resume(checkpoint)
     session.finish(session.fit(), None)
 
 
@@ -285,7 +285,7 @@ def _environment(start: Start, session: "Session", command_line: Sequence[str]) 
 
 
 def _write_record(start: Start, session: "Session", environment: dict[str, Any]) -> None:
-    preprocessing = session.preprocessing()
+    preprocessing = session.assembly.data.preprocessing
     write_json(start.run.environment_json, environment)
     start.run.clear_ending()
     if preprocessing:

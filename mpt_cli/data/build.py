@@ -114,11 +114,6 @@ def _to_float32(array: Array) -> Array:
         return array.astype(np.float32, copy=False)
 
 
-MOST_LIKELY_CLASSES = 20  # whole float targets below this are more likely labels than numbers
-# of the sources that go by dtype
-_TAKE_FOR_LABELS = {"npz": "data.task=classification", "loader": "data.num_classes={classes}"}
-
-
 @dataclass(frozen=True)
 class TargetSpec:
     """What is predicted. `given`: the number of classes was said, so that not every class has to occur. `as_given`:
@@ -160,16 +155,8 @@ def read_target(parts: list[Examples], task: str, num_classes: int | None, as_gi
 
 
 def labels_from_one_hot(examples: Examples) -> Examples:
-    """The same examples with labels (n,) in place of one-hot rows (n, k); others as they are.
-
-    Token sequences that happen to be one-hot are told by their input: integers of the same shape.
-    """
-    if not is_one_hot(examples.y):
-        return examples
-    x = examples.x
-    if isinstance(x, np.ndarray) and x.dtype.kind == "i" and x.shape == examples.y.shape:
-        return examples
-    return replace(examples, y=examples.y.argmax(axis=1))
+    """The same examples with labels (n,) in place of one-hot rows (n, k); others as they are."""
+    return replace(examples, y=examples.y.argmax(axis=1)) if is_one_hot(examples.y) else examples
 
 
 def is_one_hot(y: Arrays) -> bool:
@@ -194,24 +181,6 @@ def final_targets(y: Arrays, target: TargetSpec) -> Arrays:
         y = y.astype(np.float32, copy=False)
         return y[:, None] if y.ndim == 1 else y
     return (y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y).astype(np.int32)
-
-
-def warn_of_float_labels(data: DataSet, settings: DataSettings) -> list[str]:
-    """A warning where a regression was read off float targets that look like class labels: 0.0, 1.0, …"""
-    if data.targets_as_given:
-        return []  # the loss that the user named knows
-    by_dtype = getattr(settings, "task", "auto") == "auto" and settings.name in _TAKE_FOR_LABELS
-    if data.task != "regression" or not by_dtype or not isinstance(data.train, Examples):
-        return []
-    y = data.train.y
-    lowest, largest = y.min(), y.max()
-    if not (lowest >= 0 and largest < MOST_LIKELY_CLASSES and (y == np.trunc(y)).all()):
-        return []
-    key = _TAKE_FOR_LABELS[settings.name].format(classes=int(largest) + 1)
-    return [
-        f"data: y is float, so this is a regression, though its values are whole numbers from {lowest:g} to "
-        f"{largest:g}. If they are class labels, set {key} or make y integer."
-    ]
 
 
 def _count_classes(y: Array) -> int:
@@ -301,17 +270,7 @@ def _range_problems(y: Array, target: TargetSpec) -> list[str]:
         return ["all labels are 0, so there is nothing to tell apart"]
     if lowest > 0:
         return [f"class labels start at 0; the lowest here is {lowest}: number the classes from 0"]
-    return _gap_problems(y, largest)
-
-
-def _gap_problems(y: Array, largest: int) -> list[str]:
-    """A label of a million with three classes is an identifier; taken at its word it makes a head of a million."""
-    if y.ndim > 1 or largest < 1000:
-        return []
-    distinct = len(np.unique(y))
-    if largest < 10 * distinct:
-        return []
-    return [f"labels run up to {largest:,} but only {distinct:,} of them occur: number the classes from 0 without gaps"]
+    return []
 
 
 _KINDS = {"NaN": np.isnan, "infinite (or beyond float32)": np.isinf}

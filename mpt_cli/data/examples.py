@@ -160,7 +160,7 @@ def as_rows(value: Any, name: str = "x") -> Rows | Values | None:
     if module.startswith("scipy.sparse"):
         return _of_csr(value.tocsr())
     if hasattr(value, "dense_shape") and hasattr(value, "indices"):
-        return _of_places(np.asarray(value.indices), np.asarray(value.values), np.asarray(value.dense_shape))
+        return _of_tensor(value)
     if module.startswith("jax.experimental.sparse"):
         return np.asarray(value.todense())
     return None
@@ -184,14 +184,13 @@ def _of_csr(matrix: Any) -> Sparse:
     )
 
 
-def _of_places(indices: Values, values: Values, shape: Values) -> Sparse | Values:
-    if len(shape) != 2:
-        whole = np.zeros(tuple(shape), values.dtype)
-        np.add.at(whole, tuple(indices.T), values)
-        return whole
-    order = np.lexsort((indices[:, 1], indices[:, 0]))
-    counts = np.bincount(indices[:, 0], minlength=int(shape[0]))
-    return Sparse(values[order], np.concatenate([[0], np.cumsum(counts)]), indices[order, 1], int(shape[1]))
+def _of_tensor(value: Any) -> Sparse | Values:
+    import tensorflow as tf
+    from scipy.sparse import coo_array
+
+    if value.shape.rank != 2:
+        return np.asarray(tf.sparse.to_dense(tf.sparse.reorder(value)))
+    return _of_csr(coo_array((value.values, np.transpose(value.indices)), value.shape).tocsr())
 
 
 def on_values(function: Callable[..., Any], array: Any, *more: Any) -> Any:

@@ -44,34 +44,6 @@ def seed_tensorflow(seed: int) -> bool:
     return tensorflow is not None
 
 
-def check_elements(dataset: Any, where: str) -> None:
-    """DataError unless the elements are batches of x, (x, y) or (x, y, sample_weight), as Keras's `fit` takes them, of
-    numbers; x may also be text, ragged or sparse."""
-    import tensorflow as tf
-
-    spec = dataset.element_spec if isinstance(dataset.element_spec, tuple) else (dataset.element_spec,)
-    if len(spec) not in (1, 2, 3):
-        raise DataError(f"{where}: elements of a dataset must be x, (x, y) or (x, y, sample_weight). Received: {spec}.")
-    inputs = {id(part) for part in tf.nest.flatten(spec[0])}
-    for part in tf.nest.flatten(spec):
-        takes = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec) if id(part) in inputs else tf.TensorSpec
-        is_text = id(part) in inputs and getattr(part, "dtype", None) == tf.string
-        if not isinstance(part, takes) or not (
-            is_text or part.dtype.is_floating or part.dtype.is_integer or part.dtype.is_bool
-        ):
-            raise DataError(
-                f"{where}: elements of a dataset must be tensors of numbers, targets and weights dense "
-                f"ones. Received: {part}."
-            )
-        if part.shape.rank is None:
-            raise DataError(
-                f"{where}: the dataset doesn't say how many dimensions its tensors have. Set them with "
-                "tensor.set_shape(...) in a map, or output_signature of from_generator."
-            )
-        if part.shape.rank == 0 or getattr(part, "ragged_rank", 1) == 0:
-            raise DataError(f"{where}: the dataset must be batched, as Keras's fit takes it. Use dataset.batch(n).")
-
-
 def draws_order(dataset: Any) -> bool:
     """Whether some step of the pipeline shuffles."""
     inputs = dataset._inputs() if hasattr(dataset, "_inputs") else []
@@ -85,11 +57,15 @@ def is_tf_dataset(value: object) -> bool:
 
 
 def open_tf_batches(dataset: Any, again: Callable[[], Any] | None, where: str) -> Stream:
-    """The batches of a dataset as they come, as Keras's `fit` reads them; DataError where it has none.
+    """The batches of a dataset as they come, as Keras's `fit` reads them; DataError where it is not
+    batched.
 
     `again` makes another dataset like it, so that an epoch can be read once more; without it the next pass is read.
     """
-    check_elements(dataset, where)
+    import tensorflow as tf
+
+    if any(getattr(part.shape, "rank", None) == 0 for part in tf.nest.flatten(dataset.element_spec)):
+        raise DataError(f"{where}: the dataset must be batched, as Keras's fit takes it. Use dataset.batch(n).")
     known = int(dataset.cardinality())  # negative: -1 endless, -2 unknown
     steps = known if known >= 0 else None
     return Stream(_BatchPasses(dataset, again, where), steps, endless=known == -1)

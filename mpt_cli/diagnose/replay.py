@@ -33,7 +33,6 @@ from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, collect_sta
 from mpt_cli.training.phase_change import enter_phase
 from mpt_cli.training.phases import check_phase
 from mpt_cli.training.program import Program
-from mpt_cli.training.saving import put_adapted
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,6 @@ def rebuild_at_checkpoint(
     checkpoint = CheckpointStore(run.checkpoints, say=say).newest(before=overflow.step)
     _check_data(run, checkpoint, parts.data.fingerprint)
     check_replayable(run, checkpoint, overflow)
-    if adapted := run.adapted_layers():
-        put_adapted(parts.model, adapted)
     if checkpoint is None:
         return parts, RunStepper(parts)
     _restore_checkpoint(parts, checkpoint, len(overflow.borders))

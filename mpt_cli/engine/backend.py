@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 from mpt_cli.engine.compile_cache import CACHE_FAULT, use_compile_cache
@@ -366,17 +365,9 @@ def _device_stat(jax_name: str, tensorflow_name: str) -> int | None:
 
 
 def _resident_bytes() -> int | None:
-    descriptor = _own_statistics(os.getpid())
-    if descriptor is None:
-        return None
-    return int(os.pread(descriptor, 256, 0).split()[1]) * resource.getpagesize()
-
-
-@cache
-def _own_statistics(process: int) -> int | None:
-    """A descriptor of Linux's page counts of this process, kept open: opening takes longer than writing a line."""
     try:
-        return os.open(f"/proc/{process}/statm", os.O_RDONLY | os.O_CLOEXEC)
+        with open("/proc/self/statm", "rb") as counts:
+            return int(counts.read().split()[1]) * resource.getpagesize()
     except OSError:
         return None
 
@@ -387,7 +378,6 @@ _OUT_OF_MEMORY = re.compile(
     "RESOURCE_EXHAUSTED|out of memory|OOM when allocating|Dst tensor is not initialized|unable to allocate",
     re.IGNORECASE,
 )
-_UNSUPPORTED = re.compile(r"precision '(\w+)' is not supported by dot_general on (\w+)")
 
 
 @contextmanager
@@ -417,15 +407,6 @@ def _explain_framework_error(text: str, several_processes: bool) -> MptError | N
         return DataError(
             f"A compiled program can't be kept or read: {first}. Make room, delete the folder of compiled "
             "programs, or set backend.compile_cache=null."
-        )
-    if found := _UNSUPPORTED.search(text):
-        return ConfigError(
-            Problem(
-                "policy",
-                f"JAX has no products of {found[1]} on a {found[2]}, which attention needs there.",
-                None,
-                "Use policy=mixed_bfloat16 or float32, backend=tensorflow, or a GPU.",
-            )
         )
     if found := _OUT_OF_MEMORY.search(text):
         return ConfigError(

@@ -2,7 +2,6 @@
 step in which a skip is whole.
 """
 
-import re
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -383,22 +382,12 @@ def test_step(model: Any, data: Any) -> None:
         custom.test_log.assign(custom.test_values(model.test_step(packed(data))))
 
 
-_DRAWS = re.compile("Random(Uniform|StandardNormal|Gamma|Poisson|Shuffle)|TruncatedNormal|Multinomial")
-
-
-def trace(step: Callable[[Any], Any], batch: Any, drawn: list[str] | None = None) -> Any:
-    """What a step of a model gives for a batch like this, symbolically.
-
-    Put into `drawn`, once each, are its operations that draw by a state inside of TensorFlow, as `tf.random.normal`.
-    """
+def trace(step: Callable[[Any], Any], batch: Any) -> Any:
+    """Return what a step of a model gives for a batch like this, symbolically."""
     spec = tf.nest.map_structure(
         lambda a: None if a is None else tf.TensorSpec(a.shape, tf.as_dtype(keras.backend.standardize_dtype(a.dtype))),
         packed(batch),
     )
     result: list[Any] = []
-    whole = tf.function(lambda data: result.append(step(data)), autograph=False).get_concrete_function(spec)
-    if drawn is not None:
-        graph = whole.graph.as_graph_def()
-        nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-        drawn += sorted({node.op for node in nodes if _DRAWS.match(node.op)})
+    tf.function(lambda data: result.append(step(data)), autograph=False).get_concrete_function(spec)
     return result[0]

@@ -255,7 +255,6 @@ class CustomSteps:
     test_log: Any
     updates_per_step: int = 1  # of the first optimizer
     scales_losses: bool = False
-    drawn: tuple[str, ...] = ()  # operations of the step that draw by a state which nobody can save
 
     @property
     def further(self) -> dict[str, LossScaleOptimizer]:
@@ -395,19 +394,18 @@ def optimizers_in(model: Any) -> Iterator[tuple[str, Any, Callable[[Any], None]]
 
 
 def trace_train_step(
-    model: Any, optimizers: dict[str, LossScaleOptimizer], batch: Any, drawn: list[str]
+    model: Any, optimizers: dict[str, LossScaleOptimizer], batch: Any
 ) -> tuple[Any, dict[str, OptimizerUse]]:
-    """What the model's own train_step returns for a batch like this, and how it uses the optimizers.
+    """Return what the model's own train_step returns for a batch like this, and how it uses the optimizers.
 
-    Put into `drawn` are operations of TensorFlow that draw numbers by a state of their own. Symbolic:
-    nothing is computed, no variable changes. What the step raises is raised.
+    Symbolic: nothing is computed, no variable changes. What the step raises is raised.
     """
     uses = {name: OptimizerUse() for name in optimizers}
     with ExitStack() as stack:
         for name, optimizer in optimizers.items():
             stack.enter_context(_watched(optimizer, uses[name]))
         if keras.backend.backend() == "tensorflow":
-            logs = backend_step().trace(model.train_step, batch, drawn)
+            logs = backend_step().trace(model.train_step, batch)
         else:
             logs = backend_step().trace(model, model.train_step, batch, True)
     return logs, uses

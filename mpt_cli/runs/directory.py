@@ -269,20 +269,13 @@ class RunDirectory(TelemetryFiles):
     header_json = File("header.json")  # what the console opened with, for those who look on from outside
     config_yaml = File("config.yaml")
     environment_json = File("environment.json")
-    # only where something was done to the raw values: `DataSet.preprocessing`, and by layers: `adapted_layers`
+    # only where something was done to the raw values: `DataSet.preprocessing`
     preprocessing_json = File("preprocessing.json")
     summary_json = File("summary.json")
     postmortem_json = File("postmortem.json")  # only where a health rule ended the run
     checkpoints = File("checkpoints")
     model_keras = File("model.keras")
     model_weights = File("model.weights.h5")  # instead of it, of a model that Keras could not read again
-
-    def adapted_layers(self) -> list[dict[str, Any]]:
-        """Return what the layers of the model were adapted to; empty where there are none. DataError where the file is
-        damaged.
-        """
-        path = self.preprocessing_json
-        return list(read_json(path).get("adapted_layers", [])) if path.is_file() else []
 
     @property
     def ending(self) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import keras
 
-from mpt_cli.data.build import warn_of_float_labels
 from mpt_cli.data.examples import RAGGED, Batch, DataSet, Examples, Rows, Stream, map_arrays
 from mpt_cli.data.load import has_targets_as_given, load_data_of_run
 from mpt_cli.engine.backend import Platform
@@ -59,7 +58,6 @@ from mpt_cli.training.loss_and_optimizer import (
     compile_model,
     describe_scaling,
     resolve_scaling,
-    warn_of_learning_rate,
     warn_of_scaling,
 )
 from mpt_cli.training.phases import Phases
@@ -152,8 +150,6 @@ def _assemble(program: Program, platform: Platform, data: DataSet, hardware: Har
         *check_numerics(settings, model, data),
         *warn_of_scaling(scaling),
         *warn_of_half_head(model),
-        *warn_of_learning_rate(settings.optimizer),
-        *warn_of_float_labels(data, settings.data),
         *data.warnings,
     ]
     plan = BatchPlan(settings.trainer.batch_size, 1, settings.trainer.drop_remainder, devices=distribution.replicas)
@@ -296,19 +292,9 @@ def warn_of_custom_steps(model: Any) -> list[str]:
     several = (
         f" It has {len(custom.optimizers)} optimizers, each with a loss scale of its own." if custom.further else ""
     )
-    drawn = (
-        [
-            f"model: the train_step of {type(model).__name__} draws by tf.random ({', '.join(custom.drawn)}), whose "
-            "state is in no checkpoint: a resumed run draws other numbers. keras.random with a SeedGenerator of the "
-            "model goes on as it was."
-        ]
-        if custom.drawn
-        else []
-    )
     return [
         f"model: {type(model).__name__} has a train_step of its own, which is called; its gradients are not "
-        f"sampled.{reported}{several}",
-        *drawn,
+        f"sampled.{reported}{several}"
     ]
 
 

@@ -3,7 +3,7 @@
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
@@ -117,8 +117,7 @@ def prepare_custom_steps(
                 settings.distribute.name,
             )
         )
-    drawn: list[str] = []
-    logs, uses = _trace_training(model, optimizers, batch, drawn) if trains else (None, {})
+    logs, uses = _trace_training(model, optimizers, batch) if trains else (None, {})
     used = _used_optimizers(model, optimizers, uses, scaling) if trains else {}
     test_logs = None
     if data.validation is not None:
@@ -136,8 +135,7 @@ def prepare_custom_steps(
         )
     if trains:
         _check_logs(model, "train_step", logs)
-    custom = build_custom_steps(used, logs, test_logs if tests else None, uses)
-    set_custom_steps(model, replace(custom, drawn=tuple(drawn)))
+    set_custom_steps(model, build_custom_steps(used, logs, test_logs if tests else None, uses))
 
 
 def optimizers_used(model: Any, batch: Any) -> set[str]:
@@ -163,9 +161,7 @@ def prepare_custom_test(model: Any, batch: Any) -> None:
         set_custom_steps(model, build_custom_steps({}, None, logs, {}))
 
 
-def _trace_training(
-    model: Any, optimizers: dict[str, LossScaleOptimizer], batch: Any, drawn: list[str] | None = None
-) -> Any:
+def _trace_training(model: Any, optimizers: dict[str, LossScaleOptimizer], batch: Any) -> Any:
     if keras.backend.backend() == "jax":
         if any(optimizer is not model.optimizer for optimizer in optimizers.values()):
             rule = (
@@ -176,7 +172,7 @@ def _trace_training(
         model.optimizer.build(model.trainable_variables)
         model.optimizer.scale_state.keep_trace()
     try:
-        return trace_train_step(model, optimizers, batch, [] if drawn is None else drawn)
+        return trace_train_step(model, optimizers, batch)
     except Exception as error:
         raise _step_error(model, "train_step", error) from error
 

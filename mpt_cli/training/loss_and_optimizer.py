@@ -435,15 +435,6 @@ def set_learning_rate(optimizer: Any, settings: OptimizerSettings, total_steps: 
     return not isinstance(rate, float)
 
 
-def warn_of_learning_rate(settings: OptimizerSettings) -> list[str]:
-    """A sentence where the learning rate is 0 from the first step to the last; a schedule may well end at 0."""
-    values = settings.schedule.values if settings.schedule.name == "piecewise" else None
-    if settings.learning_rate is None or (settings.learning_rate > 0 and (values is None or any(values))):
-        return []
-    what = "optimizer.learning_rate=0" if settings.learning_rate == 0 else "optimizer.schedule.values are all 0"
-    return [f"{what}: no weight moves in this run, whatever its losses and verdict say."]
-
-
 def build_learning_rate(
     schedule: Schedule, learning_rate: float, total_steps: int | None
 ) -> float | schedules.LearningRateSchedule:

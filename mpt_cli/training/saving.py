@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mpt_cli.data.streams import random_state_kept
 from mpt_cli.errors import DataError, first_line, summarise_error
 from mpt_cli.models.build import plain_message
-from mpt_cli.precision.keras_internals import inner_layers, tensorflow_left_out
+from mpt_cli.precision.keras_internals import tensorflow_left_out
 from mpt_cli.precision.policy import layers_of
 from mpt_cli.signals import at_forced_end
 
@@ -167,71 +167,3 @@ def load_weights(model: Any, path: Path) -> None:
             f"{path} does not fit the model that the run's configuration makes now: {first_line(error)} "
             "Bring back the code and the data of then."
         ) from error
-
-
-def adapted_layers(model: Any) -> list[dict[str, Any]]:
-    """What layers were adapted to, or given, and no file of weights holds: the `vocabulary` of each that looks up
-    words or numbers, special ones included, or its `bin_boundaries`; in the order of the layers.
-
-    >>> words = keras.layers.StringLookup(vocabulary=["red", "blue"], name="colors")
-    >>> adapted_layers(keras.Sequential([words]))
-    [{'layer': 'colors', 'vocabulary': ['[UNK]', 'red', 'blue']}]
-    """
-    return [{"layer": layer.name, **_adapted(layer)} for layer in _adaptable(model)]
-
-
-def put_adapted(model: Any, kept: list[dict[str, Any]]) -> list[str]:
-    """Give the layers of `model`, made anew, what those of the run were adapted to; the names of the changed ones.
-
-    DataError where it does not fit them.
-    """
-    layers, changed = _adaptable(model), []
-    if len(layers) != len(kept):
-        raise DataError(
-            f"the run's model has {len(kept)} layers that look up or bin, and the one that its "
-            f"configuration makes now has {len(layers)}. Bring back the code of then."
-        )
-    for layer, state in zip(layers, kept, strict=True):
-        state = {name: value for name, value in state.items() if name != "layer"}
-        if (now := _adapted(layer)) == state:
-            continue
-        try:
-            _put(layer, now, state)
-        except (ValueError, RuntimeError) as error:
-            raise DataError(
-                f"layer {layer.name} is adapted to other data than that of the run, which does not fit it: "
-                f"{plain_message(error)} Bring back the code and the data of then."
-            ) from error
-        changed.append(str(layer.name))
-    return changed
-
-
-def _adaptable(model: Any) -> list[Any]:
-    """Those inside another such layer, as in TextVectorization, are its own affair."""
-    found = [
-        layer
-        for layer in inner_layers(model)
-        if hasattr(layer, "get_vocabulary") or getattr(layer, "bin_boundaries", None) is not None
-    ]
-    inside = {id(part) for layer in found for part in inner_layers(layer)}
-    return list({id(layer): layer for layer in found if id(layer) not in inside}.values())
-
-
-def _adapted(layer: Any) -> dict[str, Any]:
-    if hasattr(layer, "get_vocabulary"):
-        words = layer.get_vocabulary()
-        return {"vocabulary": [each.item() if isinstance(each, np.generic) else each for each in words]}
-    return {"bin_boundaries": [float(each) for each in layer.bin_boundaries]}
-
-
-def _put(layer: Any, now: dict[str, Any], state: dict[str, Any]) -> None:
-    ((name, values),) = state.items()
-    if name not in now or len(now[name]) != len(values):
-        raise ValueError(
-            f"it has {', '.join(f'{len(each)} entries of {key}' for key, each in now.items())}, not "
-            f"{len(values)} of {name}."
-        )
-    if name == "vocabulary":
-        layer.set_vocabulary(values)
-    else:
-        layer.bin_boundaries = values

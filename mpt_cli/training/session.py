@@ -58,7 +58,7 @@ from mpt_cli.training.phase_change import change_phase, enter_phase, trained_pat
 from mpt_cli.training.phases import check_phase
 from mpt_cli.training.program import Program
 from mpt_cli.training.progress import Outcome, Progress, monitored
-from mpt_cli.training.saving import adapted_layers, put_adapted, save_trained
+from mpt_cli.training.saving import save_trained
 from mpt_cli.training.trainer import Trainer, TrainingPlan
 
 
@@ -103,17 +103,10 @@ class Session:
                 save_trained(model, model_path)
         return outcome
 
-    def resume(self, checkpoint: Checkpoint, adapted: list[dict[str, Any]]) -> list[str]:
-        """Put everything back as it was at `checkpoint`, and layers to what they were `adapted` to, so that a run is
-        adapted once; what there is to say of it. DataError when it is of another model or optimizer."""
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Put everything back as it was at `checkpoint`; DataError when it is of another model or optimizer."""
         restore(self.assembly, self.trainer, checkpoint)
         self.trainer.stopwatch.resume(checkpoint.position["times"])
-        changed = put_adapted(self.assembly.model, adapted) if adapted else []
-        return (
-            [f"{', '.join(changed)}: adapted to other data now, and put back to what the run began with"]
-            if changed
-            else []
-        )
 
     def compile_ahead(self, say: Callable[[str], None]) -> "Session":
         """The session with its steps compiled where XLA compiles them on TensorFlow, or without XLA where it can't.
@@ -162,12 +155,6 @@ class Session:
             phases=parts.phases.lines,
             attempt=attempt,
         )
-
-    def preprocessing(self) -> dict[str, Any]:
-        """What was done to the raw values before the model, and what is done by layers that were adapted to them."""
-        parts = self.assembly
-        adapted = adapted_layers(parts.model)
-        return {**parts.data.preprocessing, **({"adapted_layers": adapted} if adapted else {})}
 
 
 def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: CheckpointStore) -> Session:
@@ -396,11 +383,8 @@ def restore(parts: Assembly, trainer: Trainer, checkpoint: Checkpoint) -> bool:
 def _resume_rate(optimizer: Any, reached: float, configured: float) -> None:
     """The rate that callbacks had `reached` where `configured` was in force, changed as settings and rollbacks have
     changed that one since, whose rate `optimizer` has now."""
-    now = float(optimizer.learning_rate)
-    if now == configured:
-        optimizer.learning_rate = reached
-    elif configured:
-        optimizer.learning_rate = reached * now / configured
+    if configured:
+        optimizer.learning_rate = reached * (float(optimizer.learning_rate) / configured)
 
 
 def extra_checkpoint_state(parts: Assembly, trainer: Trainer) -> tuple[dict[str, Any], Arrays]:

@@ -1,7 +1,5 @@
 """Initial weights from a file, and layers that are not trained: fine-tuning in two runs."""
 
-import json
-
 import keras
 import numpy as np
 import pytest
@@ -10,8 +8,7 @@ from test_phases import load_program, saved, train, weights
 from mpt_cli.errors import DataError
 from mpt_cli.models.build import set_trained
 from mpt_cli.settings.schema import PhaseSettings
-from mpt_cli.telemetry.format import strict_json
-from mpt_cli.training.saving import adapted_layers, load_initial_weights, put_adapted
+from mpt_cli.training.saving import load_initial_weights
 
 TWO_EPOCHS = "trainer.epochs=2"
 
@@ -90,26 +87,3 @@ def test_a_file_with_some_of_the_weights_is_refused_by_name_unless_that_is_allow
     expected = [*part.get_weights()[:2], *fresh[2:]]
     assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), expected, strict=True))
     assert load_initial_weights(part, file) == []
-
-
-class Adapted(keras.Model):
-    """Two lookups, one of them inside another layer, and bins."""
-
-    def __init__(self, words, bins):
-        super().__init__()
-        self.text = keras.layers.TextVectorization(vocabulary=words)
-        self.numbers = keras.layers.IntegerLookup(vocabulary=[7, 9])
-        self.bins = keras.layers.Discretization(bin_boundaries=bins, name="bins")
-
-
-def test_what_layers_are_adapted_to_is_kept_with_a_run_and_put_back():
-    model, other = Adapted(["a", "b"], [0.5]), Adapted(["b", "c"], [1.5])
-    kept = json.loads(strict_json(adapted_layers(model)))
-    assert [sorted(state) for state in kept] == [["layer", "vocabulary"]] * 2 + [["bin_boundaries", "layer"]]
-    assert put_adapted(model, kept) == []
-    assert put_adapted(other, kept) == [other.text.name, "bins"]
-    assert other.text.get_vocabulary() == ["", "[UNK]", "a", "b"] and other.bins.bin_boundaries == [0.5]
-    with pytest.raises(DataError, match=r"has 1 layers that look up or bin, and the one that its config.* now has 3"):
-        put_adapted(model, kept[:1])
-    with pytest.raises(DataError, match=r"^layer bins is adapted to .* it has 2 entries of bin_boundaries, not 1 of"):
-        put_adapted(Adapted(["a", "b"], [1.0, 2.0]), kept)

@@ -20,7 +20,6 @@ TABLE = [
     ("x/xla_compile_cache__1.pb; No space left", False, DataError, r"can't be kept or read: x/.*compile_cache=null"),
     ("Serialized cache key does not match.", False, DataError, r"can't be kept or read: Serialized.*delete the folder"),
     ("UNKNOWN: Gloo all-reduce failed:\nreset by peer", True, DataError, r"another process .* broke.*resume="),
-    ("The precision 'F16_F16_F32' is not supported by dot_general on CPU", False, ConfigError, r"policy: JAX has no"),
     (
         "Graph error:\n\nOOM when allocating tensor with shape[65536,4096] on GPU:0\n[[node]]",
         True,

@@ -15,7 +15,6 @@ from mpt_cli.training.loss_and_optimizer import (
     build_learning_rate,
     build_optimizer,
     set_learning_rate,
-    warn_of_learning_rate,
 )
 
 SGD, ADAM = OPTIMIZERS["sgd"], OPTIMIZERS["adam"]
@@ -136,17 +135,6 @@ def test_the_learning_rate_at_exact_steps():
 def test_a_schedule_that_does_not_fit_the_run_is_named(schedule, total_steps, message):
     with pytest.raises(ConfigError, match=message):
         build_learning_rate(schedule, 0.1, total_steps)
-
-
-def test_a_learning_rate_of_0_throughout_is_warned_of():
-    for words, warning in (
-        ({"learning_rate": 0.0}, "optimizer.learning_rate=0: no weight moves"),
-        ({"schedule": Schedule("piecewise", boundaries=[5], values=[0.0, 0.0])}, "optimizer.schedule.values are all 0"),
-        ({"schedule": Schedule("piecewise", boundaries=[5], values=[1.0, 0.0])}, None),
-        ({"schedule": Schedule("cosine", final_factor=0.0)}, None),
-    ):
-        found = warn_of_learning_rate(ADAM(**words))
-        assert [text[: len(warning or "")] for text in found] == ([warning] if warning else [])
 
 
 def test_a_constant_learning_rate_is_set_without_compiling_again():
