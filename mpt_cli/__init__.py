@@ -115,7 +115,6 @@ sys.modules[__name__].__class__ = _Package
 # waits until something else does.
 _IN_FILES = {
     "mpt>LossScaleOptimizer": "mpt_cli.precision.optimizer",
-    "mpt_cli>LoweredSchedule": "mpt_cli.training.loss_and_optimizer",
 }
 
 

@@ -109,7 +109,7 @@ def evaluate_model(settings: Settings, trained: TrainedModel, split: str) -> dic
     """Loss and metrics of the saved model over the `train` or `validation` split of the data in `settings`."""
     assert settings.seed is not None
     from mpt_cli.engine.build import build_engine
-    from mpt_cli.engine.feed import BatchPlan, build_feed
+    from mpt_cli.engine.feed import BatchPlan, Feed
     from mpt_cli.training.assembly import call_capacity, data_for, put_to_evaluation
     from mpt_cli.training.under_policy import policy_of
 
@@ -123,7 +123,7 @@ def evaluate_model(settings: Settings, trained: TrainedModel, split: str) -> dic
         put_to_evaluation(settings, model, data, examples)
         engine = build_engine(model, _compiles(settings), Distribution())
         plan = BatchPlan(settings.trainer.batch_size, call_capacity(settings.trainer, resident=False))
-        feed = build_feed(examples, engine, plan, resident=False)
+        feed = Feed(examples, engine, plan, resident=False)
         feed.start(1)
         engine.reset_metrics()
         while (chunk := feed.take(plan.capacity)) is not None:

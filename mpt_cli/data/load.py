@@ -271,11 +271,7 @@ def _loader_stream_set(
 
 def _loader_arguments(function: Callable[..., Any], settings: Loader, seed: int) -> dict[str, Any]:
     """data.kwargs, and path and seed where the function takes them; ConfigError for a path that it doesn't take."""
-    arguments = dict(settings.kwargs)
-    try:
-        parameters = inspect.signature(function).parameters
-    except (ValueError, TypeError):  # written in C: it has no signature to look at
-        return arguments if settings.path is None else {"path": settings.path, **arguments}
+    arguments, parameters = dict(settings.kwargs), inspect.signature(function).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     if settings.path is not None:
         if "path" not in parameters and not takes_any:

@@ -1,6 +1,6 @@
 """Where the steps of an epoch get their examples: from data that stays on the device, or in chunks sent to it.
 
-Both hand out the same batches in the same order, which depends on the seed and the epoch only, so that it makes no
+Both ways hand out the same batches in the same order, which depends on the seed and the epoch only, so that it makes no
 difference to the result which one runs or where a run is taken up again.
 """
 
@@ -33,16 +33,22 @@ WAIT_SECONDS = 0.1  # for data, between two looks whether to wait on
 
 @dataclass(frozen=True)
 class StepChunk:
-    """Steps for one call: `batch_indices[:count]` of `source`."""
+    """Steps for one call or several: `batch_indices[:count]` of `source`."""
 
     source: Batch  # on the device
     batch_indices: BatchIndices
     count: int
 
+    def part(self, first: int, most: int, capacity: int) -> "StepChunk":
+        """Return at most `most` of its steps from `first` on, for a call of at most `capacity`."""
+        rows = min(len(self.batch_indices), capacity)
+        count = min(most, self.count - first, rows)
+        return StepChunk(self.source, _padded(self.batch_indices[first : first + count], rows), count)
+
     def divide(self, done: int) -> "tuple[StepChunk, StepChunk]":
         """The first `done` of its steps, and the others."""
-        rest = np.roll(self.batch_indices, -done, axis=0) if done < self.count else self.batch_indices
-        return StepChunk(self.source, self.batch_indices, done), StepChunk(self.source, rest, self.count - done)
+        rows = len(self.batch_indices)
+        return self.part(0, done, rows), self.part(done, self.count, rows)
 
 
 @dataclass(frozen=True)
@@ -101,56 +107,17 @@ def byte_size(data: Examples | Stream | None) -> int | None:
     return _batch_bytes(data.as_batch())
 
 
-class ResidentFeed:
-    """All examples on the device; a step is a row of indices into them. One pass after the other over a data set."""
+class Feed:
+    """The steps of a data set or a stream, one pass after the other.
 
-    def __init__(self, data: Examples, engine: Engine, plan: BatchPlan) -> None:
-        self.plan, self.examples = plan, len(data)
-        self.steps = plan.steps_per_epoch(data)
-        self._source = engine.to_device(data.as_batch())
-        self._order = np.zeros(0, np.int32)
-        self._next = 0
-
-    def start(self, epoch: int, skip_steps: int = 0) -> None:
-        """Begin `epoch`, after its first `skip_steps` steps."""
-        self._order = self.plan.order(self.examples, epoch)
-        self._next = skip_steps
-
-    def take(self, most: int, stops: Callable[[], bool] = _never) -> StepChunk | None:
-        """Return the next steps, at most `most`; None at the end of the epoch, and once `stops()` while waiting."""
-        size = self.plan.batch_size
-        left = self.examples // size - self._next
-        if left > 0:
-            count = min(most, left, self.plan.capacity)
-            indices = self._order[self._next * size : (self._next + count) * size].reshape(count, size)
-            self._next += count
-            return StepChunk(self._source, _padded(indices, self.plan.capacity), count)
-        first = self.examples // size * size
-        rest = self._order[first : first + self.plan.rest_of(self.examples)]
-        if self._next >= (self.steps or 0):
-            return None
-        self._next += 1
-        return StepChunk(self._source, rest[None, :], 1)
-
-    def examples_of(self, epoch: int, step: int) -> NDArray[np.int32] | None:
-        """Which examples the `step` (from 1) of `epoch` has; None of a stream."""
-        return self.plan.examples_of(self.examples, epoch, step)
-
-    def empty_chunk(self) -> StepChunk:
-        """No step, in the shapes that the first steps of an epoch have; the position stays."""
-        size, capacity = self.plan.batch_size, self.plan.capacity
-        shape = (capacity, size) if self.examples >= size else (1, self.plan.rest_of(self.examples))
-        return StepChunk(self._source, np.zeros(shape, np.int32), 0)
-
-
-class ChunkFeed:
-    """Chunks of several batches, read and sent ahead in a thread while the device works on the one before. Used as a
-    `ResidentFeed`.
+    With `resident` all examples are on the device, and a step is a row of indices into them. Else several batches are
+    read and sent in a chunk, in a thread, while the device works on the one before.
     """
 
-    def __init__(self, data: Examples | Stream, engine: Engine, plan: BatchPlan) -> None:
+    def __init__(self, data: Examples | Stream, engine: Engine, plan: BatchPlan, resident: bool) -> None:
         self.data, self.engine, self.plan = data, engine, plan
         self.steps = plan.steps_per_epoch(data)
+        self._resident: Any = engine.to_device(data.as_batch()) if resident and isinstance(data, Examples) else None
         self._usual: list[Any] = []  # the form of the batches that are sent several at a time
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="mpt-feed")
         self._chunks: Iterator[StepChunk] = iter(())
@@ -159,13 +126,15 @@ class ChunkFeed:
         self._used = 0
 
     def start(self, epoch: int, skip_steps: int = 0) -> None:
+        """Begin `epoch`, after its first `skip_steps` steps."""
         if self._ahead is not None:
             self._ahead.result()
-        self._chunks = self._read(epoch, skip_steps)
+        self._chunks = (self._read if self._resident is None else self._index)(epoch, skip_steps)
         self._chunk, self._used = None, 0
         self._ahead = self._worker.submit(next, self._chunks, None)
 
     def take(self, most: int, stops: Callable[[], bool] = _never) -> StepChunk | None:
+        """Return the next steps, at most `most`; None at the end of the epoch, and once `stops()` while waiting."""
         if self._chunk is None or self._used == self._chunk.count:
             if self._ahead is None:
                 return None
@@ -177,19 +146,34 @@ class ChunkFeed:
             self._ahead = None if self._chunk is None else self._worker.submit(next, self._chunks, None)
         if self._chunk is None:
             return None
-        chunk, first = self._chunk, self._used
-        count = min(most, chunk.count - first)
-        self._used += count
-        return StepChunk(chunk.source, np.roll(chunk.batch_indices, -first, axis=0), count)
+        taken = self._chunk.part(self._used, most, self.plan.capacity)
+        self._used += taken.count
+        return taken
 
     def examples_of(self, epoch: int, step: int) -> NDArray[np.int32] | None:
+        """Return which examples the `step` (from 1) of `epoch` has; None of a stream."""
         return None if isinstance(self.data, Stream) else self.plan.examples_of(len(self.data), epoch, step)
 
     def empty_chunk(self) -> StepChunk:
+        """Return no step, in the shapes that the first steps of an epoch have; the position stays."""
+        if self._resident is not None:
+            return next(self._index(1, 0)).part(0, 0, self.plan.capacity)
         first = first_batch(self.data, self.plan.batch_size)
         first = self._fitted(first) or first
         self._usual = _form(first)
         return replace(self._chunk_of([first]), count=0)
+
+    def _index(self, epoch: int, skip_steps: int) -> Iterator[StepChunk]:
+        """All steps of an epoch over resident data in one chunk, and a last, smaller one in another."""
+        assert isinstance(self.data, Examples)
+        order, size = self.plan.order(len(self.data), epoch), self.plan.batch_size
+        whole = len(order) // size
+        rest = order[whole * size : whole * size + self.plan.rest_of(len(order))]
+        if skip_steps < whole:
+            rows = order[skip_steps * size : whole * size].reshape(-1, size)
+            yield StepChunk(self._resident, _padded(rows, min(whole, self.plan.capacity)), len(rows))
+        if len(rest) and skip_steps <= whole:
+            yield StepChunk(self._resident, rest[None], 1)
 
     def _read(self, epoch: int, skip_steps: int) -> Iterator[StepChunk]:
         batches: list[Batch] = []
@@ -248,16 +232,6 @@ class ChunkFeed:
         return StepChunk(source, batch_indices, count)
 
 
-Feed = ResidentFeed | ChunkFeed
-
-
-def build_feed(data: Examples | Stream, engine: Engine, plan: BatchPlan, resident: bool) -> Feed:
-    """A `ResidentFeed` for arrays if `resident`, otherwise a `ChunkFeed`."""
-    if resident and isinstance(data, Examples):
-        return ResidentFeed(data, engine, plan)
-    return ChunkFeed(data, engine, plan)
-
-
 def _length(batch: Batch) -> int:
     return len(Examples(*batch))
 
@@ -287,10 +261,10 @@ def _joined(batches: list[Batch], length: int) -> Batch:
     return Batch(*(join_arrays(lambda parts: joined(parts, length), list(parts)) for parts in places))
 
 
-def _padded(indices: NDArray[np.int32], capacity: int) -> BatchIndices:
-    if len(indices) == capacity:
-        return indices
-    return np.concatenate([indices, np.zeros((capacity - len(indices), indices.shape[1]), np.int32)])
+def _padded(indices: NDArray[np.int32], rows: int) -> BatchIndices:
+    """Return at least so many rows."""
+    missing = rows - len(indices)
+    return indices if missing <= 0 else np.concatenate([indices, np.zeros((missing, indices.shape[1]), np.int32)])
 
 
 def first_batch(data: Examples | Stream, batch_size: int) -> Batch:

@@ -16,9 +16,9 @@ from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.build import build_engine
 from mpt_cli.engine.distribution import Distribution, build_distribution
 from mpt_cli.engine.faults import Injector, build_injector, warn_of_fault
-from mpt_cli.engine.feed import BatchPlan, Feed, build_feed, byte_size, first_batch
+from mpt_cli.engine.feed import BatchPlan, Feed, byte_size, first_batch
 from mpt_cli.engine.loop import Engine, read_metrics
-from mpt_cli.engine.xla import JitChoice, check_layers, choose_jit
+from mpt_cli.engine.xla import JitChoice, check_layers, choose_jit, try_xla
 from mpt_cli.errors import ConfigError, Problem, UserCodeError, summarise_error
 from mpt_cli.models.build import plain_message, symbol
 from mpt_cli.precision import (
@@ -109,6 +109,16 @@ class Assembly:
     def jit_compile(self) -> bool:
         """Whether XLA compiles the steps."""
         return self.jit.jit_compile
+
+    @property
+    def compiles_ahead(self) -> bool:
+        """Return whether XLA compiles the steps on TensorFlow, where it has to be tried what it can compile."""
+        return self.engine.jit_compile and keras.backend.backend() == "tensorflow"
+
+    def try_xla(self) -> JitChoice:
+        """Compile the steps, perhaps without XLA; ConfigError where it can't and was asked for."""
+        feeds = self.train_feed, self.validation_feed
+        return try_xla(self.engine, feeds, may_leave=self.settings.trainer.jit_compile == "auto")
 
     @property
     def total_steps(self) -> int | None:
@@ -363,7 +373,7 @@ def _feeds(settings: Settings, data: DataSet, engine: Engine, devices: int) -> t
     assert settings.seed is not None
     capacity = call_capacity(trainer, resident)
     plan = BatchPlan(trainer.batch_size, capacity, trainer.drop_remainder, trainer.shuffle, settings.seed, devices)
-    train_feed = build_feed(data.train, engine, plan, resident)
+    train_feed = Feed(data.train, engine, plan, resident)
     engine.trains_in_whole_batches = plan.has_only_whole_batches(data.train)
     if isinstance(data.train, Stream) and data.train.endless and trainer.max_steps is None:
         raise ConfigError(Problem("trainer.max_steps", "must be given for a dataset that never ends."))
@@ -379,7 +389,7 @@ def _feeds(settings: Settings, data: DataSet, engine: Engine, devices: int) -> t
     if data.validation is None:
         return train_feed, None, resident
     in_order = BatchPlan(trainer.batch_size, capacity, devices=devices)
-    return train_feed, build_feed(data.validation, engine, in_order, resident), resident
+    return train_feed, Feed(data.validation, engine, in_order, resident), resident
 
 
 def _stays_on_device(trainer: TrainerSettings, data: DataSet) -> bool:

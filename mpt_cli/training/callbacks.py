@@ -69,7 +69,7 @@ def encode(value: Any, arrays: Arrays, path: str) -> Any:
         return value if math.isfinite(value) else {"float": str(value)}
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind != "O":
         arrays[path] = np.asarray(value)
-        return {"array" if isinstance(value, np.ndarray) else "number": path}
+        return {"array": path}
     if type(value) in (list, tuple):
         parts = [encode(part, arrays, f"{path}/{index}") for index, part in enumerate(value)]
         return parts if type(value) is list else {"tuple": parts}
@@ -91,7 +91,8 @@ def decode(value: Any, arrays: Arrays) -> Any:
         return tuple(decode(part, arrays) for part in content)
     if kind == "float":
         return float(content)
-    return np.array(arrays[content]) if kind == "array" else arrays[content][()]
+    array = arrays[content]
+    return array.copy() if array.ndim else array[()]  # a number
 
 
 class CallbackState:

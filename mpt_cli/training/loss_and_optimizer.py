@@ -403,7 +403,6 @@ def copied_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.
     return type(optimizer).from_config(optimizer.get_config(), custom_objects={type(rate).__name__: type(rate)})
 
 
-@keras.saving.register_keras_serializable("mpt_cli")
 class LoweredSchedule(schedules.LearningRateSchedule):  # type: ignore[misc]
     """`factor` times another schedule, of the user's: what a rollback leaves of it."""
 
@@ -412,13 +411,6 @@ class LoweredSchedule(schedules.LearningRateSchedule):  # type: ignore[misc]
 
     def __call__(self, step: Any) -> Any:
         return self.schedule(step) * self.factor
-
-    def get_config(self) -> dict[str, Any]:
-        return {"schedule": keras.saving.serialize_keras_object(self.schedule), "factor": self.factor}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "LoweredSchedule":
-        return cls(keras.saving.deserialize_keras_object(config["schedule"]), config["factor"])
 
 
 def set_learning_rate(optimizer: Any, settings: OptimizerSettings, total_steps: int | None, factor: float) -> bool:

@@ -2,9 +2,6 @@
 
 from typing import Any
 
-import keras
-
-from mpt_cli.engine.xla import try_xla
 from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.telemetry.records import PHASE, Event
 from mpt_cli.training.assembly import Assembly
@@ -43,7 +40,8 @@ def change_phase(parts: Assembly, trainer: Trainer) -> None:
         factor = ROLLBACK_FACTOR**rollbacks
         set_learning_rate(parts.optimizer, phases.optimizer_settings, phases.schedule_steps, factor)
     _report_phase(parts, trainer, ended)
-    _compile_phase(parts, trainer)
+    if parts.compiles_ahead and not (jit := parts.try_xla()).jit_compile:
+        trainer.telemetry.message(f"no XLA from here on ({jit.reason})")
     trainer.callbacks.begin_again()
 
 
@@ -56,13 +54,3 @@ def _report_phase(parts: Assembly, trainer: Trainer, ended: str) -> None:
         [Event(trainer.counters.seen + 1, trainer.progress.epoch + 1, PHASE, scale, scale, phase=number, cause=line)]
     )
     trainer.telemetry.message(f"phase {number}/{len(phases.all)}: {line}")
-
-
-def _compile_phase(parts: Assembly, trainer: Trainer) -> None:
-    """Compile its steps where XLA does on TensorFlow: what it can't compile runs without it from here."""
-    if keras.backend.backend() != "tensorflow" or not parts.engine.jit_compile:
-        return
-    may_leave = parts.settings.trainer.jit_compile == "auto"
-    jit = try_xla(parts.engine, (parts.train_feed, parts.validation_feed), may_leave)
-    if not jit.jit_compile:
-        trainer.telemetry.message(f"no XLA from here on ({jit.reason})")

@@ -8,48 +8,30 @@ from dataclasses import dataclass, field
 from signal import Signals
 from typing import Any, NamedTuple, Self
 
-from mpt_cli.settings.references import canonical_name
 from mpt_cli.telemetry.health import Stop
 from mpt_cli.telemetry.run_state import LossTrend
 
 MONITORED = ("val_accuracy", "val_loss", "accuracy", "loss")  # by default the first of these that a run has
-# Keras's metrics that are better the lower they are, and those of its losses of which the same holds as a metric: not
-# CosineSimilarity, Dice and Tversky, which as metrics are the likeness itself.
-FALLING = (
-    "BinaryCrossentropy",
-    "BinaryFocalCrossentropy",
-    "CategoricalCrossentropy",
-    "CategoricalFocalCrossentropy",
-    "CategoricalGeneralizedCrossEntropy",
-    "CategoricalHinge",
-    "Circle",
-    "CTC",
-    "FalseNegatives",
-    "FalsePositives",
-    "Hinge",
-    "Huber",
-    "KLDivergence",
-    "LogCosh",
-    "LogCoshError",
-    "MeanAbsoluteError",
-    "MeanAbsolutePercentageError",
-    "MeanSquaredError",
-    "MeanSquaredLogarithmicError",
-    "Poisson",
-    "RootMeanSquaredError",
-    "SparseCategoricalCrossentropy",
-    "SquaredHinge",
-)
-_FALLING = frozenset(map(canonical_name, FALLING))  # asked of every metric at the end of every epoch
-# what tells it of any other name: of a metric of the user's, or of a field of summary.json
+# what tells of a metric of Keras's or the user's, or of a field of summary.json, that it is better the lower it is
 FALLING_WORDS = (
     "loss",
     "error",
     "mae",
     "mse",
+    "msle",
     "mape",
     "entropy",
+    "bce",
     "divergence",
+    "kld",
+    "hinge",
+    "huber",
+    "logcosh",
+    "log_cosh",
+    "poisson",
+    "circle",
+    "ctc",
+    "false",
     "perplexity",
     "distance",
     "skipped",
@@ -112,16 +94,13 @@ def monitored(name: str | None, known: Iterable[str]) -> str | None:
 
 
 def falls(name: str) -> bool:
-    """Whether what goes by this name is better the lower it is.
-
-    It is for Keras's metrics that are listed as FALLING, in every spelling that `trainer.metrics` takes, and for other
-    names with one of the FALLING_WORDS in them; everything else should rise.
+    """Return whether what goes by this name is better the lower it is: one of the FALLING_WORDS is in it.
 
     >>> falls("val_MeanAbsoluteError"), falls("best_metrics.val_hinge"), falls("val_token_error"), falls("val_AUC")
     (True, True, True, False)
     """
-    metric = name.rpartition(".")[2].removeprefix("val_")
-    return canonical_name(metric) in _FALLING or any(word in metric.lower() for word in FALLING_WORDS)
+    metric = name.rpartition(".")[2].lower()
+    return any(word in metric for word in FALLING_WORDS)
 
 
 def is_better(name: str, new: float, old: float) -> bool:

@@ -13,7 +13,6 @@ import numpy as np
 from mpt_cli.engine.backend import Platform, emulated_operations, framework_errors
 from mpt_cli.engine.distribution import ProcessGroup, check_same_data
 from mpt_cli.engine.faults import FaultSearch
-from mpt_cli.engine.xla import try_xla
 from mpt_cli.errors import DataError
 from mpt_cli.precision import Policy, head_layers
 from mpt_cli.precision.keras_internals import configured_rate
@@ -114,16 +113,11 @@ class Session:
         ConfigError where it can't and was asked for.
         """
         parts = self.assembly
-        if not parts.jit_compile or parts.settings.backend.name != "tensorflow":
+        if not parts.compiles_ahead:
             return self
         say("compiling the steps with XLA")
         with framework_errors(several_processes=False), parts.policy.scope():
-            jit = try_xla(
-                parts.engine,
-                (parts.train_feed, parts.validation_feed),
-                may_leave=parts.settings.trainer.jit_compile == "auto",
-            )
-        return replace(self, assembly=replace(parts, jit=jit))
+            return replace(self, assembly=replace(parts, jit=parts.try_xla()))
 
     def header(self, run_dir: Path, attempt: int = 1) -> RunHeader:
         """What the console opens with."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mpt_cli.data.examples import Examples, Reading, Stream, map_arrays
 from mpt_cli.engine import feed as feed_module
-from mpt_cli.engine.feed import BatchPlan, ChunkFeed, Feed, build_feed, byte_size
+from mpt_cli.engine.feed import BatchPlan, Feed, byte_size
 from mpt_cli.errors import DataError
 
 
@@ -44,7 +44,7 @@ def batches(feed: Feed, epoch: int = 1, skip: int = 0, most: Callable[[], int] =
 
 
 def feeds(data: Examples, plan: BatchPlan) -> list[Feed]:
-    return [build_feed(data, HostEngine(), plan, resident) for resident in (True, False)]  # type: ignore[arg-type]
+    return [Feed(data, HostEngine(), plan, resident) for resident in (True, False)]  # type: ignore[arg-type]
 
 
 @settings(deadline=None, max_examples=60)
@@ -101,7 +101,7 @@ def test_the_order_is_new_each_epoch_and_the_same_each_time():
 
 def test_chunks_stay_small(monkeypatch):
     monkeypatch.setattr(feed_module, "CHUNK_BYTES", 100)  # a batch of 4 has 4 * (4 + 4) = 32 bytes
-    feed = build_feed(examples(40), HostEngine(), BatchPlan(4, 8), resident=False)
+    feed = Feed(examples(40), HostEngine(), BatchPlan(4, 8), resident=False)
     feed.start(1)
     chunk = feed.take(8)
     assert chunk is not None and (chunk.count, chunk.batch_indices.shape) == (3, (3, 4))
@@ -120,12 +120,12 @@ def stream_feed(sizes: list[int], plan: BatchPlan, endless: bool = False, steps:
             if not endless:
                 return
 
-    return build_feed(Stream(read, steps, endless), HostEngine(), plan, resident=True)  # type: ignore[arg-type]
+    return Feed(Stream(read, steps, endless), HostEngine(), plan, resident=True)  # type: ignore[arg-type]
 
 
 def test_batches_come_as_the_stream_gives_them():
     feed = stream_feed([4, 3, 4, 2], BatchPlan(4, 3), steps=4)
-    assert isinstance(feed, ChunkFeed) and feed.steps == 4
+    assert feed.steps == 4
     assert [part[1] for part in batches(feed)] == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9, 10], [11, 12]]
     assert [part[2] for part in batches(feed)][-1] == [5.5, 6.0]
 
@@ -150,7 +150,7 @@ def test_what_fails_while_reading_ahead_is_raised_at_its_place():
         yield examples(4)
         raise DataError("row 5 is broken")
 
-    feed = build_feed(Stream(read), HostEngine(), BatchPlan(4, 1), resident=True)  # type: ignore[arg-type]
+    feed = Feed(Stream(read), HostEngine(), BatchPlan(4, 1), resident=True)  # type: ignore[arg-type]
     feed.start(1)
     assert feed.take(1) is not None
     with pytest.raises(DataError, match="row 5 is broken"):

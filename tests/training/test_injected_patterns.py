@@ -15,7 +15,7 @@ from reference import ReferenceScale, Step, changes_of
 from tiny import TinyRun, tiny_data, tiny_run
 
 from mpt_cli.data.examples import Examples
-from mpt_cli.engine.feed import BatchPlan, build_feed
+from mpt_cli.engine.feed import BatchPlan, Feed
 from mpt_cli.precision import DynamicScale
 from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.settings.variants import LossScaleSettings
@@ -87,7 +87,7 @@ def trainer_of(
     run, start = compiled
     restore_state(run.model, start)
     feeds = (
-        build_feed(data, run.engine, BatchPlan(4, 8), resident=True)
+        Feed(data, run.engine, BatchPlan(4, 8), resident=True)
         for data in (spoiled(pattern, value), tiny_data(validation * 4))
     )
     counters = StepCounters(CounterOptions(tuple(v.path for v in run.model.trainable_variables), FLOOR, 64.0), WINDOW)
@@ -172,7 +172,7 @@ def test_weights_are_those_of_the_good_steps_alone(compiled):
     restore_state(run.model, start)
     data = tiny_data(STEPS * 4)
     good = np.repeat(pattern, 4)
-    feed = build_feed(data.take(np.flatnonzero(good)), run.engine, BatchPlan(4, 8), resident=False)
+    feed = Feed(data.take(np.flatnonzero(good)), run.engine, BatchPlan(4, 8), resident=False)
     feed.start(1)
     while (chunk := feed.take(8)) is not None:
         assert run.engine.train(chunk.source, chunk.batch_indices, chunk.count).finite.all()

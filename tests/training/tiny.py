@@ -9,7 +9,7 @@ import numpy as np
 from mpt_cli.data.examples import Examples
 from mpt_cli.engine.build import build_engine
 from mpt_cli.engine.distribution import Distribution
-from mpt_cli.engine.feed import BatchPlan, Feed, build_feed
+from mpt_cli.engine.feed import BatchPlan, Feed
 from mpt_cli.engine.loop import Engine
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters, StepRecords
@@ -92,5 +92,5 @@ def tiny_run(
     optimizer.build(model.trainable_variables)
     build_metrics(model, data, batch)
     engine = build_engine(model, jit, Distribution(), wrap_step)
-    feed = build_feed(data, engine, BatchPlan(batch, capacity, shuffle=shuffle, seed=1), resident)
+    feed = Feed(data, engine, BatchPlan(batch, capacity, shuffle=shuffle, seed=1), resident)
     return TinyRun(model, engine, feed, StepCounters(CounterOptions(tuple(v.path for v in model.trainable_variables))))

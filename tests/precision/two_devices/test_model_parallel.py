@@ -12,7 +12,7 @@ from backends import only_on
 from mpt_cli.data.examples import Examples
 from mpt_cli.engine.build import build_engine
 from mpt_cli.engine.distribution import Distribution, build_distribution
-from mpt_cli.engine.feed import BatchPlan, build_feed
+from mpt_cli.engine.feed import BatchPlan, Feed
 from mpt_cli.precision import LossScaleOptimizer, Policy
 from mpt_cli.settings.schema import DistributeSettings, Settings, TrainerSettings
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
@@ -78,7 +78,7 @@ class Trained:
         build_metrics(self.model, data, BATCH)
         self.engine = build_engine(self.model, True, distribution)
         plan = BatchPlan(BATCH, 4, shuffle=False, devices=distribution.replicas)
-        self.feed = build_feed(data, self.engine, plan, True)
+        self.feed = Feed(data, self.engine, plan, True)
         self.counters = StepCounters(CounterOptions(tuple(v.path for v in self.model.trainable_variables)))
         self.skipped: list[int] = []
 
