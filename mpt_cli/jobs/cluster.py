@@ -173,14 +173,13 @@ class NoAnswer(Exception):
 
 
 class Cluster(Executor):
-    """Hands commands over and asks what became of them. `inherited` are the variables of this process for a job."""
+    """Hands commands over and asks what became of them."""
 
     name: ClassVar[str]
     poll_seconds = 1.0
     gives_up_seconds = float("inf")  # without an answer, after which its jobs count as lost
 
-    def __init__(self, inherited: Mapping[str, str]) -> None:
-        self._inherited = inherited
+    def __init__(self) -> None:
         self._ids: set[str] = set()
         self._asked: set[str] = set()
         self._states: Mapping[str, ClusterJobState] = {}
@@ -212,7 +211,7 @@ class Cluster(Executor):
 
     def submit(self, commands: Sequence[Command[Any]], at_a_time: int, share: Share = WHOLE_MACHINE) -> list[str]:
         """Hand over all of them, of which so many are to run at a time, and note each one's job id beside its log."""
-        remotes = [RemoteCommand(command.elsewhere(self._inherited, share)) for command in commands]
+        remotes = [RemoteCommand(command.elsewhere(share)) for command in commands]
         for remote in remotes:
             remote.files.clear()
         job_ids = self.hand_over(remotes, at_a_time)

@@ -59,15 +59,14 @@ class Command(Generic[Subject]):
     cores: int | None = None
     is_submitted: bool = False
 
-    def elsewhere(self, inherited: Mapping[str, str], share: Share) -> "Command[None]":
-        """As it is handed to another machine: whole paths, and of this one's environment what is `inherited`."""
-        environment = {**inherited, **self.environment, **share.variables}
+    def elsewhere(self, share: Share) -> "Command[None]":
+        """Return it as it is handed to another machine, with whole paths and none of this one's environment."""
         return replace(
             cast("Command[None]", self),
             subject=None,
             log=self.log and self.log.resolve(),
             cwd=(self.cwd or Path()).resolve(),
-            environment=environment,
+            environment={**self.environment, **share.variables},
         )
 
 

@@ -9,20 +9,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
 from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean, install_command
 from mpt_cli.jobs.capacity import (
-    GPU_VARIABLES,
     THREAD_VARIABLES,
     cores_each,
     fitting_workers,
     thread_environment,
-    usable_cores,
 )
 from mpt_cli.jobs.executor import Executor, LocalExecutor
 from mpt_cli.redaction import REDACTED, note_passwords
-from mpt_cli.settings.key import as_whole, read_number
+from mpt_cli.settings.key import BadValue, Key, default_of, read_value
 from mpt_cli.telemetry.records import field_problem
 
 if TYPE_CHECKING:
@@ -54,11 +52,6 @@ class Launcher(ABC):
         """Whether its jobs take this machine's cores and GPUs."""
 
     @property
-    def gives_gpus(self) -> bool:
-        """Whether it, and not the queue's own pool, gives each job its GPUs."""
-        return not self.is_here
-
-    @property
     def can_detach(self) -> bool:
         """Whether it takes all jobs at once and keeps to so many at a time itself."""
         return False
@@ -84,10 +77,6 @@ class Launcher(ABC):
     def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
         """A job's threads: its share of this machine where it runs here."""
         return thread_environment(workers, environment) if self.is_here else {}
-
-    def inherited_variables(self) -> dict[str, str]:
-        """What a job that the launcher starts must be given of this process's environment: the GPUs the user shows."""
-        return {} if self.gives_gpus else {name: os.environ[name] for name in GPU_VARIABLES if name in os.environ}
 
     @abstractmethod
     def executor(self, workers: int, folder: Path) -> Executor:
@@ -181,7 +170,7 @@ class SubmititLauncher(Launcher):
 
         parameters: dict[str, Any] = {"timeout_min": self.timeout_min}
         if self.is_here:
-            return ProcessesOfSubmitit(parameters, {}, self.inherited_variables(), folder / self.name)
+            return ProcessesOfSubmitit(parameters, {}, folder / self.name)
         of_srun = [f"--{name}" if value is True else f"--{name}={value}" for name, value in _flags(self.srun).items()]
         parameters |= {  # None stands for what Slurm does by default
             "slurm_signal_delay_s": min(90, 15 * self.timeout_min),  # before the end of its time, to save
@@ -201,7 +190,7 @@ class SubmititLauncher(Launcher):
         }
         given = {name: value for name, value in parameters.items() if value is not None}
         own = {} if self.python is None else {"slurm_python": self.python}
-        return SlurmCluster(given, own, self.inherited_variables(), folder / self.name)
+        return SlurmCluster(given, own, folder / self.name)
 
 
 def _flags(options: Mapping[str, str]) -> dict[str, str | bool]:
@@ -217,38 +206,34 @@ def _flags(options: Mapping[str, str]) -> dict[str, str | bool]:
 
 @dataclass(frozen=True)
 class RayLauncher(Launcher):
-    """A job of Ray's each. `address` None: RAY_ADDRESS, else a Ray of its own on this machine while it runs."""
+    """A job of Ray's each."""
 
     name: ClassVar[str] = "ray"
     package: ClassVar[str] = "ray"
     extra: ClassVar[str] = "ray"
+    is_here = False
 
-    address: str | None = None  # of a Ray that runs; null = RAY_ADDRESS, else one of its own on this machine
+    address: str | None = None  # of a Ray that runs; null = RAY_ADDRESS
     num_cpus: float = 1  # cores of a job
     num_gpus: float | None = None  # GPUs of a job
     memory_gb: float | None = None  # memory of a job
 
     def __post_init__(self) -> None:
-        note_passwords(self.cluster_address or "")  # before it is written or said
+        note_passwords(self.cluster_address)  # before it is written or said
 
     def check(self) -> None:
         super().check()
-        if self.address is not None and REDACTED in self.address:
+        if not self.cluster_address:
+            remedy = "`ray start --head` starts a Ray on this machine, at http://127.0.0.1:8265."
+            raise ConfigError(Problem("launcher.address", "must be given, or RAY_ADDRESS be set.", None, remedy))
+        if REDACTED in self.cluster_address:
             rule = "is not in the record as it was, which holds no passwords."
             remedy = "Give it again: --launcher ray launcher.address=…"
             raise ConfigError(Problem("launcher.address", rule, self.address, remedy))
 
     @property
-    def cluster_address(self) -> str | None:
-        return self.address or os.environ.get("RAY_ADDRESS")
-
-    @property
-    def is_here(self) -> bool:
-        return not self.cluster_address
-
-    @property
-    def gives_gpus(self) -> bool:
-        return not self.is_here or self.num_gpus is not None
+    def cluster_address(self) -> str:
+        return self.address or os.environ.get("RAY_ADDRESS", "")
 
     def executor(self, workers: int, folder: Path) -> "Cluster":
         from mpt_cli.jobs.ray_executor import RayCluster
@@ -258,8 +243,7 @@ class RayLauncher(Launcher):
             "entrypoint_num_gpus": self.num_gpus,
             "entrypoint_memory": None if self.memory_gb is None else int(self.memory_gb * 2**30),
         }
-        cpus = max(usable_cores(), round(workers * self.num_cpus))
-        return RayCluster(self.cluster_address or None, cpus, options, self.inherited_variables(), folder / self.name)
+        return RayCluster(self.cluster_address, options, folder / self.name)
 
 
 LAUNCHERS: dict[str, type[Launcher]] = {kind.name: kind for kind in (LocalLauncher, SubmititLauncher, RayLauncher)}
@@ -304,35 +288,34 @@ def read_launcher(name: str, overrides: Sequence[str]) -> Launcher:
 
 
 def _read_overrides(kind: type[Launcher], overrides: Sequence[str], problems: list[Problem]) -> dict[str, Any]:
-    known = {entry.name: entry for entry in fields(kind)}
-    given: dict[str, Any] = {}
+    known, given = _keys(kind), dict[str, Any]()
     for override in overrides:
-        key, equals, text = override.removeprefix(PREFIX).partition("=")
-        group, _, option = key.partition(".")
-        is_group = group in known and "dict" in str(known[group].type)
+        path, equals, text = override.removeprefix(PREFIX).partition("=")
+        name, _, option = path.partition(".")
+        is_group = name in known and known[name].is_mapping
         if is_group and option and equals:
-            given.setdefault(group, {})[option] = text
-        elif key not in known or is_group or not equals:
-            names = [f"{PREFIX}{name}" for name in known]
-            remedy = did_you_mean(f"{PREFIX}{key}", names) or f"It has {', '.join(names) or 'none'}."
-            problems.append(Problem(f"{PREFIX}{key}", f"is no setting of {kind.package}.", None, remedy))
+            given.setdefault(name, {})[option] = text
+        elif path not in known or is_group or not equals:
+            names = [f"{PREFIX}{each}" for each in known]
+            remedy = did_you_mean(f"{PREFIX}{path}", names) or f"It has {', '.join(names) or 'none'}."
+            problems.append(Problem(f"{PREFIX}{path}", f"is no setting of {kind.package}.", None, remedy))
         else:
-            _read_value(known[key], text.strip("'\""), given, problems)
+            try:
+                given[name] = read_value(known[name], None if text == "null" else text.strip("'\""))
+            except BadValue as bad:
+                problems.append(Problem(f"{PREFIX}{name}", bad.rule, text, bad.remedy))
     return given
 
 
-def _read_value(entry: Any, text: str, given: dict[str, Any], problems: list[Problem]) -> None:
-    """Numbers are > 0, but for those of GPUs, which may be 0."""
-    if text == "null" and entry.default is None:
-        given[entry.name] = None
-        return
-    wants_whole, wants_number = "int" in str(entry.type), "float" in str(entry.type)
-    number = as_whole(read_number(text)) if wants_whole or wants_number else None
-    least = 0 if "gpus" in entry.name else 1 if wants_whole else 1e-9
-    if not wants_whole and not wants_number:
-        given[entry.name] = text
-    elif isinstance(number, int | float) and number >= least and (isinstance(number, int) or wants_number):
-        given[entry.name] = number
-    else:
-        rule = f"must be a {'whole ' if wants_whole else ''}number {'>= 0' if least == 0 else '> 0'}."
-        problems.append(Problem(f"{PREFIX}{entry.name}", rule, text))
+def _keys(kind: type[Launcher]) -> dict[str, Key]:
+    """Return its settings. Numbers are > 0, but for those of GPUs, which may be 0."""
+    hints = get_type_hints(kind)
+    return {
+        each.name: Key(
+            f"{PREFIX}{each.name}",
+            hints[each.name],
+            default_of(each),
+            bounds={"at_least": 0} if "gpus" in each.name else {"above": 0},
+        )
+        for each in fields(kind)
+    }

@@ -44,10 +44,8 @@ class SlurmCluster(Cluster):
     name = "Slurm"
     kind = "slurm"
 
-    def __init__(
-        self, parameters: Mapping[str, Any], own: Mapping[str, Any], inherited: Mapping[str, str], folder: Path
-    ) -> None:
-        super().__init__(inherited)
+    def __init__(self, parameters: Mapping[str, Any], own: Mapping[str, Any], folder: Path) -> None:
+        super().__init__()
         self._parameters, self._own, self._folder = parameters, own, folder
 
     def hand_over(self, commands: Sequence[RemoteCommand], at_a_time: int) -> list[str]:

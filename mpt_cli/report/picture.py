@@ -39,7 +39,6 @@ class Picture:
     curves: Sequence[Curve]
     x_label: str = "step"
     log_base: int | None = None
-    log_base_x: int | None = None
     from_zero: bool = False
     skips: Sequence[float] = ()
     note: str = ""
@@ -140,14 +139,10 @@ def _fill(axes: "Axes", picture: Picture) -> None:
         _mark(axes, _distinct_marks(xs[is_lost]), 0.985, marker="x", color=NON_FINITE_COLOR, label="_")
     if len(picture.skips):
         _mark(axes, _distinct_marks(picture.skips), 0.02, marker="|", color=SKIPPED_STEP_COLOR, label="skipped step")
-    for base, set_scale, axis in (
-        (picture.log_base_x, axes.set_xscale, axes.xaxis),
-        (picture.log_base, axes.set_yscale, axes.yaxis),
-    ):
-        if base:
-            set_scale("log", base=base)
-            axis.set_major_formatter(partial(_format_power, base))  # its own writes formulas, which are off here
-            axis.set_minor_formatter("")
+    if base := picture.log_base:
+        axes.set_yscale("log", base=base)
+        axes.yaxis.set_major_formatter(partial(_format_power, base))  # its own writes formulas, which are off here
+        axes.yaxis.set_minor_formatter("")
     low, high = axes.get_ylim()
     if picture.log_base and high < 8 * low:  # a scale that never moved needs room around it, or the axis has no tick
         axes.set_ylim(math.sqrt(low * high) / 8, math.sqrt(low * high) * 8)

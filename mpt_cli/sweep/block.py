@@ -18,12 +18,13 @@ Every combination of the grid is run with each of the points. In place of both a
 A key or an option given on the command line is that, whatever the block says.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mpt_cli.errors import ConfigError, Problem, did_you_mean
 from mpt_cli.jobs.launchers import LAUNCHERS, PREFIX, read_launcher
+from mpt_cli.settings.key import BadValue, Key, read_value
 from mpt_cli.settings.limits import MOST_JOBS
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.overrides import format_override
@@ -124,9 +125,6 @@ def _read(content: Any, block: Block) -> None:
         return
     for name, value in _checked("sweep", content, _PLAIN, problems, PARTS).items():
         setattr(block, name, value)
-    if (block.seeds or 0) > MOST_JOBS:  # they would fill the memory
-        rule = f"must be at most {MOST_JOBS:,}, as many jobs as a sweep may have."
-        problems.append(Problem("sweep.seeds", rule, block.seeds))
     block.launcher = _launcher(content.get("launcher"), problems)
     if content.get("search") is not None:
         _read_search(block, content["search"])
@@ -194,56 +192,41 @@ def _mapped(
     return {}
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """What a value of the block must be that is no key's; `names` are all that it can be, where they are few."""
-
-    says: str
-    holds: Callable[[Any], bool]
-    names: Sequence[str] = ()
-
-
-def _at_least(least: int) -> _Rule:
-    return _Rule(f"must be a whole number >= {least}.", lambda value: type(value) is int and value >= least)
-
-
-def _one_of(names: Sequence[str]) -> _Rule:
-    return _Rule(f"must be one of {', '.join(names)}.", lambda value: value in names, names)
-
-
-def _text_that(says: str) -> _Rule:
-    return _Rule(says, lambda value: isinstance(value, str) and value != "")
+def _key(kind: type, choices: Iterable[str] = (), **bounds: float) -> Key:
+    return Key("", kind, None, choices=(*choices,), bounds=bounds)
 
 
 _PLAIN = {
-    "seeds": _at_least(1),
-    "jobs": _at_least(1),
-    "sweep_dir": _text_that("must be a path."),
-    "objective": _text_that("must be a name, as --objective takes it."),
-    "timeout_seconds": _Rule("must be > 0 seconds.", lambda value: type(value) in (int, float) and value > 0),
+    "seeds": _key(int, at_least=1, at_most=MOST_JOBS),  # more would fill the memory
+    "jobs": _key(int, at_least=1),
+    "sweep_dir": _key(str),
+    "objective": _key(str),
+    "timeout_seconds": _key(float, above=0),
 }
 _SEARCH = {
-    "trials": _at_least(1),
-    "sampler": _one_of([*SAMPLERS]),
-    "sampler_seed": _at_least(0),
-    "pruner": _one_of(PRUNERS),
+    "trials": _key(int, at_least=1),
+    "sampler": _key(str, SAMPLERS),
+    "sampler_seed": _key(int, at_least=0),
+    "pruner": _key(str, PRUNERS),
 }
 
 
 def _checked(
-    place: str, content: Mapping[str, Any], rules: Mapping[str, _Rule], problems: list[Problem], known: Sequence[str]
+    place: str, content: Mapping[str, Any], keys: Mapping[str, Key], problems: list[Problem], known: Sequence[str]
 ) -> dict[str, Any]:
-    """The values that have a rule and keep it; `known` are all names there may be."""
+    """Return the values of these keys, those that are right; `known` are all names there may be."""
     for name in content:
         if name not in known:
             rule = f"must be one of {', '.join(known)}."
             problems.append(Problem(f"{place}.{name}", rule, None, did_you_mean(name, known)))
-    found = {name: content[name] for name in rules if content.get(name) is not None}
-    for name, value in found.items():
-        if not rules[name].holds(value):
-            remedy = did_you_mean(value, rules[name].names)
-            problems.append(Problem(f"{place}.{name}", rules[name].says, value, remedy))
-    return {name: value for name, value in found.items() if rules[name].holds(value)}
+    found = {}
+    for name, key in keys.items():
+        if (value := content.get(name)) is not None:
+            try:
+                found[name] = read_value(key, value)
+            except BadValue as bad:
+                problems.append(Problem(f"{place}.{name}", bad.rule, value, bad.remedy))
+    return found
 
 
 def _launcher(content: Any, problems: list[Problem]) -> tuple[str, Sequence[str]] | None:

@@ -1,21 +1,16 @@
-"""What the varied keys do to the objective of a sweep: a picture over one of them, how much of the ranking each
-explains, and every job as a line across all of them.
+"""What the varied keys do to the objective of a sweep: how much of the ranking each explains, and every job as a line
+across all of them.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
-from statistics import fmean
 from typing import Any
 
-from mpt_cli.report.picture import Curve, Picture
 from mpt_cli.settings.key import read_number
-from mpt_cli.sweep.directory import SEED, JobResult, SweepResults
-from mpt_cli.telemetry.colors import CurveStyle, distinct_style
+from mpt_cli.sweep.directory import JobResult, SweepResults
 from mpt_cli.telemetry.format import format_number
 
-INITIAL_SCALE = "loss_scale.initial_scale"
 MOST_LINES = 300  # of jobs in parallel coordinates
 PARTS = 4  # that many values are put into as many groups
 
@@ -30,14 +25,6 @@ def numbered_label(result: JobResult) -> str:
     return f"{result.job.number:03d} {job_label(result)}".rstrip()
 
 
-def objective_pictures(found: SweepResults) -> list[Picture]:
-    """Return the objective over the initial scale where it is varied, else over the first key of numbers."""
-    numeric = [key for key in found.keys if all(_number(result, key) is not None for result in found.results)]
-    key = INITIAL_SCALE if INITIAL_SCALE in numeric else next(iter(numeric), None)
-    picture = None if key is None else _picture(found, key)
-    return [picture] if picture is not None and picture.curves else []
-
-
 def _reached(found: SweepResults, result: JobResult) -> float:
     value = found.objective.value(result.summary)
     return math.nan if value is None or not result.is_good else value
@@ -46,43 +33,6 @@ def _reached(found: SweepResults, result: JobResult) -> float:
 def _number(result: JobResult, key: str) -> float | None:
     number = read_number(result.job.overrides.get(key, ""))  # not every point has all keys
     return None if number is None else float(number)
-
-
-def _picture(found: SweepResults, key: str) -> Picture:
-    """A point per good job, and a line through the means, a color for each setting of the other varied keys."""
-    is_search = found.plan.search is not None  # of which no two jobs are alike in the other keys
-    name, series = found.objective.name, dict[str, dict[float, list[float]]]()
-    for result in found.results:
-        x, y = _number(result, key), _reached(found, result)
-        if x is not None and math.isfinite(y):
-            label = "" if is_search else job_label(result, key, SEED)
-            series.setdefault(label, {}).setdefault(x, []).append(y)
-    drawn = [
-        curve
-        for place, (label, points) in enumerate(sorted(series.items()))
-        for curve in _means_and_points("" if is_search else label or "mean", points, distinct_style(place))
-    ]
-    base = _log_base(key, sorted({x for points in series.values() for x in points}))
-    return Picture("objective", f"{name} over {key.rpartition('.')[2]}", name, drawn, x_label=key, log_base_x=base)
-
-
-def _means_and_points(label: str, points: dict[float, list[float]], look: CurveStyle) -> list[Curve]:
-    """No line through trials, which have no label. Jobs at one place are points of as many curves."""
-    xs = sorted(points)
-    alone = CurveStyle(look.color, "", marker="o")
-    rounds = [
-        [(x, y) for x, y in zip(xs, each, strict=True) if y is not None]
-        for each in zip_longest(*(points[x] for x in xs))
-    ]
-    return [
-        *([Curve(label, xs, [fmean(points[x]) for x in xs], look)] if label else []),
-        *(Curve("", [x for x, _ in jobs], [y for _, y in jobs], alone) for jobs in rounds),
-    ]
-
-
-def _log_base(key: str, xs: Sequence[float]) -> int | None:
-    is_wide = bool(xs) and xs[0] > 0 and (key == INITIAL_SCALE or xs[-1] >= 20 * xs[0])
-    return (2 if "scale" in key else 10) if is_wide else None
 
 
 @dataclass(frozen=True)
@@ -154,7 +104,7 @@ def _axis(label: str, texts: list[str], numbers: Sequence[float | None]) -> dict
     order, known = sorted({*texts}), [value for value in numbers if value is not None]
     if len(known) < len(texts):
         known = [float(order.index(each)) for each in texts]
-    elif _log_base(label, sorted(known)):
+    elif known and min(known) > 0 and max(known) >= 20 * min(known):
         known = [math.log2(value) for value in known]
     low, high = min(known, default=0.0), max(known, default=0.0)
     named = dict(zip(known, texts, strict=True))

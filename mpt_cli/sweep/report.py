@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from mpt_cli.report.history import RunHistory, read_histories
+from mpt_cli.report.history import read_histories
 from mpt_cli.report.page import render_page, run_link, write_page
 from mpt_cli.report.picture import Picture
 from mpt_cli.report.run_page import run_pictures
@@ -32,7 +32,6 @@ from mpt_cli.sweep.hyperparameters import (
     importances,
     job_label,
     numbered_label,
-    objective_pictures,
     parallel_chart,
 )
 from mpt_cli.sweep.paired import FEWEST_SEEDS, LEVEL, MOST_SEEDS, count_seeds
@@ -291,14 +290,9 @@ MOST_RUNS = 100  # whose lines are read for a page
 
 
 def pictures(found: SweepResults) -> list[Picture]:
-    """The objective over the key that is varied in numbers, then the runs."""
-    return [*objective_pictures(found), *run_pictures(run_stories(found))]
-
-
-def run_stories(found: SweepResults) -> list[RunHistory]:
-    """The runs in order of their rank, as far as they began; each named after its number and its varied keys."""
+    """Return those of the runs in order of their rank, each named after its number and its varied keys."""
     ranked = [result for row in found.configurations for result in row.results]
-    return read_histories((result.run_dir, numbered_label(result)) for result in ranked[:MOST_RUNS])
+    return run_pictures(read_histories((result.run_dir, numbered_label(result)) for result in ranked[:MOST_RUNS]))
 
 
 def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> str:

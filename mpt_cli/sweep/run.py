@@ -88,7 +88,7 @@ class Options:
 
     def limits(self, jobs: Sequence[Job], count: int) -> Limits:
         """What runs at a time of so many jobs, of which these are known."""
-        has_pool = not self.launcher.gives_gpus and (not jobs or any(job.gpus for job in jobs))
+        has_pool = self.launcher.is_here and (not jobs or any(job.gpus for job in jobs))
         gpus = visible_gpus(environ) if has_pool else []
         workers = max(1, min(self.workers or self.launcher.workers(count, len(gpus)), count))
         cores = self.launcher.cores_each(workers)

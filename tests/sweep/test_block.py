@@ -99,10 +99,10 @@ WRONG = {
         f"sweep.gird: must be one of {', '.join(PARTS)}. Did you mean grid?",
         "sweep.grid: must map keys to their values. Received: [1].",
         "sweep.points: must be a list of mappings from keys to values. Received: []. As in ",
-        "sweep.objective: must be a name, as --objective takes it. Received: [1].",
-        "sweep.seeds: must be a whole number >= 1. Received: 0.",
-        "sweep.timeout_seconds: must be > 0 seconds. Received: 0.",
-        "sweep.sweep_dir: must be a path. Received: 3.",
+        "sweep.objective: must be text. Received: [1].",
+        "sweep.seeds: must be >= 1 and <= 10000. Received: 0.",
+        "sweep.timeout_seconds: must be > 0. Received: 0.",
+        "sweep.sweep_dir: must be text. Received: 3.",
         "sweep.launcher: must be a name, or a section with a name and its settings. Received: 3.",
     ],
     "{grid: {trainer.epoch: [1], seed: []}, launcher: slrum, points: [3, {trainer.epoch: 1}], seeds: 1000000000000}": [
@@ -111,13 +111,13 @@ WRONG = {
         f"sweep.launcher.name: must be one of {NAMES} Received: 'slrum'.",
         "sweep.points.0: must map keys to one value each. Received: 3.",
         "sweep.points.1.trainer.epoch: there is no such key. Did you mean trainer.epochs?",
-        "sweep.seeds: must be at most 10,000, as many jobs as a sweep may have. Received: 1000000000000.",
+        "sweep.seeds: must be >= 1 and <= 10000. Received: 1000000000000.",
     ],
     "{search: {trails: 3, sampler: tep, sampler_seed: -1, space: {trainer.epochs: 'interval(3,1)'}}, grid: {seed: "
     "'interval(0,1)'}, launcher: {name: [ray]}}": [
         "sweep.search.trails: must be one of trials, sampler, sampler_seed, pruner, space. Did you mean trials?",
         "sweep.search.sampler: must be one of tpe, random, gp, cmaes. Received: 'tep'. Did you mean tpe?",
-        "sweep.search.sampler_seed: must be a whole number >= 0. Received: -1.",
+        "sweep.search.sampler_seed: must be >= 0. Received: -1.",
         "sweep.search.space.trainer.epochs: must go from a smaller to a larger number. Received: ",
         "sweep.search: must be left out with grid: a search chooses its points itself. Write the keys to vary into "
         "search.space.",

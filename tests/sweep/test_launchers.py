@@ -13,13 +13,9 @@ from sweep_stubs import processes_of
 from mpt_cli.errors import ConfigError
 from mpt_cli.jobs.launchers import Launcher, choose_launcher, recorded_launcher
 
-HERE = {"submitit": ["launcher.cluster=local", "launcher.timeout_min=5"]}
-without_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
-EACH = pytest.mark.parametrize("name", ["submitit", pytest.param("ray", marks=without_ray)])
 
-
-def launcher(name: str) -> Launcher:
-    return choose_launcher(name, HERE.get(name, []))
+def submitit_here() -> Launcher:
+    return choose_launcher("submitit", ["launcher.cluster=local", "launcher.timeout_min=5"])
 
 
 def wait_until_none_is_left(folder: Path) -> None:
@@ -27,17 +23,16 @@ def wait_until_none_is_left(folder: Path) -> None:
 
 
 @pytest.mark.long
-@EACH
-def test_each_job_ends_as_it_would_here(stubs, tmp_path, name):
+def test_each_job_ends_as_it_would_here(stubs, tmp_path):
     stubs.manners = {2: "raises", 3: "killed", 4: "hangs", 5: "deaf"}
-    given = {"launcher": launcher(name), "workers": 5, "timeout_seconds": 3.0, "grace_seconds": 10.0}
+    given = {"launcher": submitit_here(), "workers": 5, "timeout_seconds": 3.0, "grace_seconds": 10.0}
     found, code = stubs.start(["conf=digits_mlp", "seed=range(5)", f"sweep_dir={tmp_path / 's'}"], **given)
     ends = [(result.status, result.exit_code) for result in found.results[:4]]
     assert ends == [("finished", 0), ("failed", 2), ("killed", 143), ("timed out", 143)], found.results
     assert found.results[1].reason == "model.builder: build_net raised ValueError: no."
     assert found.results[3].summary["status"] == "terminated"  # it was asked, and saved
     assert found.results[4].status == "timed out"
-    assert code == 2 and f"at a time through {name}" in stubs.said
+    assert code == 2 and "at a time through submitit" in stubs.said
     assert recorded_launcher(found.plan.facts) == given["launcher"]
     wait_until_none_is_left(tmp_path)
 
@@ -52,7 +47,7 @@ def test_the_job_of_a_task_of_submitits_that_was_killed_ends_too(stubs, tmp_path
             os.kill(pid, signal.SIGKILL)
 
     threading.Thread(target=kill_the_task).start()
-    found, _ = stubs.start(["conf=digits_mlp", "seed=0", f"sweep_dir={tmp_path / 's'}"], launcher=launcher("submitit"))
+    found, _ = stubs.start(["conf=digits_mlp", "seed=0", f"sweep_dir={tmp_path / 's'}"], launcher=submitit_here())
     assert (found.results[0].status, found.results[0].exit_code) == ("killed", 143)
     wait_until_none_is_left(tmp_path)
     assert found.results[0].reason.startswith("the job was lost. submitit job ")
@@ -62,16 +57,19 @@ def test_the_job_of_a_task_of_submitits_that_was_killed_ends_too(stubs, tmp_path
     ("name", "words", "message"),
     [
         ("submitit", ["launcher.cluster=pbs"], "launcher.cluster: must be slurm or local. Received:"),
-        ("submitit", ["launcher.timeout_min=0"], "launcher.timeout_min: must be a whole number > 0."),
+        ("submitit", ["launcher.timeout_min=0"], "launcher.timeout_min: must be > 0. Received: '0'."),
         (
             "submitit",
             ["launcher.cluster=local", "launcher.qos=high"],
             "launcher.qos: is for launcher.cluster=slurm. Received: 'high'.",
         ),
+        ("ray", [], "launcher.address: must be given, or RAY_ADDRESS be set. `ray start --head` starts a Ray on this"),
         ("local", ["launcher.cluster=local"], "launcher.cluster: is for another launcher than local."),
     ],
 )
-def test_what_is_wrong_with_a_launcher_is_said(name, words, message):
+def test_what_is_wrong_with_a_launcher_is_said(name, words, message, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda package: package)
     with pytest.raises(ConfigError) as caught:
         choose_launcher(name, words)
     assert message in str(caught.value)
@@ -91,13 +89,10 @@ def test_slurm_has_to_be_here(monkeypatch):
 
 
 def test_what_a_launcher_gives_a_job(monkeypatch):
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("shutil.which", lambda program: f"/usr/bin/{program}")
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: package)
     slurm = choose_launcher("submitit", ["launcher.cpus_per_task=8", "launcher.sbatch.mail-type=FAIL"])
-    assert not slurm.is_here and slurm.gives_gpus and slurm.workers(500) == 16
+    assert not slurm.is_here and slurm.workers(500) == 16
     assert slurm.environment(16, {})["OMP_NUM_THREADS"] == "8"
-    ray = choose_launcher("ray", ["launcher.num_gpus=0.5", "launcher.memory_gb=2"])
-    assert ray.is_here and ray.gives_gpus
-    cluster = choose_launcher("ray", ["launcher.address=ray.example:6379"])
+    cluster = choose_launcher("ray", ["launcher.address=ray.example:6379", "launcher.num_gpus=0.5"])
     assert not cluster.is_here and cluster.environment(2, {}) == {}

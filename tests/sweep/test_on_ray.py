@@ -23,6 +23,13 @@ def head(tmp_path_factory, monkeypatch):
         yield processes_of(folder, "ray.scripts.scripts")[0]
 
 
+def test_each_job_ends_as_it_would_here(stubs, head, tmp_path):
+    stubs.manners = {2: "raises", 3: "killed"}
+    found, code = stubs.start(["conf=digits_mlp", "seed=0,1,2", "sweep_dir=s"], launcher=choose_launcher("ray", []))
+    assert [result.status for result in found.results] == ["finished", "failed", "killed"] and code == 2
+    assert found.results[1].reason == "model.builder: build_net raised ValueError: no."
+
+
 def test_the_jobs_of_a_driver_that_was_killed_are_waited_for(stubs, head, tmp_path):
     driver = begun_sweep(tmp_path, 2, "once", "ray")
     driver.kill()

@@ -26,7 +26,7 @@ class Client:
 
     sent: list[bytes] = field(default_factory=list)
 
-    def connect(self, address: str, headers: dict[str, str]) -> "Client":
+    def connect(self, address: str) -> "Client":
         self.sent.append(address.encode())
         return self
 

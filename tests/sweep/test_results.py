@@ -196,7 +196,7 @@ def test_the_page_has_its_pictures_and_the_command_of_the_best(stubs, monkeypatc
     found, _ = stubs.start(["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15"])
     text = found.directory.report_html.read_text()
     *charts, lines = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
-    assert len(charts) == 3 and "mpt train conf=digits_mlp" in text
+    assert len(charts) == 2 and "mpt train conf=digits_mlp" in text
     assert [axis["label"] for axis in lines["axes"]] == ["initial_scale", "val_accuracy"]
     assert [axis["at"] for axis in lines["axes"]] == [[0.0, 1.0], [0.5, 0.5]]
     assert re.findall(r'<a href="(0.*?)">', text) == 2 * ["001-initial_scale-256/", "002-initial_scale-32768/"]

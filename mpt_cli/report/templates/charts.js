@@ -72,9 +72,9 @@
     const { curves } = found, isOverSteps = found.x_label === "step";
     const lost = curves.flatMap((curve) => curve.lost);
     return plot(box, {
-      scales: { x: found.log_base_x ? scale(found.log_base_x) : { time: false }, y: scale(found.log_base, found.from_zero) },
-      axes: [axis(found.x_label, found.log_base_x), { ...axis(found.y_label, found.log_base), size: 62 }],
-      series: [{ label: found.x_label, value: (u, value) => words(value, found.log_base_x) },
+      scales: { x: { time: false }, y: scale(found.log_base, found.from_zero) },
+      axes: [axis(found.x_label), { ...axis(found.y_label, found.log_base), size: 62 }],
+      series: [{ label: found.x_label, value: (u, value) => words(value) },
         ...curves.map((curve) => series(curve, found.log_base))],
       cursor: { sync: isOverSteps ? { key: "steps" } : undefined, drag: { x: true, y: false }, focus: { prox: 24 } },
       focus: { alpha: 0.35 },
