@@ -191,13 +191,8 @@ every verdict but healthy and warm-up skips only, and where nothing was recorded
     parser.parse_intermixed_args = parser.parse_args  # type: ignore[method-assign]
 
 
-def configure_sweep(parser: Parser) -> None:
-    """Train with every combination of the values given, and rank the results."""
-    from mpt_cli.jobs.launchers import LAUNCHERS  # they read keys, which other verbs' help does not
-
-    add_overrides(parser)
-    add_job_options(parser, "what fits; 16 on a cluster", "rank by this metric, NAME:min or NAME:max", "SWEEP_DIR")
-    parser.add_argument("--dry-run", action="store_true", help="check the configurations and list the jobs")
+def add_search_options(parser: Parser) -> None:
+    """Add the options of a search by Optuna."""
     parser.more.add_argument(
         "--trials",
         type=int,
@@ -218,6 +213,16 @@ def configure_sweep(parser: Parser) -> None:
         "of others at the end of the same epoch; default: none",
     )
     parser.more.add_argument("--sampler-seed", type=int, metavar="N", help="default 0; with -j 1 the same search again")
+
+
+def configure_sweep(parser: Parser) -> None:
+    """Train with every combination of the values given, and rank the results."""
+    from mpt_cli.jobs.launchers import LAUNCHERS  # they read keys, which other verbs' help does not
+
+    add_overrides(parser)
+    add_job_options(parser, "what fits; 16 on a cluster", "rank by this metric, NAME:min or NAME:max", "SWEEP_DIR")
+    parser.add_argument("--dry-run", action="store_true", help="check the configurations and list the jobs")
+    add_search_options(parser)
     parser.more.add_argument(
         "--launcher", choices=tuple(LAUNCHERS), help="where the jobs run; default: local, with --resume as before"
     )
@@ -368,6 +373,32 @@ A run that still trains, was killed or has damaged files gets a page that says
 what is missing."""
 
 
+def add_rerun_options(parser: Parser) -> None:
+    """Add the options that say how recipes are run again."""
+    parser.more.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="end a run after this long; it has failed then"
+    )
+    parser.more.add_argument(
+        "--retries",
+        type=int,
+        default=0,
+        metavar="N",
+        help="run what failed again, up to N times; what passes then is reported as flaky",
+    )
+    parser.more.add_argument("-x", "--exitfirst", action="store_true", help="start no run after one that failed")
+    parser.more.add_argument(
+        "--rtol",
+        type=float,
+        default=0.0,
+        help="how far a metric may be from that of an earlier run, "
+        "as a share of it; default: 0. Counters must always be equal",
+    )
+    parser.more.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="runs at the same time; default: 1")
+    parser.more.add_argument(
+        "--output", metavar="DIR", help="where the runs go; default: runs/reproduce/TIME-ID, of --resume-check nowhere"
+    )
+
+
 def configure_reproduce(parser: Parser) -> None:
     """Run recipes or earlier runs again and check what they reach."""
     parser.add_argument(
@@ -382,35 +413,15 @@ def configure_reproduce(parser: Parser) -> None:
     parser.add_argument("--resume-check", action="store_true", help="train it whole, and killed and resumed: the same?")
     parser.add_argument("--dry-run", action="store_true", help="read them all and list what would run")
     add_json(parser)
-    more = parser.more
-    more.add_argument(
+    parser.more.add_argument(
         "-k",
         dest="keywords",
         default="",
         metavar="EXPRESSION",
         help="those whose name or `tags:` have these words, with and, or, not",
     )
-    more.add_argument("--timeout", type=float, metavar="SECONDS", help="end a run after this long; it has failed then")
-    more.add_argument(
-        "--retries",
-        type=int,
-        default=0,
-        metavar="N",
-        help="run what failed again, up to N times; what passes then is reported as flaky",
-    )
-    more.add_argument("-x", "--exitfirst", action="store_true", help="start no run after one that failed")
-    more.add_argument(
-        "--rtol",
-        type=float,
-        default=0.0,
-        help="how far a metric may be from that of an earlier run, "
-        "as a share of it; default: 0. Counters must always be equal",
-    )
-    more.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="runs at the same time; default: 1")
-    more.add_argument(
-        "--output", metavar="DIR", help="where the runs go; default: runs/reproduce/TIME-ID, of --resume-check nowhere"
-    )
-    more.add_argument(
+    add_rerun_options(parser)
+    parser.more.add_argument(
         "--at", type=int, metavar="STEP", help="of --resume-check: the step to kill it at; default: a random one"
     )
     add_config_dir(parser)
