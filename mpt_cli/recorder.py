@@ -44,9 +44,9 @@ from mpt_cli.training.loss_and_optimizer import describe_scaling, warn_of_scalin
 from mpt_cli.training.model_program import described_model, rule_of
 
 LEAST_CAPACITY = 256  # rows of the ring: at the usual 50 steps between two looks it never goes round
-NO_RESUME = "checkpoints: mpt.fit makes them and goes on from one, in the middle of an epoch too"
-NO_SPEED = "examples per second: fit does not tell a callback how many a step has (steps_per_second is of its steps)"
-NOT_WHOLE = "whole skips: the model's own train_step moves metrics and statistics of normalisation in skipped steps too"
+NO_RESUME = "checkpoints: mpt.fit writes them and resumes from one, also in the middle of an epoch"
+NO_SPEED = "examples per second: fit does not tell a callback how many a step has (see steps_per_second)"
+NOT_WHOLE = "metrics and normalisation in skipped steps: the model's own train_step updates them"
 
 
 def scaling_of(model: Any, settings: Settings) -> Scaling:

@@ -50,9 +50,9 @@ APPLIED = {  # keys that act in what is only recorded, or are known of it, by se
     "logger": None,
 }
 
-NO_SAMPLES = "what half precision loses, layer by layer: mpt.fit takes samples of it"
-UNCHECKED = "mpt.fit takes samples of it, and mpt run of a fit on arrays whose net is small or whose run is long."
-NO_PROGRAM = "what the program set by itself (loss, data, callbacks, schedule of the rate, seed), and the trained model"
+NO_SAMPLES = "losses of half precision by layer: mpt.fit samples them"
+UNCHECKED = "mpt.fit samples it; mpt run does so only for a fit on arrays whose net is small or whose run is long."
+NO_PROGRAM = "settings of the program (loss, data, callbacks, schedule of the rate, seed), and the trained model"
 
 
 @dataclass(frozen=True)
@@ -324,10 +324,9 @@ def _applied(settings: Settings) -> dict[str, Any]:
 
 RING_ROWS = 16384  # half a second of steps of 30 microseconds; 0.7 MB
 NOT_OF_A_LOOP = [
-    "epochs, metrics, validation and examples per second: only fit tells them, so that all steps count as one epoch",
-    "checkpoints: a loop of its own can't be gone on with",
-    "whole skips: a skipped step is an event as in every run and leaves weights and optimizer alone, but metrics and "
-    "statistics of normalisation are moved by the loop itself",
+    "epochs, metrics, validation and examples per second: only fit reports them, so all steps count as one epoch",
+    "checkpoints: a custom loop can't be resumed",
+    "metrics and normalisation in skipped steps: the loop itself updates them; weights and optimizer stay as they were",
 ]
 NO_EXAMPLES = "only the program that trained knows what was in the batch"
 NO_LOSS = "the loss of each step, and so whether it jumped, and whether an overflow began in the forward pass: "

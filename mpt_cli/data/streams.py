@@ -173,8 +173,8 @@ def warn_of_workers(*parts: Any) -> tuple[str, ...]:
         if workers > 1 or processes:
             asked = f"workers={workers}, use_multiprocessing={processes}"
             return (
-                f"data: {type(source).__name__} asks for {asked}, which have no effect: its batches are read in "
-                "one thread, so that each run draws the same.",
+                f"data: {type(source).__name__} asks for {asked}, which has no effect: one thread reads the "
+                "batches, so that runs repeat (docs/guides/data.md).",
             )
     return ()
 

@@ -73,6 +73,20 @@ class Diagnosis:
         return next(point for point in self.points if point.step == self.verified_step)
 
     @property
+    def trial_of_run(self) -> ScaleTrial | None:
+        """Return the trial of the run's own scale at the verified point; None where nothing was tried."""
+        scale = self.verified_point.loss_scale
+        return next((trial for trial in self.trials if trial.scale == scale), None)
+
+    @property
+    def is_well(self) -> bool:
+        """Return whether the run has float16 already and its scale suits every layer, as tried."""
+        tried, window = self.trial_of_run, self.window
+        if tried is None or window is None or not self.examines_run_policy or not self.is_safe or self.mended:
+            return False
+        return not tried.overflows and not self.faults and is_within(floor(log2(tried.scale)), window)
+
+    @property
     def forward_overflows(self) -> bool:
         """Return whether the loss itself overflows in float16, which no scale prevents."""
         return any(not trial.loss_is_finite for trial in self.trials)

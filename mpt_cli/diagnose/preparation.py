@@ -132,7 +132,7 @@ def check_write_path(target: str | None, words: Sequence[str]) -> None:
 MOST_GROWTH = 1.5  # of the loss: what batches differ by; a run that diverges passes it in a few steps
 LATEST = 5  # steps whose mean loss stands for the end
 LEAST_GAIN = 0.05  # of the loss: what lies nearer is as good, as `mpt compare` has it
-UNCHANGED_RUN = "the run as it was"
+UNCHANGED_RUN = "the unchanged run"
 
 
 @dataclass(frozen=True)
@@ -227,5 +227,5 @@ def remedy_rows(trials: Sequence[RemedyTrial]) -> list[tuple[str, str]]:
     if any(trial.works and not trial.words for trial in trials):
         rows.insert(0, ("remedy", "none is needed"))
     elif "tried" in labels and "remedy" not in labels:
-        rows.insert(0, ("remedy", "none of what was tried works"))
+        rows.insert(0, ("remedy", "no remedy that was tried works"))
     return rows

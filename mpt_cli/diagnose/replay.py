@@ -302,7 +302,7 @@ def _on_host(value: Any) -> NDArray[Any]:
 
 
 PLACE_PHRASES = {
-    (FORWARD, INPUT): "what goes into",
+    (FORWARD, INPUT): "the input of",
     (FORWARD, OUTPUT): "the output of",
     (BACKWARD, INPUT): "the gradient of the input of",
     (BACKWARD, OUTPUT): "the gradient that arrives at the output of",
@@ -376,7 +376,9 @@ def _step_sentence(found: OverflowDiagnosis) -> str:
             f" of {overflow.optimizer}" if overflow.optimizer else "",
             "" if found.own_step_of else f", loss {format_number(found.loss)}",
             f": it {'overflowed' if found.overflowed_again else 'did NOT overflow'} again",
-            "" if scale == scale_then else f". In the run the loss scale was {scale_then}: this is not the same course",
+            ""
+            if scale == scale_then
+            else f". In the run the loss scale was {scale_then}, so this training is not the same",
         ]
     )
 
@@ -392,7 +394,7 @@ def _layer_sentences(found: OverflowDiagnosis) -> Iterator[str]:
     if first is next(seen for seen in found.observed if seen.phase == first.phase):
         yield _origin_sentence(found, first)
     if not found.in_run_mode:
-        yield "seen with float16 rounded after every operation; compiled as the run, the probes saw no overflow"
+        yield "found by rounding to float16 after every operation; compiled as in the run, the probes saw no overflow"
 
 
 def _origin_sentence(found: OverflowDiagnosis, first: ObservedTensor) -> str:
@@ -403,12 +405,12 @@ def _origin_sentence(found: OverflowDiagnosis, first: ObservedTensor) -> str:
             if isfinite(found.loss)
             else "the loss itself is not finite"
         )
-        return f"no layer did it: it comes from the loss. {cause}"
+        return f"no layer caused it: it comes from the loss. {cause}"
     if found.bad_inputs:
-        return "no layer did it: the batch itself holds nan or inf"
+        return "no layer caused it: the batch itself holds nan or inf"
     if found.largest_input >= CAST_LIMIT:
         return f"inputs reach {found.largest_input:.6g}, and float16 ends at 65504: the cast to float16 makes them inf"
-    return "no layer did it: what it was given was not finite"
+    return "no layer caused it: the input was already not finite"
 
 
 def _unseen_sentence(found: OverflowDiagnosis) -> str:
@@ -417,10 +419,12 @@ def _unseen_sentence(found: OverflowDiagnosis) -> str:
     why = (
         f"{own} has a train_step of its own, whose gradients can't be looked into from outside"
         if own
-        else "with probes in its layers the step is finite: compiled otherwise"
+        else "with probes in its layers the step is finite, because it compiles differently"
     )
     if found.layer:
-        return f"{found.layer}: the gradient of {variable} was the first that was not finite, as the run noted. {why}"
+        return (
+            f"{found.layer}: the gradient of {variable} was the first that was not finite, says the run's record. {why}"
+        )
     if not found.overflowed_again:
         why = (
             "it cannot be reproduced: the step was finite this time, also with probes. Another device or version "

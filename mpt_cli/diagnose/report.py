@@ -53,9 +53,7 @@ def sentences(found: Diagnosis) -> list[tuple[str, str]]:
     rows += [("layers", text) for text in _faults(found)]
     rows += [("digits", found.digits.sentence)] if found.digits is not None else []
     if found.forward_overflows:
-        rows.append(
-            ("scale", "the forward pass itself overflows in float16, which no loss scale mends: mixed_bfloat16 does")
-        )
+        rows.append(("scale", "the forward pass itself overflows in float16, at any loss scale: use mixed_bfloat16"))
     elif found.trials and found.highest_safe is None:
         rows.append(("scale", "real float16 passes overflow near the predicted highest scale and well below it"))
     rows += [("verified", _trial_sentence(trial)) for trial in found.trials]
@@ -64,25 +62,30 @@ def sentences(found: Diagnosis) -> list[tuple[str, str]]:
 
 def lead_sentences(found: Diagnosis) -> list[tuple[str, str]]:
     """Return three sentences, with labels: what is wrong, what to set, how sure that is."""
-    now = found.verified_point
-    wrong = "nothing flows in float16"
-    if met := next((trial for trial in found.trials if trial.scale == now.loss_scale), None):
-        scale = "without loss scaling" if met.scale == 1 else f"at loss scale {format_scale(met.scale)}"
-        wrong = (
-            f"{scale} {format_fraction(met.flushed)} of the gradients in float16 become zero"
-            if not met.overflows
-            else f"{scale} gradients overflow in {met.overflows} of {met.passes} passes"
-        )
-        wrong += f" at step {now.step}"
+    keys = ", ".join(f"{'.'.join(path)}={value}" for path, value in config_keys(found).items())
+    tried = next((trial for trial in found.trials if trial.scale == found.recommended), None)
+    sure = "not tried in float16" if tried is None else f"tried in real float16 passes {_trial_sentence(tried)}"
+    none = "nothing: no loss scale is needed" if found.window is None else "no loss scale helps here"
+    advice = f"nothing needs to change; most room above and below has {keys}" if found.is_well else keys or none
+    return [("finding", _finding(found)), ("set", advice), ("evidence", sure)]
+
+
+def _finding(found: Diagnosis) -> str:
+    met = found.trial_of_run
+    if met is None:
+        return "nothing is wrong: no gradient is in float16"
+    scale = "without loss scaling" if met.scale == 1 else f"at loss scale {format_scale(met.scale)}"
+    if found.is_well:
+        flushed = f"{format_fraction(met.flushed)} of the gradients become zero"
+        return f"nothing is wrong: {scale} nothing overflows and {flushed}; safe scales {format_window(found.window)}"
+    wrong = f"{scale} {format_fraction(met.flushed)} of the gradients in float16 become zero"
+    if met.overflows:
+        wrong = f"{scale} gradients overflow in {met.overflows} of {met.passes} passes"
     faults = {**found.mended, **found.faults}
     if fault := next((fault for fault in FAULTS if fault in faults.values()), None):
         names = [layer for layer, its in faults.items() if its == fault]
         wrong = f"{layer_names(names)} {FAULTS[fault][0]}; {wrong}"
-    keys = [f"{'.'.join(path)}={value}" for path, value in config_keys(found).items()]
-    tried = next((trial for trial in found.trials if trial.scale == found.recommended), None)
-    sure = "not tried in float16" if tried is None else f"tried in float16 passes: {_trial_sentence(tried)}"
-    none = "nothing: no loss scale is needed" if found.window is None else "no loss scale mends this"
-    return [("finding", wrong), ("set", ", ".join(keys) or none), ("evidence", sure)]
+    return f"{wrong} at step {found.verified_step}"
 
 
 def layer_names(names: Sequence[str]) -> str:
@@ -150,7 +153,7 @@ def _examined(found: Diagnosis) -> str:
     what = f"{found.settings.recipe} under {found.policy.name}"
     if not found.examines_run_policy:
         what += f" (the run's own {found.settings.policy.name} has no float16)"
-    return f"{what}, against float32 with the same weights; {found.batches} batches at step {steps}"
+    return f"{what}, compared with float32 at the same weights, on {found.batches} batches at step {steps}"
 
 
 def _drift(found: Diagnosis) -> Iterator[tuple[str, str]]:
@@ -161,33 +164,33 @@ def _drift(found: Diagnosis) -> Iterator[tuple[str, str]]:
 
 def _safe(found: Diagnosis) -> str:
     if found.window is None:
-        return "any scale: nothing flows in float16"
+        return "any scale: no gradient is in float16"
     if found.drifts:
         return "no scale is safe at all of these steps: gradients drift, so let the scale move (loss_scale=dynamic)"
     if found.window.empty:
-        return "no scale: at each something overflows or is flushed, and no layers in float32 were found that mend it"
+        return "no scale: each overflows or flushes something, and keeping layers in float32 does not help"
     if not found.is_safe:
-        return f"no scale for every layer; where values are not lost on the way, scales {format_window(found.window)}"
+        return f"no scale for every layer; scales {format_window(found.window)} for layers whose inputs are not lost"
     return f"scales {format_window(found.window)}: nothing overflows, little is flushed to zero"
 
 
 KEEP_IN_FLOAT32 = "keep {it} in float32 (policy.overrides), "
 FAULTS = {
     OVERFLOWED: (
-        "overflow in the forward pass, which no loss scale mends",
+        "overflow in the forward pass, at any loss scale",
         KEEP_IN_FLOAT32 + "scale the inputs down or normalise before, or use mixed_bfloat16",
     ),
     VANISHED: (
-        "vanish in the forward pass: next to all of their outputs are 0, which no loss scale brings back",
+        "vanish in the forward pass: nearly all of their outputs are 0, at any loss scale",
         KEEP_IN_FLOAT32 + "initialise the weights larger, or normalise their inputs",
     ),
     FLUSHED: (
-        "get no gradient: next to all of it is 0, and not in float32",
-        KEEP_IN_FLOAT32 + "mend first what vanishes or overflows after it, or raise the scale where there is room",
+        "get no gradient: nearly all of it is 0, though not in float32",
+        KEEP_IN_FLOAT32 + "or first fix what vanishes or overflows after it, or raise the scale where there is room",
     ),
     DEAD: (
-        "get no gradient, in float32 neither: dead units, a loss weight of 0, or a path that is cut",
-        "no dtype mends that",
+        "get no gradient, not even in float32: dead units, a loss weight of 0, or no path to the loss",
+        "no dtype changes that",
     ),
 }
 
@@ -198,7 +201,7 @@ def _faults(found: Diagnosis) -> Iterator[str]:
         if names:
             yield f"{layer_names(names)} {words}; {remedy.format(it='it' if len(names) == 1 else 'them')}"
         if mended := [layer for layer, its in found.mended.items() if its == fault]:
-            yield f"{layer_names(mended)} {words}; not so with the layers in float32 that are named here"
+            yield f"{layer_names(mended)} {words}; but not with the layers in float32 that are named here"
     for kind in dict.fromkeys(row.kind for row in found.disagreements):
         alike = [row for row in found.disagreements if row.kind == kind]
         met, predicted = (
@@ -208,20 +211,22 @@ def _faults(found: Diagnosis) -> Iterator[str]:
         layers = layer_names([row.layer for row in alike])
         yield (
             f"{layers}: {met} of their {kind.replace('_', ' ')} are flushed where {predicted} were predicted: "
-            "what they are made of is lost before"
+            "the values they are computed from are lost earlier"
         )
 
 
 def _trial_sentence(trial: ScaleTrial) -> str:
     """Return what was measured at one scale, beside what was predicted."""
     if not trial.loss_is_finite:
-        return f"{format_scale(trial.scale)}: the loss itself is not finite in float16"
+        return f"at scale {format_scale(trial.scale)}: the loss itself is not finite in float16"
     expected = "predicted" if trial.predicted_overflow else "not predicted"
     if trial.overflows:
-        return f"{format_scale(trial.scale)}: overflow in {trial.overflows} of {trial.passes} passes, {expected}"
+        return (
+            f"at scale {format_scale(trial.scale)}: overflow in {trial.overflows} of {trial.passes} passes, {expected}"
+        )
     overflow = ", though overflow was predicted" if trial.predicted_overflow else ""
     flushed = f"{format_fraction(trial.flushed)} flushed ({format_fraction(trial.predicted_flushed)} predicted)"
-    return f"{format_scale(trial.scale)}: {flushed}, no overflow in {trial.passes} passes{overflow}"
+    return f"at scale {format_scale(trial.scale)}: {flushed}, no overflow in {trial.passes} passes{overflow}"
 
 
 def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
@@ -363,8 +368,8 @@ def _resolved(tree: Any, path: tuple[str, ...]) -> Any:
 
 
 LEAD_ROWS = 3  # sentences, before the table
-LEGEND = """max 2^: exponent of the largest; ×S: share flushed to zero at loss scale S;
-subnormal: share of these at the run's scale"""
+LEGEND = """max 2^: exponent of the largest gradient; ×S: share flushed to zero at loss scale S;
+subnormal: share below 2^-14 at the run's scale, where bits are lost"""
 
 
 def print_diagnosis(found: Diagnosis, files: Sequence[str], console: Console) -> None:
@@ -372,7 +377,7 @@ def print_diagnosis(found: Diagnosis, files: Sequence[str], console: Console) ->
     told = sentences(found)
     print_labelled([*told[:LEAD_ROWS], *(("file", file) for file in files)], console)
     point = found.verified_point
-    console.out(f"step {point.step}: gradients of outputs and weights, the worse of the two", highlight=False)
+    console.out(f"step {point.step}: gradients of outputs or weights, whichever are worse", highlight=False)
     print_table(
         _columns(found, point),
         point.layers,

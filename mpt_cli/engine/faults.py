@@ -55,7 +55,7 @@ def warn_of_fault(fault: FaultSettings) -> list[str]:
     when = ", ".join(parts) + ("" if fault.above_scale is None else f", above scale {fault.above_scale:g}")
     return [
         f"fault.kind={fault.kind}: THIS IS A REHEARSAL. Numbers go wrong on purpose ({fault.place}, {when}). "
-        "fault=none ends it."
+        "fault=none ends it (docs/guides/overflow.md)."
     ]
 
 

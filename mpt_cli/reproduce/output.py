@@ -48,7 +48,7 @@ class ResultPrinter:
         self.done += 1
         missed = sum(not check.passed for check in result.checks)
         verdict = f"{missed} of {len(result.checks)} expectations missed" if missed else "reproduced"
-        verdict = verdict if result.checks else "ran, with nothing expected of it yet"
+        verdict = verdict if result.checks else "ran, without expectations"
         if result.attempts > 1:
             self.count += 1
             verdict += f" at attempt {result.attempts}" + (": flaky" if result.is_flaky else "")
@@ -75,7 +75,7 @@ class ResultPrinter:
 
     def _explain(self, result: Reproduction) -> None:
         where = result.child.run.path
-        self.line(f"\n{result.target.name}: {f'look into {where}' if where.is_dir() else result.failure}")
+        self.line(f"\n{result.target.name}: {f'see {where}' if where.is_dir() else result.failure}")
         for attempt, failure in enumerate(result.earlier, 1):
             self.line(f"  attempt {attempt}: {failure}")
         for check in result.checks:

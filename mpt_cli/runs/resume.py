@@ -86,8 +86,8 @@ def is_recorded(run: RunDirectory) -> bool:
 def _check_has_checkpoints(run: RunDirectory) -> RunDirectory:
     if is_recorded(run):
         raise DataError(
-            f"{run.path} can't be gone on with: it was recorded while a program of its own trained, and "
-            "has no checkpoints. Run that program again."
+            f"{run.path} can't be resumed: mpt only recorded it while another program trained, so it has no "
+            "checkpoints. Run that program again."
         )
     return run
 

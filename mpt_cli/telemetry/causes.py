@@ -50,7 +50,7 @@ DYNAMIC, WIDER, CLIP = "loss_scale=dynamic", "policy=mixed_bfloat16", "optimizer
 OTHER_POLICY = "the policy mixed_bfloat16 or float32"
 LOWER_START = f"Lower the initial loss scale (loss_scale.initial_scale), or run with {OTHER_POLICY} to compare."
 RAISE_START = "raise the initial loss scale (loss_scale.initial_scale)"
-KEPT_BY_MORE = "float16 flushed them to zero, a higher loss scale keeps them: "
+KEPT_BY_MORE = "float16 flushed them to zero, and a higher loss scale keeps them: "
 
 LIFTED = (
     "Initialise their weights larger, normalise their inputs, or keep these layers in float32, which holds smaller "
@@ -58,8 +58,8 @@ LIFTED = (
 )
 
 IN_DOUBT_WORDS = (
-    "A scale that is much too high leaves that, and so does a bug of the model or data: an initial loss scale of 1 "
-    "(loss_scale.initial_scale) tells which, as nothing overflows there that float16 holds."
+    "Either the scale is much too high, or the model or data has a bug. Train with an initial loss scale of 1 "
+    "(loss_scale.initial_scale): nan that remains comes from a bug."
 )
 
 FORWARD, NAN, FIXED, BEYOND = "forward pass", "nan", "fixed too high", "beyond any scale"
@@ -78,21 +78,21 @@ SPOILED_LOSS, SPOILED_WEIGHTS = "spoiled loss", "spoiled weights"
 CAUSES = {
     FORWARD: Cause(
         lambda run_state, skips: run_state.forward_share(skips) > 0.5,
-        remedy="The loss itself was not finite, which no scale can cause or cure: look for nan or inf in the data, "
+        remedy="The loss itself was not finite, which is not the loss scale's fault: look for nan or inf in the data, "
         "lower the learning rate, or keep a layer that overflows in float32.",
-        explanation="the loss itself was not finite, which no scale can cause or cure. Look for bad values in the "
+        explanation="the loss itself was not finite, which is not the loss scale's fault. Look for bad values in the "
         "data, a learning rate that is too high, or a layer that overflows float16 and is better kept in float32.",
-        hint="the loss itself was not finite, which no scale causes",
+        hint="the loss itself was not finite, which is not the scale's fault",
     ),
     NAN: Cause(
         lambda run_state, skips: run_state.is_nan(skips),
-        remedy="The gradients held nan and no inf, of a finite loss, again and again: rather a bug of the model or "
-        "data than the scale. Look at the layer that the events name: a square root, norm or division whose "
-        "gradient is not defined at 0, a masked logarithm.",
-        explanation="the gradients held nan and no inf, of a finite loss, which the scale does not explain: a bug of "
-        "the model or data. Look at the layer that events.jsonl names: a square root, norm or division whose "
-        "gradient is not defined at 0, a masked logarithm.",
-        hint="nan without inf for the third time, which the scale does not explain: a bug of the model or data",
+        remedy="The loss was finite, but its gradients held nan and no inf again and again: a bug of the model or "
+        "data, not of the scale. Look at the layer that the events name for a square root, norm or division whose "
+        "gradient is not defined at 0, or a masked logarithm.",
+        explanation="the loss was finite, but its gradients held nan and no inf: a bug of the model or data, not of "
+        "the scale. Look at the layer that events.jsonl names for a square root, norm or division whose gradient is "
+        "not defined at 0, or a masked logarithm.",
+        hint="nan without inf for the third time: a bug of the model or data, not of the scale",
     ),
     FIXED: Cause(
         lambda run_state, _: not run_state.scaling.moves,
@@ -106,7 +106,7 @@ CAUSES = {
         lambda run_state, _: run_state.is_near_floor(2),
         remedy="No scale is low enough, so scaling is not the cause: look for nan in the model or data, lower the "
         f"learning rate, or run with {OTHER_POLICY} to compare.",
-        explanation="when no scale is low enough, the cause is a nan or a value beyond float16, not the scale. Try "
+        explanation="since no scale is low enough, the cause is nan or a value too large for float16. Try "
         f"{OTHER_POLICY}, a lower learning rate, or clipping gradients by their global norm.",
         hint="nan even at the lowest scale, so the scale is not the cause",
         change=WIDER,
@@ -121,8 +121,8 @@ CAUSES = {
         lambda run_state, skips: run_state.applied_steps == 0 and run_state.is_nan_throughout(skips),
         remedy="The gradients held nan and no inf in every step. " + IN_DOUBT_WORDS,
         explanation="the gradients held nan and no inf. " + IN_DOUBT_WORDS,
-        hint="nan without inf: a scale that is much too high leaves that, or a bug of the model or data; which of them "
-        "shows as it falls",
+        hint="nan without inf: the scale is much too high, or the model or data has a bug; if it is the scale, "
+        "nan ends as it falls",
         change="loss_scale.initial_scale=1",
     ),
     UNSETTLED: Cause(
@@ -160,13 +160,13 @@ CAUSES = {
     ),
     ZERO_UNKNOWN: Cause(
         lambda run_state, _: run_state.scaling.is_needed and not run_state.sample_is_new,
-        remedy="Whether float16 flushed them was not looked at. A higher loss scale (loss_scale.initial_scale) or "
-        f"{OTHER_POLICY} keeps such gradients; else units are dead, or the loss does not depend on the weights.",
+        remedy="It was not checked whether float16 flushed them. If so, a higher scale (loss_scale.initial_scale) or "
+        f"{OTHER_POLICY} keeps them; else units are dead, or the loss does not depend on the weights.",
     ),
     DEAD_GRADIENTS: Cause(
         lambda run_state, _: not (run_state.sample_is_new and (run_state.flushed_share or 0) > 0),
         remedy="No loss scale brings them back: look for a loss that does not depend on the weights, for units that "
-        "are dead (a lower learning rate), or for targets that are met already.",
+        "are dead (lower the learning rate), or for targets that the model meets already.",
     ),
     SPOILED_LOSS: Cause(
         _always,

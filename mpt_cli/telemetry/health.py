@@ -88,7 +88,9 @@ def _ends_untrained(run_state: RunState) -> str | None:
         return None
     if run_state.steps_seen == 0:
         return "The run ended before its first step."
-    words = f"None of {format_count(run_state.steps_seen)} steps was applied, so the weights are those of the start: "
+    words = (
+        f"None of {format_count(run_state.steps_seen)} steps was applied, so the weights are still the initial ones: "
+    )
     cause = find_cause(run_state, run_state.skipped_steps, OVERFLOW_CAUSES)
     advice = CAUSES[cause].explain(run_state)
     if cause == FORWARD:
@@ -142,7 +144,7 @@ def _ends_with_bad_values(run_state: RunState) -> str | None:
     for cause, steps in ((FORWARD, run_state.forward_steps), (NAN, run_state.persistent_nan_steps)):
         if len(steps) >= THIRD_TIME:
             count, seen, last = (format_count(step) for step in (len(steps), run_state.steps_seen, steps[-1]))
-            words = f"{count} of {seen} steps, the last {last}, were skipped though the scale was not to blame"
+            words = f"{count} of {seen} steps, the last {last}, were skipped, and the scale was not the cause"
             return f"{words}: {CAUSES[cause].explain(run_state)}"
     return None
 
@@ -166,7 +168,7 @@ def _ends_vanished(run_state: RunState) -> str | None:
         return None
     words = f"The outputs of {_name_layers(layers)} were flushed to zero in float16{_format_sampled(run_state)}"
     if flushed := run_state.flushed_share:
-        words += f", and {format_fraction(flushed)} of the gradient elements were zero that are not in float32"
+        words += f", and {format_fraction(flushed)} of the gradient elements that float32 keeps"
     return f"{words}: {CAUSES[VANISHING].explain(run_state)}"
 
 
@@ -183,7 +185,7 @@ def describe_digits(noise: float, layers: Sequence[str], noise_left: float, at: 
     if layers[0] == TARGETS:
         return f"{words}, because the targets are cast to the dtype of the outputs. Use policy.head=float32."
     if layers[0] == ALL_LAYERS:
-        return f"{words}, and no few layers in float32 mend it. Use policy=float32."
+        return f"{words}, and keeping a few layers in float32 does not help. Use policy=float32."
     names = [layer.rpartition("/")[2] for layer in layers]
     overrides = ", ".join(f"{name}: float32" for name in names)
     return (
@@ -212,7 +214,7 @@ def _ends_flushed(run_state: RunState) -> str | None:
         f"{format_fraction(flushed or 0.0)} of the gradient elements were flushed to zero{_format_at_scale(run_state)}"
     )
     if layers:
-        words += f", next to all of those of {_name_layers(layers)}"
+        words += f", among them nearly all of {_name_layers(layers)}"
     return f"{words}. {_as_sentence(explain_cause(run_state, 0, UNDERFLOW_CAUSES))}"
 
 
@@ -225,9 +227,9 @@ def _describe_dead(run_state: RunState) -> str | None:
     if not layers:
         return None
     return (
-        f"No gradient reached the weights of {_name_layers(layers)}{_format_sampled(run_state)}, in float32 neither: "
-        "units that are dead (a lower learning rate, another activation), a loss weight of 0, or a path "
-        "to the loss that is cut."
+        f"No gradient reached the weights of {_name_layers(layers)}{_format_sampled(run_state)}, not even in float32. "
+        "Look for dead units (use a lower learning rate or another activation), a loss weight of 0, or a layer that "
+        "is not connected to the loss."
     )
 
 
@@ -241,8 +243,8 @@ def describe_unmoved(found: UnmovedWeights) -> str:
     return (
         f"Not one bit of any kernel has changed since {since}, though the gradients are not 0: at learning rate "
         f"{found.learning_rate:g} updates are less than half a unit in the last place of the weights (2^-25 to "
-        "2^-24 of one in float32) and are rounded away. Raise the learning rate, unless the targets were met from "
-        "the start."
+        "2^-24 of one in float32) and are rounded away. Raise the learning rate, unless the model met its targets "
+        "from the start."
     )
 
 
@@ -258,9 +260,9 @@ def _ends_unmoved(run_state: RunState) -> str | None:
     if not layers:
         return None
     return (
-        f"Next to none of the updates of {_name_layers(layers)} changed a weight{_format_sampled(run_state)}: what is "
-        "less than half a unit in the last place of a weight in half precision is rounded away. The "
-        "policies mixed_bfloat16 and mixed_float16 keep weights in float32."
+        f"Hardly any update of {_name_layers(layers)} changed a weight{_format_sampled(run_state)}: half precision "
+        "rounds away updates of less than half a unit in the last place of a weight. The policies mixed_bfloat16 and "
+        "mixed_float16 keep weights in float32."
     )
 
 
@@ -281,7 +283,7 @@ def _format_sampled(run_state: RunState) -> str:
 def _ends_unchecked(run_state: RunState) -> str | None:
     if not run_state.unchecked:
         return None
-    return f"{_ends_well(run_state)} What half precision did to the numbers was not looked at: {run_state.unchecked}"
+    return f"{_ends_well(run_state)} What half precision did to the numbers was not checked: {run_state.unchecked}"
 
 
 def _ends_warmed_up(run_state: RunState) -> str | None:
@@ -326,7 +328,7 @@ def _describe_skips(run_state: RunState) -> str:
     groups = {
         "while the scale settled": searched,
         "after it had grown": run_state.skipped_steps - searched - later - len(bad),
-        "with a loss that was not finite before any scaling": len(bad),
+        "with a loss that was not finite even before scaling": len(bad),
         "later": later,
     }
     told = ", ".join(f"{format_count(count)} {when}" for when, count in groups.items() if count)
@@ -338,7 +340,7 @@ def _remark_bad_values(run_state: RunState) -> str | None:
         return None
     steps = f"step{'s' if len(run_state.forward_steps) > 1 else ''} {', '.join(map(str, run_state.forward_steps))}"
     return (
-        f"The loss of {steps} was not finite before any scaling, which no loss scale prevents: look at the "
+        f"The loss of {steps} was not finite even before scaling, so the loss scale is not the cause: look at the "
         "examples of that batch, or keep the layer that events.jsonl names in float32."
     )
 
@@ -348,8 +350,8 @@ def _remark_flushed(run_state: RunState) -> str | None:
         return None
     return (
         f"{format_fraction(run_state.flushed_share or 0.0)} of the gradient elements were flushed to zero"
-        f"{_format_sampled(run_state)}, when the loss had fallen to {format_number(run_state.loss or 0.0)} and next to "
-        "nothing was left to learn."
+        f"{_format_sampled(run_state)}, when the loss had fallen to {format_number(run_state.loss or 0.0)} and hardly "
+        "anything was left to learn."
     )
 
 
@@ -362,8 +364,8 @@ def _remark_late_skips(run_state: RunState) -> str | None:
     named = ("… " if len(late) > 3 else "") + ", ".join(map(str, late[-3:]))
     which = f"Step {named} was" if len(late) == 1 else f"{format_count(len(late))} steps ({named}) were"
     return (
-        f"{which} skipped long after the scale had settled, and not because it had grown: a batch with unusual "
-        "gradients does that, or a learning rate that rises. If more follow, lower the learning rate or clip "
+        f"{which} skipped long after the scale had settled, and not because it had grown. A batch with unusual "
+        "gradients or a rising learning rate can cause that. If more follow, lower the learning rate or clip "
         "gradients to a global norm of 1.0."
     )
 
@@ -375,7 +377,7 @@ def _remark_rising_loss(run_state: RunState) -> str | None:
     return (
         f"val_loss was lowest in epoch {trend.lowest_epoch}, {format_number(trend.lowest)}, and is "
         f"{format_number(trend.latest[-1])} after {trend.epoch - trend.lowest_epoch} more: the model may be "
-        "overfitting, and early stopping ends a run there."
+        "overfitting; early stopping would have ended the run there."
     )
 
 
@@ -388,8 +390,8 @@ def _remark_input(run_state: RunState) -> str | None:
         return None
     return (
         f"Steps waited for their data {waited / whole:.0%} of the time ({format_seconds(waited)}), so a quicker "
-        "device gains little: let the loader do less for each example, or do it once and keep the "
-        "result."
+        "device gains little. Let the loader do less for each example, or prepare the data once and keep "
+        "the result."
     )
 
 

@@ -271,8 +271,8 @@ def warn_of_no_head(settings: Settings, model: Any) -> list[str]:
         return []
     names = ", ".join(layer.name for layer in layers_of(model)[-4:])
     return [
-        f"policy.head={head}: which layer of {type(model).__name__} is its head is not known, so none is put into "
-        f'{head}. Call that layer "head", or set policy.overrides.NAME={head} (its last layers: {names}).'
+        f"policy.head={head} does nothing: {type(model).__name__} has no layer called head. Rename its last layer, "
+        f"or set policy.overrides.NAME={head} (last layers: {names}; docs/guides/policy.md)."
     ]
 
 
@@ -283,12 +283,13 @@ def warn_of_half_head(model: Any) -> list[str]:
         return []
     layers = f"layer {rows[0].path} makes" if len(rows) == 1 else f"layers {', '.join(row.path for row in rows)} make"
     risk = next((row.risk for row in rows if row.risk), "what the loss gets has 11 bits, and is inf above 65504")
-    return [f"{layers} the output of the model in {rows[0].compute_dtype}: {risk}. Keep that layer in float32."]
+    dtype = rows[0].compute_dtype
+    return [f"{layers} the output of the model in {dtype}: {risk}. Keep it in float32 (docs/guides/policy.md)."]
 
 
 def _warn_of_what_is_left(chosen: ChosenPolicies | None) -> list[str]:
     return [
-        f"policy.name: {AUTO_FLOAT16} leaves {text}, which no policy of a layer changes. Cast to float32 there."
+        f"policy.name: {AUTO_FLOAT16} leaves {text}, which needs a cast to float32 (docs/guides/policy.md)."
         for text in (chosen.left if chosen is not None else ())
     ]
 

@@ -536,9 +536,9 @@ def warn_of_scaling(scaling: Scaling) -> list[str]:
     if scaling.is_needed:
         return [
             f"loss_scale.mode={scaling.mode}: layers compute in float16, where gradients below 2^-24 become 0. "
-            "loss_scale=dynamic keeps them."
+            "loss_scale=dynamic keeps them (docs/explanation/loss-scaling.md)."
         ]
     return [
-        f"loss_scale.mode={scaling.mode} has no use here: nothing computes in float16. It changes no result and "
-        "costs a little; loss_scale=auto leaves it out."
+        f"loss_scale.mode={scaling.mode} has no use here: nothing computes in float16. loss_scale=auto leaves it out "
+        "(docs/explanation/loss-scaling.md)."
     ]

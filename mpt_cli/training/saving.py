@@ -44,9 +44,8 @@ def warn_of_saving(model: Any) -> list[str]:
     if obstacle is None:
         return []
     return [
-        f"model: {type(model).__name__} can't be written as a .keras file and read again ({obstacle}). Its "
-        f"weights are saved as model{WEIGHTS_SUFFIX}; evaluate and export make the model anew as this run does. A "
-        "get_config method of its class lets the file stand alone."
+        f"model: {type(model).__name__} can't be saved as a .keras file ({obstacle}); its weights are saved as "
+        f"model{WEIGHTS_SUFFIX}. A get_config method of its class would fix it (docs/guides/model.md)."
     ]
 
 

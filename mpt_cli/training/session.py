@@ -209,7 +209,7 @@ def _counter_options(parts: Assembly) -> CounterOptions:
 
 
 # why half precision was not looked at
-NO_SAMPLES_ASKED = "trainer.gradient_health_every_steps=auto takes samples of it."
+NO_SAMPLES_ASKED = "trainer.gradient_health_every_steps=auto samples it."
 NO_SAMPLE_YET = (
     "there was no sample in so short a run; trainer.gradient_health_every_steps=10 takes one after 10 "
     "steps, whatever it costs."

@@ -72,8 +72,7 @@ def _report_no_overflow(run: RunDirectory, run_dir: str, is_of_program: bool, ar
     verdict = [f"{ending['verdict']}: {ending.get('explanation', '')}"] if "verdict" in ending else []
     is_well = not verdict or ending["verdict"] in GOOD_VERDICTS
     rows = [
-        f"no step of {run_dir} overflowed{', so no layer is bad' * is_well}; {measures} measures how far away an "
-        "overflow is",
+        f"no step of {run_dir} overflowed{', so no layer is bad' * is_well}. To measure how close it came: {measures}",
         *([] if is_well else verdict),
     ]
     if arguments.json:

@@ -73,7 +73,7 @@ def run_list(arguments: argparse.Namespace) -> int:
         lines = [text for text in (entry["description"], entry.get("keys", "")) if text]
         told = f"{entry['name']:<{width}}  " + f"\n{'':<{width}}  ".join(lines)
         (advanced if entry.get("advanced") else usual).append(told)
-    for told in [*usual, *(["\nadvanced: what hardly anyone needs to set"] if advanced else []), *advanced]:
+    for told in [*usual, *(["\nadvanced, rarely needed:"] if advanced else []), *advanced]:
         say(told)
     return OK
 
@@ -225,9 +225,9 @@ def run_copy(arguments: argparse.Namespace) -> int:
     schema = target.with_name(SCHEMA_FILE)
     if not schema.exists():
         write_atomic(schema, strict_json(json_schema(), indent=2) + "\n")
-        lines.append(f"{schema}: the keys, for editors with a yaml-language-server, as the first line says")
+        lines.append(f"{schema}: describes the keys to editors with a yaml-language-server")
     if left:
-        lines.append(f"it names {', '.join(left)}, which it does not find there: they lie where {source} names them")
+        lines.append(f"it names {', '.join(left)}, found beside {source} but not here: copy them too")
     say("\n".join(lines))
     return OK
 
@@ -270,7 +270,7 @@ def _show(arguments: argparse.Namespace) -> int:
     else:
         # a recipe that names functions is code: whoever gets one from elsewhere should see what it would run
         lines = [f"# {key}: this recipe imports {reference} and runs it\n" for key, reference in imports.items()]
-        lines += [f"# this recipe reads {', '.join(variables)} of the environment\n"] if variables else []
+        lines += [f"# this recipe reads environment variables: {', '.join(variables)}\n"] if variables else []
         lines += [f"# {note}\n" for note in notes]
         say("".join(lines) + resolved_yaml(settings).removesuffix("\n"))
     return OK
@@ -328,7 +328,7 @@ def run_check(arguments: argparse.Namespace) -> int:
             }
         )
     else:
-        reads = [f"reads {', '.join(variables)} of the environment"] if variables else []
+        reads = [f"reads environment variables: {', '.join(variables)}"] if variables else []
         notes = [*told, *([missing] if missing else [])]
         say("\n".join([_ok_line(settings), *reads, *notes, *(_build_lines(built) if built else [])]))
     return OK
@@ -373,10 +373,10 @@ def _operation_lines(report: "OperationReport") -> list[str]:
     for each in report.counts:
         rows.setdefault(each.layer, []).append(f"{each.count} {each.operation} {each.dtype}")
     operations = [(layer, ", ".join(texts)) for layer, texts in rows.items()]
-    fine = "nothing is amiss: what needs float32 has it"
+    fine = "no problem: what needs float32 is in float32"
     return [
-        "operations of the forward pass and the loss, as traced; what XLA fuses later is not in it",
-        *(plain_lines(text_columns(["amiss", "why"]), flags) if flags else [fine]),
+        "operations of the forward pass and the loss, as traced, before XLA fuses any",
+        *(plain_lines(text_columns(["problem in", "why"]), flags) if flags else [fine]),
         *_overrides_lines("try", report.suggestion),
         f"products: {products or 'none'}",
         *plain_lines(text_columns(["layer", "operations"]), operations),

@@ -96,7 +96,7 @@ def run_program(program: ScriptProgram, run: Callable[[], None]) -> tuple["Scrip
             found.append(ScriptRun(settings, program.title, program.command, folder, is_seeded))
             stack.enter_context(watched(found[0]))
             if backend is not None and (chosen := keras.backend.backend()) != backend:
-                found[0].note(f"the script sets the backend {chosen} itself, which it has")
+                found[0].note(f"the script sets its own backend, {chosen}, which is used")
 
         stack.enter_context(_spawning(program, folder))
         try:
@@ -150,7 +150,7 @@ def _print_notes(seen: "ScriptRun | None") -> None:
 def _judge_strictly(seen: "ScriptRun | None", allow_unchecked: bool) -> int:
     """Return the exit code that --fail-on-verdict asks for, and print the reason."""
     if seen is None or not seen.ended_runs:
-        reason = "there is no verdict, as nothing that the script trained was recorded to its end"
+        reason = "there is no verdict, because no training of the script was recorded to its end"
     else:
         reason = seen.why_not_good(allow_unchecked)
     if reason:
@@ -257,7 +257,7 @@ def _script_key_problem(word: str) -> Problem | None:
     of_trainer = [f"trainer.{name}" for name in RECORDED_TRAINER_KEYS]
     known = ["policy", *(f"{section}.…" for section in SECTIONS if section != "policy"), *SINGLE_KEYS, *of_trainer]
     own = 'In the script, a layer takes dtype="float32". ' if path.startswith("policy.") else ""
-    return Problem(path, "is the script's own affair.", value, f"{own}mpt run takes {', '.join(known)}.")
+    return Problem(path, "is decided by the script.", value, f"{own}mpt run takes {', '.join(known)}.")
 
 
 def _script_exit_code(error: BaseException | None, policy: str) -> int:
@@ -288,8 +288,8 @@ def _script_exit_code(error: BaseException | None, policy: str) -> int:
         where = "" if layer is None else f" It broke in {describe_layer(layer)}; dtype='float32' there keeps it out."
         other = "" if policy == "mixed_bfloat16" else "policy=mixed_bfloat16 has the range of float32, "
         say(
-            f"mpt run: the dtype policy {policy} is mpt's, not the script's.{where} {other}policy=float32 is the "
-            "script as it is.",
+            f"mpt run: the dtype policy {policy} comes from mpt, not the script.{where} {other}policy=float32 runs "
+            "the script as it is.",
             sys.stderr,
         )
     return SCRIPT_RAISED

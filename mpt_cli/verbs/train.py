@@ -31,7 +31,7 @@ def run_train(arguments: argparse.Namespace) -> int:
     is_swept = block_of(recipe) != Block()
     with _progress_stream(arguments) as stream, training_run.others_released(settings):
         if is_swept:
-            line = f"{settings.recipe}: this is one run; what its sweep: block varies, `mpt sweep` runs"
+            line = f"{settings.recipe}: this trains one run; `mpt sweep` runs what its sweep: block varies"
             say(line, stream)
         summary = training_run.train(settings, command, training_run.Reporters(stream), recipe.notes)
     if arguments.json:

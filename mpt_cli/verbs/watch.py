@@ -195,13 +195,13 @@ class RunConsole:
     def _show_gone(self, record: dict[str, Any]) -> None:
         self.sink.suspend()
         self.sink.message(
-            "its process is gone and left no summary: it was killed, or its machine went down. What it "
-            f"wrote last is {format_whole_seconds(record['seconds'])} old."
+            "its process is gone and left no summary: it was killed, or its machine went down. It last wrote "
+            f"{format_whole_seconds(record['seconds'])} ago."
         )
         config = self.run.config_yaml
         if record["can_be_resumed"] and config.is_file():
             words = conf_override(config), format_override("resume", str(self.run.path))
-            self.sink.message(f"to go on: {shell_command('train', *words)}")
+            self.sink.message(f"to resume it: {shell_command('train', *words)}")
 
 
 def run_watch(arguments: argparse.Namespace) -> int:
@@ -213,7 +213,7 @@ def run_watch(arguments: argparse.Namespace) -> int:
             return _watch_run(run, arguments.json)
         return _watch_sweep(path, arguments.json)
     except KeyboardInterrupt:
-        print("\nmpt watch: left; what it watched goes on", file=sys.stderr)
+        print("\nmpt watch: ended; the run it watched continues", file=sys.stderr)
         return INTERRUPTED
 
 

@@ -90,7 +90,7 @@ def test_a_run_that_is_killed_is_said_to_be_gone(tmp_path) -> None:
     run.kill()  # and not waited for: a process that is over may still be listed
     out, _ = watch.communicate(timeout=20)
     assert watch.returncode == 143 and "its process is gone and left no summary: it was killed" in out
-    assert "to go on: mpt train conf=r/config.yaml resume=r" in out
+    assert "to resume it: mpt train conf=r/config.yaml resume=r" in out
     run.communicate()
     last = json.loads(_watch(tmp_path, "r", "--json").stdout.splitlines()[-1])
     assert (last["record"], last["can_be_resumed"]) == ("gone", True)

@@ -17,8 +17,8 @@ WRONG = {
     "check conf=digits_mlp --ops": "--ops: reads the operations of a model that is built. Add --build.",
     "run policy=auto_float16 train.py": "mpt.fit(policy='auto_float16') in the script",
     "run": "script: must be given: mpt run",
-    "run model=cnn train.py": "model: is the script's own affair. Received: 'cnn'. mpt run takes policy",
-    "run backend.device=cpu train.py": "backend.device: is the script's own affair",
+    "run model=cnn train.py": "model: is decided by the script. Received: 'cnn'. mpt run takes policy",
+    "run backend.device=cpu train.py": "backend.device: is decided by the script",
     "run policy=float99 train.py": "policy: must be one of",
     # recipes, and words that are no key=value
     "train": "conf: must be given",

@@ -164,7 +164,7 @@ def test_x_alone_lists_dicts_and_weights_by_output() -> None:
 @pytest.mark.usefixtures("loaders")
 def test_several_readers_of_a_pydataset_are_told_to_have_no_effect() -> None:
     [warning] = load_data(Loader(loader="loaders:Rows", kwargs={"workers": 3}), 0, True).warnings
-    assert warning.startswith("data: Rows asks for workers=3, use_multiprocessing=False, which have no effect: ")
+    assert warning.startswith("data: Rows asks for workers=3, use_multiprocessing=False, which has no effect: ")
     assert load_data(Loader(loader="loaders:Rows"), 0, True).warnings == ()
 
 

@@ -63,7 +63,7 @@ def test_what_was_skipped_before_the_scale_settled_does_not_count_against_it():
 
 
 def test_that_none_works_or_none_is_needed_is_an_answer():
-    assert remedy_rows([trial("policy=float32", 20, 2.3, 90.0)])[0] == ("remedy", "none of what was tried works")
+    assert remedy_rows([trial("policy=float32", 20, 2.3, 90.0)])[0] == ("remedy", "no remedy that was tried works")
     rows = remedy_rows([trial("", 20, 2.3, 2.2)])
     assert rows[0] == ("remedy", "none is needed") and rows[1][0] == "tried"
 

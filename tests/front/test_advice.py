@@ -22,7 +22,7 @@ MODES = {
     "logmax": Scaling(LogMaxScale()),
     "none": Scaling(is_needed=True),
 }
-SETTING = re.compile(r"\b(?:loss_scale|policy|optimizer|trainer)(?:\.[a-z_]+|(?==))")
+SETTING = re.compile(r"(?<![/\w])(?:loss_scale|policy|optimizer|trainer)(?:\.[a-z_]+|(?==))")
 
 
 def model(dtype: str = "mixed_float16", optimizer: Any = "sgd") -> Any:

@@ -315,10 +315,10 @@ def test_a_short_loop_leaves_its_first_and_last_step_and_its_skip(short_run):
     assert done.returncode == 0, done.stderr
     check_short(folder / "run")
     missing = load_run(folder / "run").summary["not_recorded"]
-    assert any(sentence.startswith("whole skips: a skipped step is an event as in every run") for sentence in missing)
+    assert any(sentence.startswith("metrics and normalisation in skipped steps: the loop") for sentence in missing)
     assert done.stderr.count("not recorded") == 1 and done.stderr.endswith(
-        "mpt run: not recorded: epochs, metrics, validation and examples per second, checkpoints, whole skips, what "
-        "half precision loses, layer by layer, what the program set by itself (summary.json says why)\n"
+        "mpt run: not recorded: epochs, metrics, validation and examples per second, checkpoints, metrics and "
+        "normalisation in skipped steps, losses of half precision by layer, settings of the program (summary.json says why)\n"
     )
     assert "not recorded epochs, metrics" in (folder / "run" / "console.log").read_text()
 
@@ -379,13 +379,13 @@ def test_what_needs_more_than_a_record_and_its_report_say_how_the_script_is_run_
     ):
         assert main(words) in (2, 3)
         assert re.search(said, capsys.readouterr().err), words
-    with pytest.raises(DataError, match=r"run can't be gone on with: it was recorded while a program of its own"):
+    with pytest.raises(DataError, match=r"run can't be resumed: mpt only recorded it while another program trained"):
         find_run(Settings(resume="run"))
     assert main(["report", "run", "--out", "page.html"]) == 0
     said, page = capsys.readouterr().out, Path("page.html").read_text()
-    assert "not recorded: checkpoints: a loop of its own can't be gone on with" in said
-    assert "<li>checkpoints: a loop of its own can&#39;t be gone on with</li>" in page
-    assert "not recorded: what half precision loses, layer by layer" in said
+    assert "not recorded: checkpoints: a custom loop can't be resumed" in said
+    assert "<li>checkpoints: a custom loop can&#39;t be resumed</li>" in page
+    assert "not recorded: losses of half precision by layer" in said
     assert "callbacks, schedule of the rate, seed), and the trained model" in said
     assert AGAIN in page and "mpt train" not in page and "mpt reproduce" not in page
 

@@ -133,12 +133,12 @@ def test_what_a_recipe_reads_is_said_and_an_untrusted_one_reads_nothing(monkeypa
     words = ["conf=digits_mlp", "description=${oc.env:DB_PASSWORD} ${oc.env:PLACE}"]
     assert main(["check", "--show", *words]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("# this recipe reads DB_PASSWORD, PLACE of the environment\nrecipe: digits_mlp\n")
+    assert shown.startswith("# this recipe reads environment variables: DB_PASSWORD, PLACE\nrecipe: digits_mlp\n")
     assert "description: ${oc.env:DB_PASSWORD} elsewhere\n" in shown
     assert main(["check", "--show", "--untrusted", *words]) == 0
     assert "description: ${oc.env:DB_PASSWORD} ${oc.env:PLACE}\n" in capsys.readouterr().out
     assert main(["check", *words]) == 0
-    assert capsys.readouterr().out.splitlines()[1] == "reads DB_PASSWORD, PLACE of the environment"
+    assert capsys.readouterr().out.splitlines()[1] == "reads environment variables: DB_PASSWORD, PLACE"
     assert main(["check", "--untrusted", "--build", *words]) == 2
     assert "it can't be --untrusted" in capsys.readouterr().err
 

@@ -79,7 +79,7 @@ CLAIMS = {
     "No gradient reached": lambda run_state: DEAD in run_state.faults.values(),
     "The loss ended as": lambda run_state: run_state.loss is not None and not math.isfinite(run_state.loss),
     "val_loss": lambda run_state: "val_loss" in run_state.spoiled_metrics,
-    "was not looked at": lambda run_state: bool(run_state.unchecked),
+    "was not checked": lambda run_state: bool(run_state.unchecked),
 }
 
 
@@ -93,7 +93,7 @@ def test_no_verdict_names_a_cause_that_no_event_or_sample_has(run_state):
 @pytest.mark.parametrize(
     ("seen", "verdict", "words"),
     [
-        ({"unchecked": "too short."}, "not checked", "half precision did to the numbers was not looked at: too short."),
+        ({"unchecked": "too short."}, "not checked", "half precision did to the numbers was not checked: too short."),
         ({"scale": 0.5}, "healthy", "All 100 steps were applied at scale 2^-1."),
         (
             {"spoiled_metrics": ["val_loss"], "loss": 0.036},
@@ -109,7 +109,7 @@ def test_no_verdict_names_a_cause_that_no_event_or_sample_has(run_state):
         (
             {"flushed_share": 0.9, "loss": 1e-6},
             "healthy",
-            "90.0% of the gradient elements were flushed to zero at step 0, when the loss had fallen to 1.00e-06 and next to",
+            "90.0% of the gradient elements were flushed to zero at step 0, when the loss had fallen to 1.00e-06 and hardly",
         ),
         ({"faults": {"gate": DEAD}, "loss": 0.9}, "dead layers", "No gradient reached the weights of layer gate"),
         ({"faults": {"gate": DEAD}, "loss": 0.06}, "healthy", "No gradient reached the weights of layer gate"),
@@ -143,6 +143,6 @@ def test_a_loss_that_was_not_finite_is_no_search_for_a_scale():
     counters = StepCounters(CounterOptions(), seen=20, applied=18, skipped=2, scale=2.0**13, last_mean_loss=0.2)
     verdict, explanation = judge(replace(build_run_state(counters, tally, DYNAMIC, {}), flushed_share=0.0))
     assert verdict == "healthy"
-    assert "1 while the scale settled, 1 with a loss that was not finite before any scaling" in explanation
+    assert "1 while the scale settled, 1 with a loss that was not finite even before scaling" in explanation
     assert "was too high: 16384 (loss_scale.initial_scale) would have avoided" in explanation
-    assert "The loss of step 5 was not finite before any scaling, which no loss scale prevents" in explanation
+    assert "The loss of step 5 was not finite even before scaling, so the loss scale is not the cause" in explanation

@@ -31,5 +31,5 @@ def test_the_comment_follows_what_was_found(header, clock, scaling, found, advic
     narrator.start(replace(header, scaling=scaling))
     narrator.add([Event(5, 1, "overflow", 65536.0, 32768.0, inf=1, cause="forward", **found)])
     assert narrator.sentences()[0].endswith(
-        f": the loss itself was not finite, which no scale causes; {advice}; 1 of 5 steps so far"
+        f": the loss itself was not finite, which is not the scale's fault; {advice}; 1 of 5 steps so far"
     )

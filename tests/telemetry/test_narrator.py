@@ -55,14 +55,14 @@ TOLD = [
     (
         DYNAMIC,
         _skips(5, 5, 65536.0, nan=1, cause="forward"),
-        "step 5: nan in the forward pass, step skipped, scale 65536 → 32768: the loss itself was not finite, which no "
-        "scale causes; look at the data and the learning rate; 1 of 5 steps so far",
+        "step 5: nan in the forward pass, step skipped, scale 65536 → 32768: the loss itself was not finite, which is "
+        "not the scale's fault; look at the data and the learning rate; 1 of 5 steps so far",
     ),
     (
         FIXED,
         _skips(4, 4, 8.0, nan=9, layer="net/block_3", fault="inf", cause="forward"),
         "step 4: inf in the forward pass, first in net/block_3, step skipped, scale 8 → 4: the loss itself was not "
-        "finite, which no scale causes; look at the data and the learning rate; 1 of 4 steps so far",
+        "finite, which is not the scale's fault; look at the data and the learning rate; 1 of 4 steps so far",
     ),
     (
         replace(FIXED, on_overflow="apply"),
@@ -160,6 +160,4 @@ def test_a_nan_that_comes_a_third_time_is_no_warm_up(begun):
         narrator.add(_skips(step, step, scale, nan=4, variable="a/kernel", layer="a", fault="nan", cause="backward"))
         told += narrator.sentences(at_once=True)
     assert [": normal while the scale settles" in line for line in told] == [True, True, False]
-    assert (
-        "nan without inf for the third time, which the scale does not explain: a bug of the model or data" in (told[2])
-    )
+    assert "nan without inf for the third time: a bug of the model or data, not of the scale" in (told[2])

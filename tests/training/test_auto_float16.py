@@ -19,7 +19,7 @@ def check(folder, *words, code=0):
 
 def test_check_tells_what_is_amiss_and_how_to_mend_it_as_the_command_line_takes_it(tmp_path):
     told = check(tmp_path, "--ops", WITH_EXPONENTIALS)
-    assert "shares  exp in float16" in told
+    assert "shares      exp in float16" in told
     suggested = next(line for line in told.splitlines() if line.startswith("try: "))
     found = json.loads(check(tmp_path, "--ops", "--json", WITH_EXPONENTIALS, *shlex.split(suggested)[1:]))
     operations = found["build"]["operations"]

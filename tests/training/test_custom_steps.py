@@ -118,7 +118,7 @@ def test_each_optimizer_skips_alone_with_a_scale_events_and_columns_of_its_own(t
     assert all(np.isfinite(value).all() for value in weights(tmp_path).values())  # statistics were put back
     done = mpt("export", "run", "--format", "savedmodel", cwd=tmp_path, backend=BACKEND)
     assert done.returncode == 2 and "GAN has no call, so that there is nothing to export" in done.stderr
-    assert (tmp_path / "run" / "model.weights.h5").is_file() and "can't be written as a .keras file" in said
+    assert (tmp_path / "run" / "model.weights.h5").is_file() and "can't be saved as a .keras file" in said
 
 
 PHASES = (

@@ -147,7 +147,7 @@ class TestScaling:
                 "none, though layers compute in float16",
                 [
                     "loss_scale.mode=none: layers compute in float16, where gradients below 2^-24 become 0. "
-                    "loss_scale=dynamic keeps them."
+                    "loss_scale=dynamic keeps them (docs/explanation/loss-scaling.md)."
                 ],
             ),
             (
@@ -207,6 +207,6 @@ class Subclassed(keras.Model):
 def test_a_head_that_is_not_known_is_said_with_the_last_layers():
     settings = load_settings(["conf=digits_mlp", "policy=mixed_float16"])
     assert warn_of_no_head(settings, Subclassed()) == [
-        "policy.head=float32: which layer of Subclassed is its head is not known, so none is put into float32. "
-        'Call that layer "head", or set policy.overrides.NAME=float32 (its last layers: first, last).'
+        "policy.head=float32 does nothing: Subclassed has no layer called head. Rename its last layer, or set "
+        "policy.overrides.NAME=float32 (last layers: first, last; docs/guides/policy.md)."
     ]
