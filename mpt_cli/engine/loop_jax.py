@@ -25,7 +25,7 @@ from mpt_cli.engine.loop import (
     row_lengths,
     update_streaks,
 )
-from mpt_cli.precision.keras_internals import has_value
+from mpt_cli.precision.keras_internals import has_value, replace_values
 from mpt_cli.precision.step_jax import TrainState, test_step, train_step
 from mpt_cli.precision.train_step import assign, metric_variables
 
@@ -92,7 +92,7 @@ class JaxEngine(Engine):
         else:
             state, result = self._train_in_a_row(state, source, self.to_device(batch_indices), control)
         for variables, values in zip(lists, state, strict=True):
-            assign(variables, values)
+            replace_values(variables, values)
         return result
 
     def _add_to_metrics(self, source: Any, batch_indices: BatchIndices, count: int) -> None:

@@ -96,10 +96,10 @@ def all_finite(gradients: list[Tensor]) -> Tensor:
 def _is_finite(values: Tensor) -> Tensor:
     """Boolean scalar. A matrix by columns first: XLA on a CPU reads those as vectors, a whole array element by element.
 
-    The second reduction differs from the first, since XLA makes one of two that are alike.
+    The second reduction differs from the first, since XLA makes one of two that are alike. A GPU takes both at once.
     """
     flags = ops.isfinite(values)
-    columns = ops.all(flags, axis=0) if len(values.shape) == 2 else flags
+    columns = ops.all(flags, axis=0) if len(values.shape) == 2 and _on_cpu() else flags
     return ops.logical_not(ops.any(ops.logical_not(columns)))
 
 

@@ -34,6 +34,12 @@ def predict_in_training(model: Any, x: Any) -> Tensor:
     return forward(x, training=True) if model._call_has_training_arg else forward(x)
 
 
+def replace_values(variables: Sequence[Any], values: Sequence[Tensor]) -> None:
+    """As `assign` of each, with arrays of its own shape and dtype: its conversions take 12 ms with 600 variables."""
+    for variable, value in zip(variables, values, strict=True):
+        variable._direct_assign(value)
+
+
 def training_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Tensor:
     """The compiled loss as `train_step` has it: the public `compute_loss` does not know whether it is in training."""
     return model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)

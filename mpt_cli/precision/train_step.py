@@ -81,7 +81,7 @@ class ForwardOrder:
 
 
 def assign(variables: Sequence[Any], values: Sequence[Tensor]) -> None:
-    """Give each of the variables its value."""
+    """Give each of the variables its value, in the scope of variables that is open."""
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 

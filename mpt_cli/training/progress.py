@@ -113,7 +113,7 @@ def is_better(name: str, new: float, old: float) -> bool:
     return new < old if falls(name) else new > old
 
 
-TARGET_SECONDS = 0.2  # long enough to hide the cost of a call, short enough for a lively screen and a prompt Ctrl-C
+TARGET_SECONDS = 1.0  # long enough to hide what a call costs (some 15 ms with 600 variables), short enough for Ctrl-C
 
 
 class Stopwatch:

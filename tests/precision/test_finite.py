@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 
 from mpt_cli.precision import LossScaleOptimizer, finite
-from mpt_cli.precision.finite import FLOAT32_MAX, Measured, all_finite, describe_gradients, magnitude, measure
+from mpt_cli.precision.finite import (
+    FLOAT32_MAX,
+    GradientMeasurement,
+    all_finite,
+    describe_gradients,
+    magnitude,
+    measure,
+)
 from tests.backends import BACKEND, MODES, compiled
 
 SIZES = (1, 17)
@@ -46,7 +53,7 @@ def test_a_finite_float64_beyond_float32_is_finite() -> None:
 def describe_bad(gradients, ranks):
     """What is said of gradients that are not finite, or whose sums are not."""
     false = keras.ops.convert_to_tensor(False)
-    return describe_gradients(gradients, Measured(false, keras.ops.zeros(())), ranks=ranks)[:4]
+    return describe_gradients(gradients, GradientMeasurement(false, keras.ops.zeros(())), ranks=ranks)[:4]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from reference import ReferenceScale
 
 from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale, ScaleRule
-from mpt_cli.precision.finite import Measured
+from mpt_cli.precision.finite import GradientMeasurement
 from mpt_cli.precision.scale_state import TALLY, next_values
 
 QUICK = settings(max_examples=25, deadline=None)
@@ -39,7 +39,7 @@ def run(rule: ScaleRule, sequence: list[bool], largest: list[float] | None = Non
     rows = []
     for finite, size in zip(sequence, largest or [1.0] * len(sequence), strict=True):
         flag, size = keras.ops.convert_to_tensor(finite), keras.ops.convert_to_tensor(np.float32(size))
-        state = next_values(rule, state, Measured(flag, size), flag)
+        state = next_values(rule, state, GradientMeasurement(flag, size), flag)
         rows.append({name: keras.ops.convert_to_numpy(value) for name, value in state.items()})
     return rows
 

@@ -8,7 +8,7 @@ import pytest
 from backends import MODES, compiled
 
 from mpt_cli.precision import LogMaxScale, LossScaleOptimizer
-from mpt_cli.precision.finite import Measured, measure
+from mpt_cli.precision.finite import GradientMeasurement, measure
 
 RULE = LogMaxScale(beta1=0.75, beta2=0.875, deviations=2.0, log_max=15.0, min_scale=2.0**-4, max_scale=2.0**20)
 
@@ -31,7 +31,7 @@ def by_hand(rule: LogMaxScale, exponents: list[float | None]) -> list[float]:
 
 def steps(rule: LogMaxScale, exponents: list[float | None], mode: str = "eager") -> list[dict]:
     state = {name: keras.ops.convert_to_tensor(value) for name, value in rule.initial().items()}
-    advance = compiled(lambda state, finite, largest: rule.advance(state, Measured(finite, largest)), mode)
+    advance = compiled(lambda state, finite, largest: rule.advance(state, GradientMeasurement(finite, largest)), mode)
     rows = []
     for x in exponents:
         largest = np.float32("inf") if x is None else np.float32(2.0**x * float(state["scale"]))
@@ -53,7 +53,7 @@ def test_a_step_of_zero_gradients_changes_nothing_but_the_counter():
     state = {name: keras.ops.convert_to_tensor(np.float32(value)) for name, value in rows[-1].items()}
     state["counter"] = keras.ops.convert_to_tensor(np.int32(4))
     zero = keras.ops.zeros(())
-    after = RULE.advance(state, Measured(keras.ops.convert_to_tensor(True), zero))
+    after = RULE.advance(state, GradientMeasurement(keras.ops.convert_to_tensor(True), zero))
     assert {name: float(value) for name, value in after.items()} == {**rows[-1], "counter": 5.0}
 
 
