@@ -53,8 +53,8 @@ CLASSES = {  # methods, and attributes that are set in the source of the class
     ),
     "keras.src.ops.operation.Operation": ("_inbound_nodes",),
     "keras.src.ops.node.Node": ("_keras_history",),
-    "keras.src.backend.common.variables.Variable": ("_value", "_initializer", "_path", "_layout"),
-    "keras.src.backend.jax.core.JaxVariable": ("_initialize_with_initializer", "_direct_assign"),
+    "keras.src.backend.common.variables.Variable": ("_value", "_initializer", "_path"),
+    "keras.src.backend.jax.core.JaxVariable": ("_initialize_with_initializer", "_direct_assign", "_layout"),
     "keras.src.backend.jax.trainer.JAXTrainer": (
         "_update_metrics_variables",
         "_jax_state",

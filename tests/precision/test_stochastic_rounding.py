@@ -157,13 +157,13 @@ def test_a_compiled_step_rounds_as_an_eager_one():
 
 
 def test_weights_that_do_not_decay_and_constraints_stay_so():
-    decays, stays, bound = weight([0.5]), weight([0.5], name="bias"), weight([0.5])
-    bound.constraint = lambda w: ops.minimum(w, 0.25)
+    decays, stays, bound = weight([0.5]), weight([0.5], name="bias"), weight([-0.5])
+    bound.constraint = keras.constraints.NonNeg()
     inner = keras.optimizers.SGD(0.5, weight_decay=0.5)
     inner.exclude_from_weight_decay(var_list=[stays])
     variables = [decays, stays, bound]
     step(built(variables, inner), variables, [0.0, 0.0, 0.0])
-    assert [float(numbers(v)[0]) for v in variables] == [0.375, 0.5, 0.25]
+    assert [float(numbers(v)[0]) for v in variables] == [0.375, 0.5, 0.0]
 
 
 def test_what_can_not_be_rounded_is_refused():
