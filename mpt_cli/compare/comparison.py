@@ -371,6 +371,8 @@ def read_comparison(directory: CompareDirectory, objective: str | None = None) -
     finished = [result.summary for result in results if result.status == FINISHED]
     chosen = choose_objective(objective or plan.facts["objective"], finished)
     entries = [_entry(setup, results) for setup in setups]
+    if alone := [entry.label for entry in entries if not entry.results]:
+        raise DataError(f"{directory.plan_json} is damaged: no job is of {alone[0]}.")
     tolerance = as_number(plan.facts["tolerance"])
     return Comparison(
         directory, plan, chosen, results, [_with_baseline(entry, entries, chosen, tolerance) for entry in entries]

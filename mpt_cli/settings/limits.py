@@ -168,7 +168,7 @@ def parse_yaml(text: str, source: str | Path) -> Any:
         raise ConfigError(Problem(key, rule, str(source), place=place)) from error
     except OSError as error:  # of a single scalar OmegaConf says it cannot load it
         raise _unfit(text, source, "must hold keys and values at its top level.") from error
-    except (ValueError, KeyError) as error:  # of a text that is not what its tag says
+    except (ValueError, LookupError) as error:  # of a text that is not what its tag says
         raise _unfit(text, source, f"cannot be read: {summarise_error(error)}.") from error
 
 

@@ -160,7 +160,14 @@ def test_a_comparison_is_shown_in_plain_lines_and_read_from_its_directory_alone(
     assert len(rows) == 6
     assert rows[0]["command"] == "mpt train conf=digits_mlp trainer.batch_size=50 seed=0 policy=float32"
     plan = json.loads(found.directory.plan_json.read_text())
-    for name, damaged in (("setups", None), ("setups", []), ("setups", [{"policy": 1}]), ("tolerance", "much")):
+    stranger = [{**plan["setups"][0], "overrides": {"seen": "elsewhere"}}]
+    for name, damaged in (
+        ("setups", None),
+        ("setups", []),
+        ("setups", [{"policy": 1}]),
+        ("setups", stranger),
+        ("tolerance", "much"),
+    ):
         found.directory.plan_json.write_text(json.dumps({**plan, name: damaged}))
         with pytest.raises(DataError, match=r"compare\.json is damaged"):
             read_comparison(found.directory)

@@ -15,6 +15,7 @@ REFUSED = {
     "vars: {a: !!set {x, y}}": "without the tag !!set",
     "vars: {a: !!timestamp 2001-01-01}": "the tag !!timestamp",
     "vars: {a: !!int abc}": "cannot be read: ValueError",
+    "vars: {a: !!int }": "cannot be read: IndexError",
     "vars: {a: !!bool abc}": "cannot be read: KeyError",
     "expect: {val_loss: {1: 2}}": "expect.val_loss.1: must be one",
     "vars: {a: !mine x}": "the tag !mine",
