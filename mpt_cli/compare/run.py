@@ -12,7 +12,7 @@ from mpt_cli.compare.comparison import (
     read_comparison,
 )
 from mpt_cli.compare.report import write_comparison
-from mpt_cli.settings.load import load_settings
+from mpt_cli.settings.load import load_with_recipe
 from mpt_cli.sweep.plan import SweepPlan, check_objective
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.run import Options, begin, exit_code, plan_facts, run_jobs, split_overrides
@@ -42,7 +42,10 @@ def start_compare(
         plan, setups = make_script_comparison(own, measure.seeds, script)
     else:
         plan, setups = make_comparison(own, measure.seeds)
-        check_objective(options.objective, [load_settings(job.words) for job in plan.jobs])
+        loaded = [load_with_recipe(job.words) for job in plan.jobs]
+        check_objective(options.objective, [settings for settings, _ in loaded])
+        for note in dict.fromkeys(note for _, recipe in loaded for note in recipe.notes):
+            screen.say(note)
     folder = CompareDirectory.create(path, plan.recipe)
     with folder.lock():
         facts = plan_facts(["mpt", "compare", *overrides, *(["--", *script.words] if script else [])], options)

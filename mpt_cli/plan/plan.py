@@ -27,7 +27,7 @@ from mpt_cli.plan.program import (
 )
 from mpt_cli.plan.work import Collective, Step, parse_module, read_step
 from mpt_cli.report.tables import print_labelled, print_table, text_columns
-from mpt_cli.settings.load import load_settings
+from mpt_cli.settings.load import load_with_recipe
 from mpt_cli.settings.schema import Settings
 from mpt_cli.sweep.overrides import combinations, read_grid
 from mpt_cli.telemetry.format import format_bytes, format_fraction, format_seconds
@@ -132,9 +132,11 @@ def plan(words: Sequence[str], device: str, devices: int = 1, say: Say = lambda 
     ConfigError, with all problems, before anything is compiled; also where the compiler is not installed.
     """
     target = CompileTarget(load_device(device), devices)
-    found = [(overrides, plan_settings(each)) for overrides, each in plan_combinations(words)]
+    found = [(overrides, *plan_settings(each)) for overrides, each in plan_combinations(words)]
+    for note in dict.fromkeys(note for *_, notes in found for note in notes):
+        say(note)
     problems = []
-    for _, settings in found:
+    for _, settings, _ in found:
         try:
             check_plan(settings, devices)
         except ConfigError as error:
@@ -143,7 +145,7 @@ def plan(words: Sequence[str], device: str, devices: int = 1, say: Say = lambda 
         raise ConfigError(problems)
     return [
         _plan_one(Program(settings), prepare_compiler(settings, target), target, overrides, say)
-        for overrides, settings in found
+        for overrides, settings, _ in found
     ]
 
 
@@ -155,11 +157,13 @@ def plan_program(program: Program, device: str, devices: int = 1, say: Say = lam
     return _plan_one(program, program.prepare_backend(), target, {}, say)
 
 
-def plan_settings(words: Sequence[str]) -> Settings:
-    """Load the settings of these words, with JAX unless they name a backend; the seed does not matter here."""
+def plan_settings(words: Sequence[str]) -> tuple[Settings, list[str]]:
+    """Load the settings of these words, with JAX unless they name a backend, and what is said of where they come from;
+    the seed does not matter here.
+    """
     named = any(word.lstrip("+").startswith(("backend=", "backend.name=")) for word in words)
-    settings = load_settings([*words] if named else [*words, "backend=jax"])
-    return replace(settings, seed=settings.seed or 0)
+    settings, recipe = load_with_recipe([*words] if named else [*words, "backend=jax"])
+    return replace(settings, seed=settings.seed or 0), recipe.notes
 
 
 def plan_combinations(words: Sequence[str]) -> Iterator[tuple[dict[str, str], list[str]]]:

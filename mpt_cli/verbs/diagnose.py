@@ -12,7 +12,7 @@ from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem, printable_tree
 from mpt_cli.report.picture import missing_matplotlib
 from mpt_cli.runs.directory import RunDirectory, default_parent, write_json
 from mpt_cli.runs.resume import stored_settings
-from mpt_cli.settings.load import load_settings
+from mpt_cli.settings.load import load_with_recipe
 from mpt_cli.settings.search_path import conf_override, expanded, recipe_paths, shell_command
 from mpt_cli.settings.variants import GivenModel
 from mpt_cli.telemetry.console import PrintableConsole
@@ -37,7 +37,10 @@ def run_diagnose(arguments: argparse.Namespace) -> int:
 
 def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     steps = _read_steps(arguments.at_steps)
-    settings = with_drawn_seed(on_one_device(load_settings(arguments.overrides), say))
+    settings, recipe = load_with_recipe(arguments.overrides)
+    for note in recipe.notes:
+        say(note)
+    settings = with_drawn_seed(on_one_device(settings, say))
     check_write_path(arguments.write, arguments.overrides)
     with diagnosis_directory(arguments.out, default_parent(settings.recipe)) as directory:
         # float16 is examined whatever the policy of the run

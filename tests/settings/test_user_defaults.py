@@ -31,6 +31,18 @@ def test_they_stand_below_the_recipe_and_what_they_decide_is_said(file, capsys) 
     assert again == settings and recipe.notes == []  # the record of a run says all
 
 
+@pytest.mark.parametrize(
+    "words", ["compare compare_dir=full", "diagnose --write nowhere/x.yaml", "plan --device h100 --devices 3"]
+)
+def test_a_verb_that_reads_them_says_what_they_decide(words, file, capsys) -> None:
+    """Each ends after that, as what follows can't be."""
+    (file.parents[2] / "full").mkdir()
+    (file.parents[2] / "full" / "file").touch()
+    assert main([*words.split(), "conf=digits_mlp"]) in (2, 3)
+    captured = capsys.readouterr()
+    assert (captured.out + captured.err).count(f"of {file}: trainer.keep_checkpoints, logger.csv\n") == 1
+
+
 def test_what_is_wrong_with_them_is_said_and_reproduce_does_not_read_them(file, capsys) -> None:
     file.write_text("trainer: {epoks: 2}\n")
     assert main(["check", "conf=digits_mlp"]) == 2
