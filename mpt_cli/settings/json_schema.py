@@ -43,7 +43,6 @@ def json_schema() -> Schema:
         "type": "object",
         "properties": properties,
         "additionalProperties": False,
-        "allOf": [_where_chosen(section, name) for section in VARIANTS for name in variants_of(section)],
     }
 
 
@@ -97,23 +96,6 @@ def _any_of(schemas: Iterable[Schema]) -> Schema:
     """Return one of these, each once; a single one as it is."""
     distinct = list({repr(schema): schema for schema in schemas}.values())
     return distinct[0] if len(distinct) == 1 else {"anyOf": distinct}
-
-
-def _where_chosen(section: str, name: str) -> Schema:
-    """Return what a section may hold where the defaults list chooses this variant and the section names none."""
-    entry = {
-        "type": "object",
-        "patternProperties": {_entry_pattern(section): {"const": name}},
-        "additionalProperties": False,
-        "minProperties": 1,
-    }
-    key = choosing_key(section) or ""
-    unnamed = {"not": {"properties": {section: {"type": "object", "required": [key]}}, "required": [section]}}
-    own = _properties(variants_of(section)[name], section)
-    return {
-        "if": {"allOf": [{"properties": {"defaults": {"contains": entry}}, "required": ["defaults"]}, unnamed]},
-        "then": {"properties": {section: _of_variant(own)}},
-    }
 
 
 def _entry_pattern(group: str) -> str:

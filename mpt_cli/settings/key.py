@@ -3,10 +3,12 @@
 Numbers may be written as people write scales: 32768, 3.3e4, 2**15.
 """
 
+import ast
 import copy
 import math
+import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
@@ -14,9 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from mpt_cli.errors import did_you_mean
 from mpt_cli.settings.limits import broken_text_rule
 
-_NUMBER = r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?"
-_POWER = re.compile(rf"\s*([+-]?)\s*({_NUMBER})\s*\*\*\s*([+-]?\d+)\s*")
-_LARGEST_EXPONENT = 4096
+_POWER = re.compile(r"\s*[+-]?\s*\d+(?:\.\d*)?(?:[eE][+-]?\d+)?\s*\*\*\s*[+-]?\d+\s*")
 
 
 def read_number(text: str) -> int | float | None:
@@ -28,33 +28,73 @@ def read_number(text: str) -> int | float | None:
     >>> read_number("2**15"), read_number("2**-1"), read_number("3.3e4"), read_number("high")
     (32768, 0.5, 33000.0, None)
     """
-    power = _POWER.fullmatch(text)
-    if power:
-        return _read_power(*power.groups())
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
+    for read in (evaluate,) if _POWER.fullmatch(text) else (int, float):
+        with suppress(ValueError):
+            return read(text)
     return None
-
-
-def _read_power(sign: str, base_text: str, exponent_text: str) -> int | float | None:
-    base = read_number(base_text)
-    exponent = int(exponent_text)
-    if base is None or abs(exponent) > _LARGEST_EXPONENT:
-        return None
-    try:
-        value: int | float = base**exponent
-        float(value)
-    except (OverflowError, ZeroDivisionError):
-        return None
-    return -value if sign == "-" else value
 
 
 def as_whole(value: object) -> object:
     """Return 1000 for 1000.0 and 1e3, and anything that is not a whole float as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+# computed in floats, so that no power takes for ever
+_OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: math.pow,
+}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "abs": abs,
+    "ceil": math.ceil,
+    "exp": math.exp,
+    "float": float,
+    "floor": math.floor,
+    "int": int,
+    "log": math.log,
+    "log2": math.log2,
+    "max": max,
+    "min": min,
+    "round": round,
+    "sqrt": math.sqrt,
+}
+
+
+def evaluate(text: Any) -> int | float:
+    """Return the value of an expression of numbers; nothing else in it is ever run. ValueError where it is none.
+
+    >>> evaluate("2**10 // 3 + max(1, 0.5)"), evaluate("round(1e-3 * 256 / 64, 4)")
+    (342, 0.004)
+    """
+    written = str(text)
+    try:
+        value = _value(ast.parse(written.strip(), mode="eval").body)
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{written!r} is no expression of numbers") from error
+    except (ArithmeticError, TypeError) as error:
+        raise ValueError(f"{written!r} has no value: {error}") from error
+    return int(value) if value.is_integer() else value
+
+
+def _value(node: ast.AST) -> float:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
+        return float(node.value)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
+        value = _value(node.operand)
+        return -value if isinstance(node.op, ast.USub) else value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return float(_OPERATORS[type(node.op)](_value(node.left), _value(node.right)))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
+        function = _FUNCTIONS.get(node.func.id)
+        if function is not None:
+            return float(function(*(as_whole(_value(argument)) for argument in node.args)))  # round takes whole digits
+    functions = ", ".join(_FUNCTIONS)
+    raise ValueError(f"{ast.unparse(node)!r} must be numbers, + - * / // % **, parentheses or one of {functions}")
 
 
 REQUIRED = "???"  # OmegaConf's mark for a value that must be given

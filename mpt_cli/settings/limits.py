@@ -188,10 +188,7 @@ def _unfit(text: str, source: str | Path, rule: str, start: Any = None, end: Any
 
 
 def places_of(source: Path) -> dict[tuple[str, ...], SourcePlace]:
-    """Return the place of each key and each entry of a list of a YAML file, by the names on the way to it.
-
-    An entry of a defaults list is found by its group too.
-    """
+    """Return the place of each key and each entry of a list of a YAML file, by the names on the way to it."""
     return _places(read_yaml_text(source), source)
 
 
@@ -214,9 +211,6 @@ def _marks(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], 
         for number, part in enumerate(node.value):
             yield (*path, str(number)), part.start_mark, part.end_mark
             yield from _marks(part, (*path, str(number)))
-            for key, _ in part.value if path == ("defaults",) and isinstance(part, yaml.MappingNode) else ():
-                group = str(key.value).rpartition(" ")[2].removeprefix("/").partition("@")[0]
-                yield (*path, group), part.start_mark, part.end_mark
 
 
 def _place(source: str | Path, lines: list[str], start: Any, end: Any) -> SourcePlace:

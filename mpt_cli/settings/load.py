@@ -5,9 +5,6 @@ whose defaults stand below all of it.
 Interpolations (`${eval:'2 * ${trainer.batch_size}'}`, `${oc.env:NAME}`) have resolvers of ours.
 """
 
-import ast
-import math
-import operator
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -24,7 +21,7 @@ from omegaconf.resolvers.oc import env as environment_resolver
 from mpt_cli import redaction
 from mpt_cli.errors import ConfigError, Problem, SourcePlace, missing_extra
 from mpt_cli.settings.checks import check_combinations, read_expect
-from mpt_cli.settings.key import BadValue, Key, as_whole, default_of, format_type, read_key, read_value
+from mpt_cli.settings.key import BadValue, Key, default_of, evaluate, format_type, read_key, read_value
 from mpt_cli.settings.limits import places_of
 from mpt_cli.settings.overrides import (
     ParsedOverrides,
@@ -438,64 +435,6 @@ def _no_recipe() -> Problem:
     names = ", ".join(recipe_paths()) or "none is installed"
     rule = "must be given: conf=RECIPE or conf=path/to/own.yaml."
     return Problem("conf", rule, None, f"Recipes: {names}.")
-
-
-# computed in floats, so that no power takes for ever
-_OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: math.pow,
-}
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "abs": abs,
-    "ceil": math.ceil,
-    "exp": math.exp,
-    "float": float,
-    "floor": math.floor,
-    "int": int,
-    "log": math.log,
-    "log2": math.log2,
-    "max": max,
-    "min": min,
-    "round": round,
-    "sqrt": math.sqrt,
-}
-
-
-def evaluate(text: Any) -> int | float:
-    """Return the value of an expression of numbers; nothing else in it is ever run. ValueError where it is none.
-
-    >>> evaluate("2**10 // 3 + max(1, 0.5)"), evaluate("round(1e-3 * 256 / 64, 4)")
-    (342, 0.004)
-    """
-    written = str(text)
-    try:
-        value = _value(ast.parse(written.strip(), mode="eval").body)
-    except (SyntaxError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{written!r} is no expression of numbers") from error
-    except (ArithmeticError, TypeError) as error:
-        raise ValueError(f"{written!r} has no value: {error}") from error
-    return int(value) if value.is_integer() else value
-
-
-def _value(node: ast.AST) -> float:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
-        return float(node.value)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
-        value = _value(node.operand)
-        return -value if isinstance(node.op, ast.USub) else value
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return float(_OPERATORS[type(node.op)](_value(node.left), _value(node.right)))
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
-        function = _FUNCTIONS.get(node.func.id)
-        if function is not None:
-            return float(function(*(as_whole(_value(argument)) for argument in node.args)))  # round takes whole digits
-    functions = ", ".join(_FUNCTIONS)
-    raise ValueError(f"{ast.unparse(node)!r} must be numbers, + - * / // % **, parentheses or one of {functions}")
 
 
 def _variable(name: str, *default: Any) -> Any:

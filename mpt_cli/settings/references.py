@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial, update_wrapper
 from importlib.machinery import PathFinder
@@ -217,14 +218,14 @@ def find_keras_class(key: str, name: str, keras_module: Any) -> Any:
     return kind
 
 
-def build_object(key: str, value: Any, keras_module: Any, arguments: int = 0) -> Any:
+def build_object(key: str, value: Any, keras_module: Any, arguments: int | None = 0) -> Any:
     """Return the object that `value` stands for: a Keras name (of `keras_module`), `module:name`, or `{object,
     kwargs}`.
 
     A class or function is called with kwargs (among them other objects of this form), an instance is taken as it is. A
     function that can't be called so, but with `arguments` more, is itself the object, with its kwargs set: 2 for a loss
-    or metric f(y_true, y_pred), 1 for a schedule f(step). ConfigError where name or kwargs are wrong, UserCodeError
-    for what the user's code raises.
+    or metric f(y_true, y_pred), 1 for a schedule f(step), None for any number. ConfigError where name or kwargs are
+    wrong, UserCodeError for what the user's code raises.
 
     >>> import keras
     >>> build_object("trainer.callbacks", {"object": "terminate_on_nan"}, keras.callbacks).__class__.__name__
@@ -242,28 +243,22 @@ def build_object(key: str, value: Any, keras_module: Any, arguments: int = 0) ->
             rule = f"must be left out: {reference.name} is an instance already, of {type(found).__name__}."
             raise ConfigError(Problem(f"{key}.kwargs", rule, reference.kwargs))
         return found
-    if not isinstance(found, type) and _binds(found, kwargs, arguments) and not _binds(found, kwargs):
+    takes_more = inspect.isfunction(found) if arguments is None else _binds(found, kwargs, arguments)
+    if not isinstance(found, type) and takes_more and not _binds(found, kwargs):
         return update_wrapper(partial(found, **kwargs), found) if kwargs else found
     return call_user(found, key, **kwargs)
 
 
 def build_kwargs(reference: Reference, key: str, keras_module: Any) -> dict[str, Any]:
-    """Return what an object is called with, objects among it made too."""
+    """Return what an object is called with, objects among it made too; a function that takes more than its kwargs is
+    meant itself.
+    """
     return {
-        name: build_argument(f"{key}.kwargs.{name}", value, keras_module) for name, value in reference.kwargs.items()
+        name: build_object(f"{key}.kwargs.{name}", value, keras_module, arguments=None)
+        if isinstance(value, dict) and "object" in value
+        else value
+        for name, value in reference.kwargs.items()
     }
-
-
-def build_argument(key: str, value: Any, keras_module: Any) -> Any:
-    """`value`, or the object it stands for where it is `{object: …}`; a function that takes more than its kwargs is
-    meant itself."""
-    if not (isinstance(value, dict) and "object" in value):
-        return value
-    reference = read_object(value)
-    found = None if reference.is_of_keras else load_named(reference.name, key)
-    if inspect.isfunction(found) and not _binds(found, reference.kwargs):
-        return partial(found, **reference.kwargs) if reference.kwargs else found
-    return build_object(key, value, keras_module)
 
 
 def _binds(function: Callable[..., Any], kwargs: dict[str, Any], arguments: int = 0) -> bool:
@@ -510,11 +505,14 @@ def _load_file(place: str, reference: str, key: str) -> ModuleType:
     if loaded is not None:
         return loaded
     _prepend_to_path(path.parent)
-    package = _load_of_package(path, reference, key)
-    if package is not None:
-        return package
-    name = path.stem if path.stem not in sys.modules else f"{path.stem}_{abs(hash(path)):x}"
-    return _load_as(name, path, reference, key)
+    names, folder = ([] if path.name == "__init__.py" else [path.stem]), path.parent
+    while (folder / "__init__.py").is_file():  # part of a package, from which it may import by points
+        names, folder = [folder.name, *names], folder.parent
+    with suppress(ConfigError):
+        module = _load_module(".".join(names), reference, key, folder)
+        if _is_loaded_from(module, path):
+            return module
+    return _load_as(f"{path.stem}_{abs(hash(path)):x}", path, reference, key)  # another module has its name
 
 
 def _load_as(name: str, path: Path, reference: str, key: str) -> ModuleType:
@@ -528,28 +526,6 @@ def _load_as(name: str, path: Path, reference: str, key: str) -> ModuleType:
         del sys.modules[name]
         raise _import_failed(error, reference, key) from error
     return module
-
-
-def _load_of_package(path: Path, reference: str, key: str) -> ModuleType | None:
-    """Return a file that is part of a package, as such, so that it may import from it by points; None for any other
-    file.
-    """
-    names, folder = ([] if path.name == "__init__.py" else [path.stem]), path.parent
-    while (folder / "__init__.py").is_file():
-        names, folder = [folder.name, *names], folder.parent
-    if folder == path.parent:
-        return None
-    try:
-        module = _load_module(".".join(names), reference, key, folder)
-    except ConfigError:
-        pass
-    else:
-        if _is_loaded_from(module, path):
-            return module
-    hidden = f"{names[0]}_{abs(hash(folder)):x}"  # by another module of its name
-    if hidden not in sys.modules:
-        _load_as(hidden, folder / names[0] / "__init__.py", reference, key)
-    return _load_module(".".join([hidden, *names[1:]]), reference, key, folder)
 
 
 def _load_module(place: str, reference: str, key: str, folder: Path | None = None) -> ModuleType:

@@ -48,38 +48,16 @@ def locate_functions(content: dict[str, Any], path: Path, found: dict[str, Path]
 
     `found` is given the file of each name that has one.
     """
-    return {
-        **content,
-        **{
-            section: {**content[section], **locate_section(section, content[section], path, found)}
-            for section in NAMING_KEYS
-            if isinstance(content.get(section), dict)
-        },
-    }
-
-
-def locate_section(
-    section: str, content: dict[str, Any], path: Path, found: dict[str, Path] | None = None
-) -> dict[str, Any]:
-    """Return the keys of a section that name objects, as `locate` writes them."""
     folders, here = module_folders(path), Path.cwd() if has_working_directory() else None
 
-    def located(value: Any) -> Any:
-        """Names, lists and mappings of them; of what an object is called with, only other objects."""
+    def located(value: Any, is_name: bool) -> Any:
+        """Return names, in lists and mappings too, as written; of what an object is called with, only other objects."""
         if isinstance(value, list):
-            return [located(part) for part in value]
+            return [located(part, is_name) for part in value]
         if isinstance(value, dict):
-            return {
-                name: arguments(part) if name == "kwargs" and isinstance(part, dict) else located(part)
-                for name, part in value.items()
-            }
-        return written(value) if isinstance(value, str) else value
-
-    def arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
-        return {
-            name: located(part) if isinstance(part, dict) and "object" in part else part
-            for name, part in kwargs.items()
-        }
+            inside = {name: name == "object" or (is_name and name != "kwargs") for name in value}
+            return {name: located(part, inside[name]) for name, part in value.items()}
+        return written(value) if is_name and isinstance(value, str) else value
 
     def written(reference: str) -> str:
         folder, file = find_file(reference, folders)
@@ -89,8 +67,11 @@ def locate_section(
             found[reference] = file
         return reference if folder.resolve() == here else f"{file}:{reference.rpartition(':')[2]}"
 
-    named: dict[str, Any] = located({key: content[key] for key in NAMING_KEYS.get(section, ()) if key in content})
-    return named
+    sections = {name: content[name] for name in NAMING_KEYS if isinstance(content.get(name), dict)}
+    for name, section in sections.items():
+        named = {key: located(section[key], key != "kwargs") for key in NAMING_KEYS[name] if key in section}
+        sections[name] = {**section, **named}
+    return {**content, **sections}
 
 
 def find_file(reference: str, folders: Sequence[Path]) -> tuple[Path, Path | None]:

@@ -537,22 +537,13 @@ def sections() -> dict[str, type]:
 
 def key_versions() -> list[Key]:
     """Return every key once for each meaning, default and range it has; `variants` are those that share it."""
-    versions: list[Key] = []
-    for path, first in all_keys().items():
-        section = path.split(".")[0]
-        if section not in VARIANTS:
-            versions.append(first)
-            continue
-        of_path: list[Key] = []
-        for variant in first.variants:
-            key = next(key for key in class_keys(variants_of(section)[variant], section) if key.path == path)
-            same = next((i for i, other in enumerate(of_path) if replace(other, variants=()) == key), None)
-            if same is None:
-                of_path.append(replace(key, variants=(variant,)))
-            else:
-                of_path[same] = replace(key, variants=(*of_path[same].variants, variant))
-        versions += of_path
-    return versions
+    versions = {path: {} if path.partition(".")[0] in VARIANTS else {"": only} for path, only in all_keys().items()}
+    for section in VARIANTS:
+        for variant, cls in variants_of(section).items():
+            for each in class_keys(cls, section):
+                known = versions[each.path].get(repr(each), each)
+                versions[each.path][repr(each)] = replace(known, variants=(*known.variants, variant))
+    return [version for found in versions.values() for version in found.values()]
 
 
 def find_key(path: str) -> Key | None:

@@ -75,27 +75,25 @@ def _shipped(name: str) -> Path:
     return inside if inside.is_dir() else package.parent / name
 
 
-_SEARCHPATH: ContextVar[tuple[Path, ...]] = ContextVar("searchpath", default=())
-_PROJECTS: ContextVar[tuple[Path, ...]] = ContextVar("projects", default=())
+_SEARCHED: ContextVar[tuple[tuple[Path, ...], tuple[Path, ...]]] = ContextVar("searched", default=((), ()))
 PROJECT_FOLDERS = ("conf", "recipes")
 
 
 @contextmanager
 def searching(folders: Sequence[Path] = (), projects: Sequence[Path] = ()) -> Iterator[None]:
     """Search these folders and projects of recipes too, to the end of the context, and what `search_in` adds in it."""
-    tokens = _SEARCHPATH.set(_SEARCHPATH.get()), _PROJECTS.set(_PROJECTS.get())
+    token = _SEARCHED.set(_SEARCHED.get())
     search_in(folders, projects)
     try:
         yield
     finally:
-        _SEARCHPATH.reset(tokens[0])
-        _PROJECTS.reset(tokens[1])
+        _SEARCHED.reset(token)
 
 
 def search_in(folders: Sequence[Path], projects: Sequence[Path]) -> None:
     """Search the folders of a recipe's `hydra.searchpath`, and the projects that it lies in."""
-    _SEARCHPATH.set((*_SEARCHPATH.get(), *folders))
-    _PROJECTS.set((*_PROJECTS.get(), *projects))
+    known_folders, known_projects = _SEARCHED.get()
+    _SEARCHED.set(((*known_folders, *folders), (*known_projects, *projects)))
 
 
 def project_of(recipe: Path) -> list[Path]:
@@ -165,18 +163,18 @@ def _environment_folders() -> list[Path]:
 
 
 def _named_folders() -> list[Path]:
-    return [*_environment_folders(), *_SEARCHPATH.get()]
+    return [*_environment_folders(), *_SEARCHED.get()[0]]
 
 
 def project_conf_directories() -> list[Path]:
     """Return the folders with groups that are searched before the shipped one, the first first."""
     named = [place for folder in _named_folders() for place in (folder, folder / "conf")]
-    return _distinct([*(folder / "conf" for folder in _PROJECTS.get()), Path("conf"), *named], conf_directory())
+    return _distinct([*(folder / "conf" for folder in _SEARCHED.get()[1]), Path("conf"), *named], conf_directory())
 
 
 def _own_recipe_files() -> Iterator[tuple[str, Path]]:
     """Yield every recipe of the folders before the shipped one, by its name there."""
-    folders = [*_PROJECTS.get(), Path(), *_named_folders()]
+    folders = [*_SEARCHED.get()[1], Path(), *_named_folders()]
     for root in _distinct([folder / "recipes" for folder in folders], recipes_directory()):
         for path in _files(root.rglob("*.yaml")):
             inside = path.relative_to(root)

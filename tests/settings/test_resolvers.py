@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mpt_cli.settings.load import evaluate, load_settings, resolved_yaml
+from mpt_cli.settings.key import evaluate
+from mpt_cli.settings.load import load_settings, resolved_yaml
 
 RECIPE = """
 defaults: [{model: mlp}, {data: digits}]
