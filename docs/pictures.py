@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from mpt_cli.report.history import read_history
-from mpt_cli.report.picture import draw
+from mpt_cli.report.picture import Picture
 from mpt_cli.report.run_page import run_pictures
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.telemetry.console.live import LiveConsole
@@ -35,7 +35,7 @@ def main() -> None:
         write("console.svg", console_picture(RunDirectory.open("digits")))
         mpt("train", "conf=overflow", "run_dir=overflow")
         found = {picture.name: picture for picture in run_pictures([read_history(Path("overflow"))])}
-        write("overflow-scale.svg", draw(found["loss-scale"]))
+        write("overflow-scale.svg", scale_picture(found["loss-scale"]))
         mpt("diagnose", "conf=underflow", "loss_scale=none", "--out", "diagnosis")
         write("underflow-gradients.svg", Path("diagnosis", "gradients.svg").read_text())
     write("speed.svg", speed_picture(json.loads((RESULTS / "speed.json").read_text())))
@@ -48,6 +48,30 @@ def mpt(*words: str) -> None:
 def write(name: str, svg: str) -> None:
     (PICTURES / name).write_text(svg)
     print(f"{name}: {len(svg) // 1024} KiB")
+
+
+def scale_picture(picture: Picture) -> str:
+    """Return the loss scale over the steps, as in the chart of a run's page, with the skipped steps marked below."""
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "mpt", "font.size": 9}):
+        figure = Figure(figsize=(5.6, 3.5), layout="constrained")
+        axes = figure.subplots()
+        for curve in picture.curves:
+            axes.plot(curve.xs, curve.ys, color=curve.look.color, label=curve.label)
+        axes.plot(
+            picture.skips,
+            [0.02] * len(picture.skips),
+            "|",
+            color="#c2410c",
+            label="skipped step",
+            transform=axes.get_xaxis_transform(),
+        )
+        axes.set_yscale("log", base=2)
+        axes.set(xlabel=picture.x_label, ylabel=picture.y_label)
+        axes.grid(alpha=0.2)
+        axes.legend(frameon=False)
+        text = StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    return text.getvalue()
 
 
 def speed_picture(report: dict[str, Any]) -> str:

@@ -18,7 +18,6 @@ from mpt_cli.training.assembly import Assembly
 from mpt_cli.training.program import Program
 
 ROUNDS = 5  # attempts at finding the layers to keep in float32
-MOST_DISAGREEMENT = 0.1  # of the values of a layer: a weight's gradient is a sum, some of whose terms may be flushed
 FORWARD_FAULTS = (OVERFLOWED, VANISHED)
 
 
@@ -97,15 +96,6 @@ class Diagnosis:
         bad = self.forward_overflows or any(fault != DEAD for fault in self.faults.values())
         bad = bad or (bool(self.trials) and self.highest_safe is None)
         return self.window is None or not (self.window.empty or bad)
-
-    @property
-    def disagreements(self) -> list[LayerSample]:
-        """Return the layers without a fault of which far more was flushed than predicted; less does no harm."""
-        return [
-            row
-            for row in self.layer_samples
-            if row.layer not in self.faults and row.flushed > row.predicted_flushed + MOST_DISAGREEMENT
-        ]
 
     @property
     def drifts(self) -> bool:

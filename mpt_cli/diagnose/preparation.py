@@ -21,7 +21,6 @@ from mpt_cli.settings.overrides import recipes_named
 from mpt_cli.settings.relative_references import names_lost_in_copy
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded, find_recipe, is_shipped
-from mpt_cli.sweep.paired import PairedDifference
 from mpt_cli.telemetry.format import format_number
 from mpt_cli.telemetry.records import OVERFLOW, PHASE, Event, field_problem, required_fields
 
@@ -131,7 +130,6 @@ def check_write_path(target: str | None, words: Sequence[str]) -> None:
 
 MOST_GROWTH = 1.5  # of the loss: what batches differ by; a run that diverges passes it in a few steps
 LATEST = 5  # steps whose mean loss stands for the end
-LEAST_GAIN = 0.05  # of the loss: what lies nearer is as good, as `mpt compare` has it
 UNCHANGED_RUN = "the unchanged run"
 
 
@@ -162,29 +160,6 @@ class RemedyTrial:
         is_settled = bool(self.applied) and all(self.applied[len(self.applied) // 2 :])
         return is_settled and isfinite(self.loss) and not self.loss > MOST_GROWTH * self.first_loss
 
-    def is_shown_better(self, other: "RemedyTrial") -> bool:
-        """Return whether this remedy is clearly better than another that works.
-
-        Losses are compared after the same number of applied steps: skips while the scale settles don't count against
-        it.
-
-        Losses are compared after the same number of applied steps: skips while the scale settles don't count against
-        it.
-
-        Losses are compared after the same number of applied steps: skips while the scale settles don't count against
-        it.
-
-        Losses are compared after the same number of applied steps: skips while the scale settles don't count against
-        it.
-        """
-        theirs, own = (
-            [loss for loss, applied in zip(trial.losses, trial.applied, strict=True) if applied]
-            for trial in (other, self)
-        )
-        pairs = list(zip(theirs, own, strict=False))[-LATEST:]
-        interval = PairedDifference.of(pairs).interval()
-        return interval is not None and interval[1] < -LEAST_GAIN * abs(fmean(loss for loss, _ in pairs))
-
     def as_dict(self) -> dict[str, Any]:
         """Return the entry of diagnosis.json."""
         return {
@@ -206,15 +181,8 @@ class RemedyTrial:
 
 
 def ranked(trials: Sequence[RemedyTrial]) -> list[RemedyTrial]:
-    """Return those that work, the smallest change first, as they were tried, but where a later one is shown to be
-    better; then the others, those that applied the most steps first."""
-    best: list[RemedyTrial] = []
-    for trial in (each for each in trials if each.works):
-        place = len(best)
-        while place and trial.is_shown_better(best[place - 1]):
-            place -= 1
-        best.insert(place, trial)
-    return best + sorted((each for each in trials if not each.works), key=lambda each: -sum(each.applied))
+    """Return the remedies that work as they were tried, the smallest change first; then those that applied most."""
+    return sorted(trials, key=lambda trial: (not trial.works, 0 if trial.works else -sum(trial.applied)))
 
 
 def remedy_rows(trials: Sequence[RemedyTrial]) -> list[tuple[str, str]]:

@@ -202,17 +202,6 @@ def _faults(found: Diagnosis) -> Iterator[str]:
             yield f"{layer_names(names)} {words}; {remedy.format(it='it' if len(names) == 1 else 'them')}"
         if mended := [layer for layer, its in found.mended.items() if its == fault]:
             yield f"{layer_names(mended)} {words}; but not with the layers in float32 that are named here"
-    for kind in dict.fromkeys(row.kind for row in found.disagreements):
-        alike = [row for row in found.disagreements if row.kind == kind]
-        met, predicted = (
-            " to ".join(dict.fromkeys(format_fraction(pick(shares)) for pick in (min, max)))
-            for shares in ([row.flushed for row in alike], [row.predicted_flushed for row in alike])
-        )
-        layers = layer_names([row.layer for row in alike])
-        yield (
-            f"{layers}: {met} of their {kind.replace('_', ' ')} are flushed where {predicted} were predicted: "
-            "the values they are computed from are lost earlier"
-        )
 
 
 def _trial_sentence(trial: ScaleTrial) -> str:

@@ -1,19 +1,13 @@
-"""A picture: its curves, as data for a page's charts, and drawn by matplotlib as an SVG file."""
+"""A picture: its curves, and the data from which a page draws them."""
 
-import io
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mpt_cli.errors import missing_extra
-from mpt_cli.telemetry.colors import NON_FINITE_COLOR, PLAIN_STYLE, SKIPPED_STEP_COLOR, CurveStyle
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from mpt_cli.telemetry.colors import PLAIN_STYLE, CurveStyle
 
 MOST_POINTS = 40_000  # of all curves of a page: with these its file stays under 1 MB
 MOST_MARKS = 1_000
@@ -92,73 +86,3 @@ def _distinct_marks(xs: Sequence[float] | np.ndarray) -> list[float]:
     """Return the places of marks; those that would fall on one place share it."""
     last = float(xs[-1]) or 1.0 if len(xs) else 1.0
     return [*{int(MOST_MARKS * x / last): float(x) for x in xs}.values()]
-
-
-def draw(picture: Picture) -> str:
-    """Return the text of an SVG file, dark on white, with a title for those who can't see it."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    text = io.StringIO()
-    with rc_context(
-        {
-            "svg.hashsalt": picture.name,
-            "svg.fonttype": "none",
-            "text.parse_math": False,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.grid": True,
-            "grid.alpha": 0.15,
-            "path.simplify_threshold": 0.5,
-        }
-    ):
-        figure = Figure(figsize=(5.6, 3.5), layout="constrained")
-        axes = figure.subplots()
-        _fill(axes, picture)
-        if len(axes.get_legend_handles_labels()[1]) > 1:
-            figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Title": picture.title})
-    return text.getvalue()
-
-
-def _fill(axes: "Axes", picture: Picture) -> None:
-    for curve in picture.curves:
-        xs, ys = np.asarray(curve.xs, float), np.asarray(curve.ys, float)
-        is_lost = ~np.isfinite(ys)
-        axes.plot(
-            xs,
-            np.where(is_lost, np.nan, ys),
-            linestyle=curve.look.style or "none",
-            ms=4,
-            lw=1.6,
-            marker=curve.look.marker or ("o" if len(xs) == 1 else ""),
-            markevery=1 + len(xs) // MOST_MARKS,
-            color=curve.look.color,
-            label=curve.label or "_",
-        )
-        _mark(axes, _distinct_marks(xs[is_lost]), 0.985, marker="x", color=NON_FINITE_COLOR, label="_")
-    if len(picture.skips):
-        _mark(axes, _distinct_marks(picture.skips), 0.02, marker="|", color=SKIPPED_STEP_COLOR, label="skipped step")
-    if base := picture.log_base:
-        axes.set_yscale("log", base=base)
-        axes.yaxis.set_major_formatter(partial(_format_power, base))  # its own writes formulas, which are off here
-        axes.yaxis.set_minor_formatter("")
-    low, high = axes.get_ylim()
-    if picture.log_base and high < 8 * low:  # a scale that never moved needs room around it, or the axis has no tick
-        axes.set_ylim(math.sqrt(low * high) / 8, math.sqrt(low * high) * 8)
-    elif picture.from_zero:
-        axes.set_ylim(bottom=0)
-    axes.set(xlabel=picture.x_label, ylabel=picture.y_label)
-
-
-def _format_power(base: int, value: float, _: int | None = None) -> str:
-    """
-    >>> _format_power(2, 32768.0), _format_power(10, 0.01)
-    ('2^15', '10^-2')
-    """
-    return f"{base}^{round(math.log(value, base))}"
-
-
-def _mark(axes: "Axes", xs: Sequence[float], height: float, **look: Any) -> None:
-    """Draw marks at this share of the height of the axes."""
-    axes.plot(xs, [height] * len(xs), linestyle="none", ms=8, transform=axes.get_xaxis_transform(), **look)

@@ -8,9 +8,8 @@ from typing import Any
 
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.report.history import FIELDS_WITHOUT_CURVE, STEP_FIELDS, read_history, read_lines, read_spikes
-from mpt_cli.report.picture import draw, missing_matplotlib
-from mpt_cli.report.run_page import headline, outcome_facts, run_pictures
-from mpt_cli.runs.directory import RunDirectory, read_json, write_atomic
+from mpt_cli.report.run_page import headline, run_page, run_pictures
+from mpt_cli.runs.directory import RunDirectory, read_json
 from mpt_cli.telemetry.records import Spike
 
 NOT_METRICS = {*FIELDS_WITHOUT_CURVE, *STEP_FIELDS, "memory_bytes"} - {"learning_rate"}
@@ -90,40 +89,11 @@ class Run:
         """Return `lines` as a pandas DataFrame; ImportError without pandas."""
         return import_module("pandas").DataFrame(self.lines)
 
-    def plot(self) -> list[Path]:
-        """Draw every curve that the run has the data for, as SVG files in its directory; returns their paths.
-
-        ConfigError without matplotlib.
-        """
-        if missing := missing_matplotlib():
-            raise ConfigError(Problem("plot", missing))
-        pictures = run_pictures([read_history(self.path)])
-        paths = {self.path / f"{picture.name}.svg": picture for picture in pictures}
-        for path, picture in paths.items():
-            write_atomic(path, draw(picture))
-        return [*paths]
-
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}: {headline(read_history(self.path))})"
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: how the run ended, and its first pictures (loss, accuracy, scale, skips)."""
+        """Return the page of the run for a notebook, in a frame of its own."""
         history = read_history(self.path)
-        rows = "".join(
-            f"<tr><th style='text-align:left'>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
-            for name, value in outcome_facts(history)
-        )
-        shown = ("loss", "accuracy", "scale")
-        missing = missing_matplotlib()
-        wanted = [] if missing else run_pictures([history])
-        drawings = "".join(
-            f'<div style="max-width:640px">{svg[svg.index("<svg") :]}</div>'
-            for picture in wanted
-            if picture.name.startswith(shown)
-            for svg in [draw(picture)]
-        )
-        explanation = html.escape(str(history.summary.get("explanation", "")))
-        return (
-            f"<div><strong>{html.escape(headline(history))}</strong><p>{explanation}</p><table>{rows}</table>"
-            f"{drawings or html.escape(missing)}<small>{html.escape(str(self.path))}</small></div>"
-        )
+        page = html.escape(run_page([history], run_pictures([history])))
+        return f'<iframe srcdoc="{page}" style="width:100%;height:640px;border:0"></iframe>'

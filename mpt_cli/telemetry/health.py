@@ -319,17 +319,15 @@ def _ends_well(run_state: RunState) -> str:
 
 
 def _describe_skips(run_state: RunState) -> str:
-    """Return how many skips came from the search for the scale at the start, from its growths, and from all else."""
+    """Return how many skips came from the search for the scale at the start, and how many came later."""
     searched = run_state.search_skips
     if not searched:
         return f"{_format_skipped(run_state)}, few enough to do no harm."
-    bad = {*run_state.forward_steps}
-    later = sum(step > run_state.skip_steps[searched - 1] and step not in bad for step in run_state.unexplained_steps)
+    bad = len(run_state.forward_steps)
     groups = {
         "while the scale settled": searched,
-        "after it had grown": run_state.skipped_steps - searched - later - len(bad),
-        "with a loss that was not finite even before scaling": len(bad),
-        "later": later,
+        "later": run_state.skipped_steps - searched - bad,
+        "with a loss that was not finite even before scaling": bad,
     }
     told = ", ".join(f"{format_count(count)} {when}" for when, count in groups.items() if count)
     return f"{_format_skipped(run_state)}: {told}, few enough to do no harm.{_advise_first_scale(run_state)}"
@@ -355,32 +353,6 @@ def _remark_flushed(run_state: RunState) -> str | None:
     )
 
 
-def _remark_late_skips(run_state: RunState) -> str | None:
-    """Return a remark on late skips that no growth explains; only of a scale that grows after a number of steps."""
-    bad = {*run_state.forward_steps}
-    late = [step for step in run_state.unexplained_steps if not run_state.is_early(step) and step not in bad]
-    if not late or not run_state.scaling.growth_steps:
-        return None
-    named = ("… " if len(late) > 3 else "") + ", ".join(map(str, late[-3:]))
-    which = f"Step {named} was" if len(late) == 1 else f"{format_count(len(late))} steps ({named}) were"
-    return (
-        f"{which} skipped long after the scale had settled, and not because it had grown. A batch with unusual "
-        "gradients or a rising learning rate can cause that. If more follow, lower the learning rate or clip "
-        "gradients to a global norm of 1.0."
-    )
-
-
-def _remark_rising_loss(run_state: RunState) -> str | None:
-    trend = run_state.val_loss
-    if not trend.is_rising:
-        return None
-    return (
-        f"val_loss was lowest in epoch {trend.lowest_epoch}, {format_number(trend.lowest)}, and is "
-        f"{format_number(trend.latest[-1])} after {trend.epoch - trend.lowest_epoch} more: the model may be "
-        "overfitting; early stopping would have ended the run there."
-    )
-
-
 INPUT_SHARE, INPUT_SECONDS = 0.3, 5.0  # of the time, and in all: below, a quicker input gains little
 
 
@@ -398,10 +370,8 @@ def _remark_input(run_state: RunState) -> str | None:
 # what a good verdict adds where it holds
 REMARKS = (
     _remark_bad_values,
-    _remark_late_skips,
     _describe_dead,
     _remark_flushed,
-    _remark_rising_loss,
     _remark_input,
 )
 

@@ -1,4 +1,4 @@
-"""What is observed of a run: its events counted, its validation loss, and the state of all of it at one moment."""
+"""What is observed of a run: its events counted, and the state of all of it at one moment."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -12,7 +12,6 @@ from mpt_cli.telemetry.records import (
     GROWTH,
     NO_STREAKS,
     OVERFLOW,
-    PHASE,
     ROLLBACK,
     Event,
     Scaling,
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 class _ScaleHistory:
     """What is known of the scale of one optimizer."""
 
-    grown_from: float = math.inf  # the scale before the last growth
     last_step: int = 0  # of an event
     applied: float = 0.0  # the highest at which a step is known to have been applied
     overflowed: float = math.inf  # the lowest that left inf
@@ -38,13 +36,12 @@ class _ScaleHistory:
 @dataclass
 class EventTally:
     """Counts over all events so far; `skip_steps` holds the number of every skipped step, ascending, `forward_steps` of
-    those whose loss was already not finite, `unexplained_steps` of those that nothing explains: neither had the scale
-    grown since the skip before, or since the start, nor had a phase begun, nor does the search that a growth began
-    still go on. `skip_scales` has the scale after each skip. `nan_steps` are those whose loss was finite
-    and whose gradients held nan and no inf: an overflow far above what float16 holds leaves the same, once inf met inf
-    on the way back. `persistent_nan_steps` are those of them that the scale does not explain, as its rule says
-    (`ScaleRule.may_explain`), and those before them that this shows not to be the scale's either: of the same streak,
-    or at a scale that had worked.
+    those whose loss was already not finite. `skip_scales` has the scale after each skip.
+
+    `nan_steps` are those whose loss was finite and whose gradients held nan and no inf: an overflow far above what
+    float16 holds leaves the same, once inf met inf on the way back. `persistent_nan_steps` are those of them that the
+    scale does not explain, as its rule says (`ScaleRule.may_explain`), and those before them that this shows not to be
+    the scale's either: of the same streak, or at a scale that had worked.
 
     `latest` are the last events themselves, for a post-mortem.
     """
@@ -54,13 +51,10 @@ class EventTally:
     skip_scales: list[float] = field(default_factory=list)
     first_growth_step: int | None = None
     forward_steps: list[int] = field(default_factory=list)
-    unexplained_steps: list[int] = field(default_factory=list)
     nan_steps: list[int] = field(default_factory=list)
     persistent_nan_steps: list[int] = field(default_factory=list)
     rollbacks: list[Event] = field(default_factory=list)
     latest: deque[Event] = field(default_factory=lambda: deque(maxlen=100))
-    _is_changed: bool = False  # by a growth or a phase since the last skip
-    _is_explained: bool = False  # whether that explains the last skip
     _scale_histories: dict[str | None, _ScaleHistory] = field(
         default_factory=lambda: defaultdict(_ScaleHistory)
     )  # by optimizer
@@ -72,22 +66,12 @@ class EventTally:
             _note_applied(event, scale_history)
             if event.kind == OVERFLOW:
                 self._add_skip(event, scale_history)
-            elif event.kind == PHASE:
-                self._is_changed = True
-            elif event.kind == GROWTH:
-                self._is_changed = True
-                scale_history.grown_from = event.scale_before
-                if self.first_growth_step is None:
-                    self.first_growth_step = event.step
+            elif event.kind == GROWTH and self.first_growth_step is None:
+                self.first_growth_step = event.step
             elif event.kind == ROLLBACK:
                 self.rollbacks.append(event)
 
     def _add_skip(self, event: Event, scale_history: _ScaleHistory) -> None:
-        goes_on = bool(self.skip_steps) and event.step <= self.skip_steps[-1] + 1
-        self._is_explained = (
-            self._is_changed or (goes_on and self._is_explained) or self._still_searching(event, scale_history)
-        )
-        self._is_changed = False
         self.skip_steps.append(event.step)
         self.skip_scales.append(event.scale_after)
         if event.cause == FORWARD_PASS:
@@ -96,16 +80,6 @@ class EventTally:
             self._add_nan(event, scale_history)
         elif event.inf:
             scale_history.overflowed = min(event.scale_before, scale_history.overflowed)
-        if not self._is_explained:
-            self.unexplained_steps.append(event.step)
-
-    def _still_searching(self, event: Event, scale_history: _ScaleHistory) -> bool:
-        """Return whether the last growth explains a later skip: the scale is still above its value before that growth,
-        or came back to it only now, one halving too few.
-        """
-        before = scale_history.grown_from
-        is_near = bool(self.skip_steps) and event.step - self.skip_steps[-1] <= SETTLING_STEPS
-        return event.scale_before > before or (self._is_explained and is_near and event.scale_before == before)
 
     def _add_nan(self, event: Event, scale_history: _ScaleHistory) -> None:
         self.nan_steps.append(event.step)
@@ -124,47 +98,7 @@ def _note_applied(event: Event, scale_history: _ScaleHistory) -> None:
     scale_history.last_step = event.step
 
 
-@dataclass(frozen=True)
-class LossTrend:
-    """`val_loss` at the ends of epochs: the lowest and its epoch, the latest few and the epoch of the last.
-
-    >>> trend = LossTrend()
-    >>> for epoch, value in enumerate([0.9, 0.5, 0.6, 0.7, 0.8], start=1):
-    ...     trend = trend.after(epoch, value)
-    >>> trend.lowest_epoch, trend.is_rising
-    (2, True)
-    """
-
-    lowest: float = math.inf
-    lowest_epoch: int = 0
-    epoch: int = 0
-    latest: tuple[float, ...] = ()
-
-    def after(self, epoch: int, value: float) -> "LossTrend":
-        """Return the trend with one more epoch; unchanged where `value` is not finite."""
-        if not math.isfinite(value):
-            return self
-        latest = (*self.latest, value)[-RISING_EPOCHS:]
-        if value < self.lowest:
-            return LossTrend(value, epoch, epoch, latest)
-        return LossTrend(self.lowest, self.lowest_epoch, epoch, latest)
-
-    @property
-    def is_rising(self) -> bool:
-        """Return whether the latest values, all after the lowest, lie well above it."""
-        if self.epoch - self.lowest_epoch < RISING_EPOCHS or len(self.latest) < RISING_EPOCHS:
-            return False
-        return min(self.latest) > self.lowest + RISING_SHARE * abs(self.lowest)
-
-    @classmethod
-    def from_position(cls, position: Mapping[str, Any]) -> "LossTrend":
-        """Return the trend from strict JSON, where infinity is a text."""
-        return cls(float(position["lowest"]), position["lowest_epoch"], position["epoch"], tuple(position["latest"]))
-
-
 LEARNT = 1e-3  # of the first loss: what float16 flushes of its gradients is a thousandth of what there was to learn
-RISING_EPOCHS = 3  # validations in a row: two may be chance
-RISING_SHARE = 0.05  # of the lowest, above which they must lie: a plateau wavers by a few per cent
 # 29 halvings lead from the default 2**15 to the smallest normal float16, 2**-14: a streak as long is no settling.
 LONGEST_SETTLING_SKIPS = 29
 THIRD_TIME = 3  # once and twice may be chance, or the scale
@@ -191,7 +125,6 @@ class RunState:
     skip_steps: Sequence[int] = ()  # the number of every skipped step, ascending
     skip_scales: Sequence[float] = ()  # the scale after each of them
     forward_steps: Sequence[int] = ()  # of those whose loss was already not finite
-    unexplained_steps: Sequence[int] = ()  # of those that neither a growth of the scale nor a phase explains
     nan_steps: Sequence[int] = ()  # of those with nan and no inf in the gradients of a finite loss
     persistent_nan_steps: Sequence[int] = ()  # of the latter that the scale does not explain
     first_growth_step: int | None = None
@@ -216,7 +149,6 @@ class RunState:
     epoch_is_whole: bool = True
     weights_are_finite: bool = True
     unchecked: str = ""  # why nothing is known of what half precision does to the numbers; empty where it is known
-    val_loss: LossTrend = LossTrend()
     input_seconds: float = 0.0  # that steps waited for their data
     step_seconds: float = 0.0  # that they took themselves
 
@@ -353,7 +285,6 @@ def build_run_state(
         skip_steps=skips.skip_steps,
         skip_scales=skips.skip_scales,
         forward_steps=skips.forward_steps,
-        unexplained_steps=skips.unexplained_steps,
         nan_steps=skips.nan_steps,
         persistent_nan_steps=skips.persistent_nan_steps,
         first_growth_step=tally.first_growth_step,

@@ -4,12 +4,11 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from signal import Signals
 from typing import Any, NamedTuple, Self
 
 from mpt_cli.telemetry.health import Stop
-from mpt_cli.telemetry.run_state import LossTrend
 
 MONITORED = ("val_accuracy", "val_loss", "accuracy", "loss")  # by default the first of these that a run has
 # what tells of a metric of Keras's or the user's, or of a field of summary.json, that it is better the lower it is
@@ -45,8 +44,8 @@ FALLING_WORDS = (
 class Progress:
     """`epoch` counts from 1 and is the one being trained or, with `step_in_epoch` 0, the last that was completed.
 
-    `metrics` are those of the last epoch line, `best` the best value each had, `val_loss` is how that one went. `phase`
-    counts from 0; `epochs_before_phase` are the completed epochs when it began.
+    `metrics` are those of the last epoch line, `best` the best value each had. `phase` counts
+    from 0; `epochs_before_phase` are the completed epochs when it began.
     """
 
     epoch: int = 0
@@ -54,17 +53,17 @@ class Progress:
     epochs_completed: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
-    val_loss: LossTrend = field(default_factory=LossTrend)
     phase: int = 0
     epochs_before_phase: int = 0
 
     @classmethod
     def from_position(cls, position: dict[str, Any]) -> Self:
         """Back from strict JSON, where nan is a text."""
+        known = {each.name: position[each.name] for each in fields(cls)}
         numbers = {
-            name: {metric: float(value) for metric, value in position[name].items()} for name in ("metrics", "best")
+            name: {metric: float(value) for metric, value in known[name].items()} for name in ("metrics", "best")
         }
-        return cls(**{**position, **numbers, "val_loss": LossTrend.from_position(position["val_loss"])})
+        return cls(**{**known, **numbers})
 
     def begin_phase(self) -> None:
         """The next phase begins, with a new epoch; one that a callback has ended in its middle counts as completed."""
@@ -75,8 +74,6 @@ class Progress:
     def record(self, metrics: dict[str, float]) -> set[str]:
         """Take `metrics` as the latest, and as the best where they are; returns the names of those."""
         self.metrics = metrics
-        if "val_loss" in metrics:
-            self.val_loss = self.val_loss.after(self.epoch, metrics["val_loss"])
         improved = {
             name
             for name, value in metrics.items()

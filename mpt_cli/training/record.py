@@ -33,13 +33,12 @@ class Record:
 
     def run_state(self) -> RunState:
         """What health rules and verdict go by, as of the last step."""
-        watch, progress = self.stopwatch, self.progress
+        watch = self.stopwatch
         return build_run_state(
             self.counters,
             self.telemetry.tally,
             self.health.scaling,
-            progress.metrics,
-            val_loss=progress.val_loss,
+            self.progress.metrics,
             input_seconds=watch.input_seconds,
             step_seconds=watch.seconds,
             unmoved=None if self.weight_watch is None else self.weight_watch.found,

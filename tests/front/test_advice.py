@@ -11,7 +11,7 @@ from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale
 from mpt_cli.telemetry.causes import CAUSES
 from mpt_cli.telemetry.health import judge
 from mpt_cli.telemetry.records import Scaling, UnmovedWeights
-from mpt_cli.telemetry.run_state import LossTrend, RunState
+from mpt_cli.telemetry.run_state import RunState
 from mpt_cli.training.assembly import warn_of_half_head
 from mpt_cli.training.loss_and_optimizer import warn_of_scaling
 from mpt_cli.verbs.run import is_run_key
@@ -36,11 +36,9 @@ def model(dtype: str = "mixed_float16", optimizer: Any = "sgd") -> Any:
 def test_a_key_that_advice_names_is_taken_by_a_script_too(mode):
     base = RunState(MODES[mode], 1000, 1000, scale=2.0**15, loss=0.5)
     others = [
-        replace(base, val_loss=LossTrend(0.31, 4, 9, (0.4, 0.45, 0.52))),
         replace(base, faults={"a": "dead"}),
         replace(base, unmoved=UnmovedWeights(0, 1e-9)),
         replace(base, faults={"a": "unmoved"}),
-        replace(base, skip_steps=(1, 600), skip_scales=(1.0, 1.0), unexplained_steps=(600,), applied_steps=998),
         replace(base, bad_steps=2),
         replace(base, scaling=Scaling(is_needed=True)),
     ]

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from run_files import step_line, write_run
+from run_files import write_run
 
 from mpt_cli.cli import main
 from mpt_cli.errors import DataError, Problem
@@ -31,23 +31,14 @@ def test_files_that_can_not_be_read_are_named_and_the_exit_code_says_so(capsys):
     assert main(["report", "run"]) == 0, "a run that goes on has no summary"
 
 
-def test_names_of_metrics_never_reach_a_markup_language_and_make_files_whatever_their_length():
-    lines = [step_line(step, **{r"$\bad{$": 1.0, "n" * 3000: 2.0, "../x": 3.0}) for step in (1, 2)]
-    run = write_run(Path("run"), metrics_lines=lines)
-    assert main(["report", "run"]) == 0
-    drawn = load_run(run).plot()
-    assert drawn and all(path.parent == run and path.stat().st_size for path in drawn)
-
-
 def test_nothing_is_written_through_a_link():
     run, mine = write_run(Path("run")), Path("mine.txt")
     mine.write_text("mine\n")
-    for name in ("report.html", "loss.svg", "metrics.csv", ".lock", "console.log"):
+    for name in ("report.html", "metrics.csv", ".lock", "console.log"):
         (run / name).symlink_to(mine.resolve())
     assert main(["report", "run"]) == 3  # it leads to a file that is no page of ours
     (run / "report.html").unlink()
     assert main(["report", "run"]) == 0
-    assert load_run(run).plot()[0].is_file() and not (run / "loss.svg").is_symlink()
     write_durably(run / "console.log", lambda file: file.write(b"new"))
     with pytest.raises(DataError, match=r"metrics.csv can't be written: it is no regular file"):
         LineFile(run / "metrics.csv")

@@ -9,7 +9,7 @@ from page_checks import check_page
 from run_files import POSTMORTEM, overflow, spike, step_line, write_lines, write_run
 
 from mpt_cli.report.history import read_history
-from mpt_cli.report.picture import MOST_POINTS, chart_data, draw
+from mpt_cli.report.picture import MOST_POINTS, chart_data
 from mpt_cli.report.run import load_run
 from mpt_cli.report.run_page import run_page, run_pictures, write_run_page
 
@@ -44,7 +44,7 @@ def test_several_runs_are_overlaid_each_with_a_look_of_its_own_the_first_twelve_
         "loss-scale",
         "examples-per-second",
     ]
-    assert few[4].log_base == 2 and ">2^10</text>" in draw(few[4]) and "mathdefault" not in draw(few[4])
+    assert few[4].log_base == 2
     text = run_page(histories[:3], few[:2])
     check_page(text)
     assert "3 runs: 3 finished." in text and "Their configurations are the same." in text
@@ -55,7 +55,7 @@ def test_several_runs_are_overlaid_each_with_a_look_of_its_own_the_first_twelve_
     text = run_page(histories, [loss], tmp_path / "runs.html")
     assert "Of the first 12 of 14 runs." in text
     page = check_page(text)
-    assert draw(loss).count(">run") == 12 and len(page.all("tr")) > 28
+    assert len(loss.curves) == 12 and len(page.all("tr")) > 28
     assert {"run03/", "run13/report.html"} < {link["href"] for link in page.all("a")}
     assert run_pictures([]) == []  # as of a sweep whose jobs all failed before they began
 
@@ -94,7 +94,7 @@ def test_values_that_are_not_finite_break_the_line_and_are_marked(tmp_path):
     )
     assert [str(value) for value in history.steps["loss"].ys[2:4]] == ["nan", "inf"]
     loss = run_pictures([history])[0]
-    assert loss.note == "Marks × at the top: a value that was not finite." and "nan" not in draw(loss).lower()
+    assert loss.note == "Marks × at the top: a value that was not finite."
     curve = chart_data([loss])[0]["curves"][0]
     assert (curve["ys"][1:5], curve["lost"]) == ([1.0, None, None, 1.0], [3.0, 4.0])
 
