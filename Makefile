@@ -111,7 +111,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(PIP) -e ".[tensorflow,plots]"
+	$(PIP) -e ".[tensorflow]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run

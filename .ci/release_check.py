@@ -54,7 +54,7 @@ def check_first_minutes(wheel: Path, python: str, folder: Path) -> None:
         "install",
         "-c",
         constraints,
-        f"{wheel}[tensorflow,plots]",
+        f"{wheel}[tensorflow]",
     )
     for command in COMMANDS:
         run("sh", "-c", f'PATH="{bin_folder}:$PATH" {command}', cwd=work)

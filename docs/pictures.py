@@ -37,7 +37,7 @@ def main() -> None:
         found = {picture.name: picture for picture in run_pictures([read_history(Path("overflow"))])}
         write("overflow-scale.svg", scale_picture(found["loss-scale"]))
         mpt("diagnose", "conf=underflow", "loss_scale=none", "--out", "diagnosis")
-        write("underflow-gradients.svg", Path("diagnosis", "gradients.svg").read_text())
+        write("underflow-gradients.svg", gradients_picture(Path("diagnosis", "diagnosis.html").read_text()))
     write("speed.svg", speed_picture(json.loads((RESULTS / "speed.json").read_text())))
 
 
@@ -69,6 +69,28 @@ def scale_picture(picture: Picture) -> str:
         axes.set(xlabel=picture.x_label, ylabel=picture.y_label)
         axes.grid(alpha=0.2)
         axes.legend(frameon=False)
+        text = StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    return text.getvalue()
+
+
+def gradients_picture(page: str) -> str:
+    """Return the charts of a diagnosis one above the other, with what float16 makes of each exponent."""
+    found = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    charts = json.loads(found[1])
+    zones = ((-40, -25, "#d6336c"), (-25, -14, "#f2b705"), (-14, 16, "#2f9e44"), (16, 30, "#7048e8"))
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "mpt", "font.size": 9}):
+        figure = Figure(figsize=(8, 1.2 + 2.9 * len(charts)), layout="constrained")
+        for axes, chart in zip(figure.subplots(len(charts), 1, sharex=True), charts, strict=True):
+            for place, curve in enumerate(chart["curves"]):
+                axes.bar([x + 0.3 + 0.4 * place for x in curve["xs"]], curve["ys"], 0.4, label=curve["label"], zorder=2)
+            for start, end, color in zones:
+                axes.axvspan(start, end, color=color, alpha=0.1, lw=0, zorder=0)
+            axes.set_title(chart["title"], loc="left", fontsize=9)
+            axes.set(yscale="log", ylim=(1e-6, 1), ylabel=chart["y_label"])
+            axes.legend(frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.98))
+        axes.set(xlabel=f"{charts[0]['x_label']}; in float16 red is 0, yellow has fewer digits, violet is inf")
         text = StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     return text.getvalue()

@@ -28,7 +28,6 @@ OPTIONAL_PACKAGES = {  # package -> what it is for, and the extra that has it, i
     "tensorflow": ("backend=tensorflow, mpt export --format savedmodel", "tensorflow"),
     "jax": ("backend=jax", "jax"),
     "jax_cuda12_plugin": ("mpt plan", "gpu-plan"),
-    "matplotlib": ("the pictures of diagnose", "plots"),
     "tensorboard": ("logger.tensorboard=true", "tensorboard"),
     "mlflow": ("logger.mlflow=true", "mlflow"),
     "wandb": ("logger.wandb=true", "wandb"),

@@ -119,8 +119,8 @@ def install_command(extra: str) -> str:
 def missing_extra(package: str, extra: str, consequence: str) -> str:
     """What follows from `package` not being installed, in a sentence; empty where it is.
 
-    >>> missing_extra("no_such_package", "plots", "No pictures")
-    "No pictures: no_such_package is not installed. pip install 'mpt-cli[plots]'"
+    >>> missing_extra("no_such_package", "optuna", "No search")
+    "No search: no_such_package is not installed. pip install 'mpt-cli[optuna]'"
     """
     installed = importlib.util.find_spec(package) is not None
     return "" if installed else f"{consequence}: {package} is not installed. {install_command(extra)}"

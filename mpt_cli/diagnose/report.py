@@ -1,16 +1,13 @@
 """What a diagnosis says and shows: sentences, lines of a configuration, JSON, and a copy of the recipe with what it
-recommends, comments and all else as they were, fit to be trained; a table of the layers, and a picture.
+recommends, comments and all else as they were, fit to be trained; a table of the layers, and a page.
 
-The JSON is the contract of `mpt diagnose --json` and of diagnosis.json. The picture shows gradient magnitudes over
-exponents, as figure 3 of Micikevicius et al. 2018: without scaling above, at the recommended scale below, with what
-float16 can hold marked.
+The JSON is the contract of `mpt diagnose --json` and of diagnosis.json. The page shows gradient magnitudes over
+exponents, as figure 3 of Micikevicius et al. 2018: without scaling, and at the recommended scale.
 """
 
-import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,13 +27,16 @@ from mpt_cli.precision.gradients import (
     share_subnormal,
 )
 from mpt_cli.precision.scale_rules import DynamicScale
-from mpt_cli.report.tables import TableColumn, print_labelled, print_table
+from mpt_cli.report.page import render_page
+from mpt_cli.report.picture import Curve, Picture
+from mpt_cli.report.tables import PageTable, TableColumn, print_labelled, print_table
 from mpt_cli.runs.directory import write_atomic
 from mpt_cli.samples.probes import Counts
 from mpt_cli.settings.recipe_edit import RecipeText
 from mpt_cli.settings.recipes import unaffected_keys
 from mpt_cli.settings.schema import choosing_key
 from mpt_cli.settings.search_path import expanded, find_recipe
+from mpt_cli.telemetry.colors import distinct_style
 from mpt_cli.telemetry.format import format_fraction, format_scale
 from mpt_cli.telemetry.records import DEAD, FLUSHED, OVERFLOWED, VANISHED
 
@@ -371,10 +371,14 @@ def print_diagnosis(found: Diagnosis, files: Sequence[str], console: Console) ->
         _columns(found, point),
         point.layers,
         console,
-        lambda layer: "red" if layer.window is not None and layer.window.empty else "",
+        lambda layer: "red" * _has_no_scale(layer),
     )
     console.print(Text(LEGEND, style="dim"), soft_wrap=True)
     print_labelled([*told[LEAD_ROWS:], *(("config", line) for line in config_lines(found))], console)
+
+
+def _has_no_scale(layer: LayerRange) -> bool:
+    return layer.window is not None and layer.window.empty
 
 
 def _columns(found: Diagnosis, point: ExaminedPoint) -> list[TableColumn[LayerRange]]:
@@ -404,49 +408,42 @@ def _safe_cell(layer: LayerRange) -> str:
     return format_window(layer.window) if is_float16 else layer.compute_dtype
 
 
-ZONES = (  # of exponents in float16
-    (-200, -25, "#d6336c", "zero in float16"),
-    (-25, -14, "#f2b705", "subnormal"),
-    (-14, 16, "#2f9e44", "normal range"),
-    (16, 200, "#7048e8", "inf"),
-)
-LEAST_SHARE = 1e-6
+def diagnosis_page(found: Diagnosis) -> str:
+    """Return the page of a diagnosis: its sentences, the gradients over exponents, and the layers."""
+    (_, finding), *rows = sentences(found)
+    point = found.verified_point
+    caption = f"Gradients of outputs or weights at step {point.step}, whichever are worse"
+    return render_page(
+        "diagnosis.html",
+        f"Diagnosis of {found.settings.recipe}",
+        gradient_pictures(found),
+        finding=finding,
+        kind="good" if found.is_well else "warn",
+        rows=rows,
+        config="\n".join(config_lines(found)),
+        layers=PageTable(caption, _columns(found, point), point.layers, lambda layer: "bad" * _has_no_scale(layer)),
+        legend=LEGEND,
+    )
 
 
-def write_pictures(found: Diagnosis, folder: Path) -> None:
-    """Write gradients.png and gradients.svg."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    scales = list(dict.fromkeys([1.0, found.recommended or 1.0]))
+def gradient_pictures(found: Diagnosis) -> list[Picture]:
+    """Return the gradients of the float16 layers over exponents: without scaling, and at the recommended scale."""
     kinds = {"of outputs": _total(found, of_weights=False), "of weights": _total(found, of_weights=True)}
-    occupied = np.flatnonzero(sum(kinds.values())[:INFS]) - EXPONENT_BIAS
-    reached = np.concatenate([[-28, 18], *(occupied + np.log2(scale) for scale in scales)])
-    steps = ", ".join(str(point.step) for point in found.points)
-    with rc_context({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "mpt", "text.parse_math": False}):
-        figure = Figure(figsize=(8.0, 1.2 + 2.9 * len(scales)), layout="constrained")
-        rows = figure.subplots(len(scales), 1, sharex=True, squeeze=False)[:, 0]
-        for axes, scale in zip(rows, scales, strict=True):
-            for place, (name, counts) in zip((0.3, 0.7), kinds.items(), strict=True):
-                shares = counts[:INFS] / max(counts.sum(), 1.0)
-                slots = np.flatnonzero(shares)
-                exponents = slots - EXPONENT_BIAS + np.log2(scale) + place  # side by side between two of them
-                axes.bar(exponents, shares[slots], 0.4, label=shares_label(name, counts, scale), zorder=2)
-            for start, end, color, name in ZONES:
-                axes.axvspan(start, end, color=color, alpha=0.10, lw=0, zorder=0, label=name)
-            title = "without scaling" if scale == 1 else f"loss scale {format_scale(scale)}"
-            axes.set_title(title, loc="left", fontsize=9)
-            axes.set(
-                xlim=(reached.min(), reached.max()), yscale="log", ylim=(LEAST_SHARE, 1.0), ylabel="share of all values"
-            )
-            axes.yaxis.set_major_formatter("{x:g}")  # not as mathematics, which a recipe's name might hold too
-            axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower right", bbox_to_anchor=(1, 0.98))
-        rows[-1].set_xlabel("exponent: magnitudes from 2^x up to 2^(x+1)")
-        figure.suptitle(f"{found.settings.recipe}: gradients of the float16 layers, measured in float32, step {steps}")
-        for name, metadata in (("gradients.png", {"Software": None}), ("gradients.svg", {"Date": None})):
-            drawn = io.BytesIO()
-            figure.savefig(drawn, format=name[-3:], dpi=150, metadata=metadata)
-            write_atomic(folder / name, drawn.getvalue())
+    pictures = []
+    for scale in dict.fromkeys([1.0, found.recommended or 1.0]):
+        curves = []
+        for place, (name, counts) in enumerate(kinds.items()):
+            slots = np.flatnonzero(counts[:INFS])
+            shares = counts[slots] / max(counts.sum(), 1.0)
+            exponents = slots - EXPONENT_BIAS + np.log2(scale)
+            curves.append(Curve(shares_label(name, counts, scale), exponents, shares, distinct_style(place)))
+        title = "Gradients without scaling" if scale == 1 else f"Gradients at loss scale {format_scale(scale)}"
+        x_label = "exponent: magnitudes from 2^x up to 2^(x+1)"
+        pictures.append(Picture("gradients", title, "share of all values", curves, x_label, 10, note=FLOAT16_RANGE))
+    return pictures
+
+
+FLOAT16_RANGE = "float16 has zero below 2^-25, fewer digits from 2^-25 to 2^-14, and inf from 2^16."
 
 
 def _total(found: Diagnosis, of_weights: bool) -> Any:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.errors import missing_extra
 from mpt_cli.telemetry.colors import PLAIN_STYLE, CurveStyle
 
 MOST_POINTS = 40_000  # of all curves of a page: with these its file stays under 1 MB
@@ -36,11 +35,6 @@ class Picture:
     from_zero: bool = False
     skips: Sequence[float] = ()
     note: str = ""
-
-
-def missing_matplotlib() -> str:
-    """Return why nothing can be drawn without a page, in a sentence; empty where it can."""
-    return missing_extra("matplotlib", "plots", "No pictures")
 
 
 def chart_data(pictures: Sequence[Picture]) -> list[dict[str, Any]]:

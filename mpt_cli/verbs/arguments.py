@@ -286,7 +286,7 @@ def configure_diagnose(parser: Parser) -> None:
   mpt diagnose conf=digits_resnet backend=jax --json > diagnosis.json
   mpt diagnose runs/overflow/RUN --step 7         the layer that overflowed at that step
 
-It writes runs/RECIPE/diagnose-TIME-ID/ with diagnosis.json, gradients.png and gradients.svg."""
+It writes runs/RECIPE/diagnose-TIME-ID/ with diagnosis.json and diagnosis.html."""
 
 
 def configure_plan(parser: Parser) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from mpt_cli.diagnose.preparation import check_write_path, diagnosis_directory, find_overflow, on_one_device
 from mpt_cli.engine.backend import prepare_backend, set_import_variables
 from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem, printable_tree
-from mpt_cli.report.picture import missing_matplotlib
+from mpt_cli.report.page import write_page
 from mpt_cli.runs.directory import RunDirectory, default_parent, write_json
 from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings.load import load_with_recipe
@@ -48,14 +48,11 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
         platform = prepare_backend(settings)  # chooses the backend: before anything that imports Keras
         from mpt_cli.diagnose.diagnosis import diagnose
         from mpt_cli.diagnose.examination import ExaminationRequest
-        from mpt_cli.diagnose.report import diagnosis_content, print_diagnosis, write_pictures, write_recipe_copy
+        from mpt_cli.diagnose.report import diagnosis_content, diagnosis_page, print_diagnosis, write_recipe_copy
 
         found = diagnose(Program(settings), platform, ExaminationRequest(steps, arguments.batches or 8), say)
         content = {**diagnosis_content(found), "directory": str(directory)}
-        if missing := missing_matplotlib():
-            say(missing)
-        else:
-            write_pictures(found, directory)
+        write_page(directory / "diagnosis.html", diagnosis_page(found))
         write_json(directory / DIAGNOSIS, content)
         files = sorted(map(str, directory.iterdir()))
     if arguments.write:

@@ -58,8 +58,7 @@ def mpt(tmp_path_factory):
 @pytest.mark.long
 @pytest.mark.slow
 def test_every_verb_runs_on_jax_without_tensorflow(mpt):
-    without = (*EXTRAS, "tensorflow", "matplotlib")
-    no_pictures = "No pictures: matplotlib is not installed. pip install 'mpt-cli[plots]'"
+    without = (*EXTRAS, "tensorflow")
     on_jax = [*TINY, "backend=jax", "policy=mixed_float16"]
     for words in (
         ["train", *on_jax, "run_dir=run"],
@@ -78,7 +77,6 @@ def test_every_verb_runs_on_jax_without_tensorflow(mpt):
     ):
         done = mpt(*words, without=without)
         assert done.returncode == 0, (words, done.stdout[-2000:], done.stderr[-2000:])
-        assert (done.stdout + done.stderr).count(no_pictures) == (words[0] == "diagnose"), words
 
 
 @pytest.mark.long

@@ -86,7 +86,6 @@ def test_every_extra_that_a_key_or_an_option_needs_is_told_where_it_is_missing(m
     assert set(told) == {
         "jax",
         "jax_cuda12_plugin",
-        "matplotlib",
         "mlflow",
         "onnx",
         "optuna",
