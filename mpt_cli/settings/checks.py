@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from mpt_cli.errors import Problem, did_you_mean
-from mpt_cli.settings.key import default_of, read_number
+from mpt_cli.settings.key import default_of, overlap, read_number
 from mpt_cli.settings.references import (
     canonical_name,
     form_problem,
@@ -231,13 +231,9 @@ def check_combinations(settings: Settings, unreliable: set[str]) -> list[Problem
     return [
         problem
         for check, involved in _CHECKS
-        if not any(_touches(key, other) for key in involved for other in unreliable)
+        if not any(overlap(key, other) for key in involved for other in unreliable)
         for problem in check(settings)
     ]
-
-
-def _touches(key: str, other: str) -> bool:
-    return key == other or key.startswith(other + ".") or other.startswith(key + ".")
 
 
 def check_scale_numbers(settings: Settings) -> Iterator[Problem]:

@@ -76,7 +76,7 @@ def _section_with_variants(section: str) -> Schema:
     """Return any key of any variant; of the one that the section itself names, only its own."""
     every: dict[str, list[Schema]] = {}
     cases = []
-    key = choosing_key(section) or ""
+    key = choosing_key(section)
     for name, cls in variants_of(section).items():
         own = _properties(cls, section)
         for each, schema in own.items():

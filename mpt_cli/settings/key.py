@@ -165,6 +165,20 @@ class Key:
 INDEX = "N"  # in the paths of keys inside a list of sections: phases.N.epochs
 
 
+def is_in(path: str, other: str) -> bool:
+    """Return whether a path is the other or lies in it.
+
+    >>> is_in("phases.0.epochs", "phases"), is_in("trainer.callbacks[0]", "trainer.callbacks"), is_in("seeds", "seed")
+    (True, True, False)
+    """
+    return path == other or path.startswith((f"{other}.", f"{other}["))
+
+
+def overlap(path: str, other: str) -> bool:
+    """Return whether one of the paths lies in the other."""
+    return is_in(path, other) or is_in(other, path)
+
+
 def section_of_list(hint: Any) -> type | None:
     """Return the dataclass whose list `hint` is, None for any other type."""
     inner = get_args(hint) if get_origin(hint) is list else ()

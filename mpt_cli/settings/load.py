@@ -21,7 +21,7 @@ from omegaconf.resolvers.oc import env as environment_resolver
 from mpt_cli import redaction
 from mpt_cli.errors import ConfigError, Problem, SourcePlace, missing_extra
 from mpt_cli.settings.checks import check_combinations, read_expect
-from mpt_cli.settings.key import BadValue, Key, default_of, evaluate, format_type, read_key, read_value
+from mpt_cli.settings.key import BadValue, Key, default_of, evaluate, format_type, overlap, read_key, read_value
 from mpt_cli.settings.limits import places_of
 from mpt_cli.settings.overrides import (
     ParsedOverrides,
@@ -411,24 +411,20 @@ def _with_places(problems: list[Problem], composition: Composition) -> list[Prob
     chosen = {choice.written for choice in given.choices.values()}
 
     def with_place(problem: Problem) -> Problem:
-        path = re.sub(r"\[(\d+)\]", r".\1", problem.key).split(".")
-        is_given = any(_is_within(path, text) or _is_within(text.split("."), problem.key) for text in given_keys)
-        if problem.place or is_given or problem.key in chosen:
+        path = re.sub(r"\[(\d+)\]", r".\1", problem.key)
+        is_given = problem.key in chosen or any(overlap(path, key) for key in given_keys)
+        if problem.place or is_given:
             return problem
         found = (_place_in(layer, path) for layer in reversed(layers) if layer.path.is_file())
         return replace(problem, place=next(filter(None, found), None))
 
-    def _place_in(layer: Layer, path: list[str]) -> SourcePlace | None:
-        package = [name for name in layer.package.split(".") if name]
-        inside = path[len(package) :] if path[: len(package)] == package else []
-        return None if is_shipped(layer.path) and layer.group else composition.places(layer.path).get(tuple(inside))
+    def _place_in(layer: Layer, path: str) -> SourcePlace | None:
+        package = f"{layer.package}." if layer.package else ""
+        if not path.startswith(package) or (layer.group and is_shipped(layer.path)):
+            return None
+        return composition.places(layer.path).get(tuple(path.removeprefix(package).split(".")))
 
     return [with_place(problem) for problem in problems]
-
-
-def _is_within(path: Sequence[str], key: str) -> bool:
-    names = key.split(".")
-    return [*path[: len(names)]] == names
 
 
 def _no_recipe() -> Problem:

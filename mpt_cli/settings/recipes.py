@@ -170,7 +170,7 @@ def layers_of_choice(choice: GroupChoice) -> list[Layer]:
         raise ConfigError(Problem(choice.written, f"{choice.name} cannot be composed: {reason_of(error)}.")) from error
     if recipe.problems:
         raise ConfigError(recipe.problems)
-    key = choosing_key(choice.group) or ""
+    key = choosing_key(choice.group)
     is_brief = [choice.group in VARIANTS and is_shipped(layer.path) for layer in layers]
     return [
         replace(layer, body={choice.group: {key: layer.body[choice.group][key]}}) if brief else layer
@@ -287,7 +287,7 @@ class _Files(ConfigRepository):
     def _without_file(self, name: str, group: str, choice: str) -> ConfigResult | None:
         """Return what another package adds. What is nowhere is a problem where a recipe or a word names it."""
         if choice in group_choices(group) or _is_from_python(group, choice):
-            self.contents[name] = Path(name), {str(choosing_key(group)): choice}
+            self.contents[name] = Path(name), {choosing_key(group): choice}
             return self._add(name, None, [])
         named = (
             (file, index)
@@ -431,7 +431,7 @@ def named_variant(section: str, part: dict[str, Any]) -> str | None:
     """Return which model, data source, optimizer or mode these keys of its section say it is, by name or by a key that
     only one has (`IMPLIED_CHOICES`); None where they don't.
     """
-    key = str(choosing_key(section))
+    key = choosing_key(section)
     implied = (name for path, name in IMPLIED_CHOICES.items() if path in {f"{section}.{word}" for word in part})
     return str(part[key]) if key in part else next(implied, None)
 
@@ -447,7 +447,7 @@ def merge_layers(tree: dict[str, Any], layers: Sequence[Layer], problems: list[P
         body = dict(layer.body)
         for section in VARIANTS.keys() & body.keys():
             body[section], said = dict(body[section]), named_variant(section, body[section])
-            key, below = str(choosing_key(section)), tree.get(section, {})
+            key, below = choosing_key(section), tree.get(section, {})
             chosen = layer.chooses.get(section)
             if said not in (None, chosen) and chosen in VARIANTS[section]:
                 rule = f"must agree with defaults.{section}={chosen}."
@@ -474,7 +474,7 @@ def _shared_keys(section: str, chosen: str, part: dict[str, Any]) -> dict[str, A
     if section == "loss_scale":
         with suppress(PluginError, IndexError):  # said where it is chosen
             kept = mode_settings(chosen).transferable_keys()
-    kept -= {str(choosing_key(section))}
+    kept -= {choosing_key(section)}
     return {name: value for name, value in part.items() if name in kept or find_key(f"{section}.{name}") is None}
 
 

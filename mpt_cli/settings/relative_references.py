@@ -10,12 +10,11 @@ from typing import Any
 from mpt_cli.settings.limits import load_mapping
 from mpt_cli.settings.references import form_problem
 from mpt_cli.settings.search_path import (
-    PROJECT_FOLDERS,
     SUFFIXES,
     expanded,
     has_working_directory,
     is_shipped,
-    project_conf_directories,
+    project_folder,
 )
 
 # what names Python objects in a recipe: by section, the keys whose values are names or hold them
@@ -31,15 +30,7 @@ def module_folders(path: Path) -> list[Path]:
     """Return where modules are looked for that the recipe or group file at `path` names: beside it, then in its
     project, the folder that has the conf/ or recipes/ it lies in, or has the groups themselves.
     """
-    if is_shipped(path):
-        return [path.parent]
-    folders = path.resolve().parents
-    roots = [root.resolve() for root in project_conf_directories()]
-    inside = [folder for folder in folders if folder in roots] or [
-        folder for folder in folders if folder.name in PROJECT_FOLDERS
-    ]
-    projects = [folder.parent if folder.name in PROJECT_FOLDERS else folder for folder in inside[:1]]
-    return [path.parent, *projects]
+    return [path.parent] if is_shipped(path) else [path.parent, project_folder(path)]
 
 
 def locate_functions(content: dict[str, Any], path: Path, found: dict[str, Path] | None = None) -> dict[str, Any]:

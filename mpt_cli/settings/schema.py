@@ -399,13 +399,13 @@ _NAMED = {f"{group}.name": group for group in ("model", "data", "optimizer", "po
 CHOOSING_KEYS = {**_NAMED, "loss_scale.mode": "loss_scale"}  # such a key acts as its group: model.name=cnn as model=cnn
 
 
-def choosing_key(group: str) -> str | None:
-    """Return the key within a section that chooses its file, None where only the group itself does.
+def choosing_key(group: str) -> str:
+    """Return the key within a section that chooses its file, empty where only the group itself does.
 
     >>> choosing_key("model"), choosing_key("loss_scale"), choosing_key("trainer")
-    ('name', 'mode', None)
+    ('name', 'mode', '')
     """
-    return next((path.partition(".")[2] for path, chosen in CHOOSING_KEYS.items() if chosen == group), None)
+    return next((path.partition(".")[2] for path, chosen in CHOOSING_KEYS.items() if chosen == group), "")
 
 
 _METHODS = {"model": "build", "data": "load"}  # of a model and a data source of another package
@@ -414,7 +414,6 @@ _METHODS = {"model": "build", "data": "load"}  # of a model and a data source of
 def chosen_variant(section: str, given: Any) -> str:
     """Return which variant these settings, or this part of a composed tree, are."""
     name = choosing_key(section)
-    assert name is not None
     return str(given[name] if isinstance(given, dict) else getattr(given, name))
 
 

@@ -96,14 +96,20 @@ def search_in(folders: Sequence[Path], projects: Sequence[Path]) -> None:
     _SEARCHED.set(((*known_folders, *folders), (*known_projects, *projects)))
 
 
-def project_of(recipe: Path) -> list[Path]:
-    """Return the folder with the `recipes/` or `conf/` that a recipe lies in, else its own; none where that has no
-    `conf/`, and none of a shipped recipe.
+def project_folder(path: Path) -> Path:
+    """Return the folder with the `recipes/` or `conf/` that a recipe or group file lies in, or with the groups where
+    that is searched, else its own.
     """
+    above, roots = Path(os.path.realpath(path)).parents, [root.resolve() for root in project_conf_directories()]
+    inside = next((folder for folder in above if folder.name in PROJECT_FOLDERS or folder in roots), above[0])
+    return inside.parent if inside.name in PROJECT_FOLDERS else inside
+
+
+def project_of(recipe: Path) -> list[Path]:
+    """Return the `project_folder` of a recipe; none where that has no `conf/`, and none of a shipped recipe."""
     if is_shipped(recipe):
         return []
-    above = Path(os.path.realpath(recipe)).parents
-    project = next((folder.parent for folder in above if folder.name in PROJECT_FOLDERS), above[0])
+    project = project_folder(recipe)
     here = has_working_directory() and project == Path.cwd()
     return [Path() if here else project] if (project / "conf").is_dir() else []
 

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 from omegaconf import OmegaConf
 
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.settings.key import Key, read_key
+from mpt_cli.settings.key import Key, is_in, overlap, read_key
 from mpt_cli.settings.load import Composition, checked_value, composed, leaves, note_secrets, resolve
 from mpt_cli.settings.overrides import parse_overrides
 from mpt_cli.settings.schema import CHOOSING_KEYS, Settings, find_key
@@ -90,13 +90,13 @@ class _Variable:
         self.composed_paths = {
             path
             for path, key_path in self._key_paths.items()
-            if self._keys[key_path] is None or sum(_is_in(path, word) or _is_in(word, path) for word in words) > 1
+            if self._keys[key_path] is None or sum(overlap(path, word) for word in words) > 1
         }
         if any(self._keys[path] is None or path in CHOOSING_KEYS for path in linked):
             self.composed_paths = {*self._values}
         self._linked = linked
         self._problems = {
-            path: [problem for problem in composition.problems if _is_in(problem.key, path)] for path in self._keys
+            path: [problem for problem in composition.problems if is_in(problem.key, path)] for path in self._keys
         }
         known = [problem for problems in self._problems.values() for problem in problems]
         self._others = [problem for problem in composition.problems if problem not in known]
@@ -148,13 +148,8 @@ def _find_declared(composition: Composition, path: str) -> Key | None:
     for each in names:
         section = getattr(section, each, None)
     known = [problem.key for problem in composition.problems[: composition.unread]]
-    if any(_is_in(key, path) or _is_in(path, key) for key in known):
+    if any(overlap(key, path) for key in known):
         return None
     declared = next((each for each in fields(section) if each.name == name), None) if is_dataclass(section) else None
     hint = None if declared is None else get_type_hints(type(section))[name]
     return None if declared is None or is_dataclass(hint) else read_key(declared, hint, path)
-
-
-def _is_in(path: str, other: str) -> bool:
-    """Return whether the first is the other or lies in it."""
-    return path == other or path.startswith((f"{other}.", f"{other}["))

@@ -62,9 +62,7 @@ def test_a_copy_names_what_the_recipe_does_and_says_what_it_does_not_find(folder
     write(work / "recipes" / "net.py")
     assert main(["copy", "mine", "."]) == 0
     said = capsys.readouterr().out.splitlines()[2]
-    assert said == (
-        "it names ./base.yaml, net:build, which it does not find there: they lie where recipes/mine.yaml names them"
-    )
+    assert said == ("it names ./base.yaml, net:build, found beside recipes/mine.yaml but not here: copy them too")
     assert Path("mine.yaml").read_text() == MODELINE + text and source.read_text() == text
     assert main(["copy", "mine", "recipes/again.yaml"]) == 0
     assert "it names" not in capsys.readouterr().out
