@@ -25,7 +25,7 @@ from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.feed import StepChunk
 from mpt_cli.errors import ConfigError, Problem, summarise_error
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_custom_train_step, keep_skips_whole
-from mpt_cli.precision.keras_internals import optimizer_values_in_fit
+from mpt_cli.precision.keras_internals import build_before_tracing, lacks_variables, optimizer_values_in_fit
 from mpt_cli.precision.scale_state import count_of
 from mpt_cli.precision.train_step import check_replicas, optimizers_in, unwrapped
 from mpt_cli.python_api import RunArguments, given_settings
@@ -72,7 +72,7 @@ class SampleBudget:
 
     fits: float = 0.0
     samples: float = 0.0
-    share: float = 0.05
+    share: float = 0.02
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
@@ -293,6 +293,8 @@ class _FitRecording(Recording):
         elif before != (model.optimizer, model.optimizer.step_log):
             model.train_function = None  # it was made with another optimizer
         model.make_train_function()
+        if whole and keras.backend.backend() == "tensorflow" and lacks_variables(model):
+            build_before_tracing(model)
         return [NO_RESUME, NO_SPEED] + [NOT_WHOLE] * (not whole)
 
     def _begin(self, logs: Mapping[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from keras import ops
 
 from mpt_cli.precision.finite import all_finite, unscale
 from mpt_cli.precision.optimizer import LossScaleOptimizer
-from mpt_cli.precision.step_tensorflow import apply, is_readable
+from mpt_cli.precision.step_tensorflow import apply, is_readable, measure
 
 Tensor = Any
 FirstScale = Callable[[Callable[[list[Any]], bool]], float | None]  # is told how to ask whether a list has any of them
@@ -42,6 +42,7 @@ class BackwardPass:
         with tf.init_scope():
             self._scale = tf.Variable(scale or 1.0, trainable=False, dtype="float32", name="pass_scale")
             self._state = tf.Variable(USED, trainable=False, dtype="float32", name="pass_state")
+        self._compiled_unscale = tf.function(self._unscale, autograph=False, reduce_retracing=True)
         self._optimizers: list[LossScaleOptimizer] = []  # that have used it
         self.loss: Tensor = None  # of the first gradients of a step
         self._before: list[tuple[Any, Tensor]] = []  # what the first of several passes of a step found
@@ -60,12 +61,18 @@ class BackwardPass:
                 for each, seed in zip(targets, seeds, strict=True)
             ]
         )
-        gradients = unscale(tf.nest.flatten(found), sources, scale)
         if _replicas() == 1:
             self._remember()
+        finish = self._compiled_unscale if tf.executing_eagerly() else self._unscale
+        return tf.nest.pack_sequence_as(found, finish(tf.nest.flatten(found), scale))
+
+    def _unscale(self, gradients: list[Tensor], scale: Tensor) -> list[Tensor]:
+        """Return `gradients` divided by `scale`, and note whether they are finite."""
+        gradients = unscale(gradients, self._sources, scale)
+        if _replicas() == 1:
             bad = tf.cast(tf.logical_not(all_finite(gradients)), "float32")
             self._state.assign(tf.where(self._state < USED, tf.maximum(self._state, bad), bad))
-        return tf.nest.pack_sequence_as(found, gradients)
+        return gradients
 
     @property
     def goes_on(self) -> bool:
@@ -128,7 +135,7 @@ class BackwardPasses:
         losses = [each.loss for each in passes if each.loss is not None and is_readable(each.loss)]
         if len(losses) == 1:
             optimizer.note_loss(losses[0])
-        measured = optimizer.measure(gradients, variables, unscaled=True)
+        measured = measure(optimizer, gradients, variables, True)
         scaled = [each for each in passes if each.scales]
         if _replicas() == 1:
             measured = measured._replace(finite=tf.reduce_all([measured.finite, *(p.is_finite() for p in scaled)]))

@@ -50,6 +50,24 @@ def build_for_batch(model: Any, batch: Any) -> None:
     model._symbolic_build(data_batch=batch)
 
 
+def build_before_tracing(model: Any) -> None:
+    """On TensorFlow: have `model.train_function` make the variables of metrics and loss at its first call.
+
+    A function that makes variables while it is traced is traced twice.
+    """
+    import tensorflow as tf
+
+    train = model.train_function
+
+    def build_and_train(iterator: Any) -> Any:
+        model.train_function = train
+        if isinstance(iterator, tf.data.Iterator) and lacks_variables(model):
+            build_for_batch(model, iterator.element_spec)
+        return train(iterator)
+
+    model.train_function = build_and_train
+
+
 class _NoData(DataAdapter):  # type: ignore[misc]
     """What `fit` and `evaluate` go through where their steps find the examples themselves: without end."""
 

@@ -7,7 +7,7 @@ has gone round once misses none.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -275,6 +275,7 @@ class StepLog:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.tells_loss = True  # until a step is traced that does not know its loss
+        self.calls: dict[Any, Callable[..., Any]] = {}  # parts of an eager step, compiled
         self.floats = self._variable(LOG_FLOATS, "float32")
         self.ints = self._variable(LOG_INTS, "int32")
 

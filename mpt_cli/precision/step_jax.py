@@ -101,7 +101,7 @@ def _next_log(
     optimizer: "LossScaleOptimizer", start: StepStart, log: list[Tensor], gradients: StepGradients
 ) -> list[Tensor]:
     """The values of the step log after a step, in the scope of the variables after it."""
-    defects = describe_gradients(gradients.values, gradients.measured, cond)
+    defects = gradients.defects or describe_gradients(gradients.values, gradients.measured, cond)
     assert optimizer.step_log is not None
     optimizer.step_log.tells_loss &= gradients.loss is not None
     row = row_of_step(optimizer, start, gradients.loss, (gradients.measured.finite, *defects))

@@ -5,12 +5,13 @@ step in which a skip is whole.
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
-from mpt_cli.precision.finite import GradientMeasurement, describe_gradients, unscale
+from mpt_cli.precision.finite import GradientDefects, GradientMeasurement, describe_gradients, unscale
 from mpt_cli.precision.keras_internals import (
     build_for_batch,
     lacks_variables,
@@ -54,17 +55,18 @@ def apply(
     variables: list[Any],
     unscaled: bool | Tensor,
     measured: GradientMeasurement | None = None,
+    defects: GradientDefects | None = None,
 ) -> None:
     """Apply `grads` of this replica where those of all replicas are finite; then move the scale once.
 
-    `measured` is `optimizer.measure` of this replica's gradients, where it is known already. Raises ValueError in a
-    cross-replica context, and for gradient accumulation on several replicas.
+    `measured` is `optimizer.measure` of this replica's gradients, and `defects` their description, where they are known
+    already. Raises ValueError in a cross-replica context, and for gradient accumulation on several replicas.
     """
     if tf.distribute.in_cross_replica_context():
         raise ValueError("apply() must be called in a replica context.")
     context = tf.distribute.get_replica_context()
     check_accumulation(optimizer.inner_optimizer)
-    measured = measured or optimizer.measure(grads, variables, unscaled)
+    measured = measured or measure(optimizer, grads, variables, unscaled)
     if context.num_replicas_in_sync > 1:
         grads = unscale(grads, variables, None)  # in float32: the inner optimizer adds up those of all replicas
     start = start_of_step(optimizer) if optimizer.step_log is not None else None
@@ -79,7 +81,29 @@ def apply(
     else:
         context.merge_call(_apply_on_replicas, args=(optimizer, grads, variables, measured, unscaled))
     if start is not None:
-        _log_step(optimizer, start, grads, own, loss)
+        as_one_call(optimizer, "log", partial(_log_step, optimizer))(start, loss, grads, own, defects)
+
+
+def measure(
+    optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], unscaled: bool | Tensor
+) -> GradientMeasurement:
+    """Return `optimizer.measure` of the gradients."""
+    name = "measure", unscaled is True, *map(id, variables)
+    call = as_one_call(optimizer, name, lambda grads: optimizer.measure(grads, variables, unscaled))
+    return GradientMeasurement(*call(grads))
+
+
+def as_one_call(optimizer: "LossScaleOptimizer", name: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` of tensors as one compiled call in an eager loop that is recorded, else itself.
+
+    Beside the update itself an eager step has a hundred small operations, which take as long.
+    """
+    log = optimizer.step_log
+    if log is None or not tf.executing_eagerly() or tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        return function
+    if name not in log.calls:
+        log.calls[name] = tf.function(function, autograph=False, reduce_retracing=True)
+    return log.calls[name]
 
 
 def is_readable(tensor: Tensor) -> bool:
@@ -100,9 +124,10 @@ def _is_inside(wanted: Any) -> bool:
 def _log_step(
     optimizer: "LossScaleOptimizer",
     start: StepStart,
+    loss: Tensor | None,
     grads: list[Tensor],
     measured: GradientMeasurement,
-    loss: Tensor | None,
+    defects: GradientDefects | None,
 ) -> None:
     """On several replicas each notes what it saw in its own copy of the log; who reads it puts them together."""
     log = optimizer.step_log
@@ -110,7 +135,8 @@ def _log_step(
     if loss is not None:
         loss = unscale_loss_for_distribution(loss)
     log.tells_loss &= loss is not None
-    row = row_of_step(optimizer, start, loss, (measured.finite, *describe_gradients(grads, measured, tf.cond)))
+    defects = defects or describe_gradients(grads, measured, tf.cond)
+    row = row_of_step(optimizer, start, loss, (measured.finite, *defects))
     place = start.seen % log.capacity
     for variable, part in zip(log.variables, row, strict=True):
         variable.value.scatter_update(tf.IndexedSlices(part[None], place[None]))
@@ -276,7 +302,7 @@ def _apply_inner_where(
         if optimizer.count_skipped_steps:
             iterations = optimizer.inner_optimizer.iterations
             iterations.assign_add(tf.cast(tf.logical_not(applied), iterations.dtype))
-        state.advance(measured, applied)
+        as_one_call(optimizer, "advance", state.advance)(measured, applied)
 
 
 def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRow]:
@@ -304,7 +330,9 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRow]:
     measured = optimizer.measure(grads, variables)
     finite = all_replicas(measured.finite)
     applied = optimizer.applies(finite)
-    apply(optimizer, grads, variables, unscaled=False, measured=measured)
+    ranks = None if order is None else order.ranks(variables)
+    defects = describe_gradients(grads, measured._replace(finite=finite), tf.cond, ranks)
+    apply(optimizer, grads, variables, unscaled=False, measured=measured, defects=defects)
     true_loss = unscale_loss_for_distribution(loss)
 
     def update_metrics() -> None:
@@ -315,8 +343,6 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRow]:
         update_metrics()
     else:
         _update_or_put_back(applied, update_metrics, kept, before)
-    ranks = None if order is None else order.ranks(variables)
-    defects = describe_gradients(grads, measured._replace(finite=finite), tf.cond, ranks)
     return logs_of(model, true_loss), row_of_step(optimizer, start, true_loss, (finite, *defects))
 
 

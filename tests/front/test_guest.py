@@ -1,8 +1,11 @@
 """`mpt run` as a guest: a script of a few lines goes its own way."""
 
+import keras
+import numpy as np
 import pytest
 from command import mpt
 
+import mpt_cli
 from mpt_cli.report.run import load_run
 
 pytestmark = pytest.mark.slow
@@ -157,6 +160,25 @@ def test_a_fit_keeps_its_function_finds_its_folder_and_shows_its_loss_though_all
     assert done.stdout == "0 [1521.0]\n" and done.returncode == 4, done.stderr
     assert done.stderr.count("not recorded") == 1
     assert [load_run(tmp_path / name).summary["skipped_steps"] for name in ("run", "run-2", "run-3")] == [2, 2, 2]
+
+
+class CountsTraces(keras.Layer):
+    traces = 0
+
+    def call(self, x, training=False):
+        self.traces += training
+        return x
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="JAX traces each step once anyway")
+def test_a_recorded_fit_is_traced_once(tmp_path):
+    """Keras's own makes the variables of its metrics meanwhile, and is traced again."""
+    layer = CountsTraces()
+    model = keras.Sequential([keras.Input((2,)), layer, keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    recorder = mpt_cli.Recorder(run_dir=tmp_path / "run", settings={"logger.console": "quiet"})
+    model.fit(np.ones((8, 2)), np.ones((8, 1)), batch_size=2, verbose=0, callbacks=[recorder])
+    assert (layer.traces, recorder.run.summary["applied_steps"]) == (1, 4)
 
 
 FLOATX = """
