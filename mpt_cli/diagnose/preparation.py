@@ -17,7 +17,7 @@ from mpt_cli.engine.distribution import undistributed
 from mpt_cli.errors import ConfigError, DataError, Problem, naming
 from mpt_cli.report.history import read_lines
 from mpt_cli.runs.directory import RunDirectory, make_empty, random_name, remove_empty
-from mpt_cli.settings.overrides import recipes_named
+from mpt_cli.settings.overrides import recipe_named
 from mpt_cli.settings.relative_references import names_lost_in_copy
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded, find_recipe, is_shipped
@@ -122,7 +122,7 @@ def check_write_path(target: str | None, words: Sequence[str]) -> None:
     with naming(path, "Nothing was changed; give another --write."):
         path.touch(exist_ok=False)
         path.unlink()
-    for source in map(find_recipe, recipes_named(words)):
+    for source in map(find_recipe, filter(None, map(recipe_named, words))):
         if left := [] if is_shipped(source) else names_lost_in_copy(source, path):
             rule = f"must be beside {source}, which names {', '.join(left)} from there."
             raise ConfigError(Problem("--write", rule, target, f"Use --write {source.parent / path.name}."))

@@ -159,29 +159,18 @@ def check_ema(settings: Settings) -> Iterator[Problem]:
 
 def check_schedule(settings: Settings) -> Iterator[Problem]:
     schedule = settings.optimizer.schedule
-    if schedule.object is not None or schedule.kwargs:
-        yield from _check_own_schedule(schedule)
+    if schedule.object is not None:
+        where = f"with optimizer.schedule.object={schedule.object}: nothing uses it"
+        remedy = "Say it in optimizer.schedule.kwargs."
+        yield from _check_unused("optimizer.schedule", schedule, ("name", *_SCHEDULES_WITH), where, remedy)
         return
+    yield from _check_unused("optimizer.schedule", schedule, ["kwargs"], "without optimizer.schedule.object")
     yield from _check_foreign_keys(schedule)
     missing = [name for name in _NEEDED_BY_SCHEDULE.get(schedule.name, ()) if getattr(schedule, name) is None]
     for name in missing:
         yield Problem(f"optimizer.schedule.{name}", f"must be given with optimizer.schedule.name={schedule.name}.")
     if schedule.name == "piecewise" and not missing:
         yield from _check_pieces(schedule.boundaries or [], schedule.values or [])
-
-
-def _check_own_schedule(schedule: Schedule) -> Iterator[Problem]:
-    if schedule.object is None:
-        yield Problem(
-            "optimizer.schedule.kwargs", "must be left out without optimizer.schedule.object.", schedule.kwargs
-        )
-    yield from _check_unused(
-        "optimizer.schedule",
-        schedule,
-        ("name", *_SCHEDULES_WITH),
-        f"with optimizer.schedule.object={schedule.object}: nothing uses it",
-        "Say it in optimizer.schedule.kwargs.",
-    )
 
 
 def _check_foreign_keys(schedule: Schedule) -> Iterator[Problem]:

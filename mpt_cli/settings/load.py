@@ -28,7 +28,7 @@ from mpt_cli.settings.overrides import (
     apply_override,
     escape_interpolation,
     parse_overrides,
-    recipes_named,
+    recipe_named,
 )
 from mpt_cli.settings.recipes import (
     FAULTS,
@@ -302,7 +302,7 @@ class Composition:
 def composed(overrides: list[str]) -> Iterator[Composition]:
     """Compose a command line. While this is open, names are looked for where its recipe looks for them."""
     Path.cwd()  # FileNotFoundError where it is gone, before anything is looked for in it
-    with searching((), projects_of_recipes(recipes_named(overrides))):
+    with searching((), projects_of_recipes(filter(None, map(recipe_named, overrides)))):
         given, unsure = parse_overrides(overrides), set[str]()
         try:
             if given.conf is None:

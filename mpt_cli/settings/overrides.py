@@ -126,22 +126,25 @@ def parse_overrides(overrides: list[str]) -> ParsedOverrides:
     for text in overrides:
         if (problem := word_problem(text)) is not None:
             parsed.problems.append(problem)
-        elif text.startswith("conf="):
-            _take_conf(text, parsed)
+        elif (conf := recipe_named(text)) is not None and parsed.conf is not None:
+            rule = f"must be given once; conf={parsed.conf} was given before."
+            parsed.problems.append(Problem("conf", rule, conf))
+        elif conf is not None:
+            parsed.conf = conf
         elif (override := _parse(text, parsed.problems)) is not None:
             _take_override(override, parsed)
     _add_implied(parsed)
     return parsed
 
 
-def recipes_named(overrides: Sequence[str]) -> list[str]:
-    """Return what stands after each `conf=`: it says where groups are looked for before the other overrides can be
-    read.
+def recipe_named(word: str) -> str | None:
+    """Return what stands after `conf=`, None for another word: it says where groups are looked for before the other
+    overrides can be read.
 
-    >>> recipes_named(["seed=1", "conf='mine.yaml'"])
-    ['mine.yaml']
+    >>> recipe_named("seed=1"), recipe_named("conf='mine.yaml'")
+    (None, 'mine.yaml')
     """
-    return [text.removeprefix("conf=").strip("'\"") for text in overrides if text.startswith("conf=")]
+    return without_quotes(word.removeprefix("conf=")) if word.startswith("conf=") else None
 
 
 def keys_given(overrides: Sequence[str]) -> list[str]:
@@ -152,13 +155,6 @@ def keys_given(overrides: Sequence[str]) -> list[str]:
     """
     given = [text for text in overrides if "=" in text or text.startswith("~")]
     return [text.lstrip("+~").partition("=")[0] for text in given]
-
-
-def _take_conf(text: str, result: ParsedOverrides) -> None:
-    conf = without_quotes(text.removeprefix("conf="))
-    if result.conf is not None:
-        result.problems.append(Problem("conf", f"must be given once; conf={result.conf} was given before.", conf))
-    result.conf = result.conf or conf
 
 
 def _parse(text: str, problems: list[Problem]) -> Override | None:

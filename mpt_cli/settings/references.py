@@ -131,9 +131,7 @@ class Reference:
 
 def is_object(value: Any) -> bool:
     """Return whether `value` is meant for one object rather than for a list or mapping of them."""
-    return (
-        not isinstance(value, (list, dict)) or "object" in value or (isinstance(value, dict) and HYDRA_TARGET in value)
-    )
+    return not isinstance(value, list) and (not isinstance(value, dict) or "object" in value or HYDRA_TARGET in value)
 
 
 def read_object(value: Any) -> Reference:

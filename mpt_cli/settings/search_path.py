@@ -114,7 +114,7 @@ def project_of(recipe: Path) -> list[Path]:
     return [Path() if here else project] if (project / "conf").is_dir() else []
 
 
-def projects_of_recipes(recipes: Sequence[str]) -> list[Path]:
+def projects_of_recipes(recipes: Iterable[str]) -> list[Path]:
     """Return the projects of those recipes that are given by their path."""
     paths = [expanded(name_or_path) for name_or_path in recipes]
     return [project for path in paths if os.path.isfile(path) for project in project_of(path)]
