@@ -126,7 +126,7 @@ class TargetSpec:
 
 
 def read_target(parts: list[Examples], task: str, num_classes: int | None, as_given: bool = False) -> TargetSpec:
-    """The task and number of classes of targets as `to_numbers` leaves them; `task` "auto" decides by dtype.
+    """Return the task and number of classes of targets as `to_numbers` leaves them; `task` "auto" decides by dtype.
 
     Integers are labels, floats a regression; one-hot rows (n, k), k > 1, are labels. Targets in a dict or tuple are
     task "other": only the user knows what they mean. So are targets that are not there. Of those `as_given` task and
@@ -155,12 +155,12 @@ def read_target(parts: list[Examples], task: str, num_classes: int | None, as_gi
 
 
 def labels_from_one_hot(examples: Examples) -> Examples:
-    """The same examples with labels (n,) in place of one-hot rows (n, k); others as they are."""
+    """Return the same examples with labels (n,) in place of one-hot rows (n, k); others as they are."""
     return replace(examples, y=examples.y.argmax(axis=1)) if is_one_hot(examples.y) else examples
 
 
 def is_one_hot(y: Arrays) -> bool:
-    """Whether each row of a matrix is zeros and a single one."""
+    """Return whether each row of a matrix is zeros and a single one."""
     if not isinstance(y, np.ndarray) or y.ndim != 2 or y.shape[1] < 2 or not len(y):
         return False
     first = y[0]
@@ -306,7 +306,7 @@ def prepare_examples(examples: Examples, target: TargetSpec, where: str, is_batc
 
 
 def weighted_by_class(data: Examples | Stream, weights: dict[int, float]) -> Any:
-    """The same with a weight for each example by its class, as Keras's `class_weight`; classes left out have 1.
+    """Return the same with a weight for each example by its class, as Keras's `class_weight`; classes left out have 1.
 
     Targets are class numbers, or rows of which the largest entry says the class. DataError where there is more than one
     target, or where there are weights already.
@@ -327,7 +327,7 @@ def _weighted(examples: Examples, weights: dict[int, float]) -> Examples:
 
 
 def class_factors(y: Array, weights: Mapping[int, float]) -> Array:
-    """The weight of the class of each target, float32; 1 for a class that `weights` leave out.
+    """Return the weight of the class of each target, float32; 1 for a class that `weights` leave out.
 
     >>> class_factors(np.array([[0, 1], [1, 0]]), {1: 5.0}).tolist()
     [5.0, 1.0]
@@ -501,7 +501,7 @@ def _standardise(raw: RawArrays, target: TargetSpec) -> RawArrays:
 
 
 def _with_moments(raw: RawArrays, key: str, mean: Array, deviation: Array) -> list[dict[str, Any]]:
-    """What the source tells of each column, and what the column was standardised by."""
+    """Return what the source tells of each column, and what the column was standardised by."""
     told = raw.preprocessing.get(key) or [{}] * len(mean)
     return [
         entry | {"mean": float(middle), "deviation": float(spread)}
@@ -590,7 +590,7 @@ def _prepare_batch(examples: Examples, target: TargetSpec, where: str, is_batch:
 
 
 def _checked_stream(stream: Stream, target: TargetSpec, title: str) -> Stream:
-    """The stream with each batch in final dtypes; a bad one raises DataError with its number."""
+    """Return the stream with each batch in final dtypes; a bad one raises DataError with its number."""
 
     def checked(batch: Examples, number: int) -> Examples:
         return _prepare_batch(batch, target, f"{title}, batch {number}", is_batch=True)

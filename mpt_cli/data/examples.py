@@ -53,7 +53,7 @@ class Rows(ABC):
 
     @property
     def parts(self) -> tuple[Values, ...]:
-        """All arrays that it is made of."""
+        """Return all arrays that it is made of."""
         return self.values, self.splits
 
     @property
@@ -80,12 +80,12 @@ class Rows(ABC):
         return self.values.max()
 
     def mapped(self, function: Callable[[Values], Values]) -> Self:
-        """The same rows with `function` applied to all values at once."""
+        """Return the same rows with `function` applied to all values at once."""
         return replace(self, values=function(self.values))
 
     @abstractmethod
     def dense(self) -> Values:
-        """As one array."""
+        """Return it as one array."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +149,7 @@ class Sparse(Rows):
 
 
 def as_rows(value: Any, name: str = "x") -> Rows | Values | None:
-    """The Rows of a tensor or matrix of TensorFlow, SciPy or JAX that is ragged or sparse; None of all else.
+    """Return the Rows of a tensor or matrix of TensorFlow, SciPy or JAX that is ragged or sparse; None of all else.
 
     Sparse ones of more than two dimensions are made dense. DataError for a ragged tensor with more than one ragged
     dimension, or with a ragged one behind a fixed one.
@@ -245,7 +245,7 @@ class Examples:
         return int(leaves(self.x, "x")[0][1].shape[0])
 
     def as_batch(self) -> Batch:
-        """All of them as one batch, not copied."""
+        """Return all of them as one batch, not copied."""
         return Batch(self.x, self.y, self.sample_weight)
 
     def take(self, which: "Array | slice") -> "Examples":
@@ -275,8 +275,8 @@ class Stream:
     in_any_order: bool = False
 
     def batches(self, epoch: int, seed: int = 0, shuffle: bool = False) -> Iterator[Batch]:
-        """The batches of `epoch`. DataError where the source fails on the way, holds NaN or labels out of range, or
-        gives nothing."""
+        """Yield the batches of `epoch`. DataError where the source fails on the way, holds NaN or labels out of range,
+        or gives nothing."""
         empty = True
         for batch in self.read(Reading(epoch, seed, shuffle)):
             empty = False
@@ -285,11 +285,11 @@ class Stream:
             raise DataError(f"The data gave no examples in epoch {epoch}.")
 
     def first(self) -> Examples | None:
-        """The first batch of the first epoch; None where there is none."""
+        """Return the first batch of the first epoch; None where there is none."""
         return next(self.read(Reading()), None)
 
     def mapped(self, function: Callable[[Examples, int], Examples]) -> "Stream":
-        """The same with `function` of each batch and its number (from 1) in the epoch."""
+        """Return the same with `function` of each batch and its number (from 1) in the epoch."""
 
         def read(reading: Reading) -> Iterator[Examples]:
             for number, batch in enumerate(self.read(reading), 1):
@@ -327,7 +327,7 @@ class Continued:
 
 
 def in_epochs_of(stream: Stream, steps: int) -> Stream:
-    """The stream in epochs of so many batches."""
+    """Return the stream in epochs of so many batches."""
     return Stream(Continued(stream, steps), steps)
 
 
@@ -381,13 +381,13 @@ class DataSet(Shapes):
 
     @property
     def counts(self) -> dict[str, int | None]:
-        """How many examples there are to train on and to validate with; None for a stream and for none."""
+        """Return how many examples there are to train on and to validate with; None for a stream and for none."""
         parts = {"train": self.train, "validation": self.validation}
         return {name: len(part) if isinstance(part, Examples) else None for name, part in parts.items()}
 
     @property
     def header(self) -> str:
-        """The description, and where inputs were uint8 what was done to them."""
+        """Return the description, and where inputs were uint8 what was done to them."""
         divided = {255} & set(self.preprocessing.get("divided_by", {}).values())
         done = ["uint8 inputs divided by 255"] if divided else []
         done += ["uint8 inputs as they came"] if "uint8" in self.input_dtype else []
@@ -395,7 +395,7 @@ class DataSet(Shapes):
 
 
 def leaves(arrays: Arrays, name: str) -> list[tuple[str, Array]]:
-    """The single arrays with their name in messages: x, x['image'], x[1]; none of None."""
+    """Return the single arrays with their name in messages: x, x['image'], x[1]; none of None."""
     if arrays is None:
         return []
     if isinstance(arrays, dict):
@@ -406,7 +406,7 @@ def leaves(arrays: Arrays, name: str) -> list[tuple[str, Array]]:
 
 
 def map_arrays(function: Callable[[Any], Any], arrays: Arrays) -> Any:
-    """The same dict or tuple with `function` applied to each single array; None of None."""
+    """Return the same dict or tuple with `function` applied to each single array; None of None."""
     if arrays is None:
         return None
     if isinstance(arrays, dict):

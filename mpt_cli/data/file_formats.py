@@ -21,7 +21,7 @@ from mpt_cli.settings.variants import Csv, Npz, Text
 
 
 def load_npz(settings: Npz, seed: int, keep_targets: bool = False) -> DataSet:
-    """The arrays x, y, and where they exist x_val, y_val, which then are the validation set as they are.
+    """Return the arrays x, y, and where they exist x_val, y_val, which then are the validation set as they are.
 
     `keep_targets`: as they are in the file, for a loss that the user named.
     """
@@ -109,7 +109,7 @@ def load_csv(settings: Csv, seed: int) -> DataSet:
 
 
 def _read_csv(file: Path, separator: str) -> tuple[dict[str, list[str]], list[int]]:
-    """The cells of each column, and the line that each row ends on, for messages."""
+    """Return the cells of each column, and the line that each row ends on, for messages."""
     separator = "\t" if separator == "\\t" else separator
     if len(separator) != 1 or separator in '"\r\n':
         raise ConfigError(Problem("data.separator", "must be one character.", separator, "For tabs write \\t."))

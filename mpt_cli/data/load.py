@@ -55,7 +55,7 @@ def load_digits(settings: Digits, seed: int) -> DataSet:
 
 
 def load_tabular(settings: Tabular, seed: int) -> DataSet:
-    """A table with standardised columns; a regression's targets are standardised too, by the training split."""
+    """Return a table with standardised columns; a regression's targets are standardised too, by the training split."""
     from sklearn import datasets
 
     # diabetes comes ready-scaled by all rows, the held-out ones among them; ours are scaled by the training split
@@ -87,7 +87,7 @@ _KERAS_FILES = {
 
 
 def load_keras_set(settings: KerasDataset, seed: int) -> DataSet:
-    """A set with its own test set as validation. Images (h, w, c), float32 0 … 1 or uint8."""
+    """Return a set with its own test set as validation. Images (h, w, c), float32 0 … 1 or uint8."""
     import keras
 
     try:
@@ -111,7 +111,7 @@ def load_keras_set(settings: KerasDataset, seed: int) -> DataSet:
 
 
 def missing_keras_files(dataset: str) -> list[Path]:
-    """The files of a set that are not on this machine and would have to be downloaded."""
+    """Return the files of a set that are not on this machine and would have to be downloaded."""
     home = expanded(os.environ.get("KERAS_HOME") or "~/.keras")
     return [home / name for name in _KERAS_FILES[dataset] if not (home / name).exists()]
 
@@ -191,7 +191,8 @@ _FORMS = (
 
 
 def load_loader(settings: Loader, seed: int, keep_targets: bool = False) -> DataSet:
-    """What `data.loader` returns, called with data.kwargs and, where it has parameters of that name, path and seed.
+    """Return what `data.loader` returns, called with data.kwargs and, where it has parameters of that name, path and
+    seed.
 
     It may return an array x for a model that needs no targets, (x, y) or (x, y, sample_weight), two such tuples (the
     second for validation), or one or a tuple of two of tf.data.Dataset, keras.utils.PyDataset and generator. x, y and
@@ -205,7 +206,7 @@ def load_loader(settings: Loader, seed: int, keep_targets: bool = False) -> Data
 
 
 def load_installed(settings: Any, seed: int, keep_targets: bool = False) -> DataSet:
-    """What the method `load` of another package's data source returns, in any of the forms a loader may return."""
+    """Return what the method `load` of another package's data source returns, in any form that a loader may return."""
     seeded = {"seed": seed} if "seed" in inspect.signature(settings.load).parameters else {}
     call = partial(call_user, settings.load, "data.name", **seeded)
     return _returned_data_set(Returned(call, settings.name, seed, keep_targets), settings)
@@ -364,7 +365,7 @@ def load_data(settings: DataSettings, seed: int, keep_targets: bool = False) -> 
 
 
 def has_targets_as_given(settings: DataSettings) -> bool:
-    """Whether a source can leave its targets as they came; those of others have one form."""
+    """Return whether a source can leave its targets as they came; those of others have one form."""
     return SOURCES.get(settings.name, load_installed) in _READ_BY_DTYPE
 
 

@@ -16,7 +16,7 @@ from mpt_cli.settings.variants import Builder, Csv, DataSettings, Loader, Npz, S
 
 
 def readable_file(path: str, key: str = "data.path") -> Path:
-    """The path of a file with something in it; DataError otherwise, with the nearest name in its folder."""
+    """Return the path of a file with something in it; DataError otherwise, with the nearest name in its folder."""
     file = expanded(path)
     if not file.exists():
         raise DataError(f"{key}: there is no file {file}. {_nearest_name(file)}".rstrip())
@@ -30,8 +30,8 @@ def readable_file(path: str, key: str = "data.path") -> Path:
 
 
 def readable_files(path: str) -> list[Path]:
-    """The one file, or all files of a folder, sorted, without those whose name or folder starts with a dot; DataError
-    where there is none."""
+    """Return the one file, or all files of a folder, sorted, without those whose name or folder starts with a dot;
+    DataError where there is none."""
     folder = expanded(path)
     if not folder.is_dir():
         return [readable_file(path)]
@@ -84,7 +84,7 @@ _UNREADABLE = (OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile)
 
 
 def damage_of(path: Path) -> str | None:
-    """What is wrong with the file, in words; None where it is a zip file whose parts fit their checksums.
+    """Return what is wrong with the file, in words; None where it is a zip file whose parts fit their checksums.
 
     All of it is read.
     """

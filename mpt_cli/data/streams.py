@@ -22,7 +22,7 @@ from mpt_cli.errors import DataError, MptError, UserCodeError, summarise_error
 
 
 def call_seeded(call: Callable[[], Any], seed: int) -> Any:
-    """What a function of the user's returns, with TensorFlow drawing by `seed`.
+    """Return what a function of the user's returns, with TensorFlow drawing by `seed`.
 
     A `dataset.shuffle(n)` without a seed takes one from TensorFlow's when it is made. A function that imported
     TensorFlow itself, unseeded, and returns such a dataset is called again.
@@ -37,27 +37,21 @@ def call_seeded(call: Callable[[], Any], seed: int) -> Any:
 
 
 def seed_tensorflow(seed: int) -> bool:
-    """Whether it is loaded; nothing is imported where nobody did."""
+    """Return whether it is loaded; nothing is imported where nobody did."""
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is not None:
         tensorflow.random.set_seed(seed)
     return tensorflow is not None
 
 
-def draws_order(dataset: Any) -> bool:
-    """Whether some step of the pipeline shuffles."""
-    inputs = dataset._inputs() if hasattr(dataset, "_inputs") else []
-    return "Shuffle" in type(dataset).__name__ or any(map(draws_order, inputs))
-
-
 def is_tf_dataset(value: object) -> bool:
-    """Whether this is a tf.data.Dataset; False without importing TensorFlow where nobody has."""
+    """Return whether this is a tf.data.Dataset; False without importing TensorFlow where nobody has."""
     tensorflow = sys.modules.get("tensorflow")
     return tensorflow is not None and isinstance(value, tensorflow.data.Dataset)
 
 
 def open_tf_batches(dataset: Any, again: Callable[[], Any] | None, where: str) -> Stream:
-    """The batches of a dataset as they come, as Keras's `fit` reads them; DataError where it is not
+    """Return the batches of a dataset as they come, as Keras's `fit` reads them; DataError where it is not
     batched.
 
     `again` makes another dataset like it, so that an epoch can be read once more; without it the next pass is read.
@@ -152,13 +146,13 @@ def _holds_arrays(value: Any) -> bool:
 
 
 def is_batch_source(value: Any) -> bool:
-    """Whether `value` is a PyDataset of Keras or a generator; Keras is not imported where nobody has."""
+    """Return whether `value` is a PyDataset of Keras or a generator; Keras is not imported where nobody has."""
     keras = sys.modules.get("keras")
     return isgenerator(value) or (keras is not None and isinstance(value, keras.utils.PyDataset))
 
 
 def open_batches(source: Any, again: Callable[[], Any], seed: int, where: str) -> Stream:
-    """The stream of a PyDataset or a generator; `again` makes another like it, to be read from its beginning."""
+    """Return the stream of a PyDataset or a generator; `again` makes another like it, to be read from its beginning."""
     if isgenerator(source):
         return Stream(partial(_generated, again, seed, where))
     passes = _PyDatasetPasses(source, again, seed, where)
@@ -166,7 +160,7 @@ def open_batches(source: Any, again: Callable[[], Any], seed: int, where: str) -
 
 
 def warn_of_workers(*parts: Any) -> tuple[str, ...]:
-    """A sentence where one of the streams is a PyDataset that asks for several readers: it has one thread here."""
+    """Return a sentence where one of the streams is a PyDataset that asks for several readers: it has one here."""
     passes = [part.read for part in parts if isinstance(part, Stream) and isinstance(part.read, _PyDatasetPasses)]
     for source in (each.source for each in passes):
         workers, processes = getattr(source, "workers", 1), getattr(source, "use_multiprocessing", False)
@@ -211,7 +205,7 @@ class _PyDatasetPasses:
 
 
 def _generated(again: Callable[[], Any], seed: int, where: str, reading: Reading) -> Iterator[Examples]:
-    """The batches of a generator, which is made anew for each pass."""
+    """Yield the batches of a generator, which is made anew for each pass."""
     with _users_faults(where):
         source = again()
     end = object()
@@ -224,7 +218,7 @@ def _generated(again: Callable[[], Any], seed: int, where: str, reading: Reading
 
 
 def as_examples(batch: Any, where: str) -> Examples:
-    """A batch as Keras takes it: x, (x, y) or (x, y, sample_weight)."""
+    """Return a batch as Keras takes it: x, (x, y) or (x, y, sample_weight)."""
     parts = batch if isinstance(batch, tuple) else (batch,)
     if len(parts) not in (1, 2, 3):
         raise DataError(

@@ -46,7 +46,7 @@ class RunStepper:
         """Train until `step` steps are done, skipped ones included; ConfigError where the data end before."""
         self.start_feed()
         while self.step < step:
-            self._train(min(self.parts.capacity, step - self.step))
+            self._train(min(self.parts.train_feed.plan.capacity, step - self.step))
 
     def take_step(self) -> StepRecords:
         """Train the next step, of the next epoch where this one is at its end."""

@@ -90,7 +90,8 @@ ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 
 
 def import_variables(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
-    """What TensorFlow, which reads it once, has to find in the environment when it is imported; the user's own stays.
+    """Return what TensorFlow, which reads it once, has to find in the environment when it is imported; the user's own
+    stays.
 
     On a CPU with avx512_fp16 the oneDNN of TensorFlow 2.21 has no float16 kernels for a dense layer with an activation
     nor for the gradient of a convolution's kernel, and takes its reference code (`ref:any` under `ONEDNN_VERBOSE=1`):
@@ -111,7 +112,8 @@ def set_import_variables(settings: Settings) -> None:
 
 
 def onednn_notices(settings: Settings) -> Iterator[str]:
-    """What was done about float16 that has no kernels here, or what is to do where TensorFlow was imported before."""
+    """Yield what was done about float16 that has no kernels here, or what is to do where TensorFlow was imported
+    before."""
     environment = {name: value for name, value in os.environ.items() if name != ONEDNN}
     if import_variables(settings, environment):
         here = "on this processor (avx512_fp16) it has no kernels for some operations in float16"
@@ -124,7 +126,7 @@ def onednn_notices(settings: Settings) -> Iterator[str]:
 
 
 def running_platform(settings: Settings) -> Platform:
-    """What Keras, imported already by a program of the user's, runs on; nothing is changed."""
+    """Return what Keras, imported already by a program of the user's, runs on; nothing is changed."""
     import keras
 
     if keras.backend.backend() == "tensorflow":
@@ -205,8 +207,8 @@ def _redirected(descriptor: int, target: int) -> Iterator[None]:
 
 @contextmanager
 def keras_import(name: str) -> Iterator[None]:
-    """Around the first import of Keras: UserCodeError for what an installation, a variable or Keras's own file of
-    settings makes of it. Where Keras is imported already, nothing is done."""
+    """Raise, around the first import of Keras, UserCodeError for what an installation, a variable or Keras's own file
+    of settings makes of it. Where Keras is imported already, nothing is done."""
     try:
         with nullcontext() if "keras" in sys.modules else import_that_stays():
             yield
@@ -220,10 +222,9 @@ def keras_import(name: str) -> Iterator[None]:
 
 @contextmanager
 def import_that_stays() -> Iterator[None]:
-    """Around the import of Keras in a process of mpt's own. Nearly all of its objects, 760,000 for TensorFlow, stay
-    until the end, so they are never looked through for garbage: not while they are made, later, nor as Python ends.
-    That takes 2 of the 10 CPU seconds of a short run on TensorFlow, and 1 on JAX.
-    """
+    """Leave the import of Keras, in a process of mpt's own, to no garbage collection. Nearly all of its objects,
+    760,000 for TensorFlow, stay until the end, so they are never looked through for garbage: not while they are made,
+    later, nor as Python ends. That takes 2 of the 10 CPU seconds of a short run on TensorFlow, and 1 on JAX."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -290,7 +291,8 @@ def replace_attention(on_cpu: bool) -> None:
 
 
 def emulated_operations() -> tuple[str, ...]:
-    """What the model built last computes without an operation of the framework's own, for the header and the record."""
+    """Return what the model built last computes without an operation of the framework's own, for the header and the
+    record."""
     import keras
 
     if keras.backend.backend() != "jax":
@@ -344,7 +346,7 @@ def memory_in_use() -> int | None:
 
 
 def peak_memory() -> int | None:
-    """The most bytes in use so far, from the same source."""
+    """Return the most bytes in use so far, from the same source."""
     unit = 1 if sys.platform == "darwin" else 1024
     return _device_stat("peak_bytes_in_use", "peak") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

@@ -32,8 +32,7 @@ def use_compile_cache(settings: Settings, environment: MutableMapping[str, str])
     """Set the variables that make the framework keep its programs; to be called before it is imported.
 
     Nothing is set where `backend.compile_cache` is null and where the user's own variables choose a place already; nor,
-    with a sentence that says so, where the folder can't be written, its disk is nearly full, or others could have put a
-    program there, which would run as this user.
+    with a sentence that says so, where the folder can't be written or its disk is nearly full.
     """
     if settings.backend.compile_cache is None:
         return None
@@ -62,11 +61,6 @@ def use_compile_cache(settings: Settings, environment: MutableMapping[str, str])
 def _prepare_folder(folder: Path) -> str | None:
     """Make it and hold it to its size, or say what keeps it from being used."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    found = folder.stat()
-    if found.st_uid != os.getuid():
-        return f"{folder} belongs to another user"
-    if found.st_mode & stat.S_IWOTH:
-        return f"everybody may write into {folder} (chmod o-w closes it)"
     if shutil.disk_usage(folder).free < LEAST_FREE_BYTES:
         return f"the disk of {folder} is nearly full"
     _drop_oldest(folder)
@@ -90,7 +84,8 @@ def _drop_oldest(folder: Path) -> None:
 
 
 def cache_folder(chosen: str, backend: str) -> Path:
-    """The folder for this backend's version on this kind of processor; `chosen` is `auto` or the folder around it."""
+    """Return the folder for this backend's version on this kind of processor; `chosen` is `auto` or the folder around
+    it."""
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     around = caches / "mpt" / "compiled" if chosen == "auto" else expanded(chosen).absolute()
     version = "unknown"

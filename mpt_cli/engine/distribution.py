@@ -49,15 +49,15 @@ class ProcessInfo:
 
     @property
     def is_rank0(self) -> bool:
-        """Whether this process writes the run directory and decides."""
+        """Return whether this process writes the run directory and decides."""
         return self.rank == 0
 
     def __str__(self) -> str:
         return f"{self.rank}/{self.world_size}@{self.coordinator}"
 
     def own_gpus(self, visible: int) -> list[int] | None:
-        """Which of the GPUs that it sees are its own: all of them, unless processes of a machine see the same ones and
-        share them. None where there are none, or they can't be shared without one that stays unused.
+        """Return which of the GPUs that it sees are its own: all of them, unless processes of a machine see the same
+        ones and share them. None where there are none, or they can't be shared without one that stays unused.
 
         >>> ProcessInfo(1, 4, None, 1, 2).own_gpus(8), ProcessInfo(1, 4, None, 1, 2, gpus_of_all=8).own_gpus(4)
         ([4, 5, 6, 7], [0, 1, 2, 3])
@@ -182,7 +182,7 @@ def connect(process_info: ProcessInfo, settings: Settings) -> None:
 
 
 def is_connected() -> bool:
-    """Whether `connect` has brought this process together with the others."""
+    """Return whether `connect` has brought this process together with the others."""
     jax = sys.modules.get("jax")
     return jax is not None and jax.distributed.is_initialized()
 
@@ -201,7 +201,8 @@ def check_same_data(fingerprint: str) -> None:
 
 
 def replicate_array(array: NDArray[Any], sharding: Any) -> Any:
-    """An array that is the same in every process, on all devices of a `sharding` (None: on the device of this one).
+    """Return an array that is the same in every process, on all devices of a `sharding` (None: on the device of this
+    one).
 
     To be called from any thread: unlike jax.device_put it does not send the array to the other processes to compare,
     which would get in between the messages of a training step.
@@ -220,14 +221,14 @@ class ProcessGroup:
         self.signal: Signals | None = None
 
     def agree(self, count: int, requested: Signals | None) -> int:
-        """The first process's number of steps for the next call; every process must ask."""
+        """Return the first process's number of steps for the next call; every process must ask."""
         count, number = _broadcast_array(np.array([count, requested or 0], "int32"))
         self.signal = Signals(int(number)) if number else None
         return int(count)
 
 
 def broadcast_from_rank0(message: dict[str, Any] | None) -> dict[str, Any]:
-    """The `message` of rank 0, in every process. All must call it, right after they met, the others with None.
+    """Return the `message` of rank 0, in every process. All must call it, right after they met, the others with None.
 
     DataError where it is longer than `MOST_MESSAGE_BYTES` as JSON.
     """
@@ -256,7 +257,7 @@ class Distribution:
 
     @property
     def batch_axis(self) -> str | None:
-        """The axis of the mesh along which a batch is split."""
+        """Return the axis of the mesh along which a batch is split."""
         if self.mesh is None:
             return None
         return BATCH_AXIS if self.layout is not None else str(self.mesh.axis_names[0])
@@ -270,7 +271,7 @@ class Distribution:
             divide_model(self.layout, model)
 
     def scope(self) -> AbstractContextManager[Any]:
-        """The context in which model, metrics and optimizer have to be made."""
+        """Return the context in which model, metrics and optimizer have to be made."""
         return self.strategy.scope() if self.strategy is not None else nullcontext()
 
 
@@ -280,7 +281,8 @@ def undistributed(settings: Settings) -> Settings:
 
 
 def build_distribution(settings: Settings, gpus: int) -> Distribution:
-    """What `distribute` asks for; ConfigError when there are too few devices or the batch does not divide evenly.
+    """Return what `distribute` asks for; ConfigError when there are too few devices or the batch does not divide
+    evenly.
 
     Without GPUs the devices are logical ones of the CPU (`backend.prepare_backend` makes them), for rehearsal.
     """

@@ -31,7 +31,7 @@ VALUES = {"overflow": float("inf"), "nan": float("nan"), "zero": 0.0}
 
 
 def build_injector(fault: FaultSettings, model: Any, data: DataSet) -> "Injector | None":
-    """What spoils the steps of `model`, None where nothing does; ConfigError where the data can't hold nan."""
+    """Return what spoils the steps of `model`, None where nothing does; ConfigError where the data can't hold nan."""
     if fault.kind == "none":
         return None
     if fault.place == "data" and "float" not in data.input_dtype:
@@ -47,7 +47,7 @@ def build_injector(fault: FaultSettings, model: Any, data: DataSet) -> "Injector
 
 
 def warn_of_fault(fault: FaultSettings) -> list[str]:
-    """A sentence for the header: nobody should take a rehearsal for the real thing."""
+    """Return a sentence for the header: nobody should take a rehearsal for the real thing."""
     if fault.kind == "none":
         return []
     parts = [f"step {step}" for step in fault.at_steps]
@@ -73,7 +73,7 @@ class Injector:
         model.compute_loss = lambda *arguments, **named: self._spoil(self._compute_loss(*arguments, **named))
 
     def spoil_custom_steps(self, custom: CustomSteps) -> None:
-        """For a model whose own step computes the loss as it likes: what spoils it there is the scaling of the loss.
+        """Spoil the scaling of the loss, for a model whose own step computes the loss as it likes.
 
         ConfigError where the step scales none.
         """
@@ -136,7 +136,7 @@ class Injector:
 
 
 def _spoiled_input(x: Tensor, factor: Tensor) -> Tensor:
-    """The first example of the batch times `factor`; on a MirroredStrategy that of each device."""
+    """Return the first example of the batch times `factor`; on a MirroredStrategy that of each device."""
     if x is None or not keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype)):
         return x
     is_first = ops.reshape(ops.equal(ops.arange(ops.shape(x)[0]), 0), (-1,) + (1,) * (len(x.shape) - 1))
@@ -159,7 +159,7 @@ class ForwardFault(NamedTuple):
 
 
 def find_forward_fault(model: Any, batch: Any) -> ForwardFault | None:
-    """Sends `batch`, `(x, y, sample_weight)`, through the model as a training step does, outside of any compiled
+    """Send `batch`, `(x, y, sample_weight)`, through the model as a training step does, outside of any compiled
     function and without a trace: what it would change is thrown away.
 
     What a layer computes inside a loop of the backend (the cell of an RNN on JAX) shows in the output of the layer
@@ -217,7 +217,7 @@ class FaultSearch:
         self._works = True
 
     def name_layers(self, events: list[Event], chunk: StepChunk, first_step: int) -> list[Event]:
-        """The events, with variable, layer and fault where they were found; `first_step` is that of the chunk."""
+        """Return the events, with variable, layer and fault where they were found; `first_step` is the chunk's."""
         return [self._named(event, chunk, event.step - first_step) for event in events]
 
     def _named(self, event: Event, chunk: StepChunk, place: int) -> Event:

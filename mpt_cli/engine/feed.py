@@ -46,7 +46,7 @@ class StepChunk:
         return StepChunk(self.source, _padded(self.batch_indices[first : first + count], rows), count)
 
     def divide(self, done: int) -> "tuple[StepChunk, StepChunk]":
-        """The first `done` of its steps, and the others."""
+        """Return the first `done` of its steps, and the others."""
         rows = len(self.batch_indices)
         return self.part(0, done, rows), self.part(done, self.count, rows)
 
@@ -79,16 +79,16 @@ class BatchPlan:
         return data.steps if isinstance(data, Stream) else self.steps_of(len(data))
 
     def has_only_whole_batches(self, data: Examples | Stream) -> bool:
-        """Whether no batch of `data` is smaller than the others, where that is known ahead."""
+        """Return whether no batch of `data` is smaller than the others, where that is known ahead."""
         return isinstance(data, Examples) and self.rest_of(len(data)) == 0
 
     def examples_of(self, examples: int, epoch: int, step: int) -> NDArray[np.int32]:
-        """Those of the `step` (from 1) of `epoch`, of so many `examples` in all."""
+        """Return those of the `step` (from 1) of `epoch`, of so many `examples` in all."""
         first, used = (step - 1) * self.batch_size, examples - examples % self.batch_size + self.rest_of(examples)
         return self.order(examples, epoch)[first : min(first + self.batch_size, used)]
 
     def order(self, examples: int, epoch: int) -> NDArray[np.int32]:
-        """The examples of `epoch` (from 1) in the order they are used."""
+        """Return the examples of `epoch` (from 1) in the order they are used."""
         if not self.shuffle:
             return np.arange(examples, dtype=np.int32)
         return np.random.default_rng([self.seed, epoch]).permutation(examples).astype(np.int32)
@@ -117,7 +117,8 @@ class Feed:
     def __init__(self, data: Examples | Stream, engine: Engine, plan: BatchPlan, resident: bool) -> None:
         self.data, self.engine, self.plan = data, engine, plan
         self.steps = plan.steps_per_epoch(data)
-        self._resident: Any = engine.to_device(data.as_batch()) if resident and isinstance(data, Examples) else None
+        self.is_resident = resident and isinstance(data, Examples)
+        self._resident: Any = engine.to_device(data.as_batch()) if isinstance(data, Examples) and resident else None
         self._usual: list[Any] = []  # the form of the batches that are sent several at a time
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="mpt-feed")
         self._chunks: Iterator[StepChunk] = iter(())
@@ -164,7 +165,7 @@ class Feed:
         return replace(self._chunk_of([first]), count=0)
 
     def _index(self, epoch: int, skip_steps: int) -> Iterator[StepChunk]:
-        """All steps of an epoch over resident data in one chunk, and a last, smaller one in another."""
+        """Yield all steps of an epoch over resident data in one chunk, and a last, smaller one in another."""
         assert isinstance(self.data, Examples)
         order, size = self.plan.order(len(self.data), epoch), self.plan.batch_size
         whole = len(order) // size
@@ -194,7 +195,8 @@ class Feed:
             yield self._chunk_of(batches)
 
     def _fitted(self, batch: Batch) -> Batch | None:
-        """As much of it as splits evenly over the devices; None where that is nothing, or no remainder is wanted."""
+        """Return as much of it as splits evenly over the devices; None where that is nothing, or no remainder is
+        wanted."""
         length, devices = _length(batch), self.plan.devices
         if isinstance(self.data, Stream):
             left = length - length % devices
@@ -220,7 +222,7 @@ class Feed:
         return max(1, min(self.plan.capacity, CHUNK_BYTES // max(_batch_bytes(batch), 1)))
 
     def _chunk_of(self, batches: list[Batch]) -> StepChunk:
-        """One source of `capacity` batches, or fewer where that many would be too large; unused rows are zero.
+        """Return one source of `capacity` batches, or fewer where that many would be too large; unused rows are zero.
 
         Of batches that don't have the form of the first one, which may come in any length, it holds one; so of those
         whose parts have different lengths: of the indices, a shorter part takes as many as it has.
@@ -237,7 +239,7 @@ def _length(batch: Batch) -> int:
 
 
 def _lengths(batch: Batch) -> set[int]:
-    """Those of its arrays: one, but for batches that only a model's own train_step can take."""
+    """Return those of its arrays: one, but for batches that only a model's own train_step can take."""
     return {len(array) for _, array in all_arrays(Examples(*batch))}
 
 
@@ -247,7 +249,7 @@ def _batch_bytes(batch: Batch) -> int:
 
 
 def _form(batch: Batch) -> list[Any]:
-    """What batches that are sent together have in common: the shapes of all arrays."""
+    """Return what batches that are sent together have in common: the shapes of all arrays."""
     return [(name, array.shape, array.dtype.kind) for name, array in all_arrays(Examples(*batch))]
 
 
@@ -256,7 +258,7 @@ def _cut(batch: Batch, length: int) -> Batch:
 
 
 def _joined(batches: list[Batch], length: int) -> Batch:
-    """The batches one after the other as `length` examples, zeros or empty rows behind them; None stays None."""
+    """Return the batches one after the other as `length` examples, zeros or empty rows behind them; None stays None."""
     places = zip(*batches, strict=True)
     return Batch(*(join_arrays(lambda parts: joined(parts, length), list(parts)) for parts in places))
 
@@ -268,14 +270,15 @@ def _padded(indices: NDArray[np.int32], rows: int) -> BatchIndices:
 
 
 def first_batch(data: Examples | Stream, batch_size: int) -> Batch:
-    """The first `batch_size` examples, or all where there are fewer, in the order of the source."""
+    """Return the first `batch_size` examples, or all where there are fewer, in the order of the source."""
     if isinstance(data, Stream):
         return for_backend(next(data.batches(1)))
     return for_backend(data.take(slice(0, batch_size)).as_batch())
 
 
 def for_backend(batch: Batch) -> Batch:
-    """The batch as Keras's `fit` hands it to the model: sparse inputs dense, and ragged ones on JAX, which has none."""
+    """Return the batch as Keras's `fit` hands it to the model: sparse inputs dense, and ragged ones on JAX, which has
+    none."""
     return batch._replace(x=map_arrays(lambda array: array.dense() if _made_dense(array) else array, batch.x))
 
 

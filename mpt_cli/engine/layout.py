@@ -31,7 +31,7 @@ class VariableLayout:
     patterns: Mapping[str, Axes]
 
     def axes_of(self, variable: Any) -> Axes:
-        """One entry for each axis of `variable` of a model: all None where it is whole.
+        """Return one entry for each axis of `variable` of a model: all None where it is whole.
 
         >>> layout = VariableLayout({"data": 1, "model": 2}, {".*kernel": (None, "model")})
         >>> layout.axes_of(keras.Variable("zeros", (3, 4), name="kernel"))
@@ -43,7 +43,8 @@ class VariableLayout:
         return self._fitting(found[0] if len(found) == 1 else (), variable)
 
     def axes_of_slot(self, slot: Any, weights: Sequence[Any]) -> Axes:
-        """The same of a variable of an optimizer for these `weights`: its name begins with the path of its weight."""
+        """Return the same of a variable of an optimizer for these `weights`: its name begins with the path of its
+        weight."""
         owners = [weight for weight in weights if slot.name.startswith(f"{weight.path.replace('/', '_')}_")]
         owner = max(owners, key=lambda weight: len(weight.path), default=None)
         return self._fitting(() if owner is None else self.axes_of(owner), slot)
@@ -52,15 +53,15 @@ class VariableLayout:
         return axes if self._fault(axes, variable.shape) is None else (None,) * len(variable.shape)
 
     def describe(self, model: Any) -> str:
-        """How much of a model is divided, and over which mesh."""
+        """Return how much of a model is divided, and over which mesh."""
         sizes = [(math.prod(v.shape), any(axis is not None for axis in self.axes_of(v))) for v in model.weights]
         divided, of_all = sum(size for size, is_divided in sizes if is_divided), sum(size for size, _ in sizes)
         mesh = " x ".join(f"{axis} {count}" for axis, count in self.mesh.items())
         return f"{divided:,} of {of_all:,} parameters divided over a mesh of {mesh}"
 
     def problems(self, variables: Sequence[Any]) -> Iterator[Problem]:
-        """What is wrong with the patterns for a model of these `variables`, one for each pattern, and for each pair of
-        patterns that match the same one."""
+        """Yield what is wrong with the patterns for a model of these `variables`, one for each pattern, and for each
+        pair of patterns that match the same one."""
         for pattern, axes in self.patterns.items():
             matched = [variable for variable in variables if re.fullmatch(pattern, variable.path)]
             if not matched:
@@ -98,7 +99,7 @@ def _nearest_paths(pattern: str, variables: Sequence[Any]) -> str:
 
 
 def build_layout(settings: DistributeSettings) -> VariableLayout:
-    """What the settings say."""
+    """Return what the settings say."""
     return VariableLayout(settings.mesh, {pattern: tuple(axes) for pattern, axes in settings.layout.items()})
 
 
@@ -111,7 +112,7 @@ class DividedModel(keras.distribution.ModelParallel):  # type: ignore[misc]
         self.layout = layout
 
     def get_variable_layout(self, variable: Any) -> Any:
-        """Where Keras places a variable; one that has a place keeps it."""
+        """Return where Keras places a variable; one that has a place keeps it."""
         given = layout_given(variable)
         if given is not None:
             return given

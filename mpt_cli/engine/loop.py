@@ -51,18 +51,19 @@ class Engine(ABC):
 
     @property
     def custom_steps(self) -> CustomSteps | None:
-        """Where the model brings a step of its own: what that reports instead of metrics."""
+        """Return where the model brings a step of its own: what that reports instead of metrics."""
         return custom_steps(self.model)
 
     def compiles(self, function: str, shape: tuple[int, ...]) -> bool:
-        """Whether the next call of this function with batch indices of this shape is the first, which compiles."""
+        """Return whether the next call of this function with batch indices of this shape is the first: it compiles."""
         return self._program(function, shape) not in self._compiled
 
     def _program(self, function: str, shape: tuple[int, ...]) -> tuple[Any, ...]:
         return (function, *shape)
 
     def called(self, function: str, shape: tuple[int, ...] = ()) -> AbstractContextManager[None]:
-        """Around a call of a compiled function: the first of each shape is announced through `compiling`."""
+        """Return the context of a call of a compiled function: the first of each shape is announced through
+        `compiling`."""
         if not self.compiles(function, shape):
             return nullcontext()
         self._compiled.add(self._program(function, shape))
@@ -108,25 +109,21 @@ class Engine(ABC):
 
     @abstractmethod
     def _make_functions(self) -> None:
-        """All that is compiled, not called yet."""
+        """Make all that is compiled, without a call."""
 
     @abstractmethod
     def _make_training(self) -> None:
-        """The compiled training loop, not called yet."""
+        """Make the compiled training loop, without a call."""
 
-    def compile_training(self, source: Any, batch_indices: BatchIndices) -> str | None:
-        """Compile what `train` calls for these shapes, with no step; what keeps XLA from it in words, None if nothing.
+    def compile_ahead(self, function: str, source: Any, batch_indices: BatchIndices) -> str | None:
+        """Compile TRAINING or EVALUATION for these shapes, with no step; what keeps XLA from it in words, if anything.
 
         JAX compiles at the first call: whatever it can trace, XLA can compile.
         """
         return None
 
-    def compile_evaluation(self, source: Any, batch_indices: BatchIndices) -> str | None:
-        """As `compile_training`, of what `evaluate` calls."""
-        return None
-
     def leave_xla(self) -> None:  # noqa: B027
-        """Go on without XLA, where `compile_training` or `compile_evaluation` met something; nothing is lost."""
+        """Go on without XLA, where `compile_ahead` met something; nothing is lost."""
 
     @abstractmethod
     def batch(self, source: Any, row: NDArray[np.int32]) -> Any:
@@ -149,11 +146,11 @@ class Engine(ABC):
         return read_metrics(self._results())
 
     def copy_metrics(self) -> list[tuple[Any, NDArray[Any]]]:
-        """What the metrics have added up, each value with its variable."""
+        """Return what the metrics have added up, each value with its variable."""
         return [(variable, np.asarray(variable.numpy())) for variable in metric_variables(self.model)]
 
     def put_back_metrics(self, copied: list[tuple[Any, NDArray[Any]]]) -> None:
-        """As they were at `copy_metrics`."""
+        """Put the metrics back as they were at `copy_metrics`."""
         self._was_evaluated = False
         for variable, value in copied:
             variable.assign(value)
@@ -189,7 +186,7 @@ class LoopControl(NamedTuple):
 
     @classmethod
     def of(cls, count: int, stop_limits: StopLimits) -> "LoopControl":
-        """On the host. A streak at its limit already (of a resumed run, say) leaves a step."""
+        """Return the control on the host. A streak at its limit already (of a resumed run, say) leaves a step."""
         return cls(*(np.array(part, np.int32) for part in (count, stop_limits.streaks, stop_limits.reachable())))
 
     def go_on(self, done: Any, streaks: Any) -> Any:
@@ -198,14 +195,14 @@ class LoopControl(NamedTuple):
 
 
 def row_lengths(model: Any) -> tuple[int, int]:
-    """How many floats and ints the row of a step of this model has."""
+    """Return how many floats and ints the row of a step of this model has."""
     optimizers = len(optimizers_of(model))
     records = 1 if optimizers == 1 else 1 + optimizers
     return records * len(FLOAT_FIELDS), records * len(INT_FIELDS)
 
 
 def update_streaks(streaks: Any, optimizer: LossScaleOptimizer, row: StepRow) -> Any:
-    """The streaks, int32 (5,) in the order of `StreakCounts`, after this step, as `StepCounters` counts them."""
+    """Return the streaks, int32 (5,) in the order of `StreakCounts`, after this step, as `StepCounters` counts them."""
     ops, state = keras.ops, optimizer.scale_state
     assert state is not None
     lost, zero = ~ops.isfinite(row.column("loss")), row.column("zero") > 0
@@ -229,5 +226,5 @@ def update_streaks(streaks: Any, optimizer: LossScaleOptimizer, row: StepRow) ->
 
 
 def convolves(model: Any) -> bool:
-    """Whether any layer is a convolution, which XLA on a CPU computes slowly inside a loop."""
+    """Return whether any layer is a convolution, which XLA on a CPU computes slowly inside a loop."""
     return any("Conv" in type(layer).__name__ for layer in layers_of(model))

@@ -108,7 +108,8 @@ class JaxEngine(Engine):
         return self._batch(source, self.to_device(row))
 
     def _batch(self, source: Any, row: Tensor) -> Any:
-        """The examples of one step, split over the devices of the mesh; XLA reduces the gradients over all of them."""
+        """Return the examples of one step, split over the devices of the mesh; XLA reduces the gradients over all of
+        them."""
 
         def take(array: Tensor) -> Tensor:
             batch = jnp.take(array, row[: array.shape[0]], axis=0)
@@ -117,7 +118,7 @@ class JaxEngine(Engine):
         return jax.tree.map(take, source)
 
     def _first_records(self, steps: int, streaks: Tensor) -> tuple[Tensor, ...]:
-        """What a `Carry` begins with beside the state: nothing is done and recorded of so many steps."""
+        """Return what a `Carry` begins with beside the state: nothing is done and recorded of so many steps."""
         floats, ints = row_lengths(self.model)
         return np.zeros((), "int32"), np.zeros((steps, floats), "float32"), np.zeros((steps, ints), "int32"), streaks
 
@@ -128,8 +129,8 @@ class JaxEngine(Engine):
         return Carry(self._in_place(state), i + 1, floats, ints, update_streaks(streaks, self.model.optimizer, row))
 
     def _in_place(self, state: TrainState) -> TrainState:
-        """The same, each variable whole on each device or divided, as the distribution says. Said before and after each
-        step: where it was not, XLA would divide weights and the work on activations as it likes."""
+        """Return the same, each variable whole on each device or divided, as the distribution says. Said before and
+        after each step: where it was not, XLA would divide weights and the work on activations as it likes."""
         if self._distribution.layout is None:
             return state
         return TrainState(
@@ -140,7 +141,7 @@ class JaxEngine(Engine):
         )
 
     def places(self) -> list[list[Any]]:
-        """Where each variable of a `TrainState` is: on all devices of the mesh, whole on each or divided."""
+        """Return where each variable of a `TrainState` is: on all devices of the mesh, whole on each or divided."""
         model, layout = self.model, self._distribution.layout
         weights, frozen = model.trainable_variables, model.non_trainable_variables
         slots, metrics = model.optimizer.variables, metric_variables(model)
@@ -170,7 +171,7 @@ class JaxEngine(Engine):
     def _train_in_a_row(
         self, state: TrainState, source: Any, batch_indices: Tensor, control: LoopControl
     ) -> tuple[TrainState, LoopResult]:
-        """As `_train_loop`, from the host, which looks at the streaks only where one could be at its limit."""
+        """Train as `_train_loop`, from the host, which looks at the streaks only where one could be at its limit."""
         streaks, limits = control.streaks, control.limits
         carry, done = Carry(state, *self.to_device(self._first_records(len(batch_indices), streaks))), 0
         while done < control.count and (streaks < limits).all():

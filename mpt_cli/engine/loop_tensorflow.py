@@ -9,7 +9,6 @@ import tensorflow as tf
 from mpt_cli.data.examples import Ragged
 from mpt_cli.engine.compile_cache import CACHE_FAULT
 from mpt_cli.engine.loop import (
-    EVALUATION,
     TRAINING,
     BatchIndices,
     Engine,
@@ -58,14 +57,11 @@ class TensorFlowEngine(Engine):
     def _make_training(self) -> None:
         self._train = self._loop(self._train_loop, lambda: self.trains_in_whole_batches)
 
-    def compile_training(self, source: Any, batch_indices: BatchIndices) -> str | None:
-        no_step = _constants(LoopControl.of(0, StopLimits()))
-        with self.called(TRAINING, batch_indices.shape):
-            return _obstacle(self._train, source, tf.convert_to_tensor(batch_indices), no_step)
-
-    def compile_evaluation(self, source: Any, batch_indices: BatchIndices) -> str | None:
-        with self.called(EVALUATION, batch_indices.shape):
-            return _obstacle(self._evaluate, source, tf.convert_to_tensor(batch_indices), tf.constant(0))
+    def compile_ahead(self, function: str, source: Any, batch_indices: BatchIndices) -> str | None:
+        no_step = LoopControl.of(0, StopLimits())
+        loop, last = (self._train, _constants(no_step)) if function == TRAINING else (self._evaluate, tf.constant(0))
+        with self.called(function, batch_indices.shape):
+            return _obstacle(loop, source, tf.convert_to_tensor(batch_indices), last)
 
     def leave_xla(self) -> None:
         self.jit_compile = False
@@ -83,9 +79,9 @@ class TensorFlowEngine(Engine):
 
     @property
     def _takes_any_length(self) -> bool:
-        """Whether one program serves batches of all lengths, as in Keras's `fit`, so that the smaller last batch of an
-        epoch, where there is one, needs none of its own. XLA compiles for each length, and replicas are given their
-        share of it."""
+        """Return whether one program serves batches of all lengths, as in Keras's `fit`, so that the smaller last batch
+        of an epoch, where there is one, needs none of its own. XLA compiles for each length, and replicas are given
+        their share of it."""
         return not self.jit_compile and self.strategy is None
 
     def _program(self, function: str, shape: tuple[int, ...]) -> tuple[Any, ...]:
@@ -131,8 +127,8 @@ class TensorFlowEngine(Engine):
         return tf.constant(0)
 
     def _on_replicas(self, step: Callable[..., Any], source: Any, row: Tensor) -> Any:
-        """The result of `step` on this batch; of several replicas that of the first, with mean losses and all nan
-        and inf counted (`_reduced` makes them equal)."""
+        """Return the result of `step` on this batch; of several replicas that of the first, with mean losses and all
+        nan and inf counted (`_reduced` makes them equal)."""
         if self.strategy is None:
             return step(source, row)
         share = row.shape[0] // self.replicas
@@ -176,11 +172,11 @@ class LoopsByShape:
         return self.of_shape(batch_indices)(source, batch_indices, *more)
 
     def get_concrete_function(self, source: Any, batch_indices: Tensor, *more: Tensor) -> Any:
-        """As of a tf.function."""
+        """Return the traced function, as a tf.function does."""
         return self.of_shape(batch_indices).get_concrete_function(source, batch_indices, *more)
 
     def of_shape(self, batch_indices: Tensor) -> Any:
-        """The tf.function for batch indices of this shape."""
+        """Return the tf.function for batch indices of this shape."""
         shape = tuple(batch_indices.shape)
         if shape not in self._loops:
             self._loops[shape] = self._make()
@@ -188,7 +184,7 @@ class LoopsByShape:
 
 
 def _obstacle(function: Any, *arguments: Any) -> str | None:
-    """What keeps XLA from compiling `function`, which is called; None where it does."""
+    """Return what keeps XLA from compiling `function`, which is called; None where it does."""
     function.get_concrete_function(*arguments)  # what is wrong with the model itself is raised here, and not XLA's
     try:
         function(*arguments)
@@ -203,7 +199,7 @@ _UNKNOWN_OPERATION = re.compile(r"on XLA_\w+_JIT: (\w+) \(")
 
 
 def describe_obstacle(message: str) -> str:
-    """What XLA said, in a few words.
+    """Return what XLA said, in a few words.
 
     >>> describe_obstacle("… to compile graph f[] on XLA_CPU_JIT: AsString (No registered 'AsString' OpKernel for …")
     'it has no operation AsString'
@@ -216,7 +212,7 @@ def describe_obstacle(message: str) -> str:
 
 
 def _of_any_length(array: Any) -> Any:
-    """What a function takes of any number of examples like these."""
+    """Return what a function takes of any number of examples like these."""
     if isinstance(array, tf.RaggedTensor):
         shape = (None, *array.shape[1:])
         return tf.RaggedTensorSpec(shape, array.dtype, array.ragged_rank, array.row_splits.dtype)
@@ -247,7 +243,7 @@ def _batch(source: Any, rows: Tensor) -> Any:
 
 
 def _reduced(row: StepRow) -> StepRow:
-    """The row of the whole batch on every replica: mean of the losses, and of the gradients of all together."""
+    """Return the row of the whole batch on every replica: mean of the losses, and of the gradients of all together."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return row

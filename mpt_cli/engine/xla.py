@@ -9,7 +9,7 @@ import keras
 
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.feed import Feed
-from mpt_cli.engine.loop import Engine, convolves
+from mpt_cli.engine.loop import EVALUATION, TRAINING, Engine, convolves
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import layers_of
 from mpt_cli.settings.schema import Settings
@@ -53,7 +53,7 @@ SAVED_SECONDS_PER_NUMBER = 8e-9
 
 
 def xla_pays(steps: int, variables: int, numbers: int) -> bool:
-    """Whether `steps` on a CPU save more than XLA takes to compile them, in CPU seconds.
+    """Return whether `steps` on a CPU save more than XLA takes to compile them, in CPU seconds.
 
     Compiling takes XLA 2.5 s and 0.04 s per trainable variable more than going without it; a step saves 8 ns per number
     of `numbers_per_step`, which no longer passes through memory from each operation to the next. Measured on
@@ -106,7 +106,7 @@ NUMBERS_PER_UNIT = 3  # of a cell at a time step: what XLA saves of an LSTM is t
 
 
 def _numbers_inside(layer: Any) -> int:
-    """What the cells of a recurrent layer make of an example, over all its time steps; 0 for any other layer."""
+    """Return what the cells of a recurrent layer make of an example, over all its time steps; 0 for any other layer."""
     inside = [] if isinstance(layer, keras.Model) else layers_of(layer)  # as in Bidirectional; a model's are its own
     recurrent = [each for each in (layer, *inside) if isinstance(each, keras.layers.RNN)]
     sizes = [getattr(each.cell, "output_size", None) for each in recurrent]  # which a cell of the user's may lack
@@ -142,10 +142,9 @@ def try_xla(engine: Engine, feeds: Sequence[Feed | None], may_leave: bool) -> Ji
     No step is made. What XLA can't do is found only by trying: an operation it does not know, one it does not know for
     these dtypes, a shape that depends on values. The compiled programs are those that the first steps call.
     """
-    compilers = engine.compile_training, engine.compile_evaluation
-    for feed, compile_ahead in zip(feeds, compilers, strict=True):
+    for feed, function in zip(feeds, (TRAINING, EVALUATION), strict=True):
         chunk = None if feed is None else feed.empty_chunk()
-        obstacle = None if chunk is None else compile_ahead(chunk.source, chunk.batch_indices)
+        obstacle = None if chunk is None else engine.compile_ahead(function, chunk.source, chunk.batch_indices)
         if obstacle is None:
             continue
         if not may_leave:

@@ -198,7 +198,7 @@ def read_plan(planned: Planned, compiled: Compiled) -> Plan:
         devices=count,
         parameters=count_parameters(parts.model),
         memory=compiled.memory,
-        held_bytes=(byte_size(parts.data.validation) or 0) if parts.resident else 0,
+        held_bytes=(byte_size(parts.data.validation) or 0) if parts.train_feed.is_resident else 0,
         usable_bytes=0 if device is None else device.usable_bytes,
         buffers=[Buffer(*row) for row in step.largest_arrays(8)],
         kernels=len(step.kernels),

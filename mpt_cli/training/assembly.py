@@ -86,8 +86,6 @@ class Assembly:
     train_feed: Feed
     validation_feed: Feed | None
     jit: JitChoice
-    resident: bool
-    capacity: int  # the most steps of one call into the compiled loop
     warnings: tuple[str, ...]
     comes_compiled: bool = False  # optimizer, loss and metrics are those of a `compile` in the user's code
 
@@ -97,17 +95,17 @@ class Assembly:
 
     @property
     def optimizer(self) -> LossScaleOptimizer:
-        """That of the phase; of several the first."""
+        """Return that of the phase; of several the first."""
         return next(iter(optimizers_of(self.model).values()))
 
     @property
     def policy(self) -> Policy:
-        """In force whenever the model runs: its code may ask for the policy, and make layers, while it is called."""
+        """Return the policy that is in force whenever the model runs: its code may ask for it, and make layers."""
         return policy_of(self.settings)
 
     @property
     def jit_compile(self) -> bool:
-        """Whether XLA compiles the steps."""
+        """Return whether XLA compiles the steps."""
         return self.jit.jit_compile
 
     @property
@@ -169,7 +167,7 @@ def _assemble(program: Program, platform: Platform, data: DataSet, hardware: Har
     injector = build_injector(settings.fault, model, data)
     wrapper = injector.wrap_step if injector else None
     engine = hardware.build_engine(model, jit.jit_compile, distribution, wrapper)
-    train_feed, validation_feed, resident = _feeds(settings, data, engine, distribution.replicas)
+    train_feed, validation_feed = _feeds(settings, data, engine, distribution.replicas)
     compiled, phases = is_compiled(model), Phases(settings, model, scaling, train_feed.steps)
     with distribution.scope():
         put_to_training(settings, model, data, phases, injector)
@@ -189,8 +187,6 @@ def _assemble(program: Program, platform: Platform, data: DataSet, hardware: Har
         train_feed,
         validation_feed,
         jit,
-        resident,
-        call_capacity(settings.trainer, resident),
         tuple(warnings),
         compiled,
     )
@@ -224,7 +220,8 @@ def check_scaled_once(settings: Settings, model: Any, data: DataSet) -> None:
 
 
 def first_scaling(model: Any) -> str:
-    """The Rescaling or Normalization that a model begins with, behind layers that augment; empty where it doesn't."""
+    """Return the Rescaling or Normalization that a model begins with, behind layers that augment; empty where it
+    doesn't."""
     for layer in model.layers:
         if isinstance(layer, (keras.layers.Rescaling, keras.layers.Normalization)):
             return type(layer).__name__
@@ -257,7 +254,7 @@ def put_to_training(settings: Settings, model: Any, data: DataSet, phases: Phase
 
 
 def put_to_evaluation(settings: Settings, model: Any, data: DataSet, examples: Examples | Stream) -> None:
-    """As `put_to_training`, for a model that is only tested on `examples`."""
+    """Prepare a model as `put_to_training` does, for one that is only tested on `examples`."""
     if not is_compiled(model):
         compile_model(settings, model, data, None)
     batch = build_metrics(model, examples, settings.trainer.batch_size)
@@ -265,7 +262,7 @@ def put_to_evaluation(settings: Settings, model: Any, data: DataSet, examples: E
 
 
 def warn_of_no_head(settings: Settings, model: Any) -> list[str]:
-    """A sentence where `policy.head` finds no layer to act on, as in a subclassed model that names none "head"."""
+    """Return a sentence where `policy.head` finds no layer to act on, as in a subclassed model without a "head"."""
     head = policy_of(settings).head_policy
     if head == settings.policy.name or head_layers(model):
         return []
@@ -277,7 +274,7 @@ def warn_of_no_head(settings: Settings, model: Any) -> list[str]:
 
 
 def warn_of_half_head(model: Any) -> list[str]:
-    """A sentence where a built model makes its output in float16, or probabilities in any half precision."""
+    """Return a sentence where a built model makes its output in float16, or probabilities in any half precision."""
     rows = [row for row in audit_layers(model) if row.is_head and (row.risk or row.compute_dtype == "float16")]
     if not rows:
         return []
@@ -295,7 +292,7 @@ def _warn_of_what_is_left(chosen: ChosenPolicies | None) -> list[str]:
 
 
 def warn_of_custom_steps(model: Any) -> list[str]:
-    """What a model's own step takes away from the run: a sentence where there is one."""
+    """Return what a model's own step takes away from the run: a sentence where there is one."""
     custom = custom_steps(model)
     if custom is None or not custom.optimizers:
         return []
@@ -362,13 +359,13 @@ def count_steps(settings: Settings, steps_per_epoch: int | None) -> int | None:
 
 
 def call_capacity(trainer: TrainerSettings, resident: bool) -> int:
-    """The most steps of one call into the compiled loop."""
+    """Return the most steps of one call into the compiled loop."""
     if isinstance(trainer.steps_per_execution, int):
         return trainer.steps_per_execution
     return RESIDENT_CAPACITY if resident else STREAM_CAPACITY
 
 
-def _feeds(settings: Settings, data: DataSet, engine: Engine, devices: int) -> tuple[Feed, Feed | None, bool]:
+def _feeds(settings: Settings, data: DataSet, engine: Engine, devices: int) -> tuple[Feed, Feed | None]:
     trainer = settings.trainer
     resident = _stays_on_device(trainer, data)
     assert settings.seed is not None
@@ -388,9 +385,9 @@ def _feeds(settings: Settings, data: DataSet, engine: Engine, devices: int) -> t
             )
         )
     if data.validation is None:
-        return train_feed, None, resident
+        return train_feed, None
     in_order = BatchPlan(trainer.batch_size, capacity, devices=devices)
-    return train_feed, Feed(data.validation, engine, in_order, resident), resident
+    return train_feed, Feed(data.validation, engine, in_order, resident)
 
 
 def _stays_on_device(trainer: TrainerSettings, data: DataSet) -> bool:
@@ -498,7 +495,7 @@ def try_build(program: Program, platform: Platform, with_operations: bool = Fals
 
 
 def _operations(parts: Assembly) -> OperationReport:
-    """Of the forward pass in training, and of the loss where it is Keras's step that computes it."""
+    """Return the operations of the forward pass in training, and of the loss where Keras's step computes it."""
     model, batch = parts.model, first_batch(parts.data.train, parts.settings.trainer.batch_size)
     try:
         if not has_custom_train_step(model):

@@ -79,7 +79,7 @@ def encode(value: Any, arrays: Arrays, path: str) -> Any:
 
 
 def decode(value: Any, arrays: Arrays) -> Any:
-    """What `encode` was given."""
+    """Return what `encode` was given."""
     if isinstance(value, list):
         return [decode(part, arrays) for part in value]
     if not isinstance(value, dict):
@@ -113,7 +113,7 @@ class CallbackState:
         self._told: set[str] = set()
 
     def before_resumed_training(self) -> None:
-        """What `on_train_begin` must not do a second time."""
+        """Keep `on_train_begin` from what it must not do a second time."""
         if isinstance(self.callback, keras.callbacks.CSVLogger):
             self.callback.append = True
 
@@ -162,7 +162,7 @@ class CallbackState:
                 setattr(self.callback, name, decode(content, arrays))
 
     def _attributes(self) -> tuple[dict[str, tuple[Any, Arrays]], dict[str, Any]]:
-        """Those that are plain, by name as JSON and arrays, and the others."""
+        """Return those that are plain, by name as JSON and arrays, and the others."""
         plain, others = dict[str, tuple[Any, Arrays]](), dict[str, Any]()
         for name, value in vars(self.callback).items():
             if name not in self._left_out:
@@ -217,7 +217,7 @@ Logs = dict[str, float]
 
 
 def build_callbacks(trainer: TrainerSettings, run_dir: str) -> list[Any]:
-    """The callbacks of `trainer.callbacks` in their order, then those that have keys of their own.
+    """Return the callbacks of `trainer.callbacks` in their order, then those that have keys of their own.
 
     `{run_dir}` in the texts of their kwargs is the directory of the run. ConfigError for what is none or can't be used
     in a run, UserCodeError where making one raises.
@@ -252,7 +252,7 @@ def check_callback(callback: Any, key: str = KEY) -> None:
 
 
 def declares(callback: Any, hook: str) -> bool:
-    """Whether `callback` has a `hook` of its own, in its class or as an attribute, that does anything.
+    """Return whether `callback` has a `hook` of its own, in its class or as an attribute, that does anything.
 
     >>> declares(keras.callbacks.TerminateOnNaN(), "on_train_batch_end")
     True
@@ -271,7 +271,7 @@ def _own_method(callback: Any, name: str) -> bool:
 
 
 def batch_callbacks(callbacks: Iterable[Any]) -> list[str]:
-    """The classes of those that want to be called at every training batch."""
+    """Return the classes of those that want to be called at every training batch."""
     return [type(each).__name__ for each in callbacks if any(declares(each, hook) for hook in BATCH_HOOKS)]
 
 
@@ -335,7 +335,7 @@ class Callbacks:
         return bool(self.members)
 
     def wants(self, *hooks: str) -> bool:
-        """Whether any callback declares one of `hooks`."""
+        """Return whether any callback declares one of `hooks`."""
         return any(self._of_hook[hook] for hook in hooks)
 
     def begin(self, epochs: int, steps: int | None, say: Callable[[str], None]) -> None:
@@ -403,7 +403,7 @@ class Callbacks:
         self.ended = ""
 
     def position(self) -> tuple[dict[str, Any], Arrays]:
-        """The state of all for a checkpoint: a JSON object, and arrays by name."""
+        """Return the state of all for a checkpoint: a JSON object, and arrays by name."""
         states, arrays = dict[str, Any](), Arrays()
         for name, state in zip(self._names(), self._states, strict=False):
             states[name], own, sentences = state.encode()
@@ -448,7 +448,8 @@ _FIELDS = frozenset(Snapshot.__dataclass_fields__)
 
 
 def metrics_in(logs: Mapping[str, Any]) -> Logs:
-    """The metrics of an epoch in Keras's logs: numbers, but for those that the record has anyway, as `learning_rate`.
+    """Return the metrics of an epoch in Keras's logs: numbers, but for those that the record has anyway, as
+    `learning_rate`.
 
     >>> metrics_in({"loss": 0.5, "learning_rate": 0.1, "note": "slow"})
     {'loss': 0.5}
@@ -462,7 +463,7 @@ def _is_new_metric(name: str, value: Any, metrics: Logs) -> bool:
 
 
 def why_ended(callback: Any, hook: str) -> str:
-    """Why the run ends that this callback has ended in this hook, in words that go on after a colon."""
+    """Return why the run ends that this callback has ended in this hook, in words that go on after a colon."""
     name = type(callback).__name__
     if not isinstance(callback, keras.callbacks.EarlyStopping):
         return f"{name} set model.stop_training in {hook}"

@@ -160,7 +160,7 @@ class CheckpointStore:
         self._drop(BEST, [step for step in self.steps(BEST) if not self._is_known(step, known)])
 
     def newest(self, before: int | None = None) -> Checkpoint | None:
-        """The latest checkpoint that is whole, of a step below `before`; None when the folder has none.
+        """Return the latest checkpoint that is whole, of a step below `before`; None when the folder has none.
 
         A damaged one is reported and the one before it is taken. DataError when there are checkpoints and none is
         whole: starting again from the beginning must be the user's choice.
@@ -179,7 +179,7 @@ class CheckpointStore:
         return None
 
     def best(self) -> Checkpoint:
-        """The best checkpoint, which has weights only; DataError when there is none or it is damaged."""
+        """Return the best checkpoint, which has weights only; DataError when there is none or it is damaged."""
         steps = self.steps(BEST)
         if not steps:
             raise DataError(f"{self.folder} has no best weights: trainer.monitor was null, or no epoch was finished.")
@@ -189,12 +189,12 @@ class CheckpointStore:
             raise DataError(f"the best weights in {self.folder} are damaged ({_reason(error)}).") from error
 
     def steps(self, kind: str = LATEST) -> list[int]:
-        """The steps of the checkpoints, ascending."""
+        """Return the steps of the checkpoints, ascending."""
         names = [path.stem.removeprefix(kind) for path in self.folder.glob(f"{kind}*.npz")]
         return sorted(int(name) for name in names if name.isdigit())
 
     def _is_known(self, step: int, best: dict[str, Any]) -> bool:
-        """Whether the best checkpoint of `step` has the value that is the best of its metric."""
+        """Return whether the best checkpoint of `step` has the value that is the best of its metric."""
         try:
             with _opened(self.folder, _name(BEST, step)) as (_, label):
                 position = label["position"]
@@ -446,7 +446,7 @@ class Checkpointer:
         return Checkpoint(counters.seen, arrays, position)
 
     def _try(self, save: Callable[[], None]) -> bool:
-        """Whether it worked; the user hears when saving begins to fail and when it works again."""
+        """Return whether it worked; the user hears when saving begins to fail and when it works again."""
         try:
             self.before_save()  # telemetry up to here must be on disk before a checkpoint says that it is
             save()

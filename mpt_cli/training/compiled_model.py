@@ -36,7 +36,7 @@ Wrap = Callable[[Any, str], LossScaleOptimizer]
 
 
 def is_compiled(model: Any) -> bool:
-    """Whether the author of a model that `model.builder` returned has compiled it."""
+    """Return whether the author of a model that `model.builder` returned has compiled it."""
     return bool(getattr(model, "compiled", False))
 
 
@@ -126,12 +126,8 @@ def prepare_custom_steps(
         test_logs = _trace_testing(
             model,
             tested,
-            Problem(
-                "data.validation_fraction",
-                _NOTHING_TO_TEST.format(type(model).__name__),
-                getattr(settings.data, "validation_fraction", None),
-                "Give it a test_step, or set data.validation_fraction=0.",
-            ),
+            "data.validation_fraction",
+            "Give it a test_step, or set data.validation_fraction=0.",
         )
     if trains:
         _check_logs(model, "train_step", logs)
@@ -139,7 +135,7 @@ def prepare_custom_steps(
 
 
 def optimizers_used(model: Any, batch: Any) -> set[str]:
-    """Which optimizers the model's own train_step applies to any variable, with the layers that are trained now.
+    """Return which optimizers the model's own train_step applies to any variable, with the layers that are trained now.
 
     UserCodeError for what the step raises.
     """
@@ -147,16 +143,11 @@ def optimizers_used(model: Any, batch: Any) -> set[str]:
     return {name for name, use in uses.items() if use.variables}
 
 
-_NOTHING_TO_TEST = "{} has a train_step of its own, but neither a test_step nor a loss to validate it with."
-
-
 def prepare_custom_test(model: Any, batch: Any) -> None:
     """`prepare_custom_steps` for a model that is only evaluated."""
     if not has_custom_train_step(model) and not has_custom_test_step(model):
         return
-    logs = _trace_testing(
-        model, batch, Problem("model", _NOTHING_TO_TEST.format(type(model).__name__), None, "Give it a test_step.")
-    )
+    logs = _trace_testing(model, batch, "model", "Give it a test_step.")
     if logs is not None:
         set_custom_steps(model, build_custom_steps({}, None, logs, {}))
 
@@ -177,13 +168,15 @@ def _trace_training(model: Any, optimizers: dict[str, LossScaleOptimizer], batch
         raise _step_error(model, "train_step", error) from error
 
 
-def _trace_testing(model: Any, batch: Any, lack: Problem) -> Any:
-    """Return None where Keras's own test_step will do; ConfigError with `lack` where nothing can test."""
+def _trace_testing(model: Any, batch: Any, key: str, remedy: str) -> Any:
+    """Return None where Keras's own test_step will do; ConfigError where nothing can test."""
     if not has_custom_test_step(model):
         has_loss = getattr(model, "loss", None) is not None or has_custom_compute_loss(model)
         if can_be_called(model) and (has_loss or model.losses):
             return None
-        raise ConfigError(lack)
+        name = type(model).__name__
+        rule = f"{name} has a train_step of its own, but neither a test_step nor a loss to validate it with."
+        raise ConfigError(Problem(key, rule, None, remedy))
     try:
         logs = trace_test_step(model, batch)
     except Exception as error:
@@ -207,7 +200,7 @@ def _step_error(model: Any, step: str, error: Exception) -> MptError:
 
 
 def loss_not_scaled_problem(model: str, optimizers: Sequence[str] = ("optimizer",)) -> Problem:
-    """Of a class of models whose train_step does not scale the losses of these attributes."""
+    """Return the problem of a class of models whose train_step does not scale the losses of these attributes."""
     calls = ", ".join(f"loss = self.{each}.scale_loss(loss)" for each in optimizers)
     if keras.backend.backend() == "jax":  # elsewhere it would read the scale that was there when it was compiled
         calls += ", inside of keras.StatelessScope(zip(self.optimizer.variables, optimizer_variables)),"
@@ -223,7 +216,7 @@ def loss_not_scaled_problem(model: str, optimizers: Sequence[str] = ("optimizer"
 def _used_optimizers(
     model: Any, optimizers: dict[str, LossScaleOptimizer], uses: dict[str, OptimizerUse], scaling: Scaling
 ) -> dict[str, LossScaleOptimizer]:
-    """Those that the step applies, built for the variables that it applies them to."""
+    """Return those that the step applies, built for the variables that it applies them to."""
     used = {name: optimizer for name, optimizer in optimizers.items() if uses[name].applied}
     name = type(model).__name__
     if not used:

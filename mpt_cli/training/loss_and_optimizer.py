@@ -121,8 +121,8 @@ class _Contexts:
         self.outputs = {**dict(enumerate(tensors)), **dict(zip(names, tensors, strict=False))}
 
     def of(self, key: str, output: Any = None) -> _LossContext:
-        """Of one output, by name or place: as of the whole where that can't be told apart (a subclassed model's); of
-        the whole where it is None."""
+        """Return what is known of one output, by name or place: as of the whole where that can't be told apart (a
+        subclassed model's); of the whole where it is None."""
         tensor, asked = self.outputs.get(output), self.trainer.from_logits
         call = None if tensor is None else call_behind(tensor)
         if tensor is None or call is None:
@@ -145,12 +145,13 @@ def _by_output(key: str, value: Any, contexts: _Contexts, build: Callable[[Any, 
 
 
 def gives_logits(model: Any) -> bool:
-    """Whether a model or layer ends without softmax or sigmoid; of a subclassed model, whether its last layer does."""
+    """Return whether a model or layer ends without softmax or sigmoid; of a subclassed model, whether its last layer
+    does."""
     return not any(_gives_probabilities(part) for part in _last_parts(model))
 
 
 def _last_parts(part: Any) -> Iterator[Any]:
-    """The layers and operations that give the output of a model or layer, looked for inside models and wrappers."""
+    """Yield the layers and operations that give the output of a model or layer, also inside models and wrappers."""
     if isinstance(part, keras.Model):
         last = [*(head_layers(part) or part.layers[-1:]), *getattr(part, "operations", [])[-1:]]
     elif isinstance(part, keras.layers.Wrapper):
@@ -195,7 +196,7 @@ def _build_loss(value: Any, trainer: TrainerSettings, context: _LossContext) -> 
 
 
 def _own_loss(built: Any, context: _LossContext) -> Any:
-    """A loss of the user's as Keras takes it: an instance, or a function of y_true and y_pred."""
+    """Return a loss of the user's as Keras takes it: an instance, or a function of y_true and y_pred."""
     if not callable(built) or isinstance(built, keras.metrics.Metric):
         raise ConfigError(
             Problem(
@@ -267,7 +268,7 @@ def _build_metric(value: Any, loss: Any, context: _LossContext) -> keras.metrics
 
 
 def _own_metric(built: Any, context: _LossContext) -> keras.metrics.Metric:
-    """A metric of the user's; a function of y_true and y_pred becomes its mean, as in Keras."""
+    """Return a metric of the user's; a function of y_true and y_pred becomes its mean, as in Keras."""
     if isinstance(built, keras.metrics.Metric):
         return built
     if not callable(built) or isinstance(built, keras.losses.Loss):
@@ -307,7 +308,7 @@ def _accuracy(loss: Any, key: str) -> Any:
 
 
 def describe_objects(value: Any) -> str:
-    """What a key names, for the header.
+    """Return what a key names, for the header.
 
     >>> describe_objects({"price": "mse", "kind": {"object": "nets:f", "kwargs": {"margin": 2}}})
     'price mse, kind nets:f(margin=2)'
@@ -324,8 +325,8 @@ ROLLBACK_FACTOR = 0.5  # of the learning rate each time; of the loss scale too, 
 
 
 def build_optimizer(settings: OptimizerSettings, total_steps: int | None) -> keras.optimizers.Optimizer:
-    """The Keras optimizer of that name with its arguments, or the user's own; `total_steps` are the batches of the
-    run, None if unknown.
+    """Return the Keras optimizer of that name with its arguments, or the user's own; `total_steps` are the batches of
+    the run, None if unknown.
 
     ConfigError where the schedule doesn't fit the run, or where this Keras is too old for the optimizer.
     """
@@ -352,7 +353,7 @@ def build_optimizer(settings: OptimizerSettings, total_steps: int | None) -> ker
 
 
 def _build_own_optimizer(settings: CustomOptimizer, total_steps: int | None) -> keras.optimizers.Optimizer:
-    """What the object returns, with the keys of all optimizers that are not as by default set on it.
+    """Return what the object returns, with the keys of all optimizers that are not as by default set on it.
 
     Of an instance a copy: what one run does to it must not reach the next in the same process.
     """
@@ -398,7 +399,7 @@ def put_rate(optimizer: keras.optimizers.Optimizer, rate: float | schedules.Lear
 
 
 def copied_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """One that is configured as `optimizer` is now, without its state."""
+    """Return one that is configured as `optimizer` is now, without its state."""
     rate = configured_rate(optimizer)
     return type(optimizer).from_config(optimizer.get_config(), custom_objects={type(rate).__name__: type(rate)})
 
@@ -430,7 +431,7 @@ def set_learning_rate(optimizer: Any, settings: OptimizerSettings, total_steps: 
 def build_learning_rate(
     schedule: Schedule, learning_rate: float, total_steps: int | None
 ) -> float | schedules.LearningRateSchedule:
-    """A constant as a float, which can be set later; anything else as a Keras schedule.
+    """Return a constant as a float, which can be set later; anything else as a Keras schedule.
 
     >>> float(build_learning_rate(Schedule(warmup_steps=4), 1.0, None)(1))
     0.25
@@ -458,7 +459,7 @@ def build_learning_rate(
 
 
 def _own_schedule(schedule: Schedule, learning_rate: float) -> schedules.LearningRateSchedule:
-    """One of Keras's or of the user's; `initial_learning_rate` is the configured rate where kwargs don't say it."""
+    """Return one of Keras's or of the user's; `initial_learning_rate` is the configured rate unless kwargs say it."""
     assert schedule.object is not None
     kwargs = dict(schedule.kwargs)
     named = (
@@ -499,12 +500,12 @@ def _steps_after_warmup(schedule: Schedule, total_steps: int | None) -> int:
 
 
 def resolve_scaling(settings: LossScaleSettings, model: Any) -> Scaling:
-    """What `mode` comes to for this model."""
+    """Return what `mode` comes to for this model."""
     return scaling_for(settings, computes_in_float16(model))
 
 
 def scaling_for(settings: LossScaleSettings, needed: bool) -> Scaling:
-    """What `mode` comes to where something computes in float16, or nothing does."""
+    """Return what `mode` comes to where something computes in float16, or nothing does."""
     return Scaling(settings.rule_for(needed), settings.on_overflow, needed)
 
 
@@ -522,7 +523,7 @@ def wrap_optimizer(
 
 
 def describe_scaling(scaling: Scaling, scale: float | None = None) -> str:
-    """One line for the header: the mode, its numbers, and why; `scale` is where it begins if not at its first."""
+    """Return one line for the header: the mode, its numbers, and why; `scale` is the first one, if another."""
     if not scaling.scales:
         why = ", though layers compute in float16" if scaling.is_needed else " (nothing computes in float16)"
         return f"{scaling.mode}{why}"
@@ -530,7 +531,7 @@ def describe_scaling(scaling: Scaling, scale: float | None = None) -> str:
 
 
 def warn_of_scaling(scaling: Scaling) -> list[str]:
-    """What is unusual about scaling or not scaling a model; empty where nothing is."""
+    """Return what is unusual about scaling or not scaling a model; empty where nothing is."""
     if scaling.is_needed == scaling.scales:
         return []
     if scaling.is_needed:

@@ -17,7 +17,6 @@ from mpt_cli.data.build import class_factors, look_at
 from mpt_cli.data.examples import DataSet, Examples, Stream, leaves, map_arrays, on_values
 from mpt_cli.data.streams import (
     as_arrays,
-    draws_order,
     is_batch_source,
     is_tf_dataset,
     open_batches,
@@ -66,7 +65,7 @@ class ModelProgram(Program):
         return False
 
     def check_present(self) -> None:
-        """It is: the caller has it in hand."""
+        """Check nothing: the caller has it in hand."""
 
     def prepare_backend(self) -> Platform:
         return running_platform(self.settings)
@@ -75,7 +74,7 @@ class ModelProgram(Program):
         return self.data
 
     def build_model(self, data: DataSet) -> Any:
-        """With the plain optimizer of the author's `compile`, which a run puts into loss scaling."""
+        """Return the model with the plain optimizer of the author's `compile`, which a run puts into loss scaling."""
         if rollbacks := self.settings.trainer.max_rollbacks:
             rule = "must be 0: the learning rate that a rollback lowers is that of the compiled optimizer."
             raise ConfigError(Problem("trainer.max_rollbacks", rule, rollbacks))
@@ -90,7 +89,7 @@ class ModelProgram(Program):
         return model
 
     def build_copy(self, settings: Settings, data: DataSet) -> Any:
-        """With weights of its own; ConfigError for a model that Keras can't clone."""
+        """Return a model with weights of its own; ConfigError for a model that Keras can't clone."""
         as_built = self.policy is None and settings.policy.name == self.settings.policy.name
         return put_under_policy(settings, cloned(self.model), data, everywhere=not as_built)
 
@@ -116,7 +115,7 @@ class ModelProgram(Program):
 
 
 def cloned(model: Any) -> Any:
-    """A model of the same layers that is not compiled; ConfigError for one that Keras can't make again."""
+    """Return a model of the same layers that is not compiled; ConfigError for one that Keras can't make again."""
     # Keras makes a Lambda from its code, if it does; a subclassed model makes its own
     has_lambda = any(type(layer) is keras.layers.Lambda for layer in inner_layers(model))
     own = {"clone_function": remake_layer, "recursive": True} if has_lambda else {}
@@ -142,7 +141,7 @@ class PlannedModelProgram(ModelProgram):
 
 
 def compiled_copy(model: Any) -> Any:
-    """A model of the same layers, compiled with the loss and an optimizer like that of `model`."""
+    """Return a model of the same layers, compiled with the loss and an optimizer like that of `model`."""
     copy = cloned(model)
     copy.compile(
         optimizer=copied_optimizer(unwrapped(model.optimizer)),
@@ -154,7 +153,7 @@ def compiled_copy(model: Any) -> Any:
 
 
 def copied_model(model: Any, data: DataSet, batch_size: int) -> Any:
-    """A compiled copy with the weights and the optimizer's state of `model`, which may be trained without it."""
+    """Return a compiled copy with the weights and the optimizer's state of `model`, which may be trained without it."""
     copy, inner = compiled_copy(model), unwrapped(model.optimizer)
     build_metrics(copy, data.train, batch_size)
     copy.set_weights(model.get_weights())
@@ -208,7 +207,7 @@ def check_targets(model: Any, given: DataArguments) -> None:
 
 
 def rule_of(optimizer: Any) -> ScaleRule | None:
-    """How the optimizer of a compiled model scales the loss already; None where it does not."""
+    """Return how the optimizer of a compiled model scales the loss already; None where it does not."""
     if isinstance(optimizer, LossScaleOptimizer):
         return optimizer.rule
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -217,12 +216,12 @@ def rule_of(optimizer: Any) -> ScaleRule | None:
 
 
 def described_model(model: Any) -> GivenModel:
-    """What the record says of a model that no YAML can make."""
+    """Return what the record says of a model that no YAML can make."""
     return GivenModel(class_name=type(model).__name__)
 
 
 def described_optimizer(optimizer: Any) -> GivenOptimizer:
-    """What the record says of an optimizer that was given as an object."""
+    """Return what the record says of an optimizer that was given as an object."""
     inner = unwrapped(optimizer)
     names = (
         "weight_decay",
@@ -240,8 +239,8 @@ def described_optimizer(optimizer: Any) -> GivenOptimizer:
 
 
 def described_policy(model: Any, policy: str | None) -> PolicySettings:
-    """The policy asked for, or the one that most layers of the built model have; weights are rounded as the compiled
-    optimizer rounds them."""
+    """Return the policy asked for, or the one that most layers of the built model have; weights are rounded as the
+    compiled optimizer rounds them."""
     rounds = getattr(model.optimizer, "rounding_seed", None) is not None
     if policy is not None:
         return PolicySettings(policy, stochastic_rounding=rounds)
@@ -270,7 +269,7 @@ def under_policy(model: Any, settings: Settings, data: DataSet, everywhere: bool
 
 
 def read_given(given: DataArguments) -> DataSet:
-    """The data as a run takes it; ConfigError or DataError for what Keras's `fit` would not take either."""
+    """Return the data as a run takes it; ConfigError or DataError for what Keras's `fit` would not take either."""
     if not (isinstance(given.validation_split, int | float) and 0 <= given.validation_split < 1):
         raise ConfigError(Problem("validation_split", "must be at least 0 and below 1.", given.validation_split))
     if is_batched_source(given.x):
@@ -294,7 +293,7 @@ def read_given(given: DataArguments) -> DataSet:
 
 
 def is_batched_source(x: Any) -> bool:
-    """Whether `x` brings batches, and targets and weights in them."""
+    """Return whether `x` brings batches, and targets and weights in them."""
     return is_tf_dataset(x) or is_batch_source(x)
 
 
@@ -311,26 +310,19 @@ def _of_batches(given: DataArguments) -> DataSet:
     first = train.first()
     if first is None:
         raise DataError("x: there are no examples.")
-    draws = is_tf_dataset(given.x) and draws_order(given.x)
     return DataSet(
         train=train,
         validation=_validation(given),
         task="given",
         num_classes=None,
         description=kind,
-        warnings=(SHUFFLES,) if draws else (),
         **look_at([first]),
     )
 
 
-SHUFFLES = (
-    "data: the dataset shuffles. Another process can go on with this run exactly only if its dataset draws the "
-    "same: give shuffle a seed, or call tf.random.set_seed before it is made."
-)
-
-
 def batch_size_of(dataset: Any) -> int:
-    """How many examples the first batch holds; DataError for a dataset that is not batched, and for an empty one."""
+    """Return how many examples the first batch holds; DataError for a dataset that is not batched, and for an empty
+    one."""
     first = _stream(dataset.take(1) if is_tf_dataset(dataset) else dataset, "x").first()
     if first is None:
         raise DataError("x: the dataset is empty.")
@@ -368,7 +360,7 @@ def _validation(given: DataArguments) -> "Examples | Stream | None":
 
 
 def _weights(given: DataArguments) -> Any:
-    """The sample weights, or those that the classes of y have."""
+    """Return the sample weights, or those that the classes of y have."""
     if given.class_weight is None:
         return given.sample_weight
     if given.sample_weight is not None:

@@ -25,7 +25,7 @@ _STATUSES: dict[int, str] = {SIGINT: "interrupted", SIGTERM: "terminated"}
 
 
 def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:
-    """The summary of a run that came to an end of its own, by a health rule or by a signal."""
+    """Return the summary of a run that came to an end of its own, by a health rule or by a signal."""
     verdict, explanation = judge(session.trainer.run_state())
     rollbacks = len(session.trainer.telemetry.tally.rollbacks)
     rollback_text = f"{rollbacks} rollback{'' if rollbacks == 1 else 's'}"
@@ -55,7 +55,7 @@ def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:
 
 
 def summarise_failure(session: "Session", run_dir: Path, error: BaseException) -> Summary:
-    """The summary of a run that an exception ended; a KeyboardInterrupt is the second Ctrl-C."""
+    """Return the summary of a run that an exception ended; a KeyboardInterrupt is the second Ctrl-C."""
     explanation = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return _summary(
         session, run_dir, conclude_unfinished(status_of_error(error), session.trainer.run_state(), explanation)
@@ -63,7 +63,7 @@ def summarise_failure(session: "Session", run_dir: Path, error: BaseException) -
 
 
 def summarise_cut(session: "Session", run_dir: Path, end: ForcedEnd) -> Summary:
-    """The summary of a run that was ended from outside of its loop, and goes on from the checkpoint before."""
+    """Return the summary of a run that was ended from outside of its loop, and goes on from the checkpoint before."""
     explanation = f"It was {end.reason}."
     if (seen := session.trainer.counters.seen) > 0:
         saved = session.trainer.checkpointer.saved_step
@@ -74,7 +74,7 @@ def summarise_cut(session: "Session", run_dir: Path, end: ForcedEnd) -> Summary:
 
 
 def unwritten(summary: Summary, error: DataError) -> Summary:
-    """The summary of a run that came to its end, which could not be written."""
+    """Return the summary of a run that came to its end, which could not be written."""
     status = "failed" if summary.status == "finished" else summary.status
     verdict = STOPPED if summary.verdict in GOOD_VERDICTS else summary.verdict
     return replace(
@@ -103,7 +103,7 @@ def status_of_error(error: BaseException | None) -> tuple[str, int]:
 
 
 def conclude_unfinished(ending: tuple[str, int], run_state: RunState, explanation: str) -> Conclusion:
-    """A run that failed is not called healthy, however good its numbers were until then."""
+    """Return a run that failed is not called healthy, however good its numbers were until then."""
     verdict, _ = judge(run_state)
     verdict = STOPPED if ending[0] == "failed" and verdict in GOOD_VERDICTS else verdict
     return Conclusion(*ending, verdict, explanation)
@@ -155,7 +155,7 @@ def describe_numbers(array: Any) -> dict[str, Any]:
 
 
 def _describe_batch(trainer: "Trainer") -> dict[str, Any]:
-    """The inputs and targets of the last step, by name."""
+    """Return the inputs and targets of the last step, by name."""
     from keras import ops
 
     chunk = trainer.last_chunk

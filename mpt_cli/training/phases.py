@@ -52,7 +52,7 @@ class Phases:
         self.lines = self._look_ahead() if settings.phases else ()
 
     def _look_ahead(self) -> tuple[str, ...]:
-        """A line for each phase; ConfigError, as `set_trained` raises it, for patterns of any of them."""
+        """Return a line for each phase; ConfigError, as `set_trained` raises it, for patterns of any of them."""
         lines = []
         for index, phase in enumerate(self.all):
             if index:
@@ -80,7 +80,7 @@ class Phases:
 
     @property
     def optimizer_settings(self) -> OptimizerSettings:
-        """Those of the phase: its learning rate for that of `optimizer`."""
+        """Return those of the phase: its learning rate for that of `optimizer`."""
         optimizer, rate = self.settings.optimizer, self.all[self.index].learning_rate
         return optimizer if rate is None else replace(optimizer, learning_rate=rate)
 
@@ -104,14 +104,15 @@ class Phases:
         return wrap_optimizer(inner, self.settings.loss_scale, self.scaling, self._rounding_seed(name))
 
     def _rounding_seed(self, name: str) -> int | None:
-        """Of the optimizer of that name, each of several another; None where a phase trains no weights to round."""
+        """Return the seed of the optimizer of that name, each of several another; None where a phase trains no weights
+        to round."""
         if not self.settings.policy.stochastic_rounding or not rounded_variables(self.model.trainable_variables):
             return None
         assert self.settings.seed is not None
         return zlib.crc32(name.encode(), self.settings.seed)
 
     def build_optimizer(self, name: str = "optimizer") -> LossScaleOptimizer:
-        """That of the phase, fresh."""
+        """Return that of the phase, fresh."""
         if self._author:
             return self.wrap(copied_optimizer(self._author[name]), name)
         return self._wrapped(build_optimizer(self.optimizer_settings, self.schedule_steps), name)
@@ -193,7 +194,7 @@ def _rate_problems(key: str, phase: PhaseSettings, names: list[str]) -> Iterator
 
 
 def check_phase(phases: Phases, checkpoint: Checkpoint) -> int:
-    """The phase, from 0, that `checkpoint` is of; DataError where the run has no such phase (any more)."""
+    """Return the phase, from 0, that `checkpoint` is of; DataError where the run has no such phase (any more)."""
     index = int(checkpoint.position["progress"]["phase"])
     if index >= len(phases.all):
         raise DataError(

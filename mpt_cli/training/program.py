@@ -32,7 +32,7 @@ class Program:
 
     @property
     def repeatable(self) -> bool:
-        """Whether the settings say it all."""
+        """Return whether the settings say it all."""
         return True
 
     @property
@@ -42,11 +42,11 @@ class Program:
 
     @property
     def model_name(self) -> str:
-        """The model in a word."""
+        """Return the model in a word."""
         return self.settings.model.name
 
     def with_settings(self, settings: Settings) -> Self:
-        """The same under other settings, such as those with the seed that was drawn."""
+        """Return the same under other settings, such as those with the seed that was drawn."""
         return replace(self, settings=settings)
 
     def check_present(self) -> None:
@@ -67,11 +67,11 @@ class Program:
         return load(self.settings)
 
     def build_model(self, data: "DataSet") -> Any:
-        """The model with its layers in the dtypes of the run; compiled where its author has done that."""
+        """Return the model with its layers in the dtypes of the run; compiled where its author has done that."""
         return self.build_copy(self.settings, data)
 
     def build_copy(self, settings: Settings, data: "DataSet") -> Any:
-        """The model once more, to be measured under the policy of `settings`; it is not compiled."""
+        """Return the model once more, to be measured under the policy of `settings`; it is not compiled."""
         from mpt_cli.training.under_policy import build_under_policy
 
         return build_under_policy(settings, data)
@@ -83,12 +83,12 @@ class Program:
         compile_model(settings, model, data, None)
 
     def describe_policy(self, model: Any) -> str:
-        """The dtypes of the layers in a line, where the settings don't say them."""
+        """Return the dtypes of the layers in a line, where the settings don't say them."""
         return ""
 
 
 def repeat_problems(settings: Settings, run: str = "") -> list[Problem]:
-    """Those of settings that are the record of a program of objects: which one, and how it is run again.
+    """Return those of settings that are the record of a program of objects: which one, and how it is run again.
 
     `run` is the name of the run they are of, where that was given and not its configuration.
     """

@@ -84,7 +84,8 @@ class Progress:
 
 
 def monitored(name: str | None, known: Iterable[str]) -> str | None:
-    """The metric that decides which epoch is the best: `name`, with "auto" the first usual one among the `known`."""
+    """Return the metric that decides which epoch is the best: `name`, with "auto" the first usual one among the
+    `known`."""
     if name == "auto":
         return next((usual for usual in MONITORED if usual in known), None)
     return name
@@ -101,7 +102,7 @@ def falls(name: str) -> bool:
 
 
 def is_better(name: str, new: float, old: float) -> bool:
-    """Whether `new` is better than `old`: lower where `name` falls, else higher.
+    """Return whether `new` is better than `old`: lower where `name` falls, else higher.
 
     Anything is better than nan, and nan is never better.
     """
@@ -133,12 +134,12 @@ class Stopwatch:
         self._step_seconds: float | None = None
 
     def begin(self) -> None:
-        """From here on this attempt trains."""
+        """Note that this attempt trains from here on."""
         self._began = time.perf_counter()
 
     @property
     def run_seconds(self) -> float:
-        """Of the whole run: compiling, validating and saving included, loading the data not."""
+        """Return the seconds of the whole run: compiling, validating and saving included, loading the data not."""
         return self.earlier_seconds + (0.0 if self._began is None else time.perf_counter() - self._began)
 
     def expected_run_seconds(self, steps_to_come: int) -> float:
@@ -146,7 +147,7 @@ class Stopwatch:
         return self.run_seconds + steps_to_come * (self._step_seconds or 0.0)
 
     def position(self) -> dict[str, float]:
-        """The totals, for a checkpoint."""
+        """Return the totals, for a checkpoint."""
         return {
             "run_seconds": self.run_seconds,
             "timed_seconds": self.seconds,
@@ -163,7 +164,7 @@ class Stopwatch:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around the wait for the data of the next steps; that of the very first is part of the start."""
+        """Count the wait for the data of the next steps; that of the very first is part of the start."""
         counts, started = not self.is_unused, time.perf_counter()
         yield
         if counts:
@@ -184,19 +185,19 @@ class Stopwatch:
         self._step_seconds = latest if self._step_seconds is None else 0.5 * (self._step_seconds + latest)
 
     def steps_per_call(self, most: int) -> int:
-        """How many steps the next call should have so that it takes about `TARGET_SECONDS`."""
+        """Return how many steps the next call should have so that it takes about `TARGET_SECONDS`."""
         if self._step_seconds is None:
             return 1  # of a model that nobody has timed a step may take long
         return max(1, min(most, int(TARGET_SECONDS / max(self._step_seconds, 1e-6))))
 
     def forget_programs(self) -> None:
-        """What is called from now on is compiled anew, and may take longer or shorter."""
+        """Forget the times so far: what is called from now on is compiled anew."""
         self._seen.clear()
         self._step_seconds = None
 
     @property
     def is_unused(self) -> bool:
-        """Whether no call has ended yet: the next one compiles."""
+        """Return whether no call has ended yet: the next one compiles."""
         return not self._seen
 
     @property

@@ -32,7 +32,7 @@ class Record:
         self.unchecked = ""  # why nobody looked at what half precision does; empty where there is none
 
     def run_state(self) -> RunState:
-        """What health rules and verdict go by, as of the last step."""
+        """Return what health rules and verdict go by, as of the last step."""
         watch = self.stopwatch
         return build_run_state(
             self.counters,
@@ -46,7 +46,7 @@ class Record:
         )
 
     def why_unchecked(self) -> str:
-        """As of now: `unchecked`, unless it was tried."""
+        """Return `unchecked`, unless it was tried."""
         return self.unchecked
 
     def record_steps(self, records: StepRecords) -> None:
@@ -57,11 +57,11 @@ class Record:
             self.telemetry.spike(replace(spike, step_in_epoch=step, **self.examples_of(step)))
 
     def explained(self, events: list[Event]) -> list[Event]:
-        """The events of steps with what more is known of them."""
+        """Return the events of steps with what more is known of them."""
         return events
 
     def examples_of(self, step_in_epoch: int) -> dict[str, Any]:
-        """What a `Spike` tells of the examples of that step of this epoch."""
+        """Return what a `Spike` tells of the examples of that step of this epoch."""
         return {}
 
     def take_sample(self, sampler: GradientSampler, chunk: StepChunk) -> SampleResult | None:
@@ -73,7 +73,7 @@ class Record:
         return look
 
     def check_epoch(self, weights: Sequence[Any], is_whole: bool = True) -> Stop | None:
-        """The health rule that the epoch breaks as a whole."""
+        """Return the health rule that the epoch breaks as a whole."""
         run_state = replace(self.run_state(), epoch_is_whole=is_whole, weights_are_finite=are_finite(weights))
         return self.health.check(run_state, at_epoch_end=True)
 
@@ -101,7 +101,7 @@ class Record:
         )
 
     def summary(self, ending: Conclusion, settings: Settings, run_dir: Path, **others: Any) -> Summary:
-        """How it ended; `others` are further fields. No scale where there was no step."""
+        """Return how it ended; `others` are further fields. No scale where there was no step."""
         counters, progress, seen = self.counters, self.progress, self.counters.seen > 0
         return Summary(
             **ending._asdict(),

@@ -23,7 +23,7 @@ WEIGHTS_SUFFIX = ".weights.h5"  # of the file beside model.keras
 
 
 def saving_obstacle(model: Any) -> str | None:
-    """Why Keras could not write `model` as a .keras file or not read it again; None where it can.
+    """Return why Keras could not write `model` as a .keras file or not read it again; None where it can.
 
     Of classes that are not Keras's, each layer, and a subclassed model as a whole, is made once more from its config.
     """
@@ -39,7 +39,7 @@ def saving_obstacle(model: Any) -> str | None:
 
 
 def warn_of_saving(model: Any) -> list[str]:
-    """A sentence where the run leaves weights instead of a model."""
+    """Return a sentence where the run leaves weights instead of a model."""
     obstacle = saving_obstacle(model)
     if obstacle is None:
         return []
@@ -66,7 +66,7 @@ def save_for_inference(model: Any, path: Path) -> None:
 
 
 def _write_whole(model: Any, path: Path, suffix: str, save: Callable[[Path], Any]) -> None:
-    """What `save` writes of the bare `model`, at `path` or not at all."""
+    """Write what `save` writes of the bare `model`, at `path` or not at all."""
     partial = path.with_name(f".{path.name.removesuffix(suffix)}.partial{suffix}")
     try:
         with tensorflow_left_out(), _bare(model), at_forced_end(lambda _: partial.unlink(missing_ok=True)):
@@ -144,7 +144,7 @@ def _marked_as_missing(model: Any) -> Fresh:
 
 
 def _put_back_missing(fresh: Fresh) -> list[str]:
-    """The paths of those that were not loaded, which have their values again."""
+    """Return the paths of those that were not loaded, which have their values again."""
     missing = [
         (variable, value)
         for variable, value in fresh

@@ -108,7 +108,8 @@ class Session:
         self.trainer.stopwatch.resume(checkpoint.position["times"])
 
     def compile_ahead(self, say: Callable[[str], None]) -> "Session":
-        """The session with its steps compiled where XLA compiles them on TensorFlow, or without XLA where it can't.
+        """Return the session with its steps compiled where XLA compiles them on TensorFlow, or without XLA where it
+        can't.
 
         ConfigError where it can't and was asked for.
         """
@@ -120,7 +121,7 @@ class Session:
             return replace(self, assembly=replace(parts, jit=parts.try_xla()))
 
     def header(self, run_dir: Path, attempt: int = 1) -> RunHeader:
-        """What the console opens with."""
+        """Return what the console opens with."""
         parts, settings, counters = self.assembly, self.assembly.settings, self.trainer.counters
         policy = parts.program.describe_policy(parts.model) or _describe_policy(settings, parts.model)
         model = f"{parts.program.model_name}, {count_parameters(parts.model):,} parameters"
@@ -172,7 +173,7 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
         trainer.max_steps,
         trainer.log_every_steps,
         trainer.validate_every_epochs,
-        parts.capacity,
+        parts.train_feed.plan.capacity,
         steps_per_call,
         tuple(phase.epochs for phase in settings.phases),
     )
@@ -261,7 +262,7 @@ def _describe_loss(parts: Assembly) -> str:
 
 
 def _describe_own_loss(parts: Assembly) -> str:
-    """Of a model that comes compiled, or whose own step needs no loss of Keras's."""
+    """Return the loss of a model that comes compiled, or whose own step needs none of Keras's, in words."""
     custom, loss = custom_steps(parts.model), parts.model.loss
     if custom is not None and custom.optimizers:
         return f"{custom.train_loss} of the model's own train_step"
@@ -334,8 +335,9 @@ def _describe_execution(parts: Assembly) -> str:
     trainer = parts.settings.trainer
     reason = f" ({parts.jit.reason})" if parts.jit.reason else ""
     compiled = "XLA" if parts.jit_compile else f"no XLA{reason}"
-    steps = "1 step" if parts.capacity == 1 else f"up to {parts.capacity} steps"
-    feed = "data stays on the device" if parts.resident else "data is streamed"
+    capacity = parts.train_feed.plan.capacity
+    steps = "1 step" if capacity == 1 else f"up to {capacity} steps"
+    feed = "data stays on the device" if parts.train_feed.is_resident else "data is streamed"
     exact = "deterministic" if trainer.deterministic else "not deterministic"
     return f"{compiled}, {steps} per call, {feed}, {exact}"
 
@@ -425,7 +427,7 @@ class Rollback:
         return True
 
     def _last_good(self) -> Checkpoint | None:
-        """The latest whole checkpoint without inf or nan in the weights; those with go."""
+        """Return the latest whole checkpoint without inf or nan in the weights; those with go."""
         store = self.trainer.checkpointer.store
         try:
             while (found := store.newest()) is not None and not _is_finite(found):
@@ -462,12 +464,12 @@ def _is_finite(checkpoint: Checkpoint) -> bool:
 
 
 def saved_scale(checkpoint: Checkpoint) -> float:
-    """The loss scale after the step of `checkpoint`."""
+    """Return the loss scale after the step of `checkpoint`."""
     return float(checkpoint.arrays[f"{SCALE_PREFIX}scale"])
 
 
 def scale_at(parts: Assembly, checkpoint: Checkpoint, rollbacks: Sequence[Event]) -> float:
-    """Where the mode goes on (`ScaleRule.resumed_scale`), lowered by rollbacks.
+    """Return where the mode goes on (`ScaleRule.resumed_scale`), lowered by rollbacks.
 
     A fixed scale is lowered by all rollbacks so far, as the learning rate is; one that moves goes on from where it was,
     so that only those to this very step are still to come.

@@ -45,7 +45,7 @@ class TrainingPlan:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The epochs of each phase."""
+        """Return the epochs of each phase."""
         return self.epochs_of_phases or (self.epochs,)
 
 
@@ -138,7 +138,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         self.train_feed.start(progress.epoch, progress.step_in_epoch)
 
     def _train(self) -> None:
-        """What `fit` takes for a step: a call of the engine, or the end of the epoch."""
+        """Make what `fit` takes for a step: a call of the engine, or the end of the epoch."""
         chunk = None if self._is_cut_short() else self._next_chunk()
         if chunk is not None:
             self._run_chunk(chunk)
@@ -203,7 +203,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         return {f"val_{name}": value for name, value in metrics.items()}
 
     def _evaluate(self, feed: Feed, callbacks: Callbacks) -> None:
-        """What `evaluate` takes for a step: a call of the engine, or the end."""
+        """Make what `evaluate` takes for a step: a call of the engine, or the end."""
         by_batch = callbacks.wants(*TEST_BATCH_HOOKS)
         if (chunk := self._next_validation_chunk(feed, by_batch)) is None:
             self.engine.model.stop_evaluating = True
@@ -237,12 +237,12 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
 
     @property
     def _is_last(self) -> bool:
-        """Whether no phase follows."""
+        """Return whether no phase follows."""
         return self.progress.phase == len(self.plan.lengths) - 1 or self._steps_left() == 0
 
     @property
     def phases_completed(self) -> int | None:
-        """How many phases lie behind the run; None where it has none."""
+        """Return how many phases lie behind the run; None where it has none."""
         return self.progress.phase + self._phase_is_over() if self.plan.epochs_of_phases else None
 
     def _phase_is_over(self) -> bool:
@@ -255,8 +255,8 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         return epochs - self.progress.epochs_before_phase
 
     def _is_cut_short(self) -> bool:
-        """Whether the phase ends here, perhaps in the middle of an epoch: with the run by `max_steps`, or because a
-        callback said so."""
+        """Return whether the phase ends here, perhaps in the middle of an epoch: with the run by `max_steps`, or
+        because a callback said so."""
         return self._steps_left() == 0 or bool(self.callbacks.ended)
 
     def _must_stop(self) -> bool:
@@ -269,7 +269,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         return None if self.plan.max_steps is None else max(0, self.plan.max_steps - self.counters.seen)
 
     def _steps_to_come(self) -> int:
-        """Of the phase, where nothing ends it early; 0 where nobody knows how long an epoch is."""
+        """Return the steps left of the phase if nothing ends it early; 0 where nobody knows how long an epoch is."""
         left, steps = self._steps_left(), self.train_feed.steps
         if steps is None:
             return left or 0
@@ -278,7 +278,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         return in_epochs if left is None else min(left, in_epochs)
 
     def _next_chunk(self) -> StepChunk | None:
-        """None at the end of the epoch, or when another process was asked to stop."""
+        """Return the next steps; None at the end of the epoch, or when another process was asked to stop."""
         count = self._next_count()
         if self.process_group is not None:
             count = self.process_group.agree(count, self.interruption.requested)
@@ -336,21 +336,21 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         return left
 
     def explained(self, events: list[Event]) -> list[Event]:
-        """With the layer where the forward pass went wrong."""
+        """Return the events with the layer where the forward pass went wrong."""
         if not events or self.fault_search is None or self.last_chunk is None:
             return events
         return self.fault_search.name_layers(events, self.last_chunk, self.counters.seen - self.last_chunk.count + 1)
 
     def examples_of(self, step_in_epoch: int) -> dict[str, Any]:
-        """As the source numbers them; none of a stream."""
+        """Return the examples as the source numbers them; none of a stream."""
         rows = self.train_feed.examples_of(self.progress.epoch, step_in_epoch)
         if rows is None:
             return {"examples": None}
         return {"examples": tuple((rows if self.source_rows is None else self.source_rows[rows]).tolist())}
 
     def _sample_if_due(self) -> GradientSample | None:
-        """Only at the regular lines of the log, so that it depends on neither the calls nor a resumption; nor where it
-        would take too much of the time."""
+        """Take a sample only at the regular lines of the log, so that it depends on neither the calls nor a resumption;
+        nor where it would take too much of the time."""
         step, every = self.counters.seen, self.plan.log_every_steps
         if self.sampler is None or self.last_chunk is None or not self.sampler.is_due(step, every):
             return None
@@ -361,7 +361,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         return None if look is None else look.sample
 
     def _sample_at_end(self) -> None:
-        """One more sample, where the run was too short for one, or trained on since the latest."""
+        """Take one more sample, where the run was too short for one, or trained on since the latest."""
         step, latest = self.counters.seen, self.counters.sample
         if self.sampler is None or self.last_chunk is None or self._signal() is not None:
             return

@@ -19,13 +19,13 @@ from mpt_cli.training.compiled_model import check_compiled_model, is_compiled
 
 
 def policy_of(settings: Settings) -> Policy:
-    """The dtype policy of a run."""
+    """Return the dtype policy of a run."""
     policy = settings.policy
     return Policy(policy.base, policy.head, policy.overrides)
 
 
 def build_under_policy(settings: Settings, data: DataSet) -> Any:
-    """The model with its layers in the dtypes of `policy`; the global policy is as before afterwards."""
+    """Return the model with its layers in the dtypes of `policy`; the global policy is as before afterwards."""
     with policy_of(settings).scope():
         model = build_model(settings.model, data)
         model = put_under_policy(settings, model, data, everywhere=settings.model.name == "saved")
@@ -45,7 +45,8 @@ def build_under_policy(settings: Settings, data: DataSet) -> Any:
 
 
 def put_under_policy(settings: Settings, model: Any, data: DataSet, everywhere: bool) -> Any:
-    """The built model with its head and overrides in their policies, and `everywhere` its other layers in the run's.
+    """Return the built model with its head and overrides in their policies, and `everywhere` its other layers in the
+    run's.
 
     ConfigError where they can't be.
     """

@@ -32,8 +32,8 @@ class WeightWatch:
         self.found: UnmovedWeights | None = None  # as of the latest look; None where all is well
 
     def look(self, rate: float) -> UnmovedWeights | None:
-        """What the end of an epoch finds that none before it did, at this learning rate; None where weights move, and
-        where that can't be told: after few updates, at a rate of 0, without kernels."""
+        """Return what the end of an epoch finds that none before it did, at this learning rate; None where weights
+        move, and where that can't be told: after few updates, at a rate of 0, without kernels."""
         was_known, self.found = self.found is not None, None
         if self.has_moved or not self._begun:
             return None

@@ -51,18 +51,6 @@ def test_a_nearly_full_disk_is_left_alone(tmp_path: Path, monkeypatch: pytest.Mo
     assert variables == {} and said is not None and "nearly full" in said
 
 
-def test_a_folder_in_which_others_may_put_programs_is_not_used(tmp_path: Path, folder: Path) -> None:
-    folder.chmod(0o777)
-    variables: dict[str, str] = {}
-    assert use_compile_cache(settings(str(tmp_path)), variables) == (
-        f"Compiled programs are not kept: everybody may write into {folder} (chmod o-w closes it). "
-        "backend.compile_cache=FOLDER takes another folder."
-    )
-    assert variables == {}
-    folder.chmod(0o700)
-    assert use_compile_cache(settings(str(tmp_path)), variables) is None and variables != {}
-
-
 def test_the_files_not_used_for_longest_go_first(tmp_path: Path, folder: Path, monkeypatch) -> None:
     monkeypatch.setattr(compile_cache, "LARGEST_CACHE_BYTES", 250)
     (folder / "a folder").mkdir()
