@@ -48,8 +48,8 @@ class TestStopwatch:
     def test_calls_last_about_a_second(self, call):
         assert call.watch.steps_per_call(64) == 1  # compiles
         assert call(9.0, 1).steps_per_call(64) == 1  # nothing is known of its steps yet
-        assert call(0.4, 4).steps_per_call(64) == 10
-        assert call(0.4, 4).steps_per_call(8) == 8
+        assert call(0.5, 4).steps_per_call(64) == 8
+        assert call(0.5, 4).steps_per_call(3) == 3
         assert call(40.0, 1).steps_per_call(64) == 1
 
     def test_an_immeasurably_short_call_divides_nothing_by_zero(self, call):
