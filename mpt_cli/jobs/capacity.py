@@ -8,14 +8,19 @@ from pathlib import Path
 from mpt_cli.machine import cores_of_process, memory_bytes
 
 JOB_BYTES = 3 * 2**29  # 1.5 GiB: a small TensorFlow job was measured at 1.05 GB
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS",
-                    "NPROC")  # fmt: skip  # the last one is XLA's, under JAX
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "TF_NUM_INTRAOP_THREADS",
+    "TF_NUM_INTEROP_THREADS",
+    "NPROC",  # XLA's, under JAX
+)
 GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 def usable_cores() -> int:
-    """Cores this process may use, a container's limit included."""
+    """Return how many cores this process may use, a container's limit included."""
     cores = cores_of_process()
     quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
     if quota.isdigit() and period.strip().isdigit():
@@ -24,7 +29,7 @@ def usable_cores() -> int:
 
 
 def available_bytes() -> int | None:
-    """Memory that can be taken now without swapping, a container's limit included."""
+    """Return the memory that can be taken now without swapping, a container's limit included."""
     lines = [line.split() for line in _read(Path("/proc/meminfo")).splitlines() if line.startswith("MemAvailable")]
     found = [int(lines[0][1]) * 1024] if lines else [total for total in [memory_bytes()] if total]
     limit, used = _read(_CGROUP / "memory.max").strip(), _read(_CGROUP / "memory.current").strip()
@@ -34,14 +39,14 @@ def available_bytes() -> int | None:
 
 
 def fitting_workers(jobs: int, gpus: int) -> int:
-    """Jobs at a time where nobody said how many: as many as there are cores, memory and, if any, GPUs for."""
+    """Return how many jobs run at a time by default: as many as there are cores, memory and, if any, GPUs for."""
     memory = available_bytes()
     limits = [jobs, usable_cores(), *([gpus] if gpus else []), *([memory // JOB_BYTES] if memory else [])]
     return max(1, min(limits))
 
 
 def thread_environment(workers: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that give each of several jobs its share of the cores; what the user has set stays as it is.
+    """Return variables that give each of several jobs its share of the cores. Those that the user has set stay.
 
     Without them each of N jobs starts a thread per core, and N times as many threads wait for one another.
     """
@@ -52,8 +57,8 @@ def thread_environment(workers: int, environment: Mapping[str, str]) -> dict[str
 
 
 def cores_each(workers: int) -> int | None:
-    """How many cores each of several jobs at a time has to itself. None where one has them all, where there are fewer
-    cores than jobs, and where the system can't keep a process to some cores.
+    """Return how many cores each of several jobs at a time has to itself. None where one has them all, where there are
+    fewer cores than jobs, and where the system can't keep a process to some cores.
 
     Variables alone do not do it: JAX makes a thread per core that its process may run on, whatever they say.
     """
@@ -62,7 +67,7 @@ def cores_each(workers: int) -> int | None:
 
 
 def fewer_cores(count: int, taken: Sequence[frozenset[int]]) -> frozenset[int]:
-    """So many of the cores, those that fewest of the `taken` shares have; empty where there are no more than these.
+    """Return `count` cores, those that the fewest `taken` shares have; empty where there are no more than these.
 
     >>> fewer_cores(10_000, [])
     frozenset()
@@ -91,7 +96,7 @@ class GpuPool:
         self.load = dict.fromkeys(self.names, 0)
 
     def take(self, count: int) -> list[str] | None:
-        """Up to `count` GPUs, None while too few are free. Where there are no GPUs, every job gets none."""
+        """Take up to `count` GPUs; return None while too few are free. Without any GPUs, every job gets none."""
         wanted, most = min(count, len(self.names)), max(1, -(-self.workers // max(1, len(self.names))))
         free = sorted((name for name in self.names if self.load[name] < most), key=self.load.__getitem__)[:wanted]
         if len(free) < wanted:
@@ -105,6 +110,6 @@ class GpuPool:
             self.load[name] -= 1
 
     def variables(self, names: Sequence[str]) -> dict[str, str]:
-        """What shows a job these GPUs and no others; nothing where the machine has none."""
+        """Return the variables that show a job these GPUs and no others; none where the machine has no GPU."""
         values = (",".join(names) or "-1", "PCI_BUS_ID")
         return dict(zip(GPU_VARIABLES, values, strict=True)) if self.names else {}

@@ -99,8 +99,8 @@ class RemoteCommand:
         return code
 
     def checkpoint(self) -> Any:
-        """Called by submitit where the job's time is over or its machine is wanted: the command saves and ends, and
-        goes on where it stopped (`resume=auto`) when the job is run again. One that has ended is not run again.
+        """Let the command save and end, and continue when the job is run again (`resume=auto`), unless it has ended.
+        submitit calls this where the time of the job is over or its machine is wanted.
         """
         from submitit.helpers import DelayedSubmission
 
@@ -114,14 +114,14 @@ class RemoteCommand:
 
     @property
     def _called_off(self) -> str | None:
-        """How it is to end, None where nobody wants it to."""
+        """Return how it is to end, None where nobody asked it to."""
         try:
             return self.files.stop.read_text()
         except OSError:
             return None
 
     def _may_go_on(self, code: int) -> bool:
-        """Whether the cluster ended it, and may run it again, and nobody called it off."""
+        """Return whether the cluster ended it and may run it again, and nobody called it off."""
         return code != OK and _is_in_slurm() and self._asked_at is not None and self._called_off is None
 
     def _wait(self, handle: LocalHandle) -> int:
@@ -189,18 +189,18 @@ class Cluster(Executor):
 
     @abstractmethod
     def hand_over(self, commands: Sequence[RemoteCommand], at_a_time: int) -> list[str]:
-        """Their job ids; CannotStart where the cluster refuses them."""
+        """Submit the commands and return their job ids; CannotStart where the cluster refuses them."""
 
     @abstractmethod
     def states(self, job_ids: Collection[str]) -> Mapping[str, ClusterJobState]:
-        """Of those jobs that it knows; NoAnswer where it can't be asked."""
+        """Return the states of those jobs that it knows; NoAnswer where it can't be asked."""
 
     @abstractmethod
     def cancel(self, job_id: str) -> None:
         """Ask it to end, and end it by force where it does not; also one that waits."""
 
     def why(self, job_id: str) -> str:
-        """What its files have of why it failed, if anything."""
+        """Return what its files say of why it failed, if anything."""
         return ""
 
     def start(self, command: Command[Any], share: Share) -> "ClusterHandle":
@@ -220,7 +220,7 @@ class Cluster(Executor):
         return job_ids
 
     def under_way(self, logs: Iterable[Path]) -> set[Path]:
-        """Those of the logs whose command it was given before, by whatever process, and has not ended yet."""
+        """Return the logs of commands that it was given before, by any process, and that have not ended."""
         notes = {log: read_note(CommandFiles(log).submitted) for log in logs}
         found = {log: note["job_id"] for log, note in notes.items() if note.get("cluster") == self.name}
         self._ids |= {*found.values()}
@@ -229,7 +229,7 @@ class Cluster(Executor):
         return {log for log, job_id in found.items() if not self.state(job_id).is_over}
 
     def state(self, job_id: str) -> ClusterJobState:
-        """As of its latest answer, which is at most LOOK_SECONDS old."""
+        """Return the state by its latest answer, which is at most LOOK_SECONDS old."""
         self._ids.add(job_id)
         if time.monotonic() - self._looked_at > LOOK_SECONDS:
             self._look()
@@ -241,7 +241,7 @@ class Cluster(Executor):
         return ClusterJobState("not known", self.silence, is_over=is_given_up)
 
     def describe(self, log: Path) -> str:
-        """Where the command with this log is, in the cluster's words."""
+        """Return the state of the command with this log in the cluster's words."""
         files = CommandFiles(log)
         state = self.state(files.job_id or "")
         again = "requeued, " if state.waits and files.began.exists() else ""
@@ -296,7 +296,7 @@ class ClusterHandle:
         return self._ending.exit_code
 
     def _check_alive(self) -> None:
-        """Lost with the cluster's word where the job is over and has left no news of its end for long enough."""
+        """Raise Lost where the job is over and has left no file about its end for long enough."""
         state = self._cluster.state(self._job_id)
         if not state.is_over:
             self._over_at = None

@@ -87,13 +87,13 @@ class Ending:
 
 
 def mpt_command(verb: str, *overrides: str) -> list[str]:
-    """`mpt VERB overrides…` of this very installation."""
+    """Return the arguments of `mpt VERB overrides…`, run by this installation."""
     return module_command("mpt_cli", verb, *overrides)
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """`python -m MODULE arguments…`. -P keeps files of the working directory from standing in for modules of Python, as
-    the `mpt` script does.
+    """Return the arguments of `python -m MODULE arguments…`. -P keeps files of the working directory from standing in
+    for modules of Python, as the `mpt` script does.
     """
     return [sys.executable, "-P", "-m", module, *arguments]
 
@@ -113,14 +113,14 @@ class Handle(Protocol):
 
     @property
     def seconds(self) -> float | None:
-        """How long it has run; None while it waits in a cluster's queue."""
+        """Return how long it has run; None while it waits in a cluster's queue."""
 
     @property
     def waits_for(self) -> str:
-        """What its cluster says of it while it waits."""
+        """Return what its cluster says of it while it waits."""
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs. Lost where there will be none.
+        """Return its exit code, negative for a signal; None while it runs. Lost where there will be none.
 
         Once there is one, whatever the command left running is gone.
         """
@@ -139,10 +139,10 @@ class Executor(ABC):
 
     @abstractmethod
     def start(self, command: Command[Any], share: Share) -> Handle:
-        """CannotStart where that fails."""
+        """Start a command; CannotStart where that fails."""
 
     def under_way(self, logs: Iterable[Path]) -> set[Path]:
-        """Those of the logs whose command an earlier process started, and that goes on without it: none here."""
+        """Return the logs of commands that an earlier process started and that continue without it: none here."""
         return set()
 
     def __enter__(self) -> Self:
@@ -179,7 +179,7 @@ class LocalExecutor(Executor):
 
 
 def _prepare(parent: int, cores: frozenset[int]) -> None:
-    """In the new process, before it becomes the program."""
+    """Prepare the new process before it becomes the program."""
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # it was killed meanwhile
@@ -233,7 +233,7 @@ class Answer:
 
     @property
     def json(self) -> dict[str, Any]:
-        """The object in the last line of its output; ValueError where there is none."""
+        """Return the object in the last line of its output; ValueError where there is none."""
         found = json.loads((self.stdout.strip().splitlines() or [""])[-1])
         if not isinstance(found, dict):
             raise ValueError("no JSON object")
@@ -269,7 +269,7 @@ def call(
 
 @contextmanager
 def spawning_by(statement: str) -> Iterator[None]:
-    """Inside, processes that `multiprocessing` spawns run `statement`, with what `spawn_main` is given for %r."""
+    """Make processes that `multiprocessing` spawns run `statement`, with what `spawn_main` is given for %r."""
     command_line = spawn.get_command_line
 
     def other(**given: Any) -> list[str]:

@@ -41,7 +41,7 @@ class Launcher(ABC):
     extra: ClassVar[str]
 
     def check(self) -> None:
-        """ConfigError where it can't be used here."""
+        """Raise ConfigError where it can't be used here."""
         if importlib.util.find_spec(self.package) is None:
             remedy = install_command(self.extra)
             raise ConfigError(Problem("--launcher", f"{self.package} is not installed.", self.name, remedy))
@@ -49,38 +49,38 @@ class Launcher(ABC):
     @property
     @abstractmethod
     def is_here(self) -> bool:
-        """Whether its jobs take this machine's cores and GPUs."""
+        """Return whether its jobs take this machine's cores and GPUs."""
 
     @property
     def can_detach(self) -> bool:
-        """Whether it takes all jobs at once and keeps to so many at a time itself."""
+        """Return whether it takes all jobs at once and limits how many run at a time."""
         return False
 
     @property
     def description(self) -> str:
-        """Where, as the first line of a sweep says it."""
+        """Return the words for it in the first line of a sweep."""
         return f"through {self.name}"
 
     @property
     def facts(self) -> dict[str, Any] | None:
-        """What sweep.json holds of it."""
+        """Return what sweep.json holds of it."""
         return {"name": self.name, "settings": asdict(self)}
 
     def workers(self, jobs: int, gpus: int = 0) -> int:
-        """Jobs at a time where nobody said how many."""
+        """Return how many jobs run at a time by default."""
         return fitting_workers(jobs, gpus) if self.is_here else min(jobs, MOST_AT_A_TIME)
 
     def cores_each(self, workers: int) -> int | None:
-        """How many cores the queue keeps each job to, if any: a launcher starts its jobs itself."""
+        """Return how many cores the queue keeps each job to; None where the launcher starts its jobs itself."""
         return None
 
     def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
-        """A job's threads: its share of this machine where it runs here."""
+        """Return variables with the threads of a job: its share of this machine where it runs here."""
         return thread_environment(workers, environment) if self.is_here else {}
 
     @abstractmethod
     def executor(self, workers: int, folder: Path) -> Executor:
-        """What starts the commands. `folder` takes the files of the launcher. Imports its library."""
+        """Return what starts the commands. `folder` takes the files of the launcher. Imports its library."""
 
 
 class LocalLauncher(Launcher):
@@ -92,7 +92,7 @@ class LocalLauncher(Launcher):
     facts = None
 
     def check(self) -> None:
-        """It needs nothing."""
+        """Accept it: it needs nothing."""
 
     def cores_each(self, workers: int) -> int | None:
         return cores_each(workers)
@@ -160,7 +160,7 @@ class SubmititLauncher(Launcher):
             raise ConfigError(Problem("launcher.cluster", rule, self.cluster, remedy))
 
     def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
-        """As many threads as it was given cores, where that is said."""
+        """Return variables with as many threads as it was given cores, where that is said."""
         if self.cpus_per_task is not None:
             return dict.fromkeys(THREAD_VARIABLES, str(self.cpus_per_task))
         return super().environment(workers, environment)
@@ -194,7 +194,7 @@ class SubmititLauncher(Launcher):
 
 
 def _flags(options: Mapping[str, str]) -> dict[str, str | bool]:
-    """Those without a value are true, and one that is false is left out.
+    """Return options with True for those without a value, and without those that are false.
 
     >>> _flags({"hold": "true", "requeue": "false", "exclusive": "user"})
     {'hold': True, 'exclusive': 'user'}
@@ -250,14 +250,14 @@ LAUNCHERS: dict[str, type[Launcher]] = {kind.name: kind for kind in (LocalLaunch
 
 
 def choose_launcher(name: str, overrides: Sequence[str]) -> Launcher:
-    """ConfigError when a setting is wrong, a package is missing, or there is no Slurm here."""
+    """Return the launcher of this name; ConfigError where a setting is wrong or it can't be used here."""
     launcher = read_launcher(name, overrides)
     launcher.check()
     return launcher
 
 
 def recorded_launcher(facts: Mapping[str, Any]) -> Launcher:
-    """The one in a sweep.json, which need not be one that can be used here; DataError where that is damaged."""
+    """Return the launcher of a sweep.json, which need not be usable here; DataError where that is damaged."""
     found = facts.get("launcher")
     if found is None:
         return LocalLauncher()
@@ -269,13 +269,13 @@ def recorded_launcher(facts: Mapping[str, Any]) -> Launcher:
 
 
 def split_launcher_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The overrides of the jobs, and those about the launcher."""
+    """Return the overrides of the jobs, and those about the launcher."""
     own = [override for override in overrides if override.startswith(PREFIX)]
     return [override for override in overrides if override not in own], own
 
 
 def read_launcher(name: str, overrides: Sequence[str]) -> Launcher:
-    """The one of this name with these settings, which need not be one that can be used here."""
+    """Return the launcher of this name with these settings, which need not be usable here."""
     kind = LAUNCHERS[name]
     if overrides and not fields(kind):
         remedy = "Name one with --launcher submitit or --launcher ray."

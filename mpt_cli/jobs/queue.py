@@ -27,12 +27,12 @@ class Running(Generic[Subject]):
 
     @property
     def seconds(self) -> float:
-        """How long it has run."""
+        """Return how long it has run."""
         return self._handle.seconds or 0.0
 
     @property
     def waits_for(self) -> str:
-        """What its cluster says of it while it does not run; empty where it runs."""
+        """Return what its cluster says of it while it does not run; empty where it runs."""
         return self._handle.waits_for
 
     def stop(self, cause: str) -> None:
@@ -48,7 +48,9 @@ class Running(Generic[Subject]):
             self._handle.kill()
 
     def look(self, limits: "Limits") -> Ending | None:
-        """How it ended; None while it runs. End it when its time is over, and kill it when the grace is over too."""
+        """Return how it ended; None while it runs. End it when its time is over, and kill it when the grace is over
+        too.
+        """
         timeout = limits.timeout_seconds
         if timeout is not None and self.seconds > timeout and self._asked_at is None:
             self._limit_seconds = timeout
@@ -69,13 +71,13 @@ class Observer(Generic[Subject]):
     """Is told what happens in the queue. A subclass overrides what concerns it."""
 
     def started(self, running: Running[Subject]) -> None:
-        """A command was started."""
+        """Note that a command was started."""
 
     def tick(self, running: Sequence[Running[Subject]]) -> None:
-        """Called many times a second; may `stop` what runs."""
+        """Look at what runs, many times a second; may `stop` it."""
 
     def ended(self, command: Command[Subject], ending: Ending) -> None:
-        """It is gone, and what it left behind with it."""
+        """Note that a command has ended, with all that it left running."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class Queue(Generic[Subject]):
         self._next: Command[Subject] | None = None
 
     def run(self, commands: Iterable[Command[Subject]]) -> signal.Signals | None:
-        """Until all have ended, or a signal asked to stop: then what runs ends cleanly, and the signal is returned.
+        """Run commands until all have ended, or a signal asks to stop: then end what runs and return the signal.
 
         A second Ctrl-C kills it.
         """
@@ -148,7 +150,9 @@ class Queue(Generic[Subject]):
             self._start(command, Share(gpus, self._take_cores(command), self.pool.variables(gpus)))
 
     def _take_cores(self, command: Command[Subject]) -> frozenset[int]:
-        """As many as the command may use, those that the fewest others have; none at all where it may use them all."""
+        """Return as many cores as the command may use, those that the fewest others have; none where it may use them
+        all.
+        """
         count = command.cores or self.limits.cores_each
         taken = [running.share.cores for running in self.running]
         return frozenset() if count is None else fewer_cores(count, taken)
@@ -199,7 +203,7 @@ class Queue(Generic[Subject]):
 
 
 def run_one(command: Command[Any], executor: Executor) -> Ending:
-    """One command, to its end. A signal ends it first, with its grace, and then this program."""
+    """Run one command to its end. A signal ends the command first, with its grace, and then this program."""
     endings: list[Ending] = []
     raise_for(Queue(Limits(), executor, lambda _, ending: endings.append(ending)).run([command]))
     return endings[0]

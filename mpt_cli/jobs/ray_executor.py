@@ -73,7 +73,7 @@ def _state(job: Any) -> ClusterJobState:
 
 
 def _connect(address: str) -> Any:
-    """A client of Ray's jobs. RAY_ADDRESS would win over an address, and this wins over it."""
+    """Return a client of Ray's jobs at this address, which RAY_ADDRESS would else override."""
     before = os.environ.get(_ADDRESS)
     os.environ[_ADDRESS] = address
     try:

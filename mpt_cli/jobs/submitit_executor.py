@@ -68,8 +68,9 @@ class SlurmCluster(Cluster):
         return {"name": commands[0].command.name if len(commands) == 1 else sweep}
 
     def states(self, job_ids: Collection[str]) -> dict[str, ClusterJobState]:
-        """By squeue, which has each job for some minutes after its end; of those that it has no more by sacct, where
-        there is accounting."""
+        """Return the states by squeue, which has each job for some minutes after its end, and of older ones by sacct,
+        where there is accounting.
+        """
         found = self._asked_of(_QUEUE, job_ids)
         missing = {job_id for job_id in job_ids if job_id not in found}
         if missing:
@@ -86,11 +87,11 @@ class SlurmCluster(Cluster):
         return {job_id: _state(row["State"], row["Reason"]) for job_id, row in found.items()}
 
     def cancel(self, job_id: str) -> None:
-        """Asks first, and kills after the cluster's KillWait (30 s)."""
+        """Ask it to end; the cluster kills it after its KillWait (30 s)."""
         call(["scancel", job_id], _ANSWER_SECONDS)
 
     def why(self, job_id: str) -> str:
-        """submitit's own reason, as that its time was over too often, and where its log is."""
+        """Return submitit's reason, such as that its time was over too often, and where its log is."""
         paths = utils.JobPaths(self._folder, job_id)
         parts = []
         with suppress(OSError, ValueError, EOFError):

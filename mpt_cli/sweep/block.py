@@ -57,7 +57,7 @@ class Block:
     problems: list[Problem] = field(default_factory=list)
 
     def axes_with(self, grid: Grid, words: Sequence[str]) -> list[Axis]:
-        """With the words of the command line behind its own, and its seeds last; a word's key is the word's."""
+        """Return the axes of the command line behind those of the block, the seeds last. The command line wins."""
         given = {*map(key_of, words)}
         own = [tuple(point.without(given) for point in axis) for axis in self.axes]
         kept = [axis for axis in own if any(point.words for point in axis)]
@@ -66,14 +66,14 @@ class Block:
         return [*recipes, *kept, *rest, *(read_grid(self._words_of_seeds(words)).axes)]
 
     def words_of_search(self, words: Sequence[str]) -> list[str]:
-        """The words of the command line with those of its space before them, and its seeds last."""
+        """Return the words of the command line behind those of the space, the seeds last."""
         given = {*map(key_of, words)}
         recipes = [word for word in words if word.startswith("conf=")]
         space = [word for key, word in self.space.items() if key not in given]
         return [*recipes, *space, *(word for word in words if word not in recipes), *self._words_of_seeds(words)]
 
     def _words_of_seeds(self, words: Sequence[str]) -> list[str]:
-        """They count from the recipe's own."""
+        """Return the word for its seeds, which count from the recipe's own."""
         if self.seeds is None or "seed" in map(key_of, words):
             return []
         first = load_settings([word for word in words if word.startswith("conf=")]).seed or 0
@@ -81,13 +81,13 @@ class Block:
 
     @property
     def limits(self) -> dict[str, Any]:
-        """What holds while its jobs run, also where the sweep is resumed: fields of `Options`, but those not said."""
+        """Return fields of `Options` that it sets. They also hold where the sweep is resumed."""
         said = {"workers": self.jobs, "timeout_seconds": self.timeout_seconds}
         return {name: value for name, value in said.items() if value is not None}
 
 
 def read_block(words: Sequence[str]) -> Block:
-    """The block of the recipe that the words name, or an empty one. ConfigError where it can't be read."""
+    """Return the block of the recipe that the words name, or an empty one. ConfigError where it can't be read."""
     confs = [
         point.values["conf"]
         for word in words
@@ -107,7 +107,7 @@ def read_block(words: Sequence[str]) -> Block:
 
 
 def block_of(recipe: Recipe) -> Block:
-    """That of one recipe. ConfigError with all that is wrong with it."""
+    """Return the block of a recipe. ConfigError with all that is wrong with it."""
     content, block = recipe.sweep, Block()
     if content is None:
         return block
@@ -230,7 +230,7 @@ def _checked(
 
 
 def _launcher(content: Any, problems: list[Problem]) -> tuple[str, Sequence[str]] | None:
-    """Its name alone, or a section with the name and its settings."""
+    """Return the name and the settings of a launcher, which is written as a name or as a section."""
     if content is None:
         return None
     if not isinstance(content, str | dict):
@@ -258,7 +258,7 @@ def _launcher(content: Any, problems: list[Problem]) -> tuple[str, Sequence[str]
 
 
 def _word_of_values(key: str, values: Any) -> str:
-    """Of a list, or of text in the grammar of the command line."""
+    """Return the word for a list of values, or for text in the grammar of the command line."""
     if isinstance(values, str):
         return f"{key}={values}"
     listed = values if isinstance(values, list) else [values]
@@ -272,7 +272,7 @@ def _word(key: str, value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """A value in the grammar of the command line."""
+    """Return a value in the grammar of the command line."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, list):

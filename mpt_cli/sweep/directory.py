@@ -44,13 +44,15 @@ class SweepDirectory:
 
     @classmethod
     def create(cls, path: str | None, recipe: str) -> Self:
-        """A new directory: `path`, or sweeps/<recipe>/<time>-<id>. DataError when it holds anything already."""
+        """Make a new directory: `path`, or sweeps/<recipe>/<time>-<id>. DataError when it holds anything already."""
         found = cls(expanded(path) if path else Path(f"{cls.verb}s") / default_parent(recipe).name / random_name())
         found.check_free(is_made=True)
         return found
 
     def check_free(self, is_made: bool = False) -> None:
-        """DataError where it can't be a new directory: it holds anything already, or can't be made where `is_made`."""
+        """Raise DataError where it can't be a new directory: it holds anything already, or can't be made where
+        `is_made`.
+        """
         named = f"{self.verb}_dir {self.path}"
         with naming(named, "Choose another."):
             if is_made:
@@ -64,7 +66,7 @@ class SweepDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """The directory of an earlier sweep; DataError when there is none or it isn't one."""
+        """Return the directory of an earlier sweep; DataError when there is none or it isn't one."""
         found, verb = cls(expanded(path)), cls.verb
         if not found.plan_json.is_file():
             why = f"it has no {found.plan_json.name}" if found.path.is_dir() else "it does not exist"
@@ -88,14 +90,14 @@ class SweepDirectory:
         return RunDirectory(self.path / job.name)
 
     def log(self, job: Job) -> Path:
-        """What the job's process wrote to standard error, attempt after attempt."""
+        """Return the path of what the job's process wrote to standard error, attempt after attempt."""
         return self.path / "logs" / f"{job.name}.log"
 
     def ending_json(self, job: Job) -> Path:
         return self.path / "logs" / f"{job.name}.json"
 
     def set_aside(self, job: Job) -> None:
-        """Moves the run directory of a failed attempt to earlier/: the job starts afresh, and nothing is lost."""
+        """Move the run directory of a failed attempt to earlier/: the job starts afresh, and nothing is lost."""
         old = self.path / job.name
         if old.exists():
             parent = self.path / "earlier"
@@ -118,7 +120,7 @@ class SweepDirectory:
         write_json(self.plan_json, content)
 
     def read_plan(self) -> SweepPlan:
-        """DataError when it is damaged."""
+        """Return the plan; DataError when it is damaged."""
         facts = read_json(self.plan_json, _PLAN)
         try:
             jobs = [_read_job(entry) for entry in facts.pop("jobs")]
@@ -138,7 +140,7 @@ class SweepDirectory:
         write_json(self.ending_json(job), asdict(ending))
 
     def read_ending(self, job: Job) -> Ending | None:
-        """None while the job has not ended, and where the file is damaged: the job then counts as not run."""
+        """Return how the job ended; None before, and where the file is damaged: the job then counts as not run."""
         try:
             found = read_json(self.ending_json(job), Ending)
             ending = Ending(**{name: value for name, value in found.items() if name in Ending.__dataclass_fields__})
@@ -162,7 +164,7 @@ _PLAN = {  # the types of what stands beside the jobs
 
 
 def _read_job(entry: Any) -> Job:
-    """ValueError for one that is damaged, or whose runs and logs would lie outside of the directory."""
+    """Return the job; ValueError where it is damaged, or its runs and logs would lie outside of the directory."""
     wrong = field_problem(Job, entry) if isinstance(entry, dict) else "a job must be an object"
     if wrong is not None:
         raise ValueError(wrong)
@@ -205,7 +207,7 @@ class JobResult:
         return self.status in GOOD
 
     def number(self, name: str) -> float | None:
-        """A field of the summary as a number; None where there is none."""
+        """Return a field of the summary as a number; None where there is none."""
         value = self.summary.get(name)
         return None if value is None or isinstance(value, bool) else float(value)
 
@@ -216,7 +218,7 @@ class JobResult:
 
 
 def read_job(sweep: SweepDirectory, job: Job) -> JobResult:
-    """The state of one job; never fails, whatever a killed process left behind."""
+    """Return the state of one job. Never fails, whatever a killed process left behind."""
     ending, run = sweep.read_ending(job), sweep.run(job)
     if ending is None:
         return JobResult(job, run.path, NOT_RUN)
@@ -256,7 +258,7 @@ def _judge(ending: Ending, summary: dict[str, Any], sweep: SweepDirectory, job: 
 
 
 def last_sentence(log: Path) -> str:
-    """The last message of mpt in the log, else its last line; empty where it says nothing."""
+    """Return the last message of mpt in the log, else its last line; empty where it says nothing."""
     try:
         lines = [line.strip() for line in read_file(log, errors="replace").splitlines()]
     except OSError:
@@ -298,7 +300,7 @@ class Configuration:
 
     @property
     def shown(self) -> list[JobResult]:
-        """The jobs whose figures stand for it: those that finished, else all that left a summary."""
+        """Return the jobs whose figures stand for it: those that finished, else all that left a summary."""
         return self.finished or [result for result in self.results if result.summary]
 
 
@@ -324,7 +326,7 @@ class SweepResults(JobResults):
 
     @property
     def best(self) -> JobResult | None:
-        """The best job of the best configuration."""
+        """Return the best job of the best configuration."""
         first = next((configuration for configuration in self.configurations if configuration.rank == 1), None)
         if first is None:
             return None
@@ -332,7 +334,7 @@ class SweepResults(JobResults):
 
     @cached_property
     def lead(self) -> Lead:
-        """What the seeds show of the first configuration beside each of the other ranked ones, in order of rank."""
+        """Return what the seeds show of the first configuration beside each other ranked one."""
         values = [_by_seed(row, self.objective) for row in self.ranked]
         first = values[0] if values else {}
         return read_lead(first, values[1:], lambda difference: (difference < 0) == self.objective.falls)
@@ -342,12 +344,12 @@ class SweepResults(JobResults):
         return [row for row in self.configurations if row.rank is not None]
 
     def tied(self, row: Configuration) -> list[Configuration]:
-        """The others that share its rank, as their mean is the same."""
+        """Return the others that share its rank, as their mean is the same."""
         return [other for other in self.ranked if other.rank == row.rank and other is not row]
 
     @property
     def keys(self) -> list[str]:
-        """The varied keys, without the seed that several runs of one row share."""
+        """Return the varied keys, without the seed that several runs of one row share."""
         return [key for key in self.plan.varied if key != SEED]
 
     @property
@@ -366,7 +368,7 @@ def mean_of(results: Sequence[JobResult], objective: Objective) -> float | None:
 
 
 def read_results(sweep: SweepDirectory, objective: str | None = None) -> SweepResults:
-    """Everything about a sweep from its directory alone; `objective` where not the one it was started with.
+    """Return all results from the directory alone, ranked by `objective` or by that of the sweep.
 
     ConfigError for an `objective` that no job reports; where that is the one on record, the default takes its place.
     """
@@ -383,8 +385,8 @@ def read_results(sweep: SweepDirectory, objective: str | None = None) -> SweepRe
 
 
 def rank(results: Sequence[JobResult], objective: Objective) -> list[Configuration]:
-    """Configurations, best first. Those of one mean share their rank, as 1, 2, 2, 4; the one of them that skipped less
-    stands first.
+    """Return the configurations, best first. Those of one mean share their rank, as 1, 2, 2, 4; of them the one that
+    skipped less stands first.
 
     One with failed jobs comes after those without: its mean is that of the survivors.
     """

@@ -50,13 +50,13 @@ Axis = tuple[Point, ...]  # one of these at a time
 
 
 def combinations(axes: Iterable[Axis]) -> Iterator[Point]:
-    """Every combination, the last axis varied fastest."""
+    """Return every combination, the last axis varied fastest."""
     for chosen in itertools.product(*axes):
         yield Point(tuple(word for point in chosen for word in point.words))
 
 
 def varied_keys(axes: Iterable[Axis]) -> list[str]:
-    """The keys that have several values, in their order."""
+    """Return the keys that have several values, in their order."""
     return list(dict.fromkeys(key for axis in axes if len(axis) > 1 for point in axis for key in point.values))
 
 
@@ -73,7 +73,8 @@ class Grid:
 
 
 def read_grid(words: Iterable[str]) -> Grid:
-    """The grid that the words span. A word Hydra can't read stays as it is: the check of its job says what is wrong.
+    """Return the grid that the words span. A word Hydra can't read stays as it is: the check of its job says what is
+    wrong.
 
     >>> [point.words for point in read_grid(["loss_scale.initial_scale=2**range(8,25,8)"]).axes[0]]
     [('loss_scale.initial_scale=2**8',), ('loss_scale.initial_scale=2**16',), ('loss_scale.initial_scale=2**24',)]
@@ -103,7 +104,9 @@ def _words_of(word: str, problems: list[Problem]) -> list[str]:
 
 
 def _parse(word: str) -> tuple[Override | None, str]:
-    """As Hydra reads it, and the base of what are exponents (`2**`); no override for what Hydra can't read."""
+    """Return the override as Hydra reads it, and the base of what are exponents (`2**`); no override for what Hydra
+    can't read.
+    """
     powers = _POWERS_OF_A_CALL.fullmatch(word)
     text = f"{powers[1]}={powers[3]}" if powers else word
     try:
@@ -113,7 +116,7 @@ def _parse(word: str) -> tuple[Override | None, str]:
 
 
 def _with_numbers(call: re.Match[str]) -> str:
-    """Hydra's functions take numbers only: 2**8 in them is written out."""
+    """Return a call with its powers written out, as Hydra's functions take numbers only."""
     return _POWER.sub(lambda power: str(read_number(power[0])), call[0])
 
 
@@ -188,7 +191,7 @@ class Span:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def text(self, value: Value) -> str:
-        """Six digits, which a person can read and type; all of them where these would leave the span."""
+        """Return six digits, which a person can read and type; all of them where these would leave the interval."""
         if not isinstance(value, float):
             return f"{self.base}{value}"
         short = f"{value:.6g}"
@@ -238,7 +241,9 @@ class Space:
 
     @property
     def edges(self) -> Iterator[list[str]]:
-        """Words in which each choice, each seed and each end of a span occurs, the other dimensions at their first."""
+        """Return words in which each choice, each seed and each end of an interval occurs, the other dimensions at
+        their first.
+        """
         first = {dimension.key: dimension.edges[0] for dimension in self.dimensions}
         first |= {"seed": self.seeds[0]} if self.seeds else {}
         yield self.words(first)
@@ -249,7 +254,7 @@ class Space:
 
 
 def read_space(words: Sequence[str]) -> Space:
-    """The space that the words span. ConfigError with all that can't be searched."""
+    """Return the space that the words span. ConfigError with all that can't be searched."""
     space, problems = read_dimensions(words)
     keys = space.keys
     problems += [Problem(key, "must be given once in a search.") for key in dict.fromkeys(keys) if keys.count(key) > 1]
@@ -267,7 +272,7 @@ def read_space(words: Sequence[str]) -> Space:
 
 
 def read_dimensions(words: Sequence[str]) -> tuple[Space, list[Problem]]:
-    """What these words span, and what is wrong with each by itself."""
+    """Return what these words span, and what is wrong with each by itself."""
     space, problems = Space([]), list[Problem]()
     for word in words:
         is_seed = word.startswith("seed=") and "interval(" not in word  # of which a list is no dimension
@@ -289,7 +294,7 @@ def read_dimensions(words: Sequence[str]) -> tuple[Space, list[Problem]]:
 
 
 def load_each(configurations: Iterable[Sequence[str]]) -> list[Settings]:
-    """The settings of each, before anything runs; ConfigError with all that is wrong with any."""
+    """Return the settings of each command line; ConfigError with all that is wrong with any."""
     found = load_variations(configurations)
     if problems := [problem for each in found if isinstance(each, ConfigError) for problem in each.problems]:
         raise ConfigError(each_once(problems))
@@ -297,7 +302,7 @@ def load_each(configurations: Iterable[Sequence[str]]) -> list[Settings]:
 
 
 def each_once(problems: Iterable[Problem]) -> list[Problem]:
-    """Without those that say the same."""
+    """Return the problems without those that say the same."""
     return [*{str(problem): problem for problem in problems}.values()]
 
 

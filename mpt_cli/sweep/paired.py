@@ -55,7 +55,7 @@ class PairedDifference:
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[float, float]], comparisons: int = 1, examples: int | None = None) -> Self:
-        """From (baseline, other) of each seed, finite numbers; `examples` where they are shares of so many."""
+        """Make it of (baseline, other) of each seed, finite numbers; `examples` where they are shares of so many."""
         resolution = _FLOAT32 * max(abs(value) for pair in pairs for value in pair)
         resolution += 1 / examples if examples else 0.0
         return cls(tuple(other - base for base, other in pairs), resolution, comparisons, examples)
@@ -70,13 +70,13 @@ class PairedDifference:
 
     @property
     def is_same(self) -> bool:
-        """Whether no seed differs by more than the resolution."""
+        """Return whether no seed differs by more than the resolution."""
         return all(abs(difference) <= self.resolution for difference in self.differences)
 
     @property
     def deviation(self) -> float | None:
-        """Of the sample, n - 1, at least one example; None where the spread is not known: with fewer seeds than
-        FEWEST_SEEDS, or where all differences are the same and how many examples they count is not known.
+        """Return that of the sample, n - 1, at least one example; None where the spread is not known: with fewer seeds
+        than FEWEST_SEEDS, or where all differences are the same and how many examples they count is not known.
         """
         if self.seeds < FEWEST_SEEDS:
             return None
@@ -86,7 +86,7 @@ class PairedDifference:
         return found if found > self.resolution else None
 
     def interval(self, confidence: float = 1 - LEVEL) -> tuple[float, float] | None:
-        """Of the mean difference, by Student's t; None where the spread is not known."""
+        """Return that of the mean difference, by Student's t; None where the spread is not known."""
         if self.deviation is None:
             return None
         from scipy import stats
@@ -97,7 +97,7 @@ class PairedDifference:
 
     @property
     def is_zero_left_out(self) -> bool:
-        """Whether the mean differs from 0, shown at the level: as many differences of one sign are a proof by
+        """Return whether the mean differs from 0, shown at the level: enough differences of one sign are a proof by
         themselves, whatever their spread.
         """
         level = LEVEL / self.comparisons
@@ -108,18 +108,19 @@ class PairedDifference:
         return abs(self.mean) > self.resolution and float(stats.binomtest(self.seeds, self.seeds).pvalue) <= level
 
     def is_within(self, margin: float) -> bool:
-        """Whether the mean is nearer to 0 than the margin, shown at the level, in the seeds and in the examples."""
+        """Return whether seeds and examples show at the level that the mean is nearer to 0 than the margin."""
         interval = self.interval(1 - 2 * LEVEL)
         if interval is None or self.are_examples_few(margin):
             return False
         return -margin < interval[0] and interval[1] < margin
 
     def are_examples_few(self, margin: float) -> bool:
-        """Whether more than the margin may be right in one and wrong in the other of what so many did not show."""
+        """Return whether so few examples may hide a difference of more than the margin."""
         return self.examples is not None and RARE / self.examples > margin
 
     def seeds_to_decide(self, margin: float | None = None) -> int | None:
-        """How many seeds would show the one or the other in POWER of the cases, if mean and spread are as they look.
+        """Return how many seeds would show the one or the other in POWER of the cases, if mean and spread are as they
+        look.
 
         Without a margin only a difference counts. None where the spread is not known, or MOST_SEEDS would not do. The
         spread is taken for known, so that a few seeds look a little more powerful than they are.
@@ -156,7 +157,7 @@ class Lead:
 
     @property
     def is_shown(self) -> bool:
-        """Whether the first is the best, shown at the level; never of one that nothing was held against."""
+        """Return whether the first is the best, shown at the level; never where it was compared with none."""
         return bool(self.behind) and not self.together
 
 
@@ -164,8 +165,8 @@ Values = Mapping[str, float]  # of an objective, by seed
 
 
 def read_lead(first: Values, others: Sequence[Values], is_ahead: Callable[[float], bool]) -> Lead:
-    """Holds the first against each of the others; `is_ahead` says of a difference, other less first, that the other
-    is the better one. A value that is not finite is behind any that is.
+    """Compare the first with each of the others; `is_ahead` says of a difference, other less first, that the other is
+    the better one. A value that is not finite is behind any that is.
 
     >>> steady, close = {"0": 0.95, "1": 0.96, "2": 0.94}, {"0": 0.94, "1": 0.97, "2": 0.93}
     >>> far = {"0": 0.70, "1": 0.71, "2": 0.695}

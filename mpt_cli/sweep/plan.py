@@ -47,18 +47,18 @@ class Objective:
         return "min" if self.falls else "max"
 
     def value(self, summary: Mapping[str, Any]) -> float | None:
-        """The value a run reached; None where it has no such number, and nan stays nan."""
+        """Return the value a run reached; None where it has no such number, and nan stays nan."""
         return as_number(known_values(summary).get(self.name))
 
     def sort_key(self, value: float | None) -> float:
-        """Ascending order puts the best first, nan and no value last."""
+        """Return a key for sorting: the best comes first, nan and no value last."""
         if value is None or math.isnan(value):
             return math.inf
         return value if self.falls else -value
 
 
 def choose_objective(word: str | None, summaries: Iterable[Mapping[str, Any]]) -> Objective:
-    """`NAME`, `NAME:min` or `NAME:max`; by default the first usual metric that most runs have.
+    """Return the objective for `NAME`, `NAME:min` or `NAME:max`; by default the first usual metric that most runs have.
 
     ConfigError for a name that no run has; without any run, the name is taken as it is.
     """
@@ -82,7 +82,7 @@ def choose_objective(word: str | None, summaries: Iterable[Mapping[str, Any]]) -
 
 
 def check_objective(word: str | None, settings: Sequence[Settings], key: str = "--objective") -> None:
-    """ConfigError for a name that no run of these settings can have, before any has begun; `key` is where it was said.
+    """Raise ConfigError for a name that no run of these settings can have; `key` is where it was given.
 
     With a model of the user's only its form is checked: what that reports is known once it has run.
     """
@@ -95,8 +95,8 @@ def check_objective(word: str | None, settings: Sequence[Settings], key: str = "
 
 
 def check_objective_of_block(block: Block, settings: Settings) -> None:
-    """As `check_objective`, for a recipe alone, `settings` being its own: only the form of its name where the block
-    varies what may decide which numbers there are.
+    """Check the objective of a recipe with these settings, as `check_objective`: only its form where the block varies
+    what may decide which numbers there are.
     """
     sections = {key.partition(".")[0] for key in [*varied_keys(block.axes), *block.space]}
     is_one = sections <= {"seed", "policy", "loss_scale", "optimizer"}
@@ -126,16 +126,16 @@ class Job:
 
     @property
     def without_seed(self) -> dict[str, str]:
-        """The overrides that set its configuration apart from the others."""
+        """Return the overrides that set its configuration apart from the others."""
         return {key: value for key, value in self.overrides.items() if key != "seed"}
 
     @property
     def command(self) -> str:
-        """What runs it again outside the sweep, to the same bits where the job was deterministic."""
+        """Return the command that runs it outside the sweep, to the same bits where the job was deterministic."""
         return self.with_variables(shell_command(self.verb, *self.words), _OF_THE_RESULT, CONFIG_DIR)
 
     def with_variables(self, command: str, *names: str) -> str:
-        """The command behind those of the job's variables that these are, as a shell takes them."""
+        """Return the command behind these variables of the job, as a shell takes them."""
         kept = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items() if name in names]
         return " ".join([*kept, command])
 
@@ -156,7 +156,7 @@ class Search:
     seeds: int = 1
 
     def check(self) -> None:
-        """ConfigError where it can't be run here."""
+        """Raise ConfigError where it can't be run here."""
         if importlib.util.find_spec("optuna") is None:
             raise ConfigError(Problem("--trials", "optuna is not installed.", None, install_command("optuna")))
         missing = [name for name in SAMPLERS.get(self.sampler, ()) if importlib.util.find_spec(name) is None]
@@ -181,7 +181,7 @@ class SweepPlan:
 
     @property
     def wanted(self) -> int:
-        """How many jobs there will be in all, of a search one for each seed of each trial."""
+        """Return how many jobs there will be in all, of a search one for each seed of each trial."""
         return self.search.trials * self.search.seeds if self.search else len(self.jobs)
 
     @property
@@ -190,7 +190,7 @@ class SweepPlan:
 
 
 def choose_search(block: Block, said: Mapping[str, Any]) -> Search | None:
-    """A search where the command line (`said`) or the recipe's block says of how many trials, else none."""
+    """Return a search where the command line (`said`) or the recipe's block gives a number of trials, else None."""
     own = {name: value for name, value in said.items() if value is not None}
     settings = {**(block.search or {}), **own}
     problems = []
@@ -215,7 +215,7 @@ def make_plan(
     is_here: bool = True,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> SweepPlan:
-    """The jobs in Hydra's order, the last key varied fastest; ConfigError with the problems of all at once.
+    """Return the jobs in Hydra's order, the last key varied fastest; ConfigError with the problems of all at once.
 
     `block` is what the recipe varies beside the words; `objective` must be one that they can report. Where the jobs run
     on this machine (`is_here`) their files must be on it, else DataError.
@@ -238,7 +238,7 @@ def make_plan(
 
 
 def plan_search(words: Sequence[str], search: Search, block: Block, objective: str | None, is_here: bool) -> SweepPlan:
-    """No job yet. The edges of the space are checked; the configurations inside it by the jobs themselves."""
+    """Return the plan of a search, without jobs. Check the edges of the space; jobs check what is inside."""
     search = replace(search, words=block.words_of_search(words))
     space = read_space(search.words)
     settings = load_each(space.edges)
@@ -253,12 +253,12 @@ def plan_search(words: Sequence[str], search: Search, block: Block, objective: s
 
 
 def _place_of(objective: str | None, block: Block) -> str:
-    """Where it was said."""
+    """Return where it was given."""
     return "sweep.objective" if objective is not None and objective == block.objective else "--objective"
 
 
 def grow_plan(plan: SweepPlan, more: SweepPlan) -> SweepPlan:
-    """The plan with those jobs of `more` whose configuration none of its own has."""
+    """Return the plan with those jobs of `more` whose configuration none of its own has."""
     known = {*map(repr, load_each(job.words for job in plan.jobs))}
     asked = load_each(job.words for job in more.jobs)
     new = [job for job, settings in zip(more.jobs, asked, strict=True) if repr(settings) not in known]
@@ -274,7 +274,9 @@ def grow_plan(plan: SweepPlan, more: SweepPlan) -> SweepPlan:
 
 
 def check_files(settings: Sequence[Settings]) -> None:
-    """DataError with what is not there of the data and models of the jobs, ConfigError where a function is missing."""
+    """Raise DataError with what is not there of the data and models of the jobs, ConfigError where a function is
+    missing.
+    """
     met, is_of_data = list[Problem](), True
     for each in settings:
         try:
@@ -291,7 +293,7 @@ def check_files(settings: Sequence[Settings]) -> None:
 
 
 def _problems_of_the_rest(known: Sequence[Problem], axes: Sequence[Sequence[Point]]) -> list[Problem]:
-    """What else is wrong, besides words that can't be swept."""
+    """Return what else is wrong, besides words that can't be swept."""
     keys = {problem.key for problem in known}
     sound = [tuple(point.without(keys) for point in axis) for axis in axes if axis]
     try:
@@ -302,7 +304,7 @@ def _problems_of_the_rest(known: Sequence[Problem], axes: Sequence[Sequence[Poin
 
 
 def _with_seed(point: Point, settings: Settings) -> tuple[Point, Settings]:
-    """A seed of null is drawn here, so that the command on record repeats the job."""
+    """Draw a seed where it is null, so that the command on record repeats the job."""
     if settings.seed is not None:
         return point, settings
     seed = secrets.randbelow(2**32)
@@ -330,7 +332,7 @@ def make_job(number: int, overrides: dict[str, str], words: Sequence[str], setti
 
 
 def plan_dict(plan: SweepPlan) -> dict[str, Any]:
-    """The jobs for --json, each with its command."""
+    """Return the jobs for --json, each with its command."""
     return {
         # those known so far: number, name, overrides (of the varied keys), words, gpus (at most), environment (its
         # share of the cores), command
@@ -339,7 +341,7 @@ def plan_dict(plan: SweepPlan) -> dict[str, Any]:
 
 
 def plan_lines(plan: SweepPlan) -> list[str]:
-    """The jobs with their overrides, as --dry-run lists them; of a new search its space."""
+    """Return lines with the jobs and their overrides, as --dry-run lists them; of a new search its space."""
     if plan.search is not None and not plan.jobs:
         space, search = read_space(plan.search.words), plan.search
         width = max(map(len, space.keys))
@@ -385,7 +387,7 @@ def wanted_gpus(settings: Settings) -> int:
 
 
 def job_name(number: int, overrides: dict[str, str]) -> str:
-    """What it varies, cut to a length that is fit for a folder.
+    """Return what the job varies, cut to a length that is fit for a folder.
 
     >>> job_name(7, {"loss_scale.initial_scale": "2**15", "seed": "12"})
     '007-initial_scale-32768_seed-12'
@@ -395,7 +397,7 @@ def job_name(number: int, overrides: dict[str, str]) -> str:
 
 
 def _plain(key: str, value: str) -> str:
-    """The value as part of a file name: 2**15 as 32768, a path as its last part."""
+    """Return the value as part of a file name: 2**15 as 32768, a path as its last part."""
     number = read_number(value) if "**" in value else None
     text = f"{number:.6g}" if isinstance(number, float) else str(number) if number is not None else value
     last = Path(text).stem if key == "conf" else text

@@ -35,7 +35,7 @@ class Screen:
     """
 
     def __init__(self, stream: TextIO | None) -> None:
-        """`stream` None is silence."""
+        """Write to `stream`; to nothing where it is None."""
         self._lines = None if stream is None else StreamLines(stream)
         console = PrintableConsole(stream) if stream is not None and stream.isatty() else None
         self.live = console if console is not None and not console.is_dumb_terminal else None
@@ -49,8 +49,9 @@ class Screen:
     def show_table(
         self, columns: Sequence[TableColumn[R]], rows: Sequence[R], style: Callable[[R], str], secondary: Sequence[str]
     ) -> None:
-        """In a terminal without as many of the columns called `secondary`, in this order, as leave room for the rest;
-        piped, all of them in aligned plain lines."""
+        """Print a table. In a terminal, leave out as many of the `secondary` columns, in this order, as make room for
+        the rest; in a pipe, print all of them in aligned plain lines.
+        """
         if self.live is None:
             for line in plain_lines(columns, rows):
                 self.say(line)
@@ -137,8 +138,9 @@ class SweepProgress(RunningLines, Observer[Job]):
         return f"[{len(self._done):>{width}}/{self._count}]"
 
     def overall(self, running: Sequence[Running[Job]]) -> str:
-        """How many jobs are done, and about how long the others take by the mean of these; of it running jobs have had
-        a part already."""
+        """Return how many jobs are done, and about how long the others take by the mean of these, less what running
+        jobs have had.
+        """
         parts = [f"{len(self._done)} of {self._count} jobs done"]
         parts += [f"{self._failed} not good"] if self._failed else []
         if self._done:
@@ -150,7 +152,7 @@ class SweepProgress(RunningLines, Observer[Job]):
 
 
 def format_state(line: dict[str, Any] | None, seconds: float) -> list[str]:
-    """Where a running job is, from its latest line in metrics.jsonl."""
+    """Return where a running job is, from its latest line in metrics.jsonl."""
     if line is None:
         return ["starting", format_seconds(seconds)]
     loss, scale = line.get("loss"), line.get("loss_scale")
@@ -165,7 +167,7 @@ def format_state(line: dict[str, Any] | None, seconds: float) -> list[str]:
 
 
 def format_ending(result: JobResult) -> str:
-    """How a job came out, in one line."""
+    """Return how a job ended, in one line."""
     if result.reason or not result.summary:
         return result.reason
     metrics = result.summary.get("metrics", {})
@@ -192,7 +194,7 @@ class JobState:
     is_on_cluster: bool = False  # and goes on without a sweep that waits for it
 
     def as_dict(self) -> dict[str, Any]:
-        """For a program: the job, its status, and the numbers that are known of it."""
+        """Return the job, its status, and the numbers that are known of it."""
         numbers = ("step", "epoch", "loss", "loss_scale", "skipped_steps", "consecutive_skips", "seconds")
         known = {name: self.line.get(name) for name in numbers} if self.line else {}
         ended = {"exit_code": self.result.exit_code, "reason": self.result.reason} if self.result else {}
@@ -201,7 +203,7 @@ class JobState:
 
 
 def cluster_of(sweep: SweepDirectory) -> Cluster | None:
-    """The one that has the jobs of the sweep, where it can be asked from here."""
+    """Return the cluster that has the jobs of the sweep, where it can be asked from here."""
     launcher = recorded_launcher(sweep.read_plan().facts)
     if not launcher.can_detach:
         return None
@@ -214,7 +216,7 @@ def cluster_of(sweep: SweepDirectory) -> Cluster | None:
 
 
 def job_states(sweep: SweepDirectory, cluster: Cluster | None = None) -> list[JobState]:
-    """Those of all jobs that are planned so far, as any process can see them that can read the directory."""
+    """Return the states of all jobs that are planned so far, as any process sees them that can read the directory."""
     jobs = sweep.read_plan().jobs
     under_way = cluster.under_way([sweep.log(job) for job in jobs]) if cluster else set()
     return [_state(sweep, job, cluster if sweep.log(job) in under_way else None) for job in jobs]
@@ -233,7 +235,7 @@ def _state(sweep: SweepDirectory, job: Job, cluster: Cluster | None) -> JobState
 
 
 def format_job(state: JobState) -> str:
-    """A job in one line: where it is, or how it came out."""
+    """Return a job in one line: where it is, or how it ended."""
     if state.result is not None:
         return f"{state.status:<9} {state.job.name}  {format_ending(state.result)}"
     if state.status == WAITING:

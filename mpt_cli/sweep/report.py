@@ -49,7 +49,7 @@ SECONDARY = ("seconds", "memory", "max scale", "min scale", "examples/s", "settl
 
 
 def columns(found: SweepResults) -> list[TableColumn[Configuration]]:
-    """All columns for these results: rank, varied keys, objective, then the numerics and the cost."""
+    """Return all columns for these results: rank, varied keys, objective, then the numerics and the cost."""
     keys = [TableColumn(_short(key, found.keys), partial(_format_override, key), is_number=False) for key in found.keys]
     objective = TableColumn(found.objective.name, _format_objective)
     seeds = [TableColumn("n", _format_count), TableColumn("to the first", partial(_format_behind, found))]
@@ -63,7 +63,7 @@ def columns(found: SweepResults) -> list[TableColumn[Configuration]]:
 
 
 def format_verdict(row: Configuration) -> str:
-    """The verdict where all jobs agree, and how each failed one ended."""
+    """Return the verdict where all jobs agree, and how each failed one ended."""
     words = [_job_verdict(result) for result in row.results]
     return words[0] if len({*words}) == 1 else _counted(words)
 
@@ -80,7 +80,7 @@ def _job_verdict(result: JobResult) -> str:
 
 
 def _format_rank(found: SweepResults, row: Configuration) -> str:
-    """With a sign of equality where others share it."""
+    """Return the rank, with a sign of equality where others share it."""
     return "-" if row.rank is None else f"{row.rank}=" if found.tied(row) else str(row.rank)
 
 
@@ -95,7 +95,9 @@ def _format_count(row: Configuration) -> str:
 
 
 def _format_behind(found: SweepResults, row: Configuration) -> str:
-    """The mean difference, ± half of its interval at the level that all comparisons share; ≈ where not told apart."""
+    """Return the mean difference, ± half of its interval at the level that all comparisons share; ≈ where not told
+    apart.
+    """
     place = next((place for place, other in enumerate(found.ranked[1:]) if other is row), None)
     behind = None if place is None else found.lead.behind[place]
     if behind is None:
@@ -105,7 +107,7 @@ def _format_behind(found: SweepResults, row: Configuration) -> str:
 
 
 def format_difference(mean: float, interval: tuple[float, float] | None) -> str:
-    """With half of its interval; ? where that is not known."""
+    """Return the difference with half of its interval; ? where that is not known."""
     return f"{format_signed(mean)} ± {'?' if interval is None else format_number((interval[1] - interval[0]) / 2)}"
 
 
@@ -114,7 +116,7 @@ def _format_override(key: str, row: Configuration) -> str:
 
 
 def _short(key: str, keys: Sequence[str]) -> str:
-    """The last part of a key where no other varied key ends in the same."""
+    """Return the last part of a key where no other varied key ends in the same."""
     leaf = key.rpartition(".")[2]
     return leaf if [other.rpartition(".")[2] for other in keys].count(leaf) == 1 else key
 
@@ -122,7 +124,7 @@ def _short(key: str, keys: Sequence[str]) -> str:
 def _figure(
     name: str, words: Callable[[float], str], *picks: Callable[[list[float]], float]
 ) -> Callable[[Configuration], str]:
-    """What the seeds' values of a field come to by each of the picks, once where these are the same."""
+    """Return a cell of what the picks make of the seeds' values of a field, once where these are the same."""
 
     def cell(row: Configuration) -> str:
         values = [value for result in row.shown if (value := result.number(name)) is not None]
@@ -138,7 +140,7 @@ def _format_skipped(row: Configuration) -> str:
 
 
 def _format_settled(row: Configuration) -> str:
-    """The slowest of the seeds; never where one of them did not settle."""
+    """Return the step of the slowest seed; never where one of them did not settle."""
     scaled = [result for result in row.shown if result.number("final_loss_scale") is not None]
     steps = [result.settled_step for result in scaled]
     known = [step for step in steps if step is not None]
@@ -176,7 +178,7 @@ def print_results(found: SweepResults, screen: Screen, page: Path | None = None)
 
 
 def objective_lines(found: SweepResults) -> list[str]:
-    """Said only where they are ranked by another than was asked for."""
+    """Return why they are ranked by another objective than was asked for, if they are."""
     if not found.complaint:
         return []
     return [_line("objective", found.complaint), _line("", f"ranked by {found.objective.name} in its place")]
@@ -195,14 +197,16 @@ def best_lines(found: SweepResults) -> list[str]:
 
 
 def _reached(found: SweepResults, best: JobResult) -> str:
-    """What the job came to, and its configuration over the seeds: the luckiest seed alone would promise too much."""
+    """Return what the job reached, and its configuration over the seeds: the luckiest seed alone would promise too
+    much.
+    """
     own = f"{found.objective.name} {format_number(found.objective.value(best.summary))}"
     row = found.ranked[0]
     return own if len(row.finished) == 1 else f"{own} ({_format_objective(row)} over its {len(row.finished)} seeds)"
 
 
 def lead_sentence(found: SweepResults) -> str:
-    """Whether the first is the best, or from which others it is not told apart and what would tell."""
+    """Return whether the first is the best, or from which others it is not told apart and what would tell."""
     lead, rows = found.lead, found.ranked
     count, others = len(rows[0].finished), len(lead.behind)
     if not others:
@@ -218,21 +222,21 @@ def lead_sentence(found: SweepResults) -> str:
 
 
 def _tie(found: SweepResults) -> str:
-    """With whom the first shares its place, and what made it the first of them."""
+    """Return with whom the first shares its place, and what made it the first of them."""
     tied = found.tied(found.ranked[0])
     what = f"equal in {found.objective.name}, the one that skipped less stands first"
     return f"Shares its place with {_names(tied)}: {what}. " if tied else ""
 
 
 def _names(rows: Sequence[Configuration]) -> str:
-    """By what they vary, in the order of their rank."""
+    """Return the names of configurations by what they vary."""
     named = [job_label(row.results[0], SEED) or "the other" for row in rows]
     return "; ".join(named[:MOST_NAMED]) + (f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else "")
 
 
 def seeds_command(found: SweepResults) -> str:
-    """What runs as many seeds as may tell the first from the others; empty where it is told, or nothing would, and
-    after a search, which takes no further seeds.
+    """Return the command for as many seeds as may tell the first from the others; empty where that is told, or nothing
+    would, and after a search, which takes no further seeds.
     """
     wanted = found.lead.seeds if len(found.ranked[0].finished) >= FEWEST_SEEDS else FEWEST_SEEDS
     if not found.lead.together or wanted is None or found.plan.search is not None:
@@ -242,14 +246,16 @@ def seeds_command(found: SweepResults) -> str:
 
 
 def ending_lines(found: JobResults, page: Path | None = None) -> list[str]:
-    """What failed, and where the page is, by default the directory's own where it has one."""
+    """Return lines with what failed, and where the page is, by default the directory's own where it has one."""
     own = found.directory.report_html
     shown = page or (own if own.exists() else None)
     return [*failure_lines(found), *([_line("files", str(shown))] if shown else [])]
 
 
 def failure_lines(found: JobResults) -> list[str]:
-    """Each job that failed: why, and the command that runs it again; of those that did not end, only how many."""
+    """Return lines for each job that failed: why, and the command that runs it again; of those that did not end, only
+    how many.
+    """
     left = [result for result in found.results if result.status in (INTERRUPTED, NOT_RUN)]
     failed = [result for result in _not_good(found) if result not in left]
     lines = []
@@ -266,7 +272,7 @@ def failure_lines(found: JobResults) -> list[str]:
 
 
 def again_command(found: JobResults) -> str:
-    """What runs the jobs that are not good, and no others."""
+    """Return the command that runs the jobs that are not good, and no others."""
     return shell_command(found.directory.verb, "--resume", found.directory.path)
 
 
@@ -275,7 +281,7 @@ def _line(title: str, text: str) -> str:
 
 
 def counts_sentence(found: SweepResults) -> str:
-    """How many jobs ended how, and what they are ranked by."""
+    """Return how many jobs ended how, and what they are ranked by."""
     counted = _counted([result.status for result in found.results])
     better = "the lower the better" if found.objective.falls else "the higher the better"
     sentence = f"{len(found.results)} jobs: {counted}. Ranked by {found.objective.name}, {better}."
@@ -296,7 +302,7 @@ def pictures(found: SweepResults) -> list[Picture]:
 
 
 def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> str:
-    """The whole page as text; `page` is where it will lie."""
+    """Return the whole page as text; `page` is where it will lie."""
     best, count = found.best, len(found.results)
     title = "Best" if found.lead.is_shown else "First"
     chart = parallel_chart(found)
@@ -337,7 +343,7 @@ def _format_varied(key: str, result: JobResult) -> str:
 
 
 def _jobs_table(found: SweepResults, page: Path) -> PageTable[JobResult]:
-    """By number, with what each varies; the number leads to the run."""
+    """Return the table of all jobs by number, with what each varies; the number leads to the run."""
     varied = found.plan.varied
     keys = [TableColumn(_short(key, varied), partial(_format_varied, key), is_number=False) for key in varied]
     wanted: list[TableColumn[JobResult]] = [
@@ -385,7 +391,7 @@ def write_files(directory: SweepDirectory, content: dict[str, Any], job_rows: Se
 
 
 def results_dict(found: SweepResults) -> dict[str, Any]:
-    """What results.json holds and `--json` prints."""
+    """Return what results.json holds and `--json` prints."""
     best = found.best
     return {
         "sweep_dir": str(found.directory.path),  # as it was given
@@ -410,7 +416,9 @@ def results_dict(found: SweepResults) -> dict[str, Any]:
 
 
 def _job_rows(found: SweepResults) -> list[dict[str, Any]]:
-    """A row per job, with its rank and every varied key in a column of its own, empty where the job has none of it."""
+    """Return a row per job, with its rank and every varied key in a column of its own, empty where the job has none of
+    it.
+    """
     ranks = {result.job.number: row.rank for row in found.configurations for result in row.results}
     blank = dict.fromkeys(found.plan.varied)
     return [
@@ -431,7 +439,7 @@ def configuration_dict(row: Configuration) -> dict[str, Any]:
 
 
 def job_dict(found: JobResults, result: JobResult) -> dict[str, Any]:
-    """The flat columns of one job; figures are None where it left no summary."""
+    """Return the flat columns of one job; figures are None where it left no summary."""
     return {
         "job": result.job.number,  # from 1
         "name": result.job.name,  # of its run directory

@@ -47,7 +47,7 @@ Launch = Callable[[Job, Path], Sequence[str]]
 
 
 def train_command(job: Job, run_dir: Path) -> list[str]:
-    """What runs a job. `resume=auto` begins in a directory that is not there and goes on in one that is."""
+    """Return what runs a job. `resume=auto` starts in a directory that is not there and continues in one that is."""
     place = format_override("run_dir", str(run_dir))
     if job.verb == "run":
         return mpt_command("run", place, *job.words)
@@ -67,11 +67,11 @@ class Options:
     detach: bool = False  # the jobs are handed over at once, and nobody waits for them
 
     def filled(self, said: Mapping[str, Any]) -> Self:
-        """With what is said elsewhere of the fields of which these say nothing."""
+        """Return the options with what is `said` elsewhere in the place of fields that are None."""
         return replace(self, **{name: value for name, value in said.items() if getattr(self, name) is None})
 
     def check_detach(self, plan: SweepPlan) -> None:
-        """ConfigError where nobody may leave the jobs alone."""
+        """Raise ConfigError where nobody may leave the jobs alone."""
         if not self.detach:
             return
         problems = []
@@ -87,7 +87,7 @@ class Options:
             raise ConfigError(problems)
 
     def limits(self, jobs: Sequence[Job], count: int) -> Limits:
-        """What runs at a time of so many jobs, of which these are known."""
+        """Return the limits for so many jobs, of which these are known."""
         has_pool = self.launcher.is_here and (not jobs or any(job.gpus for job in jobs))
         gpus = visible_gpus(environ) if has_pool else []
         workers = max(1, min(self.workers or self.launcher.workers(count, len(gpus)), count))
@@ -95,13 +95,15 @@ class Options:
         return Limits(workers, gpus, cores, self.timeout_seconds, self.grace_seconds)
 
     def environment_of_jobs(self, workers: int) -> dict[str, str]:
-        """The variables that give each of several jobs at a time its share, and the folders it finds its files in."""
+        """Return the variables that give each of several jobs at a time its share, and the folders it finds its files
+        in.
+        """
         folders = {CONFIG_DIR: environ[CONFIG_DIR]} if environ.get(CONFIG_DIR) else {}
         return {**self.launcher.environment(workers, environ), **folders}
 
 
 def split_overrides(overrides: Sequence[str], key: str = "sweep_dir") -> tuple[list[str], str | None]:
-    """The overrides of the jobs, and the path that `key` among them gives."""
+    """Return the overrides of the jobs, and the path that `key` among them gives."""
     paths = [override.removeprefix(f"{key}=").strip("'\"") for override in overrides if override.startswith(f"{key}=")]
     if len(paths) > 1:
         raise ConfigError(Problem(key, "must be given once.", paths[-1]))
@@ -109,8 +111,8 @@ def split_overrides(overrides: Sequence[str], key: str = "sweep_dir") -> tuple[l
 
 
 def place_of(words: Sequence[str], name: str | None, settings: Sequence[str]) -> Launcher:
-    """Where the jobs run: by the name and the settings of a command line, and by the recipe's block where that names
-    none or the same.
+    """Return the launcher that the command line names, else that of the recipe's block, with the settings of both where
+    they name the same.
     """
     said, own = read_block(words).launcher or (LocalLauncher.name, ())
     return choose_launcher(name or said, [*(own if name in (None, said) else ()), *settings])
@@ -119,8 +121,8 @@ def place_of(words: Sequence[str], name: str | None, settings: Sequence[str]) ->
 def start_sweep(
     overrides: Sequence[str], options: Options, screen: Screen, search: Mapping[str, Any] | None = None
 ) -> tuple[SweepResults, int]:
-    """A new sweep: what its configurations can be is checked before the first job starts. Returns results and exit
-    code. `search` is what a command line says of one (trials, sampler, sampler_seed, pruner), beside the recipe's.
+    """Run a new sweep; its configurations are checked before the first job starts. Return results and exit code.
+    `search` is what the command line says of one (trials, sampler, sampler_seed, pruner), beside the recipe's.
     """
     own, path = split_overrides(overrides)
     block = read_block(own)
@@ -132,7 +134,7 @@ def start_sweep(
 
 
 def dry_run(overrides: Sequence[str], options: Options, search: Mapping[str, Any]) -> SweepPlan:
-    """What `start_sweep` would run; DataError where its directory is taken."""
+    """Return what `start_sweep` would run; DataError where its directory is taken."""
     own, path = split_overrides(overrides)
     block = read_block(own)
     plan, _ = _planned(own, block, options, search)
@@ -162,7 +164,7 @@ def _planned(
 def resume_sweep(
     path: str, options: Options, screen: Screen, trials: int | None = None, words: Sequence[str] = ()
 ) -> tuple[SweepResults, int]:
-    """Runs what is missing or not good in an earlier sweep. A failed job starts afresh, a broken-off one goes on.
+    """Run what is missing or not good in an earlier sweep. A failed job starts afresh, an interrupted one continues.
 
     `trials` is how many a search is to have in all; `words` say what a grid is to vary besides: each in place of the
     sweep's own of that key.
@@ -186,7 +188,7 @@ def resume_sweep(
 def dry_run_of_resume(
     path: str, options: Options, trials: int | None = None, words: Sequence[str] = ()
 ) -> tuple[SweepPlan, list[str]]:
-    """The jobs that `resume_sweep` would run, and how many trials it would make; nothing is written."""
+    """Return the jobs that `resume_sweep` would run, and how many trials it would make. Write nothing."""
     sweep = SweepDirectory.open(path)
     plan = _continued(sweep, sweep.read_plan(), options, trials, words)
     results = [result for result in (read_job(sweep, job) for job in plan.jobs) if result.status not in GOOD]
@@ -202,7 +204,7 @@ def _continued(
     words: Sequence[str],
     say: Callable[[str], None] = lambda line: None,
 ) -> SweepPlan:
-    """The plan with what is said of it anew."""
+    """Return the plan with what the command line changes in it."""
     if options.objective is not None:
         plan = _with_objective(sweep, plan, options.objective)
     if plan.search is not None and words:
@@ -225,7 +227,7 @@ def _continued(
 
 
 def _with_objective(sweep: SweepDirectory, plan: SweepPlan, objective: str) -> SweepPlan:
-    """Ranked by another; not a search whose samplers have gone by one already."""
+    """Return the plan ranked by another objective; ConfigError for a search whose samplers have used one already."""
     read_results(sweep, objective)  # ConfigError where no job reports it
     found = read_results(sweep)
     if plan.search is not None and not found.complaint and found.ranked:
@@ -243,7 +245,7 @@ def begin(sweep: SweepDirectory, plan: SweepPlan, options: Options) -> SweepPlan
 
 
 def _run(sweep: SweepDirectory, plan: SweepPlan, options: Options, screen: Screen) -> tuple[SweepResults, int]:
-    """What is left of earlier goes first, then what a search makes. The results are written however it ends."""
+    """Run what is left, then what a search makes. Write the results however it ends."""
     for line in duplicate_lines(plan):
         screen.say(line)
     try:
@@ -308,8 +310,8 @@ def run_jobs(sweep: SweepDirectory, plan: SweepPlan, options: Options, screen: S
 def commands_left(
     sweep: SweepDirectory, left: Sequence[Job], options: Options, cwd: Path, executor: Executor
 ) -> list[Command[Job]]:
-    """Those of jobs that a cluster still has are waited for; what a failed job left behind is set aside, and all but
-    these count as not run. DataError where one runs that the cluster does not have.
+    """Return the commands of these jobs. Those that a cluster still has are only waited for; the runs of failed ones
+    are set aside. DataError where one runs that the cluster does not have.
     """
     under_way = executor.under_way([sweep.log(job) for job in left if sweep.read_ending(job) is None])
     fresh = [job for job in left if sweep.log(job) not in under_way]
@@ -339,12 +341,12 @@ def detach(sweep: SweepDirectory, commands: Sequence[Command[Job]], limits: Limi
 
 
 def exit_code(stopped_by: signal.Signals | None, results: Sequence[JobResult]) -> int:
-    """130 or 143 where a signal ended it, else what its jobs came to."""
+    """Return 130 or 143 where a signal ended it, else what its jobs came to."""
     return SIGNAL_EXIT_CODES[stopped_by] if stopped_by is not None else exit_code_of(results)
 
 
 def format_machine_share(environment: Mapping[str, str], limits: Limits, options: Options) -> str:
-    """How many at a time, on how much of the machine."""
+    """Return how many jobs run at a time, on how much of the machine."""
     threads = next((value for name, value in environment.items() if name != CONFIG_DIR), None)
     of_all = f" of {usable_cores()}" if options.launcher.is_here else ""
     share = f", {threads}{of_all} cores each" if threads else ""
@@ -355,7 +357,7 @@ def format_machine_share(environment: Mapping[str, str], limits: Limits, options
 def make_command(
     sweep: SweepDirectory, job: Job, options: Options, cwd: Path, is_submitted: bool = False
 ) -> Command[Job]:
-    """`cwd` is the directory that the sweep was started in."""
+    """Return the command of a job; `cwd` is the directory that the sweep was started in."""
     earlier = sweep.read_ending(job)
     if not is_submitted:
         sweep.ending_json(job).unlink(missing_ok=True)  # from here on the job counts as not run
@@ -377,7 +379,7 @@ def make_command(
 def plan_facts(
     command_line: Sequence[str], options: Options, limits: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What stands beside the plan: how and where it was started."""
+    """Return what stands beside the plan: how and where it was started."""
     return {
         "command_line": [*command_line],  # without options
         "working_directory": str(Path.cwd()),  # the jobs' too

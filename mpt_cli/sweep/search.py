@@ -50,7 +50,7 @@ class OptunaStudy:
         return self._study.get_trials(deepcopy=False)
 
     def propose(self, job: int) -> dict[str, Value] | None:
-        """Values for this job that no job before had; None where MOST_ASKED proposals had none."""
+        """Return values for this job that no job before had; None where MOST_ASKED proposals had none."""
         tried = {self._words(trial.params) for trial in self.trials if JOB in trial.user_attrs}
         for _ in range(MOST_ASKED):
             seed = random.Random(f"{self._search.sampler_seed} {len(self.trials)}").getrandbits(32)
@@ -64,7 +64,9 @@ class OptunaStudy:
         return None
 
     def tell(self, job: int, value: float) -> None:
-        """What a job reached. A number that is none is a failure; a failed job that was repeated is a trial anew."""
+        """Tell the study what a job reached. A value that is not finite is a failure; a failed job that was repeated is
+        a new trial.
+        """
         trial = self.trial_of(job)
         if not math.isfinite(value):
             self.end(trial, TrialState.FAIL)
@@ -78,7 +80,7 @@ class OptunaStudy:
             )
 
     def is_behind(self, job: int, course: Sequence[float]) -> bool:
-        """Whether the pruner would end a running job that had these values at the ends of its epochs."""
+        """Return whether the pruner would end a running job that had these values at the ends of its epochs."""
         trial = self.trial_of(job)
         if trial.state != TrialState.RUNNING or not course:
             return False
@@ -95,11 +97,11 @@ class OptunaStudy:
             self._study.tell(trial.number, state=state)
 
     def trial_of(self, job: int) -> FrozenTrial:
-        """The latest of this job."""
+        """Return the latest trial of this job."""
         return next(trial for trial in reversed(self.trials) if trial.user_attrs.get(JOB) == job)
 
     def _words(self, values: Mapping[str, Value]) -> tuple[str, ...]:
-        """What a job is given: values that differ in what is not written are the same to it."""
+        """Return the words of a job: values that differ in what is not written are the same to it."""
         return tuple(self._space.overrides(values).values())
 
 
@@ -112,7 +114,7 @@ def _distribution(dimension: Span | Choices) -> BaseDistribution:
 
 
 def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
-    """A new one for each proposal: all that it goes by stands in the study."""
+    """Return a sampler, a new one for each proposal: all that it uses stands in the study."""
     samplers = optuna.samplers
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -127,7 +129,7 @@ def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
 
 
 def _pruner(name: str | None) -> optuna.pruners.BasePruner:
-    """`asha` is what Optuna calls successive halving, which it does asynchronously."""
+    """Return a pruner; `asha` is what Optuna calls successive halving, which it does asynchronously."""
     builders: dict[str | None, Callable[[], optuna.pruners.BasePruner]] = {
         "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=3),
         "asha": optuna.pruners.SuccessiveHalvingPruner,
@@ -148,7 +150,7 @@ class SearchJobs(Observer[Job]):
         self._looked_at = -math.inf
 
     def why_fewer(self) -> str:
-        """Why fewer jobs than wanted were made; empty where they were all made."""
+        """Return why fewer jobs than wanted were made; empty where they were all made."""
         if not self.plan.missing:
             return ""
         made = f"{self.plan.missing // self._search.seeds} of {self._search.trials} trials were not made"
@@ -157,7 +159,7 @@ class SearchJobs(Observer[Job]):
         )
 
     def new_jobs(self) -> Iterator[Job]:
-        """Until there are as many as wanted, or no new combination of values came up."""
+        """Make jobs until there are as many as wanted, or no new combination of values comes up."""
         while self.plan.missing:
             number = len(self.plan.jobs) + 1
             values = self.study.propose(number)
@@ -171,7 +173,7 @@ class SearchJobs(Observer[Job]):
             yield from jobs
 
     def _job(self, number: int, overrides: dict[str, str]) -> Job:
-        """A configuration in which two keys don't agree fails as a job."""
+        """Return the job; a configuration in which two keys don't agree fails when it runs."""
         words = self._space.words(overrides)
         try:
             job = make_job(number, overrides, words, load_settings(words))
@@ -206,8 +208,8 @@ class SearchJobs(Observer[Job]):
         self._tell(command.subject.number)
 
     def _tell(self, number: int) -> None:
-        """What the trial of this job came to, once all its seeds have ended. One that was interrupted is not told: it
-        goes on when the search is resumed.
+        """Tell the study what the trial of this job reached, once all its seeds have ended, unless one was interrupted:
+        that one continues when the search is resumed.
         """
         runs = self._search.seeds
         first = (number - 1) // runs * runs + 1
