@@ -24,7 +24,7 @@ from mpt_cli.settings.variants import AUTO, GivenData
 from mpt_cli.signals import raise_for
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import results_dict
-from mpt_cli.sweep.run import Options, place_of, split_overrides, start_sweep
+from mpt_cli.sweep.run import Options, find_launcher, split_overrides, start_sweep
 from mpt_cli.telemetry.records import RunHeader, Summary
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.training.program import Program
@@ -300,7 +300,7 @@ def sweep(*words: Any, jobs: int | None = None, objective: str | None = None, qu
     """
     _check_least(jobs=(jobs, 1))
     own = _as_words(words)
-    options = Options(jobs, None, objective, launcher=place_of(split_overrides(own)[0], None, ()))
+    options = Options(jobs, None, objective, launcher=find_launcher(split_overrides(own)[0], None, ()))
     found, code = start_sweep(own, options, Screen(None if quiet else sys.stdout))
     return {**results_dict(found), "exit_code": code}
 

@@ -29,7 +29,7 @@ from mpt_cli.sweep.directory import (
     SweepDirectory,
     read_job,
 )
-from mpt_cli.sweep.overrides import combinations, key_of, read_grid
+from mpt_cli.sweep.overrides import combinations, override_key, read_grid
 from mpt_cli.sweep.paired import FEWEST_SEEDS, PairedDifference, count_seeds
 from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objective, job_name, make_plan
 from mpt_cli.telemetry.format import format_number
@@ -130,7 +130,7 @@ def _with_seeds(words: Sequence[str], seeds: int | None) -> list[str]:
     """Return the words with the same seeds for all configurations. They stand before what is compared and so vary
     slowest: each seed is a round.
     """
-    own = [word for word in words if key_of(word) == SEED]
+    own = [word for word in words if override_key(word) == SEED]
     rest = [word for word in words if word not in own]
     held = [word for word in rest if not read_grid([word]).varied]
     compared = [word for word in rest if word not in held]

@@ -66,10 +66,10 @@ def cores_each(workers: int) -> int | None:
     return cores // workers if 1 < workers <= cores else None
 
 
-def fewer_cores(count: int, taken: Sequence[frozenset[int]]) -> frozenset[int]:
+def least_used_cores(count: int, taken: Sequence[frozenset[int]]) -> frozenset[int]:
     """Return `count` cores, those that the fewest `taken` shares have; empty where there are no more than these.
 
-    >>> fewer_cores(10_000, [])
+    >>> least_used_cores(10_000, [])
     frozenset()
     """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []

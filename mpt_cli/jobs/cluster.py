@@ -27,7 +27,7 @@ SOON_SECONDS = 2.0  # until the next one, where a job was asked to end
 ENDING_SECONDS = 15.0  # for the news of an end to appear on a file system that the cluster shares
 KILL = "kill"
 _POLL_SECONDS = 0.1
-_OWN_SECONDS = 2.0  # for a SIGTERM that the command may have got too: a second one could cut its end short
+_GROUP_SIGNAL_SECONDS = 2.0  # for a SIGTERM that the command may have got too: a second one could cut its end short
 _PREEMPTION_SECONDS = 20.0  # between Slurm's SIGTERM and the signal that has submitit put the job back in the queue
 
 
@@ -131,7 +131,7 @@ class RemoteCommand:
             if self._asked_at is None and self._called_off is not None:
                 self._asked_at = time.monotonic()
             is_alone = os.environ.get("SUBMITIT_EXECUTOR") == "local"  # a cluster signals all processes, and kills them
-            if not is_told and self._has_waited(0.0 if is_alone else _OWN_SECONDS):
+            if not is_told and self._has_waited(0.0 if is_alone else _GROUP_SIGNAL_SECONDS):
                 is_told = True
                 handle.terminate()
             if (is_alone and self._has_waited(GRACE_SECONDS)) or self._called_off == KILL:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PREFIX = "launcher."
 MOST_AT_A_TIME = 16  # where nobody said how many: so many jobs of one person wait in a cluster's queue without offence
 _PROGRAMS = ("sbatch", "srun", "scancel", "squeue", "scontrol")  # of Slurm
-_OF_HERE = ("cluster", "timeout_min", "cpus_per_task")  # what submitit's processes of this machine take
+_LOCAL_SETTINGS = ("cluster", "timeout_min", "cpus_per_task")  # what submitit's processes of this machine take
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class SubmititLauncher(Launcher):
             problems = [
                 Problem(f"launcher.{key}", "is for launcher.cluster=slurm.", value)
                 for key, value in asdict(self).items()
-                if value and key not in _OF_HERE
+                if value and key not in _LOCAL_SETTINGS
             ]
             if problems:
                 raise ConfigError(problems)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 from mpt_cli.errors import TERMINATED, MptError
-from mpt_cli.jobs.capacity import GpuPool, fewer_cores
+from mpt_cli.jobs.capacity import GpuPool, least_used_cores
 from mpt_cli.jobs.executor import CannotStart, Command, Ending, Executor, Handle, LocalExecutor, Lost, Share, Subject
 from mpt_cli.signals import GRACE_SECONDS, Interruption, raise_for
 
@@ -155,7 +155,7 @@ class Queue(Generic[Subject]):
         """
         count = command.cores or self.limits.cores_each
         taken = [running.share.cores for running in self.running]
-        return frozenset() if count is None else fewer_cores(count, taken)
+        return frozenset() if count is None else least_used_cores(count, taken)
 
     def _start(self, command: Command[Subject], share: Share) -> None:
         try:
@@ -163,7 +163,7 @@ class Queue(Generic[Subject]):
         except CannotStart as error:
             self.pool.give_back(share.gpus)
             note = f"it could not be started: {error}"
-            self._tell_end(command, Ending(None, 0.0, attempt=command.attempt, note=note))
+            self._record_ending(command, Ending(None, 0.0, attempt=command.attempt, note=note))
             return
         self.running.append(running)
         for observer in self.observers:
@@ -179,9 +179,9 @@ class Queue(Generic[Subject]):
         if ending is not None:
             self.running.remove(running)
             self.pool.give_back(running.share.gpus)
-            self._tell_end(running.command, ending)
+            self._record_ending(running.command, ending)
 
-    def _tell_end(self, command: Command[Subject], ending: Ending) -> None:
+    def _record_ending(self, command: Command[Subject], ending: Ending) -> None:
         self.record(command, ending)
         for observer in self.observers:
             observer.ended(command, ending)

@@ -59,11 +59,11 @@ class SlurmCluster(Cluster):
     def _submit(self, commands: Sequence[RemoteCommand], **more: Any) -> list["submitit.Job[int]"]:
         self._folder.mkdir(parents=True, exist_ok=True)
         executor = submitit.AutoExecutor(folder=self._folder, cluster=self.kind, **self._own)
-        executor.update_parameters(**self._parameters, **more, **self._name_of(commands))
+        executor.update_parameters(**self._parameters, **more, **self._job_name(commands))
         with executor.batch():
             return [executor.submit(command) for command in commands]
 
-    def _name_of(self, commands: Sequence[RemoteCommand]) -> dict[str, str]:
+    def _job_name(self, commands: Sequence[RemoteCommand]) -> dict[str, str]:
         sweep = self._folder.parent.parent.name
         return {"name": commands[0].command.name if len(commands) == 1 else sweep}
 
@@ -71,14 +71,14 @@ class SlurmCluster(Cluster):
         """Return the states by squeue, which has each job for some minutes after its end, and of older ones by sacct,
         where there is accounting.
         """
-        found = self._asked_of(_QUEUE, job_ids)
+        found = self._ask_program(_QUEUE, job_ids)
         missing = {job_id for job_id in job_ids if job_id not in found}
         if missing:
             with suppress(NoAnswer):
-                found |= self._asked_of(_ACCOUNTS, missing)
+                found |= self._ask_program(_ACCOUNTS, missing)
         return found
 
-    def _asked_of(self, program: Sequence[str], job_ids: Collection[str]) -> dict[str, ClusterJobState]:
+    def _ask_program(self, program: Sequence[str], job_ids: Collection[str]) -> dict[str, ClusterJobState]:
         arrays = sorted({job_id.partition("_")[0] for job_id in job_ids})
         answer = call([*program, f"--jobs={','.join(arrays)}"], _ANSWER_SECONDS)
         if answer.exit_code != 0 and "Invalid job id" not in answer.stderr:
@@ -116,7 +116,7 @@ class ProcessesOfSubmitit(SlurmCluster):
         with held_back(signal.SIGINT, signal.SIGHUP):
             return super()._submit(commands)
 
-    def _name_of(self, commands: Sequence[RemoteCommand]) -> dict[str, str]:
+    def _job_name(self, commands: Sequence[RemoteCommand]) -> dict[str, str]:
         return {}
 
     def states(self, job_ids: Collection[str]) -> dict[str, ClusterJobState]:

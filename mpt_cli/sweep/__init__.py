@@ -6,5 +6,5 @@ on disk.
 
 # of a search, with what each needs besides Optuna; here, so that `mpt sweep --help` starts without the rest of the room
 SAMPLERS = {"tpe": (), "random": (), "gp": ("torch",), "cmaes": ("cmaes",)}
-ONLY_OF_A_NEW_SEARCH = "is for a new search: give --trials too, and no --resume."
+NEW_SEARCH_RULE = "is for a new search: give --trials too, and no --resume."
 PRUNERS = ("none", "median", "asha", "hyperband")

@@ -32,7 +32,7 @@ from mpt_cli.settings.recipes import Recipe, read_recipe
 from mpt_cli.settings.schema import unknown_key_problem
 from mpt_cli.settings.search_path import find_recipe, is_project_group, searching
 from mpt_cli.sweep import PRUNERS, SAMPLERS
-from mpt_cli.sweep.overrides import Axis, Grid, Point, key_of, read_dimensions, read_grid
+from mpt_cli.sweep.overrides import Axis, Grid, Point, override_key, read_dimensions, read_grid
 
 PARTS = ("grid", "points", "search", "seeds", "objective", "timeout_seconds", "jobs", "launcher", "sweep_dir")
 
@@ -58,23 +58,23 @@ class Block:
 
     def axes_with(self, grid: Grid, words: Sequence[str]) -> list[Axis]:
         """Return the axes of the command line behind those of the block, the seeds last. The command line wins."""
-        given = {*map(key_of, words)}
+        given = {*map(override_key, words)}
         own = [tuple(point.without(given) for point in axis) for axis in self.axes]
         kept = [axis for axis in own if any(point.words for point in axis)]
-        recipes = [axis for axis in grid.axes if axis and key_of(axis[0].words[0]) == "conf"]
+        recipes = [axis for axis in grid.axes if axis and override_key(axis[0].words[0]) == "conf"]
         rest = [axis for axis in grid.axes if axis not in recipes]
-        return [*recipes, *kept, *rest, *(read_grid(self._words_of_seeds(words)).axes)]
+        return [*recipes, *kept, *rest, *(read_grid(self._seed_words(words)).axes)]
 
-    def words_of_search(self, words: Sequence[str]) -> list[str]:
+    def search_words(self, words: Sequence[str]) -> list[str]:
         """Return the words of the command line behind those of the space, the seeds last."""
-        given = {*map(key_of, words)}
+        given = {*map(override_key, words)}
         recipes = [word for word in words if word.startswith("conf=")]
         space = [word for key, word in self.space.items() if key not in given]
-        return [*recipes, *space, *(word for word in words if word not in recipes), *self._words_of_seeds(words)]
+        return [*recipes, *space, *(word for word in words if word not in recipes), *self._seed_words(words)]
 
-    def _words_of_seeds(self, words: Sequence[str]) -> list[str]:
+    def _seed_words(self, words: Sequence[str]) -> list[str]:
         """Return the word for its seeds, which count from the recipe's own."""
-        if self.seeds is None or "seed" in map(key_of, words):
+        if self.seeds is None or "seed" in map(override_key, words):
             return []
         first = load_settings([word for word in words if word.startswith("conf=")]).seed or 0
         return [f"seed={','.join(map(str, range(first, first + self.seeds)))}"]
@@ -103,10 +103,10 @@ def read_block(words: Sequence[str]) -> Block:
     if len(given) > 1:
         rule = "must be one recipe where it has a sweep: block."
         raise ConfigError(Problem("conf", rule, conf, "Name it alone, or take its block out."))
-    return block_of(recipe)
+    return recipe_block(recipe)
 
 
-def block_of(recipe: Recipe) -> Block:
+def recipe_block(recipe: Recipe) -> Block:
     """Return the block of a recipe. ConfigError with all that is wrong with it."""
     content, block = recipe.sweep, Block()
     if content is None:

@@ -27,7 +27,7 @@ from mpt_cli.runs.resume import past_attempts
 from mpt_cli.settings.limits import read_file
 from mpt_cli.settings.search_path import expanded, shell_command
 from mpt_cli.signals import SIGNAL_EXIT_CODES, signal_name
-from mpt_cli.sweep.paired import Lead, read_lead
+from mpt_cli.sweep.paired import FirstPlace, judge_first_place
 from mpt_cli.sweep.plan import Job, Objective, Search, SweepPlan, choose_objective, plan_dict
 from mpt_cli.telemetry.format import format_seconds
 from mpt_cli.telemetry.records import field_problem
@@ -268,7 +268,7 @@ def last_sentence(log: Path) -> str:
     return (messages or said or [""])[-1]
 
 
-def exit_code_of(results: Iterable[JobResult]) -> int:
+def sweep_exit_code(results: Iterable[JobResult]) -> int:
     """Return what the sweep exits with; a job that was killed, timed out or was not run counts as 143."""
     bad = (result.exit_code for result in results if not result.is_good)
     return gravest_code(TERMINATED if code is None else code for code in bad)
@@ -333,11 +333,11 @@ class SweepResults(JobResults):
         return min(first.finished, key=lambda result: self.objective.sort_key(self.objective.value(result.summary)))
 
     @cached_property
-    def lead(self) -> Lead:
+    def first_place(self) -> FirstPlace:
         """Return what the seeds show of the first configuration beside each other ranked one."""
         values = [_by_seed(row, self.objective) for row in self.ranked]
         first = values[0] if values else {}
-        return read_lead(first, values[1:], lambda difference: (difference < 0) == self.objective.falls)
+        return judge_first_place(first, values[1:], lambda difference: (difference < 0) == self.objective.falls)
 
     @property
     def ranked(self) -> list[Configuration]:
@@ -361,7 +361,7 @@ class SweepResults(JobResults):
         return not self.plan.missing and all(result.status != NOT_RUN for result in self.results)
 
 
-def mean_of(results: Sequence[JobResult], objective: Objective) -> float | None:
+def mean_objective(results: Sequence[JobResult], objective: Objective) -> float | None:
     values = [objective.value(result.summary) for result in results]
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known and len(known) == len(values) else None

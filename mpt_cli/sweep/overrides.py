@@ -22,13 +22,13 @@ from mpt_cli.settings.variations import load_variations
 _POWER = re.compile(r"\d+(?:\.\d+)?\*\*-?\d+")
 _CALL = re.compile(r"\b(?:interval|range)\([^()]*\)")
 _POWERS_OF_A_CALL = re.compile(r"([+~]*[\w.]+)=(\d+(?:\.\d+)?)\*\*(.*\b(?:interval|range)\(.*)")
-_NOT_OF_A_SWEEP = {
+_REFUSED_KEYS = {
     "run_dir": "must be left out: each job gets a directory of its own inside sweep_dir.",
     "resume": "must be left out: `mpt sweep --resume SWEEP_DIR` goes on with a sweep.",
 }
 
 
-def key_of(word: str) -> str:
+def override_key(word: str) -> str:
     return word.partition("=")[0].lstrip("+~")
 
 
@@ -40,10 +40,10 @@ class Point:
 
     @property
     def values(self) -> dict[str, str]:
-        return {key_of(word): without_quotes(word.partition("=")[2]) for word in self.words}
+        return {override_key(word): without_quotes(word.partition("=")[2]) for word in self.words}
 
     def without(self, keys: Iterable[str]) -> "Point":
-        return Point(tuple(word for word in self.words if key_of(word) not in keys))
+        return Point(tuple(word for word in self.words if override_key(word) not in keys))
 
 
 Axis = tuple[Point, ...]  # one of these at a time
@@ -81,13 +81,13 @@ def read_grid(words: Iterable[str]) -> Grid:
     """
     grid, words = Grid(), [*words]
     for word in words:
-        grid.axes.append(tuple(Point((each,)) for each in _words_of(word, grid.problems)))
-    given = [key_of(word) for word in words]
+        grid.axes.append(tuple(Point((each,)) for each in _job_words(word, grid.problems)))
+    given = [override_key(word) for word in words]
     grid.problems += [Problem(key, "must be given once in a sweep.") for key in grid.varied if given.count(key) > 1]
     return grid
 
 
-def _words_of(word: str, problems: list[Problem]) -> list[str]:
+def _job_words(word: str, problems: list[Problem]) -> list[str]:
     if (problem := word_problem(word)) is not None:
         problems.append(problem)
         return []
@@ -98,8 +98,8 @@ def _words_of(word: str, problems: list[Problem]) -> list[str]:
     if rule := misplaced_values_rule(override):
         problems.append(Problem(key, rule, word.partition("=")[2]))
         return []
-    if key in _NOT_OF_A_SWEEP:
-        problems.append(Problem(key, _NOT_OF_A_SWEEP[key], word.partition("=")[2]))
+    if key in _REFUSED_KEYS:
+        problems.append(Problem(key, _REFUSED_KEYS[key], word.partition("=")[2]))
     return _swept_words(override, base, problems) if override.is_sweep_override() else [word]
 
 
@@ -177,7 +177,7 @@ Value = float | int | str
 
 
 @dataclass(frozen=True)
-class Span:
+class Interval:
     """Numbers from `low` to `high`, both included. `base` is `2**` where they are exponents: 2**8, 2**9 …"""
 
     key: str
@@ -225,7 +225,7 @@ class Space:
     where there are several.
     """
 
-    dimensions: list[Span | Choices]
+    dimensions: list[Interval | Choices]
     fixed: list[str] = field(default_factory=list)
     seeds: list[str] = field(default_factory=list)
 
@@ -276,10 +276,10 @@ def read_dimensions(words: Sequence[str]) -> tuple[Space, list[Problem]]:
     space, problems = Space([]), list[Problem]()
     for word in words:
         is_seed = word.startswith("seed=") and "interval(" not in word  # of which a list is no dimension
-        span = None if is_seed else _span_of(word)
-        if span is not None:
-            space.dimensions.append(span)
-            problems += _problems_of_span(span, word.partition("=")[2])
+        interval = None if is_seed else _read_interval(word)
+        if interval is not None:
+            space.dimensions.append(interval)
+            problems += _interval_problems(interval, word.partition("=")[2])
             continue
         grid = read_grid([word])
         problems += grid.problems
@@ -306,20 +306,20 @@ def each_once(problems: Iterable[Problem]) -> list[Problem]:
     return [*{str(problem): problem for problem in problems}.values()]
 
 
-def _span_of(word: str) -> Span | None:
+def _read_interval(word: str) -> Interval | None:
     override, base = _parse(word)
     if override is None:
         return None
     found = override.value()
     if not isinstance(found, IntervalSweep) or found.start is None or found.end is None:
         return None
-    return Span(override.key_or_group, found.start, found.end, "log" in found.tags, base)
+    return Interval(override.key_or_group, found.start, found.end, "log" in found.tags, base)
 
 
-def _problems_of_span(span: Span, received: str) -> Iterator[Problem]:
-    if span.base and not span.is_whole:
+def _interval_problems(interval: Interval, received: str) -> Iterator[Problem]:
+    if interval.base and not interval.is_whole:
         rule = "must be a power with a whole exponent."
-        yield Problem(span.key, rule, received, f"Write {span.base}int(interval(8,24)).")
-    if not span.low < span.high or (span.is_log and not span.low > 0):
-        rule = f"must go from a smaller to a larger number{', both > 0' if span.is_log else ''}."
-        yield Problem(span.key, rule, received)
+        yield Problem(interval.key, rule, received, f"Write {interval.base}int(interval(8,24)).")
+    if not interval.low < interval.high or (interval.is_log and not interval.low > 0):
+        rule = f"must go from a smaller to a larger number{', both > 0' if interval.is_log else ''}."
+        yield Problem(interval.key, rule, received)

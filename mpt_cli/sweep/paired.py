@@ -143,43 +143,43 @@ class PairedDifference:
 
 
 @dataclass(frozen=True)
-class Lead:
+class FirstPlace:
     """What is shown of the first of several configurations.
 
     `behind` has for each of the others, in the order given, its difference to the first where at least one seed is
-    shared; `together` which of them are not told apart from the first; `seeds` how many would tell all of those,
+    shared; `not_told_apart` which of them are not told apart from the first; `seeds` how many would tell all of those,
     None where it can't be said.
     """
 
     behind: tuple[PairedDifference | None, ...]
-    together: tuple[int, ...]
+    not_told_apart: tuple[int, ...]
     seeds: int | None
 
     @property
     def is_shown(self) -> bool:
         """Return whether the first is the best, shown at the level; never where it was compared with none."""
-        return bool(self.behind) and not self.together
+        return bool(self.behind) and not self.not_told_apart
 
 
 Values = Mapping[str, float]  # of an objective, by seed
 
 
-def read_lead(first: Values, others: Sequence[Values], is_ahead: Callable[[float], bool]) -> Lead:
+def judge_first_place(first: Values, others: Sequence[Values], is_ahead: Callable[[float], bool]) -> FirstPlace:
     """Compare the first with each of the others; `is_ahead` says of a difference, other less first, that the other is
     the better one. A value that is not finite is behind any that is.
 
     >>> steady, close = {"0": 0.95, "1": 0.96, "2": 0.94}, {"0": 0.94, "1": 0.97, "2": 0.93}
     >>> far = {"0": 0.70, "1": 0.71, "2": 0.695}
-    >>> read_lead(steady, [close, far], lambda difference: difference > 0).together
+    >>> judge_first_place(steady, [close, far], lambda difference: difference > 0).not_told_apart
     (0,)
     """
     behind = tuple(_differences(first, other, len(others)) for other in others)
-    together = tuple(
+    not_told_apart = tuple(
         place for place, found in enumerate(behind) if not _is_lost(others[place]) and not _is_behind(found, is_ahead)
     )
-    wanted = [found.seeds_to_decide() if found else None for found in (behind[place] for place in together)]
+    wanted = [found.seeds_to_decide() if found else None for found in (behind[place] for place in not_told_apart)]
     known = [count for count in wanted if count is not None]
-    return Lead(behind, together, max(known) if known and len(known) == len(wanted) else None)
+    return FirstPlace(behind, not_told_apart, max(known) if known and len(known) == len(wanted) else None)
 
 
 def _differences(first: Values, other: Values, comparisons: int) -> PairedDifference | None:

@@ -18,14 +18,14 @@ from mpt_cli.settings.limits import MOST_JOBS
 from mpt_cli.settings.load import missing_backend
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
-from mpt_cli.sweep import ONLY_OF_A_NEW_SEARCH, SAMPLERS
+from mpt_cli.sweep import NEW_SEARCH_RULE, SAMPLERS
 from mpt_cli.sweep.block import Block
 from mpt_cli.sweep.overrides import (
     Point,
     combinations,
     each_once,
-    key_of,
     load_each,
+    override_key,
     read_grid,
     read_space,
     varied_keys,
@@ -105,7 +105,7 @@ def check_objective_of_block(block: Block, settings: Settings) -> None:
 
 # One thread adds up in another order than several, and val_loss differed in the fourth digit; of the other variables
 # none changed a bit.
-_OF_THE_RESULT = "TF_NUM_INTRAOP_THREADS"
+_RESULT_VARIABLE = "TF_NUM_INTRAOP_THREADS"
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Job:
     @property
     def command(self) -> str:
         """Return the command that runs it outside the sweep, to the same bits where the job was deterministic."""
-        return self.with_variables(shell_command(self.verb, *self.words), _OF_THE_RESULT, CONFIG_DIR)
+        return self.with_variables(shell_command(self.verb, *self.words), _RESULT_VARIABLE, CONFIG_DIR)
 
     def with_variables(self, command: str, *names: str) -> str:
         """Return the command behind these variables of the job, as a shell takes them."""
@@ -200,7 +200,7 @@ def choose_search(block: Block, said: Mapping[str, Any]) -> Search | None:
     elif block.search is not None and "trials" not in settings:
         problems = [Problem("sweep.search.trials", "must be given, or --trials N.")]
     elif "trials" not in settings:
-        problems = [Problem(f"--{name.replace('_', '-')}", ONLY_OF_A_NEW_SEARCH, value) for name, value in own.items()]
+        problems = [Problem(f"--{name.replace('_', '-')}", NEW_SEARCH_RULE, value) for name, value in own.items()]
     if problems:
         raise ConfigError(problems)
     if settings.get("pruner") == "none":
@@ -231,28 +231,28 @@ def make_plan(
         say(f"checking {count:,} configurations")
     points = [*combinations(axes)]
     settings = load_each(point.words for point in points)
-    check_objective(objective, settings, _place_of(objective, block))
+    check_objective(objective, settings, _objective_key(objective, block))
     if is_here:
         check_files(settings)
-    return _distinct(varied_keys(axes), [_with_seed(*each) for each in zip(points, settings, strict=True)])
+    return _without_duplicates(varied_keys(axes), [_with_seed(*each) for each in zip(points, settings, strict=True)])
 
 
 def plan_search(words: Sequence[str], search: Search, block: Block, objective: str | None, is_here: bool) -> SweepPlan:
     """Return the plan of a search, without jobs. Check the edges of the space; jobs check what is inside."""
-    search = replace(search, words=block.words_of_search(words))
+    search = replace(search, words=block.search_words(words))
     space = read_space(search.words)
     settings = load_each(space.edges)
     if space.seeds and search.pruner:
         rule = "must be left out with several seeds: what a trial came to is known when all of them have run."
         raise ConfigError(Problem("--pruner", rule, search.pruner))
-    check_objective(objective, settings, _place_of(objective, block))
+    check_objective(objective, settings, _objective_key(objective, block))
     if is_here:
         check_files(settings[:1])
     keys = [*space.keys, *(["seed"] if space.seeds else [])]
     return SweepPlan(keys, [], settings[0].recipe, search=replace(search, seeds=len(space.seeds) or 1))
 
 
-def _place_of(objective: str | None, block: Block) -> str:
+def _objective_key(objective: str | None, block: Block) -> str:
     """Return where it was given."""
     return "sweep.objective" if objective is not None and objective == block.objective else "--objective"
 
@@ -311,7 +311,7 @@ def _with_seed(point: Point, settings: Settings) -> tuple[Point, Settings]:
     return Point((*point.words, f"seed={seed}")), replace(settings, seed=seed)
 
 
-def _distinct(varied: list[str], loaded: Sequence[tuple[Point, Settings]]) -> SweepPlan:
+def _without_duplicates(varied: list[str], loaded: Sequence[tuple[Point, Settings]]) -> SweepPlan:
     jobs: list[Job] = []
     duplicates: list[tuple[dict[str, str], int]] = []
     first: dict[str, int] = {}
@@ -361,7 +361,8 @@ def missing_backends(plan: SweepPlan) -> list[str]:
     if plan.search is not None and not every:
         every = [next(read_space(plan.search.words).edges)]
     distinct = {
-        tuple(word for word in words if key_of(word).split(".")[0] in ("conf", "backend")): words for words in every
+        tuple(word for word in words if override_key(word).split(".")[0] in ("conf", "backend")): words
+        for words in every
     }
     return sorted({missing_backend(each) for each in load_each(distinct.values())} - {""})
 

@@ -202,7 +202,7 @@ class JobState:
         return {"job": self.job.name, "overrides": self.job.overrides, "status": self.status, **waits, **known, **ended}
 
 
-def cluster_of(sweep: SweepDirectory) -> Cluster | None:
+def find_cluster(sweep: SweepDirectory) -> Cluster | None:
     """Return the cluster that has the jobs of the sweep, where it can be asked from here."""
     launcher = recorded_launcher(sweep.read_plan().facts)
     if not launcher.can_detach:

@@ -99,10 +99,10 @@ def _format_behind(found: SweepResults, row: Configuration) -> str:
     apart.
     """
     place = next((place for place, other in enumerate(found.ranked[1:]) if other is row), None)
-    behind = None if place is None else found.lead.behind[place]
+    behind = None if place is None else found.first_place.behind[place]
     if behind is None:
         return "-"
-    mark = "≈ " if place in found.lead.together else ""
+    mark = "≈ " if place in found.first_place.not_told_apart else ""
     return mark + format_difference(behind.mean, behind.interval(1 - LEVEL / behind.comparisons))
 
 
@@ -188,7 +188,7 @@ def best_lines(found: SweepResults) -> list[str]:
     best = found.best
     if best is None:
         return [_line("best", "none: no job finished")]
-    title = "best" if found.lead.is_shown else "first"
+    title = "best" if found.first_place.is_shown else "first"
     return [
         _line(title, f"{best.job.name}, {_reached(found, best)}"),
         _line("", best.job.command),
@@ -207,13 +207,13 @@ def _reached(found: SweepResults, best: JobResult) -> str:
 
 def lead_sentence(found: SweepResults) -> str:
     """Return whether the first is the best, or from which others it is not told apart and what would tell."""
-    lead, rows = found.lead, found.ranked
+    lead, rows = found.first_place, found.ranked
     count, others = len(rows[0].finished), len(lead.behind)
     if not others:
         return "The only configuration: what sets its seeds apart is chance."
     if lead.is_shown:
         return f"The best of {others + 1} configurations, shown over {count} seeds at 5%."
-    apart = f"{_tie(found)}Not told apart from {_names([rows[place + 1] for place in lead.together])}"
+    apart = f"{_tie(found)}Not told apart from {_names([rows[place + 1] for place in lead.not_told_apart])}"
     if count < FEWEST_SEEDS:
         return f"{apart}: {count_seeds(count)} can't tell, {FEWEST_SEEDS} can."
     if lead.seeds is None:
@@ -238,8 +238,8 @@ def seeds_command(found: SweepResults) -> str:
     """Return the command for as many seeds as may tell the first from the others; empty where that is told, or nothing
     would, and after a search, which takes no further seeds.
     """
-    wanted = found.lead.seeds if len(found.ranked[0].finished) >= FEWEST_SEEDS else FEWEST_SEEDS
-    if not found.lead.together or wanted is None or found.plan.search is not None:
+    wanted = found.first_place.seeds if len(found.ranked[0].finished) >= FEWEST_SEEDS else FEWEST_SEEDS
+    if not found.first_place.not_told_apart or wanted is None or found.plan.search is not None:
         return ""
     command = shell_command("sweep", "--resume", found.directory.path, f"{SEED}=range({wanted})")
     return found.plan.jobs[0].with_variables(command, CONFIG_DIR)
@@ -304,7 +304,7 @@ def pictures(found: SweepResults) -> list[Picture]:
 def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> str:
     """Return the whole page as text; `page` is where it will lie."""
     best, count = found.best, len(found.results)
-    title = "Best" if found.lead.is_shown else "First"
+    title = "Best" if found.first_place.is_shown else "First"
     chart = parallel_chart(found)
     return render_page(
         "sweep.html",
@@ -312,7 +312,7 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
         pictures,
         other_charts=[chart],
         headline="No job finished." if best is None else f"{title}: {best.job.name}, {_reached(found, best)}",
-        kind="bad" if best is None else "good" if found.lead.is_shown else "",
+        kind="bad" if best is None else "good" if found.first_place.is_shown else "",
         counts=f"{'' if best is None else lead_sentence(found) + ' '}{counts_sentence(found)}",
         best_command=[] if best is None else [best.job.command],
         seeds_command="" if best is None else seeds_command(found),
@@ -403,10 +403,10 @@ def results_dict(found: SweepResults) -> dict[str, Any]:
         # the best job of the first configuration, null where none finished
         "best": None if best is None else {**job_dict(found, best), "overrides": best.job.overrides},
         # whether the seeds show the first to be the best of all
-        "best_is_shown": best is not None and found.lead.is_shown,
+        "best_is_shown": best is not None and found.first_place.is_shown,
         # the `overrides` of those that are not shown to be behind the first
-        "not_told_apart": [found.ranked[place + 1].overrides for place in found.lead.together],
-        "seeds_to_decide": found.lead.seeds,  # about how many would tell these; null where that is not known
+        "not_told_apart": [found.ranked[place + 1].overrides for place in found.first_place.not_told_apart],
+        "seeds_to_decide": found.first_place.seeds,  # about how many would tell these; null where that is not known
         "configurations": [configuration_dict(row) for row in found.configurations],  # by rank
         # by number, each with its `overrides`
         "jobs": [{**job_dict(found, result), "overrides": result.job.overrides} for result in found.results],

@@ -25,11 +25,11 @@ from mpt_cli.sweep.directory import (
     JobResult,
     SweepDirectory,
     SweepResults,
-    exit_code_of,
     read_job,
     read_results,
+    sweep_exit_code,
 )
-from mpt_cli.sweep.overrides import key_of
+from mpt_cli.sweep.overrides import override_key
 from mpt_cli.sweep.plan import (
     Job,
     SweepPlan,
@@ -94,7 +94,7 @@ class Options:
         cores = self.launcher.cores_each(workers)
         return Limits(workers, gpus, cores, self.timeout_seconds, self.grace_seconds)
 
-    def environment_of_jobs(self, workers: int) -> dict[str, str]:
+    def job_environment(self, workers: int) -> dict[str, str]:
         """Return the variables that give each of several jobs at a time its share, and the folders it finds its files
         in.
         """
@@ -110,7 +110,7 @@ def split_overrides(overrides: Sequence[str], key: str = "sweep_dir") -> tuple[l
     return [override for override in overrides if not override.startswith(f"{key}=")], paths[0] if paths else None
 
 
-def place_of(words: Sequence[str], name: str | None, settings: Sequence[str]) -> Launcher:
+def find_launcher(words: Sequence[str], name: str | None, settings: Sequence[str]) -> Launcher:
     """Return the launcher that the command line names, else that of the recipe's block, with the settings of both where
     they name the same.
     """
@@ -126,7 +126,7 @@ def start_sweep(
     """
     own, path = split_overrides(overrides)
     block = read_block(own)
-    plan, options = _planned(own, block, options, search or {}, screen.say)
+    plan, options = _plan_and_options(own, block, options, search or {}, screen.say)
     sweep = SweepDirectory.create(path or block.sweep_dir, plan.recipe)
     with sweep.lock():
         plan = replace(plan, facts=plan_facts(["mpt", "sweep", *overrides], options, block.limits))
@@ -137,13 +137,13 @@ def dry_run(overrides: Sequence[str], options: Options, search: Mapping[str, Any
     """Return what `start_sweep` would run; DataError where its directory is taken."""
     own, path = split_overrides(overrides)
     block = read_block(own)
-    plan, _ = _planned(own, block, options, search)
+    plan, _ = _plan_and_options(own, block, options, search)
     if path or block.sweep_dir:
         SweepDirectory(expanded(path or str(block.sweep_dir))).check_free()
     return plan
 
 
-def _planned(
+def _plan_and_options(
     words: Sequence[str],
     block: Block,
     options: Options,
@@ -172,13 +172,13 @@ def resume_sweep(
     sweep = SweepDirectory.open(path)
     with sweep.lock():
         before = sweep.read_plan()
-        plan = _continued(sweep, before, options, trials, words, screen.say)
+        plan = _changed_plan(sweep, before, options, trials, words, screen.say)
         if plan.search is not None:
             plan.search.check()
         options = options.filled(plan.facts["limits"])
         options.check_detach(plan)
         new = plan.jobs[len(before.jobs) :]
-        shared = options.environment_of_jobs(options.limits(plan.jobs, len(new)).workers) if new else {}
+        shared = options.job_environment(options.limits(plan.jobs, len(new)).workers) if new else {}
         jobs = [*plan.jobs[: len(before.jobs)], *(replace(job, environment=shared) for job in new)]
         plan = replace(plan, jobs=jobs)
         sweep.write_plan(plan)
@@ -190,13 +190,13 @@ def dry_run_of_resume(
 ) -> tuple[SweepPlan, list[str]]:
     """Return the jobs that `resume_sweep` would run, and how many trials it would make. Write nothing."""
     sweep = SweepDirectory.open(path)
-    plan = _continued(sweep, sweep.read_plan(), options, trials, words)
+    plan = _changed_plan(sweep, sweep.read_plan(), options, trials, words)
     results = [result for result in (read_job(sweep, job) for job in plan.jobs) if result.status not in GOOD]
     more = [f"and {plan.missing // plan.search.seeds} more trials"] if plan.search and plan.missing else []
     return replace(plan, jobs=[result.job for result in results], duplicates=[], search=None), more
 
 
-def _continued(
+def _changed_plan(
     sweep: SweepDirectory,
     plan: SweepPlan,
     options: Options,
@@ -216,9 +216,9 @@ def _continued(
         plan = replace(plan, search=replace(plan.search, trials=trials))
     if not words:
         return plan
-    given = {*map(key_of, words)}
+    given = {*map(override_key, words)}
     own = split_overrides(plan.facts["command_line"][2:])[0]
-    asked = [*(word for word in own if key_of(word) not in given), *words]
+    asked = [*(word for word in own if override_key(word) not in given), *words]
     more = make_plan(asked, read_block(asked), is_here=options.launcher.is_here, say=say)
     grown = grow_plan(plan, more)
     count = len(grown.jobs) - len(plan.jobs)
@@ -238,7 +238,7 @@ def _with_objective(sweep: SweepDirectory, plan: SweepPlan, objective: str) -> S
 
 def begin(sweep: SweepDirectory, plan: SweepPlan, options: Options) -> SweepPlan:
     """Write the plan, with each job's share of the cores in it; returns it so."""
-    shared = options.environment_of_jobs(options.limits(plan.jobs, plan.wanted).workers)
+    shared = options.job_environment(options.limits(plan.jobs, plan.wanted).workers)
     plan = replace(plan, jobs=[replace(job, environment=shared) for job in plan.jobs])
     sweep.write_plan(plan)
     return plan
@@ -265,14 +265,14 @@ def run_jobs(sweep: SweepDirectory, plan: SweepPlan, options: Options, screen: S
     left = [job for job in plan.jobs if not read_job(sweep, job).is_good]
     count = len(left) + plan.missing
     limits = options.limits(left, max(count, 1))
-    shared = left[0].environment if left else options.environment_of_jobs(limits.workers)
+    shared = left[0].environment if left else options.job_environment(limits.workers)
     observers: list[Observer[Job]] = []
     search = None
     if plan.search is not None:
         from mpt_cli.sweep.search import SearchJobs
 
         search = SearchJobs(sweep, plan, plan.search, shared)
-        search.catch_up()
+        search.tell_ended_jobs()
         observers.append(search)
     if not count:
         screen.say(f"{sweep.path}: nothing is left to run")
@@ -280,7 +280,7 @@ def run_jobs(sweep: SweepDirectory, plan: SweepPlan, options: Options, screen: S
     share = format_machine_share(shared, limits, options)
     screen.say(f"{job_count(count)}, {share}, in {sweep.path}")
     with options.launcher.executor(limits.workers, sweep.path / "logs") as executor:
-        known = commands_left(sweep, left, options, Path(plan.facts["working_directory"]), executor)
+        known = remaining_commands(sweep, left, options, Path(plan.facts["working_directory"]), executor)
         going_on = sum(command.is_submitted for command in known)
         if going_on:
             screen.say(f"{job_count(going_on)} of them were submitted before and are waited for")
@@ -302,12 +302,12 @@ def run_jobs(sweep: SweepDirectory, plan: SweepPlan, options: Options, screen: S
                 [progress, *observers],
             )
             stopped_by = queue.run(commands())
-    if stopped_by is None and search is not None and (why := search.why_fewer()):
+    if stopped_by is None and search is not None and (why := search.missing_trials_sentence()):
         screen.say(why)
     return stopped_by
 
 
-def commands_left(
+def remaining_commands(
     sweep: SweepDirectory, left: Sequence[Job], options: Options, cwd: Path, executor: Executor
 ) -> list[Command[Job]]:
     """Return the commands of these jobs. Those that a cluster still has are only waited for; the runs of failed ones
@@ -342,7 +342,7 @@ def detach(sweep: SweepDirectory, commands: Sequence[Command[Job]], limits: Limi
 
 def exit_code(stopped_by: signal.Signals | None, results: Sequence[JobResult]) -> int:
     """Return 130 or 143 where a signal ended it, else what its jobs came to."""
-    return SIGNAL_EXIT_CODES[stopped_by] if stopped_by is not None else exit_code_of(results)
+    return SIGNAL_EXIT_CODES[stopped_by] if stopped_by is not None else sweep_exit_code(results)
 
 
 def format_machine_share(environment: Mapping[str, str], limits: Limits, options: Options) -> str:

@@ -23,8 +23,8 @@ from mpt_cli.jobs.executor import Command, Ending
 from mpt_cli.jobs.queue import Observer, Running
 from mpt_cli.report.history import metric_by_epoch
 from mpt_cli.settings.load import load_settings
-from mpt_cli.sweep.directory import FINISHED, GOOD, INTERRUPTED, NOT_RUN, SweepDirectory, mean_of, read_job
-from mpt_cli.sweep.overrides import Choices, Space, Span, Value, read_space
+from mpt_cli.sweep.directory import FINISHED, GOOD, INTERRUPTED, NOT_RUN, SweepDirectory, mean_objective, read_job
+from mpt_cli.sweep.overrides import Choices, Interval, Space, Value, read_space
 from mpt_cli.sweep.plan import Job, Objective, Search, SweepPlan, choose_objective, job_name, make_job
 from mpt_cli.training.progress import MONITORED
 
@@ -105,7 +105,7 @@ class OptunaStudy:
         return tuple(self._space.overrides(values).values())
 
 
-def _distribution(dimension: Span | Choices) -> BaseDistribution:
+def _distribution(dimension: Interval | Choices) -> BaseDistribution:
     if isinstance(dimension, Choices):
         return CategoricalDistribution(dimension.edges)
     if dimension.is_whole:
@@ -149,7 +149,7 @@ class SearchJobs(Observer[Job]):
         self.study = OptunaStudy(sweep.study, self._space, search)
         self._looked_at = -math.inf
 
-    def why_fewer(self) -> str:
+    def missing_trials_sentence(self) -> str:
         """Return why fewer jobs than wanted were made; empty where they were all made."""
         if not self.plan.missing:
             return ""
@@ -181,7 +181,7 @@ class SearchJobs(Observer[Job]):
             job = Job(number, job_name(number, overrides), overrides, words)
         return replace(job, environment=self._shared)
 
-    def catch_up(self) -> None:
+    def tell_ended_jobs(self) -> None:
         """Tell what became of jobs that ended without anyone to tell it; a proposal that became no job is void."""
         for trial in self.study.trials:
             number = trial.user_attrs.get(JOB, math.inf)
@@ -219,6 +219,6 @@ class SearchJobs(Observer[Job]):
             return
         if statuses == {FINISHED}:
             objective = choose_objective(self.plan.facts["objective"], [each.summary for each in results])
-            self.study.tell(first, objective.sort_key(mean_of(results, objective)))
+            self.study.tell(first, objective.sort_key(mean_objective(results, objective)))
         else:  # the mean of the other seeds would be of easier ones
             self.study.end(self.study.trial_of(first), TrialState.PRUNED if statuses <= {*GOOD} else TrialState.FAIL)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpt_cli.errors import OK, ConfigError, Problem
 from mpt_cli.jobs.launchers import Launcher, recorded_launcher, split_launcher_overrides
-from mpt_cli.sweep import ONLY_OF_A_NEW_SEARCH
+from mpt_cli.sweep import NEW_SEARCH_RULE
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.plan import missing_backends, plan_dict, plan_lines
 from mpt_cli.sweep.progress import Screen
@@ -17,7 +17,7 @@ from mpt_cli.sweep.run import (
     Options,
     dry_run,
     dry_run_of_resume,
-    place_of,
+    find_launcher,
     resume_sweep,
     split_overrides,
     start_sweep,
@@ -62,7 +62,7 @@ def _launcher(arguments: argparse.Namespace, words: list[str], settings: list[st
         launcher = recorded_launcher(SweepDirectory.open(arguments.resume).read_plan().facts)
         launcher.check()
         return launcher
-    return place_of(split_overrides(words)[0], arguments.launcher, settings)
+    return find_launcher(split_overrides(words)[0], arguments.launcher, settings)
 
 
 def _dry_run(arguments: argparse.Namespace, words: list[str], options: Options, search: dict[str, Any]) -> int:
@@ -94,7 +94,7 @@ def _check_sweep(arguments: argparse.Namespace) -> None:
     problems = [*_problems_of_jobs(arguments), *minimum_problems(1, trials=arguments.trials)]
     of_search = {"--sampler": arguments.sampler, "--sampler-seed": arguments.sampler_seed, "--pruner": arguments.pruner}
     problems += [
-        Problem(name, ONLY_OF_A_NEW_SEARCH, value)
+        Problem(name, NEW_SEARCH_RULE, value)
         for name, value in of_search.items()
         if value is not None and arguments.resume is not None
     ]

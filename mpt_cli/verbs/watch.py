@@ -233,8 +233,8 @@ def _print_record(record: str, content: dict[str, Any]) -> None:
 
 
 def _watch_sweep(path: Path, as_json: bool) -> int:
-    from mpt_cli.sweep.directory import exit_code_of
-    from mpt_cli.sweep.progress import RUNNING, RunningLines, Screen, cluster_of, format_job, job_states
+    from mpt_cli.sweep.directory import sweep_exit_code
+    from mpt_cli.sweep.progress import RUNNING, RunningLines, Screen, find_cluster, format_job, job_states
     from mpt_cli.verbs.report import result_kind
 
     kind = result_kind(path)
@@ -244,7 +244,7 @@ def _watch_sweep(path: Path, as_json: bool) -> int:
     sweep = kind.directory(path)
     screen = Screen(None if as_json else sys.stdout)
     told: dict[str, Any] = {}
-    cluster = cluster_of(sweep)
+    cluster = find_cluster(sweep)
     with RunningLines(screen) as below:
         for abandoned in watch_directory(path, SWEEP_LOOK_SECONDS):
             jobs = job_states(sweep, cluster)
@@ -268,7 +268,7 @@ def _watch_sweep(path: Path, as_json: bool) -> int:
                         f"{len(results)} of {len(jobs)} jobs done, {len(running)} running",
                     ]
                 )
-    code = exit_code_of(results) if len(results) == len(jobs) else TERMINATED
+    code = sweep_exit_code(results) if len(results) == len(jobs) else TERMINATED
     if as_json:
         _print_record("end", {"exit_code": code, "jobs": len(jobs), "ended": len(results)})
         return code

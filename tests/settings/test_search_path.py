@@ -54,7 +54,7 @@ def test_jobs_of_a_sweep_know_the_folder_wherever_they_run(folder, monkeypatch, 
     from mpt_cli.sweep.plan import Job
     from mpt_cli.sweep.run import Options
 
-    environment = Options().environment_of_jobs(1)
+    environment = Options().job_environment(1)
     assert environment[CONFIG_DIR] == "far"
     job = Job(1, "one", {}, ["conf=first", "loss_scale=mine"], environment={CONFIG_DIR: "/my far"})
     assert job.command == f"{CONFIG_DIR}='/my far' mpt train conf=first loss_scale=mine"

@@ -14,7 +14,7 @@ from mpt_cli.settings.load import load_settings
 from mpt_cli.sweep.block import PARTS, read_block
 from mpt_cli.sweep.directory import read_results
 from mpt_cli.sweep.plan import SweepPlan, make_plan
-from mpt_cli.sweep.run import Options, place_of
+from mpt_cli.sweep.run import Options, find_launcher
 from mpt_cli.telemetry.records import Summary
 
 BASE = "defaults: [{model: mlp}, {data: digits}]\ntrainer: {epochs: 1}\n"
@@ -184,7 +184,7 @@ def test_a_search_stands_in_the_file_and_words_and_options_win_over_it(capsys) -
         "optimizer.learning_rate  0.1, 0.2",
         "5 trials, random, each with seeds 7, 8",
     ]
-    assert read_block(["conf=./mine.yaml"]).words_of_search(["conf=./mine.yaml", "trainer.batch_size=8"]) == [
+    assert read_block(["conf=./mine.yaml"]).search_words(["conf=./mine.yaml", "trainer.batch_size=8"]) == [
         "conf=./mine.yaml",
         "optimizer.learning_rate=tag(log,interval(1e-4,1e-1))",
         "trainer.epochs=2",
@@ -207,9 +207,11 @@ def test_a_block_says_when_jobs_end_and_where_they_run_unless_the_command_line_d
     assert (filled.workers, filled.timeout_seconds) == (3, 60)
     said = Options(1, 5.0, "val_loss")
     assert said.filled({**block.limits, "objective": block.objective}) == said
-    assert place_of(words, None, []) == SubmititLauncher(cluster="local", cpus_per_task=2)
-    assert place_of(words, None, ["launcher.cpus_per_task=1"]) == SubmititLauncher(cluster="local", cpus_per_task=1)
-    assert place_of(words, "local", []).name == "local"
+    assert find_launcher(words, None, []) == SubmititLauncher(cluster="local", cpus_per_task=2)
+    assert find_launcher(words, None, ["launcher.cpus_per_task=1"]) == SubmititLauncher(
+        cluster="local", cpus_per_task=1
+    )
+    assert find_launcher(words, "local", []).name == "local"
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import os
 
 from mpt_cli import machine
 from mpt_cli.jobs import capacity
-from mpt_cli.jobs.capacity import GpuPool, cores_each, fewer_cores, fitting_workers, thread_environment
+from mpt_cli.jobs.capacity import GpuPool, cores_each, fitting_workers, least_used_cores, thread_environment
 from mpt_cli.machine import visible_gpus
 
 
@@ -33,9 +33,9 @@ def test_all_cores_are_shared_out_unless_jobs_outnumber_them_and_a_command_for_f
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3, 4, 7, 9})
     assert [cores_each(workers) for workers in (1, 2, 3, 7, 8)] == [None, 3, 2, 1, None]
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
-    assert fewer_cores(1, [frozenset({0}), frozenset({1}), frozenset()]) == {2}
-    assert fewer_cores(2, [frozenset({0}), frozenset({0, 1})]) == {2, 1}
-    assert fewer_cores(3, []) == frozenset()  # all there are
+    assert least_used_cores(1, [frozenset({0}), frozenset({1}), frozenset()]) == {2}
+    assert least_used_cores(2, [frozenset({0}), frozenset({0, 1})]) == {2, 1}
+    assert least_used_cores(3, []) == frozenset()  # all there are
 
 
 def test_gpus_are_those_that_the_user_shows(monkeypatch):

@@ -17,7 +17,7 @@ from mpt_cli.errors import ConfigError
 from mpt_cli.jobs.cluster import read_note
 from mpt_cli.jobs.launchers import choose_launcher
 from mpt_cli.sweep.directory import SweepDirectory
-from mpt_cli.sweep.progress import cluster_of, job_states
+from mpt_cli.sweep.progress import find_cluster, job_states
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif("CLUSTER" not in os.environ, reason="make test-cluster")]
 TINY = ["conf=digits_mlp", "model.hidden_units=[16]", "backend=jax", "distribute=data_parallel"]
@@ -85,7 +85,7 @@ def test_a_detached_sweep_is_one_array_that_can_be_watched_and_collected(stubs, 
     assert f"5 jobs submitted as {array}, 2 at a time" in stubs.said
     assert ask("squeue", "-h", "-o", "%i").split() == [f"{array}_[0-4%2]"]
     sweep = SweepDirectory.open("s")
-    states = job_states(sweep, cluster_of(sweep))
+    states = job_states(sweep, find_cluster(sweep))
     assert [state.waits_for for state in states][:1] == [f"Slurm job {array}_0: PENDING (JobHeldUser)"]
     ask("scontrol", "release", array)
     found, code = stubs.resume(Path("s"), launcher=choose_launcher("submitit", []))

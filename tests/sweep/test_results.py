@@ -20,7 +20,7 @@ from mpt_cli.report.tables import plain_lines
 from mpt_cli.sweep import report
 from mpt_cli.sweep.directory import last_sentence, read_results
 from mpt_cli.sweep.hyperparameters import importances
-from mpt_cli.sweep.paired import read_lead
+from mpt_cli.sweep.paired import judge_first_place
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import best_lines, columns, pictures, write_results
 
@@ -134,7 +134,7 @@ def test_with_one_seed_none_is_called_best(stubs):
 def test_what_diverged_is_behind_without_any_spread_and_seeds_of_one_configuration_have_no_best(stubs):
     stubs.values = {1: 0.5, 2: math.inf, 3: 0.6, 4: math.inf, 5: 0.7, 6: math.inf}
     found, _ = stubs.start(["conf=digits_mlp", "seed=0,1,2", "trainer.epochs=1,2"], objective="val_accuracy:min")
-    assert found.lead.is_shown and found.lead.behind == (None,)
+    assert found.first_place.is_shown and found.first_place.behind == (None,)
     found, _ = stubs.start(["conf=digits_mlp", "seed=0,1"])
     assert best_lines(found)[2].strip() == "The only configuration: what sets its seeds apart is chance."
 
@@ -144,7 +144,7 @@ def test_one_of_equals_is_called_best_no_more_often_than_is_said():
     for values in np.random.default_rng(5).normal(0.9, 0.02, (100, 5, 3)):
         order = np.argsort(-values.mean(axis=1))
         first, *others = [dict(zip("012", row.tolist(), strict=True)) for row in values[order]]
-        wrong += read_lead(first, others, lambda difference: difference > 0).is_shown
+        wrong += judge_first_place(first, others, lambda difference: difference > 0).is_shown
     assert wrong / 100 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 100)
 
 
