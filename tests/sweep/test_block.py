@@ -243,14 +243,6 @@ def test_a_sweep_grows_with_a_larger_file(stubs, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_made_of_a_seed_is_checked_with_the_seed_of_each_job() -> None:
-    plan = make_plan(["conf=digits_mlp", "trainer.epochs=${seed}", "seed=1,2"])
-    assert [load_settings(job.words).trainer.epochs for job in plan.jobs] == [1, 2]
-    with pytest.raises(ConfigError, match=r"trainer.epochs: must be >= 1. Received: 0."):
-        make_plan(["conf=digits_mlp", "trainer.epochs=${seed}", "seed=1,2,0"])
-
-
-@pytest.mark.slow
 def test_a_finished_sweep_grows_and_runs_nothing_twice(stubs, tmp_path, capsys) -> None:
     stubs.start(["conf=digits_mlp", "seed=1,2", f"sweep_dir={tmp_path}/s"])
     found, code = stubs.resume(tmp_path / "s", ["seed=2,3"])

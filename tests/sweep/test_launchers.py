@@ -1,9 +1,6 @@
 """Jobs that run through submitit and Ray: the same sweeps, and nothing left running when they end."""
 
 import importlib.util
-import os
-import signal
-import threading
 from pathlib import Path
 
 import pytest
@@ -35,22 +32,6 @@ def test_each_job_ends_as_it_would_here(stubs, tmp_path):
     assert code == 2 and "at a time through submitit" in stubs.said
     assert recorded_launcher(found.plan.facts) == given["launcher"]
     wait_until_none_is_left(tmp_path)
-
-
-@pytest.mark.long
-def test_the_job_of_a_task_of_submitits_that_was_killed_ends_too(stubs, tmp_path):
-    stubs.manners = {1: "deaf"}
-
-    def kill_the_task() -> None:
-        wait_for((tmp_path / "s" / "started.txt").exists)
-        for pid in processes_of(tmp_path, "submitit.core._submit"):
-            os.kill(pid, signal.SIGKILL)
-
-    threading.Thread(target=kill_the_task).start()
-    found, _ = stubs.start(["conf=digits_mlp", "seed=0", f"sweep_dir={tmp_path / 's'}"], launcher=submitit_here())
-    assert (found.results[0].status, found.results[0].exit_code) == ("killed", 143)
-    wait_until_none_is_left(tmp_path)
-    assert found.results[0].reason.startswith("the job was lost. submitit job ")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ WORDS = [
     "launcher.setup=module load cuda",
 ]
 PROGRAMS = {
-    "sbatch": 'cp "$1" script.sh; SLURM_JOB_ID=77 bash "$1" > output 2>&1 & echo Submitted batch job 77',
+    "sbatch": 'cp "$1" script.sh; SLURM_JOB_ID=77 bash script.sh > output 2>&1 & echo Submitted batch job 77',
     "srun": f'while [ "$1" != {sys.executable} ]; do shift; done; exec "$@"',
     "squeue": 'echo "77|RUNNING|None"',
     "scancel": ":",
