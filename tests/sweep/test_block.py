@@ -150,7 +150,7 @@ def test_what_is_wrong_with_a_block_is_said_where_nothing_is_swept(capsys, monke
     monkeypatch.setattr(training_run, "train", lambda *_: Summary(**FINISHED, run_dir="r"))
     capsys.readouterr()
     assert main(["train", "conf=./mine.yaml"]) == 0
-    assert capsys.readouterr().out == "mine: this is one run; what its sweep: block varies, `mpt sweep` runs\n"
+    assert capsys.readouterr().out == "mine: this trains one run; `mpt sweep` runs what its sweep: block varies\n"
 
 
 def test_a_block_goes_with_one_recipe_and_a_grid_with_no_search(capsys) -> None:
