@@ -103,7 +103,7 @@ def explain(error: Exception, arguments: list[str]) -> int:
 
 
 def _fault_of_system(error: Exception) -> str:
-    """What the system lacks or refuses, in a sentence; empty for any other error."""
+    """Return what the system lacks or refuses, in a sentence; empty for any other error."""
     if _is_short_of_processes(error):
         return f"the system starts no more threads or processes: {error}. `ulimit -u` shows how many there may be."
     if isinstance(error, OSError) and error.errno in _NO_ROOM:  # of a file, or of what standard output leads to
@@ -178,7 +178,7 @@ def _unknown_verb(verb: str) -> str:
 
 
 def _message(verb: str, error: MptError) -> str:
-    """The error's sentences; several problems one to a line, and the user's own exception with its traceback."""
+    """Return the error's sentences; several problems one to a line, and the user's own exception with its traceback."""
     if isinstance(error, ConfigError):
         count = len(error.problems)
         listed = [problem.shown for problem in error.problems]

@@ -119,9 +119,8 @@ def _examine_backend(name: str) -> BackendReport:
 
 
 def probe_backend(backend: str) -> dict[str, Any]:
-    """What a process of its own finds, because one can hold only one backend and a broken installation may bring it
-    down; `works` is False with an `error` where there was no answer.
-    """
+    """Return what a process of its own finds, because one can hold only one backend and a broken installation may bring
+    it down; `works` is False with an `error` where there was no answer."""
     variables = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
     answer = call(module_command("mpt_cli.doctor", backend), PROBE_SECONDS, environment=variables)
     if answer.exit_code != OK or not answer.stdout.strip():
@@ -131,7 +130,7 @@ def probe_backend(backend: str) -> dict[str, Any]:
 
 
 def _find_backend() -> dict[str, Any]:
-    """What this process finds; imports Keras. A policy works where a layer under it computes finite numbers."""
+    """Return what this process finds; imports Keras. A policy works where a layer under it computes finite numbers."""
     import keras
 
     policies = []
@@ -189,7 +188,7 @@ def print_doctor_report(report: DoctorReport, console: Console) -> None:
 
 
 def doctor_report_rows(report: DoctorReport) -> list[tuple[str, str]]:
-    """The whole report as label and text."""
+    """Return the whole report as label and text."""
     rows = [("versions", ", ".join(f"{name} {version}" for name, version in report.versions.items()))]
     rows += _machine_rows(report.machine)
     for backend in report.backends:

@@ -46,8 +46,8 @@ OTHER_WORDS = {  # what other programs call it, in small letters, and the word h
 
 
 def nearest(name: object, valid: Iterable[str], least: float = 0.6) -> str | None:
-    """The valid name that `name`, which may be anything, most likely stands for; None when none is near, with so much
-    in common at `least`.
+    """Return the valid name that `name`, which may be anything, most likely stands for; None when none is near, with so
+    much in common at `least`.
 
     >>> nearest("Mixed-Float16", ["float16", "mixed_float16"]), nearest("bf16", ["bfloat16", "mixed_bfloat16"])
     ('mixed_float16', 'mixed_bfloat16')
@@ -60,7 +60,7 @@ def nearest(name: object, valid: Iterable[str], least: float = 0.6) -> str | Non
 
 
 def did_you_mean(name: object, valid: Iterable[str]) -> str:
-    """A sentence with the nearest valid name, empty when none is near."""
+    """Return a sentence with the nearest valid name, empty when none is near."""
     match = nearest(name, valid)
     return f"Did you mean {match}?" if match else ""
 
@@ -108,7 +108,7 @@ def gravest_code(codes: Iterable[int]) -> int:
 
 
 def install_command(extra: str) -> str:
-    """What installs the packages of an extra of pyproject.toml.
+    """Return what installs the packages of an extra of pyproject.toml.
 
     >>> install_command("jax")
     "pip install 'mpt-cli[jax]'"
@@ -117,7 +117,7 @@ def install_command(extra: str) -> str:
 
 
 def missing_extra(package: str, extra: str, consequence: str) -> str:
-    """What follows from `package` not being installed, in a sentence; empty where it is.
+    """Return what follows from `package` not being installed, in a sentence; empty where it is.
 
     >>> missing_extra("no_such_package", "optuna", "No search")
     "No search: no_such_package is not installed. pip install 'mpt-cli[optuna]'"
@@ -154,7 +154,7 @@ class SourcePlace:
     width: int
 
     def __str__(self) -> str:
-        """The line with a mark under the part, as ruff and uv show it.
+        """Return the line with a mark under the part, as ruff and uv show it.
 
         >>> print(SourcePlace("own.yaml", 12, 3, "  epochs: 0", 9))
           --> own.yaml:12:3
@@ -221,7 +221,7 @@ CHECK_DISK = "Check free space and permissions."
 
 @contextmanager
 def naming(place: object, remedy: str) -> Iterator[None]:
-    """DataError for a place that can't be written, with the reason and what to do."""
+    """Raise DataError for a place that can't be written, with the reason and what to do."""
     try:
         yield
     except OSError as error:
@@ -241,7 +241,7 @@ class UserCodeError(MptError):
 
 
 def printable_tree(tree: Any) -> Any:
-    """What was read from a file, with `printable` texts."""
+    """Return what was read from a file, with `printable` texts."""
     if isinstance(tree, dict):
         return {printable_tree(name): printable_tree(value) for name, value in tree.items()}
     if isinstance(tree, list):
@@ -258,8 +258,8 @@ _CONTROL |= {code: f"\\u{code:04x}" for code in TURNING}
 
 
 def printable(text: str) -> str:
-    """The text as a terminal may have it: without secrets, and control codes, which could move its cursor, color what
-    follows or turn it around, written out.
+    """Return the text as a terminal may have it: without secrets, and control codes, which could move its cursor, color
+    what follows or turn it around, written out.
 
     >>> printable("a\x1b[31mb")
     'a\\\\x1b[31mb'
@@ -268,5 +268,5 @@ def printable(text: str) -> str:
 
 
 def without_control(text: str) -> str:
-    """The text with control codes written out."""
+    """Return the text with control codes written out."""
     return text.translate(_CONTROL)

@@ -37,7 +37,7 @@ def keep_freed_memory() -> None:
 
 
 def machine_facts() -> dict[str, Any]:
-    """What environment.json and `mpt doctor` say about the machine."""
+    """Return what environment.json and `mpt doctor` say about the machine."""
     return {
         "os": platform.platform(),
         "machine": platform.machine(),
@@ -55,13 +55,13 @@ def cpu_model() -> str:
 
 
 def cpu_features() -> list[str]:
-    """Those of PRECISION_FEATURES this CPU has."""
+    """Return those of PRECISION_FEATURES this CPU has."""
     flags = set((_cpu_info("flags") or _cpu_info("Features")).split())
     return [feature for feature in PRECISION_FEATURES if feature in flags]
 
 
 def cpu_description() -> str:
-    """All that the system says of its kind and its instructions."""
+    """Return all that the system says of its kind and its instructions."""
     return "".join(
         sorted({line for line in _cpu_lines(CPU_INFO) if line.startswith(("model name", "flags", "Features"))})
     )
@@ -87,7 +87,7 @@ def nvidia_gpus() -> list[dict[str, str]]:
 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str]:
-    """Names for CUDA_VISIBLE_DEVICES: those it holds already, else the number of each NVIDIA GPU."""
+    """Return names for CUDA_VISIBLE_DEVICES: those it holds already, else the number of each NVIDIA GPU."""
     given = environment.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         return [name.strip() for name in given.split(",") if name.strip() not in ("", "-1")]

@@ -31,12 +31,12 @@ class Plugin:
 
 @cache
 def installed(group: str) -> dict[str, Plugin]:
-    """What the installed packages add to `group`, by name; of two with one name the first, see `load_plugin`."""
+    """Return what the installed packages add to `group`, by name; of two with one name the first, see `load_plugin`."""
     return {point.name: _described(point) for point in reversed(_entry_points(group))}
 
 
 def load_plugin(group: str, name: str, base: type) -> type:
-    """The class behind an entry point, a subclass of `base`; PluginError with a sentence where it is none."""
+    """Return the class behind an entry point, a subclass of `base`; PluginError with a sentence where it is none."""
     point = _only_point(group, name)
     found = _load(point)
     if not (isinstance(found, type) and issubclass(found, base)):
@@ -53,7 +53,7 @@ def _only_point(group: str, name: str) -> EntryPoint:
 
 
 def loadable(group: str, base: type) -> dict[str, type]:
-    """Every class of `group` that can be used; those that can't are left out."""
+    """Return every class of `group` that can be used; those that can't are left out."""
     found: dict[str, type] = {}
     for name in installed(group):
         try:

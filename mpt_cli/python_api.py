@@ -99,7 +99,7 @@ def fit(
 
 
 def _check_arguments(settings: Any, callbacks: Any) -> None:
-    """ConfigError for what is no mapping by paths, or no list; what is in them is checked where it is read."""
+    """Raise ConfigError for what is no mapping by paths, or no list; what is in them is checked where it is read."""
     problems = []
     if settings is not None and not (isinstance(settings, Mapping) and all(isinstance(path, str) for path in settings)):
         rule = 'must be a mapping from paths of keys, as in {"trainer.log_every_steps": 10}.'
@@ -125,7 +125,7 @@ class RunArguments:
 
 
 def _epochs(epochs: int, settings: Mapping[str, Any] | None) -> dict[str, int]:
-    """Nothing where phases say how long each is, and nobody said otherwise."""
+    """Return the keys of epochs; none where phases say how long each is, and nobody said otherwise."""
     return {} if epochs == 1 and "phases" in (settings or {}) else {"epochs": epochs}
 
 
@@ -142,7 +142,7 @@ def _batch_size(batch_size: int | None, x: Any) -> int:
 
 
 def given_settings(model: Any, asked: RunArguments) -> Settings:
-    """The settings of the run: what was asked for over the defaults; ConfigError with all problems."""
+    """Return the settings of the run: what was asked for over the defaults; ConfigError with all problems."""
     from mpt_cli.training.model_program import described_model, described_optimizer, described_policy
 
     plain = Settings(
@@ -183,7 +183,7 @@ def _resume(resume: bool | str | Path | None) -> str | None:
 
 
 def _loss_scale(model: Any, given: Any) -> dict[str, Any]:
-    """The keys of `loss_scale` that an argument stands for."""
+    """Return the keys of `loss_scale` that an argument stands for."""
     from mpt_cli.precision.scale_rules import ScaleRule
     from mpt_cli.training.model_program import rule_of
 
@@ -198,7 +198,7 @@ def _loss_scale(model: Any, given: Any) -> dict[str, Any]:
 
 
 def _known_mode(name: Any) -> str:
-    """ConfigError where no mode has this name."""
+    """Raise ConfigError where no mode has this name."""
     modes = variants_of("loss_scale")
     if isinstance(name, str) and name in modes:
         return name
@@ -281,7 +281,7 @@ def _as_word(name: str, value: Any) -> str:
 
 
 def _check_least(**given: tuple[float | None, float]) -> None:
-    """ConfigError for numbers that are below the least they may be."""
+    """Raise ConfigError for numbers that are below the least they may be."""
     problems = [
         Problem(name, f"must be >= {least}.", value)
         for name, (value, least) in given.items()
@@ -317,7 +317,7 @@ def compare(*words: Any, seeds: int | None = None, tolerance: float | None = Non
 
 
 def _teller(quiet: bool) -> Callable[[str], None]:
-    """What is done with a sentence on how far it has come."""
+    """Return what is done with a sentence on how far it has come."""
     return (lambda text: None) if quiet else partial(print, flush=True)
 
 
@@ -370,7 +370,7 @@ def diagnose(
 
 
 def _copied_program(what: Sequence[Any], trainer: dict[str, Any], policy: str | None, loss_scale: Any) -> Program:
-    """A copy of a compiled model, with its data, to be trained and measured in place of it."""
+    """Return a copy of a compiled model, with its data, to be trained and measured in place of it."""
     from mpt_cli.precision import computes_in_float16
     from mpt_cli.training import model_program as given
 
@@ -389,7 +389,7 @@ def _given_program(
     loss_scale: Any,
     settings: Mapping[str, Any] | None = None,
 ) -> "ModelProgram":
-    """A compiled model with its data, of which the function `name` says something."""
+    """Return a compiled model with its data, of which the function `name` says something."""
     from mpt_cli.training import model_program as given
 
     model, *arrays = what

@@ -50,7 +50,7 @@ NOT_WHOLE = "metrics and normalisation in skipped steps: the model's own train_s
 
 
 def scaling_of(model: Any, settings: Settings) -> Scaling:
-    """How the loss of a compiled model is scaled: as its own optimizer does it, else as the settings say."""
+    """Return how the loss of a compiled model is scaled: as its own optimizer does it, else as the settings say."""
     optimizer, needed = model.optimizer, computes_in_float16(model)
     if isinstance(optimizer, LossScaleOptimizer):
         return Scaling(optimizer.rule, optimizer.on_overflow, needed)
@@ -59,7 +59,7 @@ def scaling_of(model: Any, settings: Settings) -> Scaling:
 
 
 def scaled(optimizer: Any, settings: Settings, scaling: Scaling) -> LossScaleOptimizer:
-    """The optimizer in our loss scaling, itself where it is in it already."""
+    """Return the optimizer in our loss scaling, itself where it is in it already."""
     if isinstance(optimizer, LossScaleOptimizer):
         return optimizer
     return wrap_optimizer(unwrapped(optimizer), settings.loss_scale, scaling)
@@ -82,7 +82,8 @@ class SampleBudget:
 
 
 def _said_and_ended(hook: Callable[..., None]) -> Callable[..., None]:
-    """The hook of a callback, called with the record while there is one; what goes wrong with it ends the record."""
+    """Return the hook of a callback, called with the record while there is one; what goes wrong with it ends the
+    record."""
 
     @wraps(hook)
     def called(recorder: "Recorder", *arguments: Any, **named: Any) -> None:
@@ -182,7 +183,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         atexit.register(self.fail, None)
 
     def _place(self, recipe: str) -> Path:
-        """Where the next run writes."""
+        """Return where the next run writes."""
         return self.folder / numbered_path(self.run_dir, recipe, len(self.runs) + 1)
 
     @_said_and_ended
@@ -325,7 +326,7 @@ class _FitRecording(Recording):
             raise ConfigError(Problem("Recorder", str(error))) from None
 
     def _on_all_replicas(self) -> AbstractContextManager[Any]:
-        """Where variables are made: a copy on each replica of a `tf.distribute` strategy."""
+        """Return where variables are made: a copy on each replica of a `tf.distribute` strategy."""
         strategy = getattr(self.model, "distribute_strategy", None)
         return nullcontext() if strategy is None else strategy.scope()
 
@@ -359,7 +360,7 @@ class _FitRecording(Recording):
         )
 
     def warnings(self) -> list[str]:
-        """What is unusual about the model and how it is scaled."""
+        """Return what is unusual about the model and how it is scaled."""
         return [*warn_of_scaling(self.scaling), *warn_of_half_head(self.model)]
 
     def start_epoch(self, epoch: int) -> None:
@@ -433,7 +434,9 @@ class _FitRecording(Recording):
         )
 
     def _may_be_broken(self, logs: Mapping[str, Any]) -> bool:
-        """Whether a health rule may be by now, so that the records are to be read; else when to ask again is settled.
+        """Return whether a health rule may be broken by now, so that the records are to be read.
+
+        Else settle when to ask again.
 
         What tells at less cost that no step was skipped since, and no loss not finite: the optimizer's tally, and the
         mean loss of the epoch. It knows nothing of gradients that were all zero.

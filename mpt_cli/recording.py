@@ -125,21 +125,21 @@ class Recording(Record, ABC):
 
     @abstractmethod
     def header(self) -> RunHeader:
-        """What is known before the first step."""
+        """Return what is known before the first step."""
 
     @property
     def tells_loss(self) -> bool:
-        """Whether the steps do, which is known once they are traced."""
+        """Return whether the steps tell their loss, which is known once they are traced."""
         return self.optimizer.step_log is not None and self.optimizer.step_log.tells_loss
 
     def ring(self) -> tuple[list[Any], Any]:
-        """The values of the step log and the optimizer's tally."""
+        """Return the values of the step log and the optimizer's tally."""
         log, state = self.optimizer.step_log, self.optimizer.scale_state
         assert log is not None and state is not None
         return [variable.value for variable in log.variables], state.by_name["tally"].value
 
     def rows(self) -> StepRows:
-        """Those since the last look."""
+        """Return the rows since the last look."""
         assert self.optimizer.step_log is not None
         return self.optimizer.step_log.read(*self.ring(), self.offset + self.taken)
 
@@ -261,7 +261,7 @@ class Recording(Record, ABC):
         self.end(Conclusion(status, self.exit_code(exit_code), verdict, explanation), ended_early)
 
     def why_ended(self) -> str:
-        """Why something else than a rule ended it before its last epoch; empty where nothing did."""
+        """Return why something else than a rule ended it before its last epoch; empty where nothing did."""
         return ""
 
     def exit_code(self, usual: int) -> int:
@@ -294,7 +294,7 @@ class Recording(Record, ABC):
 
 
 def policy_on_record(given: PolicySettings) -> PolicySettings:
-    """The policy that a script has by now, which may have set one itself."""
+    """Return the policy that a script has by now, which may have set one itself."""
     name = keras.config.dtype_policy().name
     return replace(given, name=name, head=None) if name in FLOAT_POLICIES else given
 
@@ -310,7 +310,7 @@ def scaling_on_record(optimizer: Any, given: LossScaleSettings) -> LossScaleSett
 
 
 def _applied(settings: Settings) -> dict[str, Any]:
-    """What was really set, and what is known; all else is the affair of the program that trains."""
+    """Return what was really set, and what is known; all else is the affair of the program that trains."""
     tree = yaml.safe_load(resolved_yaml(settings))
     kept = {name: tree[name] for name in ("recipe", "description")}
     for section, names in APPLIED.items():

@@ -91,7 +91,7 @@ def note_text(name: Any, text: str) -> None:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether what stands under this key is a secret.
+    """Return whether what stands under this key is a secret.
 
     >>> [is_secret_name(name) for name in ("db_pass", "hfToken", "Authorization", "pad_token", "low_pass", "tokenizer")]
     [True, True, True, False, False, False]
@@ -126,7 +126,7 @@ def watched_environment(is_closed: bool = False) -> Iterator[dict[str, None]]:
 
 
 def stand_in(name: str) -> str | None:
-    """What stands for a variable in a closed environment; None outside of one."""
+    """Return what stands for a variable in a closed environment; None outside of one."""
     if not known.is_closed:
         return None
     text = f"${{oc.env:{name}}}"
@@ -135,7 +135,7 @@ def stand_in(name: str) -> str | None:
 
 
 def split(text: str) -> list[tuple[str, bool]]:
-    """The text in pieces, each with whether it replaces a secret."""
+    """Return the text in pieces, each with whether it replaces a secret."""
     if not any(secret in text for secret in known.replacements):
         return [(text, False)]
     found = re.compile("|".join(re.escape(secret) for secret in sorted(known.replacements, key=len, reverse=True)))
@@ -147,7 +147,7 @@ def split(text: str) -> list[tuple[str, bool]]:
 
 
 def without_secrets(text: str) -> str:
-    """The text as it may be written or printed; also JSON, in which a value may stand escaped.
+    """Return the text as it may be written or printed; also JSON, in which a value may stand escaped.
 
     It may hold what no configuration read: an error of the user's code quotes what it likes.
     """

@@ -109,7 +109,8 @@ class ScriptRun:
             self.notes.append(sentence)
 
     def wrapper_of(self, optimizer: Any, model: Any = None) -> LossScaleOptimizer:
-        """The optimizer in mpt's loss scaling, the same each time; a scaling of the script's own keeps its numbers."""
+        """Return the optimizer in mpt's loss scaling, the same each time; a scaling of the script's own keeps its
+        numbers."""
         inner = unwrapped(optimizer)
         if id(inner) not in self.wrappers:
             own = next((each for each in self.own_scalings if each.inner_optimizer is inner), inner)
@@ -129,8 +130,10 @@ class ScriptRun:
         return scaling_for(self.settings.loss_scale, needed)
 
     def first_scale(self, has_any_of: Callable[[list[Any]], bool]) -> float | None:
-        """With which gradients of variables begin: that of the optimizers that were built for them; before the first
-        step of any, that of those which are not built yet. None where no optimizer will move it."""
+        """Return the scale with which gradients of variables begin: that of the optimizers built for them.
+
+        Before the first step of any, that of those which are not built yet. None where no optimizer will move it.
+        """
         mine = [inner for inner in self.plain if inner.built and has_any_of(direct_trainable_variables(inner))]
         with _outside():
             scales = [
@@ -219,7 +222,7 @@ class ScriptRun:
         return [run for run in self.runs if run.summary["status"] in ("finished", "stopped")]
 
     def why_not_good(self, allow_unchecked: bool = False) -> str:
-        """Which verdict is not a good one, in a sentence; empty where all are."""
+        """Return which verdict is not a good one, in a sentence; empty where all are."""
         good = (*GOOD_VERDICTS, *([UNCHECKED] if allow_unchecked else []))
         bad = [f"{self._shown(run)} is {run.verdict}" for run in self.ended_runs if run.verdict not in good]
         return f"not every verdict is {' or '.join(good)}: {', '.join(bad)}" if bad else ""
@@ -239,7 +242,7 @@ class ScriptRun:
         return run.path.relative_to(self.folder) if run.path.is_relative_to(self.folder) else run.path
 
     def sentences(self) -> list[str]:
-        """How it went, for the end."""
+        """Return how it went, for the end."""
         found = list(self.notes)
         if self.drain.error is not None:
             found.append(f"steps of its own loop were taken only at the end: {self.drain.error}")
@@ -372,7 +375,8 @@ def _seeds(seen: ScriptRun) -> Iterator[None]:
 
 
 def _public_names_of(function: Any) -> list[tuple[Any, str]]:
-    """Where Keras offers it: keras.config and keras.mixed_precision, keras.utils and keras.backend, tf.keras's too."""
+    """Return where Keras offers it: keras.config and keras.mixed_precision, keras.utils and keras.backend, tf.keras's
+    too."""
     modules = [
         module
         for path, module in list(sys.modules.items())
@@ -526,7 +530,7 @@ def _optimizers(seen: ScriptRun) -> Iterator[None]:
 
 
 def _as_it_is(function: Any) -> Any:
-    """The function, which TensorFlow's autograph must not rewrite."""
+    """Return the function, which TensorFlow's autograph must not rewrite."""
     if keras.backend.backend() != "tensorflow":
         return function
     import tensorflow as tf
@@ -535,7 +539,7 @@ def _as_it_is(function: Any) -> Any:
 
 
 def _calling_module() -> str:
-    """The module that called what is put around Keras here, through whatever autograph has in between."""
+    """Return the module that called what is put around Keras here, through whatever autograph has in between."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         name = str(frame.f_globals.get("__name__", ""))

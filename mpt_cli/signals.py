@@ -25,9 +25,8 @@ UNHEARD_SECONDS = 1.0  # from a signal to the end of a program that has not begu
 
 
 def signals_to_handle(numbers: tuple[signal.Signals, ...] = SIGNALS) -> list[signal.Signals]:
-    """Those that are not ignored. One that is stays so: a shell starts the background jobs of a script without Ctrl-C,
-    and nohup a program without SIGHUP.
-    """
+    """Return the signals that are not ignored. One that is stays so: a shell starts the background jobs of a script
+    without Ctrl-C, and nohup a program without SIGHUP."""
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
@@ -197,9 +196,8 @@ def _end_unless_it_ends(number: signal.Signals, is_again: bool) -> None:
 
 
 def _end_program(end: ForcedEnd) -> NoReturn:
-    """The main thread may be busy in Python (tracing), and each file that is written gives it the interpreter: it has
-    to give that back at once, not after 5 ms each.
-    """
+    """Call the endings. The main thread may be busy in Python (tracing), and each file that is written gives it the
+    interpreter: it has to give that back at once, not after 5 ms each."""
     sys.setswitchinterval(1e-4)
     text = f"\nmpt: {end.reason}\n".encode(errors="replace")
     for action in (lambda: _call_endings(end), lambda: os.write(_main.stderr, text)):  # which may wait for a reader
@@ -256,7 +254,7 @@ def leave_at_once() -> None:
 
 
 def raised_signal() -> signal.Signals | None:
-    """The latest signal where it raised in the main thread: what else that meets is the consequence."""
+    """Return the latest signal where it raised in the main thread: what else that meets is the consequence."""
     return _main.raised
 
 
@@ -328,7 +326,7 @@ def heard_by_script() -> Iterator[None]:
 
 
 def signal_of(error: BaseException) -> signal.Signals | None:
-    """What raised it, None where that was no signal.
+    """Return what raised it, None where that was no signal.
 
     >>> signal_of(Terminated()), signal_of(ValueError())
     (<Signals.SIGTERM: 15>, None)

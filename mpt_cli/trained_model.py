@@ -41,14 +41,14 @@ def evaluate(
 
 
 def _model_of(run: RunDirectory, best: bool) -> "TrainedModel":
-    """What is saved of a run, before Keras is imported to read it; DataError as `check_model`."""
+    """Return what is saved of a run, before Keras is imported to read it; DataError as `check_model`."""
     check_model(run)
     kept = CheckpointStore(run.checkpoints).best() if best else None
     return TrainedModel(model_file(run), undistributed(stored_settings(run)), kept)
 
 
 def check_model(run: RunDirectory) -> None:
-    """DataError where the run has no saved model or a damaged one, before Keras is imported to read it."""
+    """Raise DataError where the run has no saved model or a damaged one, before Keras is imported to read it."""
     path = model_file(run)
     if path == run.model_weights:
         return
@@ -68,7 +68,7 @@ def check_model(run: RunDirectory) -> None:
 
 
 def model_file(run: RunDirectory) -> Path:
-    """Where the run's model is: whole, or its weights alone."""
+    """Return where the run's model is: whole, or its weights alone."""
     return run.model_weights if run.model_weights.is_file() else run.model_keras
 
 
@@ -85,7 +85,7 @@ class TrainedModel:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the file holds more than weights."""
+        """Return whether the file holds more than weights."""
         return self.path.suffix == ".keras"
 
 
@@ -100,7 +100,7 @@ class BestEpoch:
 
 
 def best_epoch(kept: Checkpoint) -> BestEpoch:
-    """Which epoch the best weights are of."""
+    """Return which epoch the best weights are of."""
     progress, monitor = Progress.from_position(kept.position["progress"]), str(kept.position["monitor"])
     return BestEpoch(progress.epoch, kept.step, monitor, progress.best[monitor])
 
@@ -137,7 +137,7 @@ def _compiles(settings: Settings) -> bool:
 
 
 def load_trained(trained: TrainedModel) -> Any:
-    """The model, not compiled; DataError when it can't be read.
+    """Return the model, not compiled; DataError when it can't be read.
 
     The module of the run's builder is imported first: it registers the user's own classes. A model that Keras can't
     read all the same is made anew as the run made it, and given its weights.
@@ -160,7 +160,8 @@ def load_trained(trained: TrainedModel) -> Any:
 
 
 def rebuild(trained: TrainedModel, data: DataSet) -> Any:
-    """The model as the run's configuration makes it, with its trained weights; compiled where its builder does so."""
+    """Return the model as the run's configuration makes it, with its trained weights; compiled where its builder does
+    so."""
     from mpt_cli.training.saving import load_weights
     from mpt_cli.training.under_policy import build_under_policy
 
@@ -187,7 +188,7 @@ EXPORTERS = {"keras": [], "savedmodel": ["tensorflow"], "onnx": ["onnx", "tf2onn
 
 
 def check_target(kind: str, output: Path) -> None:
-    """DataError where something is at `output`, ConfigError where its suffix is not that of `kind` (`keras`,
+    """Raise DataError where something is at `output`, ConfigError where its suffix is not that of `kind` (`keras`,
     `savedmodel` or `onnx`) or the exporter is not installed.
     """
     if output.exists():
@@ -241,7 +242,7 @@ def export_model(trained: TrainedModel, kind: str, output: Path) -> None:
 
 
 def _check_exportable(model: Any, trained: TrainedModel, kind: str) -> None:
-    """ConfigError for what Keras has no way to write."""
+    """Raise ConfigError for what Keras has no way to write."""
     from mpt_cli.precision.train_step import can_be_called
 
     name = type(model).__name__
@@ -266,7 +267,7 @@ def _check_exportable(model: Any, trained: TrainedModel, kind: str) -> None:
 
 
 def _inputs_of(model: Any, settings: Settings) -> Any:
-    """The signature of what is exported; None where the model's own inputs are known.
+    """Return the signature of what is exported; None where the model's own inputs are known.
 
     Those of a subclassed model are the run's: Keras would have all of them, identifiers as well, in float16.
     """
@@ -281,7 +282,7 @@ def _inputs_of(model: Any, settings: Settings) -> Any:
 
 
 def _write_exported(model: Any, kind: str, draft: Path, inputs: Any) -> None:
-    """ConfigError for a model whose `call` does not take the inputs of the run's data."""
+    """Raise ConfigError for a model whose `call` does not take the inputs of the run's data."""
     kind = {"savedmodel": "tf_saved_model"}.get(kind, kind)
     try:
         model.export(draft, format=kind, verbose=False, input_signature=inputs)

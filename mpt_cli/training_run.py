@@ -95,7 +95,7 @@ def train(
 def train_program(
     program: Program, command_line: Sequence[str] = (), reporters: Reporters = Reporters(), notes: Sequence[str] = ()
 ) -> Summary:
-    """One run of any program; every run happens here.
+    """Train any program once; every run happens here.
 
     Raises MptError for what keeps a run from starting, which then leaves nothing behind. A run that started ends with
     a summary, also when a health rule, a signal or an error ends it: `exit_code` says how.
@@ -256,7 +256,7 @@ def check_build(settings: Settings, with_operations: bool = False) -> "BuildChec
 
 
 def _environment(start: Start, session: "Session", command_line: Sequence[str]) -> dict[str, Any]:
-    """The content of environment.json."""
+    """Return the content of environment.json."""
     parts, settings = session.assembly, start.settings
     assert settings.seed is not None
     facts = FrameworkFacts(

@@ -19,7 +19,7 @@ ROUNDS_TO_ZERO = 2.0**-25
 
 
 def layer_risk(layer: Any) -> str:
-    """What is unsafe about a `layer` that computes in float16; empty where nothing is known.
+    """Return what is unsafe about a `layer` that computes in float16; empty where nothing is known.
 
     >>> layer_risk(keras.layers.Dense(2, activity_regularizer="l2", dtype="mixed_float16"))
     'the loss of its activity regularizer is summed in float16 and inf above 65504'
@@ -50,7 +50,7 @@ def _own_layer_risk(layer: Any) -> str:
 
 
 def _is_wide(layer: Any) -> bool:
-    """Whether a Softmax in a graph adds up more elements than float16 counts; unknown lengths count as 1."""
+    """Return whether a Softmax in a graph adds up more elements than float16 counts; unknown lengths count as 1."""
     axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
     shapes = [node.output_tensors[0].shape for node in graph_calls(layer)]
     return any(math.prod(shape[axis] or 1 for axis in axes) > LARGEST_FLOAT16 for shape in shapes)
@@ -85,7 +85,7 @@ class Finding:
 
 
 def audit_layers(model: Any) -> list[LayerAudit]:
-    """One row per layer of a built `model`, in the order they were made.
+    """Return one row per layer of a built `model`, in the order they were made.
 
     >>> head = keras.layers.Dense(2, activation="softmax", dtype="mixed_float16")
     >>> [row] = audit_layers(keras.Sequential([keras.Input((4,)), head]))
@@ -124,7 +124,7 @@ def _risk(layer: Any, is_head: bool) -> str:
 def find_bad_combinations(
     model: Any, optimizer_name: str, max_abs_input: float | None = None, stochastic_rounding: bool = False
 ) -> list[Finding]:
-    """All known-bad combinations of model, optimizer and data; empty where there is none.
+    """Return all known-bad combinations of model, optimizer and data; empty where there is none.
 
     `max_abs_input` is the largest magnitude among the inputs, None if unknown. `stochastic_rounding` says whether the
     optimizer moves weights in half precision so, with moments in float32.

@@ -29,7 +29,7 @@ def ids_of(variables: Iterable[Any]) -> set[int]:
 
 
 def is_scalable(target: Any) -> bool:
-    """Whether it is a tensor of floats, or several."""
+    """Return whether it is a tensor of floats, or several."""
     return all(tf.is_tensor(each) and each.dtype.is_floating for each in tf.nest.flatten(target))
 
 
@@ -49,7 +49,7 @@ class BackwardPass:
         self._count = 0  # of passes since an optimizer used one
 
     def take(self, gradient: Callable[[Any], Any], target: Any, sources: list[Any], seeds: Any) -> Any:
-        """The true gradients of `target`, summed, of which `gradient` gives those with `seeds` (None: ones)."""
+        """Return the true gradients of `target`, summed, of which `gradient` gives those with `seeds` (None: ones)."""
         if not self.scales or not is_scalable(target):
             return gradient(seeds)
         targets = tf.nest.flatten(target)
@@ -76,7 +76,7 @@ class BackwardPass:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the step that is being made has taken gradients already."""
+        """Return whether the step that is being made has taken gradients already."""
         return self._count > 0 and is_readable(self._before[0][1])
 
     def _remember(self) -> None:
@@ -90,11 +90,12 @@ class BackwardPass:
         self._before = [(variable, tf.identity(variable)) for variable in found.values()]
 
     def is_finite(self) -> Tensor:
-        """Whether all gradients since its last use were."""
+        """Return whether all gradients since its last use were."""
         return tf.equal(self._state % USED, 0)
 
     def take_changed(self) -> list[tuple[Any, Tensor]]:
-        """What the step may have changed between its passes, with the values before; the next one begins anew."""
+        """Return what the step may have changed between its passes, with the values before; the next one begins
+        anew."""
         changed = self._before if self.goes_on and self._count > 1 else []
         self._before, self._count = [], 0
         return changed
@@ -115,7 +116,8 @@ class BackwardPasses:
         self._by_ids: dict[frozenset[int], BackwardPass] = {}
 
     def find(self, target: Any, sources: Sequence[Any], first_scale: FirstScale) -> BackwardPass:
-        """The pass for gradients of `target` with respect to `sources`; `first_scale` is asked until it gives one."""
+        """Return the pass for gradients of `target` with respect to `sources`; `first_scale` is asked until it gives
+        one."""
         ids = frozenset(ids_of(sources))
         known = self._by_ids.get(ids)
         if known is None or not known.scales:

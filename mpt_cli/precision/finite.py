@@ -29,7 +29,7 @@ SPARSE = {"tensorflow": ("IndexedSlices", "values"), "jax": ("BCOO", "data")}  #
 
 
 def dense(gradient: Tensor) -> Tensor:
-    """The values of a gradient; of a `tf.IndexedSlices` (embeddings) or a JAX `BCOO` the rows that it holds."""
+    """Return the values of a gradient; of a `tf.IndexedSlices` (embeddings) or a JAX `BCOO` the rows that it holds."""
     return getattr(gradient, SPARSE[keras.backend.backend()][1]) if is_sparse(gradient) else gradient
 
 
@@ -38,14 +38,15 @@ def is_sparse(gradient: Tensor) -> bool:
 
 
 def _with_rows(gradient: Tensor, rows: Tensor) -> Tensor:
-    """A sparse gradient with other values at the same places."""
+    """Return a sparse gradient with other values at the same places."""
     if keras.backend.backend() == "tensorflow":
         return type(gradient)(rows, gradient.indices, gradient.dense_shape)
     return type(gradient)((rows, gradient.indices), shape=gradient.shape)
 
 
 def reinterpret(x: Tensor, dtype: Any) -> Tensor:
-    """The bits of `x` as another dtype of its size; `keras.ops.view` fails on a TensorFlow batch of unknown size."""
+    """Return the bits of `x` as another dtype of its size; `keras.ops.view` fails on a TensorFlow batch of unknown
+    size."""
     if keras.backend.backend() == "jax":
         return x.view(dtype)
     import tensorflow as tf
@@ -54,7 +55,8 @@ def reinterpret(x: Tensor, dtype: Any) -> Tensor:
 
 
 def is_overwritten(variable: Any) -> bool:
-    """Whether the "gradient" of `variable` is its next value (float8 statistics, probes) and not to be divided."""
+    """Return whether the "gradient" of `variable` is its next value (float8 statistics, probes) and not to be
+    divided."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
@@ -81,20 +83,23 @@ def unscale(gradients: list[Tensor], variables: list[Any], scale: Tensor | None)
 
 
 def magnitude(gradient: Tensor) -> Tensor:
-    """float32 scalar: the largest magnitude in a gradient, inf where it holds inf or nan, 0 where it is empty."""
+    """Return the largest magnitude, a float32 scalar, in a gradient, inf where it holds inf or nan, 0 where it is
+    empty."""
     size = ops.abs(dense(gradient))
     largest = ops.minimum(ops.cast(ops.max(size, initial=0), "float32"), FLOAT32_MAX)  # of a larger float64
     return ops.where(ops.all(ops.isfinite(size)), largest, float("inf"))  # XLA's maximum loses nan
 
 
 def all_finite(gradients: list[Tensor]) -> Tensor:
-    """Boolean scalar: no inf or nan in any of `gradients`, which may hold None (no gradient) and IndexedSlices."""
+    """Return whether there is no inf or nan in any of `gradients`, which may hold None (no gradient) and
+    IndexedSlices."""
     flags = [_is_finite(dense(g)) for g in gradients if g is not None]
     return ops.all(ops.stack(flags)) if flags else ops.convert_to_tensor(True)
 
 
 def _is_finite(values: Tensor) -> Tensor:
-    """Boolean scalar. A matrix by columns first: XLA on a CPU reads those as vectors, a whole array element by element.
+    """Return a boolean scalar. A matrix by columns first: XLA on a CPU reads those as vectors, a whole array element by
+    element.
 
     The second reduction differs from the first, since XLA makes one of two that are alike. A GPU takes both at once.
     """
@@ -104,7 +109,7 @@ def _is_finite(values: Tensor) -> Tensor:
 
 
 def are_finite(variables: Iterable[Any]) -> bool:
-    """Whether no variable holds inf or nan, for the host.
+    """Return whether no variable holds inf or nan, for the host.
 
     On a CPU NumPy reads them: to compile that takes a second for the 157 of a MobileNet on JAX.
     """
@@ -134,38 +139,6 @@ def measure(gradients: list[Tensor], variables: list[Any], with_largest: bool = 
     return GradientMeasurement(finite, ops.max(ops.stack([zero, *sizes])))
 
 
-def sums_are_finite(gradients: list[Tensor], finite: Tensor, divisor: Tensor) -> Tensor:
-    """`finite`, and none of the sparse `gradients`, divided, overflows where rows of one place are added up.
-
-    Those of an embedding hold a row for each use of a token, and what is applied is the sum of its rows. That takes
-    sorting them, and is done only where so many of the largest could overflow.
-    """
-    sparse = [g for g in gradients if g is not None and is_sparse(g)]
-    if not sparse:
-        return finite
-    rows = sum(ops.cast(ops.shape(dense(g))[0], "float32") for g in sparse)
-    largest = ops.max(ops.stack([magnitude(g) for g in sparse]))
-    small = largest / divisor < FLOAT32_MAX / rows
-
-    def summed() -> Tensor:
-        return all_finite([sum_duplicates(divide(g, divisor)) for g in sparse])
-
-    return ops.logical_and(finite, ops.cond(small, lambda: ops.convert_to_tensor(True), summed))
-
-
-def sum_duplicates(gradient: Tensor) -> Tensor:
-    """The rows of a sparse gradient with those of one place added up, float32 at least; as many, the others 0."""
-    wide = divide(gradient, None)
-    if keras.backend.backend() == "jax":
-        return wide.sum_duplicates(nse=wide.nse).data
-    order = ops.argsort(wide.indices)
-    rows, places = dense(wide), ops.take(wide.indices, order)
-    count = ops.shape(places)[0]
-    begins = ops.cast(places[1:] != places[:-1], "int32")
-    groups = ops.concatenate([ops.zeros((1,), "int32"), ops.cumsum(begins)])[:count]
-    return ops.segment_sum(ops.take(rows, order, axis=0), groups, num_segments=count)
-
-
 class GradientDefects(NamedTuple):
     """What is wrong with a step's gradients, as int32 scalars on the device.
 
@@ -185,7 +158,8 @@ class GradientDefects(NamedTuple):
 def describe_gradients(
     gradients: list[Tensor], measured: GradientMeasurement, cond: Cond = ops.cond, ranks: Sequence[int] | None = None
 ) -> GradientDefects:
-    """The elements are counted only where the gradients are not finite, or the smallest of them is zero.
+    """Return what is wrong with the gradients. Elements are counted only where some are not finite, or the smallest
+    gradient is zero.
 
     `ranks` are the places of the variables in the order of the forward pass, their own order where not given.
     """
@@ -216,10 +190,10 @@ def _are_zero(gradients: Iterable[Tensor]) -> Tensor:
 
 
 def _describe_non_finite(present: dict[int, Tensor], ranks: Sequence[int]) -> list[Tensor]:
-    """The first four of `GradientDefects`; of a sparse gradient the elements are those of the sums of its rows."""
+    """Return the first four of `GradientDefects`; of a sparse gradient the elements are those of its rows."""
     # backwards through the forward pass; of one layer's variables the first is named
     indices = sorted(present, key=lambda index: (-ranks[index], index))
-    arrays = [sum_duplicates(present[i]) if is_sparse(present[i]) else present[i] for i in indices]
+    arrays = [dense(present[i]) for i in indices]
     nan, inf = (
         ops.stack([ops.sum(ops.cast(kind(values), "int32")) for values in arrays]) for kind in (ops.isnan, ops.isinf)
     )

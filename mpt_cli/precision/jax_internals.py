@@ -33,9 +33,8 @@ def answering_for_gpu(has_capability: Callable[[str], bool]) -> Iterator[None]:
 
 
 def detected_process() -> tuple[int, int] | None:
-    """The rank of this process and how many there are, as `jax.distributed.initialize` finds them in a cluster; None
-    outside of one. JAX says them only once all have met.
-    """
+    """Return the rank of this process and how many there are, as `jax.distributed.initialize` finds them in a cluster;
+    None outside of one. JAX says them only once all have met."""
     from jax._src.clusters import ClusterEnv
 
     kinds = (kind for kind in ClusterEnv._cluster_types if not kind.opt_in_only_method)

@@ -41,7 +41,8 @@ def replace_values(variables: Sequence[Any], values: Sequence[Tensor]) -> None:
 
 
 def training_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Tensor:
-    """The compiled loss as `train_step` has it: the public `compute_loss` does not know whether it is in training."""
+    """Return the compiled loss as `train_step` has it: the public `compute_loss` does not know whether it is in
+    training."""
     return model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
 
 
@@ -111,7 +112,7 @@ def run_by_calls(
 
 
 def lacks_variables(model: Any) -> bool:
-    """Whether a layer, the metrics, the loss or the optimizer of a compiled model is not built."""
+    """Return whether a layer, the metrics, the loss or the optimizer of a compiled model is not built."""
     parts = [*model._flatten_layers(), model._compile_metrics, model._compile_loss, model.optimizer]
     return not all(part is None or part.built for part in parts)
 
@@ -159,7 +160,7 @@ def put_optimizer(model: Any, optimizer: Any) -> None:
 
 
 def loss_tracker(model: Any) -> Any:
-    """The metric `loss` of a compiled model, which Keras updates in its `train_step`."""
+    """Return the metric `loss` of a compiled model, which Keras updates in its `train_step`."""
     return model._loss_tracker
 
 
@@ -176,7 +177,7 @@ def optimizer_values_in_fit(model: Any) -> list[Tensor] | None:
 
 
 def idles_at_batches(callback: Any) -> bool:
-    """Whether a callback of Keras's own declares hooks of batches that do nothing the way it is set.
+    """Return whether a callback of Keras's own declares hooks of batches that do nothing the way it is set.
 
     TensorBoard counts there, and writes the graph of Keras's own `train_function`.
     """
@@ -193,7 +194,7 @@ def has_value(variable: Any) -> bool:
 
 
 def inner_layers(part: Any, recursive: bool = True) -> list[Any]:
-    """The layers inside a layer or model, at every depth or right inside; none of an operation.
+    """Return the layers inside a layer or model, at every depth or right inside; none of an operation.
 
     `model.layers` knows neither those inside a layer nor those that a subclassed model holds in a list.
     """
@@ -203,22 +204,22 @@ def inner_layers(part: Any, recursive: bool = True) -> list[Any]:
 
 
 def remake_lambda(layer: Any, **changes: Any) -> Any:
-    """A `Lambda` layer with the function of this one: the public `from_config` makes one from its code, without the
-    names around it.
-    """
+    """Return a `Lambda` layer with the function of this one: the public `from_config` makes one from its code, without
+    the names around it."""
     config = {name: getattr(layer, name) for name in ("name", "trainable", "dtype_policy")}
     config["dtype"] = config.pop("dtype_policy")
     return type(layer)(layer.function, layer._output_shape, layer.mask, layer.arguments, **{**config, **changes})
 
 
 def made_to_be_trained(model: Any) -> list[Any]:
-    """The variables of a model that its layers train unless they are frozen, in the order of `model.variables`."""
+    """Return the variables of a model that its layers train unless they are frozen, in the order of
+    `model.variables`."""
     ids = {id(variable) for layer in [model, *inner_layers(model)] for variable in layer._trainable_variables}
     return [variable for variable in model.variables if id(variable) in ids]
 
 
 def untracked_variables(model: Any) -> list[Any]:
-    """Variables of layers that Keras doesn't count among those of the model: the states of a stateful RNN.
+    """Return variables of layers that Keras doesn't count among those of the model: the states of a stateful RNN.
 
     None on JAX, where they are no part of a step and stay as they are.
     """
@@ -236,7 +237,7 @@ def untracked_variables(model: Any) -> list[Any]:
 
 
 def tracked_layers(layer: Any) -> list[Any]:
-    """The layers right inside, also before `layer` is built, in the order in which they were given to it."""
+    """Return the layers right inside, also before `layer` is built, in the order in which they were given to it."""
     return list(layer._layers)
 
 
@@ -246,7 +247,8 @@ def direct_trainable_variables(holder: Any) -> list[Any]:
 
 
 def configured_rate(optimizer: Any) -> Any:
-    """The learning rate of an optimizer: a schedule as such, of which the public property gives the present value."""
+    """Return the learning rate of an optimizer: a schedule as such, of which the public property gives the present
+    value."""
     rate = optimizer._learning_rate
     return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else float(rate)
 
@@ -318,12 +320,12 @@ def add_losses_in_float32(model: Any) -> None:
 
 
 def graph_calls(operation: Any) -> list[Any]:
-    """The nodes of the graph of a functional model at which a layer or operation is called."""
+    """Return the nodes of the graph of a functional model at which a layer or operation is called."""
     return list(operation._inbound_nodes)
 
 
 def call_behind(tensor: Any) -> tuple[Any, Any] | None:
-    """The operation that made a symbolic tensor, and the node of that call; None for what no operation made."""
+    """Return the operation that made a symbolic tensor, and the node of that call; None for what no operation made."""
     history = getattr(tensor, "_keras_history", None)
     return None if history is None else (history[0], history[0]._inbound_nodes[history[1]])
 
@@ -399,8 +401,8 @@ def computing_in_float32(model: Any) -> Iterator[None]:
 
 
 def float32_stand_in(variable: Any) -> Any:
-    """A variable in float32 that an optimizer takes for `variable`: its name and path, by which layers are left out of
-    weight decay or Muon, its constraint and its place on the devices. It begins with its value."""
+    """Return a variable in float32 that an optimizer takes for `variable`: its name and path, by which layers are left
+    out of weight decay or Muon, its constraint and its place on the devices. It begins with its value."""
     wide = keras.Variable(
         lambda shape, dtype: keras.ops.cast(variable.value, dtype), tuple(variable.shape), "float32", name=variable.name
     )
@@ -410,7 +412,7 @@ def float32_stand_in(variable: Any) -> Any:
 
 
 def layout_given(variable: Any) -> Any:
-    """The place on the devices that a variable was given, None where it has none."""
+    """Return the place on the devices that a variable was given, None where it has none."""
     return getattr(variable, "_layout", None)
 
 

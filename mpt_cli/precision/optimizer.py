@@ -16,7 +16,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from mpt_cli.precision.finite import GradientMeasurement, divide, is_sparse, measure, sums_are_finite, unscale
+from mpt_cli.precision.finite import GradientMeasurement, divide, measure, unscale
 from mpt_cli.precision.keras_internals import begin_averages
 from mpt_cli.precision.loss_gradients import scaled_gradients, share_of_a_replica, variables_in
 from mpt_cli.precision.rounded_weights import StochasticRounding, check_seed
@@ -42,7 +42,7 @@ class UnscaledFlag:
         self._told = unscaled
 
     def get(self) -> bool | Tensor:
-        """A bool where it is known, else a boolean scalar of the graph."""
+        """Return a bool where it is known, else a boolean scalar of the graph."""
         return self._told
 
 
@@ -61,7 +61,7 @@ MOVING_ARGUMENTS = {"growth_factor", "backoff_factor", "min_scale", "max_scale",
 
 
 def check_inner(inner: Any) -> None:
-    """ValueError for what can't be wrapped."""
+    """Raise ValueError for what can't be wrapped."""
     if not isinstance(inner, keras.optimizers.Optimizer):
         raise ValueError(f"`inner_optimizer` must be a keras.optimizers.Optimizer. Received: {inner!r}.")
     if isinstance(inner, keras.optimizers.LossScaleOptimizer):
@@ -93,7 +93,7 @@ def check_switch(name: str, value: Any) -> None:
 
 
 def check_counting(count_skipped_steps: bool, accumulation_steps: int | None) -> None:
-    """ValueError for `count_skipped_steps` together with gradient accumulation."""
+    """Raise ValueError for `count_skipped_steps` together with gradient accumulation."""
     if count_skipped_steps and accumulation_steps:
         raise ValueError(
             "`count_skipped_steps` does not go with `gradient_accumulation_steps`: the inner optimizer "
@@ -176,7 +176,7 @@ def _check_option(name: str, value: Any) -> None:
 
 
 def backend_step() -> Any:
-    """The module with the steps of the running backend: `step_tensorflow` or `step_jax`."""
+    """Return the module with the steps of the running backend: `step_tensorflow` or `step_jax`."""
     return import_module(f"mpt_cli.precision.step_{keras.backend.backend()}")
 
 
@@ -365,12 +365,12 @@ class LossScaleOptimizer(
 
     @property
     def on_overflow(self) -> str:
-        """What happens at non-finite gradients: "skip" or "apply"."""
+        """Return what happens at non-finite gradients: "skip" or "apply"."""
         return self._on_overflow
 
     @property
     def count_skipped_steps(self) -> bool:
-        """Whether a skipped step moves `iterations`."""
+        """Return whether a skipped step moves `iterations`."""
         return self._count_skipped_steps
 
     @property
@@ -425,19 +425,16 @@ class LossScaleOptimizer(
     def measure(
         self, grads: list[Tensor], variables: list[Any], unscaled: bool | Tensor = False
     ) -> GradientMeasurement:
-        """Whether `grads` are finite and how large, scaled gradients of `variables` unless they are `unscaled`."""
+        """Measure whether `grads` are finite and how large, scaled gradients of `variables` unless they are
+        `unscaled`."""
         measured = measure(grads, variables, self.rule.reads_largest)
-        if any(g is not None and is_sparse(g) for g in grads):
-            divisor = self._divisor(unscaled)
-            finite = sums_are_finite(grads, measured.finite, 1.0 if divisor is None else divisor)
-            measured = measured._replace(finite=finite)
         if unscaled is False:
             return measured
         factor = self.loss_scale if unscaled is True else ops.where(unscaled, self.loss_scale, 1.0)
         return measured._replace(largest=measured.largest * factor)
 
     def _divisor(self, unscaled: bool | Tensor) -> Tensor | None:
-        """What gradients are divided by, None where they are as they should be."""
+        """Return what gradients are divided by, None where they are as they should be."""
         if unscaled is True or not self.scales:
             return None
         return self.loss_scale if unscaled is False else ops.where(unscaled, 1.0, self.loss_scale)
@@ -452,7 +449,7 @@ class LossScaleOptimizer(
         return ops.logical_or(finite, True) if self.on_overflow == "apply" else finite
 
     def places_of(self, variables: list[Any]) -> list[int]:
-        """The index of each of `variables` among those the optimizer was built for."""
+        """Return the index of each of `variables` among those the optimizer was built for."""
         places = {id(variable): place for place, variable in enumerate(self._trainable_variables)}
         return [places[id(variable)] for variable in variables]
 
@@ -604,7 +601,7 @@ class LossScaleOptimizer(
         self._noted_losses[get_ident()] = loss
 
     def take_noted_loss(self) -> Tensor | None:
-        """The loss of this step, of which the next one must be told anew; None where nobody told it."""
+        """Return the loss of this step, of which the next one must be told anew; None where nobody told it."""
         return self._noted_losses.pop(get_ident(), None)
 
     def get_scaled_loss(self, loss: Tensor | Callable[[], Tensor]) -> Tensor | Callable[[], Tensor]:
@@ -663,7 +660,7 @@ class LossScaleOptimizer(
         return [self.apply_gradients(zip(self.get_gradients(loss, variables), variables, strict=True))]
 
     def _take_unscaled(self, grads: Sequence[Tensor]) -> bool | Tensor:
-        """Whether `grads` have been unscaled by hand."""
+        """Return whether `grads` have been unscaled by hand."""
         given, self._scaled_gradients = self._scaled_gradients, None
         still_scaled = {id(g) for g in given or [] if g is not None}
         if not self._loss_was_scaled:

@@ -39,7 +39,7 @@ def policy_inside(name: str) -> Iterator[None]:
 
 
 def layers_run_uncalled(layer: Any) -> list[Any]:
-    """The layers right inside `layer` that it runs in its own compute dtype.
+    """Return the layers right inside `layer` that it runs in its own compute dtype.
 
     TimeDistributed uses their `call`; LSTM and GRU, and Bidirectional around them, take their weights to a fused
     kernel where the device has one.
@@ -55,7 +55,8 @@ def layers_run_uncalled(layer: Any) -> list[Any]:
 
 
 def refuse_ineffective_policies(policies: dict[Any, str], layers: list[Any]) -> None:
-    """ValueError where a policy would give a layer another compute dtype than the one among `layers` that runs it."""
+    """Raise ValueError where a policy would give a layer another compute dtype than the one among `layers` that runs
+    it."""
     for owner in layers:
         computes = keras.dtype_policies.get(policies.get(owner, owner.dtype_policy)).compute_dtype
         for part in layers_run_uncalled(owner):
@@ -67,7 +68,7 @@ def refuse_ineffective_policies(policies: dict[Any, str], layers: list[Any]) -> 
 
 
 def clone_with_policies(model: Any, policies: dict[Any, str], moved: Any) -> Any:
-    """A copy of `model`, in which the variables of layer `moved` change dtype, with layers in `policies`.
+    """Return a copy of `model`, in which the variables of layer `moved` change dtype, with layers in `policies`.
 
     Models inside it are copied layer by layer too. Raises ValueError for a subclassed model, where a layer can't be
     made anew, and where one inside another one gets variables of another dtype than asked for.
@@ -100,7 +101,7 @@ def clone_with_policies(model: Any, policies: dict[Any, str], moved: Any) -> Any
 
 
 def remake_layer(layer: Any, **changes: Any) -> Any:
-    """A layer of the same config, not built; ValueError for one that can't be made anew."""
+    """Return a layer of the same config, not built; ValueError for one that can't be made anew."""
     if type(layer) is keras.layers.Lambda:
         return remake_lambda(layer, **changes)
     try:
@@ -187,7 +188,7 @@ class Policy(str):
         return cls(**config)
 
     def __eq__(self, other: object) -> bool:
-        """A plain string is equal to its name."""
+        """Return whether they are equal; a plain string is to its name."""
         if isinstance(other, Policy):
             return astuple(self) == astuple(other)
         return str(self) == other
@@ -293,7 +294,7 @@ def apply_policy(model: Any, policy: Policy, everywhere: bool = False) -> Any:
 
 
 def layers_of(model: Any) -> list[Any]:
-    """All layers with none inside, nested ones too, each once, input layers left out.
+    """Return all layers with none inside, nested ones too, each once, input layers left out.
 
     >>> inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="inside")])
     >>> model = keras.Sequential([keras.Input((4,)), inner, keras.layers.Dense(2, name="outside")])
@@ -305,7 +306,7 @@ def layers_of(model: Any) -> list[Any]:
 
 
 def parts_of(model: Any) -> list[Any]:
-    """The layers with none inside, then the plain operations (`x * 2`) of functional models.
+    """Return the layers with none inside, then the plain operations (`x * 2`) of functional models.
 
     >>> x = keras.Input((4,))
     >>> [part.name for part in parts_of(keras.Model(x, 2 * keras.layers.Dense(3, name="dense")(x)))][0]
@@ -318,17 +319,17 @@ def parts_of(model: Any) -> list[Any]:
 
 
 def name_of(part: Any) -> str:
-    """The path of a layer, the name of an operation."""
+    """Return the path of a layer, the name of an operation."""
     return str(getattr(part, "path", None) or part.name)
 
 
 def matches(part: Any, pattern: str) -> bool:
-    """Whether the name or path of a layer or operation is of this pattern, as in a shell."""
+    """Return whether the name or path of a layer or operation is of this pattern, as in a shell."""
     return fnmatchcase(part.name, pattern) or fnmatchcase(name_of(part), pattern)
 
 
 def head_layers(model: Any) -> list[Any]:
-    """The layers that make the model's outputs: back from each output to the first layer with weights.
+    """Return the layers that make the model's outputs: back from each output to the first layer with weights.
 
     For subclassed models, whose layers form no graph, the layer named "head" where there is one, else none.
 
@@ -344,7 +345,7 @@ def head_layers(model: Any) -> list[Any]:
 
 
 def _head_of_chain(operations: Iterable[Any]) -> list[Any]:
-    """The layers among `operations`, which run from the output backwards, up to the first with weights."""
+    """Return the layers among `operations`, which run from the output backwards, up to the first with weights."""
     heads: list[Any] = []
     for operation in operations:
         if isinstance(operation, keras.Model):
@@ -361,7 +362,7 @@ def _head_of_chain(operations: Iterable[Any]) -> list[Any]:
 
 
 def _operations_behind(tensor: Any) -> Iterator[Any]:
-    """The operations that made a symbolic `tensor`, last first, as long as each has one input."""
+    """Return the operations that made a symbolic `tensor`, last first, as long as each has one input."""
     while (call := call_behind(tensor)) is not None:
         operation, node = call
         yield operation
@@ -372,7 +373,7 @@ def _operations_behind(tensor: Any) -> Iterator[Any]:
 
 
 def computes_in_float16(model: Any) -> bool:
-    """Whether any layer of `model` computes in float16, so that its gradients need loss scaling.
+    """Return whether any layer of `model` computes in float16, so that its gradients need loss scaling.
 
     The one place that decides it, from what the layers do, not from the global policy: layer-level, cloned, loaded and
     pure float16 models count. bfloat16 has float32's range and needs none.
@@ -400,5 +401,5 @@ def wanted_policies(model: Any, policy: Policy) -> dict[Any, str]:
 
 
 def with_inner_layers(layers: list[Any]) -> list[Any]:
-    """Each of them, and after it the layers inside."""
+    """Return each of them, and after it the layers inside."""
     return [part for layer in layers for part in (layer, *layers_of(layer))]

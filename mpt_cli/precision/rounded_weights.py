@@ -21,7 +21,7 @@ Tensor = Any
 
 
 def check_seed(seed: object) -> int | None:
-    """ValueError for `rounding_seed` that is neither None nor a whole number of 32 bits."""
+    """Raise ValueError for `rounding_seed` that is neither None nor a whole number of 32 bits."""
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, Integral)):
         raise ValueError(f"`rounding_seed` must be a whole number or None. Received: rounding_seed={seed!r}.")
     if seed is not None and not 0 <= int(seed) < 2**32:
@@ -30,7 +30,7 @@ def check_seed(seed: object) -> int | None:
 
 
 def rounded_variables(variables: list[Any]) -> list[Any]:
-    """Those of `variables` that an optimizer moves and half precision rounds."""
+    """Return those of `variables` that an optimizer moves and half precision rounds."""
     return [v for v in variables if keras.backend.standardize_dtype(v.dtype) in NARROW and not is_overwritten(v)]
 
 
@@ -64,7 +64,7 @@ class StochasticRounding:
 
     @classmethod
     def of(cls, inner: Any, variables: list[Any], seed: int) -> "StochasticRounding":
-        """That of `inner` for `variables`: a new one, or the one for which another wrapper of it has built it.
+        """Return that of `inner` for `variables`: a new one, or the one for which another wrapper of it has built it.
 
         ValueError of the class, and where `inner` is built for the weights themselves.
         """
@@ -82,7 +82,7 @@ class StochasticRounding:
         return kept
 
     def stand_in(self, variable: Any) -> Any:
-        """What the optimizer trains in place of `variable`: itself where it is not rounded."""
+        """Return what the optimizer trains in place of `variable`: itself where it is not rounded."""
         return self._in_place_of.get(id(variable), variable)
 
     def apply(self, inner: Any, grads: list[Tensor], variables: list[Any], count: Tensor) -> None:
@@ -114,7 +114,9 @@ class StochasticRounding:
 
 
 def random_bits(seed: int, count: Tensor, index: int, shape: tuple[int, ...]) -> Tensor:
-    """int32 of `shape`, all values about equally likely: a function of the numbers alone, the same on every backend.
+    """Return an int32 array of `shape`, all values about equally likely.
+
+    It is a function of the numbers alone, the same on every backend.
 
     Each element is its place, mixed twice with keys made of the numbers. XLA computes it where it rounds and stores
     none of it; a generator of JAX's own for each weight took ten times as long to compile (20 weights: 8.7 and 0.8 s).

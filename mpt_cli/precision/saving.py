@@ -12,7 +12,8 @@ RULES: dict[str, Any] = {rule.__name__: rule for rule in (FixedScale, NoScale, D
 
 
 def rule_from_config(config: dict[str, Any], custom_objects: Any) -> ScaleRule:
-    """The rule that `ScaleRule.optimizer_config` gave; ValueError for a class that isn't known or installed here."""
+    """Return the rule that `ScaleRule.optimizer_config` gave; ValueError for a class that isn't known or installed
+    here."""
     name = config["class_name"]
     known = {**RULES, **(custom_objects or {}), **keras.saving.get_custom_objects()}
     rule = known.get(name) or find_installed_rule(name)

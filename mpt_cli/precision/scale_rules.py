@@ -27,12 +27,13 @@ MARGIN = 4.0  # two halvings: recurrent nets were seen to skip at half the highe
 
 
 def number(default: float | bool, meaning: str, **bounds: float) -> Any:
-    """A field with a meaning, a number or a switch: `bounds` are numbers `above`, `at_least`, `below`, `at_most`."""
+    """Return a field with a meaning, a number or a switch: `bounds` are numbers `above`, `at_least`, `below`,
+    `at_most`."""
     return field(default=default, metadata={"meaning": meaning, "choices": (), "bounds": bounds})
 
 
 def scale_number(default: float, meaning: str) -> Any:
-    """A field that is a loss scale."""
+    """Return a field that is a loss scale."""
     return number(default, meaning, at_least=SMALLEST_SCALE, at_most=LARGEST_SCALE)
 
 
@@ -89,11 +90,11 @@ class ScaleRule(ABC):
 
     @abstractmethod
     def advance(self, state: RuleState, measured: "GradientMeasurement") -> RuleState:
-        """The state after a step; the names and dtypes are those of `initial`."""
+        """Return the state after a step; the names and dtypes are those of `initial`."""
 
     @classmethod
     def key_names(cls) -> list[str]:
-        """The fields that are keys of the settings: those whose default YAML can write."""
+        """Return the fields that are keys of the settings: those whose default YAML can write."""
         return [declared.name for declared in fields(cls) if isinstance(declared.default, int | float | str)]
 
     @property
@@ -117,8 +118,8 @@ class ScaleRule(ABC):
         return self.lowest if self.moves and hasattr(self, "min_scale") else None
 
     def may_explain(self, scale: float, applied: float, overflowed: float) -> bool:
-        """Whether nan in the gradients may be due to `scale`, where steps of this run were `applied` at so much at the
-        most (0: none was) and gradients `overflowed`, to inf, at so little at the least (inf: none did).
+        """Return whether nan in the gradients may be due to `scale`, where steps of this run were `applied` at so much
+        at the most (0: none was) and gradients `overflowed`, to inf, at so little at the least (inf: none did).
 
         A nan of the model or data comes at any scale. One that the scale makes, from inf - inf, comes above those that
         worked, or where other batches overflow. A rule that probes works at scales that are too high for some of its
@@ -128,7 +129,8 @@ class ScaleRule(ABC):
 
     @classmethod
     def check(cls, values: Any) -> Iterator[Fault]:
-        """What is wrong with its numbers together, given as attributes of `values`; each alone is in its range."""
+        """Return what is wrong with its numbers together, given as attributes of `values`; each alone is in its
+        range."""
         low, high = getattr(values, "min_scale", SMALLEST_SCALE), getattr(values, "max_scale", LARGEST_SCALE)
         if not low <= high:
             yield Fault("min_scale", f"must be <= loss_scale.max_scale, which is {high:g}.")
@@ -137,15 +139,15 @@ class ScaleRule(ABC):
             yield Fault("initial_scale", rule, "Move the bound if you mean it.")
 
     def describe(self, scale: str, on_overflow: str) -> str:
-        """The mode in a line, for the header; `scale` is where it begins."""
+        """Return the mode in a line, for the header; `scale` is where it begins."""
         return f"{self.mode} from {scale}"
 
     def next_move(self, counter: int) -> str:
-        """When the scale will move, `counter` applied steps after it last did."""
+        """Return when the scale will move, `counter` applied steps after it last did."""
         return self.growth_counter(counter) or f"with {self.follows}"
 
     def growth_counter(self, counter: int) -> str:
-        """How many of the steps to a growth are done; empty where it counts none."""
+        """Return how many of the steps to a growth are done; empty where it counts none."""
         return f"{counter}/{self.growth_steps}" if self.growth_steps else ""
 
     def explain_moves(self, count: int) -> str:
@@ -160,15 +162,16 @@ class ScaleRule(ABC):
 
     @classmethod
     def used_on_resume(cls, mode_before: str | None) -> set[str]:
-        """The numbers that act in a run that goes on; it begins at `initial_scale` only after another mode."""
+        """Return the numbers that act in a run that goes on; it begins at `initial_scale` only after another mode."""
         return set(cls.key_names()) - ({"initial_scale"} if mode_before == cls.mode else set())
 
     def resumed_scale(self, saved: float | None) -> float:
-        """Where the scale goes on, after `saved` of the same mode or None of another."""
+        """Return where the scale goes on, after `saved` of the same mode or None of another."""
         return self.initial_scale if saved is None else min(max(saved, self.lowest), self.highest)
 
     def resumed_state(self, saved: Mapping[str, Any], numbers_before: Mapping[str, Any]) -> RuleState:
-        """What is not as it was `saved` (by the names of `initial`), as the numbers may be others than before."""
+        """Return what is not as it was `saved` (by the names of `initial`), as the numbers may be others than
+        before."""
         return {}
 
     def optimizer_config(self) -> dict[str, Any]:
@@ -177,7 +180,7 @@ class ScaleRule(ABC):
 
 
 def load_rule(name: str) -> type[ScaleRule]:
-    """The mode that another package has under this name; PluginError where it can't be used."""
+    """Return the mode that another package has under this name; PluginError where it can't be used."""
     rule: type[ScaleRule] = plugins.load_plugin(plugins.SCALE_RULES, name, ScaleRule)
     if rule.mode != name:
         raise plugins.PluginError(f"{rule.__qualname__} has mode={rule.mode!r}, and its entry point is called {name}.")
@@ -187,7 +190,7 @@ def load_rule(name: str) -> type[ScaleRule]:
 
 
 def find_installed_rule(class_name: str) -> type[ScaleRule] | None:
-    """The class of this name among the modes of other packages, None where there is none that can be used."""
+    """Return the class of this name among the modes of other packages, None where there is none that can be used."""
     rules = plugins.loadable(plugins.SCALE_RULES, ScaleRule).values()
     return next((rule for rule in rules if rule.__name__ == class_name), None)
 

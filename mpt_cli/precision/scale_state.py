@@ -78,7 +78,7 @@ class ScaleState(KerasSaveable):  # type: ignore[misc]
             self.by_name[name].assign(store[name])
 
     def read(self, name: str) -> Any:
-        """A copy of the value of one variable.
+        """Return a copy of the value of one variable.
 
         Raises RuntimeError while Keras on JAX keeps the values inside `fit`.
         """
@@ -95,7 +95,7 @@ class ScaleState(KerasSaveable):  # type: ignore[misc]
             ) from None
 
     def count(self, name: str) -> Any:
-        """One entry of the tally, int32 scalar; `name` is one of `TALLY`."""
+        """Return one entry of the tally, int32 scalar; `name` is one of `TALLY`."""
         return self.read("tally")[TALLY.index(name)]
 
     def values(self) -> RuleState:
@@ -159,17 +159,17 @@ class ScaleAttributesMixin:
 
     @property
     def rule(self) -> ScaleRule:
-        """How the scale moves, a frozen value."""
+        """Return how the scale moves, a frozen value."""
         return self._rule
 
     @property
     def dynamic(self) -> bool:
-        """Whether the scale moves."""
+        """Return whether the scale moves."""
         return self.rule.moves
 
     @property
     def scales(self) -> bool:
-        """Whether loss and gradients are multiplied and divided at all."""
+        """Return whether loss and gradients are multiplied and divided at all."""
         return self.rule.scales
 
     @property
@@ -247,11 +247,11 @@ class StepRow(NamedTuple):
     ints: Tensor
 
     def column(self, name: str) -> Tensor:
-        """The scalar of that name."""
+        """Return the scalar of that name."""
         return self.floats[LOG_FLOATS.index(name)] if name in LOG_FLOATS else self.ints[LOG_INTS.index(name)]
 
     def applied(self, whatever: bool = False) -> Tensor:
-        """Whether the gradients were used; `whatever` they were, where the optimizer uses all."""
+        """Return whether the gradients were used; `whatever` they were, where the optimizer uses all."""
         return ops.logical_or(self.column("finite") > 0, whatever)
 
 
@@ -293,7 +293,7 @@ class StepLog:
         return [self.floats, self.ints]
 
     def read(self, values: list[Any], tally: Any, after: int) -> StepRows:
-        """The steps since the `after`-th, from `values` of the variables and the optimizer's `tally`."""
+        """Return the steps since the `after`-th, from `values` of the variables and the optimizer's `tally`."""
         seen = count_of(tally, "seen")
         first = max(after, seen - self.capacity)
         places = np.arange(first, seen) % self.capacity
@@ -302,12 +302,12 @@ class StepLog:
 
 
 def count_of(tally: Any, name: str) -> int:
-    """One of the counts of an optimizer's `tally`, by its name in `TALLY`."""
+    """Return one of the counts of an optimizer's `tally`, by its name in `TALLY`."""
     return int(_copies(tally)[0][TALLY.index(name)])
 
 
 def _copies(value: Tensor) -> list[NDArray[Any]]:
-    """What each replica of a `tf.distribute` strategy noted, in a copy of its own; one array elsewhere."""
+    """Return what each replica of a `tf.distribute` strategy noted, in a copy of its own; one array elsewhere."""
     mirrored = getattr(value, "values", None)
     return [np.asarray(copy) for copy in (mirrored if isinstance(mirrored, tuple) else [value])]
 
@@ -346,8 +346,8 @@ def start_of_step(optimizer: Any) -> StepStart:
 
 
 def row_of_step(optimizer: Any, start: StepStart, loss: Tensor | None, found: Sequence[Tensor]) -> StepRow:
-    """The row of a step that is over; in the scope of the variables after it. `found` are the columns that tell of the
-    gradients, in their order; a loss of None is not known."""
+    """Return the row of a step that is over; in the scope of the variables after it. `found` are the columns that tell
+    of the gradients, in their order; a loss of None is not known."""
     state = optimizer.scale_state
     assert state is not None
     told = ops.convert_to_tensor(float("nan"), dtype="float32") if loss is None else ops.cast(loss, "float32")
@@ -357,5 +357,5 @@ def row_of_step(optimizer: Any, start: StepStart, loss: Tensor | None, found: Se
 
 
 def traced_row(optimizer: Any, start: StepStart, loss: Tensor) -> StepRow:
-    """The same of a step that is not ours, from `ScaleState.trace`."""
+    """Return the same of a step that is not ours, from `ScaleState.trace`."""
     return row_of_step(optimizer, start, loss, ops.unstack(optimizer.scale_state.trace.value))

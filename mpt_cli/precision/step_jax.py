@@ -100,7 +100,7 @@ def apply(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[
 def _next_log(
     optimizer: "LossScaleOptimizer", start: StepStart, log: list[Tensor], gradients: StepGradients
 ) -> list[Tensor]:
-    """The values of the step log after a step, in the scope of the variables after it."""
+    """Return the values of the step log after a step, in the scope of the variables after it."""
     defects = gradients.defects or describe_gradients(gradients.values, gradients.measured, cond)
     assert optimizer.step_log is not None
     optimizer.step_log.tells_loss &= gradients.loss is not None
@@ -119,7 +119,7 @@ def _apply_traced(optimizer: "LossScaleOptimizer", gradients: StepGradients) -> 
 def stateless_apply(
     optimizer: "LossScaleOptimizer", optimizer_values: list[Tensor], gradients: StepGradients, values: list[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """New values of `gradients.variables`, which have `values`, and of `optimizer.variables`."""
+    """Return new values of `gradients.variables`, which have `values`, and of `optimizer.variables`."""
     state = optimizer.scale_state
     assert state is not None
     own, rest = optimizer_values[: len(state.variables)], optimizer_values[len(state.variables) :]
@@ -265,7 +265,7 @@ def _kept_where(applied: Tensor, model: Any, before: list[Tensor], after: list[T
 def _custom_train_step(
     model: Any, custom: CustomSteps, state: TrainState, data: Any
 ) -> tuple[dict[str, Tensor], TrainState, StepRow]:
-    """The model's own stateless train_step; what is not its optimizer's is put back where that skipped.
+    """Run the model's own stateless train_step; what is not its optimizer's is put back where that skipped.
 
     `state.metrics` ends with `custom.variables`.
     """
@@ -302,7 +302,7 @@ def test_step(model: Any, state: tuple[list[Tensor], list[Tensor], list[Tensor]]
 
 
 def trace(model: Any, step: Callable[..., Any], batch: Any, with_optimizer: bool) -> Any:
-    """What a stateless step of a model gives for a batch like this, as shapes and dtypes.
+    """Return what a stateless step of a model gives for a batch like this, as shapes and dtypes.
 
     Raises ValueError where it does not return (logs, state) with a state of as many parts as it was given.
     """

@@ -107,14 +107,16 @@ def as_one_call(optimizer: "LossScaleOptimizer", name: Any, function: Callable[.
 
 
 def is_readable(tensor: Tensor) -> bool:
-    """Whether the step that is being made can read it, and not a tensor of a function that was traced elsewhere."""
+    """Return whether the step that is being made can read it, and not a tensor of a function that was traced
+    elsewhere."""
     if tf.executing_eagerly():
         return isinstance(tensor, tf.__internal__.EagerTensor)
     return not isinstance(tensor, tf.__internal__.EagerTensor) and _is_inside(tensor.graph)
 
 
 def _is_inside(wanted: Any) -> bool:
-    """Whether this is a graph that is being traced, or one around it: that of a condition or loop stands in another."""
+    """Return whether this is a graph that is being traced, or one around it: that of a condition or loop stands in
+    another."""
     graph = tf.compat.v1.get_default_graph()
     while graph is not None and graph is not wanted:
         graph = getattr(graph, "outer_graph", None)
@@ -195,7 +197,7 @@ def _are_made_here(variables: list[Any]) -> bool:
 
 
 def check_accumulation(inner_optimizer: Any) -> None:
-    """ValueError for what Keras can't do: its accumulators are written inside a condition, in replica context."""
+    """Raise ValueError for what Keras can't do: its accumulators are written inside a condition, in replica context."""
     steps, replicas = inner_optimizer.gradient_accumulation_steps, tf.distribute.get_strategy().num_replicas_in_sync
     if steps and replicas > 1:
         raise ValueError(
@@ -378,7 +380,7 @@ def _batch_size(x: Any) -> Tensor:
 
 
 def _custom_train_step(model: Any, custom: CustomSteps, data: Any) -> tuple[dict[str, Tensor], StepRow]:
-    """The model's own train_step; what its optimizers share is put back where one of them skipped."""
+    """Run the model's own train_step; what its optimizers share is put back where one of them skipped."""
     kept = [v.value for v in (*custom.shared_state(model), *model.metrics_variables)]
     before = [tf.identity(v) for v in kept]
     starts = {name: _begin_trace(optimizer) for name, optimizer in custom.optimizers.items()}

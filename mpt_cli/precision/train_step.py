@@ -37,7 +37,7 @@ Tensor = Any
 
 
 def combine_rows(rows: list[StepRow]) -> StepRow:
-    """One row for the step of several optimizers: scale, rate and counter are those of the first."""
+    """Return one row for the step of several optimizers: scale, rate and counter are those of the first."""
     if len(rows) == 1:
         return rows[0]
     floats, ints = ([getattr(row, part) for row in rows] for part in StepRow._fields)
@@ -87,7 +87,7 @@ def assign(variables: Sequence[Any], values: Sequence[Tensor]) -> None:
 
 
 def packed(batch: Any) -> Any:
-    """A batch `(x, y, sample_weight)` as Keras's `fit` hands it to a step: without what is not there."""
+    """Return a batch `(x, y, sample_weight)` as Keras's `fit` hands it to a step: without what is not there."""
     return keras.utils.pack_x_y_sample_weight(*keras.utils.unpack_x_y_sample_weight(batch))
 
 
@@ -135,7 +135,8 @@ def keep_skips_whole(model: Any) -> Any:
 
 
 def check_replicas(model: Any) -> None:
-    """ValueError for what Keras's `fit` can't do on several replicas; its own errors come from inside TensorFlow."""
+    """Raise ValueError for what Keras's `fit` can't do on several replicas; its own errors come from inside
+    TensorFlow."""
     strategy = getattr(model, "distribute_strategy", None)
     replicas = 1 if strategy is None else strategy.num_replicas_in_sync
     for name, wanted in (("jit_compile", False), ("steps_per_execution", 1)):
@@ -157,7 +158,7 @@ def _train_step_jax(model: Any, state: Any, data: Any) -> tuple[dict[str, Tensor
 
 
 def metrics_of(model: Any) -> dict[str, Tensor]:
-    """The metrics so far, as the model's class gives them."""
+    """Return the metrics so far, as the model's class gives them."""
     return dict(type(model).get_metrics_result(model))
 
 
@@ -172,7 +173,8 @@ def logs_of(model: Any, loss: Tensor) -> dict[str, Tensor]:
 
 
 def _metrics_or_nan(model: Any) -> dict[str, Tensor]:
-    """What Keras reads at the end of an epoch: a mean over nothing is 0, which would look like the best epoch of all.
+    """Return what Keras reads at the end of an epoch: a mean over nothing is 0, which would look like the best epoch of
+    all.
 
     Not what it shows after a batch, where `TerminateOnNaN` would take a skipped first batch for the end.
     """
@@ -184,7 +186,7 @@ def _metrics_or_nan(model: Any) -> dict[str, Tensor]:
 
 
 def has_custom_train_step(model: Any) -> bool:
-    """Whether the model's class overrides Keras's `train_step`.
+    """Return whether the model's class overrides Keras's `train_step`.
 
     >>> has_custom_train_step(keras.Sequential())
     False
@@ -196,7 +198,7 @@ COLUMNS = ("loss_scale", "applied_steps", "skipped_steps")  # of each further op
 
 
 def has_custom_test_step(model: Any) -> bool:
-    """Whether the model's class overrides Keras's `test_step`.
+    """Return whether the model's class overrides Keras's `test_step`.
 
     >>> has_custom_test_step(keras.Sequential())
     False
@@ -205,7 +207,7 @@ def has_custom_test_step(model: Any) -> bool:
 
 
 def has_custom_compute_loss(model: Any) -> bool:
-    """Whether the model's class overrides Keras's `compute_loss`.
+    """Return whether the model's class overrides Keras's `compute_loss`.
 
     >>> has_custom_compute_loss(keras.Sequential())
     False
@@ -214,7 +216,7 @@ def has_custom_compute_loss(model: Any) -> bool:
 
 
 def can_be_called(model: Any) -> bool:
-    """Whether the model's class has a `call`; one that lives by its `train_step` alone need not.
+    """Return whether the model's class has a `call`; one that lives by its `train_step` alone need not.
 
     >>> can_be_called(keras.Sequential())
     True
@@ -267,7 +269,7 @@ class CustomSteps:
         return [self.train_log, self.test_log]
 
     def train_values(self, logs: dict[str, Tensor]) -> Tensor:
-        """What a train_step returned as a vector in the order of `train_names`."""
+        """Return what a train_step returned as a vector in the order of `train_names`."""
         logs = flat_logs(logs)
         values = [as_number(logs[self.train_loss]), *_others(logs)]
         for optimizer in self.further.values():
@@ -275,18 +277,18 @@ class CustomSteps:
         return ops.stack([ops.cast(value, "float32") for value in values])
 
     def test_values(self, logs: dict[str, Tensor]) -> Tensor:
-        """What a test_step returned as a vector in the order of `test_names`."""
+        """Return what a test_step returned as a vector in the order of `test_names`."""
         logs = flat_logs(logs)
         return ops.stack([as_number(logs[self.test_loss]), *_others(logs)])
 
     def shared_state(self, model: Any) -> list[Any]:
-        """The float variables that no optimizer trains and that a skipped step must leave alone."""
+        """Return the float variables that no optimizer trains and that a skipped step must leave alone."""
         trained = {id(v) for optimizer in self.optimizers.values() for v in optimizer.trained_variables}
         return [v for v in state_to_keep(model) if id(v) not in trained]
 
 
 def custom_steps(model: Any) -> CustomSteps | None:
-    """What `set_custom_steps` was told of `model`; None for a model whose steps are Keras's."""
+    """Return what `set_custom_steps` was told of `model`; None for a model whose steps are Keras's."""
     found = getattr(model, "_mpt_custom_steps", None)
     return found if isinstance(found, CustomSteps) else None
 
@@ -297,24 +299,24 @@ def set_custom_steps(model: Any, custom: CustomSteps) -> None:
 
 
 def optimizers_of(model: Any) -> dict[str, LossScaleOptimizer]:
-    """The optimizers that train a compiled model, by the attributes that hold them."""
+    """Return the optimizers that train a compiled model, by the attributes that hold them."""
     custom = custom_steps(model)
     return custom.optimizers if custom is not None and custom.optimizers else {"optimizer": model.optimizer}
 
 
 def metric_variables(model: Any) -> list[Any]:
-    """The variables of the metrics, and the logs of a model with steps of its own."""
+    """Return the variables of the metrics, and the logs of a model with steps of its own."""
     custom = custom_steps(model)
     return [*model.metrics_variables, *(custom.variables if custom is not None else [])]
 
 
 def scale_variables(optimizer: LossScaleOptimizer) -> dict[str, keras.Variable]:
-    """The variables behind the loss scale of a built optimizer, by name."""
+    """Return the variables behind the loss scale of a built optimizer, by name."""
     return {} if optimizer.scale_state is None else optimizer.scale_state.by_name
 
 
 def as_number(value: Tensor) -> Tensor:
-    """float32 scalar of a reported value; the mean of one that is an array."""
+    """Return a reported value as a float32 scalar; the mean of one that is an array."""
     return ops.mean(ops.cast(value, "float32"))
 
 
@@ -342,7 +344,7 @@ def _others(logs: dict[str, Tensor]) -> list[Tensor]:
 
 
 def log_names(logs: dict[str, Any]) -> tuple[tuple[str, ...], str]:
-    """The names in which `logs` are reported, `loss` first, and which of them the loss is.
+    """Return the names in which `logs` are reported, `loss` first, and which of them the loss is.
 
     The value called `loss`; else the first with loss in its name; else the first. ValueError of `flat_logs`.
 
@@ -374,12 +376,12 @@ def build_custom_steps(
 
 
 def unwrapped(optimizer: Any) -> Any:
-    """The optimizer inside a wrapper of ours or of Keras's, else itself."""
+    """Return the optimizer inside a wrapper of ours or of Keras's, else itself."""
     return optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
 
 
 def optimizers_in(model: Any) -> Iterator[tuple[str, Any, Callable[[Any], None]]]:
-    """Each optimizer that is an attribute of `model`, or in a list or dict that is one: name, optimizer, setter.
+    """Yield each optimizer that is an attribute of `model`, or in a list or dict that is one: name, optimizer, setter.
 
     The attribute `optimizer` comes last: where others are used, it is often there by default only.
     """
@@ -412,7 +414,7 @@ def trace_train_step(
 
 
 def trace_test_step(model: Any, batch: Any) -> Any:
-    """What the model's test_step returns for a batch like this; nothing is computed."""
+    """Return what the model's test_step returns for a batch like this; nothing is computed."""
     if keras.backend.backend() == "tensorflow":
         return backend_step().trace(model.test_step, batch)
     return backend_step().trace(model, model.test_step, batch, with_optimizer=False)

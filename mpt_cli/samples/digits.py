@@ -94,8 +94,8 @@ def _measure(model: Any, batch: Any) -> LostDigits | None:
 
 
 def _raises_loss(model: Any, batch: Any, noise: float) -> bool:
-    """Whether the loss of the batch is more than `MOST_LOSS` times that in float32; False below `LOST_WITH_LOSS`, and
-    before the model has a loss."""
+    """Return whether the loss of the batch is more than `MOST_LOSS` times that in float32; False below
+    `LOST_WITH_LOSS`, and before the model has a loss."""
     if noise <= LOST_WITH_LOSS or not model.compiled:
         return False
     rounded = _loss(model, batch)
@@ -113,8 +113,8 @@ def _loss(model: Any, batch: Any) -> float:
 
 
 def describe_inputs(model: Any, x: Any) -> list[str]:
-    """What the cast to the half precision of the first layer leaves of each float input, in sentences; none where that
-    layer computes in another dtype."""
+    """Return what the cast to the half precision of the first layer leaves of each float input, in sentences; none
+    where that layer computes in another dtype."""
     dtype = next((layer.compute_dtype for layer in layers_of(model)), "float32")
     if dtype not in NARROW:
         return []
@@ -154,7 +154,7 @@ def _outputs_in_training(model: Any, x: Any) -> tuple[Outputs, Outputs]:
 
 
 def _outputs(model: Any, x: Any, training: bool = False) -> Outputs:
-    """Those of the model; on JAX by one program, as each operation by itself would be compiled, too."""
+    """Return those of the model; on JAX by one program, as each operation by itself would be compiled, too."""
     if keras.backend.backend() == "jax":
         return _numbers(call_sampled(model, lambda x: _float_values(model(x, training=training)), x))
     with keras.StatelessScope(collect_losses=True):
@@ -162,7 +162,7 @@ def _outputs(model: Any, x: Any, training: bool = False) -> Outputs:
 
 
 def _outputs_of_layers(model: Any, x: Any) -> tuple[Outputs, list[tuple[int, Outputs]]]:
-    """Those of the model, and those of its layers in the order of their calls, each with the layer's index."""
+    """Return those of the model, and those of its layers in the order of their calls, each with the layer's index."""
     found: list[tuple[int, Outputs]] = []
     noted = outputs_noted(layers_of(model), lambda index, outputs: found.append((index, _numbers(outputs))))
     with keras.StatelessScope(collect_losses=True), noted:
@@ -170,7 +170,7 @@ def _outputs_of_layers(model: Any, x: Any) -> tuple[Outputs, list[tuple[int, Out
 
 
 def _float_values(structure: Any) -> list[Any]:
-    """The float tensors with examples, each of shape (examples, values) in float32; of large ones the same
+    """Return the float tensors with examples, each of shape (examples, values) in float32; of large ones the same
     `MOST_VALUES` each time, drawn at random."""
     found = []
     for tensor in keras.tree.flatten(structure):
@@ -185,7 +185,7 @@ def _float_values(structure: Any) -> list[Any]:
 
 
 def _numbers(structure: Any) -> Outputs:
-    """The same on the host; without those of a loop that is being traced, which have no values yet."""
+    """Return the same on the host; without those of a loop that is being traced, which have no values yet."""
     found = []
     for tensor in keras.tree.flatten(structure):
         with suppress(Exception):  # each backend says so its own way
@@ -194,7 +194,7 @@ def _numbers(structure: Any) -> Outputs:
 
 
 def _noise(rounded: Outputs, exact: Outputs) -> float | None:
-    """The highest of the outputs; None where none of them differs between the examples."""
+    """Return the highest of the outputs; None where none of them differs between the examples."""
     found = [_noise_of(*pair) for pair in zip(rounded, exact, strict=False) if pair[0].shape == pair[1].shape]
     return max((noise for noise in found if noise is not None), default=None)
 
@@ -214,8 +214,8 @@ def _suspects(
     exact: Sequence[tuple[int, Outputs]],
     least: float,
 ) -> list[list[Any]]:
-    """The layers in half precision to be tried in float32: the first whose outputs have lost digits, up to three before
-    it, each of which may have cast what it reads, and the one after it; the fewest first."""
+    """Return the layers in half precision to be tried in float32: the first whose outputs have lost digits, up to three
+    before it, each of which may have cast what it reads, and the one after it; the fewest first."""
     layers = layers_of(model)
     pairs = zip(rounded, exact, strict=False)
     noisy = (place for place, ((_, one), (_, other)) in enumerate(pairs) if (_noise(one, other) or 0.0) > least)

@@ -16,7 +16,7 @@ from mpt_cli.samples.value_ranges import RangeCounter, ValueRanges, pure_loss
 
 
 def is_compiled_once(model: Any) -> bool:
-    """Whether the first of a `GradientPass` with `few` is compiled, which takes far longer than a later one."""
+    """Return whether the first of a `GradientPass` with `few` is compiled, which takes far longer than a later one."""
     return keras.backend.backend() == "jax" or any(isinstance(layer, keras.layers.RNN) for layer in layers_of(model))
 
 
@@ -95,15 +95,15 @@ class GradientPass:
         return self.counter.count(found[0], found[1], loss)
 
     def _losses(self, state: Sequence[list[Tensor]], sinks: list[Tensor], batch: Any) -> tuple[Tensor, Tensor]:
-        """The scaled loss and the plain one."""
+        """Return the scaled loss and the plain one."""
         with self.counter.installed(sinks):
             loss = pure_loss(self.model, state, batch)
         return loss * self._scale, loss
 
 
 def rounding_options(few: bool) -> dict[str, Any]:
-    """How XLA compiles for JAX where float16 is to be rounded after each operation, also those it fuses. On a CPU `few`
-    calls take less time than optimizing and fusing them would."""
+    """Return how XLA compiles for JAX where float16 is to be rounded after each operation, also those it fuses. On a
+    CPU `few` calls take less time than optimizing and fusing them would."""
     import jax
 
     exact: dict[str, Any] = {"xla_allow_excess_precision": False}

@@ -68,7 +68,8 @@ class GradientSampler:
         self._passes_of: dict[tuple[int, ...], GradientPass] = {}
 
     def position(self) -> dict[str, float]:
-        """What the next sample is judged by, for a checkpoint: a resumed run takes those that the unbroken one does."""
+        """Return what the next sample is judged by, for a checkpoint: a resumed run takes those that the unbroken one
+        does."""
         return {
             "age_seconds": time.monotonic() - self._ended_at,
             "passes": self._passes,
@@ -81,14 +82,14 @@ class GradientSampler:
         self._passes, self._pass_seconds = int(position["passes"]), float(position["pass_seconds"])
 
     def is_due(self, step: int, log_every_steps: int) -> bool:
-        """Whether the line of the log after `step`, the first since `log_every_steps` before, has a sample."""
+        """Return whether the line of the log after `step`, the first since `log_every_steps` before, has a sample."""
         before, first = step - log_every_steps, min(FIRST_SAMPLE_STEP, self.every_steps)
         is_wanted = before < first <= step or before // self.every_steps < step // self.every_steps
         return self._works and is_wanted
 
     def is_affordable(self, run_seconds: float, is_over: bool = False) -> bool:
-        """Whether the next sample takes no more of the time than it may, in a run that is to take `run_seconds` in all,
-        or has taken them where it `is_over`."""
+        """Return whether the next sample takes no more of the time than it may, in a run that is to take `run_seconds`
+        in all, or has taken them where it `is_over`."""
         if self.most_share is None:
             return True
         if self._ended_at == -math.inf:
@@ -160,8 +161,8 @@ class GradientSampler:
         return SampleResult(sample, rows)
 
     def _ranges(self, chunk: StepChunk, scale: float, in_float32: bool) -> ValueRanges:
-        """What flows in a training step of the last batch. Of several replicas that of the first, before gradients are
-        added up: there they are flushed or not."""
+        """Return what flows in a training step of the last batch. Of several replicas that of the first, before
+        gradients are added up: there they are flushed or not."""
         engine, row = self.engine, chunk.batch_indices[chunk.count - 1]
         batch = engine.batch(chunk.source, row[: len(row) // engine.replicas])
         compiles = is_compiled_once(engine.model)
@@ -180,7 +181,7 @@ class GradientSampler:
 
 
 def layers_to_compile(engine: Engine) -> int:
-    """How many layers and operations the first sample compiles; 0 where it is not compiled."""
+    """Return how many layers and operations the first sample compiles; 0 where it is not compiled."""
     return len(parts_of(engine.model)) if is_compiled_once(engine.model) else 0
 
 
@@ -203,7 +204,7 @@ def _lost_updates(rows: list[LayerSample]) -> float | None:
 
 
 def _headroom(is_finite: Callable[[int], bool], predicted: int | None, most: float) -> float:
-    """The largest number of doublings after which a real pass is finite, looked for around the predicted one.
+    """Return the largest number of doublings after which a real pass is finite, looked for around the predicted one.
 
     >>> _headroom(lambda k: k <= 7, 6, 100), _headroom(lambda k: k <= 7, 20, 100), _headroom(lambda k: k <= 40, 20, 100)
     (7.0, 7.0, 23.0)

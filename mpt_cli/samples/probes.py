@@ -149,12 +149,12 @@ def _float_tensors(structure: Any) -> list[Tensor]:
 
 
 def weights_of(model: Any) -> list[Any]:
-    """The trainable variables that an optimizer moves by a gradient; float8 statistics are not among them."""
+    """Return the trainable variables that an optimizer moves by a gradient; float8 statistics are not among them."""
     return [variable for variable in model.trainable_variables if not is_overwritten(variable)]
 
 
 def count_weights(gradients: list[Tensor]) -> Tensor:
-    """Shape (gradients, SINK_SIZE)."""
+    """Return the counts of each gradient, of shape (gradients, SINK_SIZE)."""
     return statistics_of_each([dense(gradient) for gradient in gradients])
 
 

@@ -52,7 +52,7 @@ from mpt_cli.telemetry.records import (
 
 
 def pure_loss(model: Any, state: Sequence[list[Tensor]], batch: Any) -> Tensor:
-    """float32 scalar: the loss of a training step on `batch`, as a pure function.
+    """Return the loss, a float32 scalar, of a training step on `batch`, as a pure function.
 
     `state` holds the values of the trainable, non-trainable and metric variables, in the order of the model's own
     lists, in any dtype. What the step would change (statistics, seeds, metrics) is computed and thrown away, on both
@@ -85,7 +85,7 @@ class ValueRanges(NamedTuple):
 
     @property
     def is_finite(self) -> bool:
-        """Whether no gradient of a weight holds inf or nan."""
+        """Return whether no gradient of a weight holds inf or nan."""
         return not self.weights[:, INFS : NANS + 1].any()
 
 
@@ -103,7 +103,8 @@ class RangeCounter:
             yield
 
     def weights(self, values: list[Tensor]) -> list[Tensor]:
-        """The values of the trainable variables to differentiate by: float16 ones would round their own gradients."""
+        """Return the values of the trainable variables to differentiate by: float16 ones would round their own
+        gradients."""
         if not self.in_float32:
             return values
         return [ops.cast(v, "float32") if _is_narrow(v) else v for v in values]
@@ -126,12 +127,12 @@ def _is_narrow(value: Tensor) -> bool:
 
 
 def is_rounded(model: Any) -> bool:
-    """Whether a layer computes in half precision, or keeps weights in it."""
+    """Return whether a layer computes in half precision, or keeps weights in it."""
     return any(dtype in NARROW for layer in layers_of(model) for dtype in (layer.compute_dtype, layer.variable_dtype))
 
 
 def layers_without_loss(model: Any) -> set[str]:
-    """The names of the layers of a functional model that only outputs with a loss weight of 0 depend on."""
+    """Return the names of the layers of a functional model that only outputs with a loss weight of 0 depend on."""
     weights, outputs = compiled_loss_weights(model), getattr(model, "outputs", None)
     if not weights or not outputs:
         return set()
@@ -251,7 +252,7 @@ class RangeMap:
         return rows
 
     def faults(self, rows: Sequence[LayerSample]) -> dict[str, str]:
-        """The layers that do not train as they would in float32, each with what is wrong with it."""
+        """Return the layers that do not train as they would in float32, each with what is wrong with it."""
         trains = any(row.values for row in rows if row.kind == WEIGHT_GRADIENTS)
         found: dict[str, str] = {}
         for place in self.places:
@@ -272,11 +273,11 @@ class RangeMap:
 
     @property
     def has_float16(self) -> bool:
-        """Whether a loss scale can be too high here."""
+        """Return whether a loss scale can be too high here."""
         return any(HALF in (place.dtype, place.output_dtype) for place in self.places)
 
     def doublings_to_overflow(self, shadow: ValueRanges) -> int | None:
-        """How often the scale could double before a float16 gradient passes 2^16, by their size in float32."""
+        """Return how often the scale could double before a float16 gradient passes 2^16, by their size in float32."""
         bound = [shadow.parts[p.part, GRADIENT] for p in self.places if p.part is not None and p.output_dtype == HALF]
         bound += [shadow.weights[w] for p in self.places if p.dtype == HALF for w in p.weights]
         tops = [top for counts in bound if (top := largest_exponent(counts)) is not None]

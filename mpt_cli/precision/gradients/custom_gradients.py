@@ -36,14 +36,14 @@ def map_floats(function: Callable[[Tensor], Tensor], structure: Any) -> Any:
 
 
 def is_float_tensor(x: Any) -> bool:
-    """Whether it is a dense tensor with values of floats, traced or not; not a symbolic one of Keras."""
+    """Return whether it is a dense tensor with values of floats, traced or not; not a symbolic one of Keras."""
     if isinstance(x, keras.KerasTensor) or not ops.is_tensor(x) or hasattr(x, "indices"):
         return False
     return bool(keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype)))
 
 
 def wide_dtype(x: Tensor) -> str:
-    """The dtype to compute in for values of `x`: float64 for float64, else float32."""
+    """Return the dtype to compute in for values of `x`: float64 for float64, else float32."""
     dtype = keras.backend.standardize_dtype(x.dtype)
     return "float64" if dtype == "float64" else "float32"
 
@@ -96,7 +96,7 @@ def custom_gradient(f: Callable[..., Any] | None = None) -> Callable[..., Any]:
 
 
 def _is_tensor(leaf: Any) -> bool:
-    """Whether it counts as a tensor; a flag does not, nor does the instance whose method is decorated."""
+    """Return whether it counts as a tensor; a flag does not, nor does the instance whose method is decorated."""
     return ops.is_tensor(leaf) or (isinstance(leaf, (float, int, np.ndarray, np.number)) and not isinstance(leaf, bool))
 
 

@@ -21,7 +21,7 @@ EXPONENT_BIAS = 127
 
 
 def gradient_statistics(gradient: Tensor) -> Tensor:
-    """The counts for a tensor of any shape and float dtype: float32, shape (SINK_SIZE,).
+    """Return the counts for a tensor of any shape and float dtype: float32, shape (SINK_SIZE,).
 
     The exponent is read from the bits of the value as float32 (exact for float16 and bfloat16; float64 is rounded).
     A sum over a fixed number of segments, as `ops.bincount` fails under `jax.jit`; counted in int32, as float32
@@ -158,7 +158,7 @@ def share_overflow(statistics: Counts, scale: float = 1.0, dtype: str = "float16
 
 
 def safe_scales(statistics: Counts, dtype: str = "float16", largest_share_flushed: float = 0.001) -> SafeScales | None:
-    """The window of scales for one gradient; None if it has no nonzero value, so that every scale will do.
+    """Return the window of scales for one gradient; None if it has no nonzero value, so that every scale will do.
 
     highest_power: the largest k whose shifted histogram stays below overflow. lowest_power: the smallest k that
     flushes at most `largest_share_flushed` of the nonzero values. Neither leaves the range of float32, -126 ... 127.

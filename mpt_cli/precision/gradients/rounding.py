@@ -36,7 +36,7 @@ FORMATS = {
 
 
 def find_format(dtype: str) -> FloatFormat:
-    """The format called `dtype`; ValueError with the known names if there is none."""
+    """Return the format called `dtype`; ValueError with the known names if there is none."""
     if dtype not in FORMATS:
         raise ValueError(f"dtype must be one of {', '.join(FORMATS)}. Received: dtype={dtype!r}.")
     return FORMATS[dtype]

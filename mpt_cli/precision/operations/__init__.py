@@ -42,7 +42,7 @@ LARGEST_SAFE_POWER = 3  # of GELU's approximation, which is computed in float16 
 
 
 def trace_forward(model: Any, x: Any) -> list[Operation]:
-    """The operations of the forward pass in training; the model stays as it is.
+    """Return the operations of the forward pass in training; the model stays as it is.
 
     `x` are the inputs of a batch, as arrays.
     """
@@ -57,8 +57,8 @@ def trace_forward(model: Any, x: Any) -> list[Operation]:
 
 
 def trace(model: Any, function: Callable[..., Any], *given: Any) -> list[Operation]:
-    """The operations of `function(state, *given)`, `state` being the values of the trainable, non-trainable and metric
-    variables. Nothing is computed."""
+    """Return the operations of `function(state, *given)`, `state` being the values of the trainable, non-trainable and
+    metric variables. Nothing is computed."""
     if keras.backend.backend() == "tensorflow":
         from mpt_cli.precision.operations.traced_tensorflow import trace_function
     else:
@@ -67,7 +67,7 @@ def trace(model: Any, function: Callable[..., Any], *given: Any) -> list[Operati
 
 
 def need_of(operation: Operation, operations: Sequence[Operation]) -> str:
-    """What an operation needs float32 for, in a word or two; empty where nothing does, whatever its dtype.
+    """Return what an operation needs float32 for, in a word or two; empty where nothing does, whatever its dtype.
 
     `operations` are those of the program.
     """
@@ -91,12 +91,12 @@ def need_of(operation: Operation, operations: Sequence[Operation]) -> str:
 
 
 def _is_half(operation: Operation, need: str) -> bool:
-    """A sum of squares is unsafe where the squares are, also where Keras adds them up in float32."""
+    """Return whether it is unsafe: a sum of squares is where the squares are, also if Keras adds them in float32."""
     return bool(need) and (need == "sum of squares" or operation.dtype == HALF)
 
 
 def _makers(value: Value, operations: Sequence[Operation]) -> list[int]:
-    """The operations that made a value, seen through casts, divisions by a count and what only moves."""
+    """Return the operations that made a value, seen through casts, divisions by a count and what only moves."""
     found: list[int] = []
     waiting = [*value.sources]
     while waiting:
@@ -113,8 +113,8 @@ def _maker_kind(value: Value, operations: Sequence[Operation]) -> str:
 
 
 def _bound_of(argument: Value, operations: Sequence[Operation]) -> str:
-    """Why an exponent is not above 0: max where a maximum is taken off it, else the kind of what made it; empty where
-    nothing says so."""
+    """Return why an exponent is not above 0: max where a maximum is taken off it, else the kind of what made it; empty
+    where nothing says so."""
     for index in _makers(argument, operations):
         maker = operations[index]
         if (
@@ -162,7 +162,7 @@ class OperationReport:
 
     @property
     def products(self) -> dict[str, int]:
-        """How many products there are, by dtype."""
+        """Return how many products there are, by dtype."""
         found: dict[str, int] = {}
         for each in self.counts:
             if each.kind == PRODUCT:
@@ -190,25 +190,25 @@ class Names:
         self._runners = {id(inner): owner for owner in self.parts for inner in layers_run_uncalled(owner)}
 
     def of(self, operation: Operation) -> str:
-        """The path of the layer, the name of a plain operation, or where else it belongs."""
+        """Return the path of the layer, the name of a plain operation, or where else it belongs."""
         if operation.part is not None:
             return name_of(self.parts[operation.part])
         return LOSS if operation.in_loss else REST
 
     def with_inside(self, part: int) -> set[int]:
-        """The indices of a part and of the layers inside it."""
+        """Return the indices of a part and of the layers inside it."""
         inside = {id(each) for each in inner_layers(self.parts[part])}
         return {part, *(index for index, each in enumerate(self.parts) if id(each) in inside)}
 
     def layer_of(self, part: int | None) -> str | None:
-        """The path of the layer that takes a policy for this part; None for what is no layer."""
+        """Return the path of the layer that takes a policy for this part; None for what is no layer."""
         layer = None if part is None else self.parts[part]
         while id(layer) in self._runners:
             layer = self._runners[id(layer)]
         return name_of(layer) if isinstance(layer, keras.Layer) else None
 
     def makers(self, operation: Operation, operations: Sequence[Operation]) -> list[str]:
-        """The layers whose outputs reach an operation that is of none, through others like it."""
+        """Return the layers whose outputs reach an operation that is of none, through others like it."""
         found, waiting, seen = dict[str, None](), [operation], set[int]()
         while waiting:
             for value in waiting.pop().inputs:
@@ -228,7 +228,7 @@ class Names:
 
 
 def needs_of(model: Any, operations: Sequence[Operation]) -> list[Flag]:
-    """What needs float32 and is computed in float16, a flag for each layer or plain operation."""
+    """Return what needs float32 and is computed in float16, a flag for each layer or plain operation."""
     names, found, remedies = Names(model), dict[str, dict[str, None]](), dict[str, dict[str, str]]()
     for each in operations:
         need = need_of(each, operations)
@@ -292,7 +292,7 @@ def set_chosen_policies(model: Any, chosen: ChosenPolicies) -> None:
 
 
 def chosen_policies(model: Any) -> ChosenPolicies | None:
-    """What `set_chosen_policies` was told of `model`; None for a model whose policy says it all."""
+    """Return what `set_chosen_policies` was told of `model`; None for a model whose policy says it all."""
     found = getattr(model, "_mpt_chosen_policies", None)
     return found if isinstance(found, ChosenPolicies) else None
 
@@ -307,7 +307,7 @@ def _put(model: Any, policy: Policy, chosen: Mapping[str, str]) -> None:
 
 
 def _needing(model: Any, operations: Sequence[Operation]) -> dict[str, str]:
-    """The layers to be put into float32, each with the reason."""
+    """Return the layers to be put into float32, each with the reason."""
     found = {row.path: row.risk for row in audit_layers(model) if row.risk and row.compute_dtype == HALF}
     for flag in needs_of(model, operations):
         for path in flag.remedies:

@@ -36,7 +36,7 @@ class Operation:
 
     @property
     def dtype(self) -> str:
-        """What it computes in: that of its first input which is a float, a cast's as "float16 to float32"."""
+        """Return what it computes in: that of its first input which is a float, a cast's as "float16 to float32"."""
         if self.kind == CAST:
             return f"{self.inputs[0].dtype} to {self.outputs[0].dtype}"
         return next(
@@ -51,7 +51,8 @@ _PART = re.compile(MARK.format(r"(\d+)"))
 
 
 def part_in(names: str) -> int | None:
-    """The innermost of the marked parts, by its number, that an operation with this path of names is in; None of none.
+    """Return the innermost of the marked parts, by its number, that an operation with this path of names is in; None of
+    none.
 
     >>> part_in("a/mpt_part_2x/b/mpt_part_10x/c"), part_in("a/mpt_part_none_x")
     (10, None)
@@ -61,7 +62,7 @@ def part_in(names: str) -> int | None:
 
 
 def kinds_by_name(kinds: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """The kind of each operation of a framework, from its names by kind."""
+    """Return the kind of each operation of a framework, from its names by kind."""
     return {name: kind for kind, names in kinds.items() for name in names}
 
 

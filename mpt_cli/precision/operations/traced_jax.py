@@ -98,7 +98,7 @@ class _Reader:
         return self.found
 
     def _walk(self, jaxpr: Any, given: Sequence[tuple[int, ...]], names: str) -> list[tuple[int, ...]]:
-        """The makers of the outputs of `jaxpr`, whose inputs were made by `given`."""
+        """Return the makers of the outputs of `jaxpr`, whose inputs were made by `given`."""
         made = dict(zip(jaxpr.invars, given, strict=True))
 
         def makers(variable: Any) -> tuple[int, ...]:
@@ -115,7 +115,8 @@ class _Reader:
         return [makers(variable) for variable in jaxpr.outvars]
 
     def _inside(self, each: Any, inputs: list[tuple[int, ...]], path: str) -> list[tuple[int, ...]] | None:
-        """The makers of the outputs of a call, loop or condition, whose operations are read; None for an operation."""
+        """Return the makers of the outputs of a call, loop or condition, whose operations are read; None for an
+        operation."""
         name, parameters = each.primitive.name, each.params
         if name == "cond":
             branches = [self._walk(branch.jaxpr, inputs[1:], path) for branch in parameters["branches"]]
@@ -154,6 +155,6 @@ def _exponent(each: Any) -> float | None:
 
 
 def _summed(each: Any) -> float:
-    """How many elements go into each of the sums."""
+    """Return how many elements go into each of the sums."""
     shape = each.invars[0].aval.shape
     return float(math.prod(shape[axis] for axis in each.params["axes"]))

@@ -135,7 +135,8 @@ class _Reader:
             made.update((tensor.name, makers) for tensor, makers in zip(each.outputs, outputs, strict=False))
 
     def _inside(self, graph: Any, each: Any, inputs: list[tuple[int, ...]], path: str) -> list[tuple[int, ...]] | None:
-        """The makers of the outputs of a call, loop or condition, whose operations are read; None for an operation."""
+        """Return the makers of the outputs of a call, loop or condition, whose operations are read; None for an
+        operation."""
         if each.type in BODIES:
             return self._of_function(graph, each.get_attr(BODIES[each.type]).name, inputs, path)
         if each.type in BRANCHES:
@@ -186,7 +187,7 @@ def _exponent(each: Any) -> float | None:
 
 
 def _summed(each: Any) -> float | None:
-    """How many elements go into each of the sums; None where that is not known."""
+    """Return how many elements go into each of the sums; None where that is not known."""
     sizes = [_shape(tensor) for tensor in (each.inputs[0], each.outputs[0])]
     if any(None in shape for shape in sizes):
         return None
