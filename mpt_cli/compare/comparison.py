@@ -401,10 +401,6 @@ def _with_baseline(entry: Entry, entries: list[Entry], objective: Objective, tol
     """Return the entry compared with its baseline; a baseline stays as it is.
 
     The baseline is float32 among those that differ in nothing but the precision, else the first of them.
-
-    The baseline is float32 among those that differ in nothing but the precision, else the first of them.
-
-    The baseline is float32 among those that differ in nothing but the precision, else the first of them.
     """
     group = [other for other in entries if _other_overrides(other) == _other_overrides(entry)]
     baseline = next((other for other in group if other.policy == "float32"), group[0])

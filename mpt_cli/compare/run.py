@@ -32,10 +32,6 @@ def start_compare(
     """Compare the precisions of a recipe or a script. Every configuration is checked before the first job starts.
 
     Return the comparison and the exit code.
-
-    Return the comparison and the exit code.
-
-    Return the comparison and the exit code.
     """
     own, path = split_overrides(overrides, "compare_dir")
     if script is not None:

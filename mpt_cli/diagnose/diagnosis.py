@@ -140,12 +140,6 @@ def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Cal
     helps.
 
     Such a layer may hide another, which the next round finds.
-
-    Such a layer may hide another, which the next round finds.
-
-    Such a layer may hide another, which the next round finds.
-
-    Such a layer may hide another, which the next round finds.
     """
     again, kept, mended = found, list[str](), dict[str, str]()
     for _ in range(ROUNDS):
@@ -181,12 +175,6 @@ def _layers_to_keep(examination: Examination, point: ExaminedPoint) -> list[str]
 
 def _first_lossy_layers(found: Diagnosis) -> dict[str, str]:
     """Return the layers that lose their outputs by themselves: in float32 their outputs are beyond float16.
-
-    The others only receive what these lost. Where no layer is beyond float16, return the first that loses its outputs.
-
-    The others only receive what these lost. Where no layer is beyond float16, return the first that loses its outputs.
-
-    The others only receive what these lost. Where no layer is beyond float16, return the first that loses its outputs.
 
     The others only receive what these lost. Where no layer is beyond float16, return the first that loses its outputs.
     """

@@ -91,12 +91,6 @@ def build_copy(program: Program, policy: PolicySettings, data: DataSet) -> Any:
     """Build the model again under `policy`, with its loss and with layer names as in a fresh process.
 
     The random state of the run is unchanged.
-
-    The random state of the run is unchanged.
-
-    The random state of the run is unchanged.
-
-    The random state of the run is unchanged.
     """
     settings = program.settings
     with random_state_kept(), names_as_in_a_fresh_process():
@@ -200,12 +194,6 @@ class Examination:
 
     def measure_digits(self) -> LostDigits | None:
         """Measure what half precision leaves of the outputs, in the run's own model where it has half precision.
-
-        None where the outputs can't be compared.
-
-        None where the outputs can't be compared.
-
-        None where the outputs can't be compared.
 
         None where the outputs can't be compared.
         """

@@ -48,12 +48,6 @@ def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent | None:
     """Return the last step that overflowed, or the given one.
 
     None where no step overflowed, ConfigError where the given one did not.
-
-    None where no step overflowed, ConfigError where the given one did not.
-
-    None where no step overflowed, ConfigError where the given one did not.
-
-    None where no step overflowed, ConfigError where the given one did not.
     """
     events = _read_events(run.events_jsonl)
     found = [line for line in events if line["kind"] == OVERFLOW]
@@ -107,12 +101,6 @@ def diagnosis_directory(path: str | None, parent: Path) -> Iterator[Path]:
 
 def check_write_path(target: str | None, words: Sequence[str]) -> None:
     """Raise DataError where the file exists or can't be made, before anything is measured; leave no file behind.
-
-    ConfigError where a copy there would not find a file that the recipe names.
-
-    ConfigError where a copy there would not find a file that the recipe names.
-
-    ConfigError where a copy there would not find a file that the recipe names.
 
     ConfigError where a copy there would not find a file that the recipe names.
     """

@@ -164,12 +164,6 @@ class OverflowDiagnosis:
         """Return the layer that overflowed first; None where none can be named.
 
         Where the step overflowed again but the probes saw nothing, it is the layer that the run recorded.
-
-        Where the step overflowed again but the probes saw nothing, it is the layer that the run recorded.
-
-        Where the step overflowed again but the probes saw nothing, it is the layer that the run recorded.
-
-        Where the step overflowed again but the probes saw nothing, it is the layer that the run recorded.
         """
         return self.first.part if self.first is not None else self.overflow.layer if self.overflowed_again else None
 
@@ -212,12 +206,6 @@ def _run_with_probes(replayed: ReplayedRun, batch: Any) -> tuple[float, list[Obs
     """Return the loss, what the probes saw, and whether that was compiled as in the run.
 
     Where everything is finite when compiled like the run, look again with every operation rounded to float16.
-
-    Where everything is finite when compiled like the run, look again with every operation rounded to float16.
-
-    Where everything is finite when compiled like the run, look again with every operation rounded to float16.
-
-    Where everything is finite when compiled like the run, look again with every operation rounded to float16.
     """
     parts, model = replayed.parts, replayed.parts.model
     injector = build_injector(parts.settings.fault, model, parts.data)
@@ -233,12 +221,6 @@ def _run_with_probes(replayed: ReplayedRun, batch: Any) -> tuple[float, list[Obs
 
 def first_non_finite(observed: Sequence[ObservedTensor], loss_is_finite: bool) -> ObservedTensor | None:
     """Return the first tensor that is not finite and matters.
-
-    Where the loss is finite, an infinity in the forward pass did no harm: a mask, or -inf into a ReLU.
-
-    Where the loss is finite, an infinity in the forward pass did no harm: a mask, or -inf into a ReLU.
-
-    Where the loss is finite, an infinity in the forward pass did no harm: a mask, or -inf into a ReLU.
 
     Where the loss is finite, an infinity in the forward pass did no harm: a mask, or -inf into a ReLU.
     """
@@ -313,15 +295,6 @@ CAST_LIMIT = 65520.0  # from here on a cast to float16 gives inf
 
 def overflow_content(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) -> dict[str, Any]:
     """Return the content of diagnosis.json.
-
-    `layer` is None where none could be named; `sightings` are all tensors in time order; `remedies` are those tried,
-    the best first.
-
-    `layer` is None where none could be named; `sightings` are all tensors in time order; `remedies` are those tried,
-    the best first.
-
-    `layer` is None where none could be named; `sightings` are all tensors in time order; `remedies` are those tried,
-    the best first.
 
     `layer` is None where none could be named; `sightings` are all tensors in time order; `remedies` are those tried,
     the best first.

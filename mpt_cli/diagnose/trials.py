@@ -31,15 +31,6 @@ def try_remedies(found: "OverflowDiagnosis", steps: int, say: Callable[[str], No
 
     None are tried where the fault lies outside the layers; where the unchanged run continues well, it is the only
     trial.
-
-    None are tried where the fault lies outside the layers; where the unchanged run continues well, it is the only
-    trial.
-
-    None are tried where the fault lies outside the layers; where the unchanged run continues well, it is the only
-    trial.
-
-    None are tried where the fault lies outside the layers; where the unchanged run continues well, it is the only
-    trial.
     """
     if found.layer is None or found.bad_weights or found.bad_inputs:
         return []
@@ -60,12 +51,6 @@ def try_remedies(found: "OverflowDiagnosis", steps: int, say: Callable[[str], No
 
 def candidate_remedies(found: "OverflowDiagnosis") -> list[list[str]]:
     """Return the overrides of each remedy, the smallest change first.
-
-    Where the loss was finite: a lower scale, a scale that moves, layers in float32, a slower optimizer, another policy.
-
-    Where the loss was finite: a lower scale, a scale that moves, layers in float32, a slower optimizer, another policy.
-
-    Where the loss was finite: a lower scale, a scale that moves, layers in float32, a slower optimizer, another policy.
 
     Where the loss was finite: a lower scale, a scale that moves, layers in float32, a slower optimizer, another policy.
     """

@@ -293,10 +293,6 @@ class Step:
         """Return bytes, form and layer of the largest arrays that a step makes; equal forms of a layer are added up.
 
         Arrays written over weights, slots and records are left out. The others need not exist at the same time.
-
-        Arrays written over weights, slots and records are left out. The others need not exist at the same time.
-
-        Arrays written over weights, slots and records are left out. The others need not exist at the same time.
         """
         found: dict[tuple[str, str], list[int]] = {}
         for shape, layer in self.arrays:
@@ -430,10 +426,6 @@ def _attention(computation: Computation, each: Instruction, backward: bool) -> f
     forward's), each of queries by keys by head size.
 
     A causal mask saves about half of them, which is not subtracted.
-
-    A causal mask saves about half of them, which is not subtracted.
-
-    A causal mask saves about half of them, which is not subtracted.
     """
     query, key = (computation.operand(each, index).shape.sizes for index in (0, 1))
     axis = next((axis for axis in (1, 2) if query[axis] != key[axis]), 1)  # where lengths differ they show the layout
@@ -442,10 +434,6 @@ def _attention(computation: Computation, each: Instruction, backward: bool) -> f
 
 def _bytes_of(computations: dict[str, Computation], computation: Computation, each: Instruction) -> int:
     """Return the bytes that a kernel reads and writes.
-
-    Of an array that it slices, only the slices count; of one that it updates in place, only the update.
-
-    Of an array that it slices, only the slices count; of one that it updates in place, only the update.
 
     Of an array that it slices, only the slices count; of one that it updates in place, only the update.
     """

@@ -266,12 +266,6 @@ def run_page(histories: Sequence[RunHistory], pictures: Sequence[Picture], page:
     """Return the whole page as text, which begins with the verdict of one run, or with how several ended.
 
     `page` is where the page will be written.
-
-    `page` is where the page will be written.
-
-    `page` is where the page will be written.
-
-    `page` is where the page will be written.
     """
     if len(histories) == 1:
         [history] = histories

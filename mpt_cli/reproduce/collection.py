@@ -129,12 +129,6 @@ def _expand(word: str) -> Iterator[_Requested]:
 
     The name of a recipe never means a run, even where a folder has that name. A folder without a run and without YAML
     is treated as a run, so that the user hears what it lacks.
-
-    The name of a recipe never means a run, even where a folder has that name. A folder without a run and without YAML
-    is treated as a run, so that the user hears what it lacks.
-
-    The name of a recipe never means a run, even where a folder has that name. A folder without a run and without YAML
-    is treated as a run, so that the user hears what it lacks.
     """
     path = expanded(word)
     if word in recipe_paths():
@@ -199,10 +193,6 @@ def is_run_word(word: str) -> bool:
 
 def _is_run_file(file: Path) -> bool:
     """Return whether the file is the configuration of a run.
-
-    Such a run is compared with its own summary, not with the expect: block of its recipe.
-
-    Such a run is compared with its own summary, not with the expect: block of its recipe.
 
     Such a run is compared with its own summary, not with the expect: block of its recipe.
     """

@@ -84,10 +84,6 @@ def run_command(
     """Return `mpt VERB overrides…` on the run directory, quiet, with its output in `log`.
 
     It gets as many threads and cores as the run of the environment.json `as_in` had, because sums depend on them.
-
-    It gets as many threads and cores as the run of the environment.json `as_in` had, because sums depend on them.
-
-    It gets as many threads and cores as the run of the environment.json `as_in` had, because sums depend on them.
     """
     words, facts = mpt_command(verb, "--quiet", *overrides), as_in or {}
     return Command(log.stem, words, run, log, environment=thread_variables(facts), cores=recorded_cores(facts))
@@ -261,10 +257,6 @@ Tell = Callable[[str], None]
 
 def update_recipes(results: Sequence[Reproduction], tell: Tell) -> bool:
     """Write what came out into the recipes; return whether every recipe expects it now.
-
-    A run that failed gives nothing to write. `tell` receives what is written, and why something is not.
-
-    A run that failed gives nothing to write. `tell` receives what is written, and why something is not.
 
     A run that failed gives nothing to write. `tell` receives what is written, and why something is not.
     """

@@ -89,12 +89,6 @@ def read_json(path: Path, record: type | Mapping[str, Any] | None = None) -> dic
     DataError when it is missing, damaged (fields of other types than those of `record`, if given) or written by a later
     version of mpt.
 
-    DataError when it is missing, damaged (fields of other types than those of `record`, if given) or written by a later
-    version of mpt.
-
-    DataError when it is missing, damaged (fields of other types than those of `record`, if given) or written by a later
-    version of mpt.
-
     Non-finite numbers stay the strings they are in the file ("NaN", "Infinity"); `float()` reads them.
     """
     try:
@@ -116,10 +110,6 @@ def read_json(path: Path, record: type | Mapping[str, Any] | None = None) -> dic
 
 def read_summary(path: Path) -> dict[str, Any]:
     """Return the content of summary.json as a dict, which later fields don't break.
-
-    DataError where it is damaged, also by an exit code that no run has.
-
-    DataError where it is damaged, also by an exit code that no run has.
 
     DataError where it is damaged, also by an exit code that no run has.
     """
@@ -287,10 +277,6 @@ class RunDirectory(TelemetryFiles):
 
     def summary_for(self, exit_code: int | None) -> dict[str, Any]:
         """Return the content of summary.json of a process that ended with this exit code; empty where it wrote none.
-
-        A summary with another code comes from an earlier attempt, or from another run.
-
-        A summary with another code comes from an earlier attempt, or from another run.
 
         A summary with another code comes from an earlier attempt, or from another run.
         """

@@ -49,10 +49,6 @@ def applicable_expectations(expect: dict[str, Any], keys_given: Iterable[str]) -
 
     The block is about the recipe's own settings. So a run, its repetition and `mpt reproduce` agree.
 
-    The block is about the recipe's own settings. So a run, its repetition and `mpt reproduce` agree.
-
-    The block is about the recipe's own settings. So a run, its repetition and `mpt reproduce` agree.
-
     >>> applicable_expectations({"steps_seen": 3}, ["conf", "trainer.epochs"])
     {}
     """
@@ -171,10 +167,6 @@ def reportable(settings: Settings) -> dict[str, Any] | None:
     """Return a summary with every field and number that a run of these settings may report.
 
     None where only the run can tell: with a model of the user's, metrics of the user's or metrics by output.
-
-    None where only the run can tell: with a model of the user's, metrics of the user's or metrics by output.
-
-    None where only the run can tell: with a model of the user's, metrics of the user's or metrics by output.
     """
     trainer = settings.trainer
     plain = [
@@ -198,10 +190,6 @@ def summary_with(metric_names: Iterable[str]) -> dict[str, Any]:
 
 def check_names(settings: Settings, metric_names: Sequence[str] | None = None) -> list[Problem]:
     """Return a problem for each name in `expect` that no run of these settings reports.
-
-    `metric_names` are the metrics of the model, where it has been built.
-
-    `metric_names` are the metrics of the model, where it has been built.
 
     `metric_names` are the metrics of the model, where it has been built.
     """
@@ -287,12 +275,6 @@ def _mean_and_margin(got: Sequence[float]) -> tuple[float, float]:
 
     The margin is 0 for equal whole numbers, which are counted and not measured. The mean is nan where a value is not
     finite.
-
-    The margin is 0 for equal whole numbers, which are counted and not measured. The mean is nan where a value is not
-    finite.
-
-    The margin is 0 for equal whole numbers, which are counted and not measured. The mean is nan where a value is not
-    finite.
     """
     if not all(map(math.isfinite, got)):
         return math.nan, 0.0
@@ -311,10 +293,6 @@ def _bound(got: Sequence[float], side: str) -> float | int:
 
 def updated_text(text: str, figures: Mapping[KeyPath, Any], is_new: bool = False) -> str:
     """Return the recipe with the figures in place of the old ones, or in a new block where it `is_new`.
-
-    DataError where the recipe lacks a place for a figure.
-
-    DataError where the recipe lacks a place for a figure.
 
     DataError where the recipe lacks a place for a figure.
     """

@@ -44,10 +44,6 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
     None without git or a checkout.
 
-    None without git or a checkout.
-
-    None without git or a checkout.
-
     Untracked files are not part of it. `modified` is None where git took too long to tell.
     """
     commit = _git(folder, "rev-parse", "HEAD")
@@ -202,10 +198,6 @@ def thread_variables(environment: Mapping[str, Any]) -> dict[str, str]:
 
 def recorded_cores(environment: Mapping[str, Any]) -> int | None:
     """Return how many cores a run on the CPU had: JAX starts a thread for each, whatever variables say.
-
-    None where it is not known, and for a run on another device.
-
-    None where it is not known, and for a run on another device.
 
     None where it is not known, and for a run on another device.
 

@@ -129,10 +129,6 @@ def _with_stored_function(asked: _Named, stored: _Named) -> _Named:
     """Return `asked` with the function as the record names it, where it is the same one.
 
     The record holds the path of a module beside the recipe, which has another relative path from another folder.
-
-    The record holds the path of a module beside the recipe, which has another relative path from another folder.
-
-    The record holds the path of a module beside the recipe, which has another relative path from another folder.
     """
     key = {Builder: "builder", Loader: "loader"}.get(type(asked))
     if key is None or type(asked) is not type(stored):
@@ -307,10 +303,6 @@ def _kept_lines(
     path: Path, keep: Callable[[dict[str, Any]], bool], required: Sequence[str] = ()
 ) -> tuple[int, list[tuple[str, dict[str, Any]]]]:
     """Return how many whole lines there are, and those to keep with their content, which has the `required` fields.
-
-    A partial last line does not count.
-
-    A partial last line does not count.
 
     A partial last line does not count.
     """

@@ -393,8 +393,6 @@ def field_problem(
 
     Unknown fields are accepted, as a later version may have written them.
 
-    Unknown fields are accepted, as a later version may have written them.
-
     >>> field_problem({"step": int, "loss": float | None}, {"step": 3, "loss": "NaN", "new": []}, ["step"]) is None
     True
     >>> field_problem({"step": int}, {"step": "three"})

@@ -210,8 +210,6 @@ class RunState:
         """Return whether the loss is at most this share of that of the first applied step.
 
         False where it began at 0, or is not known.
-
-        False where it began at 0, or is not known.
         """
         first, last = self.first_loss or 0.0, self.loss
         return 0.0 < abs(first) < math.inf and last is not None and abs(last) <= share * abs(first)

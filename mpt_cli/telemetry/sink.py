@@ -67,8 +67,6 @@ class Sink:
         """Receive what the run does from now on that may take long, such as "compiling the training step".
 
         Phases may be nested, and may begin before `start`.
-
-        Phases may be nested, and may begin before `start`.
         """
 
     def phase_lasts(self, doing: str, seconds: float, hint: str) -> None:
@@ -180,8 +178,6 @@ class Telemetry:
     @contextmanager
     def busy(self, doing: str, hint: str = "") -> Iterator[None]:
         """Tell the sinks of a phase that may take long.
-
-        A signal inside is answered although the main thread can't hear it (`signals.unheard`).
 
         A signal inside is answered although the main thread can't hear it (`signals.unheard`).
         """

@@ -66,8 +66,6 @@ def _chosen_sinks(logger: LoggerSettings) -> dict[str, Any]:
     """Return the trackers and the sinks of other packages that are switched on, by name.
 
     Each is called with the path of its name in the run directory.
-
-    Each is called with the path of its name in the run directory.
     """
     chosen = {name: sink for name, sink in TRACKERS.items() if getattr(logger, name)}
     for name in chosen:

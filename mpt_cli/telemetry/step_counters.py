@@ -52,8 +52,6 @@ def loss_bound(losses: NDArray[Any]) -> tuple[float, float]:
 
     nan and infinity where there are too few losses, or where most are 0, so that any other value would be a jump.
 
-    nan and infinity where there are too few losses, or where most are 0, so that any other value would be a jump.
-
     The median plus `MADS` median absolute deviations, and never below one and a half times itself. Losses above 0 may
     also differ by factors, as those of single batches do when most are near 0: by `LOG_MADS` deviations of their
     logarithms, which are those of neighbours, so that a fast fall is no spread. Of 10,000 steps of noisy losses
@@ -133,8 +131,6 @@ class SpikeWatch(Resumable):
 
     def _jumps(self, seen: int, losses: NDArray[Any], above: NDArray[Any]) -> list[Jump]:
         """Return the jumps among these losses, before which `seen` steps lie.
-
-        `above` are the rows above the bound; the window ends before the first of these losses.
 
         `above` are the rows above the bound; the window ends before the first of these losses.
         """

@@ -85,12 +85,6 @@ class _Finder(CompletionFinder):
         """Return the completions, sorted.
 
         argparse takes a list of words for ended after an option; here it continues.
-
-        argparse takes a list of words for ended after an option; here it continues.
-
-        argparse takes a list of words for ended after an option; here it continues.
-
-        argparse takes a list of words for ended after an option; here it continues.
         """
         for parser in active_parsers:
             active: list[argparse.Action] = parser.active_actions  # type: ignore[attr-defined]  # argcomplete adds it

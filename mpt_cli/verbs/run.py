@@ -265,15 +265,6 @@ def _script_exit_code(error: BaseException | None, policy: str) -> int:
 
     Its exception is printed as Python prints it, through a hook that the script may have set, followed by a hint where
     half precision may be the cause.
-
-    Its exception is printed as Python prints it, through a hook that the script may have set, followed by a hint where
-    half precision may be the cause.
-
-    Its exception is printed as Python prints it, through a hook that the script may have set, followed by a hint where
-    half precision may be the cause.
-
-    Its exception is printed as Python prints it, through a hook that the script may have set, followed by a hint where
-    half precision may be the cause.
     """
     if error is None or isinstance(error, (MptError, KeyboardInterrupt)):
         return OK

@@ -309,8 +309,6 @@ class Narrator:
         """Return the state that these skips alone show.
 
         Their scale counts only where nan appeared at the floor: inf may still vanish at a lower scale.
-
-        Their scale counts only where nan appeared at the floor: inf may still vanish at a lower scale.
         """
         at_floor = [e.scale_before for e in skips if e.nan and is_at_floor(self._scaling, e.scale_before)]
         return RunState(
