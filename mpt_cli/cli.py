@@ -151,11 +151,15 @@ def _run(arguments: list[str]) -> int:
     if verb not in VERBS:
         _top_parser().error(_unknown_verb(verb))
     folders, parser = list[str](), verb_parser(verb)
+    end = rest.index("--") if verb == "compare" and "--" in rest else len(rest)
+    rest, script = rest[:end], rest[end + 1 :]  # argparse takes options behind -- for its own
     if verb != "run":  # what stands behind the script is the script's own
         folders, rest = split_config_directories(rest)
         check_options(parser, rest)
     add_config_directories(folders)
     words = parser.parse_intermixed_args(rest)  # --help, and what argparse refuses, ends here: no verb is loaded
+    if script:
+        words.overrides += script
     return load_verb(verb)(words)
 
 

@@ -10,12 +10,12 @@ from mpt_cli.errors import ConfigError
 from mpt_cli.verbs.run import script_settings
 
 SCRIPT = """
-import keras, numpy as np
+import keras, numpy as np, sys
 keras.utils.set_random_seed(7)
 x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, dtype="float32")])
 model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
-model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0)
+model.fit(x, x[:, :1], batch_size=4, epochs=int(sys.argv[2]), verbose=0)
 """
 
 
@@ -38,7 +38,7 @@ def test_the_jobs_of_a_script_are_runs_of_it_round_by_round():
 @pytest.mark.long
 def test_a_script_is_compared_as_a_recipe_is(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
-    words = ["policy=float32,mixed_float16", "compare_dir=found", "--seeds", "2", "--json", "--", "train.py"]
+    words = ["policy=float32,mixed_float16", "compare_dir=found", "--seeds", "2", "--json", "--", "train.py", "--epochs", "3"]
     done = mpt("compare", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
