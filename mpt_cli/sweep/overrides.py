@@ -293,10 +293,11 @@ def read_dimensions(words: Sequence[str]) -> tuple[Space, list[Problem]]:
     return space, problems
 
 
-def load_each(configurations: Iterable[Sequence[str]]) -> list[Settings]:
-    """Return the settings of each command line; ConfigError with all that is wrong with any."""
+def load_each(configurations: Iterable[Sequence[str]], known: Sequence[Problem] = ()) -> list[Settings]:
+    """Return the settings of each command line; ConfigError with all that is wrong with any, behind what is known."""
     found = load_variations(configurations)
-    if problems := [problem for each in found if isinstance(each, ConfigError) for problem in each.problems]:
+    problems = [*known, *(problem for each in found if isinstance(each, ConfigError) for problem in each.problems)]
+    if problems:
         raise ConfigError(each_once(problems))
     return [each for each in found if not isinstance(each, ConfigError)]
 

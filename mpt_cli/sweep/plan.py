@@ -221,16 +221,16 @@ def make_plan(
     on this machine (`is_here`) their files must be on it, else DataError.
     """
     grid, block = read_grid(words), block or Block()
-    axes = block.axes_with(grid, words)
+    axes = [axis for axis in block.axes_with(grid, words) if axis]
     count = math.prod(map(len, axes))
     if count > MOST_JOBS:
         grid.problems.append(Problem("sweep", f"must be at most {MOST_JOBS:,} jobs.", f"{count:,}"))
-    if grid.problems:
-        raise ConfigError([*grid.problems, *([] if count > MOST_JOBS else _problems_of_the_rest(grid.problems, axes))])
+        raise ConfigError(grid.problems)
     if count >= 100:
         say(f"checking {count:,} configurations")
-    points = [*combinations(axes)]
-    settings = load_each(point.words for point in points)
+    wrong = {problem.key for problem in grid.problems}
+    points = [*combinations(tuple(point.without(wrong) for point in axis) for axis in axes)]
+    settings = load_each((point.words for point in points), grid.problems)
     check_objective(objective, settings, _objective_key(objective, block))
     if is_here:
         check_files(settings)
@@ -290,17 +290,6 @@ def check_files(settings: Sequence[Settings]) -> None:
             met.append(Problem(key, rule))
     if met:
         raise DataError("\n  ".join(dict.fromkeys(map(str, met)))) if is_of_data else ConfigError(each_once(met))
-
-
-def _problems_of_the_rest(known: Sequence[Problem], axes: Sequence[Sequence[Point]]) -> list[Problem]:
-    """Return what else is wrong, besides words that can't be swept."""
-    keys = {problem.key for problem in known}
-    sound = [tuple(point.without(keys) for point in axis) for axis in axes if axis]
-    try:
-        load_each(point.words for point in combinations(sound))
-    except ConfigError as error:
-        return error.problems
-    return []
 
 
 def _with_seed(point: Point, settings: Settings) -> tuple[Point, Settings]:
