@@ -57,7 +57,7 @@ class ResultPrinter:
 
     def finish(self, results: Sequence[Reproduction]) -> None:
         rows = [
-            (result.target.name, check.name, check.expected, check.got_text, "ok" if check.passed else "MISSED")
+            (result.target.name, check.name, check.expected, check.got_text, _word(result, check.passed))
             for result in results
             for check in result.checks
         ]
@@ -67,8 +67,12 @@ class ResultPrinter:
                 text_columns(["run", "what", "expected", "got", ""]),
                 rows,
                 self.console,
-                lambda row: "" if row[-1] == "ok" else "bold red",
+                lambda row: "" if row[-1].startswith("ok") else "bold red",
             )
+        if len(results) > 1:
+            broken = sum(bool(result.child.fault) for result in results)
+            good = sum(result.passed for result in results)
+            self.line(f"\n{good} reproduced, {len(results) - good - broken} missed, {broken} without a result")
         for result in results:
             if not result.passed:
                 self._explain(result)
@@ -76,6 +80,9 @@ class ResultPrinter:
     def _explain(self, result: Reproduction) -> None:
         where = result.child.run.path
         self.line(f"\n{result.target.name}: {f'see {where}' if where.is_dir() else result.failure}")
+        if not where.is_dir():
+            for line in result.child.words.splitlines()[1:][-MOST_LINES:]:
+                self.line(f"  {line}")
         for attempt, failure in enumerate(result.earlier, 1):
             self.line(f"  attempt {attempt}: {failure}")
         for check in result.checks:
@@ -97,6 +104,12 @@ class ResultPrinter:
             self.line(f"    {line}")
         if len(result.differences) > MOST_DIFFERENCES:
             self.line(f"    and {len(result.differences) - MOST_DIFFERENCES} more, in environment.json")
+
+
+def _word(result: Reproduction, passed: bool) -> str:
+    if result.child.fault:
+        return "NO RESULT"
+    return (f"ok at attempt {result.attempts}: flaky" if result.is_flaky else "ok") if passed else "MISSED"
 
 
 def check_junit(path: Path) -> None:
@@ -154,7 +167,8 @@ def _add_suite(root: ElementTree.Element, result: Reproduction) -> None:
         if not check.passed:
             message = result.failure if child.fault else str(check)
             earlier = [f"attempt {attempt}: {failure}" for attempt, failure in enumerate(result.earlier, 1)]
-            details = [message, f"run: {child.run.path}", child.words, *earlier, *result.differences]
+            where = [f"run: {child.run.path}"] if child.run.path.is_dir() else []
+            details = [message, *where, child.words, *earlier, *result.differences]
             _add(case, kind, "\n".join(details), message=message, type=type_)
     if missed:
         _add(suite, "system-out", _last_lines(result))
@@ -164,7 +178,7 @@ def _properties(result: Reproduction) -> dict[str, object]:
     """Return what a reader of the results may want to group them by."""
     machine = result.child.environment
     return {
-        "run_dir": result.child.run.path,
+        "run_dir": result.child.run.path if result.child.run.path.is_dir() else None,
         "seed": result.target.seed,
         "tags": ", ".join(result.target.tags),
         "attempts": result.attempts,

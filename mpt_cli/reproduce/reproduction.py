@@ -97,8 +97,8 @@ def read_finished(command: Command[RunDirectory], ending: Ending) -> FinishedPro
         words = f"it was ended after {ending.limit_seconds:g} s"
         return FinishedProcess(command.subject, ending.exit_code, words, ending.limit_seconds)
     lines = command.log.read_text(encoding="utf-8", errors="replace").splitlines() if command.log else []
-    own = [line for line in lines if line.startswith("mpt ")]
-    return FinishedProcess(command.subject, ending.exit_code, "\n".join(own or lines[-1:]))
+    own = next((place for place, line in enumerate(lines) if line.startswith("mpt ")), -1)  # with a traceback below it
+    return FinishedProcess(command.subject, ending.exit_code, "\n".join(lines[own:]))
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Reproduction:
             "attempts": self.attempts,
             "failures": [*self.earlier, *([self.failure] if self.failure else [])],
             "seed": self.target.seed,
-            "run_dir": str(self.child.run.path),
+            "run_dir": str(self.child.run.path) if self.child.run.path.is_dir() else None,
             "exit_code": self.child.exit_code,
             "checks": [vars(check) for check in self.checks],
             "environment_differences": self.differences,

@@ -434,7 +434,8 @@ def describe_layer(layer: Any) -> str:
 
 def user_traceback(error: BaseException) -> str:
     """Return the traceback of the user's own exception, of the `user_frames` alone."""
-    return "".join(traceback.format_exception(type(error), error, user_frames(error))).rstrip()
+    text = "".join(traceback.format_exception(type(error), error, user_frames(error))).rstrip()
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)  # Keras colors its messages
 
 
 def user_frames(error: BaseException) -> TracebackType | None:

@@ -383,7 +383,7 @@ def add_rerun_options(parser: Parser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="run what failed again, up to N times; what passes then is reported as flaky",
+        help="run what failed again with the same seed, up to N times; what passes then is flaky",
     )
     parser.more.add_argument("-x", "--exitfirst", action="store_true", help="start no run after one that failed")
     parser.more.add_argument(
@@ -442,7 +442,8 @@ def configure_reproduce(parser: Parser) -> None:
 --update runs as many seeds as `seeds:` says, 3 by default, and writes into the expect: block what they missed, or the
 block itself.
 
-exit code: 0 all came out as expected; 2 a recipe can't be read (the others ran); 5 an expectation was missed"""
+exit code: 0 all came out as expected; 2 a recipe can't be read (the others ran); 5 an expectation was missed; else the
+code of the run that broke"""
 
 
 def configure_evaluate(parser: Parser) -> None:

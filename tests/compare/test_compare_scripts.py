@@ -43,7 +43,17 @@ def test_what_stands_behind_the_script_is_its_own(tmp_path):
 @pytest.mark.long
 def test_a_script_is_compared_as_a_recipe_is(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
-    words = ["policy=float32,mixed_float16", "compare_dir=found", "--seeds", "2", "--json", "--", "train.py", "--epochs", "3"]
+    words = [
+        "policy=float32,mixed_float16",
+        "compare_dir=found",
+        "--seeds",
+        "2",
+        "--json",
+        "--",
+        "train.py",
+        "--epochs",
+        "3",
+    ]
     done = mpt("compare", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
