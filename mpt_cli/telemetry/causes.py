@@ -78,10 +78,12 @@ SPOILED_LOSS, SPOILED_WEIGHTS = "spoiled loss", "spoiled weights"
 CAUSES = {
     FORWARD: Cause(
         lambda run_state, skips: run_state.forward_share(skips) > 0.5,
-        remedy="The loss itself was not finite, which is not the loss scale's fault: look for nan or inf in the data, "
-        "lower the learning rate, or keep a layer that overflows in float32.",
-        explanation="the loss itself was not finite, which is not the loss scale's fault. Look for bad values in the "
-        "data, a learning rate that is too high, or a layer that overflows float16 and is better kept in float32.",
+        remedy="The loss itself was not finite, which is not the loss scale's fault: keep a layer that overflows in "
+        "float32 (mpt diagnose names it, in a script mpt.diagnose(model, x, y)), look for nan or inf in the data, or "
+        "lower the learning rate.",
+        explanation="the loss itself was not finite, which is not the loss scale's fault. Keep a layer that overflows "
+        "in float32 (mpt diagnose names it, in a script mpt.diagnose(model, x, y)), look for bad values in the data, "
+        "or lower the learning rate.",
         hint="the loss itself was not finite, which is not the scale's fault",
     ),
     NAN: Cause(

@@ -287,8 +287,10 @@ def _ends_unchecked(run_state: RunState) -> str | None:
 
 
 def _ends_warmed_up(run_state: RunState) -> str | None:
-    if not run_state.skip_steps or run_state.search_skips < run_state.skipped_steps:
+    if not run_state.skip_steps or 2 * run_state.search_skips <= run_state.skipped_steps:
         return None
+    if run_state.search_skips < run_state.skipped_steps:
+        return _describe_skips(run_state)
     words = f"{_format_skipped(run_state)} while the scale settled{_format_at_scale(run_state)}, the last at step "
     advice = _advise_first_scale(run_state)
     return f"{words}{run_state.skip_steps[-1]}; this is normal and nothing needs to be done.{advice}"
@@ -322,7 +324,7 @@ def _describe_skips(run_state: RunState) -> str:
     """Return how many skips came from the search for the scale at the start, and how many came later."""
     searched = run_state.search_skips
     if not searched:
-        return f"{_format_skipped(run_state)}, few enough to do no harm."
+        return f"{_format_skipped(run_state)}; nothing needs to be done."
     bad = len(run_state.forward_steps)
     groups = {
         "while the scale settled": searched,
@@ -330,7 +332,7 @@ def _describe_skips(run_state: RunState) -> str:
         "with a loss that was not finite even before scaling": bad,
     }
     told = ", ".join(f"{format_count(count)} {when}" for when, count in groups.items() if count)
-    return f"{_format_skipped(run_state)}: {told}, few enough to do no harm.{_advise_first_scale(run_state)}"
+    return f"{_format_skipped(run_state)}: {told}.{_advise_first_scale(run_state)}"
 
 
 def _remark_bad_values(run_state: RunState) -> str | None:
@@ -379,7 +381,7 @@ REMARKS = (
 def _explain_no_scale(run_state: RunState) -> str:
     if run_state.scaling.is_needed and run_state.flushed_share is not None:
         lost = f"{format_fraction(run_state.flushed_share)} of the gradient elements were flushed to zero"
-        return f"the loss was not scaled although layers compute in float16, and {lost}: few enough to do no harm."
+        return f"the loss was not scaled although layers compute in float16, and {lost}."
     if not run_state.scaling.is_needed:
         return "the loss was not scaled, because nothing needed it."
     return (
