@@ -38,7 +38,6 @@ RECORDS = {
     "metrics.jsonl": records.Snapshot,
     "events.jsonl": records.Event,
     "layers.jsonl": records.LayerSample,
-    "spikes.jsonl": records.Spike,
     "summary.json": records.Summary,
     "header.json": records.RunHeader,
     "ending": Ending,

@@ -188,7 +188,6 @@ class Recording(Record, ABC):
             rule.lowest,
             rule.highest,
             self.optimizer.on_overflow == "apply",
-            keep_spikes=self.settings.trainer.keep_spikes or 0 if self.tells_loss else 0,
         )
 
     def described_optimizer(self) -> str:
@@ -222,9 +221,6 @@ class Recording(Record, ABC):
     def explained(self, events: list[Event]) -> list[Event]:
         """Without the pass that it began in, where the loss does not tell it."""
         return events if self.tells_loss else [replace(event, cause=None) for event in events]
-
-    def examples_of(self, step_in_epoch: int) -> dict[str, Any]:
-        return {"no_examples": NO_EXAMPLES}
 
     def watch_weights(self) -> None:
         """From here on see whether they move."""
@@ -328,7 +324,6 @@ NOT_OF_A_LOOP = [
     "checkpoints: a custom loop can't be resumed",
     "metrics and normalisation in skipped steps: the loop itself updates them; weights and optimizer stay as they were",
 ]
-NO_EXAMPLES = "only the program that trained knows what was in the batch"
 NO_LOSS = "the loss of each step, and so whether it jumped, and whether an overflow began in the forward pass: "
 
 

@@ -425,12 +425,10 @@ def build_data_set(raw: RawArrays, settings: DataSettings, seed: int) -> DataSet
     """
     parts, target = _prepare_sets(raw)
     train = draw_examples(parts[0], settings.limit, seed, raw.in_order)
-    places = draw_examples(Examples(np.arange(len(parts[0])), None), settings.limit, seed, raw.in_order)
     if len(parts) > 1:
         validation: Examples | None = draw_examples(parts[1], settings.limit, seed, raw.in_order)
     else:
         train, validation = split_examples(train, settings.validation_fraction, seed, raw.in_order)
-        places, _ = split_examples(places, settings.validation_fraction, seed, raw.in_order)
     pixels = {
         name: _PIXEL_MAX
         for name, array in leaves(raw.train.x, "x")
@@ -441,7 +439,7 @@ def build_data_set(raw: RawArrays, settings: DataSettings, seed: int) -> DataSet
     drawn = _standardise(drawn, target) if raw.standardise else drawn
     kept = [part for part in (drawn.train, drawn.validation) if part is not None]
     data = _described(drawn, drawn.train, drawn.validation, target, kept)
-    return replace(data, preprocessing=drawn.preprocessing, rows=places.x)
+    return replace(data, preprocessing=drawn.preprocessing)
 
 
 def _prepare_sets(raw: RawArrays) -> tuple[list[Examples], TargetSpec]:

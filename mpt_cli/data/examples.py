@@ -365,8 +365,6 @@ class DataSet(Shapes):
     in the model's order, each with its `name` and the `mean` and `deviation` it was standardised by; `divided_by` for
     each input x, x['image'], …; the names of `classes` and the `characters` in the order of their numbers. `warnings`
     is what the header tells of the data.
-
-    `rows` are the places, from 0, that the examples to train on had in the source; None where they are as they came.
     """
 
     train: Examples | Stream
@@ -377,7 +375,6 @@ class DataSet(Shapes):
     preprocessing: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     refused: DataError | None = None
-    rows: Array | None = None
 
     @property
     def counts(self) -> dict[str, int | None]:

@@ -82,11 +82,6 @@ class BatchPlan:
         """Return whether no batch of `data` is smaller than the others, where that is known ahead."""
         return isinstance(data, Examples) and self.rest_of(len(data)) == 0
 
-    def examples_of(self, examples: int, epoch: int, step: int) -> NDArray[np.int32]:
-        """Return those of the `step` (from 1) of `epoch`, of so many `examples` in all."""
-        first, used = (step - 1) * self.batch_size, examples - examples % self.batch_size + self.rest_of(examples)
-        return self.order(examples, epoch)[first : min(first + self.batch_size, used)]
-
     def order(self, examples: int, epoch: int) -> NDArray[np.int32]:
         """Return the examples of `epoch` (from 1) in the order they are used."""
         if not self.shuffle:
@@ -150,10 +145,6 @@ class Feed:
         taken = self._chunk.part(self._used, most, self.plan.capacity)
         self._used += taken.count
         return taken
-
-    def examples_of(self, epoch: int, step: int) -> NDArray[np.int32] | None:
-        """Return which examples the `step` (from 1) of `epoch` has; None of a stream."""
-        return None if isinstance(self.data, Stream) else self.plan.examples_of(len(self.data), epoch, step)
 
     def empty_chunk(self) -> StepChunk:
         """Return no step, in the shapes that the first steps of an epoch have; the position stays."""

@@ -4,10 +4,9 @@ import json
 import os
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -15,15 +14,12 @@ from mpt_cli.errors import ConfigError, DataError, printable, printable_tree
 from mpt_cli.runs.directory import RunDirectory, read_json
 from mpt_cli.runs.provenance import ENVIRONMENT, flatten
 from mpt_cli.settings.limits import LONGEST_LINE, open_file, parse_yaml, read_yaml_text
-from mpt_cli.telemetry.format import format_count
 from mpt_cli.telemetry.records import (
     GROWTH,
     OVERFLOW,
-    Spike,
     Summary,
     as_number,
     field_problem,
-    record_from,
     record_type,
     required_fields,
 )
@@ -69,21 +65,6 @@ def latest_line(path: Path) -> dict[str, Any] | None:
     except OSError:
         return None
     return next((found for line in reversed(lines) if (found := json_object(line)) is not None), None)
-
-
-def read_spikes(path: Path, tell_damaged: Callable[[bool], None] = lambda _: None) -> Iterator[Spike]:
-    """Yield the jumps of the loss in spikes.jsonl; skip a line that can't be read, and report it."""
-    for line in islice(read_lines(path, tell_damaged), MOST_SPIKES):
-        if field_problem(Spike, line, required_fields(Spike)) is None:
-            yield record_from(Spike, printable_tree(line))
-        else:
-            tell_damaged(False)
-
-
-def jumps_sentence(spikes: Sequence[Spike]) -> str:
-    """Return a sentence with the steps at which the loss jumped; there must be at least one."""
-    steps = ", ".join(format_count(spike.step) for spike in spikes[:8]) + (", …" if len(spikes) > 8 else "")
-    return f"the loss jumped at step {steps}; spikes.jsonl has the examples of each batch"
 
 
 def metric_by_epoch(metrics_jsonl: Path, name: str) -> list[float]:
@@ -141,7 +122,6 @@ FIELDS_WITHOUT_CURVE = {
 }
 LATEST_EVENTS = 30
 _LAYER_FIELDS = {"step", "layer", "kind", "dtype", "flushed", "subnormal", "overflowed"}
-MOST_SPIKES = 1000  # as many as a run may keep
 
 
 @dataclass
@@ -179,7 +159,6 @@ class RunHistory:
     layers: list[dict[str, Any]] = field(default_factory=list)  # lines of the latest sample
     skips: "array[int]" = field(default_factory=lambda: array("q"))
     bad_steps: "array[int]" = field(default_factory=lambda: array("q"))  # not finite and applied all the same
-    spikes: list[Spike] = field(default_factory=list)
     kinds: dict[str, int] = field(default_factory=dict)
     latest_events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=LATEST_EVENTS))
     last_step: int = 0
@@ -228,7 +207,6 @@ def read_history(path: str | Path, label: str | None = None) -> RunHistory:
     _read_metrics(history)
     _read_events(history)
     _read_layers(history)
-    history.spikes = [*_read_noting_damage(history, run.spikes_jsonl, read_spikes)]
     return history
 
 

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.report.history import FIELDS_WITHOUT_CURVE, STEP_FIELDS, read_history, read_lines, read_spikes
+from mpt_cli.report.history import FIELDS_WITHOUT_CURVE, STEP_FIELDS, read_history, read_lines
 from mpt_cli.report.run_page import headline, run_page, run_pictures
 from mpt_cli.runs.directory import RunDirectory, read_json
-from mpt_cli.telemetry.records import Spike
 
 NOT_METRICS = {*FIELDS_WITHOUT_CURVE, *STEP_FIELDS, "memory_bytes"} - {"learning_rate"}
 
@@ -62,11 +61,6 @@ class Run:
     def events(self) -> list[dict[str, Any]]:
         """Return every skipped step and every change of the scale, in order."""
         return list(read_lines(self.directory.events_jsonl))
-
-    @cached_property
-    def spikes(self) -> list[Spike]:
-        """Return the steps at which the loss jumped, with the examples of their batches, in order."""
-        return list(read_spikes(self.directory.spikes_jsonl))
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:

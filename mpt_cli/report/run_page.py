@@ -20,7 +20,6 @@ from mpt_cli.settings.search_path import conf_override, explicit_path, shell_com
 from mpt_cli.settings.variants import PYTHON
 from mpt_cli.telemetry.colors import CURVE_COLORS, MOST_DISTINCT, CurveStyle, distinct_style
 from mpt_cli.telemetry.format import (
-    describe_examples,
     format_bytes,
     format_count,
     format_fraction,
@@ -186,25 +185,6 @@ def events_table(history: RunHistory) -> PageTable[Any]:
     return text_table(f"{title} of {history.label}", titles, rows, numbers=5)
 
 
-def spikes_table(history: RunHistory) -> PageTable[Any]:
-    """Return a table of the steps at which the loss jumped."""
-    rows = [
-        [
-            describe_examples(spike),
-            format_count(spike.step),
-            str(spike.epoch),
-            format_number(spike.loss),
-            format_number(spike.median),
-            format_scale(spike.loss_scale),
-            format_value(spike.learning_rate),
-        ]
-        for spike in history.spikes
-    ]
-    title = f"Steps of {history.label} whose loss jumped, with what it was before; examples as the source numbers them"
-    titles = ("examples", "step", "epoch", "loss", "median before", "scale", "rate")
-    return text_table(title, titles, rows, numbers=6)
-
-
 _KINDS = {
     ACTIVATIONS: "outputs",
     ACTIVATION_GRADIENTS: "gradients of outputs",
@@ -304,7 +284,6 @@ def render_runs(
         skips_sentence,
         failure_facts,
         events_table,
-        spikes_table,
         layers_table,
         environment_facts,
         run_commands,
@@ -402,15 +381,6 @@ def _metric_pictures(histories: Sequence[RunHistory], name: str) -> list[Picture
         for part, (key, look) in looks.items()
         if (series := _series(history, key)) is not None
     ]
-    if name == "loss" and history.spikes:  # which the mean of many steps hides
-        curves.append(
-            Curve(
-                "jump of one step",
-                [float(spike.step) for spike in history.spikes],
-                [spike.loss for spike in history.spikes],
-                CurveStyle(CURVE_COLORS[3], "", "x"),
-            )
-        )
     return [_metric_picture(name, words.capitalize(), words, curves)]
 
 

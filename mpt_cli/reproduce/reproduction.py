@@ -331,14 +331,13 @@ _TIME_DEPENDENT = {
 def first_difference(one: RunDirectory, other: RunDirectory) -> str | None:
     """Return where the runs first differ, as a sentence about `other`; None when they are identical.
 
-    Compared are every event (the scale sequence), every line of metrics, every jump of the loss, the summary, and every
+    Compared are every event (the scale sequence), every line of metrics, the summary, and every
     variable of the last checkpoints, bit by bit; not what depends on the clock. DataError when a checkpoint is missing
     or damaged.
     """
     lines = [
         _first_differing_line(one.events_jsonl, other.events_jsonl),
         _first_differing_line(one.metrics_jsonl, other.metrics_jsonl),
-        _first_differing_line(one.spikes_jsonl, other.spikes_jsonl),
     ]
     found = [difference for difference in lines if difference]
     if found:

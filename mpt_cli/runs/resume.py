@@ -277,7 +277,7 @@ def truncate_telemetry(run: RunDirectory, step: int, epochs_completed: int) -> l
     The steps after it run again and write their lines again: without gaps and without doubles.
     """
     is_before = _before(step, epochs_completed)
-    for path in (run.metrics_jsonl, run.events_jsonl, run.layers_jsonl, run.spikes_jsonl):
+    for path in (run.metrics_jsonl, run.events_jsonl, run.layers_jsonl):
         whole, kept = _kept_lines(path, is_before)
         if len(kept) < whole:
             write_atomic(path, "".join(line for line, _ in kept))

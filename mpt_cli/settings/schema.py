@@ -64,7 +64,6 @@ RECORDED_TRAINER_KEYS = (
     "max_nonfinite_losses",
     "max_zero_gradients",
     "stop_on_nonfinite_weights",
-    "keep_spikes",
 )
 FLOAT_POLICIES = ("float32", "float64", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16")
 AUTO_FLOAT16 = "auto_float16"
@@ -217,14 +216,6 @@ class TrainerSettings:
         "first at step 100 at the latest, the last at the end: auto (2000, longer where samples would take over 1 % of "
         "the time, none where compiling the first, on JAX or of recurrent layers, would be over 5 % of the run, or 2 s "
         "at its end) or a number ≥ 1; null = never",
-        advanced=True,
-    )
-    keep_spikes: Optional[int] = key(
-        10,
-        "jumps of the loss, found by median and median deviation of the steps before, whose examples, scale and "
-        "rate are kept in spikes.jsonl, the first so many; null = none is looked for",
-        at_least=1,
-        at_most=1000,
         advanced=True,
     )
     max_rollbacks: int = key(

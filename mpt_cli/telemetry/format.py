@@ -7,7 +7,7 @@ from typing import Any
 
 from mpt_cli.errors import TURNING
 from mpt_cli.redaction import without_secrets
-from mpt_cli.telemetry.records import GradientSample, Spike
+from mpt_cli.telemetry.records import GradientSample
 
 
 def format_scale(scale: float | None) -> str:
@@ -108,30 +108,6 @@ def format_sample(sample: GradientSample) -> list[tuple[str, str]]:
     if sample.lost_updates_share is not None:
         found.append(("updates lost", format_fraction(sample.lost_updates_share)))
     return found
-
-
-def describe_spike(spike: Spike) -> str:
-    """
-    >>> describe_spike(Spike(1234, 2, 34, 812.5, 2.25, 3.375, (), True, 0.1, 1.0))
-    'step 1,234: the loss jumped to 812.5000 (median of the steps before: 2.2500)'
-    """
-    jumped = "jumped to" if math.isfinite(spike.loss) else "is"
-    known = "" if spike.median is None else f" (median of the steps before: {format_number(spike.median)})"
-    return f"step {format_count(spike.step)}: the loss {jumped} {format_number(spike.loss)}{known}"
-
-
-def describe_examples(spike: Spike) -> str:
-    """Return the examples in the batch of the spike.
-
-    >>> known, unknown = (Spike(9, 1, 9, 5.0, 2.0, 3.0, (), True, 0.1, 1.0, rows) for rows in ((5, 1, 40), None))
-    >>> describe_examples(known), describe_examples(unknown)
-    ('5, 1, 40', 'not known: the data is a stream')
-    """
-    examples = spike.examples
-    if examples is None:
-        return f"not known: {spike.no_examples or 'the data is a stream'}"
-    more = f" and {len(examples) - 8} more" if len(examples) > 8 else ""
-    return ", ".join(map(str, examples[:8])) + more
 
 
 def format_share(part: int, whole: int) -> str:

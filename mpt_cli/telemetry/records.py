@@ -8,7 +8,6 @@ damaged, or hostile.
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
-from math import inf, isfinite
 from types import UnionType
 from typing import Any, Generic, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -239,49 +238,9 @@ class Snapshot:
     phase: int | None = None  # its number, from 1, in a run of several
 
 
-@dataclass(frozen=True)
-class Spike:
-    """A jump of the loss: the step it began with. Its loss is that before its own update: of a batch that is like the
-    others it is the step before that did it.
-
-    `median` is that of the losses of the last 128 steps and `bound` the most that a loss may be beside them, as of step
-    16 or 32 or the last that is a multiple of 64; None where there were too few, and the loss was not finite.
-    `examples` are those
-    of the batch, by their numbers from 0 in the order in which the source gave them, before any of them were drawn or
-    held out; None where the data is a stream, or `no_examples` says why.
-    """
-
-    step: int
-    epoch: int
-    step_in_epoch: int
-    loss: float
-    median: float | None
-    bound: float | None
-    losses_before: tuple[float, ...]  # of the steps before it, the last one last
-    applied: bool  # false where the step was skipped
-    learning_rate: float
-    loss_scale: float  # before the step
-    examples: tuple[int, ...] | None = None
-    gradient_norm: float | None = None  # of the latest sample of the gradients, which was after `gradient_step`
-    gradient_step: int | None = None
-    no_examples: str | None = None  # of a run that was recorded: who alone knows them
-
-    @property
-    def size(self) -> float:
-        """Return the height in units of the bound's distance from the median; of several spikes look into the largest
-        first.
-
-        >>> Spike(9, 1, 9, 5.0, 2.0, 3.0, (), True, 0.1, 1.0).size
-        3.0
-        """
-        if self.median is None or self.bound is None or not isfinite(self.loss):
-            return inf
-        return (self.loss - self.median) / ((self.bound - self.median) or inf)
-
-
 def record_type(line: Mapping[str, Any]) -> type:
-    """Return the type of a line of layers.jsonl, spikes.jsonl, events.jsonl or metrics.jsonl; the last has no kind."""
-    own = {"exponents": LayerSample, "losses_before": Spike, "kind": Event}
+    """Return the type of a line of layers.jsonl, events.jsonl or metrics.jsonl; the last has no kind."""
+    own = {"exponents": LayerSample, "kind": Event}
     return next((record for name, record in own.items() if name in line), Snapshot)
 
 
@@ -324,7 +283,7 @@ class Summary:
 
 
 Count = TypeVar("Count")
-R = TypeVar("R", RunHeader, Event, Spike, Summary)
+R = TypeVar("R", RunHeader, Event, Summary)
 
 
 class StreakCounts(NamedTuple, Generic[Count]):

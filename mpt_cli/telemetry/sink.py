@@ -17,8 +17,7 @@ from typing import Any, BinaryIO, Self, TypeVar
 from mpt_cli.errors import DataError, printable
 from mpt_cli.settings.limits import open_regular
 from mpt_cli.signals import unheard
-from mpt_cli.telemetry.format import describe_spike
-from mpt_cli.telemetry.records import Event, LayerSample, RunHeader, Snapshot, Spike, Summary
+from mpt_cli.telemetry.records import Event, LayerSample, RunHeader, Snapshot, Summary
 from mpt_cli.telemetry.run_state import EventTally
 
 
@@ -43,9 +42,6 @@ class Sink:
 
     def layers(self, step: int, loss_scale: float, layers: Sequence[LayerSample]) -> None:
         """Receive what a sample after `step` saw in each layer, before the snapshot of the same step."""
-
-    def spike(self, spike: Spike) -> None:
-        """Receive a jump of the loss, before the snapshot of the interval."""
 
     def write_error(self) -> str | None:
         """Return why lines wait in memory instead of being written; None when all is well."""
@@ -139,11 +135,6 @@ class Telemetry:
     def layers(self, step: int, loss_scale: float, layers: Sequence[LayerSample]) -> None:
         for sink in self.sinks:
             sink.layers(step, loss_scale, layers)
-
-    def spike(self, spike: Spike) -> None:
-        for sink in self.sinks:
-            sink.spike(spike)
-        self.message(describe_spike(spike))
 
     def snapshot(self, snapshot: Snapshot) -> None:
         for sink in self.sinks:
@@ -250,7 +241,6 @@ class TelemetryFiles:
     metrics_jsonl = File("metrics.jsonl")
     events_jsonl = File("events.jsonl")
     layers_jsonl = File("layers.jsonl")  # only where what float16 loses was sampled
-    spikes_jsonl = File("spikes.jsonl")  # only where the loss jumped
     metrics_csv = File("metrics.csv")
     console_log = File("console.log")
     tensorboard = File("tensorboard")

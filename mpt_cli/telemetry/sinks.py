@@ -36,7 +36,6 @@ from mpt_cli.telemetry.records import (
     LayerSample,
     RunHeader,
     Snapshot,
-    Spike,
     Summary,
     snapshot_fields,
 )
@@ -54,7 +53,7 @@ def build_telemetry(files: TelemetryFiles, logger: LoggerSettings, stream: TextI
     error).
     """
     chosen = _chosen_sinks(logger)
-    lines = JsonlSink(files.metrics_jsonl, files.events_jsonl, files.layers_jsonl, files.spikes_jsonl)
+    lines = JsonlSink(files.metrics_jsonl, files.events_jsonl, files.layers_jsonl)
     sinks: list[Sink] = [lines, ConsoleLog(files.console_log)]
     if logger.csv:
         sinks.append(CsvSink(files.metrics_csv))
@@ -128,18 +127,17 @@ class FileSink(Sink):
 
 
 class JsonlSink(FileSink):
-    """A line per snapshot, per event and, in files made by the first, per `LayerSample` and per `Spike`, every line
-    with `schema_version` and `attempt`.
+    """A line per snapshot, per event and, in a file made by the first, per `LayerSample`, every line with
+    `schema_version` and `attempt`.
 
     In the file within a second; at once with every batch of events and at the end of an epoch.
     """
 
-    def __init__(self, metrics_path: Path, events_path: Path, layers_path: Path, spikes_path: Path) -> None:
+    def __init__(self, metrics_path: Path, events_path: Path, layers_path: Path) -> None:
         self._metrics = LineFile(metrics_path)
         self._events = LineFile(events_path)
         self._layers = LineFile(layers_path, when_needed=True)
-        self._spikes = LineFile(spikes_path, when_needed=True)
-        super().__init__(self._metrics, self._events, self._layers, self._spikes)
+        super().__init__(self._metrics, self._events, self._layers)
         self._common: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "attempt": 1}
         self._started_at = time.monotonic()
 
@@ -161,9 +159,6 @@ class JsonlSink(FileSink):
         for layer in layers:
             self._add(self._layers, {"step": step, "loss_scale": loss_scale, **vars(layer)})
         self._layers.poll(now=True)
-
-    def spike(self, spike: Spike) -> None:
-        self._add(self._spikes, vars(spike), now=True)
 
     def _add(self, file: LineFile, fields: Mapping[str, Any], now: bool = False) -> None:
         file.add(strict_json({**fields, **self._common}))

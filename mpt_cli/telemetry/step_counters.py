@@ -8,7 +8,7 @@ are divided into calls nor on where a run was resumed.
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,56 +25,8 @@ from mpt_cli.telemetry.records import (
     Event,
     GradientSample,
     Snapshot,
-    Spike,
     StreakCounts,
 )
-
-WINDOW, EVERY = 128, 64  # losses looked back at, steps between two looks
-EARLY, LEAST = (16, 32), 16  # steps of the looks before these, finite losses that one needs
-FEW, FEW_FACTOR = 32, 1.25  # of fewer losses deviations are known less well, so that they are taken so much larger
-MADS, SHARE = 20.0, 0.5  # above the median: so many times the median deviation, and at least this share of it
-LOG_MADS = 7.0  # the same of the logarithms, as losses near 0 differ by factors
-APART = 8  # a step within so many of one that lies above belongs to the same spike
-BEFORE = 8  # losses before it that are kept
-
-
-class Jump(NamedTuple):
-    """A spike by its first step; `median` and `bound` are None before there was a first look."""
-
-    step: int
-    median: float | None
-    bound: float | None
-    before: tuple[float, ...]
-
-
-def loss_bound(losses: NDArray[Any]) -> tuple[float, float]:
-    """Return the median of these losses and the highest value that another may have.
-
-    nan and infinity where there are too few losses, or where most are 0, so that any other value would be a jump.
-
-    The median plus `MADS` median absolute deviations, and never below one and a half times itself. Losses above 0 may
-    also differ by factors, as those of single batches do when most are near 0: by `LOG_MADS` deviations of their
-    logarithms, which are those of neighbours, so that a fast fall is no spread. Of 10,000 steps of noisy losses
-    (logarithms normal with a deviation of 1, Student's t of 5 degrees) less than one is taken for a jump.
-
-    >>> loss_bound(np.array([2.0] * 40)), loss_bound(np.array([1.0, 3.0] * 20))
-    ((2.0, 3.0), (2.0, 459.89609109597313))
-    >>> loss_bound(np.array([2.0] * 15))
-    (nan, inf)
-    """
-    known = losses[np.isfinite(losses)].astype(np.float64)
-    if len(known) < LEAST:
-        return math.nan, math.inf
-    widened = FEW_FACTOR if len(known) < FEW else 1.0
-    median = float(np.median(known))
-    deviation = widened * float(np.median(np.abs(known - median)))
-    if median == deviation == 0.0:
-        return median, math.inf
-    bound = median + max(MADS * deviation, SHARE * abs(median))
-    if known.min() <= 0.0:
-        return median, bound
-    log_deviation = widened * float(np.median(np.abs(np.diff(np.log(known))))) / math.sqrt(2)
-    return median, max(bound, math.exp(min(math.log(median) + LOG_MADS * log_deviation, 700.0)))
 
 
 class Resumable:
@@ -93,62 +45,6 @@ class Resumable:
             elif isinstance(now, StreakCounts):
                 value = StreakCounts(*value)
             setattr(self, name, float(value) if isinstance(value, str) else value)
-
-
-@dataclass
-class SpikeWatch(Resumable):
-    """What must be known of the steps so far; `window` holds the losses of the last ones, newest last. A loss above
-    `bound` is a jump.
-    """
-
-    window: NDArray[Any] = field(default_factory=lambda: np.zeros(0, np.float32))
-    median: float = math.nan
-    bound: float = math.inf
-    last_above: int = -APART - 1  # the last step that was a jump or part of one
-    found: int = 0
-
-    def absorb(self, seen: int, losses: NDArray[Any], applied: NDArray[np.bool_], most: int) -> list[Jump]:
-        """Take in the losses of the next steps, `seen` of them before; the jumps, as long as they are the first `most`.
-
-        A loss that is not finite is one too, unless the step was skipped: that is an overflow, with an event.
-        """
-        found: list[Jump] = []
-        start = 0
-        while start < len(losses):
-            step = seen + start
-            if step in EARLY or step % EVERY == 0:
-                self.median, self.bound = loss_bound(self.window)
-            end = min(len(losses), start + _next_look(step) - step)
-            part = losses[start:end]
-            above = np.where(np.isfinite(part), part > self.bound, applied[start:end])
-            if above.any():
-                found += self._jumps(step, part, np.flatnonzero(above))
-            self.window = np.concatenate([self.window, part])[-WINDOW:]
-            start = end
-        kept = found[: max(0, most - self.found)]
-        self.found += len(found)
-        return kept
-
-    def _jumps(self, seen: int, losses: NDArray[Any], above: NDArray[Any]) -> list[Jump]:
-        """Return the jumps among these losses, before which `seen` steps lie.
-
-        `above` are the rows above the bound; the window ends before the first of these losses.
-        """
-        begins = above[np.diff(above + seen + 1, prepend=self.last_above) > APART]
-        self.last_above = int(above[-1]) + seen + 1
-        course, first = np.concatenate([self.window, losses]), len(self.window)
-        bounds: tuple[float | None, float | None] = self.median, self.bound
-        if math.isnan(self.median):
-            bounds = None, None
-        return [Jump(int(row) + seen + 1, *bounds, tuple(course[: first + row][-BEFORE:].tolist())) for row in begins]
-
-
-def _next_look(step: int) -> int:
-    """
-    >>> [_next_look(step) for step in (0, 16, 31, 32, 64, 100)]
-    [16, 32, 32, 64, 128, 128]
-    """
-    return next((early for early in EARLY if early > step), (step // EVERY + 1) * EVERY)
 
 
 FLOAT_FIELDS = ("loss", "scale_before", "scale_after", "learning_rate")
@@ -210,8 +106,7 @@ class CounterOptions:
     `variables` are the paths of the trainable variables, in the order of the gradients; `applies_non_finite` is true
     where non-finite gradients are used all the same (`loss_scale.mode=none`, `on_overflow=apply`). `optimizers` has the
     name and the variables of each where there are several. `loss_is_running`: a step tells not its own loss but where
-    the loss of the epoch stands, as steps of a model's own mostly do. Of the jumps of the loss the first `keep_spikes`
-    are told; 0: nothing looks for them.
+    the loss of the epoch stands, as steps of a model's own mostly do.
     """
 
     variables: tuple[str, ...] = ()
@@ -220,7 +115,6 @@ class CounterOptions:
     applies_non_finite: bool = False
     optimizers: tuple[tuple[str, tuple[str, ...]], ...] = ()
     loss_is_running: bool = False
-    keep_spikes: int = 0
 
 
 @dataclass
@@ -231,8 +125,7 @@ class StepCounters(Resumable):
     recent step, true for a skip, newest last.
 
     `peaks` and `peak_skip_rate` are the highest that these streaks and the skip rate reached at any step of the last
-    `absorb`, so that no rule depends on where a call into the compiled loop ends. `spikes` are the jumps of the loss in
-    it.
+    `absorb`, so that no rule depends on where a call into the compiled loop ends.
     """
 
     rules: CounterOptions
@@ -254,21 +147,18 @@ class StepCounters(Resumable):
     last_mean_loss: float | None = None  # of the last call that had applied steps
     first_loss: float | None = None  # of the first applied step
     sample: GradientSample | None = None  # the latest
-    watch: SpikeWatch = field(default_factory=SpikeWatch)
-    spikes: list[Spike] = field(default_factory=list)
     _loss_sum: float = 0.0
     _loss_count: int = 0
 
     def position(self) -> dict[str, Any]:
         """Return the totals as a JSON object."""
-        left_out = ("rules", "window_steps", "spikes")
+        left_out = ("rules", "window_steps")
         kept = {name: value for name, value in super().position().items() if name not in left_out}
-        return {**kept, "sample": self.sample and asdict(self.sample), "watch": self.watch.position()}
+        return {**kept, "sample": self.sample and asdict(self.sample)}
 
     def resume(self, position: dict[str, Any]) -> None:
         """Continue from what `position` returned, also after a round trip through strict JSON."""
         totals = dict(position)
-        self.watch.resume(totals.pop("watch"))
         sample = totals.pop("sample")
         super().resume({**totals, "sample": sample and GradientSample(**sample)})
 
@@ -290,13 +180,10 @@ class StepCounters(Resumable):
 
     def absorb(self, block: StepRecords, epoch: int) -> list[Event]:
         """Take in the records of the next steps; returns their events in order."""
-        self.spikes = []
         if len(block) == 0:
             return []
         applied = np.ones(len(block), bool) if self.rules.applies_non_finite else block.finite
         events = self._events(block, epoch)
-        if self.rules.keep_spikes:
-            self.spikes = self._spikes(block, applied, epoch)
         self._count(block, applied)
         self._read_scale(block)
         self._sum_losses(block.loss, applied)
@@ -367,29 +254,6 @@ class StepCounters(Resumable):
         self.last_mean_loss = total / len(used)
         self._loss_sum += total
         self._loss_count += len(used)
-
-    def _spikes(self, block: StepRecords, applied: Flags, epoch: int) -> list[Spike]:
-        """Return the jumps of the loss; the caller adds their places in the epoch and their examples."""
-        spikes, sample = [], self.sample
-        for jump in self.watch.absorb(self.seen, block.loss, applied, self.rules.keep_spikes):
-            row = jump.step - self.seen - 1
-            spikes.append(
-                Spike(
-                    jump.step,
-                    epoch,
-                    0,
-                    float(block.loss[row]),
-                    jump.median,
-                    jump.bound,
-                    jump.before,
-                    bool(applied[row]),
-                    float(block.learning_rate[row]),
-                    float(block.scale_before[row]),
-                    gradient_norm=None if sample is None else sample.norm,
-                    gradient_step=None if sample is None else sample.step,
-                )
-            )
-        return spikes
 
     def _events(self, block: StepRecords, epoch: int) -> list[Event]:
         named = enumerate(self.rules.optimizers)

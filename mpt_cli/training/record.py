@@ -52,17 +52,10 @@ class Record:
     def record_steps(self, records: StepRecords) -> None:
         """The next steps, the last of which is `step_in_epoch` of `progress`."""
         self.telemetry.events(self.explained(self.counters.absorb(records, self.progress.epoch)))
-        for spike in self.counters.spikes:
-            step = self.progress.step_in_epoch - (self.counters.seen - spike.step)
-            self.telemetry.spike(replace(spike, step_in_epoch=step, **self.examples_of(step)))
 
     def explained(self, events: list[Event]) -> list[Event]:
         """Return the events of steps with what more is known of them."""
         return events
-
-    def examples_of(self, step_in_epoch: int) -> dict[str, Any]:
-        """Return what a `Spike` tells of the examples of that step of this epoch."""
-        return {}
 
     def take_sample(self, sampler: GradientSampler, chunk: StepChunk) -> SampleResult | None:
         """Look at what half precision makes of the last batch of `chunk`; None where that can't be seen."""

@@ -189,7 +189,6 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
     checkpointer = Checkpointer(store, trainer, parts.model, origin, telemetry.flush)
     feeds = parts.train_feed, parts.validation_feed
     runner = Trainer(parts.engine, *feeds, plan, telemetry, counters, health, checkpointer)
-    runner.source_rows = parts.data.rows
     runner.callbacks = Callbacks(callbacks, parts.model)
     checkpointer.extra_state = partial(extra_checkpoint_state, parts, runner)
     runner.next_phase = partial(change_phase, parts, runner)
@@ -205,7 +204,6 @@ def _counter_options(parts: Assembly) -> CounterOptions:
         max_scale=parts.scaling.rule.highest,
         applies_non_finite=parts.optimizer.on_overflow == "apply",
         loss_is_running=loss_is_running,
-        keep_spikes=0 if loss_is_running else parts.settings.trainer.keep_spikes or 0,
     )
 
 

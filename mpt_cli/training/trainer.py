@@ -7,8 +7,6 @@ from signal import Signals
 from typing import Any, NoReturn
 
 import keras
-import numpy as np
-from numpy.typing import NDArray
 
 from mpt_cli.engine.distribution import ProcessGroup
 from mpt_cli.engine.faults import FaultSearch
@@ -83,7 +81,6 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         self.recover: Callable[[Stop], bool] = lambda stop: False  # whether it went back to a good state
         self.next_phase: Callable[[], None] = lambda: None  # ends a phase and begins the next
         self.callbacks = NO_CALLBACKS
-        self.source_rows: NDArray[np.int64] | None = None  # of each training example, where it was in the source
         self.process_group: ProcessGroup | None = None  # where several processes train, whose calls must be the same
 
     def fit(self) -> Outcome:
@@ -340,13 +337,6 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         if not events or self.fault_search is None or self.last_chunk is None:
             return events
         return self.fault_search.name_layers(events, self.last_chunk, self.counters.seen - self.last_chunk.count + 1)
-
-    def examples_of(self, step_in_epoch: int) -> dict[str, Any]:
-        """Return the examples as the source numbers them; none of a stream."""
-        rows = self.train_feed.examples_of(self.progress.epoch, step_in_epoch)
-        if rows is None:
-            return {"examples": None}
-        return {"examples": tuple((rows if self.source_rows is None else self.source_rows[rows]).tolist())}
 
     def _sample_if_due(self) -> GradientSample | None:
         """Take a sample only at the regular lines of the log, so that it depends on neither the calls nor a resumption;

@@ -10,7 +10,7 @@ from typing import Any
 from mpt_cli.compare.comparison import CompareDirectory, read_comparison
 from mpt_cli.compare.report import comparison_dict, print_comparison, write_comparison
 from mpt_cli.errors import BAD_DATA, OK, ConfigError, DataError, Problem
-from mpt_cli.report.history import RunHistory, jumps_sentence, read_history
+from mpt_cli.report.history import RunHistory, read_history
 from mpt_cli.report.page import check_replaceable
 from mpt_cli.report.run_page import headline, write_run_page
 from mpt_cli.runs.directory import RunDirectory
@@ -82,15 +82,13 @@ def _report_runs(paths: Sequence[Path], page: Path | None, arguments: argparse.N
                 "verdict": history.verdict,
                 "missing": history.gaps,
                 "not_recorded": history.not_recorded,
-                "spikes": [spike.step for spike in history.spikes],
             }
             for history in histories
         ]
         print_json({"page": str(page), "runs": runs})
     for history in [] if arguments.json else histories:
-        jumps = [jumps_sentence(history.spikes)] if history.spikes else []
         unseen = [f"not recorded: {sentence}" for sentence in history.not_recorded]
-        say("\n  ".join([f"{history.label}: {headline(history)}", *jumps, *history.gaps, *unseen]))
+        say("\n  ".join([f"{history.label}: {headline(history)}", *history.gaps, *unseen]))
     if not arguments.json:
         say(f"page  {page}")
     damaged = [str(history.run.path / name) for history in histories for name in history.damaged]

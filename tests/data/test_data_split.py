@@ -94,10 +94,3 @@ def test_descriptions_of_several_inputs():
     assert data.input_shape == {"image": (8, 8, 1), "age": (1,)}
     assert data.input_dtype == "float32+int32"
     assert data.validation is None
-
-
-def test_each_training_example_is_known_by_its_place_in_the_source():
-    for in_order in (False, True):
-        raw = RawArrays("numbers", numbered(50), in_order=in_order)
-        data = build_data_set(raw, DataSettings(limit=30, validation_fraction=0.2), seed=3)
-        assert data.rows.tolist() == rows(data.train) and len(data.rows) == 24

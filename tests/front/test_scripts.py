@@ -356,7 +356,6 @@ def test_the_configuration_of_a_script_holds_what_was_applied_and_nothing_else(s
         "log_every_steps",
         "max_nonfinite_losses",
         "max_zero_gradients",
-        "keep_spikes",
         "stop_on_nonfinite_weights",
     ]
     environment = json.loads((short_run[0] / "run" / "environment.json").read_text())
@@ -388,35 +387,6 @@ def test_what_needs_more_than_a_record_and_its_report_say_how_the_script_is_run_
     assert "not recorded: losses of half precision by layer" in said
     assert "callbacks, schedule of the rate, seed), and the trained model" in said
     assert AGAIN in page and "mpt train" not in page and "mpt reproduce" not in page
-
-
-JUMPING = """
-import tensorflow as tf, keras
-weight = keras.Variable(1.0)
-optimizer = keras.optimizers.SGD(2.0**-10)
-@tf.function
-def step(factor):
-    with tf.GradientTape() as tape:
-        value = weight * factor
-    optimizer.apply_gradients(zip(tape.gradient(value, [weight]), [weight]))
-for number in range(1, 91):
-    step(tf.constant(1000.0 if number == 71 else 1.0))
-"""
-
-
-@pytest.mark.slow
-def test_a_jump_of_the_loss_in_a_loop_is_on_record(tmp_path):
-    """The weight falls by 2^-10 in each step, so that the loss of step 71 is 1000 (1 - 70 / 1024)."""
-    (tmp_path / "jumping.py").write_text(JUMPING)
-    done = mpt("run", "run_dir=run", "jumping.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    summary = load_run(tmp_path / "run").summary
-    assert (summary["steps_seen"], summary["applied_steps"]) == (90, 90)
-    (spike,) = load_run(tmp_path / "run").spikes
-    assert (spike.step, spike.step_in_epoch, spike.loss, spike.applied) == (71, 71, 931.640625, True)
-    assert spike.losses_before == tuple(1 - step / 1024 for step in range(62, 70))
-    assert spike.examples is None and spike.no_examples == ("only the program that trained knows what was in the batch")
-    assert "step 71: the loss jumped to 931.6406" in (tmp_path / "run" / "console.log").read_text()
 
 
 LOST = """

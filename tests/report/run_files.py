@@ -70,24 +70,6 @@ def overflow(step: int, before: float = 2048.0, after: float = 1024.0) -> dict[s
     }
 
 
-def spike(step: int, loss: float | str = 40.0, **fields: Any) -> dict[str, Any]:
-    """A line of spikes.jsonl."""
-    return {
-        "step": step,
-        "epoch": 2,
-        "step_in_epoch": step - 50,
-        "loss": loss,
-        "median": 2.0,
-        "bound": 4.0,
-        "losses_before": [2.0, "NaN"],
-        "applied": True,
-        "learning_rate": 0.1,
-        "loss_scale": 1024.0,
-        "examples": [*range(step, step + 10)],
-        **fields,
-    }
-
-
 def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 

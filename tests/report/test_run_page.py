@@ -6,11 +6,10 @@ import shlex
 
 import pytest
 from page_checks import check_page
-from run_files import POSTMORTEM, overflow, spike, step_line, write_lines, write_run
+from run_files import POSTMORTEM, overflow, step_line, write_lines, write_run
 
 from mpt_cli.report.history import read_history
 from mpt_cli.report.picture import MOST_POINTS, chart_data
-from mpt_cli.report.run import load_run
 from mpt_cli.report.run_page import run_page, run_pictures, write_run_page
 
 
@@ -169,27 +168,11 @@ def test_the_latest_sample_of_layers_is_listed_by_what_is_lost(tmp_path):
     assert [(row[0], row[3]) for row in rows[1:]] == [("fine", "2^-4 … 2^-1"), ("zeros", "all 0")]
 
 
-def test_jumps_of_the_loss_are_listed_and_marked(tmp_path):
-    run = write_run(tmp_path / "run")
-    write_lines(run / "spikes.jsonl", [spike(70), spike(80, 400.0, examples=None)])
-    history = read_history(run)
-    jumps = run_pictures([history])[0].curves[2]
-    assert (jumps.label, list(jumps.xs), list(jumps.ys)) == ("jump of one step", [70.0, 80.0], [40.0, 400.0])
-    text = run_page([history], [])
-    assert "70, 71, 72, 73, 74, 75, 76, 77 and 2 more" in text and "not known: the data is a stream" in text
-    assert [found.step for found in load_run(run).spikes] == [70, 80]
-
-
-def test_damaged_jumps_and_samples_of_layers_cost_themselves_alone(tmp_path):
+def test_damaged_samples_of_layers_cost_themselves_alone(tmp_path):
     run = write_run(tmp_path / "run")
     write_lines(run / "layers.jsonl", [sampled(10, "a", "low"), sampled(10, "a", -3), sampled(20, "a", 0, exponents=3)])
-    bad = [spike(70, "large"), spike(71, examples=3), spike(72, median=[]), {**spike(76), "step": 2**70}]
-    write_lines(run / "spikes.jsonl", [*bad, spike(77, "NaN", median=None, bound=None)])
-    with (run / "spikes.jsonl").open("ab") as file:
+    with (run / "layers.jsonl").open("ab") as file:
         file.write(b"\xff\xfe\n" + b"[" * 100_000 + b'\n{"step": 80')
     history = read_history(run)
-    assert [(found.step, found.median) for found in history.spikes] == [(77, None)]
     assert [line["lowest_exponent"] for line in history.layers] == [-3]
-    assert [gap for gap in history.gaps if "damaged" in gap] == [
-        f"{name}.jsonl: {count} damaged lines were left out." for name, count in (("layers", 2), ("spikes", 6))
-    ]
+    assert [gap for gap in history.gaps if "damaged" in gap] == ["layers.jsonl: 4 damaged lines were left out."]

@@ -12,8 +12,6 @@ import pytest
 from backends import only_on
 
 from mpt_cli.cli import main
-from mpt_cli.telemetry.format import strict_json
-from mpt_cli.telemetry.records import Spike
 
 pytestmark = [pytest.mark.slow, only_on("tensorflow")]
 SECONDS = 60
@@ -75,7 +73,6 @@ RESUMED = [
     "metrics.jsonl",
     "events.jsonl",
     "metrics.csv",
-    "spikes.jsonl",
     "layers.jsonl",
 ]
 OF_RESUMED = ["truncated", "flipped", "directory", "deep", "types", "pipe"]
@@ -97,9 +94,7 @@ def run(tmp_path_factory) -> Path:
     ]
     assert main(["train", *words, f"run_dir={folder}", "--quiet"]) == 0
     assert (folder / "events.jsonl").stat().st_size > 0
-    jump = Spike(9, 1, 9, 40.0, 2.0, 3.0, (2.0, 2.5), True, 0.001, 1024.0, (3, 1, 2))
     (folder / "layers.jsonl").write_text('{"schema_version": 1, "step": 10}\n')
-    (folder / "spikes.jsonl").write_text(strict_json({**vars(jump), "schema_version": 1, "attempt": 1}) + "\n")
     return folder
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from strict import lines
 
-from mpt_cli.telemetry.records import LayerSample, Spike
+from mpt_cli.telemetry.records import LayerSample
 from mpt_cli.telemetry.sinks import JsonlSink
 
 CONTRACT = ["step", "epoch", "loss", "learning_rate", "loss_scale", "scale_counter", "skipped_steps"]
@@ -15,7 +15,7 @@ EVENT_CONTRACT = ["step", "kind", "scale_before", "scale_after", "nan", "inf", "
 
 @pytest.fixture
 def sink(tmp_path: Path, header) -> JsonlSink:
-    sink = JsonlSink(*(tmp_path / f"{name}.jsonl" for name in ("metrics", "events", "layers", "spikes")))
+    sink = JsonlSink(*(tmp_path / f"{name}.jsonl" for name in ("metrics", "events", "layers")))
     sink.start(header)
     return sink
 
@@ -30,7 +30,7 @@ def test_a_loss_of_nan_and_an_interval_without_loss_stay_apart_and_no_metric_tak
     assert (first["loss"], second["loss"], second["step"], second["val_loss"]) == ("NaN", None, 30, 0.1)
 
 
-def test_layers_and_jumps_have_a_file_at_once_where_there_are_some(tmp_path: Path, sink) -> None:
+def test_layers_have_a_file_at_once_where_there_are_some(tmp_path: Path, sink) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "events.jsonl"}
     row = LayerSample("dense", "activations", "float16", 8, 0.25, 0.5, 0.0, 0.75, -27, (2, 0, 6))
     sink.layers(100, 2.0**15, [row])
@@ -38,15 +38,12 @@ def test_layers_and_jumps_have_a_file_at_once_where_there_are_some(tmp_path: Pat
     assert (line["step"], line["loss_scale"], line["layer"], line["flushed"]) == (100, 32768.0, "dense", 0.25)
     assert (line["lowest_exponent"], line["exponents"], line["schema_version"]) == (-27, [2, 0, 6], 1)
     assert row.predicted_flushed == 0.25  # two of eight values lie below 2^-25
-    sink.spike(Spike(71, 1, 71, math.inf, 0.5, 0.75, (0.5,), True, 0.1, 1024.0, (3, 1)))
-    (line,) = lines(tmp_path / "spikes.jsonl")
-    assert (line["step"], line["loss"], line["examples"], line["schema_version"]) == (71, "Infinity", [3, 1], 1)
 
 
 def test_a_resumed_run_appends_and_says_which_attempt(tmp_path: Path, sink, header, snapshot) -> None:
     sink.snapshot(snapshot)
     sink.close()
-    sink = JsonlSink(tmp_path / "metrics.jsonl", *(tmp_path / name for name in "els"))
+    sink = JsonlSink(tmp_path / "metrics.jsonl", *(tmp_path / name for name in "el"))
     sink.start(replace(header, attempt=2))
     sink.snapshot(replace(snapshot, step=31))
     sink.close()

@@ -101,7 +101,7 @@ def trainer_of(
 
 
 def record_in(folder) -> Telemetry:
-    return Telemetry([JsonlSink(*(folder / f"{name}.jsonl" for name in ("metrics", "events", "layers", "spikes")))])
+    return Telemetry([JsonlSink(*(folder / f"{name}.jsonl" for name in ("metrics", "events", "layers")))])
 
 
 def train(compiled, pattern: list[bool], folder=None, **options) -> tuple[Outcome, StepCounters]:
