@@ -83,8 +83,8 @@ def overall_sentence(found: Comparison) -> str:
         )
     narrow = ", ".join(entry.label for entry in found.compared if entry.finished)
     if not faster:
-        return f"On this device none pays ({narrow}): none is faster. {_qualities(found)}"
-    return f"On this device none pays ({narrow}): none is faster at equal quality. Train in {_baselines(found)}."
+        return f"Not worth it on this device: {narrow}, none is faster. {_qualities(found)}"
+    return f"Not worth it on this device: {narrow}, none is faster at equal quality. Train in {_baselines(found)}."
 
 
 MANY_SEEDS = 10 * RARE

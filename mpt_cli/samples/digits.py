@@ -129,6 +129,9 @@ def describe_inputs(model: Any, x: Any) -> list[str]:
             (_distinct(column, dtype), _distinct(column, "float32"), place) for place, column in enumerate(features.T)
         ]
         left, before, feature = min(counts, key=lambda count: count[0] / count[1])
+        if left == before:
+            lines.append(f"input {name}: {dtype} keeps all values of all {len(counts)} features apart")
+            continue
         lines.append(
             f"input {name}: {dtype} leaves {left:,} of the {before:,} distinct values of feature {feature}, "
             f"of {len(counts)} features the one that loses most"

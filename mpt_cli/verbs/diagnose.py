@@ -136,7 +136,10 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
         return _report_no_overflow(run, run_dir, is_of_program, arguments)
     if isinstance(stored.model, GivenModel):
         program = "script" if stored.model.command else "Python program"
-        remedy = f"In that {program}, mpt.diagnose(model, x, y) examines its layers before it trains."
+        remedy = (
+            f"In that {program}, mpt.diagnose(model, x, y) examines its layers before it trains, after "
+            "import mpt_cli as mpt (docs/guides/script-overflow.md)."
+        )
         raise ConfigError(
             Problem(run_dir, f"is of a {program}'s run; it holds neither its model nor its data.", None, remedy)
         )

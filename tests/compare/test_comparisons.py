@@ -111,7 +111,7 @@ def test_worse_quality_never_pays(outcomes):
     outcomes.rate = {"mixed_float16": 5000.0}
     found, _ = outcomes.compare(["conf=digits_mlp", "policy=float32,mixed_float16"], seeds=3)
     assert overall_sentence(found).startswith(
-        "On this device none pays (mixed_float16): none is faster at equal quality."
+        "Not worth it on this device: mixed_float16, none is faster at equal quality."
     )
     # differences -0.45, -0.46, -0.45: 0.0057735 / sqrt(3) * 4.3027 = 0.01434
     assert sentences(found)[0] == (
