@@ -31,8 +31,11 @@ def test_a_verdict_that_is_not_good_fails_where_that_was_asked_for_and_a_head_in
     assert run.explanation in done.stderr and run.explanation not in done.stdout
     head = "net/out makes the output of the model in float16: what the loss gets has 11 bits, and is inf above"
     assert (done.stdout + done.stderr).count(head) == 1
-    assert f"mpt run: layer {head} 65504. Keep that layer in float32.\n" in done.stderr
-    assert "kept in float32" in run.explanation and "policy.overrides" not in run.explanation
+    assert (
+        f'mpt run: layer {head} 65504. Keep it in float32: dtype="float32" where it is made (docs/guides/policy.md).\n'
+        in done.stderr
+    )
+    assert "in float32" in run.explanation and "policy.overrides" not in run.explanation
     assert run.summary["ended_early"] == ""
 
 
@@ -119,7 +122,7 @@ def test_a_script_without_a_verdict_is_no_success_where_one_was_asked_for(tmp_pa
     (tmp_path / "idle.py").write_text("print('nothing is trained')")
     done = mpt("run", "--fail-on-verdict", "idle.py", cwd=tmp_path)
     assert done.returncode == 4 and done.stderr.endswith(
-        "mpt run: --fail-on-verdict: there is no verdict, as nothing that the script trained was recorded to its end\n"
+        "mpt run: --fail-on-verdict: there is no verdict, because no training of the script was recorded to its end\n"
     )
     assert mpt("run", "idle.py", cwd=tmp_path).returncode == 0
 

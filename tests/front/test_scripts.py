@@ -391,6 +391,7 @@ def test_what_needs_more_than_a_record_and_its_report_say_how_the_script_is_run_
 
 LOST = """
 import time, tensorflow as tf, keras
+from pathlib import Path
 layer = keras.layers.Dense(4, name="low")
 layer.build((None, 4))
 optimizer = keras.optimizers.Adam(1e-13)
@@ -401,7 +402,9 @@ def step():
     optimizer.apply_gradients(zip(tape.gradient(value, layer.trainable_variables), layer.trainable_variables))
 for number in range(60):
     step()
-    time.sleep(0.6 if number == 20 else 0.0)  # its steps are first looked at after half a second
+    while number == 20 and not Path("run/header.json").is_file():  # until what was done is looked at for the first time
+        time.sleep(0.1)
+    time.sleep(2.0 if number == 20 else 0.0)
 """
 
 

@@ -40,12 +40,12 @@ def test_a_function_is_found_with_the_modules_beside_it(reference) -> None:
     assert load_function(reference, "model.builder")() == 7
 
 
-@pytest.mark.parametrize("place", ["nets/deep.py", "nets/__init__.py"])
+@pytest.mark.parametrize("place", ["layered_nets/deep.py", "layered_nets/__init__.py"])
 def test_a_file_of_a_package_imports_from_it_by_points(place) -> None:
-    Path("nets").mkdir()
-    Path("nets/__init__.py").write_text("from .deep import build\n")
-    Path("nets/deep.py").write_text("from .widths import WIDTH\n\ndef build():\n    return WIDTH\n")
-    Path("nets/widths.py").write_text("WIDTH = 5\n")
+    Path("layered_nets").mkdir()
+    Path("layered_nets/__init__.py").write_text("from .deep import build\n")
+    Path("layered_nets/deep.py").write_text("from .widths import WIDTH\n\ndef build():\n    return WIDTH\n")
+    Path("layered_nets/widths.py").write_text("WIDTH = 5\n")
     assert load_function(f"{Path.cwd()}/{place}:build", "model.builder")() == 5
 
 
