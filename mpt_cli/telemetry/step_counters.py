@@ -1,9 +1,4 @@
-"""The records of every step, their totals and events, and jumps of the loss. Nothing is sampled: every step counts.
-
-A jump is found while a run trains: each step's loss is held against those of the steps before it. What a loss may be is
-settled at every `EVERY`th step of the run, and at those of `EARLY`, so that what is found depends neither on how steps
-are divided into calls nor on where a run was resumed.
-"""
+"""The records of every step, their totals and events. Nothing is sampled: every step counts."""
 
 import math
 from collections.abc import Mapping
@@ -27,25 +22,6 @@ from mpt_cli.telemetry.records import (
     Snapshot,
     StreakCounts,
 )
-
-
-class Resumable:
-    """Counts that stand in a checkpoint, from which a resumed run goes on."""
-
-    def position(self) -> dict[str, Any]:
-        """Return the fields as a JSON object."""
-        return {name: now.tolist() if isinstance(now, np.ndarray) else now for name, now in vars(self).items()}
-
-    def resume(self, position: dict[str, Any]) -> None:
-        """Continue from what `position` returned, also after a round trip through strict JSON."""
-        for name, value in position.items():
-            now = getattr(self, name)
-            if isinstance(now, np.ndarray):
-                value = np.array([float(each) for each in value], now.dtype)
-            elif isinstance(now, StreakCounts):
-                value = StreakCounts(*value)
-            setattr(self, name, float(value) if isinstance(value, str) else value)
-
 
 FLOAT_FIELDS = ("loss", "scale_before", "scale_after", "learning_rate")
 INT_FIELDS = ("finite", "counter", "nan", "inf", "nearest", "holds_inf", "zero")
@@ -118,7 +94,7 @@ class CounterOptions:
 
 
 @dataclass
-class StepCounters(Resumable):
+class StepCounters:
     """Totals over all steps so far.
 
     `streaks` are those that end with the last step; the next call begins with them. `window` holds one boolean per
@@ -153,14 +129,20 @@ class StepCounters(Resumable):
     def position(self) -> dict[str, Any]:
         """Return the totals as a JSON object."""
         left_out = ("rules", "window_steps")
-        kept = {name: value for name, value in super().position().items() if name not in left_out}
-        return {**kept, "sample": self.sample and asdict(self.sample)}
+        kept = {name: value for name, value in vars(self).items() if name not in left_out}
+        return {**kept, "window": self.window.tolist(), "sample": self.sample and asdict(self.sample)}
 
     def resume(self, position: dict[str, Any]) -> None:
         """Continue from what `position` returned, also after a round trip through strict JSON."""
-        totals = dict(position)
-        sample = totals.pop("sample")
-        super().resume({**totals, "sample": sample and GradientSample(**sample)})
+        for name, value in position.items():
+            now = getattr(self, name)
+            if name == "sample":
+                value = value and GradientSample(**value)
+            elif isinstance(now, np.ndarray):
+                value = np.array([float(each) for each in value], now.dtype)
+            elif isinstance(now, StreakCounts):
+                value = StreakCounts(*value)
+            setattr(self, name, float(value) if isinstance(value, str) else value)
 
     def snapshot(self, **others: Any) -> Snapshot:
         """Return the state after the last step as a line of the log; `others` are fields that are not counted here."""
