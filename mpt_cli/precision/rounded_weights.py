@@ -22,11 +22,13 @@ Tensor = Any
 
 def check_seed(seed: object) -> int | None:
     """Raise ValueError for `rounding_seed` that is neither None nor a whole number of 32 bits."""
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, Integral)):
-        raise ValueError(f"`rounding_seed` must be a whole number or None. Received: rounding_seed={seed!r}.")
-    if seed is not None and not 0 <= int(seed) < 2**32:
-        raise ValueError(f"`rounding_seed` must be from 0 to 2**32 - 1. Received: rounding_seed={seed}.")
-    return None if seed is None else int(seed)
+    if seed is None:
+        return None
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= int(seed) < 2**32:
+        raise ValueError(
+            f"`rounding_seed` must be a whole number from 0 to 2**32 - 1. Received: rounding_seed={seed!r}."
+        )
+    return int(seed)
 
 
 def rounded_variables(variables: list[Any]) -> list[Any]:

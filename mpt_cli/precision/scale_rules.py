@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from inspect import isabstract
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeGuard
 
 from mpt_cli import plugins
 
@@ -200,26 +200,20 @@ def check_scale(name: str, value: object) -> float:
 
     That is 2**-126 to 2**127: below, kernels flush float32 to 0; above, a doubling would be inf.
     """
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ValueError(f"`{name}` must be a number. Received: {name}={value!r} of type {type(value).__name__}.")
-    size = float(value)
-    if not (size > 0 and math.isfinite(size)):
-        raise ValueError(f"`{name}` must be a finite number above 0. Received: {name}={value}.")
-    if not SMALLEST_SCALE <= size <= LARGEST_SCALE:
-        raise ValueError(f"`{name}` must lie between 2**-126 and 2**127, float32's range. Received: {name}={value}.")
-    return size
+    if not _is_number(value) or not SMALLEST_SCALE <= float(value) <= LARGEST_SCALE:
+        raise ValueError(f"`{name}` must be a number from 2**-126 to 2**127. Received: {name}={value!r}.")
+    return float(value)
 
 
 def check_count(name: str, value: object) -> int:
-    """`value` as an int if it is a whole number of at least 1, else ValueError that names it."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ValueError(f"`{name}` must be a whole number. Received: {name}={value!r} of type {type(value).__name__}.")
-    size = float(value)
-    if not (size >= 1 and size.is_integer()):
-        raise ValueError(f"`{name}` must be a whole number of at least 1. Received: {name}={value}.")
-    if not size < 2**31:
-        raise ValueError(f"`{name}` must be below 2**31, as steps are counted in int32. Received: {name}={value}.")
-    return int(size)
+    """`value` as an int if it is a whole number of at least 1 that int32 holds, else ValueError that names it."""
+    if not _is_number(value) or not (1 <= value < 2**31 and float(value).is_integer()):
+        raise ValueError(f"`{name}` must be a whole number from 1 to 2**31 - 1. Received: {name}={value!r}.")
+    return int(value)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)

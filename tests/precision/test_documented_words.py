@@ -148,7 +148,7 @@ def invalid_arguments_raise_value_errors():
     for wrapper in (Scaled, keras.optimizers.LossScaleOptimizer):
         refused("must not be a LossScaleOptimizer itself", wrapper(SGD(0.25)))
     inner = SGD(0.25)
-    refused("must be a finite number above 0. Received: initial_scale=0", inner, initial_scale=0)
+    refused(r"must be a number from 2\*\*-126 to 2\*\*127. Received: initial_scale=0", inner, initial_scale=0)
     assert Scaled(inner).inner_optimizer is inner  # which is free after a refusal
     refused("is wrapped by another LossScaleOptimizer already", inner)
     for words, named in (
@@ -159,14 +159,17 @@ def invalid_arguments_raise_value_errors():
             {"dynamic": False, "initial_scale": 2.0, "dynamic_growth_steps": 3},
         ),
         ("`hysteresis` must not be given", {"dynamic": False, "initial_scale": 2.0, "hysteresis": 2}),
-        ("above 0", {"initial_scale": float("nan")}),
-        ("float32's range", {"dynamic": False, "initial_scale": 1e39}),
-        ("float32's range", {"initial_scale": 1e-40, "min_scale": 1e-41}),
-        ("must be a number. Received: initial_scale=True of type bool", {"initial_scale": True}),
-        ("`dynamic_growth_steps` must be a whole number of at least 1", {"dynamic_growth_steps": 0}),
+        ("must be a number from", {"initial_scale": float("nan")}),
+        ("must be a number from", {"dynamic": False, "initial_scale": 1e39}),
+        ("must be a number from", {"initial_scale": 1e-40, "min_scale": 1e-41}),
+        ("must be a number from .* Received: initial_scale=True", {"initial_scale": True}),
+        (
+            r"`dynamic_growth_steps` must be a whole number from 1 to 2\*\*31 - 1. Received: dynamic_growth_steps=0",
+            {"dynamic_growth_steps": 0},
+        ),
         ("whole number", {"dynamic_growth_steps": 2.5}),
-        ("of type bool", {"dynamic_growth_steps": True}),
-        (r"below 2\*\*31", {"dynamic_growth_steps": 2**31}),
+        ("whole number", {"dynamic_growth_steps": True}),
+        ("whole number", {"dynamic_growth_steps": 2**31}),
         ("`growth_factor` must be", {"growth_factor": 1.0}),
         ("`backoff_factor` must be below 1", {"backoff_factor": 1.0}),
         ("`hysteresis` must be", {"hysteresis": 0}),
@@ -439,7 +442,7 @@ def a_loss_scale_factor_is_a_fixed_scale():
         assert Scaled(SGD(0.25, loss_scale_factor=100.0)).inner_optimizer.loss_scale_factor is None
     for name, value in (("dynamic", True), ("initial_scale", 8.0), ("dynamic_growth_steps", 2), ("hysteresis", 2)):
         refused(f"`{name}` must not be given beside `loss_scale_factor`", loss_scale_factor=8.0, **{name: value})
-    refused("`loss_scale_factor` must be a finite number above 0. Received: loss_scale_factor=-1", loss_scale_factor=-1)
+    refused("`loss_scale_factor` must be a number from .* Received: loss_scale_factor=-1", loss_scale_factor=-1)
     with pytest.raises(ValueError, match="`loss_scale_factor` can't be set"):
         optimizer.loss_scale_factor = 4.0
     assert optimizer.loss_scale_factor is None

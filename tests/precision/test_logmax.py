@@ -91,9 +91,9 @@ def test_the_optimizer_follows_the_gradients_by_the_rule():
     ("arguments", "words"),
     [
         ({"beta1": 1.0}, "`beta1` must be below 1"),
-        ({"beta2": 0.0}, "`beta2` must be a finite number above 0"),
+        ({"beta2": 0.0}, "`beta2` must be a number from"),
         ({"log_max": 200.0}, "`log_max` must be at most 127"),
-        ({"deviations": float("nan")}, "`deviations` must be a finite number"),
+        ({"deviations": float("nan")}, "`deviations` must be a number from"),
         ({"initial_scale": 0.5, "min_scale": 1.0}, "must lie between"),
     ],
 )
