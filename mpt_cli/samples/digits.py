@@ -109,7 +109,7 @@ def _loss(model: Any, batch: Any) -> float:
     def loss(batch: Any) -> Any:
         return pure_loss(model, [[variable.value for variable in variables] for variables in lists], batch)
 
-    return float(call_sampled(model, loss, batch) if keras.backend.backend() == "jax" else loss(batch))
+    return float(call_sampled(model, loss, batch))
 
 
 def describe_inputs(model: Any, x: Any) -> list[str]:
@@ -157,11 +157,8 @@ def _outputs_in_training(model: Any, x: Any) -> tuple[Outputs, Outputs]:
 
 
 def _outputs(model: Any, x: Any, training: bool = False) -> Outputs:
-    """Return those of the model; on JAX by one program, as each operation by itself would be compiled, too."""
-    if keras.backend.backend() == "jax":
-        return _numbers(call_sampled(model, lambda x: _float_values(model(x, training=training)), x))
-    with keras.StatelessScope(collect_losses=True):
-        return _numbers(model(x, training=training))
+    """Return those of the model."""
+    return _numbers(call_sampled(model, lambda x: _float_values(model(x, training=training)), x))
 
 
 def _outputs_of_layers(model: Any, x: Any) -> tuple[Outputs, list[tuple[int, Outputs]]]:

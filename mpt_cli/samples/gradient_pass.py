@@ -116,13 +116,15 @@ def rounding_options(few: bool) -> dict[str, Any]:
 
 
 def call_sampled(model: Any, function: Callable[[Any], Any], x: Any) -> Any:
-    """On JAX `function(x)`, which calls `model`, as one program that rounds as a sample does; nothing in the model
-    changes."""
-    import jax
+    """`function(x)`, which calls `model`, with nothing in the model changed. On JAX as one program that rounds as a
+    sample does: each operation by itself would be compiled, too."""
 
     def call(values: list[Tensor], x: Any) -> Any:
         with keras.StatelessScope(list(zip(model.variables, values, strict=True)), collect_losses=True):
             return function(x)
 
-    compiled = jax.jit(call, compiler_options=rounding_options(few=True))
-    return compiled([v.value for v in model.variables], x)
+    if keras.backend.backend() == "jax":
+        import jax
+
+        call = jax.jit(call, compiler_options=rounding_options(few=True))
+    return call([v.value for v in model.variables], x)
