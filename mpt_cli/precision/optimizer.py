@@ -487,11 +487,11 @@ class LossScaleOptimizer(
         """
         grads, variables = self._matched(grads, trainable_variables)
         told = self._take_unscaled(grads) if unscaled is None else unscaled
-        self._apply_where_finite(grads, variables, told)
+        backend_step().apply(self, grads, variables, told)
 
     def apply_scaled(self, grads: list[Tensor], variables: list[Any]) -> None:
         """`apply` of gradients that are scaled, whatever the last ones were."""
-        self._apply_where_finite(*self._matched(grads, variables), unscaled=False)
+        backend_step().apply(self, *self._matched(grads, variables), unscaled=False)
 
     def _matched(self, grads: list[Tensor], variables: list[Any] | None) -> tuple[list[Tensor], list[Any]]:
         grads, variables = list(grads), list(self._trainable_variables if variables is None else variables)
@@ -577,9 +577,6 @@ class LossScaleOptimizer(
             self, optimizer_variables, gradients, trainable_variables
         )
         return applied
-
-    def _apply_where_finite(self, grads: list[Tensor], variables: list[Any], unscaled: Any) -> None:
-        backend_step().apply(self, grads, variables, unscaled)
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """`loss * loss_scale`, widened to float32 first: a float16 loss of 3.0 times 2**15 would be inf."""

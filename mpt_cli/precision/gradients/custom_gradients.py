@@ -77,20 +77,21 @@ def custom_gradient(f: Callable[..., Any] | None = None) -> Callable[..., Any]:
     """
     if f is None:
         return custom_gradient
-    call = _call_on_jax if keras.backend.backend() == "jax" else _call_on_tensorflow
 
     @wraps(f)
     def decorated(*arguments: Any, **keywords: Any) -> Any:
         leaves = [ops.copy(x) if isinstance(x, keras.Variable) else x for x in keras.tree.flatten(arguments)]
         places = [place for place, leaf in enumerate(leaves) if _is_tensor(leaf)]
 
-        def on_tensors(*tensors: Tensor) -> tuple[Any, Callable[..., Any]]:
+        def on_tensors(*tensors: Tensor) -> Any:
             values = dict(zip(places, tensors, strict=True))
             given = [values.get(place, leaf) for place, leaf in enumerate(leaves)]
-            value, gradient = f(*keras.tree.pack_sequence_as(arguments, given), **keywords)
-            return value, gradient
+            return f(*keras.tree.pack_sequence_as(arguments, given), **keywords)
 
-        return call(on_tensors, [leaves[place] for place in places])
+        tensors = [leaves[place] for place in places]
+        if keras.backend.backend() == "jax":
+            return _call_on_jax(on_tensors, tensors)
+        return ops.custom_gradient(on_tensors)(*tensors)
 
     return decorated
 
@@ -98,10 +99,6 @@ def custom_gradient(f: Callable[..., Any] | None = None) -> Callable[..., Any]:
 def _is_tensor(leaf: Any) -> bool:
     """Return whether it counts as a tensor; a flag does not, nor does the instance whose method is decorated."""
     return ops.is_tensor(leaf) or (isinstance(leaf, (float, int, np.ndarray, np.number)) and not isinstance(leaf, bool))
-
-
-def _call_on_tensorflow(function: Callable[..., Any], x: list[Tensor]) -> Any:
-    return keras.ops.custom_gradient(function)(*x)
 
 
 def _call_on_jax(function: Callable[..., Any], x: list[Tensor]) -> Any:
