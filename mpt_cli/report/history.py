@@ -15,7 +15,6 @@ from mpt_cli.runs.directory import RunDirectory, read_json
 from mpt_cli.runs.provenance import ENVIRONMENT, flatten
 from mpt_cli.settings.limits import LONGEST_LINE, open_file, parse_yaml, read_yaml_text
 from mpt_cli.telemetry.records import (
-    GROWTH,
     OVERFLOW,
     Summary,
     as_number,
@@ -71,20 +70,6 @@ def metric_by_epoch(metrics_jsonl: Path, name: str) -> list[float]:
     """Return the values at the ends of the epochs."""
     lines = (line for line in read_lines(metrics_jsonl) if line.get("epoch_end"))
     return [value for line in lines if (value := as_number(line.get(name))) is not None]
-
-
-def settled_step(events: list[dict[str, Any]], steps_seen: int, applied_steps: int) -> int | None:
-    """Return the last skipped step of the warm-up, before the scale first grew; 0 where no step was skipped.
-
-    None where the scale did not settle: nothing was applied, or the run ended in skipped steps with no growth before.
-    """
-    events = [event for event in events if "step" in event and "kind" in event]
-    first_growth = next((int(event["step"]) for event in events if event["kind"] == GROWTH), None)
-    skips = [int(event["step"]) for event in events if event["kind"] == OVERFLOW]
-    ends_in_skips = skips[-2:] == [steps_seen - 1, steps_seen]  # one alone may be the last of settling
-    if not applied_steps or (first_growth is None and ends_in_skips):
-        return None
-    return max((step for step in skips if first_growth is None or step <= first_growth), default=0)
 
 
 def json_object(line: str, is_whole: bool = False) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ Every combination of the grid is run with each of the points. In place of both a
 A key or an option given on the command line is that, whatever the block says.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,38 +39,40 @@ PARTS = ("grid", "points", "search", "seeds", "objective", "timeout_seconds", "j
 
 @dataclass
 class Block:
-    """What a block says, and what is wrong with it. `axes` vary in this order, the last one fastest.
+    """What a block says, and what is wrong with it.
 
-    `search` are the settings of a search but for its `space`, which has a word of the command line by key; None where
-    the block asks for none.
+    `words` are its grid, or the space of its search, as the command line has them. `search` are the settings of a
+    search, None where the block asks for none.
     """
 
-    axes: list[Axis] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+    points: Axis = ()
     seeds: int | None = None
     objective: str | None = None
     search: Mapping[str, Any] | None = None
-    space: dict[str, str] = field(default_factory=dict)
     timeout_seconds: float | None = None
     jobs: int | None = None
     launcher: tuple[str, Sequence[str]] | None = None  # its name and its settings as words
     sweep_dir: str | None = None
     problems: list[Problem] = field(default_factory=list)
 
-    def axes_with(self, grid: Grid, words: Sequence[str]) -> list[Axis]:
-        """Return the axes of the command line behind those of the block, the seeds last. The command line wins."""
-        given = {*map(override_key, words)}
-        own = [tuple(point.without(given) for point in axis) for axis in self.axes]
-        kept = [axis for axis in own if any(point.words for point in axis)]
-        recipes = [axis for axis in grid.axes if axis and override_key(axis[0].words[0]) == "conf"]
-        rest = [axis for axis in grid.axes if axis not in recipes]
-        return [*recipes, *kept, *rest, *(read_grid(self._seed_words(words)).axes)]
+    def grid_with(self, words: Sequence[str]) -> Grid:
+        """Return the grid of the command line behind that of the block, the seeds last. The command line wins."""
+        given, (first, rest) = {*map(override_key, words)}, map(read_grid, self._joined(words))
+        points = tuple(point.without(given) for point in self.points)
+        own = [points] if any(point.words for point in points) else []
+        return Grid([*first.axes, *own, *rest.axes], [*first.problems, *rest.problems])
 
-    def search_words(self, words: Sequence[str]) -> list[str]:
-        """Return the words of the command line behind those of the space, the seeds last."""
-        given = {*map(override_key, words)}
-        recipes = [word for word in words if word.startswith("conf=")]
-        space = [word for key, word in self.space.items() if key not in given]
-        return [*recipes, *space, *(word for word in words if word not in recipes), *self._seed_words(words)]
+    def space_with(self, words: Sequence[str]) -> list[str]:
+        """Return the words of the command line behind those of the space, the seeds last. The command line wins."""
+        first, rest = self._joined(words)
+        return [*first, *rest]
+
+    def _joined(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return the recipe and the block's own words, and the words behind them."""
+        given, recipes = {*map(override_key, words)}, [word for word in words if word.startswith("conf=")]
+        own = [word for word in self.words if override_key(word) not in given]
+        return [*recipes, *own], [*(word for word in words if word not in recipes), *self._seed_words(words)]
 
     def _seed_words(self, words: Sequence[str]) -> list[str]:
         """Return the word for its seeds, which count from the recipe's own."""
@@ -132,13 +134,17 @@ def _read(content: Any, block: Block) -> None:
         if taken:
             rule = f"must be left out with {' and '.join(taken)}: a search chooses its points itself."
             problems.append(Problem("sweep.search", rule, None, "Write the keys to vary into search.space."))
-    for key, values in _mapped("sweep.grid", content.get("grid"), problems).items():
-        place, word = f"sweep.grid.{key}", _word_of_values(key, values)
-        found = read_grid([word])
-        _check_values(problems, place, key, values, found.problems)
-        block.axes += found.axes
+    _read_words(block, "sweep.grid", content.get("grid"), lambda word: read_grid([word]).problems)
     if content.get("points") is not None:
         _read_points(block, content["points"])
+
+
+def _read_words(block: Block, place: str, content: Any, problems_of: Callable[[str], Sequence[Problem]]) -> None:
+    """Add a word for each key of a grid or a space."""
+    for key, values in _mapped(place, content, block.problems).items():
+        word = _word_of_values(key, values)
+        _check_values(block.problems, f"{place}.{key}", key, values, problems_of(word))
+        block.words.append(word)
 
 
 def _read_points(block: Block, content: Any) -> None:
@@ -155,17 +161,14 @@ def _read_points(block: Block, content: Any) -> None:
         for key, value in entry.items():
             _check_values(block.problems, f"{place}.{number}.{key}", str(key), value)
         points.append(Point(tuple(_word(str(key), value) for key, value in entry.items())))
-    block.axes.append(tuple(points))
+    block.points = tuple(points)
 
 
 def _read_search(block: Block, content: Any) -> None:
     place, problems = "sweep.search", block.problems
     section = _mapped(place, content, problems, "must be a section with keys of its own.")
     block.search = _checked(place, section, _SEARCH, problems, [*_SEARCH, "space"])
-    for key, values in _mapped(f"{place}.space", section.get("space"), problems).items():
-        word = _word_of_values(key, values)
-        _check_values(problems, f"{place}.space.{key}", key, values, read_dimensions([word])[1])
-        block.space[key] = word
+    _read_words(block, f"{place}.space", section.get("space"), lambda word: read_dimensions([word])[1])
 
 
 def _check_values(problems: list[Problem], place: str, key: str, values: Any, found: Sequence[Problem] = ()) -> None:

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Self
 
 from mpt_cli.errors import BAD_DATA, OK, TERMINATED, ConfigError, DataError, gravest_code, naming
 from mpt_cli.jobs.executor import Ending
-from mpt_cli.report.history import read_lines, settled_step
 from mpt_cli.runs.directory import (
     LOCK_FILE,
     RunDirectory,
@@ -199,7 +198,6 @@ class JobResult:
     exit_code: int | None = None
     reason: str = ""
     seconds: float | None = None
-    settled_step: int | None = None
     summary: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -224,14 +222,10 @@ def read_job(sweep: SweepDirectory, job: Job) -> JobResult:
         return JobResult(job, run.path, NOT_RUN)
     summary = run.summary_for(ending.exit_code)
     status, exit_code, reason = _judge(ending, summary, sweep, job)
-    events = list(read_lines(run.events_jsonl)) if summary else []
-    counts = [summary[name] for name in ("steps_seen", "applied_steps") if name in summary]
-    settled = settled_step(events, *counts) if len(counts) == 2 else None
-    is_scaled = summary.get("final_loss_scale") is not None
     attempts = past_attempts(run)  # of which the last one found in the checkpoint what those before it trained
     seconds = ending.seconds + (float(attempts[-1].get("earlier_seconds", 0.0)) if attempts else 0.0)
     summary = {**summary, "seconds": seconds} if summary else summary
-    return JobResult(job, run.path, status, exit_code, reason, seconds, settled if is_scaled else None, summary)
+    return JobResult(job, run.path, status, exit_code, reason, seconds, summary)
 
 
 def _judge(ending: Ending, summary: dict[str, Any], sweep: SweepDirectory, job: Job) -> tuple[str, int | None, str]:

@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
@@ -293,13 +293,26 @@ def read_dimensions(words: Sequence[str]) -> tuple[Space, list[Problem]]:
     return space, problems
 
 
+_AS_POINTS = "With other values of this sweep it is right: list the combinations to run as points: of a sweep: block."
+
+
 def load_each(configurations: Iterable[Sequence[str]], known: Sequence[Problem] = ()) -> list[Settings]:
     """Return the settings of each command line; ConfigError with all that is wrong with any, behind what is known."""
-    found = load_variations(configurations)
-    problems = [*known, *(problem for each in found if isinstance(each, ConfigError) for problem in each.problems)]
+    words_of = [*configurations]
+    found, problems = load_variations(words_of), [*known]
+    loaded = [*zip(words_of, found, strict=True)]
+    right = {word for words, each in loaded if isinstance(each, Settings) for word in words}
+    for words, each in loaded:
+        if isinstance(each, ConfigError):
+            elsewhere = {override_key(word) for word in words if word in right}
+            problems += [_as_points(problem) if problem.key in elsewhere else problem for problem in each.problems]
     if problems:
         raise ConfigError(each_once(problems))
-    return [each for each in found if not isinstance(each, ConfigError)]
+    return [each for each in found if isinstance(each, Settings)]
+
+
+def _as_points(problem: Problem) -> Problem:
+    return replace(problem, remedy=f"{problem.remedy} {_AS_POINTS}".strip())
 
 
 def each_once(problems: Iterable[Problem]) -> list[Problem]:

@@ -26,7 +26,6 @@ from mpt_cli.sweep.overrides import (
     each_once,
     load_each,
     override_key,
-    read_grid,
     read_space,
     varied_keys,
 )
@@ -98,7 +97,8 @@ def check_objective_of_block(block: Block, settings: Settings) -> None:
     """Check the objective of a recipe with these settings, as `check_objective`: only its form where the block varies
     what may decide which numbers there are.
     """
-    sections = {key.partition(".")[0] for key in [*varied_keys(block.axes), *block.space]}
+    keys = {override_key(word) for point in [Point(tuple(block.words)), *block.points] for word in point.words}
+    sections = {key.partition(".")[0] for key in keys}
     is_one = sections <= {"seed", "policy", "loss_scale", "optimizer"}
     check_objective(block.objective, [settings] if is_one else [], "sweep.objective")
 
@@ -194,7 +194,7 @@ def choose_search(block: Block, said: Mapping[str, Any]) -> Search | None:
     own = {name: value for name, value in said.items() if value is not None}
     settings = {**(block.search or {}), **own}
     problems = []
-    if block.axes and own:
+    if block.search is None and own and (block.words or block.points):
         rule = "must be left out with grid or points of a recipe's sweep: block."
         problems = [Problem("--trials", rule, None, "A search has its keys in search.space, or as words.")]
     elif block.search is not None and "trials" not in settings:
@@ -220,8 +220,9 @@ def make_plan(
     `block` is what the recipe varies beside the words; `objective` must be one that they can report. Where the jobs run
     on this machine (`is_here`) their files must be on it, else DataError.
     """
-    grid, block = read_grid(words), block or Block()
-    axes = [axis for axis in block.axes_with(grid, words) if axis]
+    block = block or Block()
+    grid = block.grid_with(words)
+    axes = [axis for axis in grid.axes if axis]
     count = math.prod(map(len, axes))
     if count > MOST_JOBS:
         grid.problems.append(Problem("sweep", f"must be at most {MOST_JOBS:,} jobs.", f"{count:,}"))
@@ -239,7 +240,7 @@ def make_plan(
 
 def plan_search(words: Sequence[str], search: Search, block: Block, objective: str | None, is_here: bool) -> SweepPlan:
     """Return the plan of a search, without jobs. Check the edges of the space; jobs check what is inside."""
-    search = replace(search, words=block.search_words(words))
+    search = replace(search, words=block.space_with(words))
     space = read_space(search.words)
     settings = load_each(space.edges)
     if space.seeds and search.pruner:

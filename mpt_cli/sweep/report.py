@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from mpt_cli.report.history import read_histories
 from mpt_cli.report.page import render_page, run_link, write_page
@@ -45,12 +45,13 @@ from mpt_cli.telemetry.format import (
     format_signed,
 )
 
-SECONDARY = ("seconds", "memory", "max scale", "min scale", "examples/s", "settled")  # left out first, in this order
+R = TypeVar("R")
+SECONDARY = ("seconds", "memory", "max scale", "min scale", "examples/s")  # left out first, in this order
 
 
 def columns(found: SweepResults) -> list[TableColumn[Configuration]]:
     """Return all columns for these results: rank, varied keys, objective, then the numerics and the cost."""
-    keys = [TableColumn(_short(key, found.keys), partial(_format_override, key), is_number=False) for key in found.keys]
+    keys: list[TableColumn[Configuration]] = _key_columns(found.keys, lambda row: row.overrides)
     objective = TableColumn(found.objective.name, _format_objective)
     seeds = [TableColumn("n", _format_count), TableColumn("to the first", partial(_format_behind, found))]
     return [
@@ -111,8 +112,13 @@ def format_difference(mean: float, interval: tuple[float, float] | None) -> str:
     return f"{format_signed(mean)} ± {'?' if interval is None else format_number((interval[1] - interval[0]) / 2)}"
 
 
-def _format_override(key: str, row: Configuration) -> str:
-    return row.overrides.get(key, "")
+def _key_columns(keys: Sequence[str], overrides: Callable[[R], Mapping[str, str]]) -> list[TableColumn[R]]:
+    """Return a column for each varied key, empty where a row does not have it."""
+
+    def column(key: str) -> TableColumn[R]:
+        return TableColumn(_short(key, keys), lambda row: overrides(row).get(key, ""), is_number=False)
+
+    return [*map(column, keys)]
 
 
 def _short(key: str, keys: Sequence[str]) -> str:
@@ -139,14 +145,6 @@ def _format_skipped(row: Configuration) -> str:
     return "-" if math.isnan(share) else "0%" if share == 0 else f"{share:.2g}%" if share < 10 else f"{share:.0f}%"
 
 
-def _format_settled(row: Configuration) -> str:
-    """Return the step of the slowest seed; never where one of them did not settle."""
-    scaled = [result for result in row.shown if result.number("final_loss_scale") is not None]
-    steps = [result.settled_step for result in scaled]
-    known = [step for step in steps if step is not None]
-    return "-" if not steps else "never" if len(known) < len(steps) else format_count(max(known))
-
-
 def _format_seconds(row: Configuration) -> str:
     seconds = [result.seconds for result in row.results if result.seconds is not None]
     return format_seconds(sum(seconds) / len(seconds)) if seconds else "-"
@@ -157,7 +155,6 @@ _NUMERICS = (
     TableColumn("final scale", _figure("final_loss_scale", format_scale, min, max)),
     TableColumn("min scale", _figure("min_loss_scale", format_scale, min, max)),
     TableColumn("max scale", _figure("max_loss_scale", format_scale, min, max)),
-    TableColumn("settled", _format_settled),
     TableColumn("verdict", format_verdict, is_number=False),
     TableColumn("examples/s", _figure("examples_per_second", format_count, fmean)),
     TableColumn("memory", _figure("peak_memory_bytes", lambda count: format_bytes(int(count)), max)),
@@ -338,17 +335,11 @@ def _row_kind(row: Configuration) -> str:
     return "best" if row.rank == 1 else "" if row.is_complete else "bad"
 
 
-def _format_varied(key: str, result: JobResult) -> str:
-    return result.job.overrides.get(key, "")
-
-
 def _jobs_table(found: SweepResults, page: Path) -> PageTable[JobResult]:
     """Return the table of all jobs by number, with what each varies; the number leads to the run."""
-    varied = found.plan.varied
-    keys = [TableColumn(_short(key, varied), partial(_format_varied, key), is_number=False) for key in varied]
     wanted: list[TableColumn[JobResult]] = [
         TableColumn("job", lambda result: f"{result.job.number:03d}", is_number=False),
-        *keys,
+        *_key_columns(found.plan.varied, lambda result: result.job.overrides),
         TableColumn("status", lambda result: result.status, is_number=False),
         TableColumn(found.objective.name, lambda result: format_number(found.objective.value(result.summary))),
         TableColumn("time", lambda result: "-" if result.seconds is None else format_seconds(result.seconds)),
@@ -448,8 +439,6 @@ def job_dict(found: JobResults, result: JobResult) -> dict[str, Any]:
         found.objective.name: found.objective.value(result.summary),
         "skipped_share": result.skipped_share,  # of the steps seen
         **{name: result.summary.get(name) for name in _NUMBERS},
-        # the last skipped step before the scale first grew, 0 without any; null where it did not settle
-        "settled_step": result.settled_step,
         "verdict": result.summary.get("verdict"),  # as in summary.json
         "seconds": result.seconds,  # of its process, and the training of earlier attempts up to their checkpoint
         "reason": result.reason,  # why it is not good, or was stopped early

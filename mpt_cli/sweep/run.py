@@ -18,7 +18,7 @@ from mpt_cli.machine import visible_gpus
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import CONFIG_DIR, expanded, shell_command
 from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES
-from mpt_cli.sweep.block import Block, read_block
+from mpt_cli.sweep.block import read_block
 from mpt_cli.sweep.directory import (
     FAILED,
     GOOD,
@@ -32,6 +32,7 @@ from mpt_cli.sweep.directory import (
 from mpt_cli.sweep.overrides import override_key
 from mpt_cli.sweep.plan import (
     Job,
+    Search,
     SweepPlan,
     choose_search,
     duplicate_lines,
@@ -70,7 +71,7 @@ class Options:
         """Return the options with what is `said` elsewhere in the place of fields that are None."""
         return replace(self, **{name: value for name, value in said.items() if getattr(self, name) is None})
 
-    def check_detach(self, plan: SweepPlan) -> None:
+    def check_detach(self, search: Search | None) -> None:
         """Raise ConfigError where nobody may leave the jobs alone."""
         if not self.detach:
             return
@@ -78,7 +79,7 @@ class Options:
         if not self.launcher.can_detach:
             rule, remedy = "is for jobs of Slurm.", "--launcher submitit"
             problems.append(Problem("--detach", rule, self.launcher.name, remedy))
-        if plan.search is not None:
+        if search is not None:
             problems.append(Problem("--detach", "is for a grid: a search makes each job by what came before."))
         if self.timeout_seconds is not None:
             remedy = "Slurm ends a job after launcher.timeout_min."
@@ -124,41 +125,39 @@ def start_sweep(
     """Run a new sweep; its configurations are checked before the first job starts. Return results and exit code.
     `search` is what the command line says of one (trials, sampler, sampler_seed, pruner), beside the recipe's.
     """
-    own, path = split_overrides(overrides)
-    block = read_block(own)
-    plan, options = _plan_and_options(own, block, options, search or {}, screen.say)
-    sweep = SweepDirectory.create(path or block.sweep_dir, plan.recipe)
+    plan, options, path = _plan_new(overrides, options, search or {}, screen.say)
+    sweep = SweepDirectory.create(path, plan.recipe)
     with sweep.lock():
-        plan = replace(plan, facts=plan_facts(["mpt", "sweep", *overrides], options, block.limits))
         return _run(sweep, begin(sweep, plan, options), options, screen)
 
 
 def dry_run(overrides: Sequence[str], options: Options, search: Mapping[str, Any]) -> SweepPlan:
     """Return what `start_sweep` would run; DataError where its directory is taken."""
-    own, path = split_overrides(overrides)
-    block = read_block(own)
-    plan, _ = _plan_and_options(own, block, options, search)
-    if path or block.sweep_dir:
-        SweepDirectory(expanded(path or str(block.sweep_dir))).check_free()
+    plan, _, path = _plan_new(overrides, options, search)
+    if path:
+        SweepDirectory(expanded(path)).check_free()
     return plan
 
 
-def _plan_and_options(
-    words: Sequence[str],
-    block: Block,
+def _plan_new(
+    overrides: Sequence[str],
     options: Options,
     said: Mapping[str, Any],
     say: Callable[[str], None] = lambda sentence: None,
-) -> tuple[SweepPlan, Options]:
+) -> tuple[SweepPlan, Options, str | None]:
+    """Return the plan, the options with what the recipe's block says, and the directory where one is named."""
+    words, path = split_overrides(overrides)
+    block = read_block(words)
     search = choose_search(block, said)
     options = options.filled({**block.limits, "objective": block.objective})
+    options.check_detach(search)
     if search is None:
         plan = make_plan(words, block, options.objective, options.launcher.is_here, say)
     else:
         search.check()
         plan = plan_search(words, search, block, options.objective, options.launcher.is_here)
-    options.check_detach(plan)
-    return plan, options
+    facts = plan_facts(["mpt", "sweep", *overrides], options, block.limits)
+    return replace(plan, facts=facts), options, path or block.sweep_dir
 
 
 def resume_sweep(
@@ -173,16 +172,11 @@ def resume_sweep(
     with sweep.lock():
         before = sweep.read_plan()
         plan = _changed_plan(sweep, before, options, trials, words, screen.say)
+        options = options.filled(plan.facts["limits"])
+        options.check_detach(plan.search)
         if plan.search is not None:
             plan.search.check()
-        options = options.filled(plan.facts["limits"])
-        options.check_detach(plan)
-        new = plan.jobs[len(before.jobs) :]
-        shared = options.job_environment(options.limits(plan.jobs, len(new)).workers) if new else {}
-        jobs = [*plan.jobs[: len(before.jobs)], *(replace(job, environment=shared) for job in new)]
-        plan = replace(plan, jobs=jobs)
-        sweep.write_plan(plan)
-        return _run(sweep, plan, options, screen)
+        return _run(sweep, begin(sweep, plan, options, len(before.jobs)), options, screen)
 
 
 def dry_run_of_resume(
@@ -236,10 +230,11 @@ def _with_objective(sweep: SweepDirectory, plan: SweepPlan, objective: str) -> S
     return replace(plan, facts={**plan.facts, "objective": objective})
 
 
-def begin(sweep: SweepDirectory, plan: SweepPlan, options: Options) -> SweepPlan:
-    """Write the plan, with each job's share of the cores in it; returns it so."""
-    shared = options.job_environment(options.limits(plan.jobs, plan.wanted).workers)
-    plan = replace(plan, jobs=[replace(job, environment=shared) for job in plan.jobs])
+def begin(sweep: SweepDirectory, plan: SweepPlan, options: Options, begun: int = 0) -> SweepPlan:
+    """Write the plan, with the share of the cores of each job behind those that have `begun`; return it so."""
+    shared = options.job_environment(options.limits(plan.jobs, plan.wanted - begun).workers)
+    new = [replace(job, environment=shared) for job in plan.jobs[begun:]]
+    plan = replace(plan, jobs=[*plan.jobs[:begun], *new])
     sweep.write_plan(plan)
     return plan
 

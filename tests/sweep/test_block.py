@@ -184,7 +184,7 @@ def test_a_search_stands_in_the_file_and_words_and_options_win_over_it(capsys) -
         "optimizer.learning_rate  0.1, 0.2",
         "5 trials, random, each with seeds 7, 8",
     ]
-    assert read_block(["conf=./mine.yaml"]).search_words(["conf=./mine.yaml", "trainer.batch_size=8"]) == [
+    assert read_block(["conf=./mine.yaml"]).space_with(["conf=./mine.yaml", "trainer.batch_size=8"]) == [
         "conf=./mine.yaml",
         "optimizer.learning_rate=tag(log,interval(1e-4,1e-1))",
         "trainer.epochs=2",

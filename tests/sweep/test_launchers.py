@@ -8,7 +8,8 @@ from command import wait_for
 from sweep_stubs import processes_of
 
 from mpt_cli.errors import ConfigError
-from mpt_cli.jobs.launchers import Launcher, choose_launcher, recorded_launcher
+from mpt_cli.jobs.launchers import Launcher, SubmititLauncher, choose_launcher, recorded_launcher
+from mpt_cli.sweep.run import Options, dry_run
 
 
 def submitit_here() -> Launcher:
@@ -67,6 +68,14 @@ def test_slurm_has_to_be_here(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match="must have Slurm on this machine: there is no sbatch, srun"):
         choose_launcher("submitit", [])
+
+
+def test_a_search_is_not_left_alone_whether_optuna_is_here_or_not(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "optuna" else find(name))
+    words = ["conf=digits_mlp", "optimizer.learning_rate=interval(0.1,1)"]
+    with pytest.raises(ConfigError, match="--detach: is for a grid: a search makes each job by what came before"):
+        dry_run(words, Options(launcher=SubmititLauncher(), detach=True), {"trials": 2})
 
 
 def test_what_a_launcher_gives_a_job(monkeypatch):

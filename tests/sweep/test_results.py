@@ -15,7 +15,7 @@ from rich.console import Console
 from sweep_stubs import started
 
 from mpt_cli.cli import main
-from mpt_cli.report.history import latest_line, settled_step
+from mpt_cli.report.history import latest_line
 from mpt_cli.report.tables import plain_lines
 from mpt_cli.sweep import report
 from mpt_cli.sweep.directory import last_sentence, read_results
@@ -51,7 +51,6 @@ def test_seeds_are_one_row_with_mean_sample_deviation_and_count_and_a_failed_one
         "final scale": "1024",
         "min scale": "512",
         "max scale": "4096",
-        "settled": "3",
         "verdict": "healthy",
         "examples/s": "1,000",
         "memory": "1.0 GiB",
@@ -225,18 +224,6 @@ def test_a_narrow_terminal_gets_the_columns_that_matter(stubs):
     report.print_results(found, screen)
     head = stream.getvalue().split("\n")[1].split()
     assert head[:4] == ["rank", "initial_scale", "val_accuracy", "n"] and "verdict" in head and "memory" not in head
-
-
-def test_the_step_at_which_the_scale_has_settled():
-    for seen, step, *events in (
-        (50, 0),
-        (50, 2, 1, 2),
-        (50, 1, 1, -20, 21),
-        (50, None, 1, 49, 50),
-        (5, None, 1, 2, 3, 4, 5),
-    ):  # overflows, and a growth
-        found = [{"step": abs(at), "kind": "overflow" if at > 0 else "growth"} for at in events]
-        assert settled_step(found, seen, seen - sum(at > 0 for at in events)) == step
 
 
 def test_the_last_whole_line_and_the_last_sentence_of_the_log_are_read(tmp_path):
