@@ -11,10 +11,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from mpt_cli.errors import BAD_DATA, OK, install_command
 from mpt_cli.jobs.executor import call, module_command
 from mpt_cli.machine import machine_facts
@@ -52,22 +48,13 @@ class BackendReport:
 
 
 @dataclass(frozen=True)
-class MissingPackage:
-    """Something optional that isn't there, what it would be for, and the command that installs it."""
-
-    name: str
-    purpose: str
-    install: str
-
-
-@dataclass(frozen=True)
 class DoctorReport:
     """Everything `mpt doctor` found."""
 
     versions: dict[str, str]
     machine: dict[str, Any]
     backends: list[BackendReport]
-    missing: list[MissingPackage]
+    missing: list[dict[str, str]]  # name, purpose, and the command for install
     runs_parent: str
     runs_parent_writable: bool
     terminal: dict[str, Any]
@@ -142,15 +129,16 @@ def _find_backend() -> dict[str, Any]:
     return {"works": True, "devices": devices, "policies": policies}
 
 
-def _missing_packages(machine: dict[str, Any], backends: list[BackendReport]) -> list[MissingPackage]:
+def _missing_packages(machine: dict[str, Any], backends: list[BackendReport]) -> list[dict[str, str]]:
     missing = [
-        MissingPackage(name, purpose, install_command(extra) if extra else f"pip install {name}")
+        {"name": name, "purpose": purpose, "install": install_command(extra) if extra else f"pip install {name}"}
         for name, (purpose, extra) in OPTIONAL_PACKAGES.items()
         if importlib.util.find_spec(name) is None
     ]
     default = next(backend for backend in backends if backend.name == BACKENDS[0])
     if machine["gpus"] and default.works and not any("gpu" in device for device in default.devices):
-        missing.append(MissingPackage("CUDA libraries", "the GPU of this machine", install_command("cuda")))
+        cuda = {"name": "CUDA libraries", "purpose": "the GPU of this machine", "install": install_command("cuda")}
+        missing.append(cuda)
     return missing
 
 
@@ -170,30 +158,13 @@ def _terminal() -> dict[str, Any]:
     }
 
 
-_LABEL_WIDTH = 12
-
-
-def print_doctor_report(report: DoctorReport, console: Console) -> None:
-    """Rows of label and text, then what to do about what is missing; folded in a terminal, whole lines elsewhere."""
-    if not console.is_terminal:
-        for label, text in doctor_report_rows(report):
-            print(f"{label:<{_LABEL_WIDTH}}  {text}", file=console.file)
-        return
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True, min_width=_LABEL_WIDTH, style="dim")
-    grid.add_column(overflow="fold")
-    for label, text in doctor_report_rows(report):
-        grid.add_row(label, Text(text))
-    console.print(grid)
-
-
 def doctor_report_rows(report: DoctorReport) -> list[tuple[str, str]]:
     """Return the whole report as label and text."""
     rows = [("versions", ", ".join(f"{name} {version}" for name, version in report.versions.items()))]
     rows += _machine_rows(report.machine)
     for backend in report.backends:
         rows += _backend_rows(backend)
-    rows += [("missing", f"{item.name}, for {item.purpose}: {item.install}") for item in report.missing]
+    rows += [("missing", "{name}, for {purpose}: {install}".format_map(each)) for each in report.missing]
     writable = "can be written" if report.runs_parent_writable else "can NOT be written: set run_dir"
     rows.append(("runs", f"{report.runs_parent} {writable}"))
     terminal = "live screen" if report.terminal["interactive"] else "plain lines (not a terminal)"

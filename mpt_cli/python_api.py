@@ -25,7 +25,7 @@ from mpt_cli.signals import raise_for
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import results_dict
 from mpt_cli.sweep.run import Options, find_launcher, split_overrides, start_sweep
-from mpt_cli.telemetry.records import RunHeader, Summary
+from mpt_cli.telemetry.records import RunHeader
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.training.program import Program
 from mpt_cli.training_run import Reporters, train_program, with_drawn_seed
@@ -87,7 +87,8 @@ def fit(
     check_trainable(model)
     _check_arguments(settings, callbacks)
     tree = {"batch_size": _batch_size(batch_size, x), "shuffle": shuffle and not is_tf_dataset(x)}
-    tree |= _epochs(epochs, settings)
+    if epochs != 1 or "phases" not in (settings or {}):  # which say how long each is, unless somebody said otherwise
+        tree["epochs"] = epochs
     given = DataArguments(x, y, sample_weight, class_weight, validation_data, validation_split)
     check_targets(model, given)
     data = read_given(given)
@@ -124,11 +125,6 @@ class RunArguments:
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _epochs(epochs: int, settings: Mapping[str, Any] | None) -> dict[str, int]:
-    """Return the keys of epochs; none where phases say how long each is, and nobody said otherwise."""
-    return {} if epochs == 1 and "phases" in (settings or {}) else {"epochs": epochs}
-
-
 def _batch_size(batch_size: int | None, x: Any) -> int:
     from mpt_cli.training.model_program import batch_size_of, is_batched_source
 
@@ -143,6 +139,8 @@ def _batch_size(batch_size: int | None, x: Any) -> int:
 
 def given_settings(model: Any, asked: RunArguments) -> Settings:
     """Return the settings of the run: what was asked for over the defaults; ConfigError with all problems."""
+    import keras
+
     from mpt_cli.training.model_program import described_model, described_optimizer, described_policy
 
     plain = Settings(
@@ -160,7 +158,7 @@ def given_settings(model: Any, asked: RunArguments) -> Settings:
         "resume": _resume(asked.resume),
         "loss_scale": _loss_scale(model, asked.loss_scale),
     }
-    tree["backend"]["name"] = _backend()
+    tree["backend"]["name"] = keras.backend.backend()
     tree["trainer"] |= {"deterministic": False, **asked.tree.get("trainer", {})}  # it would change the whole process
     problems = [problem for path, value in asked.more.items() if (problem := _set(tree, path, value)) is not None]
     built = build_settings(tree, set(), problems)
@@ -168,12 +166,6 @@ def given_settings(model: Any, asked: RunArguments) -> Settings:
     if problems:
         raise ConfigError(problems)
     return built
-
-
-def _backend() -> str:
-    import keras
-
-    return str(keras.backend.backend())
 
 
 def _resume(resume: bool | str | Path | None) -> str | None:
@@ -239,7 +231,8 @@ def _run(program: Any) -> Run:
     run = load_run(summary.run_dir)
     if not started.did:
         _take_weights(program.model, run)
-    _raise_for_signal(summary)
+    # the caller's program ends as the signal meant it to, now that the run is saved
+    raise_for({"interrupted": SIGINT, "terminated": SIGTERM}.get(summary.status))
     return run
 
 
@@ -252,11 +245,6 @@ def _take_weights(model: Any, run: Run) -> None:
         raise DataError(f"{run.path} is finished and its checkpoints are gone, so the model can't take its weights.")
     arrays = checkpoint.arrays.items()
     restore_weights(model, {name: array for name, array in arrays if name.startswith(("weight/", "frozen/"))})
-
-
-def _raise_for_signal(summary: Summary) -> None:
-    """The caller's program ends as the signal meant it to, now that the run is saved."""
-    raise_for({"interrupted": SIGINT, "terminated": SIGTERM}.get(summary.status))
 
 
 def _as_words(words: Sequence[Any]) -> list[str]:
@@ -316,6 +304,13 @@ def compare(*words: Any, seeds: int | None = None, tolerance: float | None = Non
     return start_compare(_as_words(words), CompareSettings(seeds, tolerance), Options(1), screen)[0]
 
 
+def _check_none_given(**of_model: Any) -> None:
+    """Raise ConfigError for arguments beside overrides that are for a model."""
+    if any(value is not None for value in of_model.values()):
+        rule = "are for a model; among overrides they are written as in policy=mixed_float16."
+        raise ConfigError(Problem(", ".join(of_model), rule))
+
+
 def _teller(quiet: bool) -> Callable[[str], None]:
     """Return what is done with a sentence on how far it has come."""
     return (lambda text: None) if quiet else partial(print, flush=True)
@@ -353,14 +348,8 @@ def diagnose(
         what = (*what, sample_weight)
     if is_model:
         program = _copied_program(what, {"epochs": epochs, "batch_size": batch_size}, policy, loss_scale)
-    elif (epochs, batch_size, policy, loss_scale) != (1, None, None, None):
-        raise ConfigError(
-            Problem(
-                "epochs, batch_size, policy, loss_scale",
-                "are for a model; among overrides they are written as in policy=mixed_float16.",
-            )
-        )
     else:
+        _check_none_given(epochs=epochs - 1 or None, batch_size=batch_size, policy=policy, loss_scale=loss_scale)
         program = Program(with_drawn_seed(on_one_device(load_settings(_as_words(what)), say)))
     platform = program.prepare_backend()
     from mpt_cli.diagnose.diagnosis import diagnose as examine
@@ -435,15 +424,14 @@ def plan(
     """
     _check_least(devices=(devices, 1))
     say = _teller(quiet)
-    of_model = (sample_weight, batch_size, policy, loss_scale, settings)
     if not (what and hasattr(what[0], "compile")):
-        if any(each is not None for each in of_model):
-            raise ConfigError(
-                Problem(
-                    "sample_weight, batch_size, policy, loss_scale, settings",
-                    "are for a model; among overrides they are written as in policy=mixed_float16.",
-                )
-            )
+        _check_none_given(
+            sample_weight=sample_weight,
+            batch_size=batch_size,
+            policy=policy,
+            loss_scale=loss_scale,
+            settings=settings,
+        )
         return make_plans(_as_words(what), device, devices, say)
     what = what if sample_weight is None else (*what, sample_weight)
     _check_arguments(settings, ())

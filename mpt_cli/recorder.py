@@ -19,7 +19,6 @@ import keras
 import numpy as np
 
 from mpt_cli.data.examples import Batch
-from mpt_cli.engine.backend import running_platform
 from mpt_cli.engine.build import build_engine
 from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.feed import StepChunk
@@ -40,7 +39,7 @@ from mpt_cli.telemetry.records import NEVER, RunHeader, Scaling
 from mpt_cli.training.assembly import warn_of_half_head
 from mpt_cli.training.callbacks import metrics_in, why_ended
 from mpt_cli.training.compiled_model import loss_not_scaled_problem
-from mpt_cli.training.loss_and_optimizer import describe_scaling, warn_of_scaling, wrap_optimizer
+from mpt_cli.training.loss_and_optimizer import warn_of_scaling, wrap_optimizer
 from mpt_cli.training.model_program import described_model, rule_of
 
 LEAST_CAPACITY = 256  # rows of the ring: at the usual 50 steps between two looks it never goes round
@@ -334,34 +333,21 @@ class _FitRecording(Recording):
     def variables(self) -> Sequence[Any]:
         return list(self.model.trainable_variables)  # a subclassed model has them only after its first batch
 
-    def header(self) -> RunHeader:
-        model, settings, names = self.model, self.settings, self._metric_names
-        platform = running_platform(settings)
+    def header(self, **facts: Any) -> RunHeader:
+        model, names, epochs = self.model, self._metric_names, self.settings.trainer.epochs
         steps = self.recorder.params.get("steps")
-        total = None if steps is None else steps * settings.trainer.epochs
-        return RunHeader(
-            recipe=settings.recipe,
+        parameters = model.count_params() if model.built else 0
+        return super().header(
             description="Keras's own fit, recorded",
-            run_dir=str(self.run.path),
-            policy=settings.policy.name,
-            loss_scale=describe_scaling(self.scaling),
-            model=f"{type(model).__name__} {model.name}, {_count(model):,} parameters",
+            model=f"{type(model).__name__} {model.name}, {parameters:,} parameters",
             data="of fit",
-            optimizer=self.described_optimizer(),
-            backend=platform.backend,
-            device=platform.device,
             execution=f"Keras's fit, {model.steps_per_execution} steps per call",
-            epochs=settings.trainer.epochs,
+            epochs=epochs,
             steps_per_epoch=steps,
-            total_steps=total,
-            warnings=(*self.warnings(), *platform.notices),
-            scaling=self.scaling,
+            total_steps=None if steps is None else steps * epochs,
+            warnings=[*warn_of_scaling(self.scaling), *warn_of_half_head(model)],
             metric_names=(*names, *(f"val_{name}" for name in ["loss", *names])),
         )
-
-    def warnings(self) -> list[str]:
-        """Return what is unusual about the model and how it is scaled."""
-        return [*warn_of_scaling(self.scaling), *warn_of_half_head(self.model)]
 
     def start_epoch(self, epoch: int) -> None:
         self.progress.epoch = epoch
@@ -479,7 +465,3 @@ class _FitRecording(Recording):
             if self.optimizer.scale_state is not None:
                 self._look()
         super().fail(error)
-
-
-def _count(model: Any) -> int:
-    return int(model.count_params()) if model.built else 0

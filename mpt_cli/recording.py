@@ -34,6 +34,7 @@ from mpt_cli.telemetry.records import Event, RunHeader, Scaling
 from mpt_cli.telemetry.run_state import EventTally
 from mpt_cli.telemetry.sinks import build_telemetry
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters, StepRecords
+from mpt_cli.training.loss_and_optimizer import describe_scaling
 from mpt_cli.training.outcome import conclude_unfinished, status_of, status_of_error
 from mpt_cli.training.progress import Conclusion, Outcome, Stopwatch
 from mpt_cli.training.record import Record
@@ -123,9 +124,21 @@ class Recording(Record, ABC):
     def variables(self) -> Sequence[Any]:
         """Those that the optimizer trains, in the order of its gradients."""
 
-    @abstractmethod
-    def header(self) -> RunHeader:
-        """Return what is known before the first step."""
+    def header(self, **facts: Any) -> RunHeader:
+        """Return what is known before the first step; a subclass gives the `facts` that are its own."""
+        settings, platform = self.settings, running_platform(self.settings)
+        return RunHeader(
+            recipe=settings.recipe,
+            run_dir=str(self.run.path),
+            policy=settings.policy.name,
+            loss_scale=describe_scaling(self.scaling),
+            optimizer=f"{type(unwrapped(self.optimizer)).__name__}, learning rate {settings.optimizer.learning_rate:g}",
+            backend=platform.backend,
+            device=platform.device,
+            scaling=self.scaling,
+            warnings=(*facts.pop("warnings", ()), *platform.notices),
+            **facts,
+        )
 
     @property
     def tells_loss(self) -> bool:
@@ -189,10 +202,6 @@ class Recording(Record, ABC):
             rule.highest,
             self.optimizer.on_overflow == "apply",
         )
-
-    def described_optimizer(self) -> str:
-        """For the header."""
-        return f"{type(unwrapped(self.optimizer)).__name__}, learning rate {self.settings.optimizer.learning_rate:g}"
 
     def miss(self, sentence: str) -> None:
         """Say that this is not recorded, once."""
@@ -349,27 +358,15 @@ class LoopRecording(Recording):
     def exit_code(self, usual: int) -> int:
         return usual if self.stop is None else NUMERICAL
 
-    def header(self) -> RunHeader:
-        settings, scaling = self.settings, self.scaling
-        platform = running_platform(settings)
-        how = scaling.rule.describe(f"{scaling.initial_scale:g}", scaling.on_overflow)
-        return RunHeader(
-            recipe=settings.recipe,
+    def header(self, **facts: Any) -> RunHeader:
+        return super().header(
             description="a training loop of the script's own",
-            run_dir=str(self.run.path),
-            policy=settings.policy.name,
-            loss_scale=how,
             data="of the script",
-            optimizer=self.described_optimizer(),
             model=f"{sum(int(np.prod(v.shape)) for v in self.variables):,} parameters",
-            backend=platform.backend,
-            device=platform.device,
             execution="the script's own loop",
             epochs=1,
             steps_per_epoch=None,
             total_steps=None,
-            warnings=platform.notices,
-            scaling=scaling,
             metric_names=(),
         )
 

@@ -281,13 +281,17 @@ def _replicas() -> int:
     return int(tf.distribute.get_strategy().num_replicas_in_sync)
 
 
+Patch = tuple[Any, str, Callable[[Any], Any]]  # the arguments of `_replaced`
+
+
 @contextmanager
 def watched(seen: ScriptRun) -> Iterator[None]:
     """What is put around Keras: the dtype policy is set, and the script's models and optimizers are watched."""
-    with ExitStack() as stack:
-        stack.enter_context(policy_inside(seen.settings.policy.name))
-        for patch in (_policies, _seeds, _compiles, _fits, _runs_of_ours, _tapes, _optimizers):
-            stack.enter_context(patch(seen))
+    with policy_inside(seen.settings.policy.name), ExitStack() as stack:
+        stack.callback(keras.config.set_floatx, keras.config.floatx())
+        for patches in (_policies, _seeds, _compiles, _fits, _runs_of_ours, _tapes, _optimizers):
+            for patch in patches(seen):
+                stack.enter_context(_replaced(*patch))
         yield
 
 
@@ -308,8 +312,7 @@ def _replaced(holder: Any, name: str, make: Callable[[Any], Any]) -> Iterator[No
         setattr(holder, name, before) if before is not None else delattr(holder, name)
 
 
-@contextmanager
-def _policies(seen: ScriptRun) -> Iterator[None]:
+def _policies(seen: ScriptRun) -> Iterator[Patch]:
     """A script that sets a policy of its own has it, by floatx as well; that is said. What it clears between two models
     is not the policy that was asked for.
     """
@@ -346,16 +349,11 @@ def _policies(seen: ScriptRun) -> Iterator[None]:
 
         return told
 
-    with ExitStack() as stack:
-        stack.callback(set_floatx, floatx)
-        for function, make in ((set_policy, make_setter), (clear, make_clear), (set_floatx, make_floatx)):
-            for module, name in _public_names_of(function):
-                stack.enter_context(_replaced(module, name, make))
-        yield
+    for function, make in ((set_policy, make_setter), (clear, make_clear), (set_floatx, make_floatx)):
+        yield from ((module, name, make) for module, name in _public_names_of(function))
 
 
-@contextmanager
-def _seeds(seen: ScriptRun) -> Iterator[None]:
+def _seeds(seen: ScriptRun) -> Iterator[Patch]:
     """Where a seed was asked for, it stands in for that of the script."""
     set_seed, seed = keras.utils.set_random_seed, seen.settings.seed
 
@@ -366,12 +364,9 @@ def _seeds(seen: ScriptRun) -> Iterator[None]:
 
         return seeded
 
-    with ExitStack() as stack:
-        if seen.is_seeded and seed is not None:
-            set_seed(seed)
-            for module, name in _public_names_of(set_seed):
-                stack.enter_context(_replaced(module, name, make))
-        yield
+    if seen.is_seeded and seed is not None:
+        set_seed(seed)
+        yield from ((module, name, make) for module, name in _public_names_of(set_seed))
 
 
 def _public_names_of(function: Any) -> list[tuple[Any, str]]:
@@ -385,8 +380,7 @@ def _public_names_of(function: Any) -> list[tuple[Any, str]]:
     return [(module, name) for module in modules for name, value in list(vars(module).items()) if value is function]
 
 
-@contextmanager
-def _compiles(seen: ScriptRun) -> Iterator[None]:
+def _compiles(seen: ScriptRun) -> Iterator[Patch]:
     """Every model is compiled with its optimizer in our loss scaling."""
 
     def make(compile_model: Any) -> Any:
@@ -400,8 +394,7 @@ def _compiles(seen: ScriptRun) -> Iterator[None]:
 
         return compiled
 
-    with _replaced(keras.Model, "compile", make):
-        yield
+    yield keras.Model, "compile", make
 
 
 def _first_examples(x: Any = None, y: Any = None, sample_weight: Any = None, **_: Any) -> Batch | None:
@@ -413,8 +406,7 @@ def _first_examples(x: Any = None, y: Any = None, sample_weight: Any = None, **_
     return Batch(*map(first_examples, examples))
 
 
-@contextmanager
-def _fits(seen: ScriptRun) -> Iterator[None]:
+def _fits(seen: ScriptRun) -> Iterator[Patch]:
     """Every `fit` has a Recorder among its callbacks; of `train_on_batch` on JAX the optimizer's counters tell."""
 
     def make(fit: Any) -> Any:
@@ -450,12 +442,11 @@ def _fits(seen: ScriptRun) -> Iterator[None]:
 
         return counted
 
-    with _replaced(keras.Model, "fit", make), _replaced(keras.Model, "train_on_batch", make_batches):
-        yield
+    yield keras.Model, "fit", make
+    yield keras.Model, "train_on_batch", make_batches
 
 
-@contextmanager
-def _runs_of_ours(seen: ScriptRun) -> Iterator[None]:
+def _runs_of_ours(seen: ScriptRun) -> Iterator[Patch]:
     """`mpt.fit` has its own record, and what `mpt.diagnose` measures needs none."""
 
     def make(function: Any) -> Any:
@@ -468,8 +459,8 @@ def _runs_of_ours(seen: ScriptRun) -> Iterator[None]:
 
         return called
 
-    with _replaced(python_api, "fit", make), _replaced(python_api, "diagnose", make):
-        yield
+    yield python_api, "fit", make
+    yield python_api, "diagnose", make
 
 
 def _recorder(seen: ScriptRun) -> Recorder:
@@ -482,8 +473,7 @@ def _recorder(seen: ScriptRun) -> Recorder:
     return recorder
 
 
-@contextmanager
-def _optimizers(seen: ScriptRun) -> Iterator[None]:
+def _optimizers(seen: ScriptRun) -> Iterator[Patch]:
     """Optimizers that the script makes are known. On TensorFlow each works through its wrapper, and a loss that the
     script scales by one itself is not scaled twice."""
     base, scaling = keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer
@@ -518,15 +508,12 @@ def _optimizers(seen: ScriptRun) -> Iterator[None]:
 
         return _as_it_is(same)
 
-    with ExitStack() as stack:
-        stack.enter_context(_replaced(base, "__init__", make_init))
-        for kind in (base, scaling, LossScaleOptimizer):
-            stack.enter_context(_replaced(kind, "apply", make_apply))
-        if seen.passes is not None:
-            for kind in (scaling, LossScaleOptimizer):
-                for name in ("scale_loss", "get_scaled_loss", "get_unscaled_gradients"):
-                    stack.enter_context(_replaced(kind, name, make_identity))
-        yield
+    yield base, "__init__", make_init
+    for kind in (base, scaling, LossScaleOptimizer):
+        yield kind, "apply", make_apply
+    for kind in (scaling, LossScaleOptimizer) if seen.passes is not None else ():
+        for name in ("scale_loss", "get_scaled_loss", "get_unscaled_gradients"):
+            yield kind, name, make_identity
 
 
 def _as_it_is(function: Any) -> Any:
@@ -549,11 +536,9 @@ def _calling_module() -> str:
     return ""
 
 
-@contextmanager
-def _tapes(seen: ScriptRun) -> Iterator[None]:
+def _tapes(seen: ScriptRun) -> Iterator[Patch]:
     """Gradients that the script, or a library for it, takes of variables are of the scaled loss, and divided again."""
     if keras.backend.backend() != "tensorflow":
-        yield
         return
     import tensorflow as tf
 
@@ -577,5 +562,4 @@ def _tapes(seen: ScriptRun) -> Iterator[None]:
 
         return _as_it_is(scaled)
 
-    with _replaced(tf.GradientTape, "gradient", make):
-        yield
+    yield tf.GradientTape, "gradient", make

@@ -12,7 +12,8 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from mpt_cli.precision.finite import all_finite, unscale
+from mpt_cli.precision.finite import GradientMeasurement, all_finite, unscale
+from mpt_cli.precision.keras_internals import step_options
 from mpt_cli.precision.optimizer import LossScaleOptimizer
 from mpt_cli.precision.step_tensorflow import apply, is_readable, measure
 
@@ -42,7 +43,10 @@ class BackwardPass:
         with tf.init_scope():
             self._scale = tf.Variable(scale or 1.0, trainable=False, dtype="float32", name="pass_scale")
             self._state = tf.Variable(USED, trainable=False, dtype="float32", name="pass_state")
-        self._compiled_unscale = tf.function(self._unscale, autograph=False, reduce_retracing=True)
+        self._compiled_finish = tf.function(self._finish, autograph=False, reduce_retracing=True)
+        self._own = [each for each in map(_native, sources) if hasattr(each, "assign")]
+        self._kept: list[Any] = []  # what may be put back
+        self.given: list[Tensor] = []  # gradients since its last use, known to be finite or not
         self._optimizers: list[LossScaleOptimizer] = []  # that have used it
         self.loss: Tensor = None  # of the first gradients of a step
         self._before: list[tuple[Any, Tensor]] = []  # what the first of several passes of a step found
@@ -57,37 +61,42 @@ class BackwardPass:
         scale = self._scale.read_value()
         found = gradient(
             [
-                ops.cast(scale, each.dtype) * (tf.ones_like(each) if seed is None else seed)
+                ops.cast(scale, each.dtype) * (_ones(each) if seed is None else seed)
                 for each, seed in zip(targets, seeds, strict=True)
             ]
         )
-        if _replicas() == 1:
-            self._remember()
-        finish = self._compiled_unscale if tf.executing_eagerly() else self._unscale
-        return tf.nest.pack_sequence_as(found, finish(tf.nest.flatten(found), scale))
+        begins = _replicas() == 1 and self._begins_step()
+        finish = self._compiled_finish if tf.executing_eagerly() else self._finish
+        gradients, values = finish(tf.nest.flatten(found), scale, begins)
+        if begins:
+            self._before = list(zip(self._kept, values, strict=True))
+        self.given = [*(self.given if self._count > 1 else []), *gradients]
+        return tf.nest.pack_sequence_as(found, gradients)
 
-    def _unscale(self, gradients: list[Tensor], scale: Tensor) -> list[Tensor]:
-        """Return `gradients` divided by `scale`, and note whether they are finite."""
+    def _finish(self, gradients: list[Tensor], scale: Tensor, begins: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """Return `gradients` divided by `scale`, and what may be put back where a step `begins` with them; note whether
+        they are finite."""
+        values = [tf.identity(variable) for variable in self._kept] if begins else []
         gradients = unscale(gradients, self._sources, scale)
         if _replicas() == 1:
             bad = tf.cast(tf.logical_not(all_finite(gradients)), "float32")
             self._state.assign(tf.where(self._state < USED, tf.maximum(self._state, bad), bad))
-        return gradients
+        return gradients, values
 
     @property
     def goes_on(self) -> bool:
         """Return whether the step that is being made has taken gradients already."""
         return self._count > 0 and is_readable(self._before[0][1])
 
-    def _remember(self) -> None:
-        """What the variables are. In a graph that costs nothing unless it is put back."""
+    def _begins_step(self) -> bool:
+        """Return whether these are the first gradients of a step. In a graph it costs nothing to keep what the
+        variables are unless it is put back."""
         self._count = self._count + 1 if self.goes_on else 1
-        if self._count > 1:
-            return
-        graph = tf.compat.v1.get_default_graph()
-        others = [] if tf.executing_eagerly() else [v for v in graph.variables if v.dtype.is_floating]
-        found = {id(each): each for each in [*map(_native, self._sources), *others] if hasattr(each, "assign")}
-        self._before = [(variable, tf.identity(variable)) for variable in found.values()]
+        if self._count == 1:
+            graph = tf.compat.v1.get_default_graph()
+            others = [] if tf.executing_eagerly() else [v for v in graph.variables if v.dtype.is_floating]
+            self._kept = list({id(each): each for each in [*self._own, *others]}.values())
+        return self._count == 1
 
     def is_finite(self) -> Tensor:
         """Return whether all gradients since its last use were."""
@@ -97,13 +106,17 @@ class BackwardPass:
         """Return what the step may have changed between its passes, with the values before; the next one begins
         anew."""
         changed = self._before if self.goes_on and self._count > 1 else []
-        self._before, self._count = [], 0
+        self._before, self._count, self.given = [], 0, []
         return changed
 
-    def follow(self, optimizer: LossScaleOptimizer) -> None:
-        """After a step of `optimizer` with its gradients: the scale of the next ones."""
+    def is_used_by(self, optimizer: LossScaleOptimizer) -> int:
+        """Note that `optimizer` makes steps with its gradients; return how many do."""
         if optimizer not in self._optimizers:
             self._optimizers.append(optimizer)
+        return len(self._optimizers)
+
+    def follow(self) -> None:
+        """After a step with its gradients: the scale of the next ones."""
         if _replicas() == 1:
             self._state.assign(USED + self._state % USED)
         self._scale.assign(tf.reduce_min(tf.stack([each.loss_scale for each in self._optimizers if each.scales])))
@@ -114,6 +127,7 @@ class BackwardPasses:
 
     def __init__(self) -> None:
         self._by_ids: dict[frozenset[int], BackwardPass] = {}
+        self._steps: dict[Any, Callable[..., None]] = {}  # compiled, of eager loops
 
     def find(self, target: Any, sources: Sequence[Any], first_scale: FirstScale) -> BackwardPass:
         """Return the pass for gradients of `target` with respect to `sources`; `first_scale` is asked until it gives
@@ -125,7 +139,8 @@ class BackwardPasses:
             if known is None or first is not None:
                 known = self._by_ids[ids] = BackwardPass(sources, first)
         if is_scalable(target) and not known.goes_on:
-            known.loss = sum(tf.reduce_mean(tf.cast(each, "float32")) for each in tf.nest.flatten(target))
+            means = [_mean(each) for each in tf.nest.flatten(target)]
+            known.loss = means[0] if len(means) == 1 else tf.add_n(means)
         return known
 
     def apply(self, optimizer: LossScaleOptimizer, gradients: list[Tensor], variables: list[Any]) -> None:
@@ -135,21 +150,52 @@ class BackwardPasses:
         ids = ids_of(variables)
         passes = [each for each in self._by_ids.values() if each.ids & ids]
         losses = [each.loss for each in passes if each.loss is not None and is_readable(each.loss)]
-        if len(losses) == 1:
-            optimizer.note_loss(losses[0])
-        measured = measure(optimizer, gradients, variables, True)
         scaled = [each for each in passes if each.scales]
-        if _replicas() == 1:
-            measured = measured._replace(finite=tf.reduce_all([measured.finite, *(p.is_finite() for p in scaled)]))
-            _put_back_unless(optimizer.applies(measured.finite), scaled)
-        apply(optimizer, gradients, variables, True, measured)
-        for each in scaled:
-            each.follow(optimizer)
+        uses = [each.is_used_by(optimizer) for each in scaled]
+        known = {id(gradient) for each in scaled for gradient in each.given}
+        is_known = (
+            _replicas() == 1 and all(id(each) in known for each in gradients) and not optimizer.rule.reads_largest
+        )
+        changed = [pair for each in scaled for pair in each.take_changed()]
+        places = [variable for variable, _ in changed]
+        options = step_options(optimizer.inner_optimizer)
+
+        def step(gradients: list[Tensor], losses: list[Tensor], values: list[Tensor]) -> None:
+            if len(losses) == 1:
+                optimizer.note_loss(losses[0])
+            measured = (
+                GradientMeasurement(tf.constant(True), tf.zeros(()))
+                if is_known
+                else measure(optimizer, gradients, variables, True)
+            )
+            _apply(optimizer, gradients, variables, scaled, measured, list(zip(places, values, strict=True)))
+
+        if tf.executing_eagerly() and options is not None and _replicas() == 1:
+            # an eager step of Adam has a dozen small operations for each variable, and one of ours a hundred beside
+            parts = [*uses, is_known, *map(id, (optimizer, optimizer.step_log, *variables, *scaled, *places))]
+            if (key := (*options, *parts)) not in self._steps:
+                self._steps[key] = tf.function(step, autograph=False, reduce_retracing=True)
+            step = self._steps[key]
+        step(gradients, losses, [value for _, value in changed])
 
 
-def _put_back_unless(is_applied: Tensor, passes: Iterable[BackwardPass]) -> None:
-    changed = [pair for each in passes for pair in each.take_changed()]
+def _apply(
+    optimizer: LossScaleOptimizer,
+    gradients: list[Tensor],
+    variables: list[Any],
+    passes: list[BackwardPass],
+    measured: GradientMeasurement,
+    changed: list[tuple[Any, Tensor]],
+) -> None:
+    if _replicas() == 1:
+        measured = measured._replace(finite=tf.reduce_all([measured.finite, *(p.is_finite() for p in passes)]))
+        _put_back_unless(optimizer.applies(measured.finite), changed)
+    apply(optimizer, gradients, variables, True, measured)
+    for each in passes:
+        each.follow()
 
+
+def _put_back_unless(is_applied: Tensor, changed: list[tuple[Any, Tensor]]) -> None:
     def put_back() -> Tensor:
         for variable, value in changed:
             variable.assign(value)
@@ -157,6 +203,15 @@ def _put_back_unless(is_applied: Tensor, passes: Iterable[BackwardPass]) -> None
 
     if changed:
         tf.cond(is_applied, lambda: tf.constant(0), put_back)
+
+
+def _ones(target: Tensor) -> Tensor | float:
+    return 1.0 if target.shape.rank == 0 else tf.ones_like(target)
+
+
+def _mean(target: Tensor) -> Tensor:
+    target = tf.cast(target, "float32")
+    return target if target.shape.rank == 0 else tf.reduce_mean(target)
 
 
 def _native(variable: Any) -> Any:

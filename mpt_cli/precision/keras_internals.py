@@ -246,6 +246,16 @@ def direct_trainable_variables(holder: Any) -> list[Any]:
     return list(holder._trainable_variables)
 
 
+def step_options(optimizer: Any) -> tuple[Any, ...] | None:
+    """Return what a compiled step of one of Keras's optimizers depends on beside variables; None for one that may run
+    Python of the user's in each step."""
+    rate = optimizer._learning_rate
+    has_own_rate = isinstance(rate, keras.Variable) or type(rate) in vars(keras.optimizers.schedules).values()
+    if not has_own_rate or type(optimizer) not in vars(keras.optimizers).values():
+        return None
+    return tuple(value for value in vars(optimizer).values() if isinstance(value, (int, float, str)))
+
+
 def configured_rate(optimizer: Any) -> Any:
     """Return the learning rate of an optimizer: a schedule as such, of which the public property gives the present
     value."""

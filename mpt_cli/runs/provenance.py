@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -114,12 +114,18 @@ def collect_environment(facts: FrameworkFacts, command_line: Sequence[str] | Non
         "command_line": list(sys.argv if command_line is None else command_line),
         "working_directory": str(Path.cwd()),
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "git": {"working_directory": git_state(Path.cwd()), "mpt": git_state(Path(__file__).parents[1])},
+        "git": {"working_directory": git_state(Path.cwd()), "mpt": _own_git_state()},
         "machine": machine_facts(),
         "cluster": cluster_job(os.environ),
         "variables": recorded_variables(os.environ),
         "packages": packages,
     }
+
+
+@cache
+def _own_git_state() -> dict[str, Any] | None:
+    """Return that of this package, which a process imports once: a search has many runs in one."""
+    return git_state(Path(__file__).parents[1])
 
 
 def cluster_job(environment: Mapping[str, str]) -> dict[str, str] | None:

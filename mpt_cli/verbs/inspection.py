@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mpt_cli import plugins
 from mpt_cli.errors import OK, ConfigError, DataError, Problem, did_you_mean
 from mpt_cli.redaction import watched_environment
-from mpt_cli.report.tables import plain_lines, text_columns
+from mpt_cli.report.tables import plain_lines, print_labelled, text_columns
 from mpt_cli.runs.directory import write_atomic
 from mpt_cli.settings.checks import object_keys
 from mpt_cli.settings.json_schema import MODELINE, SCHEMA_FILE, json_schema, key_fields
@@ -389,14 +389,14 @@ def run_doctor(arguments: argparse.Namespace) -> int:
 
         print(completion_script(arguments.completion), end="")
         return OK
-    from mpt_cli.doctor import doctor, print_doctor_report
+    from mpt_cli.doctor import doctor, doctor_report_rows
     from mpt_cli.telemetry.console import PrintableConsole
 
     report = doctor()
     if arguments.json:
         print_json(report.as_dict())
     else:
-        print_doctor_report(report, PrintableConsole(sys.stdout))
+        print_labelled(doctor_report_rows(report), PrintableConsole(sys.stdout))
     return report.exit_code
 
 

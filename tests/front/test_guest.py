@@ -59,7 +59,7 @@ def test_optimizers_that_share_a_backward_pass_share_its_decision(tmp_path):
 TWO_PASSES = """
 import keras, tensorflow as tf
 w, optimizer = keras.Variable(1.0), keras.optimizers.SGD(0.125)
-@tf.function
+{compiled}
 def step():
     for second in (False, True):
         with tf.GradientTape() as tape:
@@ -74,8 +74,35 @@ for number in range(5):
 """
 
 
-def test_what_a_step_of_two_passes_did_to_the_weights_is_put_back_where_it_is_skipped(tmp_path):
-    assert run(tmp_path, TWO_PASSES).stdout == 4 * "1.0\n" + "1.875\n"
+@pytest.mark.parametrize("compiled", ["", "@tf.function"])
+def test_what_a_step_of_two_passes_did_to_the_weights_is_put_back_where_it_is_skipped(tmp_path, compiled):
+    assert run(tmp_path, TWO_PASSES.format(compiled=compiled)).stdout == 4 * "1.0\n" + "1.875\n"
+
+
+EAGER = """
+import keras, tensorflow as tf
+class Counts(keras.optimizers.SGD):
+    updates = 0
+    def update_step(self, *given):
+        Counts.updates += 1
+        super().update_step(*given)
+for make in (keras.optimizers.SGD, Counts):
+    w, optimizer = keras.Variable(10.0), make(1.0)
+    for name, value in (("learning_rate", 1.0), ("clipnorm", 1.0), ("learning_rate", 0.5)):
+        setattr(optimizer, name, value)
+        with tf.GradientTape() as tape:
+            loss = w * 2.0
+        optimizer.apply_gradients([(tape.gradient(loss, [w])[0], w)])
+    print(float(w))
+print(Counts.updates)
+"""
+
+
+def test_an_eager_loop_sets_its_optimizer_between_steps_and_python_of_its_own_runs_in_each(tmp_path):
+    """Steps of 2, 1 (clipped) and 0.5, though mpt compiles those of Keras's own optimizers."""
+    done = run(tmp_path, EAGER, "loss_scale.initial_scale=8")
+    assert done.stdout == "6.5\n6.5\n3\n", done.stderr
+    assert [load_run(tmp_path / name).summary["applied_steps"] for name in ("run", "run-2")] == [3, 3]
 
 
 OPTIMIZERS = """
