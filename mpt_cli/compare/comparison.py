@@ -65,16 +65,21 @@ def make_comparison(words: Sequence[str], seeds: int | None) -> tuple[SweepPlan,
     if not any(word.startswith("policy=") for word in words) and not {*read_grid(words).varied} - {SEED}:
         words = [*words, POLICIES]
     _check(words, seeds)
-    plan = make_plan(_with_seeds(words, seeds))
+    return _in_rounds(make_plan(_with_seeds(words, seeds)), lambda job: load_settings(job.words))
+
+
+def _in_rounds(plan: SweepPlan, settings_of: Callable[[Job], Settings]) -> tuple[SweepPlan, list[Setup]]:
     setups: dict[str, Setup] = {}
     for job in plan.jobs:
         own = job.without_seed
         if str(own) not in setups:
-            settings = load_settings(job.words)
+            settings = settings_of(job)
             setups[str(own)] = Setup(own, settings.policy.description, settings.trainer.batch_size)
     if len(setups) < 2:
         raise ConfigError(Problem("policy", "must have at least two values to compare.", None, f"As in {POLICIES}."))
-    return replace(plan, jobs=_alternate_rounds(plan.jobs)), list(setups.values())
+    rounds = [list(members) for _, members in groupby(plan.jobs, lambda job: job.overrides.get(SEED))]
+    jobs = [job for index, members in enumerate(rounds) for job in (members[::-1] if index % 2 else members)]
+    return replace(plan, jobs=jobs), list(setups.values())
 
 
 @dataclass(frozen=True)
@@ -96,14 +101,16 @@ def make_script_comparison(words: Sequence[str], seeds: int | None, script: Scri
     grid = read_grid([*rounds, *words])
     if grid.problems:
         raise ConfigError(grid.problems)
-    jobs, setups = list[Job](), dict[str, Setup]()
+    jobs = []
     for number, point in enumerate(combinations(grid.axes), 1):
         overrides = {key: point.values[key] for key in grid.varied}
-        settings = script.settings_of([*point.words])
-        job = Job(number, job_name(number, overrides), overrides, [*point.words, *script.words], verb="run")
-        jobs.append(job)
-        setups.setdefault(str(job.without_seed), Setup(job.without_seed, settings.policy.description, 1))
-    return SweepPlan(grid.varied, _alternate_rounds(jobs), script.title), list(setups.values())
+        name = job_name(number, overrides)
+        jobs.append(Job(number, name, overrides, [*point.words, *script.words], verb="run"))
+    own = len(script.words)
+    plan, setups = _in_rounds(
+        SweepPlan(grid.varied, jobs, script.title), lambda job: script.settings_of(job.words[: len(job.words) - own])
+    )
+    return plan, [replace(setup, batch_size=1) for setup in setups]
 
 
 def _check(words: Sequence[str], seeds: int | None) -> None:
@@ -139,11 +146,6 @@ def _with_seeds(words: Sequence[str], seeds: int | None) -> list[str]:
     first = load_settings(make_plan(words).jobs[0].words).seed
     first = secrets.randbelow(2**31) if first is None else first
     return [*held, f"seed={','.join(str(first + index) for index in range(seeds or 1))}", *compared]
-
-
-def _alternate_rounds(jobs: Sequence[Job]) -> list[Job]:
-    rounds = [list(members) for _, members in groupby(jobs, lambda job: job.overrides.get(SEED))]
-    return [job for index, members in enumerate(rounds) for job in (members[::-1] if index % 2 else members)]
 
 
 SHARES = ("acc", "auc", "precision", "recall", "f1", "iou", "dice")  # metrics between 0 and 1

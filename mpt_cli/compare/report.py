@@ -217,7 +217,7 @@ def columns(found: Comparison) -> list[TableColumn[Entry]]:
     return [
         TableColumn("precision", lambda entry: entry.label, is_number=False),
         *([seeds] if found.seeds > 1 else []),
-        TableColumn(name, lambda entry: format_number(entry.mean_of(name))),
+        TableColumn(f"quality: {name}", lambda entry: format_number(entry.mean_of(name))),
         TableColumn("difference", _paired_cell),
         TableColumn("skipped", _skipped_cell),
         TableColumn("step", _step_cell),

@@ -406,8 +406,8 @@ class RawArrays:
     """
 
     title: str
-    train: Examples
-    validation: Examples | None = None
+    train: Any  # Examples, or a Stream, whose inputs stay as they are
+    validation: Any = None
     task: str = "auto"
     num_classes: int | None = None
     in_order: bool = False
@@ -437,9 +437,7 @@ def build_data_set(raw: RawArrays, settings: DataSettings, seed: int) -> DataSet
     done = {"divided_by": pixels} if pixels else {}
     drawn = replace(raw, train=train, validation=validation, preprocessing=done | raw.preprocessing)
     drawn = _standardise(drawn, target) if raw.standardise else drawn
-    kept = [part for part in (drawn.train, drawn.validation) if part is not None]
-    data = _described(drawn, drawn.train, drawn.validation, target, kept)
-    return replace(data, preprocessing=drawn.preprocessing)
+    return _described(drawn, target, [part for part in (drawn.train, drawn.validation) if part is not None])
 
 
 def _prepare_sets(raw: RawArrays) -> tuple[list[Examples], TargetSpec]:
@@ -520,43 +518,26 @@ def _numbers(values: Array) -> str:
     return ", ".join(f"{value:.5g}" for value in values)
 
 
-@dataclass(frozen=True)
-class RawStream:
-    """Streams, or a stream and validation arrays, as a source found them; inputs stay as they are, uint8 too."""
-
-    title: str
-    train: Stream
-    validation: Stream | Examples | None
-    num_classes: int | None = None
-    note: str = ""
-    keep_targets: bool = False
-
-
-def _described(
-    raw: RawArrays | RawStream,
-    train: Examples | Stream,
-    validation: Examples | Stream | None,
-    target: TargetSpec,
-    looked_at: list[Examples],
-) -> DataSet:
+def _described(raw: RawArrays, target: TargetSpec, looked_at: list[Examples]) -> DataSet:
     """Described as "digits: 1,438 training and 359 validation examples of 8x8x1, 10 classes"."""
     seen = look_at(looked_at)
-    counts = f"{_count_text(train)} training"
-    counts += "" if validation is None else f" and {_count_text(validation)} validation"
+    counts = f"{_count_text(raw.train)} training"
+    counts += "" if raw.validation is None else f" and {_count_text(raw.validation)} validation"
     text = f"{raw.title}: {counts} examples of {shape_text(seen['input_shape'])}{_target_text(target)}"
     text += f"; {raw.note}" if raw.note else ""
     return DataSet(
-        train=train,
-        validation=validation,
+        train=raw.train,
+        validation=raw.validation,
         task=target.task,
         num_classes=target.num_classes,
         description=text,
         targets_as_given=raw.keep_targets,
+        preprocessing=raw.preprocessing,
         **seen,
     )
 
 
-def build_stream_set(raw: RawStream) -> DataSet:
+def build_stream_set(raw: RawArrays) -> DataSet:
     """DataSet whose description and fingerprint rest on the first batch; DataError where that can't be trained on."""
     found = raw.train.first()
     if found is None:
@@ -568,11 +549,12 @@ def build_stream_set(raw: RawStream) -> DataSet:
         validation = _prepare_batch(validation, target, held_out)
     elif validation is not None:
         validation = _checked_stream(validation, target, held_out)
-    data = _described(raw, _checked_stream(raw.train, target, raw.title), validation, target, [first])
+    train = _checked_stream(raw.train, target, raw.title)
+    data = _described(replace(raw, train=train, validation=validation), target, [first])
     return replace(data, fingerprint=hashlib.sha256(f"{data.description}\n{data.fingerprint}".encode()).hexdigest())
 
 
-def _stream_target(first: Examples, raw: RawStream) -> TargetSpec:
+def _stream_target(first: Examples, raw: RawArrays) -> TargetSpec:
     target = read_target([first], "auto", raw.num_classes, raw.keep_targets)
     if raw.keep_targets and raw.num_classes is None and not is_one_hot(first.y):
         return replace(target, num_classes=target.num_classes if target.task == "regression" else None)

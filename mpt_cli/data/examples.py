@@ -6,11 +6,10 @@ of its rows. A sparse batch is made dense, which gives the same numbers.
 """
 
 import hashlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,18 +21,31 @@ RAGGED = "ragged "  # before the dtype of such an input
 
 
 @dataclass(frozen=True, eq=False)
-class Rows(ABC):
-    """`splits` (n + 1 of them) say where in `values` each of the n rows begins and ends.
+class Rows:
+    """Rows of a ragged or of a sparse array: `splits` (n + 1 of them) say where in `values` each begins and ends.
 
-    What looks at arrays finds here what it looks for: shape, dtype, length, rows by slice or by indices.
+    Ragged rows differ in length. Of a sparse matrix with `width` columns, the values stand in `columns`, each once, and
+    all else is 0. What looks at arrays finds here what it looks for: shape, dtype, length, rows by slice or by indices.
+
+    >>> texts = Rows(np.array([5, 6, 7]), np.array([0, 2, 2, 3]))
+    >>> texts.shape, texts[[2, 0]].dense().tolist()
+    ((3, None), [[7, 0], [5, 6]])
+    >>> Rows(np.array([1.5, 2.5]), np.array([0, 1, 1, 2]), np.array([2, 0]), 3)[1:].dense().tolist()
+    [[0.0, 0.0, 0.0], [2.5, 0.0, 0.0]]
     """
 
     values: Values
     splits: Values
+    columns: Values | None = None
+    width: int | None = None
+
+    @property
+    def is_ragged(self) -> bool:
+        return self.width is None
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        return (len(self), None, *self.values.shape[1:])
+        return (len(self), self.width, *self.values.shape[1:])
 
     @property
     def ndim(self) -> int:
@@ -45,16 +57,17 @@ class Rows(ABC):
 
     @property
     def dtype_name(self) -> str:
-        return str(self.dtype.name)
+        name = "string" if self.dtype.kind == "S" else str(self.dtype.name)
+        return f"{RAGGED}{name}" if self.is_ragged else name
 
     @property
     def size(self) -> int:
-        return int(self.values.size)
+        return int(self.values.size) if self.width is None else len(self) * self.width
 
     @property
-    def parts(self) -> tuple[Values, ...]:
+    def parts(self) -> list[Values]:
         """Return all arrays that it is made of."""
-        return self.values, self.splits
+        return [part for part in (self.values, self.splits, self.columns) if part is not None]
 
     @property
     def nbytes(self) -> int:
@@ -63,78 +76,13 @@ class Rows(ABC):
     def __len__(self) -> int:
         return len(self.splits) - 1
 
-    def __getitem__(self, which: Any) -> Self:
+    def __getitem__(self, which: Any) -> "Rows":
         rows = np.arange(len(self))[which]
         lengths = np.diff(self.splits)[rows]
         splits = np.concatenate([[0], np.cumsum(lengths)])
         places = np.repeat(self.splits[rows] - splits[:-1], lengths) + np.arange(splits[-1])
-        return self._picked(places, splits)
-
-    def _picked(self, places: Values, splits: Values) -> Self:
-        return replace(self, values=self.values[places], splits=splits)
-
-    def min(self) -> Any:
-        return self.values.min()
-
-    def max(self) -> Any:
-        return self.values.max()
-
-    def mapped(self, function: Callable[[Values], Values]) -> Self:
-        """Return the same rows with `function` applied to all values at once."""
-        return replace(self, values=function(self.values))
-
-    @abstractmethod
-    def dense(self) -> Values:
-        """Return it as one array."""
-
-
-@dataclass(frozen=True, eq=False)
-class Ragged(Rows):
-    """Rows of different lengths, each of `values.shape[1:]` in what follows.
-
-    >>> texts = Ragged(np.array([5, 6, 7]), np.array([0, 2, 2, 3]))
-    >>> texts.shape, texts[[2, 0]].dense().tolist()
-    ((3, None), [[7, 0], [5, 6]])
-    """
-
-    @property
-    def dtype_name(self) -> str:
-        return f"{RAGGED}{'string' if self.dtype.kind == 'S' else self.dtype.name}"
-
-    def dense(self) -> Values:
-        """Padded with zeros to the longest of the rows."""
-        lengths = np.diff(self.splits)
-        filled = np.arange(lengths.max(initial=0)) < lengths[:, None]
-        whole = np.zeros((*filled.shape, *self.values.shape[1:]), self.dtype)
-        whole[filled] = self.values
-        return whole
-
-
-@dataclass(frozen=True, eq=False)
-class Sparse(Rows):
-    """Rows of a matrix with `width` columns: `values` stand in `columns`, all else is 0.
-
-    >>> Sparse(np.array([1.5, 2.5]), np.array([0, 1, 1, 2]), np.array([2, 0]), 3)[1:].dense().tolist()
-    [[0.0, 0.0, 0.0], [2.5, 0.0, 0.0]]
-    """
-
-    columns: Values
-    width: int
-
-    @property
-    def shape(self) -> tuple[int | None, ...]:
-        return (len(self), self.width)
-
-    @property
-    def size(self) -> int:
-        return len(self) * self.width
-
-    @property
-    def parts(self) -> tuple[Values, ...]:
-        return self.values, self.splits, self.columns
-
-    def _picked(self, places: Values, splits: Values) -> Self:
-        return replace(self, values=self.values[places], splits=splits, columns=self.columns[places])
+        columns = None if self.columns is None else self.columns[places]
+        return Rows(self.values[places], splits, columns, self.width)
 
     def min(self) -> Any:
         return self.values.min(initial=0)
@@ -142,9 +90,17 @@ class Sparse(Rows):
     def max(self) -> Any:
         return self.values.max(initial=0)
 
+    def mapped(self, function: Callable[[Values], Values]) -> "Rows":
+        """Return the same rows with `function` applied to all values at once."""
+        return replace(self, values=function(self.values))
+
     def dense(self) -> Values:
-        whole = np.zeros((len(self), self.width), self.dtype)
-        np.add.at(whole, (np.repeat(np.arange(len(self)), np.diff(self.splits)), self.columns), self.values)
+        """Return one array; ragged rows are padded with zeros to the longest of them."""
+        lengths = np.diff(self.splits)
+        width = lengths.max(initial=0) if self.width is None else self.width
+        columns = np.arange(len(self.values)) - np.repeat(self.splits[:-1], lengths)
+        whole = np.zeros((len(self), width, *self.values.shape[1:]), self.dtype)
+        whole[np.repeat(np.arange(len(self)), lengths), columns if self.columns is None else self.columns] = self.values
         return whole
 
 
@@ -158,7 +114,7 @@ def as_rows(value: Any, name: str = "x") -> Rows | Values | None:
         return _of_ragged(value, name)
     module = type(value).__module__
     if module.startswith("scipy.sparse"):
-        return _of_csr(value.tocsr())
+        return _of_scipy(value)
     if hasattr(value, "dense_shape") and hasattr(value, "indices"):
         return _of_tensor(value)
     if module.startswith("jax.experimental.sparse"):
@@ -166,31 +122,28 @@ def as_rows(value: Any, name: str = "x") -> Rows | Values | None:
     return None
 
 
-def _of_ragged(value: Any, name: str) -> Ragged:
+def _of_ragged(value: Any, name: str) -> Rows:
     if hasattr(value.values, "row_splits"):
         raise DataError(
             f"{name} must have one dimension of different lengths, the second. Received: a ragged tensor "
             f"of shape {tuple(value.shape)}. Make it dense with to_tensor(), or pad its inner rows."
         )
-    return Ragged(np.asarray(value.values), np.asarray(value.row_splits).astype(np.int64))
+    return Rows(np.asarray(value.values), np.asarray(value.row_splits).astype(np.int64))
 
 
-def _of_csr(matrix: Any) -> Sparse:
-    return Sparse(
-        np.asarray(matrix.data),
-        np.asarray(matrix.indptr).astype(np.int64),
-        np.asarray(matrix.indices),
-        int(matrix.shape[1]),
-    )
+def _of_scipy(value: Any) -> Rows:
+    matrix = value.tocsr(copy=True)
+    matrix.sum_duplicates()
+    return Rows(matrix.data, matrix.indptr.astype(np.int64), matrix.indices, int(matrix.shape[1]))
 
 
-def _of_tensor(value: Any) -> Sparse | Values:
+def _of_tensor(value: Any) -> Rows | Values:
     import tensorflow as tf
     from scipy.sparse import coo_array
 
     if value.shape.rank != 2:
         return np.asarray(tf.sparse.to_dense(tf.sparse.reorder(value)))
-    return _of_csr(coo_array((value.values, np.transpose(value.indices)), value.shape).tocsr())
+    return _of_scipy(coo_array((value.values, np.transpose(value.indices)), value.shape))
 
 
 def on_values(function: Callable[..., Any], array: Any, *more: Any) -> Any:
@@ -209,13 +162,12 @@ def joined(parts: Sequence[Any], length: int | None = None) -> Any:
     return whole
 
 
-def _joined_rows(parts: Sequence[Any], missing: int) -> Rows:
+def _joined_rows(parts: Sequence[Rows], missing: int) -> Rows:
     lengths = np.concatenate([*(np.diff(part.splits) for part in parts), np.zeros(missing, np.int64)])
+    splits = np.concatenate([[0], np.cumsum(lengths)])
+    columns = [part.columns for part in parts if part.columns is not None]
     values = np.concatenate([part.values for part in parts])
-    whole: Rows = replace(parts[0], values=values, splits=np.concatenate([[0], np.cumsum(lengths)]))
-    if isinstance(whole, Sparse):
-        whole = replace(whole, columns=np.concatenate([part.columns for part in parts]))
-    return whole
+    return Rows(values, splits, np.concatenate(columns) if columns else None, parts[0].width)
 
 
 Array: TypeAlias = NDArray[Any]

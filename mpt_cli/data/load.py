@@ -16,7 +16,6 @@ import numpy as np
 
 from mpt_cli.data.build import (
     RawArrays,
-    RawStream,
     build_data_set,
     build_stream_set,
     missing_targets,
@@ -266,7 +265,9 @@ def _loader_stream_set(
             "validation."
         )
     note = "its own batches" + (", no validation" if validation is None else "")
-    data = build_stream_set(RawStream(title, train, validation, _num_classes(settings), note, returned.keep_targets))
+    classes = _num_classes(settings)
+    raw = RawArrays(title, train, validation, num_classes=classes, note=note, keep_targets=returned.keep_targets)
+    data = build_stream_set(raw)
     return replace(data, warnings=warn_of_workers(train, validation))
 
 
@@ -435,27 +436,13 @@ def _with_missing_targets(data: DataSet, loss: Any) -> DataSet:
 
 def _check_own_batches(trainer: TrainerSettings, batches: Stream) -> None:
     """ConfigError, with all problems, for keys of batches that are not their defaults: they have no say here."""
-    usual = TrainerSettings()
-    problems = (
-        [
-            Problem(
-                "trainer.batch_size",
-                "has no effect: the data comes in batches of its own, which stay as they are.",
-                trainer.batch_size,
-                "Leave it out, and batch in data.loader.",
-            )
-        ]
-        if trainer.batch_size != usual.batch_size
-        else []
-    )
+    usual, fixed = TrainerSettings(), "has no effect: the data comes in batches of its own,"
+    problems = []
+    if trainer.batch_size != usual.batch_size:
+        rule, remedy = f"{fixed} which stay as they are.", "Leave it out, and batch in data.loader."
+        problems.append(Problem("trainer.batch_size", rule, trainer.batch_size, remedy))
     if trainer.shuffle != usual.shuffle and not batches.in_any_order:
-        problems.append(
-            Problem(
-                "trainer.shuffle",
-                "has no effect: the data comes in batches of its own, in the order of its source.",
-                trainer.shuffle,
-                "Leave it out, and shuffle or not in data.loader.",
-            )
-        )
+        rule, remedy = f"{fixed} in the order of its source.", "Leave it out, and shuffle or not in data.loader."
+        problems.append(Problem("trainer.shuffle", rule, trainer.shuffle, remedy))
     if problems:
         raise ConfigError(problems)

@@ -12,8 +12,8 @@ from mpt_cli.precision.gradients import SafeScales
 from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule
 from mpt_cli.samples.digits import LostDigits
 from mpt_cli.settings.schema import PolicySettings, Settings
-from mpt_cli.telemetry.format import format_scale
-from mpt_cli.telemetry.records import ACTIVATIONS, DEAD, OVERFLOWED, VANISHED, LayerSample
+from mpt_cli.telemetry.format import format_fraction, format_scale
+from mpt_cli.telemetry.records import ACTIVATIONS, DEAD, FLUSHED, OVERFLOWED, VANISHED, LayerSample
 from mpt_cli.training.assembly import Assembly
 from mpt_cli.training.program import Program
 
@@ -50,6 +50,10 @@ class Diagnosis:
     faults: dict[str, str] = field(default_factory=dict)
     mended: dict[str, str] = field(default_factory=dict)
     digits: LostDigits | None = None
+
+    def __str__(self) -> str:
+        """Return what is wrong, what to set and how sure that is, a line each."""
+        return "\n".join(f"{label}: {text}" for label, text in lead_sentences(self))
 
     @property
     def examines_run_policy(self) -> bool:
@@ -250,3 +254,101 @@ def safest_power(windows: Mapping[str, SafeScales]) -> tuple[int, list[str]]:
 
 def is_within(power: int, window: SafeScales | None) -> bool:
     return window is None or window.lowest_power <= power <= window.highest_power
+
+
+def lead_sentences(found: Diagnosis) -> list[tuple[str, str]]:
+    """Return three sentences, with labels: what is wrong, what to set, how sure that is."""
+    keys = ", ".join(f"{'.'.join(path)}={value}" for path, value in config_keys(found).items())
+    tried = next((trial for trial in found.trials if trial.scale == found.recommended), None)
+    sure = "not tried in float16" if tried is None else f"tried in real float16 passes {trial_sentence(tried)}"
+    none = "nothing: no loss scale is needed" if found.window is None else "no loss scale helps here"
+    advice = f"nothing needs to change; most room above and below has {keys}" if found.is_well else keys or none
+    return [("finding", _finding(found)), ("set", advice), ("evidence", sure)]
+
+
+def _finding(found: Diagnosis) -> str:
+    met = found.trial_of_run
+    if met is None:
+        return "nothing is wrong: no gradient is in float16"
+    scale = "without loss scaling" if met.scale == 1 else f"at loss scale {format_scale(met.scale)}"
+    if found.is_well:
+        flushed = f"{format_fraction(met.flushed)} of the gradients become zero"
+        return f"nothing is wrong: {scale} nothing overflows and {flushed}; safe scales {format_window(found.window)}"
+    wrong = f"{scale} {format_fraction(met.flushed)} of the gradients in float16 become zero"
+    if met.overflows:
+        wrong = f"{scale} gradients overflow in {met.overflows} of {met.passes} passes"
+    faults = {**found.mended, **found.faults}
+    if fault := next((fault for fault in FAULTS if fault in faults.values()), None):
+        names = [layer for layer, its in faults.items() if its == fault]
+        wrong = f"{', '.join(names)} {FAULTS[fault][0]}; {wrong}"
+    return f"{wrong} at step {found.verified_step}"
+
+
+def config_keys(found: Diagnosis) -> dict[tuple[str, ...], str]:
+    """Return the recommendation as keys with their values in YAML; a power of two is written as such."""
+    keys: dict[tuple[str, ...], str] = {}
+    keys.update({("policy", "overrides", name): "float32" for name in found.keep_in_float32})
+    if found.digits is not None:
+        keys.update({("policy", "overrides", name): "float32" for name in found.digits.remedy})
+    if found.recommended is not None:
+        lowest, highest = scale_bounds(found.settings.loss_scale.rule)
+        keys["loss_scale", "initial_scale"] = format_power(found.recommended)
+        if found.recommended > highest:
+            keys["loss_scale", "max_scale"] = format_power(found.recommended)
+        if found.recommended < lowest:
+            keys["loss_scale", "min_scale"] = format_power(found.recommended)
+    return keys
+
+
+def format_power(scale: float) -> str:
+    """
+    >>> format_power(1024.0)
+    '2**10'
+    """
+    return f"2**{int(log2(scale))}"
+
+
+def format_window(window: SafeScales | None) -> str:
+    """
+    >>> format_window(SafeScales(-3, 20)), format_window(SafeScales(5, 4))
+    ('2^-3 … 2^20', 'none')
+    """
+    if window is None:
+        return "any"
+    lowest = "any" if window.lowest_power <= -126 else f"2^{window.lowest_power}"
+    return "none" if window.empty else f"{lowest} … 2^{window.highest_power}"
+
+
+KEEP_IN_FLOAT32 = "keep {it} in float32 (policy.overrides), "
+FAULTS = {
+    OVERFLOWED: (
+        "overflow in the forward pass, at any loss scale",
+        KEEP_IN_FLOAT32 + "scale the inputs down or normalise before, or use mixed_bfloat16",
+    ),
+    VANISHED: (
+        "vanish in the forward pass: nearly all of their outputs are 0, at any loss scale",
+        KEEP_IN_FLOAT32 + "initialise the weights larger, or normalise their inputs",
+    ),
+    FLUSHED: (
+        "get no gradient: nearly all of it is 0, though not in float32",
+        KEEP_IN_FLOAT32 + "or first fix what vanishes or overflows after it, or raise the scale where there is room",
+    ),
+    DEAD: (
+        "get no gradient, not even in float32: dead units, a loss weight of 0, or no path to the loss",
+        "no dtype changes that",
+    ),
+}
+
+
+def trial_sentence(trial: ScaleTrial) -> str:
+    """Return what was measured at one scale, beside what was predicted."""
+    if not trial.loss_is_finite:
+        return f"at scale {format_scale(trial.scale)}: the loss itself is not finite in float16"
+    expected = "predicted" if trial.predicted_overflow else "not predicted"
+    if trial.overflows:
+        return (
+            f"at scale {format_scale(trial.scale)}: overflow in {trial.overflows} of {trial.passes} passes, {expected}"
+        )
+    overflow = ", though overflow was predicted" if trial.predicted_overflow else ""
+    flushed = f"{format_fraction(trial.flushed)} flushed ({format_fraction(trial.predicted_flushed)} predicted)"
+    return f"at scale {format_scale(trial.scale)}: {flushed}, no overflow in {trial.passes} passes{overflow}"

@@ -15,9 +15,9 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
-from mpt_cli.diagnose.diagnosis import Diagnosis, scale_bounds
+from mpt_cli.diagnose.diagnosis import FAULTS, Diagnosis, config_keys, format_window, lead_sentences, trial_sentence
 from mpt_cli.diagnose.examination import ExaminedPoint
-from mpt_cli.diagnose.safe_windows import GradientCounts, LayerRange, ScaleTrial, power_of_two_below
+from mpt_cli.diagnose.safe_windows import GradientCounts, LayerRange, power_of_two_below
 from mpt_cli.precision.gradients import (
     EXPONENT_BIAS,
     INFS,
@@ -38,7 +38,6 @@ from mpt_cli.settings.schema import choosing_key
 from mpt_cli.settings.search_path import expanded, find_recipe
 from mpt_cli.telemetry.colors import distinct_style
 from mpt_cli.telemetry.format import format_fraction, format_scale
-from mpt_cli.telemetry.records import DEAD, FLUSHED, OVERFLOWED, VANISHED
 
 RUN_KEYS = ("conf", "run_dir", "resume")
 
@@ -56,50 +55,8 @@ def sentences(found: Diagnosis) -> list[tuple[str, str]]:
         rows.append(("scale", "the forward pass itself overflows in float16, at any loss scale: use mixed_bfloat16"))
     elif found.trials and found.highest_safe is None:
         rows.append(("scale", "real float16 passes overflow near the predicted highest scale and well below it"))
-    rows += [("verified", _trial_sentence(trial)) for trial in found.trials]
+    rows += [("verified", trial_sentence(trial)) for trial in found.trials]
     return [*rows, ("bfloat16", "mixed_bfloat16 needs no loss scaling: its range is that of float32")]
-
-
-def lead_sentences(found: Diagnosis) -> list[tuple[str, str]]:
-    """Return three sentences, with labels: what is wrong, what to set, how sure that is."""
-    keys = ", ".join(f"{'.'.join(path)}={value}" for path, value in config_keys(found).items())
-    tried = next((trial for trial in found.trials if trial.scale == found.recommended), None)
-    sure = "not tried in float16" if tried is None else f"tried in real float16 passes {_trial_sentence(tried)}"
-    none = "nothing: no loss scale is needed" if found.window is None else "no loss scale helps here"
-    advice = f"nothing needs to change; most room above and below has {keys}" if found.is_well else keys or none
-    return [("finding", _finding(found)), ("set", advice), ("evidence", sure)]
-
-
-def _finding(found: Diagnosis) -> str:
-    met = found.trial_of_run
-    if met is None:
-        return "nothing is wrong: no gradient is in float16"
-    scale = "without loss scaling" if met.scale == 1 else f"at loss scale {format_scale(met.scale)}"
-    if found.is_well:
-        flushed = f"{format_fraction(met.flushed)} of the gradients become zero"
-        return f"nothing is wrong: {scale} nothing overflows and {flushed}; safe scales {format_window(found.window)}"
-    wrong = f"{scale} {format_fraction(met.flushed)} of the gradients in float16 become zero"
-    if met.overflows:
-        wrong = f"{scale} gradients overflow in {met.overflows} of {met.passes} passes"
-    faults = {**found.mended, **found.faults}
-    if fault := next((fault for fault in FAULTS if fault in faults.values()), None):
-        names = [layer for layer, its in faults.items() if its == fault]
-        wrong = f"{layer_names(names)} {FAULTS[fault][0]}; {wrong}"
-    return f"{wrong} at step {found.verified_step}"
-
-
-def layer_names(names: Sequence[str]) -> str:
-    """Return the names in a list; neighbours that differ in their number alone as a range.
-
-    >>> layer_names(["dense_8", "dense_9", "dense_10", "head", "dense_12"])
-    'dense_8 to dense_10, head, dense_12'
-    """
-    groups: list[list[str]] = []
-    for name in dict.fromkeys(names):
-        stem, _, number = name.rpartition("_")
-        is_next = bool(groups) and number.isdigit() and groups[-1][-1] == f"{stem}_{int(number) - 1}"
-        groups[-1].append(name) if is_next else groups.append([name])
-    return ", ".join(f"{group[0]} to {group[-1]}" if len(group) > 2 else ", ".join(group) for group in groups)
 
 
 def config_lines(found: Diagnosis) -> list[str]:
@@ -111,41 +68,6 @@ def config_lines(found: Diagnosis) -> list[str]:
             section = section.setdefault(part, {})
         section[name] = value
     return yaml.safe_dump(tree, sort_keys=False, width=1000).splitlines() if tree else []
-
-
-def config_keys(found: Diagnosis) -> dict[tuple[str, ...], str]:
-    """Return the recommendation as keys with their values in YAML; a power of two is written as such."""
-    keys: dict[tuple[str, ...], str] = {}
-    keys.update({("policy", "overrides", name): "float32" for name in found.keep_in_float32})
-    if found.digits is not None:
-        keys.update({("policy", "overrides", name): "float32" for name in found.digits.remedy})
-    if found.recommended is not None:
-        lowest, highest = scale_bounds(found.settings.loss_scale.rule)
-        keys["loss_scale", "initial_scale"] = format_power(found.recommended)
-        if found.recommended > highest:
-            keys["loss_scale", "max_scale"] = format_power(found.recommended)
-        if found.recommended < lowest:
-            keys["loss_scale", "min_scale"] = format_power(found.recommended)
-    return keys
-
-
-def format_power(scale: float) -> str:
-    """
-    >>> format_power(1024.0)
-    '2**10'
-    """
-    return f"2**{int(np.log2(scale))}"
-
-
-def format_window(window: SafeScales | None) -> str:
-    """
-    >>> format_window(SafeScales(-3, 20)), format_window(SafeScales(5, 4))
-    ('2^-3 … 2^20', 'none')
-    """
-    if window is None:
-        return "any"
-    lowest = "any" if window.lowest_power <= -126 else f"2^{window.lowest_power}"
-    return "none" if window.empty else f"{lowest} … 2^{window.highest_power}"
 
 
 def _examined(found: Diagnosis) -> str:
@@ -174,48 +96,13 @@ def _safe(found: Diagnosis) -> str:
     return f"scales {format_window(found.window)}: nothing overflows, little is flushed to zero"
 
 
-KEEP_IN_FLOAT32 = "keep {it} in float32 (policy.overrides), "
-FAULTS = {
-    OVERFLOWED: (
-        "overflow in the forward pass, at any loss scale",
-        KEEP_IN_FLOAT32 + "scale the inputs down or normalise before, or use mixed_bfloat16",
-    ),
-    VANISHED: (
-        "vanish in the forward pass: nearly all of their outputs are 0, at any loss scale",
-        KEEP_IN_FLOAT32 + "initialise the weights larger, or normalise their inputs",
-    ),
-    FLUSHED: (
-        "get no gradient: nearly all of it is 0, though not in float32",
-        KEEP_IN_FLOAT32 + "or first fix what vanishes or overflows after it, or raise the scale where there is room",
-    ),
-    DEAD: (
-        "get no gradient, not even in float32: dead units, a loss weight of 0, or no path to the loss",
-        "no dtype changes that",
-    ),
-}
-
-
 def _faults(found: Diagnosis) -> Iterator[str]:
     for fault, (words, remedy) in FAULTS.items():
         names = [layer for layer, its in found.faults.items() if its == fault]
         if names:
-            yield f"{layer_names(names)} {words}; {remedy.format(it='it' if len(names) == 1 else 'them')}"
+            yield f"{', '.join(names)} {words}; {remedy.format(it='it' if len(names) == 1 else 'them')}"
         if mended := [layer for layer, its in found.mended.items() if its == fault]:
-            yield f"{layer_names(mended)} {words}; but not with the layers in float32 that are named here"
-
-
-def _trial_sentence(trial: ScaleTrial) -> str:
-    """Return what was measured at one scale, beside what was predicted."""
-    if not trial.loss_is_finite:
-        return f"at scale {format_scale(trial.scale)}: the loss itself is not finite in float16"
-    expected = "predicted" if trial.predicted_overflow else "not predicted"
-    if trial.overflows:
-        return (
-            f"at scale {format_scale(trial.scale)}: overflow in {trial.overflows} of {trial.passes} passes, {expected}"
-        )
-    overflow = ", though overflow was predicted" if trial.predicted_overflow else ""
-    flushed = f"{format_fraction(trial.flushed)} flushed ({format_fraction(trial.predicted_flushed)} predicted)"
-    return f"at scale {format_scale(trial.scale)}: {flushed}, no overflow in {trial.passes} passes{overflow}"
+            yield f"{', '.join(mended)} {words}; but not with the layers in float32 that are named here"
 
 
 def diagnosis_content(found: Diagnosis) -> dict[str, Any]:

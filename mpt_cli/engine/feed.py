@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from mpt_cli.data.examples import (
     Batch,
     Examples,
-    Ragged,
     Rows,
     Stream,
     all_arrays,
@@ -274,4 +273,4 @@ def for_backend(batch: Batch) -> Batch:
 
 
 def _made_dense(array: Any) -> bool:
-    return isinstance(array, Rows) and (keras.backend.backend() == "jax" or not isinstance(array, Ragged))
+    return isinstance(array, Rows) and (keras.backend.backend() == "jax" or not array.is_ragged)

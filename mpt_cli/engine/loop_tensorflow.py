@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from mpt_cli.data.examples import Ragged
+from mpt_cli.data.examples import Rows
 from mpt_cli.engine.compile_cache import CACHE_FAULT
 from mpt_cli.engine.loop import (
     TRAINING,
@@ -224,7 +224,7 @@ def _constants(control: LoopControl) -> LoopControl:
 
 
 def _tensor(array: Any) -> Any:
-    if isinstance(array, Ragged):
+    if isinstance(array, Rows):
         return tf.RaggedTensor.from_row_splits(array.values, array.splits, validate=False)
     return None if array is None else tf.convert_to_tensor(array)
 

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 BYTES = {"pred": 1, "token": 0, "opaque": 0, "bf16": 2}  # others end in their bits: f32, u8, s4
 DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "f8": "float8", "f4": "float4"}
 _LEAF = re.compile(r"([a-z]\w*)\[([\d,<=]*)\]")
-_HEAD = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = ")
+# ROOT, name, shapes, opcode, operands, attributes: of `ROOT %sum = (f32[2]{0}, s32[]) tuple(%a, %b), metadata={…}`
+_INSTRUCTION = re.compile(r"\s*(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*?)\)(?:(?=, [\w\-]+=)(.*))?$")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _NAME = re.compile(r"%([\w.\-]+)")
 
@@ -63,7 +64,6 @@ class Instruction:
     operands: tuple[str, ...]
     attributes: str
     is_root: bool = False
-    literal: str = ""  # what stands between the parentheses
 
     @property
     def shape(self) -> Shape:
@@ -177,31 +177,15 @@ def parse_instruction(line: str) -> Instruction | None:
     >>> found.opcode, found.shapes[0].bytes, found.operands, found.text("op_name"), found.is_root
     ('tuple', 24, ('a', 'b.2'), 'x/y', True)
     """
-    head = _HEAD.match(line)
-    if head is None:
+    if (found := _INSTRUCTION.match(line)) is None:
         return None
-    rest = line[head.end() :]
-    ends = _closing(rest, 0) if rest.startswith("(") else rest.find(" ") - 1
+    root, name, result, opcode, inside, attributes = found.groups()
     shapes = tuple(
         Shape(kind, tuple(int(size.lstrip("<=")) for size in sizes.split(",") if size))
-        for kind, sizes in _LEAF.findall(rest[: ends + 1])
+        for kind, sizes in _LEAF.findall(result)
     )
-    rest = rest[ends + 1 :].strip()
-    opens = rest.find("(")
-    closes = _closing(rest, opens)
-    inside, opcode = rest[opens + 1 : closes], rest[:opens]
     operands = () if opcode in ("constant", "parameter") else tuple(_NAME.findall(inside))
-    return Instruction(head[2], opcode, shapes, operands, rest[closes + 1 :], bool(head[1]), inside)
-
-
-def _closing(text: str, opens: int) -> int:
-    """Return the place of the parenthesis that closes the one at `opens`."""
-    depth = 0
-    for place in range(opens, len(text)):
-        depth += (text[place] == "(") - (text[place] == ")")
-        if depth == 0:
-            return place
-    return len(text)
+    return Instruction(name, opcode, shapes, operands, attributes or "", bool(root))
 
 
 NO_KERNEL = {

@@ -5,7 +5,7 @@ first begins. A recipe that can't be read is an error of its own; the others run
 import fnmatch
 import glob
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from mpt_cli.machine import nvidia_gpus
 from mpt_cli.runs.directory import RunDirectory, read_json, read_summary
 from mpt_cli.runs.expectations import check_names
 from mpt_cli.runs.provenance import ENVIRONMENT
-from mpt_cli.settings.load import load_settings, missing_backend
+from mpt_cli.settings.load import load_settings, missing_backend, with_places
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import (
     SUFFIXES,
@@ -71,8 +71,12 @@ class Unreadable:
     name: str
     problems: list[Problem]
 
+    @property
+    def named_problems(self) -> list[Problem]:
+        return [replace(problem, key=f"{self.name}: {problem.key}") for problem in self.problems]
+
     def __str__(self) -> str:
-        return "\n".join(f"{self.name}: {problem.shown}" for problem in self.problems)
+        return "\n".join(problem.shown for problem in self.named_problems)
 
 
 @dataclass
@@ -179,11 +183,21 @@ def _read(requested: _Requested, request: Selection) -> tuple[ReproduceTarget, s
         return _run_target(RunDirectory.open(name), list(request.changes), request.rtol), ""
     words = [f"conf={name}", *request.changes]
     settings = load_settings(words)
-    problems = check_names(settings)
-    if problems:
-        raise ConfigError(problems)
-    reason = "" if settings.expect or request.is_update else NO_EXPECTATIONS
-    return _recipe_target(name, words, settings), _left_out_reason(settings) or reason
+    if problems := check_names(settings):
+        raise ConfigError(with_places(words, problems))
+    target = ReproduceTarget(
+        name,
+        words,
+        settings.expect,
+        recipe=find_recipe(name),
+        tags=tuple(settings.tags),
+        seed=settings.seed,
+        seeds=settings.seeds,
+        missing=missing_backend(settings),
+    )
+    lacking = "" if settings.expect or request.is_update else NO_EXPECTATIONS
+    needs = [_unmet_requirement(need, settings) for need in settings.requires]
+    return target, "; ".join(filter(None, [*needs, target.missing])) or lacking
 
 
 def is_run_word(word: str) -> bool:
@@ -198,19 +212,6 @@ def _is_run_file(file: Path) -> bool:
     """
     run = RunDirectory(file.parent)
     return file == run.config_yaml and (run.summary_json.is_file() or run.environment_json.is_file())
-
-
-def _recipe_target(word: str, words: list[str], settings: Settings) -> ReproduceTarget:
-    return ReproduceTarget(
-        word,
-        words,
-        settings.expect,
-        recipe=find_recipe(word),
-        tags=tuple(settings.tags),
-        seed=settings.seed,
-        seeds=settings.seeds,
-        missing=missing_backend(settings),
-    )
 
 
 def expectations_from(summary: dict[str, Any], rtol: float) -> dict[str, Any]:
@@ -237,16 +238,11 @@ def _within_rtol(value: Any, rtol: float) -> Any:
     return {"value": value, "tolerance": rtol * abs(value)} if rtol else value
 
 
-def _left_out_reason(settings: Settings) -> str | None:
-    reasons: Iterable[str | None] = (_unmet_requirement(need, settings) for need in settings.requires)
-    return "; ".join(reason for reason in [*reasons, missing_backend(settings)] if reason) or None
-
-
-def _unmet_requirement(need: str, settings: Settings) -> str | None:
+def _unmet_requirement(need: str, settings: Settings) -> str:
     if need == "gpu":
-        return None if nvidia_gpus() else "needs a GPU, and this machine has none"
+        return "" if nvidia_gpus() else "needs a GPU, and this machine has none"
     files = missing_keras_files(settings.data.dataset) if isinstance(settings.data, KerasDataset) else []
-    return f"needs a network for its data: there is no {files[0]}; give its name to try" if files else None
+    return f"needs a network for its data: there is no {files[0]}; give its name to try" if files else ""
 
 
 def _matches(keywords: str, names: Sequence[str]) -> bool:
@@ -274,9 +270,3 @@ def _with_seeds(target: ReproduceTarget, is_update: bool) -> list[ReproduceTarge
         replace(target, name=f"{target.name}[seed={seed}]", words=[*target.words, f"seed={seed}"], seed=seed)
         for seed in range(first, first + count)
     ]
-
-
-def raise_problems(errors: Sequence[Unreadable]) -> None:
-    """Raise ConfigError with all of the errors, each with its file."""
-    found = [replace(problem, key=f"{error.name}: {problem.key}") for error in errors for problem in error.problems]
-    raise ConfigError(found if len(errors) > 1 else errors[0].problems)

@@ -1,6 +1,6 @@
 """What `mpt reproduce` shows and writes: progress, a table of expected, got and verdict, and JUnit XML for CI."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 from xml.etree import ElementTree
@@ -73,6 +73,8 @@ class ResultPrinter:
             broken = sum(bool(result.child.fault) for result in results)
             good = sum(result.passed for result in results)
             self.line(f"\n{good} reproduced, {len(results) - good - broken} missed, {broken} without a result")
+        for line in _missed_by_seeds(results):
+            self.line(line)
         for result in results:
             if not result.passed:
                 self._explain(result)
@@ -104,6 +106,19 @@ class ResultPrinter:
             self.line(f"    {line}")
         if len(result.differences) > MOST_DIFFERENCES:
             self.line(f"    and {len(result.differences) - MOST_DIFFERENCES} more, in environment.json")
+
+
+def _missed_by_seeds(results: Sequence[Reproduction]) -> Iterator[str]:
+    """Yield, for each expectation that seeds of a recipe missed, how many of them did."""
+    seeds: dict[tuple[str, str], dict[int | None, bool]] = {}
+    for result in results:
+        recipe, is_seed, _ = result.target.name.partition("[seed=")
+        for check in result.checks if is_seed else ():
+            seeds.setdefault((recipe, check.name), {})[result.target.seed] = check.passed
+    for (recipe, name), passed in seeds.items():
+        if missed := [str(seed) for seed, is_met in passed.items() if not is_met]:
+            which = f"{len(missed)} of" if len(missed) < len(passed) else "all"
+            yield f"{recipe}: {name} missed by {which} {len(passed)} seeds ({', '.join(missed)})"
 
 
 def _word(result: Reproduction, passed: bool) -> str:

@@ -404,6 +404,12 @@ def missing_backend(settings: Settings) -> str:
     return missing_extra(settings.backend.name, settings.backend.name, "It can't run here")
 
 
+def with_places(words: list[str], problems: list[Problem]) -> list[Problem]:
+    """Add to problems of checked settings where in a file they stand."""
+    with composed(words) as composition:
+        return _with_places(problems, composition)
+
+
 def _with_places(problems: list[Problem], composition: Composition) -> list[Problem]:
     """Add the place of what is wrong, where it stands in a file and no word of the command line says it."""
     given, layers = composition.given, composition.layers

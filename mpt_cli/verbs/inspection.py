@@ -303,7 +303,7 @@ def run_check(arguments: argparse.Namespace) -> int:
         raise ConfigError(Problem("--ops", "reads the operations of a model that is built.", None, "Add --build."))
     if arguments.untrusted and arguments.build:
         raise ConfigError(Problem("--build", "imports and runs what the recipe names: it can't be --untrusted."))
-    from mpt_cli.settings.load import missing_backend
+    from mpt_cli.settings.load import missing_backend, with_places
 
     settings, variables, told = _settings_of(arguments)
     check_repeatable(settings)
@@ -314,7 +314,7 @@ def run_check(arguments: argparse.Namespace) -> int:
         built = training_run.check_build(settings, arguments.ops)
         problems = check_names(settings, built.metrics)
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(with_places(arguments.overrides, problems))
     missing = missing_backend(settings)
     if arguments.json:
         print_json(

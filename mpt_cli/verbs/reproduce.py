@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, Problem, gravest_code
-from mpt_cli.reproduce.collection import Selection, collect, is_run_word, raise_problems
+from mpt_cli.reproduce.collection import Selection, collect, is_run_word
 from mpt_cli.reproduce.output import ResultPrinter, check_junit, write_junit
 from mpt_cli.reproduce.reproduction import (
     Reproduction,
@@ -49,9 +49,9 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
         printer.finish(results)
     if arguments.junit:
         write_junit(Path(arguments.junit), found, results, arguments.dry_run)
-    if not found.targets and found.errors:
-        raise_problems(found.errors)
-    if not found.targets:
+    if not found.targets and found.errors and not arguments.dry_run:
+        raise ConfigError([problem for error in found.errors for problem in error.named_problems])
+    if not found.targets and not found.errors:
         reasons = [f"{name} {reason}" for name, reason in found.left_out.items()]
         reasons += ["no other has what -k asks for"] if arguments.keywords else []
         raise ConfigError(

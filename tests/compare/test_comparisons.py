@@ -39,7 +39,7 @@ def test_a_faster_precision_of_equal_quality_pays_and_a_slower_one_is_explained(
     )
     assert sentences(found)[0].endswith(" The CPU has no instructions for float16 (avx512_fp16 or amx_fp16).")
     shown = cells(found, "mixed_bfloat16")
-    assert (shown["val_accuracy"], shown["difference"], shown["step"], shown["speed-up"]) == (
+    assert (shown["quality: val_accuracy"], shown["difference"], shown["step"], shown["speed-up"]) == (
         "0.9510", "+0.0010 ± 0.0025", "26.3 ms", "1.9×")  # fmt: skip  # 50 examples at 1900 a second
     assert (shown["skipped"], shown["memory"]) == ("0", "1.0 GiB")
     assert shown["verdict"] == "equal in 3 seeds, faster; healthy"
@@ -151,7 +151,7 @@ def test_a_comparison_is_shown_in_plain_lines_and_read_from_its_directory_alone(
     with (tmp_path / "out").open("w") as stream:
         print_comparison(found, Screen(stream))
     lines = (tmp_path / "out").read_text().splitlines()
-    assert lines[0].startswith("precision        seeds  val_accuracy   difference") and lines[4] == ""
+    assert lines[0].startswith("precision        seeds  quality: val_accuracy   difference") and lines[4] == ""
     assert lines[5] == overall_sentence(found) and lines[-1] == "files      c/report.html"
     content = json.loads((tmp_path / "c" / "results.json").read_text())
     assert content["verdict"] == overall_sentence(read_comparison(CompareDirectory.open("c"))) and content["seeds"] == 2

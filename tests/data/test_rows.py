@@ -7,7 +7,7 @@ import tensorflow as tf
 from jax.experimental import sparse as jax_sparse
 
 from mpt_cli.data.build import TargetSpec, check_examples, to_numbers
-from mpt_cli.data.examples import Examples, Ragged, Sparse, as_rows, fingerprint_arrays, joined
+from mpt_cli.data.examples import Examples, Rows, as_rows, fingerprint_arrays, joined
 from mpt_cli.data.streams import as_arrays
 from mpt_cli.errors import DataError
 
@@ -29,7 +29,7 @@ def words():
 )
 def test_sparse_matrices_of_all_libraries(made):
     rows = as_arrays(made)
-    dense = rows.dense() if isinstance(rows, Sparse) else rows
+    dense = rows.dense() if isinstance(rows, Rows) else rows
     assert (rows.shape, rows.dtype, dense.tolist()) == ((3, 3), np.float32, DENSE.tolist())
 
 
@@ -76,7 +76,7 @@ def test_targets_and_weights_must_be_dense(given):
 
 def test_values_have_the_dtypes_and_checks_of_any_input():
     x = to_numbers(Examples((words(), as_rows(scipy.sparse.csr_matrix(DENSE.astype("float64")))), np.zeros(4)), "it").x
-    assert (x[0].dtype, x[1].dtype, isinstance(x[0], Ragged)) == (np.int32, np.float32, True)
+    assert (x[0].dtype, x[1].dtype, x[0].is_ragged) == (np.int32, np.float32, True)
     bad = as_rows(scipy.sparse.csr_matrix(np.where(DENSE == 3, np.nan, DENSE)))
     message = r"x \(its values, row after row\) has 1 value that is NaN, first at \[2\]"
     with pytest.raises(DataError, match=message):
@@ -84,6 +84,6 @@ def test_values_have_the_dtypes_and_checks_of_any_input():
 
 
 def test_where_rows_end_is_part_of_the_fingerprint():
-    one, other = (Ragged(np.arange(4), np.array(splits)) for splits in ([0, 1, 4], [0, 2, 4]))
+    one, other = (Rows(np.arange(4), np.array(splits)) for splits in ([0, 1, 4], [0, 2, 4]))
     y = np.zeros(2)
     assert fingerprint_arrays([Examples(one, y)]) != fingerprint_arrays([Examples(other, y)])

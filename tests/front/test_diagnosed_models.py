@@ -32,6 +32,9 @@ def test_the_scale_follows_the_gradients_of_the_model_and_the_model_stays_as_it_
     assert [layer.name for layer in found.layers if layer.window is not None] == ["hidden"]
     assert found.window is not None and found.window.lowest_power <= np.log2(found.recommended)
     assert np.log2(found.recommended) < found.window.highest_power
+    scale = f"loss_scale.initial_scale=2**{int(np.log2(found.recommended))}"
+    assert [line.partition(": ")[0] for line in str(found).splitlines()] == ["finding", "set", "evidence"]
+    assert f"\nset: {scale}" in str(found) or f"has {scale}" in str(found)
     after = [*model.get_weights(), *(v.numpy() for v in model.optimizer.variables)]
     for one, other in zip(before, after, strict=True):
         np.testing.assert_array_equal(one, other)

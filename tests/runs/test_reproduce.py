@@ -225,12 +225,22 @@ def test_an_unreadable_recipe_is_an_error_of_its_own_and_the_others_run(outcome,
     assert [words[0] for words in outcome["words"]] == ["conf=mine/a.yaml"]
     cases = {case.get("classname"): case for case in ElementTree.parse("out.xml").getroot().iter("testcase")}
     assert cases["mine/broken.yaml"].find("error").get("message").startswith("mine/broken.yaml: conf: mine/broken.yaml")
-    assert cases["mine/typo.yaml"].find("error").get("message") == (
-        "mine/typo.yaml: expect.val_acuracy: no run of this recipe reports it. Did you mean val_accuracy?"
+    assert (
+        cases["mine/typo.yaml"]
+        .find("error")
+        .get("message")
+        .startswith("mine/typo.yaml: expect.val_acuracy: no run of this recipe reports it. Did you mean val_accuracy?")
     )
     assert "[1/1] mine/a.yaml: reproduced" in capsys.readouterr().out
     assert main(["check", "conf=mine/typo.yaml"]) == 2
-    assert "no run of this recipe reports it. Did you mean val_accuracy?" in capsys.readouterr().err
+    assert "no run of this recipe reports it. Did you mean val_accuracy?" in (said := capsys.readouterr().err)
+    line = next(
+        place for place, text in enumerate(Path("mine/typo.yaml").read_text().splitlines(), 1) if "acur" in text
+    )
+    assert f"--> mine/typo.yaml:{line}:3" in said
+    assert main(["reproduce", "mine/typo.yaml", "--dry-run"]) == 2
+    both = "".join(capsys.readouterr())
+    assert both.count("no run of this recipe reports it") == 1 and f"--> mine/typo.yaml:{line}:3" in both
 
 
 def test_a_dry_run_reads_them_all_and_runs_none(outcome, capsys) -> None:
@@ -332,6 +342,21 @@ def test_a_recipe_runs_with_each_of_its_seeds(outcome, recipe: Path, capsys) -> 
         ["conf=./mine.yaml", f"seed={seed}", f"run_dir=out/{at}-mine-seed{seed}"] for at, seed in enumerate((5, 6), 1)
     ]
     assert "[2/2] ./mine.yaml[seed=6]: reproduced" in capsys.readouterr().out
+
+
+def test_how_many_seeds_missed_an_expectation_is_said(outcome, recipe: Path, capsys, monkeypatch) -> None:
+    recipe.write_text(RECIPE.replace("0.97", "0.99") + "seed: 5\nseeds: 2\n")
+    run, good = StubExecutor.run, outcome["summary"]
+
+    def misses_steps_with_seed_6(command: Command) -> int:
+        outcome["summary"] = {**good, "steps_seen": 1} if "seed6" in command.name else good
+        return run(command)
+
+    monkeypatch.setattr(StubExecutor, "run", staticmethod(misses_steps_with_seed_6), raising=False)
+    assert main(["reproduce", "./mine.yaml", "--output", "out"]) == 5
+    said = capsys.readouterr().out.splitlines()
+    assert "./mine.yaml: val_accuracy missed by all 2 seeds (5, 6)" in said
+    assert "./mine.yaml: steps_seen missed by 1 of 2 seeds (6)" in said
 
 
 def test_update_gives_a_recipe_without_expectations_some(outcome, recipe: Path) -> None:
