@@ -130,7 +130,7 @@ $(VENV)-gpu/.dev: pyproject.toml constraints.txt
 
 $(VENV)-cluster/.dev: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip --disable-pip-version-check -q install -c constraints.txt -e ".[jax,slurm,ray]" pytest pytest-xdist hypothesis
+	$(@D)/bin/pip --disable-pip-version-check -q install -c constraints.txt -e ".[jax,slurm,ray,optuna]" pytest pytest-xdist hypothesis
 	@touch $@
 
 # Keras of another version with all the rest as it is pinned; the two share nothing with each other nor with .venv.

@@ -29,7 +29,9 @@ if os.environ["KERAS_BACKEND"] == "jax":
     # operation of the program, it takes a fourth less; recipes, examples and what users run have it.
     os.environ["JAX_PLATFORMS"] = "cpu"
     devices = f"--xla_force_host_platform_device_count={os.environ.get('MPT_DEVICES', 1)}"
-    flags = [os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0", devices]
+    # XLA ends the process where one device waits 40 s for another, which a busy machine can make it do.
+    patience = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
+    flags = [os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0", patience, devices]
     os.environ["XLA_FLAGS"] = " ".join(flags).strip()
 if "avx512_fp16" in cpu_features():  # where mpt leaves it out in float16: it would compute parts of it in float32
     os.environ.setdefault(ONEDNN, "0")

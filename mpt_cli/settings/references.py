@@ -183,7 +183,7 @@ def object_problem(key: str, value: Any, listing: str) -> Problem | None:
             return Problem(key, f"there is no {unknown[0]} beside object and kwargs.", value, remedy)
         if not isinstance(value.get("kwargs") or {}, dict):
             return Problem(f"{key}.kwargs", "must be a mapping from names to values.", value["kwargs"])
-        key, value = f"{key}.object", value["object"]
+        key, value = f"{key}.object", value.get("object")
     if not isinstance(value, str) or not value:
         return Problem(key, "must be a Keras name, module:name, or {object: either, kwargs: {…}}.", value)
     if ":" in value:

@@ -28,5 +28,5 @@ def test_the_notebook_runs_and_shows_its_runs(tmp_path: Path, monkeypatch: pytes
     cells = notebook.cells
     lines, shown = "".join(output.get("text", "") for output in cells[3].outputs), _outputs(cells[5:6], "text/html")
     assert "  6/6 " in lines and "verdict      " in lines and "\x1b" not in lines
-    assert "<svg" in shown[0] and "Finished: healthy" in shown[0]
+    assert "uPlot" in shown[0] and "Finished: warm-up skips only" in shown[0]
     assert "'001-policy-float32'" in _outputs(cells, "text/plain")[-1]

@@ -139,6 +139,10 @@ def test_what_a_callback_raises_is_the_users(tmp_path):
             "trainer.callbacks: must be a list. Received: 'history'. Write trainer.callbacks=[…].",
         ),
         (
+            ["trainer.callbacks=[{kwargs: {}}]"],
+            "trainer.callbacks[0].object: must be a Keras name, module:name, or {object: either, kwargs: {…}}.",
+        ),
+        (
             ["trainer.callbacks=[{object: custom_callbacks:Halving, arguments: {}}]"],
             "there is no arguments beside object and kwargs.",
         ),
