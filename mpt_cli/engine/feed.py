@@ -124,26 +124,33 @@ class Feed:
         """Begin `epoch`, after its first `skip_steps` steps."""
         if self._ahead is not None:
             self._ahead.result()
-        self._chunks = (self._read if self._resident is None else self._index)(epoch, skip_steps)
         self._chunk, self._used = None, 0
-        self._ahead = self._worker.submit(next, self._chunks, None)
+        if self._resident is None:
+            self._chunks = self._read(epoch, skip_steps)
+            self._ahead = self._worker.submit(next, self._chunks, None)
+        else:
+            self._chunks = self._index(epoch, skip_steps)
 
     def take(self, most: int, stops: Callable[[], bool] = _never) -> StepChunk | None:
         """Return the next steps, at most `most`; None at the end of the epoch, and once `stops()` while waiting."""
         if self._chunk is None or self._used == self._chunk.count:
-            if self._ahead is None:
+            self._chunk, self._used = self._next_chunk(stops), 0
+            if self._chunk is None:
                 return None
-            while not self._ahead.done():
-                wait([self._ahead], timeout=WAIT_SECONDS)
-                if stops():
-                    return None
-            self._chunk, self._used = self._ahead.result(), 0
-            self._ahead = None if self._chunk is None else self._worker.submit(next, self._chunks, None)
-        if self._chunk is None:
-            return None
         taken = self._chunk.part(self._used, most, self.plan.capacity)
         self._used += taken.count
         return taken
+
+    def _next_chunk(self, stops: Callable[[], bool]) -> StepChunk | None:
+        if self._ahead is None:
+            return next(self._chunks, None)
+        while not self._ahead.done():
+            wait([self._ahead], timeout=WAIT_SECONDS)
+            if stops():
+                return None
+        chunk = self._ahead.result()
+        self._ahead = None if chunk is None else self._worker.submit(next, self._chunks, None)
+        return chunk
 
     def empty_chunk(self) -> StepChunk:
         """Return no step, in the shapes that the first steps of an epoch have; the position stays."""

@@ -97,7 +97,11 @@ def run_by_calls(
         call()
         return {} if len(given) == 1 else ({}, (None,) * len(given[0]))  # JAX has nothing to put back
 
-    own = {_STEPS[method]: step, "reset_metrics": reset_metrics}
+    def logs(found: dict[str, Any]) -> Any:
+        """Nothing for nothing, which spares the metrics; a callback may evaluate the model by steps that report."""
+        return found and type(model)._get_metrics_result_or_logs(model, found)
+
+    own: dict[str, Any] = {_STEPS[method]: step, "reset_metrics": reset_metrics, "_get_metrics_result_or_logs": logs}
     # no form of the data is known to build by, and the values of variables stay where `call` finds them
     own |= dict.fromkeys(("_symbolic_build", "_maybe_symbolic_build", "_purge_model_variables"), lambda **_: None)
     attributes = vars(model)

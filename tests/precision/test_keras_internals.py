@@ -33,6 +33,7 @@ CLASSES = {  # methods, and attributes that are set in the source of the class
         "_compile_loss",
         "_compile_metrics",
         "_compile_config",
+        "_get_metrics_result_or_logs",
     ),
     "keras.src.layers.layer.Layer": (
         "_flatten_layers",
