@@ -602,8 +602,12 @@ class HealthRules:
 
     def stop_limits(self, run_state: RunState) -> StopLimits:
         """Return the counts at which the next call ends, at the very step that breaks a rule."""
-        limits = {count: self._count_in_call(count, run_state) for count in StreakCounts._fields}
-        return StopLimits(run_state.streaks, StreakCounts(**{count: limit or NEVER for count, limit in limits.items()}))
+        begun = [(rule, limit) for rule, limit in self._active(run_state) if rule.first_steps(run_state) <= 0]
+        limits = dict.fromkeys(StreakCounts._fields, NEVER)
+        for rule, limit in begun:
+            if rule.counts:
+                limits[rule.counts] = min(limits[rule.counts], rule.count_in_call(run_state, limit))
+        return StopLimits(run_state.streaks, StreakCounts(**limits))
 
     def steps_to_first_check(self, run_state: RunState) -> int | None:
         """Return the steps until a rule counts for the first time, where a call ends; None where all do already or
@@ -620,11 +624,6 @@ class HealthRules:
         named = limits.limits._asdict()
         clean_steps = min(limit for count, limit in named.items() if count != "zero_steps")
         return NextCheck(min([*left, begins]), clean_steps, min(left.zero_steps, begins))
-
-    def _count_in_call(self, count: str, run_state: RunState) -> int | None:
-        active = [(rule, limit) for rule, limit in self._active(run_state) if rule.counts == count]
-        limits = [rule.count_in_call(run_state, limit) for rule, limit in active if rule.first_steps(run_state) <= 0]
-        return min(limits, default=None)
 
     def _active(self, run_state: RunState) -> list[tuple[HealthRule, float]]:
         """Return the rules that are turned on, with their limits; the limit is 1 for one that is only on or off."""
