@@ -149,7 +149,8 @@ def _set_variables(settings: Settings) -> str | None:
     os.environ["KERAS_BACKEND"] = settings.backend.name
     set_import_variables(settings)
     not_kept = use_compile_cache(settings, os.environ)
-    _keep_quiet()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # what matters comes as an exception
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     if settings.backend.device == "cpu":
         os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false" if settings.backend.memory_growth else "true"
@@ -160,11 +161,6 @@ def _set_variables(settings: Settings) -> str | None:
         if flag not in os.environ.get("XLA_FLAGS", ""):
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
     return not_kept
-
-
-def _keep_quiet() -> None:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # what matters comes as an exception
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 @contextmanager
@@ -326,18 +322,12 @@ def _platform(backend: str, gpus: list[str]) -> Platform:
 
     state = {name: getattr(keras.config, name)() for name in KERAS_DEFAULTS}
     changed = ", ".join(f"{name} {value}" for name, value in state.items() if value != KERAS_DEFAULTS[name])
-    notices = (
-        (
-            f"Keras is set to {changed}, by keras.json or by the program, instead of its defaults: results are not "
-            "those of other machines.",
-        )
-        if changed
-        else ()
-    )
-    if gpus:
-        device = f"{len(gpus)} x {gpus[0]}" if len(gpus) > 1 else gpus[0]
-        return Platform(backend, device, tuple(gpus), len(gpus), notices=notices, keras=state)
-    return Platform(backend, f"CPU ({cores_of_process()} cores)", ("CPU",), 0, notices=notices, keras=state)
+    source = "by keras.json or by the program, instead of its defaults"
+    notice = f"Keras is set to {changed}, {source}: results are not those of other machines."
+    device = gpus[0] if gpus else f"CPU ({cores_of_process()} cores)"
+    device = f"{len(gpus)} x {device}" if len(gpus) > 1 else device
+    notices = (notice,) if changed else ()
+    return Platform(backend, device, tuple(gpus or ["CPU"]), len(gpus), notices=notices, keras=state)
 
 
 def memory_in_use() -> int | None:

@@ -103,13 +103,9 @@ class Engine(ABC):
         self._compiled = {key for key in self._compiled if key[0] != TRAINING}
         self._make_training()
 
-    def rebuild(self) -> None:
-        """Compile everything again: other layers of the model are trained, by another optimizer."""
-        self._make_functions()
-
     @abstractmethod
-    def _make_functions(self) -> None:
-        """Make all that is compiled, without a call."""
+    def rebuild(self) -> None:
+        """Make all that is compiled, also anew where other layers are trained, by another optimizer; without a call."""
 
     @abstractmethod
     def _make_training(self) -> None:

@@ -62,9 +62,9 @@ class JaxEngine(Engine):
         self._compile = jax.jit if jit_compile else _as_it_is
         optimizer = getattr(model, "optimizer", None)  # a model that is planned has it later
         _unshare([*model.variables, *([] if optimizer is None else optimizer.variables)])
-        self._make_functions()
+        self.rebuild()
 
-    def _make_functions(self) -> None:
+    def rebuild(self) -> None:
         # lambdas, because JAX takes two references to one method for the same function, and its program with it
         self._compiled.clear()
         self._make_training()
@@ -78,10 +78,7 @@ class JaxEngine(Engine):
         return jax.tree.map(lambda a: replicate_array(a, self._everywhere), arrays)
 
     def _run_training(self, source: Any, batch_indices: BatchIndices, control: LoopControl) -> LoopResult:
-        model = self.model
-        lists = TrainState(
-            model.trainable_variables, model.non_trainable_variables, model.optimizer.variables, metric_variables(model)
-        )
+        lists = self.variables()
         state = TrainState(*([v.value for v in variables] for variables in lists))
         result: LoopResult
         if self._loops_on_device:
@@ -94,6 +91,12 @@ class JaxEngine(Engine):
         for variables, values in zip(lists, state, strict=True):
             replace_values(variables, values)
         return result
+
+    def variables(self) -> TrainState:
+        """Return the variables of which a step changes the values."""
+        model = self.model
+        weights, frozen = model.trainable_variables, model.non_trainable_variables
+        return TrainState(weights, frozen, model.optimizer.variables, metric_variables(model))
 
     def _add_to_metrics(self, source: Any, batch_indices: BatchIndices, count: int) -> None:
         model = self.model
@@ -142,11 +145,10 @@ class JaxEngine(Engine):
 
     def places(self) -> list[list[Any]]:
         """Return where each variable of a `TrainState` is: on all devices of the mesh, whole on each or divided."""
-        model, layout = self.model, self._distribution.layout
-        weights, frozen = model.trainable_variables, model.non_trainable_variables
-        slots, metrics = model.optimizer.variables, metric_variables(model)
+        layout, lists = self._distribution.layout, self.variables()
         if layout is None:
-            return [[self._everywhere] * len(variables) for variables in (weights, frozen, slots, metrics)]
+            return [[self._everywhere] * len(variables) for variables in lists]
+        weights, frozen, slots, metrics = lists
         axes = [
             map(layout.axes_of, weights),
             map(layout.axes_of, frozen),

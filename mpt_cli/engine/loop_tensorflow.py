@@ -39,9 +39,9 @@ class TensorFlowEngine(Engine):
         self.strategy = strategy
         self.replicas = 1 if strategy is None else strategy.num_replicas_in_sync
         self._step = step_wrapper(train_step) if step_wrapper else train_step
-        self._make_functions()
+        self.rebuild()
 
-    def _make_functions(self) -> None:
+    def rebuild(self) -> None:
         self._compiled.clear()
         self._make_training()
         self._evaluate = self._loop(self._evaluate_loop)
@@ -61,11 +61,12 @@ class TensorFlowEngine(Engine):
         no_step = LoopControl.of(0, StopLimits())
         loop, last = (self._train, _constants(no_step)) if function == TRAINING else (self._evaluate, tf.constant(0))
         with self.called(function, batch_indices.shape):
-            return _obstacle(loop, source, tf.convert_to_tensor(batch_indices), last)
+            rows = tf.convert_to_tensor(batch_indices)
+            return _obstacle(loop.of_shape(rows), source, rows, last)
 
     def leave_xla(self) -> None:
         self.jit_compile = False
-        self._make_functions()
+        self.rebuild()
 
     def to_device(self, arrays: Any) -> Any:
         return tf.nest.map_structure(_tensor, arrays)
@@ -170,10 +171,6 @@ class LoopsByShape:
 
     def __call__(self, source: Any, batch_indices: Tensor, *more: Tensor) -> Any:
         return self.of_shape(batch_indices)(source, batch_indices, *more)
-
-    def get_concrete_function(self, source: Any, batch_indices: Tensor, *more: Tensor) -> Any:
-        """Return the traced function, as a tf.function does."""
-        return self.of_shape(batch_indices).get_concrete_function(source, batch_indices, *more)
 
     def of_shape(self, batch_indices: Tensor) -> Any:
         """Return the tf.function for batch indices of this shape."""

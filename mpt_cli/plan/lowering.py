@@ -10,7 +10,6 @@ from mpt_cli.engine.feed import StepChunk
 from mpt_cli.engine.loop import LoopControl
 from mpt_cli.engine.loop_jax import JaxEngine
 from mpt_cli.precision.step_jax import TrainState
-from mpt_cli.precision.train_step import metric_variables
 from mpt_cli.telemetry.records import StopLimits
 
 
@@ -23,7 +22,7 @@ class PlannedEngine(JaxEngine):
         chip = distribution.mesh.devices.flat[0]
         self._place = self._everywhere if several else jax.sharding.SingleDeviceSharding(chip)
         self._compile = jax.jit
-        self._make_functions()
+        self.rebuild()
 
     def to_device(self, arrays: Any) -> Any:
         """Return shapes in place of arrays, in the dtypes that they have on a device."""
@@ -36,16 +35,9 @@ class PlannedEngine(JaxEngine):
         return program.lower(TrainState(*self._lists()), chunk.source, chunk.batch_indices, control)
 
     def _lists(self) -> list[list[Any]]:
-        model = self.model
-        lists = (
-            model.trainable_variables,
-            model.non_trainable_variables,
-            model.optimizer.variables,
-            metric_variables(model),
-        )
         return [
             [self._shaped(v.shape, v.dtype, place) for v, place in zip(variables, places, strict=True)]
-            for variables, places in zip(lists, self.places(), strict=True)
+            for variables, places in zip(self.variables(), self.places(), strict=True)
         ]
 
     def _shaped(self, shape: Any, dtype: Any, place: Any = None) -> Any:
