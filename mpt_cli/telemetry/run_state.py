@@ -216,8 +216,14 @@ class RunState:
 
     @property
     def found_scale(self) -> float | None:
-        """Return the scale that the search found; None without a search, or where the first scale was no higher."""
-        found = min(self.skip_scales[: self.search_skips], default=math.inf)
+        """Return a first scale that needs no search: below all that overflowed in the run. None without a search, or
+        where the first scale was no higher.
+        """
+        if not self.search_skips:
+            return None
+        other_causes = {*self.forward_steps, *self.persistent_nan_steps}
+        skips = zip(self.skip_steps, self.skip_scales, strict=False)
+        found = min((scale for step, scale in skips if step not in other_causes), default=math.inf)
         return found if found < self.scaling.initial_scale else None
 
     @property
@@ -264,6 +270,10 @@ def is_at_floor(scaling: Scaling, scale: float) -> bool:
     return scaling.floor is not None and scale <= scaling.floor * (1 + 2**-24)
 
 
+OF_TALLY = ("skip_steps", "skip_scales", "forward_steps", "nan_steps", "persistent_nan_steps")
+OF_SAMPLE = ("flushed_share", "faults", "output_noise", "output_noise_left")
+
+
 def build_run_state(
     counters: "StepCounters", tally: EventTally, scaling: Scaling, metrics: Mapping[str, float], **others: Any
 ) -> RunState:
@@ -276,25 +286,19 @@ def build_run_state(
     spoiled = [name for name, value in metrics.items() if not math.isfinite(value)]
     applies, sample = scaling.applies_overflows, counters.sample
     skips = EventTally() if applies else tally
+    of_sample = {} if sample is None else {name: getattr(sample, name) for name in OF_SAMPLE}
     return RunState(
         scaling=scaling,
         steps_seen=counters.seen,
         applied_steps=counters.applied,
-        skip_steps=skips.skip_steps,
-        skip_scales=skips.skip_scales,
-        forward_steps=skips.forward_steps,
-        nan_steps=skips.nan_steps,
-        persistent_nan_steps=skips.persistent_nan_steps,
+        **{name: getattr(skips, name) for name in OF_TALLY},
+        **of_sample,
         first_growth_step=tally.first_growth_step,
         bad_steps=len(tally.skip_steps) if applies else 0,
         scale=counters.scale if counters.seen else None,
         loss=metrics["loss"] if "loss" in spoiled else counters.last_mean_loss,
         first_loss=counters.first_loss,
         spoiled_metrics=[name for name in spoiled if name != "loss"],
-        flushed_share=None if sample is None else sample.flushed_share,
-        faults={} if sample is None else sample.faults,
-        output_noise=None if sample is None else sample.output_noise,
-        output_noise_left=None if sample is None else sample.output_noise_left,
         sample_step=0 if sample is None else sample.step,
         sample_is_new=sample is not None and sample.step == counters.seen,
         streaks=counters.streaks,
