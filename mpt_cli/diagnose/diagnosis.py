@@ -1,6 +1,6 @@
 """What `mpt diagnose conf=…` finds, the story of finding it, and the scale that it recommends."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, floor, log2
 
@@ -280,8 +280,22 @@ def _finding(found: Diagnosis) -> str:
     faults = {**found.mended, **found.faults}
     if fault := next((fault for fault in FAULTS if fault in faults.values()), None):
         names = [layer for layer, its in faults.items() if its == fault]
-        wrong = f"{', '.join(names)} {FAULTS[fault][0]}; {wrong}"
+        wrong = f"{layer_names(names)} {FAULTS[fault][0]}; {wrong}"
     return f"{wrong} at step {found.verified_step}"
+
+
+def layer_names(names: Iterable[str]) -> str:
+    """Return the names in a list; neighbours that differ in their number alone as a range.
+
+    >>> layer_names(["dense_8", "dense_9", "dense_10", "head", "dense_12"])
+    'dense_8 to dense_10, head, dense_12'
+    """
+    groups: list[list[str]] = []
+    for name in names:
+        stem, _, number = name.rpartition("_")
+        is_next = bool(groups) and number.isdigit() and groups[-1][-1] == f"{stem}_{int(number) - 1}"
+        groups[-1].append(name) if is_next else groups.append([name])
+    return ", ".join(f"{group[0]} to {group[-1]}" if len(group) > 2 else ", ".join(group) for group in groups)
 
 
 def config_keys(found: Diagnosis) -> dict[tuple[str, ...], str]:

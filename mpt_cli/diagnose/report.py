@@ -15,7 +15,15 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
-from mpt_cli.diagnose.diagnosis import FAULTS, Diagnosis, config_keys, format_window, lead_sentences, trial_sentence
+from mpt_cli.diagnose.diagnosis import (
+    FAULTS,
+    Diagnosis,
+    config_keys,
+    format_window,
+    layer_names,
+    lead_sentences,
+    trial_sentence,
+)
 from mpt_cli.diagnose.examination import ExaminedPoint
 from mpt_cli.diagnose.safe_windows import GradientCounts, LayerRange, power_of_two_below
 from mpt_cli.precision.gradients import (
@@ -100,9 +108,9 @@ def _faults(found: Diagnosis) -> Iterator[str]:
     for fault, (words, remedy) in FAULTS.items():
         names = [layer for layer, its in found.faults.items() if its == fault]
         if names:
-            yield f"{', '.join(names)} {words}; {remedy.format(it='it' if len(names) == 1 else 'them')}"
+            yield f"{layer_names(names)} {words}; {remedy.format(it='it' if len(names) == 1 else 'them')}"
         if mended := [layer for layer, its in found.mended.items() if its == fault]:
-            yield f"{', '.join(mended)} {words}; but not with the layers in float32 that are named here"
+            yield f"{layer_names(mended)} {words}; but not with the layers in float32 that are named here"
 
 
 def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
