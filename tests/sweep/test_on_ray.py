@@ -40,7 +40,8 @@ def test_the_jobs_of_a_driver_that_was_killed_are_waited_for(stubs, head, tmp_pa
 
 
 def test_the_death_of_the_head_is_told_of_each_job_and_the_results_are_written(stubs, head, tmp_path):
-    stubs.manners = {1: "deaf", 2: "deaf"}
+    stubs.manners = {1: "once", 2: "once"}
+    stubs.values = {1: 180.0, 2: 180.0}  # seconds: longer than Ray takes to end them
 
     def kill_it() -> None:
         wait_for(lambda: len(started(tmp_path / "s")) == 2)
