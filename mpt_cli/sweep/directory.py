@@ -180,7 +180,7 @@ GOOD = (FINISHED, STOPPED_EARLY)
 _SIGNALLED = {code: signal_name(number) for number, code in SIGNAL_EXIT_CODES.items()}
 _PRUNED = "the pruner of the search ended it: its objective was behind that of others at the same epoch"
 _BUG_NOTE = "This is a bug in mpt"
-_SPEAKER = re.compile(r"mpt (train|sweep): ")  # the job; in old logs also what stood in for one that ran elsewhere
+_SPEAKER = re.compile(r"mpt (train|run|sweep): ")  # the job; in old logs also what stood in for one that ran elsewhere
 
 
 @dataclass(frozen=True)

@@ -122,9 +122,9 @@ class SweepProgress(RunningLines, Observer[Job]):
 
     def _line(self, child: Running[Job]) -> str:
         job = child.command.subject
-        if child.waits_for:
-            return f"{WAITING:<9} {job.name}  {child.waits_for}"
-        return _running_line(job, latest_line(self._sweep.run(job).metrics_jsonl), child.seconds)
+        line = latest_line(self._sweep.run(job).metrics_jsonl)
+        status = WAITING if child.waits_for else RUNNING
+        return format_job(JobState(job, status, line, waits_for=child.waits_for), child.seconds)
 
     def ended(self, command: Command[Job], ending: Ending) -> None:
         self._done.append(ending.seconds)
@@ -234,15 +234,12 @@ def _state(sweep: SweepDirectory, job: Job, cluster: Cluster | None) -> JobState
     return JobState(job, WAITING, line, waits_for=waits_for, is_on_cluster=cluster is not None)
 
 
-def format_job(state: JobState) -> str:
-    """Return a job in one line: where it is, or how it ended."""
+def format_job(state: JobState, seconds: float | None = None) -> str:
+    """Return a job in one line: where it is, or how it ended; by default it runs for the seconds of its latest line."""
+    words = state.waits_for
     if state.result is not None:
-        return f"{state.status:<9} {state.job.name}  {format_ending(state.result)}"
-    if state.status == WAITING:
-        return f"{WAITING:<9} {state.job.name}  {state.waits_for}".rstrip()
-    seconds = float(state.line.get("seconds") or 0.0) if state.line else 0.0
-    return _running_line(state.job, state.line, seconds)
-
-
-def _running_line(job: Job, line: dict[str, Any] | None, seconds: float) -> str:
-    return f"{RUNNING:<9} {job.name}  {'  '.join(format_state(line, seconds))}"
+        words = format_ending(state.result)
+    elif state.status == RUNNING:
+        own = float((state.line or {}).get("seconds") or 0.0)
+        words = "  ".join(format_state(state.line, own if seconds is None else seconds))
+    return f"{state.status:<9} {state.job.name}  {words}".rstrip()

@@ -232,6 +232,7 @@ def test_the_last_whole_line_and_the_last_sentence_of_the_log_are_read(tmp_path)
     assert latest_line(log) == {"step": 9, "loss_scale": 4.0} and latest_line(tmp_path / "none") is None
     for text, sentence in (
         ("loading\nmpt train: data.path: there is none.\n\nTraceback\nOSError: x\n", "data.path: there is none."),
+        ("mpt run: data.path: there is none.\n\nTraceback\nOSError: x\n", "data.path: there is none."),
         ("Traceback\nKeyError: 'a'\n\nThis is a bug in mpt 0.1: please report it.\n", "KeyError: 'a'"),
         ("", ""),
     ):
