@@ -6,7 +6,7 @@ first, compiling epoch are the caller's to leave out.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ from mpt_cli.telemetry.sink import Telemetry, TelemetryFiles
 from mpt_cli.telemetry.sinks import build_telemetry
 from mpt_cli.training.checkpoint import CheckpointStore
 from mpt_cli.training.loss_and_optimizer import build_optimizer, compile_model
+from mpt_cli.training.model import build_under_policy
 from mpt_cli.training.program import Program
 from mpt_cli.training.session import Session, prepare
-from mpt_cli.training.under_policy import build_under_policy
 
 Turn = Callable[[int], float]
 
@@ -80,13 +80,13 @@ def prepared(cell: Cell, telemetry: Telemetry) -> Session:
 
 def mpt_turn(cell: Cell, telemetry: Telemetry) -> Turn:
     """mpt's own trainer. `fit` makes no checkpoint at the end of a turn, so mpt makes none here."""
-    trainer = prepared(cell, telemetry).trainer
-    trainer.checkpointer.save = lambda *_: None  # type: ignore[method-assign]
+    session = prepared(cell, telemetry)
+    session.checkpointer.save = lambda *_: None  # type: ignore[method-assign]
 
     def run(epochs: int) -> float:
-        trainer.plan = replace(trainer.plan, epochs=trainer.progress.epochs_completed + epochs)
+        session.epochs_of_phases = [session.progress.epochs_completed + epochs]
         started = time.perf_counter()
-        outcome = trainer.fit()
+        outcome = session.fit()
         assert outcome.stop is None
         return time.perf_counter() - started
 

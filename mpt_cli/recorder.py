@@ -38,8 +38,8 @@ from mpt_cli.telemetry.health import NextCheck, Stop
 from mpt_cli.telemetry.records import NEVER, RunHeader, Scaling
 from mpt_cli.training.assembly import warn_of_half_head
 from mpt_cli.training.callbacks import metrics_in, why_ended
-from mpt_cli.training.compiled_model import loss_not_scaled_problem
 from mpt_cli.training.loss_and_optimizer import warn_of_scaling, wrap_optimizer
+from mpt_cli.training.model import loss_not_scaled_problem
 from mpt_cli.training.model_program import described_model, rule_of
 
 LEAST_CAPACITY = 256  # rows of the ring: at the usual 50 steps between two looks it never goes round

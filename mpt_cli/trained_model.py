@@ -111,7 +111,7 @@ def evaluate_model(settings: Settings, trained: TrainedModel, split: str) -> dic
     from mpt_cli.engine.build import build_engine
     from mpt_cli.engine.feed import BatchPlan, Feed
     from mpt_cli.training.assembly import call_capacity, data_for, put_to_evaluation
-    from mpt_cli.training.under_policy import policy_of
+    from mpt_cli.training.model import policy_of
 
     data = Program(settings).load_data()
     _split(data, split)  # that there is none is said before the model is built
@@ -162,8 +162,8 @@ def load_trained(trained: TrainedModel) -> Any:
 def rebuild(trained: TrainedModel, data: DataSet) -> Any:
     """Return the model as the run's configuration makes it, with its trained weights; compiled where its builder does
     so."""
+    from mpt_cli.training.model import build_under_policy
     from mpt_cli.training.saving import load_weights
-    from mpt_cli.training.under_policy import build_under_policy
 
     model = build_under_policy(trained.settings, data)
     load_weights(model, trained.path)
@@ -227,7 +227,7 @@ def export_model(trained: TrainedModel, kind: str, output: Path) -> None:
     """Write the model at `output`, which `check_target` found good, whole or not at all: `keras` (one file),
     `savedmodel` (a folder) or `onnx` (one file).
     """
-    from mpt_cli.training.under_policy import policy_of
+    from mpt_cli.training.model import policy_of
 
     model = load_trained(trained)
     _check_exportable(model, trained, kind)

@@ -151,7 +151,7 @@ def _train_from(start: Start, command_line: Sequence[str], reporters: Reporters)
         with telemetry.busy("noting what it runs on"):  # asks git and the driver
             environment = _environment(start, session, command_line)
         # from here on a signal leaves a run with a summary
-        with session.trainer.interruption, at_forced_end(partial(_cut_short, session, start.run, telemetry)):
+        with session.interruption, at_forced_end(partial(_cut_short, session, start.run, telemetry)):
             _write_record(start, session, environment)
             header = session.header(start.run.path, start.attempt)
             write_json(start.run.header_json, header_dict(header))
@@ -183,22 +183,23 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
         # raises for a checkpoint of another model: then the files stay as they are
         session.resume(start.checkpoint)
         if start.changes:
-            session.trainer.callbacks.go_on()
+            session.callbacks.go_on()
     else:
         store.cut_back(0)  # best ones of a past that is given up
     if start.attempt > 1:
         telemetry.rewind(*start.position)
-    changes = format_changes(start.changes, _without_effect(start, session), session.assembly.scaling.mode)
+    changes = format_changes(start.changes, _without_effect(start, session), session.parts.scaling.mode)
     for note in [*start.notes, *changes]:
         telemetry.message(note)
-    return session.compile_ahead(telemetry.message)
+    session.compile_ahead()
+    return session
 
 
 def _without_effect(start: Start, session: "Session") -> list[str]:
     if start.checkpoint is None:
-        return unused_changes(start.changes, session.assembly.scaling.mode, None)
+        return unused_changes(start.changes, session.parts.scaling.mode, None)
     before = str(start.checkpoint.position["scaling_mode"])
-    return unused_changes(start.changes, session.assembly.scaling.mode, before, session.assembly.phases.index)
+    return unused_changes(start.changes, session.parts.scaling.mode, before, session.parts.phases.index)
 
 
 def follow(settings: Settings) -> None:
@@ -257,7 +258,7 @@ def check_build(settings: Settings, with_operations: bool = False) -> "BuildChec
 
 def _environment(start: Start, session: "Session", command_line: Sequence[str]) -> dict[str, Any]:
     """Return the content of environment.json."""
-    parts, settings = session.assembly, start.settings
+    parts, settings = session.parts, start.settings
     assert settings.seed is not None
     facts = FrameworkFacts(
         backend=parts.platform.backend,
@@ -277,7 +278,7 @@ def _environment(start: Start, session: "Session", command_line: Sequence[str]) 
         "started_at": environment["started_at"],
         "command_line": environment["command_line"],
         "from_step": start.position[0],
-        "earlier_seconds": session.trainer.stopwatch.earlier_seconds,
+        "earlier_seconds": session.stopwatch.earlier_seconds,
         "changes": start.changes,
         "without_effect": _without_effect(start, session),
     }
@@ -285,14 +286,14 @@ def _environment(start: Start, session: "Session", command_line: Sequence[str]) 
 
 
 def _write_record(start: Start, session: "Session", environment: dict[str, Any]) -> None:
-    preprocessing = session.assembly.data.preprocessing
+    preprocessing = session.parts.data.preprocessing
     write_json(start.run.environment_json, environment)
     start.run.clear_ending()
     if preprocessing:
         write_json(start.run.preprocessing_json, preprocessing)
     # where it ran is not part of what it was, and what XLA compiled is: the file can be run again as it is
-    trainer = replace(start.settings.trainer, jit_compile=session.assembly.jit_compile)
-    policy = session.assembly.settings.policy  # as it was chosen for the layers
+    trainer = replace(start.settings.trainer, jit_compile=session.parts.jit_compile)
+    policy = session.parts.settings.policy  # as it was chosen for the layers
     again = replace(start.settings, run_dir=None, resume=None, trainer=trainer, policy=policy)
     write_atomic(start.run.config_yaml, resolved_yaml(again))
 
@@ -305,10 +306,10 @@ def _run(session: "Session", guard: DirectoryGuard, telemetry: Telemetry) -> Sum
         outcome = session.finish(outcome, run.model_keras)
         if outcome.stop is not None:
             stop = outcome.stop
-            if not session.assembly.program.repeatable:  # there is no command to which words could be added
+            if not session.parts.program.repeatable:  # there is no command to which words could be added
                 stop = replace(stop, change="")
                 outcome = replace(outcome, stop=stop)
-            write_json(run.postmortem_json, build_postmortem(session.trainer, session.assembly.model, stop))
+            write_json(run.postmortem_json, build_postmortem(session, stop))
     except BaseException as error:
         summary = summarise_failure(session, run.path, error)
         with suppress(DataError):  # what ended the run matters more
@@ -324,7 +325,7 @@ def _run(session: "Session", guard: DirectoryGuard, telemetry: Telemetry) -> Sum
         telemetry.finish(unwritten(summary, error))
         raise
     if summary.status == "finished":
-        for line in expectation_lines(summary_dict(summary), session.assembly.settings.expect):
+        for line in expectation_lines(summary_dict(summary), session.parts.settings.expect):
             telemetry.message(line)
     telemetry.finish(summary)
     return summary

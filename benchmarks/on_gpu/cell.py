@@ -59,8 +59,8 @@ class Contenders:
         silent = Telemetry([])
         store = CheckpointStore(self.folder, 1, silent.message)
         session = prepare(Program(settings), self.platform, silent, store)
-        session.trainer.checkpointer.save = lambda *_: None  # type: ignore[method-assign]
-        cell = Cell(settings, self.platform, session.assembly.data, self.folder)
+        session.checkpointer.save = lambda *_: None  # type: ignore[method-assign]
+        cell = Cell(settings, self.platform, session.parts.data, self.folder)
         written = self.telemetry[scaling] = file_telemetry(cell)
         written.start(session.header(self.folder))
         self._count(session, cell.steps)
@@ -69,7 +69,7 @@ class Contenders:
     def _count(self, session: "Session", steps: int) -> None:
         from benchmarks.on_gpu.flops import training_flops
 
-        model = session.assembly.model
+        model = session.parts.model
         self.flops, self.steps, self.parameters = training_flops(model), steps, model.count_params()
 
     def _plain(self) -> "dict[str, Turn]":
@@ -82,13 +82,12 @@ class Contenders:
 
 def _turn(session: "Session", telemetry: Any) -> "Turn":
     """As `contenders.mpt_turn`, on a session that is shared."""
-    trainer = session.trainer
 
     def run(epochs: int) -> float:
-        trainer.telemetry = telemetry
-        trainer.plan = replace(trainer.plan, epochs=trainer.progress.epochs_completed + epochs)
+        session.telemetry = telemetry
+        session.epochs_of_phases = [session.progress.epochs_completed + epochs]
         started = time.perf_counter()
-        outcome = trainer.fit()
+        outcome = session.fit()
         assert outcome.stop is None, outcome.stop
         return time.perf_counter() - started
 

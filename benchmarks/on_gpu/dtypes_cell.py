@@ -23,7 +23,7 @@ def main(task: dict[str, Any]) -> dict[str, Any]:
     from keras import ops
 
     from mpt_cli.data.load import load_data
-    from mpt_cli.training.under_policy import build_under_policy
+    from mpt_cli.training.model import build_under_policy
 
     data = load_data(settings.data, 0)
     wrong, layers = [], 0

@@ -30,7 +30,6 @@ from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.format import format_number, format_scale
 from mpt_cli.training.assembly import Assembly, assemble
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, collect_state, restore_state
-from mpt_cli.training.phase_change import enter_phase
 from mpt_cli.training.phases import check_phase
 from mpt_cli.training.program import Program
 
@@ -78,12 +77,12 @@ def rebuild_at_checkpoint(
 
 def _restore_checkpoint(parts: Assembly, checkpoint: Checkpoint, phase: int) -> None:
     """Restore `checkpoint`; where it is the last one of the phase before, also enter `phase`."""
-    enter_phase(parts, check_phase(parts.phases, checkpoint))
+    parts.enter_phase(check_phase(parts.phases, checkpoint))
     is_other = checkpoint.position["scaling_mode"] != parts.scaling.mode  # of a remedy that is tried
     restore_state(parts.model, checkpoint.arrays, other_scaling=is_other)
     if phase != parts.phases.index:
         parts.optimizer.finalize_variable_values(parts.model.trainable_variables)
-        enter_phase(parts, phase)
+        parts.enter_phase(phase)
 
 
 def check_replayable(run: RunDirectory, checkpoint: Checkpoint | None, overflow: OverflowEvent) -> None:

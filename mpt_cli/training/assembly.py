@@ -47,23 +47,24 @@ from mpt_cli.samples.value_ranges import pure_loss
 from mpt_cli.settings.references import describe_layer, failed_layer, model_problem
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings, TrainerSettings
 from mpt_cli.telemetry.records import Scaling
-from mpt_cli.training.compiled_model import (
-    is_compiled,
-    optimizers_used,
-    prepare_custom_steps,
-    prepare_custom_test,
-    wrap_compiled_optimizers,
-)
 from mpt_cli.training.loss_and_optimizer import (
     compile_model,
     describe_scaling,
     resolve_scaling,
     warn_of_scaling,
 )
+from mpt_cli.training.model import (
+    is_compiled,
+    optimizers_used,
+    own_train_step,
+    policy_of,
+    prepare_custom_steps,
+    prepare_custom_test,
+    replace_optimizers,
+)
 from mpt_cli.training.phases import Phases
 from mpt_cli.training.program import Program
 from mpt_cli.training.saving import load_initial_weights, warn_of_saving
-from mpt_cli.training.under_policy import policy_of
 
 RESIDENT_BYTES = 2 * 2**30  # data up to this size stays on the device when feed is auto
 # Most steps per call when steps_per_execution is auto. A call of a small model costs as much as three of its steps; a
@@ -118,10 +119,27 @@ class Assembly:
         feeds = self.train_feed, self.validation_feed
         return try_xla(self.engine, feeds, may_leave=self.settings.trainer.jit_compile == "auto")
 
+    def enter_phase(self, index: int) -> None:
+        """Begin that phase with all that hangs on its optimizers; nothing where the run is in it."""
+        if index != self.phases.index:
+            with self.distribution.scope():
+                self.phases.enter(index)
+            self.engine.rebuild()
+
     @property
     def total_steps(self) -> int | None:
         """Steps of the whole run, skipped ones included; None where a stream's length is unknown."""
         return count_steps(self.settings, self.train_feed.steps)
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Names of the metrics that the run reports beside the loss, `val_*` last."""
+        custom, reported = custom_steps(self.model), read_metrics(metrics_of(self.model))
+        names = [name for name in reported if name != "loss"]
+        tested = ["loss", *names]
+        if custom is not None:
+            names, tested = [*custom.train_names[1:]] or names, [*custom.test_names] or tested
+        return tuple(names + ([] if self.validation_feed is None else [f"val_{name}" for name in tested]))
 
 
 @dataclass(frozen=True)
@@ -235,7 +253,7 @@ def first_scaling(model: Any) -> str:
 def put_to_training(settings: Settings, model: Any, data: DataSet, phases: Phases, injector: Injector | None) -> None:
     """Loss, metrics and optimizers into the model, of the settings or as its author compiled it."""
     if is_compiled(model):
-        optimizers = wrap_compiled_optimizers(model, phases.wrap)
+        optimizers = replace_optimizers(model, phases.wrap)
     else:
         optimizers = {"optimizer": phases.build_optimizer()}
         compile_model(settings, model, data, optimizers["optimizer"])
@@ -245,8 +263,8 @@ def put_to_training(settings: Settings, model: Any, data: DataSet, phases: Phase
         prepare_custom_steps(settings, model, optimizers, data, first, phases.scaling)
         for optimizer in optimizers_of(model).values():
             optimizer.build(model.trainable_variables)
-        if injector is not None and (custom := custom_steps(model)) is not None and custom.optimizers:
-            injector.spoil_custom_steps(custom)
+        if injector is not None and (own := own_train_step(model)) is not None:
+            injector.spoil_custom_steps(own)
 
     take_up(optimizers)
     phases.check_optimizers(optimizers_of(model), lambda: optimizers_used(model, first))
@@ -294,13 +312,10 @@ def _warn_of_what_is_left(chosen: ChosenPolicies | None) -> list[str]:
 
 def warn_of_custom_steps(model: Any) -> list[str]:
     """Return what a model's own step takes away from the run: a sentence where there is one."""
-    custom = custom_steps(model)
-    if custom is None or not custom.optimizers:
+    if (own := own_train_step(model)) is None:
         return []
-    reported = "" if custom.train_loss == "loss" else f" Its loss is taken to be {custom.train_loss}."
-    several = (
-        f" It has {len(custom.optimizers)} optimizers, each with a loss scale of its own." if custom.further else ""
-    )
+    reported = "" if own.train_loss == "loss" else f" Its loss is taken to be {own.train_loss}."
+    several = f" It has {len(own.optimizers)} optimizers, each with a loss scale of its own." if own.further else ""
     return [
         f"model: {type(model).__name__} has a train_step of its own, which is called; its gradients are not "
         f"sampled.{reported}{several}"
@@ -407,15 +422,6 @@ def count_parameters(model: Any) -> int:
     return sum(math.prod(weight.shape) for weight in model.weights)
 
 
-def metric_names(model: Any, with_validation: bool) -> tuple[str, ...]:
-    """Names of the metrics a run reports beside the loss, `val_*` last."""
-    custom, names = custom_steps(model), [name for name in read_metrics(metrics_of(model)) if name != "loss"]
-    tested = ["loss", *names]
-    if custom is not None:
-        names, tested = [*custom.train_names[1:]] or names, [*custom.test_names] or tested
-    return tuple(names + ([f"val_{name}" for name in tested] if with_validation else []))
-
-
 def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Batch:
     """Make the variables of losses and metrics from the shapes of the first batch, which is returned.
 
@@ -490,7 +496,7 @@ def try_build(program: Program, platform: Platform, with_operations: bool = Fals
         parts.phases.lines,
         overrides,
         _operations(parts) if with_operations else None,
-        ("loss", *metric_names(parts.model, parts.validation_feed is not None)),
+        ("loss", *parts.metric_names),
         (*describe_inputs(parts.model, first_batch(parts.data.train, MOST_COUNTED).x),),
     )
 

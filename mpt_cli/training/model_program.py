@@ -29,13 +29,13 @@ from mpt_cli.precision import LossScaleOptimizer, has_custom_train_step, layers_
 from mpt_cli.precision.keras_internals import compiled_loss_weights, inner_layers
 from mpt_cli.precision.policy import remake_layer
 from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule
-from mpt_cli.precision.train_step import can_be_called, has_custom_compute_loss, optimizers_in, unwrapped
+from mpt_cli.precision.train_step import can_be_called, has_custom_compute_loss, unwrapped
 from mpt_cli.settings.schema import FLOAT_POLICIES, PolicySettings, Settings
 from mpt_cli.settings.variants import GivenModel, GivenOptimizer
 from mpt_cli.training.assembly import build_metrics
 from mpt_cli.training.loss_and_optimizer import copied_optimizer
+from mpt_cli.training.model import policy_of, put_under_policy, replace_optimizers
 from mpt_cli.training.program import Program
-from mpt_cli.training.under_policy import policy_of, put_under_policy
 
 Array = NDArray[Any]
 
@@ -79,10 +79,8 @@ class ModelProgram(Program):
             rule = "must be 0: the learning rate that a rollback lowers is that of the compiled optimizer."
             raise ConfigError(Problem("trainer.max_rollbacks", rule, rollbacks))
         model = under_policy(self.model, self.settings, data, everywhere=self.policy is not None)
-        for _, optimizer, put in list(optimizers_in(model)):
-            inner = unwrapped(optimizer)
+        for inner in replace_optimizers(model, lambda inner, _: inner).values():
             inner._mpt_is_wrapped = False  # by an earlier run; from now on it is this one's
-            put(inner)
         freeze_layers(self.settings, model)
         model.built = model.built or not can_be_called(model)  # else Keras would not save what has no `call`
         model.train_function = None  # made anew by the next `fit`, which has another optimizer now

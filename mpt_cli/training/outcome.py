@@ -17,8 +17,8 @@ from mpt_cli.training.checkpoint import fingerprint_weights
 from mpt_cli.training.progress import Conclusion, Outcome
 
 if TYPE_CHECKING:
+    from mpt_cli.engine.feed import StepChunk
     from mpt_cli.training.session import Session
-    from mpt_cli.training.trainer import Trainer
 
 
 _STATUSES: dict[int, str] = {SIGINT: "interrupted", SIGTERM: "terminated"}
@@ -26,8 +26,8 @@ _STATUSES: dict[int, str] = {SIGINT: "interrupted", SIGTERM: "terminated"}
 
 def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:
     """Return the summary of a run that came to an end of its own, by a health rule or by a signal."""
-    verdict, explanation = judge(session.trainer.run_state())
-    rollbacks = len(session.trainer.telemetry.tally.rollbacks)
+    verdict, explanation = judge(session.run_state())
+    rollbacks = len(session.telemetry.tally.rollbacks)
     rollback_text = f"{rollbacks} rollback{'' if rollbacks == 1 else 's'}"
     if outcome.stop is not None:
         explanation = f"Stopped after {rollback_text}: {outcome.stop}" if rollbacks else f"Stopped: {outcome.stop}"
@@ -38,38 +38,36 @@ def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:
     ended_early = outcome.ended_early if status == "finished" else ""
     if ended_early:
         explanation += f" It ended early, in epoch {outcome.progress.epoch}: {ended_early}."
-    unsaved = session.trainer.checkpointer.failure
+    unsaved = session.checkpointer.failure
     if unsaved is not None and outcome.stop is None:
         if outcome.signal is not None:  # 130 and 143 promise that it can go on from here
             exit_code, explanation = BAD_DATA, f"It ended on {outcome.signal.name} and could not be saved: {unsaved}"
         else:
             explanation += f" Its end could not be saved ({unsaved}): more epochs would go on from before it."
     summary = _summary(session, run_dir, Conclusion(status, exit_code, verdict, explanation))
-    exact = session.assembly.settings.trainer.deterministic
+    exact = session.parts.settings.trainer.deterministic
     return replace(
         summary,
         ended_early=ended_early,
         change="" if outcome.stop is None else outcome.stop.change,
-        weights_fingerprint=fingerprint_weights(session.assembly.model) if exact else None,
+        weights_fingerprint=fingerprint_weights(session.parts.model) if exact else None,
     )
 
 
 def summarise_failure(session: "Session", run_dir: Path, error: BaseException) -> Summary:
     """Return the summary of a run that an exception ended; a KeyboardInterrupt is the second Ctrl-C."""
     explanation = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return _summary(
-        session, run_dir, conclude_unfinished(status_of_error(error), session.trainer.run_state(), explanation)
-    )
+    return _summary(session, run_dir, conclude_unfinished(status_of_error(error), session.run_state(), explanation))
 
 
 def summarise_cut(session: "Session", run_dir: Path, end: ForcedEnd) -> Summary:
     """Return the summary of a run that was ended from outside of its loop, and goes on from the checkpoint before."""
     explanation = f"It was {end.reason}."
-    if (seen := session.trainer.counters.seen) > 0:
-        saved = session.trainer.checkpointer.saved_step
+    if (seen := session.counters.seen) > 0:
+        saved = session.checkpointer.saved_step
         lost = f", {seen - (saved or 0)} steps are lost" if seen != saved else ""
         explanation += f" {'Nothing was' if saved is None else f'Step {saved} is'} saved{lost}."
-    ending = conclude_unfinished((_STATUSES[end.number], end.exit_code), session.trainer.run_state(), explanation)
+    ending = conclude_unfinished((_STATUSES[end.number], end.exit_code), session.run_state(), explanation)
     return _summary(session, run_dir, ending)
 
 
@@ -110,37 +108,36 @@ def conclude_unfinished(ending: tuple[str, int], run_state: RunState, explanatio
 
 
 def _summary(session: "Session", run_dir: Path, ending: Conclusion) -> Summary:
-    parts, trainer = session.assembly, session.trainer
-    processes = parts.platform.process_info
-    return trainer.summary(
+    parts, processes = session.parts, session.parts.platform.process_info
+    return session.summary(
         ending,
         parts.settings,
         run_dir,
-        phases_completed=trainer.phases_completed,
+        phases_completed=session.phases_completed,
         starter=processes.starter if processes else "",
         repeatable=parts.program.repeatable,
     )
 
 
-def build_postmortem(trainer: "Trainer", model: Any, stop: Stop) -> dict[str, Any]:
+def build_postmortem(session: "Session", stop: Stop) -> dict[str, Any]:
     """Plain values for JSON: the rule, the trace of the scale, the latest events, the last batch, the layers."""
     from mpt_cli.precision import layers_of
 
-    counters, events = trainer.counters, list(trainer.telemetry.tally.latest)
+    counters, events = session.counters, list(session.telemetry.tally.latest)
     return {
         "rule": stop.key,
         "evidence": stop.evidence,
         "remedy": stop.remedy,
         "change": stop.change,
         "step": counters.seen,
-        "epoch": trainer.progress.epoch,
-        "checkpoint_step": trainer.checkpointer.saved_step,
+        "epoch": session.progress.epoch,
+        "checkpoint_step": session.checkpointer.saved_step,
         "loss_scale": counters.scale,
         "gradients": None if counters.sample is None else asdict(counters.sample),
         "scale_trace": [[e.step, e.scale_after] for e in events if e.moves_scale],
         "latest_events": [asdict(event) for event in events],
-        "last_batch": _describe_batch(trainer),
-        "layers": [_describe_layer(layer) for layer in layers_of(model)],
+        "last_batch": _describe_batch(session.last_chunk),
+        "layers": [_describe_layer(layer) for layer in layers_of(session.parts.model)],
     }
 
 
@@ -154,11 +151,10 @@ def describe_numbers(array: Any) -> dict[str, Any]:
     return {**found, **ends, "nan": int(np.isnan(numbers).sum()), "inf": int(np.isinf(numbers).sum())}
 
 
-def _describe_batch(trainer: "Trainer") -> dict[str, Any]:
+def _describe_batch(chunk: "StepChunk | None") -> dict[str, Any]:
     """Return the inputs and targets of the last step, by name."""
     from keras import ops
 
-    chunk = trainer.last_chunk
     if chunk is None:
         return {}
     last = chunk.batch_indices[chunk.count - 1]

@@ -19,7 +19,7 @@ from mpt_cli.models.build import restore_trainable_flags, set_trained, trainable
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.keras_internals import begin_averages
 from mpt_cli.precision.rounded_weights import rounded_variables
-from mpt_cli.precision.train_step import optimizers_in, optimizers_of, scale_variables, unwrapped
+from mpt_cli.precision.train_step import optimizers_of, scale_variables
 from mpt_cli.settings.schema import PhaseSettings, Settings
 from mpt_cli.settings.variants import OptimizerSettings
 from mpt_cli.telemetry.records import Scaling
@@ -30,6 +30,7 @@ from mpt_cli.training.loss_and_optimizer import (
     put_rate,
     wrap_optimizer,
 )
+from mpt_cli.training.model import replace_optimizers
 
 Optimizers = dict[str, LossScaleOptimizer]
 
@@ -48,7 +49,8 @@ class Phases:
         self.take_up: Callable[[Optimizers], None] | None = None  # the first phase sets it
         self._steps_per_epoch = steps_per_epoch
         self._flags = trainable_flags(model)
-        self._author = _compiled_optimizers(model) if len(self.all) > 1 else {}
+        compiled = replace_optimizers(model, lambda inner, _: inner) if len(self.all) > 1 and model.compiled else {}
+        self._author = {name: copied_optimizer(inner) for name, inner in compiled.items()}
         self.lines = self._look_ahead() if settings.phases else ()
 
     def _look_ahead(self) -> tuple[str, ...]:
@@ -152,26 +154,15 @@ class Phases:
         self.index = index
         before = optimizers_of(self.model)
         fresh = {name: self.build_optimizer(name) for name in before}
-        in_place_of = {id(optimizer): fresh[name] for name, optimizer in before.items()}
-        for _, optimizer, put in list(optimizers_in(self.model)):
-            if id(optimizer) in in_place_of:
-                put(in_place_of[id(optimizer)])
+        replace_optimizers(self.model, lambda inner, name: fresh.get(name, inner))
         assert self.take_up is not None
         self.take_up(fresh)
-        for name, optimizer in fresh.items():
+        for name, optimizer in optimizers_of(self.model).items():
             kept = {each: np.asarray(v.numpy()) for each, v in scale_variables(before[name]).items()}
             for each, variable in scale_variables(optimizer).items():
                 variable.assign(kept[each])
             if optimizer.use_ema:  # what becomes the weights, though no step of the phase be applied
                 begin_averages(optimizer.inner_optimizer)
-
-
-def _compiled_optimizers(model: Any) -> dict[str, Any]:
-    """Fresh copies of the optimizers that `model` was compiled with, by name; none where it was not."""
-    found: dict[int, tuple[str, Any]] = {}
-    for name, optimizer, _ in optimizers_in(model) if model.compiled else []:
-        found.setdefault(id(optimizer), (name, unwrapped(optimizer)))
-    return {name: copied_optimizer(inner) for name, inner in found.values()}
 
 
 def _rate_problems(key: str, phase: PhaseSettings, names: list[str]) -> Iterator[Problem]:

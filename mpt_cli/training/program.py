@@ -72,7 +72,7 @@ class Program:
 
     def build_copy(self, settings: Settings, data: "DataSet") -> Any:
         """Return the model once more, to be measured under the policy of `settings`; it is not compiled."""
-        from mpt_cli.training.under_policy import build_under_policy
+        from mpt_cli.training.model import build_under_policy
 
         return build_under_policy(settings, data)
 
@@ -83,8 +83,16 @@ class Program:
         compile_model(settings, model, data, None)
 
     def describe_policy(self, model: Any) -> str:
-        """Return the dtypes of the layers in a line, where the settings don't say them."""
-        return ""
+        """Return the dtypes of the layers in a line."""
+        from mpt_cli.precision import Policy, head_layers
+
+        policy, notes = self.settings.policy, []
+        head = Policy(policy.name, policy.head).head_policy
+        if head != policy.name and head_layers(model):
+            notes.append(f"head {head}")
+        notes += ["stochastic rounding"] if policy.stochastic_rounding else []
+        notes += [f"{pattern} {name}" for pattern, name in policy.overrides.items()]
+        return f"{policy.name} ({', '.join(notes)})" if notes else policy.name
 
 
 def repeat_problems(settings: Settings, run: str = "") -> list[Problem]:

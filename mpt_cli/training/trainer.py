@@ -1,7 +1,5 @@
 """What Keras's `fit` calls in a run: the steps of the compiled loop, logging, validation, and the reasons to stop."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from signal import Signals
 from typing import Any, NoReturn
@@ -11,7 +9,7 @@ import keras
 from mpt_cli.engine.distribution import ProcessGroup
 from mpt_cli.engine.faults import FaultSearch
 from mpt_cli.engine.feed import Feed, StepChunk
-from mpt_cli.engine.loop import TRAINING, Engine
+from mpt_cli.engine.loop import TRAINING
 from mpt_cli.precision.keras_internals import run_by_calls
 from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.samples.gradient_samples import GradientSampler
@@ -20,6 +18,7 @@ from mpt_cli.telemetry.health import HealthRules, Stop
 from mpt_cli.telemetry.records import Event, GradientSample
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.telemetry.step_counters import StepCounters
+from mpt_cli.training.assembly import Assembly
 from mpt_cli.training.callbacks import TEST_BATCH_HOOKS, Callbacks
 from mpt_cli.training.checkpoint import Checkpointer, fingerprint_weights
 from mpt_cli.training.progress import Outcome, Stopwatch
@@ -27,24 +26,6 @@ from mpt_cli.training.record import Record
 from mpt_cli.training.weight_watch import WeightWatch
 
 NO_CALLBACKS = Callbacks()
-
-
-@dataclass(frozen=True)
-class TrainingPlan:
-    """How long to train and how often to report. `steps_per_call` None lets the stopwatch choose."""
-
-    epochs: int
-    max_steps: int | None
-    log_every_steps: int
-    validate_every_epochs: int
-    capacity: int
-    steps_per_call: int | None
-    epochs_of_phases: tuple[int, ...] = ()  # empty: there is one
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Return the epochs of each phase."""
-        return self.epochs_of_phases or (self.epochs,)
 
 
 class LeaveFit(Exception):
@@ -58,19 +39,17 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(
         self,
-        engine: Engine,
-        train_feed: Feed,
-        validation_feed: Feed | None,
-        plan: TrainingPlan,
+        parts: Assembly,
         telemetry: Telemetry,
         counters: StepCounters,
         health: HealthRules,
         checkpointer: Checkpointer,
     ) -> None:
-        self.engine, self.train_feed, self.validation_feed = engine, train_feed, validation_feed
         Record.__init__(self, counters, health, checkpointer.stopwatch)
         keras.callbacks.Callback.__init__(self)
-        self.plan, self.telemetry, self.checkpointer = plan, telemetry, checkpointer
+        self.parts, self.telemetry, self.checkpointer = parts, telemetry, checkpointer
+        self.engine, self.train_feed = parts.engine, parts.train_feed
+        self.settings, self.epochs_of_phases = parts.settings.trainer, [phase.epochs for phase in parts.phases.all]
         self.validation_stopwatch = Stopwatch()
         self.interruption = Interruption()
         self.last_chunk: StepChunk | None = None
@@ -78,10 +57,15 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         self.has_restored = False  # whether the weights are others since callbacks ended the training
         self.sampler: GradientSampler | None = None  # None where nothing is in half precision, or can't be looked at
         self.fault_search: FaultSearch | None = None  # None where the model can't be called outside of its step
-        self.recover: Callable[[Stop], bool] = lambda stop: False  # whether it went back to a good state
-        self.next_phase: Callable[[], None] = lambda: None  # ends a phase and begins the next
         self.callbacks = NO_CALLBACKS
         self.process_group: ProcessGroup | None = None  # where several processes train, whose calls must be the same
+
+    def recover(self, stop: Stop) -> bool:
+        """Return whether the run went back to a good state, from which it goes on."""
+        return False
+
+    def begin_next_phase(self) -> None:
+        """End a phase, and begin the next."""
 
     def fit(self) -> Outcome:
         """Train from where `progress` is; signals are caught only in here.
@@ -100,7 +84,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
                 else:
                     if self._is_last:
                         break
-                    self.next_phase()
+                    self.begin_next_phase()
             if self.stop is not None and self.progress.step_in_epoch and self.logged_step != self.counters.seen:
                 self._log(self.engine.metrics())  # where it ended, between two lines of the log
         return Outcome(self.progress, self.stop, self._signal(), self.callbacks.ended)
@@ -181,16 +165,16 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
 
         `callbacks` have their hooks called as in Keras's `evaluate`.
         """
-        if self.validation_feed is None:
+        if (feed := self.parts.validation_feed) is None:
             return {}
         callbacks.call("on_test_begin")
         self.telemetry.progress(self.counters.seen, self.progress.epoch, "validating")
         if self.validation_stopwatch.is_unused and self.process_group is None:
             self.checkpointer.save_before_silence(self.progress, self.counters)
         before = self.engine.copy_metrics()
-        self.validation_feed.start(1)
+        feed.start(1)
         self._evaluated = 0
-        evaluate = partial(self._evaluate, self.validation_feed, callbacks)
+        evaluate = partial(self._evaluate, feed, callbacks)
         run_by_calls("evaluate", self.engine.model, evaluate, self.engine.reset_metrics)
         if self._must_stop():
             self.engine.put_back_metrics(before)
@@ -215,7 +199,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
 
     def _next_validation_chunk(self, feed: Feed, by_batch: bool) -> StepChunk | None:
         """Take no more steps than a signal may wait for; with several processes, which must agree, the most."""
-        most = self.plan.steps_per_call or 1 if by_batch else self.plan.capacity
+        most = 1 if by_batch and self._chooses_steps else feed.plan.capacity
         if self.process_group is not None:
             return feed.take(most)
         count = self._call_steps(self.validation_stopwatch, most)
@@ -235,18 +219,18 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
     @property
     def _is_last(self) -> bool:
         """Return whether no phase follows."""
-        return self.progress.phase == len(self.plan.lengths) - 1 or self._steps_left() == 0
+        return self.progress.phase == len(self.epochs_of_phases) - 1 or self._steps_left() == 0
 
     @property
     def phases_completed(self) -> int | None:
         """Return how many phases lie behind the run; None where it has none."""
-        return self.progress.phase + self._phase_is_over() if self.plan.epochs_of_phases else None
+        return self.progress.phase + self._phase_is_over() if self.parts.settings.phases else None
 
     def _phase_is_over(self) -> bool:
         return self._epochs_of_phase(self.progress.epochs_completed) >= self._length() or bool(self.callbacks.ended)
 
     def _length(self) -> int:
-        return self.plan.lengths[self.progress.phase]
+        return self.epochs_of_phases[self.progress.phase]
 
     def _epochs_of_phase(self, epochs: int) -> int:
         return epochs - self.progress.epochs_before_phase
@@ -263,7 +247,8 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         return self.interruption.requested if self.process_group is None else self.process_group.signal
 
     def _steps_left(self) -> int | None:
-        return None if self.plan.max_steps is None else max(0, self.plan.max_steps - self.counters.seen)
+        most = self.settings.max_steps
+        return None if most is None else max(0, most - self.counters.seen)
 
     def _steps_to_come(self) -> int:
         """Return the steps left of the phase if nothing ends it early; 0 where nobody knows how long an epoch is."""
@@ -287,19 +272,23 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
     def _next_count(self) -> int:
         """Steps of the next call: up to the next line of the log or checkpoint, to where the skip rate begins to count,
         and to the end of the run."""
-        seen, plan = self.counters.seen, self.plan
+        seen, every = self.counters.seen, self.settings.log_every_steps
         ends = (
             self.checkpointer.steps_until_due(seen),
             self._steps_left(),
             self.health.steps_to_first_check(self.run_state()),
         )
-        to_line = plan.log_every_steps - seen % plan.log_every_steps
-        most = min([plan.capacity, to_line, *(steps for steps in ends if steps is not None)])
+        known = [steps for steps in ends if steps is not None]
+        most = min(self.train_feed.plan.capacity, every - seen % every, *known)
         return self._call_steps(self.stopwatch, most)
 
     def _call_steps(self, stopwatch: Stopwatch, most: int) -> int:
-        chosen = self.plan.steps_per_call
-        return min(most, chosen) if chosen else stopwatch.steps_per_call(most)
+        return stopwatch.steps_per_call(most) if self._chooses_steps else most
+
+    @property
+    def _chooses_steps(self) -> bool:
+        """Return whether the stopwatch chooses how many steps a call makes."""
+        return self.settings.steps_per_execution == "auto"
 
     def _run_chunk(self, chunk: StepChunk) -> None:
         """Train its steps, in one call unless a rule has to be looked at before the last of them."""
@@ -324,7 +313,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         self.last_chunk, left = chunk.divide(len(records))
         self.progress.step_in_epoch += len(records)
         self.record_steps(records)
-        if self.counters.seen % self.plan.log_every_steps == 0:
+        if self.counters.seen % self.settings.log_every_steps == 0:
             self._log(self.engine.metrics())
         self.stop = self.stop or self.health.check(self.run_state())
         if self.callbacks.wants("on_train_batch_end"):
@@ -341,7 +330,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
     def _sample_if_due(self) -> GradientSample | None:
         """Take a sample only at the regular lines of the log, so that it depends on neither the calls nor a resumption;
         nor where it would take too much of the time."""
-        step, every = self.counters.seen, self.plan.log_every_steps
+        step, every = self.counters.seen, self.settings.log_every_steps
         if self.sampler is None or self.last_chunk is None or not self.sampler.is_due(step, every):
             return None
         if not self.sampler.is_affordable(self.stopwatch.expected_run_seconds(self._steps_to_come())):
@@ -367,7 +356,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         metrics = self._of_applied(self.engine.metrics())
         is_last = self._epochs_of_phase(self.progress.epoch) == self._length() or self._is_cut_short()
         self.look_at_weights()
-        if is_last or self.progress.epoch % self.plan.validate_every_epochs == 0:
+        if is_last or self.progress.epoch % self.settings.validate_every_epochs == 0:
             if (validated := self.validate(self.callbacks)) is None:
                 return  # what is left of the epoch is done when the run goes on
             metrics.update(validated)
@@ -393,4 +382,4 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
 
     @property
     def _phase(self) -> int | None:
-        return self.progress.phase + 1 if self.plan.epochs_of_phases else None
+        return self.progress.phase + 1 if self.parts.settings.phases else None

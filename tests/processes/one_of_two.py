@@ -24,17 +24,17 @@ def main() -> None:
     telemetry = Telemetry([])
     session = prepare(Program(settings), platform, telemetry, NoStore())
     session.fit()
-    model, counters = session.assembly.model, session.trainer.counters
+    model, counters = session.parts.model, session.counters
     digest = hashlib.sha256(b"".join(np.asarray(v.value).tobytes() for v in model.variables)).hexdigest()
     print(
         json.dumps(
             {
-                "replicas": session.assembly.distribution.replicas,
+                "replicas": session.parts.distribution.replicas,
                 "seen": counters.seen,
                 "skips": telemetry.tally.skip_steps,
                 "scales": [counters.lowest_scale, counters.highest_scale, counters.scale],
                 "weights": digest,
-                "loss": session.trainer.progress.metrics["loss"],
+                "loss": session.progress.metrics["loss"],
             }
         )
     )

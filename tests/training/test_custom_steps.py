@@ -14,7 +14,7 @@ from mpt_cli.errors import ConfigError, MptError
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import DistributeSettings, Settings
 from mpt_cli.telemetry.records import Scaling
-from mpt_cli.training.compiled_model import prepare_custom_steps
+from mpt_cli.training.model import prepare_custom_steps
 
 pytestmark = pytest.mark.slow
 NETS = Path(custom_nets.__file__)

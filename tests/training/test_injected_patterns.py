@@ -6,6 +6,7 @@ import math
 import os
 import signal
 from itertools import accumulate
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from tiny import TinyRun, tiny_data, tiny_run
 from mpt_cli.data.examples import Examples
 from mpt_cli.engine.feed import BatchPlan, Feed
 from mpt_cli.precision import DynamicScale
-from mpt_cli.settings.schema import TrainerSettings
+from mpt_cli.settings.schema import PhaseSettings, Settings, TrainerSettings
 from mpt_cli.settings.variants import LossScaleSettings
 from mpt_cli.telemetry.health import HealthRules
 from mpt_cli.telemetry.records import Scaling
@@ -26,7 +27,7 @@ from mpt_cli.telemetry.sinks import JsonlSink
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
 from mpt_cli.training.checkpoint import collect_state, restore_state
 from mpt_cli.training.progress import Outcome, Stopwatch
-from mpt_cli.training.trainer import Trainer, TrainingPlan
+from mpt_cli.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 STEPS = 30  # an epoch of batches of 4
@@ -87,17 +88,24 @@ def trainer_of(
     run, start = compiled
     restore_state(run.model, start)
     feeds = (
-        Feed(data, run.engine, BatchPlan(4, 8), resident=True)
+        Feed(data, run.engine, BatchPlan(4, per_call), resident=True)
         for data in (spoiled(pattern, value), tiny_data(validation * 4))
     )
     counters = StepCounters(CounterOptions(tuple(v.path for v in run.model.trainable_variables), FLOOR, 64.0), WINDOW)
     health = HealthRules(
         LossScaleSettings(**{**OFF, **rules}), TrainerSettings(), Scaling(DynamicScale(16.0, 3, min_scale=FLOOR))
     )
-    plan = TrainingPlan(epochs, max_steps, log, validate, 8, per_call)
-    return Trainer(
-        run.engine, next(feeds), next(feeds) if validation else None, plan, telemetry, counters, health, NoCheckpoints()
+    asked = TrainerSettings(
+        epochs, max_steps=max_steps, log_every_steps=log, validate_every_epochs=validate, steps_per_execution=per_call
     )
+    parts = SimpleNamespace(
+        engine=run.engine,
+        train_feed=next(feeds),
+        validation_feed=next(feeds) if validation else None,
+        phases=SimpleNamespace(all=[PhaseSettings(epochs)]),
+        settings=Settings(trainer=asked),
+    )
+    return Trainer(parts, telemetry, counters, health, NoCheckpoints())
 
 
 def record_in(folder) -> Telemetry:

@@ -1,9 +1,10 @@
-"""What a model brings of its own to its training: a `train_step` or `test_step`, and optimizers, loss and metrics of a
-`compile` that its author called. All of it is found, checked and put to use before the first step.
+"""The model of a run: its layers in the dtypes of the policy, and what it brings of its own to its training, which is a
+`train_step` or `test_step`, and optimizers, loss and metrics of a `compile` that its author called. All of it is found,
+checked and put to use before the first step.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any
 
@@ -11,13 +12,16 @@ import keras
 
 from mpt_cli.data.examples import DataSet
 from mpt_cli.engine.feed import first_batch
-from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError
-from mpt_cli.models.build import plain_message
-from mpt_cli.precision import LossScaleOptimizer, has_custom_train_step
+from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, summarise_error
+from mpt_cli.models.build import build_model, freeze_layers, plain_message
+from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, has_custom_train_step
+from mpt_cli.precision.operations import choose_policies, set_chosen_policies
 from mpt_cli.precision.train_step import (
+    CustomSteps,
     OptimizerUse,
     build_custom_steps,
     can_be_called,
+    custom_steps,
     has_custom_compute_loss,
     has_custom_test_step,
     log_names,
@@ -28,11 +32,81 @@ from mpt_cli.precision.train_step import (
     trace_train_step,
     unwrapped,
 )
+from mpt_cli.samples.digits import measure_digits
 from mpt_cli.settings.references import model_problem
-from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.schema import AUTO_FLOAT16, Settings
 from mpt_cli.telemetry.records import Scaling
 
-Wrap = Callable[[Any, str], LossScaleOptimizer]
+
+def policy_of(settings: Settings) -> Policy:
+    """Return the dtype policy of a run."""
+    policy = settings.policy
+    return Policy(policy.base, policy.head, policy.overrides)
+
+
+def build_under_policy(settings: Settings, data: DataSet) -> Any:
+    """Return the model with its layers in the dtypes of `policy`; the global policy is as before afterwards."""
+    with policy_of(settings).scope():
+        model = build_model(settings.model, data)
+        model = put_under_policy(settings, model, data, everywhere=settings.model.name == "saved")
+    freeze_layers(settings, model)
+    if is_compiled(model):
+        check_compiled_model(settings, model)
+    elif has_custom_train_step(model) and type(model).compile is not keras.Model.compile:
+        raise ConfigError(
+            Problem(
+                "model.builder",
+                f"{type(model).__name__} has a compile of its own, whose arguments only its author knows.",
+                None,
+                "Call it in the builder.",
+            )
+        )
+    return model
+
+
+def put_under_policy(settings: Settings, model: Any, data: DataSet, everywhere: bool) -> Any:
+    """Return the built model with its head and overrides in their policies, and `everywhere` its other layers in the
+    run's.
+
+    ConfigError where they can't be.
+    """
+    policy, overrides = policy_of(settings), settings.policy.overrides
+    try:
+        model = apply_policy(model, policy, everywhere)
+    except ValueError as error:
+        key = "policy.overrides" if overrides else "policy"
+        raise ConfigError(Problem(key, str(error), overrides or settings.policy.name)) from error
+    if settings.policy.is_auto:
+        choose_for(model, policy, data, settings.trainer.batch_size)
+    return model
+
+
+def choose_for(model: Any, policy: Policy, data: DataSet, batch_size: int) -> None:
+    """Policies for the layers of a `model` in mixed_float16 by what they do and by the digits that they lose of the
+    first batch; ConfigError where that can't be seen."""
+    if not can_be_called(model):
+        rule = f"{type(model).__name__} has no `call`, in which could be seen what its layers do."
+        raise ConfigError(Problem("policy.name", rule, AUTO_FLOAT16, "Use mixed_float16 with policy.overrides."))
+    batch = first_batch(data.train, batch_size)
+    try:
+        chosen = choose_policies(model, policy, batch.x)
+        digits = measure_digits(model, (batch.x, batch.y))
+        if digits is not None and digits.remedy:
+            overrides = {**dict.fromkeys(digits.layers, "float32"), **policy.overrides}
+            chosen = choose_policies(model, replace(policy, overrides=overrides), batch.x)
+            chosen.reasons.update(dict.fromkeys(digits.layers, "float16 loses its digits"))
+        set_chosen_policies(model, chosen)
+    except MptError:
+        raise
+    except ValueError as error:
+        raise ConfigError(Problem("policy.overrides", str(error))) from error
+    except Exception as error:
+        if (problem := model_problem("model", error)) is not None:
+            raise ConfigError(problem) from None
+        rule = "the forward pass of the model can't be traced, so that what its layers do is not seen "
+        rule += f"({summarise_error(error)[:200]})."
+        remedy = "Use mixed_float16 with policy.overrides."
+        raise ConfigError(Problem("policy.name", rule, AUTO_FLOAT16, remedy)) from error
 
 
 def is_compiled(model: Any) -> bool:
@@ -57,39 +131,32 @@ def check_compiled_model(settings: Settings, model: Any) -> None:
         for key in dict.fromkeys(changed)
     ]
     if trainer.max_rollbacks:
-        problems.append(
-            Problem(
-                "trainer.max_rollbacks",
-                "must be 0 with a model that comes compiled: the learning rate that a rollback lowers is the author's.",
-                trainer.max_rollbacks,
-            )
-        )
+        rule = "must be 0 with a model that comes compiled: the learning rate that a rollback lowers is the author's."
+        problems.append(Problem("trainer.max_rollbacks", rule, trainer.max_rollbacks))
+    for name, optimizer, _ in optimizers_in(model):
+        if isinstance(optimizer, LossScaleOptimizer):
+            rule = f"{name} is a LossScaleOptimizer already: in a run loss_scale.* says how the loss is scaled."
+            problems.append(Problem("model.builder", rule, None, "Compile the model with the plain optimizer."))
     if problems:
         raise ConfigError(problems)
 
 
-def wrap_compiled_optimizers(model: Any, wrap: Wrap) -> dict[str, LossScaleOptimizer]:
-    """Put each optimizer of a compiled model into loss scaling, in its place; returns them by their attribute.
+def own_train_step(model: Any) -> CustomSteps | None:
+    """Return what is known of the model's own train_step; None where Keras's trains it."""
+    custom = custom_steps(model)
+    return custom if custom is not None and custom.optimizers else None
 
-    Keras's own wrapper, which `compile` adds under mixed_float16, is taken off. ConfigError for one of ours.
-    """
-    wrapped: dict[str, LossScaleOptimizer] = {}
-    by_inner: dict[int, LossScaleOptimizer] = {}
+
+def replace_optimizers(model: Any, make: Callable[[Any, str], Any]) -> dict[str, Any]:
+    """Put `make` of each optimizer, without any loss scaling, and of the attribute that holds it first, in the places
+    of that optimizer; returns them by that attribute."""
+    made, of_inner = dict[str, Any](), dict[int, Any]()
     for name, optimizer, put in list(optimizers_in(model)):
-        if isinstance(optimizer, LossScaleOptimizer):
-            raise ConfigError(
-                Problem(
-                    "model.builder",
-                    f"{name} is a LossScaleOptimizer already: in a run loss_scale.* says how the loss is scaled.",
-                    None,
-                    "Compile the model with the plain optimizer.",
-                )
-            )
         inner = unwrapped(optimizer)
-        if id(inner) not in by_inner:
-            by_inner[id(inner)] = wrapped[name] = wrap(inner, name)
-        put(by_inner[id(inner)])
-    return wrapped
+        if id(inner) not in of_inner:
+            of_inner[id(inner)] = made[name] = make(inner, name)
+        put(of_inner[id(inner)])
+    return made
 
 
 def prepare_custom_steps(
