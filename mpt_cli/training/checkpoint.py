@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,9 @@ from mpt_cli.settings.limits import open_file, remove_file
 from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.sink import rename_durably, write_durably
-from mpt_cli.telemetry.step_counters import StepCounters
-from mpt_cli.training.progress import Progress, Stopwatch
+
+if TYPE_CHECKING:
+    from mpt_cli.training.record import Record
 
 SCHEMA_VERSION = 1
 SPARE_BYTES = 2**16  # for the label and what the file system keeps for itself
@@ -366,21 +367,14 @@ class Checkpointer:
     """Saves a run by its settings. A save that fails is said, and training goes on with the checkpoint before it."""
 
     def __init__(
-        self,
-        store: CheckpointStore,
-        settings: TrainerSettings,
-        model: Any,
-        origin: Origin,
-        before_save: Callable[[], None],
+        self, store: CheckpointStore, settings: TrainerSettings, model: Any, origin: Origin, record: "Record"
     ) -> None:
-        self.store, self.settings, self.model = store, settings, model
-        self.origin, self.before_save = origin, before_save
-        self.stopwatch = Stopwatch()  # of the run, which counts on from a checkpoint
+        self.store, self.settings, self.model, self.origin, self.record = store, settings, model, origin, record
+        # more of a position, and arrays
+        self.extra_state: Callable[[], tuple[dict[str, Any], Arrays]] = lambda: ({}, {})
         self.saved_step: int | None = None
         self.failure: str | None = None  # why the latest attempt to save failed
         self._saved_position: tuple[int, int] | None = None
-        # more of a position, and arrays
-        self.extra_state: Callable[[], tuple[dict[str, Any], Arrays]] = lambda: ({}, {})
         self._saved_at = time.monotonic()
         self._save_seconds = 0.0
 
@@ -401,54 +395,57 @@ class Checkpointer:
         every = self.settings.checkpoint_every_steps
         return None if every is None else every - seen % every
 
-    def save_if_due(self, progress: Progress, counters: StepCounters) -> None:
+    def save_if_due(self) -> None:
         """Not within a streak of skips or zeros, where a run may go back: it needs a place before the trouble."""
-        in_trouble = counters.streaks.skips > 0 or counters.streaks.zero_steps > 0
-        if self._is_due(progress, counters) and not (in_trouble and self.settings.max_rollbacks):
-            self.save(progress, counters)
+        streaks = self.record.counters.streaks
+        in_trouble = streaks.skips > 0 or streaks.zero_steps > 0
+        if self._is_due() and not (in_trouble and self.settings.max_rollbacks):
+            self.save()
 
-    def save(self, progress: Progress, counters: StepCounters) -> None:
+    def save(self) -> None:
         """Save now, unless this step is saved already or is spoiled: the last good checkpoint stays the latest."""
-        here = counters.seen, progress.step_in_epoch
+        here = self.record.counters.seen, self.record.progress.step_in_epoch
         if self._saved_position == here:
             return
         started = time.monotonic()
-        if self._try(lambda: self.store.save(self._whole_checkpoint(progress, counters))):
-            self.saved_step, self._saved_position = counters.seen, here
+        if self._try(self._save_whole):
+            self.saved_step, self._saved_position = here[0], here
         self._saved_at = time.monotonic()
         self._save_seconds = self._saved_at - started
 
-    def save_before_silence(self, progress: Progress, counters: StepCounters) -> None:
+    def save_before_silence(self) -> None:
         """Save before something long that can't be saved from, with which unsaved steps would be lost."""
+        counters = self.record.counters
         if counters.seen and counters.is_sound and time.monotonic() - self._saved_at >= WORTH_SAVING_SECONDS:
-            self.save(progress, counters)
+            self.save()
 
-    def keep_if_best(self, improved: set[str], progress: Progress, counters: StepCounters) -> None:
+    def keep_if_best(self, improved: set[str]) -> None:
         """At the end of an epoch: keep its weights when the monitored metric is among the `improved` ones."""
         if self.origin.monitor in improved:
-            self._try(lambda: self.store.save_best(self._checkpoint(collect_weights(self.model), progress, counters)))
+            self._try(lambda: self.store.save_best(self._checkpoint(collect_weights(self.model))))
 
-    def _whole_checkpoint(self, progress: Progress, counters: StepCounters) -> Checkpoint:
+    def _save_whole(self) -> None:
         position, arrays = self.extra_state()
-        return self._checkpoint({**collect_state(self.model), **arrays}, progress, counters, **position)
+        self.store.save(self._checkpoint({**collect_state(self.model), **arrays}, **position))
 
-    def _checkpoint(self, arrays: Any, progress: Progress, counters: StepCounters, **extra: Any) -> Checkpoint:
+    def _checkpoint(self, arrays: Arrays, **extra: Any) -> Checkpoint:
         """DataError where the last applied step has spoiled the weights."""
-        if not counters.is_sound:
+        record = self.record
+        if not record.counters.is_sound:
             raise DataError("the loss or a gradient of the last applied step was not finite")
         position = {
-            "progress": asdict(progress),
-            "ledger": counters.position(),
+            "progress": asdict(record.progress),
+            "ledger": record.counters.position(),
             **asdict(self.origin),
-            "times": self.stopwatch.position(),
+            "times": record.stopwatch.position(),
             **extra,
         }
-        return Checkpoint(counters.seen, arrays, position)
+        return Checkpoint(record.counters.seen, arrays, position)
 
     def _try(self, save: Callable[[], None]) -> bool:
         """Return whether it worked; the user hears when saving begins to fail and when it works again."""
         try:
-            self.before_save()  # telemetry up to here must be on disk before a checkpoint says that it is
+            self.record.telemetry.flush()  # telemetry up to here must be on disk before a checkpoint says that it is
             save()
         except (OSError, DataError) as error:
             reason = str(error) if isinstance(error, DataError) else error.strerror or str(error)
@@ -463,10 +460,10 @@ class Checkpointer:
         self.failure = None
         return True
 
-    def _is_due(self, progress: Progress, counters: StepCounters) -> bool:
+    def _is_due(self) -> bool:
         steps, epochs = self.settings.checkpoint_every_steps, self.settings.checkpoint_every_epochs
-        minutes, at_epoch_end = self.settings.checkpoint_every_minutes, progress.step_in_epoch == 0
-        by_steps = steps is not None and counters.seen % steps == 0
-        by_epochs = epochs is not None and at_epoch_end and progress.epochs_completed % epochs == 0
+        minutes, progress = self.settings.checkpoint_every_minutes, self.record.progress
+        by_steps = steps is not None and self.record.counters.seen % steps == 0
+        by_epochs = epochs is not None and progress.step_in_epoch == 0 and progress.epochs_completed % epochs == 0
         wait = None if minutes is None else max(60.0 * minutes, self._save_seconds / MOST_SAVING_SHARE)
         return by_steps or by_epochs or (wait is not None and time.monotonic() - self._saved_at >= wait)

@@ -88,19 +88,41 @@ def build_loss_and_metrics(trainer: TrainerSettings, model: keras.Model, task: s
     `auto` is cross-entropy over integer labels with "accuracy" (binary where the model has a single output), or mean
     squared error with "mean_absolute_error". A loss by output (a mapping or list) is made for what that output gives.
     """
-    contexts = _Contexts(trainer, model, task, Policy(policy_name).loss_dtype)
-    loss = _by_output("trainer.loss", trainer.loss, contexts, lambda leaf, context: _build_loss(leaf, trainer, context))
+    tensors = keras.tree.flatten(getattr(model, "outputs", None) or [])
+    names = getattr(model, "output_names", None) or []
+    outputs = {**dict(enumerate(tensors)), **dict(zip(names, tensors, strict=False))}
+
+    def context_of(key: str, output: Any = None) -> _LossContext:
+        """Return what is known of one output, by name or place: as of the whole where that can't be told apart (a
+        subclassed model's); of the whole where it is None."""
+        call = call_behind(outputs[output]) if output in outputs else None
+        part, count = model, 0 if output is not None else _count_outputs(model)
+        if call is not None:
+            part, count = call[0], _width(outputs[output])
+        logits = gives_logits(part) if trainer.from_logits == "auto" else bool(trainer.from_logits)
+        return _LossContext(key, task, count, logits, Policy(policy_name).loss_dtype)
+
+    def by_output(key: str, value: Any, build: Callable[[Any, _LossContext, Any], Any]) -> Any:
+        """`build` of each object in the structure of `value`, for the output it stands at."""
+        if is_object(value):
+            return None if value is None else build(value, context_of(key), None)
+        built = {
+            output: None if part is None else build(part, context_of(f"{key}.{output}", output), output)
+            for output, part in (value.items() if isinstance(value, dict) else enumerate(value))
+        }
+        return built if isinstance(value, dict) else list(built.values())
+
+    loss = by_output("trainer.loss", trainer.loss, lambda value, context, _: _build_loss(value, trainer, context))
+    losses = dict(enumerate(loss)) if isinstance(loss, list) else loss
+
+    def metrics_at(value: Any, context: _LossContext, output: Any = None) -> list[keras.metrics.Metric]:
+        words = value if isinstance(value, list) else [value]
+        return _build_metrics(words, losses.get(output) if isinstance(losses, dict) else losses, context)
 
     def build_metrics(key: str, value: Any) -> Any:
-        words = [value] if is_object(value) else value
-        if isinstance(words, list) and all(map(is_object, words)):
-            return _build_metrics(words, loss, contexts.of(key))
-        return _by_output(
-            key,
-            words,
-            contexts,
-            lambda part, context: _build_metrics(part if isinstance(part, list) else [part], loss, context),
-        )
+        if is_object(value) or (isinstance(value, list) and all(map(is_object, value))):
+            return metrics_at(value, context_of(key))
+        return by_output(key, value, metrics_at)
 
     weighted = trainer.weighted_metrics or None
     return {
@@ -109,39 +131,6 @@ def build_loss_and_metrics(trainer: TrainerSettings, model: keras.Model, task: s
         "loss_weights": trainer.loss_weights,
         "weighted_metrics": weighted and build_metrics("trainer.weighted_metrics", weighted),
     }
-
-
-class _Contexts:
-    """What is known of the model as a whole and of each of its outputs, by name and by place."""
-
-    def __init__(self, trainer: TrainerSettings, model: keras.Model, task: str, dtype: str) -> None:
-        self.trainer, self.model, self.task, self.dtype = trainer, model, task, dtype
-        tensors = keras.tree.flatten(getattr(model, "outputs", None) or [])
-        names = getattr(model, "output_names", None) or []
-        self.outputs = {**dict(enumerate(tensors)), **dict(zip(names, tensors, strict=False))}
-
-    def of(self, key: str, output: Any = None) -> _LossContext:
-        """Return what is known of one output, by name or place: as of the whole where that can't be told apart (a
-        subclassed model's); of the whole where it is None."""
-        tensor, asked = self.outputs.get(output), self.trainer.from_logits
-        call = None if tensor is None else call_behind(tensor)
-        if tensor is None or call is None:
-            part, count = self.model, 0 if output is not None else _count_outputs(self.model)
-        else:
-            part, count = call[0], _width(tensor)
-        logits = gives_logits(part) if asked == "auto" else bool(asked)
-        return _LossContext(key, self.task, count, logits, self.dtype)
-
-
-def _by_output(key: str, value: Any, contexts: _Contexts, build: Callable[[Any, _LossContext], Any]) -> Any:
-    """`build` of each object in the structure of `value`, for the output it stands at."""
-    if is_object(value):
-        return None if value is None else build(value, contexts.of(key))
-    parts = value.items() if isinstance(value, dict) else enumerate(value)
-    built = {
-        output: None if part is None else build(part, contexts.of(f"{key}.{output}", output)) for output, part in parts
-    }
-    return built if isinstance(value, dict) else list(built.values())
 
 
 def gives_logits(model: Any) -> bool:
@@ -181,7 +170,7 @@ def _width(tensor: Any) -> int:
 def _build_loss(value: Any, trainer: TrainerSettings, context: _LossContext) -> Any:
     reference = read_object(value)
     if not reference.is_of_keras:
-        return _own_loss(build_object(context.key, value, keras.losses, arguments=2), context)
+        return _build_own(value, keras.losses.Loss, keras.metrics.Metric, context)
     kind = _auto_loss(context) if value == "auto" else find_keras_class(context.key, reference.name, keras.losses)
     kwargs = {"dtype": context.dtype, **build_kwargs(reference, context.key, keras.losses)}
     if "from_logits" in inspect.signature(kind).parameters:
@@ -195,14 +184,13 @@ def _build_loss(value: Any, trainer: TrainerSettings, context: _LossContext) -> 
     return call_user(kind, context.key, **kwargs)
 
 
-def _own_loss(built: Any, context: _LossContext) -> Any:
-    """Return a loss of the user's as Keras takes it: an instance, or a function of y_true and y_pred."""
-    if not callable(built) or isinstance(built, keras.metrics.Metric):
-        raise ConfigError(
-            Problem(
-                context.key, "must be a keras.losses.Loss or a function of y_true and y_pred.", type(built).__name__
-            )
-        )
+def _build_own(value: Any, kind: type, other: type, context: _LossContext) -> Any:
+    """Return a loss or metric of the user's as Keras takes it: an instance, or a function of y_true and y_pred."""
+    module = keras.losses if kind is keras.losses.Loss else keras.metrics
+    built = build_object(context.key, value, module, arguments=2)
+    if not callable(built) or isinstance(built, other):
+        rule = f"must be a {module.__name__}.{kind.__name__} or a function of y_true and y_pred."
+        raise ConfigError(Problem(context.key, rule, type(built).__name__))
     return built
 
 
@@ -231,9 +219,6 @@ def _auto_metrics(loss: Any, context: _LossContext) -> list[str]:
 
 
 def _build_metrics(words: list[Any], loss: Any, context: _LossContext) -> list[keras.metrics.Metric]:
-    if isinstance(loss, (dict, list)):  # by output: the last part of the key is which
-        place = context.key.rpartition(".")[2]
-        loss = loss.get(place) if isinstance(loss, dict) else loss[int(place)] if place.isdigit() else None
     if loss is None:
         words = [word for word in words if word != "auto"]
     whole = [name for word in words for name in ([word] if word != "auto" else _auto_metrics(loss, context))]
@@ -243,7 +228,10 @@ def _build_metrics(words: list[Any], loss: Any, context: _LossContext) -> list[k
 def _build_metric(value: Any, loss: Any, context: _LossContext) -> keras.metrics.Metric:
     reference = read_object(value)
     if not reference.is_of_keras:
-        return _own_metric(build_object(context.key, value, keras.metrics, arguments=2), context)
+        built = _build_own(value, keras.metrics.Metric, keras.losses.Loss, context)
+        if isinstance(built, keras.metrics.Metric):
+            return built
+        return keras.metrics.MeanMetricWrapper(built, name=getattr(built, "__name__", "metric"), dtype=context.dtype)
     named = reference.name == "accuracy"
     kind = _accuracy(loss, context.key) if named else find_keras_class(context.key, reference.name, keras.metrics)
     parameters = inspect.signature(kind).parameters
@@ -265,19 +253,6 @@ def _build_metric(value: Any, loss: Any, context: _LossContext) -> keras.metrics
     if kind is keras.metrics.BinaryAccuracy:
         arguments.setdefault("threshold", 0.0 if context.from_logits else 0.5)
     return call_user(kind, context.key, **arguments)
-
-
-def _own_metric(built: Any, context: _LossContext) -> keras.metrics.Metric:
-    """Return a metric of the user's; a function of y_true and y_pred becomes its mean, as in Keras."""
-    if isinstance(built, keras.metrics.Metric):
-        return built
-    if not callable(built) or isinstance(built, keras.losses.Loss):
-        raise ConfigError(
-            Problem(
-                context.key, "must be a keras.metrics.Metric or a function of y_true and y_pred.", type(built).__name__
-            )
-        )
-    return keras.metrics.MeanMetricWrapper(built, name=getattr(built, "__name__", "metric"), dtype=context.dtype)
 
 
 def _check_probabilities(kind: Any, context: _LossContext) -> None:
@@ -321,6 +296,8 @@ def describe_objects(value: Any) -> str:
 
 
 SCHEDULE_KEY = "optimizer.schedule"
+# of all optimizers of Keras, beside the learning rate
+COMMON_ARGUMENTS = {field.name for field in fields(OptimizerSettings)} - {"name", "schedule", "learning_rate", "kwargs"}
 ROLLBACK_FACTOR = 0.5  # of the learning rate each time; of the loss scale too, after a rule of loss_scale
 
 
@@ -359,22 +336,14 @@ def _build_own_optimizer(settings: CustomOptimizer, total_steps: int | None) -> 
     """
     value = {"object": settings.object, "kwargs": settings.kwargs}
     built = build_object("optimizer", value, keras.optimizers)
-    if not isinstance(built, keras.optimizers.Optimizer):
-        raise ConfigError(
-            Problem("optimizer.object", f"{settings.object} must be or return a keras Optimizer.", type(built).__name__)
-        )
-    if isinstance(built, keras.optimizers.LossScaleOptimizer):
-        raise ConfigError(
-            Problem(
-                "optimizer.object",
-                f"{settings.object} must come without loss scaling: loss_scale says it.",
-                type(built).__name__,
-            )
-        )
+    scaled = keras.optimizers.LossScaleOptimizer
+    if not isinstance(built, keras.optimizers.Optimizer) or isinstance(built, scaled):
+        rule = f"{settings.object} must be or return a keras Optimizer, without loss scaling: loss_scale says it."
+        raise ConfigError(Problem("optimizer.object", rule, type(built).__name__))
     optimizer = copied_optimizer(built) if load_named(settings.object, "optimizer.object") is built else built
     for common in fields(OptimizerSettings):
         value = getattr(settings, common.name)
-        if common.name not in ("name", "schedule", "learning_rate", "kwargs") and value != common.default:
+        if common.name in COMMON_ARGUMENTS and value != common.default:
             setattr(optimizer, common.name, value)
     if settings.learning_rate is not None or settings.schedule != Schedule():
         base = configured_rate(optimizer) if settings.learning_rate is None else settings.learning_rate
@@ -405,7 +374,7 @@ def copied_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.
 
 
 class LoweredSchedule(schedules.LearningRateSchedule):  # type: ignore[misc]
-    """`factor` times another schedule, of the user's: what a rollback leaves of it."""
+    """`factor` times another schedule: what a rollback leaves of it."""
 
     def __init__(self, schedule: schedules.LearningRateSchedule, factor: float) -> None:
         self.schedule, self.factor = schedule, factor
@@ -419,13 +388,12 @@ def set_learning_rate(optimizer: Any, settings: OptimizerSettings, total_steps: 
 
     Returns whether steps compiled before must be compiled again: a schedule is part of the program.
     """
-    if isinstance(settings, CustomOptimizer) or settings.schedule.object is not None:
-        rate = configured_rate(build_optimizer(settings, total_steps))
-        rate = rate * factor if isinstance(rate, float) else rate if factor == 1 else LoweredSchedule(rate, factor)
-    else:
-        rate = build_learning_rate(settings.schedule, float(settings.learning_rate) * factor, total_steps)
-    optimizer.learning_rate = rate
-    return not isinstance(rate, float)
+    rate = configured_rate(build_optimizer(settings, total_steps))
+    if isinstance(rate, float):
+        optimizer.learning_rate = rate * factor
+        return False
+    optimizer.learning_rate = rate if factor == 1 else LoweredSchedule(rate, factor)
+    return True
 
 
 def build_learning_rate(

@@ -33,7 +33,7 @@ from mpt_cli.precision.train_step import can_be_called, has_custom_compute_loss,
 from mpt_cli.settings.schema import FLOAT_POLICIES, PolicySettings, Settings
 from mpt_cli.settings.variants import GivenModel, GivenOptimizer
 from mpt_cli.training.assembly import build_metrics
-from mpt_cli.training.loss_and_optimizer import copied_optimizer
+from mpt_cli.training.loss_and_optimizer import COMMON_ARGUMENTS, copied_optimizer
 from mpt_cli.training.model import policy_of, put_under_policy, replace_optimizers
 from mpt_cli.training.program import Program
 
@@ -163,31 +163,20 @@ def copied_model(model: Any, data: DataSet, batch_size: int) -> Any:
 
 
 def check_trainable(model: Any) -> None:
-    """ConfigError for what `mpt.fit` can't train, each with what to do."""
-    if keras.backend.backend() not in ("tensorflow", "jax"):
-        raise ConfigError(
-            Problem(
-                "backend.name",
-                "must be tensorflow or jax.",
-                keras.backend.backend(),
-                "Set KERAS_BACKEND before Keras is imported.",
-            )
-        )
+    """ConfigError for what `mpt.fit` can't train, with what to do."""
+    backend = keras.backend.backend()
+    if backend not in ("tensorflow", "jax"):
+        remedy = "Set KERAS_BACKEND before Keras is imported."
+        raise ConfigError(Problem("backend.name", "must be tensorflow or jax.", backend, remedy))
     if not isinstance(model, keras.Model):
         raise ConfigError(Problem("model", "must be a keras.Model.", type(model).__name__))
     if not model.compiled:
-        raise ConfigError(
-            Problem("model", "must be compiled, with a loss and an optimizer.", None, "Call model.compile(...) first.")
-        )
+        rule = "must be compiled, with a loss and an optimizer."
+        raise ConfigError(Problem("model", rule, None, "Call model.compile(...) first."))
     if model.run_eagerly:
-        raise ConfigError(
-            Problem(
-                "model",
-                "must not be compiled with run_eagerly=True: the loop is compiled.",
-                True,
-                "Leave it out, or use mpt.Recorder with Keras's own fit.",
-            )
-        )
+        rule = "must not be compiled with run_eagerly=True: the loop is compiled."
+        remedy = "Leave it out, or use mpt.Recorder with Keras's own fit."
+        raise ConfigError(Problem("model", rule, True, remedy))
 
 
 def check_targets(model: Any, given: DataArguments) -> None:
@@ -221,17 +210,7 @@ def described_model(model: Any) -> GivenModel:
 def described_optimizer(optimizer: Any) -> GivenOptimizer:
     """Return what the record says of an optimizer that was given as an object."""
     inner = unwrapped(optimizer)
-    names = (
-        "weight_decay",
-        "clipnorm",
-        "clipvalue",
-        "global_clipnorm",
-        "use_ema",
-        "ema_momentum",
-        "ema_overwrite_frequency",
-        "gradient_accumulation_steps",
-    )
-    numbers = {name: getattr(inner, name) for name in names}
+    numbers = {name: getattr(inner, name) for name in COMMON_ARGUMENTS}
     rate = float(keras.ops.cast(inner.learning_rate, "float32"))  # a mirrored variable is no number
     return GivenOptimizer(class_name=type(inner).__name__, learning_rate=rate, **numbers)
 
@@ -297,13 +276,10 @@ def is_batched_source(x: Any) -> bool:
 
 def _of_batches(given: DataArguments) -> DataSet:
     kind = "a tf.data.Dataset" if is_tf_dataset(given.x) else "a PyDataset"
-    for name in ("y", "sample_weight", "class_weight"):
-        if getattr(given, name) is not None:
-            raise ConfigError(Problem(name, f"must be left out with {kind}, which brings its own."))
-    if given.validation_split:
-        raise ConfigError(
-            Problem("validation_split", f"is for arrays; give {kind} as validation_data.", given.validation_split)
-        )
+    for_arrays = {**given._asdict(), "validation_split": given.validation_split or None}
+    for name in ("y", "sample_weight", "class_weight", "validation_split"):
+        if for_arrays[name] is not None:
+            raise ConfigError(Problem(name, f"must be left out with {kind}: it goes with arrays."))
     train = _stream(given.x, "x")
     first = train.first()
     if first is None:

@@ -125,26 +125,19 @@ class Phases:
 
         `used_now` tells which optimizers a step applies to any variable, with the layers that are trained now.
         """
-        problems = [
-            problem
-            for index, phase in enumerate(self.settings.phases)
-            for problem in _rate_problems(f"phases.{index}", phase, [*optimizers])
-        ]
-        if problems:
-            raise ConfigError(problems)
-        for index, phase in enumerate(self.settings.phases if len(optimizers) > 1 else []):
+        problems: list[Problem] = []
+        for index, phase in enumerate(self.settings.phases):
+            problems += _rate_problems(f"phases.{index}", phase, [*optimizers])
             if index:
                 set_trained(self.model, phase, f"phases.{index}")
-            if idle := [name for name in optimizers if name not in used_now()]:
-                raise ConfigError(
-                    Problem(
-                        f"phases.{index}.freeze",
-                        f"must leave {' and '.join(idle)} something to "
-                        "train: each of several optimizers trains in each phase.",
-                        phase.freeze,
-                    )
-                )
+            used = used_now() if len(optimizers) > 1 else optimizers
+            if idle := [name for name in optimizers if name not in used]:
+                rule = f"must leave {' and '.join(idle)} something to "
+                rule += "train: each of several optimizers trains in each phase."
+                problems.append(Problem(f"phases.{index}.freeze", rule, phase.freeze))
         restore_trainable_flags(self._flags)
+        if problems:
+            raise ConfigError(problems)
 
     def enter(self, index: int) -> None:
         """Train what phase `index` trains, by fresh optimizers. What was compiled has to be compiled again."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import keras
 import numpy as np
-from numpy.typing import NDArray
 
 from mpt_cli.data.streams import random_state_kept
 from mpt_cli.errors import DataError, first_line, summarise_error
@@ -20,6 +19,7 @@ from mpt_cli.precision.policy import layers_of
 from mpt_cli.signals import at_forced_end
 
 WEIGHTS_SUFFIX = ".weights.h5"  # of the file beside model.keras
+MOST_NAMED = 8  # variables in a message
 
 
 def saving_obstacle(model: Any) -> str | None:
@@ -50,19 +50,15 @@ def warn_of_saving(model: Any) -> list[str]:
 
 
 def save_trained(model: Any, path: Path) -> None:
-    """`save_for_inference`, or, where Keras could not read the model again, its weights beside `path`."""
-    if saving_obstacle(model) is None:
-        save_for_inference(model, path)
-        return
-    _write_whole(model, path.with_suffix(WEIGHTS_SUFFIX), WEIGHTS_SUFFIX, model.save_weights)
+    """Write a .keras file that plain Keras opens without mpt: architecture and weights, no optimizer, loss or metrics.
+    Where Keras could not read it again, write the weights beside `path`.
 
-
-def save_for_inference(model: Any, path: Path) -> None:
-    """A .keras file that plain Keras opens without mpt: architecture and weights, no optimizer, loss or metrics.
-
-    Written beside its place and moved there whole. DataError where it can't be written.
+    DataError where it can't be written.
     """
-    _write_whole(model, path, ".keras", model.save)
+    if saving_obstacle(model) is None:
+        _write_whole(model, path, ".keras", model.save)
+    else:
+        _write_whole(model, path.with_suffix(WEIGHTS_SUFFIX), WEIGHTS_SUFFIX, model.save_weights)
 
 
 def _write_whole(model: Any, path: Path, suffix: str, save: Callable[[Path], Any]) -> None:
@@ -102,7 +98,13 @@ def load_initial_weights(model: Any, file: str, skip_mismatch: bool = False) -> 
     """
     if not Path(file).is_file():
         raise DataError(f"model.weights: there is no such file. Received: {file!r}.")
-    fresh = _marked_as_missing(model)
+    floats = [variable for variable in model.variables if "float" in str(variable.dtype)]
+    fresh = [np.asarray(variable.numpy()) for variable in floats]
+    missing: list[str] = []
+    # Keras itself tells of a layer that is missing by a warning or an error, and of some not at all: what is still NaN
+    # afterwards was not in the file
+    for variable, value in zip(floats, fresh, strict=True):
+        variable.assign(np.full_like(value, np.nan))
     try:
         with tensorflow_left_out(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what does not fit is told below, all of it
@@ -112,11 +114,14 @@ def load_initial_weights(model: Any, file: str, skip_mismatch: bool = False) -> 
             f"model.weights: {file!r} does not have the weights of this model: {plain_message(error)}"
         ) from error
     finally:
-        missing = _put_back_missing(fresh)
+        for variable, value in zip(floats, fresh, strict=True):
+            if value.size and np.isnan(np.asarray(variable.numpy(), np.float32)).all():
+                variable.assign(value)
+                missing.append(str(variable.path))
     if not missing:
         return []
     found = f"{len(missing)} of {len(fresh)} variables of the model have no values in {file!r}, or others in shape"
-    names = ", ".join(missing[:_MOST_NAMED]) + (", …" if len(missing) > _MOST_NAMED else "")
+    names = ", ".join(missing[:MOST_NAMED]) + (", …" if len(missing) > MOST_NAMED else "")
     if len(missing) == len(fresh):
         raise DataError(f"model.weights: {file!r} does not have the weights of this model: none of {names} fits.")
     if not skip_mismatch:
@@ -125,34 +130,6 @@ def load_initial_weights(model: Any, file: str, skip_mismatch: bool = False) -> 
             "model.skip_mismatch=true to begin these afresh."
         )
     return [f"model.weights: {found}, and begin afresh: {names}."]
-
-
-_MOST_NAMED = 8
-Fresh = list[tuple[Any, NDArray[Any]]]
-
-
-def _marked_as_missing(model: Any) -> Fresh:
-    """Each float variable with its value, in place of which it holds NaN: what is still NaN later was not in the file.
-
-    Keras itself tells of a layer that is missing by a warning or an error, and of some not at all.
-    """
-    floats = [variable for variable in model.variables if "float" in str(variable.dtype)]
-    fresh = [(variable, np.asarray(variable.numpy())) for variable in floats]
-    for variable, value in fresh:
-        variable.assign(np.full(value.shape, np.nan, value.dtype))
-    return fresh
-
-
-def _put_back_missing(fresh: Fresh) -> list[str]:
-    """Return the paths of those that were not loaded, which have their values again."""
-    missing = [
-        (variable, value)
-        for variable, value in fresh
-        if value.size and np.isnan(np.asarray(variable.numpy(), np.float32)).all()
-    ]
-    for variable, value in missing:
-        variable.assign(value)
-    return [str(variable.path) for variable, _ in missing]
 
 
 def load_weights(model: Any, path: Path) -> None:

@@ -99,7 +99,7 @@ class Session(Trainer):
         check_monitors(settings.trainer, names)
         monitor = monitored(settings.trainer.monitor, names)
         origin = Origin(scaling.mode, parts.data.fingerprint, asdict(scaling.rule), monitor)
-        checkpointer = Checkpointer(store, settings.trainer, parts.model, origin, telemetry.flush)
+        checkpointer = Checkpointer(store, settings.trainer, parts.model, origin, self)
         checkpointer.extra_state = self.extra_state
         health = HealthRules(settings.loss_scale, settings.trainer, scaling)
         super().__init__(parts, telemetry, counters, health, checkpointer)
@@ -144,7 +144,7 @@ class Session(Trainer):
             if self.weight_watch is None:
                 self.watch_weights()
             if self.settings.max_rollbacks:
-                self.checkpointer.save(self.progress, self.counters)  # there must be one to go back to
+                self.checkpointer.save()  # there must be one to go back to
             return super().fit()
 
     def finish(self, outcome: Outcome, model_path: Path | None) -> Outcome:

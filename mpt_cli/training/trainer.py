@@ -45,7 +45,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         health: HealthRules,
         checkpointer: Checkpointer,
     ) -> None:
-        Record.__init__(self, counters, health, checkpointer.stopwatch)
+        Record.__init__(self, counters, health, Stopwatch())
         keras.callbacks.Callback.__init__(self)
         self.parts, self.telemetry, self.checkpointer = parts, telemetry, checkpointer
         self.engine, self.train_feed = parts.engine, parts.train_feed
@@ -143,7 +143,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         if self._phase_is_over() or self._is_cut_short():
             if self._is_last:
                 self._sample_at_end()
-            self.checkpointer.save(self.progress, self.counters)  # before averages become the weights
+            self.checkpointer.save()  # before averages become the weights
         self.model.stop_training = self._is_cut_short()
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -156,7 +156,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
 
     def _leave(self) -> NoReturn:
         if self.stop is None:
-            self.checkpointer.save(self.progress, self.counters)
+            self.checkpointer.save()
         raise LeaveFit
 
     def validate(self, callbacks: Callbacks = NO_CALLBACKS) -> dict[str, float] | None:
@@ -170,7 +170,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         callbacks.call("on_test_begin")
         self.telemetry.progress(self.counters.seen, self.progress.epoch, "validating")
         if self.validation_stopwatch.is_unused and self.process_group is None:
-            self.checkpointer.save_before_silence(self.progress, self.counters)
+            self.checkpointer.save_before_silence()
         before = self.engine.copy_metrics()
         feed.start(1)
         self._evaluated = 0
@@ -296,7 +296,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
             chunk = self._run_call(chunk)
         self.telemetry.progress(self.counters.seen, self.progress.epoch)
         if self.stop is None:
-            self.checkpointer.save_if_due(self.progress, self.counters)
+            self.checkpointer.save_if_due()
         elif self.stop.needs_sample and self.sampler is not None and self.last_chunk is not None:
             self.take_sample(self.sampler, self.last_chunk)  # whether float16 made them zero decides what is to be done
             self.stop = self.health.check(self.run_state()) or self.stop
@@ -305,7 +305,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         """Return what is left of the chunk."""
         limits = self.health.stop_limits(self.run_state())
         if self.process_group is None and self.engine.compiles(TRAINING, chunk.batch_indices.shape):
-            self.checkpointer.save_before_silence(self.progress, self.counters)  # a signal waits for no compiler
+            self.checkpointer.save_before_silence()  # a signal waits for no compiler
         self.callbacks.call("on_train_batch_begin", self.progress.step_in_epoch)
         self.stopwatch.start()
         records = self.engine.train(chunk.source, chunk.batch_indices, chunk.count, limits)
@@ -351,7 +351,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
     def _finish_epoch(self, is_whole: bool) -> None:
         """Validate and report. An epoch that `max_steps` cut short is saved as it stands first, to be gone on with."""
         if not is_whole:
-            self.checkpointer.save(self.progress, self.counters)
+            self.checkpointer.save()
         self.counters.take_mean_loss()  # the next line's mean must not reach back into this epoch
         metrics = self._of_applied(self.engine.metrics())
         is_last = self._epochs_of_phase(self.progress.epoch) == self._length() or self._is_cut_short()
@@ -363,10 +363,10 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         metrics = self.callbacks.epoch_end(self.progress.epoch - 1, metrics)
         improved = self.progress.record(metrics)
         self.line(metrics.get("loss"), metrics, phase=self._phase, epoch_end=True)
-        self.checkpointer.keep_if_best(improved, self.progress, self.counters)
+        self.checkpointer.keep_if_best(improved)
         if is_whole:
             self.progress.epochs_completed, self.progress.step_in_epoch = self.progress.epoch, 0
-            self.checkpointer.save_if_due(self.progress, self.counters)
+            self.checkpointer.save_if_due()
 
     def _log(self, metrics: dict[str, float]) -> None:
         self.line(

@@ -17,7 +17,7 @@ from mpt_cli.telemetry.records import NO_STREAKS
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
 from mpt_cli.training.callbacks import check_monitors
 from mpt_cli.training.checkpoint import Checkpointer, CheckpointStore, Origin
-from mpt_cli.training.progress import Progress, is_better, monitored
+from mpt_cli.training.progress import Progress, Stopwatch, is_better, monitored
 
 
 class Variable:
@@ -46,18 +46,22 @@ def said() -> list[str]:
 def _checkpointer(folder: Path, said: list[str], flush=lambda: None, dataset: str = "a" * 64) -> Checkpointer:
     settings = TrainerSettings(checkpoint_every_steps=10, checkpoint_every_epochs=1, checkpoint_every_minutes=None)
     origin = Origin("dynamic", dataset, monitor="val_loss")
-    return Checkpointer(CheckpointStore(folder, 2, said.append), settings, _model(), origin, flush)
+    record = SimpleNamespace(telemetry=SimpleNamespace(flush=flush), stopwatch=Stopwatch())
+    return Checkpointer(CheckpointStore(folder, 2, said.append), settings, _model(), origin, record)
 
 
-def _at(step: int, epochs: int = 0, in_epoch: int = 1) -> tuple[Progress, StepCounters]:
-    return Progress(epochs + 1, in_epoch, epochs), StepCounters(CounterOptions(), seen=step)
+def _at(checkpointer: Checkpointer, step: int, epochs: int = 0, in_epoch: int = 1) -> Checkpointer:
+    """The checkpointer of a run that is there."""
+    checkpointer.record.progress = Progress(epochs + 1, in_epoch, epochs)
+    checkpointer.record.counters = StepCounters(CounterOptions(), seen=step)
+    return checkpointer
 
 
 def test_it_saves_by_steps_and_at_the_end_of_epochs(tmp_path: Path, said) -> None:
     checkpointer = _checkpointer(tmp_path / "c", said)
     saved = []
     for step, epochs, in_epoch in ((9, 0, 9), (10, 0, 10), (12, 0, 12), (15, 1, 0), (20, 1, 5)):
-        checkpointer.save_if_due(*_at(step, epochs, in_epoch))
+        _at(checkpointer, step, epochs, in_epoch).save_if_due()
         saved.append(checkpointer.saved_step)
     assert saved == [None, 10, 10, 15, 20]
     assert checkpointer.steps_until_due(13) == 7
@@ -65,40 +69,39 @@ def test_it_saves_by_steps_and_at_the_end_of_epochs(tmp_path: Path, said) -> Non
 
 def test_the_best_epoch_is_that_of_the_monitored_metric(tmp_path: Path, said) -> None:
     checkpointer = _checkpointer(tmp_path / "c", said)
-    progress, counters = _at(5, 1, 0)
-    checkpointer.keep_if_best({"accuracy"}, progress, counters)
+    _at(checkpointer, 5, 1, 0)
+    checkpointer.keep_if_best({"accuracy"})
     assert checkpointer.store.steps("best-") == []
-    checkpointer.keep_if_best({"val_loss"}, progress, counters)
+    checkpointer.keep_if_best({"val_loss"})
     best = checkpointer.store.best()
     assert (best.step, set(best.arrays), best.position["monitor"]) == (5, {"weight/0"}, "val_loss")
 
 
 def test_a_failed_save_is_said_once_and_so_is_the_first_that_works_again(tmp_path: Path, said, monkeypatch) -> None:
     checkpointer = _checkpointer(tmp_path / "c", said)
-    checkpointer.save(*_at(10))
+    _at(checkpointer, 10).save()
 
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        checkpointer.save(*_at(20))
-        checkpointer.save(*_at(30))
+        _at(checkpointer, 20).save()
+        _at(checkpointer, 30).save()
     kept = "that of step 10 is kept, training goes on"
     assert said == [f"a checkpoint could not be written (No space left on device); {kept}"]
     assert (checkpointer.failure, checkpointer.store.steps()) == ("No space left on device", [10])
-    checkpointer.save(*_at(30))
+    _at(checkpointer, 30).save()
     assert said[1:] == ["checkpoints can be written again"]
     assert (checkpointer.failure, checkpointer.store.steps()) == (None, [10, 30])
 
 
 def test_a_spoiled_state_is_not_saved_and_that_is_said(tmp_path: Path, said) -> None:
     checkpointer = _checkpointer(tmp_path / "c", said)
-    checkpointer.save(*_at(10))
-    progress, counters = _at(20)
-    counters.is_sound = False
-    checkpointer.save(progress, counters)
-    checkpointer.keep_if_best({"val_loss"}, progress, counters)
+    _at(checkpointer, 10).save()
+    _at(checkpointer, 20).record.counters.is_sound = False
+    checkpointer.save()
+    checkpointer.keep_if_best({"val_loss"})
     reason = "the loss or a gradient of the last applied step was not finite"
     assert said == [f"a checkpoint could not be written ({reason}); that of step 10 is kept, training goes on"]
     assert (checkpointer.failure, checkpointer.saved_step) == (reason, 10)
@@ -108,17 +111,16 @@ def test_a_spoiled_state_is_not_saved_and_that_is_said(tmp_path: Path, said) -> 
 def test_a_run_that_may_go_back_saves_nothing_among_zeros(tmp_path: Path, said) -> None:
     checkpointer = _checkpointer(tmp_path / "c", said)
     checkpointer.settings = replace(checkpointer.settings, max_rollbacks=1)
-    progress, counters = _at(10)
-    counters.streaks = NO_STREAKS._replace(zero_steps=1)
-    checkpointer.save_if_due(progress, counters)
+    _at(checkpointer, 10).record.counters.streaks = NO_STREAKS._replace(zero_steps=1)
+    checkpointer.save_if_due()
     assert checkpointer.saved_step is None
-    checkpointer.save_if_due(*_at(20))
+    _at(checkpointer, 20).save_if_due()
     assert checkpointer.saved_step == 20
 
 
 def test_a_folder_that_is_gone_is_said_and_training_goes_on(tmp_path: Path, said) -> None:
     checkpointer = _checkpointer(tmp_path / "gone" / "c", said)
-    checkpointer.save(*_at(10))
+    _at(checkpointer, 10).save()
     none = "there is none before it, training goes on"
     assert said == [f"a checkpoint could not be written (No such file or directory); {none}"]
 
@@ -128,17 +130,17 @@ def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path: Path, said) -> None
         raise DataError("metrics.jsonl can't be written: No space left on device.")
 
     checkpointer = _checkpointer(tmp_path / "c", said, cannot_flush)
-    checkpointer.save(*_at(10))
+    _at(checkpointer, 10).save()
     assert checkpointer.store.steps() == []
     assert "metrics.jsonl can't be written" in said[0]
 
 
 def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path, said) -> None:
     checkpointer = _checkpointer(tmp_path / "c", said)
-    checkpointer.save(*_at(10))
+    _at(checkpointer, 10).save()
     found = checkpointer.store.newest()
     assert found is not None
-    checkpointer.save_if_due(*_at(20, 1, 5))
+    _at(checkpointer, 20, 1, 5).save_if_due()
     checkpointer.resume(found)
     assert checkpointer.store.steps() == [found.step]  # what was saved after it is of a past that is trained again
     with pytest.raises(DataError, match="the checkpoint of step 10 was made on other data"):

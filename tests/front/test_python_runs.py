@@ -424,7 +424,9 @@ def test_datasets_and_class_weights_are_taken_as_keras_takes_them(tmp_path):
     cases = {
         r"batch_size: must be left out with a tf\.data\.Dataset": lambda: mpt.fit(net(), dataset, batch_size=4),
         r"y: must be left out with a tf\.data\.Dataset": lambda: mpt.fit(net(), dataset, y),
-        r"validation_split: is for arrays": lambda: mpt.fit(net(), dataset, validation_split=0.5),
+        r"validation_split: must be left out with a tf\.data\.Dataset: it goes with arrays": lambda: mpt.fit(
+            net(), dataset, validation_split=0.5
+        ),
         r"x: a generator can be read but once\. Give a keras": lambda: mpt.fit(net(), (each for each in [x])),
         r"x: the dataset is empty": lambda: mpt.fit(net(), dataset.take(0)),
     }

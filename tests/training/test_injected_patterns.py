@@ -26,7 +26,7 @@ from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.telemetry.sinks import JsonlSink
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
 from mpt_cli.training.checkpoint import collect_state, restore_state
-from mpt_cli.training.progress import Outcome, Stopwatch
+from mpt_cli.training.progress import Outcome
 from mpt_cli.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
@@ -46,10 +46,7 @@ GOOD = [True] * STEPS
 
 
 class NoCheckpoints:
-    """Does nothing, whatever is asked; the run's stopwatch goes all the same."""
-
-    def __init__(self):
-        self.stopwatch = Stopwatch()
+    """Does nothing, whatever is asked."""
 
     def __getattr__(self, name):
         return lambda *arguments: None

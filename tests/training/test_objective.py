@@ -238,8 +238,8 @@ def test_a_schedule_object_begins_at_the_learning_rate():
 @pytest.mark.usefixtures("own_module")
 def test_optimizers_and_schedules_of_another_kind_are_refused():
     for name, message in (
-        ("number", r"optimizer.object: own_objects:number must be or return a keras Optimizer\."),
-        ("scaled", r"optimizer.object: own_objects:scaled must come without loss scaling: loss_s"),
+        ("number", r"optimizer.object: own_objects:number must be or return a keras Optimizer, w"),
+        ("scaled", r"optimizer.object: own_objects:scaled must be or return .*without loss scaling"),
         ("scheduled", r"optimizer.schedule: must be left out: own_objects:scheduled has a schedule of its own\."),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -20,7 +20,7 @@ from mpt_cli.training import progress as stopwatch_module
 from mpt_cli.training.assembly import call_capacity, count_steps, warn_of_no_head
 from mpt_cli.training.loss_and_optimizer import describe_scaling, resolve_scaling, warn_of_scaling, wrap_optimizer
 from mpt_cli.training.progress import Stopwatch
-from mpt_cli.training.saving import save_for_inference
+from mpt_cli.training.saving import save_trained
 
 
 class TestStopwatch:
@@ -186,12 +186,12 @@ class TestSavedModel:
     def test_opens_in_plain_keras_and_the_model_can_train_on_afterwards(self, tmp_path):
         model = compile_tiny(tiny_model(), LossScaleOptimizer(sgd()))
         optimizer = model.optimizer
-        save_for_inference(model, tmp_path / "model.keras")
+        save_trained(model, tmp_path / "model.keras")
         assert b"mpt_cli" not in zipfile.ZipFile(tmp_path / "model.keras").read("config.json")
         assert not keras.models.load_model(tmp_path / "model.keras").compiled
         assert [path.name for path in tmp_path.iterdir()] == ["model.keras"]
         with pytest.raises(DataError, match=r"model\.keras can't be written: "):
-            save_for_inference(model, tmp_path / "missing" / "model.keras")
+            save_trained(model, tmp_path / "missing" / "model.keras")
         assert model.optimizer is optimizer and model.compiled
 
 
