@@ -261,8 +261,7 @@ def declares(callback: Any, hook: str) -> bool:
     """
     if hook in (*BATCH_HOOKS, *TEST_BATCH_HOOKS) and idles_at_batches(callback):
         return False
-    names = [name for name in (hook, BATCH_HOOKS.get(hook)) if name is not None]
-    return any(_own_method(callback, name) for name in names)
+    return any(_own_method(callback, name) for name in (hook, BATCH_HOOKS.get(hook, hook)))
 
 
 def _own_method(callback: Any, name: str) -> bool:
@@ -327,7 +326,7 @@ class Callbacks:
         self.members, self.model = list(members), model
         self.ended = ""
         self._of_hook = {hook: [each for each in self.members if declares(each, hook)] for hook in HOOKS}
-        self._states: list[CallbackState] = []
+        self._states: dict[str, CallbackState] = {}
         self._waiting: tuple[dict[str, Any], Arrays] | None = None  # a state to be taken up after `begin`
         self._say: Callable[[str], None] = lambda text: None
 
@@ -346,12 +345,12 @@ class Callbacks:
         if not self.members:
             return
         self._say, self.model.stop_training = say, False
-        self._states = [
-            CallbackState(each, f"{CALLBACK_PREFIX}{name}/")
+        self._states = {
+            name: CallbackState(each, f"{CALLBACK_PREFIX}{name}/")
             for each, name in zip(self.members, self._names(), strict=True)
-        ]
+        }
         if self._waiting is not None:
-            for state in self._states:
+            for state in self._states.values():
                 state.before_resumed_training()
         for callback in self.members:
             self._guarded(callback, "set_params", {"verbose": 0, "epochs": epochs, "steps": steps})
@@ -359,7 +358,7 @@ class Callbacks:
         kept, self.ended = self.ended, ""
         self.call("on_train_begin")
         self.ended = self.ended or kept
-        for state in self._states:
+        for state in self._states.values():
             for sentence in state.begin():
                 say(sentence)
         if self._waiting is not None:
@@ -370,7 +369,7 @@ class Callbacks:
         if not self.members:
             return
         self.ended, self.model.stop_training = "", False
-        for state in self._states:
+        for state in self._states.values():
             state.before_resumed_training()
         self.call("on_train_begin")
 
@@ -405,7 +404,7 @@ class Callbacks:
     def position(self) -> tuple[dict[str, Any], Arrays]:
         """Return the state of all for a checkpoint: a JSON object, and arrays by name."""
         states, arrays = dict[str, Any](), Arrays()
-        for name, state in zip(self._names(), self._states, strict=False):
+        for name, state in self._states.items():
             states[name], own, sentences = state.encode()
             arrays |= own
             for sentence in sentences:
@@ -421,7 +420,7 @@ class Callbacks:
         self._take_up(position, arrays)
 
     def _take_up(self, position: dict[str, Any], arrays: Arrays) -> None:
-        for name, state in zip(self._names(), self._states, strict=True):
+        for name, state in self._states.items():
             if name not in position["states"]:
                 kind = name.partition("/")[0]
                 self._say(f"callbacks: {kind} was not there when the checkpoint was made, so it begins anew")

@@ -46,10 +46,9 @@ class Checkpoint:
     position: dict[str, Any]
 
 
-def write_checkpoint(folder: Path, name: str, checkpoint: Checkpoint) -> None:
+def write_checkpoint(place: Path, checkpoint: Checkpoint) -> None:
     """Write the file, or none: OSError where there is no room or no right to, and what was there before stays."""
-    check_room(folder, sum(array.nbytes for array in checkpoint.arrays.values()))
-    place = folder / f"{name}.npz"
+    check_room(place.parent, sum(array.nbytes for array in checkpoint.arrays.values()))
     partial = place.with_name(f".{place.name}.partial")
     try:
         write_durably(partial, lambda file: _fill(file, checkpoint))
@@ -89,26 +88,26 @@ def _digest(file: BinaryIO) -> bytes:
 
 
 @contextmanager
-def _opened(folder: Path, name: str) -> Iterator[tuple[BinaryIO, dict[str, Any]]]:
+def _opened(place: Path) -> Iterator[tuple[BinaryIO, dict[str, Any]]]:
     """Check and return the file and its label; OSError, ValueError or KeyError with the reason if it is not whole."""
-    with open_file(folder / f"{name}.npz") as file:
+    with open_file(place) as file:
         if _digest(file) != file.read():
             raise ValueError("it does not match its checksum")
         with zipfile.ZipFile(file) as packed:
             label = json.loads(packed.read(LABEL))
         if label["schema_version"] != SCHEMA_VERSION:
             raise ValueError(f"it has schema_version {label['schema_version']}, this mpt reads {SCHEMA_VERSION}")
-        if f"-{label['step']:09d}" not in name:
+        if f"-{label['step']:09d}" not in place.name:
             raise ValueError("it is another checkpoint")
         file.seek(0)
         yield file, label
 
 
-def read_checkpoint(folder: Path, name: str) -> Checkpoint:
+def read_checkpoint(place: Path) -> Checkpoint:
     """Read and check a checkpoint; OSError, ValueError or KeyError with the reason where it is not whole."""
     import ml_dtypes  # noqa: F401  # NumPy then knows bfloat16, of which its files hold the bits without the name
 
-    with _opened(folder, name) as (file, label), np.load(file, allow_pickle=False) as stored:
+    with _opened(place) as (file, label), np.load(file, allow_pickle=False) as stored:
         arrays = {name: stored[name].view(np.dtype(dtype)) for name, dtype in label["dtypes"].items()}
     return Checkpoint(label["step"], arrays, label["position"])
 
@@ -133,7 +132,7 @@ class CheckpointStore:
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint and drop what it makes obsolete; OSError where it can't be, and the others stay."""
         self.folder.mkdir(exist_ok=True)
-        write_checkpoint(self.folder, _name(LATEST, checkpoint.step), checkpoint)
+        write_checkpoint(self._file(LATEST, checkpoint.step), checkpoint)
         self._prune(checkpoint.step)
 
     def save_best(self, checkpoint: Checkpoint) -> None:
@@ -142,7 +141,7 @@ class CheckpointStore:
         The best one before it stays until a checkpoint follows: a run resumed from before this one still has its best.
         """
         self.folder.mkdir(exist_ok=True)
-        write_checkpoint(self.folder, _name(BEST, checkpoint.step), checkpoint)
+        write_checkpoint(self._file(BEST, checkpoint.step), checkpoint)
         last_saved = max(self.steps(), default=0)
         self._drop(BEST, [step for step in self.steps(BEST) if last_saved < step < checkpoint.step])
 
@@ -169,7 +168,7 @@ class CheckpointStore:
         steps = [step for step in self.steps() if before is None or step < before]
         for step in reversed(steps):
             try:
-                return read_checkpoint(self.folder, _name(LATEST, step))
+                return read_checkpoint(self._file(LATEST, step))
             except DAMAGED as error:
                 self.say(f"checkpoint of step {step} is damaged ({_reason(error)}); trying the one before it")
         if steps:
@@ -185,7 +184,7 @@ class CheckpointStore:
         if not steps:
             raise DataError(f"{self.folder} has no best weights: trainer.monitor was null, or no epoch was finished.")
         try:
-            return read_checkpoint(self.folder, _name(BEST, steps[-1]))
+            return read_checkpoint(self._file(BEST, steps[-1]))
         except DAMAGED as error:
             raise DataError(f"the best weights in {self.folder} are damaged ({_reason(error)}).") from error
 
@@ -197,7 +196,7 @@ class CheckpointStore:
     def _is_known(self, step: int, best: dict[str, Any]) -> bool:
         """Return whether the best checkpoint of `step` has the value that is the best of its metric."""
         try:
-            with _opened(self.folder, _name(BEST, step)) as (_, label):
+            with _opened(self._file(BEST, step)) as (_, label):
                 position = label["position"]
         except DAMAGED as error:
             self.say(f"the best weights of step {step} are damaged ({_reason(error)}) and are left out")
@@ -223,7 +222,7 @@ class CheckpointStore:
             remove_file(self._file(kind, step))
 
     def _file(self, kind: str, step: int) -> Path:
-        return self.folder / f"{_name(kind, step)}.npz"
+        return self.folder / f"{kind}{step:09d}.npz"
 
 
 class NoStore(CheckpointStore):
@@ -239,10 +238,6 @@ class NoStore(CheckpointStore):
 
     def cut_back(self, step: int) -> None:
         """Left to the first process."""
-
-
-def _name(kind: str, step: int) -> str:
-    return f"{kind}{step:09d}"
 
 
 def _reason(error: BaseException) -> object:

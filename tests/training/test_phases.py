@@ -302,7 +302,9 @@ def test_phases_that_can_not_be_meant_are_said_before_training(tmp_path, words, 
             "ab",
             "a",
             "phases.0.freeze: must leave b something to train: each of several optimizers trains in each phase. "
-            "Received: [].",
+            "Received: [].\n"
+            "phases.1.freeze: must leave b something to train: each of several optimizers trains in each phase. "
+            "Received: ['base'].",
         ),
     ],
 )
