@@ -155,6 +155,28 @@ def test_a_net_that_underflows_is_called_what_it_is(tmp_path):
     assert min(sampled[0]["gradient_flushed_share"], written["flushed_share"]) > 0.9
 
 
+@pytest.mark.parametrize(("layers", "is_checked"), [(1, True), (24, BACKEND == "tensorflow")])
+def test_a_run_of_a_few_steps_is_sampled_at_its_end_or_says_what_to_set_for_it(tmp_path, layers, is_checked):
+    """A small net on both backends, a deep one where no sample is compiled: on JAX that takes 2 s and more."""
+    net = f"model.hidden_units=[{','.join(['8'] * layers)}]"
+    summary, _ = train(tmp_path, net, "trainer.max_steps=12")
+
+    assert (summary.steps_seen, summary.applied_steps) == (12, 12)
+    assert (summary.gradients is not None) is is_checked and (summary.verdict == v.UNCHECKED) is not is_checked
+    if summary.gradients is not None:
+        assert summary.gradients["step"] == 12
+    else:
+        assert "trainer.gradient_health_every_steps=10 takes one after 10 steps" in summary.explanation
+
+
+def test_a_run_that_was_told_when_to_sample_does_so_however_deep_the_net_is(tmp_path):
+    net = f"model.hidden_units=[{','.join(['8'] * 24)}]"
+    summary, _ = train(tmp_path, net, "trainer.max_steps=12", "trainer.gradient_health_every_steps=10")
+
+    assert (summary.steps_seen, summary.applied_steps) == (12, 12) and summary.verdict != v.UNCHECKED
+    assert summary.gradients is not None and summary.gradients["step"] in (10, 12)
+
+
 @pytest.mark.long
 def test_a_sample_of_before_says_nothing_of_gradients_that_are_scaled_otherwise(tmp_path):
     own = ["trainer.gradient_health_every_steps=20", "trainer.epochs=1"]
