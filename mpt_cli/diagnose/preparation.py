@@ -72,7 +72,7 @@ def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent | None:
 def _read_events(path: Path) -> list[dict[str, Any]]:
     """Return the events of a run; a partial last line is left out, as the run may still write or have been killed."""
 
-    def refuse(_: bool) -> None:
+    def refuse() -> None:
         raise DataError(f"{path} is damaged.")
 
     if not path.is_file():

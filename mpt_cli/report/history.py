@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 from mpt_cli.errors import ConfigError, DataError, printable, printable_tree
 from mpt_cli.runs.directory import RunDirectory, read_json
@@ -24,14 +24,13 @@ from mpt_cli.telemetry.records import (
 )
 
 _TAIL_BYTES = 8192
-T = TypeVar("T")
 
 
-def read_lines(path: Path, tell_damaged: Callable[[bool], None] = lambda _: None) -> Iterator[dict[str, Any]]:
+def read_lines(path: Path, tell_damaged: Callable[[], None] = lambda: None) -> Iterator[dict[str, Any]]:
     """Yield every readable line of metrics.jsonl or events.jsonl; a missing file has none.
 
-    `tell_damaged` is called for each other line, with whether it is too long to be read, but not for a last one without
-    an end, which may be being written.
+    `tell_damaged` is called for each other line, also for one that is too long to be read, but not for a last one
+    without an end, which may be being written.
     """
     most = LONGEST_LINE
     try:
@@ -41,7 +40,7 @@ def read_lines(path: Path, tell_damaged: Callable[[bool], None] = lambda _: None
                 if not is_long and (found := json_object(raw.decode("utf-8", "replace"))) is not None:
                     yield found
                 elif is_long or raw.endswith(b"\n"):
-                    tell_damaged(is_long)
+                    tell_damaged()
     except OSError:
         return
 
@@ -220,20 +219,13 @@ def _note_unreadable(history: RunHistory, path: Path, why: str) -> None:
     history.damaged.append(path.name)
 
 
-def _read_noting_damage(
-    history: RunHistory, path: Path, read: Callable[[Path, Callable[[bool], None]], Iterator[T]]
-) -> Iterator[T]:
-    """Yield what can be read, and note as a gap how many lines can't."""
-    lost: list[bool] = []  # whether it was too long, for each line that was not read
-    yield from read(path, lost.append)
-    if lost:
-        why = f" A line may have {LONGEST_LINE:,} bytes." if any(lost) else ""
-        text = f"{path.name}: {len(lost)} damaged line{'s were' if len(lost) > 1 else ' was'} left out."
-        history.gaps.append(text + why)
-
-
 def _lines_noting_damage(history: RunHistory, path: Path) -> Iterator[dict[str, Any]]:
-    return map(printable_tree, _read_noting_damage(history, path, read_lines))
+    """Yield what can be read, and note as a gap how many lines can't."""
+    lost: list[None] = []
+    yield from map(printable_tree, read_lines(path, lambda: lost.append(None)))
+    if lost:
+        were = "s were" if len(lost) > 1 else " was"
+        history.gaps.append(f"{path.name}: {len(lost)} damaged line{were} left out.")
 
 
 def _read_config(history: RunHistory) -> None:
