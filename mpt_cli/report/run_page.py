@@ -153,18 +153,11 @@ def skips_sentence(history: RunHistory) -> str:
 def failure_facts(history: RunHistory) -> list[tuple[str, str]]:
     """Return the verdict of a run that failed, and what the health rule saw that ended it."""
     found = history.postmortem
-    pairs = [("exit code", str(history.summary.get("exit_code"))), ("verdict", history.verdict)]
-    if not found:
-        return pairs
-    checkpoint, scale = found.get("checkpoint_step"), as_number(found.get("loss_scale"))
+    seen = ("rule", "remedy", "step", "epoch", "checkpoint_step", "loss_scale")
     return [
-        *pairs,
-        ("rule", str(found.get("rule", "-"))),
-        ("what to do", str(found.get("remedy", "-"))),
-        ("stopped at step", f"{format_count(found.get('step', 0))}, epoch {found.get('epoch', '-')}"),
-        ("checkpoint before it", "none" if checkpoint is None else f"step {format_count(checkpoint)}"),
-        ("loss scale", "none" if scale is None else format_scale(scale)),
-        ("batch and weights", f"in numbers in {history.run.postmortem_json.name}"),
+        ("exit code", str(history.summary.get("exit_code"))),
+        ("verdict", history.verdict),
+        *((name.replace("_", " "), format_value(found[name])) for name in seen if found.get(name) is not None),
     ]
 
 

@@ -71,7 +71,7 @@ def test_a_failed_run_is_shown_with_its_postmortem(tmp_path):
     text = run_page([read_history(run)], [])
     check_page(text)
     assert "Stopped: never trained" in text and "Stopped: &lt;b&gt;." in text and "Look at the data." in text
-    assert "in numbers in postmortem.json" in text and "step 40" not in text and "40, epoch 2" in text
+    assert "<dt>step</dt><dd>40</dd><dt>epoch</dt><dd>2</dd>" in text and "checkpoint step" not in text
 
 
 def test_the_name_of_a_directory_is_text_on_its_page_and_one_word_of_its_commands(tmp_path):
