@@ -81,7 +81,6 @@ def fit(
     KeyboardInterrupt or SystemExit(143), once the run is saved.
     """
     from mpt_cli.data.streams import is_tf_dataset
-    from mpt_cli.training.callbacks import check_callback
     from mpt_cli.training.model_program import DataArguments, ModelProgram, check_targets, check_trainable, read_given
 
     check_trainable(model)
@@ -93,14 +92,14 @@ def fit(
     check_targets(model, given)
     data = read_given(given)
     asked = RunArguments(policy, loss_scale, seed, run_dir, resume, tree={"trainer": tree}, more=settings or {})
-    for callback in callbacks:
-        check_callback(callback, "callbacks")
     program = ModelProgram(given_settings(model, asked), model, data, policy, tuple(callbacks))
     return _run(program)
 
 
 def _check_arguments(settings: Any, callbacks: Any) -> None:
-    """Raise ConfigError for what is no mapping by paths, or no list; what is in them is checked where it is read."""
+    """Raise ConfigError for what is no mapping by paths, or no list of callbacks; keys are checked where they are read."""
+    from mpt_cli.training.callbacks import check_callback
+
     problems = []
     if settings is not None and not (isinstance(settings, Mapping) and all(isinstance(path, str) for path in settings)):
         rule = 'must be a mapping from paths of keys, as in {"trainer.log_every_steps": 10}.'
@@ -109,6 +108,8 @@ def _check_arguments(settings: Any, callbacks: Any) -> None:
         problems.append(Problem("callbacks", "must be a list of Keras callbacks.", callbacks))
     if problems:
         raise ConfigError(problems)
+    for callback in callbacks:
+        check_callback(callback, "callbacks")
 
 
 @dataclass(frozen=True)
