@@ -97,7 +97,7 @@ def fit(
 
 
 def _check_arguments(settings: Any, callbacks: Any) -> None:
-    """Raise ConfigError for what is no mapping by paths, or no list of callbacks; keys are checked where they are read."""
+    """Raise ConfigError for settings that are no mapping by paths, or callbacks that are no list of Keras callbacks."""
     from mpt_cli.training.callbacks import check_callback
 
     problems = []

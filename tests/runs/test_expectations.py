@@ -118,4 +118,4 @@ def test_what_a_model_of_ones_own_does_not_report_is_found_where_it_is_built(tmp
     assert done.returncode == 2 and "closeness: no" not in done.stderr
     rule = "no run of this recipe reports it. Did you mean"
     assert f"expect.val_closenes: {rule} val_closeness?" in done.stderr
-    assert f"expect.steps_sen: {rule} steps_seen?" in done.stderr and "best_metrics" not in done.stderr
+    assert f"expect.steps_sen: {rule} steps_seen?" in done.stderr and "expect.best_metrics" not in done.stderr
