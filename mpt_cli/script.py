@@ -415,13 +415,14 @@ def _fits(seen: ScriptRun) -> Iterator[Patch]:
             bound = inspect.signature(fit).bind(model, *arguments, **named)
             callbacks = bound.arguments.get("callbacks")
             given = list(keras.tree.flatten(callbacks)) if callbacks is not None else []
-            if isinstance(model.optimizer, keras.optimizers.Optimizer):
+            has_optimizer = isinstance(model.optimizer, keras.optimizers.Optimizer)
+            if has_optimizer:
                 model.optimizer = seen.wrapper_of(model.optimizer, model)  # it may have come after `compile`
             if isinstance(callbacks, keras.callbacks.CallbackList) or any(isinstance(c, Recorder) for c in given):
                 seen.note("a fit has a Recorder or a CallbackList of its own, to which nothing was added")
                 with seen.fitting(model), seen.noting([each for each in given if isinstance(each, Recorder)]):
                     return fit(model, *arguments, **named)
-            if not isinstance(model.optimizer, keras.optimizers.Optimizer):
+            if not has_optimizer:
                 return fit(model, *arguments, **named)
             recorder = _recorder(seen)
             recorder.others, recorder.examples = given, _first_examples(**bound.arguments)

@@ -257,7 +257,7 @@ def step_options(optimizer: Any) -> tuple[Any, ...] | None:
     has_own_rate = isinstance(rate, keras.Variable) or type(rate) in vars(keras.optimizers.schedules).values()
     if not has_own_rate or type(optimizer) not in vars(keras.optimizers).values():
         return None
-    return tuple(value for value in vars(optimizer).values() if isinstance(value, (int, float, str)))
+    return tuple(option for option in vars(optimizer).items() if isinstance(option[1], (int, float, str)))
 
 
 def configured_rate(optimizer: Any) -> Any:
