@@ -66,7 +66,7 @@ def did_you_mean(name: object, valid: Iterable[str]) -> str:
 
 
 def _likeness(name: str, candidate: str) -> float:
-    """difflib's ratio, less something for each letter too many or too few: adma is adam rather than adamax."""
+    """Return difflib's ratio, reduced for each missing or extra letter: adma is adam rather than adamax."""
     return SequenceMatcher(None, name, candidate).ratio() - 0.05 * abs(len(name) - len(candidate))
 
 
@@ -75,7 +75,7 @@ def _normalized(name: object) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Of what it says, its class where it says nothing.
+    """Return the first line of the message; the class of the error if there is no message.
 
     >>> first_line(ValueError("must be 3.\\nReceived: 4")), first_line(KeyError())
     ('must be 3.', 'KeyError')
@@ -84,7 +84,7 @@ def first_line(error: BaseException) -> str:
 
 
 def summarise_error(error: BaseException) -> str:
-    """Its class and the first line of what it says, without a full stop; the class alone where it says nothing.
+    """Return the class and the first line of the message, without a full stop; the class alone without a message.
 
     >>> summarise_error(ValueError("must be 3.\\nReceived: 4")), summarise_error(KeyError())
     ('ValueError: must be 3', 'KeyError')
@@ -188,11 +188,11 @@ class Problem:
 
     @property
     def shown(self) -> str:
-        """The sentences, and below them the line of the file."""
+        """Return the sentences, and below them the line of the file."""
         return f"{self}\n{self.place}" if self.place else str(self)
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--json`, whatever was received."""
+        """Return the problem as JSON has it (`--json`), whatever was received."""
         received = json.loads(json.dumps(self.received, default=repr, skipkeys=True))
         place = None if self.place is None else {name: vars(self.place)[name] for name in ("file", "line", "column")}
         return {**vars(self), "received": received, "place": place}

@@ -17,7 +17,7 @@ PRECISION_FEATURES = ("f16c", "avx2", "avx512f", "avx512_bf16", "avx512_fp16", "
 
 
 def cores_of_process() -> int:
-    """Cores that this process may run on; a container's limit of CPU time is no part of it."""
+    """Return the cores this process may run on, without regard to a container's limit of CPU time."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

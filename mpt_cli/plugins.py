@@ -69,7 +69,7 @@ def _entry_points(group: str) -> list[EntryPoint]:
 
 @cache
 def _all_entry_points() -> list[EntryPoint]:
-    """Of all our groups: the metadata of every installed package is read once."""
+    """Return the entry points of all our groups; the metadata of installed packages is read once."""
     found = entry_points()
     mine = (point for group in (SCALE_RULES, MODELS, DATA, SINKS) for point in found.select(group=group))
     return sorted(mine, key=lambda point: (point.name, point.value))

@@ -30,7 +30,7 @@ from mpt_cli.training.progress import Progress
 def evaluate(
     run_path: str, split: str = "validation", best: bool = False
 ) -> "tuple[dict[str, float], BestEpoch | None]":
-    """Metrics of a finished run's model on the `train` or `validation` split of the run's data.
+    """Return the metrics of a finished run's model on the `train` or `validation` split of the run's data.
 
     `best`: with the weights of the best epoch by `trainer.monitor` instead of the last, and which epoch that is.
     """
@@ -106,7 +106,7 @@ def best_epoch(kept: Checkpoint) -> BestEpoch:
 
 
 def evaluate_model(settings: Settings, trained: TrainedModel, split: str) -> dict[str, float]:
-    """Loss and metrics of the saved model over the `train` or `validation` split of the data in `settings`."""
+    """Return loss and metrics of the saved model over the `train` or `validation` split of the data in `settings`."""
     assert settings.seed is not None
     from mpt_cli.engine.build import build_engine
     from mpt_cli.engine.feed import BatchPlan, Feed
@@ -132,7 +132,7 @@ def evaluate_model(settings: Settings, trained: TrainedModel, split: str) -> dic
 
 
 def _compiles(settings: Settings) -> bool:
-    """As the run did, for the same numbers; on JAX also where the run went without, which is for debugging."""
+    """Return whether to compile: as the run did, for the same numbers; on JAX always."""
     return settings.trainer.jit_compile is True or settings.backend.name == "jax"
 
 
@@ -303,7 +303,7 @@ def _write_exported(model: Any, kind: str, draft: Path, inputs: Any) -> None:
 
 @contextmanager
 def _whole_or_nothing(output: Path) -> Iterator[Path]:
-    """A place beside `output` to write to, renamed at the end; whatever ends it before that, nothing is left there."""
+    """Yield a place beside `output` to write to, renamed at the end; an interrupted write leaves nothing."""
     draft = output.with_name(f".{os.getpid()}-{output.name}")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -466,7 +466,7 @@ KEPT = "!"  # before a pattern of layers that stay as they are
 
 
 def _set_layers(model: Any, patterns: list[str], trained: bool) -> None:
-    """Containers come before what is inside them; layers that are to stay as they are get back what they had."""
+    """Freeze or unfreeze; containers come before their layers, and layers to be left alone get their state back."""
     layers = inner_layers(model)
     kept = [layer for layer in layers if any(_names(p[1:], layer) for p in patterns if p.startswith(KEPT))]
     before = [(part, part.trainable) for layer in kept for part in (layer, *inner_layers(layer))]

@@ -37,7 +37,7 @@ def layer_risk(layer: Any) -> str:
 
 
 def _own_layer_risk(layer: Any) -> str:
-    """Of a layer that is not Keras's. One that casts in its `call` is taken to know what it does."""
+    """Return the risk of a layer that is not Keras's; empty if its `call` casts, which shows care for dtypes."""
     code = getattr(type(layer).call, "__code__", None)
     names = code.co_names if code else ()
     if "cast" in names:
@@ -112,7 +112,7 @@ def _audit(layer: Any, is_head: bool) -> LayerAudit:
 
 
 def _risk(layer: Any, is_head: bool) -> str:
-    """Figures: Keras 3.15 on CPU, float16; the operations are safe in float32."""
+    """Return what is unsafe about a layer in half precision. Measured with Keras 3.15 on a CPU; float32 is safe."""
     if layer.compute_dtype not in NARROW:
         return ""
     probabilities = getattr(getattr(layer, "activation", None), "__name__", "") in ("softmax", "sigmoid")

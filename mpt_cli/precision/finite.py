@@ -61,7 +61,7 @@ def is_overwritten(variable: Any) -> bool:
 
 
 def divide(gradient: Tensor, scale: Tensor | None) -> Tensor:
-    """`gradient / scale`, computed in float32 at least; a sparse gradient stays sparse. None stands for a scale of 1.
+    """Return `gradient / scale`, computed at least in float32; a sparse gradient stays sparse. None means a scale of 1.
 
     A float16 gradient is widened first: 2**-24 divided by 2**15 would be 0 in float16.
     """
@@ -76,7 +76,7 @@ def divide(gradient: Tensor, scale: Tensor | None) -> Tensor:
 
 
 def unscale(gradients: list[Tensor], variables: list[Any], scale: Tensor | None) -> list[Tensor]:
-    """`divide` of each; None stays None, and what overwrites its variable stays as it is."""
+    """Divide each gradient; None stays None, and what overwrites its variable is not divided."""
     return [
         g if g is None or is_overwritten(v) else divide(g, scale) for g, v in zip(gradients, variables, strict=True)
     ]
@@ -130,7 +130,7 @@ def _on_cpu() -> bool:
 
 
 def measure(gradients: list[Tensor], variables: list[Any], with_largest: bool = True) -> GradientMeasurement:
-    """`GradientMeasurement` of `gradients`, which may hold None (no gradient) and IndexedSlices, of `variables`."""
+    """Measure `gradients` of `variables`; they may hold None (no gradient) and IndexedSlices."""
     finite, zero = all_finite(gradients), ops.zeros((), "float32")
     if not with_largest:
         return GradientMeasurement(finite, zero)

@@ -9,7 +9,7 @@ import jax
 
 @contextmanager
 def answering_for_gpu(has_capability: Callable[[str], bool]) -> Iterator[None]:
-    """Inside, JAX answers for a GPU that is not here while a program is traced for it.
+    """Let JAX act as if a GPU were here while a program is traced for it.
 
     Keras asks `jax._src` whether a GPU can compute cuDNN's attention, and without an answer traces the products and the
     softmax in its place, which take far more memory. There is no public way to say which device is traced for.

@@ -28,14 +28,16 @@ Tensor = Any
 
 
 def predict_in_training(model: Any, x: Any) -> Tensor:
-    """Outputs as the backend's own training step computes them: `training=True` where the model's `call` takes it; only
-    that of TensorFlow casts the inputs of a subclassed model."""
+    """Return the outputs as the training step of the backend computes them, with `training=True` if `call` takes it.
+
+    Only TensorFlow's step casts the inputs of a subclassed model.
+    """
     forward = model if keras.backend.backend() == "tensorflow" else model.call
     return forward(x, training=True) if model._call_has_training_arg else forward(x)
 
 
 def replace_values(variables: Sequence[Any], values: Sequence[Tensor]) -> None:
-    """As `assign` of each, with arrays of its own shape and dtype: its conversions take 12 ms with 600 variables."""
+    """Assign arrays of the right shape and dtype; the conversions of `assign` take 12 ms with 600 variables."""
     for variable, value in zip(variables, values, strict=True):
         variable._direct_assign(value)
 
@@ -52,7 +54,7 @@ def build_for_batch(model: Any, batch: Any) -> None:
 
 
 def build_before_tracing(model: Any) -> None:
-    """On TensorFlow: have `model.train_function` make the variables of metrics and loss at its first call.
+    """Have `model.train_function` make the variables of metrics and loss before it is traced (TensorFlow).
 
     A function that makes variables while it is traced is traced twice.
     """
@@ -98,7 +100,7 @@ def run_by_calls(
         return {} if len(given) == 1 else ({}, (None,) * len(given[0]))  # JAX has nothing to put back
 
     def logs(found: dict[str, Any]) -> Any:
-        """Nothing for nothing, which spares the metrics; a callback may evaluate the model by steps that report."""
+        """Return nothing for nothing, without reading the metrics; a callback may evaluate the model with real logs."""
         return found and type(model)._get_metrics_result_or_logs(model, found)
 
     own: dict[str, Any] = {_STEPS[method]: step, "reset_metrics": reset_metrics, "_get_metrics_result_or_logs": logs}
@@ -122,7 +124,7 @@ def lacks_variables(model: Any) -> bool:
 
 
 def compiled_loss_weights(model: Any) -> Any:
-    """`loss_weights` as `compile` was given them; None where it was given none. Its public config is serialised."""
+    """Return the `loss_weights` of `compile`, None if there are none; the public config only has them serialised."""
     config = getattr(model, "_compile_config", None)
     return None if config is None else config.config.get("loss_weights")
 
@@ -169,13 +171,13 @@ def loss_tracker(model: Any) -> Any:
 
 
 def updated_metrics(model: Any, metrics: list[Tensor], loss: Tensor, batch: Any, y_pred: Any) -> list[Tensor]:
-    """On JAX: the values of the metric variables after a batch `(x, y, sample_weight)`."""
+    """Return the values of the metric variables after a batch `(x, y, sample_weight)` (JAX)."""
     x, y, sample_weight = batch
     return list(model._update_metrics_variables(metrics, loss, x, y, y_pred, sample_weight)[1])
 
 
 def optimizer_values_in_fit(model: Any) -> list[Tensor] | None:
-    """On JAX, while `fit` holds the values of the optimizer's variables itself; None outside."""
+    """Return the values of the optimizer's variables while `fit` on JAX holds them; None outside of that."""
     inside_fit = None if getattr(model, "_jax_state_synced", True) else model._jax_state
     return inside_fit["optimizer_variables"] if inside_fit else None
 
@@ -193,7 +195,7 @@ def idles_at_batches(callback: Any) -> bool:
 
 
 def has_value(variable: Any) -> bool:
-    """False while `fit` on JAX holds it."""
+    """Return whether a variable holds its value; while `fit` on JAX runs, it does not."""
     return variable._value is not None
 
 
@@ -246,7 +248,7 @@ def tracked_layers(layer: Any) -> list[Any]:
 
 
 def direct_trainable_variables(holder: Any) -> list[Any]:
-    """Of a layer, without those of the layers inside it; of an optimizer, the weights that it was built for."""
+    """Return the variables of a layer without those of layers inside it, or the weights an optimizer was built for."""
     return list(holder._trainable_variables)
 
 
@@ -298,7 +300,7 @@ class _ReadVariables(keras.StatelessScope):  # type: ignore[misc]
 
 
 def variables_read(function: Callable[[], Any]) -> tuple[list[Any], list[Tensor]]:
-    """On JAX: the variables that `function` reads, in the order of their first use, and the values that they have.
+    """Return the variables that `function` reads, in the order of their first use, and their values (JAX).
 
     They are found without computing it; the values are in the variables' own dtype, also where reading casts them.
     """
@@ -313,7 +315,7 @@ def variables_read(function: Callable[[], Any]) -> tuple[list[Any], list[Tensor]
 
 
 def reading_values(variables: list[Any], values: list[Tensor]) -> AbstractContextManager[Any]:
-    """Inside, `variables`, all that are read there, have `values`; nothing changes where there are none."""
+    """Give all `variables` that are read inside these `values`; without variables, change nothing."""
     return keras.StatelessScope(list(zip(variables, values, strict=True))) if variables else nullcontext()
 
 
@@ -351,7 +353,7 @@ def track_for_tensorflow(optimizer: Any, variable: Any) -> None:
 
 @contextmanager
 def names_as_in_a_fresh_process() -> Iterator[None]:
-    """Inside, layers without a name are numbered from the beginning; afterwards as before."""
+    """Number layers without a name from the beginning, inside this context."""
     names = global_state.get_global_attribute("object_name_uids")
     naming.reset_uids()
     try:
@@ -377,8 +379,10 @@ def tensorflow_left_out() -> Iterator[None]:
 
 @contextmanager
 def large_variables_without_values(most_elements: int) -> Iterator[None]:
-    """On JAX: inside, variables of more elements are made without their values, as Keras makes those of a stateless
-    scope. Whoever reads one while a program is traced sees zeros of its shape, which take no memory there."""
+    """Make larger variables without values, as Keras does in a stateless scope (JAX, inside this context).
+
+    While a program is traced they read as zeros of their shape, which take no memory.
+    """
     from keras.src.backend.jax.core import JaxVariable
 
     original = JaxVariable._initialize_with_initializer
@@ -398,7 +402,7 @@ def large_variables_without_values(most_elements: int) -> Iterator[None]:
 
 @contextmanager
 def computing_in_float32(model: Any) -> Iterator[None]:
-    """Inside, every layer of `model` computes in float32, whatever its policy; afterwards as before.
+    """Let every layer of `model` compute in float32 inside this context, whatever its policy.
 
     The public setter of `dtype_policy` quantizes, and writes into the policies that layers share. What a layer took
     over from its policy when it was made, or casts to float16 by name, stays.
@@ -438,7 +442,7 @@ def give_layout(variable: Any, layout: Any) -> None:
 
 
 def forget_value(variable: Any, original: Any) -> None:
-    """On JAX: have a variable of float32 without memory of its own; outside of a scope it reads as `original`."""
+    """Free the memory of a float32 variable (JAX); outside of a scope it then reads as `original`."""
     variable._value, variable._initializer = None, lambda _, dtype: keras.ops.cast(original.value, dtype)
 
 
@@ -447,7 +451,7 @@ LayerCall = Callable[..., Any]
 
 @contextmanager
 def calls_through(parts: Sequence[Any], wrap: Callable[[int, LayerCall], LayerCall]) -> Iterator[None]:
-    """Inside, each of `parts` (layers, operations) calls `wrap(its index, its call)`; afterwards its call as before."""
+    """Replace the call of each of `parts` (layers, operations) by `wrap(index, call)`, inside this context."""
     # Keras's `__call__` runs another method of layers that multiply in float8
     methods = [(part, "quantized_call" if getattr(part, "quantization_mode", None) else "call") for part in parts]
     kept = [vars(part).get(name) for part, name in methods]
@@ -464,7 +468,7 @@ def calls_through(parts: Sequence[Any], wrap: Callable[[int, LayerCall], LayerCa
 
 
 def outputs_noted(parts: Sequence[Any], note: Callable[[int, Any], None]) -> AbstractContextManager[None]:
-    """Inside, `note` gets the index and the outputs of each of `parts` that is called."""
+    """Call `note` with the index and the outputs of each of `parts` that is called inside this context."""
 
     def noting(index: int, call: LayerCall) -> LayerCall:
         def call_and_note(*arguments: Any, **named: Any) -> Any:

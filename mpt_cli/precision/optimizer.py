@@ -193,7 +193,7 @@ class InnerDelegationMixin:
 
     @property
     def loss_scale_factor(self) -> None:
-        """None: the inner optimizer's own scaling is off. ValueError for any other value."""
+        """Always None: the inner optimizer's own scaling is off. Setting another value raises ValueError."""
         return None
 
     @loss_scale_factor.setter
@@ -375,7 +375,7 @@ class LossScaleOptimizer(
 
     @property
     def rounding_seed(self) -> int | None:
-        """Of the stochastic rounding of weights in half precision; None where they are rounded to nearest."""
+        """The seed for stochastic rounding of weights in half precision; None if they are rounded to nearest."""
         return self._rounding_seed
 
     @property
@@ -390,7 +390,7 @@ class LossScaleOptimizer(
         return self._step_log
 
     def keep_step_log(self, capacity: int) -> StepLog:
-        """From now on note every step, the latest `capacity` of them; steps compiled before must be made anew."""
+        """Record the latest `capacity` steps from now on; functions compiled before must be compiled again."""
         if self._step_log is None or self._step_log.capacity < capacity:
             self._step_log = StepLog(capacity)
         return self._step_log
@@ -441,11 +441,11 @@ class LossScaleOptimizer(
 
     @property
     def trained_variables(self) -> list[Any]:
-        """Those that it was built for, in the order of its gradients; none before."""
+        """The variables it was built for, in the order of its gradients; empty before `build`."""
         return list(self._trainable_variables) if self.built else []
 
     def applies(self, finite: Tensor) -> Tensor:
-        """Before a step: whether it will be applied, where its gradients are `finite` or not. Boolean scalar."""
+        """Return whether a step whose gradients are `finite`, or not, will be applied: a boolean scalar."""
         return ops.logical_or(finite, True) if self.on_overflow == "apply" else finite
 
     def places_of(self, variables: list[Any]) -> list[int]:
@@ -460,7 +460,7 @@ class LossScaleOptimizer(
         experimental_aggregate_gradients: bool = True,
         unscaled: bool | None = None,
     ) -> Any:
-        """`apply` of pairs (gradient, variable); returns `iterations`, as tf.keras does.
+        """Apply pairs (gradient, variable); return `iterations`, as tf.keras does.
 
         `name` is the name scope of the operations. With `experimental_aggregate_gradients` False the gradients are
         already summed over the replicas of a `tf.distribute` strategy, so that they are the same in each.
@@ -490,7 +490,7 @@ class LossScaleOptimizer(
         backend_step().apply(self, grads, variables, told)
 
     def apply_scaled(self, grads: list[Tensor], variables: list[Any]) -> None:
-        """`apply` of gradients that are scaled, whatever the last ones were."""
+        """Apply gradients that are scaled, whatever was said of the last ones."""
         backend_step().apply(self, *self._matched(grads, variables), unscaled=False)
 
     def _matched(self, grads: list[Tensor], variables: list[Any] | None) -> tuple[list[Tensor], list[Any]]:
@@ -519,7 +519,7 @@ class LossScaleOptimizer(
         self.apply_unscaled(grads, variables)
 
     def apply_unscaled(self, grads: list[Tensor], variables: list[Any]) -> None:
-        """`inner_optimizer.apply`, with weights rounded as they are to be."""
+        """Let the inner optimizer apply true gradients, and round the weights if there is a `rounding_seed`."""
         if self._rounding is None or self.scale_state is None:
             self.inner_optimizer.apply(grads, variables)
         else:
@@ -549,7 +549,7 @@ class LossScaleOptimizer(
         trainable_variables: list[Tensor],
         unscaled: bool = False,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """`apply` as a pure function of values, for JAX: new values of the variables and of `self.variables`.
+        """Apply as a pure function, for JAX; return new values of the trainable variables and of `self.variables`.
 
         It knows nothing but its arguments: `unscaled` for gradients that are divided by the scale already.
         """
@@ -579,12 +579,12 @@ class LossScaleOptimizer(
         return applied
 
     def scale_loss(self, loss: Tensor) -> Tensor:
-        """`loss * loss_scale`, widened to float32 first: a float16 loss of 3.0 times 2**15 would be inf."""
+        """Return `loss * loss_scale` in float32 at least: a float16 loss of 3.0 times 2**15 would be inf."""
         self._unscaled.set(False)
         return self.multiply_by_scale(loss)
 
     def multiply_by_scale(self, loss: Tensor) -> Tensor:
-        """`scale_loss` for a caller that says itself, when it applies the gradients, that they are scaled."""
+        """Scale the loss for a caller that applies the gradients with `apply_scaled`, or says `unscaled` itself."""
         self._loss_was_scaled = True
         loss = ops.convert_to_tensor(loss)
         if self._step_log is not None and keras.backend.backend() == "tensorflow":
@@ -602,7 +602,7 @@ class LossScaleOptimizer(
         return self._noted_losses.pop(get_ident(), None)
 
     def get_scaled_loss(self, loss: Tensor | Callable[[], Tensor]) -> Tensor | Callable[[], Tensor]:
-        """`loss * loss_scale` of a tensor, or a function that returns that of a loss function.
+        """Return `loss * loss_scale`; for a loss function, return a function that returns this.
 
         The gradients of it are for you to divide: by `get_unscaled_gradients`, or by `loss_scale` itself. After either,
         `apply_gradients` takes what it is given as it is, as in tf.keras, also when something (clipping, say) was
@@ -616,7 +616,7 @@ class LossScaleOptimizer(
         return self.multiply_by_scale(loss)
 
     def get_unscaled_gradients(self, grads: list[Tensor]) -> list[Tensor]:
-        """`grads / loss_scale`, float32; None stays None and sparse gradients stay sparse."""
+        """Return `grads / loss_scale` in float32; None stays None, and sparse gradients stay sparse."""
         if not self._loss_was_scaled:
             self._warn("get_scaled_loss", "gradients are unscaled, but the loss they came from was not scaled")
         self._scaled_gradients = list(grads)

@@ -22,7 +22,7 @@ from mpt_cli.precision.optimizer import LossScaleOptimizer
 
 @contextmanager
 def policy_inside(name: str) -> Iterator[None]:
-    """The global policy `name` inside; the one before is put back, also after an exception.
+    """Set the global policy `name` inside this context; the one before is restored, also after an exception.
 
     >>> with policy_inside("mixed_bfloat16"):
     ...     keras.layers.Dense(1).compute_dtype
@@ -115,14 +115,14 @@ def remake_layer(layer: Any, **changes: Any) -> Any:
 
 
 def _unbuilt(config: Any) -> Any:
-    """`config` without what would build layers in it, a wrapper's for one, before they have their policy."""
+    """Return `config` without entries that would build inner layers before they have their policy."""
     if isinstance(config, dict):
         return {key: _unbuilt(value) for key, value in config.items() if key != "build_config"}
     return [_unbuilt(value) for value in config] if isinstance(config, list) else config
 
 
 def _set_inner_policies(twin: Any, layer: Any, policies: dict[Any, str]) -> None:
-    """Policies for what `twin` has inside before it is built; what its `build` will add comes last in `layer`."""
+    """Set the policies of layers inside `twin` before it is built; those that its `build` adds come last in `layer`."""
     for part, copied in zip(tracked_layers(layer), tracked_layers(twin), strict=False):
         if part in policies and not copied.weights:
             copied.dtype_policy = policies[part]
@@ -219,7 +219,7 @@ class Policy(str):
         return self.name if self.head is None or self.compute_dtype == "float64" else self.head
 
     def scope(self) -> AbstractContextManager[None]:
-        """Keras's global policy inside; the one before is put back, also after an exception.
+        """Set Keras's global policy inside this context; the one before is restored, also after an exception.
 
         >>> with Policy("mixed_bfloat16").scope():
         ...     keras.layers.Dense(1).compute_dtype

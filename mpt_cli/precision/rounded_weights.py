@@ -88,7 +88,7 @@ class StochasticRounding:
         return self._in_place_of.get(id(variable), variable)
 
     def apply(self, inner: Any, grads: list[Tensor], variables: list[Any], count: Tensor) -> None:
-        """One update of `variables` by `inner`, whose `count` updates before this one were applied (int32 scalar)."""
+        """Update `variables` by `inner`, after `count` applied updates (int32 scalar)."""
         self._take_up()
         inner.apply(grads, [self.stand_in(v) for v in variables])
         for index, variable in enumerate(self.weights):
@@ -97,7 +97,7 @@ class StochasticRounding:
         self._forget()
 
     def finalize(self, inner: Any, variables: list[Any]) -> None:
-        """`inner.finalize_variable_values`: moving averages become the weights, rounded to nearest this once."""
+        """Make moving averages the weights, by `inner.finalize_variable_values`; here they are rounded to nearest."""
         self._take_up()
         inner.finalize_variable_values([self.stand_in(v) for v in variables])
         for variable in self.weights:
@@ -105,7 +105,7 @@ class StochasticRounding:
         self._forget()
 
     def _take_up(self) -> None:
-        """All of them, also those without a gradient in this update: moving averages read them."""
+        """Copy all weights, also those without a gradient in this update, which moving averages read."""
         for variable in self.weights:
             self.stand_in(variable).assign(ops.cast(variable.value, "float32"))
 
@@ -133,7 +133,7 @@ def _bits(number: int) -> Tensor:
 
 
 def _mixed(bits: Tensor) -> Tensor:
-    """One-to-one on uint32, each bit of the result depending on all bits: the last step of MurmurHash3 (Appleby)."""
+    """Mix the bits of uint32, one-to-one, each depending on all others: the last step of MurmurHash3 (Appleby)."""
     bits = (bits ^ ops.right_shift(bits, _bits(16))) * _bits(0x85EBCA6B)
     bits = (bits ^ ops.right_shift(bits, _bits(13))) * _bits(0xC2B2AE35)
     return bits ^ ops.right_shift(bits, _bits(16))

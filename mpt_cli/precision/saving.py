@@ -64,7 +64,7 @@ class InnerSavingMixin:
         inner.load_own_variables({str(i): store[str(i + extra)] for i in range(len(inner.variables))})
 
     def get_config(self) -> dict[str, Any]:
-        """Everything `from_config` needs, JSON-serialisable."""
+        """Return everything `from_config` needs, JSON-serialisable."""
         return {
             "name": self.name,
             "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),

@@ -83,7 +83,7 @@ class ScaleRule(ABC):
             )
 
     def initial(self) -> RuleState:
-        """NumPy scalars by name; `scale` (float32) and `counter` (int32) are always among them."""
+        """Return NumPy scalars by name; `scale` (float32) and `counter` (int32) are always among them."""
         import numpy as np
 
         return {"scale": np.float32(self.initial_scale), "counter": np.int32(0)}
@@ -175,7 +175,7 @@ class ScaleRule(ABC):
         return {}
 
     def optimizer_config(self) -> dict[str, Any]:
-        """Arguments of `LossScaleOptimizer` that make this rule again, as model files store them."""
+        """Return the arguments of `LossScaleOptimizer` that make this rule again, as model files store them."""
         return {"rule": {"class_name": type(self).__name__, "config": asdict(self)}}
 
 
@@ -196,7 +196,7 @@ def find_installed_rule(class_name: str) -> type[ScaleRule] | None:
 
 
 def check_scale(name: str, value: object) -> float:
-    """`value` as a float if it is a number that a float32 scale can be, else ValueError that names it.
+    """Return `value` as a float; raise ValueError if it is no number that a float32 scale can be.
 
     That is 2**-126 to 2**127: below, kernels flush float32 to 0; above, a doubling would be inf.
     """
@@ -206,7 +206,7 @@ def check_scale(name: str, value: object) -> float:
 
 
 def check_count(name: str, value: object) -> int:
-    """`value` as an int if it is a whole number of at least 1 that int32 holds, else ValueError that names it."""
+    """Return `value` as an int; raise ValueError unless it is a whole number from 1 on that int32 holds."""
     if not _is_number(value) or not (1 <= value < 2**31 and float(value).is_integer()):
         raise ValueError(f"`{name}` must be a whole number from 1 to 2**31 - 1. Received: {name}={value!r}.")
     return int(value)
@@ -289,13 +289,13 @@ class DynamicScale(ScaleRule):
         return f"{super().describe(scale, on_overflow)}, grows after {self.growth_steps} applied steps"
 
     def resumed_state(self, saved: Mapping[str, Any], numbers_before: Mapping[str, Any]) -> RuleState:
-        """Overflows since the last growth count under a new hysteresis too."""
+        """Return the state; overflows since the last growth count under a new hysteresis too."""
         more = self.hysteresis - int(numbers_before.get("hysteresis", self.hysteresis))
         left = max(int(saved["hysteresis_left"]) + more, 0)
         return {"growth_steps": self.growth_steps, "hysteresis_left": left}
 
     def optimizer_config(self) -> dict[str, Any]:
-        """Under Keras's names where Keras has one; a subclass is stored as itself."""
+        """Return the config in Keras's names where it has them; a subclass is stored under its own class."""
         if type(self) is not DynamicScale:
             return super().optimizer_config()
         config = asdict(self)
@@ -348,7 +348,7 @@ class FixedScale(ScaleRule):
         return self.initial_scale
 
     def optimizer_config(self) -> dict[str, Any]:
-        """Under Keras's names; a subclass is stored as itself."""
+        """Return the config in Keras's names; a subclass is stored under its own class."""
         if type(self) is not FixedScale:
             return super().optimizer_config()
         return {"dynamic": False, "initial_scale": self.initial_scale}
@@ -490,7 +490,7 @@ class LogMaxScale(ScaleRule):
         return f"{super().describe(scale, on_overflow)}, follows the largest gradient"
 
     def _exponent(self, scale: Any, measured: "GradientMeasurement") -> tuple[Any, Any]:
-        """log2 of the largest true gradient, and whether there is one to learn from."""
+        """Return log2 of the largest true gradient, and whether this step has one to learn from."""
         from keras import ops
 
         largest = measured.largest
@@ -519,7 +519,7 @@ def _reinterpret(x: Any, dtype: str) -> Any:
 
 
 def _log2(x: Any) -> Any:
-    """Of a normal float32, the exponent from its bits: exact for powers of two, and 128 for inf."""
+    """Return log2 of a normal float32, the exponent read from its bits: exact for powers of two, 128 for inf."""
     from keras import ops
 
     bits = _reinterpret(x, "int32")
@@ -530,7 +530,7 @@ def _log2(x: Any) -> Any:
 
 
 def _power_of_two(exponent: Any) -> Any:
-    """Exactly 2**floor(exponent), from the bits: a compiled `pow` may be off by a rounding."""
+    """Return exactly 2**floor(exponent), made from bits: a compiled `pow` may round."""
     from keras import ops
 
     whole = ops.cast(ops.clip(ops.floor(exponent), 1 - EXPONENT_BIAS, EXPONENT_BIAS), "int32")

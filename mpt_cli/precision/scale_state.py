@@ -50,7 +50,7 @@ class ScaleState(KerasSaveable):  # type: ignore[misc]
         return [*self.by_name.values(), *([] if self.trace is None else [self.trace])]
 
     def keep_trace(self) -> None:
-        """From now on note what the gradients of a training step were like, over all its updates, as `TRACE_START`.
+        """Record from now on what the gradients of each training step were like, over all its updates (`TRACE_START`).
 
         For a step that is not ours, which does not tell. Not saved: it says nothing beyond its step.
         """
@@ -114,7 +114,7 @@ class ScaleState(KerasSaveable):  # type: ignore[misc]
 
 
 def next_values(rule: ScaleRule, values: RuleState, measured: GradientMeasurement, applied: Any) -> RuleState:
-    """`ScaleState.advance` as a pure function of tensors, for stateless optimizers."""
+    """Compute `ScaleState.advance` as a pure function of tensors, for stateless optimizers."""
     tally = values["tally"]
     new = rule.advance({name: value for name, value in values.items() if name != "tally"}, measured)
     was_applied = ops.cast(applied, "int32")
@@ -126,7 +126,7 @@ def next_values(rule: ScaleRule, values: RuleState, measured: GradientMeasuremen
 
 
 def next_trace(trace: Any, finite: Any, defects: GradientDefects, places: list[int]) -> Any:
-    """`ScaleState.trace` after an update; `places` are those of its variables among the optimizer's."""
+    """Return `ScaleState.trace` after an update; `places` are the indices of its variables in the optimizer."""
     nearest = ops.take(ops.convert_to_tensor(places, dtype="int32"), ops.maximum(defects.nearest, 0))
     nearest = ops.where(defects.nearest < 0, -1, nearest)
     return ops.stack(
@@ -313,13 +313,13 @@ def _copies(value: Tensor) -> list[NDArray[Any]]:
 
 
 def _mean_loss(floats: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(replicas, steps, columns) as one: of what is not the loss all replicas have the same."""
+    """Merge (replicas, steps, columns) over the replicas, which differ only in the loss."""
     return np.concatenate([floats[..., :1].mean(0, dtype="float32"), floats[0, :, 1:]], axis=1)
 
 
 def combined_ints(ints: Any, numpy: Any = ops) -> Any:
-    """(parts, ..., columns) as one, of the replicas or the optimizers of a step: finite and zero where all are, bad
-    elements added up. On the host with `numpy`."""
+    """Merge (parts, ..., columns) over the replicas or optimizers of a step: `finite` and `zero` if all are, counts of
+    bad elements added up. Pass `numpy` on the host."""
     whole = {
         "finite": numpy.min,
         "zero": numpy.min,
@@ -340,7 +340,7 @@ class StepStart(NamedTuple):
 
 
 def start_of_step(optimizer: Any) -> StepStart:
-    """Of the variables as they are in the present scope."""
+    """Read the variables as they are in the present scope."""
     rate = ops.cast(ops.convert_to_tensor(optimizer.learning_rate), "float32")
     return StepStart(optimizer.loss_scale, rate, optimizer.seen_steps)
 

@@ -17,7 +17,7 @@ Tensor = Any  # of the backend in use; keras has no common type for them
 
 
 def check_float_tensor(x: Any, function: str) -> Tensor:
-    """`x` as a tensor of the backend; TypeError if it is symbolic or not floating."""
+    """Return `x` as a tensor of the backend; raise TypeError if it is symbolic or not floating."""
     if isinstance(x, keras.KerasTensor):
         raise TypeError(
             f"{function}: x must be a value, not a symbolic Keras tensor. Received: {x}. "
@@ -31,7 +31,7 @@ def check_float_tensor(x: Any, function: str) -> Tensor:
 
 
 def map_floats(function: Callable[[Tensor], Tensor], structure: Any) -> Any:
-    """`structure` with `function` of each of its float tensors."""
+    """Return `structure` with `function` applied to each of its float tensors."""
     return keras.tree.map_structure(lambda x: function(x) if is_float_tensor(x) else x, structure)
 
 
@@ -161,7 +161,7 @@ def _as_many(what: str, grads: Any, targets: Sequence[Any]) -> list[Any]:
 
 
 def scale_gradient(x: Tensor, factor: float | Tensor) -> Tensor:
-    """`x` unchanged, in its shape and dtype; backward: upstream * factor, rounded once to x's dtype.
+    """Return `x` unchanged; in the backward pass return upstream * factor, rounded once to the dtype of x.
 
     `factor` is any finite number or scalar tensor (0 stops the gradient, -1 reverses it, 2**10 scales from here down
     while 2**-10 further down undoes it). The product is formed in float32 (float64 for float64), so a factor that

@@ -39,8 +39,9 @@ def gradient_statistics(gradient: Tensor) -> Tensor:
 
 
 def statistics_of_each(tensors: list[Tensor]) -> Tensor:
-    """`gradient_statistics` of several tensors, float32 of shape (tensors, SINK_SIZE), as one sum over segments: XLA
-    compiles one operation, not one for each.
+    """Return `gradient_statistics` of several tensors, float32 of shape (tensors, SINK_SIZE).
+
+    They are one sum over segments, so that XLA compiles one operation and not one for each tensor.
 
     Example:
         >>> counts = statistics_of_each([ops.ones((2, 3)), ops.zeros((2,))])
@@ -81,17 +82,17 @@ class SafeScales:
 
     @property
     def empty(self) -> bool:
-        """True when no scale is safe: part of the model should stay in float32."""
+        """Return whether no scale is safe, so that part of the model should stay in float32."""
         return self.lowest_power > self.highest_power
 
     @property
     def recommended_scale(self) -> float:
-        """2**(highest_power - 1): a factor of two of room for later gradients."""
+        """Return 2**(highest_power - 1), which leaves a factor of two for later gradients."""
         return 2.0 ** (self.highest_power - 1)
 
 
 def largest_exponent(statistics: Counts) -> int | None:
-    """e such that the largest finite magnitude lies in [2**e, 2**(e + 1)); None if all values are zero or not finite.
+    """Return e such that the largest finite magnitude lies in [2**e, 2**(e + 1)); None if there is no such value.
 
     Example:
         >>> from mpt_cli.precision.gradients import gradient_statistics
@@ -103,7 +104,9 @@ def largest_exponent(statistics: Counts) -> int | None:
 
 
 def share_flushed(statistics: Counts, scale: float = 1.0, dtype: str = "float16") -> float:
-    """Share of the nonzero finite values that `scale` times them rounds to zero in `dtype`; 0.0 if there are none.
+    """Return the share of the nonzero finite values that become zero in `dtype` when multiplied by `scale`.
+
+    It is 0.0 if there are no such values.
 
     For float16: those of scaled magnitude below 2**-25 (2**-25 itself, which also does, is counted as kept).
     float32 subnormals count as flushed at every scale.
@@ -121,7 +124,9 @@ def share_flushed(statistics: Counts, scale: float = 1.0, dtype: str = "float16"
 
 
 def share_subnormal(statistics: Counts, scale: float = 1.0, dtype: str = "float16") -> float:
-    """Share of the nonzero finite values that `scale` times them is subnormal in `dtype`: kept, with fewer digits.
+    """Return the share of the nonzero finite values that become subnormal in `dtype` when multiplied by `scale`.
+
+    They are kept, with fewer digits.
 
     For float16: those of scaled magnitude 2**-25 up to 2**-14; 0.0 if there are no values.
 
@@ -140,7 +145,9 @@ def share_subnormal(statistics: Counts, scale: float = 1.0, dtype: str = "float1
 
 
 def share_overflow(statistics: Counts, scale: float = 1.0, dtype: str = "float16") -> float:
-    """Share of the nonzero finite values that `scale` times them exceeds `dtype`; 0.0 if there are none.
+    """Return the share of the nonzero finite values that overflow `dtype` when multiplied by `scale`.
+
+    It is 0.0 if there are no such values.
 
     For float16: those of scaled magnitude 2**16 and more (65520 ... 65535, which round to inf, are missed).
 

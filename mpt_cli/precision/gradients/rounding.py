@@ -20,12 +20,12 @@ class FloatFormat:
 
     @property
     def smallest(self) -> float:
-        """The smallest positive value, a subnormal; half of it and less rounds to zero."""
+        """Return the smallest positive value, a subnormal; half of it and less rounds to zero."""
         return 2.0 ** (self.min_exponent - self.mantissa_bits)
 
     @property
     def flush_exponent(self) -> int:
-        """Nonzero values below 2**flush_exponent round to zero, and so does this power itself (a tie, to even)."""
+        """Return e such that nonzero values up to 2**e round to zero (2**e itself is a tie, rounded to even)."""
         return self.min_exponent - self.mantissa_bits - 1
 
 
@@ -43,7 +43,7 @@ def find_format(dtype: str) -> FloatFormat:
 
 
 def round_stochastically(x: Tensor, dtype: str, random: Tensor) -> Tensor:
-    """`x`, of float32, in `dtype` (float16 or bfloat16): one of its two neighbours there, in the mean x itself.
+    """Round float32 `x` to float16 or bfloat16: to one of its two neighbours, so that the mean is x.
 
     With a = |x| between the neighbours l < u it is u with probability (a - l) / (u - l), exactly; below the normal
     numbers of float16 with the next multiple of 2**-24. `random` holds an int32 per element, all values equally likely.
