@@ -1,1 +1,1 @@
-"""The training program compiled for GPUs that are not there: what it holds, and what bounds it."""
+"""The training program compiled for GPUs that are not there: what it holds, in which dtypes."""

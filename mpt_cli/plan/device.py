@@ -1,4 +1,4 @@
-"""A GPU as its data sheet describes it: what XLA needs to compile for one that is not here, and its peaks.
+"""A GPU as its data sheet describes it: what XLA needs to compile for one that is not here.
 
 One short file each in `devices/`; a user's own is a file of the same keys. XLA chooses kernels by these figures without
 trying any (no autotuning), so that what it compiles here may differ in tile sizes and algorithms from what it compiles
@@ -41,11 +41,7 @@ device_description_str: "{device.description}"
 
 @dataclass(frozen=True)
 class Device:
-    """The figures of a data sheet; `teraflops` are dense peaks by dtype, `link_gb_per_second` goes one way.
-
-    `matrix_units` are the dtypes that they multiply. A product of float32 whose precision nobody raised is one of tf32
-    where the GPU has that, as XLA chooses it.
-    """
+    """The figures of a data sheet."""
 
     name: str
     description: str
@@ -59,9 +55,6 @@ class Device:
     l2_cache_kib: int
     shared_kib_per_multiprocessor: int
     shared_kib_per_block: int
-    teraflops: dict[str, float]
-    matrix_units: tuple[str, ...]
-    link_gb_per_second: float
 
     @property
     def memory_bytes(self) -> int:
@@ -75,16 +68,8 @@ class Device:
 
     @property
     def has_tf32(self) -> bool:
-        """Return whether its matrix units take float32 as tf32."""
-        return "tf32" in self.matrix_units
-
-    def flops_per_second(self, dtype: str) -> float:
-        """Return the peak for products of `dtype`; a dtype without units of its own is computed in float32.
-
-        >>> load_device("v100").flops_per_second("bfloat16") / 1e12
-        15.7
-        """
-        return 1e12 * self.teraflops.get(dtype, self.teraflops["float32"])
+        """Return whether it multiplies float32 as tf32 where no higher precision was asked for."""
+        return self.at_least("8.0")
 
     def at_least(self, capability: str) -> bool:
         """Return whether its compute capability is at least this one.
@@ -164,7 +149,7 @@ def _read(path: Path) -> Device:
     problems = problems or [Problem(f"{path}: {name}", rule, content[name]) for name, rule in _broken_rules(content)]
     if problems:
         raise ConfigError(problems)
-    return Device(path.stem, **{**content, "matrix_units": tuple(content["matrix_units"])})
+    return Device(path.stem, **content)
 
 
 def _broken_rules(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -173,11 +158,8 @@ def _broken_rules(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "compute_capability", 'must be a version in quotes, as "9.0".'
     if re.search('["\n]', content["description"]):
         yield "description", "must be one line of text."
-    if "float32" not in content["teraflops"]:
-        yield "teraflops", "must have float32 among its dtypes."
     for name, value in content.items():
-        figures = value.values() if isinstance(value, dict) else [value] if isinstance(value, int | float) else []
-        if not all(isinstance(figure, int | float) and 0 < figure <= _LARGEST_FIGURE for figure in figures):
+        if not (isinstance(value, str) or 0 < value <= _LARGEST_FIGURE):
             yield name, f"must be above 0 and at most {_LARGEST_FIGURE:,.0f}."
 
 

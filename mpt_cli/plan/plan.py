@@ -1,9 +1,5 @@
-"""A plan: what a run's compiled program says of memory, work, bounds and devices, and how it is shown: one column per
+"""A plan: what a run's compiled program says of memory, dtypes and devices, and how it is shown: one column per
 configuration, then what each is made of. Nothing of it is run.
-
-Bounds are not predictions: no kernel reaches its peak. A kernel can't be faster than its products at the peak of their
-dtype, nor, but for what is still in a cache, than its bytes at the memory's peak (Williams et al. 2009, "Roofline");
-kernels follow each other, so that their bounds add up.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +21,7 @@ from mpt_cli.plan.program import (
     enable_compiler,
     prepare_compiler,
 )
-from mpt_cli.plan.work import Collective, Step, parse_module, read_step
+from mpt_cli.plan.work import Shape, Step, parse_module, read_step
 from mpt_cli.report.tables import print_labelled, print_table, text_columns
 from mpt_cli.settings.load import load_with_recipe
 from mpt_cli.settings.schema import Settings
@@ -34,27 +30,6 @@ from mpt_cli.telemetry.format import format_bytes, format_fraction, format_secon
 from mpt_cli.training.program import Program
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Bound:
-    """Seconds that a step takes at least: of the kernels that products bind, of those that memory binds, and of what
-    goes between devices, which may go on meanwhile."""
-
-    compute: float
-    memory: float
-    links: float
-
-    @property
-    def step(self) -> float:
-        return max(self.compute + self.memory, self.links)
-
-    @property
-    def by(self) -> str:
-        """Return what limits the step most."""
-        if self.links >= self.compute + self.memory:
-            return "links between devices"
-        return "compute" if self.compute >= self.memory else "memory"
 
 
 @dataclass(frozen=True)
@@ -100,13 +75,10 @@ class Plan:
     held_bytes: int  # of data that stays on the device beside what the program is given
     usable_bytes: int
     buffers: list[Buffer]
-    kernels: int
     product_flops: dict[str, float]
-    bytes: int
     islands: list[Island]
     traffic: list[Traffic]
     unknown_loops: int
-    bound: Bound | None
     compile_seconds: float
     warnings: list[str] = field(default_factory=list)
 
@@ -122,8 +94,7 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the entry of `--json`."""
-        bound = None if self.bound is None else {**asdict(self.bound), "step": self.bound.step, "by": self.bound.by}
-        return {**asdict(self), "needed_bytes": self.needed_bytes, "fits": self.fits, "bound": bound}
+        return {**asdict(self), "needed_bytes": self.needed_bytes, "fits": self.fits}
 
 
 def plan(words: Sequence[str], device: str, devices: int = 1, say: Say = lambda text: None) -> list[Plan]:
@@ -188,49 +159,26 @@ def read_plan(planned: Planned, compiled: Compiled) -> Plan:
     from mpt_cli.engine.feed import byte_size
     from mpt_cli.training.assembly import count_parameters
 
-    parts, device, count = planned.parts, planned.target.device, planned.target.count
+    parts, device = planned.parts, planned.target.device
     step = read_step(parse_module(compiled.text), device is not None and device.has_tf32)
     flops = step.flops()
     return Plan(
         overrides={},
         policy=parts.settings.policy.name,
         batch_size=parts.settings.trainer.batch_size,
-        devices=count,
+        devices=planned.target.count,
         parameters=count_parameters(parts.model),
         memory=compiled.memory,
         held_bytes=(byte_size(parts.data.validation) or 0) if parts.train_feed.is_resident else 0,
         usable_bytes=0 if device is None else device.usable_bytes,
         buffers=[Buffer(*row) for row in step.largest_arrays(8)],
-        kernels=len(step.kernels),
         product_flops=flops,
-        bytes=step.bytes,
         islands=_islands(step) if {"float16", "bfloat16"} & {*flops} else [],
         traffic=_traffic(step),
         unknown_loops=step.unknown_loops,
-        bound=None if device is None else compute_bound(step, device, count),
         compile_seconds=compiled.seconds,
         warnings=list(parts.warnings),
     )
-
-
-def compute_bound(step: Step, device: Device, devices: int) -> Bound:
-    """Return the least time of a step: each kernel at the peak that limits it, and sums over devices in a ring."""
-    compute = memory = 0.0
-    for kernel in step.kernels:
-        multiplying = sum(product.flops / device.flops_per_second(product.dtype) for product in kernel.products)
-        moving = kernel.bytes / (device.memory_gb_per_second * 1e9)
-        compute, memory = (compute + multiplying, memory) if multiplying > moving else (compute, memory + moving)
-    sent = sum(_bytes_sent(each, each.devices or devices) for each in step.collectives)
-    return Bound(compute, memory, sent / (device.link_gb_per_second * 1e9))
-
-
-def _bytes_sent(collective: Collective, devices: int) -> float:
-    """Return the bytes that each device sends: twice around the ring for a sum, once for a gather or scatter."""
-    count = collective.shape.bytes
-    if collective.opcode == "collective-permute":
-        return count
-    whole = count * devices if collective.opcode == "reduce-scatter" else count
-    return (2 if collective.opcode == "all-reduce" else 1) * whole * (devices - 1) / devices
 
 
 def _islands(step: Step) -> list[Island]:
@@ -243,12 +191,12 @@ def _islands(step: Step) -> list[Island]:
 
 
 def _traffic(step: Step) -> list[Traffic]:
-    groups: dict[tuple[str, str], list[Collective]] = {}
-    for each in step.collectives:
-        groups.setdefault((each.opcode, each.shape.dtype), []).append(each)
+    groups: dict[tuple[str, str], list[Shape]] = {}
+    for opcode, shape in step.collectives:
+        groups.setdefault((opcode, shape.dtype), []).append(shape)
     return [
-        Traffic(*kind, len(group), sum(each.shape.elements for each in group), sum(each.shape.bytes for each in group))
-        for kind, group in sorted(groups.items())
+        Traffic(*kind, len(shapes), sum(shape.elements for shape in shapes), sum(shape.bytes for shape in shapes))
+        for kind, shapes in sorted(groups.items())
     ]
 
 
@@ -257,7 +205,7 @@ MOST_LINES = 6  # of each kind of detail; `--json` has all
 
 def print_plans(device: Device, plans: Sequence[Plan], console: Console) -> None:
     """Print a table of all plans, the details of each, and what the figures assume; in a pipe, aligned plain lines."""
-    heading = f"{plans[0].devices} x {device.description}. Compiled and bounded; nothing was run."
+    heading = f"{plans[0].devices} x {device.description}. Compiled; nothing was run."
     console.print(heading, highlight=False, soft_wrap=True)
     rows = [[label, *(say(plan) for plan in plans)] for label, say in _LABELS]
     print_table(text_columns(["", *map(_title, plans)]), [row for row in rows if any(row[1:])], console)
@@ -265,7 +213,7 @@ def print_plans(device: Device, plans: Sequence[Plan], console: Console) -> None
         console.print(f"\n{_title(plan)}", highlight=False, soft_wrap=True)
         print_labelled(details(plan), console)
     console.print()
-    print_labelled([("assumes", text) for text in assumptions(device, plans[0].devices)], console)
+    print_labelled([("assumes", text) for text in assumptions(device)], console)
 
 
 def _title(plan: Plan) -> str:
@@ -283,15 +231,6 @@ def _products_cell(plan: Plan) -> str:
     return f"{total:.3g} flops: {', '.join(f'{dtype} {format_fraction(count / total)}' for dtype, count in parts)}"
 
 
-def _bound_cell(plan: Plan) -> str:
-    return "" if plan.bound is None else f"≥ {format_milliseconds(plan.bound.step)}, by {plan.bound.by}"
-
-
-def _bound_parts_cell(plan: Plan) -> str:
-    parts = {} if plan.bound is None else asdict(plan.bound)
-    return ", ".join(f"{name} {format_milliseconds(seconds)}" for name, seconds in parts.items() if seconds)
-
-
 _LABELS: list[tuple[str, Callable[[Plan], str]]] = [
     ("policy", lambda plan: plan.policy),
     ("batch, of all devices", lambda plan: f"{plan.batch_size:,}"),
@@ -300,11 +239,6 @@ _LABELS: list[tuple[str, Callable[[Plan], str]]] = [
     ("  weights, optimizer, data", lambda plan: format_bytes(plan.memory.arguments + plan.held_bytes)),
     ("  temporaries", lambda plan: format_bytes(plan.memory.temporaries)),
     ("products of a step", _products_cell),
-    ("bytes of a step", lambda plan: format_bytes(plan.bytes)),
-    ("kernels of a step", lambda plan: f"{plan.kernels:,}"),
-    ("time of a step", _bound_cell),
-    ("  of that", _bound_parts_cell),
-    ("examples per second", lambda plan: "" if plan.bound is None else f"≤ {plan.batch_size / plan.bound.step:,.0f}"),
 ]
 
 
@@ -331,29 +265,12 @@ def details(plan: Plan) -> list[tuple[str, str]]:
     return [*rows, ("compiled", f"in {format_seconds(plan.compile_seconds)}")]
 
 
-def assumptions(device: Device, devices: int) -> list[str]:
+def assumptions(device: Device) -> list[str]:
     """Return what the figures assume."""
-    peaks = ", ".join(f"{dtype} {value:g}" for dtype, value in device.teraflops.items())
-    found = [
-        f"peaks of the data sheet: teraflops {peaks}; memory {device.memory_gb_per_second:,.0f} GB/s. No kernel "
-        f"reaches them; what is still in the L2 cache ({format_bytes(device.l2_cache_kib * 1024)}) may come faster.",
+    return [
         "a step that is applied, of this program alone: what CUDA, cuDNN and NCCL take of the memory beside it is not "
         "counted, and the arrays listed need not be there at the same time.",
         "kernels as XLA chooses them without trying any; beside a GPU it may choose others of the same dtype.",
         f"JAX's allocator takes {format_bytes(device.usable_bytes)} of {format_bytes(device.memory_bytes)} at most, "
         "unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.",
     ]
-    if devices > 1:
-        found.append(
-            f"{device.link_gb_per_second:g} GB/s from one device to the next, sums in a ring, hidden behind kernels."
-        )
-    return found
-
-
-def format_milliseconds(seconds: float) -> str:
-    """
-    >>> format_milliseconds(0.00615), format_milliseconds(0.0000021), format_milliseconds(2.5)
-    ('6.15 ms', '0.0021 ms', '2,500 ms')
-    """
-    value = 1000 * seconds
-    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms" if value >= 0.1 else f"{value:.2g} ms"

@@ -1,5 +1,5 @@
-"""What one training step of a compiled program does: its kernels, what each multiplies and moves, and what goes between
-devices; read from the program as XLA prints it (HLO text).
+"""What one training step of a compiled program does: what it multiplies in which dtype, which arrays it makes, and what
+goes between devices; read from the program as XLA prints it (HLO text).
 
 XLA's own Python objects know opcodes and shapes of instructions and nothing of their attributes (which dimensions a
 product contracts, which computation a fusion calls).
@@ -69,11 +69,6 @@ class Instruction:
     def shape(self) -> Shape:
         """Return the shape of the result; for a tuple, of its first array."""
         return self.shapes[0] if self.shapes else Shape("token", ())
-
-    @property
-    def bytes(self) -> int:
-        """Return the bytes of all arrays of the result."""
-        return sum(shape.bytes for shape in self.shapes)
 
     def called(self, word: str) -> str:
         """Return the computation named after this word; empty where there is none."""
@@ -201,7 +196,6 @@ NO_KERNEL = {
     "add-dependency",
 }
 COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather", "collective-permute", "all-to-all", "ragged-all-to-all")
-SLICES = {"dynamic-slice", "slice", "gather"}
 _CONTROL = re.compile(
     r"^(jit\(.*\)|while|body|cond|closed_call|branch_\d+_fun|checkpoint|remat\d*|custom_vjp_call|"
     r"custom_jvp_call|shard_map|body_jaxpr|cond_jaxpr)$"
@@ -231,40 +225,16 @@ class Product:
     layer: str
 
 
-@dataclass(frozen=True)
-class Collective:
-    """Something summed or gathered over so many `devices`, all of them where None: one device's part."""
-
-    opcode: str
-    shape: Shape
-    devices: int | None = None
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """What is started on the device as one piece: its products, and the bytes that it reads and writes."""
-
-    products: tuple[Product, ...]
-    bytes: int
-
-
 @dataclass
 class Step:
-    """One step: its kernels (each as often as it runs), collectives, and the arrays that it makes with their layers."""
+    """One step: its products, each as often as it runs; what is summed or gathered over devices, one device's part, by
+    opcode; and the arrays that it makes with their layers.
+    """
 
-    kernels: list[Kernel] = field(default_factory=list)
-    collectives: list[Collective] = field(default_factory=list)
+    products: list[Product] = field(default_factory=list)
+    collectives: list[tuple[str, Shape]] = field(default_factory=list)
     arrays: list[tuple[Shape, str]] = field(default_factory=list)
     unknown_loops: int = 0  # inner loops of a length that is not in the program, counted as one round
-
-    @property
-    def bytes(self) -> int:
-        """Read from and written to the device's memory."""
-        return sum(kernel.bytes for kernel in self.kernels)
-
-    @property
-    def products(self) -> list[Product]:
-        return [product for kernel in self.kernels for product in kernel.products]
 
     def flops(self) -> dict[str, float]:
         """Return the operations of matrix products and convolutions, by dtype."""
@@ -325,12 +295,10 @@ class _Reader:
         opcode = each.opcode.removesuffix("-start")
         if opcode in COLLECTIVES:
             shapes = each.shapes[len(each.shapes) // 2 :] if each.opcode == "all-gather-start" else each.shapes
-            group = _group_size(each.attributes)
-            self.step.collectives += [Collective(opcode, shape, group) for shape in shapes] * times
+            self.step.collectives += [(opcode, shape) for shape in shapes] * times
         if not is_carried:
             self.step.arrays += [(shape, layer_of(each.text("op_name"))) for shape in each.shapes]
-        moved = _bytes_of(self.computations, computation, each)
-        self.step.kernels += [Kernel(tuple(self._products(computation, each)), moved)] * times
+        self.step.products += [*self._products(computation, each)] * times
 
     def _products(self, computation: Computation, each: Instruction) -> Iterator[Product]:
         flops = _product_flops(computation, each)
@@ -347,18 +315,6 @@ class _Reader:
         precision = f"{each.text('algorithm')}{each.config('gemm_backend_config').get('precision_config', '')}"
         raised = re.search("operand_precision=.[^}]*high|HIGH|f32_f32_f32", each.attributes + precision)
         return "tf32" if name == "float32" and self.has_tf32 and not raised else name
-
-
-def _group_size(attributes: str) -> int | None:
-    """Return how many devices a collective spans; None where it does not say.
-
-    >>> _group_size("replica_groups={{0,1},{2,3}}, to_apply=%add"), _group_size("replica_groups=[2,4]<=[8]")
-    (2, 4)
-    """
-    if found := re.search(r"replica_groups=\{\{([\d,]+)\}", attributes):
-        return len(found[1].split(","))
-    found = re.search(r"replica_groups=\[\d+,(\d+)\]", attributes)
-    return int(found[1]) if found else None
 
 
 def _product_flops(computation: Computation, each: Instruction) -> float | None:
@@ -414,43 +370,3 @@ def _attention(computation: Computation, each: Instruction, backward: bool) -> f
     query, key = (computation.operand(each, index).shape.sizes for index in (0, 1))
     axis = next((axis for axis in (1, 2) if query[axis] != key[axis]), 1)  # where lengths differ they show the layout
     return (10.0 if backward else 4.0) * math.prod(query) * key[axis]
-
-
-def _bytes_of(computations: dict[str, Computation], computation: Computation, each: Instruction) -> int:
-    """Return the bytes that a kernel reads and writes.
-
-    Of an array that it slices, only the slices count; of one that it updates in place, only the update.
-    """
-    if each.opcode == "fusion":
-        inner = computations[each.called("calls")]
-        read = sum(_bytes_read(inner, parameter) for parameter in inner if parameter.opcode == "parameter")
-        root = inner.root
-        results = [inner.instructions[name] for name in root.operands] if root.opcode == "tuple" else [root]
-        return read + sum(_bytes_written(inner, result) for result in results)
-    if each.opcode in SLICES:
-        return 2 * each.bytes
-    if each.opcode == "dynamic-update-slice":
-        return 2 * computation.operand(each, 1).bytes
-    made = sum(shape.bytes for shape in each.shapes if each.opcode != "custom-call" or shape.kind != "u8")  # workspace
-    if each.opcode.endswith("-start"):
-        return 2 * made
-    return made + sum(computation.instructions[name].bytes for name in dict.fromkeys(each.operands))
-
-
-def _bytes_read(inner: Computation, parameter: Instruction) -> int:
-    total = 0
-    for user in (each for each in inner if parameter.name in each.operands):
-        is_first = user.operands[0] == parameter.name
-        if user.opcode in SLICES and is_first:
-            total += user.bytes
-        elif user.opcode in ("bitcast", "reshape"):
-            total += _bytes_read(inner, user)
-        elif not (user.opcode == "dynamic-update-slice" and is_first):  # which changes it in place
-            return parameter.bytes
-    return min(total, parameter.bytes)
-
-
-def _bytes_written(inner: Computation, result: Instruction) -> int:
-    while result.opcode in ("bitcast", "reshape"):
-        result = inner.operand(result, 0)
-    return inner.operand(result, 1).bytes if result.opcode == "dynamic-update-slice" else result.bytes

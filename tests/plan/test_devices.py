@@ -1,4 +1,4 @@
-"""GPUs as they are described, bounds worked out by hand, and what is said of a request that can't be planned."""
+"""GPUs as they are described, and what is said of a request that can't be planned."""
 
 import json
 from dataclasses import replace
@@ -10,42 +10,9 @@ from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
 from mpt_cli.plan import device as module
 from mpt_cli.plan.device import FOLDER, Device, check_compiler, device_names, load_device
-from mpt_cli.plan.plan import compute_bound, plan
+from mpt_cli.plan.plan import plan
 from mpt_cli.plan.program import check_plan
-from mpt_cli.plan.work import Collective, Kernel, Product, Shape, Step
 from mpt_cli.settings.load import load_settings
-
-ROUND = replace(
-    load_device("h100"),
-    teraflops={"float16": 100.0, "float32": 10.0},
-    memory_gb_per_second=1000.0,
-    link_gb_per_second=100.0,
-)
-
-
-def kernel(flops: float, moved: int, dtype: str = "float16") -> Kernel:
-    return Kernel((Product(dtype, flops, "dense"),), moved)
-
-
-def test_a_kernel_is_bound_by_its_arithmetic_or_by_its_bytes():
-    step = Step([kernel(1e12, 10**9), kernel(1e10, 5 * 10**9)])  # 10 ms against 1 ms; 0.1 ms against 5 ms
-    bound = compute_bound(step, ROUND, 1)
-    assert (bound.compute, bound.memory) == (pytest.approx(0.010), pytest.approx(0.005))
-    assert bound.step == pytest.approx(0.015) and bound.by == "compute"
-
-
-def test_a_sum_over_devices_goes_round_the_ring_of_its_group_twice():
-    whole, pair = (
-        Step([kernel(1.0, 8)], [Collective("all-reduce", Shape("f32", (10**9,)), devices)]) for devices in (None, 2)
-    )
-    bound = compute_bound(whole, ROUND, 8)
-    assert bound.links == pytest.approx(2 * 7 / 8 * 4e9 / 100e9)
-    assert bound.step == bound.links and bound.by == "links between devices"
-    assert compute_bound(pair, ROUND, 8).links == pytest.approx(4e9 / 100e9)
-
-
-def test_bfloat16_without_units_of_its_own_runs_as_float32():
-    assert compute_bound(Step([kernel(1e12, 8, "bfloat16")]), ROUND, 1).compute == pytest.approx(0.1)
 
 
 def test_every_shipped_device_has_a_source_and_is_whole():
@@ -76,7 +43,6 @@ def test_a_device_of_ones_own_is_read_and_a_wrong_file_is_told_what_is_wrong(tmp
         ('"9.0"', '"9"', r'compute_capability: must be a version in quotes, as "9.0". Received: '),
         ("memory_gib: 80", "memory_gib: .nan", "memory_gib: must be above 0 and at most 1,000,.* Received: nan"),
         ("l2_cache_kib: 51200", "l2_cache_kib: 1.5", "l2_cache_kib must not be 1.5."),
-        ("float32: 67, ", "", "teraflops: must have float32 among its dtypes."),
         ("description: NVIDIA H100 80GB HBM3", 'description: "a\\nb"', "description: must be one line of text."),
         (whole, "[1, 2]", "must hold keys and values: description, "),
         (whole, "a: [", "is not valid YAML: "),
