@@ -305,7 +305,10 @@ def config_keys(found: Diagnosis) -> dict[tuple[str, ...], str]:
     if found.digits is not None:
         keys.update({("policy", "overrides", name): "float32" for name in found.digits.remedy})
     if found.recommended is not None:
-        lowest, highest = scale_bounds(found.settings.loss_scale.rule)
+        rule = found.settings.loss_scale.rule
+        lowest, highest = scale_bounds(rule)
+        if not rule.scales:
+            keys["loss_scale", "mode"] = DynamicScale.mode
         keys["loss_scale", "initial_scale"] = format_power(found.recommended)
         if found.recommended > highest:
             keys["loss_scale", "max_scale"] = format_power(found.recommended)

@@ -14,13 +14,11 @@ from statistics import fmean
 from typing import Any
 
 from mpt_cli.engine.distribution import undistributed
-from mpt_cli.errors import ConfigError, DataError, Problem, naming
+from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.report.history import read_lines
 from mpt_cli.runs.directory import RunDirectory, make_empty, random_name, remove_empty
-from mpt_cli.settings.overrides import recipe_named
-from mpt_cli.settings.relative_references import names_lost_in_copy
 from mpt_cli.settings.schema import Settings
-from mpt_cli.settings.search_path import expanded, find_recipe, is_shipped
+from mpt_cli.settings.search_path import expanded
 from mpt_cli.telemetry.format import format_number
 from mpt_cli.telemetry.records import OVERFLOW, PHASE, Event, field_problem, required_fields
 
@@ -97,23 +95,6 @@ def diagnosis_directory(path: str | None, parent: Path) -> Iterator[Path]:
     except BaseException:
         remove_empty(made)
         raise
-
-
-def check_write_path(target: str | None, words: Sequence[str]) -> None:
-    """Raise DataError where the file exists or can't be made, before anything is measured; leave no file behind.
-
-    ConfigError where a copy there would not find a file that the recipe names.
-    """
-    if target is None:
-        return
-    path = expanded(target)
-    with naming(path, "Nothing was changed; give another --write."):
-        path.touch(exist_ok=False)
-        path.unlink()
-    for source in map(find_recipe, filter(None, map(recipe_named, words))):
-        if left := [] if is_shipped(source) else names_lost_in_copy(source, path):
-            rule = f"must be beside {source}, which names {', '.join(left)} from there."
-            raise ConfigError(Problem("--write", rule, target, f"Use --write {source.parent / path.name}."))
 
 
 MOST_GROWTH = 1.5  # of the loss: what batches differ by; a run that diverges passes it in a few steps

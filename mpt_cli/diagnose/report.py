@@ -1,12 +1,10 @@
-"""What a diagnosis says and shows: sentences, lines of a configuration, JSON, and a copy of the recipe with what it
-recommends, comments and all else as they were, fit to be trained; a table of the layers, and a page.
+"""What a diagnosis says and shows: sentences, lines of a configuration, JSON, a table of the layers, and a page.
 
 The JSON is the contract of `mpt diagnose --json` and of diagnosis.json. The page shows gradient magnitudes over
 exponents, as figure 3 of Micikevicius et al. 2018: without scaling, and at the recommended scale.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,20 +32,12 @@ from mpt_cli.precision.gradients import (
     share_flushed,
     share_subnormal,
 )
-from mpt_cli.precision.scale_rules import DynamicScale
 from mpt_cli.report.page import render_page
 from mpt_cli.report.picture import Curve, Picture
 from mpt_cli.report.tables import PageTable, TableColumn, print_labelled, print_table
-from mpt_cli.runs.directory import write_atomic
 from mpt_cli.samples.probes import Counts
-from mpt_cli.settings.recipe_edit import RecipeText
-from mpt_cli.settings.recipes import unaffected_keys
-from mpt_cli.settings.schema import choosing_key
-from mpt_cli.settings.search_path import expanded, find_recipe
 from mpt_cli.telemetry.colors import distinct_style
 from mpt_cli.telemetry.format import format_fraction, format_scale
-
-RUN_KEYS = ("conf", "run_dir", "resume")
 
 
 def sentences(found: Diagnosis) -> list[tuple[str, str]]:
@@ -116,10 +106,10 @@ def _faults(found: Diagnosis) -> Iterator[str]:
 def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
     """Return everything that was found. Scales are plain numbers; windows also have their powers of two.
 
-    `layers` are those of the first point, `points` has them all. Shares are of the nonzero gradients. A layer whose
-    gradients flow in another dtype than float16 has shares too, of what float16 would do, and no window.
+    `layers` are those of the first point, `points` has them all, with the gradients of outputs and weights counted by
+    their magnitudes. A layer whose gradients flow in another dtype than float16 has no window.
     """
-    points = [_point_content(point, found.recommended) for point in found.points]
+    points = [_point_content(point) for point in found.points]
     return {
         "status": "ok",
         "kind": "loss_scale",
@@ -151,45 +141,25 @@ def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
     }
 
 
-def _point_content(point: ExaminedPoint, recommended: float | None) -> dict[str, Any]:
-    scales = {"without_scaling": 1.0, "at_loss_scale": point.loss_scale}
-    scales |= {} if recommended is None else {"at_recommended": recommended}
+def _point_content(point: ExaminedPoint) -> dict[str, Any]:
     layers = [
         {
-            "name": layer.name,
-            "kind": layer.kind,
-            "compute_dtype": layer.compute_dtype,
-            "variable_dtype": layer.variable_dtype,
+            **vars(layer),
             "safe_window": _window_content(layer.window),
-            "activation_gradients": _gradients_content(layer.activations, scales),
-            "weight_gradients": _gradients_content(layer.weights, scales),
+            "activations": _gradients_content(layer.activations),
+            "weights": _gradients_content(layer.weights),
         }
         for layer in point.layers
     ]
-    return {
-        "step": point.step,
-        "loss": point.loss,
-        "loss_scale": point.loss_scale,
-        "safe_window": _window_content(point.window),
-        "layers": layers,
-    }
+    return {**vars(point), "safe_window": _window_content(point.window), "layers": layers}
 
 
-def _gradients_content(found: GradientCounts | None, scales: dict[str, float]) -> dict[str, Any] | None:
+def _gradients_content(found: GradientCounts | None) -> dict[str, Any] | None:
+    """Return how many gradients lie from 2^key up to twice that, without scaling."""
     if found is None:
         return None
-    counts, powers = found.counts, {name: power_of_two_below(scale) for name, scale in scales.items()}
-    return {
-        "dtype": found.dtype,
-        "largest_exponent": found.largest_exponent,
-        "values": int(counts[:INFS].sum()),
-        "zeros": int(counts[ZEROS]),
-        "safe_window": _window_content(found.window),
-        "flushed": {name: share_flushed(counts, scale) for name, scale in powers.items()},
-        "subnormal": {name: share_subnormal(counts, scale) for name, scale in powers.items()},
-        "flushed_in_bfloat16": share_flushed(counts, dtype="bfloat16"),
-        "histogram": {place - EXPONENT_BIAS: int(n) for place, n in enumerate(counts[:INFS]) if n},  # from 2^key up
-    }
+    histogram = {place - EXPONENT_BIAS: int(n) for place, n in enumerate(found.counts[:INFS]) if n}
+    return {"dtype": found.dtype, "zeros": int(found.counts[ZEROS]), "histogram": histogram}
 
 
 def _window_content(window: SafeScales | None, is_safe: bool = True) -> dict[str, Any] | None:
@@ -198,57 +168,6 @@ def _window_content(window: SafeScales | None, is_safe: bool = True) -> dict[str
     lowest, highest = window.lowest_power, window.highest_power
     scales = {"lowest_scale": 2.0**lowest, "highest_scale": 2.0**highest}
     return {"lowest_power": lowest, "highest_power": highest, **scales, "is_empty": window.empty or not is_safe}
-
-
-def write_recipe_copy(target: str, overrides: list[str], found: Diagnosis) -> None:
-    """Write the recipe that `overrides` name, changed by them and by the recommendation, as a file that loads.
-
-    A loss scale that they turn off is left out, as the recommendation replaces it.
-    """
-    from mpt_cli.settings.overrides import parse_overrides
-
-    given = parse_overrides(overrides)
-    assert given.conf is not None, "settings were loaded from it"
-    source, path = find_recipe(given.conf), expanded(target)
-    recipe = RecipeText(source.read_text(encoding="utf-8"))
-    for group, choice in given.choices.items():
-        if group != "loss_scale" or found.settings.loss_scale.rule_class.scales:
-            choose_with_keys(recipe, group, str(choice.name), found)
-    for key, value in _changed_keys([override.key_or_group for override in given.overrides], found).items():
-        recipe.set(key, value)
-    if found.recommended is not None and not found.settings.loss_scale.rule_class.scales:
-        recipe.choose("loss_scale", DynamicScale.mode)
-    write_atomic(path, recipe.text)
-
-
-def choose_with_keys(recipe: RecipeText, group: str, name: str, found: Diagnosis) -> None:
-    """Set the choice, update the recipe's keys of that section, and remove those that the choice does not use."""
-    recipe.choose(group, name)
-    section = recipe.content().get(group) or {}
-    left = unaffected_keys(group, name, section)
-    resolved = asdict(found.settings)[group]
-    for key in section.keys() - left.keys() - {choosing_key(group)}:
-        if key in resolved:
-            recipe.set([group, key], resolved[key])
-        else:
-            recipe.remove([group, key])
-
-
-def _changed_keys(keys: Iterable[str], found: Diagnosis) -> dict[tuple[str, ...], Any]:
-    """Return the keys of the command line with their resolved values, then those of the recommendation."""
-    changed: dict[tuple[str, ...], Any] = {}
-    for key in keys:
-        path = tuple(key.split("."))
-        is_off = path[0] == "loss_scale" and not found.settings.loss_scale.rule_class.scales
-        if path[0] not in RUN_KEYS and not is_off:
-            changed[path] = _resolved(asdict(found.settings), path)
-    return {**changed, **config_keys(found)}
-
-
-def _resolved(tree: Any, path: tuple[str, ...]) -> Any:
-    for name in path:
-        tree = tree.get(name) if isinstance(tree, dict) else None
-    return tree
 
 
 LEAD_ROWS = 3  # sentences, before the table

@@ -2,19 +2,18 @@
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
 from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.constructor import RoundTripConstructor
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.representer import RoundTripRepresenter
 
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.limits import parse_yaml
-from mpt_cli.settings.schema import choosing_key
 
 _WIDTH = 10**6  # of a line, so that none is folded
 _NULL = "tag:yaml.org,2002:null"
@@ -25,9 +24,8 @@ _FIRST_LIST = re.compile(r"^( *)[^\s#].*:[ ]*(?:#.*)?\n(?:[ ]*(?:#.*)?\n)*\1( *)
 class RecipeText:
     """The text of a recipe, which each edit replaces.
 
-    A new key comes first in its section, a new section last in the file; lines of comments right below what is removed
-    go with it. ConfigError where the text is no YAML, or where
-    an edit would change more than the place it names, as with values that an alias or a merge key shares.
+    A new key comes first in its section, a new section last in the file. ConfigError where the text is no YAML, or
+    where an edit would change more than the place it names, as with values that an alias or a merge key shares.
 
     >>> recipe = RecipeText("loss_scale:\\n  mode: fixed  # why\\n")
     >>> recipe.set(["loss_scale", "mode"], "dynamic")
@@ -55,44 +53,18 @@ class RecipeText:
         return True
 
     def set(self, path: Sequence[str], value: Any) -> None:
-        """Put `value` at `path`, in place of the old one or as a new key."""
-        self._edit(lambda tree, written: _set(tree, [*map(written, path)], written(value)))  # 'on' as a key, too
-
-    def choose(self, group: str, name: str) -> None:
-        """Write `- group: name` in the `defaults` list, `override` where it names recipes, or `group.name`
-        (`loss_scale.mode`) where that is written out.
-
-        >>> recipe = RecipeText("defaults:\\n  - policy: float32\\n  - model: mlp\\n")
-        >>> recipe.choose("policy", "float16")
-        >>> recipe.text
-        'defaults:\\n  - policy: float16\\n  - model: mlp\\n'
-        """
-        self._edit(lambda tree, written: _choose(tree, group, written(name)))
-
-    def remove(self, path: Sequence[str]) -> None:
-        """Take the key at `path` away, and the sections that this leaves empty.
-
-        >>> recipe = RecipeText("model:\\n  filters: [8]  # few\\n  dropout: 0.4\\nseed: 1\\n")
-        >>> recipe.remove(["model", "filters"])
-        >>> recipe.text
-        'model:\\n  dropout: 0.4\\nseed: 1\\n'
-        """
-        if self.has(path):
-            self._edit(lambda tree, _: _remove(tree, path))
-
-    def _edit(self, change: Callable[[Any, Callable[[Any], Any]], None]) -> None:
-        """Apply `change` to ruamel.yaml's tree and to a plain one; what is written must say what the plain one does."""
+        """Put `value` at `path`, in place of the old one or as a new key; what is written must say what is meant."""
         expected = self.content()
-        change(expected, lambda value: value)
+        _set(expected, path, value)
         try:
             editor, stream = _editor(self.text), io.StringIO()
             tree = editor.load(self.text)
             if not isinstance(tree, CommentedMap):  # a text without keys
                 stream.write(self.text.rstrip("\n") + "\n" if self.text else "")
                 tree = editor.map()
-            change(tree, lambda value: editor.load(format_yaml_value(value)))
-            if tree:
-                editor.dump(tree, stream)
+            *names, written = (editor.load(format_yaml_value(each)) for each in (*path, value))  # 'on' as a key, too
+            _set(tree, names, written)
+            editor.dump(tree, stream)
             edited = RecipeText(stream.getvalue())
             is_as_expected = _comparable(edited.content()) == _comparable(expected)
         except (YAMLError, KeyError):
@@ -184,33 +156,3 @@ def _put(section: Any, name: str, value: Any, is_last: bool) -> None:
         section[name] = value
     else:
         section.insert(0, name, value)
-
-
-def _choose(tree: Any, group: str, name: Any) -> None:
-    key, section = choosing_key(group), tree.get(group)
-    if isinstance(section, dict) and key in section:
-        section[key] = name
-        return
-    if not isinstance(tree.get("defaults"), list):
-        tree.pop("defaults", None)
-        entries = CommentedSeq() if isinstance(tree, CommentedMap) else []
-        tree.insert(0, "defaults", entries) if isinstance(tree, CommentedMap) else tree.update(defaults=entries)
-    for entry in tree["defaults"]:
-        for written in entry if isinstance(entry, dict) else ():
-            if written.removeprefix("override ").strip().removeprefix("/") == group:
-                entry[written] = name
-                return
-    if any(isinstance(entry, str) and entry != "_self_" for entry in tree["defaults"]):  # a recipe that may choose too
-        tree["defaults"].append(type(tree)({f"override {group}": name}))
-    else:
-        tree["defaults"].insert(0, type(tree)({group: name}))
-
-
-def _remove(tree: Any, path: Sequence[str]) -> None:
-    *above, name = path
-    section = tree
-    for each in above:
-        section = section[each]
-    del section[name]
-    if above and not section:
-        _remove(tree, above)

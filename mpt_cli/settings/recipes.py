@@ -478,17 +478,6 @@ def _shared_keys(section: str, chosen: str, part: dict[str, Any]) -> dict[str, A
     return {name: value for name, value in part.items() if name in kept or find_key(f"{section}.{name}") is None}
 
 
-def unaffected_keys(group: str, name: str, part: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of a recipe's section that still say the same where a word chooses this file of the group."""
-    layers, left = layers_of_choice(GroupChoice(group, name, group)), part
-    if group in VARIANTS:
-        stated = merge_layers({}, layers, [])[group]
-        variant = named_variant(group, stated)
-        left = part if variant is None else _shared_keys(group, variant, part)
-    chosen = merge_layers({group: left}, layers, [])[group]
-    return {key: value for key, value in left.items() if chosen.get(key) == value}
-
-
 def merge_keys(first: Any, second: Any) -> dict[str, Any]:
     """Merge both mappings, the second wins. What it gives as {} is empty."""
     both = {

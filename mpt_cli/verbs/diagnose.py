@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from mpt_cli.diagnose.preparation import check_write_path, diagnosis_directory, find_overflow, on_one_device
+from mpt_cli.diagnose.preparation import diagnosis_directory, find_overflow, on_one_device
 from mpt_cli.engine.backend import prepare_backend, set_import_variables
 from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem, printable_tree
 from mpt_cli.report.page import write_page
@@ -41,23 +41,19 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
     for note in recipe.notes:
         say(note)
     settings = with_drawn_seed(on_one_device(settings, say))
-    check_write_path(arguments.write, arguments.overrides)
     with diagnosis_directory(arguments.out, default_parent(settings.recipe)) as directory:
         # float16 is examined whatever the policy of the run
         set_import_variables(replace(settings, policy=replace(settings.policy, name="mixed_float16")))
         platform = prepare_backend(settings)  # chooses the backend: before anything that imports Keras
         from mpt_cli.diagnose.diagnosis import diagnose
         from mpt_cli.diagnose.examination import ExaminationRequest
-        from mpt_cli.diagnose.report import diagnosis_content, diagnosis_page, print_diagnosis, write_recipe_copy
+        from mpt_cli.diagnose.report import diagnosis_content, diagnosis_page, print_diagnosis
 
         found = diagnose(Program(settings), platform, ExaminationRequest(steps, arguments.batches or 8), say)
         content = {**diagnosis_content(found), "directory": str(directory)}
         write_page(directory / "diagnosis.html", diagnosis_page(found))
         write_json(directory / DIAGNOSIS, content)
         files = sorted(map(str, directory.iterdir()))
-    if arguments.write:
-        write_recipe_copy(arguments.write, arguments.overrides, found)
-        files.append(arguments.write)
     if arguments.json:
         print_json(content)
     else:
@@ -87,7 +83,7 @@ def _report_no_overflow(run: RunDirectory, run_dir: str, is_of_program: bool, ar
 def _check(arguments: argparse.Namespace, run_dirs: list[str]) -> None:
     problems = _missing_directories(arguments.overrides)
     for_runs = {"--step": arguments.step, "--trial-steps": arguments.trial_steps}
-    for_recipes = {"--at-steps": arguments.at_steps, "--batches": arguments.batches, "--write": arguments.write}
+    for_recipes = {"--at-steps": arguments.at_steps, "--batches": arguments.batches}
     for name, value in (for_recipes if run_dirs else for_runs).items():
         if value is not None:
             own = f"a recipe: {_diagnose_command(run_dirs[0])}" if run_dirs else ""

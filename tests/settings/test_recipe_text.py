@@ -2,7 +2,6 @@
 
 import difflib
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,21 +9,18 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpt_cli.diagnose.report import choose_with_keys
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings.recipe_edit import RecipeText
 from mpt_cli.settings.recipes import read_recipe
-from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import conf_directory, recipes_directory
-from mpt_cli.settings.variants import MODELS, LossScaleSettings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHIPPED = sorted(path for root in (recipes_directory(), conf_directory(), EXAMPLES) for path in root.rglob("*.yaml"))
 
 
-def edited(text: str, edit: str, *arguments: Any) -> str:
+def edited(text: str, path: list[str], value: Any) -> str:
     recipe = RecipeText(text)
-    getattr(recipe, edit)(*arguments)
+    recipe.set(path, value)
     return recipe.text
 
 
@@ -37,51 +33,31 @@ def test_shipped_files_come_back_byte_for_byte_and_an_edit_changes_only_its_line
     assert len(SHIPPED) > 80
     for path in SHIPPED:
         text = path.read_text(encoding="utf-8")
-        assert edited(text, "set", ["seed"], (yaml.safe_load(text) or {}).get("seed", 3)).startswith(text), path
-        scaled = edited(text, "set", ["loss_scale", "initial_scale"], "2**10")
+        assert edited(text, ["seed"], (yaml.safe_load(text) or {}).get("seed", 3)).startswith(text), path
+        scaled = edited(text, ["loss_scale", "initial_scale"], "2**10")
         assert yaml.safe_load(scaled)["loss_scale"]["initial_scale"] == "2**10"
         assert len(changed_lines(text, scaled)) <= 3, path
 
 
 @pytest.mark.parametrize(
-    ("before", "edit", "arguments", "after"),
+    ("before", "arguments", "after"),
     [
-        ("a: 1  # one\nt:\n    # of b\n    b: ~\n", "set", (["t", "b"], 2), "a: 1  # one\nt:\n    # of b\n    b: 2\n"),
-        ("t: {a: 1} # c\nu: null\n", "set", (["t", "x", "y"], 1), "t: {x: {y: 1}, a: 1} # c\nu: null\n"),
-        ("", "set", (["a", "b"], "2**10"), "a:\n  b: 2**10\n"),
-        ("a: {on: 2}\n", "set", (["off"], 1), "a: {on: 2}\n'off': 1\n"),
-        ("a: {on: 2}\n", "set", (["a", "x"], 1), "a: {x: 1, on: 2}\n"),
-        ("v: &v 5\nw: *v\n", "set", (["w"], 6), "v: &v 5\nw: 6\n"),
-        ("m:\n  a:\n    b: 1\nn: 3\n", "remove", (["m", "a", "b"],), "n: 3\n"),
-        (
-            "defaults: [{model: mlp}]\n",
-            "choose",
-            ("policy", "float16"),
-            "defaults: [{policy: float16}, {model: mlp}]\n",
-        ),
-        ("# top\n\nseed: 1\n", "choose", ("policy", "float16"), "# top\n\ndefaults:\n  - policy: float16\nseed: 1\n"),
-        (
-            "defaults:\n- override /policy: float32 # p\n- model: mlp\n",
-            "choose",
-            ("policy", "float16"),
-            "defaults:\n- override /policy: float16 # p\n- model: mlp\n",
-        ),
-        (
-            "policy:\n  name: float32\n  head: null\n",
-            "choose",
-            ("policy", "float16"),
-            "policy:\n  name: float16\n  head: null\n",
-        ),
+        ("a: 1  # one\nt:\n    # of b\n    b: ~\n", (["t", "b"], 2), "a: 1  # one\nt:\n    # of b\n    b: 2\n"),
+        ("t: {a: 1} # c\nu: null\n", (["t", "x", "y"], 1), "t: {x: {y: 1}, a: 1} # c\nu: null\n"),
+        ("", (["a", "b"], "2**10"), "a:\n  b: 2**10\n"),
+        ("a: {on: 2}\n", (["off"], 1), "a: {on: 2}\n'off': 1\n"),
+        ("a: {on: 2}\n", (["a", "x"], 1), "a: {x: 1, on: 2}\n"),
+        ("v: &v 5\nw: *v\n", (["w"], 6), "v: &v 5\nw: 6\n"),
     ],
 )
-def test_an_edit_does_what_it_says_and_all_else_stays(before, edit, arguments, after) -> None:
-    assert edited(before, edit, *arguments) == after
+def test_an_edit_does_what_it_says_and_all_else_stays(before, arguments, after) -> None:
+    assert edited(before, *arguments) == after
 
 
 def test_words_of_yaml_are_read_by_our_loader_as_they_were_given(tmp_path: Path) -> None:
     file = tmp_path / "r.yaml"
     for word in ("on", "1e3", "null", "017", "a: b", "# no", " x", "", "*a"):
-        file.write_text(edited("description: 5  # d\non: yes\n", "set", ["description"], word))
+        file.write_text(edited("description: 5  # d\non: yes\n", ["description"], word))
         assert "on: yes" in file.read_text() and read_recipe(file).body["description"] == word
 
 
@@ -96,22 +72,6 @@ def test_what_is_no_yaml_or_shared_by_an_anchor_is_told() -> None:
     assert shared.text == "b: &b {x: 1}\nm: *b\n"
 
 
-def test_a_choice_takes_the_keys_with_it_that_it_decides() -> None:
-    def chosen(text: str, group: str, name: str, **found: Any) -> str:
-        recipe = RecipeText(text)
-        choose_with_keys(recipe, group, name, SimpleNamespace(settings=Settings(**found)))  # type: ignore[arg-type]
-        return recipe.text
-
-    written_out = "loss_scale:\n  mode: fixed\n  on_overflow: apply  # all\n  initial_scale: 2**20\n"
-    assert chosen(written_out, "loss_scale", "dynamic", loss_scale=LossScaleSettings("dynamic")) == (
-        "loss_scale:\n  mode: dynamic\n  on_overflow: skip   # all\n  initial_scale: 2**20\n"
-    )
-    text = "defaults: [{model: cnn}]\nmodel:\n  filters: [8, 16]  # few\n  dropout: 0.4  # much\nseed: 1\n"
-    assert chosen(text, "model", "mlp", model=MODELS["mlp"](dropout=0.25)) == (
-        "defaults: [{model: mlp}]\nmodel:\n  dropout: 0.25 # much\nseed: 1\n"
-    )
-
-
 NAMES = st.sampled_from(["a", "b", "c", "on", "d e"])
 VALUES = st.recursive(
     st.sampled_from([1, 1.5, None, True, "x", "yes", "2**10", "1e3", "two words"]),
@@ -122,10 +82,6 @@ VALUES = st.recursive(
 
 @settings(max_examples=25, deadline=None)
 @given(st.dictionaries(NAMES, VALUES, min_size=1, max_size=4), st.booleans(), NAMES, VALUES)
-def test_what_is_set_is_read_back_and_what_is_removed_is_gone(tree, is_flow, name, value) -> None:
+def test_what_is_set_is_read_back(tree, is_flow, name, value) -> None:
     text = yaml.safe_dump(tree, default_flow_style=is_flow, sort_keys=False)
-    after = edited(text, "set", [name], value)
-    assert yaml.safe_load(after) == {**tree, name: value}
-    assert (yaml.safe_load(edited(after, "remove", [name])) or {}) == {
-        key: part for key, part in tree.items() if key != name
-    }
+    assert yaml.safe_load(edited(text, [name], value)) == {**tree, name: value}

@@ -66,7 +66,3 @@ def test_a_copy_names_what_the_recipe_does_and_says_what_it_does_not_find(folder
     assert Path("mine.yaml").read_text() == MODELINE + text and source.read_text() == text
     assert main(["copy", "mine", "recipes/again.yaml"]) == 0
     assert "it names" not in capsys.readouterr().out
-    assert main(["diagnose", "conf=mine", "--write", "tuned.yaml"]) == 2
-    assert "--write: must be beside recipes/mine.yaml, which names ./base.yaml, net:build from there." in (
-        capsys.readouterr().err
-    )
