@@ -39,7 +39,6 @@ RECORDS = {
     "events.jsonl": records.Event,
     "layers.jsonl": records.LayerSample,
     "summary.json": records.Summary,
-    "header.json": records.RunHeader,
     "ending": Ending,
 }
 CONTENTS: dict[str, list[Callable[..., Any]]] = {

@@ -23,7 +23,7 @@ from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.scale_state import StepRows
 from mpt_cli.precision.train_step import unwrapped
 from mpt_cli.report.run import Run
-from mpt_cli.runs.directory import RunDirectory, header_dict, write_atomic, write_json, write_summary
+from mpt_cli.runs.directory import RunDirectory, write_atomic, write_json, write_summary
 from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
 from mpt_cli.settings.load import resolved_yaml
 from mpt_cli.settings.schema import FLOAT_POLICIES, RECORDED_TRAINER_KEYS, PolicySettings, Settings
@@ -191,7 +191,6 @@ class Recording(Record, ABC):
         self._check_loss()
         self.counters.rules = self.counter_options()
         header = self.header()
-        write_json(self.run.header_json, header_dict(header))
         self.telemetry.start(header)
 
     def counter_options(self) -> CounterOptions:

@@ -13,9 +13,7 @@ from mpt_cli.engine import backend
 from mpt_cli.engine.distribution import broadcast_from_rank0, find_process_info, is_connected, undistributed
 from mpt_cli.errors import DataError
 from mpt_cli.runs.directory import (
-    DirectoryGuard,
     RunDirectory,
-    header_dict,
     summary_dict,
     write_atomic,
     write_json,
@@ -154,11 +152,8 @@ def _train_from(start: Start, command_line: Sequence[str], reporters: Reporters)
         with session.interruption, at_forced_end(partial(_cut_short, session, start.run, telemetry)):
             _write_record(start, session, environment)
             header = session.header(start.run.path, start.attempt)
-            write_json(start.run.header_json, header_dict(header))
             telemetry.start(header)
-            guard = DirectoryGuard(start.run)
-            telemetry.sinks = (guard, *telemetry.sinks)
-            return _run(session, guard, telemetry)
+            return _run(session, start.run, telemetry)
 
 
 def _cut_short(session: "Session", run: RunDirectory, telemetry: Telemetry, end: ForcedEnd) -> None:
@@ -298,11 +293,9 @@ def _write_record(start: Start, session: "Session", environment: dict[str, Any])
     write_atomic(start.run.config_yaml, resolved_yaml(again))
 
 
-def _run(session: "Session", guard: DirectoryGuard, telemetry: Telemetry) -> Summary:
-    run = guard.run
+def _run(session: "Session", run: RunDirectory, telemetry: Telemetry) -> Summary:
     try:
         outcome = session.fit()
-        guard.flush()
         outcome = session.finish(outcome, run.model_keras)
         if outcome.stop is not None:
             stop = outcome.stop
@@ -313,8 +306,7 @@ def _run(session: "Session", guard: DirectoryGuard, telemetry: Telemetry) -> Sum
     except BaseException as error:
         summary = summarise_failure(session, run.path, error)
         with suppress(DataError):  # what ended the run matters more
-            if guard.is_there:
-                write_summary(run.summary_json, summary)
+            write_summary(run.summary_json, summary)
         telemetry.finish(summary)
         raise
     summary = summarise(session, run.path, outcome)

@@ -22,7 +22,7 @@ loss_scale: {mode: dynamic, growth_steps: 500}
 trainer: {epochs: 1000000, batch_size: 8, save_model: false}
 fault: {kind: overflow, every_steps: 1000}
 """  # an overflow and a growth per 1,000 steps, so that there are events too
-FILES = ("metrics.jsonl", "metrics.csv", "events.jsonl", "console.log", "checkpoints")
+FILES = ("metrics.jsonl", "events.jsonl", "console.log", "checkpoints")
 LOG_EVERY = 50
 
 
@@ -86,7 +86,7 @@ def _growth(samples: list[dict[str, Any]], run_dir: Path) -> dict[str, Any]:
         "file_bytes": sizes,
         "log_lines": lines,
         "events": events,
-        "metrics_bytes_per_log_line": (sizes["metrics.jsonl"] + sizes["metrics.csv"]) / max(lines, 1),
+        "metrics_bytes_per_log_line": sizes["metrics.jsonl"] / max(lines, 1),
         "events_bytes_per_event": sizes["events.jsonl"] / max(events, 1),
         "resident_bytes_per_million_steps": per_million,
         "resident_bytes_at_end": samples[-1]["resident_bytes"],

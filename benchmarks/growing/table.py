@@ -59,7 +59,7 @@ def _run(run: dict[str, Any]) -> str:
         "overflow and a growth of the scale every 1,000 steps, a line of the log every "
         f"{LOG_EVERY} steps and epoch: {run['steps_per_second']:,.0f} steps per second, "
         f"{run['steps_per_second_of_second_half']:,.0f} in the second half. Files at the end: {files}.\n\n"
-        f"- per line of the log {run['metrics_bytes_per_log_line']:.0f} bytes (metrics.jsonl and metrics.csv), per "
+        f"- per line of the log {run['metrics_bytes_per_log_line']:.0f} bytes (metrics.jsonl), per "
         f"event {run['events_bytes_per_event']:.0f} bytes; per million steps "
         f"{run['files_bytes_per_million_steps'] / 2**20:.1f} MiB of files. `trainer.log_every_steps` divides the "
         "first.\n"

@@ -9,23 +9,20 @@ import platform
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TextIO, get_type_hints
+from typing import Any, Self, TextIO
 
 from mpt_cli.errors import CHECK_DISK, EXIT_CODES, DataError, naming
-from mpt_cli.plugins import PluginError
-from mpt_cli.precision.scale_rules import FixedScale, ScaleRule
 from mpt_cli.settings.limits import open_to_append, read_file, remove_file
 from mpt_cli.settings.search_path import expanded
-from mpt_cli.settings.variants import mode_settings
 from mpt_cli.signals import ForcedEnd, Interruption, at_forced_end, raise_for
 from mpt_cli.telemetry.format import strict_json
-from mpt_cli.telemetry.records import RunHeader, Scaling, Summary, field_problem, record_from, required_fields
-from mpt_cli.telemetry.sink import File, Sink, TelemetryFiles, rename_durably, write_durably
+from mpt_cli.telemetry.records import Summary, field_problem
+from mpt_cli.telemetry.sink import File, TelemetryFiles, rename_durably, write_durably
 from mpt_cli.version import SCHEMA_VERSION
 
 
@@ -122,7 +119,7 @@ def read_summary(path: Path) -> dict[str, Any]:
 DEFAULT_PARENT = "runs"
 LOCK_FILE = ".lock"
 # stems, also of temporary files
-UNSTARTED_STEMS = {"metrics", "events", "console", "tensorboard", "environment", "preprocessing", "config", "header"}
+UNSTARTED_STEMS = {"metrics", "events", "console", "tensorboard", "environment", "preprocessing", "config"}
 
 
 @dataclass(frozen=True)
@@ -256,7 +253,6 @@ class RunDirectory(TelemetryFiles):
         remove_file(self.postmortem_json)
 
     lock_file = File(LOCK_FILE)
-    header_json = File("header.json")  # what the console opened with, for those who look on from outside
     config_yaml = File("config.yaml")
     environment_json = File("environment.json")
     # only where something was done to the raw values: `DataSet.preprocessing`
@@ -398,77 +394,3 @@ def _process_start(pid: int) -> str | None:
         return None
     state, *rest = stat.rpartition(")")[2].split()
     return None if state in "ZX" else rest[18]
-
-
-def header_dict(header: RunHeader) -> dict[str, Any]:
-    """Return the content of header.json."""
-    scaling = header.scaling
-    return {
-        **vars(header),
-        "scaling": {
-            "mode": scaling.mode,
-            "numbers": asdict(scaling.rule),
-            "on_overflow": scaling.on_overflow,
-            "is_needed": scaling.is_needed,
-        },
-    }
-
-
-HEADER = {**get_type_hints(RunHeader), "scaling": dict[str, Any]}  # the types of what stands in header.json
-
-
-def header_from(tree: Mapping[str, Any]) -> RunHeader:
-    """Return the header from header.json; ignore what later versions add. DataError where a field is missing."""
-    if (lacking := field_problem({}, tree, required_fields(RunHeader))) is not None:
-        raise DataError(f"header.json is damaged: {lacking}.")
-    scaling: dict[str, Any] = tree.get("scaling") or {}
-    rule = _rule_from(scaling.get("mode", "none"), scaling.get("numbers", {}))
-    read = Scaling(rule, str(scaling.get("on_overflow", "skip")), bool(scaling.get("is_needed")))
-    return replace(record_from(RunHeader, tree), scaling=read)
-
-
-def _rule_from(mode: str, numbers: Mapping[str, Any]) -> ScaleRule:
-    """Return the scale rule; a fixed scale stands for a mode that is not installed here."""
-    try:
-        return mode_settings(mode).rule_class(**numbers)
-    except (PluginError, AttributeError, IndexError, TypeError, ValueError):
-        return FixedScale()
-
-
-DIRECTORY_LOOK_SECONDS = 1.0
-
-
-class DirectoryGuard(Sink):
-    """Ends a run whose directory is removed or moved away: DataError within a second, and before anything is saved.
-
-    To be the first sink of `telemetry`, so that nothing is written at the path before this has looked.
-    """
-
-    def __init__(self, run: RunDirectory, clock: Callable[[], float] = time.monotonic) -> None:
-        self.run = run
-        self._clock, self._looked_at = clock, clock()
-        self._folder = os.open(run.path, os.O_RDONLY | os.O_CLOEXEC)  # open, so that no other gets its number
-
-    @property
-    def is_there(self) -> bool:
-        """Return whether the directory that the run started in still stands at its path."""
-        try:
-            return os.path.samestat(self.run.path.stat(), os.fstat(self._folder))
-        except OSError:
-            return False
-
-    def progress(self, step: int, epoch: int, phase: str) -> None:
-        if self._clock() - self._looked_at >= DIRECTORY_LOOK_SECONDS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Look, whenever the latest look was."""
-        self._looked_at = self._clock()
-        if not self.is_there:
-            raise DataError(
-                f"{self.run.path} is gone: it was removed or moved while the run wrote into it. The run "
-                "ends here; start it again, or move the directory back and resume it."
-            )
-
-    def close(self) -> None:
-        os.close(self._folder)

@@ -2,7 +2,6 @@
 cut back to the checkpoint.
 """
 
-import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -281,7 +280,6 @@ def truncate_telemetry(run: RunDirectory, step: int, epochs_completed: int) -> l
         whole, kept = _kept_lines(path, is_before)
         if len(kept) < whole:
             write_atomic(path, "".join(line for line, _ in kept))
-    _truncate_csv(run.metrics_csv, is_before)
     return events_before(run, step, epochs_completed)
 
 
@@ -319,16 +317,6 @@ def _kept_lines(
 
 def _damaged(path: Path, why: Any) -> DataError:
     return DataError(f"{path} is damaged: {why}. Take out the damaged line, or start a new run.")
-
-
-def _truncate_csv(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
-    lines = _whole_lines(path)
-    try:
-        kept = [line for line, row in zip(lines[1:], csv.DictReader(lines), strict=True) if keep(row)]
-    except (ValueError, KeyError, TypeError, csv.Error) as error:
-        raise _damaged(path, error) from error
-    if len(kept) + 1 < len(lines):
-        write_atomic(path, "".join([*lines[:1], *kept]))
 
 
 def _whole_lines(path: Path) -> list[str]:

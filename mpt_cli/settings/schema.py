@@ -280,7 +280,6 @@ class LoggerSettings:
     console: str = key(
         "auto", "auto: live in a terminal, plain lines elsewhere", choices=("auto", "live", "plain", "quiet")
     )
-    csv: bool = key(True, "metrics.csv")
     tensorboard: bool = key(False, "tensorboard/ event files")
     mlflow: bool = key(False, "an MLflow run in mlflow/, or on the server of MLFLOW_TRACKING_URI (extra mlflow)")
     wandb: bool = key(False, "a Weights & Biases run in wandb/, offline unless WANDB_MODE says otherwise (extra wandb)")

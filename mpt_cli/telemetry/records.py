@@ -86,7 +86,7 @@ class RunHeader:
     total_steps: int | None
     warnings: tuple[str, ...] = ()
     scaling: Scaling = Scaling()
-    metric_names: tuple[str, ...] = ()  # every name that a Snapshot's metrics will hold, val_* included: CSV columns
+    metric_names: tuple[str, ...] = ()  # every name that a Snapshot's metrics will hold, val_* included
     loss: str = ""  # "mean_squared_error (auto: regression)"
     callbacks: str = ""  # "EarlyStopping, PSNR"
     phases: tuple[str, ...] = ()  # a line for each: "2 epochs, learning rate 0.01, freeze base (…)"
@@ -404,26 +404,6 @@ def snapshot_fields(snapshot: Snapshot) -> dict[str, Any]:
         del own["phase"]  # there is only one
     own |= {f"gradient_{name}": None if sample is None else getattr(sample, name) for name in GRADIENT_FIELDS}
     return {**own, **{name: value for name, value in metrics.items() if name not in own}}
-
-
-_SNAPSHOT_FIELDS = frozenset(field.name for field in fields(Snapshot)) - {"metrics", "gradients"}
-_LINE_FIELDS = frozenset(("seconds", "schema_version", "attempt", *(f"gradient_{name}" for name in GRADIENT_FIELDS)))
-
-
-def snapshot_from(line: Mapping[str, Any]) -> Snapshot:
-    """Return the snapshot of a line of metrics.jsonl, where nan and infinities are texts."""
-    own = {name: line[name] for name in _SNAPSHOT_FIELDS if name in line}
-    names = [name for name in line if name not in _SNAPSHOT_FIELDS and name not in _LINE_FIELDS]
-    metrics = {name: number for name in names if (number := as_number(line[name])) is not None}
-    return Snapshot(**_from_json(own), metrics=metrics, gradients=_sample_from(line))
-
-
-def _sample_from(line: Mapping[str, Any]) -> GradientSample | None:
-    found = {name: line.get(f"gradient_{name}") for name in GRADIENT_FIELDS}
-    if found["norm"] is None:
-        return None
-    numbers: dict[str, Any] = {name: None if value is None else float(value) for name, value in found.items()}
-    return GradientSample(line["step"], **numbers)
 
 
 def record_from(record: type[R], tree: Mapping[str, Any]) -> R:

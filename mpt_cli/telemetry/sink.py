@@ -241,7 +241,6 @@ class TelemetryFiles:
     metrics_jsonl = File("metrics.jsonl")
     events_jsonl = File("events.jsonl")
     layers_jsonl = File("layers.jsonl")  # only where what float16 loses was sampled
-    metrics_csv = File("metrics.csv")
     console_log = File("console.log")
     tensorboard = File("tensorboard")
 

@@ -1,7 +1,7 @@
 """Sinks that write, and which of them, with which console, a run has: from its settings and from where its output goes.
 
-Files: metrics.jsonl and its like, the record other programs read, and metrics.csv, the same as a table; they grow by
-whole lines alone, so that a killed run leaves them readable. And scalars by their names for programs that draw curves,
+Files: metrics.jsonl and its like, the record other programs read; they grow by whole lines alone, so that a killed run
+leaves them readable. And scalars by their names for programs that draw curves,
 all optional extras: TensorBoard, MLflow, Weights & Biases.
 
 What a tracker's own variables ask for goes first: with MLFLOW_TRACKING_URI lines go to that server, with
@@ -9,14 +9,12 @@ WANDB_MODE=online to wandb's. Trackers can't take points back: a resumed run is 
 rollback repeats are there twice. metrics.jsonl is the record.
 """
 
-import csv
 import importlib.util
-import io
 import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -54,11 +52,10 @@ def build_telemetry(files: TelemetryFiles, logger: LoggerSettings, stream: TextI
     """
     chosen = _chosen_sinks(logger)
     lines = JsonlSink(files.metrics_jsonl, files.events_jsonl, files.layers_jsonl)
-    sinks: list[Sink] = [lines, ConsoleLog(files.console_log)]
-    if logger.csv:
-        sinks.append(CsvSink(files.metrics_csv))
-    sinks += [sink(files.path / name) for name, sink in chosen.items()]
-    return Telemetry([*sinks, *console_sinks(logger.console, stream or sys.stdout)])
+    sinks = [sink(files.path / name) for name, sink in chosen.items()]
+    return Telemetry(
+        [lines, ConsoleLog(files.console_log), *sinks, *console_sinks(logger.console, stream or sys.stdout)]
+    )
 
 
 def _chosen_sinks(logger: LoggerSettings) -> dict[str, Any]:
@@ -82,13 +79,13 @@ def load_sink(name: str) -> Any:
         raise ConfigError(Problem(f"logger.{name}", f"can't be used: {error}", True)) from error
 
 
-def console_sinks(mode: str, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> list[Sink]:
+def console_sinks(mode: str, stream: TextIO) -> list[Sink]:
     """Return the console; `auto` is live in a terminal that can move its cursor and show the characters, else plain."""
     if mode == "quiet":
         return []
     if mode == "live" or (mode == "auto" and _is_live_terminal(stream)):
-        return [LiveConsole(PrintableConsole(stream, force_terminal=True), clock)]
-    return [PlainConsole(StreamLines(stream), clock)]
+        return [LiveConsole(PrintableConsole(stream, force_terminal=True))]
+    return [PlainConsole(StreamLines(stream))]
 
 
 def _is_live_terminal(stream: TextIO) -> bool:
@@ -163,47 +160,6 @@ class JsonlSink(FileSink):
     def _add(self, file: LineFile, fields: Mapping[str, Any], now: bool = False) -> None:
         file.add(strict_json({**fields, **self._common}))
         file.poll(now)
-
-
-OWN_COLUMNS = (
-    *(field.name for field in fields(Snapshot) if field.name not in ("metrics", "gradients", "phase")),
-    *(f"gradient_{name}" for name in GRADIENT_FIELDS),
-)
-
-
-class CsvSink(FileSink):
-    """A row per snapshot; an empty cell means no value, `nan` and `inf` are written as such.
-
-    The columns are known before the first row: the fields of a snapshot, then `header.metric_names`. A resumed run
-    keeps the columns its file already has; a metric that is not among them is in metrics.jsonl only.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._file = LineFile(path)
-        super().__init__(self._file)
-        self._columns: list[str] = []
-        self._attempt = 1
-
-    def start(self, header: RunHeader) -> None:
-        self._attempt = header.attempt
-        with self._file.path.open(newline="") as file:
-            self._columns = next(csv.reader(file), [])
-        if not self._columns:
-            self._columns = ["schema_version", "attempt", *OWN_COLUMNS, *(["phase"] if header.phases else [])]
-            self._columns += [name for name in header.metric_names if name not in self._columns]
-            self._file.add(_csv_row(self._columns))
-            self._file.flush()
-
-    def snapshot(self, snapshot: Snapshot) -> None:
-        values = {"schema_version": SCHEMA_VERSION, "attempt": self._attempt, **snapshot_fields(snapshot)}
-        self._file.add(_csv_row([values.get(column) for column in self._columns]))
-        self._file.poll(snapshot.epoch_end)
-
-
-def _csv_row(cells: Sequence[Any]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow(cells)
-    return text.getvalue()
 
 
 INTERVAL_FIELDS = ("loss", "learning_rate", "loss_scale", "skipped_steps", "consecutive_skips", "examples_per_second")

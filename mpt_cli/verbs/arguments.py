@@ -26,7 +26,7 @@ VERBS = {
     "sweep": Verb("sweep", "try values, rank the results: mpt sweep conf=digits_mlp seed=0,1"),
     "diagnose": Verb("diagnose", "find the loss scale a model needs, or what overflowed in a run"),
     "compare": Verb("sweep", "does half precision pay? mpt compare conf=digits_cnn"),
-    "plan": Verb("inspection", "memory and speed limits on a GPU you don't have here"),
+    "plan": Verb("inspection", "memory and dtypes on a GPU you don't have here"),
     "watch": Verb("watch", "follow a run or a sweep from another terminal"),
     "report": Verb("report", "write one HTML page of a run, of runs, a sweep or a comparison"),
     "reproduce": Verb("reproduce", "run recipes or earlier runs again and check the results, as in CI"),
@@ -265,7 +265,6 @@ exit code: 0 when every job is good; 4 when those that failed did so numerically
 def configure_diagnose(parser: Parser) -> None:
     """Measure which loss scale a model needs, or find what overflowed in a run."""
     add_overrides(parser)
-    parser.add_argument("--write", metavar="FILE", help="write a copy of the recipe with the advice in it")
     parser.add_argument("--step", type=int, metavar="N", help="of a run: the step; default: the last overflow")
     parser.add_argument("--out", metavar="DIR", help="where the files go; default: runs/… or the run")
     add_json(parser)
@@ -279,7 +278,7 @@ def configure_diagnose(parser: Parser) -> None:
     )
     parser.epilog = """examples:
   mpt diagnose conf=digits_cnn
-  mpt diagnose conf=digits_mlp policy=mixed_float16 --write mine.yaml
+  mpt diagnose conf=digits_mlp policy=mixed_float16
   mpt diagnose runs/overflow/RUN                  the layer that overflowed last"""
     parser.notes = """more examples:
   mpt diagnose conf=underflow loss_scale=none --at-steps 0,100,400
@@ -290,7 +289,7 @@ It writes runs/RECIPE/diagnose-TIME-ID/ with diagnosis.json and diagnosis.html."
 
 
 def configure_plan(parser: Parser) -> None:
-    """Compile a run for a GPU that is not here: memory, work, limits of its speed."""
+    """Compile a run for a GPU that is not here: its memory and its dtypes."""
     add_overrides(parser)
     parser.add_argument("--device", metavar="GPU", help="a100, a6000, b200, h100, h200, v100, or your file")
     parser.add_argument(
@@ -303,8 +302,7 @@ def configure_plan(parser: Parser) -> None:
   mpt plan conf=resnet50_synthetic --device a100 trainer.batch_size=64,128,256
   mpt plan conf=./mine.yaml --device ./my_gpu.yaml --json > plan.json"""
     parser.notes = """It needs no GPU, but the extra gpu-plan (3 GB) with XLA's compiler for NVIDIA's. What is
-compiled is the loop that `mpt train backend=jax` runs. Times are limits computed from the
-peaks of the chip."""
+compiled is the loop that `mpt train backend=jax` runs."""
 
 
 def configure_compare(parser: Parser) -> None:
@@ -341,18 +339,17 @@ gives other results, is a finding and no failure."""
 def configure_watch(parser: Parser) -> None:
     """Follow a run or a sweep that another process trains, or show one that is over."""
     parser.add_argument("directory", metavar="RUN|SWEEP|COMPARE", help="what mpt train, sweep or compare writes")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
+    parser.add_argument("--json", action="store_true", help="of a sweep: print one JSON object per line")
     parser.epilog = """examples:
   mpt watch runs/digits_cnn/RUN           Ctrl-C ends the watching, not the run
-  mpt watch sweeps/digits_mlp/SWEEP       its jobs: step, loss, scale, skips
-  mpt watch runs/digits_cnn/RUN --json | jq -c 'select(.record == "epoch")'"""
+  mpt watch sweeps/digits_mlp/SWEEP       its jobs: step, loss, scale, skips"""
     parser.notes = """It reads the directory and nothing else. It ends when the run ends, with the exit code
 of the run (143 for one that was killed and left no summary; of a sweep the most severe
 one), and with 130 on Ctrl-C, as `tail -f` does. A directory that mpt did not write, or
 that is removed: 3.
 
---json prints an object a line; "record" says what it is: header, interval, epoch, event, went_back, silent, gone, end;
-of a sweep job and end. interval, epoch and event are the lines of metrics.jsonl and events.jsonl."""
+Of a run it prints console.log; tail -f metrics.jsonl and events.jsonl for programs. --json prints an object a line of
+a sweep; "record" says what it is: job or end."""
 
 
 def configure_report(parser: Parser) -> None:

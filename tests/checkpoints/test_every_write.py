@@ -26,7 +26,6 @@ WORDS = [
     f"trainer.max_steps={STEPS}",
     "trainer.checkpoint_every_steps=3",
     "trainer.log_every_steps=2",
-    "logger.csv=true",
 ]
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS)
 
@@ -88,8 +87,7 @@ def losses(run: RunDirectory) -> list[tuple[int, float]]:
 
 def check_left(run: RunDirectory, sound: RunDirectory) -> None:
     """Whatever has the name of a file of a run is whole."""
-    for path in (run.environment_json, run.header_json):
-        assert not path.exists() or read_json(path)
+    assert not run.environment_json.exists() or read_json(run.environment_json)
     if run.summary_json.exists() and read_summary(run.summary_json)["exit_code"] == 0:
         assert run.model_keras.exists() and losses(run) == losses(sound)  # the last lines of console.log alone are lost
     assert not run.model_keras.exists() or zipfile.ZipFile(run.model_keras).testzip() is None
@@ -108,10 +106,8 @@ def test_a_disk_that_is_full_from_any_write_on(whole, failing_files, tmp_path) -
         "run/.lock",
         "run/config.yaml",
         "run/environment.json",
-        "run/header.json",
         "run/console.log",
         "run/metrics.jsonl",
-        "run/metrics.csv",
         "run/summary.json",
         "run/model.keras",
     } <= {write.split()[1] for write in writes}

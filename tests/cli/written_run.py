@@ -1,4 +1,4 @@
-"""A run without Keras, in a process of its own: the real directory, lock, header and telemetry, with made-up steps.
+"""A run without Keras, in a process of its own: the real directory, lock and telemetry, with made-up steps.
 
 python written_run.py RUN_DIR EPOCHS SECONDS      SECONDS an epoch
 """
@@ -7,7 +7,7 @@ import sys
 import time
 
 from mpt_cli.precision import DynamicScale
-from mpt_cli.runs.directory import RunDirectory, header_dict, write_atomic, write_json, write_summary
+from mpt_cli.runs.directory import RunDirectory, write_atomic, write_summary
 from mpt_cli.settings.schema import LoggerSettings
 from mpt_cli.telemetry.records import Event, RunHeader, Scaling, Snapshot, Summary
 from mpt_cli.telemetry.sinks import build_telemetry
@@ -38,9 +38,7 @@ def header_of(path: str, epochs: int) -> RunHeader:
 def main(path: str, epochs: int, seconds: float) -> None:
     with RunDirectory.begin(path, "written") as run, build_telemetry(run, QUIET) as told:
         write_atomic(run.config_yaml, "recipe: written\n")
-        header = header_of(path, epochs)
-        write_json(run.header_json, header_dict(header))
-        told.start(header)
+        told.start(header_of(path, epochs))
         told.events([Event(1, 1, "overflow", 2.0**15, 2.0**14, inf=3, variable="dense/kernel", cause="backward")])
         for epoch in range(1, epochs + 1):
             time.sleep(seconds)

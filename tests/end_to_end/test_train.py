@@ -19,14 +19,12 @@ RUN_FILES = {
     "config.yaml",
     "environment.json",
     "metrics.jsonl",
-    "metrics.csv",
     "events.jsonl",
     "summary.json",
     "checkpoints",
     "model.keras",
     "console.log",
     "preprocessing.json",
-    "header.json",
     "layers.jsonl",
 }
 

@@ -402,7 +402,7 @@ def step():
     optimizer.apply_gradients(zip(tape.gradient(value, layer.trainable_variables), layer.trainable_variables))
 for number in range(60):
     step()
-    while number == 20 and not Path("run/header.json").is_file():  # until what was done is looked at for the first time
+    while number == 20 and not Path("run/config.yaml").is_file():  # until what was done is looked at for the first time
         time.sleep(0.1)
     time.sleep(2.0 if number == 20 else 0.0)
 """

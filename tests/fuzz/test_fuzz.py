@@ -308,7 +308,7 @@ STRANGE = st.sampled_from(
 READING = {
     "run": (
         "report run",
-        "watch run --json",
+        "watch run",
         "check conf=run/config.yaml",
         "evaluate run",
         "reproduce run --dry-run",

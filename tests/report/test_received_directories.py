@@ -34,14 +34,14 @@ def test_files_that_can_not_be_read_are_named_and_the_exit_code_says_so(capsys):
 def test_nothing_is_written_through_a_link():
     run, mine = write_run(Path("run")), Path("mine.txt")
     mine.write_text("mine\n")
-    for name in ("report.html", "metrics.csv", ".lock", "console.log"):
+    for name in ("report.html", "notes.jsonl", ".lock", "console.log"):
         (run / name).symlink_to(mine.resolve())
     assert main(["report", "run"]) == 3  # it leads to a file that is no page of ours
     (run / "report.html").unlink()
     assert main(["report", "run"]) == 0
     write_durably(run / "console.log", lambda file: file.write(b"new"))
-    with pytest.raises(DataError, match=r"metrics.csv can't be written: it is no regular file"):
-        LineFile(run / "metrics.csv")
+    with pytest.raises(DataError, match=r"notes.jsonl can't be written: it is no regular file"):
+        LineFile(run / "notes.jsonl")
     with pytest.raises(DataError, match=r"can't be written: it is no regular file"), load_run(run).directory.lock():
         raise AssertionError
     assert mine.read_text() == "mine\n"

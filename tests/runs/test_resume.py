@@ -156,7 +156,7 @@ def test_what_may_change_is_told_and_what_may_not_is_refused_all_at_once() -> No
     run = _run(Path("here"))
     drawn = ["seed=null"]  # keeps the seed that was drawn
     allowed = check_resumable(
-        run, _settings("trainer.epochs=9", "optimizer.learning_rate=0.5", "logger.csv=false", *drawn)
+        run, _settings("trainer.epochs=9", "optimizer.learning_rate=0.5", "logger.console=quiet", *drawn)
     )
     assert allowed == {"trainer.epochs": (3, 9), "optimizer.learning_rate": (0.001, 0.5)}
     with pytest.raises(ConfigError) as error:

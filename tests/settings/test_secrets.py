@@ -190,4 +190,4 @@ def test_nothing_that_a_run_writes_or_prints_holds_a_secret(tmp_path):
     written = [path for path in (tmp_path / "r").rglob("*") if path.is_file()]
     held = [str(path) for path in written if any(text in path.read_bytes() for text in (b"hunter2", b"sk-12345"))]
     assert held == [] and "hunter2" not in printed and "sk-12345" not in printed
-    assert {"config.yaml", "environment.json", "console.log", "header.json"} <= {path.name for path in written}
+    assert {"config.yaml", "environment.json", "console.log"} <= {path.name for path in written}

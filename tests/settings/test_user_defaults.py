@@ -15,32 +15,30 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv(DEFAULTS)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     (path := tmp_path / "config" / "mpt" / "defaults.yaml").parent.mkdir(parents=True)
-    path.write_text("trainer: {epochs: 2, keep_checkpoints: 5}\nlogger: {csv: false}\n")
+    path.write_text("trainer: {epochs: 2, keep_checkpoints: 5}\nlogger: {console: quiet}\n")
     return path
 
 
 def test_they_stand_below_the_recipe_and_what_they_decide_is_said(file, capsys) -> None:
-    settings, recipe = load_with_recipe(["conf=digits_mlp", "logger.csv=true"])
-    assert (settings.trainer.epochs, settings.trainer.keep_checkpoints, settings.logger.csv) == (15, 5, True)
+    settings, recipe = load_with_recipe(["conf=digits_mlp", "logger.console=plain"])
+    assert (settings.trainer.epochs, settings.trainer.keep_checkpoints, settings.logger.console) == (15, 5, "plain")
     assert recipe.notes == [f"of {file}: trainer.keep_checkpoints"]
     assert main(["check", "conf=digits_mlp"]) == 0
-    assert f"\nof {file}: trainer.keep_checkpoints, logger.csv\n" in capsys.readouterr().out
+    assert f"\nof {file}: trainer.keep_checkpoints, logger.console\n" in capsys.readouterr().out
     Path("record.yaml").write_text(resolved_yaml(settings))
     file.write_text("trainer: {keep_checkpoints: 7}\n")
     again, recipe = load_with_recipe(["conf=./record.yaml"])
     assert again == settings and recipe.notes == []  # the record of a run says all
 
 
-@pytest.mark.parametrize(
-    "words", ["compare compare_dir=full", "diagnose --write nowhere/x.yaml", "plan --device h100 --devices 3"]
-)
+@pytest.mark.parametrize("words", ["compare compare_dir=full", "diagnose --out full", "plan --device h100 --devices 3"])
 def test_a_verb_that_reads_them_says_what_they_decide(words, file, capsys) -> None:
     """Each ends after that, as what follows can't be."""
     (file.parents[2] / "full").mkdir()
     (file.parents[2] / "full" / "file").touch()
     assert main([*words.split(), "conf=digits_mlp"]) in (2, 3)
     captured = capsys.readouterr()
-    assert (captured.out + captured.err).count(f"of {file}: trainer.keep_checkpoints, logger.csv\n") == 1
+    assert (captured.out + captured.err).count(f"of {file}: trainer.keep_checkpoints, logger.console\n") == 1
 
 
 def test_what_is_wrong_with_them_is_said_and_reproduce_does_not_read_them(file, capsys) -> None:

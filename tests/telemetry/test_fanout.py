@@ -5,13 +5,12 @@ from unittest.mock import Mock, call
 import pytest
 
 from mpt_cli.errors import DataError
-from mpt_cli.settings.schema import LoggerSettings
 from mpt_cli.telemetry import sink
 from mpt_cli.telemetry.console.live import LiveConsole
 from mpt_cli.telemetry.console.plain import PlainConsole
 from mpt_cli.telemetry.records import Event
-from mpt_cli.telemetry.sink import Sink, Telemetry, TelemetryFiles
-from mpt_cli.telemetry.sinks import build_telemetry, console_sinks
+from mpt_cli.telemetry.sink import Sink, Telemetry
+from mpt_cli.telemetry.sinks import console_sinks
 
 
 def recorder(failure: Exception | None = None) -> Mock:
@@ -80,12 +79,6 @@ def test_the_console_suits_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kinds("auto", Terminal()) == kinds("live", io.StringIO()) == [LiveConsole]
     assert kinds("auto", Terminal(), "dumb") == kinds("auto", io.StringIO()) == [PlainConsole]
     assert kinds("plain", Terminal()) == [PlainConsole] and kinds("quiet", Terminal()) == []
-
-
-def test_without_csv_there_is_none(tmp_path) -> None:
-    files = TelemetryFiles(tmp_path)
-    build_telemetry(files, LoggerSettings(console="quiet", csv=False)).close()
-    assert not files.metrics_csv.exists()
 
 
 def test_a_file_that_cannot_be_written_is_told_once_and_so_is_its_end() -> None:

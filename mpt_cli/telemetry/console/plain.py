@@ -481,11 +481,6 @@ class PlainConsole(EpochConsole):
         self._print_sentences(at_once=True)
         self._write(["", *labelled_lines(final_rows(summary))])
 
-    @property
-    def is_read(self) -> bool:
-        """Return whether anybody still reads the output, as far as is known."""
-        return bool(getattr(self._write_line, "is_open", True))
-
     def _print_rows(self, lines: Sequence[Text]) -> None:
         self._write([line.plain.rstrip() for line in lines])
 
