@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mpt_cli.engine import backend
-from mpt_cli.engine.distribution import broadcast_from_rank0, find_process_info, is_connected, undistributed
+from mpt_cli.engine.distribution import broadcast_from_rank0, find_process_info, is_connected
 from mpt_cli.errors import DataError
 from mpt_cli.runs.directory import (
     RunDirectory,
@@ -237,18 +237,13 @@ def _release(settings: Settings) -> None:
         broadcast_from_rank0({"trains": False})
 
 
-def check_build(settings: Settings, with_operations: bool = False) -> "BuildCheck":
-    """Build the model under its policy without training; raises what `train` would raise before its first step.
-
-    `with_operations` reads those of the training step, on one device.
-    """
+def check_build(settings: Settings) -> "BuildCheck":
+    """Build the model under its policy without training; raises what `train` would raise before its first step."""
     settings = with_drawn_seed(settings)
-    if with_operations:
-        settings = undistributed(settings)
     platform = backend.prepare_backend(settings)
     from mpt_cli.training.assembly import try_build
 
-    return try_build(Program(settings), platform, with_operations)
+    return try_build(Program(settings), platform)
 
 
 def _environment(start: Start, session: "Session", command_line: Sequence[str]) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from mpt_cli.precision.policy import head_layers, layers_of
 from mpt_cli.precision.rounded_weights import NARROW
 
 LARGEST_FLOAT16 = 65504  # of float16, and so the most ones that a sum can hold
-FLOAT16_COUNT_LIMIT = 2048  # from here on adding 1 to a float16 changes nothing
 ROUNDS_TO_ZERO = 2.0**-25
 
 

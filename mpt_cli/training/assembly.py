@@ -19,7 +19,7 @@ from mpt_cli.engine.faults import Injector, build_injector, warn_of_fault
 from mpt_cli.engine.feed import BatchPlan, Feed, byte_size, first_batch
 from mpt_cli.engine.loop import Engine, read_metrics
 from mpt_cli.engine.xla import JitChoice, check_layers, choose_jit, try_xla
-from mpt_cli.errors import ConfigError, Problem, UserCodeError, summarise_error
+from mpt_cli.errors import ConfigError, Problem, UserCodeError
 from mpt_cli.models.build import plain_message, symbol
 from mpt_cli.precision import (
     LayerAudit,
@@ -32,18 +32,10 @@ from mpt_cli.precision import (
     layers_of,
 )
 from mpt_cli.precision.keras_internals import add_losses_in_float32, build_for_batch
-from mpt_cli.precision.operations import (
-    ChosenPolicies,
-    OperationReport,
-    chosen_policies,
-    report_operations,
-    trace,
-    trace_forward,
-)
+from mpt_cli.precision.operations import ChosenPolicies, chosen_policies
 from mpt_cli.precision.rounded_weights import rounded_variables
 from mpt_cli.precision.train_step import can_be_called, custom_steps, metrics_of, optimizers_in, optimizers_of
 from mpt_cli.samples.digits import MOST_COUNTED, describe_inputs
-from mpt_cli.samples.value_ranges import pure_loss
 from mpt_cli.settings.references import describe_layer, failed_layer, model_problem
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings, TrainerSettings
 from mpt_cli.telemetry.records import Scaling
@@ -475,14 +467,12 @@ class BuildCheck:
     warnings: tuple[str, ...]
     phases: tuple[str, ...] = ()
     overrides: dict[str, str] = field(default_factory=dict)  # that were chosen, with those asked for
-    operations: OperationReport | None = None
     metrics: tuple[str, ...] = ()  # names of all that a run reports, loss first
     inputs: tuple[str, ...] = ()  # what their cast to half precision leaves of them
 
 
-def try_build(program: Program, platform: Platform, with_operations: bool = False) -> BuildCheck:
-    """Assemble the run; raises what would keep it from starting, and where its forward pass can't be traced to read its
-    operations."""
+def try_build(program: Program, platform: Platform) -> BuildCheck:
+    """Assemble the run; raises what would keep it from starting."""
     parts = assemble(program, platform, program.load_data())
     chosen = chosen_policies(parts.model)
     reasons, overrides = ({}, {}) if chosen is None else (chosen.reasons, chosen.overrides)
@@ -495,29 +485,6 @@ def try_build(program: Program, platform: Platform, with_operations: bool = Fals
         parts.warnings,
         parts.phases.lines,
         overrides,
-        _operations(parts) if with_operations else None,
         ("loss", *parts.metric_names),
         (*describe_inputs(parts.model, first_batch(parts.data.train, MOST_COUNTED).x),),
     )
-
-
-def _operations(parts: Assembly) -> OperationReport:
-    """Return the operations of the forward pass in training, and of the loss where Keras's step computes it."""
-    model, batch = parts.model, first_batch(parts.data.train, parts.settings.trainer.batch_size)
-    try:
-        if not has_custom_train_step(model):
-            forward = trace(model, lambda state, batch: pure_loss(model, state, batch), tuple(batch))
-        else:
-            forward = trace_forward(model, batch.x) if can_be_called(model) else []
-        report = report_operations(model, forward)
-        new = report.suggestion
-        asked = {name: policy for name, policy in parts.settings.policy.overrides.items() if name not in new}
-        return replace(report, suggestion=asked | new if new else {})
-    except Exception as error:
-        raise ConfigError(
-            Problem(
-                "--ops",
-                "the forward pass can't be traced, so that its operations are not seen "
-                f"({summarise_error(error)[:200]}).",
-            )
-        ) from error

@@ -470,7 +470,6 @@ def configure_check(parser: Parser) -> None:
     exclusive = parser.add_mutually_exclusive_group()
     exclusive.add_argument("--show", action="store_true", help="print the configuration with every key it has")
     exclusive.add_argument("--build", action="store_true", help="build the model on its data and audit its dtypes")
-    parser.add_argument("--ops", action="store_true", help="with --build: operations by layer, and what is wrong")
     parser.add_argument("--untrusted", action="store_true", help="read no variables: ${oc.env:NAME} stays as it is")
     add_json(parser)
     parser.epilog = """examples:

@@ -47,7 +47,6 @@ from mpt_cli.telemetry.format import strict_json
 from mpt_cli.verbs import print_json, say
 
 if TYPE_CHECKING:
-    from mpt_cli.precision.operations import OperationReport
     from mpt_cli.training.assembly import BuildCheck
 
 
@@ -297,10 +296,8 @@ def run_check(arguments: argparse.Namespace) -> int:
     from mpt_cli.runs.expectations import check_names
     from mpt_cli.training.program import check_repeatable
 
-    if arguments.show and not arguments.ops:
+    if arguments.show:
         return _show(arguments)
-    if arguments.ops and not arguments.build:
-        raise ConfigError(Problem("--ops", "reads the operations of a model that is built.", None, "Add --build."))
     if arguments.untrusted and arguments.build:
         raise ConfigError(Problem("--build", "imports and runs what the recipe names: it can't be --untrusted."))
     from mpt_cli.settings.load import missing_backend, with_places
@@ -311,7 +308,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     if arguments.build and not problems:
         from mpt_cli import training_run
 
-        built = training_run.check_build(settings, arguments.ops)
+        built = training_run.check_build(settings)
         problems = check_names(settings, built.metrics)
     if problems:
         raise ConfigError(with_places(arguments.overrides, problems))
@@ -355,7 +352,6 @@ def _build_lines(built: "BuildCheck") -> list[str]:
         f"{built.parameters:,} parameters",
         *(f"warning: {warning}" for warning in built.warnings),
         *(_overrides_lines("chosen", built.overrides)),
-        *(_operation_lines(built.operations) if built.operations else []),
     ]
 
 
@@ -363,24 +359,6 @@ def _overrides_lines(label: str, overrides: dict[str, str]) -> list[str]:
     """Return the layer policies as the command line takes them; no line where there are none."""
     written = ", ".join(f"{pattern}: {policy}" for pattern, policy in overrides.items())
     return [f"{label}: {quote(f'policy.overrides={{{written}}}')}"] if written else []
-
-
-def _operation_lines(report: "OperationReport") -> list[str]:
-    """Return the problems first, then the matrix products, then the operations of each layer."""
-    flags = [(flag.layer, flag.what) for flag in report.flags]
-    products = ", ".join(f"{count:,} in {dtype}" for dtype, count in sorted(report.products.items()))
-    rows: dict[str, list[str]] = {}
-    for each in report.counts:
-        rows.setdefault(each.layer, []).append(f"{each.count} {each.operation} {each.dtype}")
-    operations = [(layer, ", ".join(texts)) for layer, texts in rows.items()]
-    fine = "no problem: what needs float32 is in float32"
-    return [
-        "operations of the forward pass and the loss, as traced, before XLA fuses any",
-        *(plain_lines(text_columns(["problem in", "why"]), flags) if flags else [fine]),
-        *_overrides_lines("try", report.suggestion),
-        f"products: {products or 'none'}",
-        *plain_lines(text_columns(["layer", "operations"]), operations),
-    ]
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:
