@@ -98,18 +98,9 @@ class Engine(ABC):
         with self.called(EVALUATION, batch_indices.shape):
             self._add_to_metrics(source, batch_indices, count)
 
-    def recompile(self) -> None:
-        """Compile the training step again: something that is part of it has changed, such as a schedule."""
-        self._compiled = {key for key in self._compiled if key[0] != TRAINING}
-        self._make_training()
-
     @abstractmethod
     def rebuild(self) -> None:
         """Make all that is compiled, also anew where other layers are trained, by another optimizer; without a call."""
-
-    @abstractmethod
-    def _make_training(self) -> None:
-        """Make the compiled training loop, without a call."""
 
     def compile_ahead(self, function: str, source: Any, batch_indices: BatchIndices) -> str | None:
         """Compile TRAINING or EVALUATION for these shapes, with no step; what keeps XLA from it in words, if anything.

@@ -67,10 +67,7 @@ class JaxEngine(Engine):
     def rebuild(self) -> None:
         # lambdas, because JAX takes two references to one method for the same function, and its program with it
         self._compiled.clear()
-        self._make_training()
         self._evaluate_one = self._compile(lambda *given: self._evaluate_step(*given), donate_argnums=2)
-
-    def _make_training(self) -> None:
         self._train_many = self._compile(lambda *given: self._train_loop(*given), donate_argnums=0)
         self._train_one = self._compile(lambda *given: self._train_step(*given), donate_argnums=0)
 

@@ -6,7 +6,7 @@ layer, that is seen.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -193,13 +193,13 @@ def choose_policies(model: Any, policy: Policy, x: Any) -> ChosenPolicies:
             chosen[name_of(part)] = f"{need} needs {SINGLE}"
     chosen = {path: why for path, why in chosen.items() if path not in asked | own}
     kept = {path: SINGLE for path in chosen if path not in policy.overrides}
-    overrides: Mapping[str, str] = {**kept, **policy.overrides}  # the last match wins
+    overrides = {**kept, **policy.overrides}  # the last match wins
     apply_policy(model, replace(policy, overrides=overrides))
     reasons = dict.fromkeys(own, "its author gave it this policy") | dict.fromkeys(asked, "policy.overrides") | chosen
     left = tuple(
         f"{REST if part is None else name_of(part)}: {need} in {HALF}" for part, need in needs_of(model, x).items()
     )
-    return ChosenPolicies(dict(overrides), reasons, left)
+    return ChosenPolicies(overrides, reasons, left)
 
 
 def set_chosen_policies(model: Any, chosen: ChosenPolicies) -> None:

@@ -306,7 +306,7 @@ class DynamicScale(ScaleRule):
 class FixedScale(ScaleRule):
     """The scale stays where it is; overflow steps are skipped and counted all the same.
 
-    `min_scale` and `max_scale` bound what the settings may choose, and how far rollbacks lower the scale.
+    `min_scale` and `max_scale` bound what the settings may choose.
     Raises ValueError for a scale that is no number from 2**-126 to 2**127.
 
     >>> from keras import ops

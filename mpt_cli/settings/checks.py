@@ -372,11 +372,6 @@ def _pattern_fault(pattern: str) -> str | None:
 
 def check_several_processes(settings: Settings) -> Iterator[Problem]:
     """Check what must hold where several processes train one model, whoever started them."""
-    if settings.trainer.max_rollbacks:
-        rule = "must be 0 with several processes: only the first has the checkpoints to go back to."
-        yield Problem(
-            "trainer.max_rollbacks", rule, settings.trainer.max_rollbacks, "Resume the run after it has stopped."
-        )
     if settings.trainer.callbacks:
         rule = "must be empty with several processes: each would call them, and all would write the same files."
         remedy = "trainer.early_stopping and trainer.reduce_on_plateau work."

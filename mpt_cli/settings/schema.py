@@ -218,13 +218,6 @@ class TrainerSettings:
         "at its end) or a number ≥ 1; null = never",
         advanced=True,
     )
-    max_rollbacks: int = key(
-        0,
-        "how often a broken health rule sends the run back to its last good checkpoint, to go "
-        "on with half the learning rate (and half the loss scale, after a rule of loss_scale); "
-        "the next one stops it, as with 0",
-        at_least=0,
-    )
     checkpoint_every_steps: Optional[int] = key(None, "steps between checkpoints, null = not by steps", at_least=1)
     checkpoint_every_epochs: Optional[int] = key(None, "epochs between checkpoints, null = not by epochs", at_least=1)
     checkpoint_every_minutes: Optional[float] = key(

@@ -15,7 +15,6 @@ from mpt_cli.precision.scale_rules import NoScale, ScaleRule
 
 # the kinds of an Event
 OVERFLOW, GROWTH, FLOOR, CEILING = "overflow", "growth", "floor", "ceiling"
-ROLLBACK = "rollback"  # back to the checkpoint of its step, from `from_step`
 PHASE = "phase"  # the next phase begins with this step
 FORWARD_PASS, BACKWARD_PASS = "forward", "backward"  # what an overflow began in: whether the loss itself was not finite
 DECLINE = "decline"  # a fall without an overflow: loss_scale=logmax follows the gradients both ways
@@ -99,8 +98,8 @@ class Event:
 
     step: int
     epoch: int
-    # overflow (one skipped step, whatever it did to the scale) | growth | decline | floor | ceiling | rollback (the
-    # run went back to the checkpoint of `step`) | phase (which `phase` of the run begins at `step`)
+    # overflow (one skipped step, whatever it did to the scale) | growth | decline | floor | ceiling | phase (which
+    # `phase` of the run begins at `step`)
     kind: str
     scale_before: float
     scale_after: float
@@ -110,12 +109,10 @@ class Event:
     # the loss was not finite none is whole, and it is that of the first layer whose output was not finite when the
     # batch went through again.
     variable: str | None = None
-    # forward: the loss was already non-finite; backward: only gradients were; of a rollback the rule that was broken;
-    # of a phase what it trains
+    # forward: the loss was already non-finite; backward: only gradients were; of a phase what it trains
     cause: str | None = None
     layer: str | None = None  # of that variable or output; "data" where the batch itself was not finite
     fault: str | None = None  # what was found there: inf, or nan alone, which an overflow seldom leaves
-    from_step: int | None = None  # of a rollback: the step at which the rule was broken
     optimizer: str | None = None  # whose scale this is, in a run of several optimizers: the model's attribute
     phase: int | None = None  # of a phase that begins: its number, from 1
 
@@ -270,7 +267,6 @@ class Summary:
     recipe: str = ""
     run_dir: str = ""
     epochs_completed: int = 0
-    rollbacks: int = 0
     gradients: dict[str, Any] | None = None  # the latest `GradientSample`
     ended_early: str = ""  # why a callback ended the run before its last epoch
     change: str = ""  # words to add to the command, where the health rule that ended the run knows some

@@ -12,7 +12,6 @@ from mpt_cli.telemetry.records import (
     GROWTH,
     NO_STREAKS,
     OVERFLOW,
-    ROLLBACK,
     Event,
     Scaling,
     StreakCounts,
@@ -53,7 +52,6 @@ class EventTally:
     forward_steps: list[int] = field(default_factory=list)
     nan_steps: list[int] = field(default_factory=list)
     persistent_nan_steps: list[int] = field(default_factory=list)
-    rollbacks: list[Event] = field(default_factory=list)
     latest: deque[Event] = field(default_factory=lambda: deque(maxlen=100))
     _scale_histories: dict[str | None, _ScaleHistory] = field(
         default_factory=lambda: defaultdict(_ScaleHistory)
@@ -68,8 +66,6 @@ class EventTally:
                 self._add_skip(event, scale_history)
             elif event.kind == GROWTH and self.first_growth_step is None:
                 self.first_growth_step = event.step
-            elif event.kind == ROLLBACK:
-                self.rollbacks.append(event)
 
     def _add_skip(self, event: Event, scale_history: _ScaleHistory) -> None:
         self.skip_steps.append(event.step)

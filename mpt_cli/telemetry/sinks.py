@@ -5,8 +5,8 @@ leaves them readable. And scalars by their names for programs that draw curves,
 all optional extras: TensorBoard, MLflow, Weights & Biases.
 
 What a tracker's own variables ask for goes first: with MLFLOW_TRACKING_URI lines go to that server, with
-WANDB_MODE=online to wandb's. Trackers can't take points back: a resumed run is a run of its own there, and the steps a
-rollback repeats are there twice. metrics.jsonl is the record.
+WANDB_MODE=online to wandb's. Trackers can't take points back: a resumed run is a run of its own there. metrics.jsonl is
+the record.
 """
 
 import importlib.util
@@ -181,7 +181,7 @@ class TensorBoardSink(Sink):
 
     The record writer is used rather than EventFileWriter, which starts a thread and imports TensorFlow where it is
     installed: three seconds that a run on JAX needn't pay. A resumed run's file begins with a session start, at which
-    TensorBoard forgets the points that were written before for the same and later steps; so does a rollback.
+    TensorBoard forgets the points that were written before for the same and later steps.
     """
 
     def __init__(self, folder: Path) -> None:

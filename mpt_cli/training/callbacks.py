@@ -109,7 +109,7 @@ class CallbackState:
         self._has_methods = all(callable(getattr(callback, name, None)) for name in ("get_state", "set_state"))
         of_keras = any(kind.__module__.startswith("keras.src.callbacks") for kind in type(callback).__mro__[:-2])
         self._left_out = OF_KERAS | (MADE_AGAIN if of_keras else frozenset())
-        self._at_begin: dict[str, tuple[str, list[Any]]] = {}  # digest and, where it has no arrays, the value as JSON
+        self._at_begin: dict[str, str] = {}  # digests
         self._told: set[str] = set()
 
     def before_resumed_training(self) -> None:
@@ -122,10 +122,7 @@ class CallbackState:
         if self._has_methods:
             return []
         plain, others = self._attributes()
-        self._at_begin = {
-            name: (digest_of(arrays, json.dumps(content)), [] if arrays else [content])
-            for name, (content, arrays) in plain.items()
-        }
+        self._at_begin = {name: digest_of(arrays, json.dumps(content)) for name, (content, arrays) in plain.items()}
         return self._sentences(others)
 
     def encode(self) -> tuple[Any, Arrays, list[str]]:
@@ -141,20 +138,17 @@ class CallbackState:
                 ) from error
         plain, others = self._attributes()
         for name, (content, own) in plain.items():
-            if digest_of(own, json.dumps(content)) != self._at_begin.get(name, ("",))[0]:
+            if digest_of(own, json.dumps(content)) != self._at_begin.get(name):
                 stored[name], arrays = content, arrays | own
         if isinstance(self.callback, keras.callbacks.CSVLogger):
             stored["csv_file"] = self.callback.csv_file.tell()
         return stored, arrays, self._sentences(others)
 
     def decode(self, stored: Any, arrays: Arrays) -> None:
-        """Put back what `encode` gave; what has changed since, after a rollback, is as it was at the beginning."""
+        """Put back what `encode` gave."""
         if self._has_methods:
             self.callback.set_state(decode(stored, arrays))
             return
-        for name, (_, contents) in self._at_begin.items():
-            for content in contents if name not in stored else ():
-                setattr(self.callback, name, decode(content, {}))
         for name, content in stored.items():
             if name == "csv_file":
                 _cut_off(self.callback, content)
@@ -412,12 +406,8 @@ class Callbacks:
         return {"ended": self.ended, "states": states}, arrays
 
     def resume(self, position: dict[str, Any], arrays: Arrays) -> None:
-        """Go on from what `position` gave, among other `arrays`; before `begin` it is kept until then."""
-        self.ended = position["ended"]
-        if not self._states:
-            self._waiting = position, arrays
-            return
-        self._take_up(position, arrays)
+        """Go on from what `position` gave, among other `arrays`, once `begin` has been called."""
+        self.ended, self._waiting = position["ended"], (position, arrays)
 
     def _take_up(self, position: dict[str, Any], arrays: Arrays) -> None:
         for name, state in self._states.items():

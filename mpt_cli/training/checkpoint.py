@@ -391,10 +391,8 @@ class Checkpointer:
         return None if every is None else every - seen % every
 
     def save_if_due(self) -> None:
-        """Not within a streak of skips or zeros, where a run may go back: it needs a place before the trouble."""
-        streaks = self.record.counters.streaks
-        in_trouble = streaks.skips > 0 or streaks.zero_steps > 0
-        if self._is_due() and not (in_trouble and self.settings.max_rollbacks):
+        """Save where the settings say that it is time."""
+        if self._is_due():
             self.save()
 
     def save(self) -> None:

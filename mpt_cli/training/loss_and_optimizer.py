@@ -298,7 +298,6 @@ def describe_objects(value: Any) -> str:
 SCHEDULE_KEY = "optimizer.schedule"
 # of all optimizers of Keras, beside the learning rate
 COMMON_ARGUMENTS = {field.name for field in fields(OptimizerSettings)} - {"name", "schedule", "learning_rate", "kwargs"}
-ROLLBACK_FACTOR = 0.5  # of the learning rate each time; of the loss scale too, after a rule of loss_scale
 
 
 def build_optimizer(settings: OptimizerSettings, total_steps: int | None) -> keras.optimizers.Optimizer:
@@ -371,29 +370,6 @@ def copied_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.
     """Return one that is configured as `optimizer` is now, without its state."""
     rate = configured_rate(optimizer)
     return type(optimizer).from_config(optimizer.get_config(), custom_objects={type(rate).__name__: type(rate)})
-
-
-class LoweredSchedule(schedules.LearningRateSchedule):  # type: ignore[misc]
-    """`factor` times another schedule: what a rollback leaves of it."""
-
-    def __init__(self, schedule: schedules.LearningRateSchedule, factor: float) -> None:
-        self.schedule, self.factor = schedule, factor
-
-    def __call__(self, step: Any) -> Any:
-        return self.schedule(step) * self.factor
-
-
-def set_learning_rate(optimizer: Any, settings: OptimizerSettings, total_steps: int | None, factor: float) -> bool:
-    """Give a built optimizer `factor` times the learning rate of `settings`, the whole of its schedule included.
-
-    Returns whether steps compiled before must be compiled again: a schedule is part of the program.
-    """
-    rate = configured_rate(build_optimizer(settings, total_steps))
-    if isinstance(rate, float):
-        optimizer.learning_rate = rate * factor
-        return False
-    optimizer.learning_rate = rate if factor == 1 else LoweredSchedule(rate, factor)
-    return True
 
 
 def build_learning_rate(

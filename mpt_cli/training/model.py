@@ -130,9 +130,6 @@ def check_compiled_model(settings: Settings, model: Any) -> None:
         )
         for key in dict.fromkeys(changed)
     ]
-    if trainer.max_rollbacks:
-        rule = "must be 0 with a model that comes compiled: the learning rate that a rollback lowers is the author's."
-        problems.append(Problem("trainer.max_rollbacks", rule, trainer.max_rollbacks))
     for name, optimizer, _ in optimizers_in(model):
         if isinstance(optimizer, LossScaleOptimizer):
             rule = f"{name} is a LossScaleOptimizer already: in a run loss_scale.* says how the loss is scaled."

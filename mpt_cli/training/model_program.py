@@ -75,9 +75,6 @@ class ModelProgram(Program):
 
     def build_model(self, data: DataSet) -> Any:
         """Return the model with the plain optimizer of the author's `compile`, which a run puts into loss scaling."""
-        if rollbacks := self.settings.trainer.max_rollbacks:
-            rule = "must be 0: the learning rate that a rollback lowers is that of the compiled optimizer."
-            raise ConfigError(Problem("trainer.max_rollbacks", rule, rollbacks))
         model = under_policy(self.model, self.settings, data, everywhere=self.policy is not None)
         for inner in replace_optimizers(model, lambda inner, _: inner).values():
             inner._mpt_is_wrapped = False  # by an earlier run; from now on it is this one's

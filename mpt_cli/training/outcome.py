@@ -27,13 +27,9 @@ _STATUSES: dict[int, str] = {SIGINT: "interrupted", SIGTERM: "terminated"}
 def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:
     """Return the summary of a run that came to an end of its own, by a health rule or by a signal."""
     verdict, explanation = judge(session.run_state())
-    rollbacks = len(session.telemetry.tally.rollbacks)
-    rollback_text = f"{rollbacks} rollback{'' if rollbacks == 1 else 's'}"
     if outcome.stop is not None:
-        explanation = f"Stopped after {rollback_text}: {outcome.stop}" if rollbacks else f"Stopped: {outcome.stop}"
+        explanation = f"Stopped: {outcome.stop}"
         verdict = STOPPED if verdict in GOOD_VERDICTS else verdict
-    elif rollbacks:
-        explanation += f" That is after {rollback_text} to a good checkpoint."
     status, exit_code = status_of(outcome, verdict)
     ended_early = outcome.ended_early if status == "finished" else ""
     if ended_early:

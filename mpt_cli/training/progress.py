@@ -119,7 +119,7 @@ class Stopwatch:
     out of the speed.
 
     Both add up over the attempts of a run that was resumed, each up to the checkpoint that was gone on from: what it
-    trained after that was lost and counts for nothing. What a rollback undid does count.
+    trained after that was lost and counts for nothing.
     """
 
     def __init__(self) -> None:

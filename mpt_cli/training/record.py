@@ -112,7 +112,6 @@ class Record:
             seconds=self.stopwatch.run_seconds,
             recipe=settings.recipe,
             run_dir=str(run_dir),
-            rollbacks=len(self.telemetry.tally.rollbacks),
             gradients=None if counters.sample is None else asdict(counters.sample),
             **others,
         )

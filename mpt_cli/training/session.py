@@ -1,4 +1,4 @@
-"""One prepared run: its header, the checkpoint it goes on from, its phases and rollbacks, and its end."""
+"""One prepared run: its header, the checkpoint it goes on from, its phases, and its end."""
 
 import math
 from collections.abc import Sequence
@@ -12,16 +12,14 @@ import numpy as np
 from mpt_cli.engine.backend import Platform, emulated_operations, framework_errors
 from mpt_cli.engine.distribution import ProcessGroup, check_same_data
 from mpt_cli.engine.faults import FaultSearch
-from mpt_cli.errors import DataError
 from mpt_cli.precision.keras_internals import configured_rate
 from mpt_cli.precision.train_step import custom_steps, has_custom_compute_loss, optimizers_of
 from mpt_cli.samples.gradient_samples import build_sampler, layers_to_compile
 from mpt_cli.samples.value_ranges import is_rounded
 from mpt_cli.settings.references import Reference
 from mpt_cli.settings.variants import CustomOptimizer
-from mpt_cli.telemetry.format import format_scale
-from mpt_cli.telemetry.health import HealthRules, Stop
-from mpt_cli.telemetry.records import PHASE, ROLLBACK, Event, RunHeader
+from mpt_cli.telemetry.health import HealthRules
+from mpt_cli.telemetry.records import PHASE, Event, RunHeader
 from mpt_cli.telemetry.run_state import EventTally
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
@@ -44,11 +42,9 @@ from mpt_cli.training.checkpoint import (
     restore_state,
 )
 from mpt_cli.training.loss_and_optimizer import (
-    ROLLBACK_FACTOR,
     build_optimizer,
     describe_objects,
     describe_scaling,
-    set_learning_rate,
 )
 from mpt_cli.training.model import own_train_step
 from mpt_cli.training.phases import check_phase
@@ -104,7 +100,6 @@ class Session(Trainer):
         health = HealthRules(settings.loss_scale, settings.trainer, scaling)
         super().__init__(parts, telemetry, counters, health, checkpointer)
         self.callbacks = Callbacks(callbacks, parts.model)
-        self._rollbacks = 0  # that were made, those whose events a later one took back too
         self._prepare_samples(may_sample=not has_own_step)
         process_info = parts.platform.process_info
         if process_info is not None:
@@ -143,8 +138,6 @@ class Session(Trainer):
             self.callbacks.begin(self.parts.settings.epochs, self.train_feed.steps, self.telemetry.message)
             if self.weight_watch is None:
                 self.watch_weights()
-            if self.settings.max_rollbacks:
-                self.checkpointer.save()  # there must be one to go back to
             return super().fit()
 
     def finish(self, outcome: Outcome, model_path: Path | None) -> Outcome:
@@ -170,15 +163,9 @@ class Session(Trainer):
         return outcome
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Put everything back as it was at `checkpoint`; DataError when it is of another model or optimizer."""
-        self._restore(checkpoint)
-        self.stopwatch.resume(checkpoint.position["times"])
+        """Put everything back as it was at `checkpoint`; DataError when it is of another model or optimizer.
 
-    def _restore(self, checkpoint: Checkpoint) -> bool:
-        """Put everything back, with the lower rates of the rollbacks so far.
-
-        What settings may change in between is set again afterwards: the learning rate and the loss scale. Returns
-        whether compiled steps have to be made anew.
+        What settings may change in between is set again afterwards: the learning rate and the loss scale.
         """
         parts, counters, position = self.parts, self.counters, checkpoint.position
         is_same_mode = _is_same_mode(parts, checkpoint)
@@ -186,8 +173,9 @@ class Session(Trainer):
         restore_state(parts.model, checkpoint.arrays, other_scaling=not is_same_mode)
         self.checkpointer.resume(checkpoint)
         self.progress = Progress.from_position(position["progress"])
+        self.stopwatch.resume(position["times"])
         counters.resume(position["ledger"])
-        counters.scale = restore_scale(parts, checkpoint, self.telemetry.tally.rollbacks)
+        counters.scale = restore_scale(parts, checkpoint)
         other_fixed = not parts.scaling.moves and counters.scale != saved_scale(checkpoint)
         if self.sampler is None or not is_same_mode or other_fixed:
             counters.sample = None  # it says nothing of gradients that are not computed or scaled as then
@@ -199,28 +187,23 @@ class Session(Trainer):
         if has_callbacks:
             self.callbacks.resume(position["callbacks"], checkpoint.arrays)
         if parts.comes_compiled:
-            return False  # the checkpoint has the rate of the author's optimizer
+            return  # the checkpoint has the rate of the author's optimizer
         reached = float(parts.optimizer.learning_rate)
-        follows_schedule = self._set_rate()
-        if has_callbacks and not follows_schedule and (configured := position["configured_rate"]):
-            # what callbacks made of the rate of then they have made of the rate of now
-            parts.optimizer.learning_rate = reached * (float(parts.optimizer.learning_rate) / configured)
-        return follows_schedule
+        rate = self._configured_rate()
+        if has_callbacks and isinstance(rate, float) and (configured := position["configured_rate"]):
+            rate = reached * (rate / configured)  # what callbacks made of the rate of then they make of that of now
+        parts.optimizer.learning_rate = rate
 
-    def _set_rate(self) -> bool:
-        """Set the rate of the phase after the rollbacks so far; whether compiled steps have to be made anew."""
-        phases, factor = self.parts.phases, self._rate_factor
-        return set_learning_rate(self.parts.optimizer, phases.optimizer_settings, phases.schedule_steps, factor)
-
-    @property
-    def _rate_factor(self) -> float:
-        """Return what rollbacks have left of the learning rate."""
-        return ROLLBACK_FACTOR ** len(self.telemetry.tally.rollbacks)
+    def _configured_rate(self) -> Any:
+        """Return what the settings say of the phase: a number, or a schedule."""
+        phases = self.parts.phases
+        rate = configured_rate(build_optimizer(phases.optimizer_settings, phases.schedule_steps))
+        return float(np.float32(rate)) if isinstance(rate, float) else rate
 
     def extra_state(self) -> tuple[dict[str, Any], Arrays]:
         """Return what a checkpoint holds beside the variables, of weights that have not moved, samples and callbacks:
         more of its position, and arrays."""
-        phases, position = self.parts.phases, dict[str, Any]()
+        position = dict[str, Any]()
         if self.weight_watch is not None:
             position["has_moved"] = self.weight_watch.has_moved
         if self.sampler is not None:
@@ -230,9 +213,8 @@ class Session(Trainer):
         position["callbacks"], arrays = self.callbacks.position()
         position["configured_rate"] = None
         if not self.parts.comes_compiled:  # else settings can't have changed it
-            rate = configured_rate(build_optimizer(phases.optimizer_settings, phases.schedule_steps))
-            if isinstance(rate, float):
-                position["configured_rate"] = float(np.float32(rate * self._rate_factor))
+            rate = self._configured_rate()
+            position["configured_rate"] = rate if isinstance(rate, float) else None
         return position, arrays
 
     def begin_next_phase(self) -> None:
@@ -242,8 +224,6 @@ class Session(Trainer):
         self.progress.begin_phase()
         self._enter_phase(self.progress.phase)
         self.watch_weights()
-        if self.telemetry.tally.rollbacks:  # they have lowered the rate in the phases before, too
-            self._set_rate()
         number, epoch, scale = self.progress.phase + 1, self.progress.epoch, self.counters.scale
         if ended:
             say(f"phase {number - 1} ends early, in epoch {epoch}: {ended}")
@@ -261,44 +241,6 @@ class Session(Trainer):
             self.counters.name_variables(trained_paths(self.parts.model))
             for stopwatch in (self.stopwatch, self.validation_stopwatch):
                 stopwatch.forget_programs()
-
-    def recover(self, stop: Stop) -> bool:
-        """Go back to the last good checkpoint under `trainer.max_rollbacks`; False where the limit is reached or there
-        is none.
-
-        The events of the telemetry are the memory of rollbacks: a run that is killed and resumed counts on and keeps
-        its lower rates.
-        """
-        limit, telemetry, scale = self.settings.max_rollbacks, self.telemetry, self.counters.scale
-        self._rollbacks = max(self._rollbacks, len(telemetry.tally.rollbacks))
-        checkpoint = self._last_good() if self._rollbacks < limit else None
-        if checkpoint is None:
-            return False
-        self._rollbacks += 1
-        step, progress, seen = checkpoint.step, checkpoint.position["progress"], self.counters.seen
-        event = Event(step, int(progress["epoch"]), ROLLBACK, scale, scale, cause=stop.key, from_step=seen)
-        event = replace(event, scale_after=scale_at(self.parts, checkpoint, [*telemetry.tally.rollbacks, event]))
-        telemetry.rewind(step, progress["epochs_completed"])
-        telemetry.events([event])
-        if self._restore(checkpoint):
-            self.engine.recompile()
-        scale_text = f", loss scale {format_scale(event.scale_after)}" if self.parts.scaling.scales else ""
-        telemetry.message(
-            f"step {seen}: {stop.evidence} (rule {stop.key}). Rollback {self._rollbacks} of {limit}: going on at step "
-            f"{step}, learning rate {ROLLBACK_FACTOR**self._rollbacks:g} of the configured one{scale_text}"
-        )
-        return True
-
-    def _last_good(self) -> Checkpoint | None:
-        """Return the latest whole checkpoint without inf or nan in the weights; those with go."""
-        store = self.checkpointer.store
-        try:
-            while (found := store.newest()) is not None and not _is_finite(found):
-                store.cut_back(found.step - 1)
-            return found
-        except DataError as error:
-            self.telemetry.message(str(error))
-            return None
 
     def header(self, run_dir: Path, attempt: int = 1) -> RunHeader:
         """Return what the console opens with."""
@@ -418,43 +360,28 @@ def _describe_execution(parts: Assembly) -> str:
     return f"{compiled}, {steps} per call, {feed}, {exact}"
 
 
-def _is_finite(checkpoint: Checkpoint) -> bool:
-    return all(np.isfinite(array).all() for name, array in checkpoint.arrays.items() if name.startswith("weight/"))
-
-
 def saved_scale(checkpoint: Checkpoint) -> float:
     """Return the loss scale after the step of `checkpoint`."""
     return float(checkpoint.arrays[f"{SCALE_PREFIX}scale"])
 
 
-def scale_at(parts: Assembly, checkpoint: Checkpoint, rollbacks: Sequence[Event]) -> float:
-    """Return where the mode goes on (`ScaleRule.resumed_scale`), lowered by rollbacks.
-
-    A fixed scale is lowered by all rollbacks so far, as the learning rate is; one that moves goes on from where it was,
-    so that only those to this very step are still to come.
-    """
+def scale_at(parts: Assembly, checkpoint: Checkpoint) -> float:
+    """Return where the mode goes on (`ScaleRule.resumed_scale`)."""
     rule = parts.scaling.rule
     if not rule.scales:
         return rule.initial_scale
-    scale = rule.resumed_scale(saved_scale(checkpoint) if _is_same_mode(parts, checkpoint) else None)
-    lowered = sum(
-        (event.cause or "").startswith("loss_scale.")
-        and (event.step == checkpoint.step or (not rule.moves and event.step < checkpoint.step))
-        for event in rollbacks
-    )
-    lower = scale * ROLLBACK_FACTOR**lowered
-    return float(np.float32(max(lower, min(scale, rule.lowest))))
+    return float(np.float32(rule.resumed_scale(saved_scale(checkpoint) if _is_same_mode(parts, checkpoint) else None)))
 
 
 def _is_same_mode(parts: Assembly, checkpoint: Checkpoint) -> bool:
     return bool(parts.scaling.mode == checkpoint.position["scaling_mode"])
 
 
-def restore_scale(parts: Assembly, checkpoint: Checkpoint, rollbacks: Sequence[Event]) -> float:
+def restore_scale(parts: Assembly, checkpoint: Checkpoint) -> float:
     """Set the scale, and what else the mode's numbers change of its state; returns the scale."""
     state = parts.optimizer.scale_state
     assert state is not None
-    scale = scale_at(parts, checkpoint, rollbacks)
+    scale = scale_at(parts, checkpoint)
     state.scale.assign(scale)
     if _is_same_mode(parts, checkpoint):
         saved = {name: checkpoint.arrays.get(f"{SCALE_PREFIX}{name}") for name in state.by_name}

@@ -14,7 +14,7 @@ from mpt_cli.precision.keras_internals import run_by_calls
 from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.samples.gradient_samples import GradientSampler
 from mpt_cli.signals import Interruption
-from mpt_cli.telemetry.health import HealthRules, Stop
+from mpt_cli.telemetry.health import HealthRules
 from mpt_cli.telemetry.records import Event, GradientSample
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.telemetry.step_counters import StepCounters
@@ -60,10 +60,6 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         self.callbacks = NO_CALLBACKS
         self.process_group: ProcessGroup | None = None  # where several processes train, whose calls must be the same
 
-    def recover(self, stop: Stop) -> bool:
-        """Return whether the run went back to a good state, from which it goes on."""
-        return False
-
     def begin_next_phase(self) -> None:
         """End a phase, and begin the next."""
 
@@ -78,13 +74,10 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
                 try:
                     self._fit_phase()
                 except LeaveFit:
-                    if self.stop is None or not self.recover(self.stop):
-                        break
-                    self.stop = None
-                else:
-                    if self._is_last:
-                        break
-                    self.begin_next_phase()
+                    break
+                if self._is_last:
+                    break
+                self.begin_next_phase()
             if self.stop is not None and self.progress.step_in_epoch and self.logged_step != self.counters.seen:
                 self._log(self.engine.metrics())  # where it ended, between two lines of the log
         return Outcome(self.progress, self.stop, self._signal(), self.callbacks.ended)

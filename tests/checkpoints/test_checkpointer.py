@@ -3,7 +3,7 @@
 import errno
 import math
 import os
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,6 @@ import pytest
 
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.settings.schema import TrainerSettings
-from mpt_cli.telemetry.records import NO_STREAKS
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
 from mpt_cli.training.callbacks import check_monitors
 from mpt_cli.training.checkpoint import Checkpointer, CheckpointStore, Origin
@@ -106,16 +105,6 @@ def test_a_spoiled_state_is_not_saved_and_that_is_said(tmp_path: Path, said) -> 
     assert said == [f"a checkpoint could not be written ({reason}); that of step 10 is kept, training goes on"]
     assert (checkpointer.failure, checkpointer.saved_step) == (reason, 10)
     assert (checkpointer.store.steps(), checkpointer.store.steps("best-")) == ([10], [])
-
-
-def test_a_run_that_may_go_back_saves_nothing_among_zeros(tmp_path: Path, said) -> None:
-    checkpointer = _checkpointer(tmp_path / "c", said)
-    checkpointer.settings = replace(checkpointer.settings, max_rollbacks=1)
-    _at(checkpointer, 10).record.counters.streaks = NO_STREAKS._replace(zero_steps=1)
-    checkpointer.save_if_due()
-    assert checkpointer.saved_step is None
-    _at(checkpointer, 20).save_if_due()
-    assert checkpointer.saved_step == 20
 
 
 def test_a_folder_that_is_gone_is_said_and_training_goes_on(tmp_path: Path, said) -> None:

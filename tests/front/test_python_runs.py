@@ -362,9 +362,6 @@ def test_what_fit_can_not_train_and_others_can_not_take_is_said():
         r"batch_size|all arrays must hold the same number": lambda: mpt.fit(net(), x, y[:4]),
         r"class_weight: must not be given beside": lambda: mpt.fit(net(), x, y, class_weight={0: 2.0}, sample_weight=y),
         r"class_weight: is for one label": lambda: mpt.fit(net(), x, np.zeros((100, 3, 1)), class_weight={0: 2.0}),
-        r"trainer\.max_rollbacks: must be 0": lambda: mpt.fit(
-            net(), x, y, settings={**QUIET, "trainer.max_rollbacks": 1}
-        ),
         r"validation_data: must be \(x, y\)": lambda: mpt.fit(net(), x, y, validation_data=x),
         r"validation_split: must be at least 0": lambda: mpt.fit(net(), x, y, validation_split=1.5),
         r"model: must be a keras.Model": lambda: mpt.fit("net", x, y),
@@ -376,7 +373,7 @@ def test_what_fit_can_not_train_and_others_can_not_take_is_said():
         r"trainer.epoks: there is no such key.* Did you mean trainer.epochs": lambda: mpt.fit(
             net(), x, y, settings={"trainer.epoks": 1}
         ),
-        r"on_unhealthy: must be stop or go_on": lambda: mpt.Recorder(on_unhealthy="rollback"),
+        r"on_unhealthy: must be stop or go_on": lambda: mpt.Recorder(on_unhealthy="wait"),
         r"jobs: must be >= 1\. Received: 0": lambda: mpt.sweep("conf=digits_mlp", jobs=0),
         r"tolerance: must be >= 0\. Received: nan": lambda: mpt.compare("conf=digits_mlp", tolerance=float("nan")),
         r"batches: must be >= 1\. Received: 0": lambda: mpt.diagnose(net(), x, y, batches=0),

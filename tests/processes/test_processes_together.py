@@ -99,10 +99,6 @@ def test_the_processes_of_a_tpu_pod_are_recognised_as_jax_recognises_them(tmp_pa
     assert "JAX can't tell which process this is: invalid literal" in alone.communicate()[1]
 
 
-ROLLBACK = (
-    "trainer.max_rollbacks: must be 0 with several processes: only the first has the checkpoints to go back "
-    "to. Received: 3. Resume the run after it has stopped."
-)
 CALLBACKS = (
     "trainer.callbacks: must be empty with several processes: each would call them, and all would write the "
     "same files. Received: ['history']. trainer.early_stopping and trainer.reduce_on_plateau work."
@@ -111,10 +107,10 @@ NO_SEED = "seed: must be a number for 4 processes: each would draw another. Rece
 
 
 def test_a_task_of_a_slurm_step_says_what_its_settings_lack() -> None:
-    words = ["trainer.max_rollbacks=3", "trainer.callbacks=[history]", "seed=null"]
+    words = ["trainer.callbacks=[history]", "seed=null"]
     with pytest.raises(ConfigError) as refused:
         check_process_info(settings("backend=jax", "distribute=data_parallel", *words), ProcessInfo(3, 4))
-    assert [str(problem) for problem in refused.value.problems] == [ROLLBACK, CALLBACKS, NO_SEED]
+    assert [str(problem) for problem in refused.value.problems] == [CALLBACKS, NO_SEED]
     check_process_info(settings("backend=jax", *TWO), ProcessInfo(0, 2, "127.0.0.1:99"))
 
 

@@ -143,7 +143,7 @@ def test_frequent_overflows_are_gathered_and_the_wait_doubles_up_to_a_minute(beg
     assert [*told] == [0, 10, 30, 70, 130, 190, 250] and told[10].startswith("steps 2-11: 10 skipped")
 
 
-def test_a_resumed_run_goes_on_counting_from_the_trainers_count_and_a_rollback_goes_back(begun, snapshot) -> None:
+def test_a_resumed_run_goes_on_counting_from_the_count_at_its_checkpoint(begun, snapshot) -> None:
     narrator = begun()
     narrator.recount(snapshot)
     for skips, count in ((_skips(41, 41, 8.0), "4 of 41"), (_skips(42, 43, 8.0), "6 of 43"), (None, "5 of 42")):

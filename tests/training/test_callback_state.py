@@ -113,26 +113,3 @@ def test_a_callback_that_comes_later_begins_anew_and_more_epochs_go_on(tmp_path)
         "callbacks: History was not there when the checkpoint was made, so it begins anew"
         in (run_dir / "console.log").read_text()
     )
-
-
-@pytest.mark.slow
-def test_a_rollback_takes_the_callbacks_back_too(tmp_path):
-    """At step 13 every loss is nan: the run goes back to the checkpoint of step 10, at half the rate that Halving had
-    come to, and Halving's count with it."""
-    words = [
-        "trainer.callbacks=[custom_callbacks:Halving]",
-        "trainer.max_rollbacks=3",
-        "trainer.epochs=4",
-        "trainer.checkpoint_every_steps=10",
-        "trainer.max_nonfinite_losses=1",
-        "fault=nan_loss",
-        "fault.at_steps=[13]",
-        "fault.every_steps=null",
-        "trainer.max_rollbacks=1",
-        "loss_scale=none",
-    ]
-    summary, run_dir = train(tmp_path, *words)
-
-    assert summary.rollbacks == 1
-    rates = {line["step"]: line["learning_rate"] for line in lines(run_dir, epoch_end=False)}
-    np.testing.assert_allclose([rates[10], rates[11], rates[12]], [0.025, 0.0125, 0.0125], rtol=1e-6)

@@ -87,7 +87,6 @@ def test_an_own_step_trains_skips_and_measures_as_keras_s_own_does(tmp_path):
         (["model.kwargs={kind: Idle}"], "Idle.train_step never calls apply of an optimizer that the model holds"),
         (["model.kwargs={kind: Unscaled}", "loss_scale=none", "fault=nan_loss"], "fault.place: must be data"),
         (["optimizer.learning_rate=0.5"], "optimizer.learning_rate: has no effect: the model comes compiled"),
-        (["trainer.max_rollbacks=3"], "must be 0 with a model that comes compiled"),
         *(NO_GAN if BACKEND == "tensorflow" else [(GAN, "Keras on JAX hands a train_step the state of one")]),
     ],
 )

@@ -16,7 +16,6 @@ from mpt_cli.training.loss_and_optimizer import (
     build_loss_and_metrics,
     build_optimizer,
     gives_logits,
-    set_learning_rate,
 )
 
 
@@ -218,15 +217,6 @@ def test_an_optimizer_of_the_users_has_the_keys_that_are_given():
     assert float(own_optimizer("momentum").learning_rate) == 0.25
     assert float(own_optimizer("scheduled").learning_rate) == 0.5
     assert float(own_optimizer("scheduled", learning_rate=0.125).learning_rate) == 0.125
-
-
-@pytest.mark.usefixtures("own_module")
-def test_a_rollback_lowers_the_rate_of_an_own_optimizer_and_an_own_schedule():
-    for name, is_compiled_anew, rate in (("momentum", False, 0.125), ("scheduled", True, 0.25)):
-        settings = CustomOptimizer(object=f"own_objects:{name}")
-        optimizer = build_optimizer(settings, 20)
-        assert set_learning_rate(optimizer, settings, 20, 0.5) is is_compiled_anew
-        assert float(optimizer.learning_rate) == rate
 
 
 def test_a_schedule_object_begins_at_the_learning_rate():

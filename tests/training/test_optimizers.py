@@ -14,7 +14,6 @@ from mpt_cli.settings.variants import OPTIMIZERS, Schedule
 from mpt_cli.training.loss_and_optimizer import (
     build_learning_rate,
     build_optimizer,
-    set_learning_rate,
 )
 
 SGD, ADAM = OPTIMIZERS["sgd"], OPTIMIZERS["adam"]
@@ -135,9 +134,3 @@ def test_the_learning_rate_at_exact_steps():
 def test_a_schedule_that_does_not_fit_the_run_is_named(schedule, total_steps, message):
     with pytest.raises(ConfigError, match=message):
         build_learning_rate(schedule, 0.1, total_steps)
-
-
-def test_a_constant_learning_rate_is_set_without_compiling_again():
-    optimizer = build_optimizer(ADAM(learning_rate=0.5), 20)
-    assert not set_learning_rate(optimizer, ADAM(learning_rate=0.5), 20, 0.5)
-    assert float(optimizer.learning_rate) == 0.25

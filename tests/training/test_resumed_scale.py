@@ -15,19 +15,11 @@ from mpt_cli.runs.resume import format_changes, unused_changes
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import RULES, LossScaleSettings
-from mpt_cli.telemetry.records import Event, Scaling
+from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 from mpt_cli.training.session import restore_scale, scale_at
 
 FIXED = ["loss_scale=fixed", "loss_scale.initial_scale=2**15"]
-
-
-@pytest.fixture(autouse=True)
-def a_quarter_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpt_cli.training.session.ROLLBACK_FACTOR", 0.25)
-
-
-SKIPS, NAN = "loss_scale.max_consecutive_skips", "trainer.max_nonfinite_losses"
 
 
 def _rule(mode: str, loss_scale: LossScaleSettings) -> ScaleRule:
@@ -46,33 +38,24 @@ def _checkpoint(mode: str = "dynamic", scale: float = 2.0**10, left: int = 1, **
     return Checkpoint(40, arrays, {"scaling_mode": mode, "scaling_numbers": position})
 
 
-def _rollback(step: int, cause: str = SKIPS) -> Event:
-    return Event(step, 1, "rollback", 0.0, 0.0, cause=cause)
-
-
 def test_the_scale_at_a_checkpoint() -> None:
-    for mode, before, rollbacks, expected in (
-        ("fixed", "fixed", [], 2.0**7),
-        ("fixed", "fixed", [_rollback(20), _rollback(40), _rollback(40, NAN), _rollback(60)], 2.0**3),
-        ("fixed", "dynamic", [], 2.0**7),
-        ("dynamic", "dynamic", [_rollback(20), _rollback(40), _rollback(40, NAN)], 2.0**8),
-        ("dynamic", "fixed", [], 2.0**7),
-        ("logmax", "logmax", [_rollback(40), _rollback(40)], 2.0**6),
-        ("none", "dynamic", [_rollback(40)], 1.0),
+    for mode, before, expected in (
+        ("fixed", "fixed", 2.0**7),
+        ("fixed", "dynamic", 2.0**7),
+        ("dynamic", "dynamic", 2.0**10),
+        ("dynamic", "fixed", 2.0**7),
+        ("logmax", "logmax", 2.0**10),
+        ("none", "dynamic", 1.0),
     ):
         parts = _parts(mode, LossScaleSettings(initial_scale=2.0**7))
-        assert scale_at(parts, _checkpoint(before), rollbacks) == expected, (mode, before)
+        assert scale_at(parts, _checkpoint(before)) == expected, (mode, before)
 
 
-def test_new_limits_hold_at_once_and_no_rollback_leads_below_the_floor() -> None:
-    for limits, rollbacks in (
-        ({"max_scale": 2.0**9}, []),
-        ({"min_scale": 2.0**11}, []),
-        ({"min_scale": 2.0**9}, [_rollback(40), _rollback(40)]),
-    ):
+def test_new_limits_hold_at_once() -> None:
+    for limits in ({"max_scale": 2.0**9}, {"min_scale": 2.0**11}):
         (scale,) = limits.values()
         parts = _parts("dynamic", LossScaleSettings(initial_scale=scale, **limits))
-        assert scale_at(parts, _checkpoint(), rollbacks) == scale
+        assert scale_at(parts, _checkpoint()) == scale
 
 
 def test_a_new_hysteresis_counts_the_overflows_since_the_last_growth() -> None:
@@ -86,7 +69,7 @@ def test_a_new_hysteresis_counts_the_overflows_since_the_last_growth() -> None:
         optimizer = LossScaleOptimizer(keras.optimizers.SGD(), rule=DynamicScale(hysteresis=4))
         optimizer.build([keras.Variable([1.0])])
         parts = _parts("dynamic", LossScaleSettings(hysteresis=4, growth_steps=7), optimizer)
-        assert restore_scale(parts, _checkpoint(left=left, **position), []) == 2.0**10 == float(optimizer.loss_scale)
+        assert restore_scale(parts, _checkpoint(left=left, **position)) == 2.0**10 == float(optimizer.loss_scale)
         assert int(optimizer.scale_state.by_name["hysteresis_left"].numpy()) == now
         assert optimizer.dynamic_growth_steps == 7
 

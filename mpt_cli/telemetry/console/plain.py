@@ -121,8 +121,6 @@ def final_rows(summary: Summary) -> list[tuple[str, str]]:
         rows.append(
             ("loss scale", f"{format_scale(summary.final_loss_scale)} at the end{_format_scale_range(summary)}")
         )
-    if summary.rollbacks:
-        rows.append(("rollbacks", f"{summary.rollbacks}, each from the last good checkpoint with lower rates"))
     if summary.gradients is not None:
         rows.append(("gradients", _format_gradients(GradientSample(**summary.gradients), summary.steps_seen)))
     rows += [("speed", _format_speed(summary)), ("files", summary.run_dir)]
