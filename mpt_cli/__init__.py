@@ -19,7 +19,7 @@ from mpt_cli.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from mpt_cli.precision import LossScaleOptimizer, Policy, custom_gradient, global_policy, set_global_policy
-    from mpt_cli.python_api import compare, diagnose, fit, plan, sweep
+    from mpt_cli.python_api import diagnose, fit
     from mpt_cli.recorder import Recorder
     from mpt_cli.report.run import Run, load_run
 
@@ -28,19 +28,16 @@ __all__ = [
     "Policy",
     "Recorder",
     "Run",
-    "compare",
     "custom_gradient",
     "diagnose",
     "fit",
     "global_policy",
     "load_run",
-    "plan",
     "set_global_policy",
-    "sweep",
 ]
 
 _HOMES = {
-    "mpt_cli.python_api": ("compare", "diagnose", "fit", "plan", "sweep"),
+    "mpt_cli.python_api": ("diagnose", "fit"),
     "mpt_cli.precision": ("LossScaleOptimizer", "Policy", "custom_gradient", "global_policy", "set_global_policy"),
     "mpt_cli.recorder": ("Recorder",),
     "mpt_cli.report.run": ("Run", "load_run"),
@@ -90,20 +87,21 @@ class _ImportedWhenUsed:
         return (self._imported(),)
 
 
-# `mpt.sweep` and its like are functions by documentation, and folders of the package of the same name. Python binds a
-# folder over the function once one of its files is imported, so the folder is made callable.
+# `mpt.diagnose` is a function by documentation, and a folder of the package of the same name. Python binds the folder
+# over the function once one of its files is imported, so the folder is made callable.
 class _Room(ModuleType):
-    """A room of the package that has the name of a public function, and can be called as that."""
+    """The room `diagnose`, which can be called as the public function."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return getattr(import_module("mpt_cli.python_api"), self.__name__.rpartition(".")[2])(*arguments, **named)
+        return import_module("mpt_cli.python_api").diagnose(*arguments, **named)
 
 
 class _Package(ModuleType):
-    """This package. Importing mpt_cli.sweep.run makes `mpt_cli.sweep` the room, which must stay a function too."""
+    """This package. Importing mpt_cli.diagnose.diagnosis makes `mpt_cli.diagnose` the room, which must stay a function
+    too."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in __all__ and isinstance(value, ModuleType):
+        if name == "diagnose" and isinstance(value, ModuleType):
             value.__class__ = _Room
         super().__setattr__(name, value)
 

@@ -1,39 +1,28 @@
-"""Runs from Python: a compiled model trained in mpt's own loop, and sweeps, comparisons and diagnoses as values."""
+"""Runs from Python: a compiled model trained in mpt's own loop, and diagnosed."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from os import devnull
 from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING, Any
 
-from mpt_cli.compare.run import CompareSettings, start_compare
-from mpt_cli.diagnose.preparation import on_one_device
 from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
-from mpt_cli.plan.plan import Plan, plan_program
-from mpt_cli.plan.plan import plan as make_plans
 from mpt_cli.report.run import Run, load_run
 from mpt_cli.settings.checks import check_combinations
-from mpt_cli.settings.load import build_settings, load_settings
-from mpt_cli.settings.overrides import format_override
+from mpt_cli.settings.load import build_settings
 from mpt_cli.settings.schema import Settings, unknown_key_problem, variants_of
 from mpt_cli.settings.variants import AUTO, GivenData
 from mpt_cli.signals import raise_for
-from mpt_cli.sweep.progress import Screen
-from mpt_cli.sweep.report import results_dict
-from mpt_cli.sweep.run import Options, find_launcher, split_overrides, start_sweep
 from mpt_cli.telemetry.records import RunHeader
 from mpt_cli.telemetry.sink import Sink
-from mpt_cli.training.program import Program
-from mpt_cli.training_run import Reporters, train_program, with_drawn_seed
+from mpt_cli.training_run import Reporters, train_program
 
 if TYPE_CHECKING:
-    from mpt_cli.compare.comparison import Comparison
     from mpt_cli.diagnose.diagnosis import Diagnosis
-    from mpt_cli.training.model_program import ModelProgram
 
 
 def fit(
@@ -248,196 +237,42 @@ def _take_weights(model: Any, run: Run) -> None:
     restore_weights(model, {name: array for name, array in arrays if name.startswith(("weight/", "frozen/"))})
 
 
-def _as_words(words: Sequence[Any]) -> list[str]:
-    """Overrides as texts ("seed=1") and mappings ({"seed": 1, "trainer.epochs": 3}), as words of a command line.
-
-    >>> _as_words(["conf=digits_mlp", {"seed": 1}])
-    ['conf=digits_mlp', 'seed=1']
-    """
-    for word in words:
-        if not isinstance(word, (str, Mapping)):
-            raise ConfigError(Problem("overrides", 'must be texts or mappings, as in "seed=1" or {"seed": 1}.', word))
-    found: list[str] = []
-    for word in words:
-        found += [word] if isinstance(word, str) else [_as_word(name, value) for name, value in word.items()]
-    return found
-
-
-def _as_word(name: str, value: Any) -> str:
-    if isinstance(value, (list, tuple)) and name not in ("trainer.metrics",):
-        return f"{name}={','.join(map(str, value))}"  # values to try, as on the command line
-    return format_override(name, value) if isinstance(value, str) else f"{name}={value}"
-
-
-def _check_least(**given: tuple[float | None, float]) -> None:
-    """Raise ConfigError for numbers that are below the least they may be."""
-    problems = [
-        Problem(name, f"must be >= {least}.", value)
-        for name, (value, least) in given.items()
-        if value is not None and not value >= least
-    ]
-    if problems:
-        raise ConfigError(problems)
-
-
-def sweep(*words: Any, jobs: int | None = None, objective: str | None = None, quiet: bool = False) -> dict[str, Any]:
-    """`mpt sweep` with these overrides, texts or mappings; the content of results.json, with `exit_code`.
-
-    A list in a mapping holds values to try: `sweep("conf=digits_mlp", {"seed": [0, 1], "trainer.epochs": 2})`. `jobs`
-    is how many run at a time, `objective` what ranks them. The value has a row for each job, failed ones too;
-    ConfigError and DataError for what keeps the first job from being started.
-    """
-    _check_least(jobs=(jobs, 1))
-    own = _as_words(words)
-    options = Options(jobs, None, objective, launcher=find_launcher(split_overrides(own)[0], None, ()))
-    found, code = start_sweep(own, options, Screen(None if quiet else sys.stdout))
-    return {**results_dict(found), "exit_code": code}
-
-
-def compare(*words: Any, seeds: int | None = None, tolerance: float | None = None, quiet: bool = False) -> "Comparison":
-    """`mpt compare` with these overrides: the configurations with their jobs, quality and speed beside the baseline.
-
-    `seeds` is how often each is trained (1), `tolerance` how far the objective may be from the baseline's and still
-    count as equal (None: by the metric). ConfigError and DataError before the first job.
-    """
-    _check_least(seeds=(seeds, 1), tolerance=(tolerance, 0))
-    screen = Screen(None if quiet else sys.stdout)
-    return start_compare(_as_words(words), CompareSettings(seeds, tolerance), Options(1), screen)[0]
-
-
-def _check_none_given(**of_model: Any) -> None:
-    """Raise ConfigError for arguments beside overrides that are for a model."""
-    if any(value is not None for value in of_model.values()):
-        rule = "are for a model; among overrides they are written as in policy=mixed_float16."
-        raise ConfigError(Problem(", ".join(of_model), rule))
-
-
-def _teller(quiet: bool) -> Callable[[str], None]:
-    """Return what is done with a sentence on how far it has come."""
-    return (lambda text: None) if quiet else partial(print, flush=True)
-
-
 def diagnose(
-    *what: Any,
+    model: Any,
+    x: Any,
+    y: Any = None,
     sample_weight: Any = None,
+    *,
     at_steps: Sequence[int] = (0,),
     batches: int = 8,
-    quiet: bool = False,
     epochs: int = 1,
     batch_size: int | None = None,
     policy: str | None = None,
     loss_scale: Any = None,
+    quiet: bool = False,
 ) -> "Diagnosis":
     """Ranges of the gradients, the safe window of scales, the recommended scale: `.recommended`, `.window`, `.layers`.
 
-    `what` is a compiled model and its data, `diagnose(model, x, y)`, with `sample_weight` where `fit` gets it, or
-    `diagnose(model, dataset)`, or overrides as of `mpt diagnose`, texts or mappings. The model stays as it is: copies
-    of it are measured, under `policy`, else in its own dtypes where it computes in float16, else under mixed_float16.
-    The arguments from `epochs` on are for a model; `epochs` says how far it may be trained where `at_steps` asks for
-    that.
-
-    With overrides it prepares the backend as a run does, so Keras must not be loaded on another one. `at_steps` are
-    counts of steps of training, 0 before the first; `batches` are measured at each. ConfigError and DataError for what
-    can't be measured.
+    `model` is compiled, and its data are those of Keras's `fit`. It stays as it is: copies of it are measured, under
+    `policy`, else in its own dtypes where it computes in float16, else under mixed_float16. `at_steps` are counts of
+    steps of training, 0 before the first, `batches` are measured at each, and `epochs` says how far it may be trained
+    where `at_steps` asks for that. ConfigError and DataError for what can't be measured.
     """
-    _check_least(batches=(batches, 1), at_steps=(min(at_steps, default=-1), 0))
-    say = _teller(quiet)
-    is_model = bool(what) and not isinstance(what[0], (str, Mapping))
-    if sample_weight is not None:
-        if not is_model or len(what) != 3:
-            raise ConfigError(Problem("sample_weight", "must stand beside a model, x and y."))
-        what = (*what, sample_weight)
-    if is_model:
-        program = _copied_program(what, {"epochs": epochs, "batch_size": batch_size}, policy, loss_scale)
-    else:
-        _check_none_given(epochs=epochs - 1 or None, batch_size=batch_size, policy=policy, loss_scale=loss_scale)
-        program = Program(with_drawn_seed(on_one_device(load_settings(_as_words(what)), say)))
-    platform = program.prepare_backend()
+    least = {"batches": (batches, 1), "at_steps": (min(at_steps, default=-1), 0)}
+    if problems := [Problem(name, f"must be >= {low}.", value) for name, (value, low) in least.items() if value < low]:
+        raise ConfigError(problems)
     from mpt_cli.diagnose.diagnosis import diagnose as examine
     from mpt_cli.diagnose.examination import ExaminationRequest
-
-    return examine(program, platform, ExaminationRequest(tuple(at_steps), batches), say)
-
-
-def _copied_program(what: Sequence[Any], trainer: dict[str, Any], policy: str | None, loss_scale: Any) -> Program:
-    """Return a copy of a compiled model, with its data, to be trained and measured in place of it."""
     from mpt_cli.precision import computes_in_float16
     from mpt_cli.training import model_program as given
 
-    given.check_trainable(what[0])
-    chosen = policy or (None if computes_in_float16(what[0]) else "mixed_float16")
-    program = _given_program("diagnose", what, trainer, chosen, loss_scale)
-    copy = given.copied_model(program.model, program.data, program.settings.trainer.batch_size)
-    return replace(program, model=copy)
-
-
-def _given_program(
-    name: str,
-    what: Sequence[Any],
-    trainer: dict[str, Any],
-    policy: str | None,
-    loss_scale: Any,
-    settings: Mapping[str, Any] | None = None,
-) -> "ModelProgram":
-    """Return a compiled model with its data, of which the function `name` says something."""
-    from mpt_cli.training import model_program as given
-
-    model, *arrays = what
     given.check_trainable(model)
-    if not 1 <= len(arrays) <= 3:
-        raise ConfigError(
-            Problem(
-                name, "takes a model with x, y and weights if there are, or with a dataset.", f"{len(what)} arguments"
-            )
-        )
-    if len(arrays) == 1 and isinstance(arrays[0], tuple):
-        arrays = list(arrays[0])
-    arguments = given.DataArguments(*arrays)
+    arguments = given.DataArguments(x, y, sample_weight)
     given.check_targets(model, arguments)
-    data, size = given.read_given(arguments), _batch_size(trainer["batch_size"], arguments.x)
-    tree = {"trainer": {**trainer, "batch_size": size, "save_model": False}}
-    asked = RunArguments(policy, loss_scale, tree=tree, more=settings or {})
-    return given.ModelProgram(given_settings(model, asked), model, data, policy)
-
-
-def plan(
-    *what: Any,
-    device: str,
-    devices: int = 1,
-    quiet: bool = False,
-    sample_weight: Any = None,
-    batch_size: int | None = None,
-    policy: str | None = None,
-    loss_scale: Any = None,
-    settings: Mapping[str, Any] | None = None,
-) -> list[Plan]:
-    """Plans for GPUs that are not here, compiled and not run: of a model, or as `mpt plan` with these overrides.
-
-    `what` is a compiled model and its data, `plan(model, x, y)`, with `sample_weight` where `fit` gets it, or
-    `plan(model, dataset)`; or overrides, texts or mappings, with a plan of each configuration. The model stays as it
-    is: what is planned is a copy without values, under `policy`, else in its own dtypes. `batch_size` (32), of all
-    devices together, `policy`, `loss_scale` and `settings`, as in {"trainer.batch_size": 64}, are for a model,
-    and those of `fit`.
-
-    `device` is a name of `mpt plan --device`, as in "h100". Memory is in bytes of one device, work in operations of
-    one step. With overrides it prepares JAX's backend as a run does, so Keras must not be loaded on another one; a
-    model must be one of Keras on JAX. ConfigError for what can't be compiled for it.
-    """
-    _check_least(devices=(devices, 1))
-    say = _teller(quiet)
-    if not (what and hasattr(what[0], "compile")):
-        _check_none_given(
-            sample_weight=sample_weight,
-            batch_size=batch_size,
-            policy=policy,
-            loss_scale=loss_scale,
-            settings=settings,
-        )
-        return make_plans(_as_words(what), device, devices, say)
-    what = what if sample_weight is None else (*what, sample_weight)
-    _check_arguments(settings, ())
-    program = _given_program("plan", what, {"batch_size": batch_size}, policy, loss_scale, settings)
-    from mpt_cli.training.model_program import PlannedModelProgram
-
-    copied = PlannedModelProgram(program.settings, program.model, program.data, program.policy)
-    return [plan_program(copied, device, devices, say)]
+    data, size = given.read_given(arguments), _batch_size(batch_size, x)
+    policy = policy or (None if computes_in_float16(model) else "mixed_float16")
+    tree = {"trainer": {"epochs": epochs, "batch_size": size, "save_model": False}}
+    settings = given_settings(model, RunArguments(policy, loss_scale, tree=tree))
+    program = given.ModelProgram(settings, given.copied_model(model, data, size), data, policy)
+    say: Callable[[str], None] = (lambda text: None) if quiet else partial(print, flush=True)
+    return examine(program, program.prepare_backend(), ExaminationRequest(tuple(at_steps), batches), say)

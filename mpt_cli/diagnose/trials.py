@@ -113,11 +113,10 @@ def main(arguments: Sequence[str]) -> None:
     settings = on_one_device(load_settings([f"conf={run.config_yaml}", *words]), lambda text: None)
     platform = prepare_backend(settings)
     from mpt_cli.diagnose.replay import rebuild_at_checkpoint
-    from mpt_cli.training.loss_and_optimizer import set_learning_rate
 
     parts, stepper = rebuild_at_checkpoint(run, settings, platform, overflow, lambda text: None)
     if any(word.startswith("optimizer.learning_rate=") for word in words):  # the checkpoint has that of then
-        set_learning_rate(parts.optimizer, parts.phases.optimizer_settings, parts.phases.schedule_steps, 1.0)
+        parts.optimizer.learning_rate = parts.phases.configured_rate
     state = parts.optimizer.scale_state
     if state is not None and any(word.startswith(FIRST_SCALE) for word in words):  # and its scale
         state.scale.assign(parts.scaling.initial_scale)

@@ -127,14 +127,6 @@ def cloned(model: Any) -> Any:
         ) from None
 
 
-@dataclass(frozen=True)
-class PlannedModelProgram(ModelProgram):
-    """As `ModelProgram`, of a copy of the model with values of its own, if any, which is made where it is asked for."""
-
-    def build_model(self, data: DataSet) -> Any:
-        return ModelProgram(self.settings, compiled_copy(self.model), self.data, self.policy).build_model(data)
-
-
 def compiled_copy(model: Any) -> Any:
     """Return a model of the same layers, compiled with the loss and an optimizer like that of `model`."""
     copy = cloned(model)

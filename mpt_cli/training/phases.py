@@ -17,7 +17,7 @@ import numpy as np
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.models.build import restore_trainable_flags, set_trained, trainable_flags
 from mpt_cli.precision import LossScaleOptimizer
-from mpt_cli.precision.keras_internals import begin_averages
+from mpt_cli.precision.keras_internals import begin_averages, configured_rate
 from mpt_cli.precision.rounded_weights import rounded_variables
 from mpt_cli.precision.train_step import optimizers_of, scale_variables
 from mpt_cli.settings.schema import PhaseSettings, Settings
@@ -92,6 +92,12 @@ class Phases:
         if self._steps_per_epoch is not None:
             return self.all[self.index].epochs * self._steps_per_epoch
         return self.settings.trainer.max_steps if len(self.all) == 1 else None
+
+    @property
+    def configured_rate(self) -> Any:
+        """Return the learning rate that the settings have for the phase: a float, or a schedule of Keras's."""
+        rate = configured_rate(build_optimizer(self.optimizer_settings, self.schedule_steps))
+        return float(np.float32(rate)) if isinstance(rate, float) else rate
 
     def wrap(self, inner: Any, name: str) -> LossScaleOptimizer:
         """`inner` in the loss scaling of the run, at the learning rate that the phase has for it; `name` is that of the

@@ -42,7 +42,6 @@ from mpt_cli.training.checkpoint import (
     restore_state,
 )
 from mpt_cli.training.loss_and_optimizer import (
-    build_optimizer,
     describe_objects,
     describe_scaling,
 )
@@ -189,16 +188,10 @@ class Session(Trainer):
         if parts.comes_compiled:
             return  # the checkpoint has the rate of the author's optimizer
         reached = float(parts.optimizer.learning_rate)
-        rate = self._configured_rate()
+        rate = parts.phases.configured_rate
         if has_callbacks and isinstance(rate, float) and (configured := position["configured_rate"]):
             rate = reached * (rate / configured)  # what callbacks made of the rate of then they make of that of now
         parts.optimizer.learning_rate = rate
-
-    def _configured_rate(self) -> Any:
-        """Return what the settings say of the phase: a number, or a schedule."""
-        phases = self.parts.phases
-        rate = configured_rate(build_optimizer(phases.optimizer_settings, phases.schedule_steps))
-        return float(np.float32(rate)) if isinstance(rate, float) else rate
 
     def extra_state(self) -> tuple[dict[str, Any], Arrays]:
         """Return what a checkpoint holds beside the variables, of weights that have not moved, samples and callbacks:
@@ -213,7 +206,7 @@ class Session(Trainer):
         position["callbacks"], arrays = self.callbacks.position()
         position["configured_rate"] = None
         if not self.parts.comes_compiled:  # else settings can't have changed it
-            rate = self._configured_rate()
+            rate = self.parts.phases.configured_rate
             position["configured_rate"] = rate if isinstance(rate, float) else None
         return position, arrays
 

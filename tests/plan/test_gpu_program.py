@@ -3,12 +3,9 @@
 
 import importlib.util
 
-import keras
-import numpy as np
 import pytest
 from backends import only_on
 
-import mpt_cli as mpt
 from mpt_cli.plan.device import PLUGINS
 from mpt_cli.plan.plan import Plan, plan
 
@@ -86,23 +83,3 @@ def test_a_divided_transformer_has_a_share_on_each_device():
     activations = 4 * 1024 * 768
     assert sums >= found.parameters / 4 + (4 * 2 + 1) * activations
     assert found.memory.arguments == pytest.approx(found.parameters / 4 * 3 * 4, rel=0.05)  # with two moments
-
-
-def test_a_model_of_ones_own_is_planned_as_it_is():
-    layers = keras.layers
-    model = keras.Sequential(
-        [
-            keras.Input((16, 16, 3)),
-            layers.Conv2D(32, 3, strides=2, dtype="mixed_float16"),
-            layers.GlobalAveragePooling2D(),
-            layers.Dense(8, name="head"),
-        ]
-    )
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    before = model.get_weights()
-    x, y = np.zeros((32, 16, 16, 3), "float32"), np.zeros(32, "int32")
-    (found,) = mpt.plan(model, x, y, device="h100", devices=8, batch_size=16, quiet=True)
-    assert (found.batch_size, found.devices, found.parameters) == (16, 8, model.count_params())
-    assert "float16" in found.product_flops and [island.name for island in found.islands] == ["head"]
-    assert sum(each.elements for each in found.traffic if each.opcode == "all-reduce") >= found.parameters
-    assert all((old == new).all() for old, new in zip(before, model.get_weights(), strict=True))
