@@ -37,8 +37,8 @@ def to_numbers(examples: Examples, where: str, scale_pixels: bool = True) -> Exa
 
     uint8 inputs are pixels: `scale_pixels` divides them by 255, else they stay as they are. Other integers are tokens.
     bool becomes 0 and 1. A float64 that float32 can't hold becomes inf, which `check_examples` reports. Text among the
-    inputs becomes UTF-8 bytes; ragged and sparse inputs become Rows. DataError for other objects, complex numbers, and
-    text, ragged and sparse tensors in targets.
+    inputs becomes UTF-8 bytes; ragged inputs become Rows. DataError for other objects, complex numbers, and text and
+    ragged tensors in targets.
     """
     return Examples(
         _map_named(
@@ -57,14 +57,12 @@ def _map_named(function: Any, arrays: Arrays, name: str) -> Arrays:
 
 
 def _as_input(value: Any, name: str) -> Any:
-    found = as_rows(value, name)
-    value = value if found is None else found
-    return on_values(lambda each: _as_array(each, name, takes_text=True), value)
+    return on_values(lambda each: _as_array(each, name, takes_text=True), as_rows(value, name))
 
 
 def _as_array(value: Any, name: str, takes_text: bool = False) -> Array:
-    if isinstance(value, Rows) or as_rows(value, name) is not None:
-        raise DataError(f"{name} must be dense: only inputs may be ragged or sparse. Make it dense in the loader.")
+    if isinstance(value := as_rows(value, name), Rows):
+        raise DataError(f"{name} must be dense: only inputs may be ragged. Make it dense in the loader.")
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:

@@ -1,8 +1,8 @@
 """What a data source hands to the trainer: arrays or a stream of batches, how arrays are split, and their fingerprint.
 
-Arrays may be ragged (rows that are not all of one length) or sparse (mostly zeros), held as NumPy arrays. Keras's `fit`
-takes both. On TensorFlow a ragged batch stays ragged (`tf.RaggedTensor`); on JAX it is padded with zeros to the longest
-of its rows. A sparse batch is made dense, which gives the same numbers.
+Arrays may be ragged (rows that are not all of one length), held as NumPy arrays. Keras's `fit` takes them. On
+TensorFlow a ragged batch stays ragged (`tf.RaggedTensor`); on JAX it is padded with zeros to the longest of its rows.
+Sparse arrays are made dense.
 """
 
 import hashlib
@@ -22,30 +22,20 @@ RAGGED = "ragged "  # before the dtype of such an input
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows of a ragged or of a sparse array: `splits` (n + 1 of them) say where in `values` each begins and ends.
-
-    Ragged rows differ in length. Of a sparse matrix with `width` columns, the values stand in `columns`, each once, and
-    all else is 0. What looks at arrays finds here what it looks for: shape, dtype, length, rows by slice or by indices.
+    """Rows of different lengths: `splits` (n + 1 of them) say where in `values` each begins and ends. What looks at
+    arrays finds here what it looks for: shape, dtype, length, rows by slice or by indices.
 
     >>> texts = Rows(np.array([5, 6, 7]), np.array([0, 2, 2, 3]))
     >>> texts.shape, texts[[2, 0]].dense().tolist()
     ((3, None), [[7, 0], [5, 6]])
-    >>> Rows(np.array([1.5, 2.5]), np.array([0, 1, 1, 2]), np.array([2, 0]), 3)[1:].dense().tolist()
-    [[0.0, 0.0, 0.0], [2.5, 0.0, 0.0]]
     """
 
     values: Values
     splits: Values
-    columns: Values | None = None
-    width: int | None = None
-
-    @property
-    def is_ragged(self) -> bool:
-        return self.width is None
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        return (len(self), self.width, *self.values.shape[1:])
+        return (len(self), None, *self.values.shape[1:])
 
     @property
     def ndim(self) -> int:
@@ -57,21 +47,15 @@ class Rows:
 
     @property
     def dtype_name(self) -> str:
-        name = "string" if self.dtype.kind == "S" else str(self.dtype.name)
-        return f"{RAGGED}{name}" if self.is_ragged else name
+        return RAGGED + ("string" if self.dtype.kind == "S" else str(self.dtype.name))
 
     @property
     def size(self) -> int:
-        return int(self.values.size) if self.width is None else len(self) * self.width
-
-    @property
-    def parts(self) -> list[Values]:
-        """Return all arrays that it is made of."""
-        return [part for part in (self.values, self.splits, self.columns) if part is not None]
+        return int(self.values.size)
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts)
+        return self.values.nbytes + self.splits.nbytes
 
     def __len__(self) -> int:
         return len(self.splits) - 1
@@ -81,8 +65,7 @@ class Rows:
         lengths = np.diff(self.splits)[rows]
         splits = np.concatenate([[0], np.cumsum(lengths)])
         places = np.repeat(self.splits[rows] - splits[:-1], lengths) + np.arange(splits[-1])
-        columns = None if self.columns is None else self.columns[places]
-        return Rows(self.values[places], splits, columns, self.width)
+        return Rows(self.values[places], splits)
 
     def min(self) -> Any:
         return self.values.min(initial=0)
@@ -95,55 +78,36 @@ class Rows:
         return replace(self, values=function(self.values))
 
     def dense(self) -> Values:
-        """Return one array; ragged rows are padded with zeros to the longest of them."""
+        """Return one array, padded with zeros to the longest row."""
         lengths = np.diff(self.splits)
-        width = lengths.max(initial=0) if self.width is None else self.width
-        columns = np.arange(len(self.values)) - np.repeat(self.splits[:-1], lengths)
-        whole = np.zeros((len(self), width, *self.values.shape[1:]), self.dtype)
-        whole[np.repeat(np.arange(len(self)), lengths), columns if self.columns is None else self.columns] = self.values
+        places = np.arange(len(self.values)) - np.repeat(self.splits[:-1], lengths)
+        whole = np.zeros((len(self), lengths.max(initial=0), *self.values.shape[1:]), self.dtype)
+        whole[np.repeat(np.arange(len(self)), lengths), places] = self.values
         return whole
 
 
-def as_rows(value: Any, name: str = "x") -> Rows | Values | None:
-    """Return the Rows of a tensor or matrix of TensorFlow, SciPy or JAX that is ragged or sparse; None of all else.
+def as_rows(value: Any, name: str = "x") -> Any:
+    """Return a ragged tensor as Rows, a sparse tensor or matrix of TensorFlow, SciPy or JAX as a dense array, and all
+    else as it is.
 
-    Sparse ones of more than two dimensions are made dense. DataError for a ragged tensor with more than one ragged
-    dimension, or with a ragged one behind a fixed one.
+    DataError for a ragged tensor with more than one ragged dimension, or with a ragged one behind a fixed one.
     """
     if hasattr(value, "row_splits"):
-        return _of_ragged(value, name)
-    module = type(value).__module__
-    if module.startswith("scipy.sparse"):
-        return _of_scipy(value)
-    if hasattr(value, "dense_shape") and hasattr(value, "indices"):
-        return _of_tensor(value)
-    if module.startswith("jax.experimental.sparse"):
+        if hasattr(value.values, "row_splits"):
+            raise DataError(
+                f"{name} must have one dimension of different lengths, the second. Received: a ragged tensor "
+                f"of shape {tuple(value.shape)}. Make it dense with to_tensor(), or pad its inner rows."
+            )
+        return Rows(np.asarray(value.values), np.asarray(value.row_splits).astype(np.int64))
+    if type(value).__module__.startswith("scipy.sparse"):
+        return value.toarray()
+    if type(value).__module__.startswith("jax.experimental.sparse"):
         return np.asarray(value.todense())
-    return None
+    if hasattr(value, "dense_shape") and hasattr(value, "indices"):
+        import tensorflow as tf
 
-
-def _of_ragged(value: Any, name: str) -> Rows:
-    if hasattr(value.values, "row_splits"):
-        raise DataError(
-            f"{name} must have one dimension of different lengths, the second. Received: a ragged tensor "
-            f"of shape {tuple(value.shape)}. Make it dense with to_tensor(), or pad its inner rows."
-        )
-    return Rows(np.asarray(value.values), np.asarray(value.row_splits).astype(np.int64))
-
-
-def _of_scipy(value: Any) -> Rows:
-    matrix = value.tocsr(copy=True)
-    matrix.sum_duplicates()
-    return Rows(matrix.data, matrix.indptr.astype(np.int64), matrix.indices, int(matrix.shape[1]))
-
-
-def _of_tensor(value: Any) -> Rows | Values:
-    import tensorflow as tf
-    from scipy.sparse import coo_array
-
-    if value.shape.rank != 2:
         return np.asarray(tf.sparse.to_dense(tf.sparse.reorder(value)))
-    return _of_scipy(coo_array((value.values, np.transpose(value.indices)), value.shape))
+    return value
 
 
 def on_values(function: Callable[..., Any], array: Any, *more: Any) -> Any:
@@ -164,10 +128,7 @@ def joined(parts: Sequence[Any], length: int | None = None) -> Any:
 
 def _joined_rows(parts: Sequence[Rows], missing: int) -> Rows:
     lengths = np.concatenate([*(np.diff(part.splits) for part in parts), np.zeros(missing, np.int64)])
-    splits = np.concatenate([[0], np.cumsum(lengths)])
-    columns = [part.columns for part in parts if part.columns is not None]
-    values = np.concatenate([part.values for part in parts])
-    return Rows(values, splits, np.concatenate(columns) if columns else None, parts[0].width)
+    return Rows(np.concatenate([part.values for part in parts]), np.concatenate([[0], np.cumsum(lengths)]))
 
 
 Array: TypeAlias = NDArray[Any]
@@ -306,9 +267,9 @@ class Shapes:
 class DataSet(Shapes):
     """Training and validation data, ready for the trainer.
 
-    Inputs are float32, int32 for tokens, or uint8 where the source leaves those as they are; ragged and sparse ones are
-    `Rows`. Classification: int32 labels 0 … num_classes-1 of shape (n,), or (n, T)
-    for a label per position. Regression: float32 targets (n, k) and num_classes = k.
+    Inputs are float32, int32 for tokens, or uint8 where the source leaves those as they are; ragged ones are `Rows`.
+    Classification: int32 labels 0 … num_classes-1 of shape (n,), or (n, T) for a label per position.
+    Regression: float32 targets (n, k) and num_classes = k.
     `max_abs_input` is the largest magnitude among the float inputs, so that a run in float16 can be warned (its largest
     number is 65504); of a stream, that of the first batch. Where targets are in the form they came in, `refused` is why
     they are not those of `loss: auto`.
@@ -397,7 +358,7 @@ def fingerprint_arrays(parts: list[Examples]) -> str:
     for name, array in arrays:
         digest.update(f"{name} {array.dtype.str} {array.shape} {stride};".encode())
         chosen = array[::stride]
-        for piece in chosen.parts if isinstance(chosen, Rows) else (chosen,):
+        for piece in (chosen.values, chosen.splits) if isinstance(chosen, Rows) else (chosen,):
             digest.update(np.ascontiguousarray(piece).view(np.uint8).data)
     return digest.hexdigest()
 

@@ -195,7 +195,7 @@ def load_loader(settings: Loader, seed: int, keep_targets: bool = False) -> Data
 
     It may return an array x for a model that needs no targets, (x, y) or (x, y, sample_weight), two such tuples (the
     second for validation), or one or a tuple of two of tf.data.Dataset, keras.utils.PyDataset and generator. x, y and
-    sample_weight may be dicts, lists or tuples of arrays, x also ragged or sparse. A tf.data.Dataset, a PyDataset and a
+    sample_weight may be dicts, lists or tuples of arrays, x also ragged. A tf.data.Dataset, a PyDataset and a
     generator give batches, which stay as they are. uint8 inputs stay 0 to 255, as in Keras's `fit`.
     """
     function = load_function(settings.loader, "data.loader")
@@ -321,7 +321,7 @@ def _is_part(value: Any) -> bool:
 
 
 def _read_arrays(value: Any, title: str) -> Examples:
-    if isinstance(value, (np.ndarray, dict)) or as_rows(value) is not None:
+    if isinstance(value, (np.ndarray, dict)) or as_rows(value) is not value:
         return Examples(as_arrays(value), None)
     if isinstance(value, tuple) and len(value) in (2, 3) and value[0] is not None and value[1] is not None:
         return Examples(*map(as_arrays, value))

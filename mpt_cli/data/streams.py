@@ -115,7 +115,7 @@ def _read(dataset: Any, where: str) -> Iterator[Examples]:
 
 def as_arrays(value: Any) -> Any:
     """Lists and tuples of arrays, which Keras takes for several inputs, as tuples; framework tensors as NumPy arrays,
-    and ragged and sparse ones as `Rows`.
+    and ragged ones as `Rows`.
 
     A list or tuple of numbers is one array.
 
@@ -128,8 +128,8 @@ def as_arrays(value: Any) -> Any:
         return {name: as_arrays(part) for name, part in value.items()}
     if isinstance(value, (tuple, list)):
         return tuple(map(as_arrays, value)) if _holds_arrays(value) else _one_array(value)
-    rows = as_rows(value)
-    return np.asarray(value) if rows is None else rows
+    value = as_rows(value)
+    return value if isinstance(value, Rows) else np.asarray(value)
 
 
 def _one_array(value: Any) -> Any:

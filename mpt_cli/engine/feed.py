@@ -274,10 +274,9 @@ def first_batch(data: Examples | Stream, batch_size: int) -> Batch:
 
 
 def for_backend(batch: Batch) -> Batch:
-    """Return the batch as Keras's `fit` hands it to the model: sparse inputs dense, and ragged ones on JAX, which has
-    none."""
+    """Return the batch as Keras's `fit` hands it to the model: ragged inputs padded on JAX, which has none."""
     return batch._replace(x=map_arrays(lambda array: array.dense() if _made_dense(array) else array, batch.x))
 
 
 def _made_dense(array: Any) -> bool:
-    return isinstance(array, Rows) and (keras.backend.backend() == "jax" or not array.is_ragged)
+    return isinstance(array, Rows) and keras.backend.backend() == "jax"

@@ -54,19 +54,16 @@ class Engine(ABC):
         """Return where the model brings a step of its own: what that reports instead of metrics."""
         return custom_steps(self.model)
 
-    def compiles(self, function: str, shape: tuple[int, ...]) -> bool:
-        """Return whether the next call of this function with batch indices of this shape is the first: it compiles."""
-        return self._program(function, shape) not in self._compiled
-
     def _program(self, function: str, shape: tuple[int, ...]) -> tuple[Any, ...]:
         return (function, *shape)
 
     def called(self, function: str, shape: tuple[int, ...] = ()) -> AbstractContextManager[None]:
         """Return the context of a call of a compiled function: the first of each shape is announced through
         `compiling`."""
-        if not self.compiles(function, shape):
+        program = self._program(function, shape)
+        if program in self._compiled:
             return nullcontext()
-        self._compiled.add(self._program(function, shape))
+        self._compiled.add(program)
         return self.compiling(function)
 
     @abstractmethod

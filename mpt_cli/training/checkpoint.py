@@ -341,7 +341,6 @@ def _numbered(kind: str, variables: Any) -> dict[str, Any]:
 
 
 MOST_SAVING_SHARE = 0.02  # saving by time may cost this share of it
-WORTH_SAVING_SECONDS = 10.0  # of training
 
 
 @dataclass(frozen=True)
@@ -405,12 +404,6 @@ class Checkpointer:
             self.saved_step, self._saved_position = here[0], here
         self._saved_at = time.monotonic()
         self._save_seconds = self._saved_at - started
-
-    def save_before_silence(self) -> None:
-        """Save before something long that can't be saved from, with which unsaved steps would be lost."""
-        counters = self.record.counters
-        if counters.seen and counters.is_sound and time.monotonic() - self._saved_at >= WORTH_SAVING_SECONDS:
-            self.save()
 
     def keep_if_best(self, improved: set[str]) -> None:
         """At the end of an epoch: keep its weights when the monitored metric is among the `improved` ones."""

@@ -9,7 +9,6 @@ import keras
 from mpt_cli.engine.distribution import ProcessGroup
 from mpt_cli.engine.faults import FaultSearch
 from mpt_cli.engine.feed import Feed, StepChunk
-from mpt_cli.engine.loop import TRAINING
 from mpt_cli.precision.keras_internals import run_by_calls
 from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.samples.gradient_samples import GradientSampler
@@ -162,8 +161,6 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
             return {}
         callbacks.call("on_test_begin")
         self.telemetry.progress(self.counters.seen, self.progress.epoch, "validating")
-        if self.validation_stopwatch.is_unused and self.process_group is None:
-            self.checkpointer.save_before_silence()
         before = self.engine.copy_metrics()
         feed.start(1)
         self._evaluated = 0
@@ -297,8 +294,6 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
     def _run_call(self, chunk: StepChunk) -> StepChunk:
         """Return what is left of the chunk."""
         limits = self.health.stop_limits(self.run_state())
-        if self.process_group is None and self.engine.compiles(TRAINING, chunk.batch_indices.shape):
-            self.checkpointer.save_before_silence()  # a signal waits for no compiler
         self.callbacks.call("on_train_batch_begin", self.progress.step_in_epoch)
         self.stopwatch.start()
         records = self.engine.train(chunk.source, chunk.batch_indices, chunk.count, limits)
