@@ -80,7 +80,8 @@ def numbers_per_step(model: Any, batch_size: int) -> int:
     """
     outputs = [tensor for layer in layers_of(model) for tensor in _outputs(layer)]
     per_example = sum(math.prod(size or 1 for size in tensor.shape[1:]) for tensor in outputs)
-    return sum(math.prod(variable.shape) for variable in model.trainable_variables) + batch_size * per_example
+    weights: int = sum(math.prod(variable.shape) for variable in model.trainable_variables)
+    return weights + batch_size * per_example
 
 
 def _outputs(layer: Any) -> list[Any]:
