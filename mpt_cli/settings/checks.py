@@ -1,6 +1,5 @@
 """Combinations of keys that cannot work, or in which a key would be accepted and ignored. All are collected."""
 
-import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -515,9 +514,6 @@ def check_phases(settings: Settings) -> Iterator[Problem]:
         )
     yield from _check_rates_of_phases(settings)
     for index, phase in enumerate(settings.phases):
-        for name, rate in phase.learning_rates.items():
-            if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < math.inf:
-                yield Problem(f"phases.{index}.learning_rates.{name}", "must be a number > 0.", rate)
         for pattern in sorted({*phase.freeze} & {*phase.unfreeze}):
             yield Problem(f"phases.{index}.unfreeze", "must not name what `freeze` of the same phase names.", pattern)
 

@@ -318,11 +318,6 @@ class PhaseSettings:
     learning_rate: Optional[float] = key(
         None, "step size at the start of its schedule, null = optimizer.learning_rate", above=0
     )
-    learning_rates: Dict[str, Any] = key(
-        {},
-        "of a model with several optimizers: the step size of each that does not "
-        "keep its own, as in {d_optimizer: 1e-4}",
-    )
     freeze: List[str] = key([], "layers that are not trained from here on, named as in model.freeze")
     unfreeze: List[str] = key([], "layers that are trained from here on; after `freeze`")
 

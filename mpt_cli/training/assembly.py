@@ -47,7 +47,6 @@ from mpt_cli.training.loss_and_optimizer import (
 )
 from mpt_cli.training.model import (
     is_compiled,
-    optimizers_used,
     own_train_step,
     policy_of,
     prepare_custom_steps,
@@ -259,7 +258,9 @@ def put_to_training(settings: Settings, model: Any, data: DataSet, phases: Phase
             injector.spoil_custom_steps(own)
 
     take_up(optimizers)
-    phases.check_optimizers(optimizers_of(model), lambda: optimizers_used(model, first))
+    if settings.phases and len(names := [*optimizers_of(model)]) > 1:
+        rule = f"must be left out: the model has {len(names)} optimizers ({', '.join(names)}), and a phase has one."
+        raise ConfigError(Problem("phases", rule))
     phases.take_up = take_up
 
 

@@ -26,7 +26,6 @@ from mpt_cli.precision.train_step import (
     has_custom_test_step,
     log_names,
     optimizers_in,
-    optimizers_of,
     set_custom_steps,
     trace_test_step,
     trace_train_step,
@@ -196,15 +195,6 @@ def prepare_custom_steps(
     if trains:
         _check_logs(model, "train_step", logs)
     set_custom_steps(model, build_custom_steps(used, logs, test_logs if tests else None, uses))
-
-
-def optimizers_used(model: Any, batch: Any) -> set[str]:
-    """Return which optimizers the model's own train_step applies to any variable, with the layers that are trained now.
-
-    UserCodeError for what the step raises.
-    """
-    _, uses = _trace_training(model, optimizers_of(model), batch)
-    return {name for name, use in uses.items() if use.variables}
 
 
 def prepare_custom_test(model: Any, batch: Any) -> None:

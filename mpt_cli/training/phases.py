@@ -8,13 +8,13 @@ the loss scale with its counters, the order of the examples, the number of the e
 
 import math
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.errors import DataError
 from mpt_cli.models.build import restore_trainable_flags, set_trained, trainable_flags
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.keras_internals import begin_averages, configured_rate
@@ -72,7 +72,6 @@ class Phases:
         )
         parts = [f"{phase.epochs} epoch{'' if phase.epochs == 1 else 's'}"]
         parts += [f"learning rate {rate:g}"] if rate is not None else []
-        parts += [f"learning rate of {name} {float(rate):g}" for name, rate in phase.learning_rates.items()]
         parts += [
             f"{name} {', '.join(names)}"
             for name, names in (("freeze", phase.freeze), ("unfreeze", phase.unfreeze))
@@ -102,9 +101,7 @@ class Phases:
     def wrap(self, inner: Any, name: str) -> LossScaleOptimizer:
         """`inner` in the loss scaling of the run, at the learning rate that the phase has for it; `name` is that of the
         attribute of the model that holds it."""
-        phase = self.all[self.index]
-        rate = phase.learning_rates.get(name, phase.learning_rate)
-        if rate is not None:
+        if (rate := self.all[self.index].learning_rate) is not None:
             put_rate(inner, float(rate))
         return self._wrapped(inner, name)
 
@@ -125,26 +122,6 @@ class Phases:
             return self.wrap(copied_optimizer(self._author[name]), name)
         return self._wrapped(build_optimizer(self.optimizer_settings, self.schedule_steps), name)
 
-    def check_optimizers(self, optimizers: Optimizers, used_now: Callable[[], set[str]]) -> None:
-        """ConfigError where a phase names optimizers that the model has not, one rate for several, or where it would
-        leave one of several nothing to do: their record has the same columns in all phases.
-
-        `used_now` tells which optimizers a step applies to any variable, with the layers that are trained now.
-        """
-        problems: list[Problem] = []
-        for index, phase in enumerate(self.settings.phases):
-            problems += _rate_problems(f"phases.{index}", phase, [*optimizers])
-            if index:
-                set_trained(self.model, phase, f"phases.{index}")
-            used = used_now() if len(optimizers) > 1 else optimizers
-            if idle := [name for name in optimizers if name not in used]:
-                rule = f"must leave {' and '.join(idle)} something to "
-                rule += "train: each of several optimizers trains in each phase."
-                problems.append(Problem(f"phases.{index}.freeze", rule, phase.freeze))
-        restore_trainable_flags(self._flags)
-        if problems:
-            raise ConfigError(problems)
-
     def enter(self, index: int) -> None:
         """Train what phase `index` trains, by fresh optimizers. What was compiled has to be compiled again."""
         restore_trainable_flags(self._flags)
@@ -162,25 +139,6 @@ class Phases:
                 variable.assign(kept[each])
             if optimizer.use_ema:  # what becomes the weights, though no step of the phase be applied
                 begin_averages(optimizer.inner_optimizer)
-
-
-def _rate_problems(key: str, phase: PhaseSettings, names: list[str]) -> Iterator[Problem]:
-    if len(names) > 1 and phase.learning_rate is not None:
-        yield Problem(
-            f"{key}.learning_rate",
-            f"must be left out: the model has {len(names)} optimizers ({', '.join(names)}).",
-            phase.learning_rate,
-            f"Write learning_rates: {{{names[0]}: …}}.",
-        )
-    if len(names) == 1 and phase.learning_rates:
-        yield Problem(
-            f"{key}.learning_rates",
-            "must be left out: the model has one optimizer.",
-            phase.learning_rates,
-            "Write learning_rate.",
-        )
-    elif unknown := [name for name in phase.learning_rates if name not in names]:
-        yield Problem(f"{key}.learning_rates", f"must name optimizers of the model: {', '.join(names)}.", unknown[0])
 
 
 def check_phase(phases: Phases, checkpoint: Checkpoint) -> int:

@@ -258,12 +258,7 @@ def test_a_finished_run_goes_on_with_a_longer_or_a_further_phase(tmp_path):
         ([TWO, "phases.7.epochs=1"], "phases.7.epochs: cannot be set: list index out of range."),
         (
             ["phases=[3]"],
-            "phases: must be a list of mappings with epochs, learning_rate, learning_rates, freeze, unfreeze. "
-            "Received: [3].",
-        ),
-        (
-            [TWO, "phases.1.learning_rates={optimizer: 0}"],
-            "phases.1.learning_rates.optimizer: must be a number > 0. Received: 0.",
+            "phases: must be a list of mappings with epochs, learning_rate, freeze, unfreeze. Received: [3].",
         ),
         (["phases=[{freeze: [base]}]"], "phases.0.epochs: must be given."),
     ],
@@ -272,47 +267,6 @@ def test_phases_that_can_not_be_meant_are_said_before_training(tmp_path, words, 
     with pytest.raises(ConfigError) as raised:
         train(tmp_path / "run", *words)
     assert sentence in str(raised.value) and not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("phase", "optimizers", "used", "sentence"),
-    [
-        (
-            PhaseSettings(1, learning_rate=0.5),
-            "ab",
-            "ab",
-            "phases.1.learning_rate: must be left out: the model has 2 optimizers (a, b). Received: 0.5. Write "
-            "learning_rates: {a: …}.",
-        ),
-        (
-            PhaseSettings(1, learning_rates={"c": 1}),
-            "ab",
-            "ab",
-            "phases.1.learning_rates: must name optimizers of the model: a, b. Received: 'c'.",
-        ),
-        (
-            PhaseSettings(1, learning_rates={"a": 1}),
-            "a",
-            "a",
-            "phases.1.learning_rates: must be left out: the model has one optimizer. Received: {'a': 1}. Write "
-            "learning_rate.",
-        ),
-        (
-            PhaseSettings(1, freeze=["base"]),
-            "ab",
-            "a",
-            "phases.0.freeze: must leave b something to train: each of several optimizers trains in each phase. "
-            "Received: [].\n"
-            "phases.1.freeze: must leave b something to train: each of several optimizers trains in each phase. "
-            "Received: ['base'].",
-        ),
-    ],
-)
-def test_phases_of_several_optimizers_that_can_not_be_meant(phase, optimizers, used, sentence):
-    found = Phases(Settings(phases=[PhaseSettings(1), phase]), load_program().build_model((6,), 2), Scaling(), 5)
-    with pytest.raises(ConfigError) as raised:
-        found.check_optimizers(dict.fromkeys(optimizers), lambda: set(used))
-    assert str(raised.value) == sentence
 
 
 def test_a_checkpoint_of_a_phase_that_is_gone_is_said():
