@@ -1,16 +1,14 @@
 """Which variables of a model are divided over the devices of a mesh, and along which of their axes, on JAX.
 
-Patterns of paths say it, as in Keras's `LayoutMap`; what none of them matches is whole on each device. Variables of the
-optimizer are divided as the weight that they belong to. Keras divides variables as it makes them, so that none is ever
-whole on one device where it would not fit; a pattern that can't be followed leaves its variables whole until the model
-is built, when `divide_model` says what is wrong with all of them.
+Patterns of paths say it, as in Keras's `LayoutMap`, the first that matches; what none matches is whole on each device.
+Variables of the optimizer are divided as the weight that they belong to. Keras divides variables as it makes them, so
+that none is ever whole on one device where it would not fit; a pattern that can't be followed leaves its variables
+whole until the model is built, when `divide_model` says what is wrong with all of them.
 """
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import keras
@@ -20,6 +18,7 @@ from mpt_cli.precision.keras_internals import give_layout, layout_given
 from mpt_cli.settings.schema import BATCH_AXIS, DistributeSettings
 
 Axes = tuple[str | None, ...]
+MOST_NAMED = 12  # paths in a message
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,8 @@ class VariableLayout:
         >>> layout.axes_of(keras.Variable("zeros", (4, 3), name="kernel"))
         (None, None)
         """
-        found = [self.patterns[pattern] for pattern in self._matching(variable)]
-        return self._fitting(found[0] if len(found) == 1 else (), variable)
+        found = (axes for pattern, axes in self.patterns.items() if re.fullmatch(pattern, variable.path))
+        return self._fitting(next(found, ()), variable)
 
     def axes_of_slot(self, slot: Any, weights: Sequence[Any]) -> Axes:
         """Return the same of a variable of an optimizer for these `weights`: its name begins with the path of its
@@ -52,36 +51,21 @@ class VariableLayout:
     def _fitting(self, axes: Axes, variable: Any) -> Axes:
         return axes if self._fault(axes, variable.shape) is None else (None,) * len(variable.shape)
 
-    def describe(self, model: Any) -> str:
-        """Return how much of a model is divided, and over which mesh."""
-        sizes = [(math.prod(v.shape), any(axis is not None for axis in self.axes_of(v))) for v in model.weights]
-        divided, of_all = sum(size for size, is_divided in sizes if is_divided), sum(size for size, _ in sizes)
-        mesh = " x ".join(f"{axis} {count}" for axis, count in self.mesh.items())
-        return f"{divided:,} of {of_all:,} parameters divided over a mesh of {mesh}"
-
     def problems(self, variables: Sequence[Any]) -> Iterator[Problem]:
-        """Yield what is wrong with the patterns for a model of these `variables`, one for each pattern, and for each
-        pair of patterns that match the same one."""
+        """Yield what is wrong with the patterns for a model of these `variables`, one for each pattern."""
         for pattern, axes in self.patterns.items():
             matched = [variable for variable in variables if re.fullmatch(pattern, variable.path)]
             if not matched:
-                yield Problem(
-                    "distribute.layout",
+                rule, paths = (
                     "its patterns must match whole paths of variables of the model.",
-                    pattern,
-                    _nearest_paths(pattern, variables),
+                    [v.path for v in variables],
                 )
+                remedy = f"They are {', '.join(paths[:MOST_NAMED])}{', …' if len(paths) > MOST_NAMED else ''}."
+                yield Problem("distribute.layout", rule, pattern, remedy)
             faults = [(v, fault) for v in matched if (fault := self._fault(axes, v.shape)) is not None]
             for variable, fault in faults[:1]:
                 rule = f"{fault} of {variable.path}, whose shape is {tuple(variable.shape)}."
                 yield Problem(f"distribute.layout.{pattern}", rule, list(axes))
-        doubled = {tuple(found): v.path for v in variables if len(found := self._matching(v)) > 1}
-        for patterns, path in doubled.items():
-            rule = f"must match each variable by one pattern; {path} is matched by {' and by '.join(patterns)}."
-            yield Problem("distribute.layout", rule, None, "Write them so that they exclude each other.")
-
-    def _matching(self, variable: Any) -> list[str]:
-        return [pattern for pattern in self.patterns if re.fullmatch(pattern, variable.path)]
 
     def _fault(self, axes: Axes, shape: Sequence[int]) -> str | None:
         if len(axes) != len(shape):
@@ -90,12 +74,6 @@ class VariableLayout:
             if axis is not None and size % self.mesh[axis]:
                 return f"must divide by {axis}, of {self.mesh[axis]} devices, no axis of {size}"
         return None
-
-
-def _nearest_paths(pattern: str, variables: Sequence[Any]) -> str:
-    paths = [variable.path for variable in variables]
-    near = get_close_matches(re.sub(r"[^\w/]", "", pattern), paths, 3, 0.0)
-    return f"The nearest paths are {', '.join(near)}."
 
 
 def build_layout(settings: DistributeSettings) -> VariableLayout:

@@ -292,7 +292,8 @@ def _describe_device(parts: Assembly) -> str:
         return device
     kind = "GPUs" if parts.platform.gpus else "logical devices"
     if parts.distribution.layout is not None:
-        return f"{device}, {parts.distribution.layout.describe(parts.model)} of {kind} ({wanted.name})"
+        mesh = " x ".join(f"{axis} {count}" for axis, count in wanted.mesh.items())
+        return f"{device}, the model divided over a mesh of {kind}, {mesh} ({wanted.name})"
     process_info = parts.platform.process_info
     of_all = f" of {process_info.world_size} processes" if process_info else ""
     return f"{device}, each batch split over {parts.distribution.replicas} {kind}{of_all} ({wanted.name})"

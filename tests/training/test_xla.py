@@ -86,12 +86,12 @@ class TestWhereXlaFails:
         before = run.weights()
         with pytest.raises(
             ConfigError,
-            match=r"trainer.jit_compile: XLA can't compile this model: it has no operation "
-            r"AsString\. Received: True\. Set trainer.jit_compile=false\.",
+            match=r"trainer.jit_compile: XLA can't compile this model: it says: .*"
+            r"AsString.* Received: True\. Set trainer.jit_compile=false\.",
         ):
             try_xla(run.engine, [run.feed, run.feed], may_leave=False)
         choice = try_xla(run.engine, [run.feed, run.feed], may_leave=True)
-        assert (choice.jit_compile, choice.reason) == (False, "it has no operation AsString")
+        assert not choice.jit_compile and choice.reason.startswith("it says: ") and "AsString" in choice.reason
         np.testing.assert_equal(run.weights(), before)
         run.epochs(1)
         assert (run.counters.seen, run.counters.applied) == (6, 6)
