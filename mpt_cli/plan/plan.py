@@ -18,7 +18,6 @@ from mpt_cli.plan.program import (
     Planned,
     assemble_program,
     check_plan,
-    enable_compiler,
     prepare_compiler,
 )
 from mpt_cli.plan.work import Shape, Step, parse_module, read_step
@@ -118,14 +117,6 @@ def plan(words: Sequence[str], device: str, devices: int = 1, say: Say = lambda 
         _plan_one(Program(settings), prepare_compiler(settings, target), target, overrides, say)
         for overrides, settings, _ in found
     ]
-
-
-def plan_program(program: Program, device: str, devices: int = 1, say: Say = lambda text: None) -> Plan:
-    """Plan a program of Python objects whose backend is loaded already; every device holds the whole model."""
-    target = CompileTarget(load_device(device), devices)
-    check_plan(program.settings, devices)
-    enable_compiler(target)
-    return _plan_one(program, program.prepare_backend(), target, {}, say)
 
 
 def plan_settings(words: Sequence[str]) -> tuple[Settings, list[str]]:

@@ -88,7 +88,7 @@ def check_plan(settings: Settings, devices: int) -> None:
                 "backend.name",
                 rule,
                 settings.backend.name,
-                "Use backend=jax, which trains the same recipe; for a model in Python, KERAS_BACKEND=jax.",
+                "Use backend=jax, which trains the same recipe.",
             )
         )
     if settings.trainer.jit_compile is False:
@@ -114,16 +114,11 @@ def check_plan(settings: Settings, devices: int) -> None:
 
 def prepare_compiler(settings: Settings, target: CompileTarget) -> Platform:
     """Have Keras imported on JAX's CPU, with the compiler for GPUs beside it where `target` is one."""
-    enable_compiler(target)
-    plain = undistributed(settings)
-    return prepare_backend(replace(plain, backend=replace(plain.backend, device=CPU, compile_cache=None)))
-
-
-def enable_compiler(target: CompileTarget) -> None:
-    """Have JAX take the compiler for GPUs where `target` is one; ConfigError where it is not installed."""
     if target.device is not None:
         check_compiler()
         os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # its plugin for CUDA looks for a driver otherwise
+    plain = undistributed(settings)
+    return prepare_backend(replace(plain, backend=replace(plain.backend, device=CPU, compile_cache=None)))
 
 
 @dataclass(frozen=True)
