@@ -30,7 +30,6 @@ COMMON = [
     "trainer.batch_size=64",
     "trainer.drop_remainder=true",
     "trainer.checkpoint_every_minutes=null",
-    "trainer.monitor=null",
     "data.validation_fraction=0",
     "logger.console=quiet",
     "trainer.deterministic=false",  # a switch of the whole process, which would slow down `fit` as well

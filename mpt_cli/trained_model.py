@@ -22,29 +22,20 @@ from mpt_cli.runs.resume import is_recorded, stored_settings
 from mpt_cli.settings.references import load_function
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import conf_override, shell_command
-from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, restore_weights
 from mpt_cli.training.program import Program
-from mpt_cli.training.progress import Progress
 
 
-def evaluate(
-    run_path: str, split: str = "validation", best: bool = False
-) -> "tuple[dict[str, float], BestEpoch | None]":
-    """Return the metrics of a finished run's model on the `train` or `validation` split of the run's data.
-
-    `best`: with the weights of the best epoch by `trainer.monitor` instead of the last, and which epoch that is.
-    """
-    trained = _model_of(RunDirectory.open(run_path), best)
+def evaluate(run_path: str, split: str = "validation") -> dict[str, float]:
+    """Metrics of a finished run's model on the `train` or `validation` split of the run's data."""
+    trained = _model_of(RunDirectory.open(run_path))
     backend.prepare_backend(trained.settings)
-    metrics = evaluate_model(trained.settings, trained, split)
-    return metrics, None if trained.best is None else best_epoch(trained.best)
+    return evaluate_model(trained.settings, trained, split)
 
 
-def _model_of(run: RunDirectory, best: bool) -> "TrainedModel":
+def _model_of(run: RunDirectory) -> "TrainedModel":
     """Return what is saved of a run, before Keras is imported to read it; DataError as `check_model`."""
     check_model(run)
-    kept = CheckpointStore(run.checkpoints).best() if best else None
-    return TrainedModel(model_file(run), undistributed(stored_settings(run)), kept)
+    return TrainedModel(model_file(run), undistributed(stored_settings(run)))
 
 
 def check_model(run: RunDirectory) -> None:
@@ -74,35 +65,15 @@ def model_file(run: RunDirectory) -> Path:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A run's saved model; with the weights of its best epoch where `best`, the checkpoint of that, is given.
-
-    `settings` are the run's, which make the model anew where the file can't.
-    """
+    """A run's saved model; `settings` are the run's, which make it anew where the file can't."""
 
     path: Path
     settings: Settings
-    best: Checkpoint | None = None
 
     @property
     def is_whole(self) -> bool:
         """Return whether the file holds more than weights."""
         return self.path.suffix == ".keras"
-
-
-@dataclass(frozen=True)
-class BestEpoch:
-    """The epoch whose weights were kept, and by which value of which metric, as the run measured it."""
-
-    epoch: int
-    step: int  # after which its weights were saved
-    monitor: str
-    value: float
-
-
-def best_epoch(kept: Checkpoint) -> BestEpoch:
-    """Return which epoch the best weights are of."""
-    progress, monitor = Progress.from_position(kept.position["progress"]), str(kept.position["monitor"])
-    return BestEpoch(progress.epoch, kept.step, monitor, progress.best[monitor])
 
 
 def evaluate_model(settings: Settings, trained: TrainedModel, split: str) -> dict[str, float]:
@@ -156,7 +127,7 @@ def load_trained(trained: TrainedModel) -> Any:
                 raise DataError(f"{trained.path} can't be read as a Keras model: {error}") from error
     if model is None:
         return rebuild(trained, Program(settings).load_data())
-    return _with_best(trained, model)
+    return model
 
 
 def rebuild(trained: TrainedModel, data: DataSet) -> Any:
@@ -167,12 +138,6 @@ def rebuild(trained: TrainedModel, data: DataSet) -> Any:
 
     model = build_under_policy(trained.settings, data)
     load_weights(model, trained.path)
-    return _with_best(trained, model)
-
-
-def _with_best(trained: TrainedModel, model: Any) -> Any:
-    if trained.best is not None:
-        restore_weights(model, trained.best.arrays)
     return model
 
 
@@ -209,7 +174,7 @@ def check_target(kind: str, output: Path) -> None:
         raise ConfigError(Problem("--format", rule, kind, remedy))
 
 
-def export(run_path: str, kind: str, output: str | None = None, best: bool = False) -> Path:
+def export(run_path: str, kind: str, output: str | None = None) -> Path:
     """Write a finished run's model in another format; returns where: by default under `exported/` in the run.
 
     Nothing that exists is overwritten.
@@ -217,7 +182,7 @@ def export(run_path: str, kind: str, output: str | None = None, best: bool = Fal
     run = RunDirectory.open(run_path)
     target = Path(output) if output else run.exported(kind)
     check_target(kind, target)
-    trained = _model_of(run, best)
+    trained = _model_of(run)
     backend.prepare_backend(trained.settings)
     export_model(trained, kind, target)
     return target
@@ -235,10 +200,8 @@ def export_model(trained: TrainedModel, kind: str, output: Path) -> None:
     with _whole_or_nothing(output) as draft, policy_of(trained.settings).scope():
         if kind != "keras":
             _write_exported(model, kind, draft, inputs)
-        elif trained.best is None and trained.is_whole:
-            shutil.copyfile(trained.path, draft)
         else:
-            model.save(draft)
+            shutil.copyfile(trained.path, draft)
 
 
 def _check_exportable(model: Any, trained: TrainedModel, kind: str) -> None:

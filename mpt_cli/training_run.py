@@ -179,8 +179,6 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
         session.resume(start.checkpoint)
         if start.changes:
             session.callbacks.go_on()
-    else:
-        store.cut_back(0)  # best ones of a past that is given up
     if start.attempt > 1:
         telemetry.rewind(*start.position)
     changes = format_changes(start.changes, _without_effect(start, session), session.parts.scaling.mode)

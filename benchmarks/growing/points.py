@@ -33,7 +33,6 @@ COMMON = (
     "trainer.drop_remainder=true",
     "trainer.deterministic=false",
     "trainer.checkpoint_every_minutes=null",
-    "trainer.monitor=null",
     "trainer.save_model=false",
     "trainer.gradient_health_every_steps=null",
     "backend.compile_cache=null",

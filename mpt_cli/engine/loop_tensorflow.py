@@ -17,6 +17,7 @@ from mpt_cli.engine.loop import (
     row_lengths,
     update_streaks,
 )
+from mpt_cli.errors import first_line
 from mpt_cli.precision.scale_state import StepRow, combined_ints
 from mpt_cli.precision.step_tensorflow import test_step, train_step
 from mpt_cli.precision.train_step import metrics_of, optimizers_of
@@ -174,7 +175,7 @@ def _obstacle(function: Any, *arguments: Any) -> str | None:
     except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.InternalError) as error:
         if CACHE_FAULT.search(error.message):  # XLA has compiled it
             raise
-        return "it says: " + error.message.strip().partition("\n")[0][:200].rstrip(".")
+        return f"it says: {first_line(error)[:200].rstrip('.')}"
     return None
 
 

@@ -226,12 +226,6 @@ class TrainerSettings:
         above=0,
     )
     keep_checkpoints: int = key(2, "how many of the latest checkpoints are kept", at_least=1)
-    monitor: Optional[str] = key(
-        "auto",
-        "metric whose best epoch (lowest loss or error, highest of the others) is "
-        "kept too: auto = the first of val_accuracy, val_loss, accuracy, loss that there is; "
-        "null = none",
-    )
     callbacks: Any = key(
         [],
         "Keras's callbacks and your own: a list of Keras names, module:name, or {object: …, "

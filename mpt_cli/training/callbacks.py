@@ -30,7 +30,6 @@ from mpt_cli.settings.references import build_object
 from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.telemetry.records import Snapshot
 from mpt_cli.training.checkpoint import CALLBACK_PREFIX, Arrays, digest_of
-from mpt_cli.training.progress import monitored
 
 OF_KERAS = frozenset(vars(keras.callbacks.Callback()))  # what every callback has: its params and its model
 # what an attribute names, or is made anew with the callback and has no state
@@ -295,8 +294,8 @@ def check_schedule(settings: Settings, callbacks: Iterable[Any]) -> None:
 
 
 def check_monitors(trainer: TrainerSettings, metrics: Sequence[str]) -> None:
-    """ConfigError where `trainer.monitor`, `early_stopping` or `reduce_on_plateau` is of what the run does not have."""
-    watched = {"trainer.monitor": monitored(trainer.monitor, metrics)}
+    """ConfigError where `early_stopping` or `reduce_on_plateau` is of what the run does not have."""
+    watched = dict[str, str | None]()
     for name in ("early_stopping", "reduce_on_plateau"):
         section = getattr(trainer, name)
         watched[f"trainer.{name}.monitor"] = None if section.patience is None else section.monitor

@@ -11,8 +11,7 @@ import os
 import shutil
 import time
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -87,9 +86,10 @@ def _digest(file: BinaryIO) -> bytes:
     return digest.hexdigest().encode()
 
 
-@contextmanager
-def _opened(place: Path) -> Iterator[tuple[BinaryIO, dict[str, Any]]]:
-    """Check and return the file and its label; OSError, ValueError or KeyError with the reason if it is not whole."""
+def read_checkpoint(place: Path) -> Checkpoint:
+    """Read and check a checkpoint; OSError, ValueError or KeyError with the reason where it is not whole."""
+    import ml_dtypes  # noqa: F401  # NumPy then knows bfloat16, of which its files hold the bits without the name
+
     with open_file(place) as file:
         if _digest(file) != file.read():
             raise ValueError("it does not match its checksum")
@@ -100,15 +100,8 @@ def _opened(place: Path) -> Iterator[tuple[BinaryIO, dict[str, Any]]]:
         if f"-{label['step']:09d}" not in place.name:
             raise ValueError("it is another checkpoint")
         file.seek(0)
-        yield file, label
-
-
-def read_checkpoint(place: Path) -> Checkpoint:
-    """Read and check a checkpoint; OSError, ValueError or KeyError with the reason where it is not whole."""
-    import ml_dtypes  # noqa: F401  # NumPy then knows bfloat16, of which its files hold the bits without the name
-
-    with _opened(place) as (file, label), np.load(file, allow_pickle=False) as stored:
-        arrays = {name: stored[name].view(np.dtype(dtype)) for name, dtype in label["dtypes"].items()}
+        with np.load(file, allow_pickle=False) as stored:
+            arrays = {name: stored[name].view(np.dtype(dtype)) for name, dtype in label["dtypes"].items()}
     return Checkpoint(label["step"], arrays, label["position"])
 
 
@@ -120,9 +113,6 @@ def check_room(folder: Path, size_bytes: int) -> None:
         raise OSError(errno.ENOSPC, needed)
 
 
-LATEST, BEST = "step-", "best-"  # before the number of the step
-
-
 class CheckpointStore:
     """The checkpoints in one folder. `say` receives a sentence for the user about whatever is not as it should be."""
 
@@ -132,32 +122,12 @@ class CheckpointStore:
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint and drop what it makes obsolete; OSError where it can't be, and the others stay."""
         self.folder.mkdir(exist_ok=True)
-        write_checkpoint(self._file(LATEST, checkpoint.step), checkpoint)
+        write_checkpoint(self._file(checkpoint.step), checkpoint)
         self._prune(checkpoint.step)
-
-    def save_best(self, checkpoint: Checkpoint) -> None:
-        """Keep `checkpoint` as the best so far; OSError where it can't be.
-
-        The best one before it stays until a checkpoint follows: a run resumed from before this one still has its best.
-        """
-        self.folder.mkdir(exist_ok=True)
-        write_checkpoint(self._file(BEST, checkpoint.step), checkpoint)
-        last_saved = max(self.steps(), default=0)
-        self._drop(BEST, [step for step in self.steps(BEST) if last_saved < step < checkpoint.step])
 
     def cut_back(self, step: int) -> None:
         """Forget what was saved after `step`: the run goes on from there, perhaps differently."""
-        for kind in (LATEST, BEST):
-            self._drop(kind, [later for later in self.steps(kind) if later > step])
-
-    def go_on_from(self, checkpoint: Checkpoint) -> None:
-        """Forget what was saved after `checkpoint`, and best ones of its own step or before that it knows nothing of.
-
-        Those are of an epoch that is trained on and ends otherwise, such as one that `max_steps` had cut short.
-        """
-        self.cut_back(checkpoint.step)
-        known = checkpoint.position["progress"]["best"]
-        self._drop(BEST, [step for step in self.steps(BEST) if not self._is_known(step, known)])
+        self._drop([later for later in self.steps() if later > step])
 
     def newest(self, before: int | None = None) -> Checkpoint | None:
         """Return the latest checkpoint that is whole, of a step below `before`; None when the folder has none.
@@ -168,7 +138,7 @@ class CheckpointStore:
         steps = [step for step in self.steps() if before is None or step < before]
         for step in reversed(steps):
             try:
-                return read_checkpoint(self._file(LATEST, step))
+                return read_checkpoint(self._file(step))
             except DAMAGED as error:
                 self.say(f"checkpoint of step {step} is damaged ({_reason(error)}); trying the one before it")
         if steps:
@@ -178,51 +148,29 @@ class CheckpointStore:
             )
         return None
 
-    def best(self) -> Checkpoint:
-        """Return the best checkpoint, which has weights only; DataError when there is none or it is damaged."""
-        steps = self.steps(BEST)
-        if not steps:
-            raise DataError(f"{self.folder} has no best weights: trainer.monitor was null, or no epoch was finished.")
-        try:
-            return read_checkpoint(self._file(BEST, steps[-1]))
-        except DAMAGED as error:
-            raise DataError(f"the best weights in {self.folder} are damaged ({_reason(error)}).") from error
-
-    def steps(self, kind: str = LATEST) -> list[int]:
+    def steps(self) -> list[int]:
         """Return the steps of the checkpoints, ascending."""
-        names = [path.stem.removeprefix(kind) for path in self.folder.glob(f"{kind}*.npz")]
+        names = [path.stem.removeprefix("step-") for path in self.folder.glob("step-*.npz")]
         return sorted(int(name) for name in names if name.isdigit())
 
-    def _is_known(self, step: int, best: dict[str, Any]) -> bool:
-        """Return whether the best checkpoint of `step` has the value that is the best of its metric."""
-        try:
-            with _opened(self._file(BEST, step)) as (_, label):
-                position = label["position"]
-        except DAMAGED as error:
-            self.say(f"the best weights of step {step} are damaged ({_reason(error)}) and are left out")
-            return False
-        monitor = position["monitor"]
-        return bool(position["progress"]["best"][monitor] == best.get(monitor))
-
     def _prune(self, newest: int) -> None:
-        """Keep the last few up to `newest` and the best of them.
+        """Keep the last few up to `newest`.
 
         Later ones belong to a past that was given up because they were damaged. Files that a killed run had half
         written go too.
         """
-        for kind, count in ((LATEST, self.keep), (BEST, 1)):
-            files = [step for step in self.steps(kind) if not self._file(kind, step).is_dir()]
-            kept = [step for step in self.steps(kind) if step <= newest][-count:]
-            self._drop(kind, [step for step in files if step not in kept])
+        files = [step for step in self.steps() if not self._file(step).is_dir()]
+        kept = [step for step in self.steps() if step <= newest][-self.keep :]
+        self._drop([step for step in files if step not in kept])
         for path in self.folder.glob("*.partial"):
             remove_file(path)
 
-    def _drop(self, kind: str, steps: list[int]) -> None:
+    def _drop(self, steps: list[int]) -> None:
         for step in steps:
-            remove_file(self._file(kind, step))
+            remove_file(self._file(step))
 
-    def _file(self, kind: str, step: int) -> Path:
-        return self.folder / f"{kind}{step:09d}.npz"
+    def _file(self, step: int) -> Path:
+        return self.folder / f"step-{step:09d}.npz"
 
 
 class NoStore(CheckpointStore):
@@ -233,8 +181,6 @@ class NoStore(CheckpointStore):
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Left to the first process."""
-
-    save_best = go_on_from = save
 
     def cut_back(self, step: int) -> None:
         """Left to the first process."""
@@ -345,8 +291,7 @@ MOST_SAVING_SHARE = 0.02  # saving by time may cost this share of it
 
 @dataclass(frozen=True)
 class Origin:
-    """What a checkpoint is of, beside its variables: how the loss was scaled, the fingerprint of the data, and the
-    metric whose best epoch is kept as well (None: none is).
+    """What a checkpoint is of, beside its variables: how the loss was scaled, and the fingerprint of the data.
 
     `scaling_numbers` are the fields of the mode.
     """
@@ -354,7 +299,6 @@ class Origin:
     scaling_mode: str
     dataset: str
     scaling_numbers: dict[str, Any] = field(default_factory=dict)
-    monitor: str | None = None
 
 
 class Checkpointer:
@@ -380,7 +324,7 @@ class Checkpointer:
                 f"the checkpoint of step {checkpoint.step} was made on other data (fingerprint {before[:12]}…, now "
                 f"{self.origin.dataset[:12]}…). Bring back the data of then, or start a new run."
             )
-        self.store.go_on_from(checkpoint)
+        self.store.cut_back(checkpoint.step)
         self.saved_step = checkpoint.step
         self._saved_position = checkpoint.step, checkpoint.position["progress"]["step_in_epoch"]
 
@@ -404,11 +348,6 @@ class Checkpointer:
             self.saved_step, self._saved_position = here[0], here
         self._saved_at = time.monotonic()
         self._save_seconds = self._saved_at - started
-
-    def keep_if_best(self, improved: set[str]) -> None:
-        """At the end of an epoch: keep its weights when the monitored metric is among the `improved` ones."""
-        if self.origin.monitor in improved:
-            self._try(lambda: self.store.save_best(self._checkpoint(collect_weights(self.model))))
 
     def _save_whole(self) -> None:
         position, arrays = self.extra_state()

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from signal import Signals
@@ -71,24 +71,12 @@ class Progress:
         self.epochs_completed, self.step_in_epoch = self.epoch, 0
         self.epochs_before_phase = self.epoch
 
-    def record(self, metrics: dict[str, float]) -> set[str]:
-        """Take `metrics` as the latest, and as the best where they are; returns the names of those."""
+    def record(self, metrics: dict[str, float]) -> None:
+        """Take `metrics` as the latest, and as the best where they are."""
         self.metrics = metrics
-        improved = {
-            name
-            for name, value in metrics.items()
-            if not math.isnan(value) and (name not in self.best or is_better(name, value, self.best[name]))
-        }
-        self.best.update({name: metrics[name] for name in improved})
-        return improved
-
-
-def monitored(name: str | None, known: Iterable[str]) -> str | None:
-    """Return the metric that decides which epoch is the best: `name`, with "auto" the first usual one among the
-    `known`."""
-    if name == "auto":
-        return next((usual for usual in MONITORED if usual in known), None)
-    return name
+        for name, value in metrics.items():
+            if not math.isnan(value) and (name not in self.best or is_better(name, value, self.best[name])):
+                self.best[name] = value
 
 
 def falls(name: str) -> bool:

@@ -48,7 +48,7 @@ from mpt_cli.training.loss_and_optimizer import (
 from mpt_cli.training.model import own_train_step
 from mpt_cli.training.phases import check_phase
 from mpt_cli.training.program import Program
-from mpt_cli.training.progress import Outcome, Progress, monitored
+from mpt_cli.training.progress import Outcome, Progress
 from mpt_cli.training.saving import save_trained
 from mpt_cli.training.trainer import Trainer
 
@@ -90,10 +90,8 @@ class Session(Trainer):
         counters = StepCounters(options, window_steps=settings.loss_scale.skip_rate_window)
         counters.name_variables(trained_paths(parts.model))
         telemetry.tally = EventTally(scaling)
-        names = ["loss", *parts.metric_names]
-        check_monitors(settings.trainer, names)
-        monitor = monitored(settings.trainer.monitor, names)
-        origin = Origin(scaling.mode, parts.data.fingerprint, asdict(scaling.rule), monitor)
+        check_monitors(settings.trainer, ["loss", *parts.metric_names])
+        origin = Origin(scaling.mode, parts.data.fingerprint, asdict(scaling.rule))
         checkpointer = Checkpointer(store, settings.trainer, parts.model, origin, self)
         checkpointer.extra_state = self.extra_state
         health = HealthRules(settings.loss_scale, settings.trainer, scaling)

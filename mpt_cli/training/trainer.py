@@ -349,9 +349,8 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
                 return  # what is left of the epoch is done when the run goes on
             metrics.update(validated)
         metrics = self.callbacks.epoch_end(self.progress.epoch - 1, metrics)
-        improved = self.progress.record(metrics)
+        self.progress.record(metrics)
         self.line(metrics.get("loss"), metrics, phase=self._phase, epoch_end=True)
-        self.checkpointer.keep_if_best(improved)
         if is_whole:
             self.progress.epochs_completed, self.progress.step_in_epoch = self.progress.epoch, 0
             self.checkpointer.save_if_due()

@@ -147,10 +147,6 @@ def add_job_options(parser: Parser, at_a_time: str, objective: str, directory: s
     parser.more.add_argument("--quiet", action="store_true", help="print no progress and no table")
 
 
-def add_best(parser: Parser) -> None:
-    parser.add_argument("--best", action="store_true", help="weights of the best epoch, not of the last")
-
-
 def configure_train(parser: Parser) -> None:
     """Train one model. Leaves a run directory: configuration, metrics, events, model."""
     add_overrides(parser)
@@ -447,7 +443,6 @@ def configure_evaluate(parser: Parser) -> None:
     """Print loss and metrics of the model of a finished run, on the data of that run."""
     parser.add_argument("run_dir", metavar="RUN_DIR", help="a run directory, as in runs/digits_cnn/RUN")
     parser.add_argument("--split", choices=("validation", "train"), default="validation", help="default: validation")
-    add_best(parser)
     add_json(parser)
     parser.epilog = "example:\n  mpt evaluate runs/digits_cnn/RUN --json"
 
@@ -459,7 +454,6 @@ def configure_export(parser: Parser) -> None:
         "--format", choices=("keras", "savedmodel", "onnx"), default="keras", help="default: keras; onnx needs tf2onnx"
     )
     parser.add_argument("--output", metavar="PATH", help="where to; default: inside the run directory")
-    add_best(parser)
     add_json(parser)
     parser.epilog = "example:\n  mpt export runs/digits_cnn/RUN --format savedmodel --output served/digits"
 

@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, TextIO
 
 from mpt_cli.errors import NUMERICAL, OK
@@ -112,13 +111,10 @@ def with_run_configuration(overrides: list[str]) -> list[str]:
 def run_evaluate(arguments: argparse.Namespace) -> int:
     from mpt_cli.trained_model import evaluate  # imports NumPy, which a wrong word of `train` needs not wait for
 
-    metrics, best = evaluate(arguments.run_dir, arguments.split, arguments.best)
+    metrics = evaluate(arguments.run_dir, arguments.split)
     if arguments.json:
-        origin = {"best": asdict(best)} if best else {}
-        print_json({"run_dir": arguments.run_dir, "split": arguments.split, **origin, "metrics": metrics})
+        print_json({"run_dir": arguments.run_dir, "split": arguments.split, "metrics": metrics})
         return OK
-    if best:
-        say(f"{'best epoch':<24}{best.epoch}, step {best.step}: {best.monitor} {best.value:.6g} in training")
     say("\n".join(f"{name:<24}{value:.6g}" for name, value in metrics.items()))
     return OK
 
@@ -126,7 +122,7 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
 def run_export(arguments: argparse.Namespace) -> int:
     from mpt_cli.trained_model import export
 
-    path = export(arguments.run_dir, arguments.format, arguments.output, arguments.best)
+    path = export(arguments.run_dir, arguments.format, arguments.output)
     if arguments.json:
         print_json({"run_dir": arguments.run_dir, "format": arguments.format, "path": str(path)})
     else:

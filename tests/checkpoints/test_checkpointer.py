@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpt_cli.errors import ConfigError, DataError
+from mpt_cli.errors import DataError
 from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
-from mpt_cli.training.callbacks import check_monitors
 from mpt_cli.training.checkpoint import Checkpointer, CheckpointStore, Origin
-from mpt_cli.training.progress import Progress, Stopwatch, is_better, monitored
+from mpt_cli.training.progress import Progress, Stopwatch, is_better
 
 
 class Variable:
@@ -44,7 +43,7 @@ def said() -> list[str]:
 
 def _checkpointer(folder: Path, said: list[str], flush=lambda: None, dataset: str = "a" * 64) -> Checkpointer:
     settings = TrainerSettings(checkpoint_every_steps=10, checkpoint_every_epochs=1, checkpoint_every_minutes=None)
-    origin = Origin("dynamic", dataset, monitor="val_loss")
+    origin = Origin("dynamic", dataset)
     record = SimpleNamespace(telemetry=SimpleNamespace(flush=flush), stopwatch=Stopwatch())
     return Checkpointer(CheckpointStore(folder, 2, said.append), settings, _model(), origin, record)
 
@@ -64,16 +63,6 @@ def test_it_saves_by_steps_and_at_the_end_of_epochs(tmp_path: Path, said) -> Non
         saved.append(checkpointer.saved_step)
     assert saved == [None, 10, 10, 15, 20]
     assert checkpointer.steps_until_due(13) == 7
-
-
-def test_the_best_epoch_is_that_of_the_monitored_metric(tmp_path: Path, said) -> None:
-    checkpointer = _checkpointer(tmp_path / "c", said)
-    _at(checkpointer, 5, 1, 0)
-    checkpointer.keep_if_best({"accuracy"})
-    assert checkpointer.store.steps("best-") == []
-    checkpointer.keep_if_best({"val_loss"})
-    best = checkpointer.store.best()
-    assert (best.step, set(best.arrays), best.position["monitor"]) == (5, {"weight/0"}, "val_loss")
 
 
 def test_a_failed_save_is_said_once_and_so_is_the_first_that_works_again(tmp_path: Path, said, monkeypatch) -> None:
@@ -100,11 +89,10 @@ def test_a_spoiled_state_is_not_saved_and_that_is_said(tmp_path: Path, said) -> 
     _at(checkpointer, 10).save()
     _at(checkpointer, 20).record.counters.is_sound = False
     checkpointer.save()
-    checkpointer.keep_if_best({"val_loss"})
     reason = "the loss or a gradient of the last applied step was not finite"
     assert said == [f"a checkpoint could not be written ({reason}); that of step 10 is kept, training goes on"]
     assert (checkpointer.failure, checkpointer.saved_step) == (reason, 10)
-    assert (checkpointer.store.steps(), checkpointer.store.steps("best-")) == ([10], [])
+    assert checkpointer.store.steps() == [10]
 
 
 def test_a_folder_that_is_gone_is_said_and_training_goes_on(tmp_path: Path, said) -> None:
@@ -136,30 +124,11 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path, said) -> None:
         _checkpointer(tmp_path / "c", said, dataset="b" * 64).resume(found)
 
 
-@pytest.mark.parametrize(
-    ("monitor", "names", "chosen"),
-    [
-        ("auto", ["loss", "accuracy", "val_loss", "val_accuracy"], "val_accuracy"),
-        ("auto", ["loss", "val_loss", "mean_absolute_error"], "val_loss"),
-        ("auto", ["loss"], "loss"),
-        ("val_f1", ["loss", "val_f1"], "val_f1"),
-        (None, ["loss"], None),
-    ],
-)
-def test_the_monitored_metric(monitor: str | None, names: list[str], chosen: str | None) -> None:
-    assert monitored(monitor, names) == chosen
-
-
-def test_a_metric_the_run_will_not_have_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"trainer.monitor: must be a metric of the run. Received: 'val_f1'. It"):
-        check_monitors(TrainerSettings(monitor="val_f1"), ["loss"])
-
-
 def test_progress_comes_back_from_strict_json_with_its_nan() -> None:
     position = {**asdict(Progress(2, 3, 1)), "metrics": {"loss": "NaN"}, "best": {"loss": 0.5}}
     progress = Progress.from_position(position)
     assert math.isnan(progress.metrics["loss"])
-    assert progress.record({"loss": 0.25}) == {"loss"}
+    progress.record({"loss": 0.25})
     assert (progress.best, progress.epoch) == ({"loss": 0.25}, 2)
 
 

@@ -1,10 +1,9 @@
-"""`mpt train resume=…`, the best epoch and `mpt reproduce --resume-check` as a user has them."""
+"""`mpt train resume=…` and `mpt reproduce --resume-check` as a user has them."""
 
 import json
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command import mpt, start_mpt
@@ -74,23 +73,6 @@ def test_a_checkpoint_of_another_model_is_refused_and_the_record_stays_as_it_was
     done = mpt("train", "resume=mixed", "trainer.max_steps=80", cwd=folder)
     assert done.returncode == 3 and "the checkpoint is of another model or policy: variable" in done.stderr
     assert {name: (folder / "mixed" / name).read_bytes() for name in record} == before
-
-
-def test_the_best_epoch_can_be_evaluated_and_exported(folder: Path) -> None:
-    best = read_summary(folder / "run/summary.json")["best_metrics"]
-    done = mpt("evaluate", "run", "--best", "--json", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)["metrics"]
-    assert found["accuracy"] == pytest.approx(best["val_accuracy"], abs=1e-6)
-    kept = json.loads(done.stdout)["best"]
-    assert (kept["monitor"], kept["value"]) == ("val_accuracy", best["val_accuracy"])
-    course = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
-    ends = {line["step"]: line for line in course if line["epoch_end"]}
-    assert (ends[kept["step"]]["epoch"], ends[kept["step"]]["val_accuracy"]) == (kept["epoch"], kept["value"])
-    done = mpt("evaluate", "run", "--best", cwd=folder)
-    assert done.stdout.startswith(f"best epoch              {kept['epoch']}, step {kept['step']}: val_accuracy ")
-    assert mpt("export", "run", "--best", "--format", "keras", "--output", "best.keras", cwd=folder).returncode == 0
-    assert (folder / "best.keras").stat().st_size > 1000
 
 
 @pytest.mark.long

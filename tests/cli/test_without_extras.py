@@ -64,7 +64,6 @@ def test_every_verb_runs_on_jax_without_tensorflow(mpt):
         ["train", *on_jax, "run_dir=run"],
         ["train", *on_jax, "trainer.epochs=2", "run_dir=run", "resume=auto"],
         ["evaluate", "run"],
-        ["evaluate", "run", "--best"],
         ["report", "run"],
         ["export", "run"],
         ["reproduce", "run"],

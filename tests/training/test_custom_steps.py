@@ -23,7 +23,7 @@ recipe: own
 defaults: [{policy: mixed_float16}, {loss_scale: dynamic}, {model: builder}, {data: loader}, {backend: BACKEND}]
 model: {builder: "NETS:classifier"}
 data: {loader: "NETS:blobs"}
-trainer: {epochs: 2, batch_size: 12, shuffle: false, log_every_steps: 1, monitor: null}
+trainer: {epochs: 2, batch_size: 12, shuffle: false, log_every_steps: 1}
 logger: {console: plain}
 """
 GAN = (f"model.builder={NETS}:gan", f"data.loader={NETS}:unsplit", "data.validation_fraction=0")

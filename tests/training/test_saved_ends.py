@@ -8,7 +8,7 @@ import pytest
 from test_health_runs import NAN_TO_THE_END, TINY, train
 
 from mpt_cli import training_run
-from mpt_cli.errors import BAD_DATA, NUMERICAL, OK, TERMINATED
+from mpt_cli.errors import BAD_DATA, NUMERICAL, TERMINATED
 from mpt_cli.settings.load import load_settings
 from mpt_cli.telemetry.records import Summary
 from mpt_cli.telemetry.sink import Sink
@@ -60,18 +60,6 @@ def test_a_finished_run_whose_end_could_not_be_saved_says_so(tmp_path: Path) -> 
     ending = f" Its end could not be saved ({UNSAVED}): more epochs would go on from before it."
     assert summary.explanation.endswith(ending)
     assert newest_step(run_dir) is None
-
-
-def test_a_run_that_begins_again_has_no_best_epoch_of_the_past(tmp_path: Path) -> None:
-    """It was stopped at step 60, after an epoch and before any checkpoint."""
-    fixed = ["loss_scale=fixed", "loss_scale.initial_scale=2**10"]
-    aborted = [*fixed, "fault=overflow", "fault.at_steps=[60]", "loss_scale.on_overflow=abort"]
-    summary, run_dir = train(tmp_path, *aborted, "trainer.steps_per_execution=1")
-    store = CheckpointStore(run_dir / "checkpoints")
-    assert (summary.exit_code, store.steps(), store.steps("best-")) == (NUMERICAL, [], [40])
-    again = [*TINY, "policy=mixed_float16", *fixed, "trainer.monitor=null", f"resume={run_dir}"]
-    summary = training_run.train(load_settings(again))
-    assert (summary.exit_code, summary.applied_steps, store.steps("best-")) == (OK, 80, [])
 
 
 @pytest.mark.long
