@@ -21,7 +21,7 @@ from mpt_cli.telemetry.format import format_bytes
 from mpt_cli.version import SCHEMA_VERSION, __version__
 
 OPTIONAL_PACKAGES = {  # package -> what it is for, and the extra that has it, if one does
-    "tensorflow": ("backend=tensorflow, mpt export --format savedmodel", "tensorflow"),
+    "tensorflow": ("backend=tensorflow", "tensorflow"),
     "jax": ("backend=jax", "jax"),
     "jax_cuda12_plugin": ("mpt plan", "gpu-plan"),
     "tensorboard": ("logger.tensorboard=true", "tensorboard"),
@@ -30,8 +30,6 @@ OPTIONAL_PACKAGES = {  # package -> what it is for, and the extra that has it, i
     "optuna": ("mpt sweep --trials", "optuna"),
     "submitit": ("mpt sweep --launcher submitit", "slurm"),
     "ray": ("mpt sweep --launcher ray", "ray"),
-    "onnx": ("mpt export --format onnx", None),
-    "tf2onnx": ("mpt export --format onnx", None),
 }
 
 

@@ -283,10 +283,6 @@ class RunDirectory(TelemetryFiles):
         """Return whether it has a checkpoint to resume from."""
         return any(self.checkpoints.glob("step-*.npz"))
 
-    def exported(self, kind: str) -> Path:
-        """Return where `mpt export` puts the model in that format."""
-        return self.path / "exported" / {"keras": "model.keras", "savedmodel": "model", "onnx": "model.onnx"}[kind]
-
 
 def default_parent(recipe: str) -> Path:
     """Return the folder that holds the runs of a recipe when `run_dir` is not given."""

@@ -31,7 +31,6 @@ VERBS = {
     "report": Verb("report", "write one HTML page of a run, of runs, a sweep or a comparison"),
     "reproduce": Verb("reproduce", "run recipes or earlier runs again and check the results, as in CI"),
     "evaluate": Verb("train", "loss and metrics of the model of a finished run"),
-    "export": Verb("train", "write the model of a run as .keras, SavedModel or ONNX"),
     "check": Verb("inspection", "check a configuration; --show prints it, --build builds the model"),
     "list": Verb("inspection", "recipes, models, data, policies, optimizers, keys"),
     "copy": Verb("inspection", "copy a recipe to a file that you can edit"),
@@ -445,17 +444,6 @@ def configure_evaluate(parser: Parser) -> None:
     parser.add_argument("--split", choices=("validation", "train"), default="validation", help="default: validation")
     add_json(parser)
     parser.epilog = "example:\n  mpt evaluate runs/digits_cnn/RUN --json"
-
-
-def configure_export(parser: Parser) -> None:
-    """Write the model of a finished run in another format. Overwrites nothing."""
-    parser.add_argument("run_dir", metavar="RUN_DIR", help="a run directory, as in runs/digits_cnn/RUN")
-    parser.add_argument(
-        "--format", choices=("keras", "savedmodel", "onnx"), default="keras", help="default: keras; onnx needs tf2onnx"
-    )
-    parser.add_argument("--output", metavar="PATH", help="where to; default: inside the run directory")
-    add_json(parser)
-    parser.epilog = "example:\n  mpt export runs/digits_cnn/RUN --format savedmodel --output served/digits"
 
 
 def configure_check(parser: Parser) -> None:

@@ -1,4 +1,4 @@
-"""`train`: one run; `evaluate` and `export`: what a finished run's model is good for."""
+"""`train`: one run; `evaluate`: what a finished run's model is good for."""
 
 import argparse
 import os
@@ -116,15 +116,4 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
         print_json({"run_dir": arguments.run_dir, "split": arguments.split, "metrics": metrics})
         return OK
     say("\n".join(f"{name:<24}{value:.6g}" for name, value in metrics.items()))
-    return OK
-
-
-def run_export(arguments: argparse.Namespace) -> int:
-    from mpt_cli.trained_model import export
-
-    path = export(arguments.run_dir, arguments.format, arguments.output)
-    if arguments.json:
-        print_json({"run_dir": arguments.run_dir, "format": arguments.format, "path": str(path)})
-    else:
-        say(str(path))
     return OK

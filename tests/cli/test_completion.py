@@ -48,7 +48,6 @@ OFFERED = {
     "mpt list keys op": ["optimizer"],
     "mpt doctor --completion ": ["bash", "fish", "zsh"],
     "mpt train --q": ["--quiet"],
-    "mpt export --format ": ["keras", "onnx", "savedmodel"],
     "mpt sweep --launcher ": sorted(LAUNCHERS),
     "mpt sweep -j ": [],
     "mpt sweep conf=digits_mlp --quiet policy=mixed_f": ["policy=mixed_float16"],

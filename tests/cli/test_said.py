@@ -33,7 +33,6 @@ for step in range(1, 8):
 WORDS = {
     "train": [*RUN, "run_dir=run"],
     "evaluate": ["run"],
-    "export": ["run"],
     "report": ["run"],
     "watch": ["run"],
     "diagnose": ["run"],

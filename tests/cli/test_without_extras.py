@@ -15,8 +15,6 @@ EXTRAS = (
     "wandb",
     "tensorboard",
     "tf_keras",
-    "onnx",
-    "tf2onnx",
     "hypothesis",
     "pytest",
 )
@@ -65,7 +63,6 @@ def test_every_verb_runs_on_jax_without_tensorflow(mpt):
         ["train", *on_jax, "trainer.epochs=2", "run_dir=run", "resume=auto"],
         ["evaluate", "run"],
         ["report", "run"],
-        ["export", "run"],
         ["reproduce", "run"],
         ["check", *on_jax, "--build"],
         ["diagnose", *on_jax],

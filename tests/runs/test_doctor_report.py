@@ -73,18 +73,15 @@ def test_every_extra_that_a_key_or_an_option_needs_is_told_where_it_is_missing(m
         "jax",
         "jax_cuda12_plugin",
         "mlflow",
-        "onnx",
         "optuna",
         "ray",
         "submitit",
         "tensorboard",
         "tensorflow",
-        "tf2onnx",
         "wandb",
     }
     assert told["jax_cuda12_plugin"][1] == "pip install 'mpt-cli[gpu-plan]'"
     assert told["mlflow"] == ("logger.mlflow=true", "pip install 'mpt-cli[mlflow]'")
-    assert told["tf2onnx"] == ("mpt export --format onnx", "pip install tf2onnx")
     assert told["submitit"] == ("mpt sweep --launcher submitit", "pip install 'mpt-cli[slurm]'")
 
 

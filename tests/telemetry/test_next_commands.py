@@ -25,8 +25,8 @@ def test_what_is_printed_can_be_run(run_dir, tmp_path, monkeypatch, summary) -> 
     [repeat] = words()  # without a model there is no more
     assert load_settings(repeat[2:]).recipe == "own"
     (Path(run_dir) / "model.keras").touch()
-    evaluate, export, repeat = words()
-    assert (evaluate[:2], export[:2]) == (["mpt", "evaluate"], ["mpt", "export"])
+    evaluate, repeat = words()
+    assert evaluate[:2] == ["mpt", "evaluate"]
     diagnose, report, changed = words(status="stopped", exit_code=4, change="seed=1", skipped_steps=3)
-    assert all(Path(looks[2]) == Path(run_dir) for looks in (evaluate, export, diagnose, report))
+    assert all(Path(looks[2]) == Path(run_dir) for looks in (evaluate, diagnose, report))
     assert load_settings(repeat[2:]).recipe == "own" and load_settings(changed[2:]).seed == 1

@@ -44,7 +44,6 @@ loss scale   16384 at the end, 16384 to 1073741824 on the way
 speed        1,234 examples/s, 1:15 in all, at most 1.5 GiB of memory
 files        runs/tiny/1
 next         mpt evaluate runs/tiny/1
-             mpt export runs/tiny/1
              mpt train conf=runs/tiny/1/config.yaml
 """
 

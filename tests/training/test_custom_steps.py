@@ -119,8 +119,6 @@ def test_each_optimizer_skips_alone_with_a_scale_events_and_columns_of_its_own(t
     assert columns == {"loss_scale": 2.0**15, "applied_steps": 12, "skipped_steps": 0}
     assert last["loss"] == last["d_loss"] and np.isfinite([last["d_loss"], last["g_loss"]]).all()
     assert all(np.isfinite(value).all() for value in weights(tmp_path).values())  # statistics were put back
-    done = mpt("export", "run", "--format", "savedmodel", cwd=tmp_path, backend=BACKEND)
-    assert done.returncode == 2 and "GAN has no call, so that there is nothing to export" in done.stderr
     assert (tmp_path / "run" / "model.weights.h5").is_file() and "can't be saved as a .keras file" in said
 
 
@@ -129,8 +127,6 @@ def test_each_optimizer_skips_alone_with_a_scale_events_and_columns_of_its_own(t
 def test_a_model_whose_call_is_for_other_inputs_than_its_step_trains(tmp_path):
     train(tmp_path, *GAN, f"model.builder={NETS}:called_to_generate", "trainer.epochs=1")
     assert (summary(tmp_path)["applied_steps"], summary(tmp_path)["steps_seen"]) == (6, 6)
-    done = mpt("export", "run", "--format", "savedmodel", cwd=tmp_path, backend=BACKEND)
-    assert done.returncode == 2 and "its call does not take the inputs of the run's data. Keras says: " in done.stderr
 
 
 @pytest.mark.long

@@ -155,10 +155,9 @@ def next_commands(summary: Summary) -> list[str]:
         return [*look_into, f"{repeat} {summary.change}"] if summary.change else look_into
     if summary.exit_code:
         return [go_on, repeat] if any(run.glob("checkpoints/step-*.npz")) else [repeat]
-    is_whole, has_weights = ((run / name).is_file() for name in ("model.keras", "model.weights.h5"))
-    can_be_evaluated = (is_whole or has_weights) and any(name.startswith("val_") for name in summary.metrics)
-    evaluate = [shell_command("evaluate", run)] if can_be_evaluated else []
-    return [*evaluate, *([shell_command("export", run)] if is_whole else []), repeat]
+    is_saved = any((run / name).is_file() for name in ("model.keras", "model.weights.h5"))
+    can_be_evaluated = is_saved and any(name.startswith("val_") for name in summary.metrics)
+    return [shell_command("evaluate", run), repeat] if can_be_evaluated else [repeat]
 
 
 def _format_scale_range(summary: Summary) -> str:
