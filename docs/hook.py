@@ -9,19 +9,16 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import MISSING, Field, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import griffe
-import yaml
 from mkdocs.exceptions import PluginError
 
 from mpt_cli.cli import EXIT_CODES
-from mpt_cli.jobs.launchers import LAUNCHERS
 from mpt_cli.jobs.queue import Ending
-from mpt_cli.settings.json_schema import json_schema
 from mpt_cli.settings.key import REQUIRED, Key, format_range, format_type
 from mpt_cli.settings.schema import AUTO_FLOAT16, VARIANTS, choosing_key, key_versions, sections
 from mpt_cli.sweep.directory import SweepDirectory
@@ -132,64 +129,6 @@ def _yaml(value: Any) -> str:
 
 def _cell(text: str) -> str:
     return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;").replace("**", "\\*\\*")
-
-
-def sweep() -> str:
-    """A table of the `sweep:` block, as the JSON Schema for editors has it."""
-    rows = [
-        f"| `{path}` | {_cell(_takes(part))} | {_given(part)} | {_cell(part['description'])}{_example(part)} |"
-        for path, part in _block_parts("sweep", json_schema()["properties"]["sweep"])
-    ]
-    return "\n".join(["", "| key | takes | default | meaning, and an example |", "|---|---|---|---|", *rows, ""])
-
-
-def _block_parts(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each key of the block; those of a section behind it."""
-    for name, part in schema["properties"].items():
-        yield f"{path}.{name}", part
-        if "properties" in part:
-            yield from _block_parts(f"{path}.{name}", part)
-
-
-def _takes(schema: dict[str, Any]) -> str:
-    if "title" in schema:
-        return str(schema["title"])
-    if "enum" in schema:
-        return ", ".join(f"`{name}`" for name in schema["enum"])
-    if "anyOf" in schema:
-        one, other = schema["anyOf"]
-        return f"{_takes(one)}, or {'a list of these' if other.get('type') == 'array' else _takes(other)}"
-    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<="}
-    bounds = " and ".join(f"{sign} {schema[name]:,}" for name, sign in signs.items() if name in schema)
-    kinds = {"object": "a section", "integer": "whole number", "boolean": "`true`, `false`"}
-    return f"{kinds.get(schema['type'], schema['type'])} {bounds}".rstrip()
-
-
-def _given(schema: dict[str, Any]) -> str:
-    return f"`{_yaml(schema['default'])}`" if "default" in schema else ""
-
-
-def _example(schema: dict[str, Any]) -> str:
-    dumped = (
-        yaml.safe_dump(each, default_flow_style=True, sort_keys=False, width=1000)
-        for each in schema.get("examples", ())
-    )
-    return "".join(f"<br>`{text.rstrip().removesuffix('...').rstrip()}`" for text in dumped)
-
-
-def launchers() -> str:
-    """A table of what each launcher takes."""
-    own = [(kind, each) for kind in LAUNCHERS.values() for each in fields(kind)]
-    rows = [
-        f"| `launcher.{each.name}` | {kind.name} | {_type(each.type)} | `{_yaml(_default_of(each))}` | "
-        f"{_comments(kind)[each.name]} |"
-        for kind, each in own
-    ]
-    return "\n".join(["", "| key | launcher | type | default | meaning |", "|---|---|---|---|---|", *rows, ""])
-
-
-def _default_of(field: Field[Any]) -> Any:
-    return "{}" if field.default is MISSING else field.default
 
 
 def verbs() -> str:
@@ -312,8 +251,6 @@ class AsMarkdown(griffe.Extension):
 GENERATED: dict[str, Callable[..., str]] = {
     "keys": keys,
     "run_keys": run_keys,
-    "sweep": sweep,
-    "launchers": launchers,
     "verbs": verbs,
     "exit_codes": exit_codes,
     "record": record,

@@ -29,7 +29,7 @@ from mpt_cli.sweep.directory import (
     SweepDirectory,
     read_job,
 )
-from mpt_cli.sweep.overrides import combinations, override_key, read_grid
+from mpt_cli.sweep.overrides import override_key, read_grid, varied_values
 from mpt_cli.sweep.paired import FEWEST_SEEDS, PairedDifference, count_seeds
 from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objective, job_name, make_plan
 from mpt_cli.telemetry.format import format_number
@@ -102,10 +102,10 @@ def make_script_comparison(words: Sequence[str], seeds: int | None, script: Scri
     if grid.problems:
         raise ConfigError(grid.problems)
     jobs = []
-    for number, point in enumerate(combinations(grid.axes), 1):
-        overrides = {key: point.values[key] for key in grid.varied}
+    for number, combination in enumerate(grid.combinations, 1):
+        overrides = varied_values(combination, grid.varied)
         name = job_name(number, overrides)
-        jobs.append(Job(number, name, overrides, [*point.words, *script.words], verb="run"))
+        jobs.append(Job(number, name, overrides, [*combination, *script.words], verb="run"))
     own = len(script.words)
     plan, setups = _in_rounds(
         SweepPlan(grid.varied, jobs, script.title), lambda job: script.settings_of(job.words[: len(job.words) - own])

@@ -1,5 +1,5 @@
-"""Where commands run: a class for each launcher, whose fields are what it takes as `launcher.key=value`, and what is
-checked before anything starts. Light: `mpt sweep --help` reads the names here.
+"""Where commands run: a class for each launcher, and what is checked before anything starts. The settings that
+`launcher.key=value` gives are those of the library. Light: `mpt sweep --help` reads the names here.
 """
 
 import importlib.util
@@ -7,11 +7,11 @@ import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean, install_command
+from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean, first_line, install_command
 from mpt_cli.jobs.capacity import (
     THREAD_VARIABLES,
     cores_each,
@@ -20,22 +20,22 @@ from mpt_cli.jobs.capacity import (
 )
 from mpt_cli.jobs.executor import Executor, LocalExecutor
 from mpt_cli.redaction import REDACTED, note_passwords
-from mpt_cli.settings.key import BadValue, Key, default_of, read_value
-from mpt_cli.telemetry.records import field_problem
+from mpt_cli.settings.key import read_number
 
 if TYPE_CHECKING:
     from mpt_cli.jobs.cluster import Cluster
+    from mpt_cli.jobs.submitit_executor import SlurmCluster
 
 PREFIX = "launcher."
 MOST_AT_A_TIME = 16  # where nobody said how many: so many jobs of one person wait in a cluster's queue without offence
 _PROGRAMS = ("sbatch", "srun", "scancel", "squeue", "scontrol")  # of Slurm
-_LOCAL_SETTINGS = ("cluster", "timeout_min", "cpus_per_task")  # what submitit's processes of this machine take
 
 
 @dataclass(frozen=True)
 class Launcher(ABC):
-    """A place where jobs run. Its fields are its settings."""
+    """A place where jobs run, with what follows `launcher.` on the command line, such as {"sbatch.hold": "true"}."""
 
+    settings: Mapping[str, str] = field(default_factory=dict)
     name: ClassVar[str]
     package: ClassVar[str]
     extra: ClassVar[str]
@@ -64,7 +64,7 @@ class Launcher(ABC):
     @property
     def facts(self) -> dict[str, Any] | None:
         """Return what sweep.json holds of it."""
-        return {"name": self.name, "settings": asdict(self)}
+        return {"name": self.name, "settings": dict(self.settings)}
 
     def workers(self, jobs: int, gpus: int = 0) -> int:
         """Return how many jobs run at a time by default."""
@@ -92,7 +92,9 @@ class LocalLauncher(Launcher):
     facts = None
 
     def check(self) -> None:
-        """Accept it: it needs nothing."""
+        if self.settings:
+            remedy = "Name one with --launcher submitit or --launcher ray."
+            raise ConfigError(Problem("launcher", "settings are for another launcher than local.", None, remedy))
 
     def cores_each(self, workers: int) -> int | None:
         return cores_each(workers)
@@ -101,38 +103,26 @@ class LocalLauncher(Launcher):
         return LocalExecutor()
 
 
-@dataclass(frozen=True)
+# what submitit has of all its executors, as numbers; other settings are those of Slurm's
+_NUMBERS = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "tasks_per_node")
+_LOCAL_SETTINGS = ("cluster", "timeout_min", "cpus_per_task")  # what submitit's processes of this machine take
+
+
 class SubmititLauncher(Launcher):
     """A Slurm job each. With `cluster` local, submitit's processes on this machine, to try it out.
 
-    `sbatch` and `srun` hold further options of these programs by their long names: launcher.sbatch.mail-type=FAIL. One
-    without a value is true: launcher.sbatch.exclusive=true.
+    Settings are the parameters of submitit's executor, those of Slurm alone without `slurm_`. `setup` is a line of
+    shell before the job, `python` what starts Python there. `sbatch` and `srun` hold further options of these programs
+    by their long names: launcher.sbatch.mail-type=FAIL. One without a value is true: launcher.sbatch.exclusive=true.
     """
 
-    name: ClassVar[str] = "submitit"
-    package: ClassVar[str] = "submitit"
-    extra: ClassVar[str] = "slurm"
-
-    cluster: str = "slurm"  # or local: processes of this machine, to try it out
-    timeout_min: int = 60  # minutes that a job is given
-    cpus_per_task: int | None = None  # cores of a job, and its threads
-    gpus_per_node: int | None = None  # GPUs of a job
-    gpus_per_task: int | None = None  # GPUs of each of its tasks, to which it is bound
-    nodes: int | None = None  # that a job runs on, one task on each
-    tasks_per_node: int | None = None  # that train together
-    mem_gb: float | None = None  # memory of a job
-    partition: str | None = None  # as sbatch has it
-    account: str | None = None  # as sbatch has it
-    qos: str | None = None  # as sbatch has it
-    constraint: str | None = None  # as sbatch has it
-    setup: str | None = None  # a line of shell before the job: modules, variables
-    python: str | None = None  # what starts Python there, for a container: apptainer exec image.sif python3
-    sbatch: dict[str, str] = field(default_factory=dict)  # other options of sbatch, by their long names
-    srun: dict[str, str] = field(default_factory=dict)  # options of srun, by their long names
+    name = "submitit"
+    package = "submitit"
+    extra = "slurm"
 
     @property
     def is_here(self) -> bool:
-        return self.cluster == "local"
+        return self._cluster == "local"
 
     @property
     def can_detach(self) -> bool:
@@ -140,120 +130,126 @@ class SubmititLauncher(Launcher):
 
     @property
     def description(self) -> str:
-        return f"through {self.name} ({self.cluster})"
+        return f"through {self.name} ({self._cluster})"
+
+    @property
+    def _cluster(self) -> str:
+        return str(self.settings.get("cluster", "slurm"))
 
     def check(self) -> None:
         super().check()
-        if self.cluster not in ("slurm", "local"):
-            raise ConfigError(Problem("launcher.cluster", "must be slurm or local.", self.cluster))
-        if self.is_here:
-            problems = [
-                Problem(f"launcher.{key}", "is for launcher.cluster=slurm.", value)
-                for key, value in asdict(self).items()
-                if value and key not in _LOCAL_SETTINGS
-            ]
-            if problems:
-                raise ConfigError(problems)
-        elif missing := [program for program in _PROGRAMS if shutil.which(program) is None]:
+        if self._cluster not in ("slurm", "local"):
+            raise ConfigError(Problem("launcher.cluster", "must be slurm or local.", self._cluster))
+        if self.is_here and (of_slurm := [name for name in self.settings if name not in _LOCAL_SETTINGS]):
+            raise ConfigError([Problem(f"launcher.{name}", "is for launcher.cluster=slurm.") for name in of_slurm])
+        if not self.is_here and (missing := [program for program in _PROGRAMS if shutil.which(program) is None]):
             remedy = "Start the sweep on a machine of the cluster, or try it out here with launcher.cluster=local."
             rule = f"must have Slurm on this machine: there is no {', '.join(missing)}."
-            raise ConfigError(Problem("launcher.cluster", rule, self.cluster, remedy))
+            raise ConfigError(Problem("launcher.cluster", rule, self._cluster, remedy))
+        try:
+            self.executor(1, Path()).prepared()
+        except (AssertionError, NameError, TypeError, ValueError) as error:  # whatever submitit has against them
+            raise ConfigError(
+                Problem("launcher", "must have settings of submitit.", None, first_line(error))
+            ) from error
 
     def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
         """Return variables with as many threads as it was given cores, where that is said."""
-        if self.cpus_per_task is not None:
-            return dict.fromkeys(THREAD_VARIABLES, str(self.cpus_per_task))
+        if "cpus_per_task" in self.settings:
+            return dict.fromkeys(THREAD_VARIABLES, str(self.settings["cpus_per_task"]))
         return super().environment(workers, environment)
 
-    def executor(self, workers: int, folder: Path) -> "Cluster":
+    def executor(self, workers: int, folder: Path) -> "SlurmCluster":
         from mpt_cli.jobs.submitit_executor import ProcessesOfSubmitit, SlurmCluster
 
-        parameters: dict[str, Any] = {"timeout_min": self.timeout_min}
+        given: dict[str, Any] = {"timeout_min": "60", **self.settings}
+        given.pop("cluster", None)
+        numbers = {name: given.pop(name) for name in _NUMBERS if name in given}
+        parameters = {name: text if (number := read_number(text)) is None else number for name, text in numbers.items()}
         if self.is_here:
             return ProcessesOfSubmitit(parameters, {}, folder / self.name)
-        of_srun = [f"--{name}" if value is True else f"--{name}={value}" for name, value in _flags(self.srun).items()]
-        parameters |= {  # None stands for what Slurm does by default
-            "slurm_signal_delay_s": min(90, 15 * self.timeout_min),  # before the end of its time, to save
-            "cpus_per_task": self.cpus_per_task,
-            "gpus_per_node": self.gpus_per_node,
-            "mem_gb": self.mem_gb,
-            "slurm_gpus_per_task": self.gpus_per_task,
-            "nodes": self.nodes,
-            "tasks_per_node": self.tasks_per_node,
-            "slurm_partition": self.partition,
-            "slurm_account": self.account,
-            "slurm_qos": self.qos,
-            "slurm_constraint": self.constraint,
-            "slurm_additional_parameters": _flags(self.sbatch) or None,
-            "slurm_setup": [self.setup] if self.setup else None,
-            "slurm_srun_args": of_srun or None,
-        }
-        given = {name: value for name, value in parameters.items() if value is not None}
-        own = {} if self.python is None else {"slurm_python": self.python}
-        return SlurmCluster(given, own, folder / self.name)
+        groups = {group: _take_options(given, f"{group}.") for group in ("sbatch", "srun")}
+        own = {"slurm_python": given.pop("python")} if "python" in given else {}
+        given["signal_delay_s"] = min(90, 15 * parameters["timeout_min"])  # before the end of its time, to save
+        if "setup" in given:
+            given["setup"] = [given["setup"]]
+        if groups["sbatch"]:
+            given["additional_parameters"] = groups["sbatch"]
+        if groups["srun"]:
+            given["srun_args"] = [
+                f"--{name}" + ("" if value is True else f"={value}") for name, value in groups["srun"].items()
+            ]
+        parameters |= {f"slurm_{name}": value for name, value in given.items()}
+        return SlurmCluster(parameters, own, folder / self.name)
 
 
-def _flags(options: Mapping[str, str]) -> dict[str, str | bool]:
-    """Return options with True for those without a value, and without those that are false.
+def _take_options(settings: dict[str, str], prefix: str) -> dict[str, str | bool]:
+    """Take the options of a program out of the settings; return them with True for those without a value, and without
+    those that are false.
 
-    >>> _flags({"hold": "true", "requeue": "false", "exclusive": "user"})
+    >>> _take_options({"sbatch.hold": "true", "sbatch.requeue": "false", "sbatch.exclusive": "user"}, "sbatch.")
     {'hold': True, 'exclusive': 'user'}
     """
-    words = {"true": True, "false": False}
-    found = {name: words.get(value.lower(), value) for name, value in options.items()}
-    return {name: value for name, value in found.items() if value is not False}
+    names = [name for name in settings if name.startswith(prefix)]
+    found = {name.removeprefix(prefix): settings.pop(name) for name in names}
+    return {name: text if text != "true" else True for name, text in found.items() if text != "false"}
 
 
-@dataclass(frozen=True)
 class RayLauncher(Launcher):
-    """A job of Ray's each."""
+    """A job of Ray's each. `address` is that of a Ray that runs, by default RAY_ADDRESS."""
 
-    name: ClassVar[str] = "ray"
-    package: ClassVar[str] = "ray"
-    extra: ClassVar[str] = "ray"
+    name = "ray"
+    package = "ray"
+    extra = "ray"
     is_here = False
-
-    address: str | None = None  # of a Ray that runs; null = RAY_ADDRESS
-    num_cpus: float = 1  # cores of a job
-    num_gpus: float | None = None  # GPUs of a job
-    memory_gb: float | None = None  # memory of a job
+    _options: ClassVar[dict[str, str]] = {
+        "num_cpus": "entrypoint_num_cpus",
+        "num_gpus": "entrypoint_num_gpus",
+        "memory_gb": "entrypoint_memory",  # in bytes
+    }
 
     def __post_init__(self) -> None:
-        note_passwords(self.cluster_address)  # before it is written or said
+        note_passwords(self.address)  # before it is written or said
 
     def check(self) -> None:
         super().check()
-        if not self.cluster_address:
+        names = ["address", *self._options]
+        problems = [
+            Problem(f"launcher.{name}", f"must be one of {', '.join(names)}.", None, did_you_mean(name, names))
+            for name in self.settings
+            if name not in names
+        ]
+        problems += [
+            Problem(f"launcher.{name}", "must be a number.", text)
+            for name, text in self.settings.items()
+            if name in self._options and read_number(text) is None
+        ]
+        if not self.address:
             remedy = "`ray start --head` starts a Ray on this machine, at http://127.0.0.1:8265."
-            raise ConfigError(Problem("launcher.address", "must be given, or RAY_ADDRESS be set.", None, remedy))
-        if REDACTED in self.cluster_address:
+            problems.append(Problem("launcher.address", "must be given, or RAY_ADDRESS be set.", None, remedy))
+        elif REDACTED in self.address:
             rule = "is not in the record as it was, which holds no passwords."
             remedy = "Give it again: --launcher ray launcher.address=…"
-            raise ConfigError(Problem("launcher.address", rule, self.address, remedy))
+            problems.append(Problem("launcher.address", rule, self.address, remedy))
+        if problems:
+            raise ConfigError(problems)
 
     @property
-    def cluster_address(self) -> str:
-        return self.address or os.environ.get("RAY_ADDRESS", "")
+    def address(self) -> str:
+        return str(self.settings.get("address") or os.environ.get("RAY_ADDRESS", ""))
 
     def executor(self, workers: int, folder: Path) -> "Cluster":
         from mpt_cli.jobs.ray_executor import RayCluster
 
-        options = {
-            "entrypoint_num_cpus": self.num_cpus,
-            "entrypoint_num_gpus": self.num_gpus,
-            "entrypoint_memory": None if self.memory_gb is None else int(self.memory_gb * 2**30),
-        }
-        return RayCluster(self.cluster_address, options, folder / self.name)
+        given = {"num_cpus": "1", **self.settings}
+        numbers = {name: read_number(given[name]) or 0 for name in self._options if name in given}
+        options = {self._options[name]: number for name, number in numbers.items()}
+        if "memory_gb" in numbers:
+            options["entrypoint_memory"] = int(numbers["memory_gb"] * 2**30)
+        return RayCluster(self.address, options, folder / self.name)
 
 
 LAUNCHERS: dict[str, type[Launcher]] = {kind.name: kind for kind in (LocalLauncher, SubmititLauncher, RayLauncher)}
-
-
-def choose_launcher(name: str, overrides: Sequence[str]) -> Launcher:
-    """Return the launcher of this name; ConfigError where a setting is wrong or it can't be used here."""
-    launcher = read_launcher(name, overrides)
-    launcher.check()
-    return launcher
 
 
 def recorded_launcher(facts: Mapping[str, Any]) -> Launcher:
@@ -262,10 +258,9 @@ def recorded_launcher(facts: Mapping[str, Any]) -> Launcher:
     if found is None:
         return LocalLauncher()
     kind, settings = LAUNCHERS.get(str(found.get("name"))), found.get("settings")
-    is_whole = kind is not None and isinstance(settings, dict) and {each.name for each in fields(kind)} >= {*settings}
-    if kind is None or not is_whole or field_problem(kind, settings) is not None:
+    if kind is None or not isinstance(settings, dict):
         raise DataError(f"sweep.json is damaged: launcher must not be {str(found)[:200]}.")
-    return kind(**settings)
+    return kind(settings)
 
 
 def split_launcher_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -274,48 +269,9 @@ def split_launcher_overrides(overrides: Sequence[str]) -> tuple[list[str], list[
     return [override for override in overrides if override not in own], own
 
 
-def read_launcher(name: str, overrides: Sequence[str]) -> Launcher:
-    """Return the launcher of this name with these settings, which need not be usable here."""
-    kind = LAUNCHERS[name]
-    if overrides and not fields(kind):
-        remedy = "Name one with --launcher submitit or --launcher ray."
-        raise ConfigError(Problem(overrides[0].partition("=")[0], "is for another launcher than local.", None, remedy))
-    problems: list[Problem] = []
-    given = _read_overrides(kind, overrides, problems)
-    if problems:
-        raise ConfigError(problems)
-    return kind(**given)
-
-
-def _read_overrides(kind: type[Launcher], overrides: Sequence[str], problems: list[Problem]) -> dict[str, Any]:
-    known, given = _keys(kind), dict[str, Any]()
-    for override in overrides:
-        path, equals, text = override.removeprefix(PREFIX).partition("=")
-        name, _, option = path.partition(".")
-        is_group = name in known and known[name].is_mapping
-        if is_group and option and equals:
-            given.setdefault(name, {})[option] = text
-        elif path not in known or is_group or not equals:
-            names = [f"{PREFIX}{each}" for each in known]
-            remedy = did_you_mean(f"{PREFIX}{path}", names) or f"It has {', '.join(names) or 'none'}."
-            problems.append(Problem(f"{PREFIX}{path}", f"is no setting of {kind.package}.", None, remedy))
-        else:
-            try:
-                given[name] = read_value(known[name], None if text == "null" else text.strip("'\""))
-            except BadValue as bad:
-                problems.append(Problem(f"{PREFIX}{name}", bad.rule, text, bad.remedy))
-    return given
-
-
-def _keys(kind: type[Launcher]) -> dict[str, Key]:
-    """Return its settings. Numbers are > 0, but for those of GPUs, which may be 0."""
-    hints = get_type_hints(kind)
-    return {
-        each.name: Key(
-            f"{PREFIX}{each.name}",
-            hints[each.name],
-            default_of(each),
-            bounds={"at_least": 0} if "gpus" in each.name else {"above": 0},
-        )
-        for each in fields(kind)
-    }
+def choose_launcher(name: str, overrides: Sequence[str]) -> Launcher:
+    """Return the launcher of this name with these settings; ConfigError where it can't be used here."""
+    pairs = (override.removeprefix(PREFIX).partition("=") for override in overrides)
+    launcher = LAUNCHERS[name]({key: text.strip("'\"") for key, _, text in pairs})
+    launcher.check()
+    return launcher

@@ -56,10 +56,15 @@ class SlurmCluster(Cluster):
         except (OSError, utils.FailedSubmissionError, utils.FailedJobError) as error:  # the last is sbatch's own
             raise CannotStart(" ".join(str(error).split())) from error
 
+    def prepared(self, **more: Any) -> submitit.AutoExecutor:
+        """Return submitit's executor, which says what is wrong with its parameters."""
+        executor = submitit.AutoExecutor(folder=self._folder, cluster=self.kind, **self._own)
+        executor.update_parameters(**self._parameters, **more)
+        return executor
+
     def _submit(self, commands: Sequence[RemoteCommand], **more: Any) -> list["submitit.Job[int]"]:
         self._folder.mkdir(parents=True, exist_ok=True)
-        executor = submitit.AutoExecutor(folder=self._folder, cluster=self.kind, **self._own)
-        executor.update_parameters(**self._parameters, **more, **self._job_name(commands))
+        executor = self.prepared(**more, **self._job_name(commands))
         with executor.batch():
             return [executor.submit(command) for command in commands]
 

@@ -24,7 +24,7 @@ from mpt_cli.plan.work import Shape, Step, parse_module, read_step
 from mpt_cli.report.tables import print_labelled, print_table, text_columns
 from mpt_cli.settings.load import load_with_recipe
 from mpt_cli.settings.schema import Settings
-from mpt_cli.sweep.overrides import combinations, read_grid
+from mpt_cli.sweep.overrides import read_grid, varied_values
 from mpt_cli.telemetry.format import format_bytes, format_fraction, format_seconds
 from mpt_cli.training.program import Program
 
@@ -133,8 +133,8 @@ def plan_combinations(words: Sequence[str]) -> Iterator[tuple[dict[str, str], li
     grid = read_grid(words)
     if grid.problems:
         raise ConfigError(grid.problems)
-    for point in combinations(grid.axes):
-        yield {key: point.values[key] for key in grid.varied}, list(point.words)
+    for combination in grid.combinations:
+        yield varied_values(combination, grid.varied), [*combination]
 
 
 def _plan_one(program: Program, platform: Platform, target: CompileTarget, overrides: dict[str, str], say: Say) -> Plan:

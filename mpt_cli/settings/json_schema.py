@@ -4,13 +4,12 @@ It says what the strict load says of single keys: types, ranges, choices, and wh
 optimizer and loss-scale mode has. What keys mean together is `settings.checks`' and not in it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
 from mpt_cli import plugins
 from mpt_cli.settings.key import LARGEST_COUNT, REQUIRED, Key, read_key, section_of_list
-from mpt_cli.settings.limits import MOST_JOBS
 from mpt_cli.settings.schema import VARIANTS, Settings, choosing_key, variants_of
 from mpt_cli.settings.search_path import group_choices, group_names
 
@@ -111,124 +110,19 @@ def _defaults() -> Schema:
     return {**listed, "description": "files of groups, and recipes to start from, in the order of composition"}
 
 
-# of `mpt sweep`, a room below, which has them with what each needs; a test holds the two together
-SAMPLERS = ("tpe", "random", "gp", "cmaes")
-PRUNERS = ("none", "median", "asha", "hyperband")
-LAUNCHERS = ("local", "submitit", "ray")
-
-
-_VALUES: Schema = {
-    "type": "object",
-    "title": "keys with their values",
-    "additionalProperties": {"type": ["array", "string", "number", "boolean", "null"]},
-}
-_COUNT: Schema = {"type": "integer", "minimum": 1}
-
-
 def _sweep() -> Schema:
-    """Return what `mpt sweep` varies, and how it runs."""
-    launcher = {
-        "type": "object",
-        "properties": {"name": _named(LAUNCHERS)},
-        "required": ["name"],
-        "title": "a section with a name and its settings",
-    }
-    name, grid = {"type": "string", "minLength": 1, "title": "a name"}, _grid()
-    parts = {
-        **grid,
-        "search": {
-            **_search(),
-            "description": f"points chosen by what came before, with Optuna (extra optuna); without {', '.join(grid)}",
-        },
-        "seeds": _described(
-            "runs of each point, from the recipe's seed on; their mean ranks it; without it one run, "
-            "with the recipe's seed",
-            {**_COUNT, "maximum": MOST_JOBS},
-            example=3,
-        ),
-        "objective": _described(
-            "what ranks the points, a metric or a number of summary.json, NAME:min or NAME:max "
-            "where its name does not tell; without it the first of val_accuracy, val_loss, "
-            "accuracy, loss that most runs have",
-            name,
-            example="val_accuracy",
-        ),
-        "timeout_seconds": _described(
-            "ends a job after this long", {"type": "number", "exclusiveMinimum": 0}, example=600
-        ),
-        "jobs": _described(
-            "at a time, as -j; without it what cores, memory and GPUs allow, 16 on a cluster", _COUNT, example=2
-        ),
-        "launcher": _described(
-            "where jobs run, with its settings",
-            {"anyOf": [_named(LAUNCHERS), launcher]},
-            "local",
-            {"name": "submitit", "partition": "gpu"},
-        ),
-        "sweep_dir": _described(
-            "where the runs go; without it sweeps/<recipe>/<time>-<id>", {**name, "title": "a path"}, example="mine"
-        ),
-    }
+    """Return what `mpt sweep` varies."""
+    values = {"type": ["array", "string", "number", "boolean", "null"]}
+    grid = {"type": "object", "additionalProperties": values, "minProperties": 1}
     return {
-        **_closed(parts),
-        "not": {"required": ["search"], "anyOf": [{"required": [part]} for part in grid]},
-        "description": "what `mpt sweep` varies, beside the words of the command line",
+        "anyOf": [grid, {"type": "array", "items": grid}],
+        "description": "what `mpt sweep` varies: a grid, keys with their values (a list, or text in the grammar of the "
+        "command line), or a list of grids; every combination of a grid is a job",
     }
-
-
-def _grid() -> Schema:
-    """Return the parts of a sweep that no search goes with."""
-    point = {"type": "object", "minProperties": 1, "title": "keys with a value each"}
-    return {
-        "grid": _described(
-            "every combination of these values; a list, or text in the grammar of the command line",
-            _VALUES,
-            example={"policy": "glob(mixed_*)", "loss_scale.initial_scale": ["2**8", "2**15"]},
-        ),
-        "points": _described(
-            "keys that take their values together, one mapping for each point; every combination of "
-            "the grid is run with each of them",
-            {"type": "array", "items": point, "minItems": 1, "title": "a list of mappings"},
-            example=[{"optimizer": "adam"}, {"optimizer": "sgd", "optimizer.learning_rate": 0.1}],
-        ),
-    }
-
-
-def _search() -> Schema:
-    return _closed(
-        {
-            "trials": _described("how many points; must be given, here or as --trials", _COUNT, example=20),
-            "sampler": _described(
-                "how Optuna chooses; gp needs torch, cmaes the package cmaes", _named(SAMPLERS), "tpe", "random"
-            ),
-            "sampler_seed": _described(
-                "of what the sampler draws; with jobs: 1 the same search again", {"type": "integer", "minimum": 0}, 0, 1
-            ),
-            "pruner": _described(
-                "ends jobs behind others at the end of the same epoch; with one seed", _named(PRUNERS), "none", "median"
-            ),
-            "space": _described(
-                "what is searched: values as in a grid, or between numbers interval(a,b), "
-                "int(interval(a,b)), 2**int(interval(a,b)), tag(log,interval(a,b)); with the words of the "
-                "command line",
-                _VALUES,
-                example={"optimizer.learning_rate": "tag(log,interval(1e-4,1e-1))", "optimizer.name": ["adam", "sgd"]},
-            ),
-        }
-    )
-
-
-def _described(text: str, schema: Schema, default: Any = None, example: Any = None) -> Schema:
-    found = {**schema, "description": text, **({} if default is None else {"default": default})}
-    return {**found, **({} if example is None else {"examples": [example]})}
 
 
 def _closed(properties: Schema) -> Schema:
     return {"type": "object", "properties": properties, "additionalProperties": False}
-
-
-def _named(names: Sequence[str]) -> Schema:
-    return {"enum": [*names]}
 
 
 def _choice(group: str) -> Schema:

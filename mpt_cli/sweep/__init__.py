@@ -6,5 +6,4 @@ on disk.
 
 # of a search, with what each needs besides Optuna; here, so that `mpt sweep --help` starts without the rest of the room
 SAMPLERS = {"tpe": (), "random": (), "gp": ("torch",), "cmaes": ("cmaes",)}
-NEW_SEARCH_RULE = "is for a new search: give --trials too, and no --resume."
-PRUNERS = ("none", "median", "asha", "hyperband")
+PRUNERS = ("median", "asha", "hyperband")

@@ -106,7 +106,6 @@ class SweepDirectory:
 
     def write_plan(self, plan: SweepPlan) -> None:
         (self.path / "logs").mkdir(exist_ok=True)
-        duplicates = [{"overrides": overrides, "same_as": number} for overrides, number in plan.duplicates]
         content = {
             **plan.facts,
             "recipe": plan.recipe,  # its name, or several
@@ -114,7 +113,6 @@ class SweepDirectory:
             # of a search: trials, sampler, sampler_seed, pruner, words, and seeds, how many runs a trial has; else null
             "search": None if plan.search is None else asdict(plan.search),
             **plan_dict(plan),
-            "duplicates": duplicates,  # points that were left out: `overrides`, and `same_as`, the number of the job
         }
         write_json(self.plan_json, content)
 
@@ -123,15 +121,11 @@ class SweepDirectory:
         facts = read_json(self.plan_json, _PLAN)
         try:
             jobs = [_read_job(entry) for entry in facts.pop("jobs")]
-            duplicates = [(entry["overrides"], entry["same_as"]) for entry in facts.pop("duplicates")]
-            search = None if facts["search"] is None else Search(**facts["search"])
-            wrong = field_problem(_LIMITS, facts["limits"]) or (
-                field_problem(Search, asdict(search)) if search else None
-            )
-            if wrong:
+            found = facts.pop("search")
+            search = None if found is None else Search(**found)
+            if search is not None and (wrong := field_problem(Search, found)):
                 raise ValueError(wrong)
-            del facts["search"]
-            return SweepPlan(facts.pop("varied"), jobs, facts.pop("recipe"), duplicates, search, facts)
+            return SweepPlan(facts.pop("varied"), jobs, facts.pop("recipe"), search, facts)
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{self.plan_json} is damaged: {error}.") from error
 
@@ -149,7 +143,6 @@ class SweepDirectory:
             return None
 
 
-_LIMITS = {"workers": int, "timeout_seconds": float}
 _PLAN = {  # the types of what stands beside the jobs
     "objective": str | None,
     "command_line": list[str],
@@ -157,7 +150,6 @@ _PLAN = {  # the types of what stands beside the jobs
     "varied": list[str],
     "recipe": str,
     "working_directory": str,
-    "limits": dict[str, Any],
     "launcher": dict[str, Any] | None,
 }
 

@@ -5,7 +5,7 @@ choices of a search. Beyond Hydra, a power may stand where a number may: 2**rang
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep
@@ -32,56 +32,54 @@ def override_key(word: str) -> str:
     return word.partition("=")[0].lstrip("+~")
 
 
-@dataclass(frozen=True)
-class Point:
-    """Words as a job's command line has them, each giving a key its value."""
-
-    words: tuple[str, ...]
-
-    @property
-    def values(self) -> dict[str, str]:
-        return {override_key(word): without_quotes(word.partition("=")[2]) for word in self.words}
-
-    def without(self, keys: Iterable[str]) -> "Point":
-        return Point(tuple(word for word in self.words if override_key(word) not in keys))
+def values_of(words: Iterable[str]) -> dict[str, str]:
+    """Return the value that each word gives its key."""
+    return {override_key(word): without_quotes(word.partition("=")[2]) for word in words}
 
 
-Axis = tuple[Point, ...]  # one of these at a time
+def varied_keys(configurations: Iterable[Sequence[str]]) -> list[str]:
+    """Return the keys that do not have the same value in all of these command lines, in their order."""
+    values = [values_of(words) for words in configurations]
+    keys = dict.fromkeys(key for each in values for key in each)
+    return [key for key in keys if len({each.get(key) for each in values}) > 1]
 
 
-def combinations(axes: Iterable[Axis]) -> Iterator[Point]:
-    """Return every combination, the last axis varied fastest."""
-    for chosen in itertools.product(*axes):
-        yield Point(tuple(word for point in chosen for word in point.words))
-
-
-def varied_keys(axes: Iterable[Axis]) -> list[str]:
-    """Return the keys that have several values, in their order."""
-    return list(dict.fromkeys(key for axis in axes if len(axis) > 1 for point in axis for key in point.values))
+def varied_values(words: Iterable[str], varied: Iterable[str]) -> dict[str, str]:
+    """Return the values that a command line gives to the varied keys."""
+    values = values_of(words)
+    return {key: values[key] for key in varied if key in values}
 
 
 @dataclass
 class Grid:
-    """An axis for each word of a command line, in the order given, and what can't be swept."""
+    """The words that each word of a command line stands for, and what can't be swept."""
 
-    axes: list[Axis] = field(default_factory=list)
+    axes: list[list[str]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
     @property
     def varied(self) -> list[str]:
-        return varied_keys(self.axes)
+        return [override_key(axis[0]) for axis in self.axes if len(axis) > 1]
+
+    @property
+    def count(self) -> int:
+        return math.prod(map(len, self.axes))
+
+    @property
+    def combinations(self) -> Iterator[tuple[str, ...]]:
+        """Return the words of every combination, the last axis varied fastest."""
+        return itertools.product(*self.axes)
 
 
 def read_grid(words: Iterable[str]) -> Grid:
     """Return the grid that the words span. A word Hydra can't read stays as it is: the check of its job says what is
     wrong.
 
-    >>> [point.words for point in read_grid(["loss_scale.initial_scale=2**range(8,25,8)"]).axes[0]]
-    [('loss_scale.initial_scale=2**8',), ('loss_scale.initial_scale=2**16',), ('loss_scale.initial_scale=2**24',)]
+    >>> read_grid(["loss_scale.initial_scale=2**range(8,25,8)"]).axes
+    [['loss_scale.initial_scale=2**8', 'loss_scale.initial_scale=2**16', 'loss_scale.initial_scale=2**24']]
     """
     grid, words = Grid(), [*words]
-    for word in words:
-        grid.axes.append(tuple(Point((each,)) for each in _job_words(word, grid.problems)))
+    grid.axes = [axis for word in words if (axis := _job_words(word, grid.problems))]
     given = [override_key(word) for word in words]
     grid.problems += [Problem(key, "must be given once in a sweep.") for key in grid.varied if given.count(key) > 1]
     return grid
@@ -173,127 +171,16 @@ def _names_for(key: str) -> list[str] | None:
     return [str(choice).lower() for choice in known.choices] if known and known.choices else None
 
 
-Value = float | int | str
+def read_interval(word: str) -> tuple[IntervalSweep, str] | None:
+    """Return the interval of a word, with its base where it holds exponents (`2**`); None for any other word."""
+    override, base = _parse(word)
+    found = None if override is None else override.value()
+    return (found, base) if isinstance(found, IntervalSweep) else None
 
 
-@dataclass(frozen=True)
-class Interval:
-    """Numbers from `low` to `high`, both included. `base` is `2**` where they are exponents: 2**8, 2**9 …"""
-
-    key: str
-    low: float | int
-    high: float | int
-    is_log: bool = False
-    base: str = ""
-
-    @property
-    def is_whole(self) -> bool:
-        return isinstance(self.low, int) and isinstance(self.high, int)
-
-    def text(self, value: Value) -> str:
-        """Return six digits, which a person can read and type; all of them where these would leave the interval."""
-        if not isinstance(value, float):
-            return f"{self.base}{value}"
-        short = f"{value:.6g}"
-        return short if self.low <= float(short) <= self.high else repr(value)
-
-    @property
-    def edges(self) -> list[str]:
-        return [self.text(self.low), self.text(self.high)]
-
-    def __str__(self) -> str:
-        return f"{self.edges[0]} … {self.edges[1]}{', on a log scale' if self.is_log else ''}"
-
-
-@dataclass(frozen=True)
-class Choices:
-    """One of these words."""
-
-    key: str
-    edges: list[str]
-
-    def text(self, value: Value) -> str:
-        return str(value)
-
-    def __str__(self) -> str:
-        return ", ".join(self.edges)
-
-
-@dataclass(frozen=True)
-class Space:
-    """The dimensions in the order given, the words that stay as they are, and the seeds that each trial is run with
-    where there are several.
-    """
-
-    dimensions: list[Interval | Choices]
-    fixed: list[str] = field(default_factory=list)
-    seeds: list[str] = field(default_factory=list)
-
-    @property
-    def keys(self) -> list[str]:
-        return [dimension.key for dimension in self.dimensions]
-
-    def overrides(self, values: Mapping[str, Value]) -> dict[str, str]:
-        return {dimension.key: dimension.text(values[dimension.key]) for dimension in self.dimensions}
-
-    def words(self, overrides: Mapping[str, str]) -> list[str]:
-        return [*self.fixed, *(f"{key}={text}" for key, text in overrides.items())]
-
-    @property
-    def edges(self) -> Iterator[list[str]]:
-        """Return words in which each choice, each seed and each end of an interval occurs, the other dimensions at
-        their first.
-        """
-        first = {dimension.key: dimension.edges[0] for dimension in self.dimensions}
-        first |= {"seed": self.seeds[0]} if self.seeds else {}
-        yield self.words(first)
-        rest = {**{dimension.key: dimension.edges[1:] for dimension in self.dimensions}, "seed": self.seeds[1:]}
-        for key, texts in rest.items():
-            for text in texts:
-                yield self.words({**first, key: text})
-
-
-def read_space(words: Sequence[str]) -> Space:
-    """Return the space that the words span. ConfigError with all that can't be searched."""
-    space, problems = read_dimensions(words)
-    keys = space.keys
-    problems += [Problem(key, "must be given once in a search.") for key in dict.fromkeys(keys) if keys.count(key) > 1]
-    if "seed" in keys:
-        remedy = "Write a list, as seed=0,1,2: each trial is run with all of them, and their mean counts."
-        problems.append(Problem("seed", "must not be searched: a search would settle on a lucky one.", None, remedy))
-    if len(set(space.seeds)) < len(space.seeds):
-        problems.append(Problem("seed", "must name each seed once.", ",".join(space.seeds)))
-    if not keys:
-        remedy = "For example 'optimizer.learning_rate=tag(log,interval(1e-4,1e-1))'."
-        problems.append(Problem("--trials", "must have something to vary.", None, remedy))
-    if problems:
-        raise ConfigError(problems)
-    return space
-
-
-def read_dimensions(words: Sequence[str]) -> tuple[Space, list[Problem]]:
-    """Return what these words span, and what is wrong with each by itself."""
-    space, problems = Space([]), list[Problem]()
-    for word in words:
-        is_seed = word.startswith("seed=") and "interval(" not in word  # of which a list is no dimension
-        interval = None if is_seed else _read_interval(word)
-        if interval is not None:
-            space.dimensions.append(interval)
-            problems += _interval_problems(interval, word.partition("=")[2])
-            continue
-        grid = read_grid([word])
-        problems += grid.problems
-        values = [text for point in grid.axes[0] for text in point.values.values()]
-        if not grid.varied:
-            space.fixed.extend(each for point in grid.axes[0] for each in point.words)
-        elif is_seed:
-            space.seeds.extend(values)
-        else:
-            space.dimensions.append(Choices(grid.varied[0], values))
-    return space, problems
-
-
-_AS_POINTS = "With other values of this sweep it is right: list the combinations to run as points: of a sweep: block."
+_AS_GRIDS = (
+    "With other values of this sweep it is right: write the combinations to run as a list of grids in a sweep: block."
+)
 
 
 def load_each(configurations: Iterable[Sequence[str]], known: Sequence[Problem] = ()) -> list[Settings]:
@@ -305,35 +192,16 @@ def load_each(configurations: Iterable[Sequence[str]], known: Sequence[Problem] 
     for words, each in loaded:
         if isinstance(each, ConfigError):
             elsewhere = {override_key(word) for word in words if word in right}
-            problems += [_as_points(problem) if problem.key in elsewhere else problem for problem in each.problems]
+            problems += [_in_grids(problem) if problem.key in elsewhere else problem for problem in each.problems]
     if problems:
         raise ConfigError(each_once(problems))
     return [each for each in found if isinstance(each, Settings)]
 
 
-def _as_points(problem: Problem) -> Problem:
-    return replace(problem, remedy=f"{problem.remedy} {_AS_POINTS}".strip())
+def _in_grids(problem: Problem) -> Problem:
+    return replace(problem, remedy=f"{problem.remedy} {_AS_GRIDS}".strip())
 
 
 def each_once(problems: Iterable[Problem]) -> list[Problem]:
     """Return the problems without those that say the same."""
     return [*{str(problem): problem for problem in problems}.values()]
-
-
-def _read_interval(word: str) -> Interval | None:
-    override, base = _parse(word)
-    if override is None:
-        return None
-    found = override.value()
-    if not isinstance(found, IntervalSweep) or found.start is None or found.end is None:
-        return None
-    return Interval(override.key_or_group, found.start, found.end, "log" in found.tags, base)
-
-
-def _interval_problems(interval: Interval, received: str) -> Iterator[Problem]:
-    if interval.base and not interval.is_whole:
-        rule = "must be a power with a whole exponent."
-        yield Problem(interval.key, rule, received, f"Write {interval.base}int(interval(8,24)).")
-    if not interval.low < interval.high or (interval.is_log and not interval.low > 0):
-        rule = f"must go from a smaller to a larger number{', both > 0' if interval.is_log else ''}."
-        yield Problem(interval.key, rule, received)

@@ -18,17 +18,8 @@ from mpt_cli.settings.limits import MOST_JOBS
 from mpt_cli.settings.load import missing_backend
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
-from mpt_cli.sweep import NEW_SEARCH_RULE, SAMPLERS
-from mpt_cli.sweep.block import Block
-from mpt_cli.sweep.overrides import (
-    Point,
-    combinations,
-    each_once,
-    load_each,
-    override_key,
-    read_space,
-    varied_keys,
-)
+from mpt_cli.sweep import SAMPLERS
+from mpt_cli.sweep.overrides import Grid, each_once, load_each, override_key, read_grid, varied_keys, varied_values
 from mpt_cli.telemetry.records import as_number
 from mpt_cli.training.program import check_repeatable
 from mpt_cli.training.progress import MONITORED, falls
@@ -80,27 +71,14 @@ def choose_objective(word: str | None, summaries: Iterable[Mapping[str, Any]]) -
     return objective
 
 
-def check_objective(word: str | None, settings: Sequence[Settings], key: str = "--objective") -> None:
-    """Raise ConfigError for a name that no run of these settings can have; `key` is where it was given.
+def check_objective(word: str | None, settings: Sequence[Settings]) -> None:
+    """Raise ConfigError for a name that no run of these settings can have.
 
     With a model of the user's only its form is checked: what that reports is known once it has run.
     """
     distinct = {(id(each.model), id(each.trainer)): each for each in settings}.values()  # which many have in common
     summaries = [summary for each in distinct if (summary := reportable(each)) is not None]
-    try:
-        choose_objective(word, summaries if len(summaries) == len(distinct) else [])
-    except ConfigError as error:
-        raise ConfigError([replace(problem, key=key) for problem in error.problems]) from None
-
-
-def check_objective_of_block(block: Block, settings: Settings) -> None:
-    """Check the objective of a recipe with these settings, as `check_objective`: only its form where the block varies
-    what may decide which numbers there are.
-    """
-    keys = {override_key(word) for point in [Point(tuple(block.words)), *block.points] for word in point.words}
-    sections = {key.partition(".")[0] for key in keys}
-    is_one = sections <= {"seed", "policy", "loss_scale", "optimizer"}
-    check_objective(block.objective, [settings] if is_one else [], "sweep.objective")
+    choose_objective(word, summaries if len(summaries) == len(distinct) else [])
 
 
 # One thread adds up in another order than several, and val_loss differed in the fourth digit; of the other variables
@@ -167,7 +145,7 @@ class Search:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """What a sweep will run. `duplicates` are (overrides, number of the same job).
+    """What a sweep will run.
 
     Of a `search` those jobs that have begun. `facts` is what else its file holds: how and where it was started.
     """
@@ -175,7 +153,6 @@ class SweepPlan:
     varied: list[str]
     jobs: list[Job]
     recipe: str
-    duplicates: list[tuple[dict[str, str], int]] = field(default_factory=list)
     search: Search | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -189,73 +166,33 @@ class SweepPlan:
         return max(0, self.wanted - len(self.jobs))
 
 
-def choose_search(block: Block, said: Mapping[str, Any]) -> Search | None:
-    """Return a search where the command line (`said`) or the recipe's block gives a number of trials, else None."""
-    own = {name: value for name, value in said.items() if value is not None}
-    settings = {**(block.search or {}), **own}
-    problems = []
-    if block.search is None and own and (block.words or block.points):
-        rule = "must be left out with grid or points of a recipe's sweep: block."
-        problems = [Problem("--trials", rule, None, "A search has its keys in search.space, or as words.")]
-    elif block.search is not None and "trials" not in settings:
-        problems = [Problem("sweep.search.trials", "must be given, or --trials N.")]
-    elif "trials" not in settings:
-        problems = [Problem(f"--{name.replace('_', '-')}", NEW_SEARCH_RULE, value) for name, value in own.items()]
-    if problems:
-        raise ConfigError(problems)
-    if settings.get("pruner") == "none":
-        settings["pruner"] = None
-    return Search(**settings) if settings else None
-
-
 def make_plan(
-    words: Sequence[str],
-    block: Block | None = None,
+    *grids: Sequence[str],
     objective: str | None = None,
     is_here: bool = True,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> SweepPlan:
     """Return the jobs in Hydra's order, the last key varied fastest; ConfigError with the problems of all at once.
 
-    `block` is what the recipe varies beside the words; `objective` must be one that they can report. Where the jobs run
-    on this machine (`is_here`) their files must be on it, else DataError.
+    Each of the `grids` is a command line. `objective` must be one that the jobs can report. Where they run on this
+    machine (`is_here`) their files must be on it, else DataError.
     """
-    block = block or Block()
-    grid = block.grid_with(words)
-    axes = [axis for axis in grid.axes if axis]
-    count = math.prod(map(len, axes))
+    read = [*map(read_grid, grids)]
+    problems = [problem for grid in read for problem in grid.problems]
+    count = sum(grid.count for grid in read)
     if count > MOST_JOBS:
-        grid.problems.append(Problem("sweep", f"must be at most {MOST_JOBS:,} jobs.", f"{count:,}"))
-        raise ConfigError(grid.problems)
+        problems.append(Problem("sweep", f"must be at most {MOST_JOBS:,} jobs.", f"{count:,}"))
+        raise ConfigError(problems)
     if count >= 100:
         say(f"checking {count:,} configurations")
-    wrong = {problem.key for problem in grid.problems}
-    points = [*combinations(tuple(point.without(wrong) for point in axis) for axis in axes)]
-    settings = load_each((point.words for point in points), grid.problems)
-    check_objective(objective, settings, _objective_key(objective, block))
+    wrong = {problem.key for problem in problems}
+    right = [Grid([axis for axis in grid.axes if override_key(axis[0]) not in wrong]) for grid in read]
+    points = [words for grid in right for words in grid.combinations]
+    settings = load_each(points, problems)
+    check_objective(objective, settings)
     if is_here:
-        check_files(settings)
-    return _without_duplicates(varied_keys(axes), [_with_seed(*each) for each in zip(points, settings, strict=True)])
-
-
-def plan_search(words: Sequence[str], search: Search, block: Block, objective: str | None, is_here: bool) -> SweepPlan:
-    """Return the plan of a search, without jobs. Check the edges of the space; jobs check what is inside."""
-    search = replace(search, words=block.space_with(words))
-    space = read_space(search.words)
-    settings = load_each(space.edges)
-    if space.seeds and search.pruner:
-        rule = "must be left out with several seeds: what a trial came to is known when all of them have run."
-        raise ConfigError(Problem("--pruner", rule, search.pruner))
-    check_objective(objective, settings, _objective_key(objective, block))
-    if is_here:
-        check_files(settings[:1])
-    keys = [*space.keys, *(["seed"] if space.seeds else [])]
-    return SweepPlan(keys, [], settings[0].recipe, search=replace(search, seeds=len(space.seeds) or 1))
-
-
-def _objective_key(objective: str | None, block: Block) -> str:
-    """Return where it was given."""
-    return "sweep.objective" if objective is not None and objective == block.objective else "--objective"
+        check_here(settings, say)
+    return _without_duplicates(points, settings, say)
 
 
 def grow_plan(plan: SweepPlan, more: SweepPlan) -> SweepPlan:
@@ -263,21 +200,22 @@ def grow_plan(plan: SweepPlan, more: SweepPlan) -> SweepPlan:
     known = {*map(repr, load_each(job.words for job in plan.jobs))}
     asked = load_each(job.words for job in more.jobs)
     new = [job for job, settings in zip(more.jobs, asked, strict=True) if repr(settings) not in known]
-    values = [Point(tuple(job.words)).values for job in [*plan.jobs, *new]]
-    keys = dict.fromkeys([*plan.varied, *more.varied, *(key for each in values for key in each)])
-    varied = [key for key in keys if key in plan.varied or len({each.get(key) for each in values}) > 1]
+    every = [*plan.jobs, *new]
+    varied = [*dict.fromkeys([*plan.varied, *varied_keys(job.words for job in every)])]
     jobs = []
-    for number, (job, own) in enumerate(zip([*plan.jobs, *new], values, strict=True), 1):
-        overrides = {key: own[key] for key in varied if key in own}
+    for number, job in enumerate(every, 1):
+        overrides = varied_values(job.words, varied)
         name = job.name if number <= len(plan.jobs) else job_name(number, overrides)
         jobs.append(replace(job, number=number, name=name, overrides=overrides))
     return replace(plan, varied=varied, jobs=jobs)
 
 
-def check_files(settings: Sequence[Settings]) -> None:
+def check_here(settings: Sequence[Settings], say: Callable[[str], None]) -> None:
     """Raise DataError with what is not there of the data and models of the jobs, ConfigError where a function is
-    missing.
+    missing. Say which backend is.
     """
+    for line in sorted({*map(missing_backend, settings)} - {""}):
+        say(line)
     met, is_of_data = list[Problem](), True
     for each in settings:
         try:
@@ -293,28 +231,25 @@ def check_files(settings: Sequence[Settings]) -> None:
         raise DataError("\n  ".join(dict.fromkeys(map(str, met)))) if is_of_data else ConfigError(each_once(met))
 
 
-def _with_seed(point: Point, settings: Settings) -> tuple[Point, Settings]:
-    """Draw a seed where it is null, so that the command on record repeats the job."""
-    if settings.seed is not None:
-        return point, settings
-    seed = secrets.randbelow(2**32)
-    return Point((*point.words, f"seed={seed}")), replace(settings, seed=seed)
-
-
-def _without_duplicates(varied: list[str], loaded: Sequence[tuple[Point, Settings]]) -> SweepPlan:
-    jobs: list[Job] = []
-    duplicates: list[tuple[dict[str, str], int]] = []
-    first: dict[str, int] = {}
-    for point, settings in loaded:
-        values = point.values
-        overrides = {key: values[key] for key in varied if key in values}
-        number = first.setdefault(repr(settings), len(jobs) + 1)
+def _without_duplicates(
+    points: Sequence[Sequence[str]], loaded: Sequence[Settings], say: Callable[[str], None]
+) -> SweepPlan:
+    """Return the plan of these command lines; say which are left out, being the same as others. Draw a seed where it is
+    null, so that the command on record repeats the job.
+    """
+    varied, jobs, numbers = varied_keys(points), list[Job](), dict[str, int]()
+    for words, settings in zip(points, loaded, strict=True):
+        overrides = varied_values(words, varied)
+        if settings.seed is None:
+            settings = replace(settings, seed=secrets.randbelow(2**32))
+            words = [*words, f"seed={settings.seed}"]
+        number = numbers.setdefault(repr(settings), len(jobs) + 1)
         if number <= len(jobs):
-            duplicates.append((overrides, number))
+            say(f"left out: {format_values(overrides)} is the same as job {number}")
         else:
-            jobs.append(make_job(number, overrides, point.words, settings))
-    recipes = {settings.recipe for _, settings in loaded}
-    return SweepPlan(varied, jobs, recipes.pop() if len(recipes) == 1 else "several", duplicates)
+            jobs.append(make_job(number, overrides, words, settings))
+    recipes = {settings.recipe for settings in loaded}
+    return SweepPlan(varied, jobs, recipes.pop() if len(recipes) == 1 else "several")
 
 
 def make_job(number: int, overrides: dict[str, str], words: Sequence[str], settings: Settings) -> Job:
@@ -331,37 +266,16 @@ def plan_dict(plan: SweepPlan) -> dict[str, Any]:
 
 
 def plan_lines(plan: SweepPlan) -> list[str]:
-    """Return lines with the jobs and their overrides, as --dry-run lists them; of a new search its space."""
+    """Return lines with the jobs and their overrides, as --dry-run lists them; of a new search its words."""
     if plan.search is not None and not plan.jobs:
-        space, search = read_space(plan.search.words), plan.search
-        width = max(map(len, space.keys))
-        seeds = f", each with seeds {', '.join(space.seeds)}" if space.seeds else ""
-        how = f"{search.trials} trials, {search.sampler}{f', {search.pruner}' if search.pruner else ''}{seeds}"
-        return [*(f"{dimension.key:<{width}}  {dimension}" for dimension in space.dimensions), how]
-    lines = [
-        f"{job.name}  {' '.join(f'{key}={value}' for key, value in job.overrides.items())}".rstrip()
-        for job in plan.jobs
-    ]
-    return [*lines, *duplicate_lines(plan), job_count(len(plan.jobs))]
+        pruner = f", {plan.search.pruner}" if plan.search.pruner else ""
+        return [*plan.search.words, f"{plan.search.trials} trials, {plan.search.sampler}{pruner}"]
+    lines = [f"{job.name}  {format_values(job.overrides)}".rstrip() for job in plan.jobs]
+    return [*lines, job_count(len(plan.jobs))]
 
 
-def missing_backends(plan: SweepPlan) -> list[str]:
-    """Return in sentences which jobs can't run here; one is looked at of each recipe and backend."""
-    every = [job.words for job in plan.jobs]
-    if plan.search is not None and not every:
-        every = [next(read_space(plan.search.words).edges)]
-    distinct = {
-        tuple(word for word in words if override_key(word).split(".")[0] in ("conf", "backend")): words
-        for words in every
-    }
-    return sorted({missing_backend(each) for each in load_each(distinct.values())} - {""})
-
-
-def duplicate_lines(plan: SweepPlan) -> list[str]:
-    return [
-        f"left out: {' '.join(f'{key}={value}' for key, value in overrides.items())} is the same as job {number}"
-        for overrides, number in plan.duplicates
-    ]
+def format_values(overrides: Mapping[str, str]) -> str:
+    return " ".join(f"{key}={value}" for key, value in overrides.items())
 
 
 def job_count(count: int) -> str:

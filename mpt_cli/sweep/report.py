@@ -401,8 +401,6 @@ def results_dict(found: SweepResults) -> dict[str, Any]:
         "configurations": [configuration_dict(row) for row in found.configurations],  # by rank
         # by number, each with its `overrides`
         "jobs": [{**job_dict(found, result), "overrides": result.job.overrides} for result in found.results],
-        # points that were left out: `overrides`, and `same_as`, the number of the job
-        "duplicates": [{"overrides": given, "same_as": number} for given, number in found.plan.duplicates],
     }
 
 

@@ -6,22 +6,21 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from os import environ
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from mpt_cli.errors import BAD_CONFIG, OK, ConfigError, DataError, Problem
 from mpt_cli.jobs.capacity import usable_cores
 from mpt_cli.jobs.cluster import Cluster
 from mpt_cli.jobs.executor import CannotStart, Command, Executor, mpt_command
-from mpt_cli.jobs.launchers import Launcher, LocalLauncher, choose_launcher
+from mpt_cli.jobs.launchers import Launcher, LocalLauncher
 from mpt_cli.jobs.queue import Limits, Observer, Queue
 from mpt_cli.machine import visible_gpus
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import CONFIG_DIR, expanded, shell_command
 from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES
-from mpt_cli.sweep.block import read_block
+from mpt_cli.sweep.block import swept_words
 from mpt_cli.sweep.directory import (
     FAILED,
-    GOOD,
     JobResult,
     SweepDirectory,
     SweepResults,
@@ -34,12 +33,9 @@ from mpt_cli.sweep.plan import (
     Job,
     Search,
     SweepPlan,
-    choose_search,
-    duplicate_lines,
     grow_plan,
     job_count,
     make_plan,
-    plan_search,
 )
 from mpt_cli.sweep.progress import Screen, SweepProgress
 from mpt_cli.sweep.report import write_results
@@ -66,10 +62,6 @@ class Options:
     launch: Launch = field(default=train_command)
     launcher: Launcher = field(default_factory=LocalLauncher)
     detach: bool = False  # the jobs are handed over at once, and nobody waits for them
-
-    def filled(self, said: Mapping[str, Any]) -> Self:
-        """Return the options with what is `said` elsewhere in the place of fields that are None."""
-        return replace(self, **{name: value for name, value in said.items() if getattr(self, name) is None})
 
     def check_detach(self, search: Search | None) -> None:
         """Raise ConfigError where nobody may leave the jobs alone."""
@@ -111,53 +103,42 @@ def split_overrides(overrides: Sequence[str], key: str = "sweep_dir") -> tuple[l
     return [override for override in overrides if not override.startswith(f"{key}=")], paths[0] if paths else None
 
 
-def find_launcher(words: Sequence[str], name: str | None, settings: Sequence[str]) -> Launcher:
-    """Return the launcher that the command line names, else that of the recipe's block, with the settings of both where
-    they name the same.
-    """
-    said, own = read_block(words).launcher or (LocalLauncher.name, ())
-    return choose_launcher(name or said, [*(own if name in (None, said) else ()), *settings])
-
-
 def start_sweep(
-    overrides: Sequence[str], options: Options, screen: Screen, search: Mapping[str, Any] | None = None
+    overrides: Sequence[str], options: Options, screen: Screen, search: Search | None = None
 ) -> tuple[SweepResults, int]:
-    """Run a new sweep; its configurations are checked before the first job starts. Return results and exit code.
-    `search` is what the command line says of one (trials, sampler, sampler_seed, pruner), beside the recipe's.
-    """
-    plan, options, path = _plan_new(overrides, options, search or {}, screen.say)
+    """Run a new sweep; its configurations are checked before the first job starts. Return results and exit code."""
+    plan, path = _plan_new(overrides, options, search, screen)
     sweep = SweepDirectory.create(path, plan.recipe)
     with sweep.lock():
         return _run(sweep, begin(sweep, plan, options), options, screen)
 
 
-def dry_run(overrides: Sequence[str], options: Options, search: Mapping[str, Any]) -> SweepPlan:
+def dry_run(overrides: Sequence[str], options: Options, search: Search | None, screen: Screen) -> SweepPlan:
     """Return what `start_sweep` would run; DataError where its directory is taken."""
-    plan, _, path = _plan_new(overrides, options, search)
+    plan, path = _plan_new(overrides, options, search, screen)
     if path:
         SweepDirectory(expanded(path)).check_free()
     return plan
 
 
 def _plan_new(
-    overrides: Sequence[str],
-    options: Options,
-    said: Mapping[str, Any],
-    say: Callable[[str], None] = lambda sentence: None,
-) -> tuple[SweepPlan, Options, str | None]:
-    """Return the plan, the options with what the recipe's block says, and the directory where one is named."""
+    overrides: Sequence[str], options: Options, search: Search | None, screen: Screen
+) -> tuple[SweepPlan, str | None]:
+    """Return the plan, and the directory where one is named."""
     words, path = split_overrides(overrides)
-    block = read_block(words)
-    search = choose_search(block, said)
-    options = options.filled({**block.limits, "objective": block.objective})
     options.check_detach(search)
+    grids, is_here = swept_words(words), options.launcher.is_here
     if search is None:
-        plan = make_plan(words, block, options.objective, options.launcher.is_here, say)
+        plan = make_plan(*grids, objective=options.objective, is_here=is_here, say=screen.say)
     else:
         search.check()
-        plan = plan_search(words, search, block, options.objective, options.launcher.is_here)
-    facts = plan_facts(["mpt", "sweep", *overrides], options, block.limits)
-    return replace(plan, facts=facts), options, path or block.sweep_dir
+        if len(grids) > 1:
+            rule = "must be left out where the sweep: block of the recipe is a list: a search has one space."
+            raise ConfigError(Problem("--trials", rule, search.trials))
+        from mpt_cli.sweep.search import plan_search
+
+        plan = plan_search(grids[0], search, options.objective, is_here, screen.say)
+    return replace(plan, facts=plan_facts(["mpt", "sweep", *overrides], options)), path
 
 
 def resume_sweep(
@@ -171,8 +152,7 @@ def resume_sweep(
     sweep = SweepDirectory.open(path)
     with sweep.lock():
         before = sweep.read_plan()
-        plan = _changed_plan(sweep, before, options, trials, words, screen.say)
-        options = options.filled(plan.facts["limits"])
+        plan = _changed_plan(sweep, before, options, screen, trials, words)
         options.check_detach(plan.search)
         if plan.search is not None:
             plan.search.check()
@@ -180,23 +160,23 @@ def resume_sweep(
 
 
 def dry_run_of_resume(
-    path: str, options: Options, trials: int | None = None, words: Sequence[str] = ()
-) -> tuple[SweepPlan, list[str]]:
-    """Return the jobs that `resume_sweep` would run, and how many trials it would make. Write nothing."""
+    path: str, options: Options, screen: Screen, trials: int | None = None, words: Sequence[str] = ()
+) -> SweepPlan:
+    """Return the jobs that `resume_sweep` would run; say how many trials it would make. Write nothing."""
     sweep = SweepDirectory.open(path)
-    plan = _changed_plan(sweep, sweep.read_plan(), options, trials, words)
-    results = [result for result in (read_job(sweep, job) for job in plan.jobs) if result.status not in GOOD]
-    more = [f"and {plan.missing // plan.search.seeds} more trials"] if plan.search and plan.missing else []
-    return replace(plan, jobs=[result.job for result in results], duplicates=[], search=None), more
+    plan = _changed_plan(sweep, sweep.read_plan(), options, screen, trials, words)
+    if plan.search is not None and plan.missing:
+        screen.say(f"{plan.missing // plan.search.seeds} more trials, and these jobs")
+    return replace(plan, jobs=[job for job in plan.jobs if not read_job(sweep, job).is_good], search=None)
 
 
 def _changed_plan(
     sweep: SweepDirectory,
     plan: SweepPlan,
     options: Options,
+    screen: Screen,
     trials: int | None,
     words: Sequence[str],
-    say: Callable[[str], None] = lambda line: None,
 ) -> SweepPlan:
     """Return the plan with what the command line changes in it."""
     if options.objective is not None:
@@ -213,10 +193,10 @@ def _changed_plan(
     given = {*map(override_key, words)}
     own = split_overrides(plan.facts["command_line"][2:])[0]
     asked = [*(word for word in own if override_key(word) not in given), *words]
-    more = make_plan(asked, read_block(asked), is_here=options.launcher.is_here, say=say)
+    more = make_plan(*swept_words(asked), is_here=options.launcher.is_here, say=screen.say)
     grown = grow_plan(plan, more)
     count = len(grown.jobs) - len(plan.jobs)
-    say(f"{job_count(count)} more, {len(more.jobs) - count} there already")
+    screen.say(f"{job_count(count)} more, {len(more.jobs) - count} there already")
     return grown
 
 
@@ -241,8 +221,6 @@ def begin(sweep: SweepDirectory, plan: SweepPlan, options: Options, begun: int =
 
 def _run(sweep: SweepDirectory, plan: SweepPlan, options: Options, screen: Screen) -> tuple[SweepResults, int]:
     """Run what is left, then what a search makes. Write the results however it ends."""
-    for line in duplicate_lines(plan):
-        screen.say(line)
     try:
         stopped_by = run_jobs(sweep, plan, options, screen)
     finally:
@@ -371,9 +349,7 @@ def make_command(
     )
 
 
-def plan_facts(
-    command_line: Sequence[str], options: Options, limits: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def plan_facts(command_line: Sequence[str], options: Options) -> dict[str, Any]:
     """Return what stands beside the plan: how and where it was started."""
     return {
         "command_line": [*command_line],  # without options
@@ -381,5 +357,4 @@ def plan_facts(
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),  # in UTC
         "objective": options.objective,  # as --objective has it; null where nothing was said
         "launcher": options.launcher.facts,  # name and settings; null on this machine
-        "limits": dict(limits or {}),  # what the recipe's block says of jobs at a time and time-out
     }

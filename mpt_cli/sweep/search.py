@@ -9,23 +9,44 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from hydra.core.override_parser.types import IntervalSweep
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from mpt_cli.errors import ConfigError
+from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.jobs.executor import Command, Ending
 from mpt_cli.jobs.queue import Observer, Running
 from mpt_cli.report.history import metric_by_epoch
 from mpt_cli.settings.load import load_settings
-from mpt_cli.sweep.directory import FINISHED, GOOD, INTERRUPTED, NOT_RUN, SweepDirectory, mean_objective, read_job
-from mpt_cli.sweep.overrides import Choices, Interval, Space, Value, read_space
-from mpt_cli.sweep.plan import Job, Objective, Search, SweepPlan, choose_objective, job_name, make_job
+from mpt_cli.sweep.directory import (
+    FINISHED,
+    GOOD,
+    INTERRUPTED,
+    NOT_RUN,
+    SEED,
+    SweepDirectory,
+    mean_objective,
+    read_job,
+)
+from mpt_cli.sweep.overrides import load_each, override_key, read_grid, read_interval, values_of
+from mpt_cli.sweep.plan import (
+    Job,
+    Objective,
+    Search,
+    SweepPlan,
+    check_here,
+    check_objective,
+    choose_objective,
+    job_name,
+    make_job,
+)
 from mpt_cli.training.progress import MONITORED
 
 STUDY_NAME = "mpt"
@@ -34,13 +55,129 @@ MOST_ASKED = 100  # proposals in a row without a new combination, after which a 
 LOOK_SECONDS = 1.0  # between two looks of a pruner at the epochs of running jobs
 
 
+Value = float | int | str
+Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
+
+
+@dataclass(frozen=True)
+class Space:
+    """The distributions of the keys that are searched, the `bases` (`2**`) of those whose values are exponents, the
+    words that stay as they are, and the seeds that each trial is run with where there are several.
+    """
+
+    distributions: dict[str, Distribution] = field(default_factory=dict)
+    bases: dict[str, str] = field(default_factory=dict)
+    fixed: list[str] = field(default_factory=list)
+    seeds: list[str] = field(default_factory=list)
+
+    def overrides(self, values: Mapping[str, Value]) -> dict[str, str]:
+        """Return the values as words have them."""
+        return {
+            key: self.bases.get(key, "") + _text(values[key], distribution)
+            for key, distribution in self.distributions.items()
+        }
+
+    def words(self, overrides: Mapping[str, str]) -> list[str]:
+        return [*self.fixed, *(f"{key}={text}" for key, text in overrides.items())]
+
+    @property
+    def edges(self) -> Iterator[list[str]]:
+        """Return words in which each choice, each seed and each end of an interval occurs, the other keys at their
+        first.
+        """
+        ends = {key: _ends(distribution) for key, distribution in self.distributions.items()}
+        first = {key: values[0] for key, values in ends.items()}
+        seed = {SEED: self.seeds[0]} if self.seeds else {}
+        for key, values in ends.items():
+            for value in values:
+                yield self.words({**self.overrides({**first, key: value}), **seed})
+        for other in self.seeds[1:]:
+            yield self.words({**self.overrides(first), SEED: other})
+
+
+def _text(value: Value, distribution: Distribution) -> str:
+    """Return six digits, which a person can read and type; all of them where these would leave the interval."""
+    short = f"{value:.6g}" if isinstance(value, float) else str(value)
+    is_within = not isinstance(distribution, FloatDistribution) or distribution.low <= float(short) <= distribution.high
+    return short if is_within else repr(value)
+
+
+def _ends(distribution: Distribution) -> Sequence[Any]:
+    if isinstance(distribution, CategoricalDistribution):
+        return distribution.choices
+    return distribution.low, distribution.high
+
+
+def read_space(words: Sequence[str]) -> Space:
+    """Return the space that the words span. ConfigError with all that can't be searched."""
+    space, problems = Space(), list[Problem]()
+    for word in words:
+        key, interval = override_key(word), read_interval(word)
+        if key in space.distributions:
+            problems.append(Problem(key, "must be given once in a search."))
+        if interval is not None:
+            space.bases[key] = interval[1]
+            space.distributions[key] = _distribution(word, *interval, problems)
+            continue
+        grid = read_grid([word])
+        problems += grid.problems
+        texts = [values_of([each])[key] for axis in grid.axes for each in axis]
+        if not grid.varied:
+            space.fixed.extend(each for axis in grid.axes for each in axis)
+        elif key == SEED:
+            space.seeds.extend(texts)
+        else:
+            space.distributions[key] = CategoricalDistribution(texts)
+    if len({*space.seeds}) < len(space.seeds):
+        problems.append(Problem(SEED, "must name each seed once.", ",".join(space.seeds)))
+    if SEED in space.distributions:
+        remedy = "Write a list, as seed=0,1,2: each trial is run with all of them, and their mean counts."
+        problems.append(Problem(SEED, "must not be searched: a search would settle on a lucky one.", None, remedy))
+    if not space.distributions:
+        remedy = "For example 'optimizer.learning_rate=tag(log,interval(1e-4,1e-1))'."
+        problems.append(Problem("--trials", "must have something to vary.", None, remedy))
+    if problems:
+        raise ConfigError(problems)
+    return space
+
+
+def _distribution(word: str, interval: IntervalSweep, base: str, problems: list[Problem]) -> Distribution:
+    low, high, is_log = interval.start or 0, interval.end or 0, "log" in interval.tags
+    is_whole = isinstance(low, int) and isinstance(high, int)
+    is_right = 0.0 < high - low < math.inf and (low > 0 or not is_log) and (is_whole or not base)
+    if not is_right:
+        rule = (
+            "must be interval(SMALLER,LARGER), both > 0 on a log scale; int(interval(8,24)) where they are exponents."
+        )
+        problems.append(Problem(override_key(word), rule, word.partition("=")[2]))
+        return FloatDistribution(0.0, 1.0)
+    if is_whole:
+        return IntDistribution(int(low), int(high), log=is_log)
+    return FloatDistribution(low, high, log=is_log)
+
+
+def plan_search(
+    words: Sequence[str], search: Search, objective: str | None, is_here: bool, say: Callable[[str], None]
+) -> SweepPlan:
+    """Return the plan of a search, without jobs. Check the edges of the space; jobs check what is inside."""
+    space = read_space(words)
+    settings = load_each(space.edges)
+    if space.seeds and search.pruner:
+        rule = "must be left out with several seeds: what a trial came to is known when all of them have run."
+        raise ConfigError(Problem("--pruner", rule, search.pruner))
+    check_objective(objective, settings)
+    if is_here:
+        check_here(settings[:1], say)
+    keys = [*space.distributions, *([SEED] if space.seeds else [])]
+    return SweepPlan(keys, [], settings[0].recipe, replace(search, words=[*words], seeds=len(space.seeds) or 1))
+
+
 class OptunaStudy:
     """Proposes values and is told what came of them, the lower the better."""
 
     def __init__(self, journal: Path, space: Space, search: Search) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space, self._search = space, search
-        self._distributions = {dimension.key: _distribution(dimension) for dimension in space.dimensions}
         self._storage = JournalStorage(JournalFileBackend(str(journal)))
         self._study = optuna.create_study(storage=self._storage, study_name=STUDY_NAME, load_if_exists=True)
         self._pruner = _pruner(search.pruner)
@@ -56,7 +193,7 @@ class OptunaStudy:
             seed = random.Random(f"{self._search.sampler_seed} {len(self.trials)}").getrandbits(32)
             # one for each trial, so that a search that is resumed goes on as if it had not been interrupted
             self._study.sampler = _sampler(self._search.sampler, seed)
-            trial = self._study.ask(self._distributions)
+            trial = self._study.ask(dict(self._space.distributions))
             if self._words(trial.params) not in tried:
                 trial.set_user_attr(JOB, job)
                 return dict(trial.params)
@@ -103,14 +240,6 @@ class OptunaStudy:
     def _words(self, values: Mapping[str, Value]) -> tuple[str, ...]:
         """Return the words of a job: values that differ in what is not written are the same to it."""
         return tuple(self._space.overrides(values).values())
-
-
-def _distribution(dimension: Interval | Choices) -> BaseDistribution:
-    if isinstance(dimension, Choices):
-        return CategoricalDistribution(dimension.edges)
-    if dimension.is_whole:
-        return IntDistribution(int(dimension.low), int(dimension.high), log=dimension.is_log)
-    return FloatDistribution(dimension.low, dimension.high, log=dimension.is_log)
 
 
 def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
@@ -166,7 +295,7 @@ class SearchJobs(Observer[Job]):
             if values is None:
                 return
             overrides = self._space.overrides(values)
-            seeds = [{"seed": seed} for seed in self._space.seeds] or [{}]
+            seeds = [{SEED: seed} for seed in self._space.seeds] or [{}]
             jobs = [self._job(number + place, {**overrides, **seed}) for place, seed in enumerate(seeds)]
             self.plan.jobs.extend(jobs)
             self.sweep.write_plan(self.plan)

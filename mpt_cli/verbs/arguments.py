@@ -204,8 +204,7 @@ def add_search_options(parser: Parser) -> None:
     parser.more.add_argument(
         "--pruner",
         choices=PRUNERS,
-        help="of a search: end jobs whose objective is behind that "
-        "of others at the end of the same epoch; default: none",
+        help="of a search: end jobs whose objective is behind that of others at the end of the same epoch",
     )
     parser.more.add_argument("--sampler-seed", type=int, metavar="N", help="default 0; with -j 1 the same search again")
 
@@ -238,8 +237,7 @@ def configure_sweep(parser: Parser) -> None:
 
 more examples:
   mpt sweep --resume mine seed=3,4   adds these seeds for all that it varies; runs nothing twice
-  mpt sweep conf=./mine.yaml seed=0,1    with the sweep: block of the recipe: grid, points or search, seeds, objective,
-                                         timeout_seconds, jobs, launcher; overrides and options win
+  mpt sweep conf=./mine.yaml seed=0,1    with the sweep: block of the recipe, a grid or a list of grids
   mpt sweep conf=digits_mlp 'optimizer.learning_rate=tag(log,interval(1e-4,1e-1))' optimizer.name=adam,sgd \\
       'loss_scale.initial_scale=2**int(interval(8,24))' --trials 30      a search
   mpt sweep conf=digits_cnn 'seed=range(20)' --launcher submitit launcher.partition=gpu launcher.timeout_min=30 \\

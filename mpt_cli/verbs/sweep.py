@@ -4,22 +4,25 @@ import argparse
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpt_cli.errors import OK, ConfigError, Problem
-from mpt_cli.jobs.launchers import Launcher, recorded_launcher, split_launcher_overrides
-from mpt_cli.sweep import NEW_SEARCH_RULE
+from mpt_cli.jobs.launchers import (
+    Launcher,
+    LocalLauncher,
+    choose_launcher,
+    recorded_launcher,
+    split_launcher_overrides,
+)
 from mpt_cli.sweep.directory import SweepDirectory
-from mpt_cli.sweep.plan import missing_backends, plan_dict, plan_lines
+from mpt_cli.sweep.plan import Search, plan_dict, plan_lines
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import objective_lines, print_results, results_dict
 from mpt_cli.sweep.run import (
     Options,
     dry_run,
     dry_run_of_resume,
-    find_launcher,
     resume_sweep,
-    split_overrides,
     start_sweep,
 )
 from mpt_cli.verbs import minimum_problems, print_json, say
@@ -31,18 +34,17 @@ if TYPE_CHECKING:
 
 def run_sweep(arguments: argparse.Namespace) -> int:
     words, launcher_words = split_launcher_overrides(arguments.overrides)
-    _check_sweep(arguments)
+    search = _check_sweep(arguments)
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
     options = Options(
         arguments.jobs,
         arguments.timeout,
         arguments.objective,
-        launcher=_launcher(arguments, words, launcher_words),
+        launcher=_launcher(arguments, launcher_words),
         detach=arguments.detach,
     )
-    search = {name: getattr(arguments, name) for name in ("trials", "sampler", "sampler_seed", "pruner")}
     if arguments.dry_run:
-        return _dry_run(arguments, words, options, search)
+        return _dry_run(arguments, words, options, search, screen)
     found, code = (
         resume_sweep(arguments.resume, options, screen, arguments.trials, words)
         if arguments.resume
@@ -57,29 +59,25 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _launcher(arguments: argparse.Namespace, words: list[str], settings: list[str]) -> Launcher:
+def _launcher(arguments: argparse.Namespace, settings: list[str]) -> Launcher:
     if arguments.resume is not None and arguments.launcher is None and not settings:
         launcher = recorded_launcher(SweepDirectory.open(arguments.resume).read_plan().facts)
         launcher.check()
         return launcher
-    return find_launcher(split_overrides(words)[0], arguments.launcher, settings)
+    return choose_launcher(arguments.launcher or LocalLauncher.name, settings)
 
 
-def _dry_run(arguments: argparse.Namespace, words: list[str], options: Options, search: dict[str, Any]) -> int:
+def _dry_run(
+    arguments: argparse.Namespace, words: list[str], options: Options, search: Search | None, screen: Screen
+) -> int:
     if arguments.resume:
-        plan, more = dry_run_of_resume(arguments.resume, options, arguments.trials, words)
+        plan = dry_run_of_resume(arguments.resume, options, screen, arguments.trials, words)
     else:
-        plan, more = dry_run(words, options, search), []
+        plan = dry_run(words, options, search, screen)
     if arguments.json:
-        print_json(
-            {
-                **plan_dict(plan),
-                "search": None if plan.search is None else asdict(plan.search),
-                "cannot_run_here": missing_backends(plan),
-            }
-        )
+        print_json({**plan_dict(plan), "search": None if plan.search is None else asdict(plan.search)})
     else:
-        say("\n".join([*plan_lines(plan), *more, *missing_backends(plan)]))
+        say("\n".join(plan_lines(plan)))
     return OK
 
 
@@ -90,16 +88,18 @@ def _problems_of_jobs(arguments: argparse.Namespace) -> list[Problem]:
     return problems
 
 
-def _check_sweep(arguments: argparse.Namespace) -> None:
+def _check_sweep(arguments: argparse.Namespace) -> Search | None:
+    """Return the search that the options ask for, None for a grid and where a sweep is resumed."""
     problems = [*_problems_of_jobs(arguments), *minimum_problems(1, trials=arguments.trials)]
-    of_search = {"--sampler": arguments.sampler, "--sampler-seed": arguments.sampler_seed, "--pruner": arguments.pruner}
-    problems += [
-        Problem(name, NEW_SEARCH_RULE, value)
-        for name, value in of_search.items()
-        if value is not None and arguments.resume is not None
-    ]
+    given = {name: getattr(arguments, name) for name in ("sampler", "sampler_seed", "pruner")}
+    given = {name: value for name, value in given.items() if value is not None}
+    is_new_search = arguments.trials is not None and arguments.resume is None
+    if not is_new_search:
+        rule = "is for a new search: give --trials too, and no --resume."
+        problems += [Problem(f"--{name.replace('_', '-')}", rule, value) for name, value in given.items()]
     if problems:
         raise ConfigError(problems)
+    return Search(arguments.trials, **given) if is_new_search else None
 
 
 def run_compare(arguments: argparse.Namespace) -> int:

@@ -109,7 +109,7 @@ LINES = (  # of YAML as nobody writes it by a program
     "%TAG ! x\n---\na: !{value}",
     "seed: |\n  {value}",
     "vars: {{1: {value}, null: x, true: y}}",
-    "sweep: {{grid: {{seed: [{value}]}}}}",
+    "sweep: {{seed: [{value}]}}",
     "hydra: {{searchpath: [{value}]}}",
     "backend: {{name: {value}}}",
     "tags: [{value}]",

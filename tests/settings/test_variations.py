@@ -8,7 +8,7 @@ from mpt_cli.errors import ConfigError
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variations import load_variations
-from mpt_cli.sweep.overrides import combinations, read_grid
+from mpt_cli.sweep.overrides import read_grid
 
 LINKED = """
 defaults: [digits_mlp, override model: mlp]
@@ -54,7 +54,7 @@ def test_each_has_the_settings_or_the_problems_that_it_has_alone(
     monkeypatch.chdir(tmp_path)
     Path("linked.yaml").write_text(LINKED)
     Path("phased.yaml").write_text(PHASED)
-    points = [point.words for point in combinations(read_grid(f"conf={grid}".split()).axes)]
+    points = [*read_grid(f"conf={grid}".split()).combinations]
     assert [*map(said, load_variations(points))] == [said(loaded(words)) for words in points]
 
 

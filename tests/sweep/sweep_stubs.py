@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ from command import wait_for
 from mpt_cli.jobs.executor import Command, Executor, Share
 from mpt_cli.jobs.launchers import LocalLauncher
 from mpt_cli.sweep.directory import SweepResults
-from mpt_cli.sweep.plan import Job
+from mpt_cli.sweep.plan import Job, Search
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.run import Options, resume_sweep, start_sweep
 
@@ -66,9 +66,7 @@ class Stubs:
     values: dict[int, float] = field(default_factory=dict)
     said: str = ""
 
-    def start(
-        self, words: Sequence[str], search: Mapping[str, object] | None = None, **options: object
-    ) -> tuple[SweepResults, int]:
+    def start(self, words: Sequence[str], search: Search | None = None, **options: object) -> tuple[SweepResults, int]:
         return self._run(lambda own, screen: start_sweep(words, own, screen, search), options)
 
     def resume(

@@ -38,7 +38,7 @@ from mpt_cli.sweep.overrides import read_grid
 )
 def test_a_word_becomes_its_values(word, words):
     grid = read_grid([word])
-    assert ([each for point in grid.axes[0] for each in point.words], grid.problems) == (words, [])
+    assert (grid.axes, grid.problems) == ([words], [])
 
 
 @pytest.mark.parametrize(

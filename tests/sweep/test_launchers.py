@@ -9,6 +9,8 @@ from sweep_stubs import processes_of
 
 from mpt_cli.errors import ConfigError
 from mpt_cli.jobs.launchers import Launcher, SubmititLauncher, choose_launcher, recorded_launcher
+from mpt_cli.sweep.plan import Search
+from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.run import Options, dry_run
 
 
@@ -39,19 +41,20 @@ def test_each_job_ends_as_it_would_here(stubs, tmp_path):
     ("name", "words", "message"),
     [
         ("submitit", ["launcher.cluster=pbs"], "launcher.cluster: must be slurm or local. Received:"),
-        ("submitit", ["launcher.timeout_min=0"], "launcher.timeout_min: must be > 0. Received: '0'."),
-        (
-            "submitit",
-            ["launcher.cluster=local", "launcher.qos=high"],
-            "launcher.qos: is for launcher.cluster=slurm. Received: 'high'.",
-        ),
+        ("submitit", ["launcher.timeout_min=long"], "launcher: must have settings of submitit."),
+        ("submitit", ["launcher.nodes=two"], 'Parameter "nodes" expected type'),
+        ("submitit", ["launcher.partiton=gpu"], "Unknown argument 'partiton' for executor 'slurm'"),
+        ("submitit", ["launcher.cluster=local", "launcher.qos=high"], "launcher.qos: is for launcher.cluster=slurm."),
+        ("ray", ["launcher.num_cpu=1"], "launcher.num_cpu: must be one of address, num_cpus, num_gpus, memory_gb."),
+        ("ray", ["launcher.num_cpus=x"], "launcher.num_cpus: must be a number. Received: 'x'."),
         ("ray", [], "launcher.address: must be given, or RAY_ADDRESS be set. `ray start --head` starts a Ray on this"),
-        ("local", ["launcher.cluster=local"], "launcher.cluster: is for another launcher than local."),
+        ("local", ["launcher.cluster=local"], "launcher: settings are for another launcher than local."),
     ],
 )
 def test_what_is_wrong_with_a_launcher_is_said(name, words, message, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: package)
+    monkeypatch.setattr("shutil.which", lambda program: f"/usr/bin/{program}")
     with pytest.raises(ConfigError) as caught:
         choose_launcher(name, words)
     assert message in str(caught.value)
@@ -75,7 +78,7 @@ def test_a_search_is_not_left_alone_whether_optuna_is_here_or_not(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "optuna" else find(name))
     words = ["conf=digits_mlp", "optimizer.learning_rate=interval(0.1,1)"]
     with pytest.raises(ConfigError, match="--detach: is for a grid: a search makes each job by what came before"):
-        dry_run(words, Options(launcher=SubmititLauncher(), detach=True), {"trials": 2})
+        dry_run(words, Options(launcher=SubmititLauncher(), detach=True), Search(2), Screen(None))
 
 
 def test_what_a_launcher_gives_a_job(monkeypatch):

@@ -17,6 +17,7 @@ from mpt_cli.errors import ConfigError
 from mpt_cli.jobs.cluster import read_note
 from mpt_cli.jobs.launchers import choose_launcher
 from mpt_cli.sweep.directory import SweepDirectory
+from mpt_cli.sweep.plan import Search
 from mpt_cli.sweep.progress import find_cluster, job_states
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif("CLUSTER" not in os.environ, reason="make test-cluster")]
@@ -96,7 +97,7 @@ def test_what_can_not_be_left_alone_is_refused(stubs, ask):
     with pytest.raises(ConfigError, match=r"--timeout: must be left out with --detach\. Received: 5\.0\."):
         begin(stubs, ["seed=0,1"], detach=True, timeout_seconds=5.0)
     with pytest.raises(ConfigError, match="--detach: is for a grid: a search makes each job by what came before"):
-        begin(stubs, ["optimizer.learning_rate=interval(0.1,1)"], detach=True, search={"trials": 2})
+        begin(stubs, ["optimizer.learning_rate=interval(0.1,1)"], detach=True, search=Search(2))
 
 
 def test_the_job_of_a_driver_that_was_killed_is_waited_for_and_not_submitted_again(stubs, ask, tmp_path):

@@ -54,23 +54,6 @@ def test_an_objective_that_jobs_can_have_is_taken_and_another_refused_before_the
             check_objective(word, [plain])
 
 
-@pytest.mark.parametrize(
-    ("block", "words", "is_refused"),
-    [
-        ("objective: val_acuracy, grid: {seed: [0, 1]}", (), True),
-        ("objective: val_acuracy, grid: {trainer.metrics: [[mae], [AUC]]}", (), False),
-        ("objective: val_accuracy", ("trainer.metrics=[mae]",), True),
-    ],
-)
-def test_check_knows_what_the_runs_of_a_block_can_report(block, words, is_refused, tmp_path, monkeypatch, capsys):
-    """Not where the block varies which metrics there are: `mpt sweep` holds it against each of its jobs."""
-    monkeypatch.chdir(tmp_path)
-    Path("mine.yaml").write_text(f"defaults: [{{model: mlp}}, {{data: digits}}]\nsweep: {{{block}}}\n")
-    assert main(["check", "conf=./mine.yaml", *words]) == (2 if is_refused else 0)
-    rule = "mpt check: sweep.objective: must be a number that the jobs report. Received: 'val_a"
-    assert (rule in capsys.readouterr().err) is is_refused
-
-
 @pytest.mark.slow
 def test_with_a_model_of_the_users_a_misspelt_objective_is_said_and_another_ranks(stubs, tmp_path):
     Path("net.py").write_text("def build(input_shape): ...")

@@ -60,7 +60,9 @@ def test_a_job_is_handed_to_ray_without_the_secrets_of_the_environment(stubs, tm
     monkeypatch.setenv("DB_PASSWORD", "hunter2-hunter2")
     monkeypatch.setenv("WANDB_API_KEY", "hunter2-hunter3")
     words = ["conf=digits_mlp", "seed=0", "description='${oc.env:DB_PASSWORD}'", "sweep_dir=s"]
-    found, code = stubs.start(words, launch=stub_of_train, launcher=RayLauncher("ray://me:pa55-pa55@host:1"))
+    found, code = stubs.start(
+        words, launch=stub_of_train, launcher=RayLauncher({"address": "ray://me:pa55-pa55@host:1"})
+    )
     assert code == 0 and found.results[0].status == "finished"
     address, job = client.sent  # all that is handed over, but for a file
     assert address == b"ray://me:pa55-pa55@host:1"  # by its own words, to its own cluster
@@ -72,7 +74,7 @@ def test_a_job_is_handed_to_ray_without_the_secrets_of_the_environment(stubs, tm
 
 def test_an_address_with_a_password_has_to_be_given_again(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: package)
-    facts = {"launcher": RayLauncher("ray://me:pa55-pa55@host:1").facts}
+    facts = {"launcher": RayLauncher({"address": "ray://me:pa55-pa55@host:1"}).facts}
     recorded = json.loads(without_secrets(json.dumps(facts)))
     with pytest.raises(ConfigError) as caught:
         recorded_launcher(recorded).check()

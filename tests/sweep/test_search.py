@@ -15,10 +15,9 @@ from sweep_stubs import Stubs, started, stub_command
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings.load import load_settings
-from mpt_cli.sweep.overrides import read_space
 from mpt_cli.sweep.plan import Job, Search
 from mpt_cli.sweep.report import best_lines, failure_lines, lead_sentence
-from mpt_cli.sweep.search import OptunaStudy
+from mpt_cli.sweep.search import OptunaStudy, read_space
 
 RATE = "optimizer.learning_rate=tag(log,interval(1e-4,1e-1))"
 SCALE = "loss_scale.initial_scale=2**int(interval(8,24))"
@@ -58,7 +57,7 @@ def study_in(folder: Path) -> optuna.Study:
 
 @pytest.mark.slow
 def test_a_search_runs_its_trials_and_names_the_best(searches, tmp_path):
-    found, code = searches.start([*WORDS, "sweep_dir=s"], {"trials": 4}, workers=2)
+    found, code = searches.start([*WORDS, "sweep_dir=s"], Search(4), workers=2)
     assert code == 0 and len(found.results) == 4 and found.is_complete
     assert found.best is not None and found.objective.name == "val_accuracy"
     assert value_of(found.best.job) == max(value_of(result.job) for result in found.results)
@@ -122,9 +121,7 @@ def test_a_pruner_ends_a_job_behind_the_others_and_no_other(tmp_path, pruner):
 def test_a_pruned_job_has_stopped_early_and_its_trial_is_pruned(searches, tmp_path, monkeypatch):
     monkeypatch.setattr(OptunaStudy, "is_behind", lambda self, job, course: job == 2 and bool(course))
     searches.manners = {2: "learns nothing"}
-    found, code = searches.start(
-        [*WORDS, "sweep_dir=s"], {"trials": 3, "pruner": "hyperband"}, workers=1, grace_seconds=20.0
-    )
+    found, code = searches.start([*WORDS, "sweep_dir=s"], Search(3, pruner="hyperband"), workers=1, grace_seconds=20.0)
     assert (code, [result.status for result in found.results]) == (0, ["finished", "stopped early", "finished"])
     assert "the pruner of the search ended it" in found.results[1].reason
     states = [trial.state for trial in study_in(tmp_path / "s").get_trials()]
@@ -147,7 +144,7 @@ def test_a_trial_with_several_seeds_is_worth_their_mean_and_one_that_failed_is_o
     searches.values = {number: 0.5 + 0.1 * (number % 2) for number in range(1, 9)}  # 0.6, 0.5 of each trial
     searches.manners = {1: "raises", 4: "killed"}
     found, code = searches.start(
-        [*WORDS, "seed=range(2)", "sweep_dir=s"], {"trials": 3}, workers=1, objective="val_accuracy"
+        [*WORDS, "seed=range(2)", "sweep_dir=s"], Search(3), workers=1, objective="val_accuracy"
     )
     assert code == 2 and [len(row.finished) for row in found.configurations] == [2, 1, 1]
     seeds = {tuple(result.job.overrides["seed"] for result in row.results) for row in found.configurations}
@@ -167,7 +164,7 @@ def test_a_trial_with_several_seeds_is_worth_their_mean_and_one_that_failed_is_o
 
 @pytest.mark.slow
 def test_what_ended_while_nobody_could_tell_it_is_told_on_resume(searches, tmp_path):
-    searches.start([*WORDS, "sweep_dir=s"], {"trials": 3})
+    searches.start([*WORDS, "sweep_dir=s"], Search(3))
     journal = tmp_path / "s" / "study.journal"
     lines = journal.read_text().splitlines()
     told = [index for index, line in enumerate(lines) if json.loads(line)["op_code"] == 6]  # a trial's new state
@@ -181,11 +178,12 @@ def test_what_ended_while_nobody_could_tell_it_is_told_on_resume(searches, tmp_p
 
 @pytest.mark.slow
 def test_a_search_in_a_file_goes_on_in_its_space_and_ends_where_no_job_has_its_objective(searches, tmp_path):
-    block = "search: {trials: 2, sampler: random, space: {optimizer.learning_rate: 'interval(0.001,0.1)'}}"
+    block = "{optimizer.learning_rate: 'interval(0.001,0.1)', seed: [0, 1]}"
     base = "defaults: [{model: mlp}, {data: digits}]"
-    Path("mine.yaml").write_text(f"{base}\nsweep: {{{block}, seeds: 2, objective: 'val_mean_absolute_error:max'}}\n")
+    Path("mine.yaml").write_text(f"{base}\nsweep: {block}\n")
+    words, objective = ["conf=./mine.yaml", "trainer.epochs=1", "sweep_dir=s"], "val_mean_absolute_error:max"
     with pytest.raises(ConfigError, match=r"number that the jobs report\. Received: 'val_mean_absolute_error'"):
-        searches.start(["conf=./mine.yaml", "trainer.epochs=1", "sweep_dir=s"], workers=1)
+        searches.start(words, Search(2, "random"), workers=1, objective=objective)
     assert "Ranked by val_accuracy" in (tmp_path / "s" / "report.html").read_text()
     found, code = searches.resume(tmp_path / "s", objective="val_accuracy:max")
     assert code == 0 and len(found.results) == 4 and found.objective.name == "val_accuracy"
@@ -201,7 +199,7 @@ def test_a_search_in_a_file_goes_on_in_its_space_and_ends_where_no_job_has_its_o
 @pytest.mark.slow
 def test_no_combination_is_run_twice_and_none_left_ends_the_search(searches, tmp_path):
     words = ["conf=digits_mlp", "optimizer.name=adam,sgd", "sweep_dir=s"]
-    found, code = searches.start(words, {"trials": 5, "sampler": "random"})
+    found, code = searches.start(words, Search(5, "random"))
     assert code == 0 and len(found.results) == 2 and not found.is_complete
     assert sorted(result.job.overrides["optimizer.name"] for result in found.results) == ["adam", "sgd"]
     assert "no new combination came up in 100 proposals: 3 of 5 trials were not made. Widen" in searches.said
