@@ -43,7 +43,6 @@ _EXACT = (
 )
 WEIGHTS = "weights_fingerprint"
 NO_EXPECTATIONS = "has no expect: block"
-SEEDS_OF_AN_UPDATE = 3  # the fewest that show a spread worth a margin
 _NOT_RECIPES = ("conf", "runs", "sweeps", "compares")  # folders of a project, and what lies under a dot
 
 
@@ -98,7 +97,6 @@ class Selection:
     takes_all: bool = False
     rtol: float = 0.0
     keywords: str = ""
-    is_update: bool = False
 
 
 def collect(request: Selection) -> Collection:
@@ -115,7 +113,7 @@ def collect(request: Selection) -> Collection:
             found.errors.append(Unreadable(word, [Problem("NAME", "must match at least one recipe.", word)]))
     found.targets = [each for each in found.targets if _matches(request.keywords, [each.name, *each.tags])]
     found.errors = [error for error in found.errors if _matches(request.keywords, [error.name])]
-    found.targets = [each for target in found.targets for each in _with_seeds(target, request.is_update)]
+    found.targets = [each for target in found.targets for each in _with_seeds(target)]
     return found
 
 
@@ -167,7 +165,7 @@ def _add(found: Collection, requested: _Requested, request: Selection) -> None:
         found.errors.append(Unreadable(name, problems))
         return
     if reason == NO_EXPECTATIONS and is_named:
-        remedy = "Write one, or let --update do it; a run directory is held against its own summary."
+        remedy = "Write one; a run directory is held against its own summary."
         problem = Problem("expect", f"{name} {NO_EXPECTATIONS} to be held against.", None, remedy)
         found.errors.append(Unreadable(name, [problem]))
     elif reason and not is_named:
@@ -195,14 +193,9 @@ def _read(requested: _Requested, request: Selection) -> tuple[ReproduceTarget, s
         seeds=settings.seeds,
         missing=missing_backend(settings),
     )
-    lacking = "" if settings.expect or request.is_update else NO_EXPECTATIONS
+    lacking = "" if settings.expect else NO_EXPECTATIONS
     needs = [_unmet_requirement(need, settings) for need in settings.requires]
     return target, "; ".join(filter(None, [*needs, target.missing])) or lacking
-
-
-def is_run_word(word: str) -> bool:
-    """Return whether the word means a run directory, or the configuration in one."""
-    return any(each.is_run and each.is_named for each in _expand(word))
 
 
 def _is_run_file(file: Path) -> bool:
@@ -260,13 +253,12 @@ def _matches(keywords: str, names: Sequence[str]) -> bool:
     return any(all(map(holds, part.split(" and "))) for part in keywords.lower().split(" or "))
 
 
-def _with_seeds(target: ReproduceTarget, is_update: bool) -> list[ReproduceTarget]:
-    """Return the target once for each of its seeds; for an update, as often as a margin needs."""
-    count = max(target.seeds, SEEDS_OF_AN_UPDATE if is_update else 1)
-    if target.recipe is None or count == 1:
+def _with_seeds(target: ReproduceTarget) -> list[ReproduceTarget]:
+    """Return the target once for each of its seeds."""
+    if target.recipe is None or target.seeds == 1:
         return [target]
     first = target.seed or 0
     return [
         replace(target, name=f"{target.name}[seed={seed}]", words=[*target.words, f"seed={seed}"], seed=seed)
-        for seed in range(first, first + count)
+        for seed in range(first, first + target.seeds)
     ]

@@ -1,10 +1,7 @@
-"""Recipes and earlier runs run again, each in a process of its own, and held against what was expected of them; for
-`mpt reproduce --update` what they came to, written into the recipes as new expectations; and the proof that a run which
-is killed and resumed ends as one that never was: both held against each other, bit by bit.
+"""Recipes and earlier runs run again, each in a process of its own, and held against what was expected of them; and the
+proof that a run which is killed and resumed ends as one that never was: both held against each other, bit by bit.
 """
 
-import difflib
-import math
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,15 +16,7 @@ from mpt_cli.jobs.queue import Limits, Queue, run_one
 from mpt_cli.report.history import read_lines
 from mpt_cli.reproduce.collection import ReproduceTarget
 from mpt_cli.runs.directory import DEFAULT_PARENT, RunDirectory, make_empty, random_name, read_summary
-from mpt_cli.runs.expectations import (
-    ExpectationCheck,
-    KeyPath,
-    check_expectations,
-    first_figures,
-    new_figures,
-    updated_text,
-    write_recipe,
-)
+from mpt_cli.runs.expectations import ExpectationCheck, check_expectations
 from mpt_cli.runs.provenance import (
     environment_differences,
     known_environment,
@@ -250,68 +239,6 @@ def _judge(target: ReproduceTarget, child: FinishedProcess) -> Reproduction:
             checks = checks[1:]
     differences = environment_differences(target.environment, child.environment) if target.environment else []
     return Reproduction(target, child, checks, differences)
-
-
-Tell = Callable[[str], None]
-
-
-def update_recipes(results: Sequence[Reproduction], tell: Tell) -> bool:
-    """Write what came out into the recipes; return whether every recipe expects it now.
-
-    A run that failed gives nothing to write. `tell` receives what is written, and why something is not.
-    """
-    by_recipe: dict[Path, list[Reproduction]] = {}
-    for result in results:
-        if result.target.recipe is not None:
-            by_recipe.setdefault(result.target.recipe, []).append(result)
-    updated = [_update(path, seeds, tell) for path, seeds in by_recipe.items()]  # all of them, also after a failure
-    return all(updated)
-
-
-def _update(path: Path, seeds: Sequence[Reproduction], tell: Tell) -> bool:
-    """Update one recipe from the results of its seeds; return whether it expects them now."""
-    expect = seeds[0].target.expect
-    reached = {
-        name: [_as_number(check.got) for result in seeds for check in result.checks if check.name == name]
-        for name in dict.fromkeys(check.name for result in seeds for check in result.checks if not check.passed)
-    }
-    if not reached and expect:
-        return True
-    is_lost = any(name not in expect or None in got for name, got in reached.items())
-    summaries = [_with_numbers(result.child.summary or {}) for result in seeds]
-    if is_lost or not all(summaries):
-        tell(f"{path}: not updated, because the run failed or has no such value")
-        return False
-    figures = new_figures(expect, reached) if expect else first_figures(summaries)
-    useless = [place for place, figure in figures.items() if not _is_finite(figure)]
-    for place in useless:
-        tell(f"{path}: expect.{'.'.join(place)} is not written: it would be {figures[place]}, which nothing meets")
-    _write(path, {place: figure for place, figure in figures.items() if place not in useless}, not expect, tell)
-    return not (expect and useless)
-
-
-def _is_finite(figure: Any) -> bool:
-    numbers = figure.values() if isinstance(figure, Mapping) else [figure]
-    return all(math.isfinite(number) for number in numbers if isinstance(number, float))
-
-
-def _as_number(value: Any) -> Any:
-    """Return the number that strict JSON holds as a text."""
-    return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
-
-
-def _with_numbers(summary: Mapping[str, Any]) -> dict[str, Any]:
-    metrics = {name: _as_number(value) for name, value in summary.get("metrics", {}).items()}
-    return {**summary, "metrics": metrics} if summary else {}
-
-
-def _write(path: Path, figures: Mapping[KeyPath, Any], is_new: bool, tell: Tell) -> None:
-    if not figures:
-        return
-    before = path.read_text(encoding="utf-8")
-    after = updated_text(before, figures, is_new)
-    tell("\n".join(difflib.unified_diff(before.splitlines(), after.splitlines(), str(path), "updated", "", "", 0, "")))
-    write_recipe(path, after)
 
 
 # What depends on the clock and the machine, and which attempt wrote a line.

@@ -1,22 +1,15 @@
-"""The expect: block of a recipe: what a run was expected to reach held against what it reached, and new figures written
-into it.
-"""
+"""The expect: block of a recipe: what a run was expected to reach held against what it reached."""
 
 import difflib
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import DataError, Problem, did_you_mean
-from mpt_cli.runs.directory import write_atomic
-from mpt_cli.settings.recipe_edit import RecipeText
+from mpt_cli.errors import Problem, did_you_mean
 from mpt_cli.settings.references import is_object
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.records import GradientSample, Summary
-from mpt_cli.training.progress import falls
 
 # keys that leave a recipe as it is, or that say anew what is expected of it
 NEUTRAL_KEYS = ("conf", "run_dir", "resume", "seed", "logger", "backend", "distribute", "expect", "description", "tags")
@@ -208,114 +201,3 @@ def check_names(settings: Settings, metric_names: Sequence[str] | None = None) -
         for name in settings.expect
         if name not in known
     ]
-
-
-BOUND_DIGITS = 4  # of a bound: outwards rounded, so that it holds for what it was taken from
-DEVIATIONS = 3.0  # of what the seeds came to, between their mean and a bound
-LEAST_MARGIN = 0.005  # as a share of the mean, where the seeds show less: another machine rounds otherwise
-KeyPath = tuple[str, ...]
-
-
-def new_figures(expect: Mapping[str, Any], reached: Mapping[str, Sequence[Any]]) -> dict[KeyPath, Any]:
-    """Return what to write where, for the expectations that were missed. `reached` are their values, one for each seed.
-
-    A bound is `DEVIATIONS` away from the mean, on the far side of every value, and rounded outwards; what was a bare
-    number and is not the same for all seeds becomes a value with `atol`.
-
-    >>> new_figures({"val_loss": {"max": 0.1}}, {"val_loss": [0.12, 0.14, 0.13]})
-    {('val_loss', 'max'): 0.16}
-    """
-    figures: dict[KeyPath, Any] = {}
-    for name, got in reached.items():
-        wanted = expect[name]
-        if not isinstance(wanted, Mapping):
-            figures[(name,)] = _exact(got)
-            continue
-        mean, margin = _mean_and_margin(got)
-        if "value" in wanted and margin > allowance({**wanted, "value": mean}):
-            figures[name, "tolerance" if "tolerance" in wanted else "atol"] = _rounded(margin, math.ceil)
-        if "value" in wanted:
-            figures[name, "value"] = mean if margin else got[0]
-        if "min" in wanted and not min(got) >= wanted["min"]:
-            figures[name, "min"] = _bound(got, "min")
-        if "max" in wanted and not max(got) <= wanted["max"]:
-            figures[name, "max"] = _bound(got, "max")
-    return figures
-
-
-def first_figures(summaries: Sequence[Mapping[str, Any]]) -> dict[KeyPath, Any]:
-    """Return an expect: block for a recipe without one, from a summary of each seed: bounds for the metrics of
-    validation (else of training), the steps, and how many skips the scale may take to settle.
-    """
-    metrics = summaries[0]["metrics"]
-    names = [name for name in metrics if name.startswith("val_")] or list(metrics)
-    figures: dict[KeyPath, Any] = {
-        (name, side): _bound([summary["metrics"][name] for summary in summaries], side)
-        for name in names
-        for side in ["max" if falls(name) else "min"]
-    }
-    if len(steps := {summary["steps_seen"] for summary in summaries}) == 1:
-        figures["steps_seen",] = steps.pop()
-    figures["skipped_steps", "max"] = _bound([summary["skipped_steps"] for summary in summaries], "max")
-    return figures
-
-
-def _exact(got: Sequence[Any]) -> Any:
-    is_metric = all(isinstance(value, float) for value in got)
-    if all(value == got[0] for value in got) and not is_metric:
-        return got[0]
-    if not all(isinstance(value, int | float) for value in got):
-        raise DataError(f"its seeds came to {', '.join(map(str, got))}, which no one value stands for.")
-    mean, margin = _mean_and_margin([float(value) for value in got])
-    return {"value": float(f"{mean:.6g}"), "atol": _rounded(margin, math.ceil)}
-
-
-def _mean_and_margin(got: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and the margin around it.
-
-    The margin is 0 for equal whole numbers, which are counted and not measured. The mean is nan where a value is not
-    finite.
-    """
-    if not all(map(math.isfinite, got)):
-        return math.nan, 0.0
-    mean = math.fsum(got) / len(got)
-    spread = DEVIATIONS * (statistics.stdev(got) if len(got) > 1 else 0.0)
-    least = 0.0 if all(isinstance(value, int) for value in got) else LEAST_MARGIN * abs(mean)
-    return mean, max(spread, least, max(abs(value - mean) for value in got))
-
-
-def _bound(got: Sequence[float], side: str) -> float | int:
-    mean, margin = _mean_and_margin(got)
-    direction = math.floor if side == "min" else math.ceil
-    bound = mean - margin if side == "min" else mean + margin
-    return direction(bound) if all(isinstance(value, int) for value in got) else _rounded(bound, direction)
-
-
-def updated_text(text: str, figures: Mapping[KeyPath, Any], is_new: bool = False) -> str:
-    """Return the recipe with the figures in place of the old ones, or in a new block where it `is_new`.
-
-    DataError where the recipe lacks a place for a figure.
-    """
-    recipe = RecipeText(text)
-    missing = [".".join(place) for place in figures if not recipe.has(["expect", *place]) and place[-1] != "atol"]
-    if missing and not is_new:
-        raise DataError(f"its expect: block has no {', '.join(missing)} of its own: it comes from elsewhere.")
-    for place, figure in [*figures.items()][:: -1 if is_new else 1]:  # a new key comes first
-        recipe.set(["expect", *place], figure)
-    return recipe.text
-
-
-def write_recipe(path: Path, text: str) -> None:
-    """Write the recipe; DataError where it can't be written, such as a recipe of an installed mpt."""
-    try:
-        write_atomic(path, text)
-    except DataError as error:
-        raise DataError(f"{error} A copy of yours can: mpt copy {path.stem}") from error
-
-
-def _rounded(value: float, direction: Any) -> float | int:
-    if value == 0 or not math.isfinite(value):
-        return value
-    scale = BOUND_DIGITS - 1 - math.floor(math.log10(abs(value)))
-    digits = round(value * 10.0**scale, 6)  # without the last roundings, which would take 0.1005 for more
-    return float(round(direction(digits) / 10.0**scale, max(scale, 0)))

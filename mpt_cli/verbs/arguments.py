@@ -399,7 +399,6 @@ def configure_reproduce(parser: Parser) -> None:
     )
     parser.add_argument("--all", action="store_true", help="every recipe that can run on this machine")
     parser.add_argument("--junit", metavar="FILE", help="write the results as JUnit XML, for CI")
-    parser.add_argument("--update", action="store_true", help="write missed expectations into the recipes")
     parser.add_argument("--resume-check", action="store_true", help="train it whole, and killed and resumed: the same?")
     parser.add_argument("--dry-run", action="store_true", help="read them all and list what would run")
     add_json(parser)
@@ -418,7 +417,6 @@ def configure_reproduce(parser: Parser) -> None:
     parser.epilog = """examples:
   mpt reproduce --all --junit results.xml
   mpt reproduce runs/digits_cnn/RUN             against its summary, bit for bit
-  mpt reproduce ./mine.yaml --update            with 3 seeds; fills `expect:`
   mpt reproduce digits_mlp --resume-check trainer.epochs=3"""
     parser.notes = """more examples:
   mpt reproduce digits_mlp overflow -j 2
@@ -428,9 +426,6 @@ def configure_reproduce(parser: Parser) -> None:
   mpt reproduce runs/digits_cnn/RUN --rtol 0.02 on another machine: metrics within 2 %
   mpt reproduce digits_mlp seed=7               with changes; ./NAME where a run directory is called as a recipe
   mpt reproduce digits_cnn --resume-check backend=jax trainer.max_steps=60 --at 31
-
---update runs as many seeds as `seeds:` says, 3 by default, and writes into the expect: block what they missed, or the
-block itself.
 
 exit code: 0 all came out as expected; 2 a recipe can't be read (the others ran); 5 an expectation was missed; else the
 code of the run that broke"""

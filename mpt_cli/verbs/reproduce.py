@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, Problem, gravest_code
-from mpt_cli.reproduce.collection import Selection, collect, is_run_word
+from mpt_cli.reproduce.collection import Selection, collect
 from mpt_cli.reproduce.output import ResultPrinter, check_junit, write_junit
 from mpt_cli.reproduce.reproduction import (
     Reproduction,
@@ -19,7 +19,6 @@ from mpt_cli.reproduce.reproduction import (
     ResumeProof,
     create_output_folder,
     reproduce,
-    update_recipes,
     verify_resume,
 )
 from mpt_cli.settings.load import load_settings
@@ -76,21 +75,15 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
                 "results": [result.as_dict() for result in results],
             }
         )
-    is_met = update_recipes(results, _say_aside) if arguments.update else not missed
-    gravest = gravest_code(result.exit_code for result in results)
-    return BAD_CONFIG if found.errors else OK if is_met else gravest or MISMATCH
-
-
-def _say_aside(text: str) -> None:
-    say(text, sys.stderr)
+    return BAD_CONFIG if found.errors else gravest_code(result.exit_code for result in results)
 
 
 def _read_request(arguments: argparse.Namespace) -> Selection:
     names, changes = _names_and_changes(arguments)
-    problems = _problems(arguments, names, arguments.update and any(map(is_run_word, names)))
+    problems = _problems(arguments, names)
     if problems:
         raise ConfigError(problems)
-    return Selection(names, changes, arguments.all, arguments.rtol, arguments.keywords, arguments.update)
+    return Selection(names, changes, arguments.all, arguments.rtol, arguments.keywords)
 
 
 def _names_and_changes(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
@@ -98,16 +91,11 @@ def _names_and_changes(arguments: argparse.Namespace) -> tuple[list[str], list[s
     return [text for text in arguments.given if text not in changes], changes
 
 
-def _problems(arguments: argparse.Namespace, names: list[str], has_run: bool) -> list[Problem]:
+def _problems(arguments: argparse.Namespace, names: list[str]) -> list[Problem]:
     checks = [
         (bool(names) or arguments.all, Problem("NAME", "give recipes, files or run directories, or --all.")),
         (arguments.timeout is None or arguments.timeout > 0, Problem("--timeout", "must be > 0.", arguments.timeout)),
         (arguments.at is None, Problem("--at", "is for --resume-check.", arguments.at)),
-        (not (arguments.update and arguments.dry_run), Problem("--dry-run", "must be left out with --update.")),
-        (
-            not (arguments.update and has_run),
-            Problem("--update", "rewrites recipes; a run directory is a record and stays as it is."),
-        ),
     ]
     small = [
         *minimum_problems(1, jobs=arguments.jobs),

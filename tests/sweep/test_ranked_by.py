@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from sweep_stubs import started
 
-from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings.load import load_settings
 from mpt_cli.sweep.directory import read_results
