@@ -206,7 +206,7 @@ def _tolerate_narrow_encodings() -> None:
 
 def _print_json(error: MptError) -> None:
     """The error for scripts, which read standard output."""
-    from mpt_cli.telemetry.format import strict_json
+    from mpt_cli.files import strict_json
 
     problems = [problem.as_dict() for problem in error.problems] if isinstance(error, ConfigError) else []
     print(strict_json({"status": "error", "exit_code": error.exit_code, "error": str(error), "problems": problems}))

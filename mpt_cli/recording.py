@@ -19,11 +19,12 @@ import yaml
 
 from mpt_cli.engine.backend import running_platform
 from mpt_cli.errors import NUMERICAL, summarise_error
+from mpt_cli.files import write_atomic, write_json
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.scale_state import StepRows
 from mpt_cli.precision.train_step import unwrapped
 from mpt_cli.report.run import Run
-from mpt_cli.runs.directory import RunDirectory, write_atomic, write_json, write_summary
+from mpt_cli.runs.directory import RunDirectory, write_summary
 from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
 from mpt_cli.settings.load import resolved_yaml
 from mpt_cli.settings.schema import FLOAT_POLICIES, RECORDED_TRAINER_KEYS, PolicySettings, Settings

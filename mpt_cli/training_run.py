@@ -12,13 +12,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from mpt_cli.engine import backend
 from mpt_cli.engine.distribution import broadcast_from_rank0, find_process_info, is_connected
 from mpt_cli.errors import DataError
-from mpt_cli.runs.directory import (
-    RunDirectory,
-    summary_dict,
-    write_atomic,
-    write_json,
-    write_summary,
-)
+from mpt_cli.files import write_atomic, write_json
+from mpt_cli.runs.directory import RunDirectory, summary_dict, write_summary
 from mpt_cli.runs.expectations import applicable_expectations, expectation_lines
 from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
 from mpt_cli.runs.resume import (

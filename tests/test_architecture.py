@@ -12,6 +12,7 @@ ROOMS = (
     "version",
     "redaction",
     "errors",
+    "files",
     "plugins",
     "signals",
     "machine",

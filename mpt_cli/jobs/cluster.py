@@ -4,6 +4,7 @@ Both sides know of a command by files beside its log, which the cluster's machin
 `python -m mpt_cli.jobs.cluster FILE` runs one that was pickled into FILE; submitit has a program of its own for that.
 """
 
+import json
 import os
 import pickle
 import platform
@@ -17,9 +18,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mpt_cli.errors import OK, TERMINATED, DataError
+from mpt_cli.errors import OK, TERMINATED
+from mpt_cli.files import write_json
 from mpt_cli.jobs.executor import WHOLE_MACHINE, Command, Ending, Executor, LocalExecutor, LocalHandle, Lost, Share
-from mpt_cli.runs.directory import read_json, write_json
+from mpt_cli.settings.limits import read_file
 from mpt_cli.signals import GRACE_SECONDS, handled_by, held_back
 
 LOOK_SECONDS = 10.0  # between two questions to a cluster about all of its jobs
@@ -58,9 +60,11 @@ class CommandFiles:
 
 def read_note(path: Path) -> dict[str, Any]:
     """Return what `write_json` wrote; empty where there is no such file, or a damaged one."""
-    with suppress(DataError):
-        return read_json(path)
-    return {}
+    try:
+        found = json.loads(read_file(path))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 @dataclass

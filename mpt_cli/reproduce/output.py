@@ -6,11 +6,11 @@ from typing import TextIO
 from xml.etree import ElementTree
 
 from mpt_cli.errors import naming
+from mpt_cli.files import write_atomic
 from mpt_cli.redaction import without_secrets
 from mpt_cli.report.tables import print_table, text_columns
 from mpt_cli.reproduce.collection import Collection
 from mpt_cli.reproduce.reproduction import Reproduction
-from mpt_cli.runs.directory import write_atomic
 from mpt_cli.runs.provenance import format_environment
 from mpt_cli.settings.limits import read_file
 from mpt_cli.telemetry.console import PrintableConsole
@@ -144,8 +144,8 @@ def write_junit(path: Path, found: Collection, results: Sequence[Reproduction], 
     root = ElementTree.Element("testsuites", name="mpt reproduce")
     for result in results:
         _add_suite(root, result)
-    why = "nothing ran: --dry-run" if is_dry_run else "not run: another failed before it"
-    left_out = {**found.left_out, **{target.name: why for target in found.targets[len(results) :]}}
+    unrun = found.targets if is_dry_run else []
+    left_out = {**found.left_out, **{target.name: "nothing ran: --dry-run" for target in unrun}}
     unread = [(name, "skipped", reason) for name, reason in left_out.items()]
     for name, kind, message in [*unread, *((error.name, "error", str(error)) for error in found.errors)]:
         suite = _suite(root, name, 1, **{"errors" if kind == "error" else kind: 1})

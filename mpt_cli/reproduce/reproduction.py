@@ -4,7 +4,7 @@ proof that a run which is killed and resumed ends as one that never was: both he
 
 import random
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -157,14 +157,11 @@ def create_output_folder(path: str | None) -> Path:
 
 @dataclass(frozen=True)
 class RerunLimits:
-    """How targets are run: `jobs` at a time, each for so long at most, those that fail again up to `retries` times, and
-    none after the first that failed.
-    """
+    """How targets are run: `jobs` at a time, each for so long at most, those that fail again up to `retries` times."""
 
     jobs: int = 1
     timeout_seconds: float | None = None
     retries: int = 0
-    stops_at_failure: bool = False
 
 
 def reproduce(
@@ -172,59 +169,36 @@ def reproduce(
 ) -> list[Reproduction]:
     """Run every target in a process of its own under `folder`; `tell` hears of each.
 
-    After Ctrl-C no run is begun, and what it broke off is not judged; what --exitfirst left is not in the result.
+    After Ctrl-C no run is begun, and what it broke off is not judged.
     """
-    results = _run_once({number: (target, ()) for number, target in enumerate(targets, 1)}, folder, plan, tell)
-    for _ in range(plan.retries):
-        failed = {
-            number: (result.target, (*result.earlier, result.failure))
-            for number, result in results.items()
-            if not result.passed
-        }
-        again = replace(plan, stops_at_failure=False)
-        results |= _run_once(failed, folder, again, tell) if failed else {}
-    return [results[number] for number in sorted(results)]
-
-
-def _run_once(
-    targets: Mapping[int, tuple[ReproduceTarget, tuple[str, ...]]],
-    folder: Path,
-    plan: RerunLimits,
-    tell: Callable[[Reproduction], None],
-) -> dict[int, Reproduction]:
-    """Return the result of each target by its number; with each target comes why it failed before."""
     results: dict[int, Reproduction] = {}
 
     def record(command: Command[RunDirectory], ending: Ending) -> None:
         if ending.cause in (None, "timeout"):
             number = numbers[command.name]
-            target, earlier = targets[number]
-            results[number] = replace(_judge(target, read_finished(command, ending)), earlier=earlier)
+            before = results.get(number)
+            earlier = (*before.earlier, before.failure) if before else ()
+            results[number] = replace(_judge(left[number], read_finished(command, ending)), earlier=earlier)
             tell(results[number])
 
-    def until_a_failure() -> Iterator[Command[RunDirectory]]:
-        for command in commands.values():
-            if not plan.stops_at_failure or all(result.passed for result in results.values()):
-                yield command
-
-    with tempfile.TemporaryDirectory() as logs, LocalExecutor() as executor:
-        commands = {
-            number: _target_command(number, target, folder, Path(logs), len(earlier) + 1)
-            for number, (target, earlier) in targets.items()
-        }
-        numbers = {command.name: number for number, command in commands.items()}
-        limits = Limits(workers=plan.jobs, timeout_seconds=plan.timeout_seconds)
-        stopped_by = Queue(limits, executor, record).run(until_a_failure())
-    raise_for(stopped_by)
-    return results
+    limits = Limits(workers=plan.jobs, timeout_seconds=plan.timeout_seconds)
+    left = dict(enumerate(targets, 1))
+    for retry in range(plan.retries + 1):
+        with tempfile.TemporaryDirectory() as logs, LocalExecutor() as executor:
+            commands = [_target_command(number, target, folder, Path(logs), retry) for number, target in left.items()]
+            numbers = {command.name: number for command, number in zip(commands, left, strict=True)}
+            raise_for(Queue(limits, executor, record).run(commands))
+        left = {number: result.target for number, result in sorted(results.items()) if not result.passed}
+    return [results[number] for number in sorted(results)]
 
 
 def _target_command(
-    number: int, target: ReproduceTarget, folder: Path, logs: Path, attempt: int
+    number: int, target: ReproduceTarget, folder: Path, logs: Path, retry: int
 ) -> Command[RunDirectory]:
     stem = Path(target.name.partition("[")[0]).stem + (f"-seed{target.seed}" if "[" in target.name else "")
-    retry = f"-retry{attempt - 1}" if attempt > 1 else ""
-    run = RunDirectory(folder / f"{number}-{stem}{retry}")  # unique also where a recipe is given twice
+    run = RunDirectory(
+        folder / f"{number}-{stem}{f'-retry{retry}' if retry else ''}"
+    )  # unique also where a recipe is given twice
     overrides = [*target.words, format_override("run_dir", str(run.path))]
     return run_command("train", overrides, run, logs / f"{run.path.name}.log", target.environment)
 

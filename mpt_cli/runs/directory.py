@@ -1,5 +1,5 @@
-"""The run directory: the files in it beside those of telemetry, how files are written there (whole or not at all) and
-read, and what a run tells those who look at it from outside: which process writes, and what it announced.
+"""The run directory: the files in it beside those of telemetry, how they are read, and what a run tells those who look
+at it from outside: which process writes, and what it announced.
 """
 
 import fcntl
@@ -16,30 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TextIO
 
-from mpt_cli.errors import CHECK_DISK, EXIT_CODES, DataError, naming
+from mpt_cli.errors import EXIT_CODES, DataError, naming
+from mpt_cli.files import write_json
 from mpt_cli.settings.limits import open_to_append, read_file, remove_file
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.signals import ForcedEnd, Interruption, at_forced_end, raise_for
-from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import Summary, field_problem
-from mpt_cli.telemetry.sink import File, TelemetryFiles, rename_durably, write_durably
+from mpt_cli.telemetry.sink import File, TelemetryFiles
 from mpt_cli.version import SCHEMA_VERSION
-
-
-def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write `content` beside `path`, force it to disk and rename: a reader or a crash never meets half a file, and a
-    link at `path` is replaced, not followed. Halves of characters, as in names of files, are written as \\udcff.
-
-    Raises DataError naming the file when it can't be written; an earlier version of the file then still stands.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    data = content if isinstance(content, bytes) else content.encode(errors="backslashreplace")
-    try:
-        with naming(path, CHECK_DISK):
-            write_durably(temporary, lambda file: file.write(data))
-            rename_durably(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def make_folder(path: Path, exist_ok: bool = True) -> tuple[Path, ...]:
@@ -73,11 +57,6 @@ def summary_dict(summary: Summary) -> dict[str, Any]:
 
 def write_summary(path: Path, summary: Summary) -> None:
     write_json(path, summary_dict(summary))
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write strict JSON, indented, whole or not at all; add `schema_version` where it is missing."""
-    write_atomic(path, strict_json({"schema_version": SCHEMA_VERSION, **value}, indent=2) + "\n")
 
 
 def read_json(path: Path, record: type | Mapping[str, Any] | None = None) -> dict[str, Any]:

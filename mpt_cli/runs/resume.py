@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.files import write_atomic
 from mpt_cli.redaction import REDACTED
-from mpt_cli.runs.directory import RunDirectory, default_parent, write_atomic
+from mpt_cli.runs.directory import RunDirectory, default_parent
 from mpt_cli.runs.provenance import flatten, known_environment
 from mpt_cli.settings.limits import load_mapping, read_file
 from mpt_cli.settings.overrides import format_override

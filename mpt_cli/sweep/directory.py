@@ -13,15 +13,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from mpt_cli.errors import BAD_DATA, OK, TERMINATED, ConfigError, DataError, gravest_code, naming
+from mpt_cli.files import write_json
 from mpt_cli.jobs.executor import Ending
-from mpt_cli.runs.directory import (
-    LOCK_FILE,
-    RunDirectory,
-    default_parent,
-    random_name,
-    read_json,
-    write_json,
-)
+from mpt_cli.runs.directory import LOCK_FILE, RunDirectory, default_parent, random_name, read_json
 from mpt_cli.runs.resume import past_attempts
 from mpt_cli.settings.limits import read_file
 from mpt_cli.settings.search_path import expanded, shell_command

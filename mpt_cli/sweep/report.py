@@ -10,12 +10,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
 
+from mpt_cli.files import write_atomic, write_json
 from mpt_cli.report.history import read_histories
 from mpt_cli.report.page import render_page, run_link, write_page
 from mpt_cli.report.picture import Picture
 from mpt_cli.report.run_page import run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn, csv_text
-from mpt_cli.runs.directory import write_atomic, write_json
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
 from mpt_cli.sweep.directory import (
     GOOD,

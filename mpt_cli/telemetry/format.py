@@ -1,12 +1,7 @@
 """Numbers as text: for a person, and as JSON that every parser reads."""
 
-import json
 import math
-from numbers import Integral, Real
-from typing import Any
 
-from mpt_cli.errors import TURNING
-from mpt_cli.redaction import without_secrets
 from mpt_cli.telemetry.records import GradientSample
 
 
@@ -129,41 +124,3 @@ def format_fraction(fraction: float | None) -> str:
         return "-"
     share = 100 * fraction
     return "0%" if share == 0 else f"{share:.1f}%" if share >= 0.1 else f"{share:.2g}%"
-
-
-def strict_json(value: Any, indent: int | None = None) -> str:
-    """Return `value` as JSON text; nan and infinities become the strings "NaN", "Infinity" and "-Infinity".
-
-    JSON has no such numbers, and Python's bare `NaN` stops strict parsers. Strings keep apart what null would blur
-    (nan, infinite, not there), and `float("NaN")`, JavaScript's `Number("Infinity")` and Java's `parseDouble` read
-    them back. `None` stays null: no value, such as the loss of an interval in which every step was skipped.
-
-    >>> strict_json({"loss": float("inf"), "skipped_steps": 3})
-    '{"loss": "Infinity", "skipped_steps": 3}'
-    """
-    try:
-        text = json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False)
-    except (TypeError, ValueError):  # a NumPy number, or one that JSON lacks
-        text = json.dumps(_finite_json(value), indent=indent, allow_nan=False, ensure_ascii=False)
-    return without_secrets(text).translate(_ESCAPED)
-
-
-# what a terminal obeys and JSON may have bare, what turns a line around, and halves of a character, which no file holds
-_ESCAPED = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *TURNING, *range(0xD800, 0xE000))}
-
-
-_NON_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
-
-
-def _finite_json(value: Any) -> Any:
-    if isinstance(value, (bool, int, str)) or value is None:
-        return value
-    if isinstance(value, Integral):  # NumPy's integers and floats, which json refuses
-        return int(value)
-    if isinstance(value, Real):
-        return float(value) if math.isfinite(value) else _NON_FINITE[str(float(value))]
-    if isinstance(value, dict):
-        return {str(name): _finite_json(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite_json(item) for item in value]
-    return value

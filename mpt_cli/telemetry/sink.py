@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from mpt_cli.errors import DataError, printable
 from mpt_cli.settings.limits import open_regular
@@ -243,26 +243,6 @@ class TelemetryFiles:
     layers_jsonl = File("layers.jsonl")  # only where what float16 loses was sampled
     console_log = File("console.log")
     tensorboard = File("tensorboard")
-
-
-def write_durably(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Have `write` fill a new file, and force it to disk. What has the name before is taken away, never written into:
-    in a directory from elsewhere it may be a link."""
-    path.unlink(missing_ok=True)
-    with path.open("x+b") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def rename_durably(path: Path, place: Path) -> None:
-    """Rename the file; otherwise that may be lost when the machine goes down, or come after a later one."""
-    os.replace(path, place)
-    descriptor = os.open(place.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 FLUSH_SECONDS = 1.0  # how old a line may get before it is in the file

@@ -22,12 +22,12 @@ from typing import Any, TextIO
 
 from mpt_cli import plugins
 from mpt_cli.errors import CHECK_DISK, ConfigError, DataError, Problem, first_line, install_command, naming
+from mpt_cli.files import strict_json
 from mpt_cli.redaction import note_passwords
 from mpt_cli.settings.schema import LoggerSettings
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.console.live import LiveConsole
 from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole, StreamLines
-from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import (
     GRADIENT_FIELDS,
     Event,

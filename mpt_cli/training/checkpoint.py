@@ -20,10 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpt_cli.errors import DataError
+from mpt_cli.files import rename_durably, strict_json, write_durably
 from mpt_cli.settings.limits import open_file, remove_file
 from mpt_cli.settings.schema import TrainerSettings
-from mpt_cli.telemetry.format import strict_json
-from mpt_cli.telemetry.sink import rename_durably, write_durably
 
 if TYPE_CHECKING:
     from mpt_cli.training.record import Record

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from mpt_cli.errors import ConfigError, Problem, nearest, printable
-from mpt_cli.telemetry.format import strict_json
+from mpt_cli.files import strict_json
 from mpt_cli.verbs import arguments
 from mpt_cli.version import SCHEMA_VERSION
 

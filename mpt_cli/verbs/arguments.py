@@ -375,7 +375,6 @@ def add_rerun_options(parser: Parser) -> None:
         metavar="N",
         help="run what failed again with the same seed, up to N times; what passes then is flaky",
     )
-    parser.more.add_argument("-x", "--exitfirst", action="store_true", help="start no run after one that failed")
     parser.more.add_argument(
         "--rtol",
         type=float,
@@ -420,7 +419,7 @@ def configure_reproduce(parser: Parser) -> None:
   mpt reproduce digits_mlp --resume-check trainer.epochs=3"""
     parser.notes = """more examples:
   mpt reproduce digits_mlp overflow -j 2
-  mpt reproduce recipes/ 'digits_*' -k "nightly and not cnn" -x
+  mpt reproduce recipes/ 'digits_*' -k "nightly and not cnn"
   mpt reproduce recipes/ --dry-run              what would run; an unreadable recipe is an error
   mpt reproduce recipes/ --retries 1 --timeout 600
   mpt reproduce runs/digits_cnn/RUN --rtol 0.02 on another machine: metrics within 2 %

@@ -9,8 +9,9 @@ from pathlib import Path
 from mpt_cli.diagnose.preparation import diagnosis_directory, find_overflow, on_one_device
 from mpt_cli.engine.backend import prepare_backend, set_import_variables
 from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem, printable_tree
+from mpt_cli.files import write_json
 from mpt_cli.report.page import write_page
-from mpt_cli.runs.directory import RunDirectory, default_parent, write_json
+from mpt_cli.runs.directory import RunDirectory, default_parent
 from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings.load import load_with_recipe
 from mpt_cli.settings.search_path import conf_override, expanded, recipe_paths, shell_command

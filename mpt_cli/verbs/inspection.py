@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from mpt_cli import plugins
 from mpt_cli.errors import OK, ConfigError, DataError, Problem, did_you_mean
+from mpt_cli.files import strict_json, write_atomic
 from mpt_cli.redaction import watched_environment
 from mpt_cli.report.tables import plain_lines, print_labelled, text_columns
-from mpt_cli.runs.directory import write_atomic
 from mpt_cli.settings.checks import object_keys
 from mpt_cli.settings.json_schema import MODELINE, SCHEMA_FILE, json_schema, key_fields
 from mpt_cli.settings.key import REQUIRED, Key, class_keys, format_range
@@ -43,7 +43,6 @@ from mpt_cli.settings.search_path import (
     recipe_paths,
     shell_command,
 )
-from mpt_cli.telemetry.format import strict_json
 from mpt_cli.verbs import print_json, say
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
     elif found.targets:
         folder = create_output_folder(arguments.output)
         printer.start(found)
-        limits = RerunLimits(arguments.jobs, arguments.timeout, arguments.retries, arguments.exitfirst)
+        limits = RerunLimits(arguments.jobs, arguments.timeout, arguments.retries)
         results = reproduce(found.targets, folder, limits, printer.show_result)
         printer.finish(results)
     if arguments.junit:

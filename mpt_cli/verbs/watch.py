@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import INTERRUPTED, TERMINATED, ConfigError, DataError, Problem
+from mpt_cli.files import strict_json
 from mpt_cli.runs.directory import RunDirectory, read_holder
 from mpt_cli.settings.limits import LONGEST_LINE, open_file
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import conf_override, expanded, shell_command
-from mpt_cli.telemetry.format import strict_json
 from mpt_cli.verbs import say
 
 LOOK_SECONDS, SWEEP_LOOK_SECONDS = 0.25, 1.0

@@ -6,8 +6,9 @@ python written_run.py RUN_DIR EPOCHS SECONDS      SECONDS an epoch
 import sys
 import time
 
+from mpt_cli.files import write_atomic
 from mpt_cli.precision import DynamicScale
-from mpt_cli.runs.directory import RunDirectory, write_atomic, write_summary
+from mpt_cli.runs.directory import RunDirectory, write_summary
 from mpt_cli.settings.schema import LoggerSettings
 from mpt_cli.telemetry.records import Event, RunHeader, Scaling, Snapshot, Summary
 from mpt_cli.telemetry.sinks import build_telemetry

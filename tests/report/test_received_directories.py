@@ -8,10 +8,9 @@ from run_files import write_run
 
 from mpt_cli.cli import main
 from mpt_cli.errors import DataError, Problem
+from mpt_cli.files import strict_json, write_atomic, write_durably
 from mpt_cli.report.run import load_run
-from mpt_cli.runs.directory import write_atomic
-from mpt_cli.telemetry.format import strict_json
-from mpt_cli.telemetry.sink import LineFile, write_durably
+from mpt_cli.telemetry.sink import LineFile
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from stub_runs import SUMMARY, StubExecutor
 
+from mpt_cli.files import write_json
 from mpt_cli.jobs.executor import Command
 from mpt_cli.reproduce import reproduction
-from mpt_cli.runs.directory import write_json
 
 
 @pytest.fixture

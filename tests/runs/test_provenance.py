@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mpt_cli import machine
+from mpt_cli.files import strict_json
 from mpt_cli.runs.provenance import (
     FrameworkFacts,
     collect_environment,
@@ -13,7 +14,6 @@ from mpt_cli.runs.provenance import (
     installed_packages,
     recorded_variables,
 )
-from mpt_cli.telemetry.format import strict_json
 
 FACTS = FrameworkFacts("tensorflow", "auto", ["cpu:0"], 0, "abc", "mixed_float16")
 

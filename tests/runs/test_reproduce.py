@@ -12,11 +12,12 @@ import pytest
 from stub_runs import RECIPE, SUMMARY, StubExecutor
 
 from mpt_cli.cli import main
+from mpt_cli.files import write_json
 from mpt_cli.jobs.executor import Command, LocalExecutor
 from mpt_cli.jobs.queue import run_one
 from mpt_cli.reproduce.collection import Selection, collect, expectations_from
 from mpt_cli.reproduce.reproduction import read_finished, run_command
-from mpt_cli.runs.directory import RunDirectory, write_json
+from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.load import load_settings, resolved_yaml
 from mpt_cli.settings.search_path import recipe_paths
 
@@ -255,14 +256,6 @@ def test_what_passes_at_a_second_attempt_is_flaky(outcome, capsys, monkeypatch) 
     assert "reproduced at attempt 2: flaky" in capsys.readouterr().out
     properties = ElementTree.parse("out.xml").getroot().iter("property")
     assert {each.get("name"): each.get("value") for each in properties}["flaky"] == "true"
-
-
-def test_exitfirst_begins_nothing_after_a_failure(outcome, recipe: Path) -> None:
-    recipe.write_text(RECIPE.replace("345", "346"))
-    assert main(["reproduce", "./mine.yaml", "digits_mlp", "-x", "--junit", "out.xml"]) == 5
-    assert len(outcome["words"]) == 1
-    skipped = ElementTree.parse("out.xml").getroot().find(".//skipped")
-    assert skipped is not None and skipped.get("message") == "not run: another failed before it"
 
 
 def test_a_run_that_takes_too_long_is_ended_and_has_failed(outcome, monkeypatch, capsys) -> None:

@@ -12,7 +12,8 @@ import pytest
 from stub_job import FINISHED
 
 from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.runs.directory import LockHolder, RunDirectory, read_holder, write_holder, write_json
+from mpt_cli.files import write_json
+from mpt_cli.runs.directory import LockHolder, RunDirectory, read_holder, write_holder
 from mpt_cli.runs.resume import (
     check_checkpoints,
     check_resumable,

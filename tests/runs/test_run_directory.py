@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from mpt_cli.errors import DataError
+from mpt_cli.files import write_atomic
 from mpt_cli.runs import directory
-from mpt_cli.runs.directory import RunDirectory, write_atomic
+from mpt_cli.runs.directory import RunDirectory
 
 
 def test_the_default_lies_under_runs_recipe_time_and_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from mpt_cli.errors import DataError
-from mpt_cli.runs.directory import read_json, read_summary, write_json, write_summary
+from mpt_cli.files import write_json
+from mpt_cli.runs.directory import read_json, read_summary, write_summary
 from mpt_cli.telemetry.records import Summary
 
 CONTRACT = {"status", "exit_code", "verdict", "steps_seen", "applied_steps", "skipped_steps", "final_loss_scale"}

@@ -8,8 +8,8 @@ from command import ENVIRONMENT, mpt
 from mpt_cli import redaction
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError, printable
+from mpt_cli.files import strict_json
 from mpt_cli.settings.load import load_settings, resolved_yaml
-from mpt_cli.telemetry.format import strict_json
 
 PARTS = """
 import keras

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import ReferenceScale, Step
 
-from mpt_cli.telemetry.format import strict_json
+from mpt_cli.files import strict_json
 from mpt_cli.telemetry.records import GradientSample
 from mpt_cli.telemetry.step_counters import FLOAT_FIELDS, INT_FIELDS, CounterOptions, StepCounters, StepRecords
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from strict import loads
 
-from mpt_cli.telemetry.format import strict_json
+from mpt_cli.files import strict_json
 
 
 def test_every_value_is_written_so_that_strict_parsers_read_it() -> None:
