@@ -1,5 +1,5 @@
 """What a comparison says. In plain sentences: the verdict, why a narrower precision is no faster, and what to doubt.
-And what it leaves for readers: the table, results.json, results.csv and report.html.
+And what it leaves for readers: the table, results.json and report.html.
 """
 
 from dataclasses import asdict
@@ -17,6 +17,7 @@ from mpt_cli.compare.comparison import (
     SpeedUp,
     format_rule,
 )
+from mpt_cli.files import write_json
 from mpt_cli.report.history import read_histories
 from mpt_cli.report.page import run_link, write_page
 from mpt_cli.report.run_page import render_runs, run_pictures
@@ -26,7 +27,7 @@ from mpt_cli.runs.provenance import known_environment, ran_on_cpu
 from mpt_cli.sweep.directory import NOT_RUN
 from mpt_cli.sweep.paired import FEWEST_SEEDS, MOST_SEEDS, RARE, count_seeds
 from mpt_cli.sweep.progress import Screen
-from mpt_cli.sweep.report import ending_lines, format_difference, format_verdict, job_dict, write_files
+from mpt_cli.sweep.report import ending_lines, format_difference, format_verdict, job_dict
 from mpt_cli.telemetry.format import format_bytes, format_number, format_share, format_signed
 
 
@@ -306,9 +307,9 @@ def compare_page(found: Comparison, page: Path) -> str:
 
 
 def write_comparison(found: Comparison, page: Path | None = None) -> None:
-    """Write results.json, results.csv and the page; with `page` only that, there."""
+    """Write results.json and the page; with `page` only that, there."""
     if page is None:
-        write_files(found.directory, comparison_dict(found), _job_rows(found))
+        write_json(found.directory.results_json, comparison_dict(found))
     place = page or found.directory.report_html
     write_page(place, compare_page(found, place))
 
@@ -341,14 +342,8 @@ def _entry_dict(found: Comparison, entry: Entry) -> dict[str, Any]:
         "step_seconds": entry.step_seconds,
         "speed_up": None if speed is None else {**asdict(speed), "is_faster": speed.is_faster},
         "peak_memory_bytes": _peak_bytes(entry),
-        "jobs": [{**job_dict(found, job), "run_dir": str(job.run_dir)} for job in entry.results],
+        "jobs": [
+            {**job_dict(found, job), "run_dir": str(job.run_dir), "step_seconds": entry.seconds.get(seed)}
+            for seed, job in entry.jobs.items()
+        ],
     }
-
-
-def _job_rows(found: Comparison) -> list[dict[str, Any]]:
-    """Return a row per job."""
-    return [
-        {"precision": entry.label, "seed": seed, "step_seconds": entry.seconds.get(seed), **job_dict(found, job)}
-        for entry in found.entries
-        for seed, job in entry.jobs.items()
-    ]

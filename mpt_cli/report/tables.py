@@ -2,9 +2,7 @@
 label and a text.
 """
 
-import csv
-import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
@@ -89,19 +87,6 @@ def print_labelled(rows: Sequence[tuple[str, str]], console: Console) -> None:
         before = label
     if console.is_terminal:
         console.print(grid)
-
-
-def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows as CSV; the keys of the first row name the columns.
-
-    >>> csv_text([{"name": "a,b", "value": 0.5}, {"name": "c", "value": None}])
-    'name,value\\n"a,b",0.5\\nc,\\n'
-    """
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def _cells(columns: Sequence[TableColumn[R]], row: R) -> list[str]:

@@ -74,7 +74,6 @@ class SweepDirectory:
     def plan_json(self) -> Path:
         return self.path / f"{self.verb}.json"
 
-    results_csv = File("results.csv")
     results_json = File("results.json")
     report_html = File("report.html")
     study = File("study.journal")  # of a search: Optuna's

@@ -1,4 +1,4 @@
-"""What a sweep leaves for readers: its table on the console, results.json and results.csv, and report.html with its
+"""What a sweep leaves for readers: its table on the console, results.json, and report.html with its
 pictures.
 """
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
 
-from mpt_cli.files import write_atomic, write_json
+from mpt_cli.files import write_json
 from mpt_cli.report.history import read_histories
 from mpt_cli.report.page import render_page, run_link, write_page
 from mpt_cli.report.picture import Picture
 from mpt_cli.report.run_page import run_pictures
-from mpt_cli.report.tables import PageTable, TableColumn, csv_text
+from mpt_cli.report.tables import PageTable, TableColumn
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
 from mpt_cli.sweep.directory import (
     GOOD,
@@ -25,7 +25,6 @@ from mpt_cli.sweep.directory import (
     Configuration,
     JobResult,
     JobResults,
-    SweepDirectory,
     SweepResults,
 )
 from mpt_cli.sweep.hyperparameters import (
@@ -259,7 +258,7 @@ def failure_lines(found: JobResults) -> list[str]:
     for result in failed[:MOST_FAILURES]:
         lines += [_line(result.status, f"{result.job.name}: {result.reason}"), _line("", result.job.command)]
     if len(failed) > MOST_FAILURES:
-        lines.append(_line("", f"and {len(failed) - MOST_FAILURES} more, in {found.directory.results_csv}"))
+        lines.append(_line("", f"and {len(failed) - MOST_FAILURES} more, in {found.directory.results_json}"))
     missing = found.plan.missing
     if count := len(left) + missing:
         lines.append(_line("not ended", f"{count} of {len(found.results) + missing} jobs"))
@@ -368,17 +367,11 @@ _NUMBERS = (
 
 
 def write_results(found: SweepResults, page: Path | None = None) -> None:
-    """Write results.json, results.csv and the page; with `page` only that, there."""
+    """Write results.json and the page; with `page` only that, there."""
     if page is None:
-        write_files(found.directory, results_dict(found), _job_rows(found))
+        write_json(found.directory.results_json, results_dict(found))
     place = page or found.directory.report_html
     write_page(place, sweep_page(found, pictures(found), place))
-
-
-def write_files(directory: SweepDirectory, content: dict[str, Any], job_rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write results.json and results.csv, each whole or not at all."""
-    write_json(directory.results_json, content)
-    write_atomic(directory.results_csv, csv_text(job_rows))
 
 
 def results_dict(found: SweepResults) -> dict[str, Any]:
@@ -402,18 +395,6 @@ def results_dict(found: SweepResults) -> dict[str, Any]:
         # by number, each with its `overrides`
         "jobs": [{**job_dict(found, result), "overrides": result.job.overrides} for result in found.results],
     }
-
-
-def _job_rows(found: SweepResults) -> list[dict[str, Any]]:
-    """Return a row per job, with its rank and every varied key in a column of its own, empty where the job has none of
-    it.
-    """
-    ranks = {result.job.number: row.rank for row in found.configurations for result in row.results}
-    blank = dict.fromkeys(found.plan.varied)
-    return [
-        {"rank": ranks[result.job.number], **blank, **result.job.overrides, **job_dict(found, result)}
-        for result in found.results
-    ]
 
 
 def configuration_dict(row: Configuration) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def test_with_a_model_of_the_users_a_misspelt_objective_is_said_and_another_rank
     words = ["conf=digits_mlp", "model.builder=net:build", "seed=0,1", "sweep_dir=s"]
     found, code = stubs.start(words, objective="val_acuracy")
     assert code == 2 and [result.status for result in found.results] == ["finished", "finished"]
-    assert found.objective.name == "val_accuracy" and found.directory.results_csv.exists()
+    assert found.objective.name == "val_accuracy" and found.directory.results_json.exists()
     rule = "--objective: must be a number that the jobs report. Received: 'val_acuracy'. Did you mean val_accuracy?"
     assert f"Ranked by val_accuracy, the higher the better. {rule}" in counts_sentence(found)
     assert objective_lines(found)[1].strip() == "ranked by val_accuracy in its place"

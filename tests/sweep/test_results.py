@@ -1,6 +1,5 @@
 """What is read from a sweep directory, and how it is ranked."""
 
-import csv
 import io
 import json
 import math
@@ -113,8 +112,6 @@ def test_the_reference_has_every_field_of_a_sweeps_files(stubs, hook):
         "peak_memory_bytes",
     }
     assert told("job") == {*results["jobs"][0], "schema_version"} - {"val_accuracy", "overrides", *of_summary}
-    (row, *_) = csv.DictReader(Path("s", "results.csv").read_text().splitlines())
-    assert {*row} == {"rank", *results["varied"], *results["jobs"][0]} - {"overrides"}
 
 
 @pytest.mark.slow
@@ -174,13 +171,12 @@ def test_configurations_of_one_mean_share_their_rank_and_are_told_to(stubs):
 def test_files_hold_every_job_with_its_command_and_are_made_from_the_directory_alone(stubs, tmp_path):
     stubs.manners = {2: "raises"}
     made, _ = stubs.start(GRID)
-    before = [path.read_text() for path in (made.directory.results_csv, made.directory.results_json)]
-    for path in (made.directory.results_csv, made.directory.results_json, made.directory.report_html):
+    before = made.directory.results_json.read_text()
+    for path in (made.directory.results_json, made.directory.report_html):
         path.unlink()
     write_results(read_results(made.directory))
-    assert [made.directory.results_csv.read_text(), made.directory.results_json.read_text()] == before
-    assert made.directory.report_html.exists()
-    content = json.loads(before[1])
+    assert made.directory.results_json.read_text() == before and made.directory.report_html.exists()
+    content = json.loads(before)
     assert content["schema_version"] == 1 and content["counts"] == {"failed": 1, "finished": 5}
     assert content["objective"] == {"name": "val_accuracy", "direction": "max"}
     assert content["best"]["command"] == "mpt train conf=digits_mlp 'loss_scale.initial_scale=2**15' seed=0"

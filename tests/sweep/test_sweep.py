@@ -1,6 +1,5 @@
 """Whole sweeps of stubs, from the words to the files."""
 
-import csv
 import json
 import os
 import signal
@@ -32,7 +31,7 @@ def test_six_jobs_of_which_three_go_wrong_and_what_is_left_of_them_is_run_again(
     reasons = [result.reason for result in found.results]
     assert reasons[0] == "model.builder: build_net raised ValueError: no."
     assert reasons[1] == "Stopped: every step was skipped." and reasons[2].startswith("SIGKILL ended it after")
-    rows = list(csv.DictReader((tmp_path / "six" / "results.csv").open()))
+    rows = json.loads((tmp_path / "six" / "results.json").read_text())["jobs"]
     assert [row["status"] for row in rows] == ["failed", "failed", "killed", *["finished"] * 3]
     assert found.best is not None and found.best.job.number == 5
     done = next((tmp_path / "six").glob("005-*/summary.json"))
@@ -131,7 +130,7 @@ def test_piped_progress_is_plain_lines_the_directory_named_after_the_recipe_and_
     assert "finished  001-seed-0  val_accuracy 0.5000, 3 skipped, healthy" in stubs.said
     assert "failed    002-seed-1  model.builder: build_net raised ValueError: no." in stubs.said
     lines = failure_lines(replace(found, results=[found.results[1]] * 22))
-    assert len(lines) == 42 and lines[40].strip() == f"and 2 more, in {found.directory.results_csv}"
+    assert len(lines) == 42 and lines[40].strip() == f"and 2 more, in {found.directory.results_json}"
 
 
 def test_a_jobs_share_of_the_cores_stays_its_own_and_stands_in_its_command(stubs, tmp_path, monkeypatch):
