@@ -103,8 +103,8 @@ class LocalLauncher(Launcher):
         return LocalExecutor()
 
 
-# what submitit has of all its executors, as numbers; other settings are those of Slurm's
-_NUMBERS = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "tasks_per_node")
+# what submitit has of all its executors; other settings are those of Slurm's
+_OF_ALL = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "tasks_per_node")
 _LOCAL_SETTINGS = ("cluster", "timeout_min", "cpus_per_task")  # what submitit's processes of this machine take
 
 
@@ -162,25 +162,29 @@ class SubmititLauncher(Launcher):
     def executor(self, workers: int, folder: Path) -> "SlurmCluster":
         from mpt_cli.jobs.submitit_executor import ProcessesOfSubmitit, SlurmCluster
 
-        given: dict[str, Any] = {"timeout_min": "60", **self.settings}
+        given = {"timeout_min": "60", **self.settings}
         given.pop("cluster", None)
-        numbers = {name: given.pop(name) for name in _NUMBERS if name in given}
-        parameters = {name: text if (number := read_number(text)) is None else number for name, text in numbers.items()}
+        options, of_srun = _take_options(given, "sbatch."), _take_options(given, "srun.")
+        values = {name: _value(text) for name, text in given.items()}
+        parameters = {name: values.pop(name) for name in _OF_ALL if name in values}
         if self.is_here:
             return ProcessesOfSubmitit(parameters, {}, folder / self.name)
-        groups = {group: _take_options(given, f"{group}.") for group in ("sbatch", "srun")}
-        own = {"slurm_python": given.pop("python")} if "python" in given else {}
-        given["signal_delay_s"] = min(90, 15 * parameters["timeout_min"])  # before the end of its time, to save
-        if "setup" in given:
-            given["setup"] = [given["setup"]]
-        if groups["sbatch"]:
-            given["additional_parameters"] = groups["sbatch"]
-        if groups["srun"]:
-            given["srun_args"] = [
-                f"--{name}" + ("" if value is True else f"={value}") for name, value in groups["srun"].items()
-            ]
-        parameters |= {f"slurm_{name}": value for name, value in given.items()}
+        own = {"slurm_python": values.pop("python")} if "python" in values else {}
+        values["signal_delay_s"] = min(90, 15 * parameters["timeout_min"])  # before the end of its time, to save
+        if "setup" in values:
+            values["setup"] = [values["setup"]]
+        if options:
+            values["additional_parameters"] = options
+        if of_srun:
+            values["srun_args"] = [f"--{name}" + ("" if text is True else f"={text}") for name, text in of_srun.items()]
+        parameters |= {f"slurm_{name}": value for name, value in values.items()}
         return SlurmCluster(parameters, own, folder / self.name)
+
+
+def _value(text: str) -> Any:
+    """Return the number that is written so, or the text."""
+    number = read_number(text)
+    return number if str(number) == text else text
 
 
 def _take_options(settings: dict[str, str], prefix: str) -> dict[str, str | bool]:

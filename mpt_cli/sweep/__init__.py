@@ -4,6 +4,6 @@
 on disk.
 """
 
-# of a search, with what each needs besides Optuna; here, so that `mpt sweep --help` starts without the rest of the room
-SAMPLERS = {"tpe": (), "random": (), "gp": ("torch",), "cmaes": ("cmaes",)}
+# of a search; here, so that `mpt sweep --help` starts without the rest of the room
+SAMPLERS = ("tpe", "random")
 PRUNERS = ("median", "asha", "hyperband")

@@ -244,17 +244,12 @@ class OptunaStudy:
 
 def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
     """Return a sampler, a new one for each proposal: all that it uses stands in the study."""
-    samplers = optuna.samplers
+    if name == "random":
+        return optuna.samplers.RandomSampler(seed=seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        builders: dict[str, Callable[[], optuna.samplers.BaseSampler]] = {
-            # counts the trials that are running as bad ones, so that several at a time don't crowd in one place
-            "tpe": lambda: samplers.TPESampler(seed=seed, constant_liar=True),
-            "random": lambda: samplers.RandomSampler(seed=seed),
-            "gp": lambda: samplers.GPSampler(seed=seed),
-            "cmaes": lambda: samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False),
-        }
-        return builders[name]()
+        # counts the trials that are running as bad ones, so that several at a time don't crowd in one place
+        return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
 
 
 def _pruner(name: str | None) -> optuna.pruners.BasePruner:

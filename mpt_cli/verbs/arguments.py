@@ -197,9 +197,8 @@ def add_search_options(parser: Parser) -> None:
     )
     parser.more.add_argument(
         "--sampler",
-        choices=tuple(SAMPLERS),
-        help="how a search chooses, by Optuna's name; "
-        "default: tpe, whose first 10 are random. gp needs torch, cmaes the package cmaes",
+        choices=SAMPLERS,
+        help="how a search chooses, by Optuna's name; default: tpe, whose first 10 are random",
     )
     parser.more.add_argument(
         "--pruner",
