@@ -57,31 +57,6 @@ class Setup:
     batch_size: int
 
 
-def make_comparison(words: Sequence[str], seeds: int | None) -> tuple[SweepPlan, list[Setup]]:
-    """Return the jobs, round by round: each seed is a round in which every configuration runs once.
-
-    Every other round runs backwards, so that a machine that gets slower favours none. ConfigError with all problems.
-    """
-    if not any(word.startswith("policy=") for word in words) and not {*read_grid(words).varied} - {SEED}:
-        words = [*words, POLICIES]
-    _check(words, seeds)
-    return _in_rounds(make_plan(_with_seeds(words, seeds)), lambda job: load_settings(job.words))
-
-
-def _in_rounds(plan: SweepPlan, settings_of: Callable[[Job], Settings]) -> tuple[SweepPlan, list[Setup]]:
-    setups: dict[str, Setup] = {}
-    for job in plan.jobs:
-        own = job.without_seed
-        if str(own) not in setups:
-            settings = settings_of(job)
-            setups[str(own)] = Setup(own, settings.policy.description, settings.trainer.batch_size)
-    if len(setups) < 2:
-        raise ConfigError(Problem("policy", "must have at least two values to compare.", None, f"As in {POLICIES}."))
-    rounds = [list(members) for _, members in groupby(plan.jobs, lambda job: job.overrides.get(SEED))]
-    jobs = [job for index, members in enumerate(rounds) for job in (members[::-1] if index % 2 else members)]
-    return replace(plan, jobs=jobs), list(setups.values())
-
-
 @dataclass(frozen=True)
 class Script:
     """A script with its words, its name, and the function that checks and reads the words of `mpt run` before it."""
@@ -91,12 +66,35 @@ class Script:
     settings_of: Callable[[list[str]], Settings]
 
 
-def make_script_comparison(words: Sequence[str], seeds: int | None, script: Script) -> tuple[SweepPlan, list[Setup]]:
-    """Return the jobs for a script, as `make_comparison` does. With several seeds, `set_random_seed` of each round gets
-    its seed.
+def make_comparison(
+    words: Sequence[str], seeds: int | None, script: Script | None = None
+) -> tuple[SweepPlan, list[Setup]]:
+    """Return the jobs of a recipe or a script, round by round: each seed is a round in which every configuration runs
+    once. With several seeds, `set_random_seed` of a script gets that of its round.
+
+    Every other round runs backwards, so that a machine that gets slower favours none. ConfigError with all problems.
     """
+    if not any(word.startswith("policy=") for word in words) and not {*read_grid(words).varied} - {SEED}:
+        words = [*words, POLICIES]
     _check(words, seeds)
-    words = words if read_grid(words).varied else [*words, POLICIES]
+    plan = make_plan(_with_seeds(words, seeds)) if script is None else _script_plan(words, seeds, script)
+    settings_of = script.settings_of if script is not None else load_settings
+    setups: dict[str, Setup] = {}
+    for job in plan.jobs:
+        own = job.without_seed
+        if str(own) not in setups:
+            settings = settings_of(job.words)
+            setups[str(own)] = Setup(own, settings.policy.description, 1 if script else settings.trainer.batch_size)
+    if len(setups) < 2:
+        raise ConfigError(Problem("policy", "must have at least two values to compare.", None, f"As in {POLICIES}."))
+    rounds = [list(members) for _, members in groupby(plan.jobs, lambda job: job.overrides.get(SEED))]
+    jobs = [job for index, members in enumerate(rounds) for job in (members[::-1] if index % 2 else members)]
+    if script is not None:
+        jobs = [replace(job, words=[*job.words, *script.words], verb="run") for job in jobs]
+    return replace(plan, jobs=jobs), list(setups.values())
+
+
+def _script_plan(words: Sequence[str], seeds: int | None, script: Script) -> SweepPlan:
     rounds = [f"{SEED}={','.join(map(str, range(1, seeds + 1)))}"] if seeds is not None and seeds > 1 else []
     grid = read_grid([*rounds, *words])
     if grid.problems:
@@ -104,13 +102,8 @@ def make_script_comparison(words: Sequence[str], seeds: int | None, script: Scri
     jobs = []
     for number, combination in enumerate(grid.combinations, 1):
         overrides = varied_values(combination, grid.varied)
-        name = job_name(number, overrides)
-        jobs.append(Job(number, name, overrides, [*combination, *script.words], verb="run"))
-    own = len(script.words)
-    plan, setups = _in_rounds(
-        SweepPlan(grid.varied, jobs, script.title), lambda job: script.settings_of(job.words[: len(job.words) - own])
-    )
-    return plan, [replace(setup, batch_size=1) for setup in setups]
+        jobs.append(Job(number, job_name(number, overrides), overrides, [*combination]))
+    return SweepPlan(grid.varied, jobs, script.title)
 
 
 def _check(words: Sequence[str], seeds: int | None) -> None:

@@ -8,7 +8,6 @@ from mpt_cli.compare.comparison import (
     Comparison,
     Script,
     make_comparison,
-    make_script_comparison,
     read_comparison,
 )
 from mpt_cli.compare.report import write_comparison
@@ -34,10 +33,8 @@ def start_compare(
     Return the comparison and the exit code.
     """
     own, path = split_overrides(overrides, "compare_dir")
-    if script is not None:
-        plan, setups = make_script_comparison(own, measure.seeds, script)
-    else:
-        plan, setups = make_comparison(own, measure.seeds)
+    plan, setups = make_comparison(own, measure.seeds, script)
+    if script is None:
         loaded = [load_with_recipe(job.words) for job in plan.jobs]
         check_objective(options.objective, [settings for settings, _ in loaded])
         for note in dict.fromkeys(note for _, recipe in loaded for note in recipe.notes):

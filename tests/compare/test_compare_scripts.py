@@ -5,7 +5,7 @@ import json
 import pytest
 from command import mpt
 
-from mpt_cli.compare.comparison import Script, make_script_comparison
+from mpt_cli.compare.comparison import Script, make_comparison
 from mpt_cli.errors import ConfigError
 from mpt_cli.verbs.run import script_settings
 
@@ -21,7 +21,7 @@ model.fit(x, x[:, :1], batch_size=4, epochs=int(sys.argv[2]), verbose=0)
 
 def test_the_jobs_of_a_script_are_runs_of_it_round_by_round():
     script = Script(["train.py", "--rate=3"], "train", script_settings)
-    plan, setups = make_script_comparison(["policy=float32,mixed_float16"], 2, script)
+    plan, setups = make_comparison(["policy=float32,mixed_float16"], 2, script)
     words = [
         ["seed=1", "policy=float32"],
         ["seed=1", "policy=mixed_float16"],
@@ -32,7 +32,7 @@ def test_the_jobs_of_a_script_are_runs_of_it_round_by_round():
     assert plan.jobs[0].command == "mpt run seed=1 policy=float32 train.py --rate=3"
     assert [setup.policy for setup in setups] == ["float32", "mixed_float16"]
     with pytest.raises(ConfigError, match="is decided by the script"):
-        make_script_comparison(["trainer.epochs=3,4"], None, script)
+        make_comparison(["trainer.epochs=3,4"], None, script)
 
 
 def test_what_stands_behind_the_script_is_its_own(tmp_path):
