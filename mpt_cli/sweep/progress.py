@@ -18,7 +18,7 @@ from mpt_cli.jobs.queue import Observer, Running
 from mpt_cli.report.history import latest_line
 from mpt_cli.report.tables import TableColumn, plain_lines, rich_table
 from mpt_cli.runs.directory import read_holder
-from mpt_cli.sweep.directory import GOOD, NOT_RUN, JobResult, SweepDirectory, read_job
+from mpt_cli.sweep.directory import NOT_RUN, JobResult, SweepDirectory, read_job
 from mpt_cli.sweep.plan import Job
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.console.plain import StreamLines
@@ -118,20 +118,16 @@ class SweepProgress(RunningLines, Observer[Job]):
             self._is_ending = True
             self.screen.say("ending the running jobs, each with a checkpoint; Ctrl-C again kills them")
         if self.is_due:
-            self.show([*(self._line(child) for child in running), self.overall(running)])
-
-    def _line(self, child: Running[Job]) -> str:
-        job = child.command.subject
-        line = latest_line(self._sweep.run(job).metrics_jsonl)
-        status = WAITING if child.waits_for else RUNNING
-        return format_job(JobState(job, status, line, waits_for=child.waits_for), child.seconds)
+            lines = [
+                format_job(self._sweep, child.command.subject, child.waits_for, child.seconds) for child in running
+            ]
+            self.show([*lines, self.overall(running)])
 
     def ended(self, command: Command[Job], ending: Ending) -> None:
         self._done.append(ending.seconds)
         result = read_job(self._sweep, command.subject)
         self._failed += not result.is_good
-        line = f"{self._place()} {result.status:<9} {command.name}  {format_ending(result)}"
-        self.screen.say(line, "" if result.status in GOOD else "red")
+        self.screen.say(f"{self._place()} {format_result(result)}", "" if result.is_good else "red")
 
     def _place(self) -> str:
         width = len(str(self._count))
@@ -151,8 +147,18 @@ class SweepProgress(RunningLines, Observer[Job]):
         return ", ".join(parts)
 
 
+def format_job(sweep: SweepDirectory, job: Job, waits_for: str = "", seconds: float | None = None) -> str:
+    """Return in one line where a job is that has not ended: what a cluster says of it while it waits there, else its
+    latest line in metrics.jsonl, which also has the seconds where nobody else counts them.
+    """
+    if waits_for:
+        return f"waiting   {job.name}  {waits_for}"
+    line = latest_line(sweep.run(job).metrics_jsonl)
+    own = float((line or {}).get("seconds") or 0.0)
+    return f"running   {job.name}  {'  '.join(format_state(line, own if seconds is None else seconds))}"
+
+
 def format_state(line: dict[str, Any] | None, seconds: float) -> list[str]:
-    """Return where a running job is, from its latest line in metrics.jsonl."""
     if line is None:
         return ["starting", format_seconds(seconds)]
     loss, scale = line.get("loss"), line.get("loss_scale")
@@ -166,10 +172,14 @@ def format_state(line: dict[str, Any] | None, seconds: float) -> list[str]:
     ]
 
 
-def format_ending(result: JobResult) -> str:
+def format_result(result: JobResult) -> str:
     """Return how a job ended, in one line."""
-    if result.reason or not result.summary:
-        return result.reason
+    return f"{result.status:<9} {result.job.name}  {result.reason or _format_summary(result)}".rstrip()
+
+
+def _format_summary(result: JobResult) -> str:
+    if not result.summary:
+        return ""
     metrics = result.summary.get("metrics", {})
     name = next((usual for usual in MONITORED if usual in metrics), None)
     parts = [f"{name} {format_number(float(metrics[name]))}"] if name else []
@@ -177,29 +187,15 @@ def format_ending(result: JobResult) -> str:
     return ", ".join([*parts, result.summary["verdict"], format_seconds(result.seconds or 0.0)])
 
 
-WAITING, RUNNING = "waiting", "running"
-
-
 @dataclass(frozen=True)
 class JobState:
-    """Where a job is: waiting, running, or how it ended; `line` is its latest of metrics.jsonl, `waits_for` what a
-    cluster says of one that waits there.
-    """
+    """Where a job is: it runs, waits or has a result; `waits_for` is what a cluster says of one that waits there."""
 
     job: Job
-    status: str
-    line: dict[str, Any] | None = None
+    is_running: bool = False
     result: JobResult | None = None
     waits_for: str = ""
     is_on_cluster: bool = False  # and goes on without a sweep that waits for it
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the job, its status, and the numbers that are known of it."""
-        numbers = ("step", "epoch", "loss", "loss_scale", "skipped_steps", "consecutive_skips", "seconds")
-        known = {name: self.line.get(name) for name in numbers} if self.line else {}
-        ended = {"exit_code": self.result.exit_code, "reason": self.result.reason} if self.result else {}
-        waits = {"waits_for": self.waits_for} if self.waits_for else {}
-        return {"job": self.job.name, "overrides": self.job.overrides, "status": self.status, **waits, **known, **ended}
 
 
 def find_cluster(sweep: SweepDirectory) -> Cluster | None:
@@ -223,23 +219,11 @@ def job_states(sweep: SweepDirectory, cluster: Cluster | None = None) -> list[Jo
 
 
 def _state(sweep: SweepDirectory, job: Job, cluster: Cluster | None) -> JobState:
-    run = sweep.run(job)
-    line, holder = latest_line(run.metrics_jsonl), read_holder(run.lock_file)
+    holder = read_holder(sweep.run(job).lock_file)
     if holder is not None and holder.is_gone is not True:
-        return JobState(job, RUNNING, line, is_on_cluster=cluster is not None)
+        return JobState(job, is_running=True, is_on_cluster=cluster is not None)
     result = read_job(sweep, job)
     if result.status != NOT_RUN:
-        return JobState(job, result.status, line, result)
+        return JobState(job, result=result)
     waits_for = cluster.describe(sweep.log(job)) if cluster else ""
-    return JobState(job, WAITING, line, waits_for=waits_for, is_on_cluster=cluster is not None)
-
-
-def format_job(state: JobState, seconds: float | None = None) -> str:
-    """Return a job in one line: where it is, or how it ended; by default it runs for the seconds of its latest line."""
-    words = state.waits_for
-    if state.result is not None:
-        words = format_ending(state.result)
-    elif state.status == RUNNING:
-        own = float((state.line or {}).get("seconds") or 0.0)
-        words = "  ".join(format_state(state.line, own if seconds is None else seconds))
-    return f"{state.status:<9} {state.job.name}  {words}".rstrip()
+    return JobState(job, waits_for=waits_for, is_on_cluster=cluster is not None)

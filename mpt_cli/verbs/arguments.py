@@ -331,7 +331,6 @@ gives other results, is a finding and no failure."""
 def configure_watch(parser: Parser) -> None:
     """Follow a run or a sweep that another process trains, or show one that is over."""
     parser.add_argument("directory", metavar="RUN|SWEEP|COMPARE", help="what mpt train, sweep or compare writes")
-    parser.add_argument("--json", action="store_true", help="of a sweep: print one JSON object per line")
     parser.epilog = """examples:
   mpt watch runs/digits_cnn/RUN           Ctrl-C ends the watching, not the run
   mpt watch sweeps/digits_mlp/SWEEP       its jobs: step, loss, scale, skips"""
@@ -340,8 +339,7 @@ of the run (143 for one that was killed and left no summary; of a sweep the most
 one), and with 130 on Ctrl-C, as `tail -f` does. A directory that mpt did not write, or
 that is removed: 3.
 
-Of a run it prints console.log; tail -f metrics.jsonl and events.jsonl for programs. --json prints an object a line of
-a sweep; "record" says what it is: job or end."""
+Of a run it prints console.log; tail -f metrics.jsonl and events.jsonl for programs."""
 
 
 def configure_report(parser: Parser) -> None:

@@ -7,10 +7,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from mpt_cli.errors import INTERRUPTED, TERMINATED, ConfigError, DataError, Problem
-from mpt_cli.files import strict_json
+from mpt_cli.errors import INTERRUPTED, TERMINATED, DataError
 from mpt_cli.runs.directory import RunDirectory, read_holder
 from mpt_cli.settings.limits import LONGEST_LINE, open_file
 from mpt_cli.settings.overrides import format_override
@@ -40,12 +38,7 @@ def run_watch(arguments: argparse.Namespace) -> int:
     begins = run.lock_file.is_file() and run.console_log.is_file()
     try:
         if not run.config_yaml.is_file() and not begins:
-            return _watch_sweep(path, arguments.json)
-        if arguments.json:
-            rule = (
-                "is for a sweep or a comparison. metrics.jsonl and events.jsonl of a run are JSON lines: tail -f them."
-            )
-            raise ConfigError(Problem("--json", rule))
+            return _watch_sweep(path)
         return _watch_run(run)
     except KeyboardInterrupt:
         print("\nmpt watch: ended; the run it watched continues", file=sys.stderr)
@@ -82,13 +75,9 @@ def _print_new_lines(path: Path, offset: int) -> int:
     return offset
 
 
-def _print_record(record: str, content: dict[str, Any]) -> None:
-    print(strict_json({"record": record, **content}), flush=True)
-
-
-def _watch_sweep(path: Path, as_json: bool) -> int:
-    from mpt_cli.sweep.directory import sweep_exit_code
-    from mpt_cli.sweep.progress import RUNNING, RunningLines, Screen, find_cluster, format_job, job_states
+def _watch_sweep(path: Path) -> int:
+    from mpt_cli.sweep.directory import JobResult, sweep_exit_code
+    from mpt_cli.sweep.progress import RunningLines, Screen, find_cluster, format_job, format_result, job_states
     from mpt_cli.verbs.report import result_kind
 
     kind = result_kind(path)
@@ -96,35 +85,24 @@ def _watch_sweep(path: Path, as_json: bool) -> int:
         why = "it has no config.yaml, sweep.json or compare.json" if path.is_dir() else "it does not exist"
         raise DataError(f"{path} is no directory of a run, a sweep or a comparison: {why}.")
     sweep = kind.directory(path)
-    screen = Screen(None if as_json else sys.stdout)
-    told: dict[str, Any] = {}
+    screen = Screen(sys.stdout)
+    told: dict[str, JobResult] = {}
     cluster = find_cluster(sweep)
     with RunningLines(screen) as below:
         for abandoned in watch_directory(path, SWEEP_LOOK_SECONDS):
             jobs = job_states(sweep, cluster)
-            for state in jobs:
-                news = state.as_dict() if as_json else state.result
-                if news is not None and told.get(state.job.name) != news:
-                    told[state.job.name] = news
-                    if as_json:
-                        _print_record("job", state.as_dict())
-                    else:
-                        screen.say(format_job(state), "" if state.result and state.result.is_good else "red")
             results = [state.result for state in jobs if state.result is not None]
+            for result in results:
+                if told.get(result.job.name) != result:
+                    told[result.job.name] = result
+                    screen.say(format_result(result), "" if result.is_good else "red")
             if abandoned >= LOOKS_TO_BE_SURE and not any(state.is_on_cluster for state in jobs):
                 break
             if below.is_due:
-                running = [state for state in jobs if state.status == RUNNING]
+                running = [state for state in jobs if state.is_running]
                 queued = [state for state in jobs if state.waits_for][:MOST_QUEUED]
-                below.show(
-                    [
-                        *map(format_job, [*running, *queued]),
-                        f"{len(results)} of {len(jobs)} jobs done, {len(running)} running",
-                    ]
-                )
+                lines = [format_job(sweep, state.job, state.waits_for) for state in [*running, *queued]]
+                below.show([*lines, f"{len(results)} of {len(jobs)} jobs done, {len(running)} running"])
     code = sweep_exit_code(results) if len(results) == len(jobs) else TERMINATED
-    if as_json:
-        _print_record("end", {"exit_code": code, "jobs": len(jobs), "ended": len(results)})
-        return code
     kind.print_table(kind.read(sweep), screen, None)
     return code

@@ -314,8 +314,8 @@ READING = {
         "train resume=run trainer.epochs=9",
         "diagnose run",
     ),
-    "sweep": ("report sweep", "watch sweep --json", "sweep --resume sweep --dry-run", "report sweep --json"),
-    "compare": ("report compare", "watch compare --json", "report compare --json"),
+    "sweep": ("report sweep", "watch sweep", "sweep --resume sweep --dry-run", "report sweep --json"),
+    "compare": ("report compare", "watch compare", "report compare --json"),
 }
 ENDINGS = st.sampled_from([b"", b"[" * 9999, b"\xff\0", b'{"a": "\\u202e"}', b"null\n"])
 
