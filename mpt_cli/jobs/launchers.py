@@ -5,6 +5,7 @@
 import importlib.util
 import os
 import shutil
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -147,7 +148,8 @@ class SubmititLauncher(Launcher):
             rule = f"must have Slurm on this machine: there is no {', '.join(missing)}."
             raise ConfigError(Problem("launcher.cluster", rule, self._cluster, remedy))
         try:
-            self.executor(1, Path()).prepared()
+            with tempfile.TemporaryDirectory() as folder:
+                self.executor(1, Path(folder)).prepared()
         except (AssertionError, NameError, TypeError, ValueError) as error:  # whatever submitit has against them
             raise ConfigError(
                 Problem("launcher", "must have settings of submitit.", None, first_line(error))

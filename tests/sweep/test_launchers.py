@@ -51,13 +51,14 @@ def test_each_job_ends_as_it_would_here(stubs, tmp_path):
         ("local", ["launcher.cluster=local"], "launcher: settings are for another launcher than local."),
     ],
 )
-def test_what_is_wrong_with_a_launcher_is_said(name, words, message, monkeypatch):
+def test_what_is_wrong_with_a_launcher_is_said(name, words, message, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: package)
     monkeypatch.setattr("shutil.which", lambda program: f"/usr/bin/{program}")
     with pytest.raises(ConfigError) as caught:
         choose_launcher(name, words)
-    assert message in str(caught.value)
+    assert message in str(caught.value) and [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.parametrize(("name", "extra"), [("submitit", "slurm"), ("ray", "ray")])
