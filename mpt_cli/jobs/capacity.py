@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpt_cli.machine import cores_of_process, memory_bytes
+from mpt_cli.machine import cores_of_process
 
 JOB_BYTES = 3 * 2**29  # 1.5 GiB: a small TensorFlow job was measured at 1.05 GB
 THREAD_VARIABLES = (
@@ -30,8 +30,8 @@ def usable_cores() -> int:
 
 def available_bytes() -> int | None:
     """Return the memory that can be taken now without swapping, a container's limit included."""
-    lines = [line.split() for line in _read(Path("/proc/meminfo")).splitlines() if line.startswith("MemAvailable")]
-    found = [int(lines[0][1]) * 1024] if lines else [total for total in [memory_bytes()] if total]
+    lines = [line.split() for line in _read(Path("/proc/meminfo")).splitlines()]
+    found = [int(value) * 1024 for name, value, *_ in lines if name == "MemAvailable:"]
     limit, used = _read(_CGROUP / "memory.max").strip(), _read(_CGROUP / "memory.current").strip()
     if limit.isdigit() and used.isdigit():
         found.append(max(0, int(limit) - int(used)))
@@ -57,12 +57,12 @@ def thread_environment(workers: int, environment: Mapping[str, str]) -> dict[str
 
 
 def cores_each(workers: int) -> int | None:
-    """Return how many cores each of several jobs at a time has to itself. None where one has them all, where there are
-    fewer cores than jobs, and where the system can't keep a process to some cores.
+    """Return how many cores each of several jobs at a time has to itself. None where one has them all, and where there
+    are fewer cores than jobs.
 
     Variables alone do not do it: JAX makes a thread per core that its process may run on, whatever they say.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    cores = len(os.sched_getaffinity(0))
     return cores // workers if 1 < workers <= cores else None
 
 
@@ -72,7 +72,7 @@ def least_used_cores(count: int, taken: Sequence[frozenset[int]]) -> frozenset[i
     >>> least_used_cores(10_000, [])
     frozenset()
     """
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    cores = sorted(os.sched_getaffinity(0))
     if count >= len(cores):
         return frozenset()
     return frozenset(sorted(cores, key=lambda core: sum(core in share for share in taken))[:count])

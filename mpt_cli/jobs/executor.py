@@ -154,7 +154,7 @@ class Executor(ABC):
 
 class LocalExecutor(Executor):
     """Processes of this machine, each a group of its own, which keeps the terminal's Ctrl-C from it and lets its
-    helpers be ended with it. On Linux they end when the thread that started them does, by `kill -9` too.
+    helpers be ended with it. They end when the thread that started them does, by `kill -9` too.
     """
 
     poll_seconds = 0.05
@@ -180,10 +180,9 @@ class LocalExecutor(Executor):
 
 def _prepare(parent: int, cores: frozenset[int]) -> None:
     """Prepare the new process before it becomes the program."""
-    if sys.platform == "linux":
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it was killed meanwhile
-            os._exit(1)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it was killed meanwhile
+        os._exit(1)
     if cores:
         os.sched_setaffinity(0, cores)
 
