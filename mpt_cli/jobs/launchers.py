@@ -264,7 +264,7 @@ def recorded_launcher(facts: Mapping[str, Any]) -> Launcher:
     if found is None:
         return LocalLauncher()
     kind, settings = LAUNCHERS.get(str(found.get("name"))), found.get("settings")
-    if kind is None or not isinstance(settings, dict):
+    if kind is None or not isinstance(settings, dict) or not all(isinstance(text, str) for text in settings.values()):
         raise DataError(f"sweep.json is damaged: launcher must not be {str(found)[:200]}.")
     return kind(settings)
 

@@ -7,7 +7,7 @@ import pytest
 from command import wait_for
 from sweep_stubs import processes_of
 
-from mpt_cli.errors import ConfigError
+from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.jobs.launchers import Launcher, SubmititLauncher, choose_launcher, recorded_launcher
 from mpt_cli.sweep.plan import Search
 from mpt_cli.sweep.progress import Screen
@@ -66,6 +66,14 @@ def test_a_missing_package_names_its_extra(monkeypatch, name, extra):
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
     with pytest.raises(ConfigError, match=rf"{name} is not installed\. Received: .*pip install 'mpt-cli\[{extra}\]'"):
         choose_launcher(name, [])
+
+
+@pytest.mark.parametrize(
+    "found", [{"name": "pbs", "settings": {}}, {"name": "ray"}, {"name": "ray", "settings": {"a": 1}}]
+)
+def test_a_record_of_another_launcher_is_damage(found):
+    with pytest.raises(DataError, match=r"sweep\.json is damaged: launcher must not be \{'name'"):
+        recorded_launcher({"launcher": found})
 
 
 def test_slurm_has_to_be_here(monkeypatch):
