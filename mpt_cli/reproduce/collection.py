@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.data.load import missing_keras_files
+from mpt_cli.data.paths import check_run_present
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.machine import nvidia_gpus
 from mpt_cli.runs.directory import RunDirectory, read_json, read_summary
@@ -111,10 +112,21 @@ def collect(request: Selection) -> Collection:
             _add(found, each, request)
         if not requested:
             found.errors.append(Unreadable(word, [Problem("NAME", "must match at least one recipe.", word)]))
-    found.targets = [each for each in found.targets if _matches(request.keywords, [each.name, *each.tags])]
-    found.errors = [error for error in found.errors if _matches(request.keywords, [error.name])]
+    once: dict[Path, ReproduceTarget] = {}
+    for target in found.targets:
+        once.setdefault((target.recipe or Path(target.words[0])).resolve(), target)
+    targets, errors = [*once.values()], found.errors
+    found.targets = [each for each in targets if _matches(request.keywords, [each.name, *each.tags])]
+    found.errors = [error for error in errors if _matches(request.keywords, [error.name])]
+    if not found.targets and not found.errors and (targets or errors):
+        words = ", ".join(dict.fromkeys(word for each in [*targets, *errors] for word in _words_of(each)))
+        raise ConfigError(Problem("-k", "must be part of a name or tag.", request.keywords, f"There are {words}."))
     found.targets = [each for target in found.targets for each in _with_seeds(target)]
     return found
+
+
+def _words_of(each: ReproduceTarget | Unreadable) -> tuple[str, ...]:
+    return (each.name, *each.tags) if isinstance(each, ReproduceTarget) else (each.name,)
 
 
 @dataclass(frozen=True)
@@ -183,6 +195,7 @@ def _read(requested: _Requested, request: Selection) -> tuple[ReproduceTarget, s
     settings = load_settings(words)
     if problems := check_names(settings):
         raise ConfigError(with_places(words, problems))
+    check_run_present(settings)
     target = ReproduceTarget(
         name,
         words,

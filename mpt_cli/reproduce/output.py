@@ -13,7 +13,9 @@ from mpt_cli.reproduce.collection import Collection
 from mpt_cli.reproduce.reproduction import Reproduction
 from mpt_cli.runs.provenance import format_environment
 from mpt_cli.settings.limits import read_file
+from mpt_cli.settings.search_path import shell_command
 from mpt_cli.telemetry.console import PrintableConsole
+from mpt_cli.telemetry.health import GOOD_VERDICTS, UNCHECKED
 
 MOST_DIFFERENCES = 12
 MOST_LINES = 40  # of what a run that failed had said
@@ -45,15 +47,18 @@ class ResultPrinter:
         self.line(f"{len(found.targets)} to run, {len(found.errors)} unreadable, {len(found.left_out)} left out")
 
     def show_result(self, result: Reproduction) -> None:
-        self.done += 1
         missed = sum(not check.passed for check in result.checks)
-        verdict = f"{missed} of {len(result.checks)} expectations missed" if missed else "reproduced"
-        verdict = verdict if result.checks else "ran, without expectations"
-        if result.attempts > 1:
-            self.count += 1
-            verdict += f" at attempt {result.attempts}" + (": flaky" if result.is_flaky else "")
-        verdict = result.failure if result.child.fault else verdict
-        self.line(f"[{self.done}/{self.count}] {result.target.name}: {verdict}")
+        words = f"{missed} of {len(result.checks)} expectations missed" if missed else "reproduced"
+        words = words if result.checks else "ran, without expectations"
+        words = result.failure if result.fault else words
+        verdict = (result.child.summary or {}).get("verdict", "")
+        if result.passed and "verdict" not in result.target.expect and verdict not in ("", *GOOD_VERDICTS, UNCHECKED):
+            words += f", though its verdict is {verdict}"
+        if result.attempts == 1:
+            self.done += 1
+            self.line(f"[{self.done}/{self.count}] {result.target.name}: {words}")
+        else:
+            self.line(f"[attempt {result.attempts}] {result.target.name}: {words}{': flaky' * result.is_flaky}")
 
     def finish(self, results: Sequence[Reproduction]) -> None:
         rows = [
@@ -70,14 +75,26 @@ class ResultPrinter:
                 lambda row: "" if row[-1].startswith("ok") else "bold red",
             )
         if len(results) > 1:
-            broken = sum(bool(result.child.fault) for result in results)
-            good = sum(result.passed for result in results)
-            self.line(f"\n{good} reproduced, {len(results) - good - broken} missed, {broken} without a result")
+            broken = sum(bool(result.fault) for result in results)
+            flaky = sum(result.is_flaky for result in results)
+            good = (
+                f"{sum(result.passed for result in results)} reproduced{f' ({flaky} of them flaky)' if flaky else ''}"
+            )
+            missed = sum(not result.passed and not result.fault for result in results)
+            self.line(f"\n{good}, {missed} missed, {broken} without a result")
         for line in _missed_by_seeds(results):
             self.line(line)
         for result in results:
             if not result.passed:
                 self._explain(result)
+                self.line(f"  again: {_command(result)}")
+            elif result.is_flaky:
+                self.line(f"\n{result.target.name}: flaky")
+                self._tell_attempts(result)
+
+    def _tell_attempts(self, result: Reproduction) -> None:
+        for attempt, failure in enumerate(result.earlier, 1):
+            self.line(f"  attempt {attempt}: {failure}")
 
     def _explain(self, result: Reproduction) -> None:
         where = result.child.run.path
@@ -85,8 +102,11 @@ class ResultPrinter:
         if not where.is_dir():
             for line in result.child.words.splitlines()[1:][-MOST_LINES:]:
                 self.line(f"  {line}")
-        for attempt, failure in enumerate(result.earlier, 1):
-            self.line(f"  attempt {attempt}: {failure}")
+        self._tell_attempts(result)
+        if result.earlier and set(result.earlier) == {result.failure}:
+            self.line("  every attempt failed in the same way, so this is not chance")
+        if summary := result.child.summary:
+            self.line(f"  verdict {summary['verdict']}: {summary['explanation']}")
         for check in result.checks:
             if check.unreported:
                 self.line(f"  {check.name} was expected, {check.unreported}")
@@ -100,7 +120,7 @@ class ResultPrinter:
         self.line(
             "  what is different from the first run:"
             if result.differences
-            else "  the environment is that of the first run"
+            else "  the environment is that of the first run (your own code is not compared)"
         )
         for line in result.differences[:MOST_DIFFERENCES]:
             self.line(f"    {line}")
@@ -121,8 +141,18 @@ def _missed_by_seeds(results: Sequence[Reproduction]) -> Iterator[str]:
             yield f"{recipe}: {name} missed by {which} {len(passed)} seeds ({', '.join(missed)})"
 
 
+def _command(result: Reproduction) -> str:
+    """Return the command that runs this target again, with its seed alone."""
+    target = result.target
+    if target.recipe is None:
+        return shell_command("reproduce", str(Path(target.words[0].removeprefix("conf=")).parent))
+    name, *changes = target.words
+    seed = ["seeds=1"] if target.seeds > 1 else []
+    return shell_command("reproduce", name.removeprefix("conf="), *changes, *seed)
+
+
 def _word(result: Reproduction, passed: bool) -> str:
-    if result.child.fault:
+    if result.fault:
         return "NO RESULT"
     return (f"ok at attempt {result.attempts}: flaky" if result.is_flaky else "ok") if passed else "MISSED"
 
@@ -138,18 +168,19 @@ def check_junit(path: Path) -> None:
 
 
 def write_junit(path: Path, found: Collection, results: Sequence[Reproduction], is_dry_run: bool = False) -> None:
-    """Write a suite for each run. What did not run stands in it as skipped, with the reason; what can't be read, and a
-    run that left no summary, as an error. DataError where the file can't be written.
+    """Write a suite for each run. A target that did not run is skipped, with the reason; a recipe that can't be read
+    and a run that crashed or left no summary is an error. DataError where the file can't be written.
     """
     root = ElementTree.Element("testsuites", name="mpt reproduce")
     for result in results:
         _add_suite(root, result)
-    unrun = found.targets if is_dry_run else []
-    left_out = {**found.left_out, **{target.name: "nothing ran: --dry-run" for target in unrun}}
-    unread = [(name, "skipped", reason) for name, reason in left_out.items()]
-    for name, kind, message in [*unread, *((error.name, "error", str(error)) for error in found.errors)]:
+    ran = {result.target.name for result in results}
+    reason = "nothing ran: --dry-run" if is_dry_run else "not run: interrupted before"
+    unrun = {target.name: reason for target in found.targets if target.name not in ran}
+    unread = [(name, "skipped", reason) for name, reason in {**found.left_out, **unrun}.items()]
+    for name, kind, text in [*unread, *((error.name, "error", str(error)) for error in found.errors)]:
         suite = _suite(root, name, 1, **{"errors" if kind == "error" else kind: 1})
-        _add(_add(suite, "testcase", classname=name, name="run"), kind, message=message)
+        _add(_add(suite, "testcase", classname=name, name="run"), kind, text, message=text.partition("\n")[0])
     ElementTree.indent(root)
     text = ElementTree.tostring(root, encoding="unicode", xml_declaration=False)
     write_atomic(path, f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n')
@@ -167,10 +198,10 @@ def _suite(root: ElementTree.Element, name: str, tests: int, **counts: object) -
 
 
 def _add_suite(root: ElementTree.Element, result: Reproduction) -> None:
-    """Add the suite of one run. A failure is a missed expectation; an error is a run without a usable summary."""
+    """Add the suite of one run. A failure is a missed expectation; an error is a run that has no result."""
     name, child = result.target.name, result.child
     missed = [check for check in result.checks if not check.passed]
-    kind, type_ = ("error", "no summary") if child.fault else ("failure", "mismatch")
+    kind, type_ = ("error", "no result") if result.fault else ("failure", "mismatch")
     seconds = (child.summary or {}).get("seconds", 0.0)
     suite = _suite(root, name, len(result.checks), **{f"{kind}s": len(missed), "time": seconds})
     properties = _add(suite, "properties")
@@ -180,7 +211,7 @@ def _add_suite(root: ElementTree.Element, result: Reproduction) -> None:
     for index, check in enumerate(result.checks):  # the run is the first case's time, and a look at its summary theirs
         case = _add(suite, "testcase", classname=name, name=check.name, time=0 if index else seconds)
         if not check.passed:
-            message = result.failure if child.fault else str(check)
+            message = result.failure if result.fault else str(check)
             earlier = [f"attempt {attempt}: {failure}" for attempt, failure in enumerate(result.earlier, 1)]
             where = [f"run: {child.run.path}"] if child.run.path.is_dir() else []
             details = [message, *where, child.words, *earlier, *result.differences]
@@ -197,7 +228,7 @@ def _properties(result: Reproduction) -> dict[str, object]:
         "seed": result.target.seed,
         "tags": ", ".join(result.target.tags),
         "attempts": result.attempts,
-        "flaky": str(result.is_flaky).lower(),
+        "flaky": "true" if result.is_flaky else None,
         "exit_code": result.child.exit_code,
         "earlier_failures": "\n".join(result.earlier),
         "environment": format_environment(machine) if machine else None,

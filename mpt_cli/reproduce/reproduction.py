@@ -51,18 +51,17 @@ class FinishedProcess:
 
     @property
     def fault(self) -> str:
-        """Return why the run can't be compared with what was expected; empty where it ended with a summary."""
+        """Return why the run can't be compared with what was expected; empty unless it crashed or left no summary."""
         if self.limit_seconds is not None:
-            return f"ended after {self.limit_seconds:g} s"
-        if self.summary is not None:
+            return f"ended after {self.limit_seconds:g} s (--timeout)"
+        if self.summary is not None and self.summary["status"] != "failed":
             return ""
         return signal_name(-self.exit_code) if self.exit_code < 0 else f"exit code {self.exit_code}"
 
     @property
     def fault_sentence(self) -> str:
         """Return `fault` with what the run said about it."""
-        said = [] if self.limit_seconds is not None else self.words.splitlines()
-        reason = (said or [""])[0].removeprefix("mpt train: ")
+        reason = (self.words.splitlines() or [""])[0].removeprefix("mpt train: ")
         begun = "did not finish" if self.run.path.is_dir() else "did not run"
         return f"{begun}: {self.fault}{': ' if reason else ''}{reason}"
 
@@ -83,8 +82,7 @@ def read_finished(command: Command[RunDirectory], ending: Ending) -> FinishedPro
     if ending.exit_code is None:
         return FinishedProcess(command.subject, BAD_DATA, ending.note)
     if ending.cause == "timeout":
-        words = f"it was ended after {ending.limit_seconds:g} s"
-        return FinishedProcess(command.subject, ending.exit_code, words, ending.limit_seconds)
+        return FinishedProcess(command.subject, ending.exit_code, "", ending.limit_seconds)
     lines = command.log.read_text(encoding="utf-8", errors="replace").splitlines() if command.log else []
     own = next((place for place, line in enumerate(lines) if line.startswith("mpt ")), -1)  # with a traceback below it
     return FinishedProcess(command.subject, ending.exit_code, "\n".join(lines[own:]))
@@ -101,6 +99,12 @@ class Reproduction:
     earlier: tuple[str, ...] = ()  # why each attempt before this one failed
 
     @property
+    def fault(self) -> str:
+        """Return why there is nothing to compare; empty for a crash that the recipe expects (`exit_code`)."""
+        is_expected = self.child.summary is not None and "exit_code" in self.target.expect
+        return "" if is_expected else self.child.fault
+
+    @property
     def attempts(self) -> int:
         return len(self.earlier) + 1
 
@@ -110,7 +114,7 @@ class Reproduction:
         missed = [
             f"{check.name} {check.got_text}, expected {check.expected}" for check in self.checks if not check.passed
         ]
-        return self.child.fault_sentence if self.child.fault else "; ".join(missed)
+        return self.child.fault_sentence if self.fault else "; ".join(missed)
 
     @property
     def passed(self) -> bool:
@@ -119,7 +123,7 @@ class Reproduction:
     @property
     def exit_code(self) -> int:
         """Return the exit code: 0 if it passed, 5 if the results differ, else the code of the run that broke."""
-        if not self.child.fault:
+        if not self.fault:
             return OK if self.passed else MISMATCH
         return TERMINATED if self.child.exit_code < 0 else self.child.exit_code or BAD_DATA
 
@@ -165,20 +169,23 @@ class RerunLimits:
 
 
 def reproduce(
-    targets: Sequence[ReproduceTarget], folder: Path, plan: RerunLimits, tell: Callable[[Reproduction], None]
-) -> list[Reproduction]:
-    """Run every target in a process of its own under `folder`; `tell` hears of each.
+    targets: Sequence[ReproduceTarget],
+    folder: Path,
+    plan: RerunLimits,
+    results: dict[int, Reproduction],
+    tell: Callable[[Reproduction], None],
+) -> None:
+    """Run every target in its own process under `folder`; put each result into `results`, by number, and `tell` it.
 
-    After Ctrl-C no run is begun, and what it broke off is not judged.
+    After Ctrl-C no run is started, and an interrupted one has no result.
     """
-    results: dict[int, Reproduction] = {}
 
     def record(command: Command[RunDirectory], ending: Ending) -> None:
         if ending.cause in (None, "timeout"):
             number = numbers[command.name]
             before = results.get(number)
             earlier = (*before.earlier, before.failure) if before else ()
-            results[number] = replace(_judge(left[number], read_finished(command, ending)), earlier=earlier)
+            results[number] = _judge(left[number], read_finished(command, ending), earlier)
             tell(results[number])
 
     limits = Limits(workers=plan.jobs, timeout_seconds=plan.timeout_seconds)
@@ -189,7 +196,6 @@ def reproduce(
             numbers = {command.name: number for command, number in zip(commands, left, strict=True)}
             raise_for(Queue(limits, executor, record).run(commands))
         left = {number: result.target for number, result in sorted(results.items()) if not result.passed}
-    return [results[number] for number in sorted(results)]
 
 
 def _target_command(
@@ -203,16 +209,17 @@ def _target_command(
     return run_command("train", overrides, run, logs / f"{run.path.name}.log", target.environment)
 
 
-def _judge(target: ReproduceTarget, child: FinishedProcess) -> Reproduction:
-    if child.fault:
-        checks = [ExpectationCheck("run", "a summary", child.fault, False)]
+def _judge(target: ReproduceTarget, child: FinishedProcess, earlier: tuple[str, ...]) -> Reproduction:
+    found = Reproduction(target, child, [], [], earlier)
+    if found.fault:
+        checks = [ExpectationCheck("run", "a finished run", found.fault, False)]
     else:
         expect = {"exit_code": 0, **target.expect}  # a run that fails reproduces nothing, unless that is expected
         checks = check_expectations(child.summary or {}, expect)
         if "exit_code" not in target.expect and checks[0].passed:
             checks = checks[1:]
     differences = environment_differences(target.environment, child.environment) if target.environment else []
-    return Reproduction(target, child, checks, differences)
+    return replace(found, checks=checks, differences=differences)
 
 
 # What depends on the clock and the machine, and which attempt wrote a line.

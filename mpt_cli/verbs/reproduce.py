@@ -36,23 +36,25 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
     if arguments.junit:
         check_junit(Path(arguments.junit))
     printer = ResultPrinter(sys.stderr if arguments.json else sys.stdout)
-    results: list[Reproduction] = []
-    if arguments.dry_run:
-        printer.start(found)
-        printer.list_targets(found)
-    elif found.targets:
-        folder = create_output_folder(arguments.output)
-        printer.start(found)
-        limits = RerunLimits(arguments.jobs, arguments.timeout, arguments.retries)
-        results = reproduce(found.targets, folder, limits, printer.show_result)
+    by_number: dict[int, Reproduction] = {}
+    folder = create_output_folder(arguments.output) if found.targets and not arguments.dry_run else None
+    try:
+        if arguments.dry_run:
+            printer.start(found)
+            printer.list_targets(found)
+        elif folder is not None:
+            printer.start(found)
+            limits = RerunLimits(arguments.jobs, arguments.timeout, arguments.retries)
+            reproduce(found.targets, folder, limits, by_number, printer.show_result)
+    finally:  # also after a signal
+        results = [result for _, result in sorted(by_number.items())]
         printer.finish(results)
-    if arguments.junit:
-        write_junit(Path(arguments.junit), found, results, arguments.dry_run)
+        if arguments.junit:
+            write_junit(Path(arguments.junit), found, results, arguments.dry_run)
     if not found.targets and found.errors and not arguments.dry_run:
         raise ConfigError([problem for error in found.errors for problem in error.named_problems])
     if not found.targets and not found.errors:
         reasons = [f"{name} {reason}" for name, reason in found.left_out.items()]
-        reasons += ["no other has what -k asks for"] if arguments.keywords else []
         raise ConfigError(
             Problem(
                 "reproduce",

@@ -10,6 +10,7 @@ SUMMARY: dict[str, Any] = {
     "status": "finished",
     "exit_code": 0,
     "verdict": "healthy",
+    "explanation": "All 345 steps were applied.",
     "steps_seen": 345,
     "applied_steps": 345,
     "skipped_steps": 0,

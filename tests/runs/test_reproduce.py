@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ def test_a_missed_expectation_is_five_in_the_table_as_json_and_for_junit(outcome
     assert row.split() == ["./mine.yaml", "val_accuracy", "at", "least", "0.99", "0.98", "MISSED"]
     assert "1 of 3 expectations missed" in shown and "\x1b" not in shown
     assert "it ran on Python 3.11, keras 3.15" in shown
-    words = ["./mine.yaml", "./mine.yaml", "-j", "2", "--json", "--junit", "out.xml", "--output", "2"]
+    shutil.copy("mine.yaml", "other.yaml")
+    words = ["./mine.yaml", "./other.yaml", "-j", "2", "--json", "--junit", "out.xml", "--output", "2"]
     assert main(["reproduce", *words]) == 5
     found = json.loads(capsys.readouterr().out)
     assert (found["passed"], found["results"][1]["passed"], found["results"][1]["exit_code"]) == (False, False, 0)
@@ -236,8 +238,10 @@ def test_a_dry_run_reads_them_all_and_runs_none(outcome, capsys) -> None:
 
 def test_nothing_to_run_is_no_success(outcome, capsys) -> None:
     """A mistyped tag would keep a pipeline green for ever."""
-    assert main(["reproduce", "./mine.yaml", "digits_mlp", "-k", "nosuch"]) == 2
-    assert "must have something to run, or it would always pass. Left out: no other has" in capsys.readouterr().err
+    assert main(["reproduce", "./mine.yaml", "digits_mlp", "./mine.yaml", "-k", "nosuch"]) == 2
+    assert "-k: must be part of a name or tag. Received: 'nosuch'. There are ./mine.yaml, digits_mlp" in (
+        capsys.readouterr().err
+    )
     Path("base.yaml").write_text("data: {name: digits}\n")
     assert main(["reproduce", "./base.yaml"]) == 2
     assert "words" not in outcome
@@ -253,7 +257,9 @@ def test_what_passes_at_a_second_attempt_is_flaky(outcome, capsys, monkeypatch) 
     monkeypatch.setattr(StubExecutor, "run", staticmethod(fails_first), raising=False)
     assert main(["reproduce", "./mine.yaml", "--retries", "2", "--output", "out", "--junit", "out.xml"]) == 0
     assert [words[-1] for words in outcome["words"]] == ["run_dir=out/1-mine", "run_dir=out/1-mine-retry1"]
-    assert "reproduced at attempt 2: flaky" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "[attempt 2] ./mine.yaml: reproduced: flaky" in said
+    assert "./mine.yaml: flaky\n  attempt 1: steps_seen 1, expected exactly 345" in said
     properties = ElementTree.parse("out.xml").getroot().iter("property")
     assert {each.get("name"): each.get("value") for each in properties}["flaky"] == "true"
 
@@ -268,7 +274,7 @@ def test_a_run_that_takes_too_long_is_ended_and_has_failed(outcome, monkeypatch,
 
     monkeypatch.setattr(StubExecutor, "run", staticmethod(never_ends), raising=False)
     assert main(["reproduce", "./mine.yaml", "--timeout", "0.05", "--junit", "out.xml"]) == 143
-    message = "did not finish: ended after 0.05 s"
+    message = "did not finish: ended after 0.05 s (--timeout)"
     assert f"[1/1] ./mine.yaml: {message}" in capsys.readouterr().out
     assert junit_verdicts() == [("./mine.yaml", "run", "error", message)]
 
@@ -305,7 +311,39 @@ def test_a_run_that_left_no_summary_is_told_as_what_it_was_and_its_code_is_the_a
     assert junit_verdicts() == [("./mine.yaml", "run", "error", message)]
     said = capsys.readouterr().out
     assert f"[1/1] ./mine.yaml: {message}\n" in said and f"  attempt 1: {message}\n" in said
+    assert "every attempt failed in the same way" in said and "  again: mpt reproduce ./mine.yaml\n" in said
     assert "expectations missed" not in said and "None" not in said
+
+
+def test_a_crash_while_training_is_no_missed_expectation_unless_the_recipe_expects_it(outcome, recipe, capsys) -> None:
+    outcome |= {"summary": {**outcome["summary"], "status": "failed", "exit_code": 2}, "code": 2}
+    assert main(["reproduce", "./mine.yaml", "--junit", "out.xml", "--output", "out"]) == 2
+    message = "did not finish: exit code 2: there is no such file"
+    assert junit_verdicts() == [("./mine.yaml", "run", "error", message)]
+    assert f"[1/1] ./mine.yaml: {message}\n" in capsys.readouterr().out
+    recipe.write_text(RECIPE + "  exit_code: 2\n")
+    assert main(["reproduce", "./mine.yaml"]) == 0
+
+
+def test_after_an_interruption_the_results_so_far_are_shown_and_written(outcome, capsys, monkeypatch) -> None:
+    run = StubExecutor.run
+
+    def is_interrupted(command: Command) -> int | None:
+        if "digits" in command.name:
+            os.kill(os.getpid(), signal.SIGINT)
+            return None
+        return run(command)
+
+    monkeypatch.setattr(StubExecutor, "run", staticmethod(is_interrupted), raising=False)
+    assert main(["reproduce", "./mine.yaml", "./mine.yaml", "digits_mlp", "--junit", "out.xml"]) == 130
+    assert junit_verdicts() == [("digits_mlp", "run", "skipped", "not run: interrupted before")]
+    assert "./mine.yaml  val_accuracy  at least 0.97  0.98  ok" in capsys.readouterr().out
+
+
+def test_a_run_that_meets_what_is_expected_of_it_tells_a_bad_verdict(outcome, capsys) -> None:
+    outcome["summary"] = {**outcome["summary"], "verdict": "chronic overflow"}
+    assert main(["reproduce", "./mine.yaml"]) == 0
+    assert "reproduced, though its verdict is chronic overflow" in capsys.readouterr().out
 
 
 def test_a_recipe_runs_with_each_of_its_seeds(outcome, recipe: Path, capsys) -> None:
