@@ -119,14 +119,11 @@ def collect(request: Selection) -> Collection:
     found.targets = [each for each in targets if _matches(request.keywords, [each.name, *each.tags])]
     found.errors = [error for error in errors if _matches(request.keywords, [error.name])]
     if not found.targets and not found.errors and (targets or errors):
-        words = ", ".join(dict.fromkeys(word for each in [*targets, *errors] for word in _words_of(each)))
-        raise ConfigError(Problem("-k", "must be part of a name or tag.", request.keywords, f"There are {words}."))
+        words = [word for target in targets for word in (target.name, *target.tags)] + [each.name for each in errors]
+        listed = f"There are {', '.join(dict.fromkeys(words))}."
+        raise ConfigError(Problem("-k", "must be part of a name or tag.", request.keywords, listed))
     found.targets = [each for target in found.targets for each in _with_seeds(target)]
     return found
-
-
-def _words_of(each: ReproduceTarget | Unreadable) -> tuple[str, ...]:
-    return (each.name, *each.tags) if isinstance(each, ReproduceTarget) else (each.name,)
 
 
 @dataclass(frozen=True)
