@@ -19,7 +19,8 @@ def readable_file(path: str, key: str = "data.path") -> Path:
     """Return the path of a file with something in it; DataError otherwise, with the nearest name in its folder."""
     file = expanded(path)
     if not file.exists():
-        raise DataError(f"{key}: there is no file {file}. {_nearest_name(file)}".rstrip())
+        where = "" if file.is_absolute() else " in the current folder"
+        raise DataError(f"{key}: there is no file {file}{where}. {_nearest_name(file)}".rstrip())
     if not file.is_file():
         raise DataError(f"{key}: {file} is a folder where a file is needed.")
     if not os.access(file, os.R_OK):

@@ -99,8 +99,8 @@ WRONG = {
     f"{SEARCH} 'seed=tag(log,range(16,257,16))'": "must be an interval to be on a log scale: a range has equal steps.",
 }
 MISSING = {  # files, which exit with 3
-    "train conf=digits_mlp data=npz data.path=nowhere.npz": "data.path: there is no file nowhere.npz.",
-    f"{RATE} data=npz data.path=nowhere.npz": "data.path: there is no file nowhere.npz.",
+    "train conf=digits_mlp data=npz data.path=nowhere.npz": "data.path: there is no file nowhere.npz in the current folder.",
+    f"{RATE} data=npz data.path=nowhere.npz": "data.path: there is no file nowhere.npz in the current folder.",
     "run nowhere.py": "there is no script nowhere.py.",
     "watch nowhere": "nowhere is no directory of a run, a sweep or a comparison: it ",
 }

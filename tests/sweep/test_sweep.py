@@ -55,7 +55,7 @@ def test_nothing_runs_when_the_data_of_a_job_is_not_there(stubs, tmp_path):
     (tmp_path / "there.npz").write_text("anything")
     with pytest.raises(DataError) as caught:
         stubs.start(["conf=digits_mlp", "data=npz", "data.path=there.npz,their.npz", "seed=0,1"])
-    assert str(caught.value) == "data.path: there is no file their.npz. Did you mean there.npz?"
+    assert str(caught.value) == "data.path: there is no file their.npz in the current folder. Did you mean there.npz?"
     with pytest.raises(ConfigError, match=r"model.builder: there is no file ./nets.py"):
         stubs.start(["conf=digits_mlp", "model.builder=keras.applications:ResNet50,./nets.py:build"])
     assert [path.name for path in tmp_path.iterdir()] == ["there.npz"]
