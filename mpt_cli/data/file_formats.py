@@ -46,7 +46,7 @@ def _read_npz(file: Path) -> dict[str, Array]:
     try:
         archive = np.load(file, allow_pickle=False)
         if isinstance(archive, np.ndarray):
-            raise DataError(f"data.path: {file} holds a single array. Save x and y together: np.savez(path, x=x, y=y).")
+            raise ValueError("it holds a single array, not x and y: np.savez(path, x=x, y=y) saves both")
         with archive:
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, AttributeError) as error:
@@ -119,7 +119,7 @@ def _read_csv(file: Path, separator: str) -> tuple[dict[str, list[str]], list[in
             names = [name.strip() for name in next(reader, [])]
             rows = [(reader.line_num, row) for row in reader if row]
     except UnicodeDecodeError as error:
-        raise DataError(f"data.path: {file} is not UTF-8 text ({error.reason} at byte {error.start}).") from error
+        raise _not_utf8(file, f"{error.reason} at byte {error.start}") from error
     except csv.Error as error:
         raise DataError(f"data.path: {file}, line {reader.line_num}, can't be read as CSV: {error}.") from error
     if len(set(names)) < len(names):
@@ -172,9 +172,6 @@ def _read_target(name: str, cells: list[str], lines: list[int], task: str) -> tu
     return codes, "classification", [str(int(kind)) if numeric else str(kind) for kind in kinds.tolist()]
 
 
-_MOST_UNREADABLE = 0.05  # share of replacement characters beyond which a file isn't taken for text
-
-
 def load_text(settings: Text, seed: int) -> DataSet:
     """Windows x (n, T) and the same one character on, y (n, T); a class per distinct character, sorted by code.
 
@@ -182,24 +179,22 @@ def load_text(settings: Text, seed: int) -> DataSet:
     would share their neighbourhood with the training text.
     """
     title, files = _text_files(settings.path)
-    text, unreadable = _read_text(files, settings.max_bytes)
+    text = _read_text(files, settings.max_bytes)
     length = settings.sequence_length
     if len(text) < length + 1:
         raise DataError(
             f"{title}: {len(text):,} characters are too few for a window of data.sequence_length={length} "
             "and the character after it."
         )
-    code_points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    code_points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     vocabulary, codes = np.unique(code_points, return_inverse=True)
-    notes = ["validation is the last part of the text"] if settings.validation_fraction else []
-    notes += [f"{unreadable:,} undecodable bytes replaced"] if unreadable else []
     raw = RawArrays(
         title,
         _windows(codes.astype(np.int32), length),
         task="classification",
         num_classes=len(vocabulary),
         in_order=True,
-        note="; ".join(notes),
+        note="validation is the last part of the text" if settings.validation_fraction else "",
         preprocessing={"characters": [chr(code) for code in vocabulary]},
     )
     return build_data_set(raw, settings, seed)
@@ -224,31 +219,27 @@ def _text_files(path: str | None) -> tuple[str, list[Path]]:
     return f"source of Python {platform.python_version()}'s standard library", files
 
 
-def _read_text(files: list[Path], max_bytes: int | None) -> tuple[str, int]:
-    """Text of the files in order, up to `max_bytes` in all, and how many bytes of it were no UTF-8."""
-    left, texts, unreadable = max_bytes, [], 0
+def _read_text(files: list[Path], max_bytes: int | None) -> str:
+    """Return the text of the files in order, up to `max_bytes` in all, without a character that this cuts in two."""
+    left, texts = max_bytes, []
     for file in files:
         if left is not None and left <= 0:
             break
         try:
             with file.open("rb") as stream:
                 data = stream.read(-1 if left is None else left)
+            texts.append(codecs.getincrementaldecoder("utf-8-sig")().decode(data))
         except OSError as error:
             raise DataError(f"data.path: {file} can't be read: {error.strerror}.") from error
+        except UnicodeDecodeError as error:
+            raise _not_utf8(file, f"{error.reason} at byte {error.start}") from error
+        if "\0" in texts[-1]:
+            raise _not_utf8(file, "it has null characters")
         left = None if left is None else left - len(data)
-        text, bad = _decode_text(data, file)
-        texts.append(text)
-        unreadable += bad
-    return "".join(texts), unreadable
+    return "".join(texts)
 
 
-def _decode_text(data: bytes, file: Path) -> tuple[str, int]:
-    """UTF-8 text, without a byte order mark and without a character that the end of `data` cuts in two."""
-    data = data.removeprefix(codecs.BOM_UTF8)
-    text = codecs.getincrementaldecoder("utf-8")("replace").decode(data)
-    bad = text.count("�") - data.count("�".encode())
-    if "\0" in text or bad > _MOST_UNREADABLE * len(text):
-        raise DataError(
-            f"data.path: {file} is not UTF-8 text. Convert it, for example with `iconv -t utf-8`, or give another file."
-        )
-    return text, bad
+def _not_utf8(file: Path, why: str) -> DataError:
+    return DataError(
+        f"data.path: {file} is not UTF-8 text ({why}). Convert it, for example with `iconv -t utf-8`, or give another."
+    )

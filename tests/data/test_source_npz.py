@@ -68,7 +68,9 @@ def test_other_files(path, tmp_path):
     with pytest.raises(DataError, match=r"it is no \.npz file, or holds Python objects"):
         load(path)
     np.save(tmp_path / "x.npy", X)
-    with pytest.raises(DataError, match=r"x\.npy holds a single array\. Save x and y together: np\.savez"):
+    with pytest.raises(
+        DataError, match=r"x\.npy can't be read as \.npz: it holds a single array, not x and y: np\.savez"
+    ):
         load(tmp_path / "x.npy")
 
 
