@@ -36,7 +36,10 @@ def test_what_is_there_is_sound() -> None:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        (Csv(path="mesured.csv"), "data.path: there is no file mesured.csv in the current folder. Did you mean measured.csv?"),
+        (
+            Csv(path="mesured.csv"),
+            "data.path: there is no file mesured.csv in the current folder. Did you mean measured.csv?",
+        ),
         (Npz(path="folder"), "data.path: folder is a folder where a file is needed."),
         (Text(path="folder"), "data.path: the folder folder holds no files."),
     ],
