@@ -114,35 +114,39 @@ def _to_float32(array: Array) -> Array:
 
 @dataclass(frozen=True)
 class TargetSpec:
-    """What is predicted. `given`: the number of classes was said, so that not every class has to occur. `as_given`:
-    what the targets mean is the user's loss to know, so that nothing is asked of them."""
+    """What is predicted. `given`: the user set the number of classes, so not every class has to occur.
+
+    `targets_as_given`: the user named the loss, so the targets may be anything and are not checked.
+    """
 
     task: str
     num_classes: int | None
     given: bool = False
-    as_given: bool = False
+    targets_as_given: bool = False
 
 
-def read_target(parts: list[Examples], task: str, num_classes: int | None, as_given: bool = False) -> TargetSpec:
+def read_target(
+    parts: list[Examples], task: str, num_classes: int | None, targets_as_given: bool = False
+) -> TargetSpec:
     """Return the task and number of classes of targets as `to_numbers` leaves them; `task` "auto" decides by dtype.
 
     Integers are labels, floats a regression; one-hot rows (n, k), k > 1, are labels. Targets in a dict or tuple are
-    task "other": only the user knows what they mean. So are targets that are not there. Of those `as_given` task and
-    number of classes are what they look like.
+    task "other": only the user knows what they mean. So are missing targets. With `targets_as_given`, task and number
+    of classes are guessed from the values and not checked.
     """
     y = parts[0].y
     if not isinstance(y, np.ndarray):
-        return TargetSpec("other", num_classes, given=True, as_given=as_given)
+        return TargetSpec("other", num_classes, given=True, targets_as_given=targets_as_given)
     outputs, is_whole = y.shape[-1] if y.ndim > 1 else 1, y.dtype.kind in "iu"
     if task == "auto":
-        are_said = num_classes is not None and y.ndim == 1 and not as_given
+        are_said = num_classes is not None and y.ndim == 1 and not targets_as_given
         task = "classification" if is_whole or is_one_hot(y) or are_said else "regression"
-    if as_given and num_classes is None:
+    if targets_as_given and num_classes is None:
         flags = y.ndim == 2 and outputs > 1 and is_whole and y.size > 0 and y.min() >= 0 and y.max() <= 1
         of_rows = task == "regression" or flags or is_one_hot(y)
         num_classes = outputs if of_rows else max(_count_classes(part.y) for part in parts)
-    if as_given:
-        return TargetSpec(task, num_classes, given=True, as_given=True)
+    if targets_as_given:
+        return TargetSpec(task, num_classes, given=True, targets_as_given=True)
     if task == "regression":
         if num_classes not in (None, outputs):
             raise DataError(f"data.num_classes={num_classes}, but the targets are no labels: float, shape {y.shape}.")
@@ -173,7 +177,7 @@ def is_one_hot(y: Arrays) -> bool:
 def final_targets(y: Arrays, target: TargetSpec) -> Arrays:
     """Checked targets in their final dtype and shape: int32 (n,) or (n, T), float32 (n, k); of those as given only the
     dtype changes, to int32."""
-    if target.task == "other" or target.as_given:
+    if target.task == "other" or target.targets_as_given:
         return map_arrays(lambda a: a.astype(np.int32) if a.dtype == np.int64 else a, y)
     if target.task == "regression":
         y = y.astype(np.float32, copy=False)
@@ -196,7 +200,7 @@ def check_examples(examples: Examples, target: TargetSpec, where: str, is_batch:
     single batch may have weights that are all zero, a whole set may not.
     """
     problems = shape_problems(examples, is_batch) or [
-        *value_problems(examples, target.as_given),
+        *value_problems(examples, target.targets_as_given),
         *label_problems(examples.y, target),
     ]
     weights = leaves(examples.sample_weight, "sample_weight")
@@ -247,7 +251,7 @@ def missing_targets(examples: Examples) -> list[str]:
 
 def label_problems(y: Array, target: TargetSpec) -> list[str]:
     """Labels that aren't 0 … num_classes-1; none for other tasks."""
-    if target.task != "classification" or target.as_given:
+    if target.task != "classification" or target.targets_as_given:
         return []
     if not np.isfinite(y).all():
         return []  # already reported, and nothing below holds for NaN
@@ -395,12 +399,11 @@ def _target_text(target: TargetSpec) -> str:
 class RawArrays:
     """Arrays as a source found them.
 
-    `title` names them in messages and in the description, `note` ends the description. `validation` is a set of the
-    source's own. `in_order`: the examples follow one another (text) or are random anyhow (synthetic): the last ones
-    are held out and nothing is copied. `standardise`: the columns of x, and a regression's targets.
-    `keep_targets`: they stay as they came (but for float64 and int64), for a loss that the user named.
-    `scale_pixels`: uint8 inputs are divided by 255; else they stay as they are, as Keras's `fit` leaves them.
-    `preprocessing` as in DataSet; standardising and the scaling of uint8 add to it.
+    `title` names them in messages and in the description, `note` ends the description. `validation` is a validation
+    set of the source. `in_order`: hold out the last examples without a copy, as they follow one another (text) or are
+    random (synthetic). `standardise`: standardise the columns of x, and the targets of a regression.
+    `targets_as_given`: do not change the targets (but for float64 and int64), because the user named the loss.
+    `scale_pixels`: divide uint8 inputs by 255. `preprocessing`: as in DataSet; standardising and scaling add to it.
     """
 
     title: str
@@ -412,7 +415,7 @@ class RawArrays:
     standardise: bool = False
     note: str = ""
     preprocessing: dict[str, Any] = field(default_factory=dict)
-    keep_targets: bool = False
+    targets_as_given: bool = False
     scale_pixels: bool = True
 
 
@@ -442,9 +445,9 @@ def _prepare_sets(raw: RawArrays) -> tuple[list[Examples], TargetSpec]:
     titles = [raw.title] if raw.validation is None else [raw.title, f"{raw.title} (validation)"]
     sets = [raw.train] if raw.validation is None else [raw.train, raw.validation]
     parts = [to_numbers(part, title, raw.scale_pixels) for part, title in zip(sets, titles, strict=True)]
-    if raw.task != "regression" and not raw.keep_targets:
+    if raw.task != "regression" and not raw.targets_as_given:
         parts = [labels_from_one_hot(part) for part in parts]
-    target = read_target(parts, raw.task, raw.num_classes, raw.keep_targets)
+    target = read_target(parts, raw.task, raw.num_classes, raw.targets_as_given)
     held_out = replace(target, given=True)  # a class may be missing there
     parts = [
         prepare_examples(part, held_out if place else target, title)
@@ -529,7 +532,7 @@ def _described(raw: RawArrays, target: TargetSpec, looked_at: list[Examples]) ->
         task=target.task,
         num_classes=target.num_classes,
         description=text,
-        targets_as_given=raw.keep_targets,
+        targets_as_given=raw.targets_as_given,
         preprocessing=raw.preprocessing,
         **seen,
     )
@@ -553,17 +556,17 @@ def build_stream_set(raw: RawArrays) -> DataSet:
 
 
 def _stream_target(first: Examples, raw: RawArrays) -> TargetSpec:
-    target = read_target([first], "auto", raw.num_classes, raw.keep_targets)
-    if raw.keep_targets and raw.num_classes is None and not is_one_hot(first.y):
+    target = read_target([first], "auto", raw.num_classes, raw.targets_as_given)
+    if raw.targets_as_given and raw.num_classes is None and not is_one_hot(first.y):
         return replace(target, num_classes=target.num_classes if target.task == "regression" else None)
-    if target.task == "classification" and raw.num_classes is None and not raw.keep_targets:
+    if target.task == "classification" and raw.num_classes is None and not raw.targets_as_given:
         raise DataError(f"{raw.title}: set data.num_classes. The labels of a stream are not all known beforehand.")
     return target
 
 
 def _prepare_batch(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> Examples:
     examples = to_numbers(examples, where, scale_pixels=False)
-    labels = target.task == "classification" and not target.as_given
+    labels = target.task == "classification" and not target.targets_as_given
     return prepare_examples(labels_from_one_hot(examples) if labels else examples, target, where, is_batch)
 
 

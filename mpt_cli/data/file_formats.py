@@ -20,10 +20,10 @@ from mpt_cli.settings.search_path import expanded
 from mpt_cli.settings.variants import Csv, Npz, Text
 
 
-def load_npz(settings: Npz, seed: int, keep_targets: bool = False) -> DataSet:
+def load_npz(settings: Npz, seed: int, targets_as_given: bool = False) -> DataSet:
     """Return the arrays x, y, and where they exist x_val, y_val, which then are the validation set as they are.
 
-    `keep_targets`: as they are in the file, for a loss that the user named.
+    With `targets_as_given` the targets are not changed, because the user named the loss.
     """
     file = readable_file(settings.path)
     arrays = _read_npz(file)
@@ -36,7 +36,7 @@ def load_npz(settings: Npz, seed: int, keep_targets: bool = False) -> DataSet:
         train,
         validation,
         settings.task,
-        keep_targets=keep_targets,
+        targets_as_given=targets_as_given,
         scale_pixels=settings.scale_pixels is not False,
     )
     return build_data_set(raw, settings, seed)

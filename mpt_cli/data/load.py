@@ -119,7 +119,7 @@ _COARSE_VECTOR, _COARSE_SIDE, _HIDDEN = 256, 8, 64
 
 
 def load_synthetic(settings: Synthetic, seed: int) -> DataSet:
-    """Data of `settings.task`, the same for the same seed; the examples and the teacher both come from the seed.
+    """Make data of `settings.task`, the same for the same seed; the examples and the teacher both come from the seed.
 
     The last examples are held out: they are as random as any, so nothing is shuffled and no copy is made.
     """
@@ -142,7 +142,7 @@ def load_synthetic(settings: Synthetic, seed: int) -> DataSet:
 
 
 def _random_inputs(settings: Synthetic, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Inputs (n, *input_shape) and what the teacher sees of them, (n, g).
+    """Return inputs (n, *input_shape) and what the teacher sees of them, (n, g).
 
     Small inputs are independent normals, and the teacher sees them all. Of large ones half the variance is a coarse
     normal pattern (at most 8 steps along each axis, 256 along a vector), which is what the teacher sees: a dense or
@@ -164,7 +164,7 @@ def _random_inputs(settings: Synthetic, rng: np.random.Generator) -> tuple[Array
 
 
 def _teacher_targets(seen: Array, settings: Synthetic, rng: np.random.Generator) -> Array:
-    """Scores of a random two-layer tanh net, about unit variance; for classification the highest one's index."""
+    """Return scores of a random two-layer tanh net, about unit variance; for classes the index of the highest."""
     first = rng.standard_normal((seen.shape[1], _HIDDEN)) / np.sqrt(seen.shape[1])
     second = rng.standard_normal((_HIDDEN, settings.num_classes)) * np.sqrt(2.5 / _HIDDEN)  # tanh leaves 0.4 of 1
     # rounded, so that the last bits of a matrix product, which differ between machines, don't turn a label
@@ -173,7 +173,7 @@ def _teacher_targets(seen: Array, settings: Synthetic, rng: np.random.Generator)
 
 
 def _random_tokens(settings: Synthetic, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Sequences in which four of five tokens follow from the one before by a random map; y is x one step on."""
+    """Return sequences in which four of five tokens follow the one before by a random map; y is x one step later."""
     count, length, size = settings.examples, settings.input_shape[0], settings.num_classes
     follower = rng.permutation(size)
     tokens = rng.integers(0, size, (count, length + 1))
@@ -189,7 +189,7 @@ _FORMS = (
 )
 
 
-def load_loader(settings: Loader, seed: int, keep_targets: bool = False) -> DataSet:
+def load_loader(settings: Loader, seed: int, targets_as_given: bool = False) -> DataSet:
     """Return what `data.loader` returns, called with data.kwargs and, where it has parameters of that name, path and
     seed.
 
@@ -200,15 +200,15 @@ def load_loader(settings: Loader, seed: int, keep_targets: bool = False) -> Data
     """
     function = load_function(settings.loader, "data.loader")
     call = partial(call_user, function, "data.loader", **_loader_arguments(function, settings, seed))
-    returned = Returned(call, f"loader {settings.loader.rpartition('/')[2]}", seed, keep_targets)
+    returned = Returned(call, f"loader {settings.loader.rpartition('/')[2]}", seed, targets_as_given)
     return _returned_data_set(returned, settings)
 
 
-def load_installed(settings: Any, seed: int, keep_targets: bool = False) -> DataSet:
+def load_installed(settings: Any, seed: int, targets_as_given: bool = False) -> DataSet:
     """Return what the method `load` of another package's data source returns, in any form that a loader may return."""
     seeded = {"seed": seed} if "seed" in inspect.signature(settings.load).parameters else {}
     call = partial(call_user, settings.load, "data.name", **seeded)
-    return _returned_data_set(Returned(call, settings.name, seed, keep_targets), settings)
+    return _returned_data_set(Returned(call, settings.name, seed, targets_as_given), settings)
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class Returned:
     call: Callable[[], Any]
     title: str
     seed: int
-    keep_targets: bool
+    targets_as_given: bool
 
 
 def _returned_data_set(returned: Returned, settings: DataSettings) -> DataSet:
@@ -231,7 +231,7 @@ def _returned_data_set(returned: Returned, settings: DataSettings) -> DataSet:
             validation,
             "auto",
             _num_classes(settings),
-            keep_targets=returned.keep_targets,
+            targets_as_given=returned.targets_as_given,
             scale_pixels=False,
         )
         return build_data_set(raw, settings, returned.seed)
@@ -266,13 +266,15 @@ def _loader_stream_set(
         )
     note = "its own batches" + (", no validation" if validation is None else "")
     classes = _num_classes(settings)
-    raw = RawArrays(title, train, validation, num_classes=classes, note=note, keep_targets=returned.keep_targets)
+    raw = RawArrays(
+        title, train, validation, num_classes=classes, note=note, targets_as_given=returned.targets_as_given
+    )
     data = build_stream_set(raw)
     return replace(data, warnings=warn_of_workers(train, validation))
 
 
 def _loader_arguments(function: Callable[..., Any], settings: Loader, seed: int) -> dict[str, Any]:
-    """data.kwargs, and path and seed where the function takes them; ConfigError for a path that it doesn't take."""
+    """Return data.kwargs, with path and seed if the function takes them; ConfigError for a path it does not take."""
     arguments, parameters = dict(settings.kwargs), inspect.signature(function).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     if settings.path is not None:
@@ -329,7 +331,7 @@ def _read_arrays(value: Any, title: str) -> Examples:
     raise DataError(f"{title}: must return {_FORMS}. Received: {kind}.")
 
 
-# Each takes its own settings class; `settings.data.DATA` has the same names.
+# A function for each class in `settings.variants.DATA`, by the same name.
 SOURCES: dict[str, Callable[..., DataSet]] = {
     "digits": load_digits,
     "tabular": load_tabular,
@@ -342,14 +344,14 @@ SOURCES: dict[str, Callable[..., DataSet]] = {
 }
 
 
-_READ_BY_DTYPE = (load_loader, load_installed, load_npz)  # they take `keep_targets`: elsewhere targets have one form
+_READ_BY_DTYPE = (load_loader, load_installed, load_npz)  # the only ones that take `targets_as_given`
 
 
-def load_data(settings: DataSettings, seed: int, keep_targets: bool = False) -> DataSet:
-    """Training and validation data of a run; the same for the same settings, seed and files.
+def load_data(settings: DataSettings, seed: int, targets_as_given: bool = False) -> DataSet:
+    """Return training and validation data of a run; the same for the same settings, seed and files.
 
-    `keep_targets`: for a loss that the user named, as they come. DataError (exit 3) where files or values are unfit,
-    ConfigError (exit 2) where the settings are.
+    With `targets_as_given` the targets are not changed, because the user named the loss. DataError (exit 3) for unfit
+    files or values, ConfigError (exit 2) for unfit settings.
 
     >>> from mpt_cli.settings.variants import Digits
     >>> load_data(Digits(), seed=0).description
@@ -357,7 +359,7 @@ def load_data(settings: DataSettings, seed: int, keep_targets: bool = False) -> 
     """
     load: Callable[..., DataSet] = SOURCES.get(settings.name, load_installed)
     try:
-        return load(settings, seed, keep_targets) if load in _READ_BY_DTYPE else load(settings, seed)
+        return load(settings, seed, targets_as_given) if load in _READ_BY_DTYPE else load(settings, seed)
     except MemoryError as error:
         raise DataError(
             f"data: {settings.name} takes more memory than there is ({str(error) or 'it is full'}). "
@@ -366,27 +368,29 @@ def load_data(settings: DataSettings, seed: int, keep_targets: bool = False) -> 
 
 
 def has_targets_as_given(settings: DataSettings) -> bool:
-    """Return whether a source can leave its targets as they came; those of others have one form."""
+    """Return whether a source can leave its targets unchanged (`targets_as_given`)."""
     return SOURCES.get(settings.name, load_installed) in _READ_BY_DTYPE
 
 
 def load_data_for_builder(settings: Settings) -> DataSet:
-    """`load_data_of_run`; where the targets can't be those of `loss: auto`, as they came, with the error `refused`: a
-    builder may return a model that comes compiled, whose own loss knows what they are."""
+    """Return the data for a model that a builder makes.
+
+    The builder may return a compiled model, whose own loss may take any targets. So if `loss: auto` has none for these
+    targets, they are left unchanged, and the error is kept as `refused` for a model that is not compiled.
+    """
     try:
         return load_data_of_run(settings)
     except DataError as error:
         if settings.trainer.loss != "auto" or not has_targets_as_given(settings.data):
             raise
-        return replace(load_data_of_run(settings, as_given=True), refused=error)
+        return replace(load_data_of_run(settings, targets_as_given=True), refused=error)
 
 
-def load_data_of_run(settings: Settings, as_given: bool = False) -> DataSet:
-    """`load_data` as the trainer of these settings wants it: targets for its loss, or `as_given`; weights by class,
-    steps an epoch."""
+def load_data_of_run(settings: Settings, targets_as_given: bool = False) -> DataSet:
+    """Return the data as the trainer takes it: targets for its loss, class weights, steps in an epoch."""
     assert settings.seed is not None
     trainer = settings.trainer
-    data = load_data(settings.data, settings.seed, as_given or trainer.loss != "auto")
+    data = load_data(settings.data, settings.seed, targets_as_given or trainer.loss != "auto")
     if data.targets_as_given:
         data = _with_missing_targets(data, trainer.loss)
     if isinstance(data.train, Stream):
@@ -412,8 +416,10 @@ def load_data_of_run(settings: Settings, as_given: bool = False) -> DataSet:
 
 
 def _with_missing_targets(data: DataSet, loss: Any) -> DataSet:
-    """NaN among targets as they came is for a loss of the user's to leave out, which is said; DataError where the loss
-    is Keras's, which would be NaN."""
+    """Warn of NaN among the targets if the loss is the user's, which must leave them out.
+
+    DataError if the loss is Keras's, which would become NaN.
+    """
     parts = [part for part in (data.train, data.validation) if isinstance(part, Examples)]
     missing = [problem for part in parts for problem in missing_targets(part)]
     if loss in (None, "auto") or any(imported_names("trainer.loss", loss)):
@@ -435,7 +441,7 @@ def _with_missing_targets(data: DataSet, loss: Any) -> DataSet:
 
 
 def _check_own_batches(trainer: TrainerSettings, batches: Stream) -> None:
-    """ConfigError, with all problems, for keys of batches that are not their defaults: they have no say here."""
+    """Raise ConfigError, with all problems, for keys that have no effect on batches that the source makes."""
     usual, fixed = TrainerSettings(), "has no effect: the data comes in batches of its own,"
     problems = []
     if trainer.batch_size != usual.batch_size:

@@ -1,4 +1,4 @@
-"""Paths given by the user: found, readable, not empty, whole, seen before Keras is imported or a sweep begins.
+"""Checks of the user's paths before Keras is imported or a sweep begins: they exist, are readable and not empty.
 Imports no NumPy.
 """
 
@@ -12,7 +12,7 @@ from mpt_cli.settings.checks import object_keys
 from mpt_cli.settings.references import imported_names, missing_problem
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded
-from mpt_cli.settings.variants import Builder, Csv, DataSettings, Loader, Npz, Saved, Text
+from mpt_cli.settings.variants import Builder, DataSettings, Loader, Saved, Text
 
 
 def readable_file(path: str, key: str = "data.path") -> Path:
@@ -68,17 +68,15 @@ def check_run_present(settings: Settings) -> None:
 
 
 def check_present(settings: DataSettings) -> None:
-    """DataError for a path without readable files, ConfigError for a loader that is nowhere: what loading would raise.
+    """Raise what loading would raise for the `path` of a source, or for a loader that does not exist.
 
-    The content of the files and what happens inside a loader are matters of the run.
+    DataError for files that are missing, unreadable or empty, ConfigError for a loader. No content is read.
     """
     if isinstance(settings, Loader):
         if problem := missing_problem(settings.loader, "data.loader"):
             raise ConfigError(problem)
-    elif isinstance(settings, Npz | Csv):
-        readable_file(settings.path)
-    elif isinstance(settings, Text) and settings.path is not None:
-        readable_files(settings.path)
+    elif (path := getattr(settings, "path", None)) is not None:
+        readable_files(path) if isinstance(settings, Text) else readable_file(path)
 
 
 _UNREADABLE = (OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile)

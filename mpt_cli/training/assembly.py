@@ -211,7 +211,7 @@ def data_for(settings: Settings, model: Any, data: DataSet) -> DataSet:
         raise data.refused
     if data.targets_as_given or not compiled or data.task == "other" or not has_targets_as_given(settings.data):
         return data
-    return load_data_of_run(settings, as_given=True) if settings.model.name == "builder" else data
+    return load_data_of_run(settings, targets_as_given=True) if settings.model.name == "builder" else data
 
 
 def check_scaled_once(settings: Settings, model: Any, data: DataSet) -> None:

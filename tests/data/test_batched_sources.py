@@ -138,13 +138,13 @@ def loaders(users_folder):
     (users_folder / "loaders.py").write_text(LOADERS)
 
 
-def loaded(name: str, keep_targets: bool = True):
-    return load_data(Loader(loader=f"loaders:{name}", validation_fraction=0), 0, keep_targets)
+def loaded(name: str, targets_as_given: bool = True):
+    return load_data(Loader(loader=f"loaders:{name}", validation_fraction=0), 0, targets_as_given)
 
 
 @pytest.mark.usefixtures("loaders")
 def test_one_hot_rows_stay_for_a_loss_that_is_named_and_become_labels_for_auto() -> None:
-    kept, auto = loaded("rows"), loaded("rows", keep_targets=False)
+    kept, auto = loaded("rows"), loaded("rows", targets_as_given=False)
     assert (kept.train.y.shape, kept.num_classes, kept.task) == ((10, 5), 5, "classification")
     assert (auto.train.y.shape, auto.num_classes) == ((10,), 5)
 
