@@ -13,7 +13,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from mpt_cli.errors import Problem, first_line
-from mpt_cli.settings.limits import word_problem
 from mpt_cli.settings.recipes import IMPLIED_CHOICES, GroupChoice, add_choice, merge_keys, names_custom_optimizer
 from mpt_cli.settings.schema import CHOOSING_KEYS, find_key, unknown_key_problem
 from mpt_cli.settings.search_path import conf_override, group_names, is_project_group, recipe_paths, recipe_remedy
@@ -124,9 +123,7 @@ def parse_overrides(overrides: list[str]) -> ParsedOverrides:
     """Sort them into recipe, choices and overrides; what fits nowhere becomes a problem."""
     parsed = ParsedOverrides()
     for text in overrides:
-        if (problem := word_problem(text)) is not None:
-            parsed.problems.append(problem)
-        elif (conf := recipe_named(text)) is not None and parsed.conf is not None:
+        if (conf := recipe_named(text)) is not None and parsed.conf is not None:
             rule = f"must be given once; conf={parsed.conf} was given before."
             parsed.problems.append(Problem("conf", rule, conf))
         elif conf is not None:
@@ -220,8 +217,9 @@ def _take_override(override: Override, result: ParsedOverrides) -> None:
         _take_deletion(override, result)
     elif (group := CHOOSING_KEYS.get(key, key)) in group_names():
         _take_choice(GroupChoice(group, override.value(), key), result)
-    elif hydra := hydra_problem(key, line):
-        result.problems.append(hydra)
+    elif re.split("[./]", key)[0] == "hydra":
+        remedy = "`mpt list keys` shows what can be set."
+        result.problems.append(Problem(key, "there are no settings of Hydra's own.", line, remedy))
     elif find_key(key) is None and is_project_group(key):
         result.project_groups[key] = str(override.value())
     elif problem := unknown_key_problem(key, override.value(), result.problems):
@@ -253,38 +251,6 @@ def apply_override(tree: DictConfig, override: Override) -> None:
     if not isinstance(section, DictConfig) or name not in section or value not in (None, section[name]):
         raise ValueError(f"Could not delete from config. '{key}' does not exist")
     del section[name]
-
-
-_HYDRA_WORDS = {  # what Hydra calls it, and the word that does it here
-    "hydra.run.dir": "Write run_dir=DIR.",
-    "hydra.sweep.dir": "Write sweep_dir=DIR, with `mpt sweep`.",
-    "hydra.sweep.subdir": "Each job of a sweep has a folder of its own, named by what it varies.",
-    "hydra.sweeper.n_trials": "Write `mpt sweep … --trials N`.",
-    "hydra.sweeper": "`mpt sweep` takes values with commas; `--trials N --sampler tpe` searches.",
-    "hydra.launcher.n_jobs": "Write `mpt sweep … -j N`.",
-    "hydra.launcher": "Write `mpt sweep … --launcher submitit launcher.KEY=VALUE`.",
-    "hydra.job.name": "Write recipe=NAME, which names the folder under runs/.",
-    "hydra.job.env_set": "Set them before the command: NAME=VALUE mpt train …",
-    "hydra.job.chdir": "A run stays in the folder it was started in; run_dir=DIR says where it writes.",
-    "hydra.searchpath": "Write --config-dir DIR, or hydra.searchpath in the recipe.",
-    "hydra.mode": "`mpt sweep` runs several jobs, `mpt train` one.",
-    "hydra.verbose": "All that a run has to say stands in its console.log.",
-    "hydra.output_subdir": "The configuration of a run stands in its config.yaml.",
-}
-
-
-def hydra_problem(key: str, line: str) -> Problem | None:
-    """Return what to write instead of a setting of Hydra's own; None for any other word.
-
-    >>> str(hydra_problem("hydra.run.dir", "hydra.run.dir=x"))
-    "hydra.run.dir: there are no settings of Hydra's own. Received: 'hydra.run.dir=x'. Write run_dir=DIR."
-    """
-    path = key.replace("/", ".")
-    if path.partition(".")[0] != "hydra":
-        return None
-    best = max((word for word in _HYDRA_WORDS if f"{path}.".startswith(f"{word}.")), key=len, default="")
-    remedy = _HYDRA_WORDS.get(best, "`mpt list keys` shows what can be set.")
-    return Problem(key, "there are no settings of Hydra's own.", line, remedy)
 
 
 def _take_deletion(override: Override, result: ParsedOverrides) -> None:

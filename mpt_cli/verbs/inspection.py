@@ -19,7 +19,6 @@ from mpt_cli.settings.json_schema import MODELINE, SCHEMA_FILE, json_schema, key
 from mpt_cli.settings.key import REQUIRED, Key, class_keys, format_range
 from mpt_cli.settings.limits import MOST_BYTES, load_mapping, open_file, read_file
 from mpt_cli.settings.references import imported_names
-from mpt_cli.settings.relative_references import names_lost_in_copy
 from mpt_cli.settings.schema import (
     VARIANTS,
     LoggerSettings,
@@ -217,15 +216,12 @@ def run_copy(arguments: argparse.Namespace) -> int:
         raise ConfigError(Problem("RECIPE", "no recipe has this name.", arguments.recipe, remedy))
     target = expanded(arguments.destination or ".")
     target = target / source.name if target.is_dir() else target
-    left = [] if is_shipped(source) else names_lost_in_copy(source, target)
     _copy(source, target)
     lines = [f"{target}: {shell_command('train', conf_override(target))}"]
     schema = target.with_name(SCHEMA_FILE)
     if not schema.exists():
         write_atomic(schema, strict_json(json_schema(), indent=2) + "\n")
         lines.append(f"{schema}: describes the keys to editors with a yaml-language-server")
-    if left:
-        lines.append(f"it names {', '.join(left)}, found beside {source} but not here: copy them too")
     say("\n".join(lines))
     return OK
 

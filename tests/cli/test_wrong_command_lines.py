@@ -73,7 +73,7 @@ WRONG = {
     "train --config-name=mine": "own. conf=NAME or conf=./FILE.yaml chooses a recipe.",
     "train --config-path x": "--config-dir DIR adds a folder",
     f"{CNN} hydra.run.dir=x": "hydra.run.dir: there are no settings of Hydra's own",
-    "sweep conf=digits_mlp hydra/launcher=joblib": "`mpt sweep … --launcher submitit",
+    "sweep conf=digits_mlp hydra/launcher=joblib": "hydra/launcher: there are no settings of Hydra's own",
     f"{CNN} hydra.nothing=1": "`mpt list keys` shows what can be set",
     "train --config-dir": "--config-dir: must be followed by a folder",
     f"{CNN} --config-dir nowhere": "--config-dir: must be a folder with conf/",

@@ -11,7 +11,7 @@ BASE = "defaults: [digits_mlp, _self_]\n"
 REFUSED = {
     f"seed: {'9' * 20_000}": "numbers of at most 1,000 digits",
     f"seed: 0x{'f' * 5000}": "numbers of at most",
-    "seed: !!binary aGk=": "without the tag !!binary in line 2",
+    "seed: !!binary aGk=": "without the tag !!binary.",
     "vars: {a: !!set {x, y}}": "without the tag !!set",
     "vars: {a: !!timestamp 2001-01-01}": "the tag !!timestamp",
     "vars: {a: !!int abc}": "cannot be read: ValueError",
