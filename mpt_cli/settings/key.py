@@ -67,7 +67,11 @@ def evaluate(text: Any) -> int | float:
     try:
         tree = ast.parse(written.strip(), mode="eval")
         for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, int | float)
+                and not isinstance(node.value, bool)
+            ):
                 node.value = float(node.value)  # of which no power takes for ever
             elif not isinstance(node, _NUMBERS) or (isinstance(node, ast.Name) and node.id not in _FUNCTIONS):
                 rule = f"must be numbers, + - * / // % **, parentheses or one of {', '.join(_FUNCTIONS)}"

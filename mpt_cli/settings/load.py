@@ -99,7 +99,7 @@ def compose_tree(
         except ConfigError as error:
             problems += error.problems
             unsure.add(choice.group)
-    tree = OmegaConf.create(merge_layers({}, taken, problems))
+    tree = OmegaConf.create(merge_layers({}, taken))
     _name_variants(tree)
     for override in given.overrides:
         try:

@@ -113,10 +113,6 @@ def test_a_run_goes_on_from_another_folder_that_names_the_module_otherwise(proje
             "defaults: cannot be composed: Multiple values for model. To override a value use 'override model: mlp'.",
         ),
         (
-            "defaults:\n  - model: cnn\nmodel:\n  name: mlp\n",
-            "model.name: must agree with defaults.model=cnn. Received: 'mlp'. Keep one of the two words for model.",
-        ),
-        (
             "defaults:\n  - ./own.yaml\n",
             "defaults: cannot be composed: it refers to itself, or starts from a file that starts from it.",
         ),
