@@ -9,6 +9,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
 from mpt_cli import plugins
+from mpt_cli.settings.checks import EXPECTED_PARTS, TOLERANCES
 from mpt_cli.settings.key import LARGEST_COUNT, REQUIRED, Key, read_key, section_of_list
 from mpt_cli.settings.schema import VARIANTS, Settings, choosing_key, variants_of
 from mpt_cli.settings.search_path import group_choices, group_names
@@ -132,7 +133,7 @@ def _choice(group: str) -> Schema:
 
 def _expectation() -> Schema:
     number, positive = {"anyOf": _numbers(float, {})}, {"anyOf": _numbers(float, {"at_least": 0})}
-    parts = dict.fromkeys(("min", "max", "value"), number) | dict.fromkeys(("tolerance", "rtol", "atol"), positive)
+    parts: Schema = {name: positive if name in TOLERANCES else number for name in EXPECTED_PARTS}
     return {"anyOf": [number, {**_closed(parts), "minProperties": 1}]}
 
 
@@ -168,10 +169,10 @@ def _null(key: Key) -> list[Schema]:
 
 
 def _scalar(key: Key, kind: Any) -> list[Schema]:
+    if kind in (int, float) and (key.bounds or not key.choices):
+        return _numbers(kind, key.bounds)
     if key.choices:
         return [{"enum": [choice for choice in key.choices if isinstance(choice, kind)]}]
-    if kind in (int, float):
-        return _numbers(kind, key.bounds)
     return [{"type": {bool: "boolean", str: "string"}[kind]}]
 
 

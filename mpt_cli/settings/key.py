@@ -95,7 +95,7 @@ def key(
     advanced: bool = False,
     **bounds: float,
 ) -> Any:
-    """Return a dataclass field with its meaning and the range or choices it must keep.
+    """Return a dataclass field with its meaning and the range or choices it must keep; of both, numbers the range.
 
     Of the bounds `above` and `below` exclude the number, `at_least` and `at_most` include it. A list is checked element
     by element. A whole number that `at_most` says nothing of must be one that steps and sizes can be (`LARGEST_COUNT`).
@@ -278,8 +278,10 @@ def _convert_part(key: Key, value: Any, allowed: tuple[Any, ...]) -> Any:
 
 
 def _check_choice(key: Key, value: Any) -> None:
-    # `is` first, since 1 == True: channels=true is no choice of (1, 3, 4)
-    if key.choices and not any(type(value) is type(choice) and value == choice for choice in key.choices):
+    if not key.choices or (key.bounds and isinstance(value, int | float)):
+        return
+    # the type first, since 1 == True: channels=true is no choice of (1, 3, 4)
+    if not any(type(value) is type(choice) and value == choice for choice in key.choices):
         names = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in key.choices]
         raise BadValue(f"must be one of {', '.join(names)}.", did_you_mean(value, names))
 

@@ -28,7 +28,6 @@ from mpt_cli.settings.overrides import (
     apply_override,
     escape_interpolation,
     parse_overrides,
-    recipe_named,
 )
 from mpt_cli.settings.recipes import (
     FAULTS,
@@ -59,7 +58,6 @@ from mpt_cli.settings.search_path import (
     find_recipe,
     group_files,
     is_shipped,
-    projects_of_recipes,
     recipe_paths,
     searching,
     user_defaults,
@@ -302,17 +300,16 @@ class Composition:
 def composed(overrides: list[str]) -> Iterator[Composition]:
     """Compose a command line. While this is open, names are looked for where its recipe looks for them."""
     Path.cwd()  # FileNotFoundError where it is gone, before anything is looked for in it
-    with searching((), projects_of_recipes(filter(None, map(recipe_named, overrides)))):
-        given, unsure = parse_overrides(overrides), set[str]()
-        try:
-            if given.conf is None:
-                raise ConfigError(_no_recipe())
-            recipe = read_recipe(find_recipe(given.conf), given.project_groups)
-            below = _defaults_of_user(recipe)
-        except ConfigError as error:
-            recipe, below, unsure = Recipe(Path("custom"), problems=error.problems), Recipe(Path("none")), set(VARIANTS)
-        with searching(recipe.searchpath, recipe.projects):
-            yield _compose(recipe, below, given, unsure)
+    given, unsure = parse_overrides(overrides), set[str]()
+    try:
+        if given.conf is None:
+            raise ConfigError(_no_recipe())
+        recipe = read_recipe(find_recipe(given.conf), given.project_groups)
+        below = _defaults_of_user(recipe)
+    except ConfigError as error:
+        recipe, below, unsure = Recipe(Path("custom"), problems=error.problems), Recipe(Path("none")), set(VARIANTS)
+    with searching(recipe.searchpath):
+        yield _compose(recipe, below, given, unsure)
 
 
 def _defaults_of_user(recipe: Recipe) -> Recipe:

@@ -33,7 +33,6 @@ from mpt_cli.settings.search_path import (
     group_names,
     is_project_group,
     is_shipped,
-    project_of,
     search_in,
     searching,
 )
@@ -84,15 +83,6 @@ def add_choice(choice: GroupChoice, choices: dict[str, GroupChoice], problems: l
         problems.append(Problem(choice.written, rule, choice.name, f"Keep one of the two words for {choice.group}."))
 
 
-def names_custom_optimizer(path: str, name: Any) -> bool:
-    """Return whether this choice is optimizer.name=module:name, which stands for optimizer.object.
-
-    >>> names_custom_optimizer("optimizer.name", "nets:Lookahead"), names_custom_optimizer("model.name", "nets:build")
-    (True, False)
-    """
-    return path == "optimizer.name" and ":" in str(name)
-
-
 @dataclass(frozen=True)
 class Layer:
     """A file that is composed: its keys below the section that it gives (`package`, dotted), the group whose file it
@@ -110,15 +100,14 @@ class Layer:
 class Recipe:
     """A recipe with the files that it is composed of, in order, and what is wrong with them.
 
-    `searchpath` are the folders that it and its bases add, `projects` those that they lie in, `sweep` what `mpt sweep`
-    is to vary, which no run reads: its own, else that of the last recipe it starts from that has one. `unsure` are
-    sections whose file is missing, `notes` what a user should know of how a run came to its settings.
+    `searchpath` are the folders that it and its bases add, `sweep` what `mpt sweep` is to vary, which no run reads: its
+    own, else that of the last recipe it starts from that has one. `unsure` are sections whose file is missing, `notes`
+    what a user should know of how a run came to its settings.
     """
 
     path: Path
     layers: list[Layer] = field(default_factory=list)
     searchpath: list[Path] = field(default_factory=list)
-    projects: list[Path] = field(default_factory=list)
     sweep: Any = None
     problems: list[Problem] = field(default_factory=list)
     unsure: set[str] = field(default_factory=set)
@@ -289,10 +278,9 @@ class _Files(ConfigRepository):
         sweep, recipe = content.pop("sweep", None), self.recipe
         if recipe.sweep is None:  # the recipe is read first, and of those it starts from the last one
             recipe.sweep = sweep
-        folders, projects = _take_searchpath(content, path, recipe.problems), project_of(path)
-        search_in(folders, projects)
+        folders = _take_searchpath(content, path, recipe.problems)
+        search_in(folders)
         recipe.searchpath += folders
-        recipe.projects += projects
 
     def _read_list(self, name: str, path: Path, defaults: Any) -> dict[int, InputDefault]:
         """Return the entries of a recipe's defaults list, as Hydra has them, by their index; recipes by the names they
@@ -353,8 +341,6 @@ class _Files(ConfigRepository):
         for part in reversed([part for part in package.split(".") if part]):
             content = {part: content}
         body = _valid_sections(content, self.recipe.problems)
-        if names_custom_optimizer("optimizer.name", body.get("optimizer", {}).get("name")):
-            body["optimizer"]["object"] = body["optimizer"].pop("name")
         entries = self.entries.get(name, {}).values()
         chooses = {_group_key(entry): _choices(entry)[-1] for entry in entries if _choices(entry)}
         return Layer(

@@ -12,23 +12,23 @@ from mpt_cli.settings.search_path import (
     expanded,
     has_working_directory,
     is_shipped,
-    project_folder,
 )
 
 # what names Python objects in a recipe: by section, the keys whose values are names or hold them
 NAMING_KEYS = {
     "model": ("builder",),
     "data": ("loader",),
-    "optimizer": ("name", "object", "kwargs", "schedule"),
+    "optimizer": ("object", "kwargs", "schedule"),
     "trainer": ("loss", "metrics", "weighted_metrics", "callbacks"),
 }
 
 
 def module_folders(path: Path) -> list[Path]:
-    """Return where modules are looked for that the recipe or group file at `path` names: beside it, then in its
-    project, the folder that has the conf/ or recipes/ it lies in, or has the groups themselves.
+    """Return where modules are looked for that the recipe or group file at `path` names: beside it, then in the folder
+    that has the conf/ or recipes/ it lies in.
     """
-    return [path.parent] if is_shipped(path) else [path.parent, project_folder(path)]
+    above = () if is_shipped(path) else Path(os.path.realpath(path)).parents  # pathlib raises for a link to itself
+    return [path.parent, *[folder.parent for folder in above if folder.name in ("conf", "recipes")][:1]]
 
 
 def locate_functions(content: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -175,7 +175,7 @@ class TrainerSettings:
         "auto", "XLA: auto decides by backend, device, model and the steps to run", choices=("auto", True, False)
     )
     steps_per_execution: Union[int, str] = key(
-        "auto", "most steps per call into the compiled loop: auto, or ≥ 1", at_most=2**16
+        "auto", "most steps per call into the compiled loop", choices=("auto",), at_least=1, at_most=2**16
     )
     feed: str = key(
         "auto",
@@ -215,7 +215,9 @@ class TrainerSettings:
         "steps between samples of what half precision loses, layer by layer, where anything is in it, the "
         "first at step 100 at the latest, the last at the end: auto (2000, longer where samples would take over 1 % of "
         "the time, none where compiling the first, on JAX or of recurrent layers, would be over 5 % of the run, or 2 s "
-        "at its end) or a number ≥ 1; null = never",
+        "at its end) or a number; null = never",
+        choices=("auto",),
+        at_least=1,
         advanced=True,
     )
     checkpoint_every_steps: Optional[int] = key(None, "steps between checkpoints, null = not by steps", at_least=1)

@@ -66,7 +66,7 @@ def test_every_object_of_a_recipe_and_of_those_it_starts_from_is_looked_for_besi
     (project / "sub" / "base.yaml").write_text("data: {loader: own:load, kwargs: {name: own:load}}\n")
     (project / "sub" / "own.py").touch()
     text = (
-        "defaults: [./sub/base.yaml]\nmodel: {builder: parts:stack}\noptimizer: {name: parts:Slow}\ntrainer: "
+        "defaults: [./sub/base.yaml]\nmodel: {builder: parts:stack}\noptimizer: {object: parts:Slow}\ntrainer: "
         "{loss: {a: parts:f, b: mse}, metrics: [{object: parts:g, kwargs: {f: {object: parts:h}, g: parts:h}}]}\n"
     )
     (project / "mine.yaml").write_text(text)
