@@ -70,7 +70,7 @@ def _read_entry(path: str, entry: Any) -> tuple[dict[str, float], list[Problem]]
         problems.append(Problem(path, f"must have at least one of {known}.", entry))
     for name, given in entry.items() if isinstance(entry, dict) else [("value", entry)]:
         place = f"{path}.{name}" if isinstance(entry, dict) else path
-        number = read_number(given) if isinstance(given, str) else given
+        number: Any = read_number(given) if isinstance(given, str) else given
         if name not in EXPECTED_PARTS:
             problems.append(Problem(place, f"must be one of {known}.", name, did_you_mean(name, EXPECTED_PARTS)))
         elif not is_finite_number(number):

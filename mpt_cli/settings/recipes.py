@@ -298,11 +298,12 @@ class _Files(ConfigRepository):
                 problem = Problem("defaults", "each entry must be `group: choice` or a recipe.", written)
                 self.recipe.problems.append(_at_entry(problem, path, index))
                 continue
+            wrong = self._problem_of_entry(entry) if isinstance(entry, GroupDefault) else None
             if isinstance(written, str) and written != "_self_":
                 base = self._find_base(written, path, index)
                 found |= {} if base is None else {index: ConfigDefault(path=self.name_of(base))}
-            elif isinstance(entry, GroupDefault) and (problem := self._problem_of_entry(entry)) is not None:
-                self.recipe.problems.append(_at_entry(problem, path, index))
+            elif wrong is not None:
+                self.recipe.problems.append(_at_entry(wrong, path, index))
             else:
                 found[index] = entry
         return found
