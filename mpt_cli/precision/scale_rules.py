@@ -181,7 +181,7 @@ class ScaleRule(ABC):
 
 def load_rule(name: str) -> type[ScaleRule]:
     """Return the mode that another package has under this name; PluginError where it can't be used."""
-    rule: type[ScaleRule] = plugins.load_plugin(plugins.SCALE_RULES, name, ScaleRule)
+    rule: type[ScaleRule] = plugins.load_plugin(name, ScaleRule)
     if rule.mode != name:
         raise plugins.PluginError(f"{rule.__qualname__} has mode={rule.mode!r}, and its entry point is called {name}.")
     if isabstract(rule):
@@ -191,7 +191,7 @@ def load_rule(name: str) -> type[ScaleRule]:
 
 def find_installed_rule(class_name: str) -> type[ScaleRule] | None:
     """Return the class of this name among the modes of other packages, None where there is none that can be used."""
-    rules = plugins.loadable(plugins.SCALE_RULES, ScaleRule).values()
+    rules = plugins.loadable(ScaleRule).values()
     return next((rule for rule in rules if rule.__name__ == class_name), None)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
-from mpt_cli import plugins
 from mpt_cli.settings.checks import EXPECTED_PARTS, TOLERANCES
 from mpt_cli.settings.key import LARGEST_COUNT, REQUIRED, Key, read_key, section_of_list
 from mpt_cli.settings.schema import VARIANTS, Settings, choosing_key, variants_of
@@ -51,14 +50,9 @@ def _section(cls: type, path: str) -> Schema:
     return {
         "type": ["object", "null"],
         "properties": _properties(cls, path),
-        "additionalProperties": _others(path),
+        "additionalProperties": False,
         "description": (cls.__doc__ or "").partition("\n")[0],
     }
-
-
-def _others(path: str) -> bool:
-    """Return whether keys of others are taken: sinks of other packages are keys of `logger` too."""
-    return path == "logger" and bool(plugins.installed(plugins.SINKS))
 
 
 def _properties(cls: type, path: str) -> Schema:

@@ -47,7 +47,6 @@ from mpt_cli.settings.schema import (
     choosing_key,
     chosen_variant,
     find_key,
-    logger_class,
     no_such_key,
     sections,
     unknown_key_problem,
@@ -183,7 +182,6 @@ def build_settings(tree: dict[str, Any], unsure: set[str], problems: list[Proble
     for section in VARIANTS:
         given = sure.get(section, getattr(Settings(), section))
         hints[section] = variant_class(section, chosen_variant(section, given))
-    hints["logger"] = logger_class(tree["logger"]) if isinstance(tree.get("logger"), dict) else hints["logger"]
     settings: Settings = _build_section(Settings, hints, "", sure, problems, known)
     return settings
 

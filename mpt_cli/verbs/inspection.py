@@ -16,16 +16,13 @@ from mpt_cli.redaction import watched_environment
 from mpt_cli.report.tables import plain_lines, print_labelled, text_columns
 from mpt_cli.settings.checks import object_keys
 from mpt_cli.settings.json_schema import MODELINE, SCHEMA_FILE, json_schema, key_fields
-from mpt_cli.settings.key import REQUIRED, Key, class_keys, format_range
+from mpt_cli.settings.key import REQUIRED, Key, format_range
 from mpt_cli.settings.limits import MOST_BYTES, load_mapping, open_file, read_file
 from mpt_cli.settings.references import imported_names
 from mpt_cli.settings.schema import (
     VARIANTS,
-    LoggerSettings,
     Settings,
     all_keys,
-    choosing_key,
-    chosen_variant,
     key_versions,
     no_such_key,
     variant_class,
@@ -101,31 +98,12 @@ def _variants(section: str) -> list[dict[str, str]]:
 
 
 def _unusable(section: str) -> Iterator[tuple[str, str]]:
-    """Yield the variants of other packages that can't be used, each with the reason."""
-    for name in plugins.installed(plugins.GROUPS[section]) if section in plugins.GROUPS else ():
+    """Yield the modes of other packages that can't be used, each with the reason."""
+    for name in plugins.installed() if section == "loss_scale" else ():
         try:
             variant_class(section, name)
         except plugins.PluginError as error:
             yield name, f"(can't be used: {error})"
-
-
-def _sinks() -> list[dict[str, str]]:
-    own = [key for key in class_keys(LoggerSettings, "logger") if key.path != "logger.console"]
-    installed = plugins.installed(plugins.SINKS).values()
-    return [
-        *({"name": key.path.partition(".")[2], "description": key.meaning} for key in own),
-        *({"name": plugin.name, "description": _describe_sink(plugin)} for plugin in installed),
-    ]
-
-
-def _describe_sink(plugin: plugins.Plugin) -> str:
-    from mpt_cli.telemetry.sinks import load_sink
-
-    try:
-        load_sink(plugin.name)
-        return f"of {plugin.package}, logger.{plugin.name}=true"
-    except ConfigError as error:
-        return f"({error.problems[0].rule})"
 
 
 def _describe(cls: type) -> str:
@@ -204,7 +182,6 @@ LISTINGS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "groups": _groups,
     "optimizers": lambda: _variants("optimizer"),
     "modes": lambda: _variants("loss_scale"),
-    "sinks": _sinks,
     "keys": _keys,
 }
 
@@ -272,11 +249,8 @@ def imported_functions(settings: Settings) -> dict[str, str]:
         "model.builder": getattr(settings.model, "builder", None),
         "data.loader": getattr(settings.data, "loader", None),
     }
-    for section, group in plugins.GROUPS.items():
-        chosen = plugins.installed(group).get(chosen_variant(section, getattr(settings, section)))
-        named[f"{section}.{choosing_key(section)}"] = chosen.reference if chosen else None
-    sinks = plugins.installed(plugins.SINKS).values()
-    named |= {f"logger.{sink.name}": sink.reference for sink in sinks if getattr(settings.logger, sink.name, False)}
+    mode = plugins.installed().get(settings.loss_scale.mode)
+    named["loss_scale.mode"] = mode.reference if mode else None
     for key, value in object_keys(settings):
         for place, name in imported_names(key, value):
             named[place] = f"{named[place]}, {name}" if place in named else name
