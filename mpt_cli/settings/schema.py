@@ -441,9 +441,7 @@ def remedy_for(path: str, value: Any) -> str:
     >>> remedy_for("precision", "16-mixed"), remedy_for("model._target_", "nets.deep.build")
     ('Did you mean policy=mixed_float16?', 'Write model.builder: nets.deep:build.')
     """
-    if (listed := _without_index(path)) != path and find_key(listed.partition(f".{INDEX}.")[0]):
-        index = path[listed.index(f".{INDEX}.") + 1 :].partition(".")[0]
-        return remedy_for(listed, value).replace(f".{INDEX}.", f".{index}.")
+    path = _without_index(path)
     section, _, written = path.rpartition(".")
     leaf = OTHER_WORDS.get(written, written)
     if leaf == HYDRA_TARGET and section:
@@ -454,10 +452,9 @@ def remedy_for(path: str, value: Any) -> str:
         return f"Write optimizer.kwargs.{leaf}: it is an argument of the class."
     if policy := leaf if leaf in FLOAT_POLICIES else leaf == "policy" and nearest(value, FLOAT_POLICIES):
         return f"Did you mean policy={policy}?"
-    inner = dict.fromkeys(key.rpartition(".")[0] for key in all_keys() if "." in key and _is_single(key))
-    known = sorted({**all_keys(), **inner}, key=_is_single)  # those of sections in lists first: the others win
-    same_leaf = [other for other in known if other.rpartition(".")[2] == leaf]
-    if same_leaf := [*filter(_is_single, same_leaf)] or same_leaf:
+    keys = [key for key in all_keys() if f".{INDEX}." not in key or f".{INDEX}." in path]
+    known = dict.fromkeys([*keys, *(key.rpartition(".")[0] for key in keys if "." in key)])
+    if same_leaf := [other for other in known if other.rpartition(".")[2] == leaf]:
         return f"Did you mean {' or '.join(same_leaf[:3])}?"
     siblings = {other.rpartition(".")[2]: other for other in known if other.rpartition(".")[0] == section}
     if match := nearest(leaf, siblings):
@@ -469,10 +466,6 @@ def remedy_for(path: str, value: Any) -> str:
         return f"Keys here: {', '.join(siblings)}."
     match = nearest(path, known)
     return f"Did you mean {match}?" if match else f"Sections: {', '.join(sections())}."
-
-
-def _is_single(path: str) -> bool:
-    return f".{INDEX}." not in path
 
 
 def _is_section(path: str) -> bool:

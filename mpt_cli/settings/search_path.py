@@ -220,39 +220,16 @@ def find_recipe(name_or_path: str) -> Path:
     if name_or_path in known:
         return known[name_or_path]
     path = expanded(name_or_path)
-    if _is_path(name_or_path) and path.is_file():
+    if os.path.isfile(path):
         return path
-    raise ConfigError(Problem("conf", *_missing_recipe(name_or_path, path)))
-
-
-def _is_path(name_or_path: str) -> bool:
-    return "/" in name_or_path or "\\" in name_or_path or name_or_path.endswith(SUFFIXES)
-
-
-def _missing_recipe(name_or_path: str, path: Path) -> tuple[str, str, str]:
-    if not name_or_path:
-        return "must be given.", name_or_path, recipe_remedy(name_or_path)
-    if path.is_dir():
-        inside = path / "config.yaml"
-        remedy = (
-            f"It is a folder; write {shlex.quote(conf_override(inside))}." if inside.is_file() else "It is a folder."
-        )
-        return "must name a recipe or a YAML file.", name_or_path, remedy
-    if _is_path(name_or_path):
-        known = did_you_mean(path.stem, recipe_paths())
-        return "there is no such file.", name_or_path, known.replace("mean ", "mean conf=")
-    for own in (path.with_suffix(suffix) for suffix in SUFFIXES if path.name):
-        if own.is_file():
-            return (
-                "no recipe has this name.",
-                name_or_path,
-                f"For your own file write {shlex.quote(conf_override(own))}.",
-            )
-    return "no recipe has this name.", name_or_path, recipe_remedy(name_or_path)
+    near = [path / "config.yaml", *(path.with_suffix(suffix) for suffix in SUFFIXES if path.name)]
+    own = next(filter(os.path.isfile, near), None)
+    remedy = recipe_remedy(path.stem) if own is None else f"Write {shlex.quote(conf_override(own))}."
+    raise ConfigError(Problem("conf", "must name a recipe or a YAML file.", name_or_path, remedy))
 
 
 def recipe_remedy(name_or_path: str) -> str:
     """Return the nearest recipe, else all of them."""
     names = recipe_paths()
-    suggestion = did_you_mean(name_or_path, names)
+    suggestion = did_you_mean(name_or_path, names).replace("mean ", "mean conf=")
     return suggestion or f"Recipes: {', '.join(names)}; or the path of your own YAML, as in conf=./mine.yaml."

@@ -21,7 +21,7 @@ WRONG = {
     "run policy=float99 train.py": "policy: must be one of",
     # recipes, and words that are no key=value
     "train": "conf: must be given",
-    "train conf=digits_cn": "conf: no recipe has this name. Received: 'digits_cn'. Did you mean digits_cnn?",
+    "train conf=digits_cn": "conf: must name a recipe or a YAML file. Received: 'digits_cn'. Did you mean conf=digits_cnn?",
     "train conf=digits_cnn.yaml": "Did you mean conf=digits_cnn?",
     "train conf=digits_cnn conf=digits_mlp": "conf: must be given once",
     "train digits_cnn": "digits_cnn: must be of the form key=value. Write conf=digits_cnn.",

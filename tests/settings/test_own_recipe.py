@@ -188,13 +188,10 @@ def test_places_of_entries_of_lists_and_of_bases(write_recipe, problems) -> None
 @pytest.mark.slow
 def test_a_missing_file_a_folder_and_a_bare_name(write_recipe, messages) -> None:
     write_recipe("", "config.yaml")
-    assert messages("conf=./nope.yaml") == ["conf: there is no such file. Received: './nope.yaml'."]
-    assert messages("conf=.") == [
-        "conf: must name a recipe or a YAML file. Received: '.'. It is a folder; write conf=./config.yaml."
-    ]
-    assert messages("conf=config") == [
-        "conf: no recipe has this name. Received: 'config'. For your own file write conf=./config.yaml."
-    ]
+    rule = "conf: must name a recipe or a YAML file. Received: "
+    assert messages("conf=./nope.yaml")[0].startswith(f"{rule}'./nope.yaml'. Recipes: ")
+    assert messages("conf=.") == [f"{rule}'.'. Write conf=./config.yaml."]
+    assert messages("conf=config") == [f"{rule}'config'. Write conf=./config.yaml."]
 
 
 def test_a_bare_run_directory_is_answered_with_its_configuration(own, messages, tmp_path) -> None:
