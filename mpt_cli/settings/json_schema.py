@@ -21,7 +21,6 @@ Schema = dict[str, Any]
 _NUMBER_AS_TEXT = r"^\s*[+-]?\d+(\.\d*)?([eE][+-]?\d+)?(\s*\*\*\s*[+-]?\d+)?\s*$"  # 1e-3, 2**15
 _INTERPOLATION = {"type": "string", "pattern": r"\$\{"}
 _BOUNDS = {"at_least": "minimum", "above": "exclusiveMinimum", "at_most": "maximum", "below": "exclusiveMaximum"}
-_UNITS = ("steps", "epochs", "seconds", "minutes", "bytes", "examples")
 
 
 def json_schema() -> Schema:
@@ -134,8 +133,6 @@ def _expectation() -> Schema:
 def _key_schema(key: Key) -> Schema:
     """Return what the key takes, what it means and its default."""
     entry: Schema = {"description": key.meaning}
-    if unit_of(key):
-        entry["description"] += f" ({unit_of(key)})"
     if key.default != REQUIRED:
         entry["default"] = key.default
     return {**entry, **_value(key)}
@@ -179,17 +176,6 @@ def _numbers(kind: type, bounds: dict[str, float]) -> list[Schema]:
     return [number, {"type": "string", "pattern": _NUMBER_AS_TEXT}]
 
 
-def unit_of(key: Key) -> str | None:
-    """Return the unit of a key, which its name ends in.
-
-    >>> unit_of(Key("trainer.max_steps", int, 1)), unit_of(Key("seed", int, 0))
-    ('steps', None)
-    """
-    last = key.path.rpartition(".")[2].rpartition("_")[2]
-    kinds = {*key.options, *(get_args(key.options[0]) if key.is_list else ())}
-    return last if last in _UNITS and kinds & {int, float} else None
-
-
 def key_fields(key: Key) -> dict[str, Any]:
     """Return what a program may want to know of a key, beside its name and meaning."""
     return {
@@ -198,7 +184,6 @@ def key_fields(key: Key) -> dict[str, Any]:
         "optional": key.is_optional,
         "range": key.bounds,
         "choices": list(key.choices),
-        "unit": unit_of(key),
         "variants": list(key.variants),
         "advanced": key.advanced,
         "schema": _value(key),
