@@ -13,6 +13,7 @@ from mpt_cli.settings.key import default_of, overlap, read_number
 from mpt_cli.settings.references import (
     canonical_name,
     form_problem,
+    imported_names,
     named_objects,
     object_problem,
     optimizer_arguments,
@@ -548,14 +549,16 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
 )
 
 
-def object_keys(settings: Settings) -> Iterator[tuple[str, Any]]:
-    """Yield the keys that name Python objects, and what they name."""
-    for name in ("loss", "metrics", "weighted_metrics", "callbacks"):
-        yield f"trainer.{name}", getattr(settings.trainer, name)
-    named: list[tuple[Any, str]] = [
-        (settings.optimizer, "optimizer"),
-        (settings.optimizer.schedule, "optimizer.schedule"),
-    ]
-    for section, key in named:
-        if getattr(section, "object", None) is not None:
-            yield key, {"object": section.object, "kwargs": section.kwargs}
+def imported_objects(settings: Settings) -> list[tuple[str, str]]:
+    """Return each `module:name` that a run imports, with the key that names it."""
+    optimizer, trainer = settings.optimizer, settings.trainer
+    named: dict[str, Any] = {
+        "model.builder": getattr(settings.model, "builder", None),
+        "data.loader": getattr(settings.data, "loader", None),
+        **{f"trainer.{name}": getattr(trainer, name) for name in ("loss", "metrics", "weighted_metrics", "callbacks")},
+    }
+    if isinstance(optimizer, CustomOptimizer):
+        named["optimizer"] = {"object": optimizer.object, "kwargs": optimizer.kwargs}
+    if optimizer.schedule.object is not None:
+        named["optimizer.schedule"] = {"object": optimizer.schedule.object, "kwargs": optimizer.schedule.kwargs}
+    return [found for key, value in named.items() for found in imported_names(key, value)]

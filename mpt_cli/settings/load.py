@@ -242,9 +242,9 @@ def _unknown_problem(cls: type, path: str, given: dict[str, Any], value: Any, ea
     if key is None or not key.variants:
         return no_such_key(path, value, earlier)
     section = path.partition(".")[0]
+    if issubclass(cls, LossScaleSettings) and not cls.rule_class.scales:
+        return None  # a comparison switches scaling off and leaves the numbers where they are
     chosen = chosen_variant(section, given)
-    if issubclass(cls, LossScaleSettings):
-        return cls.foreign_key_problem(chosen, key, value)
     owners = ", ".join(f"{section}={variant}" for variant in key.variants)
     remedy = f"It belongs to {owners}. Choose one of these, or take it back with ~{path}."
     return Problem(path, f"{section}={chosen} has no such key.", value, remedy)

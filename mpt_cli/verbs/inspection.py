@@ -14,11 +14,10 @@ from mpt_cli.errors import OK, ConfigError, DataError, Problem, did_you_mean
 from mpt_cli.files import strict_json, write_atomic
 from mpt_cli.redaction import watched_environment
 from mpt_cli.report.tables import plain_lines, print_labelled, text_columns
-from mpt_cli.settings.checks import object_keys
+from mpt_cli.settings.checks import imported_objects
 from mpt_cli.settings.json_schema import MODELINE, SCHEMA_FILE, json_schema, key_fields
 from mpt_cli.settings.key import REQUIRED, Key, format_range
 from mpt_cli.settings.limits import MOST_BYTES, load_mapping, open_file, read_file
-from mpt_cli.settings.references import imported_names
 from mpt_cli.settings.schema import (
     VARIANTS,
     Settings,
@@ -245,16 +244,11 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def imported_functions(settings: Settings) -> dict[str, str]:
     """Return the functions that a run would import, by the key that names them."""
-    named = {
-        "model.builder": getattr(settings.model, "builder", None),
-        "data.loader": getattr(settings.data, "loader", None),
-    }
     mode = plugins.installed().get(settings.loss_scale.mode)
-    named["loss_scale.mode"] = mode.reference if mode else None
-    for key, value in object_keys(settings):
-        for place, name in imported_names(key, value):
-            named[place] = f"{named[place]}, {name}" if place in named else name
-    return {key: reference for key, reference in named.items() if reference}
+    named = {"loss_scale.mode": mode.reference} if mode else {}
+    for key, reference in imported_objects(settings):
+        named[key] = f"{named[key]}, {reference}" if key in named else reference
+    return named
 
 
 def run_check(arguments: argparse.Namespace) -> int:

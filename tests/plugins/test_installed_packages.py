@@ -91,7 +91,7 @@ def test_it_is_listed_shown_completed_and_checked_as_ours_are(mpt: Mpt) -> None:
         (["loss_scale.share=x"], "loss_scale.share: must be a number. Received: 'x'."),
         (
             ["loss_scale=dynamic", "loss_scale.rise=3"],
-            "must be left out with loss_scale.mode=dynamic: only linear uses it",
+            "loss_scale=dynamic has no such key. Received: 3. It belongs to loss_scale=linear.",
         ),
     ):
         assert said in mpt("check", "conf=./own.yaml", *words, code=2)
