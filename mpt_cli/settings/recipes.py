@@ -370,12 +370,9 @@ def _take_searchpath(content: dict[str, Any], path: Path, problems: list[Problem
     given = hydra.pop("searchpath")
     content.pop("hydra") if not hydra else None
     try:
-        if not isinstance(given, list) or not all(isinstance(text, str) for text in given):
-            raise ConfigError(Problem("hydra.searchpath", "must be a list of folders.", given))
-        return [find_folder(text, "hydra.searchpath", path.parent) for text in OmegaConf.create(given)]
+        return [find_folder(str(text), "hydra.searchpath", path.parent) for text in OmegaConf.create(given)]
     except OmegaConfBaseException as error:
-        rule = f"cannot be resolved: {first_line(error).rstrip('.')}."
-        problems.append(Problem("hydra.searchpath", rule, given))
+        problems.append(Problem("hydra.searchpath", f"cannot be resolved: {reason_of(error)}.", given))
     except ConfigError as error:
         problems += error.problems
     return []

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -123,9 +123,11 @@ def find_folder(text: str, key: str, base: Path) -> Path:
 
 def _package_folder(text: str) -> Path:
     package, *inside = text.removeprefix("pkg://").replace("/", ".").split(".")
-    found = importlib.util.find_spec(package) if package else None
-    roots = found.submodule_search_locations if found is not None else None
-    return Path(*(roots or [package])[:1], *inside)
+    with suppress(ImportError, ValueError):  # no package has such a name
+        found = importlib.util.find_spec(package)
+        for root in (found and found.submodule_search_locations) or ():
+            return Path(root, *inside)
+    return Path(text)
 
 
 def _environment_folders() -> list[Path]:

@@ -78,8 +78,8 @@ def test_a_recipe_names_folders_and_packages(folder, monkeypatch, messages) -> N
     assert load_settings(["conf=kept.yaml"]) == settings  # what a run keeps needs no folder
     for given, said in (
         ("[nowhere]", "hydra.searchpath: must be a folder with conf/ and recipes/"),
-        ("['pkg://no_such_one.conf']", "There is no folder no_such_one/conf."),
-        ("x", "hydra.searchpath: must be a list of folders"),
+        ("['pkg://no_such_one.conf']", "There is no folder pkg:/no_such_one.conf."),
+        ("3", "hydra.searchpath: cannot be resolved: Object of unsupported type: 'int'"),
         ("['${oc.env:NOT_THERE_AT_ALL}']", "hydra.searchpath: cannot be resolved"),
     ):
         write("own.yaml", f"hydra: {{searchpath: {given}}}\nseed: 1\n")
