@@ -22,7 +22,6 @@ MOST_FILE_BYTES = 2**26  # of a file of a run that is read as a whole (JSON, log
 LONGEST_LINE = 2**24  # bytes of a line of a run's JSON lines
 MOST_JOBS = 10_000  # of a sweep
 MOST_PROBLEMS = 50  # in one message; `--json` lists all
-_NO_FILE = "it is no regular file"
 _TOO_DEEP = f"must not be nested deeper than {DEEPEST} lists and mappings."
 
 
@@ -52,19 +51,11 @@ def open_regular(path: str | Path, flags: int) -> int:
     into, for a link: what it leads to may not be meant.
     """
     is_read = flags & os.O_ACCMODE == os.O_RDONLY
-    try:
-        descriptor = os.open(path, flags | os.O_NONBLOCK | (0 if is_read else os.O_NOFOLLOW), 0o666)
-    except OSError as error:
-        if error.errno == errno.ENXIO or (error.errno == errno.ELOOP and not is_read):  # a pipe nobody reads, a link
-            raise OSError(errno.EINVAL, _NO_FILE, str(path)) from error
-        raise
-    kind = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(kind):
+    descriptor = os.open(path, flags | os.O_NONBLOCK | (0 if is_read else os.O_NOFOLLOW), 0o666)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)
-    if stat.S_ISDIR(kind):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    raise OSError(errno.EINVAL, _NO_FILE, str(path))
+    raise OSError(errno.EINVAL, "it is no regular file", str(path))
 
 
 def read_file(path: Path, most_bytes: int | None = MOST_FILE_BYTES, errors: str = "strict") -> str:
