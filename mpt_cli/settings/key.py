@@ -283,7 +283,8 @@ def _check_choice(key: Key, value: Any) -> None:
     # the type first, since 1 == True: channels=true is no choice of (1, 3, 4)
     if not any(type(value) is type(choice) and value == choice for choice in key.choices):
         names = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in key.choices]
-        raise BadValue(f"must be one of {', '.join(names)}.", did_you_mean(value, names))
+        allowed = f"{', '.join(names)} or {format_range(key)}" if key.bounds else f"one of {', '.join(names)}"
+        raise BadValue(f"must be {allowed}.", did_you_mean(value, names))
 
 
 def _check_range(key: Key, value: Any) -> None:
