@@ -47,7 +47,7 @@ def _check_unused(path: str, section: Any, names: Iterable[str], where: str, rem
             yield Problem(f"{path}.{name}", f"must be left out {where}.", value, remedy)
 
 
-TOLERANCES = ("tolerance", "rtol", "atol")
+TOLERANCES = ("rtol", "atol")
 EXPECTED_PARTS = ("min", "max", "value", *TOLERANCES)
 
 
@@ -83,9 +83,6 @@ def _read_entry(path: str, entry: Any) -> tuple[dict[str, float], list[Problem]]
             problems.append(Problem(f"{path}.{name}", "must be >= 0.", numbers[name]))
         if "value" not in entry:
             problems.append(Problem(f"{path}.{name}", f"must stand beside {path}.value.", numbers[name]))
-    if "tolerance" in numbers and "atol" in numbers:
-        rule = "must be left out with atol, which says the same."
-        problems.append(Problem(f"{path}.tolerance", rule, numbers["tolerance"]))
     if "min" in numbers and "max" in numbers and not numbers["min"] <= numbers["max"]:
         problems.append(Problem(f"{path}.min", f"must be <= {path}.max={numbers['max']:g}.", numbers["min"]))
     return numbers, problems

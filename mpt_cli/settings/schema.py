@@ -353,9 +353,7 @@ class Settings:
         "mappings with epochs, learning_rate, freeze and unfreeze",
     )
     vars: Dict[str, Any] = key({}, "values of the recipe's own, which other keys take as ${vars.NAME}")
-    expect: Dict[str, Any] = key(
-        {}, "what the run must reach: `metric: {min: …, max: …, value: …, tolerance: …, rtol: …, atol: …}`"
-    )
+    expect: Dict[str, Any] = key({}, "what the run must reach: `metric: {min: …, max: …, value: …, rtol: …, atol: …}`")
 
     @property
     def epochs(self) -> int:

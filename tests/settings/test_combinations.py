@@ -30,8 +30,7 @@ _WRONG = [
             "recipe: must be fit for a folder name: it names the folder under runs/. Received: 'a/b'.",
             "optimizer.global_clipnorm: must be the only way of clipping; optimizer.clipnorm is given too. Received: 2.0. "
             "Keep one of them.",
-            "expect.val_accuracy.mn: must be one of min, max, value, tolerance, rtol, atol. Received: 'mn'. "
-            "Did you mean min?",
+            "expect.val_accuracy.mn: must be one of min, max, value, rtol, atol. Received: 'mn'. Did you mean min?",
         ],
     ),
     (
@@ -75,7 +74,7 @@ _WRONG = [
             "optimizer.schedule.decay_steps: must be left out with optimizer.schedule.name=constant: nothing uses it. "
             "Received: 5. It belongs to optimizer.schedule.name=cosine or exponential.",
             "data.input_shape: must have at least one entry. Received: [].",
-            "expect.loss: must have at least one of min, max, value, tolerance, rtol, atol. Received: {}.",
+            "expect.loss: must have at least one of min, max, value, rtol, atol. Received: {}.",
         ],
     ),
     (
@@ -326,9 +325,9 @@ _NEIGHBOURS = [
         4,
     ),
     (
-        ["expect={loss: {value: 1, tolerance: 0.5}, steps_seen: 4}"],
+        ["expect={loss: {value: 1, atol: 0.5}, steps_seen: 4}"],
         "expect",
-        {"val_accuracy": {"min": 0.5}, "loss": {"value": 1, "tolerance": 0.5}, "steps_seen": 4},
+        {"val_accuracy": {"min": 0.5}, "loss": {"value": 1, "atol": 0.5}, "steps_seen": 4},
     ),  # merged
 ]
 
