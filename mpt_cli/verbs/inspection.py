@@ -4,7 +4,7 @@ import argparse
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -106,10 +106,8 @@ def _unusable(section: str) -> Iterator[tuple[str, str]]:
 
 
 def _describe(cls: type) -> str:
-    """Return the first paragraph of the class's docstring; Keras's optimizers have none here, so return their name."""
-    written = inspect.cleandoc(cls.__doc__ or "")
-    generated = is_dataclass(cls) and written.startswith(f"{cls.__name__}(")
-    return f"keras.optimizers.{cls.__name__}" if generated else written.partition("\n\n")[0].replace("\n", " ")
+    """Return the first paragraph of the class's docstring."""
+    return inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
 
 
 def _names(keys: Iterable[Key]) -> str:
@@ -147,24 +145,19 @@ def _heading(path: Path) -> str:
 
 
 def _keys() -> list[dict[str, Any]]:
-    return [
-        {"name": key.path, "description": _format_key(key, format_range(key)), **key_fields(key)}
-        for key in key_versions()
-    ]
+    return [{"name": key.path, "description": _format_key(key), **key_fields(key)} for key in key_versions()]
 
 
-def _format_key(key: Key, bounds: str) -> str:
+def _format_key(key: Key) -> str:
+    section = key.path.partition(".")[0]
+    is_of_some = section in VARIANTS and len(key.variants) < len(variants_of(section))
     details = [
         f"default {_format_yaml_scalar(key.default)}" if key.default != REQUIRED else "must be given",
-        bounds,
+        format_range(key),
         "|".join(_format_yaml_scalar(choice) for choice in key.choices),
-        f"only {', '.join(key.variants)}" if len(key.variants) < _count_variants(key.path.split(".")[0]) else "",
+        f"only {', '.join(key.variants)}" if is_of_some else "",
     ]
     return f"{key.meaning} ({'; '.join(detail for detail in details if detail)})"
-
-
-def _count_variants(section: str) -> int:
-    return len(variants_of(section)) if section in VARIANTS else 0
 
 
 def _format_yaml_scalar(value: object) -> str:
