@@ -21,11 +21,12 @@ import numpy as np
 from mpt_cli.data.examples import Batch
 from mpt_cli.engine.build import build_engine
 from mpt_cli.engine.distribution import Distribution
+from mpt_cli.engine.faults import FaultSearch
 from mpt_cli.engine.feed import StepChunk
 from mpt_cli.errors import ConfigError, Problem, summarise_error
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_custom_train_step, keep_skips_whole
 from mpt_cli.precision.keras_internals import build_before_tracing, lacks_variables, optimizer_values_in_fit
-from mpt_cli.precision.scale_state import count_of
+from mpt_cli.precision.optimizer import backend_step
 from mpt_cli.precision.train_step import check_replicas, optimizers_in, unwrapped
 from mpt_cli.python_api import RunArguments, given_settings
 from mpt_cli.recording import NO_LOSS, NO_SAMPLES, Recording, RecordingOptions, policy_on_record, scaling_on_record
@@ -34,8 +35,8 @@ from mpt_cli.runs.directory import RunDirectory, numbered_path
 from mpt_cli.samples.gradient_samples import build_sampler, layers_to_compile
 from mpt_cli.samples.value_ranges import is_rounded
 from mpt_cli.settings.schema import Settings
-from mpt_cli.telemetry.health import NextCheck, Stop
-from mpt_cli.telemetry.records import NEVER, RunHeader, Scaling
+from mpt_cli.telemetry.health import Stop
+from mpt_cli.telemetry.records import Event, RunHeader, Scaling
 from mpt_cli.training.assembly import warn_of_half_head
 from mpt_cli.training.callbacks import metrics_in, why_ended
 from mpt_cli.training.loss_and_optimizer import warn_of_scaling, wrap_optimizer
@@ -99,7 +100,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
     """Gives Keras's own `fit` what a run of mpt has: run directory, every skip and scale, health rules, verdict.
 
     An optimizer that scales no loss is put into a LossScaleOptimizer at the beginning of `fit`. Where the model has no
-    `train_step` of its own, a skipped step leaves the whole model alone (`whole_skips=False` leaves that to Keras).
+    `train_step` of its own, a skipped step leaves the whole model alone.
     Both stay with the model, so that its next `fit` need not be traced anew.
     A model file has the optimizer that `compile` was given: compile with LossScaleOptimizer to have the scale in it.
     What `fit` can't give is said in `environment.json` under `not_recorded`. `run` is the latest `Run`, `runs` are all;
@@ -134,14 +135,13 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         *,
         on_unhealthy: str = "stop",
         loss_scale: Any = None,
-        whole_skips: bool = True,
         settings: Mapping[str, Any] | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__()
         if on_unhealthy not in ("stop", "go_on"):
             raise ConfigError(Problem("on_unhealthy", "must be stop or go_on.", on_unhealthy))
-        self.run_dir, self.on_unhealthy, self.whole_skips = run_dir, on_unhealthy, whole_skips
+        self.run_dir, self.on_unhealthy = run_dir, on_unhealthy
         self.asked = RunArguments(loss_scale=loss_scale, name=name, more=dict(settings or {}))
         self.command: Sequence[str] = ()  # the words behind `mpt` that run the script it is in
         self.others: Sequence[Any] = ()  # the callbacks beside it, where they are known
@@ -223,24 +223,6 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
                 session.fail(None)
 
 
-@dataclass
-class _Watch:
-    """Where a `fit` is: steps that were asked for, the last line of the log, and the step at which it is next asked
-    whether a health rule is broken, if all is clean `clean_steps` after that, at `last_check` in any case."""
-
-    asked_before_epoch: int = 0
-    asked: int = 0
-    line: int = 0
-    next_check: int = 0
-    clean_steps: int = 0
-    last_check: int = 0
-
-    def ask_again(self, seen: int, ahead: NextCheck | None) -> None:
-        """After `seen` steps; None: of no rule."""
-        soonest, self.clean_steps, last = (NEVER, NEVER, NEVER) if ahead is None else ahead
-        self.next_check, self.last_check = seen + soonest, seen + last
-
-
 class _FitRecording(Recording):
     """One `fit` on record."""
 
@@ -260,8 +242,8 @@ class _FitRecording(Recording):
             recorder.stream,
         )
         super().__init__(subject, model.optimizer, missing)
-        self.skipped_before = int(model.optimizer.skipped_steps)
-        self.watch = _Watch()
+        self.asked_before_epoch = self.asked = self.asked_at_line = 0  # steps
+        self.fault_search = FaultSearch(model, lambda sentence: self.telemetry.message(sentence))
         self.no_loss = NO_LOSS + (
             "JAX tells it to no one"
             if keras.backend.backend() == "jax"
@@ -278,24 +260,22 @@ class _FitRecording(Recording):
         """Put scaling, step log and whole skips into the model; returns what can't be had."""
         model = self.model
         self._check_replicas()
-        before = model.optimizer, getattr(model.optimizer, "step_log", None)
         model.optimizer = scaled(model.optimizer, settings, scaling)
         capacity = max(LEAST_CAPACITY, 2 * model.steps_per_execution + settings.trainer.log_every_steps)
         with self._on_all_replicas():
-            model.optimizer.keep_step_log(capacity)
+            self.log = log = model.optimizer.keep_step_log(capacity)
             if model.built and model.trainable_variables and not model.optimizer.built:
                 model.optimizer.build(model.trainable_variables)
-        self.own_step, was_whole = has_custom_train_step(model), "train_step" in vars(model)
-        whole = not self.own_step and (self.recorder.whole_skips or was_whole)
+        self.own_step = has_custom_train_step(model)
         model.optimizer.allows_unscaled = self.own_step
-        if whole and not was_whole:
+        if not self.own_step and "train_step" not in vars(model):
             keep_skips_whole(model)
-        elif before != (model.optimizer, model.optimizer.step_log):
-            model.train_function = None  # it was made with another optimizer
-        model.make_train_function()
-        if whole and keras.backend.backend() == "tensorflow" and lacks_variables(model):
+        if model.train_function is None or log.train_function is not model.train_function:
+            backend_step().keep_skipped_batches(model)
+            log.train_function = model.train_function
+        if not self.own_step and keras.backend.backend() == "tensorflow" and lacks_variables(model):
             build_before_tracing(model)
-        return [NO_RESUME, NO_SPEED] + [NOT_WHOLE] * (not whole)
+        return [NO_RESUME, NO_SPEED] + [NOT_WHOLE] * self.own_step
 
     def _begin(self, logs: Mapping[str, Any]) -> bool:
         """After the first call: whether it was the optimizer of `compile` that made a step."""
@@ -314,7 +294,6 @@ class _FitRecording(Recording):
             )
         self._metric_names = [name for name in logs if name != "loss"]  # TensorFlow has none before the first call
         self.announce()
-        self.watch.ask_again(0, self.health.next_check(self.run_state()))
         return True
 
     def _check_replicas(self) -> None:
@@ -351,24 +330,25 @@ class _FitRecording(Recording):
 
     def start_epoch(self, epoch: int) -> None:
         self.progress.epoch = epoch
-        self.watch.asked_before_epoch = self.watch.asked
+        self.asked_before_epoch = self.asked
         self.losses: list[float] | None = []  # of the steps of this epoch, as long as none is applied
         self.counters.start_epoch()
 
     def after_batch(self, steps_in_epoch: int, logs: Mapping[str, Any]) -> None:
-        """Look at the records where a line of the log is due, or a health rule may be broken by now."""
+        """Look at the records where a line of the log is due, a step was skipped, or the loss is not finite."""
         if not self.is_announced and not self._begin(logs):
             reason = "the train_step does not use the optimizer that the model is compiled with"
             self.recorder.give_up(reason if self.recorder.is_alone else "")
             return
-        watch, every = self.watch, self.settings.trainer.log_every_steps
-        watch.asked = watch.asked_before_epoch + steps_in_epoch
-        self.pace.look(watch.asked)
-        is_line = watch.asked // every > watch.line // every
-        if is_line or (watch.asked >= watch.next_check and self._may_be_broken(logs)):
+        every = self.settings.trainer.log_every_steps
+        self.asked = self.asked_before_epoch + steps_in_epoch
+        self.pace.look(self.asked)
+        is_line = self.asked // every > self.asked_at_line // every
+        is_spoiled = self.stop is None and not math.isfinite(logs.get("loss", 0.0))
+        if is_line or is_spoiled or self.log.skipped_batch is not None:
             self._look()
         if is_line:
-            watch.line = watch.asked
+            self.asked_at_line = self.asked
             self.snapshot({name: float(value) for name, value in logs.items()})
 
     def finish_epoch(self, logs: dict[str, Any]) -> None:
@@ -409,40 +389,30 @@ class _FitRecording(Recording):
             self._write_environment()
 
     def _look(self) -> None:
-        self.progress.step_in_epoch = self.watch.asked - self.watch.asked_before_epoch
+        self.progress.step_in_epoch = self.asked - self.asked_before_epoch
         rows = self.rows()
         if self.losses is not None:
             is_told = self.tells_loss and not rows.ints[:, 0].any()
             self.losses = [*self.losses, *rows.floats[:, 0]] if is_told else None
         self.take(rows)
-        self.watch.ask_again(
-            self.counters.seen, None if self.stop is not None else self.health.next_check(self.run_state())
+
+    def explained(self, events: list[Event]) -> list[Event]:
+        """Return the events with the layer where the forward pass went wrong, of the step whose batch is at hand."""
+        batch, self.log.skipped_batch = self.log.skipped_batch, None
+        if batch is None:
+            return super().explained(events)
+        if keras.backend.backend() == "jax":
+            self.model.jax_state_sync()
+        return self.fault_search.name_layers(
+            super().explained(events), lambda step: batch[1] if step == batch[0] - self.offset else None
         )
-
-    def _may_be_broken(self, logs: Mapping[str, Any]) -> bool:
-        """Return whether a health rule may be broken by now, so that the records are to be read.
-
-        Else settle when to ask again.
-
-        What tells at less cost that no step was skipped since, and no loss not finite: the optimizer's tally, and the
-        mean loss of the epoch. It knows nothing of gradients that were all zero.
-        """
-        watch = self.watch
-        if watch.asked >= watch.last_check or not self._is_clean(logs):
-            return True
-        watch.next_check = min(watch.asked + watch.clean_steps, watch.last_check)
-        return False
-
-    def _is_clean(self, logs: Mapping[str, Any]) -> bool:
-        skipped = count_of(self.ring()[1], "skipped") - self.skipped_before
-        return skipped == self.counters.skipped and math.isfinite(logs.get("loss", math.nan))
 
     def ring(self) -> tuple[list[Any], Any]:
         values, state = optimizer_values_in_fit(self.model), self.optimizer.scale_state
         if values is None:
             return super().ring()
-        assert self.optimizer.step_log is not None and state is not None
-        return values[-len(self.optimizer.step_log.variables) :], values[list(state.by_name).index("tally")]
+        assert state is not None
+        return values[-len(self.log.variables) :], values[list(state.by_name).index("tally")]
 
     def apply_rule(self, stop: Stop | None) -> bool:
         ends = super().apply_rule(stop)

@@ -26,7 +26,7 @@ from mpt_cli.precision.train_step import unwrapped
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, write_summary
 from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
-from mpt_cli.settings.load import resolved_yaml
+from mpt_cli.settings.load import resolved_tree
 from mpt_cli.settings.schema import FLOAT_POLICIES, RECORDED_TRAINER_KEYS, PolicySettings, Settings
 from mpt_cli.settings.variants import GivenModel, GivenOptimizer, LossScaleSettings
 from mpt_cli.signals import format_end, signal_of
@@ -316,7 +316,7 @@ def scaling_on_record(optimizer: Any, given: LossScaleSettings) -> LossScaleSett
 
 def _applied(settings: Settings) -> dict[str, Any]:
     """Return what was really set, and what is known; all else is the affair of the program that trains."""
-    tree = yaml.safe_load(resolved_yaml(settings))
+    tree = resolved_tree(settings)
     kept = {name: tree[name] for name in ("recipe", "description")}
     for section, names in APPLIED.items():
         kept[section] = {name: value for name, value in tree[section].items() if names is None or name in names}
@@ -414,7 +414,6 @@ class DrainThread:
 
     def __init__(self) -> None:
         self.recordings: list[LoopRecording] = []
-        self.error: Exception | None = None  # what kept it from going on: the rest is taken at the end
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -429,8 +428,7 @@ class DrainThread:
             try:
                 for recording in list(self.recordings):
                     recording.drain()
-            except Exception as error:  # the script must not suffer from what watches it
-                self.error = error
+            except Exception:  # the script must not suffer from what watches it, and the rest is taken at the end
                 return
 
     def close(self) -> None:

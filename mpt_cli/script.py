@@ -9,6 +9,7 @@ optimizer then skips what is not finite and moves the scale, and what it notes o
 import inspect
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -21,7 +22,7 @@ import numpy as np
 
 from mpt_cli import python_api
 from mpt_cli.data.examples import Batch
-from mpt_cli.errors import NUMERICAL, OK, summarise_error
+from mpt_cli.errors import OK, summarise_error
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16
 from mpt_cli.precision.keras_internals import direct_trainable_variables
 from mpt_cli.precision.policy import policy_inside, set_global_policy
@@ -41,9 +42,8 @@ from mpt_cli.runs.directory import RunDirectory, numbered_path
 from mpt_cli.samples.digits import first_examples
 from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, BackendSettings, Settings
 from mpt_cli.settings.variants import GivenData, GivenModel
-from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.health import GOOD_VERDICTS, UNCHECKED
-from mpt_cli.telemetry.records import Scaling
+from mpt_cli.telemetry.records import BACKWARD_PASS, FORWARD_PASS, OVERFLOW, Scaling
 from mpt_cli.training.assembly import warn_of_half_head
 from mpt_cli.training.loss_and_optimizer import scaling_for, wrap_optimizer
 from mpt_cli.training.model_program import described_optimizer, rule_of
@@ -51,11 +51,15 @@ from mpt_cli.training.model_program import described_optimizer, rule_of
 ON_REPLICAS = "its own training loop on several replicas: steps are scaled and skipped, but there is no run directory"
 REPLACED = "the script's own loss scaling is replaced by mpt's, which counts its skips"
 OWN_LOOP = "the script's own LossScaleOptimizer is used as it is, and its loop is not recorded (on TensorFlow it is)"
+BEGAN_IN = {
+    FORWARD_PASS: "with a loss that was not finite",
+    BACKWARD_PASS: "with gradients that overflowed",
+    None: "with gradients that were not finite, of an unknown loss",
+}
 NOT_SCALED = "not scaled: gradients of what is no tensor of floats"
 JAX_LOOP = (
-    "not scaled and not recorded: a loop of the script's own on JAX, where gradients are taken by functions "
-    "that know no optimizer. Put it into mpt_cli.LossScaleOptimizer and call its scale_loss, or use a policy "
-    "that needs none, such as mixed_bfloat16"
+    "not scaled and not recorded: a loop of the script's own on JAX. Use mpt_cli.LossScaleOptimizer and its "
+    "scale_loss there, or policy=mixed_bfloat16"
 )
 
 
@@ -74,10 +78,8 @@ class ScriptRun:
     wrappers: dict[int, LossScaleOptimizer] = field(default_factory=dict)  # by the id of the optimizer inside
     passes: Any = None  # `BackwardPasses` of the script, on TensorFlow
     loops: dict[int, LoopRecording] = field(default_factory=dict)  # of those that a loop of the script's own used
-    loop_runs: list[Run] = field(default_factory=list)  # of loops that are over
-    fit_runs: list[Run] = field(default_factory=list)
+    begun: list[Run] = field(default_factory=list)  # of fits and calls of `mpt.fit`, then of loops
     drain: DrainThread = field(default_factory=DrainThread)
-    batches: dict[int, Any] = field(default_factory=dict)  # models by their id, in train_on_batch on JAX
     fits: list[Any] = field(default_factory=list)  # models in fits that have a record; None for a fit of mpt's
     budget: SampleBudget = field(default_factory=SampleBudget)
     places: int = 0  # run directories so far
@@ -101,7 +103,7 @@ class ScriptRun:
                 recorder.fail(error)
             raise
         finally:
-            self.fit_runs += [run for each in recorders for run in each.runs if run not in self.fit_runs]
+            self.begun += [run for each in recorders for run in each.runs if run not in self.begun]
 
     def note(self, sentence: str) -> None:
         """Something to be said at the end, once."""
@@ -204,17 +206,14 @@ class ScriptRun:
         self.drain.close()
         for loop in self.loops.values():
             try:
-                self.loop_runs += [run] if (run := loop.close(error)) is not None else []
+                self.begun += [run] if (run := loop.close(error)) is not None else []
             except Exception as failed:  # the script must not suffer from what watches it
                 self.note(f"not recorded to its end: a loop of the script's own. {summarise_error(failed)}")
 
     @property
     def exit_code(self) -> int:
-        """The gravest of the runs that came to their end; what ended another the script has caught itself. 4 where
-        `train_on_batch` on JAX applied nothing.
-        """
-        idle = any(int(model.optimizer.applied_steps) == 0 for model in self.batches.values())
-        return max([*[run.exit_code for run in self.ended_runs], NUMERICAL if idle else OK])
+        """The gravest of the runs that came to their end; what ended another the script has caught itself."""
+        return max((run.exit_code for run in self.ended_runs), default=OK)
 
     @property
     def ended_runs(self) -> list[Run]:
@@ -229,8 +228,8 @@ class ScriptRun:
 
     @property
     def runs(self) -> list[Run]:
-        """Of its fits and calls of `mpt.fit`, then of its own loops, as far as their record has an end."""
-        return [run for run in (*self.fit_runs, *self.loop_runs) if (run.path / "summary.json").is_file()]
+        """Those whose record has an end."""
+        return [run for run in self.begun if (run.path / "summary.json").is_file()]
 
     def note_head(self, model: Any) -> None:
         """Where its output layer is in half precision."""
@@ -243,29 +242,20 @@ class ScriptRun:
 
     def sentences(self) -> list[str]:
         """Return how it went, for the end."""
-        found = list(self.notes)
-        if self.drain.error is not None:
-            found.append(f"steps of its own loop were taken only at the end: {self.drain.error}")
-        for loop in self.loops.values():
-            counters = loop.counters
-            if counters.seen:
-                name = type(loop.optimizer.inner_optimizer).__name__
-                found.append(
-                    f"{name} in the script's own loop: {counters.skipped} of {counters.seen} steps skipped, loss "
-                    f"scale {format_scale(counters.scale)}"
-                )
-        for model in self.batches.values():
-            optimizer = model.optimizer
-            found.append(
-                f"not recorded: train_on_batch on JAX. {type(unwrapped(optimizer)).__name__} skipped "
-                f"{int(optimizer.skipped_steps)} of {int(optimizer.seen_steps)} steps there, loss scale "
-                f"{format_scale(float(optimizer.loss_scale))}"
-            )
-        found += [f"{self._shown(run)}: {run.verdict}. {run.explanation}" for run in self.runs]
+        found = [*self.notes, *(f"{self._shown(run)}: {run.verdict}. {run.explanation}" for run in self.runs)]
         missing = dict.fromkeys(
             re.split(r": | \(", sentence)[0] for run in self.runs for sentence in run.summary.get("not_recorded", [])
         )
-        return found + ([f"not recorded: {', '.join(missing)} (summary.json says why)"] if missing else [])
+        found += [f"not recorded: {', '.join(missing)} (summary.json says why)"] if missing else []
+        return [*found, self._totals(), f"next: mpt report {self._shown(self.runs[-1])}"] if self.runs else found
+
+    def _totals(self) -> str:
+        """Return how many steps of all runs were skipped, and where what was not finite began."""
+        seen, skipped = (sum(run.summary[name] for run in self.runs) for name in ("steps_seen", "skipped_steps"))
+        overflows = (event for run in self.runs for event in run.events if event["kind"] == OVERFLOW)
+        counts = Counter(event["cause"] for event in overflows)
+        kinds = [f"{count} {BEGAN_IN[cause]}" for cause, count in counts.items()]
+        return f"{skipped} of {seen} steps skipped" + (f" ({', '.join(kinds)})" if skipped else "")
 
 
 def _outside() -> Any:
@@ -407,7 +397,7 @@ def _first_examples(x: Any = None, y: Any = None, sample_weight: Any = None, **_
 
 
 def _fits(seen: ScriptRun) -> Iterator[Patch]:
-    """Every `fit` has a Recorder among its callbacks; of `train_on_batch` on JAX the optimizer's counters tell."""
+    """Every `fit` has a Recorder among its callbacks; `train_on_batch` on JAX has no record, which is said."""
 
     def make(fit: Any) -> Any:
         @wraps(fit)
@@ -437,12 +427,12 @@ def _fits(seen: ScriptRun) -> Iterator[Patch]:
 
     def make_batches(train_on_batch: Any) -> Any:
         @wraps(train_on_batch)
-        def counted(model: Any, *arguments: Any, **named: Any) -> Any:
-            if keras.backend.backend() != "tensorflow" and isinstance(model.optimizer, LossScaleOptimizer):
-                seen.batches[id(model)] = model
+        def said(model: Any, *arguments: Any, **named: Any) -> Any:
+            if keras.backend.backend() != "tensorflow":
+                seen.note("not recorded: train_on_batch on JAX, whose steps are scaled and skipped")
             return train_on_batch(model, *arguments, **named)
 
-        return counted
+        return said
 
     yield keras.Model, "fit", make
     yield keras.Model, "train_on_batch", make_batches
@@ -456,7 +446,7 @@ def _runs_of_ours(seen: ScriptRun) -> Iterator[Patch]:
         def called(*arguments: Any, **named: Any) -> Any:
             with seen.fitting():
                 found = function(*arguments, **named)
-            seen.fit_runs += [found] if isinstance(found, Run) else []
+            seen.begun += [found] if isinstance(found, Run) else []
             return found
 
         return called

@@ -16,15 +16,13 @@ import keras
 from keras import ops
 
 from mpt_cli.data.examples import Batch, DataSet
-from mpt_cli.engine.feed import StepChunk
-from mpt_cli.engine.loop import Engine
 from mpt_cli.errors import ConfigError, Problem, first_line
 from mpt_cli.precision import layers_of
 from mpt_cli.precision.gradients import scale_gradient
 from mpt_cli.precision.keras_internals import outputs_noted, predict_in_training
 from mpt_cli.precision.train_step import CustomSteps, custom_steps, optimizers_of
 from mpt_cli.settings.schema import FaultSettings
-from mpt_cli.telemetry.records import FORWARD_PASS, OVERFLOW, Event
+from mpt_cli.telemetry.records import DATA, FORWARD_PASS, LOSS, OVERFLOW, Event
 
 Tensor = Any
 VALUES = {"overflow": float("inf"), "nan": float("nan"), "zero": 0.0}
@@ -143,7 +141,6 @@ def _spoiled_input(x: Tensor, factor: Tensor) -> Tensor:
     return ops.where(is_first, x * ops.cast(factor, x.dtype), x)
 
 
-DATA, LOSS = "data", "loss"  # where no layer did it
 INF, NAN = "inf", "nan"
 ALWAYS = 3  # so many of the first such steps are looked into; after them the 4th, 8th, 16th, …
 
@@ -211,23 +208,25 @@ class FaultSearch:
     and no other is tried.
     """
 
-    def __init__(self, engine: Engine, say: Callable[[str], None]) -> None:
-        self.engine, self.say = engine, say
+    def __init__(self, model: Any, say: Callable[[str], None]) -> None:
+        self.model, self.say = model, say
         self._met = 0
         self._works = True
 
-    def name_layers(self, events: list[Event], chunk: StepChunk, first_step: int) -> list[Event]:
-        """Return the events, with variable, layer and fault where they were found; `first_step` is the chunk's."""
-        return [self._named(event, chunk, event.step - first_step) for event in events]
+    def name_layers(self, events: list[Event], batch_of: Callable[[int], Any]) -> list[Event]:
+        """Return the events, with variable, layer and fault where they were found; `batch_of` gives the batch of a
+        step, None where it is not there any more."""
+        return [self._named(event, batch_of) for event in events]
 
-    def _named(self, event: Event, chunk: StepChunk, place: int) -> Event:
+    def _named(self, event: Event, batch_of: Callable[[int], Any]) -> Event:
         if event.kind != OVERFLOW or event.cause != FORWARD_PASS or not self._works:
             return event
         self._met += 1
         if self._met > ALWAYS and self._met & (self._met - 1):
             return event
         try:
-            found = find_forward_fault(self.engine.model, self.engine.batch(chunk.source, chunk.batch_indices[place]))
+            batch = batch_of(event.step)
+            found = None if batch is None else find_forward_fault(self.model, batch)
         except Exception as error:  # a look must never end what it looks at
             self._works = False
             self.say(f"the layer can't be looked for here ({first_line(error)[:200]}); training goes on without")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 from keras import ops
+from numpy.typing import NDArray
 
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 Tensor = Any
@@ -115,8 +116,14 @@ def are_finite(variables: Iterable[Any]) -> bool:
     """
     values = [variable.value for variable in variables]
     if _on_cpu():
-        return all(bool(np.isfinite(np.asarray(each)).all()) for each in values)
+        return all(bool(np.isfinite(on_host(each)).all()) for each in values)
     return bool(all_finite(values))
+
+
+def on_host(value: Tensor) -> NDArray[Any]:
+    """Return the array of a tensor, or of a TensorFlow variable, of which `np.asarray` takes twice as long."""
+    array: NDArray[Any] = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
+    return array
 
 
 def _on_cpu() -> bool:

@@ -7,7 +7,7 @@ has gone round once misses none.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -15,7 +15,7 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
-from mpt_cli.precision.finite import GradientDefects, GradientMeasurement
+from mpt_cli.precision.finite import GradientDefects, GradientMeasurement, on_host
 from mpt_cli.precision.keras_internals import KerasSaveable, has_value
 from mpt_cli.precision.scale_rules import RuleState, ScaleRule, check_count
 
@@ -275,7 +275,10 @@ class StepLog:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.tells_loss = True  # until a step is traced that does not know its loss
-        self.calls: dict[Any, Callable[..., Any]] = {}  # parts of an eager step, compiled
+        self.skipped_batch: tuple[int, Any] | None = (
+            None  # of a call of `fit` with a skip: its last step, and its batch
+        )
+        self.train_function: Any = None  # of `fit`, which keeps that batch
         self.floats = self._variable(LOG_FLOATS, "float32")
         self.ints = self._variable(LOG_INTS, "int32")
 
@@ -309,7 +312,7 @@ def count_of(tally: Any, name: str) -> int:
 def _copies(value: Tensor) -> list[NDArray[Any]]:
     """Return what each replica of a `tf.distribute` strategy noted, in a copy of its own; one array elsewhere."""
     mirrored = getattr(value, "values", None)
-    return [np.asarray(copy) for copy in (mirrored if isinstance(mirrored, tuple) else [value])]
+    return [on_host(copy) for copy in (mirrored if isinstance(mirrored, tuple) else [value])]
 
 
 def _mean_loss(floats: NDArray[np.float32]) -> NDArray[np.float32]:

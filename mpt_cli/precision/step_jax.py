@@ -2,7 +2,7 @@
 and one training step in which a skip is whole.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -15,6 +15,7 @@ from mpt_cli.precision.scale_state import (
     TRACE_START,
     StepRow,
     StepStart,
+    count_of,
     next_trace,
     next_values,
     row_of_step,
@@ -288,6 +289,32 @@ def _custom_train_step(
     new_metrics = [jnp.where(applied, after, before) for after, before in pairs]
     frozen = _kept_where(applied, model, state.non_trainable, new.non_trainable)
     return logs, new._replace(non_trainable=frozen, metrics=[*new_metrics, *logged[1:]]), row
+
+
+def keep_skipped_batches(model: Any) -> None:
+    """Make the function that trains `model` in Keras's `fit` anew, so that the last batch of a call with a skip is kept
+    in the step log of the optimizer."""
+    optimizer, skipped = model.optimizer, 0
+    model.make_train_function(force=True)
+    train = model.train_function
+
+    def train_function(state: Any, iterator: Iterator[Any]) -> Any:
+        nonlocal skipped
+        latest: list[Any] = []
+
+        def noted() -> Iterator[Any]:
+            for batch in iterator:
+                latest[:] = [batch]
+                yield batch
+
+        logs, new_state = train(state, noted())
+        tally = new_state[2][list(optimizer.scale_state.by_name).index("tally")]
+        before, skipped = skipped, count_of(tally, "skipped")
+        if skipped > before:
+            optimizer.step_log.skipped_batch = count_of(tally, "seen"), latest[0]
+        return logs, new_state
+
+    model.train_function = train_function
 
 
 def test_step(model: Any, state: tuple[list[Tensor], list[Tensor], list[Tensor]], data: Any) -> list[Tensor]:

@@ -5,7 +5,6 @@ step in which a skip is whole.
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -66,7 +65,7 @@ def apply(
         raise ValueError("apply() must be called in a replica context.")
     context = tf.distribute.get_replica_context()
     check_accumulation(optimizer.inner_optimizer)
-    measured = measured or measure(optimizer, grads, variables, unscaled)
+    measured = measured or optimizer.measure(grads, variables, unscaled)
     if context.num_replicas_in_sync > 1:
         grads = unscale(grads, variables, None)  # in float32: the inner optimizer adds up those of all replicas
     start = start_of_step(optimizer) if optimizer.step_log is not None else None
@@ -81,29 +80,7 @@ def apply(
     else:
         context.merge_call(_apply_on_replicas, args=(optimizer, grads, variables, measured, unscaled))
     if start is not None:
-        as_one_call(optimizer, "log", partial(_log_step, optimizer))(start, loss, grads, own, defects)
-
-
-def measure(
-    optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], unscaled: bool | Tensor
-) -> GradientMeasurement:
-    """Return `optimizer.measure` of the gradients."""
-    name = "measure", unscaled is True, *map(id, variables)
-    call = as_one_call(optimizer, name, lambda grads: optimizer.measure(grads, variables, unscaled))
-    return GradientMeasurement(*call(grads))
-
-
-def as_one_call(optimizer: "LossScaleOptimizer", name: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` of tensors as one compiled call in an eager loop that is recorded, else itself.
-
-    Beside the update itself an eager step has a hundred small operations, which take as long.
-    """
-    log = optimizer.step_log
-    if log is None or not tf.executing_eagerly() or tf.distribute.get_strategy().num_replicas_in_sync > 1:
-        return function
-    if name not in log.calls:
-        log.calls[name] = tf.function(function, autograph=False, reduce_retracing=True)
-    return log.calls[name]
+        _log_step(optimizer, start, loss, grads, own, defects)
 
 
 def is_readable(tensor: Tensor) -> bool:
@@ -304,7 +281,7 @@ def _apply_inner_where(
         if optimizer.count_skipped_steps:
             iterations = optimizer.inner_optimizer.iterations
             iterations.assign_add(tf.cast(tf.logical_not(applied), iterations.dtype))
-        as_one_call(optimizer, "advance", state.advance)(measured, applied)
+        state.advance(measured, applied)
 
 
 def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRow]:
@@ -346,6 +323,40 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRow]:
     else:
         _update_or_put_back(applied, update_metrics, kept, before)
     return logs_of(model, true_loss), row_of_step(optimizer, start, true_loss, (finite, *defects))
+
+
+def keep_skipped_batches(model: Any) -> None:
+    """Make the function that trains `model` in Keras's `fit` anew, so that the batch of a skipped step is kept in the
+    step log of the optimizer.
+
+    XLA calls nothing on the host: it compiles the step in here, where Keras would have it compile what is around it.
+    """
+    optimizer, step, is_compiled = model.optimizer, model.train_step, model.jit_compile
+
+    def step_and_count(data: Any) -> Any:
+        return step(data), optimizer.seen_steps, optimizer.consecutive_skips > 0
+
+    call = tf.function(step_and_count, jit_compile=True, autograph=False) if is_compiled else step_and_count
+
+    def train_step(data: Any) -> Any:
+        logs, seen, is_skipped = call(data)
+
+        def keep(seen: Tensor, *parts: Tensor) -> None:
+            batch = tf.nest.pack_sequence_as(data, parts, expand_composites=True)
+            optimizer.step_log.skipped_batch = int(seen), batch
+
+        parts = tf.nest.flatten(data, expand_composites=True)
+        tf.cond(is_skipped, _then_nothing(lambda: tf.py_function(keep, [seen, *parts], [])), lambda: tf.constant(0))
+        return logs
+
+    is_replaced = "train_step" in vars(model)
+    model.train_step, model.jit_compile = train_step, False
+    model.make_train_function(force=True)
+    model.jit_compile = is_compiled
+    if is_replaced:
+        model.train_step = step
+    else:
+        del model.train_step
 
 
 def _forward_order(model: Any) -> ForwardOrder | None:

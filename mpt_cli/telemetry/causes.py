@@ -18,9 +18,9 @@ class Cause:
     `fits` is asked with how many of the latest skipped steps are in question. `remedy` is the advice while the run is
     on and `explanation` the one in the verdict; `hint` is the console's comment on a few skips; `change` are the words
     that carry the remedy out when they are added to the command, empty where that takes a look first. In the texts
-    {fixed} is the scale of the settings, {lower} one that is 2^8 lower than the present, and {or_slower} what else
-    helps a scale that grows after so many steps. The words hold wherever a run was begun: a setting is named by what it
-    is, and by its key where every door takes that.
+    {fixed} is the scale of the settings, {lower} one that is 2^8 lower than the present, {or_slower} what else helps a
+    scale that grows after so many steps, and {overflowing} the layer whose output overflows. The words hold wherever a
+    run was begun: a setting is named by what it is, and by its key where every door takes that.
     """
 
     fits: Callable[[RunState, int], bool]
@@ -39,7 +39,14 @@ class Cause:
 def _fill(text: str, run_state: RunState) -> str:
     lower = format_scale(None if run_state.scale is None else run_state.scale / 2**8)
     or_slower = "let it grow more slowly (loss_scale.growth_steps), " if run_state.scaling.growth_steps else ""
-    return text.format(fixed=format_scale(run_state.scaling.initial_scale), lower=lower, or_slower=or_slower)
+    layer = run_state.forward_layer if run_state.scaling.is_needed else None
+    overflowing = (
+        "a layer that overflows in float32 (mpt diagnose names it, in a script mpt.diagnose(model, x, y))"
+        if layer is None
+        else f'{layer} in float32 (policy.overrides={{{layer}: float32}}, in a script dtype="float32" where it is made)'
+    )
+    fixed = format_scale(run_state.scaling.initial_scale)
+    return text.format(fixed=fixed, lower=lower, or_slower=or_slower, overflowing=overflowing)
 
 
 def _always(run_state: RunState, skips: int) -> bool:
@@ -78,12 +85,10 @@ SPOILED_LOSS, SPOILED_WEIGHTS = "spoiled loss", "spoiled weights"
 CAUSES = {
     FORWARD: Cause(
         lambda run_state, skips: run_state.forward_share(skips) > 0.5,
-        remedy="The loss itself was not finite, which is not the loss scale's fault: keep a layer that overflows in "
-        "float32 (mpt diagnose names it, in a script mpt.diagnose(model, x, y)), look for nan or inf in the data, or "
-        "lower the learning rate.",
-        explanation="the loss itself was not finite, which is not the loss scale's fault. Keep a layer that overflows "
-        "in float32 (mpt diagnose names it, in a script mpt.diagnose(model, x, y)), look for bad values in the data, "
-        "or lower the learning rate.",
+        remedy="The loss itself was not finite, which is not the loss scale's fault: keep {overflowing}, look "
+        "for nan or inf in the data, or lower the learning rate.",
+        explanation="the loss itself was not finite, which is not the loss scale's fault. Keep {overflowing}, look "
+        "for bad values in the data, or lower the learning rate.",
         hint="the loss itself was not finite, which is not the scale's fault",
     ),
     NAN: Cause(

@@ -7,7 +7,6 @@ stands in `causes`.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.settings.variants import LossScaleSettings
@@ -573,16 +572,6 @@ def judge(run_state: RunState) -> tuple[str, str]:
     return verdict, " ".join([words, *(remark for remark in remarks if remark)])
 
 
-class NextCheck(NamedTuple):
-    """In how many steps a rule can be broken: at the `soonest`, where each is bad; `clean_steps` after one by which no
-    further step was skipped and no loss was not finite; and at `last` though there were none, by gradients that are all
-    zero, or where the skip rate begins to count."""
-
-    soonest: int
-    clean_steps: int
-    last: int
-
-
 @dataclass(frozen=True)
 class HealthRules:
     """The rules of one run with their limits. `check` is asked after every call into the compiled loop."""
@@ -616,14 +605,6 @@ class HealthRules:
         return min(
             (left for rule, _ in self._active(run_state) if (left := rule.first_steps(run_state)) > 0), default=None
         )
-
-    def next_check(self, run_state: RunState) -> NextCheck:
-        """Return when a rule must be checked again, so that none is broken before."""
-        limits, begins = self.stop_limits(run_state), self.steps_to_first_check(run_state) or NEVER
-        left = StreakCounts(*(limit - streak for limit, streak in zip(limits.reachable(), limits.streaks, strict=True)))
-        named = limits.limits._asdict()
-        clean_steps = min(limit for count, limit in named.items() if count != "zero_steps")
-        return NextCheck(min([*left, begins]), clean_steps, min(left.zero_steps, begins))
 
     def _active(self, run_state: RunState) -> list[tuple[HealthRule, float]]:
         """Return the rules that are turned on, with their limits; the limit is 1 for one that is only on or off."""

@@ -17,6 +17,7 @@ from mpt_cli.precision.scale_rules import NoScale, ScaleRule
 OVERFLOW, GROWTH, FLOOR, CEILING = "overflow", "growth", "floor", "ceiling"
 PHASE = "phase"  # the next phase begins with this step
 FORWARD_PASS, BACKWARD_PASS = "forward", "backward"  # what an overflow began in: whether the loss itself was not finite
+DATA, LOSS = "data", "loss"  # stand for the layer of an event where no layer did it
 DECLINE = "decline"  # a fall without an overflow: loss_scale=logmax follows the gradients both ways
 
 NEVER = 2**30  # a step or count that is not reached

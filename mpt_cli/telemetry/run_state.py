@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mpt_cli.telemetry.records import (
+    DATA,
     FORWARD_PASS,
     GROWTH,
+    LOSS,
     NO_STREAKS,
     OVERFLOW,
     Event,
@@ -35,7 +37,8 @@ class _ScaleHistory:
 @dataclass
 class EventTally:
     """Counts over all events so far; `skip_steps` holds the number of every skipped step, ascending, `forward_steps` of
-    those whose loss was already not finite. `skip_scales` has the scale after each skip.
+    those whose loss was already not finite, and `forward_layer` the first layer that one of them names. `skip_scales`
+    has the scale after each skip.
 
     `nan_steps` are those whose loss was finite and whose gradients held nan and no inf: an overflow far above what
     float16 holds leaves the same, once inf met inf on the way back. `persistent_nan_steps` are those of them that the
@@ -50,6 +53,7 @@ class EventTally:
     skip_scales: list[float] = field(default_factory=list)
     first_growth_step: int | None = None
     forward_steps: list[int] = field(default_factory=list)
+    forward_layer: str | None = None
     nan_steps: list[int] = field(default_factory=list)
     persistent_nan_steps: list[int] = field(default_factory=list)
     latest: deque[Event] = field(default_factory=lambda: deque(maxlen=100))
@@ -72,6 +76,8 @@ class EventTally:
         self.skip_scales.append(event.scale_after)
         if event.cause == FORWARD_PASS:
             self.forward_steps.append(event.step)
+            is_layer = event.layer not in (None, DATA, LOSS)
+            self.forward_layer = self.forward_layer or (event.layer if is_layer else None)
         elif event.nan and not event.inf:
             self._add_nan(event, scale_history)
         elif event.inf:
@@ -121,6 +127,7 @@ class RunState:
     skip_steps: Sequence[int] = ()  # the number of every skipped step, ascending
     skip_scales: Sequence[float] = ()  # the scale after each of them
     forward_steps: Sequence[int] = ()  # of those whose loss was already not finite
+    forward_layer: str | None = None  # the first that one of these names
     nan_steps: Sequence[int] = ()  # of those with nan and no inf in the gradients of a finite loss
     persistent_nan_steps: Sequence[int] = ()  # of the latter that the scale does not explain
     first_growth_step: int | None = None
@@ -266,7 +273,7 @@ def is_at_floor(scaling: Scaling, scale: float) -> bool:
     return scaling.floor is not None and scale <= scaling.floor * (1 + 2**-24)
 
 
-OF_TALLY = ("skip_steps", "skip_scales", "forward_steps", "nan_steps", "persistent_nan_steps")
+OF_TALLY = ("skip_steps", "skip_scales", "forward_steps", "forward_layer", "nan_steps", "persistent_nan_steps")
 OF_SAMPLE = ("flushed_share", "faults", "output_noise", "output_noise_left")
 
 

@@ -102,7 +102,7 @@ class Session(Trainer):
         if process_info is not None:
             self.process_group = ProcessGroup()
         elif not has_own_step:
-            self.fault_search = FaultSearch(parts.engine, telemetry.message)
+            self.fault_search = FaultSearch(parts.model, telemetry.message)
         if process_info is None or process_info.is_rank0:  # the others end with the first
             parts.engine.compiling = self._compiling
 

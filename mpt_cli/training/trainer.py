@@ -311,9 +311,13 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
 
     def explained(self, events: list[Event]) -> list[Event]:
         """Return the events with the layer where the forward pass went wrong."""
-        if not events or self.fault_search is None or self.last_chunk is None:
+        engine, chunk = self.engine, self.last_chunk
+        if not events or self.fault_search is None or chunk is None:
             return events
-        return self.fault_search.name_layers(events, self.last_chunk, self.counters.seen - self.last_chunk.count + 1)
+        first = self.counters.seen - chunk.count + 1
+        return self.fault_search.name_layers(
+            events, lambda step: engine.batch(chunk.source, chunk.batch_indices[step - first])
+        )
 
     def _sample_if_due(self) -> GradientSample | None:
         """Take a sample only at the regular lines of the log, so that it depends on neither the calls nor a resumption;

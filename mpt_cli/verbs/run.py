@@ -257,7 +257,7 @@ def _script_key_problem(word: str) -> Problem | None:
     of_trainer = [f"trainer.{name}" for name in RECORDED_TRAINER_KEYS]
     known = ["policy", *(f"{section}.…" for section in SECTIONS if section != "policy"), *SINGLE_KEYS, *of_trainer]
     own = 'In the script, a layer takes dtype="float32". ' if path.startswith("policy.") else ""
-    return Problem(path, "is decided by the script.", value, f"{own}mpt run takes {', '.join(known)}.")
+    return Problem(path, "must be set in the script itself.", value, f"{own}mpt run takes {', '.join(known)}.")
 
 
 def _script_exit_code(error: BaseException | None, policy: str) -> int:

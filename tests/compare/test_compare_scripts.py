@@ -31,7 +31,7 @@ def test_the_jobs_of_a_script_are_runs_of_it_round_by_round():
     assert [job.words for job in plan.jobs] == [[*each, "train.py", "--rate=3"] for each in words]
     assert plan.jobs[0].command == "mpt run seed=1 policy=float32 train.py --rate=3"
     assert [setup.policy for setup in setups] == ["float32", "mixed_float16"]
-    with pytest.raises(ConfigError, match="is decided by the script"):
+    with pytest.raises(ConfigError, match="must be set in the script itself"):
         make_comparison(["trainer.epochs=3,4"], None, script)
 
 

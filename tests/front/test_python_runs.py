@@ -64,7 +64,8 @@ def test_a_run_shows_itself(reference):
 
 
 def without_layers(run: mpt.Run) -> list[dict]:
-    """Events without what a Recorder does not look for, and with the names of layers, which count on in a process."""
+    """Events without what a Recorder finds for the last step of a call alone, and without names of layers, which count
+    on in a process."""
     return [{name: value for name, value in event.items() if name not in ("layer", "fault")} for event in run.events]
 
 
@@ -175,6 +176,49 @@ def plain_step(model, *given):
     (loss, frozen), grads = jax.value_and_grad(loss_of, has_aux=True)(*values[:2])
     weights, state = model.optimizer.stateless_apply(values[2], grads, values[0])
     return {"loss": loss}, (weights, frozen, state, values[3])
+
+
+class Cubes(keras.layers.Layer):
+    def call(self, x):
+        return x * x * x
+
+
+def scaling_step(model, batch):
+    import tensorflow as tf
+
+    x, y = batch
+    with tf.GradientTape() as tape:
+        loss = model.compute_loss(x=x, y=y, y_pred=model(x, training=True))
+        scaled = model.optimizer.scale_loss(loss)
+    model.optimizer.apply(tape.gradient(scaled, model.trainable_variables), model.trainable_variables)
+    return {"loss": loss}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("step", "options"),
+    [
+        (None, {}),
+        pytest.param(None, {"jit_compile": True}, marks=pytest.mark.long),
+        pytest.param(scaling_step, {"steps_per_execution": 2}, marks=pytest.mark.skipif(ON_JAX, reason="TensorFlow's")),
+    ],
+)
+def test_a_recorder_names_the_layer_whose_output_overflows(tmp_path, step, options):
+    """20 * 8 cubed is beyond float16; its step is the last of a call, in a function that the second fit finds."""
+    with mpt.Policy("mixed_float16").scope():
+        layers = [keras.Input((8,)), keras.layers.Dense(2, kernel_initializer="ones"), Cubes(name="cubes")]
+        model = type("Net", (keras.Sequential,), {"train_step": step} if step else {})(layers)
+    model.compile(keras.optimizers.SGD(0.0), "mse", auto_scale_loss=False, **options)
+    recorder = mpt.Recorder(tmp_path / "run", loss_scale=8.0, settings=QUIET)
+    x = np.full((32, 8), 0.1, "float32")
+    x[20] = 20
+    for count in range(2):
+        model.fit(x, np.ones((32, 2)), batch_size=4, shuffle=False, verbose=0, callbacks=[recorder])
+        run = recorder.runs[count]
+        assert (run.summary["applied_steps"], run.summary["skipped_steps"]) == (7, 1)
+        (event,) = run.events
+        assert (event["step"], event["layer"].rpartition("/")[2], event["fault"]) == (6, "cubes", "inf")
+    assert "train_step" in vars(model) if step is None else "train_step" not in vars(model)
 
 
 def test_a_train_step_that_scales_no_loss_is_left_as_it_is_where_none_is_needed(tmp_path):

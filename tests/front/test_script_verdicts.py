@@ -35,7 +35,9 @@ def test_a_verdict_that_is_not_good_fails_where_that_was_asked_for_and_a_head_in
         f'mpt run: layer {head} 65504. Keep it in float32: dtype="float32" where it is made (docs/guides/policy.md).\n'
         in done.stderr
     )
-    assert "in float32" in run.explanation and "policy.overrides" not in run.explanation
+    layer = run.events[0]["layer"]
+    assert layer.startswith("net/dense") and f"Keep {layer} in float32 (" in run.explanation
+    assert 'in a script dtype="float32" where it is made)' in run.explanation
     assert run.summary["ended_early"] == ""
 
 

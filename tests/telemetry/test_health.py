@@ -170,18 +170,6 @@ def test_a_call_ends_where_a_count_comes_to_its_limit():
     assert (found.skips, found.floor_skips) == (1, NEVER)  # of two rules the lower
 
 
-def test_a_rule_is_broken_no_sooner_than_its_streak_and_the_rate_of_skips_allow():
-    def ahead(seen: int = 900, skips: int = 0, streak: int = 0, zeros: int = 0, **loss_scale: object):
-        settings = LossScaleSettings(mode="dynamic", **loss_scale)  # type: ignore[arg-type]
-        run_state = replace(EARLY, streaks=StreakCounts(streak, 0, 0, zeros, 0), window_steps=500, window_skips=skips)
-        return HealthRules(settings, TrainerSettings(), SCALED).next_check(replace(run_state, steps_seen=seen))
-
-    assert ahead() == (10, 10, 50)  # losses that are not finite, or skips at the floor
-    assert ahead(streak=45, zeros=30) == (5, 10, 20) and ahead(on_overflow="abort") == (1, 1, 50)
-    assert ahead(streak=50) == (1, 10, 50)  # of a rule that is broken and did not end the run
-    assert [ahead(996, 249), ahead(1000, 249), ahead(1000, 245)] == [(4, 10, 4), (1, 1, 50), (5, 5, 50)]
-
-
 def test_the_advice_is_of_the_mode_that_auto_came_to():
     peaks, unscaled = StreakCounts(0, 0, 0, 50, 0), Scaling(is_needed=True)
     flushed = replace(LATE, peaks=peaks, streaks=peaks, flushed_share=0.25, sample_is_new=True, scaling=unscaled)

@@ -90,6 +90,7 @@ CASES = {
     "no step": replace(CLEAN, steps_seen=0, applied_steps=0),
     "all skipped": skipping(ALL),
     "all skipped, bad loss": skipping(ALL, forward_steps=ALL),
+    "all skipped, bad loss by a layer": skipping(ALL, forward_steps=ALL, forward_layer="net/cube"),
     "a low scale that flushes": skipping([], scale=1.0, flushed_share=0.4),
     "a low scale that flushes, and something overflows": skipping([400], scale=1.0, flushed_share=0.4),
     "float16 without scaling": replace(FLOAT16, scale=None),

@@ -1,7 +1,6 @@
 """Faults put into a net of 12 layers at several depths, forward and backward: the event names the layer."""
 
 import itertools
-from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -60,12 +59,14 @@ def spoiled() -> tuple[TinyRun, keras.Variable]:
     return tiny_run(data, model=model, rule=FixedScale(2.0**4)), where
 
 
-def named(run: TinyRun, search: FaultSearch):
+def named(run: TinyRun, search: FaultSearch, look=lambda batch: batch):
     """The event of one step of the run."""
     run.feed.start(1)
     chunk, first = run.feed.take(1), run.counters.seen + 1
     events = run.counters.absorb(run.engine.train(chunk.source, chunk.batch_indices, chunk.count), 1)
-    (event,) = search.name_layers(events, chunk, first)
+    (event,) = search.name_layers(
+        events, lambda step: look(run.engine.batch(chunk.source, chunk.batch_indices[step - first]))
+    )
     return event
 
 
@@ -73,7 +74,7 @@ def test_a_fault_at_any_depth_is_named_with_its_layer_or_the_next(spoiled):
     run, where = spoiled
     for place, way, what in itertools.product(range(0, DEPTH, 5), (0, 1), (np.inf, np.nan)):
         where.assign(np.array([place, way, what], "float32"))
-        event = named(run, FaultSearch(run.engine, pytest.fail))
+        event = named(run, FaultSearch(run.model, pytest.fail))
         assert event.cause == ("backward" if way else "forward")
         assert event.fault == ("nan" if np.isnan(what) else "inf")
         assert abs(int(str(event.layer).rpartition("_")[2]) - place) <= 1, event
@@ -104,9 +105,9 @@ def test_a_model_that_can_not_be_looked_into_is_said_once_and_of_many_such_steps
     run, where = spoiled
     where.assign(np.array([5, 0, np.nan], "float32"))
     said: list[str] = []
-    search = FaultSearch(SimpleNamespace(model=run.model, batch=lambda *_: 1 / 0), said.append)  # type: ignore[arg-type]
-    assert [named(run, search).layer for _ in range(2)] == [None, None]
+    search = FaultSearch(run.model, said.append)
+    assert [named(run, search, lambda _: 1 / 0).layer for _ in range(2)] == [None, None]
     assert said == ["the layer can't be looked for here (division by zero); training goes on without"]
-    search = FaultSearch(run.engine, pytest.fail)
+    search = FaultSearch(run.model, pytest.fail)
     found = [named(run, search).layer is not None for _ in range(9)]
     assert found == [True, True, True, True, False, False, False, True, False]

@@ -32,6 +32,7 @@ from mpt_cli.telemetry.format import (
 from mpt_cli.telemetry.health import CHRONIC_SHARE, CHRONIC_SKIPS, COLLAPSED
 from mpt_cli.telemetry.records import (
     CEILING,
+    DATA,
     DECLINE,
     FLOOR,
     FORWARD_PASS,
@@ -296,7 +297,7 @@ class Narrator:
     def _advice(self, skips: list[Event]) -> str:
         """Return advice by the first layer whose output was not finite; the advice was not tried."""
         layer = next((event.layer for event in skips if event.layer and event.cause == FORWARD_PASS), None)
-        if layer == "data":
+        if layer == DATA:
             return "; look at the data"
         if layer is None or not self._scaling.is_needed:
             return "; look at the data and the learning rate"
