@@ -48,9 +48,6 @@ KERAS_CALLS = r"_|on_|set_model$|call$|compute_output_spec$|get_config$"
 _MARK = re.compile(r"^<!-- generated: (\w+) ?(\S*) -->$", re.M)
 EXTENDED = [  # what a package of its own derives from
     ("mpt_cli.precision.scale_rules", "ScaleRule"),
-    ("mpt_cli.settings.variants", "ModelSettings"),
-    ("mpt_cli.settings.variants", "DataSettings"),
-    ("mpt_cli.telemetry.sink", "Sink"),
 ]
 
 

@@ -1,10 +1,10 @@
-"""What other installed packages add, by entry points: loss-scale modes, models, data sources and telemetry sinks.
+"""Loss-scale modes that other installed packages add, by entry points.
 
     [project.entry-points."mpt.scale_rules"]
     halving = "their_package.rules:HalvingScale"
 
-Names are read from the packages' metadata. A class or function is imported only where it is chosen or listed, so that
-a package that can't be imported breaks no run that does not use it.
+Names are read from the packages' metadata. A class is imported only where it is chosen or listed, so that a package
+that can't be imported breaks no run that does not use it.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-SCALE_RULES, MODELS, DATA, SINKS = "mpt.scale_rules", "mpt.models", "mpt.data", "mpt.sinks"
-GROUPS = {"loss_scale": SCALE_RULES, "model": MODELS, "data": DATA}  # by the group of the settings that chooses one
+GROUP = "mpt.scale_rules"
 
 
 class PluginError(Exception):
@@ -30,49 +29,42 @@ class Plugin:
 
 
 @cache
-def installed(group: str) -> dict[str, Plugin]:
-    """Return what the installed packages add to `group`, by name; of two with one name the first, see `load_plugin`."""
-    return {point.name: _described(point) for point in reversed(_entry_points(group))}
+def installed() -> dict[str, Plugin]:
+    """Return what the installed packages add, by name; of two with one name the first, see `load_plugin`."""
+    return {point.name: _described(point) for point in reversed(_entry_points())}
 
 
-def load_plugin(group: str, name: str, base: type) -> type:
+def load_plugin(name: str, base: type) -> type:
     """Return the class behind an entry point, a subclass of `base`; PluginError with a sentence where it is none."""
-    point = _only_point(group, name)
+    point = _only_point(name)
     found = _load(point)
     if not (isinstance(found, type) and issubclass(found, base)):
         raise PluginError(f"{_source(point)} must be a subclass of {base.__module__}.{base.__qualname__}.")
     return found
 
 
-def _only_point(group: str, name: str) -> EntryPoint:
-    same = [point for point in _entry_points(group) if point.name == name]
+def _only_point(name: str) -> EntryPoint:
+    same = [point for point in _entry_points() if point.name == name]
     if len({_described(point).reference for point in same}) > 1:
         packages = " and ".join(_described(point).package for point in same)
         raise PluginError(f"{packages} both have one of this name. Uninstall one of them.")
     return same[0]
 
 
-def loadable(group: str, base: type) -> dict[str, type]:
-    """Return every class of `group` that can be used; those that can't are left out."""
+def loadable(base: type) -> dict[str, type]:
+    """Return every class that can be used; those that can't are left out."""
     found: dict[str, type] = {}
-    for name in installed(group):
+    for name in installed():
         try:
-            found[name] = load_plugin(group, name, base)
+            found[name] = load_plugin(name, base)
         except PluginError:
             continue
     return found
 
 
-def _entry_points(group: str) -> list[EntryPoint]:
-    return [point for point in _all_entry_points() if point.group == group]
-
-
 @cache
-def _all_entry_points() -> list[EntryPoint]:
-    """Return the entry points of all our groups; the metadata of installed packages is read once."""
-    found = entry_points()
-    mine = (point for group in (SCALE_RULES, MODELS, DATA, SINKS) for point in found.select(group=group))
-    return sorted(mine, key=lambda point: (point.name, point.value))
+def _entry_points() -> list[EntryPoint]:
+    return sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value))
 
 
 def _described(point: EntryPoint) -> Plugin:

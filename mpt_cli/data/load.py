@@ -204,13 +204,6 @@ def load_loader(settings: Loader, seed: int, targets_as_given: bool = False) -> 
     return _returned_data_set(returned, settings)
 
 
-def load_installed(settings: Any, seed: int, targets_as_given: bool = False) -> DataSet:
-    """Return what the method `load` of another package's data source returns, in any form that a loader may return."""
-    seeded = {"seed": seed} if "seed" in inspect.signature(settings.load).parameters else {}
-    call = partial(call_user, settings.load, "data.name", **seeded)
-    return _returned_data_set(Returned(call, settings.name, seed, targets_as_given), settings)
-
-
 @dataclass(frozen=True)
 class Returned:
     """What a function of the user's returns each time it is called (a generator can be read but once)."""
@@ -344,7 +337,7 @@ SOURCES: dict[str, Callable[..., DataSet]] = {
 }
 
 
-_READ_BY_DTYPE = (load_loader, load_installed, load_npz)  # the only ones that take `targets_as_given`
+_READ_BY_DTYPE = (load_loader, load_npz)  # the only ones that take `targets_as_given`
 
 
 def load_data(settings: DataSettings, seed: int, targets_as_given: bool = False) -> DataSet:
@@ -357,7 +350,7 @@ def load_data(settings: DataSettings, seed: int, targets_as_given: bool = False)
     >>> load_data(Digits(), seed=0).description
     'digits: 1,438 training and 359 validation examples of 8x8x1, 10 classes'
     """
-    load: Callable[..., DataSet] = SOURCES.get(settings.name, load_installed)
+    load = SOURCES[settings.name]
     try:
         return load(settings, seed, targets_as_given) if load in _READ_BY_DTYPE else load(settings, seed)
     except MemoryError as error:
@@ -369,7 +362,7 @@ def load_data(settings: DataSettings, seed: int, targets_as_given: bool = False)
 
 def has_targets_as_given(settings: DataSettings) -> bool:
     """Return whether a source can leave its targets unchanged (`targets_as_given`)."""
-    return SOURCES.get(settings.name, load_installed) in _READ_BY_DTYPE
+    return SOURCES.get(settings.name, load_loader) in _READ_BY_DTYPE
 
 
 def load_data_for_builder(settings: Settings) -> DataSet:

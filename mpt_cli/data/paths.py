@@ -8,11 +8,11 @@ import zlib
 from pathlib import Path
 
 from mpt_cli.errors import ConfigError, DataError, did_you_mean
-from mpt_cli.settings.checks import object_keys
-from mpt_cli.settings.references import imported_names, missing_problem
+from mpt_cli.settings.checks import imported_objects
+from mpt_cli.settings.references import missing_problem
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded
-from mpt_cli.settings.variants import Builder, DataSettings, Loader, Saved, Text
+from mpt_cli.settings.variants import DataSettings, Loader, Saved, Text
 
 
 def readable_file(path: str, key: str = "data.path") -> Path:
@@ -58,9 +58,7 @@ def check_run_present(settings: Settings) -> None:
     """ConfigError for all functions of the user's that a run names and that are nowhere, DataError for a file of its
     data or its model that can't be read. None of them is loaded.
     """
-    named = [] if not isinstance(settings.model, Builder) else [("model.builder", settings.model.builder)]
-    named += [found for key, value in object_keys(settings) for found in imported_names(key, value)]
-    if problems := [problem for key, name in named if (problem := missing_problem(name, key))]:
+    if problems := [problem for key, name in imported_objects(settings) if (problem := missing_problem(name, key))]:
         raise ConfigError(problems)
     check_present(settings.data)
     if isinstance(settings.model, Saved):

@@ -327,19 +327,11 @@ def _normal() -> keras.initializers.Initializer:
 
 def build_user_model(settings: Builder, shapes: Shapes) -> keras.Model:
     """Return what the function returns, built on the data's shape and held against it."""
-    function = load_function(settings.builder, "model.builder")
-    return _build_by(function, settings.kwargs, shapes, "model.builder", settings.builder)
-
-
-def build_installed_model(settings: Any, shapes: Shapes) -> keras.Model:
-    """Return what the method `build` of another package's model returns, called as a function of the user's is."""
-    return _build_by(settings.build, {}, shapes, "model.name", f"the method build of {settings.name}")
-
-
-def _build_by(function: Callable[..., Any], kwargs: dict[str, Any], shapes: Shapes, key: str, who: str) -> keras.Model:
-    model = call_user(function, key, **builder_arguments(function, kwargs, shapes))
+    key = "model.builder"
+    function = load_function(settings.builder, key)
+    model = call_user(function, key, **builder_arguments(function, settings.kwargs, shapes))
     if not isinstance(model, keras.Model):
-        raise ConfigError(Problem(key, f"{who} must return a keras.Model.", type(model).__name__))
+        raise ConfigError(Problem(key, f"{settings.builder} must return a keras.Model.", type(model).__name__))
     return check_fit(model, shapes, key)
 
 
@@ -393,9 +385,8 @@ def build_model(settings: ModelSettings, shapes: Shapes) -> keras.Model:
 
     ConfigError where model and data don't fit, DataError for a .keras file that can't be read.
     """
-    build = BUILDERS.get(settings.name, build_installed_model)
     with adapted_in_float32():
-        return build(settings, shapes)
+        return BUILDERS[settings.name](settings, shapes)
 
 
 @contextmanager

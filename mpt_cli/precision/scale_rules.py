@@ -68,7 +68,6 @@ class ScaleRule(ABC):
     probes: ClassVar[bool] = False  # whether it finds its scale by overflowing now and then
     overflow_actions: ClassVar[tuple[str, ...]] = ("skip",)  # what `loss_scale.on_overflow` may be, the default first
     follows: ClassVar[str] = "its own rule"  # what moves a scale that counts no steps
-    no_use: ClassVar[str] = "it has no use for it"  # why numbers of other modes must be left out; "": they need not
 
     initial_scale: float = scale_number(2.0**15, "first (fixed: only) scale")
 
@@ -181,7 +180,7 @@ class ScaleRule(ABC):
 
 def load_rule(name: str) -> type[ScaleRule]:
     """Return the mode that another package has under this name; PluginError where it can't be used."""
-    rule: type[ScaleRule] = plugins.load_plugin(plugins.SCALE_RULES, name, ScaleRule)
+    rule: type[ScaleRule] = plugins.load_plugin(name, ScaleRule)
     if rule.mode != name:
         raise plugins.PluginError(f"{rule.__qualname__} has mode={rule.mode!r}, and its entry point is called {name}.")
     if isabstract(rule):
@@ -191,7 +190,7 @@ def load_rule(name: str) -> type[ScaleRule]:
 
 def find_installed_rule(class_name: str) -> type[ScaleRule] | None:
     """Return the class of this name among the modes of other packages, None where there is none that can be used."""
-    rules = plugins.loadable(plugins.SCALE_RULES, ScaleRule).values()
+    rules = plugins.loadable(ScaleRule).values()
     return next((rule for rule in rules if rule.__name__ == class_name), None)
 
 
@@ -321,7 +320,6 @@ class FixedScale(ScaleRule):
     reads_largest: ClassVar[bool] = False
     moves: ClassVar[bool] = False
     overflow_actions: ClassVar[tuple[str, ...]] = ("skip", "apply", "abort")
-    no_use: ClassVar[str] = "a fixed scale never moves"
 
     min_scale: float = lowest_scale()
     max_scale: float = highest_scale()
@@ -369,7 +367,6 @@ class NoScale(ScaleRule):
     reads_largest: ClassVar[bool] = False
     scales: ClassVar[bool] = False
     moves: ClassVar[bool] = False
-    no_use: ClassVar[str] = ""  # a comparison switches scaling off and leaves the numbers where they are
 
     initial_scale: float = 1.0
 
@@ -437,7 +434,6 @@ class LogMaxScale(ScaleRule):
 
     mode: ClassVar[str] = "logmax"
     follows: ClassVar[str] = "the gradients"
-    no_use: ClassVar[str] = "it follows the gradients"
 
     log_max: float = number(16.0, "logmax: power of two that gradients must stay below", above=0, at_most=127)
     beta1: float = number(0.99, "logmax: decay of the mean of log2(largest gradient)", above=0, below=1)

@@ -238,7 +238,7 @@ def _run_target(run: RunDirectory, overrides: list[str], rtol: float) -> Reprodu
 def _within_rtol(value: Any, rtol: float) -> Any:
     if isinstance(value, str) or not math.isfinite(value):  # a summary holds nan as text, which must be equal
         return value
-    return {"value": value, "tolerance": rtol * abs(value)} if rtol else value
+    return {"value": value, "atol": rtol * abs(value)} if rtol else value
 
 
 def _unmet_requirement(need: str, settings: Settings) -> str:

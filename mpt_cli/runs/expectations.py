@@ -54,7 +54,7 @@ def check_expectations(summary: Mapping[str, Any], expect: Mapping[str, Any]) ->
 
     `summary` is the content of summary.json; a name is one of its metrics, else one of its fields, else dotted
     (`best_metrics.val_accuracy`). An entry is `{min, max}`, `{value, rtol, atol}` (within
-    atol + rtol * |value|; tolerance is another word for atol), a bare number (exact), a text (equal)
+    atol + rtol * |value|), a bare number (exact), a text (equal)
     or a list of texts (one of them). Conditions are those that must hold, so nan fails them all.
 
     >>> checks = check_expectations({"metrics": {"val_accuracy": 0.97}}, {"val_accuracy": {"min": 0.96}})
@@ -120,13 +120,13 @@ def allowance(wanted: Mapping[str, float]) -> float:
     >>> allowance({"value": -2.0, "rtol": 0.1, "atol": 0.5})
     0.7
     """
-    return wanted.get("tolerance", wanted.get("atol", 0.0)) + wanted.get("rtol", 0.0) * abs(wanted["value"])
+    return wanted.get("atol", 0.0) + wanted.get("rtol", 0.0) * abs(wanted["value"])
 
 
 def _format_range(wanted: Mapping[str, Any]) -> str:
     parts = []
     if "value" in wanted:
-        within = [f" ± {format_expected_value(wanted[name])}" for name in ("tolerance", "atol") if name in wanted]
+        within = [f" ± {format_expected_value(wanted['atol'])}"] if "atol" in wanted else []
         within += [f" ± {format_expected_value(100 * wanted['rtol'])} %"] if "rtol" in wanted else []
         parts.append(f"{format_expected_value(wanted['value'])}{''.join(within)}")
     parts += [f"at least {format_expected_value(wanted['min'])}"] if "min" in wanted else []

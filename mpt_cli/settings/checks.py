@@ -13,6 +13,7 @@ from mpt_cli.settings.key import default_of, overlap, read_number
 from mpt_cli.settings.references import (
     canonical_name,
     form_problem,
+    imported_names,
     named_objects,
     object_problem,
     optimizer_arguments,
@@ -46,61 +47,45 @@ def _check_unused(path: str, section: Any, names: Iterable[str], where: str, rem
             yield Problem(f"{path}.{name}", f"must be left out {where}.", value, remedy)
 
 
-EXPECT_PARTS = ("min", "max", "value", "tolerance", "rtol", "atol")
+TOLERANCES = ("rtol", "atol")
+EXPECTED_PARTS = ("min", "max", "value", *TOLERANCES)
 
 
 def check_expect(settings: Settings) -> Iterator[Problem]:
-    """Check that each entry is a number (exact) or a mapping with some of min, max, value, tolerance, rtol, atol."""
     for metric, entry in settings.expect.items():
-        path = f"expect.{metric}"
-        if isinstance(entry, dict):
-            yield from _check_expect_entry(path, entry)
-        elif expected_number(entry) is None:
-            rule = f"must be a number (exact), or a mapping with {', '.join(EXPECT_PARTS)}."
-            yield Problem(path, rule, "null" if entry is None else entry)
-
-
-def _check_expect_entry(path: str, entry: dict[str, Any]) -> Iterator[Problem]:
-    if not entry:
-        yield Problem(path, f"must have at least one of {', '.join(EXPECT_PARTS)}.", entry)
-    for name, number in entry.items():
-        if name not in EXPECT_PARTS:
-            yield Problem(
-                f"{path}.{name}", f"must be one of {', '.join(EXPECT_PARTS)}.", name, did_you_mean(name, EXPECT_PARTS)
-            )
-        elif expected_number(number) is None:
-            yield Problem(f"{path}.{name}", "must be a finite number.", "null" if number is None else number)
-    yield from _check_expect_bounds(path, {name: expected_number(number) for name, number in entry.items()})
-
-
-def _check_expect_bounds(path: str, numbers: dict[str, float | None]) -> Iterator[Problem]:
-    low, high = numbers.get("min"), numbers.get("max")
-    for name in ("tolerance", "rtol", "atol"):
-        tolerance = numbers.get(name)
-        if tolerance is not None and "value" not in numbers:
-            yield Problem(f"{path}.{name}", f"must stand beside {path}.value.", tolerance)
-        if tolerance is not None and not tolerance >= 0:
-            yield Problem(f"{path}.{name}", "must be >= 0.", tolerance)
-    if "tolerance" in numbers and "atol" in numbers:
-        yield Problem(f"{path}.tolerance", "must be left out with atol, which says the same.", numbers["tolerance"])
-    if low is not None and high is not None and not low <= high:
-        yield Problem(f"{path}.min", f"must be <= {path}.max={high:g}.", low)
+        yield from _read_entry(f"expect.{metric}", entry)[1]
 
 
 def read_expect(expect: dict[str, Any]) -> dict[str, Any]:
     """Return the block with its numbers read: 2**15 as text becomes 32768. Only for a block without problems."""
+    read = {metric: _read_entry(metric, entry)[0] for metric, entry in expect.items()}
     return {
-        metric: {name: expected_number(number) for name, number in entry.items()}
-        if isinstance(entry, dict)
-        else expected_number(entry)
-        for metric, entry in expect.items()
+        metric: read[metric] if isinstance(entry, dict) else read[metric]["value"] for metric, entry in expect.items()
     }
 
 
-def expected_number(value: Any) -> float | None:
-    """Return the finite number that `value` is or stands for ("2**15"), else None."""
-    number = read_number(value) if isinstance(value, str) else value
-    return number if is_finite_number(number) else None
+def _read_entry(path: str, entry: Any) -> tuple[dict[str, float], list[Problem]]:
+    """Return the numbers of an entry of `expect:`, of one that is a number its `value`, and what is wrong with them."""
+    numbers, problems, known = dict[str, float](), list[Problem](), ", ".join(EXPECTED_PARTS)
+    if entry == {}:
+        problems.append(Problem(path, f"must have at least one of {known}.", entry))
+    for name, given in entry.items() if isinstance(entry, dict) else [("value", entry)]:
+        place = f"{path}.{name}" if isinstance(entry, dict) else path
+        number: Any = read_number(given) if isinstance(given, str) else given
+        if name not in EXPECTED_PARTS:
+            problems.append(Problem(place, f"must be one of {known}.", name, did_you_mean(name, EXPECTED_PARTS)))
+        elif not is_finite_number(number):
+            problems.append(Problem(place, "must be a finite number.", "null" if given is None else given))
+        else:
+            numbers[name] = number
+    for name in filter(numbers.__contains__, TOLERANCES):
+        if not numbers[name] >= 0:
+            problems.append(Problem(f"{path}.{name}", "must be >= 0.", numbers[name]))
+        if "value" not in entry:
+            problems.append(Problem(f"{path}.{name}", f"must stand beside {path}.value.", numbers[name]))
+    if "min" in numbers and "max" in numbers and not numbers["min"] <= numbers["max"]:
+        problems.append(Problem(f"{path}.min", f"must be <= {path}.max={numbers['max']:g}.", numbers["min"]))
+    return numbers, problems
 
 
 def is_finite_number(value: Any) -> bool:
@@ -388,17 +373,6 @@ def check_model_shape(settings: Settings) -> Iterator[Problem]:
         yield Problem("model.filters", "must have at least one stage.", model.filters)
 
 
-_WORDS_FOR_STEPS = {"steps_per_execution": ("auto",), "gradient_health_every_steps": ("auto", None)}
-
-
-def check_steps_or_words(settings: Settings) -> Iterator[Problem]:
-    for name, words in _WORDS_FOR_STEPS.items():
-        steps = getattr(settings.trainer, name)
-        if steps not in words and not (isinstance(steps, int) and steps >= 1):
-            allowed = "auto, null" if None in words else "auto"
-            yield Problem(f"trainer.{name}", f"must be {allowed} or a whole number >= 1.", steps)
-
-
 def check_recipe_name(settings: Settings) -> Iterator[Problem]:
     name = settings.recipe
     if not name.strip() or name in (".", "..") or set(name) & set('/\\:*?"<>|\0\n'):
@@ -561,7 +535,6 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
     (check_loss_weights, ("trainer.loss", "trainer.loss_weights")),
     (check_class_weight, ("trainer.class_weight",)),
     (check_callbacks, ("trainer.callbacks", "trainer.early_stopping", "trainer.reduce_on_plateau")),
-    (check_steps_or_words, tuple(f"trainer.{name}" for name in _WORDS_FOR_STEPS)),
     (check_clipping, ("optimizer.clipnorm", "optimizer.clipvalue", "optimizer.global_clipnorm")),
     (check_replicas, ("distribute.name", *(f"optimizer.{name}" for name in _NOT_ON_REPLICAS))),
     (check_ema, ("optimizer.use_ema", "optimizer.ema_momentum", "optimizer.ema_overwrite_frequency")),
@@ -573,14 +546,16 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
 )
 
 
-def object_keys(settings: Settings) -> Iterator[tuple[str, Any]]:
-    """Yield the keys that name Python objects, and what they name."""
-    for name in ("loss", "metrics", "weighted_metrics", "callbacks"):
-        yield f"trainer.{name}", getattr(settings.trainer, name)
-    named: list[tuple[Any, str]] = [
-        (settings.optimizer, "optimizer"),
-        (settings.optimizer.schedule, "optimizer.schedule"),
-    ]
-    for section, key in named:
-        if getattr(section, "object", None) is not None:
-            yield key, {"object": section.object, "kwargs": section.kwargs}
+def imported_objects(settings: Settings) -> list[tuple[str, str]]:
+    """Return each `module:name` that a run imports, with the key that names it."""
+    optimizer, trainer = settings.optimizer, settings.trainer
+    named: dict[str, Any] = {
+        "model.builder": getattr(settings.model, "builder", None),
+        "data.loader": getattr(settings.data, "loader", None),
+        **{f"trainer.{name}": getattr(trainer, name) for name in ("loss", "metrics", "weighted_metrics", "callbacks")},
+    }
+    if isinstance(optimizer, CustomOptimizer):
+        named["optimizer"] = {"object": optimizer.object, "kwargs": optimizer.kwargs}
+    if optimizer.schedule.object is not None:
+        named["optimizer.schedule"] = {"object": optimizer.schedule.object, "kwargs": optimizer.schedule.kwargs}
+    return [found for key, value in named.items() for found in imported_names(key, value)]

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
-from mpt_cli import plugins
+from mpt_cli.settings.checks import EXPECTED_PARTS, TOLERANCES
 from mpt_cli.settings.key import LARGEST_COUNT, REQUIRED, Key, read_key, section_of_list
 from mpt_cli.settings.schema import VARIANTS, Settings, choosing_key, variants_of
 from mpt_cli.settings.search_path import group_choices, group_names
@@ -21,7 +21,6 @@ Schema = dict[str, Any]
 _NUMBER_AS_TEXT = r"^\s*[+-]?\d+(\.\d*)?([eE][+-]?\d+)?(\s*\*\*\s*[+-]?\d+)?\s*$"  # 1e-3, 2**15
 _INTERPOLATION = {"type": "string", "pattern": r"\$\{"}
 _BOUNDS = {"at_least": "minimum", "above": "exclusiveMinimum", "at_most": "maximum", "below": "exclusiveMaximum"}
-_UNITS = ("steps", "epochs", "seconds", "minutes", "bytes", "examples")
 
 
 def json_schema() -> Schema:
@@ -50,14 +49,9 @@ def _section(cls: type, path: str) -> Schema:
     return {
         "type": ["object", "null"],
         "properties": _properties(cls, path),
-        "additionalProperties": _others(path),
+        "additionalProperties": False,
         "description": (cls.__doc__ or "").partition("\n")[0],
     }
-
-
-def _others(path: str) -> bool:
-    """Return whether keys of others are taken: sinks of other packages are keys of `logger` too."""
-    return path == "logger" and bool(plugins.installed(plugins.SINKS))
 
 
 def _properties(cls: type, path: str) -> Schema:
@@ -132,15 +126,13 @@ def _choice(group: str) -> Schema:
 
 def _expectation() -> Schema:
     number, positive = {"anyOf": _numbers(float, {})}, {"anyOf": _numbers(float, {"at_least": 0})}
-    parts = dict.fromkeys(("min", "max", "value"), number) | dict.fromkeys(("tolerance", "rtol", "atol"), positive)
+    parts: Schema = {name: positive if name in TOLERANCES else number for name in EXPECTED_PARTS}
     return {"anyOf": [number, {**_closed(parts), "minProperties": 1}]}
 
 
 def _key_schema(key: Key) -> Schema:
     """Return what the key takes, what it means and its default."""
     entry: Schema = {"description": key.meaning}
-    if unit_of(key):
-        entry["description"] += f" ({unit_of(key)})"
     if key.default != REQUIRED:
         entry["default"] = key.default
     return {**entry, **_value(key)}
@@ -168,10 +160,10 @@ def _null(key: Key) -> list[Schema]:
 
 
 def _scalar(key: Key, kind: Any) -> list[Schema]:
+    if kind in (int, float) and (key.bounds or not key.choices):
+        return _numbers(kind, key.bounds)
     if key.choices:
         return [{"enum": [choice for choice in key.choices if isinstance(choice, kind)]}]
-    if kind in (int, float):
-        return _numbers(kind, key.bounds)
     return [{"type": {bool: "boolean", str: "string"}[kind]}]
 
 
@@ -184,17 +176,6 @@ def _numbers(kind: type, bounds: dict[str, float]) -> list[Schema]:
     return [number, {"type": "string", "pattern": _NUMBER_AS_TEXT}]
 
 
-def unit_of(key: Key) -> str | None:
-    """Return the unit of a key, which its name ends in.
-
-    >>> unit_of(Key("trainer.max_steps", int, 1)), unit_of(Key("seed", int, 0))
-    ('steps', None)
-    """
-    last = key.path.rpartition(".")[2].rpartition("_")[2]
-    kinds = {*key.options, *(get_args(key.options[0]) if key.is_list else ())}
-    return last if last in _UNITS and kinds & {int, float} else None
-
-
 def key_fields(key: Key) -> dict[str, Any]:
     """Return what a program may want to know of a key, beside its name and meaning."""
     return {
@@ -203,7 +184,6 @@ def key_fields(key: Key) -> dict[str, Any]:
         "optional": key.is_optional,
         "range": key.bounds,
         "choices": list(key.choices),
-        "unit": unit_of(key),
         "variants": list(key.variants),
         "advanced": key.advanced,
         "schema": _value(key),

@@ -6,7 +6,6 @@ Numbers may be written as people write scales: 32768, 3.3e4, 2**15.
 import ast
 import copy
 import math
-import operator
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -39,16 +38,6 @@ def as_whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-# computed in floats, so that no power takes for ever
-_OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: math.pow,
-}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": abs,
     "ceil": math.ceil,
@@ -60,9 +49,12 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "log2": math.log2,
     "max": max,
     "min": min,
-    "round": round,
+    "round": lambda number, digits=0.0: round(number, int(digits)),
     "sqrt": math.sqrt,
 }
+
+
+_NUMBERS = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Call, ast.Name, ast.expr_context, ast.operator, ast.unaryop)
 
 
 def evaluate(text: Any) -> int | float:
@@ -73,28 +65,23 @@ def evaluate(text: Any) -> int | float:
     """
     written = str(text)
     try:
-        value = _value(ast.parse(written.strip(), mode="eval").body)
+        tree = ast.parse(written.strip(), mode="eval")
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, int | float)
+                and not isinstance(node.value, bool)
+            ):
+                node.value = float(node.value)  # of which no power takes for ever
+            elif not isinstance(node, _NUMBERS) or (isinstance(node, ast.Name) and node.id not in _FUNCTIONS):
+                rule = f"must be numbers, + - * / // % **, parentheses or one of {', '.join(_FUNCTIONS)}"
+                raise ValueError(f"{ast.unparse(node)!r} {rule}")
+        value = float(eval(compile(tree, "", "eval"), {"__builtins__": {}, **_FUNCTIONS}))
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"{written!r} is no expression of numbers") from error
     except (ArithmeticError, TypeError) as error:
         raise ValueError(f"{written!r} has no value: {error}") from error
     return int(value) if value.is_integer() else value
-
-
-def _value(node: ast.AST) -> float:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
-        return float(node.value)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
-        value = _value(node.operand)
-        return -value if isinstance(node.op, ast.USub) else value
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return float(_OPERATORS[type(node.op)](_value(node.left), _value(node.right)))
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
-        function = _FUNCTIONS.get(node.func.id)
-        if function is not None:
-            return float(function(*(as_whole(_value(argument)) for argument in node.args)))  # round takes whole digits
-    functions = ", ".join(_FUNCTIONS)
-    raise ValueError(f"{ast.unparse(node)!r} must be numbers, + - * / // % **, parentheses or one of {functions}")
 
 
 REQUIRED = "???"  # OmegaConf's mark for a value that must be given
@@ -108,7 +95,7 @@ def key(
     advanced: bool = False,
     **bounds: float,
 ) -> Any:
-    """Return a dataclass field with its meaning and the range or choices it must keep.
+    """Return a dataclass field with its meaning and the range or choices it must keep; of both, numbers the range.
 
     Of the bounds `above` and `below` exclude the number, `at_least` and `at_most` include it. A list is checked element
     by element. A whole number that `at_most` says nothing of must be one that steps and sizes can be (`LARGEST_COUNT`).
@@ -291,10 +278,13 @@ def _convert_part(key: Key, value: Any, allowed: tuple[Any, ...]) -> Any:
 
 
 def _check_choice(key: Key, value: Any) -> None:
-    # `is` first, since 1 == True: channels=true is no choice of (1, 3, 4)
-    if key.choices and not any(type(value) is type(choice) and value == choice for choice in key.choices):
+    if not key.choices or (key.bounds and isinstance(value, int | float)):
+        return
+    # the type first, since 1 == True: channels=true is no choice of (1, 3, 4)
+    if not any(type(value) is type(choice) and value == choice for choice in key.choices):
         names = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in key.choices]
-        raise BadValue(f"must be one of {', '.join(names)}.", did_you_mean(value, names))
+        allowed = f"{', '.join(names)} or {format_range(key)}" if key.bounds else f"one of {', '.join(names)}"
+        raise BadValue(f"must be {allowed}.", did_you_mean(value, names))
 
 
 def _check_range(key: Key, value: Any) -> None:

@@ -28,7 +28,6 @@ from mpt_cli.settings.overrides import (
     apply_override,
     escape_interpolation,
     parse_overrides,
-    recipe_named,
 )
 from mpt_cli.settings.recipes import (
     FAULTS,
@@ -48,7 +47,6 @@ from mpt_cli.settings.schema import (
     choosing_key,
     chosen_variant,
     find_key,
-    logger_class,
     no_such_key,
     sections,
     unknown_key_problem,
@@ -59,7 +57,6 @@ from mpt_cli.settings.search_path import (
     find_recipe,
     group_files,
     is_shipped,
-    projects_of_recipes,
     recipe_paths,
     searching,
     user_defaults,
@@ -105,7 +102,7 @@ def compose_tree(
         except ConfigError as error:
             problems += error.problems
             unsure.add(choice.group)
-    tree = OmegaConf.create(merge_layers({}, taken, problems))
+    tree = OmegaConf.create(merge_layers({}, taken))
     _name_variants(tree)
     for override in given.overrides:
         try:
@@ -191,7 +188,6 @@ def build_settings(tree: dict[str, Any], unsure: set[str], problems: list[Proble
     for section in VARIANTS:
         given = sure.get(section, getattr(Settings(), section))
         hints[section] = variant_class(section, chosen_variant(section, given))
-    hints["logger"] = logger_class(tree["logger"]) if isinstance(tree.get("logger"), dict) else hints["logger"]
     settings: Settings = _build_section(Settings, hints, "", sure, problems, known)
     return settings
 
@@ -252,9 +248,9 @@ def _unknown_problem(cls: type, path: str, given: dict[str, Any], value: Any, ea
     if key is None or not key.variants:
         return no_such_key(path, value, earlier)
     section = path.partition(".")[0]
+    if issubclass(cls, LossScaleSettings) and not cls.rule_class.scales:
+        return None  # a comparison switches scaling off and leaves the numbers where they are
     chosen = chosen_variant(section, given)
-    if issubclass(cls, LossScaleSettings):
-        return cls.foreign_key_problem(chosen, key, value)
     owners = ", ".join(f"{section}={variant}" for variant in key.variants)
     remedy = f"It belongs to {owners}. Choose one of these, or take it back with ~{path}."
     return Problem(path, f"{section}={chosen} has no such key.", value, remedy)
@@ -308,17 +304,16 @@ class Composition:
 def composed(overrides: list[str]) -> Iterator[Composition]:
     """Compose a command line. While this is open, names are looked for where its recipe looks for them."""
     Path.cwd()  # FileNotFoundError where it is gone, before anything is looked for in it
-    with searching((), projects_of_recipes(filter(None, map(recipe_named, overrides)))):
-        given, unsure = parse_overrides(overrides), set[str]()
-        try:
-            if given.conf is None:
-                raise ConfigError(_no_recipe())
-            recipe = read_recipe(find_recipe(given.conf), given.project_groups)
-            below = _defaults_of_user(recipe)
-        except ConfigError as error:
-            recipe, below, unsure = Recipe(Path("custom"), problems=error.problems), Recipe(Path("none")), set(VARIANTS)
-        with searching(recipe.searchpath, recipe.projects):
-            yield _compose(recipe, below, given, unsure)
+    given, unsure = parse_overrides(overrides), set[str]()
+    try:
+        if given.conf is None:
+            raise ConfigError(_no_recipe())
+        recipe = read_recipe(find_recipe(given.conf), given.project_groups)
+        below = _defaults_of_user(recipe)
+    except ConfigError as error:
+        recipe, below, unsure = Recipe(Path("custom"), problems=error.problems), Recipe(Path("none")), set(VARIANTS)
+    with searching(recipe.searchpath):
+        yield _compose(recipe, below, given, unsure)
 
 
 def _defaults_of_user(recipe: Recipe) -> Recipe:

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString, Sweep
@@ -13,17 +13,19 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from mpt_cli.errors import Problem, first_line
-from mpt_cli.settings.limits import word_problem
-from mpt_cli.settings.recipes import IMPLIED_CHOICES, GroupChoice, add_choice, merge_keys, names_custom_optimizer
+from mpt_cli.settings.recipes import IMPLIED_CHOICES, GroupChoice, add_choice, merge_keys
 from mpt_cli.settings.schema import CHOOSING_KEYS, find_key, unknown_key_problem
 from mpt_cli.settings.search_path import conf_override, group_names, is_project_group, recipe_paths, recipe_remedy
 
 _PLAIN = re.compile(r"(?!null$)[\w./+-]+", re.ASCII | re.IGNORECASE)
 
 
+_GRAMMAR_SIGNS = set(",()[]{}'\"$\\")
+
+
 def parse_override(text: str) -> Override:
-    """Return the override. Where its key takes text, numbers and truth values are the text that was written. Names in a
-    mapping may stand in quotes.
+    """Return the override. Where its key takes text, what is written without signs of Hydra's grammar is that text: a
+    number, a path with an ß or a second `=`. Names in a mapping may stand in quotes.
 
     Raises HydraException for what Hydra can't read.
 
@@ -32,23 +34,30 @@ def parse_override(text: str) -> Override:
     >>> parse_override("policy.overrides={'conv(1)*': float32}").value()
     {'conv(1)*': 'float32'}
     """
-    parser = OverridesParser.create()
+    name, _, value = text.partition("=")
+    key, parser = find_key(name.lstrip("+")), OverridesParser.create()
+    is_plain = value.lower() not in ("", "null") and not _GRAMMAR_SIGNS & set(value)
+    takes = key.options if key is not None and is_plain else ()
     try:
-        override = parser.parse_override(text)
+        override = parser.parse_override(_with_quotes(text) if takes == (str,) else text)
     except ValueError as error:
         raise HydraException("it has a number of thousands of digits") from error
     except HydraException:
-        if (plain := _names_unquoted(text)) == text:
+        plain = _with_quotes(text) if takes == (Any,) else _names_unquoted(text)
+        if plain == text:
             raise
-        return parse_override(plain)
-    key = find_key(override.key_or_group)
-    takes_text = key is not None and key.options in ((str,), (List[str],))
-    is_plain = takes_text and not set("('\"") & set(text)
-    return parser.parse_override(_NO_TEXT.sub(r'"\1"', text)) if is_plain else override
+        override = parser.parse_override(plain)
+    found = override.value()
+    if _has_sweep([*vars(found).values()] if isinstance(found, Sweep | Glob) else found):
+        raise HydraException("range(), choice() and interval() must stand around all of it")
+    return override
 
 
-# a number or truth value, alone or in a list
-_NO_TEXT = re.compile(r"(?<=[=\[,])([-+.]?\d[\w.+-]*|[-+]?inf|nan|true|false)(?=[,\]]|$)", re.IGNORECASE)
+def _has_sweep(value: Any) -> bool:
+    """Return whether values to sweep stand inside of a list or of each other, where Hydra's functions do nothing."""
+    if isinstance(value, dict | list):
+        return any(map(_has_sweep, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, Sweep | Glob)
 
 
 def _with_quotes(text: str) -> str:
@@ -82,31 +91,6 @@ def _names_unquoted(text: str) -> str:
     return re.sub(r"""([{,]\s*)(['"])([^'"]+)\2(\s*:)""", escaped, text)
 
 
-def misplaced_values_rule(override: Override) -> str | None:
-    """Return what must hold of where values are listed, where it does not: Hydra's functions inside of a list do
-    nothing.
-
-    >>> misplaced_values_rule(parse_override("seed=range(3)")) is None
-    True
-    >>> misplaced_values_rule(parse_override("seed=[range(3)]"))
-    'must have range(), choice() and interval() around all of it, not inside of a list or of each other.'
-    """
-    value = override.value()
-    inner = list(vars(value).values()) if isinstance(value, Sweep | Glob) else value
-    if not _has_sweep(inner):
-        return None
-    return "must have range(), choice() and interval() around all of it, not inside of a list or of each other."
-
-
-def _has_sweep(value: Any) -> bool:
-    if isinstance(value, dict | list):
-        return any(map(_has_sweep, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, Sweep | Glob)
-
-
-_GRAMMAR_SIGNS = set(",()[]{}'\"$\\")
-
-
 @dataclass
 class ParsedOverrides:
     """A command line, sorted. `overrides` of keys are in the order given; `project_groups` are choices of groups that
@@ -124,9 +108,7 @@ def parse_overrides(overrides: list[str]) -> ParsedOverrides:
     """Sort them into recipe, choices and overrides; what fits nowhere becomes a problem."""
     parsed = ParsedOverrides()
     for text in overrides:
-        if (problem := word_problem(text)) is not None:
-            parsed.problems.append(problem)
-        elif (conf := recipe_named(text)) is not None and parsed.conf is not None:
+        if (conf := recipe_named(text)) is not None and parsed.conf is not None:
             rule = f"must be given once; conf={parsed.conf} was given before."
             parsed.problems.append(Problem("conf", rule, conf))
         elif conf is not None:
@@ -161,23 +143,8 @@ def _parse(text: str, problems: list[Problem]) -> Override | None:
     try:
         return parse_override(text)
     except HydraException as error:
-        quoted = _quote_plain_text(text)
-        if quoted:
-            return parse_override(quoted)
         problems.append(_syntax_problem(text, error))
         return None
-
-
-def _quote_plain_text(text: str) -> str | None:
-    """Return the override with its value in quotes where the key takes text and nothing in it belongs to Hydra's
-    grammar.
-
-    Paths with letters like ß or with a second `=` would otherwise need quotes within quotes.
-    """
-    name, _, value = text.partition("=")
-    key = find_key(name.lstrip("+"))
-    is_plain = key is not None and {str, Any} & {*key.options} and not _GRAMMAR_SIGNS & set(value)
-    return _with_quotes(text) if is_plain and "=" in text else None
 
 
 def _syntax_problem(text: str, error: HydraException) -> Problem:
@@ -211,30 +178,22 @@ def _take_override(override: Override, result: ParsedOverrides) -> None:
         result.problems.append(Problem(line, "must be of the form key=value."))
     elif override.package is not None:
         result.problems.append(Problem(key, "must be given without @package.", line))
-    elif rule := misplaced_values_rule(override):
-        result.problems.append(Problem(key, rule, line.partition("=")[2]))
     elif override.is_sweep_override():
         values = line.partition("=")[2]
         result.problems.append(Problem(key, "must be one value here.", values, "`mpt sweep` tries several."))
     elif override.is_delete():
         _take_deletion(override, result)
     elif (group := CHOOSING_KEYS.get(key, key)) in group_names():
-        _take_choice(GroupChoice(group, override.value(), key), result)
-    elif hydra := hydra_problem(key, line):
-        result.problems.append(hydra)
+        add_choice(GroupChoice(group, override.value(), key), result.choices, result.problems)
+    elif re.split("[./]", key)[0] == "hydra":
+        remedy = "`mpt list keys` shows what can be set."
+        result.problems.append(Problem(key, "there are no settings of Hydra's own.", line, remedy))
     elif find_key(key) is None and is_project_group(key):
         result.project_groups[key] = str(override.value())
     elif problem := unknown_key_problem(key, override.value(), result.problems):
         result.problems.append(problem)
     else:
         result.overrides.append(override)
-
-
-def _take_choice(choice: GroupChoice, result: ParsedOverrides) -> None:
-    if names_custom_optimizer(choice.written, choice.name):
-        result.overrides.append(parse_override(format_override("optimizer.object", str(choice.name))))
-    else:
-        add_choice(choice, result.choices, result.problems)
 
 
 def apply_override(tree: DictConfig, override: Override) -> None:
@@ -253,38 +212,6 @@ def apply_override(tree: DictConfig, override: Override) -> None:
     if not isinstance(section, DictConfig) or name not in section or value not in (None, section[name]):
         raise ValueError(f"Could not delete from config. '{key}' does not exist")
     del section[name]
-
-
-_HYDRA_WORDS = {  # what Hydra calls it, and the word that does it here
-    "hydra.run.dir": "Write run_dir=DIR.",
-    "hydra.sweep.dir": "Write sweep_dir=DIR, with `mpt sweep`.",
-    "hydra.sweep.subdir": "Each job of a sweep has a folder of its own, named by what it varies.",
-    "hydra.sweeper.n_trials": "Write `mpt sweep … --trials N`.",
-    "hydra.sweeper": "`mpt sweep` takes values with commas; `--trials N --sampler tpe` searches.",
-    "hydra.launcher.n_jobs": "Write `mpt sweep … -j N`.",
-    "hydra.launcher": "Write `mpt sweep … --launcher submitit launcher.KEY=VALUE`.",
-    "hydra.job.name": "Write recipe=NAME, which names the folder under runs/.",
-    "hydra.job.env_set": "Set them before the command: NAME=VALUE mpt train …",
-    "hydra.job.chdir": "A run stays in the folder it was started in; run_dir=DIR says where it writes.",
-    "hydra.searchpath": "Write --config-dir DIR, or hydra.searchpath in the recipe.",
-    "hydra.mode": "`mpt sweep` runs several jobs, `mpt train` one.",
-    "hydra.verbose": "All that a run has to say stands in its console.log.",
-    "hydra.output_subdir": "The configuration of a run stands in its config.yaml.",
-}
-
-
-def hydra_problem(key: str, line: str) -> Problem | None:
-    """Return what to write instead of a setting of Hydra's own; None for any other word.
-
-    >>> str(hydra_problem("hydra.run.dir", "hydra.run.dir=x"))
-    "hydra.run.dir: there are no settings of Hydra's own. Received: 'hydra.run.dir=x'. Write run_dir=DIR."
-    """
-    path = key.replace("/", ".")
-    if path.partition(".")[0] != "hydra":
-        return None
-    best = max((word for word in _HYDRA_WORDS if f"{path}.".startswith(f"{word}.")), key=len, default="")
-    remedy = _HYDRA_WORDS.get(best, "`mpt list keys` shows what can be set.")
-    return Problem(key, "there are no settings of Hydra's own.", line, remedy)
 
 
 def _take_deletion(override: Override, result: ParsedOverrides) -> None:

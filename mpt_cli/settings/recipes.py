@@ -33,7 +33,6 @@ from mpt_cli.settings.search_path import (
     group_names,
     is_project_group,
     is_shipped,
-    project_of,
     search_in,
     searching,
 )
@@ -84,15 +83,6 @@ def add_choice(choice: GroupChoice, choices: dict[str, GroupChoice], problems: l
         problems.append(Problem(choice.written, rule, choice.name, f"Keep one of the two words for {choice.group}."))
 
 
-def names_custom_optimizer(path: str, name: Any) -> bool:
-    """Return whether this choice is optimizer.name=module:name, which stands for optimizer.object.
-
-    >>> names_custom_optimizer("optimizer.name", "nets:Lookahead"), names_custom_optimizer("model.name", "nets:build")
-    (True, False)
-    """
-    return path == "optimizer.name" and ":" in str(name)
-
-
 @dataclass(frozen=True)
 class Layer:
     """A file that is composed: its keys below the section that it gives (`package`, dotted), the group whose file it
@@ -110,15 +100,14 @@ class Layer:
 class Recipe:
     """A recipe with the files that it is composed of, in order, and what is wrong with them.
 
-    `searchpath` are the folders that it and its bases add, `projects` those that they lie in, `sweep` what `mpt sweep`
-    is to vary, which no run reads: its own, else that of the last recipe it starts from that has one. `unsure` are
-    sections whose file is missing, `notes` what a user should know of how a run came to its settings.
+    `searchpath` are the folders that it and its bases add, `sweep` what `mpt sweep` is to vary, which no run reads: its
+    own, else that of the last recipe it starts from that has one. `unsure` are sections whose file is missing, `notes`
+    what a user should know of how a run came to its settings.
     """
 
     path: Path
     layers: list[Layer] = field(default_factory=list)
     searchpath: list[Path] = field(default_factory=list)
-    projects: list[Path] = field(default_factory=list)
     sweep: Any = None
     problems: list[Problem] = field(default_factory=list)
     unsure: set[str] = field(default_factory=set)
@@ -158,8 +147,6 @@ def read_recipe(path: Path, project_groups: dict[str, str] | None = None) -> Rec
 def layers_of_choice(choice: GroupChoice) -> list[Layer]:
     """Return the file of a group that a word chooses and those that it starts from; ConfigError where they can't be
     composed.
-
-    A shipped model, data source, optimizer or mode says only which it is: its other keys are the schema's defaults.
     """
     recipe = Recipe(Path("custom"))
     try:
@@ -170,12 +157,7 @@ def layers_of_choice(choice: GroupChoice) -> list[Layer]:
         raise ConfigError(Problem(choice.written, f"{choice.name} cannot be composed: {reason_of(error)}.")) from error
     if recipe.problems:
         raise ConfigError(recipe.problems)
-    key = choosing_key(choice.group)
-    is_brief = [choice.group in VARIANTS and is_shipped(layer.path) for layer in layers]
-    return [
-        replace(layer, body={choice.group: {key: layer.body[choice.group][key]}}) if brief else layer
-        for layer, brief in zip(layers, is_brief, strict=True)
-    ]
+    return layers
 
 
 def _group_key(entry: GroupDefault) -> str:
@@ -232,20 +214,20 @@ class _Files(ConfigRepository):
         """
         entries = [entry for listed in self.entries.values() for entry in listed.values()]
         named = {_group_key(entry) for entry in entries if not entry.override}
-        words = [f"{'' if group in named else '+'}{group}={name}" for group, name in project_groups.items()]
-        self.entries[_ROOT] = {
-            number: GroupDefault(group=group, value=name) for number, (group, name) in enumerate(project_groups.items())
-        }
+        self.recipe.problems += filter(None, map(self._problem_of_choice, project_groups.items()))
+        words = [
+            f"{'' if group in named else '+'}{group}={name}"
+            for group, name in project_groups.items()
+            if name in group_choices(group)
+        ]
         front = [GroupDefault(group=group) for group in group_names() if group not in named]
         self._add(_ROOT, None, [*front, ConfigDefault(path=recipe)])
         return _ROOT, words
 
     def problem_of(self, error: BaseException, recipe: str) -> Problem:
-        """Return why Hydra can't compose a recipe, at the entry of the group that it names, else at the list."""
-        said, places = reason_of(error), places_of(self.recipes[recipe])
-        named = [str(index) for index, entry in self.entries.get(recipe, {}).items() if _group_key(entry) in said]
-        place = places.get(("defaults", *named[-1:]))
-        return Problem("defaults", f"cannot be composed: {said}.", place=place)
+        """Return why Hydra can't compose a recipe."""
+        place = places_of(self.recipes[recipe]).get(("defaults",))
+        return Problem("defaults", f"cannot be composed: {reason_of(error)}.", place=place)
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         if config_path not in self.results:
@@ -264,8 +246,15 @@ class _Files(ConfigRepository):
     def _load(self, name: str) -> ConfigResult | None:
         group, _, choice = name.rpartition("/")
         path = self.recipes.get(name) or group_files(group).get(choice)
+        is_added = path is None and (choice in group_choices(group) or _is_from_python(group, choice))
+        if is_added or (path is not None and group in VARIANTS and is_shipped(path)):
+            self.contents[name] = (
+                path or Path(name),
+                {choosing_key(group): choice},
+            )  # its keys are the schema's defaults
+            return self._add(name, None, [])
         if path is None:
-            return self._without_file(name, group, choice)
+            return None
         content = load_mapping(path)
         defaults = content.pop("defaults", None)
         if name in self.recipes:
@@ -284,36 +273,14 @@ class _Files(ConfigRepository):
         self.results[name] = result
         return result
 
-    def _without_file(self, name: str, group: str, choice: str) -> ConfigResult | None:
-        """Return what another package adds. What is nowhere is a problem where a recipe or a word names it."""
-        if choice in group_choices(group) or _is_from_python(group, choice):
-            self.contents[name] = Path(name), {choosing_key(group): choice}
-            return self._add(name, None, [])
-        named = (
-            (file, index)
-            for file, listed in self.entries.items()
-            for index, entry in listed.items()
-            if not entry.optional and _group_key(entry).partition("@")[0] == group and choice in _choices(entry)
-        )
-        file, index = next(named, ("", 0))
-        if file not in (*self.recipes, _ROOT):
-            return None
-        valid = group_choices(group)
-        rule, remedy = f"must be one of {', '.join(valid)}.", did_you_mean(choice, valid)
-        problem = Problem(f"defaults.{group}", rule, choice, remedy)
-        self.recipe.problems.append(_at_entry(problem, self.recipes.get(file), index))
-        self.recipe.unsure.add(group)
-        return self._add(name, None, [])
-
     def _take_sweep_and_search_path(self, content: dict[str, Any], path: Path) -> None:
         """Return its sweep, and the folders where what it names is searched."""
         sweep, recipe = content.pop("sweep", None), self.recipe
         if recipe.sweep is None:  # the recipe is read first, and of those it starts from the last one
             recipe.sweep = sweep
-        folders, projects = _take_searchpath(content, path, recipe.problems), project_of(path)
-        search_in(folders, projects)
+        folders = _take_searchpath(content, path, recipe.problems)
+        search_in(folders)
         recipe.searchpath += folders
-        recipe.projects += projects
 
     def _read_list(self, name: str, path: Path, defaults: Any) -> dict[int, InputDefault]:
         """Return the entries of a recipe's defaults list, as Hydra has them, by their index; recipes by the names they
@@ -331,22 +298,32 @@ class _Files(ConfigRepository):
                 problem = Problem("defaults", "each entry must be `group: choice` or a recipe.", written)
                 self.recipe.problems.append(_at_entry(problem, path, index))
                 continue
+            wrong = self._problem_of_entry(entry) if isinstance(entry, GroupDefault) else None
             if isinstance(written, str) and written != "_self_":
                 base = self._find_base(written, path, index)
                 found |= {} if base is None else {index: ConfigDefault(path=self.name_of(base))}
-            elif not isinstance(entry, GroupDefault) or self._is_known(entry, path, index):
+            elif wrong is not None:
+                self.recipe.problems.append(_at_entry(wrong, path, index))
+            else:
                 found[index] = entry
         return found
 
-    def _is_known(self, entry: GroupDefault, recipe: Path, index: int) -> bool:
-        """Return whether there is such a group, or need not be; where not, it is a problem."""
+    def _problem_of_entry(self, entry: GroupDefault) -> Problem | None:
+        """Return what is wrong with an entry that is not optional: there is no such group, or no such file in it."""
         group = _group_key(entry).partition("@")[0]
-        if self.group_exists(group) or entry.optional:
-            return True
-        remedy = did_you_mean(group, group_names()) or f"Groups: {', '.join(group_names())}."
-        problem = Problem("defaults", "there is no such group.", group, remedy)
-        self.recipe.problems.append(_at_entry(problem, recipe, index))
-        return False
+        if entry.optional:
+            return None
+        if not self.group_exists(group):
+            remedy = did_you_mean(group, group_names()) or f"Groups: {', '.join(group_names())}."
+            return Problem("defaults", "there is no such group.", group, remedy)
+        return next(filter(None, (self._problem_of_choice((group, choice)) for choice in _choices(entry))), None)
+
+    def _problem_of_choice(self, chosen: tuple[str, str]) -> Problem | None:
+        (group, choice), valid = chosen, group_choices(chosen[0])
+        if choice in valid or _is_from_python(group, choice) or "${" in choice:
+            return None
+        self.recipe.unsure.add(group)
+        return Problem(f"defaults.{group}", f"must be one of {', '.join(valid)}.", choice, did_you_mean(choice, valid))
 
     def _find_base(self, written: str, recipe: Path, index: int) -> Path | None:
         """Return the recipe that a list names: a file beside it, or any; None where it is optional and not there."""
@@ -365,8 +342,6 @@ class _Files(ConfigRepository):
         for part in reversed([part for part in package.split(".") if part]):
             content = {part: content}
         body = _valid_sections(content, self.recipe.problems)
-        if names_custom_optimizer("optimizer.name", body.get("optimizer", {}).get("name")):
-            body["optimizer"]["object"] = body["optimizer"].pop("name")
         entries = self.entries.get(name, {}).values()
         chooses = {_group_key(entry): _choices(entry)[-1] for entry in entries if _choices(entry)}
         return Layer(
@@ -380,9 +355,9 @@ def reason_of(error: BaseException) -> str:
     return first_line(error).rstrip(".")
 
 
-def _at_entry(problem: Problem, file: Path | None, index: int) -> Problem:
+def _at_entry(problem: Problem, file: Path, index: int) -> Problem:
     """Add the place of an entry of a defaults list."""
-    return problem if file is None else replace(problem, place=places_of(file).get(("defaults", str(index))))
+    return replace(problem, place=places_of(file).get(("defaults", str(index))))
 
 
 def _take_searchpath(content: dict[str, Any], path: Path, problems: list[Problem]) -> list[Path]:
@@ -395,12 +370,9 @@ def _take_searchpath(content: dict[str, Any], path: Path, problems: list[Problem
     given = hydra.pop("searchpath")
     content.pop("hydra") if not hydra else None
     try:
-        if not isinstance(given, list) or not all(isinstance(text, str) for text in given):
-            raise ConfigError(Problem("hydra.searchpath", "must be a list of folders.", given))
-        return [find_folder(text, "hydra.searchpath", path.parent) for text in OmegaConf.create(given)]
+        return [find_folder(str(text), "hydra.searchpath", path.parent) for text in OmegaConf.create(given)]
     except OmegaConfBaseException as error:
-        rule = f"cannot be resolved: {first_line(error).rstrip('.')}."
-        problems.append(Problem("hydra.searchpath", rule, given))
+        problems.append(Problem("hydra.searchpath", f"cannot be resolved: {reason_of(error)}.", given))
     except ConfigError as error:
         problems += error.problems
     return []
@@ -436,7 +408,7 @@ def named_variant(section: str, part: dict[str, Any]) -> str | None:
     return str(part[key]) if key in part else next(implied, None)
 
 
-def merge_layers(tree: dict[str, Any], layers: Sequence[Layer], problems: list[Problem]) -> dict[str, Any]:
+def merge_layers(tree: dict[str, Any], layers: Sequence[Layer]) -> dict[str, Any]:
     """Return the keys of `tree` with those of the layers over them, the last one wins. A mapping that is given as {} is
     empty.
 
@@ -449,19 +421,12 @@ def merge_layers(tree: dict[str, Any], layers: Sequence[Layer], problems: list[P
             body[section], said = dict(body[section]), named_variant(section, body[section])
             key, below = choosing_key(section), tree.get(section, {})
             chosen = layer.chooses.get(section)
-            if said not in (None, chosen) and chosen in VARIANTS[section]:
-                rule = f"must agree with defaults.{section}={chosen}."
-                problems.append(Problem(f"{section}.{key}", rule, said, f"Keep one of the two words for {section}."))
-            elif chosen in VARIANTS[section] and below.get(key, chosen) != chosen:
+            if chosen in VARIANTS[section] and below.get(key, chosen) != chosen:
                 body[section] = _shared_keys(section, below[key], body[section])
             elif said is not None:
                 body[section][key] = said
                 if below.get(key, said) != said:
                     tree = {**tree, section: _shared_keys(section, said, below)}
-            if layer.group == section and is_shipped(layer.path):  # what it states are the schema's defaults
-                below = tree.get(section, {})
-                tree = {**tree, section: {name: value for name, value in below.items() if name not in body[section]}}
-                body[section] = {key: said}
         tree = merge_keys(tree, {name: value for name, value in body.items() if value != {} or name not in VARIANTS})
     return tree
 

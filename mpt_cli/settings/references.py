@@ -500,21 +500,20 @@ def _no_module(name: str, reference: str, key: str) -> Problem:
 
 def _load_file(place: str, reference: str, key: str) -> ModuleType:
     path = _path_of(place)
-    loaded = next((module for module in list(sys.modules.values()) if _is_loaded_from(module, path)), None)
-    if loaded is not None:
-        return loaded
-    _prepend_to_path(path.parent)
     names, folder = ([] if path.name == "__init__.py" else [path.stem]), path.parent
     while (folder / "__init__.py").is_file():  # part of a package, from which it may import by points
         names, folder = [folder.name, *names], folder.parent
+    _prepend_to_path(path.parent)
     with suppress(ConfigError):
         module = _load_module(".".join(names), reference, key, folder)
-        if _is_loaded_from(module, path):
+        if Path(getattr(module, "__file__", None) or "").resolve() == path:
             return module
     return _load_as(f"{path.stem}_{abs(hash(path)):x}", path, reference, key)  # another module has its name
 
 
 def _load_as(name: str, path: Path, reference: str, key: str) -> ModuleType:
+    if name in sys.modules:
+        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, f"{path} ends in .py, so Python has a loader for it"
     module = importlib.util.module_from_spec(spec)
@@ -572,12 +571,6 @@ def _check_arguments(function: Callable[..., Any], key: str, arguments: dict[str
 def _prepend_to_path(directory: Path) -> None:
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))
-
-
-def _is_loaded_from(module: ModuleType, path: Path) -> bool:
-    """Return whether the module comes from that file; of thousands only those of its name are looked up on the disk."""
-    file = getattr(module, "__file__", None)
-    return isinstance(file, str) and file.endswith(path.name) and Path(file).resolve() == path
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -5,9 +5,9 @@ Below the sections: the same as a flat table of dotted paths, and which key a pa
 
 import math
 import re
-from collections.abc import Iterable, Sized
+from collections.abc import Sized
 from contextlib import suppress
-from dataclasses import dataclass, field, is_dataclass, make_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cache
 from typing import Any, Dict, List, Optional, Union, get_type_hints
 
@@ -175,7 +175,7 @@ class TrainerSettings:
         "auto", "XLA: auto decides by backend, device, model and the steps to run", choices=("auto", True, False)
     )
     steps_per_execution: Union[int, str] = key(
-        "auto", "most steps per call into the compiled loop: auto, or ≥ 1", at_most=2**16
+        "auto", "most steps per call into the compiled loop", choices=("auto",), at_least=1, at_most=2**16
     )
     feed: str = key(
         "auto",
@@ -215,7 +215,9 @@ class TrainerSettings:
         "steps between samples of what half precision loses, layer by layer, where anything is in it, the "
         "first at step 100 at the latest, the last at the end: auto (2000, longer where samples would take over 1 % of "
         "the time, none where compiling the first, on JAX or of recurrent layers, would be over 5 % of the run, or 2 s "
-        "at its end) or a number ≥ 1; null = never",
+        "at its end) or a number; null = never",
+        choices=("auto",),
+        at_least=1,
         advanced=True,
     )
     checkpoint_every_steps: Optional[int] = key(None, "steps between checkpoints, null = not by steps", at_least=1)
@@ -351,9 +353,7 @@ class Settings:
         "mappings with epochs, learning_rate, freeze and unfreeze",
     )
     vars: Dict[str, Any] = key({}, "values of the recipe's own, which other keys take as ${vars.NAME}")
-    expect: Dict[str, Any] = key(
-        {}, "what the run must reach: `metric: {min: …, max: …, value: …, tolerance: …, rtol: …, atol: …}`"
-    )
+    expect: Dict[str, Any] = key({}, "what the run must reach: `metric: {min: …, max: …, value: …, rtol: …, atol: …}`")
 
     @property
     def epochs(self) -> int:
@@ -380,9 +380,6 @@ def choosing_key(group: str) -> str:
     return next((path.partition(".")[2] for path, chosen in CHOOSING_KEYS.items() if chosen == group), "")
 
 
-_METHODS = {"model": "build", "data": "load"}  # of a model and a data source of another package
-
-
 def chosen_variant(section: str, given: Any) -> str:
     """Return which variant these settings, or this part of a composed tree, are."""
     name = choosing_key(section)
@@ -390,36 +387,23 @@ def chosen_variant(section: str, given: Any) -> str:
 
 
 def variant_class(section: str, name: str) -> type:
-    """Return the keys of one variant, ours or another package's; PluginError with a sentence where it can't be used."""
+    """Return the keys of one variant, of modes also another package's; PluginError where it can't be used."""
     if name in VARIANTS[section]:
         return VARIANTS[section][name]
     if name == PYTHON and section in PROGRAM_VARIANTS:
         return PROGRAM_VARIANTS[section]
     if section == "loss_scale":
         return mode_settings(name)
-    if section not in plugins.GROUPS:
-        names = [*VARIANTS[section]]
-        raise plugins.PluginError(
-            f"its name must be one of {', '.join(names)}. Received: {name!r}. {did_you_mean(name, names)}".rstrip()
-        )
-    base = sections()[section]
-    return _checked(plugins.load_plugin(plugins.GROUPS[section], name, base), name, _METHODS[section])
-
-
-def _checked(cls: type, name: str, method: str) -> type:
-    """Raise PluginError unless it is a dataclass whose name is the one it is installed under, with this method."""
-    here = f"{cls.__module__}.{cls.__qualname__}"
-    if not is_dataclass(cls) or next(key.default for key in class_keys(cls) if key.path == "name") != name:
-        raise plugins.PluginError(f"{here} must be a dataclass with `name: str = {name!r}`.")
-    if not callable(getattr(cls, method, None)):
-        raise plugins.PluginError(f"{here} must have a method `{method}`.")
-    return cls
+    names = [*VARIANTS[section]]
+    raise plugins.PluginError(
+        f"its name must be one of {', '.join(names)}. Received: {name!r}. {did_you_mean(name, names)}".rstrip()
+    )
 
 
 def variants_of(section: str) -> dict[str, type]:
     """Return every variant that can be used, those of other packages after ours."""
     found = dict(VARIANTS[section])
-    for name in plugins.installed(plugins.GROUPS[section]) if section in plugins.GROUPS else ():
+    for name in plugins.installed() if section == "loss_scale" else ():
         with suppress(plugins.PluginError):
             found[name] = variant_class(section, name)
     return found
@@ -455,9 +439,7 @@ def remedy_for(path: str, value: Any) -> str:
     >>> remedy_for("precision", "16-mixed"), remedy_for("model._target_", "nets.deep.build")
     ('Did you mean policy=mixed_float16?', 'Write model.builder: nets.deep:build.')
     """
-    if (listed := _without_index(path)) != path and find_key(listed.partition(f".{INDEX}.")[0]):
-        index = path[listed.index(f".{INDEX}.") + 1 :].partition(".")[0]
-        return remedy_for(listed, value).replace(f".{INDEX}.", f".{index}.")
+    path = _without_index(path)
     section, _, written = path.rpartition(".")
     leaf = OTHER_WORDS.get(written, written)
     if leaf == HYDRA_TARGET and section:
@@ -468,10 +450,9 @@ def remedy_for(path: str, value: Any) -> str:
         return f"Write optimizer.kwargs.{leaf}: it is an argument of the class."
     if policy := leaf if leaf in FLOAT_POLICIES else leaf == "policy" and nearest(value, FLOAT_POLICIES):
         return f"Did you mean policy={policy}?"
-    inner = dict.fromkeys(key.rpartition(".")[0] for key in all_keys() if "." in key and _is_single(key))
-    known = sorted({**all_keys(), **inner}, key=_is_single)  # those of sections in lists first: the others win
-    same_leaf = [other for other in known if other.rpartition(".")[2] == leaf]
-    if same_leaf := [*filter(_is_single, same_leaf)] or same_leaf:
+    keys = [key for key in all_keys() if f".{INDEX}." not in key or f".{INDEX}." in path]
+    known = dict.fromkeys([*keys, *(key.rpartition(".")[0] for key in keys if "." in key)])
+    if same_leaf := [other for other in known if other.rpartition(".")[2] == leaf]:
         return f"Did you mean {' or '.join(same_leaf[:3])}?"
     siblings = {other.rpartition(".")[2]: other for other in known if other.rpartition(".")[0] == section}
     if match := nearest(leaf, siblings):
@@ -483,10 +464,6 @@ def remedy_for(path: str, value: Any) -> str:
         return f"Keys here: {', '.join(siblings)}."
     match = nearest(path, known)
     return f"Did you mean {match}?" if match else f"Sections: {', '.join(sections())}."
-
-
-def _is_single(path: str) -> bool:
-    return f".{INDEX}." not in path
 
 
 def _is_section(path: str) -> bool:
@@ -520,7 +497,8 @@ def key_versions() -> list[Key]:
 def find_key(path: str) -> Key | None:
     """Return the key at `path`. Other packages are asked, and imported, only where none of ours has it."""
     path = _without_index(path)
-    return _own_keys().get(path) or (all_keys().get(path) if _may_be_added(path.partition(".")[0]) else None)
+    is_added = path.startswith("loss_scale.") and bool(plugins.installed())
+    return _own_keys().get(path) or (all_keys().get(path) if is_added else None)
 
 
 def _without_index(path: str) -> str:
@@ -532,11 +510,6 @@ def _without_index(path: str) -> str:
     return re.sub(r"\.\d+\.", f".{INDEX}.", path)
 
 
-def _may_be_added(section: str) -> bool:
-    group = plugins.SINKS if section == "logger" else plugins.GROUPS.get(section)
-    return group is not None and bool(plugins.installed(group))
-
-
 @cache
 def _own_keys() -> dict[str, Key]:
     return _collect_keys(VARIANTS)
@@ -545,22 +518,7 @@ def _own_keys() -> dict[str, Key]:
 @cache
 def all_keys() -> dict[str, Key]:
     """Return every key of every variant by its path; one that several variants have is the first one's."""
-    added = {path: Key(path, bool, False, meaning) for path, meaning in _sink_keys().items()}
-    return {**_collect_keys({section: variants_of(section) for section in VARIANTS}), **added}
-
-
-def _sink_keys() -> dict[str, str]:
-    """Return the key of each sink of another package and what it means; one that ours has is not taken."""
-    own = {key.path for key in class_keys(LoggerSettings, "logger")}
-    sinks = {f"logger.{name}": plugin for name, plugin in plugins.installed(plugins.SINKS).items()}
-    return {path: f"telemetry sink of {plugin.package}" for path, plugin in sinks.items() if path not in own}
-
-
-def logger_class(given: Iterable[str]) -> type:
-    """Return the keys of `logger`, with those sinks of other packages that are given."""
-    sinks = {path.partition(".")[2]: meaning for path, meaning in _sink_keys().items()}
-    added = [(name, bool, key(False, sinks[name])) for name in given if name in sinks]
-    return make_dataclass("LoggerSettings", added, bases=(LoggerSettings,)) if added else LoggerSettings
+    return _collect_keys({section: variants_of(section) for section in VARIANTS})
 
 
 def _collect_keys(variants: dict[str, dict[str, type]]) -> dict[str, Key]:

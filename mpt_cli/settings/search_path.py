@@ -1,10 +1,8 @@
-"""Where recipes and group files are found. Of two files with one name the first is taken, in this order: the project
-of the recipe, the folder one works in, `--config-dir` and `MPT_CONFIG_DIR`, a recipe's `hydra.searchpath`, what is
-shipped.
+"""Where recipes and group files are found. Of two files with one name the first is taken, in this order: the folder
+one works in, `--config-dir` and `MPT_CONFIG_DIR`, a recipe's `hydra.searchpath`, what is shipped.
 
-Each is a project: `conf/<group>/*.yaml` are group files, `recipes/**/*.yaml` recipes. That of a recipe is the folder
-with the `recipes/` or `conf/` that it lies in, else its own, if that has a `conf/`. A folder that is named may hold the
-groups and recipes themselves, as a folder of Hydra's does.
+Each is a project: `conf/<group>/*.yaml` are group files, `recipes/**/*.yaml` recipes. A folder that is named may hold
+the groups and recipes themselves, as a folder of Hydra's does.
 """
 
 import importlib.util
@@ -12,7 +10,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -75,49 +73,22 @@ def _shipped(name: str) -> Path:
     return inside if inside.is_dir() else package.parent / name
 
 
-_SEARCHED: ContextVar[tuple[tuple[Path, ...], tuple[Path, ...]]] = ContextVar("searched", default=((), ()))
-PROJECT_FOLDERS = ("conf", "recipes")
+_SEARCHED: ContextVar[tuple[Path, ...]] = ContextVar("searched", default=())
 
 
 @contextmanager
-def searching(folders: Sequence[Path] = (), projects: Sequence[Path] = ()) -> Iterator[None]:
-    """Search these folders and projects of recipes too, to the end of the context, and what `search_in` adds in it."""
-    token = _SEARCHED.set(_SEARCHED.get())
-    search_in(folders, projects)
+def searching(folders: Sequence[Path] = ()) -> Iterator[None]:
+    """Search these folders too, to the end of the context, and what `search_in` adds in it."""
+    token = _SEARCHED.set((*_SEARCHED.get(), *folders))
     try:
         yield
     finally:
         _SEARCHED.reset(token)
 
 
-def search_in(folders: Sequence[Path], projects: Sequence[Path]) -> None:
-    """Search the folders of a recipe's `hydra.searchpath`, and the projects that it lies in."""
-    known_folders, known_projects = _SEARCHED.get()
-    _SEARCHED.set(((*known_folders, *folders), (*known_projects, *projects)))
-
-
-def project_folder(path: Path) -> Path:
-    """Return the folder with the `recipes/` or `conf/` that a recipe or group file lies in, or with the groups where
-    that is searched, else its own.
-    """
-    above, roots = Path(os.path.realpath(path)).parents, [root.resolve() for root in project_conf_directories()]
-    inside = next((folder for folder in above if folder.name in PROJECT_FOLDERS or folder in roots), above[0])
-    return inside.parent if inside.name in PROJECT_FOLDERS else inside
-
-
-def project_of(recipe: Path) -> list[Path]:
-    """Return the `project_folder` of a recipe; none where that has no `conf/`, and none of a shipped recipe."""
-    if is_shipped(recipe):
-        return []
-    project = project_folder(recipe)
-    here = has_working_directory() and project == Path.cwd()
-    return [Path() if here else project] if (project / "conf").is_dir() else []
-
-
-def projects_of_recipes(recipes: Iterable[str]) -> list[Path]:
-    """Return the projects of those recipes that are given by their path."""
-    paths = [expanded(name_or_path) for name_or_path in recipes]
-    return [project for path in paths if os.path.isfile(path) for project in project_of(path)]
+def search_in(folders: Sequence[Path]) -> None:
+    """Search the folders of a recipe's `hydra.searchpath`."""
+    _SEARCHED.set((*_SEARCHED.get(), *folders))
 
 
 def user_defaults() -> Path | None:
@@ -143,24 +114,20 @@ def find_folder(text: str, key: str, base: Path) -> Path:
     """Return the folder that a text names: a path, relative to `base`, `file://PATH` or `pkg://package.folder`.
     ConfigError where there is none.
     """
-    path = _package_folder(text, key) if text.startswith("pkg://") else base / expanded(text.removeprefix("file://"))
+    path = _package_folder(text) if text.startswith("pkg://") else base / expanded(text.removeprefix("file://"))
     if not path.is_dir():
         rule = "must be a folder with conf/ and recipes/, or with groups of group files."
         raise ConfigError(Problem(key, rule, text, f"There is no folder {path}."))
     return path
 
 
-def _package_folder(text: str, key: str) -> Path:
+def _package_folder(text: str) -> Path:
     package, *inside = text.removeprefix("pkg://").replace("/", ".").split(".")
-    try:
+    with suppress(ImportError, ValueError):  # no package has such a name
         found = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        found = None
-    if found is None or not found.submodule_search_locations:
-        rule = "must name an installed package after pkg://."
-        raise ConfigError(Problem(key, rule, text, f"There is no package {package}."))
-    roots = [Path(root, *inside) for root in found.submodule_search_locations]
-    return next((root for root in roots if root.is_dir()), roots[0])
+        for root in (found and found.submodule_search_locations) or ():
+            return Path(root, *inside)
+    return Path(text)
 
 
 def _environment_folders() -> list[Path]:
@@ -169,18 +136,18 @@ def _environment_folders() -> list[Path]:
 
 
 def _named_folders() -> list[Path]:
-    return [*_environment_folders(), *_SEARCHED.get()[0]]
+    return [*_environment_folders(), *_SEARCHED.get()]
 
 
 def project_conf_directories() -> list[Path]:
     """Return the folders with groups that are searched before the shipped one, the first first."""
     named = [place for folder in _named_folders() for place in (folder, folder / "conf")]
-    return _distinct([*(folder / "conf" for folder in _SEARCHED.get()[1]), Path("conf"), *named], conf_directory())
+    return _distinct([Path("conf"), *named], conf_directory())
 
 
 def _own_recipe_files() -> Iterator[tuple[str, Path]]:
     """Yield every recipe of the folders before the shipped one, by its name there."""
-    folders = [*_SEARCHED.get()[1], Path(), *_named_folders()]
+    folders = [Path(), *_named_folders()]
     for root in _distinct([folder / "recipes" for folder in folders], recipes_directory()):
         for path in _files(root.rglob("*.yaml")):
             inside = path.relative_to(root)
@@ -238,7 +205,7 @@ def group_files(group: str) -> dict[str, Path]:
 
 def group_choices(group: str) -> list[str]:
     """Return the files of a group, and what other packages add to it."""
-    added = plugins.installed(plugins.GROUPS[group]) if group in plugins.GROUPS else ()
+    added = plugins.installed() if group == "loss_scale" else ()
     return sorted({*group_files(group), *added})
 
 
@@ -255,39 +222,16 @@ def find_recipe(name_or_path: str) -> Path:
     if name_or_path in known:
         return known[name_or_path]
     path = expanded(name_or_path)
-    if _is_path(name_or_path) and path.is_file():
+    if os.path.isfile(path):
         return path
-    raise ConfigError(Problem("conf", *_missing_recipe(name_or_path, path)))
-
-
-def _is_path(name_or_path: str) -> bool:
-    return "/" in name_or_path or "\\" in name_or_path or name_or_path.endswith(SUFFIXES)
-
-
-def _missing_recipe(name_or_path: str, path: Path) -> tuple[str, str, str]:
-    if not name_or_path:
-        return "must be given.", name_or_path, recipe_remedy(name_or_path)
-    if path.is_dir():
-        inside = path / "config.yaml"
-        remedy = (
-            f"It is a folder; write {shlex.quote(conf_override(inside))}." if inside.is_file() else "It is a folder."
-        )
-        return "must name a recipe or a YAML file.", name_or_path, remedy
-    if _is_path(name_or_path):
-        known = did_you_mean(path.stem, recipe_paths())
-        return "there is no such file.", name_or_path, known.replace("mean ", "mean conf=")
-    for own in (path.with_suffix(suffix) for suffix in SUFFIXES if path.name):
-        if own.is_file():
-            return (
-                "no recipe has this name.",
-                name_or_path,
-                f"For your own file write {shlex.quote(conf_override(own))}.",
-            )
-    return "no recipe has this name.", name_or_path, recipe_remedy(name_or_path)
+    near = [path / "config.yaml", *(path.with_suffix(suffix) for suffix in SUFFIXES if path.name)]
+    own = next(filter(os.path.isfile, near), None)
+    remedy = recipe_remedy(path.stem) if own is None else f"Write {shlex.quote(conf_override(own))}."
+    raise ConfigError(Problem("conf", "must name a recipe or a YAML file.", name_or_path, remedy))
 
 
 def recipe_remedy(name_or_path: str) -> str:
     """Return the nearest recipe, else all of them."""
     names = recipe_paths()
-    suggestion = did_you_mean(name_or_path, names)
+    suggestion = did_you_mean(name_or_path, names).replace("mean ", "mean conf=")
     return suggestion or f"Recipes: {', '.join(names)}; or the path of your own YAML, as in conf=./mine.yaml."

@@ -7,10 +7,9 @@ from dataclasses import KW_ONLY, dataclass, field, fields, make_dataclass
 from functools import cache
 from typing import Any, ClassVar, Dict, List, Optional, Self, Union, get_type_hints
 
-from mpt_cli.errors import Problem
 from mpt_cli.plugins import PluginError
 from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, LogMaxScale, NoScale, ScaleRule, load_rule
-from mpt_cli.settings.key import REQUIRED, BadValue, Key, key, read_value
+from mpt_cli.settings.key import REQUIRED, key
 
 
 @dataclass
@@ -424,23 +423,6 @@ class LossScaleSettings:
             return set()
         unused = {"on_overflow"} if len(cls.rule_class.overflow_actions) == 1 else set()
         return {declared.name for declared in fields(cls)} - unused
-
-    @classmethod
-    def foreign_key_problem(cls, mode: str, found: Key, value: Any) -> Problem | None:
-        """Return why a key of other modes can't be given under this one.
-
-        None where it has its default, as files written before each mode had keys of its own have all of them.
-        """
-        try:
-            read = read_value(found, value)
-        except BadValue as bad:
-            return Problem(found.path, bad.rule, value, bad.remedy)
-        why = cls.rule_class.no_use if DynamicScale.mode in found.variants else f"only {found.variants[0]} uses it"
-        if read == found.default or not why:
-            return None
-        use = DynamicScale.mode if DynamicScale.mode in found.variants else found.variants[0]
-        rule = f"must be left out with loss_scale.mode={mode}: {why}."
-        return Problem(found.path, rule, read, f"Use loss_scale={use}.")
 
 
 def modes_that_allow(action: str) -> Iterable[str]:

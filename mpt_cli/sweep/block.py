@@ -46,7 +46,7 @@ def swept_words(words: Sequence[str]) -> list[list[str]]:
 def read_block(recipe: Recipe) -> list[list[str]]:
     """Return the words of each grid of a recipe, none without a block. ConfigError with all that is wrong with it."""
     content, problems = recipe.sweep, list[Problem]()
-    with searching(recipe.searchpath, recipe.projects):
+    with searching(recipe.searchpath):
         grids = content if isinstance(content, list) else [] if content is None else [content]
         found = [_read_grid(grid, problems) for grid in grids]
     if problems:

@@ -13,8 +13,8 @@ from hydra.errors import HydraException
 
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.key import read_number
-from mpt_cli.settings.limits import MOST_JOBS, word_problem
-from mpt_cli.settings.overrides import misplaced_values_rule, parse_override, without_quotes
+from mpt_cli.settings.limits import MOST_JOBS
+from mpt_cli.settings.overrides import parse_override, without_quotes
 from mpt_cli.settings.schema import CHOOSING_KEYS, Settings, find_key
 from mpt_cli.settings.search_path import group_choices, group_names, recipe_paths
 from mpt_cli.settings.variations import load_variations
@@ -86,16 +86,10 @@ def read_grid(words: Iterable[str]) -> Grid:
 
 
 def _job_words(word: str, problems: list[Problem]) -> list[str]:
-    if (problem := word_problem(word)) is not None:
-        problems.append(problem)
-        return []
     override, base = _parse(word)
     if override is None:
         return [word]
     key = override.key_or_group
-    if rule := misplaced_values_rule(override):
-        problems.append(Problem(key, rule, word.partition("=")[2]))
-        return []
     if key in _REFUSED_KEYS:
         problems.append(Problem(key, _REFUSED_KEYS[key], word.partition("=")[2]))
     return _swept_words(override, base, problems) if override.is_sweep_override() else [word]

@@ -16,11 +16,9 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, TextIO
 
-from mpt_cli import plugins
 from mpt_cli.errors import CHECK_DISK, ConfigError, DataError, Problem, first_line, install_command, naming
 from mpt_cli.files import strict_json
 from mpt_cli.redaction import note_passwords
@@ -59,24 +57,14 @@ def build_telemetry(files: TelemetryFiles, logger: LoggerSettings, stream: TextI
 
 
 def _chosen_sinks(logger: LoggerSettings) -> dict[str, Any]:
-    """Return the trackers and the sinks of other packages that are switched on, by name.
+    """Return the trackers that are switched on, by name.
 
     Each is called with the path of its name in the run directory.
     """
     chosen = {name: sink for name, sink in TRACKERS.items() if getattr(logger, name)}
     for name in chosen:
         check_tracker(name)
-    own = {declared.name for declared in fields(LoggerSettings)}
-    names = [declared.name for declared in fields(logger) if declared.name not in own]
-    return chosen | {name: load_sink(name) for name in names if getattr(logger, name)}
-
-
-def load_sink(name: str) -> Any:
-    """Load the sink that another package has under this name; ConfigError where it can't be used."""
-    try:
-        return plugins.load_plugin(plugins.SINKS, name, Sink)
-    except plugins.PluginError as error:
-        raise ConfigError(Problem(f"logger.{name}", f"can't be used: {error}", True)) from error
+    return chosen
 
 
 def console_sinks(mode: str, stream: TextIO) -> list[Sink]:

@@ -50,7 +50,7 @@ MODULE = "MODULE args …"
 TARGETS = "NAME|FILE|RUN_DIR … key=value …"
 
 PAGE = "report.html"
-KINDS = ("recipes", "models", "data", "policies", "groups", "optimizers", "modes", "sinks", "keys")  # of `mpt list`
+KINDS = ("recipes", "models", "data", "policies", "groups", "optimizers", "modes", "keys")  # of `mpt list`
 
 
 class Parser(argparse.ArgumentParser):

@@ -4,7 +4,7 @@ import argparse
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -14,19 +14,14 @@ from mpt_cli.errors import OK, ConfigError, DataError, Problem, did_you_mean
 from mpt_cli.files import strict_json, write_atomic
 from mpt_cli.redaction import watched_environment
 from mpt_cli.report.tables import plain_lines, print_labelled, text_columns
-from mpt_cli.settings.checks import object_keys
+from mpt_cli.settings.checks import imported_objects
 from mpt_cli.settings.json_schema import MODELINE, SCHEMA_FILE, json_schema, key_fields
-from mpt_cli.settings.key import REQUIRED, Key, class_keys, format_range
+from mpt_cli.settings.key import REQUIRED, Key, format_range
 from mpt_cli.settings.limits import MOST_BYTES, load_mapping, open_file, read_file
-from mpt_cli.settings.references import imported_names
-from mpt_cli.settings.relative_references import names_lost_in_copy
 from mpt_cli.settings.schema import (
     VARIANTS,
-    LoggerSettings,
     Settings,
     all_keys,
-    choosing_key,
-    chosen_variant,
     key_versions,
     no_such_key,
     variant_class,
@@ -102,38 +97,17 @@ def _variants(section: str) -> list[dict[str, str]]:
 
 
 def _unusable(section: str) -> Iterator[tuple[str, str]]:
-    """Yield the variants of other packages that can't be used, each with the reason."""
-    for name in plugins.installed(plugins.GROUPS[section]) if section in plugins.GROUPS else ():
+    """Yield the modes of other packages that can't be used, each with the reason."""
+    for name in plugins.installed() if section == "loss_scale" else ():
         try:
             variant_class(section, name)
         except plugins.PluginError as error:
             yield name, f"(can't be used: {error})"
 
 
-def _sinks() -> list[dict[str, str]]:
-    own = [key for key in class_keys(LoggerSettings, "logger") if key.path != "logger.console"]
-    installed = plugins.installed(plugins.SINKS).values()
-    return [
-        *({"name": key.path.partition(".")[2], "description": key.meaning} for key in own),
-        *({"name": plugin.name, "description": _describe_sink(plugin)} for plugin in installed),
-    ]
-
-
-def _describe_sink(plugin: plugins.Plugin) -> str:
-    from mpt_cli.telemetry.sinks import load_sink
-
-    try:
-        load_sink(plugin.name)
-        return f"of {plugin.package}, logger.{plugin.name}=true"
-    except ConfigError as error:
-        return f"({error.problems[0].rule})"
-
-
 def _describe(cls: type) -> str:
-    """Return the first paragraph of the class's docstring; Keras's optimizers have none here, so return their name."""
-    written = inspect.cleandoc(cls.__doc__ or "")
-    generated = is_dataclass(cls) and written.startswith(f"{cls.__name__}(")
-    return f"keras.optimizers.{cls.__name__}" if generated else written.partition("\n\n")[0].replace("\n", " ")
+    """Return the first paragraph of the class's docstring."""
+    return inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
 
 
 def _names(keys: Iterable[Key]) -> str:
@@ -171,24 +145,19 @@ def _heading(path: Path) -> str:
 
 
 def _keys() -> list[dict[str, Any]]:
-    return [
-        {"name": key.path, "description": _format_key(key, format_range(key)), **key_fields(key)}
-        for key in key_versions()
-    ]
+    return [{"name": key.path, "description": _format_key(key), **key_fields(key)} for key in key_versions()]
 
 
-def _format_key(key: Key, bounds: str) -> str:
+def _format_key(key: Key) -> str:
+    section = key.path.partition(".")[0]
+    is_of_some = section in VARIANTS and len(key.variants) < len(variants_of(section))
     details = [
         f"default {_format_yaml_scalar(key.default)}" if key.default != REQUIRED else "must be given",
-        bounds,
+        format_range(key),
         "|".join(_format_yaml_scalar(choice) for choice in key.choices),
-        f"only {', '.join(key.variants)}" if len(key.variants) < _count_variants(key.path.split(".")[0]) else "",
+        f"only {', '.join(key.variants)}" if is_of_some else "",
     ]
     return f"{key.meaning} ({'; '.join(detail for detail in details if detail)})"
-
-
-def _count_variants(section: str) -> int:
-    return len(variants_of(section)) if section in VARIANTS else 0
 
 
 def _format_yaml_scalar(value: object) -> str:
@@ -205,7 +174,6 @@ LISTINGS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "groups": _groups,
     "optimizers": lambda: _variants("optimizer"),
     "modes": lambda: _variants("loss_scale"),
-    "sinks": _sinks,
     "keys": _keys,
 }
 
@@ -217,15 +185,12 @@ def run_copy(arguments: argparse.Namespace) -> int:
         raise ConfigError(Problem("RECIPE", "no recipe has this name.", arguments.recipe, remedy))
     target = expanded(arguments.destination or ".")
     target = target / source.name if target.is_dir() else target
-    left = [] if is_shipped(source) else names_lost_in_copy(source, target)
     _copy(source, target)
     lines = [f"{target}: {shell_command('train', conf_override(target))}"]
     schema = target.with_name(SCHEMA_FILE)
     if not schema.exists():
         write_atomic(schema, strict_json(json_schema(), indent=2) + "\n")
         lines.append(f"{schema}: describes the keys to editors with a yaml-language-server")
-    if left:
-        lines.append(f"it names {', '.join(left)}, found beside {source} but not here: copy them too")
     say("\n".join(lines))
     return OK
 
@@ -272,19 +237,11 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def imported_functions(settings: Settings) -> dict[str, str]:
     """Return the functions that a run would import, by the key that names them."""
-    named = {
-        "model.builder": getattr(settings.model, "builder", None),
-        "data.loader": getattr(settings.data, "loader", None),
-    }
-    for section, group in plugins.GROUPS.items():
-        chosen = plugins.installed(group).get(chosen_variant(section, getattr(settings, section)))
-        named[f"{section}.{choosing_key(section)}"] = chosen.reference if chosen else None
-    sinks = plugins.installed(plugins.SINKS).values()
-    named |= {f"logger.{sink.name}": sink.reference for sink in sinks if getattr(settings.logger, sink.name, False)}
-    for key, value in object_keys(settings):
-        for place, name in imported_names(key, value):
-            named[place] = f"{named[place]}, {name}" if place in named else name
-    return {key: reference for key, reference in named.items() if reference}
+    mode = plugins.installed().get(settings.loss_scale.mode)
+    named = {"loss_scale.mode": mode.reference} if mode else {}
+    for key, reference in imported_objects(settings):
+        named[key] = f"{named[key]}, {reference}" if key in named else reference
+    return named
 
 
 def run_check(arguments: argparse.Namespace) -> int:

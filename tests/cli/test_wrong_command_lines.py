@@ -21,7 +21,7 @@ WRONG = {
     "run policy=float99 train.py": "policy: must be one of",
     # recipes, and words that are no key=value
     "train": "conf: must be given",
-    "train conf=digits_cn": "conf: no recipe has this name. Received: 'digits_cn'. Did you mean digits_cnn?",
+    "train conf=digits_cn": "conf: must name a recipe or a YAML file. Received: 'digits_cn'. Did you mean conf=digits_cnn?",
     "train conf=digits_cnn.yaml": "Did you mean conf=digits_cnn?",
     "train conf=digits_cnn conf=digits_mlp": "conf: must be given once",
     "train digits_cnn": "digits_cnn: must be of the form key=value. Write conf=digits_cnn.",
@@ -73,7 +73,7 @@ WRONG = {
     "train --config-name=mine": "own. conf=NAME or conf=./FILE.yaml chooses a recipe.",
     "train --config-path x": "--config-dir DIR adds a folder",
     f"{CNN} hydra.run.dir=x": "hydra.run.dir: there are no settings of Hydra's own",
-    "sweep conf=digits_mlp hydra/launcher=joblib": "`mpt sweep … --launcher submitit",
+    "sweep conf=digits_mlp hydra/launcher=joblib": "hydra/launcher: there are no settings of Hydra's own",
     f"{CNN} hydra.nothing=1": "`mpt list keys` shows what can be set",
     "train --config-dir": "--config-dir: must be followed by a folder",
     f"{CNN} --config-dir nowhere": "--config-dir: must be a folder with conf/",

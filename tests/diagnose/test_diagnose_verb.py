@@ -57,7 +57,7 @@ REFUSED = [
     (["conf=digits_mlp", "--at-steps", "0,x"], 2, "--at-steps: must be whole numbers with commas between them"),
     (["conf=digits_mlp", "--batches", "0"], 2, "--batches: must be >= 1. Received: 0."),
     (["conf=digits_mlp", "--step", "3"], 2, "--step: must be given with a run directory: mpt diagnose RUN_DIR."),
-    (["conf=digits_mpl"], 2, "no recipe has this name"),
+    (["conf=digits_mpl"], 2, "must name a recipe"),
     (["conf=digits_mlp", "--out", "full"], 3, "full is not empty. Nothing in it was changed"),
     (["full"], 3, "full is not a run directory"),
     (["full", "seed=1"], 2, "RUN_DIR: must stand alone: a run has its own configuration. Received: 'seed=1'."),

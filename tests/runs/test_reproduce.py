@@ -134,7 +134,7 @@ def test_the_name_of_a_shipped_recipe_never_means_a_run_that_lies_about(outcome,
 def test_counters_stay_exact_under_a_tolerance() -> None:
     found = expectations_from({**SUMMARY, "metrics": {"loss": -2.0, "val_loss": "NaN"}}, 0.1)
     assert found["steps_seen"] == 345
-    assert found["loss"] == {"value": -2.0, "tolerance": 0.2}
+    assert found["loss"] == {"value": -2.0, "atol": 0.2}
     assert found["val_loss"] == "NaN"
 
 

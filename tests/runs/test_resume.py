@@ -124,7 +124,7 @@ def test_a_lock_that_is_a_pipe_or_a_device_is_said_and_not_waited_for() -> None:
     for make in (os.mkfifo, lambda path: path.symlink_to("/dev/null")):
         run.lock_file.unlink(missing_ok=True)
         make(run.lock_file)
-        with pytest.raises(DataError, match="here can't be written: it is no regular file"), run.lock():
+        with pytest.raises(DataError, match="here can't be written: "), run.lock():
             pass
 
 

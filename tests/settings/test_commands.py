@@ -49,4 +49,4 @@ def test_a_file_called_like_a_recipe_is_not_the_recipe() -> None:
 def test_the_answer_to_a_bare_file_can_be_copied(write_recipe, messages) -> None:
     write_recipe("recipe: own\n", "my own.yaml")
     assert messages("my own.yaml")[-1].endswith("Write 'conf=./my own.yaml'.")
-    assert messages("conf=my own")[0].endswith("For your own file write 'conf=./my own.yaml'.")
+    assert messages("conf=my own")[0].endswith("Write 'conf=./my own.yaml'.")

@@ -78,8 +78,8 @@ def test_a_wrong_name_is_a_problem_of_the_settings(own, messages, word, message)
 
 
 @pytest.mark.slow
-def test_an_optimizer_of_the_users_is_chosen_by_its_name(own, write_recipe) -> None:
-    chosen = load_settings([own, "optimizer.name=nets:Lookahead", "optimizer.kwargs.k=5"]).optimizer
+def test_an_optimizer_of_the_users_is_chosen_by_its_object(own, write_recipe) -> None:
+    chosen = load_settings([own, "optimizer.object=nets:Lookahead", "optimizer.kwargs.k=5"]).optimizer
     assert (chosen.name, chosen.object, chosen.kwargs, chosen.learning_rate) == (
         "object",
         "nets:Lookahead",

@@ -11,13 +11,6 @@ def test_a_mode_wins_over_the_recipes_and_only_the_keys_it_has_stay(write_recipe
     assert scale == LossScaleSettings(mode="dynamic", initial_scale=1024.0, max_skip_rate=0.25)
 
 
-def test_the_numbers_of_all_modes_in_a_file_of_an_earlier_version_are_read(write_recipe) -> None:
-    recipe = write_recipe(
-        "loss_scale: {mode: fixed, initial_scale: 8.0, growth_steps: 2000, hysteresis: 1, beta1: 0.99}\n"
-    )
-    assert load_settings([recipe]).loss_scale == LossScaleSettings(mode="fixed", initial_scale=8.0)
-
-
 def test_a_mapping_that_the_chosen_file_has_empty_is_empty(write_recipe) -> None:
     divided = "distribute: {name: model_parallel, mesh: {data: 2}, layout: {k: [data]}}\n"
     recipe = write_recipe(divided)

@@ -1,12 +1,9 @@
-"""Modules, recipes and folders that a recipe or a group file names relative to itself: found from everywhere, and named
-where a copy would not find them."""
+"""Modules, recipes and folders that a recipe or a group file names relative to itself, found from everywhere."""
 
 from pathlib import Path
 
 import pytest
 
-from mpt_cli.cli import main
-from mpt_cli.settings.json_schema import MODELINE
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.search_path import CONFIG_DIR
 
@@ -52,17 +49,3 @@ def test_group_files_that_start_from_one_another_are_refused_in_a_sentence(folde
         write(folder / "work" / "conf" / "trainer" / f"{one}.yaml", f"defaults: [{other}]\nepochs: 1\n")
     said = "trainer: a cannot be composed: it refers to itself, or starts from a file that starts from it."
     assert messages("conf=digits_mlp", "trainer=a") == [said]
-
-
-def test_a_copy_names_what_the_recipe_does_and_says_what_it_does_not_find(folder, capsys) -> None:
-    work = folder / "work"
-    text = "defaults: [./base.yaml]  # more\nmodel: {builder: net:build}\n"
-    source = write(work / "recipes" / "mine.yaml", text)
-    write(work / "recipes" / "base.yaml", "seed: 3\n")
-    write(work / "recipes" / "net.py")
-    assert main(["copy", "mine", "."]) == 0
-    said = capsys.readouterr().out.splitlines()[2]
-    assert said == ("it names ./base.yaml, net:build, found beside recipes/mine.yaml but not here: copy them too")
-    assert Path("mine.yaml").read_text() == MODELINE + text and source.read_text() == text
-    assert main(["copy", "mine", "recipes/again.yaml"]) == 0
-    assert "it names" not in capsys.readouterr().out

@@ -40,7 +40,7 @@ def test_keys_are_computed_from_others_with_their_types_and_again_in_the_record(
         ("True", "must be numbers"),
         ("1 if 2 else 3", "must be numbers"),
         ("9**9**9", "has no value"),
-        ("(-8)**0.5", "math domain error"),
+        ("(-8)**0.5", "has no value"),
         ("1/0", "division by zero"),
         ("exp(1e9)", "has no value"),
         ("sqrt(1, 2)", "has no value"),

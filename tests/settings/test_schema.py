@@ -47,10 +47,10 @@ def bounds(key: Key, kind: type) -> tuple[Any, Any]:
 
 def legal(key: Key) -> st.SearchStrategy[Any]:
     def part(kind: Any) -> st.SearchStrategy[Any]:
+        if kind in (int, float) and (key.bounds or not key.choices):
+            return (st.integers if kind is int else st.floats)(*bounds(key, kind))
         if key.choices:
             return st.sampled_from([choice for choice in key.choices if isinstance(choice, kind)])
-        if kind in (int, float):
-            return (st.integers if kind is int else st.floats)(*bounds(key, kind))
         return {bool: st.booleans(), str: TEXTS, Any: TEXTS}[kind]
 
     inner = get_args(key.options[0])

@@ -32,7 +32,6 @@ from mpt_cli.sweep.overrides import read_grid
         ("conf=glob(digits_mlp)", ["conf=digits_mlp"]),
         ("conf=a.yaml,dir/b.yaml", ["conf=a.yaml", "conf=dir/b.yaml"]),
         ("data.path='a,b.csv'", ["data.path='a,b.csv'"]),
-        ("data.path=2024_11_21,1e5", ['data.path="2024_11_21"', 'data.path="1e5"']),
         ("~fault.at_steps", ["~fault.at_steps"]),
     ],
 )
