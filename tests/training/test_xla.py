@@ -10,7 +10,7 @@ from command import mpt
 from tiny import tiny_data, tiny_model, tiny_run
 
 from mpt_cli.engine.backend import Platform
-from mpt_cli.engine.xla import check_layers, choose_jit, try_xla
+from mpt_cli.engine.xla import check_layers, choose_jit, numbers_per_step, try_xla
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings.schema import BackendSettings, DistributeSettings, Settings, TrainerSettings
 
@@ -42,6 +42,19 @@ def test_when_xla_compiles_and_why_it_does_not():
         )
         choice = choose_jit(settings, platform, model, steps)
         assert (choice.jit_compile, choice.reason) == expected, (jit, platform, distribute, steps)
+
+
+class Cell(layers.Layer):
+    state_size = 2
+
+    def call(self, x, states):
+        return x + states[0], [x + states[0]]
+
+
+def test_cells_of_recurrent_layers_count_at_each_time_step_and_the_users_are_no_fault():
+    """4·(8·5 + 5·5 + 5) of the LSTM; 7 steps of 5 units, 3 numbers each, and the outputs 5."""
+    assert numbers_per_step(keras.Sequential([keras.Input((7, 8)), layers.LSTM(5)]), 10) == 280 + 10 * (3 * 7 * 5 + 5)
+    assert numbers_per_step(keras.Sequential([keras.Input((7, 2)), layers.RNN(Cell())]), 10) == 10 * 2
 
 
 def test_layers_that_need_tensorflow_are_an_error_on_jax():
