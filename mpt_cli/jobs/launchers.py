@@ -220,15 +220,11 @@ class RayLauncher(Launcher):
     def check(self) -> None:
         super().check()
         names = ["address", *self._options]
+        rule = f"must be address, or a number for {', '.join(self._options)}."
         problems = [
-            Problem(f"launcher.{name}", f"must be one of {', '.join(names)}.", None, did_you_mean(name, names))
-            for name in self.settings
-            if name not in names
-        ]
-        problems += [
-            Problem(f"launcher.{name}", "must be a number.", text)
+            Problem(f"launcher.{name}", rule, text, did_you_mean(name, names))
             for name, text in self.settings.items()
-            if name in self._options and read_number(text) is None
+            if name != "address" and (name not in self._options or read_number(text) is None)
         ]
         if not self.address:
             remedy = "`ray start --head` starts a Ray on this machine, at http://127.0.0.1:8265."

@@ -119,8 +119,9 @@ def _swept_words(override: Override, base: str, problems: list[Problem]) -> list
         remedy = "Write choice(1e-4,1e-3,1e-2) or range(start,stop,step), or search it with --trials N."
         problems.append(Problem(key, rule, override.get_value_string(), remedy))
         return []
-    if isinstance(value, RangeSweep) and (broken := _broken_range_rule(value)):
-        problems.append(Problem(key, broken, received))
+    if isinstance(value, RangeSweep) and not _is_right(value):
+        rule = f"range() must have at most {MOST_JOBS:,} values, in equal steps other than 0:"
+        problems.append(Problem(key, f"{rule} tag(log,…) is for interval().", received))
         return []
     if isinstance(value, Glob):
         found = _matches(key, value, problems)
@@ -130,17 +131,10 @@ def _swept_words(override: Override, base: str, problems: list[Problem]) -> list
     return [f"{override.get_key_element()}={base}{text}" for text in found]
 
 
-def _broken_range_rule(values: RangeSweep) -> str | None:
+def _is_right(values: RangeSweep) -> bool:
     start, stop, step = float(values.start or 0), float(values.stop or 0), float(values.step)
-    if not all(map(math.isfinite, (start, stop, step))):
-        return "range() must have finite limits."
-    if step == 0:
-        return "range() must have a step other than 0."
-    if "log" in values.tags:
-        return "must be an interval to be on a log scale: a range has equal steps."
-    if (stop - start) / step > MOST_JOBS:
-        return f"range() must have at most {MOST_JOBS:,} values."
-    return None
+    is_finite = all(map(math.isfinite, (start, stop, step)))
+    return is_finite and step != 0 and (stop - start) / step <= MOST_JOBS and "log" not in values.tags
 
 
 def _matches(key: str, glob: Glob, problems: list[Problem]) -> list[str]:

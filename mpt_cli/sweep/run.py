@@ -65,19 +65,13 @@ class Options:
 
     def check_detach(self, search: Search | None) -> None:
         """Raise ConfigError where nobody may leave the jobs alone."""
-        if not self.detach:
-            return
-        problems = []
-        if not self.launcher.can_detach:
-            rule, remedy = "is for jobs of Slurm.", "--launcher submitit"
-            problems.append(Problem("--detach", rule, self.launcher.name, remedy))
-        if search is not None:
-            problems.append(Problem("--detach", "is for a grid: a search makes each job by what came before."))
-        if self.timeout_seconds is not None:
-            remedy = "Slurm ends a job after launcher.timeout_min."
-            problems.append(Problem("--timeout", "must be left out with --detach.", self.timeout_seconds, remedy))
-        if problems:
-            raise ConfigError(problems)
+        can_be_left = self.launcher.can_detach and search is None and self.timeout_seconds is None
+        if self.detach and not can_be_left:
+            rule = (
+                "is for a grid on Slurm, without --timeout: a search makes each job by what came before, "
+                "and Slurm ends a job after launcher.timeout_min."
+            )
+            raise ConfigError(Problem("--detach", rule, self.launcher.name, "Give --launcher submitit."))
 
     def limits(self, jobs: Sequence[Job], count: int) -> Limits:
         """Return the limits for so many jobs, of which these are known."""

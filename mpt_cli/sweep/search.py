@@ -1,5 +1,5 @@
-"""A search by Optuna: a study in a journal file of the sweep directory, the jobs it proposes one by one, and their
-results told to it. Imports optuna, an extra.
+"""A search by Optuna: the space that words span, a study in a journal file of the sweep directory, the jobs it proposes
+one by one, and their results told to it. Imports optuna, an extra.
 
 The study minimizes: an objective that should rise is told negated.
 """

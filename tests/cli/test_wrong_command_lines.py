@@ -84,9 +84,9 @@ WRONG = {
     "sweep conf=digits_mlp sweep_dir=a sweep_dir=b": "mpt sweep: sweep_dir: must be given once.",
     "sweep conf=digits_mlp seed=0,-1": "seed: must be >= 0 and <= 4294967295. Received: -1.",
     "sweep conf=digits_mlp seed=0,1 --objective loss:up": "mpt sweep: --objective: must end in :min or :max",
-    f"{RANGE} 'seed=range(0,3,0)'": "seed: range() must have a step other than 0.",
-    f"{RANGE} 'seed=range(0,1e400)'": "seed: range() must have finite limits.",
-    f"{RANGE} 'seed=2**range(8,99999999999)'": "seed: range() must have at most 10,000 values.",
+    f"{RANGE} 'seed=range(0,3,0)'": "seed: range() must have at most 10,000 values, in equal steps other than 0: tag(log,…) is for interval().",
+    f"{RANGE} 'seed=range(0,1e400)'": "seed: range() must have at most 10,000 values, in equal steps other than 0: tag(log,…) is for interval().",
+    f"{RANGE} 'seed=2**range(8,99999999999)'": "seed: range() must have at most 10,000 values, in equal steps other than 0: tag(log,…) is for interval().",
     SEARCH: "--trials: must have something to vary.",
     f"{SEARCH} 'seed=int(interval(0,9))'": "seed: must not be searched: a search would settle on a lucky one.",
     f"{RATE} seed=0,1,0": "seed: must name each seed once. Received: '0,1,0'.",
@@ -96,7 +96,7 @@ WRONG = {
     f"{SEARCH} 'loss_scale.initial_scale=2**interval(8,24)'": "where they are exponents. Received: '2**interval(8,24)'.",
     f"{RATE} --sampler-seed 1 --resume s": "--sampler-seed: is for a new search",
     f"{RATE} --trials 0": "--trials: must be >= 1. Received: 0.",
-    f"{SEARCH} 'seed=tag(log,range(16,257,16))'": "must be an interval to be on a log scale: a range has equal steps.",
+    f"{SEARCH} 'seed=tag(log,range(16,257,16))'": "range() must have at most 10,000 values, in equal steps other than 0: tag(log,…) is for interval().",
 }
 MISSING = {  # files, which exit with 3
     "train conf=digits_mlp data=npz data.path=nowhere.npz": "data.path: there is no file nowhere.npz in the current folder.",

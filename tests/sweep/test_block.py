@@ -94,7 +94,7 @@ WRONG = {
         "sweep.trainer.epoch: there is no such key. Did you mean trainer.epochs?",
         "sweep.seed: must have at least one value.",
         "sweep.policy: must match at least one of ",
-        "sweep.optimizer.learning_rate: range() must have a step other than 0.",
+        "sweep.optimizer.learning_rate: range() must have at most 10,000 values, in equal steps",
     ],
 }
 

@@ -45,8 +45,16 @@ def test_each_job_ends_as_it_would_here(stubs, tmp_path):
         ("submitit", ["launcher.nodes=two"], 'Parameter "nodes" expected type'),
         ("submitit", ["launcher.partiton=gpu"], "Unknown argument 'partiton' for executor 'slurm'"),
         ("submitit", ["launcher.cluster=local", "launcher.qos=high"], "launcher.qos: is for launcher.cluster=slurm."),
-        ("ray", ["launcher.num_cpu=1"], "launcher.num_cpu: must be one of address, num_cpus, num_gpus, memory_gb."),
-        ("ray", ["launcher.num_cpus=x"], "launcher.num_cpus: must be a number. Received: 'x'."),
+        (
+            "ray",
+            ["launcher.num_cpu=1"],
+            "launcher.num_cpu: must be address, or a number for num_cpus, num_gpus, memory_gb. Received: '1'. Did you",
+        ),
+        (
+            "ray",
+            ["launcher.num_cpus=x"],
+            "launcher.num_cpus: must be address, or a number for num_cpus, num_gpus, memory_gb. Received: 'x'.",
+        ),
         ("ray", [], "launcher.address: must be given, or RAY_ADDRESS be set. `ray start --head` starts a Ray on this"),
         ("local", ["launcher.cluster=local"], "launcher: settings are for another launcher than local."),
     ],
@@ -86,7 +94,9 @@ def test_a_search_is_not_left_alone_whether_optuna_is_here_or_not(monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "optuna" else find(name))
     words = ["conf=digits_mlp", "optimizer.learning_rate=interval(0.1,1)"]
-    with pytest.raises(ConfigError, match="--detach: is for a grid: a search makes each job by what came before"):
+    with pytest.raises(
+        ConfigError, match="--detach: is for a grid on Slurm, without --timeout: a search makes each job"
+    ):
         dry_run(words, Options(launcher=SubmititLauncher(), detach=True), Search(2), Screen(None))
 
 
