@@ -141,14 +141,6 @@ class ScaleRule(ABC):
         """Return the mode in a line, for the header; `scale` is where it begins."""
         return f"{self.mode} from {scale}"
 
-    def next_move(self, counter: int) -> str:
-        """Return when the scale will move, `counter` applied steps after it last did."""
-        return self.growth_counter(counter) or f"with {self.follows}"
-
-    def growth_counter(self, counter: int) -> str:
-        """Return how many of the steps to a growth are done; empty where it counts none."""
-        return f"{counter}/{self.growth_steps}" if self.growth_steps else ""
-
     def explain_moves(self, count: int) -> str:
         """Return why the scale has moved `count` times without an overflow.
 
@@ -335,9 +327,6 @@ class FixedScale(ScaleRule):
     def describe(self, scale: str, on_overflow: str) -> str:
         return f"{self.mode} at {scale}, overflow steps are {'applied' if on_overflow == 'apply' else 'skipped'}"
 
-    def next_move(self, counter: int) -> str:
-        return f"never: {self.mode}"
-
     @classmethod
     def used_on_resume(cls, mode_before: str | None) -> set[str]:
         return {"initial_scale"}
@@ -390,9 +379,6 @@ class NoScale(ScaleRule):
 
     def describe(self, scale: str, on_overflow: str) -> str:
         return self.mode
-
-    def next_move(self, counter: int) -> str:
-        return ""
 
     def resumed_scale(self, saved: float | None) -> float:
         return self.initial_scale

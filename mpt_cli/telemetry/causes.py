@@ -1,4 +1,4 @@
-"""Why steps go wrong and what to do about it: the causes that health rules and the console name.
+"""Why steps go wrong and what to do about it: the causes that health rules name.
 
 A new piece of advice is one row of `CAUSES`.
 """
@@ -16,17 +16,16 @@ class Cause:
     """Why steps go wrong, as far as the state of the run tells, and what to do about it.
 
     `fits` is asked with how many of the latest skipped steps are in question. `remedy` is the advice while the run is
-    on and `explanation` the one in the verdict; `hint` is the console's comment on a few skips; `change` are the words
-    that carry the remedy out when they are added to the command, empty where that takes a look first. In the texts
-    {fixed} is the scale of the settings, {lower} one that is 2^8 lower than the present, {or_slower} what else helps a
-    scale that grows after so many steps, and {overflowing} the layer whose output overflows. The words hold wherever a
-    run was begun: a setting is named by what it is, and by its key where every door takes that.
+    on and `explanation` the one in the verdict; `change` are the words that carry the remedy out when they are added
+    to the command, empty where that takes a look first. In the texts {fixed} is the scale of the settings, {lower} one
+    that is 2^8 lower than the present, {or_slower} what else helps a scale that grows after so many steps, and
+    {overflowing} the layer whose output overflows. The words hold wherever a run was begun: a setting is named by what
+    it is, and by its key where every door takes that.
     """
 
     fits: Callable[[RunState, int], bool]
     remedy: str
     explanation: str = ""
-    hint: str = ""
     change: str = ""
 
     def advise(self, run_state: RunState) -> str:
@@ -89,7 +88,6 @@ CAUSES = {
         "for nan or inf in the data, or lower the learning rate.",
         explanation="the loss itself was not finite, which is not the loss scale's fault. Keep {overflowing}, look "
         "for bad values in the data, or lower the learning rate.",
-        hint="the loss itself was not finite, which is not the scale's fault",
     ),
     NAN: Cause(
         lambda run_state, skips: run_state.is_nan(skips),
@@ -99,7 +97,6 @@ CAUSES = {
         explanation="the loss was finite, but its gradients held nan and no inf: a bug of the model or data, not of "
         "the scale. Look at the layer that events.jsonl names for a square root, norm or division whose gradient is "
         "not defined at 0, or a masked logarithm.",
-        hint="nan without inf for the third time: a bug of the model or data, not of the scale",
     ),
     FIXED: Cause(
         lambda run_state, _: not run_state.scaling.moves,
@@ -115,7 +112,6 @@ CAUSES = {
         f"learning rate, or run with {OTHER_POLICY} to compare.",
         explanation="since no scale is low enough, the cause is nan or a value too large for float16. Try "
         f"{OTHER_POLICY}, a lower learning rate, or clipping gradients by their global norm.",
-        hint="nan even at the lowest scale, so the scale is not the cause",
         change=WIDER,
     ),
     TOO_HIGH: Cause(
@@ -128,8 +124,6 @@ CAUSES = {
         lambda run_state, skips: run_state.applied_steps == 0 and run_state.is_nan_throughout(skips),
         remedy="The gradients held nan and no inf in every step. " + IN_DOUBT_WORDS,
         explanation="the gradients held nan and no inf. " + IN_DOUBT_WORDS,
-        hint="nan without inf: the scale is much too high, or the model or data has a bug; if it is the scale, "
-        "nan ends as it falls",
         change="loss_scale.initial_scale=1",
     ),
     UNSETTLED: Cause(

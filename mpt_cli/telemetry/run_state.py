@@ -236,8 +236,12 @@ class RunState:
         return falls and self.streaks.skips < LONGEST_SETTLING_SKIPS
 
     def is_near_floor(self, factor: float) -> bool:
-        """Return whether the scale is at most `factor` times its floor, if it has one."""
-        return self.scale is not None and is_at_floor(self.scaling, self.scale / factor)
+        """Return whether the scale is at most `factor` times its floor, if it has one.
+
+        The floor of the settings may lie between two float32 of the device, and is rounded by at most 2^-24 of it.
+        """
+        floor = self.scaling.floor
+        return self.scale is not None and floor is not None and self.scale <= factor * floor * (1 + 2**-24)
 
     def forward_share(self, skips: int) -> float:
         """Return the share of the latest `skips` skipped steps whose loss was already not finite."""
@@ -263,14 +267,6 @@ class RunState:
 
     def _latest(self, skips: int) -> set[int]:
         return set(self.skip_steps[-skips:]) if skips else set()
-
-
-def is_at_floor(scaling: Scaling, scale: float) -> bool:
-    """Return whether `scale`, a float32 of the device, is at the floor of a scale that moves.
-
-    The floor of the settings may lie between two such numbers, and is rounded by at most 2^-24 of it.
-    """
-    return scaling.floor is not None and scale <= scaling.floor * (1 + 2**-24)
 
 
 OF_TALLY = ("skip_steps", "skip_scales", "forward_steps", "forward_layer", "nan_steps", "persistent_nan_steps")

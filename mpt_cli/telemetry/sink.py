@@ -2,7 +2,6 @@
 file of whole lines that those which write share.
 """
 
-import itertools
 import mmap
 import os
 import threading
@@ -78,16 +77,7 @@ class Sink:
         """Close files and terminal; called also after an exception and without `start`."""
 
 
-def reminders() -> Iterator[float]:
-    """Yield the seconds after which to say that a phase still lasts.
-
-    >>> list(itertools.islice(reminders(), 8))
-    [10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0]
-    """
-    yield from (10.0, 30.0, 60.0, 120.0, 300.0)
-    yield from itertools.count(600.0, 600.0)
-
-
+REMINDER_SECONDS = 30.0  # between two sentences on a phase that still lasts
 R = TypeVar("R", RunHeader, Summary)
 CutFiles = Callable[[int, int], list[Event]]  # step and completed epochs -> the events that stay
 
@@ -186,11 +176,9 @@ class Telemetry:
 
     def _remind(self, doing: str, hint: str, is_over: threading.Event) -> None:
         started = time.monotonic()
-        for seconds in reminders():
-            if is_over.wait(max(0.0, started + seconds - time.monotonic())):
-                return
+        while not is_over.wait(REMINDER_SECONDS):
             for sink in self.sinks:
-                sink.phase_lasts(doing, seconds, hint)
+                sink.phase_lasts(doing, time.monotonic() - started, hint)
 
     def finish(self, summary: Summary) -> None:
         summary = _redacted(summary)

@@ -27,8 +27,7 @@ warning      float16 is slow here
 settles; 1 of 1 steps so far
         step 30, epoch 0.00/3: loss 0.5000, scale 16384, skipped 3, accuracy 0.8750, grows in 28, learning rate 0.25, \
 examples/s 1,234
-        step 32: gradients overflowed (inf in dense/kernel), step skipped, scale 16384 → 8192: the scale had settled \
-before; 4 of 32 steps so far
+        step 32: gradients overflowed (inf in dense/kernel), step skipped, scale 16384 → 8192; 4 of 32 steps so far
   epoch     loss    scale  skipped  accuracy  val_loss  val_accuracy  grows in  learning rate     step  examples/s  \
    time
     1/3   0.5000    16384        3                            0.9375        28           0.25       40       1,234  \
@@ -114,7 +113,7 @@ WHY = "runs/tiny/1/postmortem.json: the last steps, batch and weights in numbers
     ("changes", "end"),
     [
         ({"status": "interrupted", "exit_code": 130}, [f"{AGAIN} resume=runs/tiny/1"]),
-        ({"status": "failed", "exit_code": 3}, [AGAIN]),
+        ({"status": "failed", "exit_code": 3}, [f"{AGAIN} resume=runs/tiny/1"]),
         (
             {"status": "stopped", "exit_code": 4, "change": "loss_scale=dynamic"},
             [WHY, LOOK, REPORT, f"{AGAIN} loss_scale=dynamic"],
@@ -139,13 +138,11 @@ def test_the_end_names_what_can_be_done_with_the_run_and_never_the_same_again(
 
 def test_a_phase_is_told_when_it_lasts_and_then_what_it_took(console, written) -> None:
     console.begin_phase("compiling the training step")
-    console.phase_lasts("compiling the training step", 10.0, "trainer.jit_compile=false does without")
     console.phase_lasts("compiling the training step", 60.0, "trainer.jit_compile=false does without")
     console.end_phase("compiling the training step", 83.0)
     console.begin_phase("loading the data")
-    console.end_phase("loading the data", 9.0)
+    console.end_phase("loading the data", 29.0)
     assert written == [
-        "compiling the training step: 10 s so far",
         "compiling the training step: 1:00 so far; trainer.jit_compile=false does without",
         "compiling the training step took 1:23",
     ]

@@ -25,7 +25,6 @@ def test_an_interval_line_tells_it_once(header, snapshot, clock) -> None:
 
 def test_the_end_of_the_run_tells_it_in_full(summary) -> None:
     rows = dict(final_rows(replace(summary, gradients=asdict(SAMPLE))))
-    measured = "12.5% flushed to zero, 50.0% subnormal, head-room 2^9, norm 0.2500"
-    assert rows["gradients"] == f"at step 30 of {summary.steps_seen:,}: {measured}"
+    assert rows["gradients"] == "step 30: of the gradients, flushed to 0 12.5%, head-room 2^9"
     assert "head-room all zero" in dict(final_rows(replace(summary, gradients=asdict(ALL_ZERO))))["gradients"]
     assert "gradients" not in dict(final_rows(summary))

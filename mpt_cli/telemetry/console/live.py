@@ -1,22 +1,19 @@
 """The console of a terminal, drawn by rich: lines that stay, and below them values that change in place."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
-from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.segment import ControlType, Segment
-from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
 from mpt_cli.telemetry.colors import WARNING_STYLE
 from mpt_cli.telemetry.console.plain import INDENT, EpochConsole, Narrator, final_rows, header_rows
-from mpt_cli.telemetry.console.table import SCALE_STYLE
-from mpt_cli.telemetry.format import format_bytes, format_count, format_sample, format_whole_seconds
+from mpt_cli.telemetry.format import format_count, format_whole_seconds
 from mpt_cli.telemetry.health import GOOD_VERDICTS
 from mpt_cli.telemetry.records import RunHeader, Snapshot, Summary
 
@@ -25,7 +22,6 @@ REFRESHES_PER_SECOND = 4
 # Kept free at the right: the terminal writes ^C behind the last line, and where that breaks into a new one the area
 # above it can't be cleared any more.
 ECHO_COLUMNS = 4
-OF_A_ROW = ("epoch", "step", "time", "grows in")  # columns of the table that the bar says, or what is counted beside it
 
 
 class LiveConsole(EpochConsole):
@@ -35,14 +31,12 @@ class LiveConsole(EpochConsole):
     `close` gives the terminal back (cursor, last line), also after an exception or Ctrl-C.
     """
 
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start with a clock that gives the seconds of epochs; for a watched run it follows the lines of that run."""
-        super().__init__(Narrator(NARRATE_SECONDS, clock), clock)
+    def __init__(self, console: Console) -> None:
+        super().__init__(Narrator(NARRATE_SECONDS), time.monotonic)
         self._header: RunHeader | None = None
-        self._snapshot: Snapshot | None = None
+        self._latest = ""
         self._position = 0, 1, ""  # step, epoch, what it is busy with
         self._doing: list[tuple[str, float]] = []  # one within the other, each with the time it began
-        self._spinner = Spinner("dots", style="cyan")
         self._bar = Progress(
             TextColumn("{task.description}", style="bold"),
             BarColumn(None),
@@ -87,8 +81,8 @@ class LiveConsole(EpochConsole):
         super().progress(step, epoch, phase)
 
     def snapshot(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
         super().snapshot(snapshot)
+        self._latest = self._interval_sentence(snapshot)
 
     def message(self, text: str) -> None:
         self._console.print(Text(text))
@@ -125,35 +119,21 @@ class LiveConsole(EpochConsole):
             yield from [*line, Segment.line()]
 
     def _area(self) -> RenderableType:
-        """Return where the run is now, and the latest values."""
+        """Return where the run is now, and the latest line of the log."""
         doing = ""
         for name, began in self._doing[-1:]:
             seconds = time.monotonic() - began
             doing = f"{name}  {format_whole_seconds(seconds)}" if seconds >= 1 else name
         if self._header is None:
-            self._spinner.update(text=Text(doing, "cyan"))
-            return self._spinner if doing else ""
+            return Text(doing, "cyan")
         step, epoch, phase = self._position
         if step and not self._bar.tasks[0].started:
             self._bar.start_task(self._task)  # the time left comes from the steps after those that compiled
         total = f"/{format_count(self._header.total_steps)}" if self._header.total_steps else ""
         where = f"epoch {epoch}/{self._header.epochs}  step {format_count(step)}{total}"
         self._bar.update(self._task, completed=step, description=where, doing=doing or phase)
-        values = [] if self._snapshot is None else self._values(self._header, self._snapshot)
-        cells = [Text.assemble((f"{label} ", "dim"), (value, style)) for label, value, style in values]
-        return Padding(Group(self._bar, Columns(cells, padding=(0, 3), equal=True)), (0, ECHO_COLUMNS, 0, 0))
-
-    def _values(self, header: RunHeader, snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:
-        """Yield label, value and style of what a row of the table has, and of what only this moment has."""
-        assert self._table is not None
-        yield from (cell for cell in self._table.cells(snapshot) if cell[0] not in OF_A_ROW)
-        if header.scaling.scales:
-            streak = snapshot.consecutive_skips
-            yield "next growth", header.scaling.rule.next_move(snapshot.scale_counter), SCALE_STYLE
-            yield "skip streak", format_count(streak), "bold red" if streak > 1 else WARNING_STYLE if streak else ""
-        if self._sample is not None:
-            yield from ((label, value, SCALE_STYLE) for label, value in format_sample(self._sample))
-        yield "memory", format_bytes(snapshot.memory_bytes), ""
+        latest = Text(self._latest, "dim")
+        return Padding(Group(self._bar, *([latest] if self._latest else [])), (0, ECHO_COLUMNS, 0, 0))
 
 
 def _grid(rows: Sequence[tuple[str, str, str]]) -> Table:

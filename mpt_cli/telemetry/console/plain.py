@@ -7,7 +7,6 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -16,25 +15,19 @@ from rich.text import Text
 from mpt_cli.errors import NUMERICAL, printable
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import conf_override, shell_command
-from mpt_cli.telemetry.causes import BEYOND, CAUSES, FORWARD, IN_DOUBT, NAN
 from mpt_cli.telemetry.console.table import EpochTable, model_metrics
 from mpt_cli.telemetry.format import (
     format_bytes,
     format_count,
-    format_fraction,
     format_number,
     format_sample,
     format_scale,
     format_seconds,
     format_share,
-    format_whole_seconds,
 )
-from mpt_cli.telemetry.health import CHRONIC_SHARE, CHRONIC_SKIPS, COLLAPSED
+from mpt_cli.telemetry.health import COLLAPSED
 from mpt_cli.telemetry.records import (
-    CEILING,
-    DATA,
     DECLINE,
-    FLOOR,
     FORWARD_PASS,
     GROWTH,
     OVERFLOW,
@@ -45,8 +38,8 @@ from mpt_cli.telemetry.records import (
     Snapshot,
     Summary,
 )
-from mpt_cli.telemetry.run_state import THIRD_TIME, EventTally, RunState, is_at_floor, may_still_settle
-from mpt_cli.telemetry.sink import LineFile, Sink, reminders
+from mpt_cli.telemetry.run_state import may_still_settle
+from mpt_cli.telemetry.sink import REMINDER_SECONDS, LineFile, Sink
 
 LABEL_WIDTH = 13
 INDENT = 8  # of a sentence between rows: to the right of the epochs, whose column stays free for the eye
@@ -94,21 +87,6 @@ def sample_sentence(sample: GradientSample) -> str:
     return f"step {format_count(sample.step)}: of the gradients, {found}"
 
 
-HINT_SECONDS = 60.0  # from then on it is also said what would be quicker
-
-
-def phase_line(doing: str, seconds: float, hint: str = "") -> str:
-    """Return what to say of a phase that has taken this long.
-
-    >>> phase_line("compiling the training step", 10.0, "trainer.jit_compile=false does without")
-    'compiling the training step: 10 s so far'
-    >>> phase_line("compiling the training step", 60.0, "trainer.jit_compile=false does without")
-    'compiling the training step: 1:00 so far; trainer.jit_compile=false does without'
-    """
-    so_far = f"{doing}: {format_whole_seconds(seconds)} so far"
-    return f"{so_far}; {hint}" if hint and seconds >= HINT_SECONDS else so_far
-
-
 def final_rows(summary: Summary) -> list[tuple[str, str]]:
     """Return how the run ended, as label and text."""
     is_cut = not summary.steps_seen and summary.status in ("interrupted", "terminated")  # while it compiled, say
@@ -119,11 +97,11 @@ def final_rows(summary: Summary) -> list[tuple[str, str]]:
     skipped, seen = summary.skipped_steps, summary.steps_seen
     rows.append(("skipped", f"{format_count(skipped)} of {format_count(seen)} steps ({format_share(skipped, seen)})"))
     if summary.final_loss_scale is not None:
-        rows.append(
-            ("loss scale", f"{format_scale(summary.final_loss_scale)} at the end{_format_scale_range(summary)}")
-        )
+        low, high = format_scale(summary.min_loss_scale), format_scale(summary.max_loss_scale)
+        on_the_way = "" if low == high else f", {low} to {high} on the way"
+        rows.append(("loss scale", f"{format_scale(summary.final_loss_scale)} at the end{on_the_way}"))
     if summary.gradients is not None:
-        rows.append(("gradients", _format_gradients(GradientSample(**summary.gradients), summary.steps_seen)))
+        rows.append(("gradients", sample_sentence(GradientSample(**summary.gradients))))
     rows += [("speed", _format_speed(summary)), ("files", summary.run_dir)]
     rows += [("" if index else "not recorded", sentence) for index, sentence in enumerate(summary.not_recorded)]
     if summary.status == "stopped" and summary.run_dir and summary.repeatable:  # recorders write none
@@ -138,46 +116,23 @@ def _format_metrics(metrics: dict[str, float]) -> str:
 
 def next_commands(summary: Summary) -> list[str]:
     """Return the commands that a user may want to run next."""
-    if not summary.run_dir:
-        return []
     run = Path(summary.run_dir)
-    if not summary.repeatable:
-        return [shell_command("report", run)]
-    own = conf_override(run / "config.yaml")
-    repeat, go_on = (
-        f"{summary.starter} {shell_command('train', own, *words)}".lstrip()
-        for words in ((), (format_override("resume", str(run)),))
-    )
-    if summary.status in ("interrupted", "terminated"):
-        return [go_on]
+    report, own = shell_command("report", run), conf_override(run / "config.yaml")
+    if not summary.run_dir or not summary.repeatable:
+        return [report] if summary.run_dir else []
+
+    def train(*words: str) -> str:
+        return f"{summary.starter} {shell_command('train', own, *words)}".lstrip()
+
     if summary.exit_code == NUMERICAL:
         overflowed = summary.skipped_steps > 0 or summary.verdict == COLLAPSED
-        look_into = [shell_command("diagnose", run if overflowed else own), shell_command("report", run)]
-        return [*look_into, f"{repeat} {summary.change}"] if summary.change else look_into
+        look_into = [shell_command("diagnose", run if overflowed else own), report]
+        return [*look_into, f"{train()} {summary.change}"] if summary.change else look_into
     if summary.exit_code:
-        return [go_on, repeat] if any(run.glob("checkpoints/step-*.npz")) else [repeat]
+        return [train(format_override("resume", str(run)))]
     is_saved = any((run / name).is_file() for name in ("model.keras", "model.weights.h5"))
     can_be_evaluated = is_saved and any(name.startswith("val_") for name in summary.metrics)
-    return [shell_command("evaluate", run), repeat] if can_be_evaluated else [repeat]
-
-
-def _format_scale_range(summary: Summary) -> str:
-    low, high = summary.min_loss_scale, summary.max_loss_scale
-    if low is None or high is None or low == high:
-        return ""
-    return f", {format_scale(low)} to {format_scale(high)} on the way"
-
-
-def _format_gradients(sample: GradientSample, steps_seen: int) -> str:
-    """Return what the latest sample said, with its step first: it may come from an earlier attempt."""
-    (_, lost), *others = format_sample(sample)
-    parts = [
-        f"{lost} flushed to zero",
-        f"{format_fraction(sample.subnormal_share)} subnormal",
-        *(f"{label} {value}" for label, value in others),
-        f"norm {format_number(sample.norm)}",
-    ]
-    return f"at step {format_count(sample.step)} of {format_count(steps_seen)}: {', '.join(parts)}"
+    return [shell_command("evaluate", run), train()] if can_be_evaluated else [train()]
 
 
 def _format_speed(summary: Summary) -> str:
@@ -190,7 +145,6 @@ def _format_speed(summary: Summary) -> str:
 
 
 LONGEST_WAIT_SECONDS = 60.0
-FREQUENT_AFTER_STEPS = 200  # beyond it skips that would be chronic at the end of a run aren't called normal
 
 
 class Narrator:
@@ -200,69 +154,48 @@ class Narrator:
     """
 
     def __init__(self, wait_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._wait_seconds = wait_seconds
-        self._clock = clock
+        self._wait_seconds, self._clock = wait_seconds, clock
         self._told_at = float("-inf")
         self._pending: list[Event] = []
-        self._bounds_told: set[str] = set()
         self._scaling = Scaling()
         self._total_steps: int | None = None
         self._skipped = 0
-        self._growth_step = float("inf")  # of the first growth
-        self._told_step = 0
-        self._tally = EventTally()
 
     def start(self, header: RunHeader) -> None:
         self._scaling, self._total_steps = header.scaling, header.total_steps
-        self._tally = EventTally(header.scaling)
 
     def add(self, events: Sequence[Event]) -> None:
-        self._pending.extend(events)
+        self._pending += [event for event in events if event.kind in (OVERFLOW, GROWTH, DECLINE)]
 
-    def recount(self, snapshot: Snapshot) -> None:
+    def recount(self, skipped_steps: int) -> None:
         """Take the trainer's count of skips, which includes those of earlier attempts."""
         if not self._pending:
-            self._skipped = snapshot.skipped_steps
-
-    def rewind(self, step: int, skipped_steps: int) -> None:
-        """Go back to `step`; what came after it has been printed already."""
-        self._skipped, self._told_step = skipped_steps, min(self._told_step, step)
-        self._growth_step = self._growth_step if self._growth_step <= step else float("inf")
-        self._tally = EventTally(self._scaling)
+            self._skipped = skipped_steps
 
     def sentences(self, at_once: bool = False) -> list[str]:
-        """Return the sentences that are due now, most often none; `at_once` empties what is pending."""
+        """Return the sentence that is due now, most often none; `at_once` empties what is pending."""
         if not self._pending or not (at_once or self._clock() - self._told_at >= self._wait_seconds):
             return []
         self._told_at = self._clock()
         self._wait_seconds = min(2 * self._wait_seconds, LONGEST_WAIT_SECONDS)
-        events, self._pending = self._pending, []
-        self._tally.add(events)
-        return self._changes(events) + self._bounds(events)
-
-    def _changes(self, events: list[Event]) -> list[str]:
+        events, self._pending = sorted(self._pending, key=lambda event: event.step), []
         skips = [event for event in events if event.kind == OVERFLOW]
-        growths = [event for event in events if event.kind in (GROWTH, DECLINE)]
         self._skipped += len({event.step for event in skips})
-        if not skips and not growths:
-            return []
-        changes = skips + growths
-        start, end = min(event.step for event in changes), max(event.step for event in changes)
-        if skips and growths:
-            noun = "growth" if self._scaling.growth_steps else "move"
-            plural = "" if len(growths) == 1 else "s"
-            what = f"{len(skips)} skipped{_format_where(skips)}, {len(growths)} {noun}{plural}"
-        else:
-            what = _format_skips(skips, self._scaling) if skips else self._scaling.rule.explain_moves(len(growths))
-        self._growth_step = min([self._growth_step, *(event.step for event in growths)])
-        comment = self._comment(skips) if skips else ""
-        self._told_step = end
-        so_far = f"; {self._skipped} of {format_count(end)} steps so far" if skips else ""
+        start, end = events[0].step, events[-1].step
         steps = f"step {start}" if start == end else f"steps {start}-{end}"
-        return [f"{steps}: {what}{self._format_scale_change(changes)}{comment}{so_far}"]
+        so_far = f"; {self._skipped} of {format_count(end)} steps so far" if skips else ""
+        what = self._format_events(skips, len(events) - len(skips))
+        return [f"{steps}: {what}{self._format_scale_change(events)}{self._comment(skips)}{so_far}"]
+
+    def _format_events(self, skips: list[Event], moves: int) -> str:
+        if not moves:
+            return _format_skips(skips, self._scaling)
+        if not skips:
+            return self._scaling.rule.explain_moves(moves)
+        noun = "growth" if self._scaling.growth_steps else "move"
+        return f"{len(skips)} skipped{_format_where(skips)}, {moves} {noun}{'' if moves == 1 else 's'}"
 
     def _format_scale_change(self, events: list[Event]) -> str:
-        events = sorted(events, key=lambda event: event.step)
         before, after = events[0].scale_before, events[-1].scale_after
         if not self._scaling.scales:
             return ""
@@ -272,63 +205,15 @@ class Narrator:
         return f", scale {'back at' if moved else 'stays'} {format_scale(after)}"
 
     def _comment(self, skips: list[Event]) -> str:
-        uncured = self._tally.persistent_nan_steps
-        if len(uncured) >= THIRD_TIME and uncured[-1] >= skips[0].step:
-            return f": {CAUSES[NAN].hint}"
-        run_state = self._run_state(skips)
-        for cause in (CAUSES[FORWARD], CAUSES[BEYOND]):
-            if cause.fits(run_state, len(skips)):
-                return f": {cause.hint}{self._advice(skips) if cause is CAUSES[FORWARD] else ''}"
-        if CAUSES[IN_DOUBT].fits(replace(run_state, skip_steps=self._tally.skip_steps), THIRD_TIME):
-            return f": {CAUSES[IN_DOUBT].hint}"
-        if not self._scaling.growth_steps or self._scaling.on_overflow != "skip":
+        """Return what is known of the skips; nothing of nan without inf, which a scale that settles seldom leaves."""
+        if skips and all(event.cause == FORWARD_PASS for event in skips):
+            return ": the loss itself was not finite, which is not the scale's fault"
+        falls = self._scaling.growth_steps and any(event.moves_scale for event in skips)
+        if not falls or not all(event.inf and event.cause != FORWARD_PASS for event in skips):
             return ""
         last = skips[-1].step
-        share = len(skips) / max(1, last - self._told_step)
-        if last > FREQUENT_AFTER_STEPS and len(skips) >= CHRONIC_SKIPS and share > CHRONIC_SHARE:
-            return ": more often than normal"
-        if not any(event.moves_scale for event in skips):
-            return ""
-        if self._growth_step < last:
-            return ": normal, the scale had grown as far as it can"
         is_early = may_still_settle(last - self._skipped, self._total_steps or last)
-        return ": normal while the scale settles" if is_early else ": the scale had settled before"
-
-    def _advice(self, skips: list[Event]) -> str:
-        """Return advice by the first layer whose output was not finite; the advice was not tried."""
-        layer = next((event.layer for event in skips if event.layer and event.cause == FORWARD_PASS), None)
-        if layer == DATA:
-            return "; look at the data"
-        if layer is None or not self._scaling.is_needed:
-            return "; look at the data and the learning rate"
-        return f"; try policy.overrides={{{layer}: float32}} or a lower learning rate"
-
-    def _run_state(self, skips: list[Event]) -> RunState:
-        """Return the state that these skips alone show.
-
-        Their scale counts only where nan appeared at the floor: inf may still vanish at a lower scale.
-        """
-        at_floor = [e.scale_before for e in skips if e.nan and is_at_floor(self._scaling, e.scale_before)]
-        return RunState(
-            self._scaling,
-            steps_seen=skips[-1].step,
-            applied_steps=skips[-1].step - self._skipped,
-            skip_steps=[event.step for event in skips],
-            forward_steps=[event.step for event in skips if event.cause == FORWARD_PASS],
-            nan_steps=self._tally.nan_steps,
-            scale=min(at_floor, default=None),
-        )
-
-    def _bounds(self, events: list[Event]) -> list[str]:
-        """Report the floor and the ceiling once each: a run may touch them at every step."""
-        sentences = []
-        for event in events:
-            if event.kind in (FLOOR, CEILING) and event.kind not in self._bounds_told:
-                self._bounds_told.add(event.kind)
-                verb = "falls" if event.kind == FLOOR else "grows"
-                bound = f"the scale is at its {event.kind}, {format_scale(event.scale_after)}, and {verb} no further"
-                sentences.append(f"step {event.step}: {bound}")
-        return sentences
+        return ": normal while the scale settles" if is_early else ""
 
 
 def _format_skips(skips: list[Event], scaling: Scaling) -> str:
@@ -365,7 +250,6 @@ class EpochConsole(Sink, ABC):
     def __init__(self, narrator: Narrator, clock: Callable[[], float]) -> None:
         self._narrator, self._clock = narrator, clock
         self._table: EpochTable | None = None
-        self._sample: GradientSample | None = None  # the latest
         self._epoch_started_at = clock()
 
     @property
@@ -394,8 +278,7 @@ class EpochConsole(Sink, ABC):
         self._print_sentences()
 
     def snapshot(self, snapshot: Snapshot) -> None:
-        self._narrator.recount(snapshot)
-        self._sample = snapshot.gradients or self._sample
+        self._narrator.recount(snapshot.skipped_steps)
         if snapshot.epoch_end:
             self._end_epoch(snapshot)
 
@@ -406,7 +289,7 @@ class EpochConsole(Sink, ABC):
         self._print_sentences(at_once=True)
 
     def rewind(self, step: int, skipped_steps: int) -> None:
-        self._narrator.rewind(step, skipped_steps)
+        self._narrator.recount(skipped_steps)
         self._epoch_started_at = self._clock()
 
     def _end_epoch(self, snapshot: Snapshot) -> None:
@@ -419,12 +302,19 @@ class EpochConsole(Sink, ABC):
         assert self._table is not None
         self._print_rows(self._table.row(snapshot, seconds, self._width))
 
+    def _interval_sentence(self, snapshot: Snapshot) -> str:
+        """Return where the run is within an epoch: a row of its own kind, which is no row of the table."""
+        assert self._table is not None
+        cells = {name: text for name, text, _ in self._table.cells(snapshot) if text}
+        where = f"step {cells.pop('step')}, epoch {cells.pop('epoch')}"
+        return f"{where}: {', '.join(f'{name} {text}' for name, text in cells.items())}"
+
     def _print_sentences(self, at_once: bool = False) -> None:
         for sentence in self._narrator.sentences(at_once):
             self._print_beside(sentence)
 
 
-SHORTEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 5.0, 60.0
+SHORTEST_WAIT_SECONDS = 5.0
 WAIT_SHARE = 0.01  # of the time gone: about a hundred interval lines per factor e of running time
 
 
@@ -440,13 +330,15 @@ class PlainConsole(EpochConsole):
         self._write_line = write_line
         self._started_at = clock()
         self._interval_told_at = float("-inf")
+        self._sample: GradientSample | None = None  # the latest, until it is told
         self._writing = threading.RLock()  # a phase that lasts is told from another thread
 
     def phase_lasts(self, doing: str, seconds: float, hint: str) -> None:
-        self._write([phase_line(doing, seconds, hint)])
+        so_far = f"{doing}: {format_seconds(seconds)} so far"
+        self._write([f"{so_far}; {hint}" if hint else so_far])
 
     def end_phase(self, doing: str, seconds: float) -> None:
-        if seconds >= next(reminders()):
+        if seconds >= REMINDER_SECONDS:
             self._write([f"{doing} took {format_seconds(seconds)}"])
 
     def start(self, header: RunHeader) -> None:
@@ -457,20 +349,14 @@ class PlainConsole(EpochConsole):
 
     def snapshot(self, snapshot: Snapshot) -> None:
         super().snapshot(snapshot)
+        self._sample = snapshot.gradients or self._sample
         now = self._clock()
         if not snapshot.epoch_end and now - self._interval_told_at >= self._wait_seconds(now):
             self._interval_told_at = now
             self._print_beside(self._interval_sentence(snapshot))
-            if self._sample is not None:  # until it is told
+            if self._sample is not None:
                 self._print_beside(sample_sentence(self._sample))
                 self._sample = None
-
-    def _interval_sentence(self, snapshot: Snapshot) -> str:
-        """Return where the run is within an epoch: a row of its own kind, which is no row of the table."""
-        assert self._table is not None
-        cells = {name: text for name, text, _ in self._table.cells(snapshot) if text}
-        where = f"step {cells.pop('step')}, epoch {cells.pop('epoch')}"
-        return f"{where}: {', '.join(f'{name} {text}' for name, text in cells.items())}"
 
     def message(self, text: str) -> None:
         self._write([text])
